@@ -1,0 +1,47 @@
+# Each target sets up all it needs in .venv from a bare Python 3.11 or newer: PYTHON=python3.12 make test
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test check bench clean
+
+help:
+	@echo "make setup   a virtual environment in $(VENV) with the package and its tools"
+	@echo "make demo    sweep scenarios/quickstart.yaml: a table, results/quickstart.nc and results/quickstart.png"
+	@echo "make test    the tests"
+	@echo "make check   formatting, lint and types"
+	@echo "make bench   the benchmarks (minutes)"
+	@echo "make clean   remove what the targets made, .venv and results included"
+
+setup: $(READY)
+
+# The stamp is written last, so that an interrupted set-up is done again.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Python 3.11 or newer is needed; $(PYTHON) is `$(PYTHON) --version 2>&1`." \
+		"Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+		{ echo "error: $(PYTHON) has no venv module (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/evaluator sweep scenarios/quickstart.yaml --out results/quickstart.nc --plot results/quickstart.png
+
+test: $(READY)
+	$(BIN)/python -m pytest -q
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m tests.benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache results/*.nc results/*.png
+	find evaluator tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,28 @@
+"""The catalog: models, hardware, length distributions and calibration sets as data files with sources."""
+
+from evaluator.catalog.calibration import Calibration, OperatorEfficiency, load_calibration
+from evaluator.catalog.huggingface import import_config
+from evaluator.catalog.lengths import LengthTable, lengths_to_yaml, load_lengths, summarise_lengths
+from evaluator.catalog.parameters import layer_parameters, parameter_count, parameters_by_part
+from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.read_model import load_model, model_to_yaml
+from evaluator.catalog.store import data_folder, names
+
+__all__ = [
+    "Calibration",
+    "LengthTable",
+    "OperatorEfficiency",
+    "data_folder",
+    "import_config",
+    "layer_parameters",
+    "lengths_to_yaml",
+    "load_calibration",
+    "load_hardware",
+    "load_lengths",
+    "load_model",
+    "model_to_yaml",
+    "names",
+    "parameter_count",
+    "parameters_by_part",
+    "summarise_lengths",
+]

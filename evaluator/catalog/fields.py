@@ -1,0 +1,114 @@
+"""Reading one mapping of a data file strictly: every key is wanted and of its type, or refused with its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evaluator.catalog.store import suggestion
+from evaluator.errors import InputError
+from evaluator.units import parse_quantity
+
+_MISSING: Any = object()
+
+
+class Fields:
+    """The keys of one mapping; ``where`` names the file and the key path in messages.
+
+    Each getter raises InputError for a missing or ill-typed value (a default makes a key optional);
+    ``finish`` refuses the keys that nobody asked for.
+    """
+
+    def __init__(self, value: Any, where: str) -> None:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{where}: expected a mapping of keys to values, got {_shown(value)}")
+        self.values = value
+        self.where = where
+        self._asked: list[str] = []
+
+    def place(self, key: str) -> str:
+        """``key`` with the place it is in, for messages."""
+        return f"{self.where}: {key}" if self.where.endswith((".yaml", ".yml", ".json")) else f"{self.where}.{key}"
+
+    def raw(self, key: str, default: Any = _MISSING) -> Any:
+        """The value as the file has it."""
+        self._asked.append(key)
+        if key in self.values:
+            return self.values[key]
+        if default is _MISSING:
+            raise InputError(f"{self.place(key)}: missing")
+        return default
+
+    def text(self, key: str, default: Any = _MISSING) -> str:
+        """A string that is not empty."""
+        value = self.raw(key, default)
+        if value is not default and not (isinstance(value, str) and value.strip()):
+            raise InputError(f"{self.place(key)}: expected a text, got {_shown(value)}")
+        return value
+
+    def choice(self, key: str, allowed: Sequence[str], default: Any = _MISSING) -> str:
+        """One of ``allowed``."""
+        value = self.raw(key, default)
+        if value is not default and value not in allowed:
+            raise InputError(f"{self.place(key)}: {_shown(value)} is unknown{suggestion(value, list(allowed))}")
+        return value
+
+    def integer(self, key: str, default: Any = _MISSING, minimum: int = 1) -> int:
+        """A whole number of at least ``minimum``."""
+        value = self.raw(key, default)
+        if value is default:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise InputError(f"{self.place(key)}: expected a whole number of at least {minimum}, got {_shown(value)}")
+        return value
+
+    def flag(self, key: str, default: Any = _MISSING) -> bool:
+        """True or false."""
+        value = self.raw(key, default)
+        if value is not default and not isinstance(value, bool):
+            raise InputError(f"{self.place(key)}: expected true or false, got {_shown(value)}")
+        return value
+
+    def number(self, key: str, default: Any = _MISSING, low: float = 0.0, high: float = math.inf) -> float:
+        """A finite number in [low, high]."""
+        value = self.raw(key, default)
+        if value is default:
+            return value
+        plain = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not plain or not low <= value <= high:
+            span = f"from {low:g} to {high:g}" if math.isfinite(high) else f"of at least {low:g}"
+            raise InputError(f"{self.place(key)}: expected a number {span}, got {_shown(value)}")
+        return float(value)
+
+    def quantity(self, key: str, unit: str, default: Any = _MISSING, zero: bool = False) -> float:
+        """A positive quantity (or zero where ``zero``) in SI, from a number or a text with a unit."""
+        value = self.raw(key, default)
+        if value is default:
+            return value
+        result = parse_quantity(value, unit, self.place(key))
+        if result < 0 or (result == 0 and not zero):
+            raise InputError(f"{self.place(key)}: must be {'at least 0' if zero else 'above 0'}, got {_shown(value)}")
+        return result
+
+    def sequence(self, key: str, default: Any = _MISSING) -> Sequence[Any]:
+        """A list with at least one entry."""
+        value = self.raw(key, default)
+        if value is not default and not (isinstance(value, list) and value):
+            raise InputError(f"{self.place(key)}: expected a list with at least one entry, got {_shown(value)}")
+        return value
+
+    def inner(self, key: str, default: Any = _MISSING) -> Fields:
+        """The mapping below ``key``."""
+        return Fields(self.raw(key, default), self.place(key))
+
+    def finish(self) -> None:
+        """Refuse the keys that no getter asked for."""
+        unknown = [key for key in self.values if key not in self._asked]
+        if unknown:
+            raise InputError(f"{self.place(str(unknown[0]))}: unknown key{suggestion(unknown[0], self._asked)}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

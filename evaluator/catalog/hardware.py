@@ -1,0 +1,36 @@
+"""What an accelerator (or CPU) is to the cost model: peaks, memory, links, power, each with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Link:
+    """One level of the interconnect, from nearest to farthest.
+
+    ``bandwidth`` is byte/s per device in one direction, ``latency_s`` of one message,
+    ``devices`` how many devices this level joins (None: any number).
+    """
+
+    name: str
+    bandwidth: float
+    latency_s: float
+    devices: int | None
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One device as its data sheet states it. ``peak_flops`` is dense FLOP/s by dtype (bf16, fp16, fp8, int8, fp4, fp32)."""
+
+    name: str
+    kind: str  # gpu | tpu | npu | cpu
+    peak_flops: Mapping[str, float]
+    memory_bytes: float
+    memory_bandwidth: float
+    links: tuple[Link, ...]
+    power_w: float
+    idle_power_w: float | None
+    usd_per_hour: float | None
+    sources: Mapping[str, str]  # figure -> where it is from

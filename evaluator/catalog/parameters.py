@@ -1,0 +1,115 @@
+"""How many parameters a model has, by the part whose dtype they share."""
+
+from __future__ import annotations
+
+from evaluator.catalog.model import (
+    DenseFeedForward,
+    FeedForward,
+    LatentAttention,
+    LayerKind,
+    LinearAttention,
+    Mixer,
+    Model,
+    MoeFeedForward,
+    SoftmaxAttention,
+    StateSpace,
+)
+
+PARTS = ("attention", "feed_forward", "experts", "embedding", "head", "norm")
+
+
+def parameter_count(model: Model) -> float:
+    """All parameters of the text model, embeddings and output head included; a shared (tied) table counts once."""
+    return sum(parameters_by_part(model).values())
+
+
+def parameters_by_part(model: Model) -> dict[str, float]:
+    """Parameters of the whole model by part, with all of PARTS as keys.
+
+    ``attention`` is every mixer (SSM and linear attention too), ``feed_forward`` is dense layers, shared experts and
+    routers, ``experts`` the routed experts, ``norm`` the norms over the hidden size. With tied embeddings ``head``
+    is 0. Norms over a head (under 1e-5 of the weights) are left out.
+    """
+    total = dict.fromkeys(PARTS, 0.0)
+    for kind in model.layers:
+        for part, count in layer_parameters(model, kind).items():
+            total[part] += kind.count * count
+    table = float(model.vocabulary) * model.hidden
+    total["embedding"] += table
+    total["head"] += 0.0 if model.tied_embeddings else table
+    total["norm"] += model.hidden
+    return total
+
+
+def layer_parameters(model: Model, kind: LayerKind) -> dict[str, float]:
+    """Parameters of one layer of ``kind`` by part (attention, feed_forward, experts, norm)."""
+    mixer = 0.0 if kind.mixer is None else float(mixer_parameters(kind.mixer, model.hidden))
+    shared, routed = (
+        (0.0, 0.0) if kind.feed_forward is None else feed_forward_parameters(kind.feed_forward, model.hidden)
+    )
+    norms = model.hidden * ((kind.mixer is not None) + (kind.feed_forward is not None))
+    return {"attention": mixer, "feed_forward": shared, "experts": routed, "norm": float(norms)}
+
+
+def mixer_parameters(mixer: Mixer, hidden: int) -> int:
+    """Parameters of one attention, linear-attention or SSM block with its projections."""
+    if isinstance(mixer, SoftmaxAttention):
+        return _softmax(mixer, hidden)
+    if isinstance(mixer, LatentAttention):
+        return _latent(mixer, hidden)
+    if isinstance(mixer, LinearAttention):
+        return _linear(mixer, hidden)
+    return _state_space(mixer, hidden)
+
+
+def feed_forward_parameters(block: FeedForward, hidden: int) -> tuple[float, float]:
+    """(what every token visits, the routed experts) of one feed-forward block."""
+    matrices = 3 if block.gated else 2
+    if isinstance(block, DenseFeedForward):
+        return float(matrices * hidden * block.intermediate), 0.0
+    return _shared(block, hidden, matrices), _routed(block, hidden, matrices)
+
+
+def _shared(block: MoeFeedForward, hidden: int, matrices: int) -> float:
+    router = block.experts * (hidden + block.bias)
+    return float(router + matrices * hidden * block.shared_intermediate + hidden * block.shared_gate)
+
+
+def _routed(block: MoeFeedForward, hidden: int, matrices: int) -> float:
+    bias = ((matrices - 1) * block.intermediate + hidden) * block.bias
+    return float(block.experts * (matrices * hidden * block.intermediate + bias))
+
+
+def _softmax(mixer: SoftmaxAttention, hidden: int) -> int:
+    query = mixer.heads * mixer.head_dim * (2 if mixer.output_gate else 1)
+    key_value = 2 * mixer.kv_heads * mixer.head_dim
+    bias = (query + key_value) * mixer.bias  # on query, key and value; some models also have one on the output
+    return hidden * (query + key_value + mixer.heads * mixer.head_dim) + bias
+
+
+def _latent(mixer: LatentAttention, hidden: int) -> int:
+    """Multi-head latent attention (arXiv:2405.04434, section 2.1), the norms of the compressed vectors included."""
+    query_width = mixer.heads * (mixer.nope_head_dim + mixer.rope_head_dim)
+    if mixer.q_lora_rank is None:
+        query = hidden * query_width
+    else:
+        query = mixer.q_lora_rank * (hidden + 1 + query_width)
+    down = hidden * (mixer.kv_lora_rank + mixer.rope_head_dim) + mixer.kv_lora_rank
+    up = mixer.kv_lora_rank * mixer.heads * (mixer.nope_head_dim + mixer.v_head_dim)
+    return query + down + up + mixer.heads * mixer.v_head_dim * hidden
+
+
+def _linear(mixer: LinearAttention, hidden: int) -> int:
+    """Gated delta net as in Qwen3-Next: projections q, k, v, z, beta, alpha and output; convolution over q, k, v."""
+    key = mixer.key_heads * mixer.key_head_dim
+    value = mixer.value_heads * mixer.value_head_dim
+    projections = hidden * (2 * key + 2 * value + 2 * mixer.value_heads) + value * hidden
+    return projections + mixer.conv_kernel * (2 * key + value) + 2 * mixer.value_heads + mixer.value_head_dim
+
+
+def _state_space(mixer: StateSpace, hidden: int) -> int:
+    """Mamba-2 (arXiv:2405.21060): one input projection, convolution with bias, A, D and dt per head, gated norm."""
+    inner = mixer.heads * mixer.head_dim
+    convolved = inner + 2 * mixer.groups * mixer.state_size
+    projections = hidden * (inner + convolved + mixer.heads) + inner * hidden
+    return projections + (mixer.conv_kernel + 1) * convolved + 3 * mixer.heads + inner

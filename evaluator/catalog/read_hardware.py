@@ -1,0 +1,121 @@
+"""Hardware as YAML: figures with units, and for every figure the place it is from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from evaluator.catalog.fields import Fields
+from evaluator.catalog.hardware import Hardware, Link
+from evaluator.catalog.store import find, suggestion
+from evaluator.errors import InputError
+from evaluator.yaml import load_yaml
+
+KINDS = ("gpu", "tpu", "npu", "cpu")
+PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
+
+
+def load_hardware(name: str) -> Hardware:
+    """The hardware ``name`` of the catalog, or of a path to a YAML; raises InputError where it is unusable."""
+    return _load(find("hardware", name).resolve())
+
+
+@functools.cache
+def _load(path: Path) -> Hardware:
+    return read_hardware(load_yaml(path), path.name, expected_name=path.stem)
+
+
+def read_hardware(document: Any, where: str, expected_name: str | None = None) -> Hardware:
+    """Hardware from the content of its YAML; ``where`` is the file's name in messages."""
+    given = Fields(document, where)
+    name = given.text("name")
+    if expected_name is not None and name != expected_name:
+        raise InputError(f"{given.place('name')}: '{name}' is not the file's name '{expected_name}'")
+    given.text("note", None)
+    hardware = Hardware(
+        name=name,
+        kind=given.choice("kind", KINDS),
+        peak_flops=_peaks(given.inner("peak_flops")),
+        memory_bytes=given.quantity("memory_bytes", "byte"),
+        memory_bandwidth=given.quantity("memory_bandwidth", "byte/s"),
+        links=_links(given),
+        power_w=given.quantity("power_w", "W"),
+        idle_power_w=_optional(given, "idle_power_w", "W"),
+        usd_per_hour=_optional(given, "usd_per_hour", "USD/h"),
+        sources=_sources(given.inner("sources")),
+    )
+    given.finish()
+    _check_sources(hardware, given.place("sources"))
+    return hardware
+
+
+def _peaks(given: Fields) -> dict[str, float]:
+    peaks = {dtype: given.quantity(dtype, "FLOP/s") for dtype in PEAK_DTYPES if given.raw(dtype, None) is not None}
+    given.finish()
+    if not peaks:
+        raise InputError(f"{given.where}: needs at least one of {', '.join(PEAK_DTYPES)}")
+    return peaks
+
+
+def _optional(given: Fields, key: str, unit: str) -> float | None:
+    return None if given.raw(key, None) is None else given.quantity(key, unit)
+
+
+def _links(given: Fields) -> tuple[Link, ...]:
+    links = []
+    for index, entry in enumerate(given.sequence("links")):
+        inner = Fields(entry, f"{given.place('links')}[{index}]")
+        links.append(
+            Link(
+                name=inner.text("name"),
+                bandwidth=inner.quantity("bandwidth", "byte/s"),
+                latency_s=inner.quantity("latency_s", "s", zero=True),
+                devices=inner.integer("devices", None, minimum=2),
+            )
+        )
+        inner.finish()
+    _check_links(links, given.place("links"))
+    return tuple(links)
+
+
+def _check_links(links: list[Link], where: str) -> None:
+    if len({link.name for link in links}) != len(links):
+        raise InputError(f"{where}: two links have the same name")
+    for near, far in pairwise(links):
+        if near.devices is None or (far.devices is not None and far.devices <= near.devices):
+            raise InputError(f"{where}: '{far.name}' must join more devices than '{near.name}' (nearest link first)")
+
+
+def _sources(given: Fields) -> dict[str, str]:
+    return {key: given.text(key) for key in given.values}
+
+
+def _check_sources(hardware: Hardware, where: str) -> None:
+    """Every figure needs a source: its own, or one of what it is part of (``links.nvlink`` covers two figures)."""
+    figures = _figures(hardware)
+    for figure in figures:
+        parts = figure.split(".")
+        if not any(".".join(parts[:size]) in hardware.sources for size in range(1, len(parts) + 1)):
+            raise InputError(f"{where}: no source for '{figure}'")
+    known = {".".join(figure.split(".")[:size]) for figure in figures for size in range(1, figure.count(".") + 2)}
+    for key in hardware.sources:
+        if key not in known:
+            raise InputError(f"{where}: '{key}' is no figure of this file{suggestion(key, sorted(known))}")
+
+
+def _figures(hardware: Hardware) -> list[str]:
+    optional: Mapping[str, float | None] = {
+        "idle_power_w": hardware.idle_power_w,
+        "usd_per_hour": hardware.usd_per_hour,
+    }
+    return [
+        *(f"peak_flops.{dtype}" for dtype in hardware.peak_flops),
+        "memory_bytes",
+        "memory_bandwidth",
+        *(f"links.{link.name}.{figure}" for link in hardware.links for figure in ("bandwidth", "latency_s")),
+        "power_w",
+        *(key for key, value in optional.items() if value is not None),
+    ]

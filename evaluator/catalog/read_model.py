@@ -1,0 +1,160 @@
+"""Models as YAML: reading one strictly, and writing one so that it reads back equal."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any, get_args
+
+from evaluator.catalog.fields import Fields
+from evaluator.catalog.model import (
+    CheckpointPrecision,
+    DenseFeedForward,
+    DTypeName,
+    LatentAttention,
+    LayerKind,
+    LinearAttention,
+    Model,
+    MoeFeedForward,
+    SoftmaxAttention,
+    StateSpace,
+)
+from evaluator.catalog.store import find
+from evaluator.errors import InputError
+from evaluator.yaml import load_yaml
+
+# The word in the file -> the part of a layer it stands for.
+MIXERS: Mapping[str, type] = {
+    "softmax_attention": SoftmaxAttention,
+    "latent_attention": LatentAttention,
+    "linear_attention": LinearAttention,
+    "state_space": StateSpace,
+}
+FEED_FORWARDS: Mapping[str, type] = {"dense": DenseFeedForward, "moe": MoeFeedForward}
+_MAY_BE_ZERO = ("shared_intermediate",)
+
+
+def load_model(name: str) -> Model:
+    """The model ``name`` of the catalog, or of a path to a YAML; raises InputError where it is unusable."""
+    return _load(find("models", name).resolve())
+
+
+@functools.cache
+def _load(path: Path) -> Model:
+    return read_model(load_yaml(path), path.name, expected_name=path.stem)
+
+
+def read_model(document: Any, where: str, expected_name: str | None = None) -> Model:
+    """A Model from the content of its YAML; ``where`` is the file's name in messages."""
+    given = Fields(document, where)
+    name = given.text("name")
+    if expected_name is not None and name != expected_name:
+        raise InputError(f"{given.place('name')}: '{name}' is not the file's name '{expected_name}'")
+    entries = given.sequence("layers")
+    model = Model(
+        name=name,
+        source=given.text("source"),
+        hidden=given.integer("hidden"),
+        vocabulary=given.integer("vocabulary"),
+        max_positions=given.integer("max_positions"),
+        layers=tuple(_layer(entry, f"{given.place('layers')}[{index}]") for index, entry in enumerate(entries)),
+        tied_embeddings=given.flag("tied_embeddings", False),
+        checkpoint=_checkpoint(given.inner("checkpoint", {})),
+        published_parameters=given.number("published_parameters", None, low=1.0),
+    )
+    given.finish()
+    return model
+
+
+def model_to_yaml(model: Model) -> str:
+    """The YAML of a model: ``read_model`` of it gives an equal Model. Values at their default are left out."""
+    lines = [f"name: {_name(model.name)}", f"source: {_quoted(model.source)}"]
+    if model.published_parameters is not None:
+        lines.append(f"published_parameters: {model.published_parameters:.15g}  # model card")
+    lines += [
+        f"hidden: {model.hidden}",
+        f"vocabulary: {model.vocabulary}",
+        f"max_positions: {model.max_positions}",
+    ]
+    if model.tied_embeddings:
+        lines.append("tied_embeddings: true")
+    stored = {part.name: getattr(model.checkpoint, part.name) for part in fields(CheckpointPrecision)}
+    lines.append(f"checkpoint: {_flow(stored)}")
+    lines.append("layers:")
+    for kind in model.layers:
+        lines.append(f"  - count: {kind.count}")
+        if kind.mixer is not None:
+            lines.append(f"    {_word(MIXERS, kind.mixer)}: {_flow(_changed(kind.mixer))}")
+        if kind.feed_forward is not None:
+            lines.append(f"    {_word(FEED_FORWARDS, kind.feed_forward)}: {_flow(_changed(kind.feed_forward))}")
+    return "\n".join(lines) + "\n"
+
+
+def _layer(entry: Any, where: str) -> LayerKind:
+    given = Fields(entry, where)
+    kind = LayerKind(given.integer("count"), _part(given, MIXERS), _part(given, FEED_FORWARDS))
+    given.finish()
+    if kind.mixer is None and kind.feed_forward is None:
+        raise InputError(f"{where}: a layer needs one of {', '.join([*MIXERS, *FEED_FORWARDS])}")
+    return kind
+
+
+def _part(given: Fields, words: Mapping[str, type]) -> Any:
+    chosen = [word for word in words if given.raw(word, None) is not None]
+    if not chosen:
+        return None
+    if len(chosen) > 1:
+        raise InputError(f"{given.where}: {' and '.join(chosen)} exclude each other")
+    inner = given.inner(chosen[0])
+    part = words[chosen[0]](**{item.name: _value(inner, item) for item in fields(words[chosen[0]])})
+    inner.finish()
+    _check(part, inner.where)
+    return part
+
+
+def _value(given: Fields, item: Field[Any]) -> Any:
+    default = {} if item.default is MISSING else {"default": item.default}
+    if item.type == "bool":
+        return given.flag(item.name, **default)
+    return given.integer(item.name, **default, minimum=0 if item.name in _MAY_BE_ZERO else 1)
+
+
+def _check(part: Any, where: str) -> None:
+    if isinstance(part, SoftmaxAttention) and part.heads % part.kv_heads:
+        raise InputError(f"{where}: {part.heads} heads cannot share {part.kv_heads} kv_heads evenly")
+    if isinstance(part, SoftmaxAttention) and part.chunked and part.window is None:
+        raise InputError(f"{where}: chunked needs a window")
+    if isinstance(part, MoeFeedForward) and part.experts_per_token > part.experts:
+        raise InputError(f"{where}: experts_per_token {part.experts_per_token} exceeds experts {part.experts}")
+
+
+def _checkpoint(given: Fields) -> CheckpointPrecision:
+    parts = {part.name: given.choice(part.name, get_args(DTypeName), "bf16") for part in fields(CheckpointPrecision)}
+    given.finish()
+    return CheckpointPrecision(**parts)  # type: ignore[arg-type]  # checked against the same list of names
+
+
+def _changed(part: Any) -> dict[str, Any]:
+    values = {item.name: getattr(part, item.name) for item in fields(part)}
+    return {item.name: values[item.name] for item in fields(part) if values[item.name] != item.default}
+
+
+def _word(words: Mapping[str, type], part: Any) -> str:
+    return next(word for word, kind in words.items() if kind is type(part))
+
+
+def _flow(values: Mapping[str, Any]) -> str:
+    shown = {key: str(value).lower() if isinstance(value, bool) else value for key, value in values.items()}
+    return "{" + ", ".join(f"{key}: {value}" for key, value in shown.items()) + "}"
+
+
+def _name(text: str) -> str:
+    plain = re.fullmatch(r"[a-z][a-z0-9]*[-.][a-z0-9.-]*", text)  # with a letter and a dash it is nothing but a text
+    return text if plain else _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

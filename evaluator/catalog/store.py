@@ -1,0 +1,68 @@
+"""Where the catalog's files are: the user's folders first, then the current directory's, then the package's own."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from evaluator.errors import InputError
+
+# kind -> (folder below a search root, what one entry is called in messages)
+_KINDS = {
+    "models": ("models/llm", "model"),
+    "hardware": ("models/hardware", "hardware"),
+    "lengths": ("models/lengths", "length distribution"),
+    "calibrations": ("calibration", "calibration"),
+    "scenarios": ("scenarios", "scenario"),
+}
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def data_folder(kind: str) -> tuple[Path, ...]:
+    """The existing folders that hold files of ``kind``, in the order in which they are searched.
+
+    They are below each folder of the environment variable EVALUATOR_PATH, the current directory, and the package's
+    own data (inside the package when installed, beside it in a checkout).
+    """
+    below, _ = _kind(kind)
+    given = [Path(part) for part in os.environ.get("EVALUATOR_PATH", "").split(os.pathsep) if part]
+    own = _PACKAGE / "data" if (_PACKAGE / "data").is_dir() else _PACKAGE.parent
+    found: dict[Path, None] = {}
+    for root in [*given, Path.cwd(), own]:
+        folder = (root / below).resolve()
+        if folder.is_dir():
+            found.setdefault(folder)
+    return tuple(found)
+
+
+def names(kind: str) -> list[str]:
+    """The names of all entries of ``kind`` (models, hardware, lengths, calibrations, scenarios), sorted."""
+    return sorted({path.stem for folder in data_folder(kind) for path in folder.glob("*.yaml")})
+
+
+def find(kind: str, name: str) -> Path:
+    """The file of the entry ``name``, or of a path to a YAML; raises InputError with close matches."""
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{_kind(kind)[1]}: expected a name, got {name!r}")
+    if name.endswith((".yaml", ".yml")):
+        if Path(name).is_file():
+            return Path(name)
+        raise InputError(f"{_kind(kind)[1]}: there is no file '{name}'")
+    for folder in data_folder(kind):
+        if (folder / f"{name}.yaml").is_file() and Path(name).name == name:
+            return folder / f"{name}.yaml"
+    raise InputError(f"unknown {_kind(kind)[1]} '{name}'{suggestion(name, names(kind))}")
+
+
+def suggestion(word: str, allowed: list[str]) -> str:
+    """The end of a message about an unknown word: close matches, then all that is allowed."""
+    close = difflib.get_close_matches(str(word).lower(), allowed, n=3, cutoff=0.5)
+    asked = f"; did you mean {' or '.join(close)}?" if close else ""
+    return f"{asked} (there are: {', '.join(allowed) or 'none'})"
+
+
+def _kind(kind: str) -> tuple[str, str]:
+    if kind not in _KINDS:
+        raise InputError(f"unknown kind of catalog entry '{kind}'{suggestion(kind, list(_KINDS))}")
+    return _KINDS[kind]

@@ -1,0 +1,50 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from evaluator.cli.catalog import catalog
+from evaluator.cli.estimate import estimate
+from evaluator.cli.failures import Commands
+from evaluator.cli.simulate import simulate
+from evaluator.cli.sweep import sweep
+from evaluator.version import __version__
+
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Which LLM serving design to build or buy: thousands of designs on real traffic, on a laptop.",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"evaluator {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command()(estimate)
+app.command()(sweep)
+app.command()(simulate)
+app.add_typer(catalog, name="catalog")
+
+
+def main() -> None:
+    """The entry point of the command ``evaluator``."""
+    app(prog_name="evaluator")

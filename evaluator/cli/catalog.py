@@ -1,0 +1,164 @@
+"""``evaluator catalog``: what there is to choose from, and the import of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evaluator.errors import InputError
+
+if TYPE_CHECKING:
+    from evaluator.catalog.model import LayerKind, Model
+
+catalog = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="What there is to choose from; import a model.",
+)
+KINDS = ("models", "hardware", "lengths", "calibrations", "scenarios")
+
+
+@catalog.command("models")
+def list_models() -> None:
+    """Language models: size, layers, KV bytes per token."""
+    from evaluator.catalog import load_model, names
+
+    header = ("name", "parameters", "layers", "KV bytes/token", "max positions", "kinds")
+    rows = [_model_row(load_model(name)) for name in names("models")]
+    typer.echo(format_table(header, rows, left=(0, 5)))
+
+
+@catalog.command("hardware")
+def list_hardware() -> None:
+    """Accelerators and CPUs: peak, memory, links, power."""
+    from evaluator.catalog import load_hardware, names
+
+    header = ("name", "kind", "bf16 TFLOP/s", "memory GB", "GB/s", "power W", "links GB/s")
+    rows = []
+    for entry in (load_hardware(name) for name in names("hardware")):
+        peak = entry.peak_flops.get("bf16", entry.peak_flops.get("fp16"))
+        links = ", ".join(f"{link.name} {link.bandwidth / 1e9:.4g}" for link in entry.links)
+        numbers = (peak and peak / 1e12, entry.memory_bytes / 1e9, entry.memory_bandwidth / 1e9, entry.power_w)
+        rows.append((entry.name, entry.kind, *("-" if n is None else f"{n:.4g}" for n in numbers), links))
+    typer.echo(format_table(header, rows, left=(0, 1, 6)))
+
+
+@catalog.command("lengths")
+def list_lengths() -> None:
+    """Distributions of prompt and output lengths."""
+    _print_names("lengths")
+
+
+@catalog.command("calibrations")
+def list_calibrations() -> None:
+    """Sets of operator efficiencies."""
+    _print_names("calibrations")
+
+
+@catalog.command("scenarios")
+def list_scenarios() -> None:
+    """Runnable scenarios, by name."""
+    _print_names("scenarios")
+
+
+@catalog.command("show")
+def show(name: Annotated[str, typer.Argument(metavar="NAME", help="Of any kind.")]) -> None:
+    """Print an entry's file, sources included."""
+    from evaluator.catalog import names
+    from evaluator.catalog.store import find, suggestion
+
+    everything = {kind: names(kind) for kind in KINDS}
+    paths = [find(kind, name) for kind, known in everything.items() if name in known]
+    if not paths:
+        known_names = sorted({known for kind in KINDS for known in everything[kind]})
+        raise InputError(f"the catalog has no entry {name!r}{suggestion(name, known_names)}")
+    for path in paths:
+        typer.echo(f"# {path}")
+        typer.echo(path.read_text(encoding="utf-8").rstrip())
+
+
+@catalog.command("import")
+def import_model(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.json", help="A Hugging Face config.json, or its folder.")],
+    name: Annotated[str | None, typer.Option(help="The model's name; else the config's own.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Write here instead of to stdout.")] = None,
+) -> None:
+    """Turn a model's config.json into a YAML.
+
+    Put it into models/llm of the current directory, or of a folder of EVALUATOR_PATH, to use it by name.
+    """
+    from evaluator.catalog import import_config, model_to_yaml
+    from evaluator.cli.options import check_output
+
+    check_output(out, "--out", (".yaml", ".yml"))
+    path = config / "config.json" if config.is_dir() else config
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    text = model_to_yaml(import_config(path, name))
+    if out is None:
+        typer.echo(text.rstrip())
+    else:
+        out.write_text(text, encoding="utf-8")
+        typer.echo(f"wrote {out}", err=True)
+
+
+def _print_names(kind: str) -> None:
+    from evaluator.catalog import names
+
+    for name in names(kind):
+        typer.echo(name)
+
+
+def _model_row(model: Model) -> tuple[str, ...]:
+    from evaluator.catalog.parameters import parameter_count
+    from evaluator.cost.memory import kv_bytes_per_token
+
+    kinds = ", ".join(f"{kind.count} x {_kind(kind)}" for kind in model.layers)
+    layers = sum(kind.count for kind in model.layers)
+    kv_bytes = kv_bytes_per_token(model, "bf16")
+    return (
+        model.name,
+        f"{parameter_count(model) / 1e9:.4g} B",
+        str(layers),
+        f"{kv_bytes:,.0f}",
+        f"{model.max_positions:,}",
+        kinds,
+    )
+
+
+def _kind(kind: LayerKind) -> str:
+    from evaluator.catalog.model import LatentAttention, LinearAttention, MoeFeedForward, SoftmaxAttention
+
+    mixer = kind.mixer
+    parts = []
+    if isinstance(mixer, SoftmaxAttention):
+        shape = "MHA" if mixer.kv_heads == mixer.heads else "MQA" if mixer.kv_heads == 1 else "GQA"
+        parts.append(shape if mixer.window is None else f"{shape} window {mixer.window:,}")
+    elif isinstance(mixer, LatentAttention):
+        parts.append("MLA")
+    elif isinstance(mixer, LinearAttention):
+        parts.append("linear")
+    elif mixer is not None:
+        parts.append("SSM")
+    feed_forward = kind.feed_forward
+    if isinstance(feed_forward, MoeFeedForward):
+        shared = "+shared" if feed_forward.shared_intermediate else ""
+        parts.append(f"MoE {feed_forward.experts_per_token}/{feed_forward.experts}{shared}")
+    elif feed_forward is not None:
+        parts.append("dense")
+    return "+".join(parts)
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """Aligned columns of text, a rule below the header; columns of ``left`` are text, the others numbers."""
+    cells = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    cells.insert(1, tuple("-" * width for width in widths))
+    aligned = (
+        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in aligned)

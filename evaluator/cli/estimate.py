@@ -1,0 +1,59 @@
+"""``evaluator estimate``: one batch on one deployment, without a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, get_args
+
+import typer
+
+from evaluator.errors import InputError
+
+
+def estimate(
+    model: Annotated[str, typer.Option(help="A model of the catalog, or a path to a model's YAML.")],
+    hardware: Annotated[str, typer.Option(help="Hardware of the catalog.")],
+    tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline parallelism.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert parallelism.")] = 1,
+    prompt: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens of a prompt.")] = 2048,
+    output: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens of an output.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="Sequences decoded together.")] = 1,
+    rate: Annotated[
+        float | None, typer.Option(metavar="RPS", help="Requests per second: is this rate sustained, at which load?")
+    ] = None,
+    weights: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the weights.")] = "checkpoint",
+    activations: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the activations.")] = "bf16",
+    kv: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the KV cache.")] = "bf16",
+    calibration: Annotated[str, typer.Option(help="Efficiencies: a calibration set of the catalog.")] = "datasheet",
+) -> None:
+    """Time, memory and throughput of one batch, operator by operator."""
+    from evaluator.catalog import load_calibration, load_hardware, load_model
+    from evaluator.estimate import estimate as run_estimate
+    from evaluator.estimate import format_estimate
+    from evaluator.scenario.scenario import Precision
+
+    _check_dtypes({"--weights": weights, "--activations": activations, "--kv": kv})
+    result = run_estimate(
+        load_model(model),
+        load_hardware(hardware),
+        calibration=load_calibration(calibration, hardware),
+        precision=Precision(weights, activations, kv),
+        tensor_parallel=tp,
+        pipeline_parallel=pp,
+        expert_parallel=ep,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        batch=batch,
+        rate_rps=rate,
+    )
+    typer.echo(format_estimate(result))
+
+
+def _check_dtypes(chosen: Mapping[str, str]) -> None:
+    from evaluator.catalog.model import DTypeName
+
+    for option, dtype in chosen.items():
+        allowed = [*(["checkpoint"] if option == "--weights" else []), *get_args(DTypeName)]
+        if dtype not in allowed:
+            raise InputError(f"{option} {dtype}: is no dtype; allowed: {', '.join(allowed)}")

@@ -1,0 +1,83 @@
+"""What every failure becomes: one line on stderr and an exit code.
+
+0 good, 1 our fault, 2 the user's input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import typer
+import typer.core
+
+from evaluator.errors import InputError
+
+OUR_FAULT = 1
+USER_INPUT = 2
+INTERRUPTED = 130
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in a command that can say what is left of its work."""
+
+
+class Commands(typer.core.TyperGroup):
+    """The group of all commands; usage errors are Typer's own (exit code 2)."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; leave with a message and an exit code where it fails."""
+        with _failures():
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # a reader that has gone away shows here, not when Python exits
+            return result
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        _leave(USER_INPUT, f"error: {_one_line(error)}", error)
+    except BrokenPipeError:
+        _drop_stdout()
+        raise typer.Exit(OUR_FAULT) from None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        place = error.filename if error.filename is not None else ""
+        _leave(USER_INPUT, f"error: {place}: {error.strerror or error}", error)
+    except KeyboardInterrupt as error:
+        _leave(INTERRUPTED, f"interrupted; {error}" if str(error) else "interrupted", error)
+    except _typer_errors():
+        raise
+    except Exception as error:
+        _leave(OUR_FAULT, f"internal error: {type(error).__name__}: {_one_line(error)}", error, ours=True)
+
+
+def _typer_errors() -> tuple[type[BaseException], ...]:
+    """Exit, Abort and usage errors: Typer carries its own copy of Click from some version on, so go by BadParameter."""
+    click_exception = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+    return typer.Exit, typer.Abort, click_exception
+
+
+def _leave(code: int, message: str, error: BaseException, ours: bool = False) -> None:
+    debugging = bool(os.environ.get("EVALUATOR_DEBUG"))
+    if debugging:
+        traceback.print_exception(error)
+    typer.echo(message, err=True)
+    if ours and not debugging:
+        typer.echo("This is a fault of evaluator, not of your input. EVALUATOR_DEBUG=1 shows where.", err=True)
+    raise typer.Exit(code) from None
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _drop_stdout() -> None:
+    """What is still buffered goes nowhere, or Python would complain about the pipe once more when it exits."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

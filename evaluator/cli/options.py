@@ -1,0 +1,73 @@
+"""Arguments that several commands share, and checks that must come before hours of work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evaluator.errors import InputError
+
+if TYPE_CHECKING:
+    from evaluator.scenario.scenario import Scenario
+
+ScenarioArgument = Annotated[
+    str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of one of the catalog.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change the scenario, such as deployment.tensor_parallel=8 or 'workload.seeds=[0, 1]'. May be repeated.",
+    ),
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
+
+ENGINES = ("iteration",)
+
+
+def read_scenario(name: str, overrides: Sequence[str] | None) -> Scenario:
+    """The scenario of a file, or of the catalog where ``name`` looks like no file."""
+    from evaluator.catalog.store import find
+    from evaluator.scenario import load_scenario
+
+    path = Path(name)
+    if not path.exists() and path.name == name and not path.suffix:
+        path = find("scenarios", name)
+    if not path.is_file():
+        raise InputError(f"there is no scenario file {name}; `evaluator catalog scenarios` lists the ones by name")
+    return load_scenario(path, tuple(overrides or ()))
+
+
+def check_engine(engine: str) -> str:
+    """``engine`` if there is one of that name; InputError else."""
+    if engine not in ENGINES:
+        planned = " is planned, not there yet" if engine in ("request", "token") else " is not an engine"
+        raise InputError(f"--engine {engine}:{planned}; allowed: {', '.join(ENGINES)}")
+    return engine
+
+
+def check_output(path: Path | None, option: str, suffixes: Sequence[str]) -> Path | None:
+    """``path`` if its suffix is among ``suffixes`` and its folder, made if need be, can be written; InputError else."""
+    if path is None:
+        return None
+    if path.suffix.lower() not in suffixes:
+        raise InputError(f"{option} {path}: the name must end in {' or '.join(suffixes)}")
+    check_folder(path, option)
+    if path.is_dir():
+        raise InputError(f"{option} {path}: is a folder")
+    return path
+
+
+def check_folder(path: Path, option: str) -> None:
+    """Make the folder of ``path``; InputError where it cannot be made or written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{option} {path}: the folder cannot be made ({error.strerror})") from None
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{option} {path}: the folder cannot be written")

@@ -1,0 +1,77 @@
+"""``evaluator simulate``: one configuration, every request."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evaluator.cli.options import QuietOption, ScenarioArgument, SetOption, check_output, read_scenario
+
+if TYPE_CHECKING:
+    import xarray
+
+REQUESTS_SUFFIXES = (".csv", ".parquet")
+
+
+def simulate(
+    scenario: ScenarioArgument,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Choose one configuration of a sweep, such as tp=4,hardware=l40s. A name is the end of an axis' key "
+            "(tensor_parallel, or tp for short). May be repeated.",
+        ),
+    ] = None,
+    requests: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one row per request here (.csv or .parquet).")
+    ] = None,
+    changes: SetOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Run one configuration of a scenario and report its requests."""
+    from evaluator.selection import parse_selection
+    from evaluator.selection import select as select_one
+
+    check_output(requests, "--requests", REQUESTS_SUFFIXES)
+    loaded = read_scenario(scenario, changes)
+    wanted = parse_selection(select or ())
+    select_one(loaded.sweep, wanted)  # before JAX is loaded: a choice that is none should be told at once
+
+    from evaluator.progress import Progress
+    from evaluator.run import simulate as run_simulate
+
+    rows = loaded.workload.requests * len(loaded.workload.seeds)
+    with nullcontext() if quiet else Progress(rows, "requests") as progress:
+        result = run_simulate(loaded, select=wanted, progress=progress)
+    typer.echo(_described(result.summary))
+    if requests is not None:
+        from evaluator.dataset import write_requests
+
+        write_requests(result.requests, requests)
+        if not quiet:
+            typer.echo(f"wrote {len(result.requests):,} requests to {requests}", err=True)
+
+
+def _described(summary: xarray.Dataset) -> str:
+    """One line per coordinate and variable of a dataset of one configuration: name, value, unit."""
+    lines: list[tuple[str, str]] = []
+    one = summary.isel(config=0) if "config" in summary.dims else summary
+    for name, variable in one.variables.items():
+        if variable.ndim == 0:
+            lines.append((str(name), _value(variable)))
+        elif variable.dims == ("quantile",) and name != "quantile":
+            for quantile, value in zip(one["quantile"].values, variable, strict=True):
+                lines.append((f"{name} p{100 * float(quantile):g}", _value(value, variable.attrs.get("units"))))
+    width = max((len(name) for name, _ in lines), default=0)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in lines)
+
+
+def _value(variable: xarray.Variable, units: str | None = None) -> str:
+    value = variable.values.item()
+    text = f"{value:.5g}" if isinstance(value, float) else str(value)
+    units = units or variable.attrs.get("units") or ""
+    return text if units in ("", "1") else f"{text} {units}"

@@ -1,0 +1,91 @@
+"""``evaluator sweep``: every configuration of a scenario's grid."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evaluator.cli.failures import Interrupted
+from evaluator.cli.options import (
+    QuietOption,
+    ScenarioArgument,
+    SetOption,
+    check_engine,
+    check_folder,
+    check_output,
+    read_scenario,
+)
+from evaluator.errors import InputError
+
+if TYPE_CHECKING:
+    import xarray
+
+    from evaluator.scenario.scenario import Scenario
+
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def sweep(
+    scenario: ScenarioArgument,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.nc", help="Write the dataset here (netCDF-4, or .zarr).")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the result (png, svg or pdf).")] = None,
+    changes: SetOption = None,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="Rows of the ranked table; 0: no table.")] = 10,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same --out.")] = False,
+    engine: Annotated[str, typer.Option(help="What computes a configuration: iteration.")] = "iteration",
+    quiet: QuietOption = False,
+) -> None:
+    """Run all configurations of a scenario: table, dataset, picture."""
+    check_engine(engine)
+    _check_dataset(out)
+    _check_plot(plot)
+    if resume and out is None:
+        raise InputError("--resume needs --out: the finished chunks lie beside it")
+    loaded = read_scenario(scenario, changes)
+    dataset = _run(loaded, out, resume, engine, quiet)
+    if top:
+        from evaluator.table import ranked_table
+
+        typer.echo(ranked_table(dataset, top))
+    if plot is not None:
+        from evaluator.plot import plot as draw
+
+        draw(dataset, plot)
+    if not quiet:
+        written = [str(path) for path in (out, plot) if path is not None]
+        typer.echo(f"wrote {' and '.join(written)}" if written else "nothing saved; --out keeps the dataset", err=True)
+
+
+def _run(scenario: Scenario, out: Path | None, resume: bool, engine: str, quiet: bool) -> xarray.Dataset:
+    from evaluator.progress import Progress
+    from evaluator.run import sweep as run_sweep
+
+    total = math.prod(len(axis.values) for axis in scenario.sweep)
+    requests = scenario.workload.requests * len(scenario.workload.seeds)
+    try:
+        with nullcontext() if quiet else Progress(total, requests_per_unit=requests) as progress:
+            return run_sweep(scenario, out=out, progress=progress, resume=resume, engine=engine)
+    except KeyboardInterrupt:
+        kept = "finished chunks are kept, go on with --resume" if out else "nothing is kept without --out"
+        raise Interrupted(kept) from None
+
+
+def _check_dataset(path: Path | None) -> None:
+    if path is not None:
+        from evaluator.dataset import check_output as check_suffix
+
+        check_suffix(path)
+        check_folder(path, "--out")
+
+
+def _check_plot(path: Path | None) -> None:
+    from importlib.util import find_spec
+
+    if check_output(path, "--plot", PICTURE_SUFFIXES) is not None and find_spec("matplotlib") is None:
+        raise InputError("--plot needs matplotlib: pip install 'evaluator[plot]'")

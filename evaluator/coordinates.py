@@ -1,0 +1,102 @@
+"""Swept quantities as coordinates: short names, numbers where they are numbers, text elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from evaluator.errors import InputError
+from evaluator.metrics.variables import VARIABLES, coordinate_units
+from evaluator.units import parse_quantity
+
+_RESERVED = {"config", "quantile", "stage", "request", *VARIABLES}
+_DOT = re.compile(r"\.(?!\d)")  # slo.ttft.p99.9 has three parts
+_STATISTIC = re.compile(r"p[\d.]+|mean")
+
+
+class SweepAxis(Protocol):
+    """One axis of the grid: what was written for each step, and what each step sets (key path -> value)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def values(self) -> Sequence[Any]: ...
+    @property
+    def changes(self) -> Sequence[Mapping[str, Any]]: ...
+
+
+def _flat(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Key paths down to scalars: what a mapping sets is told apart key by key."""
+    flat: dict[str, Any] = {}
+    for path, value in changes.items():
+        if isinstance(value, Mapping):
+            flat |= _flat({f"{path}.{key}": inner for key, inner in value.items()})
+        else:
+            flat[path] = value
+    return flat
+
+
+def _short_names(paths: Sequence[str]) -> dict[str, str]:
+    """The shortest ends of the key paths that are unique, no variable's name, and more than a statistic (p90)."""
+    keys = {path: _DOT.split(path) for path in paths}
+    depth = dict.fromkeys(paths, 1)
+    while True:
+        names = {path: "_".join(keys[path][-depth[path] :]) for path in paths}
+        taken = list(names.values())
+        poor = [
+            path
+            for path, name in names.items()
+            if taken.count(name) > 1 or name in _RESERVED or _STATISTIC.fullmatch(name)
+        ]
+        longer = [path for path in poor if depth[path] < len(keys[path])]
+        if not longer:
+            return {path: f"swept_{name}" if name in _RESERVED else name for path, name in names.items()}
+        for path in longer:
+            depth[path] += 1
+
+
+def _label(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _column(path: str, values: Sequence[Any]) -> np.ndarray:
+    """Values as booleans, integers or floats (NaN for none) where all of them are, quantities in SI, else text."""
+    if all(isinstance(value, bool) for value in values):
+        return np.array(values, dtype=bool)
+    if all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in values):
+        return np.array(values, dtype=np.int64)
+    unit = coordinate_units(path)
+    if unit != "1" and any(isinstance(value, str) for value in values):
+        try:
+            return np.array([parse_quantity(value, unit, path) for value in values])
+        except InputError:  # a name among quantities, such as ``auto``
+            return np.array([_label(value) for value in values])
+    if any(_number(value) for value in values) and all(value is None or _number(value) for value in values):
+        return np.array([np.nan if value is None else float(value) for value in values])
+    return np.array([_label(value) for value in values])
+
+
+def axis_coordinates(axes: Sequence[SweepAxis]) -> list[dict[str, tuple[str, np.ndarray]]]:
+    """For each axis its coordinates, name -> (key path, values over the axis); the first one names the dimension."""
+    steps = [[_flat(change) for change in axis.changes] for axis in axes]
+    swept = [list(dict.fromkeys(path for step in axis_steps for path in step)) for axis_steps in steps]
+    paths = [[axis.name, *(path for path in own if path != axis.name)] for axis, own in zip(axes, swept, strict=True)]
+    paths = [own if own[0] in found or len(own) != 2 else own[1:] for own, found in zip(paths, swept, strict=True)]
+    short = _short_names(list(dict.fromkeys(path for own in paths for path in own)))
+    result = []
+    for axis, axis_steps, own in zip(axes, steps, paths, strict=True):
+        columns = {}
+        for path in own:
+            written = [step.get(path) for step in axis_steps] if any(path in s for s in axis_steps) else axis.values
+            columns[short[path]] = (path, _column(path, written))
+        result.append(columns)
+    return result

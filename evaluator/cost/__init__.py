@@ -1,0 +1,64 @@
+"""The cost model: operators, roofline, collectives, memory, and the iteration cost function that they fold into."""
+
+from __future__ import annotations
+
+from evaluator.cost.batch import attention_area, decode_batch, prefill_batch, together
+from evaluator.cost.breakdown import OperatorTime, breakdown
+from evaluator.cost.fold import coefficients, fold, fold_rates, reach
+from evaluator.cost.iteration import BatchStatistics, CostParameters, Rows, iteration_time
+from evaluator.cost.kernel import Operator
+from evaluator.cost.lanes import RowCounts, common_counts, pad_rows, row_counts, stack
+from evaluator.cost.memory import (
+    KvLayout,
+    MemoryPlan,
+    kv_bytes_per_token,
+    kv_units,
+    memory_plan,
+    memory_problem,
+    model_window,
+    weight_bytes,
+)
+from evaluator.cost.operators import operators
+from evaluator.cost.parallel import Parallel, parallel_problem
+from evaluator.cost.rates import OP_CLASSES, Rates, rates
+from evaluator.cost.utilisation import IdealTime, ideal_time, ideal_times
+
+__all__ = [
+    "OP_CLASSES",
+    "BatchStatistics",
+    "CostParameters",
+    "IdealTime",
+    "KvLayout",
+    "MemoryPlan",
+    "Operator",
+    "OperatorTime",
+    "Parallel",
+    "Rates",
+    "RowCounts",
+    "Rows",
+    "attention_area",
+    "breakdown",
+    "coefficients",
+    "common_counts",
+    "decode_batch",
+    "fold",
+    "fold_rates",
+    "ideal_time",
+    "ideal_times",
+    "iteration_time",
+    "kv_bytes_per_token",
+    "kv_units",
+    "memory_plan",
+    "memory_problem",
+    "model_window",
+    "operators",
+    "pad_rows",
+    "parallel_problem",
+    "prefill_batch",
+    "rates",
+    "reach",
+    "row_counts",
+    "stack",
+    "together",
+    "weight_bytes",
+]

@@ -1,0 +1,102 @@
+"""Where an iteration's time goes, operator by operator, and which rate binds each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evaluator.catalog.hardware import Hardware
+from evaluator.cost.fold import coefficients, fold_rates, reach, unit_times
+from evaluator.cost.iteration import BatchStatistics, experts_touched, iteration_time
+from evaluator.cost.kernel import Operator
+from evaluator.cost.lanes import stack
+from evaluator.cost.rates import rates
+
+if TYPE_CHECKING:
+    from evaluator.catalog import Calibration
+
+BOUNDS = ("compute", "memory", "network", "overhead")
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """One operator in one iteration, on one device. ``share`` is of the iteration's time.
+
+    ``bound`` is the largest of: FLOPs over their rate (compute), bytes over theirs (memory), messages and their
+    latency (network), and what starting the kernels takes (overhead).
+    """
+
+    name: str
+    op_class: str
+    time_s: float
+    share: float
+    flops: float
+    bytes: float
+    message_bytes: float
+    bound: str
+
+
+def group_statistics(batch: BatchStatistics, log_expert_missed: float) -> dict[str, tuple[float, float, float]]:
+    """X, Y and Z of every operator group (see ``Operator``) in this batch; an operator with no work has Y = 1, too."""
+    tokens = batch.decodes + batch.prefill_tokens
+    sequences = batch.decodes + batch.prefill_sequences
+    return {
+        "tokens": (tokens, 1.0, tokens),
+        "linear_tokens": (tokens, 1.0, tokens),
+        "sequences": (sequences, 1.0, sequences),
+        "linear_sequences": (sequences, 1.0, sequences),
+        "experts": (tokens, experts_touched(log_expert_missed, tokens), tokens),
+        "prefill": (batch.prefill_area, 1.0, batch.prefill_context),
+        "prefill_window": (batch.prefill_window_area, 1.0, batch.prefill_window_context),
+        "decode": (batch.decode_context, 1.0, batch.decode_context),
+        "decode_window": (batch.decode_window_context, 1.0, batch.decode_window_context),
+    }
+
+
+def breakdown(
+    operators: tuple[Operator, ...], hardware: Hardware, calibration: Calibration, batch: BatchStatistics
+) -> tuple[OperatorTime, ...]:
+    """Time, work and bound of every operator and of the host, in the order of the operators; scalar batch.
+
+    Each time is ``iteration_time`` of the operator alone, so the times add up to that of the whole.
+    """
+    rate = rates(hardware, calibration)
+    single = [fold_rates(coefficients((each,), reach(hardware)), rate, overheads=False) for each in operators]
+    times = np.broadcast_to(iteration_time(stack(single), batch), (len(operators),))
+    sequences = batch.decodes + batch.prefill_sequences
+    host = {"host.step": rate.step_overhead_s, "host.sequences": rate.sequence_overhead_s * sequences}
+    total = times.sum() + sum(host.values())
+
+    known = coefficients(operators, reach(hardware))
+    statistics = group_statistics(batch, known.log_expert_missed)
+    x, y, z = np.array([statistics[each.group] for each in operators], dtype=float).T
+    unit = unit_times(known, rate)
+    started = known.launches * rate.launch_s[known.op_class]
+    sides = np.array(
+        [
+            unit.flop_s * x,
+            unit.weight_s * y + unit.activation_s * z,
+            unit.message_s * z + unit.fixed_s - started,
+            started,
+        ]
+    )
+    moved = known.weight_bytes * y + known.activation_bytes * z
+    found = [
+        OperatorTime(
+            name=operator.name,
+            op_class=operator.op_class,
+            time_s=float(times[at]),
+            share=float(times[at] / total),
+            flops=float(known.flops[at] * x[at]),
+            bytes=float(moved[at]),
+            message_bytes=float(known.message_bytes[at] * z[at]),
+            bound=BOUNDS[int(np.argmax(sides[:, at]))],
+        )
+        for at, operator in enumerate(operators)
+    ]
+    return tuple(found) + tuple(
+        OperatorTime(name, "host", float(time), float(time / total), 0.0, 0.0, 0.0, "overhead")
+        for name, time in host.items()
+    )

@@ -1,0 +1,81 @@
+"""How wide a dtype is in memory, and in which dtype a product of two is computed."""
+
+from __future__ import annotations
+
+from evaluator.catalog.model import CheckpointPrecision
+from evaluator.scenario.scenario import Precision
+
+BYTES: dict[str, float] = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5 + 2 / 128,  # one 16-bit scale per group of 128 (GPTQ, AWQ: arXiv:2306.00978)
+    "mxfp4": 0.5 + 1 / 32,  # one 8-bit scale per 32 (OCP Microscaling Formats v1.0)
+    "nvfp4": 0.5 + 1 / 16,  # one fp8 scale per 16 (NVIDIA, "Introducing NVFP4", 2025)
+}
+"""Bytes of one element, block scales included."""
+
+_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4, "mxfp4": 4, "nvfp4": 4}
+
+COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "fp4")
+"""The dtypes that hardware states a peak for; an index into this tuple selects the peak."""
+
+PEAK_FALLBACKS: dict[str, tuple[str, ...]] = {
+    "fp32": ("fp32", "bf16", "fp16"),
+    "bf16": ("bf16", "fp16", "fp32"),
+    "fp16": ("fp16", "bf16", "fp32"),
+    "fp8": ("fp8", "bf16", "fp16", "fp32"),
+    "int8": ("int8", "bf16", "fp16", "fp32"),
+    "fp4": ("fp4", "fp8", "bf16", "fp16", "fp32"),
+}
+"""Where hardware has no unit for a dtype the operands are widened to the next one it has."""
+
+
+def wider(one: str, other: str) -> str:
+    """The dtype of the two with more bits; the second where both have the same."""
+    return one if _BITS[one] > _BITS[other] else other
+
+
+def stream_bytes(activations: str) -> float:
+    """Bytes of one element of the residual stream and of an operator's output: never under 16 bits.
+
+    Engines quantise an activation where it enters a matrix product and keep everything between in 16 bits.
+    """
+    return max(2.0, BYTES[activations])
+
+
+def compute_dtype(weight: str, activations: str) -> str:
+    """The dtype in which a matrix product runs, one of ``COMPUTE_DTYPES``.
+
+    The wider of the two, with one exception: fp8 weights meet 16-bit activations in fp8, because engines quantise
+    the activations on the fly (vLLM ``Fp8LinearMethod``, per token or per block). Weights of 4 bits or int8 under
+    16-bit activations are unpacked and computed in 16 bits (Marlin and its kin).
+    """
+    if weight == "fp8" and _BITS[activations] == 16:
+        return "fp8"
+    dtype = wider(weight, activations)
+    return {"int4": "int8", "mxfp4": "fp4", "nvfp4": "fp4"}.get(dtype, dtype)
+
+
+def weight_dtypes(checkpoint: CheckpointPrecision, precision: Precision) -> dict[str, str]:
+    """The dtype of every part of the weights under a scenario's ``precision.weights``.
+
+    ``checkpoint`` keeps what is published. Any other dtype goes to all matrices of the layers. Embedding and
+    output head follow it only at 16 bits and above: quantisation leaves them as they are (llm-compressor and
+    AutoFP8 recipes, vLLM online fp8). Router and norms (``router``) stay in 16 bits.
+    """
+    published: dict[str, str] = {
+        "attention": checkpoint.attention,
+        "feed_forward": checkpoint.feed_forward,
+        "experts": checkpoint.experts,
+        "embedding": checkpoint.embedding,
+        "head": checkpoint.head,
+        "router": "bf16",
+    }
+    wanted = precision.weights
+    if wanted == "checkpoint":
+        return published
+    parts = ("attention", "feed_forward", "experts") + (("embedding", "head") if _BITS[wanted] >= 16 else ())
+    return published | dict.fromkeys(parts, wanted)

@@ -1,0 +1,68 @@
+"""Operators before the first layer, after the last one, and between pipeline stages."""
+
+from __future__ import annotations
+
+from evaluator.catalog.model import Model
+from evaluator.cost.dtypes import stream_bytes
+from evaluator.cost.gemm import all_reduce, gemm, traffic
+from evaluator.cost.kernel import Operator
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.projections import Projection
+from evaluator.scenario.scenario import Precision
+
+SAMPLING_BYTES = 14
+"""Bytes per logit to sample: 16-bit scores widened to fp32 (2 + 4), then a softmax in place (4 + 4)."""
+
+
+def vocabulary_shard(model: Model, tensor: int) -> int:
+    """Vocabulary entries of one rank, padded so that all are equal."""
+    return -(-model.vocabulary // tensor)
+
+
+def head_projection(model: Model, tensor: int) -> Projection:
+    """The output head, sharded by vocabulary."""
+    return Projection("head", "head", model.hidden, vocabulary_shard(model, tensor))
+
+
+def first_operators(model: Model, precision: Precision, parallel: Parallel) -> list[Operator]:
+    """Embedding lookup; sharded by vocabulary, so its rows are summed over the ranks (arXiv:1909.08053)."""
+    stream = stream_bytes(precision.activations)
+    return [
+        traffic("embedding", 2 * model.hidden * stream, 1.0),
+        *all_reduce("embedding.all_reduce", model, precision, parallel),
+    ]
+
+
+def last_operators(model: Model, precision: Precision, parallel: Parallel) -> list[Operator]:
+    """Final norm, output head, gathering of the logits and sampling: one row per sequence."""
+    stream = stream_bytes(precision.activations)
+    found = [
+        traffic("final_norm", 4 * model.hidden * stream, 1.0),
+        gemm(head_projection(model, parallel.tensor), model, precision, group="sequences"),
+    ]
+    if parallel.tensor > 1:
+        found.append(
+            Operator("head.all_gather", "all_reduce", "linear_sequences", message_bytes=model.vocabulary * stream,
+                     collective="all_gather", ranks=range(parallel.tensor))
+        )  # fmt: skip
+    return [*found, traffic("sampling", model.vocabulary * SAMPLING_BYTES, 3.0, "linear_sequences")]
+
+
+def stage_link(model: Model, precision: Precision, parallel: Parallel, sender: int) -> list[Operator]:
+    """Hidden state and residual to the next stage: each rank sends its slice, the receivers gather them.
+
+    Source: vLLM ``GroupCoordinator.send_tensor_dict`` with ``all_gather_group``.
+    """
+    message = 2 * model.hidden * stream_bytes(precision.activations)
+    tensor = parallel.tensor
+    first = sender * tensor
+    found = [
+        Operator("pipeline.send", "p2p", "linear_tokens", message_bytes=message / tensor, collective="p2p",
+                 ranks=range(first, first + tensor + 1, tensor))
+    ]  # fmt: skip
+    if tensor > 1:
+        found.append(
+            Operator("pipeline.all_gather", "all_reduce", "linear_tokens", message_bytes=message,
+                     collective="all_gather", ranks=range(tensor))
+        )  # fmt: skip
+    return found

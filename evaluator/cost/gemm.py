@@ -1,0 +1,58 @@
+"""Operators of matrix products and of the collectives that join their shards."""
+
+from __future__ import annotations
+
+from evaluator.catalog.model import Model
+from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, weight_dtypes
+from evaluator.cost.kernel import Group, Operator
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.projections import Projection
+from evaluator.scenario.scenario import Precision
+
+
+def gemm(
+    projection: Projection, model: Model, precision: Precision, group: Group = "tokens", launches: float = 1.0
+) -> Operator:
+    """A product of ``m`` rows with a matrix of k x n: 2 m k n FLOPs, the matrix and m (k + n) activations of traffic.
+
+    The input is read in the dtype of the computation where that is narrower than the residual stream.
+    """
+    weight = weight_dtypes(model.checkpoint, precision)[projection.part]
+    dtype = compute_dtype(weight, precision.activations)
+    stream = stream_bytes(precision.activations)
+    return Operator(
+        projection.name,
+        "gemm",
+        group,
+        dtype=dtype,
+        flops=2.0 * projection.inputs * projection.outputs,
+        weight_bytes=projection.inputs * projection.outputs * BYTES[weight],
+        activation_bytes=projection.inputs * input_bytes(dtype, stream) + projection.outputs * stream,
+        launches=launches,
+    )
+
+
+def input_bytes(dtype: str, stream: float) -> float:
+    """Bytes of one element as a product that computes in ``dtype`` reads it."""
+    return min(stream, 0.5 if dtype == "fp4" else BYTES[dtype])
+
+
+def all_reduce(name: str, model: Model, precision: Precision, parallel: Parallel) -> tuple[Operator, ...]:
+    """The sum of the ranks' partial hidden states; none on a single rank."""
+    if parallel.tensor == 1:
+        return ()
+    return (
+        Operator(
+            name,
+            "all_reduce",
+            "linear_tokens",
+            message_bytes=model.hidden * stream_bytes(precision.activations),
+            collective="all_reduce",
+            ranks=range(parallel.tensor),
+        ),
+    )
+
+
+def traffic(name: str, bytes_per_token: float, launches: float, group: Group = "linear_tokens") -> Operator:
+    """Elementwise kernels: memory traffic only."""
+    return Operator(name, "elementwise", group, activation_bytes=bytes_per_token, launches=launches)

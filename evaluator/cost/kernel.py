@@ -1,0 +1,95 @@
+"""What one kernel or collective asks of a device, linear in the batch statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+OpClass = Literal[
+    "gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise", "all_reduce", "all_to_all", "p2p"
+]
+Group = Literal[
+    "tokens", "sequences", "experts", "prefill", "prefill_window", "decode", "decode_window",
+    "linear_tokens", "linear_sequences",
+]  # fmt: skip
+"""What an operator is proportional to; see ``Operator``."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One kind of kernel (or collective) over all layers of a stage, on one device.
+
+    In one iteration it does ``flops`` x X, moves ``weight_bytes`` x Y + ``activation_bytes`` x Z to and from memory,
+    sends messages of ``message_bytes`` x Z in all, and is started ``launches`` times. Its group says what they are:
+
+    * tokens, linear_tokens: X = Z = tokens computed, Y = 1; sequences, linear_sequences: X = Z = sequences, Y = 1;
+    * experts: X = Z = tokens, Y = fraction of the experts touched;
+    * prefill, prefill_window: X = attention area, Z = context read; decode, decode_window: X = Z = tokens attended to.
+
+    The linear groups have one side only (FLOPs, bytes or messages), so that their time is a plain product.
+    ``dtype`` is the one it computes in; ``collective`` and ``ranks`` say which devices talk.
+    """
+
+    name: str
+    op_class: OpClass
+    group: Group
+    dtype: str = "bf16"
+    flops: float = 0.0
+    weight_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    message_bytes: float = 0.0
+    launches: float = 1.0
+    collective: str | None = None
+    ranks: range | None = None
+    log_expert_missed: float = 0.0
+
+    def times(self, count: float) -> Operator:
+        """This operator in ``count`` identical layers: exact, because the roofline is homogeneous of degree one."""
+        return replace(
+            self,
+            flops=self.flops * count,
+            weight_bytes=self.weight_bytes * count,
+            activation_bytes=self.activation_bytes * count,
+            message_bytes=self.message_bytes * count,
+            launches=self.launches * count,
+        )
+
+
+def merge(found: Iterable[Operator]) -> tuple[Operator, ...]:
+    """One operator for all that differ by a factor only (their times add up exactly), in order of first appearance."""
+    merged: list[Operator] = []
+    places: dict[tuple, list[int]] = {}
+    for operator in found:
+        key = (operator.name, operator.op_class, operator.group, operator.dtype, operator.collective, operator.ranks,
+               operator.log_expert_missed)  # fmt: skip
+        for place in places.setdefault(key, []):
+            if _proportional(merged[place], operator):
+                merged[place] = _add(merged[place], operator)
+                break
+        else:
+            places[key].append(len(merged))
+            merged.append(operator)
+    return tuple(merged)
+
+
+def _proportional(one: Operator, other: Operator) -> bool:
+    if one.group.startswith("linear"):
+        return True
+    sides = (
+        (one.flops, other.flops),
+        (one.weight_bytes, other.weight_bytes),
+        (one.activation_bytes, other.activation_bytes),
+    )
+    return all(abs(a * d - b * c) <= 1e-12 * abs(a * d) for a, b in sides for c, d in sides)
+
+
+def _add(one: Operator, other: Operator) -> Operator:
+    return replace(
+        one,
+        flops=one.flops + other.flops,
+        weight_bytes=one.weight_bytes + other.weight_bytes,
+        activation_bytes=one.activation_bytes + other.activation_bytes,
+        message_bytes=one.message_bytes + other.message_bytes,
+        launches=one.launches + other.launches,
+    )

@@ -1,0 +1,73 @@
+"""Many configurations side by side: cost parameters padded to the same rows and stacked over a trailing lane axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from evaluator.cost.iteration import CostParameters, Rows
+
+TOKEN_ROWS = 4
+"""Token rows are padded to a multiple of this, so that few different structures are compiled."""
+
+
+class RowCounts(NamedTuple):
+    """Rows of each group: the structure that an engine is compiled for."""
+
+    token_rows: int
+    sequence_rows: int
+    expert_rows: int
+    prefill_rows: int
+    prefill_window_rows: int
+
+
+def row_counts(parameters: CostParameters) -> RowCounts:
+    """How many operators there are in each group."""
+    return RowCounts(*(len(getattr(parameters, name).flop) for name in RowCounts._fields))
+
+
+def pad_rows(parameters: CostParameters, counts: RowCounts) -> CostParameters:
+    """The same cost with more rows, NumPy. A row of zeros costs 5e-31 s; ValueError if there are too many already."""
+    have = row_counts(parameters)
+    if any(is_there > wanted for is_there, wanted in zip(have, counts, strict=True)):
+        raise ValueError(f"cannot pad {have} to {counts}")
+    return parameters._replace(
+        **{name: _pad(getattr(parameters, name), wanted) for name, wanted in zip(counts._fields, counts, strict=True)}
+    )
+
+
+def _pad(rows: Rows, count: int) -> Rows:
+    return Rows(*(np.concatenate([field, np.zeros((count - len(field), *field.shape[1:]))]) for field in rows))
+
+
+def common_counts(lanes: Sequence[CostParameters]) -> RowCounts:
+    """Rows that hold every lane: the largest of each group, token rows rounded up to a multiple of TOKEN_ROWS."""
+    largest = np.array([row_counts(lane) for lane in lanes]).max(axis=0).tolist()
+    return RowCounts(-(-largest[0] // TOKEN_ROWS) * TOKEN_ROWS, *largest[1:])
+
+
+def stack(lanes: Sequence[CostParameters], counts: RowCounts | None = None) -> CostParameters:
+    """Parameters of many lanes: rows become (operator, lane), scalars (lane,), float64.
+
+    ``counts`` defaults to ``common_counts``; give it to share one compiled structure between chunks of a sweep.
+    """
+    counts = counts or common_counts(lanes)
+    stacked: dict[str, Any] = {
+        name: Rows(
+            *(_stack_field([getattr(lane, name)[at] for lane in lanes], count) for at in range(len(Rows._fields)))
+        )
+        for name, count in zip(counts._fields, counts, strict=True)
+    }
+    for name in CostParameters._fields:
+        if name not in stacked:
+            stacked[name] = np.array([getattr(lane, name) for lane in lanes], dtype=float)
+    return CostParameters(**stacked)
+
+
+def _stack_field(columns: list[np.ndarray], count: int) -> np.ndarray:
+    stacked = np.zeros((count, len(columns)))
+    for lane, column in enumerate(columns):
+        stacked[: len(column), lane] = column
+    return stacked

@@ -1,0 +1,138 @@
+"""Operators of one layer's mixer: attention of every kind, or a recurrence."""
+
+from __future__ import annotations
+
+from evaluator.catalog.model import LatentAttention, LinearAttention, Mixer, Model, SoftmaxAttention, StateSpace
+from evaluator.cost.dtypes import compute_dtype, stream_bytes, wider
+from evaluator.cost.gemm import all_reduce, gemm, traffic
+from evaluator.cost.kernel import Operator
+from evaluator.cost.layer_state import conv_channels, kv_bytes, state_bytes, state_elements
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.projections import local_heads, mixer_projections
+from evaluator.scenario.scenario import Precision
+
+
+def mixer_operators(model: Model, mixer: Mixer | None, precision: Precision, parallel: Parallel) -> list[Operator]:
+    """All operators of one layer's mixer on one device, its norm and its all-reduce included."""
+    match mixer:
+        case SoftmaxAttention():
+            core = _softmax_attention(model, mixer, precision, parallel.tensor)
+        case LatentAttention():
+            core = _latent_attention(model, mixer, precision, parallel.tensor)
+        case LinearAttention():
+            core = _linear_attention(model, mixer, precision, parallel.tensor)
+        case StateSpace():
+            core = _state_space(model, mixer, precision, parallel.tensor)
+        case _:
+            return []
+    # Decode multiplies by the two halves of MLA's kv_up in two kernels.
+    products = [
+        gemm(projection, model, precision, launches=2.0 if projection.name == "attention.kv_up" else 1.0)
+        for projection in mixer_projections(mixer, model.hidden, parallel)
+    ]
+    return products + core + list(all_reduce("attention.all_reduce", model, precision, parallel))
+
+
+def _attention_dtype(precision: Precision) -> str:
+    """Scores and values are computed in the wider of the KV and the activation dtype."""
+    dtype = wider(precision.kv, precision.activations)
+    return compute_dtype(dtype, dtype)
+
+
+def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precision, tensor: int) -> list[Operator]:
+    """FlashAttention (arXiv:2205.14135): 2 d FLOPs for a score and 2 d for its value, per head and attended token.
+
+    KV is read once per head group. The chunk and the decodes share one kernel, counted with the decodes.
+    """
+    heads, kv_heads = mixer.heads // tensor, local_heads(mixer.kv_heads, tensor)
+    stream, dim = stream_bytes(precision.activations), mixer.head_dim
+    flops, read = 4.0 * heads * dim, kv_bytes(mixer, precision.kv, tensor)
+    dtype = _attention_dtype(precision)
+    window = mixer.window is not None
+    suffix = "_window" if window else ""
+    gate = 3 * heads * dim if mixer.output_gate else 0
+    elements = (
+        4 * model.hidden  # norm with the residual added: two read, two written
+        + 2 * (heads + kv_heads) * dim  # rotary embedding in place
+        + 2 * kv_heads * dim  # new keys and values, read
+        + 2 * heads * dim  # the attention kernel's queries and output
+        + gate
+    )
+    return [
+        Operator(f"attention.prefill{suffix}", "attention_prefill", "prefill_window" if window else "prefill",
+                 dtype=dtype, flops=flops, activation_bytes=read, launches=0.0),
+        Operator(f"attention.decode{suffix}", "attention_decode", "decode_window" if window else "decode",
+                 dtype=dtype, flops=flops, activation_bytes=read),
+        traffic("attention.elementwise", elements * stream + read, 3.0 + mixer.output_gate),
+    ]  # fmt: skip
+
+
+def _latent_attention(model: Model, mixer: LatentAttention, precision: Precision, tensor: int) -> list[Operator]:
+    """MLA, DeepSeek-V2 (arXiv:2405.04434, sections 2.1 and 2.1.2 on absorbing the up-projections).
+
+    Prefill runs on heads expanded by ``kv_up`` (scores of nope + rope dims, values of v dims), whose keys and values it
+    reads. Decode absorbs ``kv_up`` into query and output and is multi-query attention on the latent: scores of
+    rank + rope dims, values of rank dims; the latent is read once. What ``kv_up`` costs on a token is the same in both.
+    Expanding a chunk's history again is not counted.
+    """
+    heads, rank, rope = mixer.heads // tensor, mixer.kv_lora_rank, mixer.rope_head_dim
+    stream, latent = stream_bytes(precision.activations), kv_bytes(mixer, precision.kv, tensor)
+    dtype = _attention_dtype(precision)
+    key, value = mixer.nope_head_dim + rope, mixer.v_head_dim
+    elements = (
+        4 * model.hidden
+        + 2 * ((mixer.q_lora_rank or 0) + rank)  # norms of the two compressed vectors
+        + 2 * (heads + 1) * rope
+        + rank + rope  # the latent, read to be stored
+        + heads * (key + value)  # the attention kernel's queries and output
+    )  # fmt: skip
+    return [
+        Operator("attention.prefill", "attention_prefill", "prefill", dtype=dtype, flops=2.0 * heads * (key + value),
+                 activation_bytes=latent + heads * (key + value) * stream, launches=0.0),
+        Operator("attention.decode", "attention_decode", "decode", dtype=dtype, flops=2.0 * heads * (2 * rank + rope),
+                 activation_bytes=latent),
+        traffic("attention.elementwise", elements * stream + latent, 4.0),
+    ]  # fmt: skip
+
+
+def _linear_attention(model: Model, mixer: LinearAttention, precision: Precision, tensor: int) -> list[Operator]:
+    """Gated delta rule (arXiv:2412.06464): per state element and token 7 FLOPs.
+
+    Decay 1, read the old value for the key 2, add the outer product 2, read out for the query 2. The extra work inside
+    the chunks of the parallel form is not counted.
+    """
+    values = mixer.value_heads // tensor * mixer.value_head_dim
+    inside = conv_channels(mixer, tensor) + values  # the recurrence's inputs and output
+    return _recurrence(model, mixer, precision, tensor, "linear_attention", 7.0, inside + 3 * values)
+
+
+def _state_space(model: Model, mixer: StateSpace, precision: Precision, tensor: int) -> list[Operator]:
+    """Mamba-2 (arXiv:2405.21060): per state element and token 5 FLOPs: decay 1, add the outer product 2, read out 2."""
+    inner = mixer.heads // tensor * mixer.head_dim
+    inside = conv_channels(mixer, tensor) + inner
+    return _recurrence(model, mixer, precision, tensor, "state_space", 5.0, inside + 3 * inner)
+
+
+def _recurrence(
+    model: Model,
+    mixer: LinearAttention | StateSpace,
+    precision: Precision,
+    tensor: int,
+    name: str,
+    flops_per_element: float,
+    inside: int,
+) -> list[Operator]:
+    """A state of fixed size: updated by every token (FLOPs), read and written once per sequence (bytes).
+
+    ``inside`` counts the elements per token that the recurrence and its gated norm (three more) move.
+    """
+    stream = stream_bytes(precision.activations)
+    convolution = 2 * conv_channels(mixer, tensor)
+    dtype = compute_dtype(precision.activations, precision.activations)
+    return [
+        Operator(f"{name}.update", "attention_prefill", "linear_tokens", dtype=dtype, launches=0.0,
+                 flops=flops_per_element * state_elements(mixer, tensor)),
+        Operator(f"{name}.state", "attention_decode", "linear_sequences",
+                 activation_bytes=2.0 * state_bytes(mixer, precision.activations, tensor)),
+        traffic(f"{name}.elementwise", (4 * model.hidden + convolution + inside) * stream, 3.0),
+    ]  # fmt: skip

@@ -1,0 +1,88 @@
+"""MFU and MBU: the time that the work would take at the full peaks, over the time that it took."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from evaluator.catalog.hardware import Hardware
+from evaluator.cost.dtypes import COMPUTE_DTYPES
+from evaluator.cost.fold import coefficients, reach
+from evaluator.cost.iteration import BatchStatistics
+from evaluator.cost.kernel import Operator
+from evaluator.cost.rates import peak_flops
+
+
+class IdealTime(NamedTuple):
+    """Seconds at peak per unit of each total. Multiply with sums over iterations, divide by busy time: MFU or MBU."""
+
+    iteration_s: float
+    experts_touched_s: float  # per fraction of experts touched, summed over iterations
+    token_s: float
+    sequence_s: float
+    area_s: float
+    window_area_s: float
+    prefill_context_s: float
+    prefill_window_context_s: float
+    context_s: float
+    window_context_s: float
+
+
+def ideal_times(operators: tuple[Operator, ...], hardware: Hardware) -> tuple[IdealTime, IdealTime]:
+    """(FLOPs, bytes) of these operators in seconds at the peak of the dtype each computes in, and at full bandwidth."""
+    known = coefficients(operators, reach(hardware))
+    peaks = np.array([peak_flops(hardware.peak_flops, dtype) for dtype in COMPUTE_DTYPES])
+    flop_s = known.flops / peaks[known.dtype]
+    weight_s = known.weight_bytes / hardware.memory_bandwidth
+    moved_s = known.activation_bytes / hardware.memory_bandwidth
+
+    def of(values: np.ndarray, *groups: str) -> float:
+        return float(sum(values[known.groups[group]].sum() for group in groups))
+
+    compute = IdealTime(
+        iteration_s=0.0,
+        experts_touched_s=0.0,
+        token_s=of(flop_s, "tokens", "experts", "linear_tokens"),
+        sequence_s=of(flop_s, "sequences", "linear_sequences"),
+        area_s=of(flop_s, "prefill"),
+        window_area_s=of(flop_s, "prefill_window"),
+        prefill_context_s=0.0,
+        prefill_window_context_s=0.0,
+        context_s=of(flop_s, "decode"),
+        window_context_s=of(flop_s, "decode_window"),
+    )
+    memory = IdealTime(
+        iteration_s=of(weight_s, "tokens", "sequences"),
+        experts_touched_s=of(weight_s, "experts"),
+        token_s=of(moved_s, "tokens", "experts", "linear_tokens"),
+        sequence_s=of(moved_s, "sequences", "linear_sequences"),
+        area_s=0.0,
+        window_area_s=0.0,
+        prefill_context_s=of(moved_s, "prefill"),
+        prefill_window_context_s=of(moved_s, "prefill_window"),
+        context_s=of(moved_s, "decode"),
+        window_context_s=of(moved_s, "decode_window"),
+    )
+    return compute, memory
+
+
+def ideal_time(ideal: IdealTime, totals: BatchStatistics, iterations: Any = 1.0, touched: Any = 0.0) -> Any:
+    """Seconds at peak of all the work in ``totals`` (batch statistics summed over iterations). Any common shape.
+
+    ``touched`` is the sum over iterations of the fraction of experts touched.
+    """
+    tokens = totals.decodes + totals.prefill_tokens
+    sequences = totals.decodes + totals.prefill_sequences
+    return (
+        ideal.iteration_s * iterations
+        + ideal.experts_touched_s * touched
+        + ideal.token_s * tokens
+        + ideal.sequence_s * sequences
+        + ideal.area_s * totals.prefill_area
+        + ideal.window_area_s * totals.prefill_window_area
+        + ideal.prefill_context_s * totals.prefill_context
+        + ideal.prefill_window_context_s * totals.prefill_window_context
+        + ideal.context_s * totals.decode_context
+        + ideal.window_context_s * totals.decode_window_context
+    )

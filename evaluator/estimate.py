@@ -1,0 +1,273 @@
+"""One design in closed form: memory, prefill and decode times, where they go, and the load that a rate puts on it.
+
+No requests and no queue: for those, sweep or simulate. Plain NumPy, milliseconds per call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluator.catalog import Calibration
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.model import Model
+from evaluator.cost.batch import decode_batch, prefill_batch
+from evaluator.cost.breakdown import OperatorTime, breakdown
+from evaluator.cost.fold import fold
+from evaluator.cost.iteration import BatchStatistics, CostParameters, experts_touched, iteration_time
+from evaluator.cost.kernel import Operator
+from evaluator.cost.load import Load, steady_load
+from evaluator.cost.memory import (
+    MemoryPlan,
+    kv_bytes_per_token,
+    kv_units,
+    memory_plan,
+    memory_problem,
+    model_window,
+)
+from evaluator.cost.operators import operators
+from evaluator.cost.parallel import Parallel, parallel_problem
+from evaluator.cost.utilisation import ideal_time, ideal_times
+from evaluator.errors import InputError
+from evaluator.scenario.scenario import Precision
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One iteration: its time, MFU, MBU and operators."""
+
+    time_s: float
+    mfu: float
+    mbu: float
+    operators: tuple[OperatorTime, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One replica of a design. Bytes are per device; times of ``batch`` sequences that start and go on together."""
+
+    model: str
+    hardware: str
+    calibration: str
+    provenance: str
+    parallel: Parallel
+    precision: Precision
+    prompt_tokens: int
+    output_tokens: int
+    batch: int
+    status: str  # ok, or why it cannot run; times are then those of a device with more memory
+    memory: MemoryPlan
+    kv_bytes_per_token: float
+    kv_capacity_tokens: float
+    max_sequences: int  # of prompt_tokens + output_tokens tokens
+    prefill: Phase
+    decode: Phase  # at mid-output context
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float
+    output_tok_per_s: float
+    total_tok_per_s: float
+    load: Load | None
+
+
+@dataclass(frozen=True)
+class _Design:
+    """What every part of the estimate needs."""
+
+    model: Model
+    hardware: Hardware
+    calibration: Calibration
+    parallel: Parallel
+    operators: tuple[Operator, ...]
+    parameters: CostParameters
+    window: int | None
+    prompt_tokens: int
+    output_tokens: int
+
+
+def estimate(
+    model: Model,
+    hardware: Hardware,
+    *,
+    calibration: Calibration,
+    prompt_tokens: int,
+    output_tokens: int,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    expert_parallel: int = 1,
+    batch: int = 1,
+    rate_rps: float | None = None,
+    precision: Precision | None = None,
+    memory_fraction: float = 0.9,
+    block_tokens: int = 16,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2048,
+) -> Estimate:
+    """Estimate one replica. InputError where the split is impossible or a number is out of range.
+
+    ``batch`` sequences are in one batch; a pipeline has one batch in flight per stage, each taking the latency through
+    all stages, so throughput counts all of them.
+    """
+    precision = precision or Precision()
+    parallel = Parallel(tensor_parallel, pipeline_parallel, expert_parallel)
+    _check(model, hardware, parallel, prompt_tokens, output_tokens, batch, rate_rps)
+    found = operators(model, precision, parallel)
+    design = _Design(
+        model, hardware, calibration, parallel, found, fold(found, hardware, calibration), model_window(model),
+        prompt_tokens, output_tokens,
+    )  # fmt: skip
+    plan = memory_plan(
+        model, hardware, precision, parallel, memory_fraction=memory_fraction, block_tokens=block_tokens,
+        max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
+    )  # fmt: skip
+    most = int(plan.kv.capacity_units // kv_units(plan.kv, prompt_tokens + output_tokens))
+    status = memory_problem(model, hardware, precision, parallel, plan) or _crowded(batch * pipeline_parallel, most)
+    prefill = _phase(design, prefill_batch(float(batch), prompt_tokens, design.window))
+    middle = decode_batch(float(batch), prompt_tokens + output_tokens / 2, design.window)
+    decode_s = _decode_time(design, batch)
+    e2e = prefill.time_s + decode_s
+    in_flight = batch * pipeline_parallel
+    limit = min(most, max_num_seqs)
+    return Estimate(
+        model=model.name,
+        hardware=hardware.name,
+        calibration=calibration.name,
+        provenance=calibration.provenance,
+        parallel=parallel,
+        precision=precision,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        batch=batch,
+        status=status or "ok",
+        memory=plan,
+        kv_bytes_per_token=kv_bytes_per_token(model, precision.kv, tensor_parallel) / pipeline_parallel,
+        kv_capacity_tokens=plan.kv.capacity_tokens,
+        max_sequences=most,
+        prefill=prefill,
+        decode=_phase(design, middle),
+        ttft_s=prefill.time_s,
+        tpot_s=decode_s / (output_tokens - 1) if output_tokens > 1 else float("nan"),
+        e2e_s=e2e,
+        output_tok_per_s=in_flight * output_tokens / e2e,
+        total_tok_per_s=in_flight * (prompt_tokens + output_tokens) / e2e,
+        load=None
+        if rate_rps is None
+        else steady_load(
+            design.parameters,
+            rate_rps,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            stages=pipeline_parallel,
+            max_sequences=limit,
+            max_num_batched_tokens=max_num_batched_tokens,
+            window=design.window,
+        ),
+    )
+
+
+def _check(
+    model: Model, hardware: Hardware, parallel: Parallel, prompt: int, output: int, batch: int, rate: float | None
+) -> None:
+    for name, value in (("prompt", prompt), ("output", output), ("batch", batch)):
+        if value < 1:
+            raise InputError(f"{name}: must be at least 1, not {value}")
+    if rate is not None and not (0 < rate < float("inf")):
+        raise InputError(f"rate: must be a positive number of requests per second, not {rate}")
+    if prompt + output > model.max_positions:
+        raise InputError(
+            f"prompt {prompt} + output {output} tokens exceed the {model.max_positions} positions of {model.name}"
+        )
+    problem = parallel_problem(model, hardware, parallel)
+    if problem:
+        raise InputError(problem)
+
+
+def _crowded(sequences: int, most: int) -> str | None:
+    if sequences <= most:
+        return None
+    return (
+        f"does not fit: the KV cache holds {most} such sequences at a time, not {sequences}; remedy: a batch <= {most}"
+    )
+
+
+def _phase(design: _Design, batch: BatchStatistics) -> Phase:
+    """Time and breakdown of one iteration. MFU and MBU are of all devices, with one batch in flight per stage."""
+    time = float(iteration_time(design.parameters, batch))
+    compute, memory = ideal_times(design.operators, design.hardware)
+    tokens = batch.decodes + batch.prefill_tokens
+    touched = experts_touched(design.parameters.log_expert_missed, tokens)
+    return Phase(
+        time_s=time,
+        mfu=float(ideal_time(compute, batch)) / time,
+        mbu=float(ideal_time(memory, batch, touched=touched)) / time,
+        operators=breakdown(design.operators, design.hardware, design.calibration, batch),
+    )
+
+
+def _decode_time(design: _Design, sequences: float) -> float:
+    """All decode steps after the first token, which the prefill gives: they attend to prompt + 1, + 2, ... tokens."""
+    context = design.prompt_tokens + np.arange(1.0, design.output_tokens)
+    batch = decode_batch(np.full_like(context, sequences), context, design.window)
+    return float(np.sum(iteration_time(design.parameters, batch)))
+
+
+def format_estimate(result: Estimate) -> str:
+    """The estimate as text for a terminal: a summary and one table of operators per phase."""
+    return "\n".join([*_summary(result), "", *_table("prefill", result.prefill), "", *_table("decode", result.decode)])
+
+
+def _summary(result: Estimate) -> list[str]:
+    split = result.parallel
+    dtypes = result.precision
+    memory = result.memory
+    lines = [
+        f"{result.model} on {split.devices} x {result.hardware}"
+        f" (TP {split.tensor}, PP {split.pipeline}, EP {split.expert})",
+        f"  weights {dtypes.weights}, activations {dtypes.activations}, KV {dtypes.kv}; "
+        f"efficiencies: {result.calibration} ({result.provenance})",
+        f"  batch {result.batch}, prompt {result.prompt_tokens}, output {result.output_tokens} tokens",
+        "",
+        f"status            {result.status}",
+        f"weights           {memory.weight_bytes / 1e9:.2f} GB per device of {memory.usable_bytes / 1e9:.1f} GB usable",
+        f"KV capacity       {result.kv_capacity_tokens:,.0f} tokens ({result.kv_bytes_per_token:,.0f} byte per token "
+        f"and device), {result.max_sequences:,} sequences of this length",
+        f"TTFT              {_milliseconds(result.ttft_s)}",
+        f"TPOT              {_milliseconds(result.tpot_s)}",
+        f"end to end        {_milliseconds(result.e2e_s)}",
+        f"throughput        {result.output_tok_per_s:,.1f} output tokens/s, {result.total_tok_per_s:,.1f} with prompts",
+    ]
+    return lines + ([] if result.load is None else _load_lines(result.load))
+
+
+def _load_lines(load: Load) -> list[str]:
+    head = [
+        "",
+        f"at {load.rate_rps:g} requests/s (steady state, no queueing):",
+        f"utilisation       {100 * load.utilisation:.1f} % of {load.capacity_rps:.3g} requests/s",
+    ]
+    if load.saturated:
+        return [*head, "saturated         the queue grows without bound"]
+    return [
+        *head,
+        f"concurrency       {load.concurrency:.1f} requests in the system, step {_milliseconds(load.step_s)}",
+        f"TTFT, TPOT, e2e   {_milliseconds(load.ttft_s)}, {_milliseconds(load.tpot_s)}, {_milliseconds(load.e2e_s)}",
+    ]
+
+
+def _table(title: str, phase: Phase) -> list[str]:
+    """Operators in order; what takes no time in this phase is left out."""
+    lines = [
+        f"{title} iteration: {_milliseconds(phase.time_s)}, MFU {100 * phase.mfu:.1f} %, MBU {100 * phase.mbu:.1f} %",
+        f"  {'operator':<28}{'time':>12}{'share':>8}{'GFLOP':>12}{'memory MB':>12}{'sent MB':>10}  bound by",
+    ]
+    return lines + [
+        f"  {each.name:<28}{_milliseconds(each.time_s):>12}{100 * each.share:>7.1f}%{each.flops / 1e9:>12,.2f}"
+        f"{each.bytes / 1e6:>12,.2f}{each.message_bytes / 1e6:>10,.2f}  {each.bound}"
+        for each in phase.operators
+        if each.time_s > 1e-15
+    ]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.3f} ms"

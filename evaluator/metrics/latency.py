@@ -1,0 +1,48 @@
+"""The latencies of the glossary, one number per request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from evaluator.metrics.outcomes import Bounds, Outcomes
+
+# Names as objectives write them -> names of the variables; ``itl`` is pooled over tokens and has no value per request.
+VARIABLE = {"queue_wait": "queue_wait_s", "ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "itl": "itl_s"}
+
+
+def latencies(outcomes: Outcomes) -> dict[str, np.ndarray]:
+    """queue_wait_s, ttft_s, tpot_s and e2e_s, float64 (config, seed, request), warm-up included.
+
+    Waiting counts: every latency but tpot starts at the arrival. tpot is
+    (last token - first token) / (output_tokens - 1), NaN for a single-token output.
+    """
+    later = np.asarray(outcomes.output_tokens, dtype=np.float64) - 1.0
+    later = np.where(later > 0, later, np.nan)
+    return {
+        "queue_wait_s": outcomes.scheduled_s - outcomes.arrival_s,
+        "ttft_s": outcomes.first_token_s - outcomes.arrival_s,
+        "tpot_s": (outcomes.last_token_s - outcomes.first_token_s) / later,
+        "e2e_s": outcomes.last_token_s - outcomes.arrival_s,
+    }
+
+
+def within_objectives(values: Mapping[str, np.ndarray], objectives: tuple[Bounds, ...]) -> np.ndarray | None:
+    """1.0 where a request is within all its bounds, else 0.0, (config, seed, request); NaN without an objective.
+
+    A bound on a mean or a percentile is what each request is held against. A request without the latency (tpot of a
+    single token) is within its bound. ``itl`` belongs to tokens, not to a request, and is not asked here.
+    None where no objective of any configuration is one of a request.
+    """
+    bounds = [bound for bound in objectives if VARIABLE[bound.metric] in values]
+    if not bounds:
+        return None
+    shape = next(iter(values.values())).shape
+    inside, asked = np.ones(shape, dtype=bool), np.zeros(shape[0], dtype=bool)
+    for bound in bounds:
+        present = ~np.isnan(bound.bound_s)
+        limit = np.where(present, bound.bound_s, np.inf)[:, None, None]
+        inside &= ~(values[VARIABLE[bound.metric]] > limit)
+        asked |= present
+    return np.where(asked[:, None, None], inside, np.nan)

@@ -1,0 +1,134 @@
+"""The one table of what a result holds: unit, name and formula of every variable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Variable:
+    """``long_name`` fits an axis of a plot; ``description`` is the formula of the glossary."""
+
+    units: str
+    long_name: str
+    description: str
+
+
+_LATENCIES = {
+    "queue_wait_s": ("queue wait", "first scheduled - arrival"),
+    "ttft_s": ("time to first token", "first output token - arrival, waiting included"),
+    "tpot_s": (
+        "time per output token",
+        "(last token - first token) / (output_tokens - 1) of each request; single-token outputs are left out",
+    ),
+    "e2e_s": ("end-to-end latency", "last output token - arrival, waiting included"),
+    "itl_s": ("inter-token latency", "every gap between successive tokens, pooled over tokens"),
+}
+_OVER = "over the measured requests of a seed (the warm-up is cut), then the mean over the seeds"
+_QUANTILE = f"quantile {_OVER}; linear interpolation between order statistics"
+_ERROR = (
+    "Monte-Carlo standard error: standard deviation over the seeds / sqrt(seeds); with one seed from batch means "
+    "within the run"
+)
+_RATE = "over the window from the arrival of the first measured request to the last completion of a measured request"
+
+_SERVICE = {
+    "throughput_rps": Variable("1/s", "request throughput", f"measured requests completed {_RATE}"),
+    "output_tok_per_s": Variable("token/s", "output throughput", f"output tokens of the measured requests {_RATE}"),
+    "total_tok_per_s": Variable(
+        "token/s", "total throughput", f"prompt and output tokens of the measured requests {_RATE}"
+    ),
+    "tok_per_s_per_gpu": Variable("token/s", "output throughput per GPU", "output_tok_per_s / devices"),
+}
+
+_OTHERS = {
+    "tok_per_s_per_user": Variable("token/s", "output speed per user", "1 / mean tpot_s"),
+    "slo_attainment": Variable(
+        "1",
+        "SLO attainment",
+        f"fraction of requests within all bounds of the objectives that a request has, {_OVER}; a bound on a mean or a "
+        "percentile is what each request is held against; NaN without an objective",
+    ),
+    "slo_attainment_stderr": Variable("1", "standard error of the SLO attainment", _ERROR),
+    "slo_met": Variable(
+        "1", "SLO met", "every objective holds at its own statistic; false without an objective or where not feasible"
+    ),
+    "utilisation": Variable("1", "utilisation", "busy time of the replicas / (replicas x makespan)"),
+    "mfu": Variable(
+        "1", "model FLOP utilisation", "useful FLOPs of the model / (busy time of the devices x peak FLOP/s)"
+    ),
+    "mbu": Variable(
+        "1", "model bandwidth utilisation", "useful bytes of the model / (busy time of the devices x peak byte/s)"
+    ),
+    "kv_used_mean": Variable("1", "mean KV cache use", "fraction of the KV capacity in use, mean over time and seeds"),
+    "kv_used_max": Variable("1", "highest KV cache use", "largest fraction of the KV capacity in use, over all seeds"),
+    "iterations": Variable("1", "engine iterations", "forward passes of all replicas, mean over the seeds"),
+    "preemptions": Variable("1", "preemptions", "requests sent back to the queue, mean over the seeds"),
+    "saturated": Variable(
+        "1",
+        "saturated",
+        "the queue grows without bound in the window: the wait drifts upwards by more than chance and does not come "
+        "back, in at least half of the seeds; never under closed loop or all at once",
+    ),
+    "usd_per_mtok": Variable(
+        "USD", "cost per million output tokens", "devices x USD per hour / output tokens per hour x 1e6; NaN: no price"
+    ),
+    "joule_per_tok": Variable(
+        "J",
+        "energy per output token",
+        "(busy time x power + idle time x idle power) of all devices / output tokens; NaN where a power is not known",
+    ),
+    "devices": Variable("1", "devices", "devices of all replicas: replicas x tensor_parallel x pipeline_parallel"),
+    "weights_bytes": Variable("byte", "weights per device", "bytes of model weights on one device"),
+    "kv_capacity_tokens": Variable("token", "KV capacity", "tokens of KV cache that one replica can hold"),
+    "status": Variable("1", "status", "ok, or infeasible, why, and what to do"),
+    "engine": Variable("1", "engine", "what computed the row: request | iteration | token"),
+    "provenance": Variable("1", "provenance", "where the efficiencies are from: calibrated | extrapolated | datasheet"),
+}
+
+
+def _table() -> dict[str, Variable]:
+    table: dict[str, Variable] = {}
+    for name, (long_name, formula) in _LATENCIES.items():
+        table[name] = Variable("s", long_name, f"{formula}; {_QUANTILE}")
+        table[f"{name}_mean"] = Variable("s", f"mean {long_name}", f"{formula}; mean {_OVER}")
+        table[f"{name}_stderr"] = Variable("s", f"standard error of the {long_name}", _ERROR)
+        table[f"{name}_mean_stderr"] = Variable("s", f"standard error of the mean {long_name}", _ERROR)
+    for name, variable in _SERVICE.items():
+        table[name] = variable
+        table[f"{name}_stderr"] = Variable(
+            variable.units,
+            f"standard error of the {variable.long_name}",
+            "Monte-Carlo standard error: standard deviation over the seeds / sqrt(seeds); NaN with one seed",
+        )
+    return table | _OTHERS
+
+
+VARIABLES: dict[str, Variable] = _table()
+
+# Coordinates by the last part of their key path; what is not here is read off its suffix or is text.
+COORDINATE_UNITS = {
+    "rate_rps": "1/s",
+    "users": "1",
+    "cv": "1",
+    "usd_per_device_hour": "USD/h",
+    "memory_fraction": "1",
+    "memory_bytes": "byte",
+    "memory_bandwidth": "byte/s",
+    "power_w": "W",
+    "idle_power_w": "W",
+    "usd_per_hour": "USD/h",
+}
+_SUFFIXES = {"_s": "s", "_tokens": "token", "_bytes": "byte", "_rps": "1/s", "_w": "W", "_flops": "FLOP/s"}
+
+
+def coordinate_units(path: str) -> str:
+    """Unit of a swept quantity by its key path; ``1`` for counts, fractions and names."""
+    leaf = path.rsplit(".", 1)[-1]
+    if leaf in COORDINATE_UNITS:
+        return COORDINATE_UNITS[leaf]
+    if path.startswith("slo."):
+        return "s"
+    if "peak_flops" in path:
+        return "FLOP/s"
+    return next((unit for suffix, unit in _SUFFIXES.items() if leaf.endswith(suffix)), "1")

@@ -1,0 +1,135 @@
+"""How far a long run has come, for people who wait: one line on a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TextIO
+
+TERMINAL_INTERVAL_S = 0.1
+LOG_INTERVAL_S = 10.0
+
+
+class Progress:
+    """Counts units of work and writes done, share, rates and time left to ``stream`` (stderr).
+
+    The first report of work also pays for compiling, so rates and the time left are measured from it on, as soon
+    as there is a second one. The closing line tells the time of everything.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        unit: str = "configurations",
+        requests_per_unit: float = 0.0,
+        *,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total = total
+        self.unit = unit
+        self.requests_per_unit = requests_per_unit
+        self.done = 0
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._on_terminal = self._stream.isatty()
+        self._interval_s = TERMINAL_INTERVAL_S if self._on_terminal else LOG_INTERVAL_S
+        self._kept = 0  # units an earlier run had finished: they count as done, not as speed
+        self._first: tuple[float, int] | None = None  # time and units of the first report
+        self._start = self._written = clock()
+        self._width = 0
+
+    def __enter__(self) -> Self:
+        self._start = self._written = self._clock()
+        if self._on_terminal:
+            self._write(self.line(self._start))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        now = self._clock()
+        self._write(self.line(now) if kind is not None else self.summary(now))
+        if self._on_terminal:
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def keep(self, units: int) -> None:
+        """``units`` were finished by an earlier run: done, but no measure of the speed."""
+        self.done += units
+        self._kept += units
+
+    def advance(self, units: int = 1) -> None:
+        """``units`` more are done."""
+        now = self._clock()
+        self.done += units
+        if self._first is None:
+            self._first = (now, self.done - self._kept)
+        if now - self._written >= self._interval_s:
+            self._written = now
+            self._write(self.line(now))
+
+    def rate(self, now: float) -> float:
+        """Units per second, without the first report and what it compiled where later ones are known; 0 if unknown."""
+        worked = self.done - self._kept
+        start, before = self._start, 0
+        if self._first is not None and worked > self._first[1]:
+            start, before = self._first
+        return (worked - before) / (now - start) if now > start else 0.0
+
+    def line(self, now: float) -> str:
+        """Done, total, share, rates and the time left."""
+        text = f"{self.done:,}/{self.total:,} {self.unit}"
+        if self.total:
+            text += f"  {100 * self.done // self.total} %"
+        rate = self.rate(now)
+        if rate <= 0:
+            return text + "  starting"
+        left = format_duration((self.total - self.done) / rate)
+        return f"{text}  {self._rates(rate)}  {left} left"
+
+    def summary(self, now: float) -> str:
+        """The closing line: what was done in which time, compiling included."""
+        worked, elapsed = self.done - self._kept, now - self._start
+        text = f"{self.done:,}/{self.total:,} {self.unit} in {format_duration(elapsed)}"
+        if self._kept:
+            text += f" ({self._kept:,} of them finished before)"
+        return f"{text}  {self._rates(worked / elapsed)}" if worked and elapsed > 0 else text
+
+    def _rates(self, rate: float) -> str:
+        text = f"{_short(rate)} {self.unit}/s"
+        return f"{text}  {_short(rate * self.requests_per_unit)} requests/s" if self.requests_per_unit else text
+
+    def _write(self, line: str) -> None:
+        if self._on_terminal:
+            self._stream.write("\r" + line.ljust(self._width))
+            self._width = len(line)
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+def _short(value: float) -> str:
+    """Three significant digits with k, M or G."""
+    for factor, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= 0.9995 * factor:
+            return f"{_three_digits(value / factor)}{letter}"
+    return _three_digits(value)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
+def format_duration(seconds: float) -> str:
+    """``4.2 s``, ``52 s``, ``3 min 20 s`` or ``2 h 05 min``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,93 @@
+"""When requests are sent: arrival times of each process from random numbers that no rate changes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluator.scenario.scenario import Arrivals
+from evaluator.scenario.trace import TIMES, read_trace
+
+UNIT_GAP_PROCESSES = ("poisson", "gamma", "uniform")
+"""The processes whose times at ``rate_rps`` are their times at rate 1 divided by it."""
+
+_GAPS = 0  # the random stream of the gaps
+
+
+def stream(seed: int, number: int) -> np.random.Generator:
+    """Generator ``number`` of a seed: the same on every machine, independent of the other numbers."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, number])))
+
+
+def unit_gaps(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
+    """Gaps before each request at one request per second, float64 (request,); the mean is 1.
+
+    Only for ``UNIT_GAP_PROCESSES`` (else ValueError). The first requests of a longer draw are those of a shorter one.
+    The first request comes after the first gap; evenly spaced ones start at 0.
+    """
+    if arrivals.process == "poisson":
+        return stream(seed, _GAPS).standard_exponential(n)
+    if arrivals.process == "gamma":
+        assert arrivals.cv is not None
+        variance = arrivals.cv**2  # of a gap with mean 1: shape 1 / cv^2, scale cv^2
+        return stream(seed, _GAPS).standard_gamma(1.0 / variance, n) * variance
+    if arrivals.process == "uniform":
+        gaps = np.ones(n)
+        gaps[:1] = 0.0
+        return gaps
+    raise ValueError(f"{arrivals.process} arrivals do not scale with the rate; there are no unit gaps")
+
+
+def arrival_times(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
+    """``arrival_s`` of n requests, float64 (request,), never decreasing; zeros for all_at_once and closed_loop.
+
+    The times of a trace are the file's, divided by ``scale``.
+    """
+    process = arrivals.process
+    if process in UNIT_GAP_PROCESSES:
+        assert arrivals.rate_rps is not None
+        return np.cumsum(unit_gaps(arrivals, seed, n)) / arrivals.rate_rps
+    if process == "normal":
+        return _normal(arrivals, seed, n)
+    if process == "burst":
+        return _burst(arrivals, seed, n)
+    if process == "trace":
+        assert arrivals.file is not None
+        times = read_trace(arrivals.file, TIMES).arrival_s
+        assert times is not None
+        return times[:n] / arrivals.scale
+    return np.zeros(n)
+
+
+def _normal(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
+    """Normal gaps, negative ones put to 0 and all then scaled so that their mean is 1 / rate_rps again.
+
+    E max(0, X) = m Phi(m/s) + s phi(m/s) for X normal with mean m and standard deviation s.
+    """
+    assert arrivals.rate_rps is not None and arrivals.std_s is not None
+    mean, std = 1.0 / arrivals.rate_rps, arrivals.std_s
+    gaps = np.maximum(0.0, mean + std * stream(seed, _GAPS).standard_normal(n))
+    if std > 0:
+        ratio = mean / std
+        density = math.exp(-0.5 * ratio * ratio) / math.sqrt(2 * math.pi)
+        gaps *= mean / (mean * 0.5 * math.erfc(-ratio / math.sqrt(2)) + std * density)
+    return np.cumsum(gaps)
+
+
+def _burst(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
+    """A Poisson process whose rate is factor x rate_rps for on_s, what is left for off_s, and so on from time 0.
+
+    Times of a unit Poisson process through the inverse of the expected number of arrivals (time rescaling).
+    """
+    assert arrivals.rate_rps is not None and arrivals.factor is not None
+    assert arrivals.on_s is not None and arrivals.off_s is not None
+    period = arrivals.on_s + arrivals.off_s
+    expected = np.cumsum(stream(seed, _GAPS).standard_exponential(n))
+    cycles, left = np.divmod(expected, arrivals.rate_rps * period)
+    in_burst = min(arrivals.factor * arrivals.on_s / period, 1.0) * arrivals.rate_rps * period
+    corners = [0.0, in_burst, arrivals.rate_rps * period]
+    if in_burst == corners[2]:  # nothing is sent between bursts
+        return cycles * period + left / (arrivals.factor * arrivals.rate_rps)
+    return cycles * period + np.interp(left, corners, [0.0, arrivals.on_s, period])

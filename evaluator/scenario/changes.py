@@ -1,0 +1,67 @@
+"""Setting keys of a scenario's tree: what ``--set`` and a sweep value do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evaluator.scenario.fields import Place, Table
+from evaluator.scenario.keys import LENGTHS, arrival_tables
+from evaluator.scenario.tree import MISSING, Tree, get, put, split_path
+
+_ARRIVALS = arrival_tables(Path())  # only the names of the keys matter here
+
+
+def apply(tree: Tree, changes: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """``tree`` with every key path of ``changes`` set; mappings merge into what is there.
+
+    Where a change chooses another arrival process or another source of lengths, the keys that only the old one takes
+    go, so that a Poisson base can be swept to a closed loop. Errors: InputError for a path through a plain value.
+    """
+    result: Any = tree
+    for path, value in changes.items():
+        keys = split_path(path)
+        try:
+            result = put(result, keys, value)
+        except KeyError as error:
+            depth = error.args[0]
+            above = ".".join(keys[:depth])
+            raise place.key(path).error(f"{above} holds a value, so nothing can be set below it") from None
+    touched = {split_path(path)[:2] for path in changes}
+    for field, drop in ((("workload", "arrivals"), _other_process), (("workload", "lengths"), _other_source)):
+        if field in touched or ("workload",) in touched:
+            result = _replace(tree, result, field, drop)
+    return dict(result)
+
+
+def _replace(before: Tree, after: Tree, field: tuple[str, str], drop: Any) -> Tree:
+    old, new = get(before, field), get(after, field)
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return after
+    # Only what the change left as it was may be stale.
+    stale = [key for key in drop(old, new) if key in old and new.get(key) is old[key]]
+    if not stale:
+        return after
+    section = {**after[field[0]], field[1]: {key: value for key, value in new.items() if key not in stale}}
+    return {**after, field[0]: section}
+
+
+def _other_process(old: Tree, new: Tree) -> list[str]:
+    if old.get("process") == new.get("process"):
+        return []
+    return _not_of(new.get("process"), _ARRIVALS)
+
+
+def _other_source(old: Tree, new: Tree) -> list[str]:
+    if "trace" in new and "trace" not in old:
+        return ["source", *_not_of(None, LENGTHS)]
+    if old.get("source", MISSING) == new.get("source", MISSING):
+        return []
+    return ["trace", *_not_of(new.get("source"), LENGTHS)]
+
+
+def _not_of(chosen: Any, tables: Mapping[str, Table]) -> list[str]:
+    """The keys of all tables that are not in the chosen one."""
+    own = tables.get(chosen, {}) if isinstance(chosen, str) else {}
+    return [key for table in tables.values() for key in table if key not in own]

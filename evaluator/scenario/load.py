@@ -1,0 +1,134 @@
+"""From a YAML file (or a mapping) and overrides to a Scenario in which everything is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from evaluator.errors import InputError
+from evaluator.scenario.changes import apply
+from evaluator.scenario.fields import REQUIRED, Field, Place, Table, did_you_mean, file_name, listed, read_section
+from evaluator.scenario.keys import (
+    DEPLOYMENT,
+    LATER_DEPLOYMENT,
+    LATER_TOP,
+    LENGTHS,
+    arrival_tables,
+    read_slo,
+    workload_table,
+)
+from evaluator.scenario.scenario import Deployment, Scenario
+from evaluator.scenario.sections import Base
+from evaluator.scenario.sweep import check_axes, raw_axes
+from evaluator.scenario.tree import MISSING, get, leaves, plain, split_path
+from evaluator.scenario.workload import check_cached, finish
+from evaluator.yaml import dumps_yaml, loads_yaml, read_text
+
+
+def load_scenario(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario of a YAML file, or of a mapping like one, with ``overrides`` of the form ``key.path=value``.
+
+    Relative trace files are looked for beside the file, then in the current directory. ``text`` of the result is the
+    file's text, or with overrides the YAML of what they make of it.
+    Errors: InputError naming the file, the key path, what is wrong and what is allowed.
+    """
+    if isinstance(source, Mapping):
+        file, tree, written = "scenario", plain(source), None
+    else:
+        file, written = str(source), read_text(source)
+        tree = loads_yaml(written, file)
+    place = Place(file)
+    if not isinstance(tree, Mapping):
+        raise place.error(f"expected a scenario with the keys {', '.join(_TOP)}, got {tree!r}")
+    for override in overrides:
+        tree = _override(tree, override)
+    if written is None or overrides:
+        written = dumps_yaml(dict(tree))
+    path = None if isinstance(source, Mapping) else Path(source)
+    scenario = _read(tree, place, path, overrides)
+    return replace(scenario, text=written, path=None if path is None else str(path))
+
+
+def _parse(override: str) -> tuple[str, Any, Place]:
+    """(key path, value, place for messages) of one ``--set``."""
+    path, equals, written = override.partition("=")
+    path = path.strip()
+    if not equals or not all(split_path(path)):
+        raise InputError(f"--set {override!r}: expected key.path=value, such as deployment.tensor_parallel=8")
+    name = f"--set {override!r}"
+    return path, loads_yaml(written, name), Place(name)
+
+
+def _override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
+    path, value, place = _parse(override)
+    section, _, axis = path.partition(".")
+    if section != "sweep" or not axis:
+        return apply(tree, {path: value}, place)
+    axes = tree.get("sweep") or {}  # the key of an axis is a whole path
+    if not isinstance(axes, Mapping):
+        raise place.error(f"sweep holds a value, not axes: {axes!r}")
+    if value is None and axis not in axes:
+        raise place.error(f"there is no such axis{did_you_mean(axis, axes)}; the axes are {listed(axes)}")
+    kept = {**axes, axis: value}
+    return {**tree, "sweep": {name: written for name, written in kept.items() if written is not None}}
+
+
+_TOP: Table = {
+    "name": Field(file_name, ""),
+    "workload": Field(lambda value, place: value),
+    "deployment": Field(lambda value, place: value),
+    "slo": Field(read_slo, ()),
+    "sweep": Field(lambda value, place: None, None),  # read on its own
+}
+
+
+def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: Sequence[str]) -> Scenario:
+    folder = Path.cwd() if path is None else path.parent
+    axes = raw_axes(tree.get("sweep"), place.key("sweep"))
+    _refuse_hidden(axes, overrides)
+    top = read_section(_filled(tree, axes, place), _TOP, place, LATER_TOP)
+    where = place.key("workload")
+    workload = finish(read_section(top["workload"], workload_table(folder), where), where)
+    check_cached(workload, where)
+    deployment = Deployment(**read_section(top["deployment"], DEPLOYMENT, place.key("deployment"), LATER_DEPLOYMENT))
+    base = Base(workload, deployment, top["slo"], folder)
+    sweep = check_axes(axes, base, set(tree.get("workload") or {}), place)
+    name = top["name"] or ("scenario" if path is None else path.stem)
+    return Scenario(name, workload, deployment, top["slo"], sweep)
+
+
+def _refuse_hidden(axes: Mapping[str, list[Any]], overrides: Sequence[str]) -> None:
+    """An override of a key that an axis sets would do nothing."""
+    owner = {path: axis for axis, values in axes.items() for value in values for path, _ in leaves(value, axis)}
+    for override in overrides:
+        path, value, place = _parse(override)
+        for key, _ in leaves(value, path):
+            if key in owner:
+                axis = owner[key]
+                raise place.error(f"the sweep sets {key}; take its axis away first, with --set sweep.{axis}=null")
+
+
+def _filled(tree: Mapping[str, Any], axes: Mapping[str, list[Any]], place: Place) -> Mapping[str, Any]:
+    """The tree with keys that must be there and are only swept, from the first value of their axis."""
+    for axis, values in axes.items():
+        for path, value in leaves(values[0], axis):
+            if get(tree, split_path(path)) is MISSING and _must_be_there(tree, split_path(path)):
+                tree = apply(tree, {path: value}, place)
+    return tree
+
+
+def _must_be_there(tree: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
+    if keys[0] == "deployment":
+        return len(keys) == 2 and keys[1] in DEPLOYMENT and DEPLOYMENT[keys[1]].default is REQUIRED
+    choices = (("arrivals", "process", arrival_tables(Path())), ("lengths", "source", LENGTHS))
+    for field, discriminator, tables in choices:
+        if keys[:2] != ("workload", field):
+            continue
+        there = get(tree, keys[:2])
+        if not isinstance(there, Mapping) or discriminator not in there:
+            return field == "arrivals" or "trace" not in (there if isinstance(there, Mapping) else {})
+        table = tables.get(str(there[discriminator]), {})
+        return len(keys) == 3 and keys[2] in table and table[keys[2]].default is REQUIRED
+    return False

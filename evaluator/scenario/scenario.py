@@ -1,0 +1,121 @@
+"""The validated scenario: frozen values in SI units, nothing optional left open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """When requests are sent. ``process`` says which of the other fields mean something."""
+
+    process: str  # poisson | gamma | uniform | normal | burst | all_at_once | closed_loop | trace
+    rate_rps: float | None = None
+    cv: float | None = None  # gamma: coefficient of variation of the gaps
+    std_s: float | None = None  # normal: standard deviation of the gaps
+    on_s: float | None = None  # burst: seconds at factor x rate_rps, then
+    off_s: float | None = None  # seconds with what is left, so that the mean stays rate_rps
+    factor: float | None = None
+    users: int | None = None  # closed_loop
+    scale: float = 1.0  # trace: > 1 sends faster
+    file: str | None = None  # trace
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long prompts and outputs are: a catalog distribution, a formula, or a trace file."""
+
+    source: str  # a catalog name | fixed | lognormal | normal | uniform | zipf | trace
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    file: str | None = None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Traffic: ``requests`` per seed, of which the first ``warmup_requests`` are cut from the statistics."""
+
+    arrivals: Arrivals
+    lengths: Lengths
+    requests: int
+    warmup_requests: int
+    seeds: tuple[int, ...]
+    cached_tokens: int = 0  # leading prompt tokens whose KV is already there, where the trace does not say
+
+
+@dataclass(frozen=True)
+class Precision:
+    """dtype names; ``weights='checkpoint'`` keeps what the published checkpoint stores."""
+
+    weights: str = "checkpoint"
+    activations: str = "bf16"
+    kv: str = "bf16"
+
+
+@dataclass(frozen=True)
+class Batching:
+    """``max_num_batched_tokens`` None: 2,048 for chunked, no limit beside the model's context for whole prompts."""
+
+    policy: str = "chunked"  # static | continuous | chunked | mixed
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """``admission`` reserve: a request enters only if its whole KV fits, prompt and output."""
+
+    admission: str = "reserve"
+    memory_fraction: float = 0.9
+    block_tokens: int = 16
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One pool of identical replicas."""
+
+    model: str
+    hardware: str
+    precision: Precision = field(default_factory=Precision)
+    calibration: str = "datasheet"
+    replicas: int = 1
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
+    batching: Batching = field(default_factory=Batching)
+    kv: KvCache = field(default_factory=KvCache)
+    router: str = "round_robin"
+    role: str = "mixed"  # mixed | prefill | decode
+    usd_per_device_hour: float | None = None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """``metric`` (ttft, tpot, e2e, queue_wait, itl) at ``statistic`` (mean or p<percent>) at most ``bound_s``."""
+
+    metric: str
+    statistic: str
+    bound_s: float
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One sweep axis: ``values`` as written (for coordinates), ``changes`` what each sets, key path -> value."""
+
+    name: str
+    values: tuple[Any, ...]
+    changes: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One question: a workload on a deployment under objectives, and the axes that vary it."""
+
+    name: str
+    workload: Workload
+    deployment: Deployment
+    slo: tuple[Objective, ...] = ()
+    sweep: tuple[Axis, ...] = ()
+    text: str = ""
+    path: str | None = None

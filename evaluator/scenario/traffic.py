@@ -1,0 +1,48 @@
+"""The requests of a workload: arrival times and lengths, from random numbers common to all configurations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluator.errors import InputError
+from evaluator.scenario.arrivals import arrival_times
+from evaluator.scenario.lengths import request_lengths
+from evaluator.scenario.scenario import Workload
+from evaluator.scenario.trace import LENGTHS, read_trace
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """The requests of one seed in order of arrival; every array is (request,)."""
+
+    arrival_s: NDArray[np.float64]
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    cached_tokens: NDArray[np.int64]  # leading prompt tokens whose KV is there; always less than the prompt
+
+
+def traffic(workload: Workload, seed: int, count: int | None = None) -> Traffic:
+    """The first ``count`` (default: all) requests of ``workload`` under ``seed``.
+
+    The same seed gives the same lengths and the same unit gaps whatever the rate, so that configurations differ by
+    what they are and not by their luck. A closed loop's arrivals are 0: its users decide.
+    ``cached_tokens`` of the workload are cut to leave one token of each prompt to compute; a trace that has the
+    column says them itself. Errors: InputError for a trace that cannot be used or has fewer than ``count`` requests.
+    """
+    n = workload.requests if count is None else count
+    prompt, output = request_lengths(workload.lengths, seed, n)
+    arrival = arrival_times(workload.arrivals, seed, n)
+    if not len(arrival) == len(prompt) == n:
+        raise InputError(f"{n} requests are more than the {min(len(arrival), len(prompt))} of the trace")
+    return Traffic(arrival, prompt, output, _cached(workload, prompt))
+
+
+def _cached(workload: Workload, prompt: NDArray[np.int64]) -> NDArray[np.int64]:
+    if workload.lengths.source == "trace" and workload.lengths.file is not None:
+        cached = read_trace(workload.lengths.file, LENGTHS).cached_tokens
+        if cached is not None:
+            return cached[: len(prompt)]
+    return np.minimum(workload.cached_tokens, prompt - 1)

@@ -1,0 +1,108 @@
+"""Plain nested dicts with dotted key paths: looking up, merging, flattening; a scenario's parts as such trees."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from evaluator.scenario.scenario import Arrivals, Lengths, Objective
+
+Tree = Mapping[str, Any]
+MISSING: Any = object()
+
+# A dot before a digit belongs to the name (slo.ttft.p99.9): no key starts with a digit.
+_DOT = re.compile(r"\.(?![0-9])")
+
+
+@lru_cache(maxsize=4096)
+def split_path(path: str) -> tuple[str, ...]:
+    """``a.b.p99.9`` -> (a, b, p99.9)."""
+    return tuple(_DOT.split(path))
+
+
+def get(tree: Any, keys: Sequence[str]) -> Any:
+    """The value at ``keys``; MISSING where there is none."""
+    for key in keys:
+        if not isinstance(tree, dict) or key not in tree:
+            return MISSING
+        tree = tree[key]
+    return tree
+
+
+def put(tree: Any, keys: Sequence[str], value: Any) -> Any:
+    """``tree`` with ``value`` merged in at ``keys`` (nothing is changed in place).
+
+    A mapping merges into the mapping there, key by key; anything else replaces. Missing mappings on the way are made.
+    Errors: KeyError with the number of leading keys that lead to something that is no mapping.
+    """
+    if not keys:
+        return merge(tree, value)
+    if tree is None or tree is MISSING:
+        tree = {}
+    if not isinstance(tree, dict):
+        raise KeyError(0)
+    try:
+        below = put(tree.get(keys[0], MISSING), keys[1:], value)
+    except KeyError as error:
+        raise KeyError(error.args[0] + 1) from None
+    return {**tree, keys[0]: below}
+
+
+def merge(tree: Any, value: Any) -> Any:
+    """``value``, or where both are mappings the two merged, ``value`` first."""
+    if not isinstance(value, dict) or not isinstance(tree, dict):
+        return value
+    return {**tree, **{key: merge(tree.get(key), entry) for key, entry in value.items()}}
+
+
+def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """(key path, value) of everything below that is not itself a mapping with keys."""
+    if isinstance(value, Mapping) and value:
+        for key, entry in value.items():
+            yield from leaves(entry, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def plain(value: Any) -> Any:
+    """``value`` with NumPy scalars, tuples, paths and other mappings turned into what YAML has."""
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # NumPy scalars and arrays
+        return plain(value.tolist())
+    return value
+
+
+def field_tree(value: Any) -> Any:
+    """A read value of one key of a section as the tree it could have been read from, in SI units."""
+    if isinstance(value, Arrivals):
+        given = {key: entry for key, entry in asdict(value).items() if entry is not None}
+        if value.process != "trace":
+            del given["scale"]
+        return given
+    if isinstance(value, Lengths):
+        return {"trace": value.file} if value.source == "trace" else {"source": value.source, **value.parameters}
+    if isinstance(value, tuple):
+        return list(value)
+    return asdict(value) if hasattr(value, "__dataclass_fields__") else value
+
+
+def slo_tree(slo: Sequence[Objective]) -> dict[str, dict[str, float]]:
+    """Objectives as the tree they could have been read from."""
+    tree: dict[str, dict[str, float]] = {}
+    for objective in slo:
+        tree.setdefault(objective.metric, {})[objective.statistic] = objective.bound_s
+    return tree
+
+
+def section_tree(section: Any) -> dict[str, Any]:
+    """A read Workload or Deployment as a tree in SI units."""
+    return {key: field_tree(getattr(section, key)) for key in section.__dataclass_fields__}

@@ -1,0 +1,60 @@
+"""The rules of ``workload`` that join several of its keys: defaults that follow from others, and what excludes what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from evaluator.scenario.fields import Place
+from evaluator.scenario.scenario import Arrivals, Lengths, Workload
+from evaluator.scenario.trace import LENGTHS, TIMES, trace_requests
+
+DEFAULT_REQUESTS = 1000
+FOLLOWING = ("lengths", "requests", "warmup_requests")
+"""The keys that ``finish`` fills in from others."""
+
+
+def finish(values: Mapping[str, Any], place: Place) -> Workload:
+    """The Workload from the values of its keys, None where absent.
+
+    Lengths default to those of the arrivals' trace, requests to the whole trace or else 1,000, and the warm-up to a
+    tenth of the requests. Errors: InputError where a trace is too short or the warm-up leaves nothing to measure.
+    """
+    arrivals: Arrivals = values["arrivals"]
+    lengths: Lengths | None = values["lengths"]
+    if lengths is None:
+        if arrivals.process != "trace":
+            raise place.key("lengths").error("is required (a trace of arrivals may do without: it has lengths too)")
+        lengths = Lengths("trace", file=arrivals.file)
+    there = trace_requests(_traces(arrivals, lengths))
+    requests: int | None = values["requests"]
+    if requests is None:
+        requests = DEFAULT_REQUESTS if there is None else there
+    elif there is not None and requests > there:
+        raise place.key("requests").error(
+            f"{requests} are more than the {there} of the trace; leave it out to take all"
+        )
+    warmup: int | None = values["warmup_requests"]
+    if warmup is None:
+        warmup = requests // 10
+    elif warmup >= requests:
+        raise place.key("warmup_requests").error(f"must be less than requests = {requests}, got {warmup}")
+    return Workload(arrivals, lengths, requests, warmup, values["seeds"], values["cached_tokens"])
+
+
+def check_cached(workload: Workload, place: Place) -> None:
+    """Refuses a cached prefix as long as a prompt of fixed length. Prompts that vary keep one token to compute."""
+    prompt = workload.lengths.parameters.get("prompt_tokens")
+    if prompt is not None and workload.cached_tokens >= prompt:
+        raise place.key("cached_tokens").error(
+            f"must be less than the prompt of {prompt} tokens (at least one is computed), got {workload.cached_tokens}"
+        )
+
+
+def _traces(arrivals: Arrivals, lengths: Lengths) -> dict[str, tuple[str, ...]]:
+    needed: dict[str, tuple[str, ...]] = {}
+    if arrivals.process == "trace" and arrivals.file is not None:
+        needed[arrivals.file] = TIMES
+    if lengths.source == "trace" and lengths.file is not None:
+        needed[lengths.file] = needed.get(lengths.file, ()) + LENGTHS
+    return needed

@@ -1,0 +1,133 @@
+"""One configuration of a grid by what a person types: ``tp=4,hardware=l40s``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from evaluator.errors import InputError
+from evaluator.scenario.scenario import Axis
+
+SHORT_NAMES = {
+    "tp": "tensor_parallel",
+    "pp": "pipeline_parallel",
+    "ep": "expert_parallel",
+    "rate": "rate_rps",
+}
+
+
+def parse_selection(texts: Sequence[str]) -> dict[str, str]:
+    """``["tp=4,hardware=l40s", "rate=2"]`` as name -> value. InputError for what is not NAME=VALUE, or given twice."""
+    wanted: dict[str, str] = {}
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (name and equals and value):
+            raise InputError(f"--select {part!r}: NAME=VALUE is wanted, such as tp=4 or tp=4,hardware=h100-sxm")
+        if wanted.get(name, value) != value:
+            raise InputError(f"--select {name}: given twice, as {wanted[name]} and as {value}")
+        wanted[name] = value
+    return wanted
+
+
+def select(axes: Sequence[Axis], wanted: Mapping[str, str]) -> tuple[int, ...]:
+    """The index along each axis of the one configuration that ``wanted`` names.
+
+    A name is the whole key path of an axis, its end (``hardware``, ``batching.policy``) or a short name (``tp``); on
+    a zipped axis it may be any key that the axis changes. A value is compared as a number where both are, else as
+    text; a rounded number selects the value that it rounds. An axis with one value needs no selection. InputError
+    where a name or a value is not in the grid, and where several configurations remain, with the axes and values.
+    """
+    remaining = [list(range(len(axis.values))) for axis in axes]
+    for name, text in wanted.items():
+        number = _axis(axes, name)
+        remaining[number] = _positions(axes[number], name, text, remaining[number])
+    open_axes = [(axis, left) for axis, left in zip(axes, remaining, strict=True) if len(left) > 1]
+    if open_axes:
+        count = math.prod(len(left) for _, left in open_axes)
+        told = "; ".join(f"{axis.name}: {_listed(axis.values[i] for i in left)}" for axis, left in open_axes)
+        raise InputError(f"{count:,} configurations remain; choose one with --select NAME=VALUE on {told}")
+    return tuple(left[0] for left in remaining)
+
+
+def _axis(axes: Sequence[Axis], name: str) -> int:
+    long = SHORT_NAMES.get(name, name)
+    found = [i for i, axis in enumerate(axes) if any(_is_end(long, path) for path in _paths(axis))]
+    exact = [i for i in found if axes[i].name in (name, long)]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    if found:
+        raise InputError(f"--select {name}: is an axis more than once: {', '.join(axes[i].name for i in found)}")
+    if not axes:
+        raise InputError(f"--select {name}: the scenario sweeps nothing, there is one configuration")
+    allowed = list(dict.fromkeys(path.rpartition(".")[2] for axis in axes for path in _paths(axis)))
+    close = get_close_matches(long, allowed, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise InputError(f"--select {name}: not an axis of the sweep; {hint}the axes are {', '.join(allowed)}")
+
+
+def _positions(axis: Axis, name: str, text: str, among: list[int]) -> list[int]:
+    long = SHORT_NAMES.get(name, name)
+    for same in (_equal, _rounded):
+        found = [i for i in among if any(same(value, text) for value in _values(axis, i, long))]
+        if found:
+            return found
+    raise InputError(
+        f"--select {name}={text}: not in the sweep; {axis.name} is {_listed(axis.values[i] for i in among)}"
+    )
+
+
+def _paths(axis: Axis) -> list[str]:
+    changed = (path for change in axis.changes for path, _ in _leaves(change))
+    return list(dict.fromkeys([axis.name, *changed]))
+
+
+def _values(axis: Axis, index: int, name: str) -> list[Any]:
+    changed = [value for path, value in _leaves(axis.changes[index]) if _is_end(name, path)]
+    return [axis.values[index], *changed] if _is_end(name, axis.name) else changed
+
+
+def _leaves(change: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in change.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _is_end(name: str, path: str) -> bool:
+    return path == name or path.endswith(f".{name}")
+
+
+def _equal(value: Any, text: str) -> bool:
+    number = _number(value)
+    wanted = _number(text)
+    if number is not None and wanted is not None:
+        return math.isclose(number, wanted, rel_tol=1e-12)
+    return str(value).casefold() == text.casefold()
+
+
+def _rounded(value: Any, text: str) -> bool:
+    """Whether ``value`` rounds to ``text`` at the digits that the text gives."""
+    number, wanted = _number(value), _number(text)
+    if number is None or wanted is None:
+        return False
+    digits = len(text.lower().partition("e")[0].replace(".", "").lstrip("+-0")) or 1
+    return float(f"{number:.{digits}g}") == wanted
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _listed(values: Iterator[Any], most: int = 8) -> str:
+    texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+    shown = ", ".join(texts[:most])
+    return f"{shown}, ... ({len(texts)} values)" if len(texts) > most else shown

@@ -1,0 +1,122 @@
+"""Quantities with units: ``80GB``, ``3.35 TB/s``, ``50ms``, ``989 TFLOP/s`` become SI numbers; numbers are SI."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+from evaluator.errors import InputError
+
+_NUMBER = re.compile(r"\s*([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(.*?)\s*", re.DOTALL)
+
+_DECIMAL = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50}
+
+
+def _decimal(*names: str) -> dict[str, Decimal]:
+    return {prefix + name: Decimal(10) ** power for prefix, power in _DECIMAL.items() for name in names}
+
+
+def _bytes(suffix: str) -> dict[str, Decimal]:
+    binary = {f"{prefix}B{suffix}": Decimal(2) ** power for prefix, power in _BINARY.items()}
+    return _decimal(f"B{suffix}") | binary
+
+
+def _bits_per_second() -> dict[str, Decimal]:
+    # b is a bit and B a byte, as network and memory sheets write them.
+    return {unit: factor / 8 for unit, factor in _decimal("b/s", "bit/s").items()}
+
+
+_UNITS: dict[str, dict[str, Decimal]] = {
+    "byte": _bytes("") | {"byte": Decimal(1), "bytes": Decimal(1)},
+    "byte/s": _bytes("/s") | {"byte/s": Decimal(1)} | _bits_per_second(),
+    "FLOP/s": _decimal("FLOP/s", "FLOPS", "OP/s", "OPS"),
+    "s": {
+        "ns": Decimal("1e-9"),
+        "us": Decimal("1e-6"),
+        "µs": Decimal("1e-6"),
+        "ms": Decimal("1e-3"),
+        "s": Decimal(1),
+        "min": Decimal(60),
+        "h": Decimal(3600),
+    },
+    "W": {"mW": Decimal("1e-3"), "W": Decimal(1), "kW": Decimal(1000), "MW": Decimal(10) ** 6},
+    "USD/h": dict.fromkeys(("USD/h", "USD/hour", "$/h"), Decimal(1)),
+    "token": dict.fromkeys(("token", "tokens"), Decimal(1)),
+    "1/s": {
+        "1/s": Decimal(1),
+        "/s": Decimal(1),
+        "rps": Decimal(1),
+        "1/min": 1 / Decimal(60),
+        "1/h": 1 / Decimal(3600),
+    },
+}
+
+_EXAMPLES = {
+    "byte": "80GB, 80GiB, 512MB",
+    "byte/s": "3.35TB/s, 50GB/s, 400Gb/s (bits)",
+    "FLOP/s": "989TFLOP/s, 1.98PFLOP/s",
+    "s": "1.5s, 50ms, 20us",
+    "W": "700W, 1.2kW",
+    "USD/h": "2.5USD/h",
+    "token": "2048 tokens",
+    "1/s": "4rps, 4/s",
+}
+
+
+def parse_quantity(value: Any, unit: str, where: str) -> float:
+    """``value`` in ``unit`` as a float: a number is in that unit already, a string carries its own unit.
+
+    ``unit`` is one of byte, byte/s, FLOP/s, s, W, USD/h, token, 1/s; ``where`` names the place in messages.
+    The arithmetic is decimal, so ``50ms`` is the same float as 0.05. The sign is left to the caller.
+    Errors: InputError for another type, NaN or infinity, a missing, misspelt or unfitting unit.
+    """
+    units = _UNITS[unit]
+    if isinstance(value, str):
+        return _finite(_parse_text(value, unit, units, where), value, where)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputError(
+            f"{where}: expected a quantity in {unit} (a number, or such as {_EXAMPLES[unit]}), got {value!r}"
+        )
+    return _finite(value, value, where)
+
+
+def _parse_text(text: str, unit: str, units: Mapping[str, Decimal], where: str) -> Decimal:
+    match = _NUMBER.fullmatch(text)
+    allowed = f"write a number in {unit}, or such as {_EXAMPLES[unit]}"
+    if match is None:
+        raise InputError(f"{where}: {text!r} does not start with a number; {allowed}")
+    number, written = match.groups()
+    if not written:
+        raise InputError(f"{where}: {text!r} has no unit; {allowed} (without quotes it is in {unit})")
+    if written not in units:
+        hint = _hint(written, units)
+        raise InputError(f"{where}: unknown unit {written!r} in {text!r} for a quantity in {unit}; {hint}{allowed}")
+    try:
+        return Decimal(number) * units[written]
+    except ArithmeticError:  # an exponent beyond what decimals hold
+        raise InputError(f"{where}: {text!r} is too large or too small") from None
+
+
+def _hint(written: str, units: Mapping[str, Decimal]) -> str:
+    for other, table in _UNITS.items():
+        if written in table and table is not units:
+            return f"{written} is a unit of {other}; "
+    same = [name for name in units if name.casefold() == written.casefold()]
+    close = same or difflib.get_close_matches(written, units, n=2, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}? " if close else ""
+
+
+def _finite(number: Any, value: Any, where: str) -> float:
+    try:
+        result = float(number)
+    except OverflowError:
+        result = math.inf
+    if not math.isfinite(result):
+        raise InputError(f"{where}: {value!r} is not a finite number")
+    return result

@@ -1,0 +1,69 @@
+"""Where entries are found, and what is said of those that are not there."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from evaluator.catalog import data_folder, load_hardware, load_model, model_to_yaml, names
+from evaluator.errors import InputError
+
+TINY = """
+name: llama-3.1-8b
+source: 'mine'
+hidden: 8
+vocabulary: 8
+max_positions: 8
+layers: [{count: 1, dense: {intermediate: 8}}]
+"""
+
+
+def test_unknown_names_are_answered_with_close_ones():
+    with pytest.raises(
+        InputError, match=r"unknown model 'llama-3.1-80b'; did you mean llama-3.1-.*there are: codellama"
+    ):
+        load_model("llama-3.1-80b")
+    with pytest.raises(InputError, match="unknown hardware 'H100'; did you mean h100-"):
+        load_hardware("H100")
+    with pytest.raises(InputError, match=r"unknown model 'zzzz' \(there are: "):
+        load_model("zzzz")
+    with pytest.raises(InputError, match=r"model: there is no file 'absent\.yaml'"):
+        load_model("absent.yaml")
+    with pytest.raises(InputError, match="model: expected a name, got 3"):
+        load_model(3)
+    with pytest.raises(InputError, match="unknown kind of catalog entry 'model'; did you mean models"):
+        names("model")
+
+
+def test_names_do_not_leave_the_folder():
+    with pytest.raises(InputError, match=r"unknown model '\.\./hardware/l4'"):
+        load_model("../hardware/l4")
+
+
+def test_a_folder_of_ones_own_comes_first(tmp_path, monkeypatch):
+    own = tmp_path / "own"
+    (own / "models" / "llm").mkdir(parents=True)
+    (own / "models" / "llm" / "llama-3.1-8b.yaml").write_text(TINY)
+    usual = load_model("llama-3.1-8b")
+    monkeypatch.setenv("EVALUATOR_PATH", os.pathsep.join([str(tmp_path / "absent"), str(own)]))
+    assert data_folder("models")[0] == (own / "models" / "llm").resolve()
+    assert load_model("llama-3.1-8b").source == "mine"
+    assert "llama-3.1-70b" in names("models")
+    monkeypatch.delenv("EVALUATOR_PATH")
+    assert load_model("llama-3.1-8b") == usual
+
+
+def test_the_current_directory_is_searched(tmp_path, monkeypatch):
+    (tmp_path / "models" / "llm").mkdir(parents=True)
+    model = load_model("qwen3-8b")
+    text = model_to_yaml(model).replace("name: qwen3-8b", "name: mine")
+    (tmp_path / "models" / "llm" / "mine.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert load_model("mine").layers == model.layers
+    assert "mine" in names("models")
+
+
+def test_nothing_here_imports_jax():
+    code = "import sys, evaluator.catalog as c; c.load_model('deepseek-v3'); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,28 @@
+"""What every test runs under: float64, no silent rank promotion, and a compilation cache inside the checkout.
+
+Set through the environment, before anything imports JAX and for subprocesses too; tests without JAX never load it.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+os.environ["JAX_ENABLE_X64"] = "1"
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["MPLBACKEND"] = "agg"
+os.environ.setdefault("EVALUATOR_CACHE", str(ROOT / ".cache"))
+os.environ.pop("EVALUATOR_PATH", None)
+os.environ.pop("EVALUATOR_DEBUG", None)
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of ground truth (traces, published configs), which is no part of the repository."""
+    folder = Path(os.environ.get("EVALUATOR_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no ground-truth data in {folder}; EVALUATOR_DATA names its folder")
+    return folder

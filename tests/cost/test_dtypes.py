@@ -1,0 +1,61 @@
+"""Widths of dtypes and the dtype of a product."""
+
+import pytest
+
+from evaluator.catalog.model import CheckpointPrecision
+from evaluator.cost.dtypes import BYTES, compute_dtype, weight_dtypes, wider
+from evaluator.cost.rates import peak_flops
+from evaluator.scenario.scenario import Precision
+from tests.cost.fixtures import H100, LLAMA_8B
+
+
+@pytest.mark.parametrize(
+    ("weight", "activations", "expected"),
+    [
+        ("bf16", "bf16", "bf16"),
+        ("fp8", "bf16", "fp8"),  # activations are quantised on the fly
+        ("fp8", "fp8", "fp8"),
+        ("fp8", "fp32", "fp32"),
+        ("int8", "bf16", "bf16"),  # weight-only
+        ("int8", "int8", "int8"),
+        ("int4", "bf16", "bf16"),
+        ("mxfp4", "bf16", "bf16"),
+        ("nvfp4", "nvfp4", "fp4"),
+        ("nvfp4", "fp8", "fp8"),
+        ("int4", "int4", "int8"),
+    ],
+)
+def test_compute_dtype(weight, activations, expected):
+    assert compute_dtype(weight, activations) == expected
+
+
+def test_wider_keeps_the_second_of_equal_width():
+    assert wider("fp8", "int8") == "int8"
+    assert wider("bf16", "fp8") == "bf16"
+
+
+def test_block_scales_are_counted():
+    assert BYTES["mxfp4"] * 32 == 17
+    assert BYTES["nvfp4"] * 16 == 9
+    assert BYTES["int4"] * 128 == 66
+
+
+def test_missing_unit_falls_back_to_the_next_wider():
+    assert peak_flops({"bf16": 312e12}, "fp8") == 312e12
+    assert peak_flops(H100.peak_flops, "fp8") == 1979e12
+    assert peak_flops({"fp32": 1e12}, "bf16") == 1e12
+    with pytest.raises(ValueError, match="without any peak"):
+        peak_flops({}, "bf16")
+
+
+def test_checkpoint_keeps_published_dtypes():
+    published = CheckpointPrecision(experts="mxfp4")
+    assert weight_dtypes(published, Precision())["experts"] == "mxfp4"
+    assert weight_dtypes(published, Precision())["attention"] == "bf16"
+
+
+def test_quantisation_leaves_embedding_head_and_router():
+    dtypes = weight_dtypes(LLAMA_8B.checkpoint, Precision(weights="fp8"))
+    assert dtypes["attention"] == dtypes["feed_forward"] == dtypes["experts"] == "fp8"
+    assert dtypes["embedding"] == dtypes["head"] == dtypes["router"] == "bf16"
+    assert weight_dtypes(LLAMA_8B.checkpoint, Precision(weights="fp32"))["head"] == "fp32"

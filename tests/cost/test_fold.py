@@ -1,0 +1,152 @@
+"""From operators to iteration time: limits, proportions, and JAX against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluator.cost import Parallel, coefficients, fold, fold_rates, iteration_time, operators, rates, reach
+from evaluator.cost.batch import attention_area, decode_batch, prefill_batch, together
+from evaluator.scenario.scenario import Precision
+from tests.cost.fixtures import ALL_MODELS, H100, LLAMA_8B, LLAMA_70B, PERFECT, QWEN3_235B, calibration
+
+BF16 = Precision(weights="bf16")
+SPLIT = Parallel(2, 2)
+
+
+def test_roofline_limits_of_llama_8b():
+    """With perfect rates: a lone decode reads the weights; a long prefill computes at the peak."""
+    parameters = fold(operators(LLAMA_8B, BF16, Parallel()), H100, PERFECT)
+    weights = 2 * (8030261248 - 128256 * 4096 - 65 * 4096)
+    lone = float(iteration_time(parameters, decode_batch(1.0, 1.0, None)))
+    assert lone == pytest.approx(weights / 3.35e12, rel=5e-3)
+    assert lone > weights / 3.35e12
+    tokens = 16384
+    flops = 2 * weights / 2 * tokens + 32 * 32 * 512 * tokens * (tokens + 1) / 2
+    assert float(iteration_time(parameters, prefill_batch(1.0, tokens, None))) == pytest.approx(flops / 989e12, rel=0.1)
+
+
+@pytest.mark.parametrize("model", ALL_MODELS, ids=lambda model: model.name)
+def test_decode_is_linear_in_the_context(model):
+    parameters = fold(operators(model, Precision(), SPLIT), H100, calibration())
+    context = np.array([1.0, 1e3, 1e4, 1e6])
+    times = iteration_time(parameters, decode_batch(np.full(4, 7.0), context, None))
+    per_token = 7.0 * (parameters.context_s + parameters.window_context_s)
+    np.testing.assert_allclose(times, times[0] + per_token * (context - 1.0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("model", ALL_MODELS, ids=lambda model: model.name)
+def test_jax_folds_as_numpy_does(model):
+    known = coefficients(operators(model, Precision(), SPLIT), reach(H100))
+    plain = fold_rates(known, rates(H100, calibration()))
+    traced = fold_rates(known, jax.tree.map(jnp.asarray, rates(H100, calibration())))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-13), plain, traced)
+
+
+def test_a_grid_of_hardware_is_one_vmap():
+    known = coefficients(operators(LLAMA_8B, BF16, Parallel()), reach(H100))
+    base = jax.tree.map(jnp.asarray, rates(H100, calibration()))
+    bandwidths = jnp.linspace(1e12, 8e12, 5)
+    batch = decode_batch(8.0, 1000.0, None)
+
+    def time(bandwidth):
+        return iteration_time(fold_rates(known, base._replace(memory_bandwidth=bandwidth)), batch)
+
+    times = jax.vmap(time)(bandwidths)
+    assert np.all(np.diff(times) < 0)
+    assert times[0] == pytest.approx(time(1e12))
+
+
+def test_overheads_are_added_once_per_iteration_and_sequence():
+    found = operators(LLAMA_8B, BF16, Parallel())
+    known, rate = coefficients(found, reach(H100)), rates(H100, calibration(step_s=1e-3, sequence_s=1e-5))
+    batch = decode_batch(10.0, 100.0, None)
+    difference = iteration_time(fold_rates(known, rate), batch) - iteration_time(
+        fold_rates(known, rate, overheads=False), batch
+    )
+    assert difference == pytest.approx(1e-3 + 10 * 1e-5, rel=1e-9)
+
+
+def test_experts_are_read_as_they_are_touched():
+    """One token visits k of E experts; a large batch all of them."""
+    found = [each for each in operators(QWEN3_235B, BF16, Parallel()) if each.group == "experts"]
+    held = sum(each.weight_bytes for each in found)
+    for each in found:
+        single = fold((each,), H100, PERFECT)
+        one = float(iteration_time(single, decode_batch(1.0, 1.0, None)))
+        assert one == pytest.approx(each.weight_bytes * 8 / 128 / 3.35e12, rel=1e-2)
+        many = float(iteration_time(single, decode_batch(100.0, 1.0, None)))
+        assert many == pytest.approx(each.weight_bytes * (1 - (1 - 8 / 128) ** 100) / 3.35e12, rel=2e-2)
+    assert held == pytest.approx(2 * 94 * 128 * 3 * 4096 * 1536)
+
+
+batches = st.tuples(st.integers(1, 300), st.integers(1, 8192), st.integers(0, 4), st.integers(1, 4096))
+
+
+@settings(max_examples=40, deadline=None)
+@given(batches, st.sampled_from(ALL_MODELS), st.sampled_from([1, 2, 8]))
+def test_time_grows_with_work_and_falls_with_rates(batch, model, tensor):
+    decodes, context, prompts, tokens = batch
+    found = operators(model, Precision(), Parallel(tensor))
+    known, rate = coefficients(found, reach(H100)), rates(H100, calibration())
+
+    def time(rate=rate, decodes=decodes, context=context, prompts=prompts, tokens=tokens):
+        both = together(decode_batch(float(decodes), float(context), 128), prefill_batch(float(prompts), tokens, 128))
+        return float(iteration_time(fold_rates(known, rate), both))
+
+    base = time()
+    assert 0 < base < 1e5
+    assert time(decodes=decodes + 1) > base
+    assert time(context=context + 1) >= base
+    assert time(prompts=prompts + 1) > base
+    assert time(tokens=tokens + 1) >= base
+    assert time(rate._replace(memory_bandwidth=2 * rate.memory_bandwidth)) < base
+    assert time(rate._replace(peak_flops=2 * rate.peak_flops)) <= base
+    assert time(rate._replace(link_bandwidth=2 * rate.link_bandwidth)) <= base
+    assert time(rate._replace(launch_s=2 * rate.launch_s)) > base
+
+
+def gradient_case(model, batch, knee):
+    known = coefficients(operators(model, Precision(), Parallel(2)), reach(H100))
+    base = jax.tree.map(jnp.asarray, rates(H100, calibration(knee=knee)))
+    return base, lambda rate: iteration_time(fold_rates(known, rate), batch)
+
+
+def at_the_knee(model):
+    """The batch at which the largest GEMM's two sides are equal."""
+    rows = fold(operators(model, Precision(), Parallel(2)), H100, calibration()).token_rows
+    widest = int(np.argmax(rows.weight))
+    return decode_batch(float(rows.weight[widest] / (rows.flop[widest] - rows.activation[widest])), 1000.0, None)
+
+
+@pytest.mark.parametrize("knee", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("case", ["decode", "prefill", "knee", "empty"])
+def test_gradients_are_finite_differences(case, knee):
+    model = LLAMA_70B
+    batch = {
+        "decode": decode_batch(16.0, 1000.0, None),
+        "prefill": prefill_batch(1.0, 2048, None),
+        "knee": at_the_knee(model),
+        "empty": decode_batch(0.0, 0.0, None),
+    }[case]
+    base, time = gradient_case(model, batch, knee)
+    gradient = jax.grad(time)(base)
+    for name, leaf, slope in zip(base._fields, base, gradient, strict=True):
+        assert np.all(np.isfinite(slope)), name
+        if case == "knee" and knee == 0.0:
+            continue  # the classic maximum has no derivative at its knee; a finite subgradient is enough
+        step = 1e-5 * np.maximum(np.abs(leaf), 1e-3)
+        for at in np.ndindex(np.shape(leaf)):
+            up, down = (base._replace(**{name: leaf.at[at].add(sign * step[at])}) for sign in (1.0, -1.0))
+            estimate = (time(up) - time(down)) / (2 * step[at])
+            assert slope[at] == pytest.approx(float(estimate), rel=2e-4, abs=1e-9 * float(time(base)) / step[at]), name
+
+
+def test_attention_area():
+    assert attention_area(4) == 1 + 2 + 3 + 4
+    assert attention_area(4, cached=2) == 3 + 4
+    assert attention_area(6, window=3) == 1 + 2 + 3 + 3 + 3 + 3
+    assert attention_area(6, cached=4, window=3) == 6
+    np.testing.assert_array_equal(attention_area(np.array([1, 2])), [1, 3])

@@ -1,0 +1,157 @@
+"""Weights, KV and what fits."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluator.catalog import parameter_count
+from evaluator.cost import (
+    Parallel,
+    kv_bytes_per_token,
+    kv_units,
+    memory_plan,
+    memory_problem,
+    model_window,
+    weight_bytes,
+)
+from evaluator.cost.memory import KvLayout
+from evaluator.scenario.scenario import Precision
+from tests.cost.fixtures import (
+    ALL_MODELS,
+    DEEPSEEK_V3,
+    GPT_OSS_20B,
+    H100,
+    LLAMA_8B,
+    LLAMA_70B,
+    LLAMA_405B,
+    MAMBA,
+    NEMOTRON_H,
+    QWEN3_235B,
+)
+
+BF16 = Precision(weights="bf16")
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [(LLAMA_8B, 131_072), (LLAMA_70B, 327_680), (LLAMA_405B, 516_096), (DEEPSEEK_V3, 70_272), (QWEN3_235B, 192_512)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_kv_bytes_per_token(model, expected):
+    assert kv_bytes_per_token(model, "bf16") == expected
+    assert kv_bytes_per_token(model, "fp8") == expected / 2
+
+
+def test_kv_under_tensor_parallelism():
+    assert kv_bytes_per_token(LLAMA_70B, "bf16", 8) == 327_680 / 8
+    assert kv_bytes_per_token(LLAMA_70B, "bf16", 16) == 327_680 / 8  # replicated
+    assert kv_bytes_per_token(DEEPSEEK_V3, "bf16", 8) == 70_272  # the latent is on every rank
+
+
+@pytest.mark.parametrize("model", ALL_MODELS, ids=lambda model: model.name)
+def test_weights_of_one_device_are_the_model(model):
+    assert weight_bytes(model, BF16, Parallel()) == 2 * parameter_count(model)
+
+
+def test_weights_by_part():
+    """gpt-oss-20b: mxfp4 experts, the rest in bf16."""
+    experts = 24 * 32 * 3 * 2880 * 2880
+    rest = parameter_count(GPT_OSS_20B) - experts
+    assert weight_bytes(GPT_OSS_20B, Precision(), Parallel()) == pytest.approx(experts * 17 / 32 + 2 * rest)
+
+
+@pytest.mark.parametrize("model", ALL_MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize("tensor", [2, 8])
+def test_shards_hold_no_less_than_the_model(model, tensor, pipeline):
+    parallel = Parallel(tensor, pipeline)
+    held = tensor * sum(weight_bytes(model, BF16, parallel, stage) for stage in range(pipeline))
+    assert 1.0 <= held / weight_bytes(model, BF16, Parallel()) < 1.2
+
+
+def test_expert_parallel_holds_the_same_experts():
+    assert weight_bytes(QWEN3_235B, BF16, Parallel(8, 1, 8)) == weight_bytes(QWEN3_235B, BF16, Parallel(8))
+
+
+def test_tied_embeddings_are_held_once_but_in_two_stages_twice():
+    from dataclasses import replace
+
+    tied = replace(LLAMA_8B, tied_embeddings=True)
+    table = 2 * 128256 * 4096
+    assert weight_bytes(LLAMA_8B, BF16, Parallel()) - weight_bytes(tied, BF16, Parallel()) == table
+    both = sum(weight_bytes(tied, BF16, Parallel(1, 2), stage) for stage in range(2))
+    assert both == pytest.approx(weight_bytes(LLAMA_8B, BF16, Parallel()))
+
+
+@given(st.integers(1, 200_000), st.sampled_from([1, 16, 64]))
+def test_full_attention_occupies_whole_blocks(tokens, block):
+    layout = memory_plan(LLAMA_70B, H100, BF16, Parallel(8), block_tokens=block).kv
+    assert kv_units(layout, tokens) == math.ceil(tokens / block)
+
+
+@given(st.integers(1, 100_000), st.integers(1, 100_000), st.sampled_from(ALL_MODELS))
+def test_units_grow_with_tokens(one, more, model):
+    layout = memory_plan(model, H100, Precision(), Parallel(8)).kv
+    assert 1 <= kv_units(layout, one) <= kv_units(layout, one + more)
+
+
+def test_windowed_layers_keep_their_window():
+    layout = memory_plan(GPT_OSS_20B, H100, Precision(), Parallel()).kv
+    assert layout.window == model_window(GPT_OSS_20B) == 128
+    assert layout.bytes_per_token_full == layout.bytes_per_token_window == 12 * 2 * 8 * 64 * 2
+    assert kv_units(layout, 128) == 8
+    assert kv_units(layout, 128 + 1600) == 8 + 50
+    np.testing.assert_array_equal(kv_units(layout, np.array([1, 17])), [1, 2])
+
+
+def test_fixed_states():
+    layout = memory_plan(NEMOTRON_H, H100, Precision(), Parallel(8)).kv
+    state = 54 * (32 * 64 * 256 * 4 + 3 * (2048 + 2 * 256) * 2)
+    assert layout.bytes_per_sequence == state
+    assert kv_units(layout, 16) == math.ceil((16 * layout.bytes_per_token_full + state) / layout.unit_bytes)
+
+
+def test_model_without_kv_counts_sequences():
+    layout = memory_plan(MAMBA, H100, Precision(), Parallel()).kv
+    assert layout.unit_bytes == layout.bytes_per_sequence > 0
+    assert layout.capacity_tokens == math.inf
+    np.testing.assert_array_equal(kv_units(layout, np.array([1, 100_000])), [1, 1])
+
+
+def test_capacity_is_what_is_left():
+    plan = memory_plan(LLAMA_8B, H100, BF16, Parallel(), memory_fraction=0.9)
+    left = 0.9 * 80e9 - 2 * 8030261248 - plan.activation_bytes
+    assert plan.kv.capacity_units == math.floor(left / (16 * 131072))
+    assert plan.kv.capacity_tokens == 16 * plan.kv.capacity_units
+
+
+def test_the_fullest_stage_limits():
+    plan = memory_plan(LLAMA_70B, H100, BF16, Parallel(4, 3))
+    assert plan.stage == 1  # 26, 27 and 27 layers; the head's table tips the last, but it shares with the first
+    assert isinstance(plan.kv, KvLayout)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        (
+            Parallel(),
+            r"does not fit: 141.1 GB of weights per device exceed the 72.0 GB usable of 80 GB on h100; "
+            r"remedy: tensor_parallel >= 2 or pipeline_parallel >= 2",
+        ),
+        (Parallel(8), None),
+    ],
+)
+def test_what_does_not_fit_says_so(parallel, message):
+    plan = memory_plan(LLAMA_70B, H100, BF16, parallel)
+    assert memory_problem(LLAMA_70B, H100, BF16, parallel, plan) == message
+
+
+def test_no_room_for_kv():
+    plan = memory_plan(LLAMA_70B, H100, BF16, Parallel(2), memory_fraction=0.885)
+    text = memory_problem(LLAMA_70B, H100, BF16, Parallel(2), plan)
+    assert "leave no room for KV in the 70.8 GB usable" in str(text)
+    assert plan.kv.capacity_units == 0
