@@ -146,7 +146,7 @@ def unstack(ds: xr.Dataset) -> xr.Dataset:
         if "config" not in variable.dims:
             arrays[name] = variable
             continue
-        values = variable.values.reshape(*shape, *variable.shape[1:])
+        values = variable.values.reshape((*shape, *variable.shape[1:]))
         if name in along:
             first = tuple(slice(None) if place == along[name] else 0 for place in range(len(shape)))
             arrays[name] = ((dims[along[name]],), values[first], variable.attrs)
@@ -258,7 +258,7 @@ def read_chunks(folder: str | Path, fingerprint: str) -> dict[int, dict[str, np.
     chunks = {}
     for path in sorted(Path(folder).glob("chunk-*.npz")):
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 values = {name: file[name] for name in file.files}
             found = str(values.pop("fingerprint"))
             index = int(path.stem.removeprefix("chunk-"))

@@ -1,21 +1,29 @@
-"""What JAX must be told before the first computation: float64 clocks and a compilation cache that outlives the run."""
+"""What JAX must be told before the first computation: float64 clocks, loops compiled whole, a compilation cache."""
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
+import warnings
 import zlib
 from functools import cache
 from pathlib import Path
 
 
+# XLA's CPU backend runs a loop's operations one by one, unless the loop's arrays are smaller than this many bytes: then
+# it compiles the loop, inner loops included, into one function. The engine's event loop is 20 times faster that way.
+_WHOLE_LOOPS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=1000000000000000"
+
+
 @cache
 def configure() -> None:
-    """Switch on float64 and the persistent compilation cache. Idempotent; to be called before the first JAX array.
+    """Switch on float64, whole loops and the compilation cache. Idempotent; to be called before the first JAX array.
 
     Every clock is float64: float32 loses 1e-3 of a p99 over 100,000 requests. A cache that the user gave to JAX
     (``JAX_COMPILATION_CACHE_DIR``) is left as it is; where no folder can be written, programs are compiled anew.
     """
+    _compile_loops_whole()
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -23,6 +31,21 @@ def configure() -> None:
     if folder is not None and jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+def _compile_loops_whole() -> None:
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_cpu_small_while_loop_byte_threshold" in flags:
+        return
+    os.environ["XLA_FLAGS"] = f"{flags} {_WHOLE_LOOPS}".strip()
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is not None and bridge.backends_are_initialized():  # XLA has read its flags already
+        warnings.warn(
+            f"JAX was in use before evaluator: simulations will be slow. Set XLA_FLAGS='{_WHOLE_LOOPS}', "
+            "or call evaluator.device.configure() before the first JAX computation.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def compilation_cache() -> Path | None:

@@ -5,6 +5,7 @@ No requests and no queue: for those, sweep or simulate. Plain NumPy, millisecond
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -230,14 +231,19 @@ def _summary(result: Estimate) -> list[str]:
         "",
         f"status            {result.status}",
         f"weights           {memory.weight_bytes / 1e9:.2f} GB per device of {memory.usable_bytes / 1e9:.1f} GB usable",
-        f"KV capacity       {result.kv_capacity_tokens:,.0f} tokens ({result.kv_bytes_per_token:,.0f} byte per token "
-        f"and device), {result.max_sequences:,} sequences of this length",
+        f"KV capacity       {_capacity(result)}, {result.max_sequences:,} sequences of this length",
         f"TTFT              {_milliseconds(result.ttft_s)}",
         f"TPOT              {_milliseconds(result.tpot_s)}",
         f"end to end        {_milliseconds(result.e2e_s)}",
         f"throughput        {result.output_tok_per_s:,.1f} output tokens/s, {result.total_tok_per_s:,.1f} with prompts",
     ]
     return lines + ([] if result.load is None else _load_lines(result.load))
+
+
+def _capacity(result: Estimate) -> str:
+    if math.isinf(result.kv_capacity_tokens):
+        return "no KV, a state of fixed size per sequence"
+    return f"{result.kv_capacity_tokens:,.0f} tokens of {result.kv_bytes_per_token:,.0f} byte per device"
 
 
 def _load_lines(load: Load) -> list[str]:
@@ -259,11 +265,11 @@ def _table(title: str, phase: Phase) -> list[str]:
     """Operators in order; what takes no time in this phase is left out."""
     lines = [
         f"{title} iteration: {_milliseconds(phase.time_s)}, MFU {100 * phase.mfu:.1f} %, MBU {100 * phase.mbu:.1f} %",
-        f"  {'operator':<28}{'time':>12}{'share':>8}{'GFLOP':>12}{'memory MB':>12}{'sent MB':>10}  bound by",
+        f"  {'operator':<28}{'time':>12}{'share':>8}{'GFLOP':>12}{'memory MB':>13}{'sent MB':>13}  bound by",
     ]
     return lines + [
         f"  {each.name:<28}{_milliseconds(each.time_s):>12}{100 * each.share:>7.1f}%{each.flops / 1e9:>12,.2f}"
-        f"{each.bytes / 1e6:>12,.2f}{each.message_bytes / 1e6:>10,.2f}  {each.bound}"
+        f"{each.bytes / 1e6:>13,.2f}{each.message_bytes / 1e6:>13,.2f}  {each.bound}"
         for each in phase.operators
         if each.time_s > 1e-15
     ]

@@ -60,7 +60,7 @@ def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
     feasible = np.flatnonzero(ds["status"].values == OK)
     lines = []
     if feasible.size:
-        order, rule = _ranking(ds, feasible)
+        order, rule = ranking(ds, feasible)
         best = order[:top]
         shown = f"Best {best.size:,} of {feasible.size:,} feasible configurations" if feasible.size > 1 else "Result"
         lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *_constant(ds), ""]
@@ -71,7 +71,7 @@ def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
 # ---- ranking --------------------------------------------------------------------------------------------------------
 
 
-def _ranking(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
+def ranking(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
     """Feasible rows, best first, and the rule in words."""
     objective, words = _objective(ds, feasible)
     keys = [objective, ds["saturated"].values[feasible].astype(float)]
@@ -104,16 +104,6 @@ def _at(ds: xr.Dataset, name: str, level: float) -> np.ndarray:
 
 
 # ---- columns --------------------------------------------------------------------------------------------------------
-
-
-def number(value: float) -> str:
-    """Three significant digits, whole numbers in full, ``-`` where there is none."""
-    if not np.isfinite(value):
-        return "-"
-    if abs(value) >= 99.95 or value == round(value):
-        return f"{value:,.0f}"
-    digits = 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.995 else 3
-    return f"{value:.{digits}f}"
 
 
 def _cells(values: np.ndarray) -> tuple[str, ...]:
@@ -158,33 +148,34 @@ def _yes(flags: np.ndarray) -> tuple[str, ...]:
     return tuple("yes" if flag else "no" for flag in flags)
 
 
-def _quantities(ds: xr.Dataset) -> list[str]:
+def quantities(ds: xr.Dataset) -> list[str]:
     """The swept coordinates; the label of a zip is left out, since the quantities behind it are there."""
     names = [name for axis in axes_of(ds) for name in axis]
     labels = [axis[0] for axis in axes_of(ds) if len(axis) > 1 and "=" in str(ds[axis[0]].values[0])]
     return [name for name in names if name not in labels]
 
 
-def _is_constant(ds: xr.Dataset, name: str) -> bool:
+def is_constant(ds: xr.Dataset, name: str) -> bool:
+    """Whether a coordinate is the same in every row."""
     values = ds[name].values
     return bool((values == values[0]).all())
 
 
 def _constant(ds: xr.Dataset) -> list[str]:
     """What is the same in every row goes into one line instead of a column."""
-    same = [name for name in _quantities(ds) if _is_constant(ds, name)]
+    same = [name for name in quantities(ds) if is_constant(ds, name)]
     return [f"all with {', '.join(f'{name}={ds[name].values[0]}' for name in same)}"] if same else []
 
 
 def _swept(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
     columns = []
-    for name in _quantities(ds):
-        if _is_constant(ds, name):
+    for name in quantities(ds):
+        if is_constant(ds, name):
             continue
         values, head = ds[name].values[rows], _SHORT.get(name, name.replace("_", " "))
         unit = str(ds[name].attrs["units"])
         if values.dtype.kind in "iuf":
-            cells = tuple(number(float(value)) for value in values)
+            cells = tuple("-" if np.isnan(value) else f"{value:.6g}" for value in values)
             columns.append(Column(head, "" if unit in ("1", "token") else unit, cells, KEPT))
         else:
             columns.append(Column(head, "", tuple(map(str, values)), KEPT, text=True))
@@ -241,28 +232,28 @@ def _summary(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
     lines = [f"{total:,} configuration{'s' if total != 1 else ''}: {', '.join(parts)}."]
     if not feasible.size:
         lines[0] += " Nothing can run as it stands:"
-    reasons = _reasons(ds["status"].values)
-    lines += [f"  {count:,} x {reason}" for reason, count in reasons[:REASONS]]
-    if len(reasons) > REASONS:
+    found = reasons(ds["status"].values)
+    lines += [f"  {count:,} x {reason}" for reason, count in found[:REASONS]]
+    if len(found) > REASONS:
         lines.append(
-            f"  {sum(count for _, count in reasons[REASONS:]):,} x {len(reasons) - REASONS} other reasons (status)"
+            f"  {sum(count for _, count in found[REASONS:]):,} x {len(found) - REASONS} other reasons (status)"
         )
     return lines
 
 
-def _reasons(statuses: np.ndarray) -> list[tuple[str, int]]:
+def reasons(statuses: np.ndarray) -> list[tuple[str, int]]:
     """Reasons that differ only in their figures counted together, the most frequent first, each with an example."""
     texts, counts = np.unique(statuses[statuses != OK], return_counts=True)
     kinds: Counter[str] = Counter()
-    examples: dict[str, str] = {}
+    examples: dict[str, list[str]] = {}
     for text, count in zip(map(str, texts), counts.tolist(), strict=True):
         kind = re.sub(r"\d[\d.,]*", "#", text)
         kinds[kind] += count
-        examples.setdefault(kind, text)
+        examples.setdefault(kind, []).append(text)
     result = []
     for kind, count in kinds.most_common():
-        text = examples[kind].removeprefix("infeasible: ")
+        text = examples[kind][0].removeprefix("infeasible: ")
         remedy = next((remedy for words, remedy in _REMEDIES if re.search(words, text, re.IGNORECASE)), "")
-        several = "e.g. " if count > 1 and kind != examples[kind] else ""
+        several = "e.g. " if len(examples[kind]) > 1 else ""
         result.append((f"{several}{text}{f' (try {remedy})' if remedy else ''}", count))
     return result

@@ -83,7 +83,13 @@ def test_messages(value, unit, message):
 
 
 _finite = st.floats(min_value=-1e15, max_value=1e15)
-_SCALES = [("byte", "GB", 1e9), ("byte/s", "TB/s", 1e12), ("FLOP/s", "TFLOP/s", 1e12), ("W", "kW", 1e3), ("1/s", "rps", 1.0)]
+_SCALES = [
+    ("byte", "GB", 1e9),
+    ("byte/s", "TB/s", 1e12),
+    ("FLOP/s", "TFLOP/s", 1e12),
+    ("W", "kW", 1e3),
+    ("1/s", "rps", 1.0),
+]
 
 
 @given(_finite, st.sampled_from(_SCALES), st.sampled_from(["", " "]))

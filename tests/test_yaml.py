@@ -98,7 +98,8 @@ _scalars = st.one_of(
     st.sampled_from(["no", "1e9", "3.35e12", "null", "0o17", "2024-01-01", "~", "true", "", " a", "a: b", "- x", "#"]),
 )
 _values = st.recursive(
-    _scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc.-", min_size=1), inner, max_size=3)
+    _scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc.-", min_size=1), inner, max_size=3),
 )
 
 

@@ -55,7 +55,7 @@ def check_output(path: Path | None, option: str, suffixes: Sequence[str]) -> Pat
     """``path`` if its suffix is among ``suffixes`` and its folder, made if need be, can be written; InputError else."""
     if path is None:
         return None
-    if path.suffix.lower() not in suffixes:
+    if path.suffix not in suffixes:
         raise InputError(f"{option} {path}: the name must end in {' or '.join(suffixes)}")
     check_folder(path, option)
     if path.is_dir():

@@ -57,21 +57,20 @@ def simulate(
 
 
 def _described(summary: xarray.Dataset) -> str:
-    """One line per coordinate and variable of a dataset of one configuration: name, value, unit."""
-    lines: list[tuple[str, str]] = []
+    """One line per coordinate and variable of a dataset of one configuration: name, value or quantiles, unit."""
     one = summary.isel(config=0) if "config" in summary.dims else summary
+    lines: list[tuple[str, str]] = []
     for name, variable in one.variables.items():
+        unit = variable.attrs.get("units", "1")
+        after = "" if unit == "1" else f" {unit}"
         if variable.ndim == 0:
-            lines.append((str(name), _value(variable)))
+            lines.append((str(name), f"{_text(variable.values.item())}{after}"))
         elif variable.dims == ("quantile",) and name != "quantile":
-            for quantile, value in zip(one["quantile"].values, variable, strict=True):
-                lines.append((f"{name} p{100 * float(quantile):g}", _value(value, variable.attrs.get("units"))))
+            pairs = zip(one["quantile"].values.tolist(), variable.values.tolist(), strict=True)
+            lines.append((str(name), "  ".join(f"p{100 * q:g} {_text(value)}{after}" for q, value in pairs)))
     width = max((len(name) for name, _ in lines), default=0)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in lines)
 
 
-def _value(variable: xarray.Variable, units: str | None = None) -> str:
-    value = variable.values.item()
-    text = f"{value:.5g}" if isinstance(value, float) else str(value)
-    units = units or variable.attrs.get("units") or ""
-    return text if units in ("", "1") else f"{text} {units}"
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -52,7 +53,7 @@ def sweep(
     if top:
         from evaluator.table import ranked_table
 
-        typer.echo(ranked_table(dataset, top))
+        typer.echo(ranked_table(dataset, top, width=get_terminal_size((100, 24)).columns))
     if plot is not None:
         from evaluator.plot import plot as draw
 

@@ -22,9 +22,11 @@ def attention_area(prompt: Any, cached: Any = 0.0, window: int | None = None) ->
 
 
 def prefill_batch(prompts: Any, prompt_tokens: Any, window: int | None) -> BatchStatistics:
-    """``prompts`` whole prompts of ``prompt_tokens`` tokens each. Any common shape, prompts may be fractional."""
+    """``prompts`` whole prompts of ``prompt_tokens`` tokens each. Any common shape, prompts may be fractional.
+
+    A windowed layer, too, reads the KV of every token of a whole prompt.
+    """
     zero = 0.0 * np.asarray(prompts, dtype=float)
-    read = np.minimum(prompt_tokens, window) if window else prompt_tokens
     return BatchStatistics(
         decodes=zero,
         decode_context=zero,
@@ -34,7 +36,7 @@ def prefill_batch(prompts: Any, prompt_tokens: Any, window: int | None) -> Batch
         prefill_area=prompts * attention_area(prompt_tokens),
         prefill_window_area=prompts * attention_area(prompt_tokens, window=window),
         prefill_context=zero + prompts * prompt_tokens,
-        prefill_window_context=zero + prompts * read,
+        prefill_window_context=zero + prompts * prompt_tokens,
     )
 
 

@@ -24,8 +24,8 @@ BOUNDS = ("compute", "memory", "network", "overhead")
 class OperatorTime:
     """One operator in one iteration, on one device. ``share`` is of the iteration's time.
 
-    ``bound`` is the largest of: FLOPs over their rate (compute), bytes over theirs (memory), messages and their
-    latency (network), and what starting the kernels takes (overhead).
+    ``bound`` is the largest of: FLOPs over their rate (compute), bytes over theirs (memory), messages, their
+    latency and their start (network), and what starting the kernels takes (overhead).
     """
 
     name: str
@@ -39,7 +39,7 @@ class OperatorTime:
 
 
 def group_statistics(batch: BatchStatistics, log_expert_missed: float) -> dict[str, tuple[float, float, float]]:
-    """X, Y and Z of every operator group (see ``Operator``) in this batch; an operator with no work has Y = 1, too."""
+    """X, Y and Z of every operator group (see ``Operator``) in this batch."""
     tokens = batch.decodes + batch.prefill_tokens
     sequences = batch.decodes + batch.prefill_sequences
     return {
@@ -73,7 +73,8 @@ def breakdown(
     statistics = group_statistics(batch, known.log_expert_missed)
     x, y, z = np.array([statistics[each.group] for each in operators], dtype=float).T
     unit = unit_times(known, rate)
-    started = known.launches * rate.launch_s[known.op_class]
+    collective = known.steps.any(axis=1)
+    started = np.where(collective, 0.0, known.launches * rate.launch_s[known.op_class])
     sides = np.array(
         [
             unit.flop_s * x,

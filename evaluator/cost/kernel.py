@@ -27,7 +27,7 @@ class Operator:
     * experts: X = Z = tokens, Y = fraction of the experts touched;
     * prefill, prefill_window: X = attention area, Z = context read; decode, decode_window: X = Z = tokens attended to.
 
-    The linear groups have one side only (FLOPs, bytes or messages), so that their time is a plain product.
+    The linear groups have one side at most (FLOPs, bytes or messages), so that their time is a plain product.
     ``dtype`` is the one it computes in; ``collective`` and ``ranks`` say which devices talk.
     """
 

@@ -11,6 +11,9 @@ from evaluator.cost.parallel import Parallel
 from evaluator.cost.projections import local_heads, mixer_projections
 from evaluator.scenario.scenario import Precision
 
+_ATTENTION_LAUNCH = Operator("attention.launch", "attention_decode", "linear_tokens")
+"""Starting the attention kernel: apart from its work, which is proportional to the context and nothing else."""
+
 
 def mixer_operators(model: Model, mixer: Mixer | None, precision: Precision, parallel: Parallel) -> list[Operator]:
     """All operators of one layer's mixer on one device, its norm and its all-reduce included."""
@@ -42,7 +45,7 @@ def _attention_dtype(precision: Precision) -> str:
 def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precision, tensor: int) -> list[Operator]:
     """FlashAttention (arXiv:2205.14135): 2 d FLOPs for a score and 2 d for its value, per head and attended token.
 
-    KV is read once per head group. The chunk and the decodes share one kernel, counted with the decodes.
+    KV is read once per head group. Chunks and decodes share one kernel, started once per layer whatever the batch.
     """
     heads, kv_heads = mixer.heads // tensor, local_heads(mixer.kv_heads, tensor)
     stream, dim = stream_bytes(precision.activations), mixer.head_dim
@@ -62,7 +65,8 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
         Operator(f"attention.prefill{suffix}", "attention_prefill", "prefill_window" if window else "prefill",
                  dtype=dtype, flops=flops, activation_bytes=read, launches=0.0),
         Operator(f"attention.decode{suffix}", "attention_decode", "decode_window" if window else "decode",
-                 dtype=dtype, flops=flops, activation_bytes=read),
+                 dtype=dtype, flops=flops, activation_bytes=read, launches=0.0),
+        _ATTENTION_LAUNCH,
         traffic("attention.elementwise", elements * stream + read, 3.0 + mixer.output_gate),
     ]  # fmt: skip
 
@@ -90,7 +94,8 @@ def _latent_attention(model: Model, mixer: LatentAttention, precision: Precision
         Operator("attention.prefill", "attention_prefill", "prefill", dtype=dtype, flops=2.0 * heads * (key + value),
                  activation_bytes=latent + heads * (key + value) * stream, launches=0.0),
         Operator("attention.decode", "attention_decode", "decode", dtype=dtype, flops=2.0 * heads * (2 * rank + rope),
-                 activation_bytes=latent),
+                 activation_bytes=latent, launches=0.0),
+        _ATTENTION_LAUNCH,
         traffic("attention.elementwise", elements * stream + latent, 4.0),
     ]  # fmt: skip
 

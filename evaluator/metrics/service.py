@@ -31,7 +31,7 @@ def throughput(outcomes: Outcomes, measured: np.ndarray | slice) -> dict[str, np
     window = outcomes.last_token_s[..., measured].max(axis=-1) - outcomes.arrival_s[..., measured].min(axis=-1)
     output = _selected(outcomes.output_tokens, measured, window)
     prompt = _selected(outcomes.prompt_tokens, measured, window)
-    count = np.full(window.shape, float(outcomes.arrival_s[0, 0, measured].size))
+    count = np.full(window.shape, float(outcomes.measured.sum()))
     result: dict[str, np.ndarray] = {}
     for name, work in (
         ("throughput_rps", count),

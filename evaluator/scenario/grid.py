@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from math import prod
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from evaluator.errors import InputError
 from evaluator.scenario.fields import Place
 from evaluator.scenario.scenario import Axis, Deployment, Objective, Scenario, Workload
 from evaluator.scenario.sections import Base, FieldPath, read_fields, touched_fields
@@ -54,14 +56,22 @@ def _read(base: Base, field: FieldPath, axes: tuple[Axis, ...], numbers: list[in
     """The values of one field, objects of shape (axis, ...): 1 long along the axes that do not touch it."""
     values = np.empty([len(axis.values) if number in numbers else 1 for number, axis in enumerate(axes)], dtype=object)
     flat = values.reshape(-1)
+    changes = {number: [_within(field, change) for change in axes[number].changes] for number in numbers}
     for position, indices in enumerate(np.ndindex(values.shape)):
-        changes: dict[str, Any] = {}
+        together: dict[str, Any] = {}
         for number in numbers:
-            change = axes[number].changes[indices[number]]
-            changes |= {path: value for path, value in change.items() if touched_fields((path,)) == (field,)}
-        note = ", ".join(f"{axes[number].name} = {axes[number].values[indices[number]]}" for number in numbers)
-        flat[position] = _read_point(base, field, changes, Place(place.file, note=f" (sweep: {note})"))
+            together |= changes[number][indices[number]]
+        try:
+            flat[position] = _read_point(base, field, together, place)
+        except InputError:  # once more, to say at which point
+            point = ", ".join(f"{axes[number].name} = {axes[number].values[indices[number]]}" for number in numbers)
+            _read_point(base, field, together, Place(place.file, note=f" (sweep: {point})"))
+            raise
     return values
+
+
+def _within(field: FieldPath, change: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: value for path, value in change.items() if touched_fields((path,)) == (field,)}
 
 
 def _read_point(base: Base, field: FieldPath, changes: dict[str, Any], place: Place) -> Any:

@@ -44,10 +44,10 @@ def load_scenario(source: str | Path | Mapping[str, Any], overrides: Sequence[st
         raise place.error(f"expected a scenario with the keys {', '.join(_TOP)}, got {tree!r}")
     for override in overrides:
         tree = _override(tree, override)
-    if written is None or overrides:
-        written = dumps_yaml(dict(tree))
     path = None if isinstance(source, Mapping) else Path(source)
     scenario = _read(tree, place, path, overrides)
+    if written is None or overrides:
+        written = dumps_yaml(dict(tree))
     return replace(scenario, text=written, path=None if path is None else str(path))
 
 
@@ -94,7 +94,8 @@ def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: S
     check_cached(workload, where)
     deployment = Deployment(**read_section(top["deployment"], DEPLOYMENT, place.key("deployment"), LATER_DEPLOYMENT))
     base = Base(workload, deployment, top["slo"], folder)
-    sweep = check_axes(axes, base, set(tree.get("workload") or {}), place)
+    given = {key for key, value in (tree.get("workload") or {}).items() if value is not None}
+    sweep = check_axes(axes, base, given, place)
     name = top["name"] or ("scenario" if path is None else path.stem)
     return Scenario(name, workload, deployment, top["slo"], sweep)
 
@@ -114,7 +115,7 @@ def _filled(tree: Mapping[str, Any], axes: Mapping[str, list[Any]], place: Place
     """The tree with keys that must be there and are only swept, from the first value of their axis."""
     for axis, values in axes.items():
         for path, value in leaves(values[0], axis):
-            if get(tree, split_path(path)) is MISSING and _must_be_there(tree, split_path(path)):
+            if get(tree, split_path(path)) in (MISSING, None) and _must_be_there(tree, split_path(path)):
                 tree = apply(tree, {path: value}, place)
     return tree
 
@@ -127,8 +128,10 @@ def _must_be_there(tree: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
         if keys[:2] != ("workload", field):
             continue
         there = get(tree, keys[:2])
-        if not isinstance(there, Mapping) or discriminator not in there:
-            return field == "arrivals" or "trace" not in (there if isinstance(there, Mapping) else {})
+        if not isinstance(there, Mapping):
+            return True
+        if there.get(discriminator) is None:
+            return there.get("trace") is None
         table = tables.get(str(there[discriminator]), {})
         return len(keys) == 3 and keys[2] in table and table[keys[2]].default is REQUIRED
     return False

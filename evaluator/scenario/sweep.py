@@ -212,7 +212,7 @@ def _label(value: Any, name: str, normal: Mapping[str, Any]) -> Any:
     if not isinstance(value, Mapping):
         return "none" if value is None else normal[name]
     parts = [(path.removeprefix(f"{name}."), normal[path]) for path, _ in leaves(value, name)]
-    short = [path.rpartition(".")[2] for path, _ in parts]
+    short = [split_path(path)[-1] for path, _ in parts]
     names = short if len(set(short)) == len(short) else [path for path, _ in parts]
     return ",".join(f"{key}={_shown(leaf)}" for key, (_, leaf) in zip(names, parts, strict=True))
 

@@ -30,7 +30,7 @@ def test_bounds():
     assert decode["feed_forward.gate_up"] == decode["attention.decode"] == decode["head"] == "memory"
     assert prefill["feed_forward.gate_up"] == prefill["attention.prefill"] == "compute"
     assert prefill["attention.all_reduce"] == decode["attention.all_reduce"] == "network"
-    assert prefill["host.step"] == "overhead"
+    assert prefill["host.step"] == decode["attention.launch"] == "overhead"
     assert bounds(decode_batch(1.0, 1.0, None), launch_s=1e-3)["attention.qkv"] == "overhead"
 
 

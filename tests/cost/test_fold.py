@@ -111,7 +111,7 @@ def test_time_grows_with_work_and_falls_with_rates(batch, model, tensor):
 def gradient_case(model, batch, knee):
     known = coefficients(operators(model, Precision(), Parallel(2)), reach(H100))
     base = jax.tree.map(jnp.asarray, rates(H100, calibration(knee=knee)))
-    return base, lambda rate: iteration_time(fold_rates(known, rate), batch)
+    return base, jax.jit(lambda rate: iteration_time(fold_rates(known, rate), batch))
 
 
 def at_the_knee(model):

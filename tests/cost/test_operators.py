@@ -54,7 +54,7 @@ def test_matrices_hold_the_parameters_of_the_catalog(model):
     held = sum(stage_parameters(model, Parallel(), 0).values())
     assert held == sum(parts.values())
     read = sum(operator.flops for operator in operators(model, BF16, Parallel()) if operator.group == "tokens") / 2
-    assert read == pytest.approx(parts["attention"] + parts["feed_forward"], rel=2e-4)
+    assert read == pytest.approx(parts["attention"] + parts["feed_forward"], rel=1e-3)
 
 
 def test_llama_70b_decode_attention():
@@ -87,7 +87,7 @@ def test_deepseek_v3_attention():
     assert found["attention.decode"].activation_bytes == 61 * (512 + 64) * 2  # not sharded
     assert found["attention.down"].weight_bytes == 61 * 7168 * (1536 + 512 + 64)  # fp8, not sharded
     assert found["attention.kv_up"].weight_bytes == 61 * 512 * heads * 256
-    assert found["attention.qkv" if "attention.qkv" in found else "attention.down"].dtype == "fp8"
+    assert found["attention.down"].dtype == "fp8"
 
 
 def test_experts():
@@ -153,9 +153,8 @@ def test_stages_add_up_to_the_whole(model, pipeline):
     stages = [operators(model, Precision(), parallel, stage) for stage in range(pipeline)]
     for field in ("flops", "weight_bytes", "activation_bytes", "message_bytes", "launches"):
         total = sum(getattr(operator, field) for operator in whole)
-        assert sum(getattr(operator, field) for stage in stages for operator in stage) == pytest.approx(
-            total, rel=1e-12
-        )
+        summed = sum(getattr(operator, field) for stage in stages for operator in stage)
+        assert summed == pytest.approx(total, rel=1e-12)
     assert "head" in named(stages[-1]) and "head" not in named(stages[0])
     assert "embedding" in named(stages[0]) and "embedding" not in named(stages[-1])
     assert "pipeline.send" not in named(stages[-1])
@@ -166,11 +165,10 @@ def test_pipeline_without_stages_is_the_whole_model():
 
 
 def test_fp8_kv_halves_what_decode_reads():
-    half = named(operators(LLAMA_8B, Precision(kv="fp8"), Parallel()))["attention.decode"]
-    assert (
-        half.activation_bytes
-        == named(operators(LLAMA_8B, Precision(), Parallel()))["attention.decode"].activation_bytes / 2
+    half, full = (
+        named(operators(LLAMA_8B, Precision(kv=kv), Parallel()))["attention.decode"] for kv in ("fp8", "bf16")
     )
+    assert half.activation_bytes == full.activation_bytes / 2
     assert half.dtype == "bf16"
 
 
@@ -179,8 +177,7 @@ def test_linear_operators_have_one_side():
         for operator in operators(model, Precision(), Parallel(2, 2)):
             if operator.group.startswith("linear"):
                 assert operator.weight_bytes == 0
-                assert (
-                    sum(side > 0 for side in (operator.flops, operator.activation_bytes, operator.message_bytes)) == 1
-                )
+                sides = (operator.flops, operator.activation_bytes, operator.message_bytes)
+                assert sum(side > 0 for side in sides) == (operator.name != "attention.launch")
             if operator.group.startswith("decode"):
-                assert operator.weight_bytes == operator.message_bytes == 0
+                assert operator.weight_bytes == operator.message_bytes == operator.launches == 0

@@ -87,6 +87,7 @@ class Intake(NamedTuple):
     joined_context: Array
     joined_window_context: Array
     joined_growing: Array
+    resident_window_context: Array  # windowed context, in this iteration, of sequences that decode at once
     events: Array
     leaving: Array
     crossing: Array
@@ -149,7 +150,7 @@ def _consider(lane: Lane, requests: Requests, structure: Structure, state: State
         & (started | (intake.kv + kv <= lane.kv_units))
         & (state.decodes + intake.joined < lane.max_num_seqs)
         & ~(lane.policy.drain_first & (state.decodes > 0))
-        & (i < state.released)
+        & (i < jnp.minimum(state.released, lane.requests))
     )
     taken = fits & (arrival <= now)
     complete = taken & (share == rest)
@@ -172,12 +173,14 @@ def _consider(lane: Lane, requests: Requests, structure: Structure, state: State
 
     attends = prompt + 1.0 + lane.prompts_resident  # in the step after its first token
     zero = jnp.zeros_like(tokens)
-    crossing, window_area, window_context, joined_window, joined_growing = intake.crossing, zero, zero, zero, zero
+    crossing, window_area, window_context = intake.crossing, zero, zero
+    joined_window, joined_growing, resident_window = zero, zero, zero
     if structure.windowed:
         window = lane.window
         window_area = _window_triangle(high, window) - _window_triangle(low, window)
         window_context = jnp.where(computes, jnp.minimum(high, tokens + window - 1.0), 0.0)
         joined_window = jnp.where(complete, jnp.minimum(attends, window), 0.0)
+        resident_window = jnp.where(complete & lane.prompts_resident, jnp.minimum(attends - 1.0, window), 0.0)
         grows = complete & (attends < window)
         joined_growing = grows.astype(jnp.float64)
         stop = (first_step + jnp.minimum(window - attends, output - 1.0).astype(jnp.int32)) % structure.ring
@@ -202,6 +205,7 @@ def _consider(lane: Lane, requests: Requests, structure: Structure, state: State
         joined_context=intake.joined_context + jnp.where(complete, attends, 0.0),
         joined_window_context=intake.joined_window_context + joined_window,
         joined_growing=intake.joined_growing + joined_growing,
+        resident_window_context=intake.resident_window_context + resident_window,
         events=events,
         leaving=leaving,
         crossing=crossing,
@@ -214,7 +218,7 @@ def _admit(lane: Lane, requests: Requests, structure: Structure, state: State, n
     zero = jnp.zeros((), jnp.float64)
     false = jnp.zeros((), bool)
     intake = Intake(
-        ~false, false, zero, state.head, state.progress, state.kv, *(zero,) * 10,
+        ~false, false, zero, state.head, state.progress, state.kv, *(zero,) * 11,
         state.events, state.leaving, state.crossing, state.next_leaving, state.scheduled_s,
     )  # fmt: skip
     return lax.while_loop(
@@ -314,7 +318,7 @@ def _trip(lane: Lane, requests: Requests, structure: Structure, state: State) ->
     batch = BatchStatistics(
         decodes=decodes,
         decode_context=part * state.context + here * (intake.joined_context - intake.joined),
-        decode_window_context=part * state.window_context + here * (intake.joined_window_context - intake.joined_growing),
+        decode_window_context=part * state.window_context + intake.resident_window_context,
         prefill_tokens=intake.tokens,
         prefill_sequences=intake.sequences,
         prefill_area=intake.area,

@@ -1,0 +1,370 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evaluator.errors import InputError
+from evaluator.scenario import Batching, KvCache, Lengths, Objective, Precision, load_scenario
+from evaluator.scenario.tree import section_tree, slo_tree
+from evaluator.yaml import loads_yaml
+
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
+
+FULL = """
+name: h100-or-l40s
+workload:
+  arrivals: {process: poisson, rate_rps: 4}
+  lengths: {source: azure-conv-2023}
+  requests: 2000
+  warmup_requests: 100
+  seeds: [0, 1, 2, 3]
+  cached_tokens: 16
+deployment:
+  model: llama-3.1-70b
+  precision: {weights: bf16, activations: bf16, kv: fp8}
+  hardware: h100-sxm
+  calibration: auto
+  replicas: 2
+  tensor_parallel: 4
+  pipeline_parallel: 2
+  expert_parallel: 1
+  batching: {policy: mixed, max_num_seqs: 64, max_num_batched_tokens: 4096}
+  kv: {admission: reserve, memory_fraction: 0.8, block_tokens: 32}
+  router: random
+  role: prefill
+  usd_per_device_hour: 2.5USD/h
+slo: {ttft: {p90: 1.5s, p99.9: 3}, tpot: {p90: 70ms}, e2e: {mean: 10s}}
+"""
+
+
+def test_every_key_of_a_file(tmp_path):
+    path = tmp_path / "full.yaml"
+    path.write_text(FULL)
+    scenario = load_scenario(path)
+    assert (scenario.name, scenario.text, scenario.path) == ("h100-or-l40s", FULL, str(path))
+    workload, deployment = scenario.workload, scenario.deployment
+    assert workload.arrivals.rate_rps == 4.0
+    assert workload.lengths == Lengths("azure-conv-2023")
+    assert (workload.requests, workload.warmup_requests, workload.cached_tokens) == (2000, 100, 16)
+    assert workload.seeds == (0, 1, 2, 3)
+    assert deployment.precision == Precision("bf16", "bf16", "fp8")
+    assert deployment.calibration == "datasheet"
+    assert (deployment.replicas, deployment.tensor_parallel, deployment.pipeline_parallel) == (2, 4, 2)
+    assert deployment.batching == Batching("mixed", 64, 4096)
+    assert deployment.kv == KvCache("reserve", 0.8, 32)
+    assert (deployment.router, deployment.role, deployment.usd_per_device_hour) == ("random", "prefill", 2.5)
+    assert scenario.slo == (
+        Objective("ttft", "p90", 1.5),
+        Objective("ttft", "p99.9", 3.0),
+        Objective("tpot", "p90", 0.07),
+        Objective("e2e", "mean", 10.0),
+    )
+
+
+def test_defaults(base):
+    scenario = load_scenario(base)
+    workload, deployment = scenario.workload, scenario.deployment
+    assert (workload.requests, workload.warmup_requests, workload.seeds) == (1000, 100, (0,))
+    assert deployment.precision == Precision("checkpoint", "bf16", "bf16")
+    assert deployment.batching == Batching("chunked", 256, None)
+    assert deployment.kv == KvCache("reserve", 0.9, 16)
+    assert (deployment.router, deployment.role, deployment.calibration) == ("round_robin", "mixed", "datasheet")
+    assert (scenario.slo, scenario.sweep, scenario.name) == ((), (), "scenario")
+
+
+def test_the_name_defaults_to_the_file(tmp_path, base):
+    path = tmp_path / "mine.yaml"
+    path.write_text(load_scenario(base).text)
+    assert load_scenario(path).name == "mine"
+
+
+def test_null_is_as_good_as_absent(base):
+    base |= {"slo": None, "sweep": None}
+    base["deployment"] |= {"router": None, "batching": {"max_num_batched_tokens": None}}
+    assert load_scenario(base).deployment == load_scenario({**base, "slo": {}}).deployment
+
+
+def test_what_is_read_reads_back_the_same(base):
+    base["slo"] = {"ttft": {"p90": "1.5s"}}
+    for process in _PROCESSES:
+        base["workload"]["arrivals"] = process
+        scenario = load_scenario(base)
+        tree = {
+            "workload": section_tree(scenario.workload),
+            "deployment": section_tree(scenario.deployment),
+            "slo": slo_tree(scenario.slo),
+        }
+        again = load_scenario(tree)
+        assert (again.workload, again.deployment, again.slo) == (scenario.workload, scenario.deployment, scenario.slo)
+        assert load_scenario(loads_yaml(again.text)).workload == scenario.workload
+
+
+_PROCESSES = [
+    {"process": "poisson", "rate_rps": "4rps"},
+    {"process": "gamma", "rate_rps": 4, "cv": 2},
+    {"process": "uniform", "rate_rps": 4},
+    {"process": "normal", "rate_rps": 4, "std_s": "50ms"},
+    {"process": "burst", "rate_rps": 4, "on_s": 1, "off_s": "3s", "factor": 4},
+    {"process": "all_at_once"},
+    {"process": "closed_loop", "users": 8},
+]
+
+
+@pytest.mark.parametrize("arrivals", _PROCESSES)
+def test_arrival_processes(base, arrivals):
+    base["workload"]["arrivals"] = arrivals
+    assert load_scenario(base).workload.arrivals.process == arrivals["process"]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "more"),
+    [
+        ({"source": "lognormal", "prompt_mean": 9, "prompt_cv": 1, "output_mean": 5, "output_cv": 2}, 2),
+        (
+            {"source": "normal", "prompt_mean": 9, "prompt_std": 1, "output_mean": 5, "output_std": 2, "output_max": 9},
+            2,
+        ),
+        ({"source": "uniform", "prompt_min": 1, "prompt_max": 9, "output_min": 5, "output_max": 5}, 0),
+        ({"source": "zipf", "prompt_exponent": 1, "prompt_max": 9, "output_exponent": 2, "output_max": 5}, 2),
+    ],
+)
+def test_length_formulas(base, lengths, more):
+    base["workload"]["lengths"] = lengths
+    read = load_scenario(base).workload.lengths
+    assert read.source == lengths["source"]
+    assert len(read.parameters) == len(lengths) - 1 + more  # min defaults to 1
+
+
+def test_numbers_of_numpy_are_numbers(base):
+    base["deployment"]["replicas"] = np.int64(3)
+    base["workload"]["arrivals"]["rate_rps"] = np.float32(2.5)
+    scenario = load_scenario(base)
+    assert (scenario.deployment.replicas, scenario.workload.arrivals.rate_rps) == (3, 2.5)
+
+
+BAD = {
+    "unknown key": (
+        "deployment.batching.max_num_seq=3",
+        r"deployment\.batching\.max_num_seq: unknown key \(did you mean "
+        r"max_num_seqs\?\); allowed here: policy, max_num_seqs, max_num_batched_tokens",
+    ),
+    "unknown section": (
+        "workloads=3",
+        r"scenario: workloads: unknown key \(did you mean workload\?\); allowed here: name",
+    ),
+    "wrong type": ("deployment.replicas=two", r"deployment\.replicas: expected an integer, got 'two'"),
+    "bool": ("deployment.replicas=true", r"deployment\.replicas: expected an integer, got True"),
+    "fraction": ("deployment.replicas=1.5", r"deployment\.replicas: expected an integer, got 1\.5"),
+    "zero": ("deployment.tensor_parallel=0", r"must be an integer from 1 to 4096, got 0"),
+    "negative": ("workload.arrivals.rate_rps=-4", r"workload\.arrivals\.rate_rps: must be greater than 0, got -4"),
+    "nan": ("workload.arrivals.rate_rps=.nan", r"workload\.arrivals\.rate_rps: nan is not a finite number"),
+    "infinite": ("workload.arrivals.rate_rps=.inf", r"workload\.arrivals\.rate_rps: inf is not a finite number"),
+    "unit": ("workload.arrivals.rate_rps=4rpz", r"unknown unit 'rpz' .* did you mean rps\?"),
+    "fraction of memory": ("deployment.kv.memory_fraction=1.1", r"memory_fraction: must be at most 1, got 1\.1"),
+    "number as text": ("deployment.kv.memory_fraction=half", r"memory_fraction: expected a number, got 'half'"),
+    "nan number": ("deployment.kv.memory_fraction=.nan", r"memory_fraction: nan is not a finite number"),
+    "policy": (
+        "deployment.batching.policy=chunky",
+        r"'chunky' is not one of static, continuous, chunked, mixed "
+        r"\(did you mean chunked\?\)",
+    ),
+    "dtype": ("deployment.precision.weights=bf15", r"precision\.weights: 'bf15' is not one of .*did you mean bf16"),
+    "section": ("deployment.precision=fp8", r"expected a section with the keys weights, activations, kv, got 'fp8'"),
+    "model": ("deployment.model=llama-3.1-70", r"deployment\.model: unknown model .*did you mean llama-3\.1-70b"),
+    "model type": ("deployment.model=7", r"deployment\.model: expected a name, got 7"),
+    "hardware": ("deployment.hardware=h100", r"deployment\.hardware: unknown hardware .*h100-sxm"),
+    "lengths": ("workload.lengths={source: azure-conv}", r"lengths\.source: unknown length distribution 'azure-conv'"),
+    "formula": ("workload.lengths={source: lognorml}", r"or a formula: fixed, .* \(did you mean lognormal\?\)"),
+    "calibration": ("deployment.calibration=mine", r"deployment\.calibration: unknown calibration 'mine'"),
+    "router later": (
+        "deployment.router=least_outstanding",
+        r"deployment\.router: least_outstanding is not implemented "
+        r"yet; use random or round_robin",
+    ),
+    "router": ("deployment.router=robin", r"deployment\.router: 'robin' is not one of random, round_robin"),
+    "admission": ("deployment.kv.admission=on_demand", r"kv\.admission: on_demand is not implemented yet; use reserve"),
+    "pools": ("deployment.pools={}", r"deployment\.pools: pools is not implemented yet"),
+    "transfer": ("deployment.transfer={}", r"deployment\.transfer: transfer is not implemented yet"),
+    "pipeline": ("pipeline=[]", r"pipeline: pipeline is not implemented yet"),
+    "packing": ("deployment.batching.packing=fcfs", r"batching\.packing: packing is not implemented yet"),
+    "process": ("workload.arrivals.process=poison", r"process: 'poison' is not one of poisson, .*did you mean poisson"),
+    "key of another process": (
+        "workload.arrivals.cv=2",
+        r"arrivals\.cv: not a key of process poisson \(its keys: "
+        r"rate_rps\); it belongs to gamma",
+    ),
+    "required": ("workload.arrivals.process=gamma", r"workload\.arrivals\.cv: is required"),
+    "no process": ("workload.arrivals.process=null", r"workload\.arrivals\.process: is required: one of poisson"),
+    "arrivals": ("workload.arrivals=4", r"workload\.arrivals: expected a section such as \{process: poisson, \.\.\.\}"),
+    "no model": ("deployment.model=null", r"deployment\.model: is required; keys of deployment: model, hardware"),
+    "no lengths": ("workload.lengths=null", r"workload\.lengths: is required \(a trace of arrivals may do without"),
+    "no source": ("workload.lengths.source=null", r"workload\.lengths\.source: is required: fixed, .* or trace: FILE"),
+    "key of another formula": ("workload.lengths.prompt_cv=1", r"not a key of source fixed .*it belongs to lognormal"),
+    "no trace": (
+        "workload.lengths={trace: none.csv}",
+        r"lengths\.trace: there is no such file: none\.csv \(looked for",
+    ),
+    "min over max": (
+        "workload.lengths={source: uniform, prompt_min: 5, prompt_max: 4, output_min: 1, output_max: 1}",
+        r"workload\.lengths\.prompt_max: must be at least prompt_min = 5, got 4",
+    ),
+    "burst": (
+        "workload.arrivals={process: burst, rate_rps: 3, on_s: 1, off_s: 9, factor: 11}",
+        r"arrivals\.factor: the bursts alone would exceed rate_rps: must be at most \(on_s \+ off_s\) / on_s = 10",
+    ),
+    "warm-up": ("workload.warmup_requests=1000", r"warmup_requests: must be less than requests = 1000, got 1000"),
+    "cached": ("workload.cached_tokens=100", r"cached_tokens: must be less than the prompt of 100 tokens"),
+    "seed": ("workload.seeds=4", r"workload\.seeds: expected a list such as \[0, 1, 2\], got 4"),
+    "no seeds": ("workload.seeds=[]", r"workload\.seeds: expected a list"),
+    "same seeds": ("workload.seeds=[1, 1]", r"workload\.seeds: the same value is there twice"),
+    "negative seed": ("workload.seeds=[1, -1]", r"workload\.seeds\[1\]: must be an integer from 0"),
+    "metric": ("slo.tftt.p90=1s", r"slo\.tftt: unknown key \(did you mean ttft\?\); allowed here: ttft, tpot"),
+    "statistic": (
+        "slo.ttft.p100=1s",
+        r"slo\.ttft\.p100: unknown statistic; allowed: mean, or a percentile such as p50",
+    ),
+    "no statistic": ("slo.ttft=1s", r"slo\.ttft: expected bounds such as \{p90: 1\.5s\}, got '1s'"),
+    "bound": ("slo.ttft.p90=0s", r"slo\.ttft\.p90: must be greater than 0, got '0s'"),
+    "bound's unit": ("slo.ttft.p90=1.5GB", r"slo\.ttft\.p90: unknown unit 'GB' .* GB is a unit of byte"),
+    "name": ("name=a/b", r"name: names the files of the results, so it holds no slash"),
+    "dollars": ("deployment.usd_per_device_hour=-1", r"usd_per_device_hour: must be at least 0, got -1"),
+}
+
+
+@pytest.mark.parametrize(("override", "message"), BAD.values(), ids=BAD.keys())
+def test_messages(base, override, message):
+    with pytest.raises(InputError, match=message) as error:
+        load_scenario(base, [override])
+    assert "\n" not in str(error.value)
+
+
+def test_messages_name_the_file(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text("workload: {}\ndeployment: {model: x}")
+    with pytest.raises(InputError, match=r"s\.yaml: workload\.arrivals: is required"):
+        load_scenario(path)
+    path.write_text("just text")
+    with pytest.raises(InputError, match=r"s\.yaml: expected a scenario with the keys name, workload, deployment"):
+        load_scenario(path)
+    path.write_text("")
+    with pytest.raises(InputError, match=r"s\.yaml: expected a scenario"):
+        load_scenario(path)
+    with pytest.raises(InputError, match=r"none\.yaml: there is no such file"):
+        load_scenario(tmp_path / "none.yaml")
+
+
+def test_nan_in_a_mapping_is_refused(base):
+    base["workload"]["arrivals"]["rate_rps"] = math.nan
+    with pytest.raises(InputError, match=r"workload\.arrivals\.rate_rps: nan is not a finite number"):
+        load_scenario(base)
+
+
+def test_objects_in_a_mapping_are_refused(base):
+    base["deployment"]["replicas"] = object()
+    with pytest.raises(InputError, match=r"deployment\.replicas: expected an integer, got <object"):
+        load_scenario(base)
+
+
+def test_overrides_set_create_and_merge(base):
+    scenario = load_scenario(
+        base,
+        [
+            "deployment.tensor_parallel=8",
+            "deployment.batching={policy: static}",
+            "deployment.batching.max_num_seqs=32",
+            "slo.ttft.p99.9=2s",
+            "name=other",
+        ],
+    )
+    assert scenario.deployment.tensor_parallel == 8
+    assert scenario.deployment.batching == Batching("static", 32, None)
+    assert scenario.slo == (Objective("ttft", "p99.9", 2.0),)
+    assert loads_yaml(scenario.text)["deployment"]["tensor_parallel"] == 8
+    assert base["deployment"] == {"model": "llama-3.1-70b", "hardware": "h100-sxm"}  # nothing changed in place
+
+
+def test_an_override_to_another_process_drops_what_only_the_old_one_takes(base):
+    overrides = ["workload.arrivals={process: closed_loop, users: 4}"]
+    assert load_scenario(base, overrides).workload.arrivals.users == 4
+    arrivals = load_scenario(base, ["workload.arrivals={process: gamma, cv: 2}"]).workload.arrivals
+    assert (arrivals.rate_rps, arrivals.cv) == (4.0, 2.0)
+    lengths = load_scenario(base, ["workload.lengths.source=azure-conv-2023"]).workload.lengths
+    assert lengths == Lengths("azure-conv-2023")
+    with pytest.raises(InputError, match=r"arrivals\.rate: unknown key"):  # but never a key that nobody takes
+        base["workload"]["arrivals"]["rate"] = 3
+        load_scenario(base, overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("deployment.replicas", r"--set 'deployment\.replicas': expected key\.path=value, such as"),
+        ("=3", r"expected key\.path=value"),
+        ("deployment..replicas=3", r"expected key\.path=value"),
+        ("deployment.model.layers=3", r"--set .*: deployment\.model holds a value, so nothing can be set below it"),
+        ("deployment.replicas=[1", r"--set 'deployment\.replicas=\[1'.*: .*"),
+        (
+            "sweep.deployment.replica=null",
+            r"there is no such axis \(did you mean deployment\.replicas\?\); the axes are",
+        ),
+        (
+            "deployment.replicas=3",
+            r"the sweep sets deployment\.replicas; take its axis away first, with --set "
+            r"sweep\.deployment\.replicas=null",
+        ),
+    ],
+)
+def test_bad_overrides(base, override, message):
+    base["sweep"] = {"deployment.replicas": [1, 2]}
+    with pytest.raises(InputError, match=message):
+        load_scenario(base, [override])
+
+
+def test_overrides_of_the_sweep(base):
+    base["sweep"] = {"deployment.replicas": [1, 2], "deployment.tensor_parallel": [1, 2]}
+    scenario = load_scenario(base, ["sweep.deployment.replicas=null", "deployment.replicas=3"])
+    assert [axis.name for axis in scenario.sweep] == ["deployment.tensor_parallel"]
+    assert scenario.deployment.replicas == 3
+    scenario = load_scenario(base, ["sweep.workload.arrivals.rate_rps={linspace: [1, 2, 3]}"])
+    assert scenario.sweep[-1].values == (1.0, 1.5, 2.0)
+    assert load_scenario(base, ["sweep=null"]).sweep == ()
+
+
+def test_traces_give_lengths_and_requests(base, trace_csv):
+    base["workload"]["lengths"] = {"trace": str(trace_csv)}
+    workload = load_scenario(base).workload
+    assert workload.lengths == Lengths("trace", file=str(trace_csv))
+    assert (workload.requests, workload.warmup_requests) == (4, 0)
+    with pytest.raises(InputError, match=r"workload\.requests: 5 are more than the 4 of the trace; leave it out"):
+        load_scenario(base, ["workload.requests=5"])
+
+
+def test_a_trace_of_arrivals_has_lengths_too(base, trace_csv):
+    base["workload"] = {"arrivals": {"process": "trace", "file": str(trace_csv), "scale": 2}}
+    workload = load_scenario(base, ["workload.requests=3"]).workload
+    assert workload.lengths == Lengths("trace", file=str(trace_csv))
+    assert (workload.requests, workload.arrivals.scale) == (3, 2.0)
+    fixed = load_scenario(base, ["workload.lengths={source: fixed, prompt_tokens: 5, output_tokens: 5}"])
+    assert (fixed.workload.lengths.source, fixed.workload.requests) == ("fixed", 4)
+
+
+def test_traces_are_looked_for_beside_the_scenario_then_here(tmp_path, base, trace_csv, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    base["workload"]["lengths"] = {"trace": "trace.csv"}
+    text = load_scenario({**base, "workload": {**base["workload"], "lengths": {"trace": str(trace_csv)}}}).text
+    text = text.replace(str(trace_csv), "trace.csv")
+    (elsewhere / "s.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert load_scenario(elsewhere / "s.yaml").workload.lengths.file == str(trace_csv)
+    (elsewhere / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
+    assert load_scenario(elsewhere / "s.yaml").workload.requests == 1
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_examples_load(path, trace_csv):
+    trace = "process: trace" in path.read_text()
+    scenario = load_scenario(path, [f"workload.arrivals.file={trace_csv}"] if trace else [])
+    assert scenario.name == path.stem
+    assert scenario.sweep

@@ -1,0 +1,291 @@
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluator.errors import InputError
+from evaluator.scenario import Deployment, Precision, expand, load_scenario
+from evaluator.scenario.tree import leaves, put, split_path
+
+TP = "deployment.tensor_parallel"
+RATE = "workload.arrivals.rate_rps"
+BATCHING = "deployment.batching"
+
+
+def axis(base, path, values):
+    base["sweep"] = {path: values}
+    (only,) = load_scenario(base).sweep
+    return only
+
+
+@pytest.mark.parametrize(
+    ("path", "written", "values"),
+    [
+        (TP, [1, 2, 8], (1, 2, 8)),
+        (TP, [2, 2], (2, 2)),
+        (TP, [4e0], (4,)),
+        (TP, {"linspace": [1, 4, 4]}, (1, 2, 3, 4)),
+        (TP, {"range": [1, 8, 3]}, (1, 4, 7)),
+        (TP, {"range": [1, 7, 3]}, (1, 4, 7)),
+        (TP, {"range": [8, 1, -4]}, (8, 4)),
+        (RATE, {"linspace": [1, 20, 3]}, (1.0, 10.5, 20.0)),
+        (RATE, {"linspace": [3, 4, 1]}, (3.0,)),
+        (RATE, {"logspace": [1, 100, 3]}, (1.0, 10.0, 100.0)),
+        (RATE, {"geomspace": [1, 8, 4]}, (1.0, 2.0, 4.0, 8.0)),
+        (RATE, {"range": [0.1, 0.5, 0.1]}, (0.1, 0.2, 0.3, 0.4, 0.5)),
+        (RATE, ["30 1/min", 2], (0.5, 2.0)),
+        ("slo.ttft.p90", ["500ms", "2s"], (0.5, 2.0)),
+        ("slo.ttft.p99.9", {"linspace": ["1s", "2s", 3]}, (1.0, 1.5, 2.0)),
+        ("slo.tpot.mean", {"range": ["10ms", "30ms", "10ms"]}, (0.01, 0.02, 0.03)),
+        ("deployment.model", ["llama-3.1-8b", "llama-3.1-70b"], ("llama-3.1-8b", "llama-3.1-70b")),
+        ("deployment.batching.max_num_batched_tokens", [512, None], (512, "none")),
+        ("deployment.precision.kv", ["bf16", "fp8"], ("bf16", "fp8")),
+        ("workload.lengths.prompt_tokens", [128, 1024], (128, 1024)),
+    ],
+)
+def test_forms(base, path, written, values):
+    read = axis(base, path, written)
+    assert read.values == values
+    assert [type(value) for value in read.values] == [type(value) for value in values]
+    if "none" not in values:
+        assert [change[path] for change in read.changes] == list(values)
+
+
+def test_zip_and_mappings_merge_into_what_is_there(base):
+    base["deployment"]["batching"] = {"max_num_seqs": 64}
+    entries = [{"policy": "chunked", "max_num_batched_tokens": 512}, {"policy": "static"}]
+    for written in ({"zip": entries}, entries):
+        read = axis(base, BATCHING, written)
+        assert read.values == ("policy=chunked,max_num_batched_tokens=512", "policy=static")
+        assert read.changes[0] == {f"{BATCHING}.policy": "chunked", f"{BATCHING}.max_num_batched_tokens": 512}
+        points = expand(load_scenario(base)).points
+        assert [point[1].batching.policy for point in points] == ["chunked", "static"]
+        assert [point[1].batching.max_num_batched_tokens for point in points] == [512, None]
+        assert {point[1].batching.max_num_seqs for point in points} == {64}
+
+
+def test_a_zip_over_the_whole_deployment(base):
+    del base["deployment"]["hardware"]
+    entries = [
+        {"hardware": "h100-sxm", "tensor_parallel": 4, "batching.max_num_seqs": 8},
+        {"hardware": "l40s", "tensor_parallel": 8, "precision": {"kv": "fp8"}},
+    ]
+    read = axis(base, "deployment", {"zip": entries})
+    assert read.values == (
+        "hardware=h100-sxm,tensor_parallel=4,max_num_seqs=8",
+        "hardware=l40s,tensor_parallel=8,kv=fp8",
+    )
+    points = expand(load_scenario(base)).points
+    assert [point[1].hardware for point in points] == ["h100-sxm", "l40s"]
+    assert [point[1].batching.max_num_seqs for point in points] == [8, 256]
+    assert [point[1].precision.kv for point in points] == ["bf16", "fp8"]
+
+
+def test_labels_of_objectives(base):
+    read = axis(base, "slo", [{"ttft": {"p99.9": "1s", "mean": "500ms"}}, {"ttft.mean": 2}])
+    assert read.values == ("p99.9=1,mean=0.5", "mean=2")
+
+
+def test_axes_of_arrivals_change_the_process(base):
+    written = [{"process": "poisson"}, {"process": "gamma", "cv": 2}, {"process": "closed_loop", "users": 8}]
+    read = axis(base, "workload.arrivals", written)
+    assert read.values == ("process=poisson", "process=gamma,cv=2", "process=closed_loop,users=8")
+    arrivals = [point[0].arrivals for point in expand(load_scenario(base)).points]
+    assert [(each.process, each.rate_rps, each.cv, each.users) for each in arrivals] == [
+        ("poisson", 4.0, None, None),
+        ("gamma", 4.0, 2.0, None),
+        ("closed_loop", None, None, 8),
+    ]
+
+
+def test_axes_of_lengths_change_the_source(base, trace_csv):
+    axis(base, "workload.lengths", [{"source": "azure-conv-2023"}, {"prompt_tokens": 7}, {"trace": str(trace_csv)}])
+    base["workload"]["requests"] = 4
+    workloads = [point[0] for point in expand(load_scenario(base)).points]
+    assert [each.lengths.source for each in workloads] == ["azure-conv-2023", "fixed", "trace"]
+    assert workloads[1].lengths.parameters == {"prompt_tokens": 7, "output_tokens": 10}
+
+
+def test_required_keys_may_be_there_only_in_the_sweep(base):
+    del base["deployment"]["model"], base["workload"]["arrivals"]
+    base["sweep"] = {
+        "deployment.model": ["llama-3.1-8b"],
+        RATE: [3],
+        "workload.arrivals.process": ["poisson", "uniform"],
+    }
+    grid = expand(load_scenario(base))
+    assert grid.shape == (1, 1, 2)
+    assert [point[0].arrivals.process for point in grid.points] == ["poisson", "uniform"]
+
+
+def test_defaults_follow_what_is_swept(base, tmp_path, trace_csv):
+    read = axis(base, "workload.requests", [100, 2000])
+    assert [change["workload.warmup_requests"] for change in read.changes] == [10, 200]
+    assert [point[0].warmup_requests for point in expand(load_scenario(base)).points] == [10, 200]
+    shorter = tmp_path / "shorter.csv"
+    shorter.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n1,2,2\n")
+    base["workload"] = {"arrivals": {"process": "trace"}}
+    axis(base, "workload.arrivals.file", [str(trace_csv), str(shorter)])
+    workloads = [point[0] for point in expand(load_scenario(base)).points]
+    assert [each.requests for each in workloads] == [4, 2]
+    assert [each.lengths.file for each in workloads] == [str(trace_csv), str(shorter)]
+
+
+BAD = {
+    "unknown key": (
+        {"deployment.tensor_paralel": [1]},
+        r"deployment\.tensor_paralel \(sweep\.deployment\.tensor_paralel, "
+        r"value 1 of 1\): unknown key \(did you mean tensor_parallel\?\)",
+    ),
+    "unknown section": (
+        {"deploymnet.replicas": [1]},
+        r"sweep\.deploymnet\.replicas: an axis is a key path below "
+        r"workload, deployment, slo \(did you mean deployment\?\)",
+    ),
+    "unknown key below": (
+        {"deployment.batching.polcy": ["static"]},
+        r"deployment\.batching\.polcy .*did you mean policy",
+    ),
+    "below a value": (
+        {"deployment.replicas.x": [1]},
+        r"deployment\.replicas holds a value, so nothing can be set below",
+    ),
+    "bad value": (
+        {TP: [1, 2, 0]},
+        r"deployment\.tensor_parallel \(sweep\.deployment\.tensor_parallel, value 3 of 3\): "
+        r"must be an integer from 1 to 4096, got 0",
+    ),
+    "nan": ({RATE: [1, float("nan")]}, r"rate_rps \(sweep.*value 2 of 2\): nan is not a finite number"),
+    "model": ({"deployment.model": ["llama-3.1-7b"]}, r"deployment\.model \(sweep.*unknown model 'llama-3\.1-7b'"),
+    "later": ({"deployment.router": ["random", "least_work"]}, r"least_work is not implemented yet; use random"),
+    "pools": ({"deployment.pools": [{"a": 1}]}, r"pools is not implemented yet"),
+    "empty": ({TP: []}, r"sweep\.deployment\.tensor_parallel: the axis is empty"),
+    "empty zip": ({BATCHING: {"zip": []}}, r"sweep\.deployment\.batching: the axis is empty"),
+    "empty entry": ({BATCHING: {"zip": [{}]}}, r"sweep\.deployment\.batching\[0\]: expected a value or a section"),
+    "nested list": ({TP: [[1, 2]]}, r"sweep\.deployment\.tensor_parallel\[0\]: expected a value or a section"),
+    "scalar": (
+        {TP: 4},
+        r"expected a list or one of linspace, logspace, geomspace, range, zip with its arguments, got 4",
+    ),
+    "form": ({TP: {"linspce": [1, 2, 3]}}, r"expected a list or one of .*\(did you mean linspace\?\)"),
+    "two forms": ({TP: {"linspace": [1, 2, 3], "range": [1, 2, 1]}}, r"expected a list or one of"),
+    "arguments": ({TP: {"linspace": [1, 2]}}, r"parallel\.linspace: expected \[first, last, how many\], got \[1, 2\]"),
+    "range": ({TP: {"range": 3}}, r"range: expected \[first, last, step\], got 3"),
+    "step": ({TP: {"range": [1, 8, 0]}}, r"the step must lead from the first to the last"),
+    "backwards": ({TP: {"range": [1, 8, -1]}}, r"the step must lead from the first to the last"),
+    "too many": ({RATE: {"range": [1, 2, 1e-12]}}, r"too many values; the limit is 10,000,000"),
+    "count": ({TP: {"linspace": [1, 2, 0]}}, r"linspace\[2\]: must be an integer from 1"),
+    "logarithm of 0": ({RATE: {"logspace": [0, 2, 3]}}, r"both ends must be greater than 0"),
+    "text": ({RATE: {"linspace": ["a", "b", 3]}}, r"expected finite numbers, got 'a'"),
+    "infinite": ({RATE: {"linspace": [1, float("inf"), 3]}}, r"expected finite numbers, got inf"),
+    "two units": ({"slo.ttft.p90": {"linspace": ["500ms", "2s", 3]}}, r"write all ends in the same unit"),
+    "not whole": ({TP: {"linspace": [1, 2, 3]}}, r"value 2 of 3\): expected an integer, got 1\.5"),
+    "zip of values": ({BATCHING: {"zip": [1]}}, r"batching\.zip: expected a list of sections such as"),
+    "seeds": (
+        {"workload.seeds": [0, 1]},
+        r"seeds are repetitions of one design, not designs: list them in workload\.seeds",
+    ),
+    "figures": (
+        {"deployment.hardware.memory_bandwidth": [1]},
+        r"sweeping the figures of hardware or of a model is not",
+    ),
+    "figures below": ({"deployment.hardware": [{"memory_bandwidth": 1}]}, r"hardware\[0\]: sweeping the figures of"),
+    "figures on top": ({"hardware.memory_bandwidth": [1]}, r"sweeping the figures of hardware"),
+    "same key twice": (
+        {BATCHING: [{"policy": "static"}], f"{BATCHING}.policy": ["mixed"]},
+        r"sweep\.deployment\.batching\."
+        r"policy: sets deployment\.batching\.policy, which the axis deployment\.batching sets too",
+    ),
+    "warm-up": (
+        {"workload.warmup_requests": [10, 1000]},
+        r"warmup_requests \(sweep.*value 2.*must be less than requests",
+    ),
+    "cached": ({"workload.cached_tokens": [10, 100]}, r"cached_tokens \(sweep.*value 2.*must be less than the prompt"),
+    "not a mapping": ([1], r"sweep: expected axes such as workload\.arrivals\.rate_rps"),
+    "huge": ({TP: {"range": [1, 4000, 1]}, RATE: {"linspace": [1, 2, 4000]}}, r"sweep: 16,000,000 points are too many"),
+}
+
+
+@pytest.mark.parametrize(("sweep", "message"), BAD.values(), ids=BAD.keys())
+def test_messages(base, sweep, message):
+    base["sweep"] = sweep
+    with pytest.raises(InputError, match=message):
+        load_scenario(base)
+
+
+def test_axes_that_exclude_each_other_are_named_when_they_meet(base):
+    base["sweep"] = {
+        "workload.arrivals": [{"process": "poisson"}, {"process": "closed_loop", "users": 3}],
+        RATE: [1, 2],
+    }
+    with pytest.raises(
+        InputError, match=r"rate_rps \(sweep: .*users=3, .*rate_rps = 1\.0\): not a key of process closed"
+    ):
+        expand(load_scenario(base))
+
+
+def test_points_are_in_c_order_and_share_what_they_can(base):
+    base["sweep"] = {
+        RATE: [1, 2],
+        TP: [1, 2, 4],
+        "slo.ttft.p90": ["1s", "2s"],
+        "deployment.batching.max_num_seqs": [8, 16],
+        "workload.cached_tokens": [0, 5],
+    }
+    grid = expand(load_scenario(base))
+    assert grid.shape == (2, 3, 2, 2, 2)
+    expected = list(itertools.product([1.0, 2.0], [1, 2, 4], [1.0, 2.0], [8, 16], [0, 5]))
+    found = [
+        (w.arrivals.rate_rps, d.tensor_parallel, slo[0].bound_s, d.batching.max_num_seqs, w.cached_tokens)
+        for w, d, slo in grid.points
+    ]
+    assert found == expected
+    assert len({id(point[0]) for point in grid.points}) == 4
+    assert len({id(point[1]) for point in grid.points}) == 6
+
+
+def test_without_a_sweep_there_is_one_point(base):
+    scenario = load_scenario(base)
+    assert expand(scenario).points == [(scenario.workload, scenario.deployment, scenario.slo)]
+    assert expand(scenario).shape == ()
+
+
+def test_expand_starts_from_the_scenario_as_it_is_now(base):
+    base["sweep"] = {TP: [1, 2]}
+    scenario = load_scenario(base)
+    changed = dataclasses.replace(scenario, deployment=dataclasses.replace(scenario.deployment, replicas=7))
+    assert {point[1].replicas for point in expand(changed).points} == {7}
+
+
+def test_a_large_grid_reads_each_value_once(base, monkeypatch):
+    """100,000 points without reading 100,000 values: what makes it quick, without timing it."""
+    from evaluator.scenario import grid
+
+    base["sweep"] = {RATE: {"linspace": [1, 9, 1000]}, TP: {"range": [1, 100, 1]}}
+    scenario = load_scenario(base)
+    calls = []
+    read = grid.read_fields
+    monkeypatch.setattr(grid, "read_fields", lambda *arguments: calls.append(1) or read(*arguments))
+    assert len(expand(scenario).points) == 100_000
+    assert len(calls) == 1100
+
+
+_names = st.sampled_from(["a", "b", "p99.9", "c-3.1"])
+_trees = st.recursive(st.integers(), lambda inner: st.dictionaries(_names, inner, min_size=1, max_size=3), max_leaves=8)
+
+
+@given(_trees.filter(lambda tree: isinstance(tree, dict)))
+def test_leaves_rebuild_the_tree(tree):
+    built = {}
+    for path, value in leaves(tree, ""):
+        built = put(built, split_path(path), value)
+    if all("3" not in path for path, _ in leaves(tree, "")):  # a name may hold a dot only before a digit
+        assert built == tree
+
+
+def test_dataclass_defaults_and_table_defaults_are_the_same(base):
+    read = load_scenario(base).deployment
+    assert read == Deployment(model="llama-3.1-70b", hardware="h100-sxm")
+    assert read.precision == Precision()
