@@ -2,11 +2,13 @@
 
 This is the only place where an operator's time is computed: the vectorised engine, the reference,
 ``estimate`` and calibration all call ``iteration_time``. It is pure, traced in every number, and works alike on
-scalars and NumPy arrays (without importing JAX) and on JAX arrays and tracers of any batch of lanes.
+scalars and NumPy arrays (without importing JAX) and on JAX arrays and tracers of any batch of lanes. On plain Python
+floats it is plain Python, three times as fast as on NumPy scalars.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -17,7 +19,12 @@ Array = Any  # a float, a NumPy array or a JAX array, float64
 
 
 def array_namespace(*arrays: Array) -> ModuleType:
-    """``jax.numpy`` where any argument is a JAX array or tracer, else ``numpy``."""
+    """``jax.numpy`` where any argument is a JAX array or tracer; ``math`` where all are plain floats; else ``numpy``."""
+    for array in arrays:
+        if type(array) is not float:
+            break
+    else:
+        return math
     jax = sys.modules.get("jax")
     if jax is not None and any(isinstance(array, jax.Array) for array in arrays):
         return jax.numpy

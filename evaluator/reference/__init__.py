@@ -1,1 +1,15 @@
-"""The reference: serving simulated one iteration and one token at a time, in plain Python, written to be read."""
+"""The reference: serving simulated by events, one iteration and one token at a time, in plain Python, to be read.
+
+``simulate`` runs the replicas of one configuration. Read ``schedulers/`` for what a policy means, ``queues`` for the moves
+that policies are made of (admission, growth and preemption of KV), ``replica`` for an iteration's way, ``decoding`` for
+how iterations are leapt over, ``simulate`` for the order of events.
+"""
+
+from evaluator.reference.limits import Limits
+from evaluator.reference.replica import Iteration
+from evaluator.reference.request import Request
+from evaluator.reference.routers import ROUTERS
+from evaluator.reference.schedulers import SCHEDULERS
+from evaluator.reference.simulate import Outcome, simulate, simulate_replica
+
+__all__ = ["ROUTERS", "SCHEDULERS", "Iteration", "Limits", "Outcome", "Request", "simulate", "simulate_replica"]

@@ -1,117 +1,262 @@
-"""One replica, iteration by iteration: the clearest statement of what the vectorised engine computes.
-
-Nothing is summed in closed form here. Every iteration forms its batch from the requests themselves, takes its time from
-the same cost function, and gives every participant its tokens.
-"""
+"""One replica: puts batches together, sends them through its stages, and hands out the tokens they made."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from evaluator.cost.iteration import BatchStatistics, CostParameters, iteration_time
+from evaluator.cost.iteration import CostParameters
+from evaluator.reference.batch import Batch, exact_statistics, statistics
+from evaluator.reference.limits import Limits
+from evaluator.reference.pipeline import Pipeline
+from evaluator.reference.queues import Queues
 from evaluator.reference.request import Request
-from evaluator.reference.scheduler import SCHEDULERS, Batch, Limits, Queues, resident
+from evaluator.reference.schedulers import SCHEDULERS
 
 
-@dataclass
-class Outcome:
-    """The requests with their times, and the replica's totals."""
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A batch between its scheduling and its end; or, leaping, ``iterations`` alike one after the other.
 
-    requests: list[Request]
-    busy_s: float = 0.0
-    iterations: int = 0
-    kv_units_max: int = 0
-
-
-def statistics(batch: Batch, window: int | None = None) -> BatchStatistics:
-    """The sufficient statistics of a batch, summed over its sequences token by token where they need it."""
-    width = window or 0
-
-    def attended(request: Request) -> int:
-        """KV read by the next decoded token, itself included: the prompt and every token generated before it.
-
-        Where a prompt's KV is resident its first token came with it, and is in the KV as well.
-        """
-        came_along = 1 if request.compute_tokens == 0 else 0
-        return request.prompt_tokens + request.generated + came_along
-
-    spans = [(request.position, request.position + tokens) for request, tokens in batch.chunks]
-    return BatchStatistics(
-        decodes=float(len(batch.decodes)),
-        decode_context=float(sum(attended(request) for request in batch.decodes)),
-        decode_window_context=float(sum(min(attended(request), width) for request in batch.decodes)),
-        prefill_tokens=float(sum(tokens for _, tokens in batch.chunks)),
-        prefill_sequences=float(len(batch.chunks)),
-        prefill_area=float(sum(sum(range(low + 1, high + 1)) for low, high in spans)),
-        prefill_window_area=float(sum(min(n, width) for low, high in spans for n in range(low + 1, high + 1))),
-        prefill_context=float(sum(high for _, high in spans)),
-        prefill_window_context=float(sum(min(high, high - low + width - 1) for low, high in spans if width)),
-    )
-
-
-def simulate_replica(
-    cost: CostParameters,
-    policy: str,
-    limits: Limits,
-    requests: Sequence[Request],
-    *,
-    users: int | None = None,
-    prompts_resident: bool = False,
-    window: int | None = None,
-) -> Outcome:
-    """Serve ``requests`` (in order of arrival) on one replica and return them with all token times.
-
-    ``users``: closed loop; request ``i`` is sent when ``i - users + 1`` requests have finished, its arrival is set then.
-    A request that can never be admitted ends the simulation; it and all behind it keep infinite times.
+    The first of them takes ``first_s``, each next one ``slope_s`` more than the one before.
     """
-    schedule = SCHEDULERS[policy]
-    if prompts_resident:
-        schedule = partial(resident, policy=schedule)
-    outcome = Outcome(list(requests))
-    queues = Queues()
-    clock, sent, finished = 0.0, 0, 0
-    while finished < len(outcome.requests):
-        while sent < len(outcome.requests) and _is_sent(outcome.requests[sent], clock, finished, users):
-            queues.waiting.append(outcome.requests[sent])
-            sent += 1
-        batch = schedule(queues, limits)
-        if not batch:
-            if queues.waiting or sent == len(outcome.requests):
-                return outcome
-            clock = outcome.requests[sent].arrival_s
-            continue
-        outcome.kv_units_max = max(outcome.kv_units_max, queues.kv_reserved())
-        took = float(iteration_time(cost, statistics(batch, window)))
-        started, clock = clock, clock + took
-        outcome.busy_s += took
-        outcome.iterations += 1
-        finished += _advance(queues, batch, started, clock)
-    return outcome
+
+    batch: Batch
+    start_s: float
+    end_s: float
+    iterations: int = 1
+    first_s: float = 0.0
+    slope_s: float = 0.0
+    preempted: Sequence[Request] = ()
+    newcomers: Sequence[Request] = ()  # admitted into this batch with nothing to compute before they decode
+
+    def end_of(self, iterations: int) -> float:
+        """When so many of the iterations are done."""
+        return self.start_s + iterations * self.first_s + 0.5 * self.slope_s * iterations * (iterations - 1)
+
+    def iterations_until(self, time_s: float) -> int:
+        """The first of the iterations, counted from 1, that does not end before a time within the flight."""
+        b = self.first_s - 0.5 * self.slope_s
+        wait = max(time_s - self.start_s, 0.0)
+        count = math.ceil(2.0 * wait / (b + math.sqrt(b * b + 2.0 * self.slope_s * wait)))
+        count = min(max(count, 1), self.iterations)
+        while count < self.iterations and self.end_of(count) < time_s:
+            count += 1
+        while count > 1 and self.end_of(count - 1) >= time_s:
+            count -= 1
+        return count
 
 
-def _is_sent(request: Request, clock: float, finished: int, users: int | None) -> bool:
-    if users is None:
-        return request.arrival_s <= clock
-    if request.index >= finished + users:
-        return False
-    request.arrival_s = clock
-    return True
+@dataclass(frozen=True)
+class Iteration:
+    """What an observer is told of an iteration, or of ``iterations`` alike: who took part, by request index."""
+
+    replica: int
+    start_s: float
+    end_s: float
+    iterations: int
+    decodes: tuple[int, ...]
+    chunks: tuple[tuple[int, int], ...]  # (request, tokens)
+    preempted: tuple[int, ...]  # while the batch was put together, in this order
+    kv_units: int  # in use at its end, before anybody leaves
+    waiting: int
 
 
-def _advance(queues: Queues, batch: Batch, started: float, clock: float) -> int:
-    """Give every participant what the iteration computed; finished requests leave. Returns how many did."""
-    for request, tokens in batch.chunks:
-        request.scheduled_s = min(request.scheduled_s, started)
-        request.computed += tokens
-        if request.prefilled:
-            request.token_s.append(clock)
-            request.generated += 1
-    for request in batch.decodes:
-        request.scheduled_s = min(request.scheduled_s, started)
-        request.token_s.append(clock)
+class Replica:
+    """``tokens``: the time of every token is recorded and no iteration is leapt over (as without ``leap``)."""
+
+    def __init__(
+        self,
+        index: int,
+        costs: Sequence[CostParameters],
+        policy: str,
+        limits: Limits,
+        *,
+        window: int | None = None,
+        leap: bool = True,
+        tokens: bool = False,
+        observe: Callable[[Iteration], None] | None = None,
+    ) -> None:
+        scheduler = SCHEDULERS[policy]
+        self.index = index
+        self.limits = scheduler.limits(limits)
+        self.pipeline = Pipeline(costs)
+        self.window = window or 0
+        self.queues = Queues(self.limits, self.window)
+        self.flights: deque[Flight] = deque()
+        self.outstanding = 0  # requests that were sent here and have not finished
+        self.iterations = 0
+        self.kv_units_max = 0
+        self._schedule = scheduler.schedule
+        self._tokens = tokens
+        self._leap = leap and not tokens and len(self.pipeline) == 1
+        self._observe = observe
+
+    def submit(self, request: Request, now: float) -> Flight | None:
+        """A request arrives. A leap that it may join after ends with the iteration under way; the flight is returned."""
+        request.replica = self.index
+        self.outstanding += 1
+        queues = self.queues
+        joins_early = not queues.waiting or not queues.waiting.stable
+        queues.arrive(request)
+        if self._leap and joins_early and self.flights and self.flights[0].iterations > 1:
+            flight = self.flights[0]
+            flight.iterations = flight.iterations_until(now)
+            flight.end_s = flight.end_of(flight.iterations)
+            return flight
+        return None
+
+    def launch(self, now: float) -> list[Flight]:
+        """Send off batches until there are as many in flight as stages, or nobody is left to take part."""
+        launched = []
+        while len(self.flights) < len(self.pipeline):
+            batch = self._next_batch()
+            if not batch:
+                break
+            launched.append(self._send(batch, now))
+        return launched
+
+    def _next_batch(self) -> Batch:
+        preempted: list[Request] = []
+        while True:
+            self.queues.begin()
+            batch = self._schedule(self.queues)
+            preempted += self.queues.preempted
+            if batch or not self.queues.preempted:
+                self.queues.preempted = preempted
+                batch.decodes = batch.decodes or None
+                return batch
+            # Whoever ran was preempted: that takes no time, and the next look may admit it.
+
+    def _send(self, batch: Batch, now: float) -> Flight:
+        queues = self.queues
+        take = exact_statistics if self._tokens else statistics
+        copy_s = queues.moved_units * self.limits.swap_unit_s
+        start, end = self.pipeline.enter(now, take(batch, self.window), copy_s)
+        flight = Flight(batch, start, end, preempted=queues.preempted)
+        self.flights.append(flight)
+        for chunk in batch.chunks:
+            if chunk.request.scheduled_s == math.inf:
+                chunk.request.scheduled_s = start
+        if batch.decodes is not None:
+            self._send_decodes(batch, flight)
+        self._count_kv()
+        return flight
+
+    def _send_decodes(self, batch: Batch, flight: Flight) -> None:
+        queues, group = self.queues, batch.decodes
+        assert group is not None
+        flight.newcomers = queues.newcomers
+        for request in flight.newcomers:
+            request.scheduled_s = min(request.scheduled_s, flight.start_s)
+        queues.decode_iterations += 1
+        if len(self.pipeline) > 1:
+            queues.decoding = queues.new_group()
+        elif self._leap:
+            cost = self.pipeline.costs[0]
+            flight.first_s = flight.end_s - flight.start_s
+            flight.slope_s = cost.context_s * len(group) + cost.window_context_s * group.growing
+            flight.iterations = self._alike(batch)
+            if flight.iterations > 1:
+                flight.end_s = flight.end_of(flight.iterations)
+
+    def _alike(self, batch: Batch) -> int:
+        """How many iterations, this one included, are the same but for contexts that grow, if nobody arrives."""
+        queues, group = self.queues, batch.decodes
+        assert group is not None
+        if batch.chunks or queues.admitted or queues.preempted or queues.short_of_kv:
+            return 1
+        if queues.waiting and self.limits.prefix_caching:
+            return 1  # what the head finds in the cache may change
+        most = min(group.steps_to_event(), batch.most)
+        return group.steps_within(queues.kv.free, most) if queues.on_demand else most
+
+    def _count_kv(self) -> None:
+        kv = self.queues.kv
+        self.kv_units_max = max(self.kv_units_max, kv.capacity - kv.free)
+
+    def finish(self, flight: Flight) -> list[Request]:
+        """The oldest flight is over: its requests have their tokens. Those with the last one are returned."""
+        assert flight is self.flights[0]
+        self.flights.popleft()
+        queues, batch, now = self.queues, flight.batch, flight.end_s
+        more = flight.iterations - 1
+        self.iterations += flight.iterations
+        if more:
+            assert batch.decodes is not None
+            self.pipeline.busy_s += flight.end_s - flight.start_s - flight.first_s
+            queues.decode_iterations += more
+            queues.grow_further(batch.decodes, more)
+            self._count_kv()
+        if self._observe:
+            self._observe(self._report(flight))
+        finished = self._finish_decodes(flight) if batch.decodes is not None else []
+        for request, low, high, completes in batch.chunks:
+            request.flights -= 1
+            queues.work_tokens -= high - low
+            if completes:
+                self._finish_prompt(request, now, finished)
+        for request in finished:
+            queues.depart(request)
+        self.outstanding -= len(finished)
+        return finished
+
+    def _finish_decodes(self, flight: Flight) -> list[Request]:
+        queues, group, now = self.queues, flight.batch.decodes, flight.end_s
+        assert group is not None
+        queues.work_tokens -= flight.iterations * len(group)
+        for request in group.members if self._tokens else ():
+            request.token_s.append(now)
+        for request in flight.newcomers:
+            request.first_token_s = min(request.first_token_s, now)
+        finished = group.advance(flight.iterations)
+        for request in finished:
+            request.last_token_s = now
+        if not queues.decoding:
+            queues.decoding = group
+        elif group is not queues.decoding:
+            queues.decoding.absorb(group)
+        return finished
+
+    def _finish_prompt(self, request: Request, now: float, finished: list[Request]) -> None:
+        self.queues.work_tokens -= 1
         request.generated += 1
-    left = [request for request in queues.running if request.finished]
-    queues.running = [request for request in queues.running if not request.finished]
-    return len(left)
+        request.first_token_s = min(request.first_token_s, now)
+        if self._tokens:
+            request.token_s.append(now)
+        if request.finished:
+            request.last_token_s = now
+            finished.append(request)
+        else:
+            self.queues.decoding.join(request)
+
+    def _report(self, flight: Flight) -> Iteration:
+        group = flight.batch.decodes
+        return Iteration(
+            replica=self.index,
+            start_s=flight.start_s,
+            end_s=flight.end_s,
+            iterations=flight.iterations,
+            decodes=tuple(sorted(request.index for request in group.members)) if group else (),
+            chunks=tuple((chunk.request.index, chunk.high - chunk.low) for chunk in flight.batch.chunks),
+            preempted=tuple(request.index for request in flight.preempted),
+            kv_units=self.queues.kv.capacity - self.queues.kv.free,
+            waiting=len(self.queues.waiting),
+        )
+
+    def work_at(self, now: float) -> int:
+        """Tokens to compute and to generate of the requests here, when the iterations that ended by now are counted."""
+        work = self.queues.work_tokens
+        for flight in self.flights:
+            if flight.iterations > 1 and flight.batch.decodes is not None:
+                under_way = flight.iterations_until(now)
+                done = under_way if flight.end_of(under_way) <= now else under_way - 1
+                work -= done * len(flight.batch.decodes)
+        return work
+
+    @property
+    def busy_s(self) -> float:
+        """Time in which the stages worked, averaged over them."""
+        return self.pipeline.busy_s

@@ -4,32 +4,77 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from evaluator.reference.decoding import DecodeGroup
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class Request:
-    """What the client sends, and what has happened to it so far. Times are absolute seconds."""
+    """What the client sends, and what has happened to it so far. Times are absolute seconds.
+
+    Where the prompt's KV is resident (``compute_tokens`` is 0: it came from a prefill replica) its first token came
+    with it, and takes a place in the KV as well.
+    """
 
     index: int
     arrival_s: float
     compute_tokens: int  # prompt tokens to compute: all but the cached prefix; 0 where the prompt's KV is resident
     prompt_tokens: int
     output_tokens: int
-    kv_units: int  # KV that it occupies when finished
-    computed: int = 0
-    generated: int = 0
+    kv_units: int  # KV that it occupies when finished; reserved on admission unless KV is taken on demand
+    content: tuple[int, ...] = ()  # prefix caching: what is in its first whole blocks; same number, same tokens
+
+    replica: int = -1
+    generated: int = 0  # output tokens that are there
+    computed: int = 0  # tokens whose KV is there or is being computed
+    target: int = 0  # tokens whose KV must be there before the next output token comes: prompt, or more after preemption
     scheduled_s: float = math.inf
-    token_s: list[float] = field(default_factory=list)  # when each output token was there
+    first_token_s: float = math.inf
+    last_token_s: float = math.inf
+    token_s: list[float] = field(default_factory=list)  # when each output token was there, if that is recorded
+    preemptions: int = 0
+    hit_tokens: int = 0  # prompt tokens found in the prefix cache on the first admission
+
+    admission: int = -1  # how many were admitted before it
+    swapped: bool = False  # preempted, with its KV kept in host memory
+    units: int = 0  # KV units that it holds
+    blocks: list[int] = field(default_factory=list)  # the same as block numbers, with prefix caching
+    flights: int = 0  # batches in flight that compute a chunk of its prompt
+    group: DecodeGroup | None = None  # the sequences it decodes with; ``generated`` and ``computed`` are then as of
+    since: int = 0  # this step of the group
+
+    def __post_init__(self) -> None:
+        self.target = self.prompt_tokens
+        self.computed = self.cached_tokens
 
     @property
-    def prefilled(self) -> bool:
-        return self.computed == self.compute_tokens
+    def resident(self) -> bool:
+        """Its prompt's KV comes from elsewhere."""
+        return self.compute_tokens == 0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Leading prompt tokens whose KV is there without computing them."""
+        return self.prompt_tokens - self.compute_tokens
+
+    @property
+    def known_tokens(self) -> int:
+        """The prompt and every token generated: what the next token attends to, itself not counted."""
+        return self.prompt_tokens + self.resident + self.generated
+
+    @property
+    def work_tokens(self) -> int:
+        """Tokens still to compute and to generate."""
+        return self.target - min(self.computed, self.target) + self.output_tokens - self.generated
 
     @property
     def finished(self) -> bool:
+        """The last token is there."""
         return self.generated == self.output_tokens
 
-    @property
-    def position(self) -> int:
-        """Prompt tokens whose KV is there: the cached prefix and what was computed."""
-        return self.prompt_tokens - self.compute_tokens + self.computed
+    def restart(self) -> None:
+        """Its KV is lost: prompt and generated tokens are to be computed anew, but for a prefix cached elsewhere."""
+        self.target = self.known_tokens
+        self.computed = 0 if self.resident else self.cached_tokens

@@ -1,0 +1,87 @@
+"""One iteration's work, and the statistics that its time depends on, twice: token by token, and in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from evaluator.cost.iteration import BatchStatistics
+from evaluator.reference.decoding import DecodeGroup
+from evaluator.reference.request import Request
+
+
+class Chunk(NamedTuple):
+    """Tokens ``low + 1 .. high`` of a prompt (after preemption: of prompt and generated tokens)."""
+
+    request: Request
+    low: int
+    high: int
+    completes: bool  # an output token comes with it
+
+
+@dataclass
+class Batch:
+    """Prompts' chunks, and sequences that decode a token each. ``most``: how often at most it may be repeated."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    decodes: DecodeGroup | None = None
+    most: int = 1 << 30
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks or self.decodes)
+
+
+def exact_statistics(batch: Batch, window: int) -> BatchStatistics:
+    """Summed over the sequences from what each has been given, token by token where that is needed."""
+    attended = [
+        request.prompt_tokens + request.resident + len(request.token_s)
+        for request in (batch.decodes.members if batch.decodes else ())
+    ]
+    spans = [(chunk.low, chunk.high) for chunk in batch.chunks]
+    return BatchStatistics(
+        decodes=float(len(attended)),
+        decode_context=float(sum(attended)),
+        decode_window_context=float(sum(min(tokens, window) for tokens in attended)),
+        prefill_tokens=float(sum(high - low for low, high in spans)),
+        prefill_sequences=float(len(spans)),
+        prefill_area=float(sum(sum(range(low + 1, high + 1)) for low, high in spans)),
+        prefill_window_area=float(sum(min(n, window) for low, high in spans for n in range(low + 1, high + 1)))
+        if window
+        else 0.0,
+        prefill_context=float(sum(high for _, high in spans)),
+        prefill_window_context=float(sum(min(high, high - low + window - 1) for low, high in spans if window)),
+    )
+
+
+def statistics(batch: Batch, window: int) -> BatchStatistics:
+    """The same from the sums that the group keeps and the area of each chunk in closed form."""
+    tokens = area = window_area = context = window_context = 0
+    for _, low, high, _ in batch.chunks:
+        tokens += high - low
+        area += _triangle(high) - _triangle(low)
+        context += high
+        if window:
+            window_area += _window_triangle(high, window) - _window_triangle(low, window)
+            window_context += min(high, high - low + window - 1)
+    group = batch.decodes
+    return BatchStatistics(
+        float(len(group)) if group else 0.0,
+        float(group.context) if group else 0.0,
+        float(group.window_context) if group else 0.0,
+        float(tokens),
+        float(len(batch.chunks)),
+        float(area),
+        float(window_area),
+        float(context),
+        float(window_context),
+    )
+
+
+def _triangle(n: int) -> int:
+    return n * (n + 1) // 2
+
+
+def _window_triangle(n: int, window: int) -> int:
+    """Sum over 1 .. n of the windowed context."""
+    inside = min(n, window)
+    return _triangle(inside) + (n - inside) * window

@@ -1,0 +1,67 @@
+"""The KV cache as a number of units: who holds how many. Which block is whose matters only to the prefix cache."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from evaluator.reference.limits import Limits
+from evaluator.reference.request import Request
+
+
+class Kv(Protocol):
+    """What the scheduler asks of a KV cache."""
+
+    capacity: int
+    free: int
+
+    def units(self, tokens: int) -> int:
+        """Units that a sequence of so many tokens occupies."""
+
+    def lookup(self, request: Request) -> int:
+        """Leading tokens of a request that is not admitted whose KV is in the prefix cache."""
+
+    def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int) -> bool:
+        """Give a request its first units, those of ``hit_tokens`` shared. False, and nothing done, if they do not fit."""
+
+    def extend(self, request: Request, units: int) -> bool:
+        """Give it as many as make it ``units``. False, and nothing done, if they do not fit."""
+
+    def register(self, request: Request, tokens: int) -> None:
+        """Its first ``tokens`` tokens are computed (or are in this iteration): others may share its whole blocks."""
+
+    def release(self, request: Request) -> None:
+        """Take all units back."""
+
+
+class CountedKv:
+    """Units are counted, nothing is shared."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.capacity = self.free = limits.kv_units
+        self._block = limits.block_tokens
+        self._units_of_blocks = limits.units_of_blocks
+
+    def units(self, tokens: int) -> int:
+        blocks = -(-tokens // self._block)
+        return self._units_of_blocks(blocks) if self._units_of_blocks else blocks
+
+    def lookup(self, request: Request) -> int:
+        return 0
+
+    def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int) -> bool:
+        return units + keep_free <= self.free and self.extend(request, units)
+
+    def extend(self, request: Request, units: int) -> bool:
+        more = max(units - request.units, 0)
+        if more > self.free:
+            return False
+        self.free -= more
+        request.units += more
+        return True
+
+    def register(self, request: Request, tokens: int) -> None:
+        pass
+
+    def release(self, request: Request) -> None:
+        self.free += request.units
+        request.units = 0

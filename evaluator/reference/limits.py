@@ -1,0 +1,44 @@
+"""What a replica can hold and compute at once, and how it deals out its KV cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one replica. ``kv_units`` is the capacity of the KV cache in units (blocks of full attention).
+
+    As vLLM demands, ``max_num_batched_tokens`` must not be below ``max_num_seqs``, nor, for policies that compute whole
+    prompts, below the longest sequence: a prompt that is never admitted blocks the queue.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_units: int
+    admission: str = "reserve"  # reserve: all KV on admission; on_demand: as tokens come, preempting where it runs out
+    block_tokens: int = 16
+    units_of_blocks: Callable[[int], int] | None = None  # of a sequence; None: a unit is a block. May grow by 0 or 1.
+    watermark_units: int = 0  # on_demand: an admission leaves this much free (vLLM v0: 1 % of the cache; v1: none)
+    preemption: str = "recompute"  # or swap
+    swap_units: float = math.inf  # room in host memory; where it is full, preemption is by recompute
+    swap_unit_s: float = 0.0  # time to copy a unit in or out; the iteration takes so much longer
+    long_prefill_token_threshold: int = 0  # chunked: most prompt tokens of one request in an iteration; 0: no bound
+    packing: str = "fcfs"  # or least_work_left: which waiting request is looked at first
+    prefix_caching: bool = False
+    max_wait_iterations: int = 10  # lightllm: decode iterations between two looks at the waiting requests
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("admission", ("reserve", "on_demand")),
+            ("preemption", ("recompute", "swap")),
+            ("packing", ("fcfs", "least_work_left")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if self.prefix_caching and self.units_of_blocks is not None:
+            raise ValueError("prefix_caching needs KV units that are blocks")
+        if self.prefix_caching and self.preemption == "swap":
+            raise ValueError("prefix_caching goes with preemption by recompute")

@@ -1,0 +1,80 @@
+"""Which waiting request is looked at first. Those behind it wait, even where they would fit."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import Protocol
+
+from evaluator.reference.request import Request
+
+
+class Waiting(Protocol):
+    """Requests that have arrived and are not admitted."""
+
+    @property
+    def stable(self) -> bool:
+        """A request that arrives never gets before one that waits."""
+
+    def __len__(self) -> int: ...
+    def push(self, request: Request) -> None:
+        """One that arrives."""
+
+    def push_back(self, request: Request) -> None:
+        """One that was preempted."""
+
+    def head(self) -> Request:
+        """The first one."""
+
+    def pop(self) -> Request:
+        """The first one, which leaves."""
+
+
+class Fcfs:
+    """First come, first served; preempted requests are a stack in front, the earliest admitted on top."""
+
+    stable = True
+
+    def __init__(self) -> None:
+        self._queue: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def push(self, request: Request) -> None:
+        self._queue.append(request)
+
+    def push_back(self, request: Request) -> None:
+        self._queue.appendleft(request)
+
+    def head(self) -> Request:
+        return self._queue[0]
+
+    def pop(self) -> Request:
+        return self._queue.popleft()
+
+
+class LeastWorkLeft:
+    """The fewest tokens to compute and to generate first, preempted or not; ties: first come, first served."""
+
+    stable = False
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Request]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, request: Request) -> None:
+        heapq.heappush(self._heap, (request.work_tokens, request.index, request))
+
+    push_back = push
+
+    def head(self) -> Request:
+        return self._heap[0][-1]
+
+    def pop(self) -> Request:
+        return heapq.heappop(self._heap)[-1]
+
+
+PACKINGS: dict[str, type[Fcfs] | type[LeastWorkLeft]] = {"fcfs": Fcfs, "least_work_left": LeastWorkLeft}

@@ -1,0 +1,111 @@
+"""The KV cache as numbered blocks that requests with the same beginning share, as in vLLM v1.
+
+A whole block is named by its content and the name of the block before it (a hash chain), so that two blocks of one name
+hold the KV of the same tokens in the same place. Blocks count who uses them. One that nobody uses keeps its content
+and joins the end of the free list, the last block of a request first; a new block is taken from the front of the list
+and forgets what it held: the least recently used content goes first, ends of prompts before their beginnings.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from evaluator.reference.limits import Limits
+from evaluator.reference.request import Request
+
+_ROOT = 0
+
+
+class PrefixCache:
+    """Implements ``Kv``; a unit is a block."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.capacity = limits.kv_units
+        self._block = limits.block_tokens
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(limits.kv_units))
+        self._users = [0] * limits.kv_units
+        self._name: list[int | None] = [None] * limits.kv_units  # of the content, where the block is whole
+        self._blocks_named: dict[int, OrderedDict[int, None]] = {}  # several may hold the same
+        self._names: dict[tuple[int, object], int] = {}  # (name of the block before, content) -> name
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody uses, whether they hold something or not."""
+        return len(self._free)
+
+    def units(self, tokens: int) -> int:
+        return -(-tokens // self._block)
+
+    def lookup(self, request: Request) -> int:
+        """Whole blocks only, and at least one token is left to compute: the one that the next token comes from."""
+        return len(self._shared_blocks(request, (request.target - 1) // self._block)) * self._block
+
+    def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int) -> bool:
+        shared = self._shared_blocks(request, hit_tokens // self._block)
+        idle = sum(self._users[block] == 0 for block in shared)  # they leave the free list, too
+        if units - len(shared) + idle + keep_free > self.free:
+            return False
+        for block in shared:
+            self._users[block] += 1
+            self._free.pop(block, None)
+        request.blocks = shared
+        request.units = len(shared)
+        return self.extend(request, units)
+
+    def extend(self, request: Request, units: int) -> bool:
+        more = max(units - request.units, 0)
+        if more > self.free:
+            return False
+        for _ in range(more):
+            block, _ = self._free.popitem(last=False)
+            self._forget(block)
+            self._users[block] = 1
+            request.blocks.append(block)
+        request.units += more
+        return True
+
+    def register(self, request: Request, tokens: int) -> None:
+        whole = tokens // self._block
+        named = whole
+        while named and self._name[request.blocks[named - 1]] is None:
+            named -= 1
+        name = self._name[request.blocks[named - 1]] if named else _ROOT
+        for place in range(named, whole):
+            assert name is not None
+            name = self._name_of(request, place, name)
+            block = request.blocks[place]
+            self._name[block] = name
+            self._blocks_named.setdefault(name, OrderedDict())[block] = None
+
+    def release(self, request: Request) -> None:
+        for block in reversed(request.blocks):
+            self._users[block] -= 1
+            if not self._users[block]:
+                self._free[block] = None
+        request.blocks = []
+        request.units = 0
+
+    def _shared_blocks(self, request: Request, most: int) -> list[int]:
+        """The longest chain of blocks that are there, from the beginning."""
+        found: list[int] = []
+        name = _ROOT
+        for place in range(most):
+            name = self._name_of(request, place, name)
+            if name not in self._blocks_named:
+                break
+            found.append(next(iter(self._blocks_named[name])))
+        return found
+
+    def _name_of(self, request: Request, place: int, before: int) -> int:
+        """A number for the content and all before it. What the request does not say is like nothing else."""
+        content = request.content[place] if place < len(request.content) else (request.index, place)
+        return self._names.setdefault((before, content), len(self._names) + 1)
+
+    def _forget(self, block: int) -> None:
+        name = self._name[block]
+        if name is None:
+            return
+        self._name[block] = None
+        del self._blocks_named[name][block]
+        if not self._blocks_named[name]:
+            del self._blocks_named[name]

@@ -1,0 +1,243 @@
+"""The queues of a replica and the moves that schedulers are made of: admit, go on with a prompt, grow, preempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from evaluator.reference.batch import Chunk
+from evaluator.reference.decoding import DecodeGroup
+from evaluator.reference.kv import CountedKv, Kv
+from evaluator.reference.limits import Limits
+from evaluator.reference.packing import PACKINGS, Waiting
+from evaluator.reference.prefix_cache import PrefixCache
+from evaluator.reference.request import Request
+
+
+class Queues:
+    """``waiting`` have arrived, ``running`` are admitted: they hold KV and a place.
+
+    Of the running ones, ``prompts`` have tokens of their prompt that no batch has taken yet, ``decoding`` wait for the
+    batch that gives them their next token; the others are in flight with a last chunk or, in a pipeline, with a token.
+    """
+
+    def __init__(self, limits: Limits, window: int) -> None:
+        self.limits = limits
+        self.kv: Kv = PrefixCache(limits) if limits.prefix_caching else CountedKv(limits)
+        self.on_demand = limits.admission == "on_demand"
+        self.waiting: Waiting = PACKINGS[limits.packing]()
+        self.running: dict[Request, None] = {}  # in order of admission
+        self.prompts: dict[Request, None] = {}
+        self._window = window
+        self.decoding = self.new_group()
+        self.decode_iterations = 0  # so far
+        self.looked_at = 0  # decode iterations when lightllm last admitted
+        self.preempted: list[Request] = []  # in this iteration
+        self.short_of_kv = False  # in this iteration a running request did not get KV at once: nobody new comes in
+        self.admitted = 0  # in this iteration
+        self.newcomers: list[Request] = []  # those of them that had nothing to compute
+        self.moved_units = 0  # in this iteration, swapped in or out
+        self.preemptions = 0
+        self.work_tokens = 0  # tokens to compute and to generate of all requests here
+        self._admissions = 0
+        self._swapped_units = 0
+
+    def new_group(self) -> DecodeGroup:
+        """An empty group of decoding sequences."""
+        return DecodeGroup(self._window, self.limits.block_tokens if self._watches_blocks else 0)
+
+    @property
+    def _watches_blocks(self) -> bool:
+        return self.on_demand or self.limits.prefix_caching
+
+    def begin(self) -> None:
+        """A new iteration is to be put together."""
+        self.preempted = []
+        self.newcomers = []
+        self.short_of_kv = False
+        self.admitted = self.moved_units = 0
+
+    def arrive(self, request: Request) -> None:
+        """A request is here."""
+        self.work_tokens += request.work_tokens
+        self.waiting.push(request)
+
+    # -- admission
+
+    def head_computes(self) -> bool:
+        """Somebody waits, and the first has tokens to compute before it can decode."""
+        if not self.waiting:
+            return False
+        head = self.waiting.head()
+        return head.computed < head.target
+
+    def admit_all(
+        self,
+        room: int,
+        *,
+        whole: bool,
+        whole_kv: bool = False,
+        wanted: Callable[[], bool] | None = None,
+    ) -> list[Chunk]:
+        """Admit waiting requests, in turn, as long as the first of them fits into ``room`` tokens and all limits.
+
+        Their chunks are returned; those with no prompt to compute join ``decoding`` and take one token of the room.
+        ``whole``: prompts are computed in one go; else the last may be cut. ``whole_kv``: KV on demand is given for the
+        whole prompt at once. ``wanted`` may stop before each.
+        """
+        chunks = []
+        while room > 0 and self.waiting and (wanted is None or wanted()):
+            request = self.waiting.head()
+            hit = 0 if request.swapped else self.kv.lookup(request)
+            start = max(request.computed, hit)
+            tokens = self._share(max(request.target - start, 0), room, whole)
+            if tokens is None or not self._place(request, start, tokens, hit, whole_kv):
+                break
+            if not tokens:
+                self.decoding.join(request)
+                self.newcomers.append(request)
+                room -= 1
+            else:
+                chunks.append(self._chunk(request, tokens))
+                room -= tokens
+        return chunks
+
+    def _share(self, rest: int, room: int, whole: bool) -> int | None:
+        """How many of the rest of a prompt this iteration computes; None: it has to wait."""
+        if whole:
+            return rest if rest <= room else None
+        return min(rest, room, self.limits.long_prefill_token_threshold or rest)
+
+    def _place(self, request: Request, start: int, tokens: int, hit: int, whole_kv: bool) -> bool:
+        """Give the first waiting request a place and KV, if there are."""
+        if len(self.running) >= self.limits.max_num_seqs:
+            return False
+        units, keep_free = request.kv_units, 0
+        if self.on_demand:
+            slots = max(request.target if whole_kv else 0, start + (tokens or 1))
+            units = self.kv.units(slots)
+            keep_free = self.limits.watermark_units
+        if not self.kv.admit(request, units, hit, keep_free):
+            return False
+        self.waiting.pop()
+        self.running[request] = None
+        if start < request.target:
+            self.prompts[request] = None
+        self._swap_in(request)
+        if request.admission < 0:
+            request.hit_tokens = hit
+        self.work_tokens -= start - request.computed
+        request.computed = start
+        request.admission = self._admissions
+        self._admissions += 1
+        self.admitted += 1
+        return True
+
+    def _swap_in(self, request: Request) -> None:
+        if request.swapped:
+            request.swapped = False
+            units = self.kv.units(request.computed)
+            self._swapped_units -= units
+            self.moved_units += units
+
+    # -- prompts that are under way
+
+    def continue_prompts(self, room: int) -> list[Chunk]:
+        """The next chunk of each prompt under way, in order of admission, as far as the room goes."""
+        chunks = []
+        for request in list(self.prompts):
+            if room <= 0 or request not in self.prompts:
+                continue
+            tokens = self._share(request.target - request.computed, room, whole=False)
+            assert tokens is not None
+            if self.on_demand and not self._make_room(request, request.computed + tokens):
+                break
+            chunks.append(self._chunk(request, tokens))
+            room -= tokens
+        return chunks
+
+    def _chunk(self, request: Request, tokens: int) -> Chunk:
+        low, high = request.computed, request.computed + tokens
+        request.computed = high
+        request.flights += 1
+        self.kv.register(request, high)
+        completes = high == request.target
+        if completes:
+            del self.prompts[request]
+        return Chunk(request, low, high, completes)
+
+    # -- decodes
+
+    def grow_decodes(self) -> None:
+        """KV for the next token of every decoding sequence, in order of admission; preempts where there is none."""
+        if not self._watches_blocks:
+            return
+        if self.on_demand:
+            due = self.decoding.due()
+            ordered = sorted(due, key=lambda request: request.admission)
+            for request in ordered:
+                if request.group is self.decoding:  # not preempted meanwhile
+                    self._make_room(request, self.decoding.computed(request) + 1)
+        self._register_filled(self.decoding, 0)
+
+    def grow_further(self, group: DecodeGroup, steps: int) -> None:
+        """The same for the next ``steps`` after the coming one, which fit."""
+        if not self._watches_blocks:
+            return
+        for ahead in range(1, steps + 1):
+            if self.on_demand:
+                for request in group.due(ahead):
+                    fits = self.kv.extend(request, self.kv.units(group.computed(request) + ahead + 1))
+                    assert fits
+            self._register_filled(group, ahead)
+
+    def _register_filled(self, group: DecodeGroup, ahead: int) -> None:
+        if self.limits.prefix_caching:
+            for request in group.due(ahead + 1):  # the token before fills a block
+                self.kv.register(request, group.computed(request) + ahead + 1)
+
+    def _make_room(self, request: Request, tokens: int) -> bool:
+        """KV for so many tokens of a running request. Who was admitted last is preempted until it fits.
+
+        False if it is the request itself that had to go; in a pipeline, where those in flight are left alone, also if
+        it is in flight with a chunk and none after it can be preempted: it waits.
+        """
+        while not self.kv.extend(request, self.kv.units(tokens)):
+            self.short_of_kv = True
+            victim = next((other for other in reversed(self.running) if self._at_rest(other)), None)
+            if victim is None or victim.admission < request.admission:
+                return False
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _at_rest(self, request: Request) -> bool:
+        return not request.flights and (request.group is self.decoding or request in self.prompts)
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the waiting, its KV freed; it is to be computed anew unless its KV finds room in host memory."""
+        if request.group is not None:
+            self.decoding.leave(request)
+        self.prompts.pop(request, None)
+        del self.running[request]
+        self.work_tokens -= request.work_tokens
+        units = self.kv.units(request.computed)
+        self.kv.release(request)
+        if self.limits.preemption == "swap" and self._swapped_units + units <= self.limits.swap_units:
+            request.swapped = True
+            self._swapped_units += units
+            self.moved_units += units
+        else:
+            request.restart()
+        self.work_tokens += request.work_tokens
+        request.preemptions += 1
+        self.preemptions += 1
+        self.preempted.append(request)
+        self.waiting.push_back(request)
+
+    # -- after an iteration
+
+    def depart(self, request: Request) -> None:
+        """A request has its last token."""
+        del self.running[request]
+        self.kv.release(request)

@@ -1,0 +1,14 @@
+"""FasterTransformer: a batch of requests is computed to its end before the next is admitted."""
+
+from __future__ import annotations
+
+from evaluator.reference.batch import Batch
+from evaluator.reference.queues import Queues
+
+
+def static(queues: Queues) -> Batch:
+    """All prompts of a batch in one iteration, then its decodes. Nothing joins; what has finished leaves a gap."""
+    if queues.running:
+        return Batch(decodes=queues.decoding)
+    chunks = queues.admit_all(queues.limits.max_num_batched_tokens, whole=True)
+    return Batch(chunks) if chunks else Batch(decodes=queues.decoding)
