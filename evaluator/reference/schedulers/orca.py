@@ -14,4 +14,5 @@ UNBOUNDED = 1 << 60
 
 def orca(queues: Queues) -> Batch:
     """A token for everybody, and the whole prompts of all that find a place and KV."""
+    queues.grow_decodes()
     return Batch(queues.admit_all(UNBOUNDED, whole=True), queues.decoding)

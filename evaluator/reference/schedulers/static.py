@@ -9,6 +9,7 @@ from evaluator.reference.queues import Queues
 def static(queues: Queues) -> Batch:
     """All prompts of a batch in one iteration, then its decodes. Nothing joins; what has finished leaves a gap."""
     if queues.running:
+        queues.grow_decodes()
         return Batch(decodes=queues.decoding)
     chunks = queues.admit_all(queues.limits.max_num_batched_tokens, whole=True)
     return Batch(chunks) if chunks else Batch(decodes=queues.decoding)

@@ -1,0 +1,134 @@
+"""Costs, requests and random scenarios for tests of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from evaluator.cost.iteration import CostParameters, Rows
+from evaluator.reference import SCHEDULERS, Iteration, Limits, Outcome, Request, simulate
+
+NO_ROWS = Rows(*(np.zeros(0),) * 4)
+
+
+def linear_cost(iteration_s=1.0, token_s=0.0, context_s=0.0) -> CostParameters:
+    """An iteration takes so long, plus so much per token computed and per token attended to by decodes."""
+    return CostParameters(NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS, 0.0, iteration_s, token_s, 0.0, context_s, 0.0)
+
+
+SECOND = linear_cost()  # every iteration takes one second
+
+
+def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scale: float = 1.0) -> CostParameters:
+    """All kinds of operators, with and without knees."""
+
+    def rows(count: int, flop: float, weight: float, activation: float) -> Rows:
+        sides = [rng.uniform(0.2, 1.0, count) * side * scale for side in (flop, weight, activation)]
+        return Rows(*sides, rng.uniform(0.0, 0.4, count))
+
+    return CostParameters(
+        token_rows=rows(3, 2e-5, 3e-3, 2e-6),
+        sequence_rows=rows(1, 1e-6, 1e-4, 1e-7),
+        expert_rows=rows(2 * experts, 2e-5, 3e-3, 2e-6),
+        prefill_rows=rows(1, 3e-9, 0.0, 2e-8),
+        prefill_window_rows=rows(int(windowed), 3e-9, 0.0, 2e-8),
+        log_expert_missed=np.log1p(-2 / 8) if experts else 0.0,
+        iteration_s=5e-4 * scale,
+        token_s=1e-6 * scale,
+        sequence_s=1e-5 * scale,
+        context_s=3e-7 * rng.uniform() * scale,
+        window_context_s=1e-7 * scale if windowed else 0.0,
+    )
+
+
+def request(index: int, arrival_s: float, prompt: int, output: int, *, cached: int = 0, block=4, content=()) -> Request:
+    """One request; it reserves whole blocks for all but its last token."""
+    units = -(-(prompt + output - 1) // block)
+    return Request(index, arrival_s, prompt - cached, prompt, output, units, tuple(content))
+
+
+@dataclass
+class Scenario:
+    """Arguments of ``simulate``; ``run`` may change some. Requests are made anew for every run."""
+
+    cost: Sequence[CostParameters]
+    policy: str
+    limits: Limits
+    columns: list[tuple[Any, ...]]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def requests(self) -> list[Request]:
+        return [Request(index, *column) for index, column in enumerate(self.columns)]
+
+    def run(self, **options: Any) -> Outcome:
+        return simulate(self.cost, self.policy, self.limits, self.requests(), **{**self.options, **options})
+
+
+def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
+    """Any combination of what the reference can do, from an idle replica to one in permanent want of KV.
+
+    ``fixed``: policy, admission, stages, replicas, prefix_caching or preemption.
+    """
+    rng = np.random.default_rng(seed)
+
+    def pick(name: str, *choices: Any) -> Any:
+        drawn = choices[rng.integers(len(choices))]
+        return fixed.get(name, drawn)
+
+    policy = pick("policy", *SCHEDULERS)
+    windowed = rng.random() < 0.4
+    resident = rng.random() < 0.15
+    users = int(rng.integers(1, 20)) if rng.random() < 0.3 else None
+    rate = 10 ** rng.uniform(-1, 2.5)
+    arrival = np.zeros(requests) if rng.random() < 0.1 else np.cumsum(rng.exponential(1 / rate, requests))
+    prompt = rng.integers(1, rng.choice([5, 100, 1500]), requests) + 1
+    output = rng.integers(1, rng.choice([2, 10, 300]), requests)
+    cached = np.where(rng.random(requests) < 0.3, prompt - rng.integers(1, prompt + 1), 0)
+    compute = np.zeros(requests, int) if resident else prompt - cached
+    block = 1 if policy == "lightllm" else int(rng.integers(1, 17))
+    units = -(-(prompt + output - 1 + resident) // block)
+    tokens = int(rng.choice([16, 64, 512, 2048]))
+    if policy not in ("chunked", "sarathi"):
+        tokens = max(tokens, int((prompt + output).max()) + 64)
+    content = [tuple(rng.integers(0, 2, 3).tolist()) for _ in range(requests)]
+    stages = pick("stages", 1, 1, 1, 2, 3)
+    prefix_caching = pick("prefix_caching", False, False, True)
+    capacity = int(units.max() * rng.uniform(1, rng.choice([1.5, 6])))
+    limits = Limits(
+        max_num_seqs=int(rng.integers(1, min(40, tokens) + 1)),
+        max_num_batched_tokens=tokens,
+        kv_units=capacity,
+        admission=pick("admission", "reserve", "on_demand"),
+        block_tokens=block,
+        watermark_units=int(rng.integers(0, capacity - units.max() + 1)) if policy != "lightllm" else 0,
+        preemption="recompute" if prefix_caching else pick("preemption", "recompute", "recompute", "swap"),
+        swap_units=float(rng.choice([np.inf, units.max()])),
+        swap_unit_s=1e-4,
+        long_prefill_token_threshold=int(rng.choice([0, 0, 7, 100])),
+        packing=pick("packing", "fcfs", "fcfs", "least_work_left"),
+        prefix_caching=prefix_caching,
+        max_wait_iterations=int(rng.integers(1, 12)),
+    )
+    cost = [random_cost(rng, experts=rng.random() < 0.5, windowed=windowed, scale=1 / stages) for _ in range(stages)]
+    return Scenario(
+        cost,
+        policy,
+        limits,
+        list(zip(*(column.tolist() for column in (arrival, compute, prompt, output, units)), content, strict=True)),
+        {
+            "users": users,
+            "replicas": pick("replicas", 1, 1, 3),
+            "router": pick("router", "random", "round_robin", "least_outstanding", "least_work"),
+            "window": int(rng.integers(2, 200)) if windowed else None,
+        },
+    )
+
+
+def log_of(cost, policy: str, limits: Limits, requests: Sequence[Request], **options: Any) -> list[Iteration]:
+    """What happened, iteration by iteration, with the times of all tokens in the requests."""
+    log: list[Iteration] = []
+    simulate(cost, policy, limits, requests, tokens=True, observe=log.append, **options)
+    return log
