@@ -19,7 +19,7 @@ Array = Any  # a float, a NumPy array or a JAX array, float64
 
 
 def array_namespace(*arrays: Array) -> ModuleType:
-    """``jax.numpy`` where any argument is a JAX array or tracer; ``math`` where all are plain floats; else ``numpy``."""
+    """``math`` for plain floats, ``jax.numpy`` where any argument is a JAX array or tracer, else ``numpy``."""
     for array in arrays:
         if type(array) is not float:
             break
@@ -103,7 +103,7 @@ def _rows_time(rows: Rows, x: Array, y: Array, z: Array) -> Array:
 
 
 def experts_touched(log_expert_missed: Array, tokens: Array) -> Array:
-    """Expected fraction of routed experts that a batch of ``tokens`` touches: 1 - (1 - k/E)^tokens (uniform routing)."""
+    """Expected fraction of routed experts that ``tokens`` tokens touch: 1 - (1 - k/E)^tokens (uniform routing)."""
     xp = array_namespace(log_expert_missed, tokens)
     return -xp.expm1(tokens * log_expert_missed)
 

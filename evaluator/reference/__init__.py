@@ -1,8 +1,8 @@
 """The reference: serving simulated by events, one iteration and one token at a time, in plain Python, to be read.
 
-``simulate`` runs the replicas of one configuration. Read ``schedulers/`` for what a policy means, ``queues`` for the moves
-that policies are made of (admission, growth and preemption of KV), ``replica`` for an iteration's way, ``decoding`` for
-how iterations are leapt over, ``simulate`` for the order of events.
+``simulate`` runs the replicas of one configuration. Read ``schedulers/`` for what a policy means, ``queues`` for the
+moves that policies are made of (admission, growth and preemption of KV), ``replica`` for the way of an iteration,
+``decoding`` for how iterations are leapt over, ``simulate`` for the order of events.
 """
 
 from evaluator.reference.limits import Limits

@@ -1,4 +1,4 @@
-"""Sequences that decode together: what an iteration costs, when one leaves, and who needs a block, without a look at each.
+"""Sequences that decode together: the sums that cost depends on, who leaves when, and who needs a block when.
 
 Time is counted in steps: one iteration is one step, in which every member gets a token. A member that has ``n`` tokens
 to go when it joins at step ``s`` leaves at step ``s + n``. What a member has generated is known from the step at which
@@ -30,7 +30,9 @@ class DecodeGroup:
         self._leaving: dict[int, dict[Request, None]] = {}  # by the step after which they leave
         self._crossing: dict[int, int] = {}  # how many stop growing after which step
         self._due: dict[int, dict[Request, None]] = {}  # by step modulo the block: the next token opens a block
-        self._events: list[int] = []  # heap of steps at which something changes; some are out of date, which does no harm
+        self._events: list[
+            int
+        ] = []  # heap of steps at which something changes; some are out of date, which does no harm
 
     def __len__(self) -> int:
         return len(self.members)

@@ -11,8 +11,13 @@ from evaluator.reference.request import Request
 class Kv(Protocol):
     """What the scheduler asks of a KV cache."""
 
-    capacity: int
-    free: int
+    @property
+    def capacity(self) -> int:
+        """Units in all."""
+
+    @property
+    def free(self) -> int:
+        """Units that nobody uses."""
 
     def units(self, tokens: int) -> int:
         """Units that a sequence of so many tokens occupies."""
@@ -21,10 +26,10 @@ class Kv(Protocol):
         """Leading tokens of a request that is not admitted whose KV is in the prefix cache."""
 
     def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int) -> bool:
-        """Give a request its first units, those of ``hit_tokens`` shared. False, and nothing done, if they do not fit."""
+        """Give a request its units, those of ``hit_tokens`` shared; False, and nothing done, if too few are free."""
 
     def extend(self, request: Request, units: int) -> bool:
-        """Give it as many as make it ``units``. False, and nothing done, if they do not fit."""
+        """Give it as many as make it ``units``; False, and nothing done, if too few are free."""
 
     def register(self, request: Request, tokens: int) -> None:
         """Its first ``tokens`` tokens are computed (or are in this iteration): others may share its whole blocks."""

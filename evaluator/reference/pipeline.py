@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from evaluator.cost.iteration import BatchStatistics, CostParameters, Rows, iteration_time
+from evaluator.cost.iteration import BatchStatistics, CostParameters, Rows, experts_touched, iteration_time
 
 
 def plain(cost: CostParameters) -> CostParameters:
@@ -42,3 +42,10 @@ class Pipeline:
             self._free_s[stage] = clock
             self.busy_s += took / len(self.costs)
         return start, clock
+
+    def experts_touched(self, batch: BatchStatistics) -> float:
+        """Fraction of the routed experts that a batch touches; 0 for a model without."""
+        cost = self.costs[0]
+        if not cost.expert_rows.flop:
+            return 0.0
+        return experts_touched(cost.log_expert_missed, batch.decodes + batch.prefill_tokens)

@@ -33,6 +33,10 @@ class PrefixCache:
         """Blocks that nobody uses, whether they hold something or not."""
         return len(self._free)
 
+    def users(self, block: int) -> int:
+        """How many requests use a block."""
+        return self._users[block]
+
     def units(self, tokens: int) -> int:
         return -(-tokens // self._block)
 

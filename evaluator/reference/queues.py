@@ -43,10 +43,11 @@ class Queues:
 
     def new_group(self) -> DecodeGroup:
         """An empty group of decoding sequences."""
-        return DecodeGroup(self._window, self.limits.block_tokens if self._watches_blocks else 0)
+        return DecodeGroup(self._window, self.limits.block_tokens if self.watches_blocks else 0)
 
     @property
-    def _watches_blocks(self) -> bool:
+    def watches_blocks(self) -> bool:
+        """It matters which step fills a block or opens one."""
         return self.on_demand or self.limits.prefix_caching
 
     def begin(self) -> None:
@@ -169,7 +170,7 @@ class Queues:
 
     def grow_decodes(self) -> None:
         """KV for the next token of every decoding sequence, in order of admission; preempts where there is none."""
-        if not self._watches_blocks:
+        if not self.watches_blocks:
             return
         if self.on_demand:
             due = self.decoding.due()
@@ -179,16 +180,13 @@ class Queues:
                     self._make_room(request, self.decoding.computed(request) + 1)
         self._register_filled(self.decoding, 0)
 
-    def grow_further(self, group: DecodeGroup, steps: int) -> None:
-        """The same for the next ``steps`` after the coming one, which fit."""
-        if not self._watches_blocks:
-            return
-        for ahead in range(1, steps + 1):
-            if self.on_demand:
-                for request in group.due(ahead):
-                    fits = self.kv.extend(request, self.kv.units(group.computed(request) + ahead + 1))
-                    assert fits
-            self._register_filled(group, ahead)
+    def grow_ahead(self, group: DecodeGroup, ahead: int) -> None:
+        """The same for the step after ``ahead`` more, in a leap: it fits."""
+        if self.on_demand:
+            for request in group.due(ahead):
+                fits = self.kv.extend(request, self.kv.units(group.computed(request) + ahead + 1))
+                assert fits
+        self._register_filled(group, ahead)
 
     def _register_filled(self, group: DecodeGroup, ahead: int) -> None:
         if self.limits.prefix_caching:

@@ -29,6 +29,7 @@ class Flight:
     iterations: int = 1
     first_s: float = 0.0
     slope_s: float = 0.0
+    experts_touched: float = 0.0  # fraction of them, by each iteration
     preempted: Sequence[Request] = ()
     newcomers: Sequence[Request] = ()  # admitted into this batch with nothing to compute before they decode
 
@@ -59,7 +60,7 @@ class Iteration:
     iterations: int
     decodes: tuple[int, ...]
     chunks: tuple[tuple[int, int], ...]  # (request, tokens)
-    preempted: tuple[int, ...]  # while the batch was put together, in this order
+    preempted: tuple[int, ...]  # since the batch before was sent, in this order
     kv_units: int  # in use at its end, before anybody leaves
     waiting: int
 
@@ -89,13 +90,17 @@ class Replica:
         self.outstanding = 0  # requests that were sent here and have not finished
         self.iterations = 0
         self.kv_units_max = 0
+        self.kv_unit_s = 0.0  # KV units in use, integrated over time
+        self.experts_touched = 0.0  # fraction of the experts touched, summed over iterations; 0 without experts
+        self._kv_since = 0.0  # up to when that is done
         self._schedule = scheduler.schedule
         self._tokens = tokens
         self._leap = leap and not tokens and len(self.pipeline) == 1
         self._observe = observe
+        self._preempted: list[Request] = []  # since the last batch was sent
 
     def submit(self, request: Request, now: float) -> Flight | None:
-        """A request arrives. A leap that it may join after ends with the iteration under way; the flight is returned."""
+        """A request arrives. A leap that may keep it waiting ends with the iteration under way, and is returned."""
         request.replica = self.index
         self.outstanding += 1
         queues = self.queues
@@ -110,6 +115,7 @@ class Replica:
 
     def launch(self, now: float) -> list[Flight]:
         """Send off batches until there are as many in flight as stages, or nobody is left to take part."""
+        self._integrate_kv(now)
         launched = []
         while len(self.flights) < len(self.pipeline):
             batch = self._next_batch()
@@ -119,13 +125,11 @@ class Replica:
         return launched
 
     def _next_batch(self) -> Batch:
-        preempted: list[Request] = []
         while True:
             self.queues.begin()
             batch = self._schedule(self.queues)
-            preempted += self.queues.preempted
+            self._preempted += self.queues.preempted
             if batch or not self.queues.preempted:
-                self.queues.preempted = preempted
                 batch.decodes = batch.decodes or None
                 return batch
             # Whoever ran was preempted: that takes no time, and the next look may admit it.
@@ -134,15 +138,18 @@ class Replica:
         queues = self.queues
         take = exact_statistics if self._tokens else statistics
         copy_s = queues.moved_units * self.limits.swap_unit_s
-        start, end = self.pipeline.enter(now, take(batch, self.window), copy_s)
-        flight = Flight(batch, start, end, preempted=queues.preempted)
+        sums = take(batch, self.window)
+        start, end = self.pipeline.enter(now, sums, copy_s)
+        flight = Flight(batch, start, end, preempted=self._preempted)
+        self._preempted = []
         self.flights.append(flight)
         for chunk in batch.chunks:
             if chunk.request.scheduled_s == math.inf:
                 chunk.request.scheduled_s = start
         if batch.decodes is not None:
             self._send_decodes(batch, flight)
-        self._count_kv()
+        self.kv_units_max = max(self.kv_units_max, self._kv_used())
+        flight.experts_touched = self.pipeline.experts_touched(sums)
         return flight
 
     def _send_decodes(self, batch: Batch, flight: Flight) -> None:
@@ -166,30 +173,30 @@ class Replica:
         """How many iterations, this one included, are the same but for contexts that grow, if nobody arrives."""
         queues, group = self.queues, batch.decodes
         assert group is not None
-        if batch.chunks or queues.admitted or queues.preempted or queues.short_of_kv:
+        if batch.chunks or queues.admitted or queues.short_of_kv:
             return 1
         if queues.waiting and self.limits.prefix_caching:
             return 1  # what the head finds in the cache may change
         most = min(group.steps_to_event(), batch.most)
         return group.steps_within(queues.kv.free, most) if queues.on_demand else most
 
-    def _count_kv(self) -> None:
-        kv = self.queues.kv
-        self.kv_units_max = max(self.kv_units_max, kv.capacity - kv.free)
+    def _kv_used(self) -> int:
+        return self.queues.kv.capacity - self.queues.kv.free
+
+    def _integrate_kv(self, until: float) -> None:
+        self.kv_unit_s += self._kv_used() * (until - self._kv_since)
+        self._kv_since = until
 
     def finish(self, flight: Flight) -> list[Request]:
         """The oldest flight is over: its requests have their tokens. Those with the last one are returned."""
         assert flight is self.flights[0]
         self.flights.popleft()
         queues, batch, now = self.queues, flight.batch, flight.end_s
-        more = flight.iterations - 1
         self.iterations += flight.iterations
-        if more:
-            assert batch.decodes is not None
-            self.pipeline.busy_s += flight.end_s - flight.start_s - flight.first_s
-            queues.decode_iterations += more
-            queues.grow_further(batch.decodes, more)
-            self._count_kv()
+        self.experts_touched += flight.iterations * flight.experts_touched
+        if flight.iterations > 1:
+            self._finish_leap(flight)
+        self._integrate_kv(now)
         if self._observe:
             self._observe(self._report(flight))
         finished = self._finish_decodes(flight) if batch.decodes is not None else []
@@ -202,6 +209,18 @@ class Replica:
             queues.depart(request)
         self.outstanding -= len(finished)
         return finished
+
+    def _finish_leap(self, flight: Flight) -> None:
+        """What the iterations after the first have added to totals, and the KV that they have taken."""
+        queues, group = self.queues, flight.batch.decodes
+        assert group is not None
+        self.pipeline.busy_s += flight.end_s - flight.start_s - flight.first_s
+        queues.decode_iterations += flight.iterations - 1
+        if queues.watches_blocks:
+            for ahead in range(1, flight.iterations):
+                self._integrate_kv(flight.end_of(ahead))
+                queues.grow_ahead(group, ahead)
+            self.kv_units_max = max(self.kv_units_max, self._kv_used())
 
     def _finish_decodes(self, flight: Flight) -> list[Request]:
         queues, group, now = self.queues, flight.batch.decodes, flight.end_s
@@ -242,7 +261,7 @@ class Replica:
             decodes=tuple(sorted(request.index for request in group.members)) if group else (),
             chunks=tuple((chunk.request.index, chunk.high - chunk.low) for chunk in flight.batch.chunks),
             preempted=tuple(request.index for request in flight.preempted),
-            kv_units=self.queues.kv.capacity - self.queues.kv.free,
+            kv_units=self._kv_used(),
             waiting=len(self.queues.waiting),
         )
 

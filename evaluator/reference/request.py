@@ -29,7 +29,9 @@ class Request:
     replica: int = -1
     generated: int = 0  # output tokens that are there
     computed: int = 0  # tokens whose KV is there or is being computed
-    target: int = 0  # tokens whose KV must be there before the next output token comes: prompt, or more after preemption
+    target: int = (
+        0  # tokens whose KV must be there before the next output token comes: prompt, or more after preemption
+    )
     scheduled_s: float = math.inf
     first_token_s: float = math.inf
     last_token_s: float = math.inf

@@ -38,6 +38,16 @@ class Outcome:
         return max(replica.kv_units_max for replica in self.replicas)
 
     @property
+    def kv_unit_s(self) -> float:
+        """KV units in use, integrated over time and summed over the replicas."""
+        return math.fsum(replica.kv_unit_s for replica in self.replicas)
+
+    @property
+    def experts_touched(self) -> float:
+        """Fraction of the routed experts that an iteration touches, summed over iterations; 0 without experts."""
+        return math.fsum(replica.experts_touched for replica in self.replicas)
+
+    @property
     def preemptions(self) -> int:
         """How often a running request had to give up its KV."""
         return sum(replica.queues.preemptions for replica in self.replicas)

@@ -17,7 +17,5 @@ def continuous(queues: Queues) -> Batch:
         return Batch(chunks)
     queues.grow_decodes()
     if not queues.short_of_kv:
-        queues.admit_all(
-            queues.limits.max_num_batched_tokens, whole=True, wanted=lambda: not queues.head_computes()
-        )
+        queues.admit_all(queues.limits.max_num_batched_tokens, whole=True, wanted=lambda: not queues.head_computes())
     return Batch(decodes=queues.decoding)

@@ -1,4 +1,4 @@
-"""LightLLM: decodes first; waiting requests are looked at now and then. KV by the token, admitted by its future peak."""
+"""LightLLM: decodes first; now and then a look at who waits. KV by the token, admission by its future peak."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from evaluator.reference.request import Request
 
 
 def lightllm(queues: Queues) -> Batch:
-    """Whole prompts in an iteration of their own, if nobody runs or ``max_wait_iterations`` decodes after the last look.
+    """Whole prompts, alone in an iteration, if nobody runs or ``max_wait_iterations`` decodes after the last look.
 
     A look that admits nothing is the last look, too, and the iteration decodes.
     """
@@ -32,7 +32,9 @@ def peak_tokens(queues: Queues) -> int:
     KV is largest just before a request leaves. With the sequences in order of their remaining tokens, most first, that
     is, for each of them, what it and those before it hold now, plus its remaining tokens for every one of them.
     """
-    sequences = sorted((_held_and_left(queues, request) for request in (*queues.running, queues.waiting.head())), key=_left)
+    sequences = sorted(
+        (_held_and_left(queues, request) for request in (*queues.running, queues.waiting.head())), key=_left
+    )
     held = peak = 0
     for count, (now, left) in enumerate(sequences, 1):
         held += now

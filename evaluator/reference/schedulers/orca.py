@@ -1,7 +1,7 @@
 """Orca: scheduling by the iteration. Prompts and decodes share it, and only the number of sequences bounds it.
 
-Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models", OSDI 2022, algorithm 1: first come,
-first served up to max_batch_size, each request's KV reserved for its whole length on admission.
+Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models", OSDI 2022, algorithm 1: first
+come, first served up to max_batch_size, each request's KV reserved for its whole length on admission.
 """
 
 from __future__ import annotations

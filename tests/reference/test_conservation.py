@@ -1,0 +1,100 @@
+"""What must hold at every moment and for every request, whatever the scenario."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from evaluator.reference.prefix_cache import PrefixCache
+from evaluator.reference.replica import Replica
+from tests.reference.build import Scenario, random_scenario
+
+SEEDS = range(2000, 2040)
+
+
+def check_blocks(replica: Replica) -> None:
+    """Every KV unit is free or in use, and the queues know all that is in use."""
+    queues, kv = replica.queues, replica.queues.kv
+    assert 0 <= kv.free <= kv.capacity
+    if isinstance(kv, PrefixCache):
+        users = Counter(block for request in queues.running for block in request.blocks)
+        assert kv.capacity - kv.free == len(users)
+        assert all(kv.users(block) == users[block] for block in range(kv.capacity))
+        assert all(len(request.blocks) == request.units for request in queues.running)
+    else:
+        assert kv.capacity - kv.free == sum(request.units for request in queues.running)
+    assert len(queues.running) <= replica.limits.max_num_seqs
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_blocks_are_conserved(seed, tokens, monkeypatch):
+    finish = Replica.finish
+
+    def finish_and_check(replica, flight):
+        check_blocks(replica)
+        finished = finish(replica, flight)
+        check_blocks(replica)
+        return finished
+
+    monkeypatch.setattr(Replica, "finish", finish_and_check)
+    for replica in random_scenario(seed).run(tokens=tokens).replicas:
+        assert replica.queues.kv.free == replica.queues.kv.capacity
+        assert not replica.queues.running and not replica.queues.waiting
+        assert replica.queues.work_tokens == replica.outstanding == 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_time_goes_forward(seed):
+    scenario = random_scenario(seed)
+    log = []
+    outcome = scenario.run(tokens=True, observe=log.append)
+    shortest = min(each.end_s - each.start_s for each in log)
+    for request in outcome.requests:
+        assert request.arrival_s <= request.scheduled_s < request.first_token_s <= request.last_token_s < math.inf
+        assert request.token_s[0] == request.first_token_s
+        assert request.token_s[-1] == request.last_token_s
+        assert len(request.token_s) == request.output_tokens
+        assert np.all(np.diff(request.token_s) >= shortest * (1 - 1e-12))
+    last = max(request.last_token_s for request in outcome.requests)
+    for replica in outcome.replicas:
+        assert replica.busy_s <= last * (1 + 1e-12)
+        assert replica.kv_unit_s <= last * replica.kv_units_max * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_token_is_computed_once_or_lost_by_preemption(seed):
+    log = []
+    requests = random_scenario(seed).run(tokens=True, observe=log.append).requests
+    prompts, decodes = Counter(), Counter()
+    for iteration in log:
+        for index, tokens in iteration.chunks:
+            prompts[index] += tokens
+        decodes.update(iteration.decodes)
+    for request in requests:
+        if not request.preemptions:
+            hit = max(request.hit_tokens - request.cached_tokens, 0)
+            assert prompts[request.index] == request.compute_tokens - hit
+            assert decodes[request.index] == request.output_tokens - (not request.resident)
+        else:
+            assert prompts[request.index] + decodes[request.index] >= request.output_tokens
+
+
+def test_with_reserved_kv_nobody_overtakes():
+    for seed in SEEDS:
+        scenario = random_scenario(seed, admission="reserve", packing="fcfs", replicas=1)
+        scheduled = [request.scheduled_s for request in scenario.run().requests]
+        assert scheduled == sorted(scheduled)
+
+
+def test_the_same_scenario_gives_the_same_times():
+    for seed in SEEDS:
+        scenario = random_scenario(seed)
+        first, second = (scenario.run(tokens=True) for _ in range(2))
+        assert [request.token_s for request in first.requests] == [request.token_s for request in second.requests]
+
+
+def test_requests_are_left_as_they_came_for_the_next_run():
+    scenario: Scenario = random_scenario(2000)
+    assert scenario.requests()[0].token_s == []
