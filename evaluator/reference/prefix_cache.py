@@ -9,6 +9,7 @@ and forgets what it held: the least recently used content goes first, ends of pr
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 
 from evaluator.reference.limits import Limits
 from evaluator.reference.request import Request
@@ -24,9 +25,9 @@ class PrefixCache:
         self._block = limits.block_tokens
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(limits.kv_units))
         self._users = [0] * limits.kv_units
-        self._name: list[int | None] = [None] * limits.kv_units  # of the content, where the block is whole
-        self._blocks_named: dict[int, OrderedDict[int, None]] = {}  # several may hold the same
-        self._names: dict[tuple[int, object], int] = {}  # (name of the block before, content) -> name
+        self._name: list[Hashable] = [None] * limits.kv_units  # of the content, where the block is whole
+        self._blocks_named: dict[Hashable, list[int]] = {}  # several may hold the same
+        self._names: dict[tuple[Hashable, int], int] = {}  # (name of the block before, content) -> name
 
     @property
     def free(self) -> int:
@@ -75,11 +76,10 @@ class PrefixCache:
             named -= 1
         name = self._name[request.blocks[named - 1]] if named else _ROOT
         for place in range(named, whole):
-            assert name is not None
             name = self._name_of(request, place, name)
             block = request.blocks[place]
             self._name[block] = name
-            self._blocks_named.setdefault(name, OrderedDict())[block] = None
+            self._blocks_named.setdefault(name, []).append(block)
 
     def release(self, request: Request) -> None:
         for block in reversed(request.blocks):
@@ -92,24 +92,27 @@ class PrefixCache:
     def _shared_blocks(self, request: Request, most: int) -> list[int]:
         """The longest chain of blocks that are there, from the beginning."""
         found: list[int] = []
-        name = _ROOT
+        name: Hashable = _ROOT
         for place in range(most):
             name = self._name_of(request, place, name)
             if name not in self._blocks_named:
                 break
-            found.append(next(iter(self._blocks_named[name])))
+            found.append(self._blocks_named[name][0])
         return found
 
-    def _name_of(self, request: Request, place: int, before: int) -> int:
-        """A number for the content and all before it. What the request does not say is like nothing else."""
-        content = request.content[place] if place < len(request.content) else (request.index, place)
-        return self._names.setdefault((before, content), len(self._names) + 1)
+    def _name_of(self, request: Request, place: int, before: Hashable) -> Hashable:
+        """Stands for the content and all before it. What the request does not say is like nothing else."""
+        if place >= len(request.content):
+            return request.index, place
+        return self._names.setdefault((before, request.content[place]), len(self._names) + 1)
 
     def _forget(self, block: int) -> None:
         name = self._name[block]
         if name is None:
             return
         self._name[block] = None
-        del self._blocks_named[name][block]
-        if not self._blocks_named[name]:
+        blocks = self._blocks_named[name]
+        if len(blocks) == 1:
             del self._blocks_named[name]
+        else:
+            blocks.remove(block)
