@@ -18,6 +18,10 @@ class Queues:
 
     Of the running ones, ``prompts`` have tokens of their prompt that no batch has taken yet, ``decoding`` wait for the
     batch that gives them their next token; the others are in flight with a last chunk or, in a pipeline, with a token.
+
+    What a scheduler must not do is in the moves: a request is admitted only if it has a place, and with on-demand KV if
+    its tokens of this iteration fit beside the watermark, else if all its tokens will; whoever needs more KV later has
+    precedence over those admitted after it, and takes it from the last of them.
     """
 
     def __init__(self, limits: Limits, window: int) -> None:
@@ -35,7 +39,7 @@ class Queues:
         self.short_of_kv = False  # in this iteration a running request did not get KV at once: nobody new comes in
         self.admitted = 0  # in this iteration
         self.newcomers: list[Request] = []  # those of them that had nothing to compute
-        self.moved_units = 0  # in this iteration, swapped in or out
+        self.moved_units = 0  # swapped in or out since a batch was sent
         self.preemptions = 0
         self.work_tokens = 0  # tokens to compute and to generate of all requests here
         self._admissions = 0
@@ -55,7 +59,7 @@ class Queues:
         self.preempted = []
         self.newcomers = []
         self.short_of_kv = False
-        self.admitted = self.moved_units = 0
+        self.admitted = 0
 
     def arrive(self, request: Request) -> None:
         """A request is here."""

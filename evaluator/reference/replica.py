@@ -141,7 +141,7 @@ class Replica:
         sums = take(batch, self.window)
         start, end = self.pipeline.enter(now, sums, copy_s)
         flight = Flight(batch, start, end, preempted=self._preempted)
-        self._preempted = []
+        self._preempted, queues.moved_units = [], 0
         self.flights.append(flight)
         for chunk in batch.chunks:
             if chunk.request.scheduled_s == math.inf:

@@ -50,6 +50,11 @@ def request(index: int, arrival_s: float, prompt: int, output: int, *, cached: i
     return Request(index, arrival_s, prompt - cached, prompt, output, units, tuple(content))
 
 
+def half_windowed(blocks: int) -> int:
+    """KV units of a sequence of so many blocks where half of the layers keep no more than three."""
+    return -(-(blocks + min(blocks, 3)) // 2)
+
+
 @dataclass
 class Scenario:
     """Arguments of ``simulate``; ``run`` may change some. Requests are made anew for every run."""
@@ -93,9 +98,12 @@ def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
     tokens = int(rng.choice([16, 64, 512, 2048]))
     if policy not in ("chunked", "sarathi"):
         tokens = max(tokens, int((prompt + output).max()) + 64)
+    prefix_caching = pick("prefix_caching", False, False, True)
+    hybrid = rng.random() < 0.2 and not prefix_caching and policy != "lightllm"
+    if hybrid:
+        units = np.vectorize(half_windowed)(units)
     content = [tuple(rng.integers(0, 2, 3).tolist()) for _ in range(requests)]
     stages = pick("stages", 1, 1, 1, 2, 3)
-    prefix_caching = pick("prefix_caching", False, False, True)
     capacity = int(units.max() * rng.uniform(1, rng.choice([1.5, 6])))
     limits = Limits(
         max_num_seqs=int(rng.integers(1, min(40, tokens) + 1)),
@@ -103,6 +111,7 @@ def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
         kv_units=capacity,
         admission=pick("admission", "reserve", "on_demand"),
         block_tokens=block,
+        units_of_blocks=half_windowed if hybrid else None,
         watermark_units=int(rng.integers(0, capacity - units.max() + 1)) if policy != "lightllm" else 0,
         preemption="recompute" if prefix_caching else pick("preemption", "recompute", "recompute", "swap"),
         swap_units=float(rng.choice([np.inf, units.max()])),

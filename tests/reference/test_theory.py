@@ -1,5 +1,7 @@
 """Closed forms of queueing theory, over several seeds and without the warm-up."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -92,5 +94,5 @@ def test_a_replica_never_idles_while_somebody_waits():
     """Two flights in a row leave a gap only before an arrival."""
     outcome, log = chunked_run(5.0, 300)
     starts = {each.arrival_s for each in outcome.requests}
-    for before, after in zip(log, log[1:], strict=False):
+    for before, after in pairwise(log):
         assert after.start_s == before.end_s or after.start_s in starts
