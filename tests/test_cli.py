@@ -77,7 +77,7 @@ def chain(monkeypatch):
         "evaluator.run": {"sweep": "the dataset", "simulate": simulated},
         "evaluator.table": {"ranked_table": "the table"},
         "evaluator.plot": {"plot": None},
-        "evaluator.estimate": {"estimate": "the estimate", "format_estimate": "the breakdown"},
+        "evaluator.estimation": {"estimate": "the estimate", "format_estimate": "the breakdown"},
     }
     for module, functions in parts.items():
         fake = SimpleNamespace(**{name: note(name, result) for name, result in functions.items()})

@@ -1,0 +1,110 @@
+"""One replica of a deployment: its iteration cost, its memory, and why it cannot run where it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from evaluator.catalog import load_calibration, load_hardware, load_model
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.model import Model
+from evaluator.cost.fold import fold
+from evaluator.cost.iteration import CostParameters
+from evaluator.cost.memory import KvLayout, memory_plan, memory_problem
+from evaluator.cost.operators import operators
+from evaluator.cost.parallel import Parallel, parallel_problem
+from evaluator.cost.utilisation import IdealTime, ideal_times
+from evaluator.metrics.outcomes import OK
+from evaluator.scenario.scenario import Batching, Deployment
+
+CHUNKED_TOKENS = 2048
+"""Default token budget of an iteration: vLLM's ``max_num_batched_tokens`` with chunked prefill."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """What all configurations with the same replica share. Without cost and memory where ``status`` is not ok."""
+
+    status: str
+    model: Model
+    hardware: Hardware
+    devices: int  # of one replica
+    provenance: str
+    cost: CostParameters | None = None
+    kv: KvLayout | None = None
+    compute: IdealTime | None = None  # seconds at the peaks: for MFU
+    memory: IdealTime | None = None  # seconds at full bandwidth: for MBU
+    weight_bytes: float = 0.0
+
+
+def token_budget(batching: Batching, longest_prompt: int) -> int:
+    """``max_num_batched_tokens``, or its default: 2,048 for chunks, just room for the longest prompt otherwise.
+
+    Whole prompts that share an iteration with decodes (``mixed``) need room for both.
+    """
+    if batching.max_num_batched_tokens is not None:
+        return batching.max_num_batched_tokens
+    if batching.policy == "chunked":
+        return max(CHUNKED_TOKENS, batching.max_num_seqs)
+    beside = batching.max_num_seqs if batching.policy == "mixed" else 0
+    return max(CHUNKED_TOKENS, longest_prompt + beside)
+
+
+def design(deployment: Deployment, longest_prompt: int) -> Design:
+    """The replica of a deployment under prompts of at most ``longest_prompt`` tokens to compute. Cached."""
+    return _design(
+        deployment.model,
+        deployment.hardware,
+        deployment.calibration,
+        deployment.precision,
+        Parallel(deployment.tensor_parallel, deployment.pipeline_parallel, deployment.expert_parallel),
+        deployment.kv.memory_fraction,
+        deployment.kv.block_tokens,
+        token_budget(deployment.batching, longest_prompt),
+        deployment.batching.max_num_seqs,
+    )
+
+
+@lru_cache(maxsize=65536)
+def _design(
+    model_name: str,
+    hardware_name: str,
+    calibration_name: str,
+    precision,  # noqa: ANN001  Precision
+    parallel: Parallel,
+    memory_fraction: float,
+    block_tokens: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+) -> Design:
+    model, hardware = load_model(model_name), load_hardware(hardware_name)
+    calibration = load_calibration(calibration_name, hardware_name)
+    known = Design(OK, model, hardware, parallel.devices, calibration.provenance)
+    problem = parallel_problem(model, hardware, parallel)
+    if problem is not None:
+        return _not(known, f"infeasible: {problem}")
+    memory = memory_plan(
+        model, hardware, precision, parallel,
+        memory_fraction=memory_fraction, block_tokens=block_tokens,
+        max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
+    )  # fmt: skip
+    problem = memory_problem(model, hardware, precision, parallel, memory)
+    if problem is not None:
+        return _not(known, f"infeasible: {problem}")
+    if parallel.pipeline > 1:
+        return _not(
+            known,
+            f"unsupported: pipeline_parallel {parallel.pipeline} in the iteration engine; "
+            "use 1, or `evaluator estimate` for one batch without a queue",
+        )
+    kernels = operators(model, precision, parallel)
+    compute, bytes_moved = ideal_times(kernels, hardware)
+    return Design(
+        OK, model, hardware, parallel.devices, calibration.provenance,
+        cost=fold(kernels, hardware, calibration), kv=memory.kv, compute=compute, memory=bytes_moved,
+        weight_bytes=memory.weight_bytes,
+    )  # fmt: skip
+
+
+def _not(known: Design, status: str) -> Design:
+    return Design(status, known.model, known.hardware, known.devices, known.provenance)
