@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from evaluator.catalog import load_calibration, load_hardware, load_model
@@ -15,26 +15,40 @@ from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel, parallel_problem
 from evaluator.cost.utilisation import IdealTime, ideal_times
 from evaluator.metrics.outcomes import OK
-from evaluator.scenario.scenario import Batching, Deployment
+from evaluator.scenario.scenario import Batching, Deployment, Precision
 
 CHUNKED_TOKENS = 2048
 """Default token budget of an iteration: vLLM's ``max_num_batched_tokens`` with chunked prefill."""
 
 
 @dataclass(frozen=True)
+class Replica:
+    """A replica that can run: its iteration cost, its KV cache, and its work in seconds at the peaks."""
+
+    cost: CostParameters
+    kv: KvLayout
+    compute: IdealTime  # at peak FLOP/s: for MFU
+    memory: IdealTime  # at full bandwidth: for MBU
+    weight_bytes: float  # per device
+
+
+@dataclass(frozen=True)
 class Design:
-    """What all configurations with the same replica share. Without cost and memory where ``status`` is not ok."""
+    """What configurations with the same replica share: ``status`` is ok, or why there is none and what to do."""
 
     status: str
     model: Model
     hardware: Hardware
     devices: int  # of one replica
     provenance: str
-    cost: CostParameters | None = None
-    kv: KvLayout | None = None
-    compute: IdealTime | None = None  # seconds at the peaks: for MFU
-    memory: IdealTime | None = None  # seconds at full bandwidth: for MBU
-    weight_bytes: float = 0.0
+    replica: Replica | None = None
+
+    @property
+    def ready(self) -> Replica:
+        """The replica of a design whose status is ok."""
+        if self.replica is None:
+            raise AssertionError(f"no replica: {self.status}")
+        return self.replica
 
 
 def token_budget(batching: Batching, longest_prompt: int) -> int:
@@ -70,7 +84,7 @@ def _design(
     model_name: str,
     hardware_name: str,
     calibration_name: str,
-    precision,  # noqa: ANN001  Precision
+    precision: Precision,
     parallel: Parallel,
     memory_fraction: float,
     block_tokens: int,
@@ -82,7 +96,7 @@ def _design(
     known = Design(OK, model, hardware, parallel.devices, calibration.provenance)
     problem = parallel_problem(model, hardware, parallel)
     if problem is not None:
-        return _not(known, f"infeasible: {problem}")
+        return replace(known, status=f"infeasible: {problem}")
     memory = memory_plan(
         model, hardware, precision, parallel,
         memory_fraction=memory_fraction, block_tokens=block_tokens,
@@ -90,21 +104,14 @@ def _design(
     )  # fmt: skip
     problem = memory_problem(model, hardware, precision, parallel, memory)
     if problem is not None:
-        return _not(known, f"infeasible: {problem}")
+        return replace(known, status=f"infeasible: {problem}")
     if parallel.pipeline > 1:
-        return _not(
+        return replace(
             known,
-            f"unsupported: pipeline_parallel {parallel.pipeline} in the iteration engine; "
+            status=f"unsupported: pipeline_parallel {parallel.pipeline} in the iteration engine; "
             "use 1, or `evaluator estimate` for one batch without a queue",
         )
     kernels = operators(model, precision, parallel)
     compute, bytes_moved = ideal_times(kernels, hardware)
-    return Design(
-        OK, model, hardware, parallel.devices, calibration.provenance,
-        cost=fold(kernels, hardware, calibration), kv=memory.kv, compute=compute, memory=bytes_moved,
-        weight_bytes=memory.weight_bytes,
-    )  # fmt: skip
-
-
-def _not(known: Design, status: str) -> Design:
-    return Design(status, known.model, known.hardware, known.devices, known.provenance)
+    cost = fold(kernels, hardware, calibration)
+    return replace(known, replica=Replica(cost, memory.kv, compute, bytes_moved, memory.weight_bytes))

@@ -96,8 +96,8 @@ def _limit_problem(deployment: Deployment, built: Design, extremes: Extremes) ->
     budget = token_budget(batching, extremes.prompt)
     if extremes.sequence > built.model.max_positions:
         return (
-            f"infeasible: a request of {extremes.sequence:,} tokens exceeds the {built.model.max_positions:,} positions of "
-            f"{built.model.name}; use shorter prompts or a model with a longer context"
+            f"infeasible: a request of {extremes.sequence:,} tokens exceeds the {built.model.max_positions:,} positions "
+            f"of {built.model.name}; use shorter prompts or a model with a longer context"
         )
     if batching.policy in ("chunked", "mixed") and batching.max_num_seqs > budget:
         return (
@@ -109,11 +109,11 @@ def _limit_problem(deployment: Deployment, built: Design, extremes: Extremes) ->
             f"infeasible: a prompt of {extremes.prompt:,} tokens exceeds max_num_batched_tokens {budget:,}, and "
             f"{batching.policy} batching computes whole prompts; raise it or use policy chunked"
         )
-    assert built.kv is not None
-    if int(kv_units(built.kv, extremes.kv_tokens)) > built.kv.capacity_units:
+    kv = built.ready.kv
+    if int(kv_units(kv, extremes.kv_tokens)) > kv.capacity_units:
         return (
             f"infeasible: a request of {extremes.kv_tokens:,} tokens exceeds the KV cache of "
-            f"{built.kv.capacity_tokens:,.0f} tokens; use more tensor_parallel, kv precision fp8 or shorter requests"
+            f"{kv.capacity_tokens:,.0f} tokens; use more tensor_parallel, kv precision fp8 or shorter requests"
         )
     if extremes.output > LARGEST_OUTPUT:
         return f"unsupported: outputs of more than {LARGEST_OUTPUT:,} tokens; shorten them"
@@ -125,8 +125,9 @@ def _groups(members: list[Member], grid: Grid, seeds: tuple[int, ...]) -> list[G
     together: dict[tuple[bool, bool, int, int], list[Member]] = {}
     for member in members:
         workload = grid.points[member.config][0]
-        windowed = member.design.kv is not None and member.design.kv.window is not None
-        experts = member.design.cost is not None and len(member.design.cost.expert_rows.flop) > 0
+        replica = member.design.replica
+        windowed = replica is not None and replica.kv.window is not None
+        experts = replica is not None and len(replica.cost.expert_rows.flop) > 0
         together.setdefault((windowed, experts, workload.requests, workload.warmup_requests), []).append(member)
     return [
         _group(group, grid, seeds, windowed, requests, warmup)
@@ -141,8 +142,8 @@ def _group(
     ring = SMALLEST_RING
     while ring < max((member.extremes.output for member in able), default=0) + 2:
         ring *= 2
-    counts = {row_counts(member.design.cost) for member in able if member.design.cost is not None}
-    largest = np.array(list(counts) or [(0,) * len(RowCounts._fields)]).max(axis=0).tolist()
+    counts = {tuple(row_counts(member.design.ready.cost)) for member in able} or {(0,) * len(RowCounts._fields)}
+    largest = np.array(list(counts)).max(axis=0).tolist()
     rows = RowCounts(-(-largest[0] // TOKEN_ROWS) * TOKEN_ROWS, *largest[1:])
     routed = {(d.replicas, d.router): d for d in (grid.points[member.config][1] for member in able)}.values()
     slots = max((_largest_share(deployment, seeds, requests) for deployment in routed), default=1)

@@ -63,7 +63,7 @@ def simulate_replica(
 ) -> Outcome:
     """Serve ``requests`` (in order of arrival) on one replica and return them with all token times.
 
-    ``users``: closed loop; request ``i`` is sent when ``i - users + 1`` requests have finished, its arrival is set then.
+    ``users``: closed loop; request ``i`` is sent, and its arrival set, when ``i - users + 1`` requests have finished.
     A request that can never be admitted ends the simulation; it and all behind it keep infinite times.
     """
     schedule = SCHEDULERS[policy]

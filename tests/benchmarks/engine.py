@@ -1,0 +1,164 @@
+"""Requests per second of the engine: policies, kinds of models, threads; against the plain loop and the prototype."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluator.device import configure
+from tests.benchmarks.registry import Row, benchmark
+from tests.benchmarks.timing import ROOT, Best, best_of, cores, in_process, in_threads
+from tests.benchmarks.workload import KV_TOKENS, LANES, MAX_NUM_SEQS, REQUESTS, Work, work
+
+DENSE = "llama-3.1-8b"
+OTHERS = {"windowed, MoE": "gpt-oss-20b", "MoE": "qwen3-30b-a3b"}
+POLICIES = ("static", "continuous", "chunked", "mixed")
+REFERENCE_LANES = (0, 511, 1023)  # the least, middle and most load
+
+
+@benchmark("engine")
+def engine(quick: bool) -> Iterator[Row]:
+    """Requests/s of 1,024 lanes x 1,000 requests with the full cost model."""
+    configure()
+    threads = cores()
+    dense = work(DENSE)
+    best = measure(dense, threads)
+    main = _rate(best)
+    yield Row(f"chunked, {DENSE}", main, "M requests/s", f"{threads} threads; {_per_core(best):.3g} M per core-second")
+    for policy in (policy for policy in POLICIES if policy != "chunked"):
+        yield _compared(policy, measure(work(DENSE, policy), threads), main)
+    for kind, name in OTHERS.items():
+        yield _compared(f"chunked, {name} ({kind})", measure(work(name), threads), main)
+    if threads > 1:
+        yield _compared("chunked, one thread", measure(dense, 1), main)
+    yield from _against_reference(dense, main)
+    yield from _against_prototype(main)
+
+
+def _compared(label: str, best: Best, main: float) -> Row:
+    return Row(
+        label,
+        _rate(best),
+        "M requests/s",
+        f"{_rate(best) / main:.2f} x chunked dense; {_per_core(best):.3g} M per core-second",
+    )
+
+
+def _rate(best: Best) -> float:
+    return LANES * REQUESTS / best.wall_s / 1e6
+
+
+def _per_core(best: Best) -> float:
+    """What one core would do that nobody else uses: also right while other programs run."""
+    return LANES * REQUESTS / best.cpu_s / 1e6
+
+
+def measure(given: Work, threads: int) -> Best:
+    """All lanes in calls of the size that a sweep makes."""
+    jobs = _jobs(given)
+    return best_of(lambda: in_threads(run_job, jobs, threads))
+
+
+def _jobs(given: Work) -> list[Any]:
+    import jax
+
+    from evaluator.simulation import LANES_PER_CALL
+
+    lanes, requests, structure = engine_input(given)
+    starts = range(0, len(given.costs), LANES_PER_CALL)
+    pieces = [slice(start, start + LANES_PER_CALL) for start in starts]
+    return [(*jax.tree.map(lambda x, piece=piece: x[piece], (lanes, requests)), structure) for piece in pieces]
+
+
+def run_job(job: Any) -> Any:
+    import jax
+
+    from evaluator.stations.engine.program import run_lanes
+
+    return jax.block_until_ready(run_lanes(*job))
+
+
+def engine_input(given: Work) -> tuple[Any, Any, Any]:
+    """(Lane, Requests, Structure) with a leading lane axis, as ``evaluator.simulation`` makes them."""
+    import jax
+
+    from evaluator.cost import stack
+    from evaluator.stations.engine.lane import POLICIES as DECISIONS
+    from evaluator.stations.engine.lane import Lane, Policy, Requests
+    from evaluator.stations.engine.program import Structure
+
+    count, requests = given.arrival_s.shape
+
+    def full(value: Any, kind: Any = np.float64) -> np.ndarray:
+        return np.full(count, value, kind)
+
+    def slots(values: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(np.append(values, 0).astype(np.int32), (count, requests + 1))
+
+    cost = jax.tree.map(lambda x: np.ascontiguousarray(np.moveaxis(x, -1, 0)), stack(given.costs))
+    lanes = Lane(
+        cost,
+        Policy(*(full(decision, bool) for decision in DECISIONS[given.policy])),
+        prompts_resident=full(False, bool),
+        max_num_seqs=full(MAX_NUM_SEQS),
+        max_num_batched_tokens=full(given.max_num_batched_tokens),
+        kv_units=full(KV_TOKENS // given.kv.block_tokens),
+        window=full(given.kv.window or 0),
+        users=full(1 << 30, np.int32),
+        requests=full(requests, np.int32),
+        measured_from=full(requests // 10, np.int32),
+    )
+    arrival = np.pad(given.arrival_s, ((0, 0), (0, 1)), constant_values=np.inf)
+    prompt, output, units = map(slots, (given.prompt_tokens, given.output_tokens, given.kv_units))
+    return lanes, Requests(arrival, prompt, prompt, output, units), Structure(2048, given.kv.window is not None)
+
+
+def _against_reference(given: Work, main: float) -> Iterator[Row]:
+    lanes = [lane for lane in REFERENCE_LANES if lane < len(given.costs)]
+    ends: list[np.ndarray] = []
+
+    def run() -> None:
+        ends[:] = [_reference(given, lane) for lane in lanes]
+
+    took = best_of(run, repeats=1).wall_s
+    rate = len(lanes) * REQUESTS / took
+    yield Row(
+        "evaluator.reference (a plain loop)",
+        rate,
+        "requests/s",
+        f"{len(lanes)} lanes; engine {1e6 * main / rate:,.0f} x",
+    )
+    fast = np.concatenate([np.asarray(run_job(job).last_token_s) for job in _jobs(given)])[lanes]
+    yield Row("largest relative difference of completion times", float(np.max(np.abs(fast / np.array(ends) - 1))), "")
+
+
+def _reference(given: Work, lane: int) -> np.ndarray:
+    from evaluator.reference.replica import simulate_replica
+    from evaluator.reference.request import Request
+    from evaluator.reference.scheduler import Limits
+
+    columns = (given.prompt_tokens, given.prompt_tokens, given.output_tokens, given.kv_units)
+    rows = zip(given.arrival_s[lane].tolist(), *(column.tolist() for column in columns), strict=True)
+    requests = [Request(index, *row) for index, row in enumerate(rows)]
+    limits = Limits(MAX_NUM_SEQS, given.max_num_batched_tokens, KV_TOKENS // given.kv.block_tokens)
+    served = simulate_replica(given.costs[lane], given.policy, limits, requests, window=given.kv.window)
+    return np.array([request.token_s[-1] for request in served.requests])
+
+
+def _against_prototype(main: float) -> Iterator[Row]:
+    """The first engine, kept outside the repository: fewer cost terms, no histogram, one policy. Skipped where absent."""
+    default = ROOT.parent / "shared" / "prototype" / "iteration_engine.py"
+    path = Path(os.environ.get("EVALUATOR_PROTOTYPE", default))
+    if not path.is_file():
+        return
+    outputs = [in_process(str(path), environment={"XLA_FLAGS": ""}) for _ in range(3)]
+    rates = [
+        float(found.group(1)) for found in (re.search(r"([\d.]+) M requests/s", text) for text in outputs) if found
+    ]
+    if rates:
+        yield Row("prototype (five cost terms)", max(rates), "M requests/s", f"engine {main / max(rates):.2f} x")
