@@ -121,7 +121,7 @@ def simulate(
         raise InputError(f"{scenario.path or scenario.name}: {whole.members[0].status}")
     outcomes = simulate_chunk(whole, whole.groups[0], whole.members)
     levels = _levels(whole)
-    values = measure(outcomes, levels) | {"config": np.array([config])}
+    values = measure(outcomes, levels) | {"config": np.array([config]), "devices": outcomes.devices}
     summary = to_dataset(values, levels, scenario.sweep, _attributes(scenario))
     table = requests_table(outcomes, [config], whole.seeds)
     if progress is not None:
@@ -178,8 +178,9 @@ def _computed(
 
     def compute(index: int) -> tuple[int, dict[str, np.ndarray]]:
         chunk = chunks[index]
-        values = measure(simulate_chunk(whole, chunk.group, chunk.members), levels)
-        return index, values | {"config": np.array([member.config for member in chunk.members], dtype=np.int64)}
+        outcomes = simulate_chunk(whole, chunk.group, chunk.members)
+        rows = np.array([member.config for member in chunk.members], dtype=np.int64)
+        return index, measure(outcomes, levels) | {"config": rows, "devices": outcomes.devices}
 
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     left = iter([index for index in range(len(chunks)) if index not in done])

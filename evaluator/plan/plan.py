@@ -96,8 +96,8 @@ def _limit_problem(deployment: Deployment, built: Design, extremes: Extremes) ->
     budget = token_budget(batching, extremes.prompt)
     if extremes.sequence > built.model.max_positions:
         return (
-            f"infeasible: a request of {extremes.sequence:,} tokens exceeds the {built.model.max_positions:,} positions "
-            f"of {built.model.name}; use shorter prompts or a model with a longer context"
+            f"infeasible: a request of {extremes.sequence:,} tokens exceeds the {built.model.max_positions:,} "
+            f"positions of {built.model.name}; use shorter prompts or a model with a longer context"
         )
     if batching.policy in ("chunked", "mixed") and batching.max_num_seqs > budget:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,10 +37,11 @@ class _Gathered:
 
     @staticmethod
     def empty(configs: int, seeds: int, requests: int) -> _Gathered:
-        times = np.zeros((4, configs, seeds, requests))
-        totals = np.zeros((4, configs, seeds))
+        times = [np.zeros((configs, seeds, requests)) for _ in range(4)]
         replica = np.zeros((configs, seeds, requests), dtype=np.int32)
-        return _Gathered(*times, replica, *totals, np.zeros((configs, seeds, histogram.BINS)))
+        totals = [np.zeros((configs, seeds)) for _ in range(4)]
+        arrays: list[np.ndarray] = [*times, replica, *totals, np.zeros((configs, seeds, histogram.BINS))]
+        return _Gathered(*arrays)
 
     def add(self, slot: Slot, result: LaneResult) -> None:
         at, served, count = slot.at, slot.served, slot.count
@@ -142,7 +144,7 @@ def _tokens(plan: Plan, members: list[Member], shape: tuple[int, ...]) -> np.nda
     return tokens
 
 
-def _column(values) -> np.ndarray:
+def _column(values: Iterable[float | None]) -> np.ndarray:
     """Floats, NaN for None."""
     return np.array(list(values), dtype=float)
 
