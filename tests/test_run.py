@@ -240,7 +240,7 @@ def test_littles_law_of_a_run():
     assert inside.mean() == pytest.approx(rate * result.summary["e2e_s_mean"].item(), rel=1e-3)
     blocks = np.ceil((table["prompt_tokens"] + table["output_tokens"] - 1) / 16)
     held = (blocks * (table["last_token_s"] - table["scheduled_s"])).sum() / makespan
-    capacity = plan(one).members[0].design.kv.capacity_units
+    capacity = plan(one).members[0].design.ready.kv.capacity_units
     assert result.summary["kv_used_mean"].item() == pytest.approx(held / capacity, rel=1e-9)
 
 
@@ -274,6 +274,25 @@ def test_one_of_several_replicas_is_a_run_of_its_own(tmp_path):
     np.testing.assert_allclose(alone[TIMES[1:]], share[TIMES[1:]], rtol=1e-9)
 
 
+def test_there_may_be_more_replicas_than_requests():
+    for router in ("round_robin", "random"):
+        result = simulate(scenario("deployment.replicas=80", f"deployment.router={router}"))
+        ordered(result.requests)
+        assert (result.requests["replica"] < 80).all()
+        plausible(result.summary)
+
+
+def test_gaps_and_mfu_agree_with_the_requests():
+    """The pooled mean gap is all decode time over all gaps; useful FLOPs are at least two per weight and token."""
+    result = simulate(scenario("workload.warmup_requests=0"))
+    table = result.requests
+    seconds = (table["last_token_s"] - table["first_token_s"]).sum()
+    assert result.summary["itl_s_mean"].item() == pytest.approx(seconds / (table["output_tokens"] - 1).sum(), rel=0.01)
+    tokens = (table["prompt_tokens"] + table["output_tokens"] - 1).sum()
+    peak_s = result.summary["mfu"].item() * result.summary["utilisation"].item() * table["last_token_s"].max()
+    assert 1.0 < peak_s * 989e12 / (2 * 6.98e9 * tokens) < 1.2  # 6.98 G weights in the layers of Llama-3.1-8B
+
+
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_a_closed_loop_never_has_more_requests_than_users(replicas):
     settings = ("workload.arrivals={process: closed_loop, users: 8}", f"deployment.replicas={replicas}")
@@ -301,6 +320,28 @@ def test_roles_split_the_work():
     assert decode["ttft_s"].mean() < prefill["ttft_s"].mean() < mixed["ttft_s"].mean() * 1.01
 
 
+def test_every_policy_has_every_role_in_every_loop():
+    """All of them run, and an open loop of little load waits less than everything at once."""
+    axes = {
+        "deployment__batching__policy": ["static", "continuous", "chunked", "mixed"],
+        "deployment__role": ["mixed", "prefill", "decode"],
+        "workload__arrivals": [
+            {"process": "all_at_once"},
+            {"process": "closed_loop", "users": 4},
+            {"process": "closed_loop", "users": 500},  # more than there are requests
+            {"process": "gamma", "rate_rps": 0.5, "cv": 2},
+        ],
+    }
+    ds = sweep(scenario(**axes))
+    assert (ds["status"].values == OK).all()
+    assert np.isfinite(ds["e2e_s"]).all() and (ds["mfu"] > 0).all() and (ds["kv_used_max"] <= 1).all()
+    wait = ds["queue_wait_s_mean"].values.reshape(4, 3, 4)
+    assert (wait[..., 3] < wait[..., 0]).all()
+    np.testing.assert_allclose(wait[..., 0], wait[..., 2], rtol=1e-12)
+    single = ds["tpot_s_mean"].isnull().values.reshape(4, 3, 4)
+    assert single[:, 1].all() and not single[:, [0, 2]].any()
+
+
 def test_a_trace_is_replayed(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens,cached_tokens\n0.5,100,5,0\n1,2000,1,1999\n1,70,30,10\n")
@@ -316,8 +357,8 @@ def test_a_trace_is_replayed(tmp_path):
 def test_the_hour_of_a_production_service(data_folder):
     """The Azure conversation trace on four replicas: every request once, in order, no token lost."""
     trace = data_folder / "azure_llm_trace_conv_2023.csv"
-    replay = load_scenario(ROOT / "scenarios" / "trace-replay.yaml", (f"workload.arrivals.file={trace}",))
-    result = simulate(replay, select={"scale": "1"})
+    settings = (f"workload.arrivals.file={trace}", "sweep=null")
+    result = simulate(load_scenario(ROOT / "scenarios" / "trace-replay.yaml", settings))
     table, written = result.requests, pd.read_csv(trace)
     assert len(table) == len(written) == 19_366
     assert table["request"].tolist() == list(range(len(written)))

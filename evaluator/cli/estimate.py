@@ -48,6 +48,8 @@ def estimate(
         rate_rps=rate,
     )
     typer.echo(format_estimate(result))
+    if result.status != "ok":
+        raise InputError(f"{model} cannot run so on {hardware}: {result.status}")
 
 
 def _check_dtypes(chosen: Mapping[str, str]) -> None:

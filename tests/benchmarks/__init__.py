@@ -1,1 +1,1 @@
-"""Benchmarks: ``python -m tests.benchmarks [names] [--quick] [--json FILE]``. What they time is shown, never asserted."""
+"""Benchmarks: ``python -m tests.benchmarks [names] [--quick] [--json FILE]``. Times are shown, never asserted."""

@@ -8,16 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
+from evaluator.cost import stack
 from evaluator.device import configure
+from evaluator.reference.replica import simulate_replica
+from evaluator.reference.request import Request
+from evaluator.reference.scheduler import Limits
+from evaluator.simulation.lanes import LANES_PER_CALL
+from evaluator.stations.engine import POLICIES, Lane, LaneResult, Policy, Requests, Structure, run_lanes
 from tests.benchmarks.registry import Row, benchmark
 from tests.benchmarks.timing import ROOT, Best, best_of, cores, in_process, in_threads
 from tests.benchmarks.workload import KV_TOKENS, LANES, MAX_NUM_SEQS, REQUESTS, Work, work
 
 DENSE = "llama-3.1-8b"
 OTHERS = {"windowed, MoE": "gpt-oss-20b", "MoE": "qwen3-30b-a3b"}
-POLICIES = ("static", "continuous", "chunked", "mixed")
 REFERENCE_LANES = (0, 511, 1023)  # the least, middle and most load
 
 
@@ -65,33 +71,19 @@ def measure(given: Work, threads: int) -> Best:
 
 
 def _jobs(given: Work) -> list[Any]:
-    import jax
-
-    from evaluator.simulation import LANES_PER_CALL
-
     lanes, requests, structure = engine_input(given)
     starts = range(0, len(given.costs), LANES_PER_CALL)
     pieces = [slice(start, start + LANES_PER_CALL) for start in starts]
     return [(*jax.tree.map(lambda x, piece=piece: x[piece], (lanes, requests)), structure) for piece in pieces]
 
 
-def run_job(job: Any) -> Any:
-    import jax
-
-    from evaluator.stations.engine.program import run_lanes
-
+def run_job(job: Any) -> LaneResult:
+    """One call of the engine, waited for."""
     return jax.block_until_ready(run_lanes(*job))
 
 
-def engine_input(given: Work) -> tuple[Any, Any, Any]:
+def engine_input(given: Work) -> tuple[Lane, Requests, Structure]:
     """(Lane, Requests, Structure) with a leading lane axis, as ``evaluator.simulation`` makes them."""
-    import jax
-
-    from evaluator.cost import stack
-    from evaluator.stations.engine.lane import POLICIES as DECISIONS
-    from evaluator.stations.engine.lane import Lane, Policy, Requests
-    from evaluator.stations.engine.program import Structure
-
     count, requests = given.arrival_s.shape
 
     def full(value: Any, kind: Any = np.float64) -> np.ndarray:
@@ -103,7 +95,7 @@ def engine_input(given: Work) -> tuple[Any, Any, Any]:
     cost = jax.tree.map(lambda x: np.ascontiguousarray(np.moveaxis(x, -1, 0)), stack(given.costs))
     lanes = Lane(
         cost,
-        Policy(*(full(decision, bool) for decision in DECISIONS[given.policy])),
+        Policy(*(full(decision, bool) for decision in POLICIES[given.policy])),
         prompts_resident=full(False, bool),
         max_num_seqs=full(MAX_NUM_SEQS),
         max_num_batched_tokens=full(given.max_num_batched_tokens),
@@ -138,10 +130,6 @@ def _against_reference(given: Work, main: float) -> Iterator[Row]:
 
 
 def _reference(given: Work, lane: int) -> np.ndarray:
-    from evaluator.reference.replica import simulate_replica
-    from evaluator.reference.request import Request
-    from evaluator.reference.scheduler import Limits
-
     columns = (given.prompt_tokens, given.prompt_tokens, given.output_tokens, given.kv_units)
     rows = zip(given.arrival_s[lane].tolist(), *(column.tolist() for column in columns), strict=True)
     requests = [Request(index, *row) for index, row in enumerate(rows)]
@@ -151,7 +139,7 @@ def _reference(given: Work, lane: int) -> np.ndarray:
 
 
 def _against_prototype(main: float) -> Iterator[Row]:
-    """The first engine, kept outside the repository: fewer cost terms, no histogram, one policy. Skipped where absent."""
+    """The first engine, kept outside the repository: fewer cost terms, one policy, fewer results. Optional."""
     default = ROOT.parent / "shared" / "prototype" / "iteration_engine.py"
     path = Path(os.environ.get("EVALUATOR_PROTOTYPE", default))
     if not path.is_file():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from evaluator.catalog import load_calibration, load_hardware, load_model
@@ -46,9 +48,6 @@ class Point(NamedTuple):
 def grid(quick: bool) -> Iterator[Row]:
     """Designs/s of a grid without queues, every point with its own hardware and efficiencies."""
     configure()
-    import jax
-    import jax.numpy as jnp
-
     threads = cores()
     for name, tensor in MODELS.items():
         design = _design(name, tensor)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from evaluator.catalog import load_calibration, load_hardware, load_model
@@ -24,9 +26,6 @@ MANY = 10_000_000
 def iteration(quick: bool) -> Iterator[Row]:
     """Evaluations/s of iteration_time over arrays of batches, in JAX and in NumPy."""
     configure()
-    import jax
-    import jax.numpy as jnp
-
     evaluate = jax.jit(iteration_time)
     dense = parameters(next(iter(MODELS)))
     batches = jax.tree.map(jnp.asarray, batch_statistics(BATCHES))

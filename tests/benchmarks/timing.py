@@ -54,8 +54,13 @@ def in_process(*arguments: str, environment: Mapping[str, str] | None = None) ->
     """Standard output of a fresh Python with these arguments, in the repository's root."""
     done = subprocess.run(
         [sys.executable, *arguments],
-        cwd=ROOT, env=os.environ | dict(environment or {}), capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | dict(environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments)} exited with {done.returncode}:\n{done.stderr[-2000:]}")
     return done.stdout

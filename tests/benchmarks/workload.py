@@ -31,7 +31,7 @@ HARDWARE = "h100-sxm"
 
 @dataclass(frozen=True)
 class Work:
-    """``arrival_s`` (lane, request), sorted by load as a sweep over rates is; lengths (request,) shared by all lanes."""
+    """``arrival_s`` (lane, request), lanes sorted by load; the lengths (request,) are the same in all lanes."""
 
     arrival_s: np.ndarray
     prompt_tokens: np.ndarray

@@ -41,6 +41,7 @@ def test_what_can_run_is_ok():
     assert status() == OK
 
 
+CLOSED = "{{process: closed_loop, users: {}}}"
 STATUSES = {
     "heads": (
         {"deployment__tensor_parallel": 3},
@@ -74,14 +75,14 @@ STATUSES = {
         "unsupported: pipeline_parallel 2 in the iteration engine; use 1, or `evaluator estimate`",
     ),
     "users at random": (
-        {"workload__arrivals": "{process: closed_loop, users: 4}", "deployment__replicas": 2, "deployment__router": "random"},
+        {"workload__arrivals": CLOSED.format(4), "deployment__replicas": 2, "deployment__router": "random"},
         "unsupported: a closed loop over replicas with router random; use router round_robin",
     ),
     "few users": (
-        {"workload__arrivals": "{process: closed_loop, users: 3}", "deployment__replicas": 4},
+        {"workload__arrivals": CLOSED.format(3), "deployment__replicas": 4},
         "infeasible: 3 users on 4 replicas; use at least one user for each",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("changes", "message"), STATUSES.values(), ids=list(STATUSES))
@@ -106,7 +107,7 @@ def test_the_limits_are_exact():
     assert "whole prompts" in status(deployment__batching=whole, workload__lengths=fixed(101))
     small = {"deployment__hardware": "rtx-4090", "deployment__kv__block_tokens": 1}
     (member,) = plan(scenario(**small)).members
-    room = int(member.design.kv.capacity_tokens)
+    room = int(member.design.ready.kv.capacity_tokens)
     assert status(**small, workload__lengths=fixed(room - 9)) == OK  # the last of 10 tokens is never computed
     assert "exceeds the KV cache" in status(**small, workload__lengths=fixed(room - 8))
 

@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 from evaluator.cost.iteration import CostParameters, Rows
 from evaluator.device import configure
 from evaluator.stations.engine import POLICIES, Lane, LaneResult, Requests, Structure, run_lanes
-from tests.stations.build import RING, Case, build, lane_of, random_case, random_cost, requests_of, run_engine
-from tests.stations.build import run_reference
+from tests.stations.build import (
+    RING,
+    Case,
+    build,
+    lane_of,
+    random_case,
+    random_cost,
+    requests_of,
+    run_engine,
+    run_reference,
+)
 from tests.stations.compare import assert_same
 
 SLOTS = 8  # one shape, so that one program serves all examples

@@ -9,7 +9,7 @@ import pytest
 
 from evaluator.reference.replica import Outcome
 from evaluator.stations.engine import POLICIES, LaneResult
-from tests.stations.build import Case, build, random_cases, random_cost, run_engine, run_reference
+from tests.stations.build import RING, Case, build, constant_cost, random_cases, random_cost, run_engine, run_reference
 from tests.stations.compare import assert_same, assert_same_times
 
 CASES = 100  # of each structure, 400 in all
@@ -95,6 +95,40 @@ def test_a_request_that_never_fits_stops_the_queue_behind_it(blocked):
 @pytest.mark.xfail(reason="the trip that finds that nothing can run is counted as if it had run")
 def test_a_request_that_never_fits_takes_no_time(blocked):
     for case, result in zip(blocked, run_engine(blocked), strict=True):
+        assert_same(case, result, run_reference(case))
+
+
+def test_ties_between_arrivals_and_ends_of_iterations():
+    """All times are multiples of 1/8 s: requests that arrive exactly when an iteration ends take part in the next."""
+    rng = np.random.default_rng(4)
+    cost = constant_cost(iteration_s=0.25, sequence_s=0.125)
+    drawn = [
+        (np.sort(rng.integers(0, 200, 30)) / 8, rng.integers(1, 9, 30), rng.integers(1, 20, 30)) for _ in range(20)
+    ]
+    cases = [
+        build(cost, policy, *requests, max_num_seqs=4, max_num_batched_tokens=12, resident=resident)
+        for policy in POLICIES
+        for resident in (False, True)
+        for requests in drawn
+    ]
+    for case, result in zip(cases, run_engine(cases), strict=True):
+        expected = run_reference(case)
+        assert result.last_token_s.tolist() == [request.token_s[-1] for request in expected.requests], case
+        assert result.scheduled_s.tolist() == [request.scheduled_s for request in expected.requests], case
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_outputs_that_just_fit_the_rings(resident):
+    """The longest output that the plan allows for a ring, beside others that come and go around its end."""
+    longest = RING - 2
+    cost = random_cost(np.random.default_rng(2), True, True)
+    outputs = [longest, 5, longest, 1, longest - 1, 130, longest, 64, 65, longest]
+    cases = [
+        build(cost, policy, np.arange(10) * 0.4, np.full(10, 7), outputs, window=window, resident=resident)
+        for policy in POLICIES
+        for window in (2, longest, 10_000)
+    ]
+    for case, result in zip(cases, run_engine(cases), strict=True):
         assert_same(case, result, run_reference(case))
 
 
