@@ -121,12 +121,23 @@ def simulate(
         raise InputError(f"{scenario.path or scenario.name}: {whole.members[0].status}")
     outcomes = simulate_chunk(whole, whole.groups[0], whole.members)
     levels = _levels(whole)
-    values = measure(outcomes, levels) | {"config": np.array([config]), "devices": outcomes.devices}
+    values = measure(outcomes, levels) | _known(whole.members, outcomes.devices)
     summary = to_dataset(values, levels, scenario.sweep, _attributes(scenario))
     table = requests_table(outcomes, [config], whole.seeds)
     if progress is not None:
         progress.advance(len(table))
     return Simulation(table, summary)
+
+
+def _known(members: list[Member], devices: np.ndarray) -> dict[str, np.ndarray]:
+    """What is known of every row, also of those that cannot run, and memory where there is a replica."""
+    replicas = [member.design.replica for member in members]
+    return {
+        "config": np.array([member.config for member in members], dtype=np.int64),
+        "devices": devices,
+        "weights_bytes": np.array([np.nan if replica is None else replica.weight_bytes for replica in replicas]),
+        "kv_capacity_tokens": np.array([np.nan if one is None else one.kv.capacity_tokens for one in replicas]),
+    }
 
 
 def _loaded(scenario: Scenario | str | Path | Mapping) -> Scenario:
@@ -179,8 +190,7 @@ def _computed(
     def compute(index: int) -> tuple[int, dict[str, np.ndarray]]:
         chunk = chunks[index]
         outcomes = simulate_chunk(whole, chunk.group, chunk.members)
-        rows = np.array([member.config for member in chunk.members], dtype=np.int64)
-        return index, measure(outcomes, levels) | {"config": rows, "devices": outcomes.devices}
+        return index, measure(outcomes, levels) | _known(chunk.members, outcomes.devices)
 
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     left = iter([index for index in range(len(chunks)) if index not in done])

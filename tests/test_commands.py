@@ -184,14 +184,20 @@ def test_a_request_that_is_too_long_for_the_model(evaluator, replay):
     refused(evaluator("simulate", path), "a request of 140,005 tokens exceeds the 131,072 positions of llama-3.1-8b")
 
 
-@pytest.mark.xfail(reason="the exit code is 0")
 def test_a_sweep_in_which_nothing_can_run(evaluator, small, tmp_path):
     """Its dataset says why for each row, and the exit code that there is no answer."""
     out = tmp_path / "a.nc"
     code, printed, err = evaluator("sweep", small, "--set", "deployment.model=llama-3.1-70b", "--out", out)
     assert code == 2
-    assert "does not fit" in printed + err
+    assert "does not fit" in printed
+    assert err.splitlines()[-1].startswith(f"error: {small}: none of 4 configurations can run: ")
     assert all(text.startswith("infeasible") for text in dataset.read(out)["status"].values)
+
+
+def test_an_estimate_of_what_does_not_fit_is_shown_but_is_no_answer(evaluator):
+    code, out, err = evaluator("estimate", "--model", "llama-3.1-70b", "--hardware", "h100-sxm")
+    assert code == 2 and "decode" in out
+    assert err.startswith("error: llama-3.1-70b cannot run so on h100-sxm: does not fit: ") and err.count("\n") == 1
 
 
 def test_estimate_of_what_there_is_not(evaluator):

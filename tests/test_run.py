@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,14 +15,14 @@ from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.plan import plan
 from evaluator.run import simulate, sweep
-from evaluator.scenario import load_scenario
+from evaluator.scenario import Scenario, load_scenario
 from evaluator.stations.engine import run_lanes
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMES = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
 
 
-def scenario(*overrides: str, **axes):
+def scenario(*overrides: str, **axes: Any) -> Scenario:
     """Llama-3.1-8B on an H100 under 60 requests; axes are sweeps over key paths with ``__`` for dots."""
     tree = {
         "name": "small",
@@ -233,8 +234,9 @@ def test_littles_law_of_a_run():
     """Requests inside over time, and blocks held over time, against what each request adds to them."""
     one = scenario("workload.requests=400", "workload.warmup_requests=0", "workload.arrivals.rate_rps=10")
     result = simulate(one)
-    table, makespan = result.requests, result.requests["last_token_s"].max()
-    times = np.linspace(0, makespan, 200_000)
+    table = result.requests
+    makespan = table["last_token_s"].max() - table["arrival_s"].min()
+    times = table["arrival_s"].min() + np.linspace(0, makespan, 200_000)
     inside = np.searchsorted(table["arrival_s"], times) - np.searchsorted(np.sort(table["last_token_s"]), times)
     rate = len(table) / makespan
     assert inside.mean() == pytest.approx(rate * result.summary["e2e_s_mean"].item(), rel=1e-3)
@@ -352,6 +354,19 @@ def test_a_trace_is_replayed(tmp_path):
     assert table["cached_tokens"].tolist() == [0, 1999, 10]
     assert table["scheduled_s"].iloc[0] == 0.5
     ordered(table)
+
+
+def test_a_trace_that_starts_late_has_the_same_use(tmp_path):
+    """Timestamps of a day, or since 1970, say nothing about the load."""
+    uses = []
+    for start in (0.0, 3600.0):
+        rows = "".join(f"{start + i / 10},500,50\n" for i in range(60))
+        trace = tmp_path / f"from-{start}.csv"
+        trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+        settings = (f"workload.arrivals={{process: trace, file: {trace}}}", "workload.lengths=null")
+        summary = simulate(scenario(*settings)).summary
+        uses.append([summary[name].item() for name in ("ttft_s_mean", "throughput_rps", "utilisation", "kv_used_mean")])
+    np.testing.assert_allclose(*uses, rtol=1e-6)
 
 
 def test_the_hour_of_a_production_service(data_folder):

@@ -102,7 +102,7 @@ def _design(
         memory_fraction=memory_fraction, block_tokens=block_tokens,
         max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
     )  # fmt: skip
-    problem = memory_problem(model, hardware, precision, parallel, memory)
+    problem = memory_problem(model, hardware, precision, parallel, memory, may_pipeline=False)
     if problem is not None:
         return replace(known, status=f"infeasible: {problem}")
     if parallel.pipeline > 1:

@@ -69,7 +69,7 @@ def plan(scenario: Scenario, configs: np.ndarray | None = None) -> Plan:
 
 def _check(point: Point, config: int, traffics: Traffics, seeds: tuple[int, ...]) -> Member:
     workload, deployment, _ = point
-    extremes = Extremes.of([traffics.load(workload, seed, deployment.role).extremes for seed in seeds])
+    extremes = Extremes.of([traffics.demand(workload, seed, deployment.role).extremes for seed in seeds])
     built = design(deployment, extremes.prompt)
     status = built.status
     if status == OK:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluator.catalog.hardware import Hardware
-from evaluator.cost.memory import kv_units
 from evaluator.cost.rates import peak_flops
 from evaluator.cost.utilisation import ideal_time
 from evaluator.metrics import OK, Outcomes, WeightedGaps, bounds_of
 from evaluator.plan.plan import Group, Member, Plan, open_loop
+from evaluator.plan.traffics import held_units
 from evaluator.scenario import Deployment
 from evaluator.simulation.lanes import run_slots
 from evaluator.simulation.slots import Slot, slots
@@ -69,7 +69,7 @@ def simulate_chunk(plan: Plan, group: Group, members: list[Member]) -> Outcomes:
 def _release_times(slot: Slot, result: LaneResult) -> np.ndarray:
     """When each request is sent: at its timestamp, or in a closed loop when the request ``users`` before it is done."""
     if slot.users >= slot.count:
-        return slot.load.traffic.arrival_s[slot.served]
+        return slot.load.arrival_s[slot.served]
     done = np.sort(result.last_token_s[: slot.count])
     return np.concatenate([np.zeros(slot.users), done[: slot.count - slot.users]])
 
@@ -78,7 +78,7 @@ def _outcomes(plan: Plan, group: Group, members: list[Member], gathered: _Gather
     points = [plan.grid.points[member.config] for member in members]
     deployments = [deployment for _, deployment, _ in points]
     hardware = [member.design.hardware for member in members]
-    makespan = gathered.last_token_s.max(axis=-1)
+    makespan = gathered.last_token_s.max(axis=-1) - gathered.arrival_s.min(axis=-1)
     use = _use(plan, members, gathered, makespan)
     prompt, output, cached = _tokens(plan, members, gathered.arrival_s.shape)
     return Outcomes(
@@ -122,12 +122,12 @@ def _use(plan: Plan, members: list[Member], gathered: _Gathered, makespan: np.nd
         replica, hardware, devices = member.design.ready, member.design.hardware, member.design.devices
         for seed, number in enumerate(plan.seeds):
             at = position, seed
-            load = plan.traffics.load(workload, number, deployment.role)
-            work = useful_work(load, replica.kv.window)
+            demand = plan.traffics.demand(workload, number, deployment.role)
+            work = useful_work(demand, replica.kv.window)
             counts = gathered.iterations[at], gathered.experts_touched[at]
             use["flops"][at] = ideal_time(replica.compute, work) * _peak(hardware) * devices
             use["bytes"][at] = ideal_time(replica.memory, work, *counts) * hardware.memory_bandwidth * devices
-            held = kv_units(replica.kv, load.kv_tokens) @ (gathered.last_token_s[at] - gathered.scheduled_s[at])
+            held = held_units(demand, replica.kv) @ (gathered.last_token_s[at] - gathered.scheduled_s[at])
             use["kv_used_mean"][at] = held / (replica.kv.capacity_units * deployment.replicas * makespan[at])
             use["kv_used_max"][at] = gathered.kv_units_max[at] / replica.kv.capacity_units
     return use
@@ -139,7 +139,7 @@ def _tokens(plan: Plan, members: list[Member], shape: tuple[int, ...]) -> np.nda
     for position, member in enumerate(members):
         workload, deployment, _ = plan.grid.points[member.config]
         for seed, number in enumerate(plan.seeds):
-            requests = plan.traffics.load(workload, number, deployment.role).traffic
+            requests = plan.traffics.demand(workload, number, deployment.role).tokens
             tokens[:, position, seed] = requests.prompt_tokens, requests.output_tokens, requests.cached_tokens
     return tokens
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from evaluator.cost.iteration import CostParameters
 from evaluator.cost.lanes import stack
-from evaluator.cost.memory import kv_units
 from evaluator.plan.plan import Group, Member, Plan
+from evaluator.plan.traffics import held_units
 from evaluator.simulation.slots import Slot
 from evaluator.stations.engine import POLICIES, Lane, LaneResult, Policy, Requests, Structure, run_lanes
 
@@ -42,10 +42,11 @@ def _requests(group: Group, members: list[Member], slots: list[Slot]) -> Request
     arrival = np.full((len(slots), width), np.inf)
     tokens = np.zeros((4, len(slots), width), dtype=np.int32)
     for lane, slot in enumerate(slots):
-        load, requests = slot.load, slot.load.traffic
-        units = kv_units(members[slot.position].design.ready.kv, load.kv_tokens)
-        arrival[lane, : slot.count] = requests.arrival_s[slot.served]
-        for row, values in enumerate((load.compute_tokens, requests.prompt_tokens, requests.output_tokens, units)):
+        demand = slot.load.demand
+        units = held_units(demand, members[slot.position].design.ready.kv)
+        arrival[lane, : slot.count] = slot.load.arrival_s[slot.served]
+        lengths = demand.tokens.prompt_tokens, demand.tokens.output_tokens
+        for row, values in enumerate((demand.compute_tokens, *lengths, units)):
             tokens[row, lane, : slot.count] = values[slot.served]
     return Requests(arrival, *tokens)
 

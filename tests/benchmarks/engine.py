@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from evaluator.reference.scheduler import Limits
 from evaluator.simulation.lanes import LANES_PER_CALL
 from evaluator.stations.engine import POLICIES, Lane, LaneResult, Policy, Requests, Structure, run_lanes
 from tests.benchmarks.registry import Row, benchmark
-from tests.benchmarks.timing import ROOT, Best, best_of, cores, in_process, in_threads
+from tests.benchmarks.timing import ROOT, Best, best_of, cores, in_threads, probe
 from tests.benchmarks.workload import KV_TOKENS, LANES, MAX_NUM_SEQS, REQUESTS, Work, work
 
 DENSE = "llama-3.1-8b"
@@ -33,35 +32,24 @@ def engine(quick: bool) -> Iterator[Row]:
     configure()
     threads = cores()
     dense = work(DENSE)
-    best = measure(dense, threads)
-    main = _rate(best)
-    yield Row(f"chunked, {DENSE}", main, "M requests/s", f"{threads} threads; {_per_core(best):.3g} M per core-second")
+    main = measure(dense, threads)
+    yield _row(f"chunked, {DENSE}", main, main)
     for policy in (policy for policy in POLICIES if policy != "chunked"):
-        yield _compared(policy, measure(work(DENSE, policy), threads), main)
+        yield _row(policy, measure(work(DENSE, policy), threads), main)
     for kind, name in OTHERS.items():
-        yield _compared(f"chunked, {name} ({kind})", measure(work(name), threads), main)
+        yield _row(f"chunked, {name} ({kind})", measure(work(name), threads), main)
     if threads > 1:
-        yield _compared("chunked, one thread", measure(dense, 1), main)
+        alone = measure(dense, 1)
+        yield _row(f"chunked, one thread ({threads} are {alone.wall_s / main.wall_s:.2f} x as fast)", alone, main)
     yield from _against_reference(dense, main)
-    yield from _against_prototype(main)
+    yield from _against_prototype(main, threads)
 
 
-def _compared(label: str, best: Best, main: float) -> Row:
-    return Row(
-        label,
-        _rate(best),
-        "M requests/s",
-        f"{_rate(best) / main:.2f} x chunked dense; {_per_core(best):.3g} M per core-second",
-    )
-
-
-def _rate(best: Best) -> float:
-    return LANES * REQUESTS / best.wall_s / 1e6
-
-
-def _per_core(best: Best) -> float:
-    """What one core would do that nobody else uses: also right while other programs run."""
-    return LANES * REQUESTS / best.cpu_s / 1e6
+def _row(label: str, best: Best, main: Best) -> Row:
+    """Ratios are of processor time, which other programs on the machine hardly change."""
+    per_core = LANES * REQUESTS / best.cpu_s / 1e6
+    note = f"{per_core:.3g} M per core-second, {main.cpu_s / best.cpu_s:.2f} x the first row"
+    return Row(label, LANES * REQUESTS / best.wall_s / 1e6, "M requests/s", note)
 
 
 def measure(given: Work, threads: int) -> Best:
@@ -110,22 +98,18 @@ def engine_input(given: Work) -> tuple[Lane, Requests, Structure]:
     return lanes, Requests(arrival, prompt, prompt, output, units), Structure(2048, given.kv.window is not None)
 
 
-def _against_reference(given: Work, main: float) -> Iterator[Row]:
-    lanes = [lane for lane in REFERENCE_LANES if lane < len(given.costs)]
+def _against_reference(given: Work, main: Best) -> Iterator[Row]:
     ends: list[np.ndarray] = []
 
     def run() -> None:
-        ends[:] = [_reference(given, lane) for lane in lanes]
+        ends[:] = [_reference(given, lane) for lane in REFERENCE_LANES]
 
-    took = best_of(run, repeats=1).wall_s
-    rate = len(lanes) * REQUESTS / took
-    yield Row(
-        "evaluator.reference (a plain loop)",
-        rate,
-        "requests/s",
-        f"{len(lanes)} lanes; engine {1e6 * main / rate:,.0f} x",
-    )
-    fast = np.concatenate([np.asarray(run_job(job).last_token_s) for job in _jobs(given)])[lanes]
+    took = best_of(run, repeats=1)
+    served = len(REFERENCE_LANES) * REQUESTS
+    ratio = took.cpu_s / served / (main.cpu_s / (LANES * REQUESTS))
+    note = f"{len(REFERENCE_LANES)} lanes; the engine is {ratio:,.0f} x as fast per core"
+    yield Row("evaluator.reference (a plain loop)", served / took.wall_s, "requests/s", note)
+    fast = np.concatenate([np.asarray(run_job(job).last_token_s) for job in _jobs(given)])[list(REFERENCE_LANES)]
     yield Row("largest relative difference of completion times", float(np.max(np.abs(fast / np.array(ends) - 1))), "")
 
 
@@ -138,15 +122,10 @@ def _reference(given: Work, lane: int) -> np.ndarray:
     return np.array([request.token_s[-1] for request in served.requests])
 
 
-def _against_prototype(main: float) -> Iterator[Row]:
+def _against_prototype(main: Best, threads: int) -> Iterator[Row]:
     """The first engine, kept outside the repository: fewer cost terms, one policy, fewer results. Optional."""
     default = ROOT.parent / "shared" / "prototype" / "iteration_engine.py"
     path = Path(os.environ.get("EVALUATOR_PROTOTYPE", default))
-    if not path.is_file():
-        return
-    outputs = [in_process(str(path), environment={"XLA_FLAGS": ""}) for _ in range(3)]
-    rates = [
-        float(found.group(1)) for found in (re.search(r"([\d.]+) M requests/s", text) for text in outputs) if found
-    ]
-    if rates:
-        yield Row("prototype (five cost terms)", max(rates), "M requests/s", f"engine {main / max(rates):.2f} x")
+    if path.is_file():
+        found = probe("prototype_probe", str(path), str(threads), environment={"XLA_FLAGS": ""})
+        yield _row("prototype (five cost terms)", Best(**found), main)

@@ -45,7 +45,9 @@ def iteration(quick: bool) -> Iterator[Row]:
         in_threads(lambda one: jax.block_until_ready(evaluate(dense, one)), several, threads)
 
     rate = _rate(spread, len(several) * BATCHES)
-    yield Row(f"dense, {threads} threads of calls", rate, "M/s", f"{rate / main:.2f} x one")
+    yield Row(
+        f"dense, {threads} threads of calls", rate, "M/s", f"{rate / main:.2f} x one: a call uses all cores by itself"
+    )
     if not quick:
         large = jax.tree.map(jnp.asarray, batch_statistics(MANY))
         rate = _rate(lambda: jax.block_until_ready(evaluate(dense, large)), MANY)

@@ -44,4 +44,4 @@ def _processor() -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value == round(value) or abs(value) >= 1e4 else f"{value:,.3g}"
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"

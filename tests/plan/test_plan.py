@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,10 +13,10 @@ from evaluator.plan import plan
 from evaluator.plan.design import CHUNKED_TOKENS, token_budget
 from evaluator.plan.traffics import Traffics, assign_replicas
 from evaluator.scenario import load_scenario
-from evaluator.scenario.scenario import Batching, Deployment
+from evaluator.scenario.scenario import Batching, Deployment, Scenario
 
 
-def scenario(**changes):
+def scenario(**changes: Any) -> Scenario:
     """A small scenario that can run, with changes of the form section__key=value."""
     tree = {
         "workload": {
@@ -28,7 +30,7 @@ def scenario(**changes):
     return load_scenario(tree, tuple(f"{path.replace('__', '.')}={value}" for path, value in changes.items()))
 
 
-def status(**changes) -> str:
+def status(**changes: Any) -> str:
     (member,) = plan(scenario(**changes)).members
     return member.status
 
@@ -198,9 +200,9 @@ def test_loads_of_the_roles():
     workload = scenario(workload__cached_tokens=30).workload
     traffics = Traffics()
     mixed, prefill, decode = (traffics.load(workload, 0, role) for role in ("mixed", "prefill", "decode"))
-    assert traffics.load(workload, 0, "mixed") is mixed
-    assert (mixed.compute_tokens == 70).all() and (mixed.kv_tokens == 109).all()
-    assert (prefill.traffic.output_tokens == 1).all() and (prefill.kv_tokens == 100).all()
-    assert not decode.compute_tokens.any() and (decode.kv_tokens == 110).all()
+    assert traffics.load(workload, 0, "mixed").demand is mixed.demand
+    assert (mixed.demand.compute_tokens == 70).all() and (mixed.demand.kv_tokens == 109).all()
+    assert (prefill.demand.tokens.output_tokens == 1).all() and (prefill.demand.kv_tokens == 100).all()
+    assert not decode.demand.compute_tokens.any() and (decode.demand.kv_tokens == 110).all()
     for load in (prefill, decode):
-        np.testing.assert_array_equal(load.traffic.arrival_s, mixed.traffic.arrival_s)
+        np.testing.assert_array_equal(load.arrival_s, mixed.arrival_s)

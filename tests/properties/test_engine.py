@@ -47,7 +47,8 @@ def cases(draw: st.DrawFn) -> Case:
     cached = np.minimum(column(st.sampled_from([0, 0, 1, 30])), prompt - 1)
     compute = np.where(resident, 0, prompt - cached)
     seqs = draw(st.integers(1, 6))
-    least = int(compute.max()) + seqs if policy != "chunked" else seqs
+    whole, shared = policy != "chunked", policy in ("chunked", "mixed")  # what the budget must hold at least
+    least = max(1, int(compute.max()) * whole + seqs * shared)
     case = build(
         random_cost(np.random.default_rng(draw(st.integers(0, 3))), experts=True, windowed=True),
         policy, np.zeros(count) if users else np.cumsum(gaps), prompt, output,

@@ -119,9 +119,10 @@ def random_case(seed: int, experts: bool, windowed: bool, requests: int = 30) ->
     budget = int(rng.choice([2, 16, 64, 512, 2048]))
     if policy != "chunked":  # whole prompts need room
         budget = max(budget, int(compute.max()) + (40 if policy == "mixed" else 0))
+    most = 40 if policy in ("static", "continuous") else min(40, budget)  # elsewhere decodes share the budget
     case = build(
         random_cost(rng, experts, windowed), policy, arrival, prompt, output,
-        cached_tokens=cached, max_num_seqs=int(rng.integers(1, min(40, budget) + 1)), max_num_batched_tokens=budget,
+        cached_tokens=cached, max_num_seqs=int(rng.integers(1, most + 1)), max_num_batched_tokens=budget,
         block_tokens=int(rng.integers(1, 17)), users=users, resident=resident,
         window=int(rng.integers(2, 200)) if windowed else 0, measured_from=int(rng.integers(0, 5)),
     )  # fmt: skip
@@ -176,9 +177,8 @@ def _cut(result: LaneResult, requests: int) -> LaneResult:
 def run_reference(case: Case) -> Outcome:
     """The plain loop on the same requests."""
     columns = (case.arrival_s, case.compute_tokens, case.prompt_tokens, case.output_tokens, case.kv_units)
-    requests = [
-        Request(number, float(at), *map(int, tokens)) for number, (at, *tokens) in enumerate(zip(*columns, strict=True))
-    ]
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    requests = [Request(number, *row) for number, row in enumerate(rows)]
     return simulate_replica(
         case.cost, case.policy, case.limits, requests,
         users=case.users, prompts_resident=case.resident, window=case.window or None,

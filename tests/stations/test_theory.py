@@ -27,7 +27,7 @@ def single_server(seed: int, load: float, prompts: tuple[int, ...]) -> Case:
     rng = np.random.default_rng(seed)
     arrival = np.cumsum(rng.exponential(SERVICE_S / load, REQUESTS))
     prompt = rng.choice(prompts, REQUESTS)
-    cost = constant_cost(token_s=SERVICE_S / np.mean(prompts))
+    cost = constant_cost(token_s=float(SERVICE_S / np.mean(prompts)))
     return build(cost, "continuous", arrival, prompt, np.ones(REQUESTS, int), max_num_seqs=1)
 
 

@@ -61,16 +61,25 @@ def _batch(lane: Lane, state: State, intake: Intake, stalled: Array) -> BatchSta
     )
 
 
-def _leap(lane: Lane, ring: int, state: State, intake: Intake, now: Array, first_s: Array, stalled: Array) -> Leap:
-    """One iteration where it admits anybody, else as many as pass before the batch changes."""
+def _leap(
+    lane: Lane, ring: int, state: State, intake: Intake, now: Array, batch: BatchStatistics, stalled: Array
+) -> Leap:
+    """One iteration where it admits anybody, else as many as pass before the batch changes.
+
+    Without anybody to run it ends never: the head of the queue cannot be admitted, and nothing will change that.
+    """
+    stuck = (batch.prefill_tokens == 0) & (batch.decodes == 0)
+    first_s = iteration_time(lane.cost, batch)
     slope_s = lane.cost.context_s * state.decodes + lane.cost.window_context_s * state.window_growing
     until_arrival = iterations_until(jnp.maximum(intake.next_arrival - now, 0.0), first_s, slope_s)
     most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, 1e9), 1e9).astype(jnp.int32)
     alone = (intake.tokens == 0) & (intake.joined == 0)
     count = jnp.where(alone, jnp.minimum(steps_to_event(intake.events, state.step, ring), most), 1)
+    count = jnp.where(stuck, 0, count)
     iterations = count.astype(jnp.float64)
     took_s = iterations * first_s + jnp.where(alone, 0.5 * slope_s * iterations * (iterations - 1.0), 0.0)
-    return Leap(iterations, jnp.where(stalled, 0, count), now + first_s, now + took_s, took_s)
+    clock = jnp.where(stuck, jnp.inf, now + took_s)
+    return Leap(iterations, jnp.where(stalled, 0, count), now + first_s, clock, took_s)
 
 
 def _trip(lane: Lane, requests: Requests, structure: Structure, state: State) -> State:
@@ -79,10 +88,8 @@ def _trip(lane: Lane, requests: Requests, structure: Structure, state: State) ->
     intake = admit(lane, requests, structure, state, now)
     stalled = lane.policy.prefill_alone & (intake.tokens > 0)  # the decodes wait for this iteration
     batch = _batch(lane, state, intake, stalled)
-    leap = _leap(lane, structure.ring, state, intake, now, iteration_time(lane.cost, batch), stalled)
-
-    stuck = (batch.prefill_tokens == 0) & (batch.decodes == 0)  # the head can never be admitted
-    clock = jnp.where(stuck, jnp.inf, leap.clock)
+    leap = _leap(lane, structure.ring, state, intake, now, batch, stalled)
+    clock = leap.clock
     first_token_s = first_tokens(state.first_token_s, state.head, intake.head, clock)
     gaps = enter_gaps(lane, requests, state, first_token_s, leap)
     step = state.step + leap.steps
@@ -97,7 +104,7 @@ def _trip(lane: Lane, requests: Requests, structure: Structure, state: State) ->
     grown = leap.steps.astype(jnp.float64)
     return State(
         clock=clock,
-        head=jnp.where(stuck, lane.requests, intake.head),
+        head=jnp.where(clock == jnp.inf, lane.requests, intake.head),
         progress=intake.progress,
         step=step,
         decodes=state.decodes + intake.joined - out.count.astype(jnp.float64),
