@@ -43,5 +43,5 @@ bench: $(READY)
 	$(BIN)/python -m tests.benchmarks
 
 clean:
-	rm -rf $(VENV) build dist .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache results/*.nc results/*.png
+	rm -rf $(VENV) build dist .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache results/*.nc results/*.png results/*.chunks
 	find evaluator tests -name __pycache__ -type d -prune -exec rm -rf {} +

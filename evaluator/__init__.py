@@ -14,7 +14,7 @@ from evaluator.version import __version__
 if TYPE_CHECKING:
     from evaluator.cost.iteration import iteration_time
     from evaluator.errors import InputError
-    from evaluator.estimate import estimate
+    from evaluator.estimation import estimate
     from evaluator.run import simulate, sweep
     from evaluator.scenario import load_scenario
 
@@ -22,7 +22,7 @@ __all__ = ["InputError", "__version__", "estimate", "iteration_time", "load_scen
 
 _HOME = {
     "InputError": "evaluator.errors",
-    "estimate": "evaluator.estimate",
+    "estimate": "evaluator.estimation",
     "iteration_time": "evaluator.cost.iteration",
     "load_scenario": "evaluator.scenario",
     "simulate": "evaluator.run",

@@ -10,7 +10,6 @@ import zlib
 from functools import cache
 from pathlib import Path
 
-
 # XLA's CPU backend runs a loop's operations one by one, unless the loop's arrays are smaller than this many bytes: then
 # it compiles the loop, inner loops included, into one function. The engine's event loop is 20 times faster that way.
 _WHOLE_LOOPS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=1000000000000000"

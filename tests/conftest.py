@@ -1,4 +1,4 @@
-"""What every test runs under: float64, no silent rank promotion, and a compilation cache inside the checkout.
+"""What every test runs under: float64, no silent rank promotion, whole loops, a compilation cache inside the checkout.
 
 Set through the environment, before anything imports JAX and for subprocesses too; tests without JAX never load it.
 """
@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from evaluator.device import _WHOLE_LOOPS
+
 ROOT = Path(__file__).resolve().parents[1]
 
 os.environ["JAX_ENABLE_X64"] = "1"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_WHOLE_LOOPS}".strip()  # read when JAX starts
 os.environ["MPLBACKEND"] = "agg"
 os.environ.setdefault("EVALUATOR_CACHE", str(ROOT / ".cache"))
 os.environ.pop("EVALUATOR_PATH", None)

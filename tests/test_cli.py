@@ -74,10 +74,10 @@ def chain(monkeypatch):
     )
     simulated = SimpleNamespace(requests=[1, 2, 3], summary=summary)
     parts = {
-        "evaluator.run": {"sweep": "the dataset", "simulate": simulated},
+        "evaluator.run": {"sweep": summary, "simulate": simulated},
         "evaluator.table": {"ranked_table": "the table"},
         "evaluator.plot": {"plot": None},
-        "evaluator.estimate": {"estimate": "the estimate", "format_estimate": "the breakdown"},
+        "evaluator.estimation": {"estimate": SimpleNamespace(status="ok"), "format_estimate": "the breakdown"},
     }
     for module, functions in parts.items():
         fake = SimpleNamespace(**{name: note(name, result) for name, result in functions.items()})
@@ -184,8 +184,8 @@ def test_sweep_runs_prints_and_draws(evaluator, scenario_file, chain, tmp_path):
     progress = given.pop("progress")
     assert arguments == (SCENARIO,) and given == {"out": out, "resume": True, "engine": "iteration"}
     assert (progress.total, progress.requests_per_unit) == (4, 20)
-    assert chain.calls["ranked_table"][0] == ("the dataset", 3)
-    assert chain.calls["plot"] == (("the dataset", plot), {})
+    (ranked, top), (drawn, path) = chain.calls["ranked_table"][0], chain.calls["plot"][0]
+    assert ranked is drawn and "status" in ranked and (top, path) == (3, plot)
     assert out.parent.is_dir()
     assert "4/4 configurations" in err and err.endswith(f"wrote {out} and {plot}\n")
 
@@ -241,9 +241,9 @@ def test_simulate_selects_runs_and_writes(evaluator, scenario_file, chain, tmp_p
     code, out, err = evaluator("simulate", scenario_file.path, "--select", "tp=4,hardware=l40s", "--requests", table)
     assert code == 0
     assert out.splitlines() == [
-        "ttft_s           p50 0.25 s  p90 1.5 s",
-        "status           ok",
         "tensor_parallel  4",
+        "ttft_s           p50 0.25 s   p90 1.5 s",
+        "status           ok",
     ]
     arguments, given = chain.calls["simulate"]
     assert arguments == (SCENARIO,) and given["select"] == {"tp": "4", "hardware": "l40s"}

@@ -1,8 +1,13 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from evaluator.device import compilation_cache
+from evaluator.device import compilation_cache, configure
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_cache_is_made_where_the_user_says(tmp_path, monkeypatch):
@@ -36,9 +41,46 @@ def test_configure_switches_on_float64_and_the_cache_and_may_be_repeated():
     import jax
     import jax.numpy as jnp
 
-    from evaluator.device import configure
-
     configure()
     configure()
     assert jnp.ones(1).dtype == "float64"
     assert jax.config.jax_compilation_cache_dir == str(compilation_cache())
+
+
+@pytest.fixture
+def anew(monkeypatch):
+    """``configure`` as if it had not been called, with flags of the test's choice, on a JAX that is in use."""
+    import jax.numpy as jnp
+
+    jnp.ones(1).block_until_ready()
+    configure.cache_clear()
+    yield lambda flags: monkeypatch.setenv("XLA_FLAGS", flags)
+    configure.cache_clear()
+
+
+def test_loops_are_compiled_whole_and_other_flags_kept(anew):
+    anew("--xla_dump_to=somewhere")
+    with pytest.warns(
+        RuntimeWarning, match="JAX was in use before evaluator: simulations will be slow. Set XLA_FLAGS="
+    ):
+        configure()
+    flags = os.environ["XLA_FLAGS"].split()
+    assert flags[0] == "--xla_dump_to=somewhere"
+    assert len(flags) == 2 and "xla_cpu_small_while_loop_byte_threshold" in flags[1]
+
+
+def test_a_threshold_of_the_user_is_left_as_it_is(anew):
+    chosen = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=7"
+    anew(chosen)
+    configure()
+    assert os.environ["XLA_FLAGS"] == chosen
+
+
+def test_a_program_that_configures_first_is_not_warned():
+    program = "from evaluator.device import configure; configure(); import jax; assert jax.numpy.ones(1).dtype == float"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", program],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

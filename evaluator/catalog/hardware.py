@@ -22,7 +22,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device as its data sheet states it. ``peak_flops`` is dense FLOP/s by dtype (bf16, fp16, fp8, int8, fp4, fp32)."""
+    """One device as its data sheet states it. ``peak_flops`` is dense FLOP/s by dtype (bf16, fp8, ...)."""
 
     name: str
     kind: str  # gpu | tpu | npu | cpu

@@ -29,8 +29,8 @@ def estimate(
 ) -> None:
     """Time, memory and throughput of one batch, operator by operator."""
     from evaluator.catalog import load_calibration, load_hardware, load_model
-    from evaluator.estimate import estimate as run_estimate
-    from evaluator.estimate import format_estimate
+    from evaluator.estimation import estimate as run_estimate
+    from evaluator.estimation import format_estimate
     from evaluator.scenario.scenario import Precision
 
     _check_dtypes({"--weights": weights, "--activations": activations, "--kv": kv})
@@ -48,6 +48,8 @@ def estimate(
         rate_rps=rate,
     )
     typer.echo(format_estimate(result))
+    if result.status != "ok":
+        raise InputError(f"{model} cannot run so on {hardware}: {result.status}")
 
 
 def _check_dtypes(chosen: Mapping[str, str]) -> None:

@@ -57,19 +57,34 @@ def simulate(
 
 
 def _described(summary: xarray.Dataset) -> str:
-    """One line per coordinate and variable of a dataset of one configuration: name, value or quantiles, unit."""
-    one = summary.isel(config=0) if "config" in summary.dims else summary
-    lines: list[tuple[str, str]] = []
-    for name, variable in one.variables.items():
-        unit = variable.attrs.get("units", "1")
+    """One line per variable of a dataset of one configuration: value or quantiles with standard errors, unit.
+
+    What is not known (a price, an error from one seed) is left out.
+    """
+    one = summary.isel(config=0)
+    lines = [(str(name), _text(one[name].values.item())) for name in one.coords if name not in ("config", "quantile")]
+    for name in map(str, one.data_vars):
+        if name.endswith("_stderr"):
+            continue
+        values, errors = one[name], one.get(f"{name}_stderr")
+        unit = values.attrs.get("units", "1")
         after = "" if unit == "1" else f" {unit}"
-        if variable.ndim == 0:
-            lines.append((str(name), f"{_text(variable.values.item())}{after}"))
-        elif variable.dims == ("quantile",) and name != "quantile":
-            pairs = zip(one["quantile"].values.tolist(), variable.values.tolist(), strict=True)
-            lines.append((str(name), "  ".join(f"p{100 * q:g} {_text(value)}{after}" for q, value in pairs)))
-    width = max((len(name) for name, _ in lines), default=0)
-    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in lines)
+        if values.ndim == 0:
+            lines.append(
+                (name, _with_error(values.values.item(), None if errors is None else errors.values.item(), after))
+            )
+            continue
+        error = [None] * values.size if errors is None else errors.values.tolist()
+        quantiles = zip(one["quantile"].values.tolist(), values.values.tolist(), error, strict=True)
+        lines.append((name, "   ".join(f"p{100 * q:g} {_with_error(value, e, after)}" for q, value, e in quantiles)))
+    shown = [(name, text) for name, text in lines if not text.startswith("nan")]
+    width = max(len(name) for name, _ in shown)
+    return "\n".join(f"{name.ljust(width)}  {text}" for name, text in shown)
+
+
+def _with_error(value: object, error: float | None, unit: str) -> str:
+    known = error is not None and error == error
+    return f"{_text(value)}{f' ± {error:.2g}' if known else ''}{unit}"
 
 
 def _text(value: object) -> str:

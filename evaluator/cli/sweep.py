@@ -61,6 +61,10 @@ def sweep(
     if not quiet:
         written = [str(path) for path in (out, plot) if path is not None]
         typer.echo(f"wrote {' and '.join(written)}" if written else "nothing saved; --out keeps the dataset", err=True)
+    reasons = dataset["status"].values
+    if not (reasons == "ok").any():
+        first = reasons[0] if len(set(reasons.tolist())) == 1 else f"the first is {reasons[0]}"
+        raise InputError(f"{scenario}: none of {reasons.size:,} configurations can run: {first}")
 
 
 def _run(scenario: Scenario, out: Path | None, resume: bool, engine: str, quiet: bool) -> xarray.Dataset:

@@ -103,7 +103,7 @@ def _rows_time(rows: Rows, x: Array, y: Array, z: Array) -> Array:
 
 
 def experts_touched(log_expert_missed: Array, tokens: Array) -> Array:
-    """Expected fraction of routed experts that ``tokens`` tokens touch: 1 - (1 - k/E)^tokens (uniform routing)."""
+    """Expected fraction of routed experts that a batch of ``tokens`` touches: 1 - (1 - k/E)^tokens, routed alike."""
     xp = array_namespace(log_expert_missed, tokens)
     return -xp.expm1(tokens * log_expert_missed)
 

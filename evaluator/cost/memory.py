@@ -240,9 +240,18 @@ def kv_units(layout: KvLayout, tokens: ArrayLike) -> np.ndarray:
 
 
 def memory_problem(
-    model: Model, hardware: Hardware, precision: Precision, parallel: Parallel, plan: MemoryPlan
+    model: Model,
+    hardware: Hardware,
+    precision: Precision,
+    parallel: Parallel,
+    plan: MemoryPlan,
+    *,
+    may_pipeline: bool = True,
 ) -> str | None:
-    """Why the model does not fit on these devices and what would help; None where it fits and leaves room for KV."""
+    """Why the model does not fit on these devices and what would help; None where it fits and leaves room for KV.
+
+    ``may_pipeline``: whether more pipeline stages are a remedy that the caller can simulate.
+    """
     if plan.kv.capacity_units > 0:
         return None
     budget = f"the {plan.usable_bytes / 1e9:.1f} GB usable of {hardware.memory_bytes / 1e9:.0f} GB on {hardware.name}"
@@ -253,13 +262,15 @@ def memory_problem(
             f"{plan.weight_bytes / 1e9:.1f} GB of weights and {plan.activation_bytes / 1e9:.1f} GB of activations "
             f"per device leave no room for KV in {budget}"
         )
-    return f"does not fit: {reason}; remedy: {_remedy(model, hardware, precision, parallel, plan)}"
+    return f"does not fit: {reason}; remedy: {_remedy(model, hardware, precision, parallel, plan, may_pipeline)}"
 
 
-def _remedy(model: Model, hardware: Hardware, precision: Precision, parallel: Parallel, plan: MemoryPlan) -> str:
+def _remedy(
+    model: Model, hardware: Hardware, precision: Precision, parallel: Parallel, plan: MemoryPlan, may_pipeline: bool
+) -> str:
     """The smallest larger tensor or pipeline parallelism that the model can be split by and that fits, if any."""
     wider = [Parallel(n, parallel.pipeline, n if parallel.expert > 1 else 1) for n in _larger(parallel.tensor)]
-    deeper = [Parallel(parallel.tensor, n, parallel.expert) for n in _larger(parallel.pipeline)]
+    deeper = [Parallel(parallel.tensor, n, parallel.expert) for n in _larger(parallel.pipeline) if may_pipeline]
 
     def fits(split: Parallel) -> bool:
         if parallel_problem(model, hardware, split):

@@ -70,7 +70,7 @@ class Outcomes:
     measured: np.ndarray  # (request,) boolean, False for the warm-up
 
     busy_s: np.ndarray  # (config, seed): summed over the replicas
-    makespan_s: np.ndarray  # (config, seed): from time 0 to the last completion of any replica
+    makespan_s: np.ndarray  # (config, seed): from the first arrival to the last completion of any replica
     flops: np.ndarray  # (config, seed): useful FLOPs of the model, all replicas
     bytes: np.ndarray  # (config, seed): useful bytes of the model, all replicas
     kv_used_mean: np.ndarray  # (config, seed): fraction of the KV capacity
@@ -92,6 +92,6 @@ class Outcomes:
     provenance: np.ndarray  # (config,) text: calibrated | extrapolated | datasheet
 
     objectives: tuple[Bounds, ...] = ()
-    itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed], gaps of the measured requests
+    itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed], all gaps after the first measured first token
     replica: np.ndarray | None = None  # (config, seed, request) or (seed, request): which replica served it
     cached_tokens: np.ndarray | None = None  # shaped as prompt_tokens

@@ -28,6 +28,9 @@ class Summary:
 
 def mean(values: np.ndarray) -> np.ndarray:
     """Mean over the last axis without NaN; NaN where nothing is left."""
+    total = values.sum(axis=-1)
+    if values.shape[-1] and not np.isnan(total).any():  # nearly always, and four times as quick
+        return total / values.shape[-1]
     valid = ~np.isnan(values)
     count = valid.sum(axis=-1)
     total = np.where(valid, values, 0.0).sum(axis=-1)
@@ -102,8 +105,10 @@ def quantile_stderr(values: np.ndarray, ordered: np.ndarray, levels: np.ndarray)
     at = quantiles(ordered, levels)
     count = np.maximum(ordered.shape[-1] - np.isnan(ordered).sum(axis=-1), 1)[..., None]
     fraction_error = np.sqrt(levels * (1.0 - levels) / count)
+    missing = np.isnan(values) if np.isnan(ordered[..., -1]).any() else None
     for column in range(levels.size):
-        below = np.where(np.isnan(values), np.nan, values <= at[..., column, None])
+        below = np.asarray(values <= at[..., column, None], dtype=np.float64)
+        below = below if missing is None else np.where(missing, np.nan, below)
         fraction_error[..., column] = np.fmax(fraction_error[..., column], batch_stderr(below))
     low = np.clip(levels - fraction_error, 0.0, 1.0)
     high = np.clip(levels + fraction_error, 0.0, 1.0)

@@ -1,5 +1,6 @@
 """Scenarios: what a YAML file asks, checked, with the points of its sweep and the requests of its workload."""
 
+from evaluator.scenario.arrivals import arrival_times
 from evaluator.scenario.grid import Grid, expand
 from evaluator.scenario.load import load_scenario
 from evaluator.scenario.scenario import (
@@ -14,7 +15,7 @@ from evaluator.scenario.scenario import (
     Scenario,
     Workload,
 )
-from evaluator.scenario.traffic import Traffic, traffic
+from evaluator.scenario.traffic import Tokens, Traffic, request_tokens, traffic
 
 __all__ = [
     "Arrivals",
@@ -27,9 +28,12 @@ __all__ = [
     "Objective",
     "Precision",
     "Scenario",
+    "Tokens",
     "Traffic",
     "Workload",
+    "arrival_times",
     "expand",
     "load_scenario",
+    "request_tokens",
     "traffic",
 ]

@@ -15,13 +15,19 @@ from evaluator.scenario.trace import LENGTHS, read_trace
 
 
 @dataclass(frozen=True, eq=False)
-class Traffic:
-    """The requests of one seed in order of arrival; every array is (request,)."""
+class Tokens:
+    """How long the requests are; every array is (request,)."""
 
-    arrival_s: NDArray[np.float64]
     prompt_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     cached_tokens: NDArray[np.int64]  # leading prompt tokens whose KV is there; always less than the prompt
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic(Tokens):
+    """The requests of one seed in order of arrival."""
+
+    arrival_s: NDArray[np.float64]
 
 
 def traffic(workload: Workload, seed: int, count: int | None = None) -> Traffic:
@@ -33,11 +39,17 @@ def traffic(workload: Workload, seed: int, count: int | None = None) -> Traffic:
     column says them itself. Errors: InputError for a trace that cannot be used or has fewer than ``count`` requests.
     """
     n = workload.requests if count is None else count
-    prompt, output = request_lengths(workload.lengths, seed, n)
+    found = request_tokens(workload, seed, n)
     arrival = arrival_times(workload.arrivals, seed, n)
-    if not len(arrival) == len(prompt) == n:
-        raise InputError(f"{n} requests are more than the {min(len(arrival), len(prompt))} of the trace")
-    return Traffic(arrival, prompt, output, _cached(workload, prompt))
+    if not len(arrival) == len(found.prompt_tokens) == n:
+        raise InputError(f"{n} requests are more than the {min(len(arrival), len(found.prompt_tokens))} of the trace")
+    return Traffic(found.prompt_tokens, found.output_tokens, found.cached_tokens, arrival)
+
+
+def request_tokens(workload: Workload, seed: int, count: int) -> Tokens:
+    """The lengths of the first ``count`` requests, without their arrivals, which other rates do not share."""
+    prompt, output = request_lengths(workload.lengths, seed, count)
+    return Tokens(prompt, output, _cached(workload, prompt))
 
 
 def _cached(workload: Workload, prompt: NDArray[np.int64]) -> NDArray[np.int64]:

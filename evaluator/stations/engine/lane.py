@@ -58,4 +58,4 @@ class LaneResult(NamedTuple):
     iterations: Array
     kv_units_max: Array
     experts_touched: Array  # sum over iterations of the fraction of experts touched; 0 without experts
-    itl_histogram: Array  # (bin,) gaps between tokens, see histogram.py
+    itl_histogram: Array  # (bin,) gaps between tokens, see ``histogram``

@@ -9,7 +9,7 @@ import pytest
 from evaluator.cost import Parallel, fold, iteration_time, operators
 from evaluator.cost.batch import decode_batch, prefill_batch
 from evaluator.errors import InputError
-from evaluator.estimate import estimate, format_estimate
+from evaluator.estimation import estimate, format_estimate
 from evaluator.scenario.scenario import Precision
 from tests.cost.fixtures import GPT_OSS_20B, H100, LLAMA_8B, LLAMA_70B, MAMBA, calibration
 
@@ -120,5 +120,5 @@ def test_faster_hardware_is_faster():
 
 
 def test_needs_no_jax():
-    code = "import sys, evaluator.estimate; sys.exit('jax' in sys.modules)"
+    code = "import sys, evaluator.estimation; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

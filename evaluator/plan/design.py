@@ -1,0 +1,117 @@
+"""One replica of a deployment: its iteration cost, its memory, and why it cannot run where it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from evaluator.catalog import load_calibration, load_hardware, load_model
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.model import Model
+from evaluator.cost.fold import fold
+from evaluator.cost.iteration import CostParameters
+from evaluator.cost.memory import KvLayout, memory_plan, memory_problem
+from evaluator.cost.operators import operators
+from evaluator.cost.parallel import Parallel, parallel_problem
+from evaluator.cost.utilisation import IdealTime, ideal_times
+from evaluator.metrics.outcomes import OK
+from evaluator.scenario.scenario import Batching, Deployment, Precision
+
+CHUNKED_TOKENS = 2048
+"""Default token budget of an iteration: vLLM's ``max_num_batched_tokens`` with chunked prefill."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A replica that can run: its iteration cost, its KV cache, and its work in seconds at the peaks."""
+
+    cost: CostParameters
+    kv: KvLayout
+    compute: IdealTime  # at peak FLOP/s: for MFU
+    memory: IdealTime  # at full bandwidth: for MBU
+    weight_bytes: float  # per device
+
+
+@dataclass(frozen=True)
+class Design:
+    """What configurations with the same replica share: ``status`` is ok, or why there is none and what to do."""
+
+    status: str
+    model: Model
+    hardware: Hardware
+    devices: int  # of one replica
+    provenance: str
+    replica: Replica | None = None
+
+    @property
+    def ready(self) -> Replica:
+        """The replica of a design whose status is ok."""
+        if self.replica is None:
+            raise AssertionError(f"no replica: {self.status}")
+        return self.replica
+
+
+def token_budget(batching: Batching, longest_prompt: int) -> int:
+    """``max_num_batched_tokens``, or its default: 2,048 for chunks, just room for the longest prompt otherwise.
+
+    Whole prompts that share an iteration with decodes (``mixed``) need room for both.
+    """
+    if batching.max_num_batched_tokens is not None:
+        return batching.max_num_batched_tokens
+    if batching.policy == "chunked":
+        return max(CHUNKED_TOKENS, batching.max_num_seqs)
+    beside = batching.max_num_seqs if batching.policy == "mixed" else 0
+    return max(CHUNKED_TOKENS, longest_prompt + beside)
+
+
+def design(deployment: Deployment, longest_prompt: int) -> Design:
+    """The replica of a deployment under prompts of at most ``longest_prompt`` tokens to compute. Cached."""
+    return _design(
+        deployment.model,
+        deployment.hardware,
+        deployment.calibration,
+        deployment.precision,
+        Parallel(deployment.tensor_parallel, deployment.pipeline_parallel, deployment.expert_parallel),
+        deployment.kv.memory_fraction,
+        deployment.kv.block_tokens,
+        token_budget(deployment.batching, longest_prompt),
+        deployment.batching.max_num_seqs,
+    )
+
+
+@lru_cache(maxsize=65536)
+def _design(
+    model_name: str,
+    hardware_name: str,
+    calibration_name: str,
+    precision: Precision,
+    parallel: Parallel,
+    memory_fraction: float,
+    block_tokens: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+) -> Design:
+    model, hardware = load_model(model_name), load_hardware(hardware_name)
+    calibration = load_calibration(calibration_name, hardware_name)
+    known = Design(OK, model, hardware, parallel.devices, calibration.provenance)
+    problem = parallel_problem(model, hardware, parallel)
+    if problem is not None:
+        return replace(known, status=f"infeasible: {problem}")
+    memory = memory_plan(
+        model, hardware, precision, parallel,
+        memory_fraction=memory_fraction, block_tokens=block_tokens,
+        max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
+    )  # fmt: skip
+    problem = memory_problem(model, hardware, precision, parallel, memory, may_pipeline=False)
+    if problem is not None:
+        return replace(known, status=f"infeasible: {problem}")
+    if parallel.pipeline > 1:
+        return replace(
+            known,
+            status=f"unsupported: pipeline_parallel {parallel.pipeline} in the iteration engine; "
+            "use 1, or `evaluator estimate` for one batch without a queue",
+        )
+    kernels = operators(model, precision, parallel)
+    compute, bytes_moved = ideal_times(kernels, hardware)
+    cost = fold(kernels, hardware, calibration)
+    return replace(known, replica=Replica(cost, memory.kv, compute, bytes_moved, memory.weight_bytes))

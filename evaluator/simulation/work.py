@@ -1,0 +1,32 @@
+"""The useful work of requests: what the model must compute and move for them, for MFU and MBU."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from evaluator.cost.batch import attention_area
+from evaluator.cost.iteration import BatchStatistics
+from evaluator.plan.traffics import Demand
+
+
+@lru_cache(maxsize=4096)
+def useful_work(demand: Demand, window: int | None) -> BatchStatistics:
+    """Batch statistics of all requests summed over all iterations, every prompt computed in one piece."""
+    requests, width = demand.tokens, window or 0
+    computed = demand.compute_tokens > 0
+    start = requests.prompt_tokens - demand.compute_tokens
+    read = np.minimum(requests.prompt_tokens, demand.compute_tokens + max(width - 1, 0))
+    totals = BatchStatistics(
+        decodes=demand.kv_tokens - requests.prompt_tokens,
+        decode_context=attention_area(demand.kv_tokens, requests.prompt_tokens),
+        decode_window_context=attention_area(demand.kv_tokens, requests.prompt_tokens, width),
+        prefill_tokens=demand.compute_tokens,
+        prefill_sequences=computed,
+        prefill_area=attention_area(requests.prompt_tokens, start),
+        prefill_window_area=attention_area(requests.prompt_tokens, start, width),
+        prefill_context=requests.prompt_tokens * computed,
+        prefill_window_context=read * computed,
+    )
+    return BatchStatistics(*(float(np.sum(values)) for values in totals))

@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m tests.benchmarks [names] [--quick] [--json FILE]``. Times are shown, never asserted."""

@@ -1,0 +1,61 @@
+"""One sweep in a process of its own, which prints what JAX compiled: RATES."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from evaluator import sweep
+from evaluator.device import configure
+from evaluator.scenario import load_scenario
+from tests.benchmarks.compilations import scenario
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+def main() -> None:
+    asked = load_scenario(scenario(int(sys.argv[1])))
+    configure()
+    import jax
+
+    spent: list[tuple[str, str, float]] = []  # event, function, seconds
+    events: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, took, **about: spent.append((name, about.get("fun_name", ""), took))
+    )
+    jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
+    start = time.perf_counter()
+    result = sweep(asked)
+    wall = time.perf_counter() - start
+
+    from evaluator.stations.engine.program import run_lanes
+
+    compiled = [took for name, _, took in spent if name == COMPILED]
+    # Of the engine alone: the functions inside it report their tracing too, which is part of its own.
+    engine = [took for name, function, took in spent if "/compile/" in name and "run_lanes" in function]
+    print(
+        json.dumps(
+            {
+                "configs": int(result.sizes["config"]) if "config" in result.sizes else int(result["status"].size),
+                "structures": _structures(asked),
+                "programs": run_lanes._cache_size(),
+                "compilations": len(compiled),
+                "cache_hits": sum(name.endswith("/cache_hits") for name in events),
+                "compile_s": sum(engine),
+                "wall_s": wall,
+            }
+        )
+    )
+
+
+def _structures(asked) -> int:
+    """Groups of the plan that differ in what a program is compiled for."""
+    from evaluator.plan import plan
+
+    groups = plan(asked).groups
+    return len({(group.ring, group.windowed, group.rows, group.lane_requests) for group in groups})
+
+
+if __name__ == "__main__":
+    main()

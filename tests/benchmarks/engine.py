@@ -1,0 +1,129 @@
+"""Requests per second of the engine: policies, kinds of models, threads; against the plain loop and the prototype."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from evaluator.cost import stack
+from evaluator.device import configure
+from evaluator.reference import Limits, Request, simulate_replica
+from evaluator.simulation.lanes import LANES_PER_CALL
+from evaluator.stations.engine import POLICIES, Lane, LaneResult, Policy, Requests, Structure, run_lanes
+from tests.benchmarks.registry import Row, benchmark
+from tests.benchmarks.timing import ROOT, Best, best_of, cores, in_threads, probe
+from tests.benchmarks.workload import KV_TOKENS, LANES, MAX_NUM_SEQS, REQUESTS, Work, work
+
+DENSE = "llama-3.1-8b"
+OTHERS = {"windowed, MoE": "gpt-oss-20b", "MoE": "qwen3-30b-a3b"}
+REFERENCE_LANES = (0, 511, 1023)  # the least, middle and most load
+
+
+@benchmark("engine")
+def engine(quick: bool) -> Iterator[Row]:
+    """Requests/s of 1,024 lanes x 1,000 requests with the full cost model."""
+    configure()
+    threads = cores()
+    dense = work(DENSE)
+    main = measure(dense, threads)
+    yield _row(f"chunked, {DENSE}", main, main)
+    for policy in (policy for policy in POLICIES if policy != "chunked"):
+        yield _row(policy, measure(work(DENSE, policy), threads), main)
+    for kind, name in OTHERS.items():
+        yield _row(f"chunked, {name} ({kind})", measure(work(name), threads), main)
+    if threads > 1:
+        alone = measure(dense, 1)
+        yield _row(f"chunked, one thread ({threads} are {alone.wall_s / main.wall_s:.2f} x as fast)", alone, main)
+    yield from _against_reference(dense, main)
+    yield from _against_prototype(main, threads)
+
+
+def _row(label: str, best: Best, main: Best) -> Row:
+    """Ratios are of processor time, which other programs on the machine hardly change."""
+    per_core = LANES * REQUESTS / best.cpu_s / 1e6
+    note = f"{per_core:.3g} M per core-second, {main.cpu_s / best.cpu_s:.2f} x the first row"
+    return Row(label, LANES * REQUESTS / best.wall_s / 1e6, "M requests/s", note)
+
+
+def measure(given: Work, threads: int) -> Best:
+    """All lanes in calls of the size that a sweep makes."""
+    jobs = _jobs(given)
+    return best_of(lambda: in_threads(run_job, jobs, threads))
+
+
+def _jobs(given: Work) -> list[Any]:
+    lanes, requests, structure = engine_input(given)
+    starts = range(0, len(given.costs), LANES_PER_CALL)
+    pieces = [slice(start, start + LANES_PER_CALL) for start in starts]
+    return [(*jax.tree.map(lambda x, piece=piece: x[piece], (lanes, requests)), structure) for piece in pieces]
+
+
+def run_job(job: Any) -> LaneResult:
+    """One call of the engine, waited for."""
+    return jax.block_until_ready(run_lanes(*job))
+
+
+def engine_input(given: Work) -> tuple[Lane, Requests, Structure]:
+    """(Lane, Requests, Structure) with a leading lane axis, as ``evaluator.simulation`` makes them."""
+    count, requests = given.arrival_s.shape
+
+    def full(value: Any, kind: Any = np.float64) -> np.ndarray:
+        return np.full(count, value, kind)
+
+    def slots(values: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(np.append(values, 0).astype(np.int32), (count, requests + 1))
+
+    cost = jax.tree.map(lambda x: np.ascontiguousarray(np.moveaxis(x, -1, 0)), stack(given.costs))
+    lanes = Lane(
+        cost,
+        Policy(*(full(decision, bool) for decision in POLICIES[given.policy])),
+        prompts_resident=full(False, bool),
+        max_num_seqs=full(MAX_NUM_SEQS),
+        max_num_batched_tokens=full(given.max_num_batched_tokens),
+        kv_units=full(KV_TOKENS // given.kv.block_tokens),
+        window=full(given.kv.window or 0),
+        users=full(1 << 30, np.int32),
+        requests=full(requests, np.int32),
+        measured_from=full(requests // 10, np.int32),
+    )
+    arrival = np.pad(given.arrival_s, ((0, 0), (0, 1)), constant_values=np.inf)
+    prompt, output, units = map(slots, (given.prompt_tokens, given.output_tokens, given.kv_units))
+    return lanes, Requests(arrival, prompt, prompt, output, units), Structure(2048, given.kv.window is not None)
+
+
+def _against_reference(given: Work, main: Best) -> Iterator[Row]:
+    ends: list[np.ndarray] = []
+
+    def run() -> None:
+        ends[:] = [_reference(given, lane) for lane in REFERENCE_LANES]
+
+    took = best_of(run, repeats=1)
+    served = len(REFERENCE_LANES) * REQUESTS
+    ratio = took.cpu_s / served / (main.cpu_s / (LANES * REQUESTS))
+    note = f"{len(REFERENCE_LANES)} lanes; the engine is {ratio:,.0f} x as fast per core"
+    yield Row("evaluator.reference (a plain loop)", served / took.wall_s, "requests/s", note)
+    fast = np.concatenate([np.asarray(run_job(job).last_token_s) for job in _jobs(given)])[list(REFERENCE_LANES)]
+    yield Row("largest relative difference of completion times", float(np.max(np.abs(fast / np.array(ends) - 1))), "")
+
+
+def _reference(given: Work, lane: int) -> np.ndarray:
+    columns = (given.prompt_tokens, given.prompt_tokens, given.output_tokens, given.kv_units)
+    rows = zip(given.arrival_s[lane].tolist(), *(column.tolist() for column in columns), strict=True)
+    requests = [Request(index, *row) for index, row in enumerate(rows)]
+    limits = Limits(MAX_NUM_SEQS, given.max_num_batched_tokens, KV_TOKENS // given.kv.block_tokens)
+    served = simulate_replica(given.costs[lane], given.policy, limits, requests, window=given.kv.window)
+    return np.array([request.token_s[-1] for request in served.requests])
+
+
+def _against_prototype(main: Best, threads: int) -> Iterator[Row]:
+    """The first engine, kept outside the repository: fewer cost terms, one policy, fewer results. Optional."""
+    default = ROOT.parent / "shared" / "prototype" / "iteration_engine.py"
+    path = Path(os.environ.get("EVALUATOR_PROTOTYPE", default))
+    if path.is_file():
+        found = probe("prototype_probe", str(path), str(threads), environment={"XLA_FLAGS": ""})
+        yield _row("prototype (five cost terms)", Best(**found), main)

@@ -1,0 +1,58 @@
+"""A whole sweep from scenario to file: requests per second end to end, and memory, as the grid grows."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.benchmarks.registry import Row, benchmark
+from tests.benchmarks.timing import probe
+
+REQUESTS = 1000
+SIZES = {100: (5, 1), 1_000: (10, 5), 10_000: (50, 10), 100_000: (250, 20)}
+"""Configurations -> (rates, values of max_num_seqs), times five devices and four tensor-parallel degrees."""
+QUICK = 10_000
+
+
+def scenario(configs: int) -> dict:
+    """Every configuration fits, so that all of them are simulated."""
+    rates, limits = SIZES[configs]
+    return {
+        "name": f"benchmark-{configs}",
+        "workload": {
+            "arrivals": {"process": "poisson", "rate_rps": 1},
+            "lengths": {"source": "azure-conv-2023"},
+            "requests": REQUESTS,
+            "warmup_requests": REQUESTS // 10,
+            "seeds": [0],
+        },
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm"},
+        "sweep": {
+            "deployment.hardware": ["a100-sxm", "h100-sxm", "h200-sxm", "b200-sxm", "mi300x"],
+            "deployment.tensor_parallel": [1, 2, 4, 8],
+            "deployment.batching.max_num_seqs": [256 // limits * (step + 1) for step in range(limits)],
+            "workload.arrivals.rate_rps": {"linspace": [0.5, 20, rates]},
+        },
+    }
+
+
+@benchmark("sweep")
+def sweep(quick: bool) -> Iterator[Row]:
+    """Wall time and peak memory of sweeps over 100 to 100,000 configurations."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = {"EVALUATOR_CACHE": str(Path(folder) / "cache")}
+        probe("sweep_probe", str(min(SIZES)), folder, environment=kept)  # compiles
+        for configs in (size for size in SIZES if size <= QUICK or not quick):
+            repeats = 3 if configs <= QUICK else 1
+            runs = [probe("sweep_probe", str(configs), folder, environment=kept) for _ in range(repeats)]
+            yield from _rows(configs, {name: min(run[name] for run in runs) for name in runs[0]})
+
+
+def _rows(configs: int, found: dict[str, float]) -> Iterator[Row]:
+    label = f"{configs:,} configurations"
+    requests = configs * REQUESTS / 1e6
+    yield Row(f"{label}: wall time", found["wall_s"], "s", f"of it {found['import_s']:.2g} s to load JAX")
+    per_core = f"{requests / found['cpu_s']:.3g} M per core-second"
+    yield Row(f"{label}: end to end", requests / found["wall_s"], "M requests/s", per_core)
+    yield Row(f"{label}: peak memory", found["peak_bytes"] / 1e9, "GB")

@@ -1,0 +1,36 @@
+"""One sweep in a process of its own, which prints its time and memory: CONFIGURATIONS FOLDER."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from evaluator import sweep
+from evaluator.device import configure
+from tests.benchmarks.sweep import scenario
+from tests.benchmarks.timing import peak_memory
+
+
+def main() -> None:
+    configs, folder = int(sys.argv[1]), Path(sys.argv[2])
+    asked = scenario(configs)
+    start, cpu = time.perf_counter(), time.process_time()
+    configure()
+    loaded = time.perf_counter()
+    result = sweep(asked, out=folder / "sweep.nc")
+    measured = {
+        "wall_s": time.perf_counter() - start,
+        "cpu_s": time.process_time() - cpu,
+        "import_s": loaded - start,
+        "peak_bytes": peak_memory(),
+    }
+    ran = int((result["status"] == "ok").sum())
+    if ran != configs:
+        raise SystemExit(f"{configs - ran} of {configs} configurations did not run")
+    print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main()

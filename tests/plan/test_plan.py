@@ -1,0 +1,208 @@
+"""Which configurations can run, what is said of the others, and which share a program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evaluator.catalog import load_model
+from evaluator.metrics import OK
+from evaluator.plan import plan
+from evaluator.plan.design import CHUNKED_TOKENS, token_budget
+from evaluator.plan.traffics import Traffics, assign_replicas
+from evaluator.scenario import load_scenario
+from evaluator.scenario.scenario import Batching, Deployment, Scenario
+
+
+def scenario(**changes: Any) -> Scenario:
+    """A small scenario that can run, with changes of the form section__key=value."""
+    tree = {
+        "workload": {
+            "arrivals": {"process": "poisson", "rate_rps": 4},
+            "lengths": {"source": "fixed", "prompt_tokens": 100, "output_tokens": 10},
+            "requests": 20,
+        },
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm"},
+        "sweep": changes.pop("sweep", None),
+    }
+    return load_scenario(tree, tuple(f"{path.replace('__', '.')}={value}" for path, value in changes.items()))
+
+
+def status(**changes: Any) -> str:
+    (member,) = plan(scenario(**changes)).members
+    return member.status
+
+
+def fixed(prompt: int, output: int = 10) -> str:
+    return f"{{source: fixed, prompt_tokens: {prompt}, output_tokens: {output}}}"
+
+
+def test_what_can_run_is_ok():
+    assert status() == OK
+
+
+CLOSED = "{{process: closed_loop, users: {}}}"
+STATUSES = {
+    "heads": (
+        {"deployment__tensor_parallel": 3},
+        "infeasible: tensor_parallel 3 does not divide the 32 attention heads of llama-3.1-8b",
+    ),
+    "memory": (
+        {"deployment__model": "llama-3.1-70b"},
+        "infeasible: does not fit: 141.1 GB of weights per device exceed the 77.3 GB usable of 86 GB on h100-sxm; "
+        "remedy: tensor_parallel >= ",
+    ),
+    "positions": (
+        {"deployment__model": "llama-2-7b", "workload__lengths": fixed(4090)},
+        "infeasible: a request of 4,100 tokens exceeds the 4,096 positions of llama-2-7b; "
+        "use shorter prompts or a model with a longer context",
+    ),
+    "KV": (
+        {"deployment__hardware": "rtx-4090", "workload__lengths": fixed(60_000)},
+        "infeasible: a request of 60,009 tokens exceeds the KV cache of ",
+    ),
+    "whole prompt": (
+        {"deployment__batching": "{policy: continuous, max_num_batched_tokens: 64}"},
+        "infeasible: a prompt of 100 tokens exceeds max_num_batched_tokens 64, and continuous batching computes whole "
+        "prompts; raise it or use policy chunked",
+    ),
+    "sequences": (
+        {"deployment__batching": "{policy: chunked, max_num_seqs: 65, max_num_batched_tokens: 64}"},
+        "infeasible: max_num_seqs 65 exceeds max_num_batched_tokens 64; lower the one or raise the other",
+    ),
+    "pipeline": (
+        {"deployment__pipeline_parallel": 2},
+        "unsupported: pipeline_parallel 2 in the iteration engine; use 1, or `evaluator estimate`",
+    ),
+    "users at random": (
+        {"workload__arrivals": CLOSED.format(4), "deployment__replicas": 2, "deployment__router": "random"},
+        "unsupported: a closed loop over replicas with router random; use router round_robin",
+    ),
+    "few users": (
+        {"workload__arrivals": CLOSED.format(3), "deployment__replicas": 4},
+        "infeasible: 3 users on 4 replicas; use at least one user for each",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), STATUSES.values(), ids=list(STATUSES))
+def test_what_cannot_run_says_why_and_what_to_do(changes, message):
+    assert status(**changes).startswith(message)
+
+
+def test_the_remedy_of_a_model_that_does_not_fit_helps():
+    told = status(deployment__model="llama-3.1-70b")
+    wider = int(told.partition("tensor_parallel >= ")[2].split()[0])
+    assert status(deployment__model="llama-3.1-70b", deployment__tensor_parallel=wider) == OK
+
+
+def test_the_limits_are_exact():
+    """What fills a limit to the last token is served, one token more is not."""
+    positions = load_model("llama-2-7b").max_positions
+    for prompt, able in ((positions - 10, True), (positions - 9, False)):
+        found = status(deployment__model="llama-2-7b", workload__lengths=fixed(prompt))
+        assert (found == OK) == able
+    whole = "{policy: mixed, max_num_seqs: 8, max_num_batched_tokens: 100}"
+    assert status(deployment__batching=whole) == OK
+    assert "whole prompts" in status(deployment__batching=whole, workload__lengths=fixed(101))
+    small = {"deployment__hardware": "rtx-4090", "deployment__kv__block_tokens": 1}
+    (member,) = plan(scenario(**small)).members
+    room = int(member.design.ready.kv.capacity_tokens)
+    assert status(**small, workload__lengths=fixed(room - 9)) == OK  # the last of 10 tokens is never computed
+    assert "exceeds the KV cache" in status(**small, workload__lengths=fixed(room - 8))
+
+
+def test_cached_tokens_need_no_budget_but_kv():
+    whole = {"deployment__batching": "{policy: continuous, max_num_batched_tokens: 64}"}
+    assert status(**whole, workload__cached_tokens=36) == OK
+    assert "a prompt of 65 tokens" in status(**whole, workload__cached_tokens=35)
+
+
+def test_roles_have_limits_of_their_own():
+    """A decode-only replica computes no prompts; a prefill-only one needs no room for outputs."""
+    whole = {"deployment__batching": "{policy: continuous, max_num_batched_tokens: 64}"}
+    assert status(**whole, deployment__role="decode") == OK
+    long = {"deployment__model": "llama-2-7b", "workload__lengths": fixed(4000, 200)}
+    assert "positions" in status(**long)
+    assert status(**long, deployment__role="prefill") == OK
+
+
+@pytest.mark.parametrize(
+    ("batching", "longest", "budget"),
+    [
+        (Batching("chunked"), 9000, CHUNKED_TOKENS),
+        (Batching("chunked", max_num_seqs=4096), 9000, 4096),
+        (Batching("continuous"), 9000, 9000),
+        (Batching("continuous"), 10, CHUNKED_TOKENS),
+        (Batching("static", max_num_seqs=100), 9000, 9000),
+        (Batching("mixed", max_num_seqs=100), 9000, 9100),
+        (Batching("chunked", max_num_batched_tokens=77), 9000, 77),
+        (Batching("mixed", max_num_batched_tokens=77), 9000, 77),
+    ],
+)
+def test_default_token_budget(batching, longest, budget):
+    assert token_budget(batching, longest) == budget
+
+
+# --- groups
+
+
+def test_one_group_for_each_structure():
+    """Layer kinds and shapes make groups; hardware, splits, policies and rates are numbers."""
+    axes = {
+        "deployment.model": ["llama-3.1-8b", "qwen3-8b", "qwen3-30b-a3b", "gpt-oss-20b"],  # dense, dense, MoE, window
+        "deployment.hardware": ["h100-sxm", "h200-sxm"],
+        "deployment.batching.policy": ["continuous", "chunked"],
+        "workload.arrivals.rate_rps": [1, 2, 4],
+    }
+    whole = plan(scenario(sweep=axes))
+    assert len(whole.members) == 48
+    assert [(group.windowed, group.rows.expert_rows > 0) for group in whole.groups] == [
+        (False, False), (False, True), (True, True),
+    ]  # fmt: skip
+    assert sorted(member.config for group in whole.groups for member in group.members) == list(range(48))
+    lengths = {**axes, "workload.requests": [20, 30]}
+    assert len(plan(scenario(sweep=lengths)).groups) == 6
+
+
+def test_shapes_hold_every_member_of_a_group():
+    axes = {"deployment.replicas": [1, 3], "workload.lengths.output_tokens": [10, 700]}
+    (group,) = plan(scenario(sweep=axes)).groups
+    assert group.lane_requests == 20
+    assert group.ring == 1024
+    (group,) = plan(scenario(deployment__replicas=3)).groups
+    assert group.lane_requests == 7
+
+
+def test_a_part_of_the_grid_keeps_its_numbers():
+    whole = plan(scenario(sweep={"workload.arrivals.rate_rps": [1, 2, 4]}), np.array([2]))
+    assert [member.config for member in whole.members] == [2]
+
+
+# --- traffic and routing
+
+
+def test_replicas_share_requests():
+    one, four = Deployment("m", "h"), Deployment("m", "h", replicas=4)
+    assert not assign_replicas(one, 0, 10).any()
+    assert assign_replicas(four, 0, 6).tolist() == [0, 1, 2, 3, 0, 1]
+    random = Deployment("m", "h", replicas=4, router="random")
+    chosen = assign_replicas(random, 0, 40_000)
+    np.testing.assert_allclose(np.bincount(chosen) / 10_000, 1, atol=0.05)
+    assert abs(np.corrcoef(chosen[1:], chosen[:-1])[0, 1]) < 0.02
+    np.testing.assert_array_equal(chosen[:500], assign_replicas(random, 0, 500))
+    assert (chosen != assign_replicas(random, 1, 40_000)).mean() == pytest.approx(0.75, abs=0.02)
+
+
+def test_loads_of_the_roles():
+    workload = scenario(workload__cached_tokens=30).workload
+    traffics = Traffics()
+    mixed, prefill, decode = (traffics.load(workload, 0, role) for role in ("mixed", "prefill", "decode"))
+    assert traffics.load(workload, 0, "mixed").demand is mixed.demand
+    assert (mixed.demand.compute_tokens == 70).all() and (mixed.demand.kv_tokens == 109).all()
+    assert (prefill.demand.tokens.output_tokens == 1).all() and (prefill.demand.kv_tokens == 100).all()
+    assert not decode.demand.compute_tokens.any() and (decode.demand.kv_tokens == 110).all()
+    for load in (prefill, decode):
+        np.testing.assert_array_equal(load.arrival_s, mixed.arrival_s)
