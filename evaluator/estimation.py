@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluator.catalog import Calibration
+from evaluator.catalog import Calibration, load_calibration, load_hardware, load_model
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
 from evaluator.cost.batch import decode_batch, prefill_batch
@@ -88,10 +88,10 @@ class _Design:
 
 
 def estimate(
-    model: Model,
-    hardware: Hardware,
+    model: Model | str,
+    hardware: Hardware | str,
     *,
-    calibration: Calibration,
+    calibration: Calibration | str = "datasheet",
     prompt_tokens: int,
     output_tokens: int,
     tensor_parallel: int = 1,
@@ -107,9 +107,13 @@ def estimate(
 ) -> Estimate:
     """Estimate one replica. InputError where the split is impossible or a number is out of range.
 
+    Model, hardware and calibration are names of the catalog, or what its readers return.
     ``batch`` sequences are in one batch; a pipeline has one batch in flight per stage, each taking the latency through
     all stages, so throughput counts all of them.
     """
+    model = load_model(model) if isinstance(model, str) else model
+    hardware = load_hardware(hardware) if isinstance(hardware, str) else hardware
+    calibration = load_calibration(calibration, hardware.name) if isinstance(calibration, str) else calibration
     precision = precision or Precision()
     parallel = Parallel(tensor_parallel, pipeline_parallel, expert_parallel)
     _check(model, hardware, parallel, prompt_tokens, output_tokens, batch, rate_rps)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.cost import Parallel, fold, iteration_time, operators
 from evaluator.cost.batch import decode_batch, prefill_batch
 from evaluator.errors import InputError
@@ -122,3 +123,14 @@ def test_faster_hardware_is_faster():
 def test_needs_no_jax():
     code = "import sys, evaluator.estimation; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_names_of_the_catalog_will_do():
+    by_name = estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=100, output_tokens=10)
+    assert by_name == estimate(
+        load_model("llama-3.1-8b"),
+        load_hardware("h100-sxm"),
+        calibration=load_calibration("datasheet", "h100-sxm"),
+        prompt_tokens=100,
+        output_tokens=10,
+    )
