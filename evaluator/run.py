@@ -28,7 +28,7 @@ from evaluator.errors import InputError
 from evaluator.metrics import OK, bounds_of, measure, quantile_levels
 from evaluator.plan import Group, Plan, plan
 from evaluator.plan.plan import Member
-from evaluator.scenario import Scenario, load_scenario
+from evaluator.scenario import Scenario, expand, load_scenario
 from evaluator.selection import select as select_configuration
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def sweep(
             write_chunk(folder, index, values, fingerprint)
         if progress is not None:
             progress.advance(len(values["config"]))
-    dataset = to_dataset(combine(done.values()), levels, scenario.sweep, _attributes(scenario))
+    dataset = to_dataset(combine(done.values()), levels, whole.grid.axes, _attributes(scenario))
     if target is not None:
         write(dataset, target)
         shutil.rmtree(folder, ignore_errors=True)  # type: ignore[arg-type]
@@ -113,16 +113,16 @@ def simulate(
 
     scenario = _loaded(scenario)
     configure()
-    steps = select_configuration(scenario.sweep, select or {})
-    shape = tuple(len(axis.values) for axis in scenario.sweep)
-    config = int(np.ravel_multi_index(steps, shape)) if shape else 0
+    grid = expand(scenario)
+    steps = select_configuration(grid.axes, select or {})
+    config = int(np.ravel_multi_index(steps, grid.shape)) if grid.shape else 0
     whole = plan(scenario, np.array([config]))
     if whole.members[0].status != OK:
         raise InputError(f"{scenario.path or scenario.name}: {whole.members[0].status}")
     outcomes = simulate_chunk(whole, whole.groups[0], whole.members)
     levels = _levels(whole)
     values = measure(outcomes, levels) | _known(whole.members, outcomes.devices)
-    summary = to_dataset(values, levels, scenario.sweep, _attributes(scenario))
+    summary = to_dataset(values, levels, whole.grid.axes, _attributes(scenario))
     table = requests_table(outcomes, [config], whole.seeds)
     if progress is not None:
         progress.advance(len(table))

@@ -11,13 +11,15 @@ class Link:
     """One level of the interconnect, from nearest to farthest.
 
     ``bandwidth`` is byte/s per device in one direction, ``latency_s`` of one message,
-    ``devices`` how many devices this level joins (None: any number).
+    ``devices`` how many devices this level joins (None: any number). A ``mesh`` joins every pair by a wire of its own:
+    of a device's bandwidth, a group of n among ``devices`` can use (n - 1) / (devices - 1). A switch gives all to any.
     """
 
     name: str
     bandwidth: float
     latency_s: float
     devices: int | None
+    mesh: bool = False
 
 
 @dataclass(frozen=True)

@@ -74,11 +74,21 @@ def _links(given: Fields) -> tuple[Link, ...]:
                 bandwidth=inner.quantity("bandwidth", "byte/s"),
                 latency_s=inner.quantity("latency_s", "s", zero=True),
                 devices=inner.integer("devices", None, minimum=2),
+                mesh=_is_mesh(inner),
             )
         )
         inner.finish()
     _check_links(links, given.place("links"))
     return tuple(links)
+
+
+def _is_mesh(link: Fields) -> bool:
+    topology = link.text("topology", "switch")
+    if topology not in ("switch", "mesh"):
+        raise InputError(f"{link.place('topology')}: {topology!r} is not one of switch, mesh")
+    if topology == "mesh" and link.raw("devices", None) is None:
+        raise InputError(f"{link.place('topology')}: a mesh joins a number of devices; say how many in devices")
+    return topology == "mesh"
 
 
 def _check_links(links: list[Link], where: str) -> None:

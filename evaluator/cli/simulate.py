@@ -33,13 +33,14 @@ def simulate(
     quiet: QuietOption = False,
 ) -> None:
     """Run one configuration of a scenario and report its requests."""
+    from evaluator.scenario import expand
     from evaluator.selection import parse_selection
     from evaluator.selection import select as select_one
 
     check_output(requests, "--requests", REQUESTS_SUFFIXES)
     loaded = read_scenario(scenario, changes)
     wanted = parse_selection(select or ())
-    select_one(loaded.sweep, wanted)  # before JAX is loaded: a choice that is none should be told at once
+    select_one(expand(loaded).axes, wanted)  # before JAX is loaded: a choice that is none should be told at once
 
     from evaluator.progress import Progress
     from evaluator.run import simulate as run_simulate

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.catalog.hardware import Hardware
-from evaluator.cost.fold import coefficients, fold_rates, reach, unit_times
+from evaluator.cost.fold import coefficients, fold_rates, mesh, reach, unit_times
 from evaluator.cost.iteration import BatchStatistics, experts_touched, iteration_time
 from evaluator.cost.kernel import Operator
 from evaluator.cost.lanes import stack
@@ -63,13 +63,14 @@ def breakdown(
     Each time is ``iteration_time`` of the operator alone, so the times add up to that of the whole.
     """
     rate = rates(hardware, calibration)
-    single = [fold_rates(coefficients((each,), reach(hardware)), rate, overheads=False) for each in operators]
+    links = reach(hardware), mesh(hardware)
+    single = [fold_rates(coefficients((each,), *links), rate, overheads=False) for each in operators]
     times = np.broadcast_to(iteration_time(stack(single), batch), (len(operators),))
     sequences = batch.decodes + batch.prefill_sequences
     host = {"host.step": rate.step_overhead_s, "host.sequences": rate.sequence_overhead_s * sequences}
     total = times.sum() + sum(host.values())
 
-    known = coefficients(operators, reach(hardware))
+    known = coefficients(operators, *links)
     statistics = group_statistics(batch, known.log_expert_missed)
     x, y, z = np.array([statistics[each.group] for each in operators], dtype=float).T
     unit = unit_times(known, rate)

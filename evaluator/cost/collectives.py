@@ -62,16 +62,21 @@ def level_sizes(ranks: range, reach: tuple[int | None, ...]) -> tuple[int, ...]:
 
 
 @cache
-def collective_terms(collective: str, ranks: range, reach: tuple[int | None, ...]) -> Terms:
+def collective_terms(
+    collective: str, ranks: range, reach: tuple[int | None, ...], mesh: tuple[bool, ...] = ()
+) -> Terms:
     """Terms of ``all_reduce``, ``all_gather``, ``all_to_all`` or ``p2p`` among ``ranks``.
 
     Hierarchical. An all-reduce scatters inside a node, reduces each slice across nodes and gathers inside, so a level
     works on the 1 / (devices inside it) that is left; it is direct among the devices of the nearest level and halves
     and doubles across farther ones. An all-gather fetches across nodes first, slice by slice. An all-to-all sends
     every peer its own part; its message is all that a device sends.
+
+    ``mesh`` marks levels (default: none) whose devices are joined pairwise: among n of the r devices that such a level
+    joins, r - n of each device's wires lead to nobody, so the volume counts (r - 1) / (n - 1) times.
     """
     if collective == "p2p":
-        return _pair(ranks, reach)
+        return _pair(ranks, reach, mesh)
     steps, share = [], []
     inside = 1
     for level, size in enumerate(level_sizes(ranks, reach)):
@@ -84,16 +89,25 @@ def collective_terms(collective: str, ranks: range, reach: tuple[int | None, ...
         else:
             count, volume = 1.0 * (size > 1), (size - 1) * inside / len(ranks)
         steps.append(count)
-        share.append(volume)
+        share.append(volume * _detour(size, reach[level], _marked(mesh, level)))
         inside *= size
     return Terms(tuple(steps), tuple(share))
 
 
-def _pair(ranks: range, reach: tuple[int | None, ...]) -> Terms:
+def _marked(mesh: tuple[bool, ...], level: int) -> bool:
+    return level < len(mesh) and mesh[level]
+
+
+def _detour(size: int, joined: int | None, mesh: bool) -> float:
+    return (joined - 1) / (size - 1) if mesh and joined is not None and 1 < size <= joined else 1.0
+
+
+def _pair(ranks: range, reach: tuple[int | None, ...], mesh: tuple[bool, ...]) -> Terms:
     """One message between two ranks over the nearest level that joins both."""
     first, second = ranks[0], ranks[-1]
     level = next(
         (at for at, joined in enumerate(reach) if joined is None or first // joined == second // joined), len(reach) - 1
     )
     chosen = tuple(float(at == level) for at in range(len(reach)))
-    return Terms(chosen, chosen)
+    share = tuple(one * _detour(2, reach[at], _marked(mesh, at)) for at, one in enumerate(chosen))
+    return Terms(chosen, share)

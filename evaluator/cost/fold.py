@@ -41,12 +41,14 @@ class Coefficients(NamedTuple):
 
 
 @cache
-def coefficients(operators: tuple[Operator, ...], reach: tuple[int | None, ...]) -> Coefficients:
+def coefficients(
+    operators: tuple[Operator, ...], reach: tuple[int | None, ...], mesh: tuple[bool, ...] = ()
+) -> Coefficients:
     """Arrays of an operator set on links that join ``reach`` devices per level.
 
     One chance of missing an expert serves all layers; should they differ, the smallest: never too cheap.
     """
-    terms = [_terms(operator, reach) for operator in operators]
+    terms = [_terms(operator, reach, mesh) for operator in operators]
     groups = np.array([operator.group for operator in operators], dtype=object)
     return Coefficients(
         flops=np.array([operator.flops for operator in operators], dtype=float),
@@ -63,10 +65,12 @@ def coefficients(operators: tuple[Operator, ...], reach: tuple[int | None, ...])
     )
 
 
-def _terms(operator: Operator, reach: tuple[int | None, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _terms(
+    operator: Operator, reach: tuple[int | None, ...], mesh: tuple[bool, ...]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     if operator.collective is None or operator.ranks is None:
         return (0.0,) * len(reach), (0.0,) * len(reach)
-    return collective_terms(operator.collective, operator.ranks, reach)
+    return collective_terms(operator.collective, operator.ranks, reach, mesh)
 
 
 class Times(NamedTuple):
@@ -136,8 +140,13 @@ def reach(hardware: Hardware) -> tuple[int | None, ...]:
     return tuple(link.devices for link in hardware.links)
 
 
+def mesh(hardware: Hardware) -> tuple[bool, ...]:
+    """Which levels join their devices pairwise, nearest first."""
+    return tuple(link.mesh for link in hardware.links)
+
+
 def fold(
     operators: tuple[Operator, ...], hardware: Hardware, calibration: Calibration, overheads: bool = True
 ) -> CostParameters:
     """Parameters of the iteration cost of these operators on this hardware, in NumPy float64."""
-    return fold_rates(coefficients(operators, reach(hardware)), rates(hardware, calibration), overheads)
+    return fold_rates(coefficients(operators, reach(hardware), mesh(hardware)), rates(hardware, calibration), overheads)

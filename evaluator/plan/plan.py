@@ -37,7 +37,7 @@ class Group:
     members: list[Member]
     requests: int
     warmup_requests: int
-    lane_requests: int  # slots of a lane: the most requests that any replica gets
+    lane_requests: int  # slots of a lane: a power of two, at least the most requests that any replica gets
     ring: int
     windowed: bool
     rows: RowCounts
@@ -147,7 +147,7 @@ def _group(
     rows = RowCounts(-(-largest[0] // TOKEN_ROWS) * TOKEN_ROWS, *largest[1:])
     routed = {(d.replicas, d.router): d for d in (grid.points[member.config][1] for member in able)}.values()
     slots = max((_largest_share(deployment, seeds, requests) for deployment in routed), default=1)
-    return Group(members, requests, warmup, slots, ring, windowed, rows)
+    return Group(members, requests, warmup, 1 << max(slots - 1, 1).bit_length(), ring, windowed, rows)
 
 
 def _largest_share(deployment: Deployment, seeds: tuple[int, ...], requests: int) -> int:

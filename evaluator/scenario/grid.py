@@ -22,7 +22,10 @@ Point = tuple[Workload, Deployment, tuple[Objective, ...]]
 
 @dataclass(frozen=True)
 class Grid:
-    """``points`` in C order over ``axes`` (the last axis varies fastest); a scenario without a sweep is one point."""
+    """``points`` in C order over ``axes`` (the last axis varies fastest); a scenario without a sweep is one point.
+
+    Unlike in the scenario, every step of an axis names all that its axis changes, with the value it has there.
+    """
 
     axes: tuple[Axis, ...]
     shape: tuple[int, ...]
@@ -49,7 +52,39 @@ def expand(scenario: Scenario) -> Grid:
         _sections(read, base.deployment, "deployment", lambda values: Deployment(**values)),
         read.get(("slo",), scenario.slo),
     )
-    return Grid(scenario.sweep, shape, list(zip(*(_spread(part, shape) for part in parts), strict=True)))
+    points = list(zip(*(_spread(part, shape) for part in parts), strict=True))
+    return Grid(_completed(scenario.sweep, shape, points), shape, points)
+
+
+def _completed(axes: tuple[Axis, ...], shape: tuple[int, ...], points: list[Point]) -> tuple[Axis, ...]:
+    """The axes with every step naming all that its axis changes: what a step leaves out is as in its point."""
+    completed = []
+    for number, axis in enumerate(axes):
+        paths = dict.fromkeys(path for change in axis.changes for path in change)
+        if all(len(change) == len(paths) for change in axis.changes):
+            completed.append(axis)
+            continue
+        stride = prod(shape[number + 1 :])
+        changes = tuple(
+            {**{path: value for path in paths if (value := _lookup(points[step * stride], path)) is not None}, **change}
+            for step, change in enumerate(axis.changes)
+        )
+        completed.append(Axis(axis.name, axis.values, changes))
+    return tuple(completed)
+
+
+def _lookup(point: Point, path: str) -> Any:
+    """What a point has at a key path; None where it has nothing there."""
+    section, *keys = path.split(".")
+    if section == "slo":
+        metric, statistic = path.removeprefix("slo.").split(".", 1)
+        bounds = [one.bound_s for one in point[2] if (one.metric, one.statistic) == (metric, statistic)]
+        return bounds[0] if bounds else None
+    value: Any = point[0] if section == "workload" else point[1]
+    for key in keys:
+        inside = value.parameters if hasattr(value, "parameters") and not hasattr(value, key) else value
+        value = inside.get(key) if isinstance(inside, Mapping) else getattr(inside, key, None)
+    return value
 
 
 def _read(base: Base, field: FieldPath, axes: tuple[Axis, ...], numbers: list[int], place: Place) -> np.ndarray:

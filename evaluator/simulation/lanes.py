@@ -16,22 +16,26 @@ from evaluator.stations.engine import POLICIES, Lane, LaneResult, Policy, Reques
 
 LANES_PER_CALL = 32
 """Few enough to share two cores evenly, enough to hide the cost of a call."""
+REQUESTS_PER_CALL = 1 << 20
+"""Slots of all lanes of a call, some 100 bytes each: long traces go in calls of fewer lanes."""
 
 
 def run_slots(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -> Iterator[LaneResult]:
     """The results of all lanes in NumPy, from calls of one shape; the last is filled up with lanes without requests."""
     structure = Structure(group.ring, group.windowed)
     vectorise = jax.default_backend() != "cpu"
-    for start in range(0, len(slots), LANES_PER_CALL):
-        part = slots[start : start + LANES_PER_CALL]
-        inputs = jax.tree.map(_filled, (_lanes(plan, group, members, part), _requests(group, members, part)))
+    size = max(1, min(LANES_PER_CALL, REQUESTS_PER_CALL // group.lane_requests))
+    for start in range(0, len(slots), size):
+        part = slots[start : start + size]
+        given = _lanes(plan, group, members, part), _requests(group, members, part)
+        inputs = jax.tree.map(lambda values: _filled(values, size), given)
         found = jax.tree.map(np.asarray, run_lanes(*inputs, structure, vectorise))
         for lane in range(len(part)):
             yield LaneResult(*(field[lane] for field in found))
 
 
-def _filled(values: np.ndarray) -> np.ndarray:
-    missing = LANES_PER_CALL - len(values)
+def _filled(values: np.ndarray, size: int) -> np.ndarray:
+    missing = size - len(values)
     if missing == 0:
         return values
     return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])

@@ -84,3 +84,16 @@ def test_pipeline_crosses_nodes_only_where_it_must():
     assert across.iteration_s - none.iteration_s == pytest.approx(6e-6, rel=1e-9)
     four = fold(operators(LLAMA_70B, Precision(), Parallel(4, 1)), H100, PERFECT)
     assert inside.iteration_s - four.iteration_s == pytest.approx(2e-6, rel=1e-9)
+
+
+def test_a_mesh_gives_a_group_its_own_wires_only():
+    """Two of eight devices that are joined pairwise share one wire of seven; all eight use all of them."""
+    switch, mesh = (collective_terms("all_reduce", range(2), (8, None), mesh) for mesh in ((), (True, False)))
+    assert mesh.steps == switch.steps and mesh.share[0] == 7 * switch.share[0]
+    whole = [collective_terms("all_reduce", range(8), (8, None), mesh) for mesh in ((), (True, False))]
+    assert whole[0] == whole[1]
+    assert collective_terms("all_gather", range(4), (8,), (True,)).share[0] == pytest.approx(0.75 * 7 / 3)
+    assert collective_terms("p2p", range(0, 2), (8,), (True,)).share[0] == 7.0
+    assert collective_terms("all_reduce", range(16), (8, None), (True, False)).share == collective_terms(
+        "all_reduce", range(16), (8, None)
+    ).share
