@@ -353,7 +353,9 @@ def _trip(lane: Lane, requests: Requests, structure: Structure, state: State) ->
     left = out.count.astype(jnp.float64)
     touched = state.experts_touched
     if len(lane.cost.expert_rows.flop):
-        touched = touched + iterations * experts_touched(lane.cost.log_expert_missed, decodes + intake.tokens)
+        touched = touched + iterations * experts_touched(
+            lane.cost.log_expert_missed, decodes + intake.tokens, lane.cost.expert_skew
+        )
     return State(
         clock=clock,
         head=jnp.where(nothing, lane.requests, intake.head),
