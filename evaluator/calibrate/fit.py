@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ LOSS_SCALE = 0.1
 SHORT_S = 20e-6
 """Rows shorter than this weigh less, in proportion to their time."""
 
-WEAKEST = 2e-3
+WEAKEST = 1e-3
 """A direction whose unit step (a factor of e) moves the predictions by less, root mean square, is not identified."""
 
 
@@ -47,32 +47,82 @@ class Fit:
 
 
 def fit(start: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]) -> Fit:
-    """Fit all parameters to all targets together.
+    """Fit all parameters to all targets.
 
     Minimises sum rho((log predicted - log measured)^2) + sum ((z - z0) / sigma)^2 over the unbounded coordinates z, rho
-    soft L1 (scipy.optimize.least_squares). A parameter that the data do not identify, by the singular values of the
-    Jacobian, is held at its prior and the rest is fitted again.
+    soft L1 (scipy.optimize.least_squares). Parameters that share no target are fitted apart. A parameter that the
+    data do not identify, by the singular values of the Jacobian, is held at its prior and the rest is fitted again.
     """
     base = jax.tree.map(jnp.asarray, start)
+    found = np.array([each.inner(each.start) for each in parameters])
+    errors = np.full(len(parameters), np.nan)
+    singular: list[np.ndarray] = []
+    evaluations = 0
+    for which, block in _blocks(base, parameters, targets):
+        solved = _fit_block(base, [parameters[at] for at in which], block)
+        found[which], errors[which] = solved.inner, solved.errors
+        singular.append(solved.singular_values)
+        evaluations += solved.evaluations
+    new = np.asarray(values(parameters, found))
+    slopes = np.array([each.slope(value) for each, value in zip(parameters, new, strict=True)])
+    rate = jax.tree.map(np.asarray, put(base, parameters, new))
+    return Fit(tuple(parameters), new, errors * slopes, ~np.isnan(errors), rate, np.concatenate(singular), evaluations)
+
+
+class _Solved(NamedTuple):
+    inner: np.ndarray
+    errors: np.ndarray  # of the coordinates
+    singular_values: np.ndarray
+    evaluations: int
+
+
+def _fit_block(base: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]) -> _Solved:
     prior = np.array([each.inner(each.start) for each in parameters])
     residuals, jacobian = _residuals(base, parameters, targets)
+    before = np.asarray(jacobian(prior))
     free = np.ones(len(parameters), dtype=bool)
     found, evaluations = prior.copy(), 0
-    while True:
+    while free.any():
         solved = _solve(residuals, jacobian, prior, found, free)
         found[free], evaluations = solved.x, evaluations + solved.nfev
         sensitivity = np.asarray(jacobian(found))
-        weak = _weakest(sensitivity, free)
+        weak = _weakest(_stronger(before, sensitivity), free)
         if weak is None:
             break
         free[weak], found[weak] = False, prior[weak]
-    new = np.asarray(values(parameters, found))
-    errors = np.full(len(parameters), np.nan)
-    errors[free] = _standard_errors(np.asarray(residuals(found)), sensitivity[:, free])
-    slopes = np.array([each.slope(value) for each, value in zip(parameters, new, strict=True)])
-    rate = jax.tree.map(np.asarray, put(base, parameters, new))
-    singular = np.linalg.svd(sensitivity[:, free], compute_uv=False) / np.sqrt(len(sensitivity))
-    return Fit(tuple(parameters), new, errors * slopes, free, rate, singular, evaluations)
+    errors, singular = np.full(len(parameters), np.nan), np.array([])
+    if free.any():
+        errors[free] = _standard_errors(np.asarray(residuals(found)), sensitivity[:, free])
+        singular = np.linalg.svd(sensitivity[:, free], compute_uv=False) / np.sqrt(len(sensitivity))
+    return _Solved(found, errors, singular, evaluations)
+
+
+def _blocks(
+    base: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]
+) -> list[tuple[list[int], list[Target]]]:
+    """Connected components of the graph of parameters and the targets that they move; lonely parameters are left out."""
+    inner = np.array([each.inner(each.start) for each in parameters])
+    moves = []
+    for target in targets:
+        few = np.linspace(0, len(target.time_s) - 1, min(len(target.time_s), 200)).astype(int)
+        rate = lambda z, of=target: jnp.log(of.predict(put(base, parameters, values(parameters, z, jnp))))[few]
+        moves.append(np.abs(np.asarray(jax.jit(jax.jacfwd(rate))(inner))).max(axis=0) > 0)
+    blocks: list[tuple[set[int], list[Target]]] = []
+    for target, row in zip(targets, moves, strict=True):
+        mine, found = set(np.flatnonzero(row).tolist()), [target]
+        apart = []
+        for which, block in blocks:
+            if which & mine:
+                mine, found = mine | which, [*block, *found]
+            else:
+                apart.append((which, block))
+        blocks = [*apart, (mine, found)]
+    return [(sorted(which), block) for which, block in blocks if which]
+
+
+def _stronger(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Column by column the larger: a parameter at a bound moves nothing there, but was driven there by the data."""
+    return np.where(np.linalg.norm(one, axis=0) > np.linalg.norm(other, axis=0), one, other)
 
 
 def _residuals(base: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]) -> tuple[Any, Any]:
@@ -104,7 +154,8 @@ def _solve(residuals: Any, jacobian: Any, prior: np.ndarray, start: np.ndarray, 
         lambda part: np.vstack([np.asarray(jacobian(whole(part)))[:, free], scale * np.eye(int(free.sum()))]),
         loss="soft_l1",
         f_scale=LOSS_SCALE,
-        max_nfev=60,
+        x_scale="jac",
+        max_nfev=100,
     )
 
 

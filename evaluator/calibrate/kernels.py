@@ -41,7 +41,7 @@ def known(op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, level
     classes, dtypes = np.broadcast_to(op_class, count), np.broadcast_to(dtype, count)
     kinds = [OP_CLASSES.index(efficiency_class(kind, of)) for kind, of in zip(classes, dtypes, strict=True)]
     found: dict[str, Any] = {name: zeros for name in Coefficients._fields}
-    found |= {"launches": ones, "layers": ones, "log_expert_missed": 0.0, "groups": {}}
+    found |= {"launches": ones, "layers": ones, "edges": ones, "log_expert_missed": 0.0, "groups": {}}
     found |= {"steps": np.zeros((count, levels)), "share": np.zeros((count, levels))}
     found["size"] = np.zeros((count, len(GROUP_SIZES)))
     found["op_class"] = np.array(kinds, dtype=int)
@@ -124,11 +124,12 @@ def prefill_pieces(rows: pd.DataFrame, levels: int) -> Predict:
     batch, new, past, heads, kv_heads, dim, window = (rows[name].to_numpy() for name in names)
     width = rows["kv_dtype"].map(BYTES).to_numpy()
     window = np.where(window > 0, window, 1e12)
+    edges = np.where(new + past > window, 2.0, 1.0)
     area = attention_area(new + past, past, window)
     tokens, context = batch * new, batch * np.minimum(new + past, new + window - 1)
     operators = known(
         "attention_prefill", "bf16", len(rows), levels, flops=4 * heads * dim,
-        activation_bytes=2 * kv_heads * dim * width, heads=heads, kv_heads=kv_heads, launches=np.zeros(len(rows)),
+        activation_bytes=2 * kv_heads * dim * width, heads=heads, kv_heads=kv_heads, launches=np.zeros(len(rows)), edges=edges,
     )  # fmt: skip
     # Queries and output, new keys and values; these are also written to the cache.
     moved = tokens * dim * (STREAM * 2 * (heads + kv_heads) + 2 * kv_heads * width)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ class Parameter:
     high: float  # logit of value / high where finite, log where infinite
     start: float  # where the fit starts, and the centre of the prior
     unit: str
+    tied: str | None = None  # another leaf that takes the same value
 
     def inner(self, value: float) -> float:
         """The unbounded coordinate of a value."""
@@ -40,10 +41,13 @@ _UNITS = {"launch_s": "s", "ramp_s": "s", "half_bytes": "byte", "prologue": "ele
           "kv_head_sequence_s": "s", "step_overhead_s": "s", "sequence_overhead_s": "s"}  # fmt: skip
 _STARTS = {
     "prologue": 100.0, "wave_share": 0.2, "score_flops": 128.0, "fill": 1.5e4,
-    "diagonal": 100.0, "head_token_s": 5e-11, "head_sequence_s": 2e-8, "kv_head_sequence_s": 2e-8,
+    "diagonal": 100.0, "head_token_s": 5e-11, "head_sequence_s": 1e-9, "kv_head_sequence_s": 1e-8,
     "ramp_s": 1e-5, "half_bytes": 1e6, "expert_skew": 0.7, "knee": 0.1,
 }  # fmt: skip
 """Where to start, and to stay without data, for figures that the datasheet set has not."""
+
+_CLASS_STARTS = {"attention_prefill": {"knee": 0.9, "bandwidth_efficiency": 0.3}}
+"""Where both sides of a roofline add up, a start at its maximum would never find out."""
 
 FITTED: dict[str, tuple[str, ...]] = {
     "gemm": ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "knee", "launch_s", "prologue",
@@ -69,8 +73,11 @@ def class_parameters(op_class: str, rate: Rates, without: Sequence[str] = ()) ->
     for figure in FITTED[op_class]:
         if figure in without:
             continue
-        now = float(getattr(rate, figure)[index])
-        found.append(_parameter(f"{op_class}.{figure}", figure, figure, index, now))
+        now = _CLASS_STARTS.get(op_class, {}).get(figure, float(getattr(rate, figure)[index]))
+        parameter = _parameter(f"{op_class}.{figure}", figure, figure, index, now)
+        if figure == "bandwidth_efficiency" and "activation_efficiency" not in FITTED[op_class]:
+            parameter = replace(parameter, tied="activation_efficiency")
+        found.append(parameter)
     return found
 
 
@@ -108,8 +115,9 @@ def put(rate: Rates, parameters: Sequence[Parameter], new: Any) -> Rates:
     """``rate`` (of JAX arrays) with the parameters' values in it."""
     leaves: dict[str, Any] = {}
     for at, parameter in enumerate(parameters):
-        leaf = leaves.get(parameter.leaf, getattr(rate, parameter.leaf))
-        leaves[parameter.leaf] = new[at] if parameter.index is None else leaf.at[parameter.index].set(new[at])
+        for name in filter(None, (parameter.leaf, parameter.tied)):
+            leaf = leaves.get(name, getattr(rate, name))
+            leaves[name] = new[at] if parameter.index is None else leaf.at[parameter.index].set(new[at])
     return rate._replace(**leaves)
 
 

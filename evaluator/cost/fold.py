@@ -36,6 +36,7 @@ class Coefficients(NamedTuple):
     dtype: np.ndarray  # (operator,) index into COMPUTE_DTYPES
     steps: np.ndarray  # (operator, level) messages in a row
     share: np.ndarray  # (operator, level) bytes per byte of message
+    edges: np.ndarray  # (operator,) edges of the attention mask: the diagonal, and where the window ends
     size: np.ndarray  # (operator, size) weights of GROUP_SIZES in an all-reduce's figures; 0 for anything else
     inputs: np.ndarray  # (operator,) shape of one kernel, see ``Operator``
     outputs: np.ndarray
@@ -64,6 +65,7 @@ def coefficients(operators: tuple[Operator, ...], reach: tuple[int | None, ...])
         dtype=np.array([COMPUTE_DTYPES.index(operator.dtype) for operator in operators], dtype=int),
         steps=np.array([steps for steps, _ in terms], dtype=float).reshape(len(terms), len(reach)),
         share=np.array([share for _, share in terms], dtype=float).reshape(len(terms), len(reach)),
+        edges=np.where(groups == "prefill_window", 2.0, 1.0),
         size=np.array([_size_weights(operator, reach) for operator in operators]).reshape(-1, len(GROUP_SIZES)),
         **{
             name: np.array([getattr(operator, name) for operator in operators], dtype=float)
@@ -120,7 +122,7 @@ def unit_times(known: Coefficients, rate: Rates) -> Times:
     A tile of a product costs a ``prologue`` on top of its inner dimension (filling and draining the pipeline); a share
     of the tiles is counted in whole waves. A score of attention costs ``score_flops`` on top of its products (the
     exponential; arXiv:2407.08608, section 3.2) and every prompt token some attended tokens more (``diagonal``: half the
-    tile on the diagonal is computed in vain). Figures of an all-reduce depend on how many devices take part.
+    tile on an edge of the mask is computed in vain). Figures of an all-reduce depend on how many devices take part.
     """
     kind = known.op_class
     flop_rate = rate.flops_efficiency[kind] * rate.peak_flops[known.dtype]
@@ -143,7 +145,7 @@ def unit_times(known: Coefficients, rate: Rates) -> Times:
         waves=np.ceil(known.outputs / OUTPUT_TILE) / tiles,
         wave_s=share * tile_flops * (known.inputs + rate.prologue[kind]) * tiles / flop_rate,
         fill=rate.fill[kind] / np.maximum(known.heads, 1.0),
-        prompt_token_s=rate.diagonal[kind] * flop_s + rate.head_token_s[kind] * heads,
+        prompt_token_s=rate.diagonal[kind] * known.edges * flop_s + rate.head_token_s[kind] * heads,
         prompt_s=rate.head_sequence_s[kind] * heads + rate.kv_head_sequence_s[kind] * kv_heads,
         ramp_s=known.launches * (known.size @ rate.reduce_ramp_s),
     )
