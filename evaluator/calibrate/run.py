@@ -22,7 +22,7 @@ from evaluator.calibrate.parameters import (
     reduce_parameters,
     scalar_parameter,
 )
-from evaluator.calibrate.selection import Part, select, thin
+from evaluator.calibrate.selection import SMALL, Part, select, thin
 from evaluator.calibrate.table import Table, read_tables
 from evaluator.catalog import Calibration, load_calibration, load_hardware
 from evaluator.catalog.hardware import Hardware
@@ -44,6 +44,7 @@ class Calibrated:
     result: Fit
     judged: pd.DataFrame  # label, rows' columns, fitted, time_s, predicted_s
     left_out: dict[str, int]
+    wave_tiles: float  # tiles in a wave of this device
 
 
 def calibrate(
@@ -56,9 +57,12 @@ def calibrate(
     processors = PROCESSORS.get(hardware, UNKNOWN)
     parts, left = select(read, hardware, processors)
     rate = _starting_rates(device, base, processors)
-    targets = [_target(part, thin(part, most), device) for part in parts]
-    result = fit(rate, _parameters(parts, rate, processors), targets)
-    return Calibrated(name, device, base, read, result, _judge(parts, result.rates, device), left)
+    found = _parameters(parts, rate, processors)
+    result = fit(rate, found, [_target(part, thin(part, most), device) for part in parts])
+    judged = pd.concat([_judge(part, result.rates, device) for part in parts if len(part.rows) > SMALL], ignore_index=True)
+    small = [_rotated(part, rate, found, device) for part in parts if len(part.rows) <= SMALL]
+    judged = pd.concat([judged, *small], ignore_index=True)
+    return Calibrated(name, device, base, read, result, judged, left, float(processors.count))
 
 
 def _starting_rates(device: Hardware, base: Calibration, processors: Processors) -> Rates:
@@ -103,9 +107,17 @@ def _target(part: Part, at: np.ndarray, device: Hardware) -> Target:
     return Target(part.label, _predictor(part, rows, device), rows["time_s"].to_numpy())
 
 
-def _judge(parts: Sequence[Part], rate: Rates, device: Hardware) -> pd.DataFrame:
-    judged = []
-    for part in parts:
-        predicted = np.asarray(_predictor(part, part.rows, device)(rate))
-        judged.append(part.rows.assign(label=part.label, fitted=part.fitted, predicted_s=predicted))
-    return pd.concat(judged, ignore_index=True)
+def _judge(part: Part, rate: Rates, device: Hardware) -> pd.DataFrame:
+    predicted = np.asarray(_predictor(part, part.rows, device)(rate))
+    return part.rows.assign(label=part.label, fitted=part.fitted, predicted_s=predicted)
+
+
+def _rotated(part: Part, rate: Rates, parameters: Sequence[Parameter], device: Hardware) -> pd.DataFrame:
+    """A class of few rows, every row predicted by a fit that has not seen its shape."""
+    rows = part.rows.assign(label=part.label, fitted=False, predicted_s=np.nan)
+    own = [each for each in parameters if each.name.split(".")[0] in (part.label, "all_reduce")]
+    for fold in sorted(set(part.fold)):
+        seen, aside = np.flatnonzero(part.fold != fold), np.flatnonzero(part.fold == fold)
+        result = fit(rate, own, [_target(part, seen, device)])
+        rows.loc[aside, "predicted_s"] = np.asarray(_predictor(part, part.rows.iloc[aside], device)(result.rates))
+    return rows

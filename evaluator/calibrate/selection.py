@@ -22,6 +22,9 @@ HEAD_DIMS = (64, 256)
 
 HELD_OUT = 4  # one shape of so many
 
+SMALL = 300
+"""A class with no more rows is fitted on all of them and judged by rotation: one shape of four left out at a time."""
+
 _SHAPES = {
     "gemm": ("n", "k"),
     "grouped_gemm": ("hidden", "intermediate", "experts", "top_k", "expert_parallel"),
@@ -41,6 +44,7 @@ class Part:
     label: str  # class, with _8bit where it applies
     op_class: str
     rows: pd.DataFrame
+    fold: np.ndarray  # 0 .. HELD_OUT - 1, the same for all rows of a shape
     fitted: np.ndarray
 
 
@@ -73,7 +77,8 @@ def select(tables: Sequence[Table], hardware: str, processors: Processors) -> tu
     for label, part in rows.groupby("label"):
         part = part.dropna(axis=1, how="all").reset_index(drop=True)
         op_class = str(part["op_class"].iloc[0])
-        found.append(Part(str(label), op_class, part, ~held_out(part, op_class)))
+        fold = folds(part, op_class)
+        found.append(Part(str(label), op_class, part, fold, (fold > 0) | (len(part) <= SMALL)))
     return tuple(found), left
 
 
@@ -86,11 +91,11 @@ def _cached(rows: pd.DataFrame, processors: Processors) -> pd.Series:
     return decodes & (read < processors.cache_bytes)
 
 
-def held_out(rows: pd.DataFrame, op_class: str) -> np.ndarray:
-    """One shape of ``HELD_OUT``, drawn by a hash of the shape: the same in every run."""
+def folds(rows: pd.DataFrame, op_class: str) -> np.ndarray:
+    """The fold of every row by a hash of its shape, the same in every run; fold 0 is kept aside."""
     names = [name for name in _SHAPES.get(op_class, COLUMNS[op_class]) if name in rows]
     keys = rows[names].astype(str).agg("|".join, axis=1)
-    unique = {key: zlib.crc32(key.encode()) % HELD_OUT == 0 for key in keys.unique()}
+    unique = {key: zlib.crc32(key.encode()) % HELD_OUT for key in keys.unique()}
     return keys.map(unique).to_numpy()
 
 
