@@ -77,6 +77,7 @@ def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> l
     labels = {part.label for part in parts}
     wanted = {label for label in labels if label in FITTED}
     groups = [part.rows["devices"] for part in parts if part.label == "all_reduce"]
+    groups += [part.rows["tensor_parallel"] for part in parts if part.label == "iteration"]
     if "attention_mixed" in labels or "attention_prefill" in labels:
         wanted |= {"attention_prefill", "attention_decode"}
     if "iteration" in labels:
@@ -89,7 +90,7 @@ def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> l
     for label in sorted(wanted):
         found += class_parameters(label, rate, () if processors.count else ("wave_share",))
     if groups:
-        found += reduce_parameters(sorted(set(groups[0].astype(int))), rate)
+        found += reduce_parameters(sorted(set(pd.concat(groups).astype(int))), rate)
     if any((part.rows.get("routing") == "skewed").any() for part in parts if part.op_class == "grouped_gemm"):
         found.append(scalar_parameter("expert_skew", rate))
     if "iteration" in labels:
