@@ -1,4 +1,4 @@
-"""What the fit needs to know of a device beside its data sheet: how many tiles run at once, and how large its cache is."""
+"""What the fit needs to know of a device beside its data sheet: how many tiles run at once, and the size of its cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Processors(NamedTuple):
     """Streaming multiprocessors (one tile each at a time) and last-level cache in bytes."""
 
-    count: int
+    tiles: int
     cache_bytes: float
 
 

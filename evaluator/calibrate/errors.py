@@ -43,7 +43,10 @@ def error_summary(judged: pd.DataFrame) -> dict[str, Any]:
         if load is not None:
             far = long[~long["fitted"]]
             middle = far[load].median()
-            groups |= {f"held_out, low {load}": far[far[load] <= middle], f"held_out, high {load}": far[far[load] > middle]}
+            groups |= {
+                f"held_out, low {load}": far[far[load] <= middle],
+                f"held_out, high {load}": far[far[load] > middle],
+            }
         summary[str(label)] = {name: statistics(part) for name, part in groups.items() if len(part)}
     return summary
 

@@ -15,7 +15,7 @@ from evaluator.calibrate.parameters import PRIOR_SIGMA, Parameter, put, values
 from evaluator.cost.rates import Rates
 
 LOSS_SCALE = 0.1
-"""Residuals (log ratios) beyond this weigh less and less (soft L1): kernels chosen badly by a library are not the rule."""
+"""Residuals (log ratios) beyond this weigh less and less (soft L1): badly chosen kernels are not the rule."""
 
 SHORT_S = 20e-6
 """Rows shorter than this weigh less, in proportion to their time."""
@@ -100,13 +100,11 @@ def _fit_block(base: Rates, parameters: Sequence[Parameter], targets: Sequence[T
 def _blocks(
     base: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]
 ) -> list[tuple[list[int], list[Target]]]:
-    """Connected components of the graph of parameters and the targets that they move; lonely parameters are left out."""
+    """Connected components of the graph of parameters and the targets that they move; lonely ones are left out."""
     inner = np.array([each.inner(each.start) for each in parameters])
     moves = []
     for target in targets:
-        few = np.linspace(0, len(target.time_s) - 1, min(len(target.time_s), 200)).astype(int)
-        rate = lambda z, of=target: jnp.log(of.predict(put(base, parameters, values(parameters, z, jnp))))[few]
-        moves.append(np.abs(np.asarray(jax.jit(jax.jacfwd(rate))(inner))).max(axis=0) > 0)
+        moves.append(_moves(base, parameters, target, inner))
     blocks: list[tuple[set[int], list[Target]]] = []
     for target, row in zip(targets, moves, strict=True):
         mine, found = set(np.flatnonzero(row).tolist()), [target]
@@ -118,6 +116,16 @@ def _blocks(
                 apart.append((which, block))
         blocks = [*apart, (mine, found)]
     return [(sorted(which), block) for which, block in blocks if which]
+
+
+def _moves(base: Rates, parameters: Sequence[Parameter], target: Target, inner: np.ndarray) -> np.ndarray:
+    """Which parameters move any prediction of the target, (parameter,) of bool."""
+
+    def predictions(z: Any) -> Any:
+        return jnp.log(target.predict(put(base, parameters, values(parameters, z, jnp))))
+
+    few = np.unique(np.linspace(0, len(target.time_s) - 1, 200).astype(int))
+    return (np.asarray(jax.jit(jax.jacfwd(predictions))(inner))[few] != 0).any(axis=0)
 
 
 def _stronger(one: np.ndarray, other: np.ndarray) -> np.ndarray:

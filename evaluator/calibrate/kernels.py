@@ -105,7 +105,8 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     balanced = (rows["routing"] == "balanced").to_numpy()
     even = np.minimum(1.0, tokens * top / experts)
     missed = np.log1p(-np.minimum(top / experts, 1 - 1e-12))
-    moved = STREAM * tokens * (visits * 3 * inner + (visits + 1) * hidden)
+    # The sum runs over all experts of a token, those of other ranks included (as zeros).
+    moved = STREAM * tokens * (visits * 3 * inner + (top + 1) * hidden)
 
     def predict(rate: Rates) -> Any:
         touched = jnp.where(balanced, even, experts_touched(missed, tokens, rate.expert_skew))
@@ -129,7 +130,8 @@ def prefill_pieces(rows: pd.DataFrame, levels: int) -> Predict:
     tokens, context = batch * new, batch * np.minimum(new + past, new + window - 1)
     operators = known(
         "attention_prefill", "bf16", len(rows), levels, flops=4 * heads * dim,
-        activation_bytes=2 * kv_heads * dim * width, heads=heads, kv_heads=kv_heads, launches=np.zeros(len(rows)), edges=edges,
+        activation_bytes=2 * kv_heads * dim * width, heads=heads, kv_heads=kv_heads, edges=edges,
+        launches=np.zeros(len(rows)),
     )  # fmt: skip
     # Queries and output, new keys and values; these are also written to the cache.
     moved = tokens * dim * (STREAM * 2 * (heads + kv_heads) + 2 * kv_heads * width)

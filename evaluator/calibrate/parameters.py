@@ -1,4 +1,4 @@
-"""The parameters of a fit: where each is in the rates, in which range it may be, and what it is held near without data."""
+"""The parameters of a fit: where each is in the rates, its range, and what it is held near without data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRIOR_SIGMA = 2.0
 
 @dataclass(frozen=True)
 class Parameter:
-    """One number of a calibration set. ``name`` is its path in the file, such as ``gemm.knee`` or ``all_reduce.8.ramp_s``."""
+    """One number of a set. ``name`` is its path in the file, such as ``gemm.knee`` or ``all_reduce.8.ramp_s``."""
 
     name: str
     leaf: str  # field of Rates
@@ -96,7 +96,9 @@ def scalar_parameter(name: str, rate: Rates) -> Parameter:
     return _parameter(name, name, name, None, float(getattr(rate, name)))
 
 
-def _parameter(name: str, figure: str, leaf: str, index: int | None, now: float, high: float | None = None) -> Parameter:
+def _parameter(
+    name: str, figure: str, leaf: str, index: int | None, now: float, high: float | None = None
+) -> Parameter:
     bound = high or (1.0 if figure in _FRACTIONS else np.inf)
     neutral = now == 0.0 or (figure == "half_bytes" and now == 1.0)
     now = _STARTS.get(figure, 1e-9) if neutral else now

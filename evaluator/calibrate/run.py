@@ -59,17 +59,19 @@ def calibrate(
     rate = _starting_rates(device, base, processors)
     found = _parameters(parts, rate, processors)
     result = fit(rate, found, [_target(part, thin(part, most), device) for part in parts])
-    judged = pd.concat([_judge(part, result.rates, device) for part in parts if len(part.rows) > SMALL], ignore_index=True)
+    judged = pd.concat(
+        [_judge(part, result.rates, device) for part in parts if len(part.rows) > SMALL], ignore_index=True
+    )
     small = [_rotated(part, rate, found, device) for part in parts if len(part.rows) <= SMALL]
     judged = pd.concat([judged, *small], ignore_index=True)
-    return Calibrated(name, device, base, read, result, judged, left, float(processors.count))
+    return Calibrated(name, device, base, read, result, judged, left, float(processors.tiles))
 
 
 def _starting_rates(device: Hardware, base: Calibration, processors: Processors) -> Rates:
     rate = rates(device, base)
-    if not processors.count:
+    if not processors.tiles:
         return rate
-    return fixed(rate, {name: {"wave_tiles": float(processors.count)} for name in ("gemm", "gemm_8bit")})
+    return fixed(rate, {name: {"wave_tiles": float(processors.tiles)} for name in ("gemm", "gemm_8bit")})
 
 
 def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> list[Parameter]:
@@ -88,7 +90,7 @@ def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> l
         wanted.add("all_reduce")
     found: list[Parameter] = []
     for label in sorted(wanted):
-        found += class_parameters(label, rate, () if processors.count else ("wave_share",))
+        found += class_parameters(label, rate, () if processors.tiles else ("wave_share",))
     if groups:
         found += reduce_parameters(sorted(set(pd.concat(groups).astype(int))), rate)
     if any((part.rows.get("routing") == "skewed").any() for part in parts if part.op_class == "grouped_gemm"):

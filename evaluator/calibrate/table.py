@@ -14,8 +14,8 @@ A table has one measurement per row. ``op_class`` says of what; each class needs
 | all_reduce, all_gather, all_to_all | devices, message_bytes |
 | iteration | model, tensor_parallel, prompts, prompt_tokens, decodes, context (per decode) |
 
-All have ``time_s``; ``hardware``, ``engine``, ``engine_version``, ``kernel``, ``kv_dtype`` and ``mode`` (graph | eager) are
-optional. ``window`` 0 is full attention. ``routing`` is ``balanced`` or ``skewed``.
+All have ``time_s``; ``hardware``, ``engine``, ``engine_version``, ``kernel``, ``kv_dtype`` and ``mode`` (graph | eager)
+are optional. ``window`` 0 is full attention. ``routing`` is ``balanced`` or ``skewed``.
 """
 
 from __future__ import annotations

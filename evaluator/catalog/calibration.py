@@ -81,7 +81,7 @@ class OperatorEfficiency:
 class Calibration:
     """One efficiency set. ``hardware`` is a catalog name or ``any``; ``sources`` has one entry per figure or class.
 
-    ``fit`` is what a fitted set says of itself: data, errors, what the data could not identify. Nothing computes with it.
+    ``fit`` is what a fitted set says of itself (data, errors, what was not identified); nothing computes with it.
     """
 
     name: str

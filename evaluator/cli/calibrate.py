@@ -46,7 +46,9 @@ def calibrate(
     fitted = run_calibrate(data, hardware, out.stem, start=start)
     out.write_text(written(document(fitted)))
     typer.echo(error_table(fitted.judged))
-    silent = [each.name for each, known in zip(fitted.result.parameters, fitted.result.identified, strict=True) if not known]
+    silent = [
+        each.name for each, known in zip(fitted.result.parameters, fitted.result.identified, strict=True) if not known
+    ]
     if silent:
         typer.echo(f"not identified by these data, held at {start}: {', '.join(silent)}")
     if plot is not None:

@@ -38,7 +38,9 @@ class OperatorTime:
     bound: str
 
 
-def group_statistics(batch: BatchStatistics, log_expert_missed: float, skew: float = 0.0) -> dict[str, tuple[float, float, float]]:
+def group_statistics(
+    batch: BatchStatistics, log_expert_missed: float, skew: float = 0.0
+) -> dict[str, tuple[float, float, float]]:
     """X, Y and Z of every operator group (see ``Operator``) in this batch."""
     tokens = batch.decodes + batch.prefill_tokens
     sequences = batch.decodes + batch.prefill_sequences

@@ -61,7 +61,9 @@ def coefficients(operators: tuple[Operator, ...], reach: tuple[int | None, ...])
         activation_bytes=np.array([operator.activation_bytes for operator in operators], dtype=float),
         message_bytes=np.array([operator.message_bytes for operator in operators], dtype=float),
         launches=np.array([operator.launches for operator in operators], dtype=float),
-        op_class=np.array([OP_CLASSES.index(efficiency_class(each.op_class, each.dtype)) for each in operators], dtype=int),
+        op_class=np.array(
+            [OP_CLASSES.index(efficiency_class(each.op_class, each.dtype)) for each in operators], dtype=int
+        ),
         dtype=np.array([COMPUTE_DTYPES.index(operator.dtype) for operator in operators], dtype=int),
         steps=np.array([steps for steps, _ in terms], dtype=float).reshape(len(terms), len(reach)),
         share=np.array([share for _, share in terms], dtype=float).reshape(len(terms), len(reach)),
@@ -127,7 +129,7 @@ def unit_times(known: Coefficients, rate: Rates) -> Times:
     kind = known.op_class
     flop_rate = rate.flops_efficiency[kind] * rate.peak_flops[known.dtype]
     inner = np.where(known.inputs > 0, known.inputs, np.inf)
-    flop_s = (known.flops * (1.0 + rate.prologue[kind] / inner) + rate.score_flops[kind] * known.heads * known.layers)
+    flop_s = known.flops * (1.0 + rate.prologue[kind] / inner) + rate.score_flops[kind] * known.heads * known.layers
     flop_s = flop_s / flop_rate
     tile_flops = 2.0 * TOKEN_TILE * OUTPUT_TILE * known.layers * (known.inputs > 0)
     share, tiles = rate.wave_share[kind] * (known.inputs > 0), rate.wave_tiles[kind]
@@ -151,7 +153,9 @@ def unit_times(known: Coefficients, rate: Rates) -> Times:
     )
 
 
-ROW_TIMES = dict(zip(Rows._fields, ("flop_s", "weight_s", "activation_s", "knee", "waves", "wave_s", "fill"), strict=True))
+ROW_TIMES = dict(
+    zip(Rows._fields, ("flop_s", "weight_s", "activation_s", "knee", "waves", "wave_s", "fill"), strict=True)
+)
 """Which of ``Times`` is which of ``Rows``."""
 
 
@@ -180,7 +184,9 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
         return sum(xp.sum(values[known.groups[group]]) for group in groups)
 
     reduce = np.flatnonzero(known.size.any(axis=1))[:1]  # all of them have the same message per token
-    ramp_tokens = known.size[reduce] @ rate.reduce_half_bytes * (known.launches / known.message_bytes.clip(1e-9))[reduce]
+    ramp_tokens = (
+        known.size[reduce] @ rate.reduce_half_bytes * (known.launches / known.message_bytes.clip(1e-9))[reduce]
+    )
     host = 1.0 if overheads else 0.0
     return CostParameters(
         token_rows=rows("tokens"),

@@ -119,7 +119,7 @@ def product_time(row: Rows, x: Array, y: Array, z: Array, blocks: Array = None) 
 
 
 def attention_time(row: Rows, area: Array, context: Array, tokens: Array) -> Array:
-    """Prefill attention: below ``fill`` prompt tokens there is too little to do at once, and the time is as of so many."""
+    """Prefill attention: well below ``fill`` prompt tokens the device is not full, and the time is as of so many."""
     xp = array_namespace(row.flop, area, tokens)
     lack = row.fill / xp.maximum(tokens, 1.0)
     return roofline(row.flop * area * xp.sqrt(1.0 + lack * lack), row.activation * context, row.knee)

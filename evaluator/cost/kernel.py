@@ -70,7 +70,8 @@ def merge(found: Iterable[Operator]) -> tuple[Operator, ...]:
     places: dict[tuple, list[int]] = {}
     for operator in found:
         key = (operator.name, operator.op_class, operator.group, operator.dtype, operator.collective, operator.ranks,
-               operator.log_expert_missed, operator.inputs, operator.outputs, operator.heads, operator.kv_heads)  # fmt: skip
+               operator.log_expert_missed, operator.inputs, operator.outputs, operator.heads,
+               operator.kv_heads)  # fmt: skip
         for place in places.setdefault(key, []):
             if _proportional(merged[place], operator):
                 merged[place] = _add(merged[place], operator)

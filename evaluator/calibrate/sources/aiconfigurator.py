@@ -16,9 +16,9 @@ def _common(frame: pd.DataFrame, op_class: str) -> dict[str, object]:
     return {
         "op_class": op_class,
         "hardware": hardware(frame["gpu"]),
-        "engine": frame["engine"] if "engine" in frame else "nccl",
+        "engine": frame.get("engine", "nccl"),
         "engine_version": version,
-        "kernel": frame["kernel"] if "kernel" in frame else "",
+        "kernel": frame.get("kernel", ""),
         "time_s": frame["latency_us"].astype(float) * 1e-6,
     }
 

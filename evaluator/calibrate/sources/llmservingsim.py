@@ -27,7 +27,12 @@ def layers(frame: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for name, part in frame.groupby("layer"):
         tensor = part["tensor_parallel_size"]
-        common = {"hardware": hardware(part["gpu"]), "kernel": name, "engine": "vllm", "time_s": part["latency_us"] * 1e-6}
+        common = {
+            "hardware": hardware(part["gpu"]),
+            "kernel": name,
+            "engine": "vllm",
+            "time_s": part["latency_us"] * 1e-6,
+        }
         if name in products:
             n, k = products[name](tensor)
             parts.append(pd.DataFrame(common | {"op_class": "gemm", "m": part["num_tokens"], "n": n, "k": k}))

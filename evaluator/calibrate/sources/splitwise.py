@@ -1,4 +1,4 @@
-"""Splitwise (Mutinifni/splitwise-sim, MIT): prefills and decode steps of Llama-2-70B and BLOOM-176B, an engine of 2023."""
+"""Splitwise (Mutinifni/splitwise-sim, MIT): iterations of Llama-2-70B and BLOOM-176B in an engine of 2023."""
 
 from __future__ import annotations
 
