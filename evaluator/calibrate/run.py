@@ -59,12 +59,13 @@ def calibrate(
     rate = _starting_rates(device, base, processors)
     found = _parameters(parts, rate, processors)
     result = fit(rate, found, [_target(part, thin(part, most), device) for part in parts])
-    judged = pd.concat(
-        [_judge(part, result.rates, device) for part in parts if len(part.rows) > SMALL], ignore_index=True
+    judged = [
+        _rotated(part, rate, found, device) if len(part.rows) <= SMALL else _judge(part, result.rates, device)
+        for part in parts
+    ]
+    return Calibrated(
+        name, device, base, read, result, pd.concat(judged, ignore_index=True), left, float(processors.tiles)
     )
-    small = [_rotated(part, rate, found, device) for part in parts if len(part.rows) <= SMALL]
-    judged = pd.concat([judged, *small], ignore_index=True)
-    return Calibrated(name, device, base, read, result, judged, left, float(processors.tiles))
 
 
 def _starting_rates(device: Hardware, base: Calibration, processors: Processors) -> Rates:
@@ -118,9 +119,8 @@ def _judge(part: Part, rate: Rates, device: Hardware) -> pd.DataFrame:
 def _rotated(part: Part, rate: Rates, parameters: Sequence[Parameter], device: Hardware) -> pd.DataFrame:
     """A class of few rows, every row predicted by a fit that has not seen its shape."""
     rows = part.rows.assign(label=part.label, fitted=False, predicted_s=np.nan)
-    own = [each for each in parameters if each.name.split(".")[0] in (part.label, "all_reduce")]
     for fold in sorted(set(part.fold)):
         seen, aside = np.flatnonzero(part.fold != fold), np.flatnonzero(part.fold == fold)
-        result = fit(rate, own, [_target(part, seen, device)])
+        result = fit(rate, parameters, [_target(part, seen, device)])
         rows.loc[aside, "predicted_s"] = np.asarray(_predictor(part, part.rows.iloc[aside], device)(result.rates))
     return rows
