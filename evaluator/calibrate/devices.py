@@ -1,4 +1,4 @@
-"""What the fit needs to know of a device beside its data sheet: how many tiles run at once, and the size of its cache."""
+"""What the fit needs to know of a device beside its data sheet: tiles that run at once, and the size of its cache."""
 
 from __future__ import annotations
 

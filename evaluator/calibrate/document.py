@@ -126,8 +126,8 @@ def written(content: Mapping[str, Any]) -> str:
 def _write(content: Mapping[Any, Any], depth: int, lines: list[str]) -> None:
     space = "  " * depth
     for key, value in content.items():
-        if isinstance(value, Mapping) and any(isinstance(each, Mapping | list) for each in value.values()):
-            lines.append(f"{space}{key}:")
+        if isinstance(value, Mapping) and _in_block(value):
+            lines.append(f"{space}{_scalar(key)}:")
             _write(value, depth + 1, lines)
         elif isinstance(value, Mapping) and depth == 0:
             lines.append(f"{space}{key}:")
@@ -142,6 +142,11 @@ def _write(content: Mapping[Any, Any], depth: int, lines: list[str]) -> None:
             )  # fmt: skip
 
 
+def _in_block(value: Mapping[Any, Any]) -> bool:
+    """Whether a mapping is written one key a line: nested ones, and keys that a line break would split."""
+    return any(isinstance(each, Mapping | list) for each in value.values()) or any(" " in str(key) for key in value)
+
+
 def _flow(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_scalar(key)}: {_flow(each)}" for key, each in value.items()) + "}"
@@ -151,7 +156,7 @@ def _flow(value: Any) -> str:
 def _scalar(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int | float):
+    if isinstance(value, int | float):  # keys too: devices in a group
         return f"{value:g}" if isinstance(value, float) else str(value)
     plain = value.replace("_", "").replace(".", "").replace("-", "").isalnum() and value[:1].isalpha()
     return value if plain else "'" + value.replace("'", "''") + "'"

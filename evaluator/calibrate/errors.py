@@ -58,7 +58,6 @@ def error_table(judged: pd.DataFrame) -> str:
         found = groups.get("held_out", groups.get("in_sample"))
         if found:
             note = "" if "held_out" in groups else "   (in sample)"
-            lines.append(
-                f"{label:20s} {found['rows']:7.0f} {found['median']:8.1%} {found['p90']:8.1%} {found['bias']:+8.1%}{note}"
-            )
+            shown = f"{found['median']:8.1%} {found['p90']:8.1%} {found['bias']:+8.1%}{note}"
+            lines.append(f"{label:20s} {found['rows']:7.0f} {shown}")
     return "\n".join(lines)

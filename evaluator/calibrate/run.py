@@ -60,7 +60,7 @@ def calibrate(
     found = _parameters(parts, rate, processors)
     result = fit(rate, found, [_target(part, thin(part, most), device) for part in parts])
     judged = [
-        _rotated(part, rate, found, device) if len(part.rows) <= SMALL else _judge(part, result.rates, device)
+        _rotated(part, rate, found, device) if len(part.rows) <= SMALL else judge(part, result.rates, device)
         for part in parts
     ]
     return Calibrated(
@@ -111,7 +111,8 @@ def _target(part: Part, at: np.ndarray, device: Hardware) -> Target:
     return Target(part.label, _predictor(part, rows, device), rows["time_s"].to_numpy())
 
 
-def _judge(part: Part, rate: Rates, device: Hardware) -> pd.DataFrame:
+def judge(part: Part, rate: Rates, device: Hardware) -> pd.DataFrame:
+    """The rows of a class with what these rates predict."""
     predicted = np.asarray(_predictor(part, part.rows, device)(rate))
     return part.rows.assign(label=part.label, fitted=part.fitted, predicted_s=predicted)
 
