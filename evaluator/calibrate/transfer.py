@@ -1,7 +1,7 @@
 """From hardware with measurements to hardware without: the median of the sets, and how far off that would have been.
 
-Efficiencies are fractions of data-sheet peaks, so that the median over devices is a guess for one more; times (launches)
-and sizes are taken as they are. Counts of a device (tiles in a wave) do not transfer: waves are not counted. The error
+Efficiencies are fractions of data-sheet peaks, so that the median over devices is a guess for one more; times
+(launches) and sizes are taken as they are. Counts of a device (tiles in a wave) do not transfer: waves are not counted. The error
 to expect is that of leaving each measured device out in turn and predicting it from the others.
 """
 
@@ -46,7 +46,9 @@ def _median(found: Sequence[OperatorEfficiency]) -> OperatorEfficiency:
         if each.name not in ("devices", "wave_share", "wave_tiles")
     }
     sizes = {size for one in found for size in one.devices}
-    groups = {size: _median_group([one.devices[size] for one in found if size in one.devices]) for size in sorted(sizes)}
+    groups = {
+        size: _median_group([one.devices[size] for one in found if size in one.devices]) for size in sorted(sizes)
+    }
     return OperatorEfficiency(**figures, devices=groups)
 
 

@@ -1,4 +1,4 @@
-"""The sets in the catalog: where auto finds them, what they say of themselves, and whether their errors are what they say."""
+"""The sets in the catalog: where auto finds them, what they say of themselves, and whether it is so."""
 
 import numpy as np
 import pytest
