@@ -1,8 +1,8 @@
 """From hardware with measurements to hardware without: the median of the sets, and how far off that would have been.
 
 Efficiencies are fractions of data-sheet peaks, so that the median over devices is a guess for one more; times
-(launches) and sizes are taken as they are. Counts of a device (tiles in a wave) do not transfer: waves are not counted. The error
-to expect is that of leaving each measured device out in turn and predicting it from the others.
+(launches) and sizes are taken as they are. Counts of a device (tiles in a wave) do not transfer: waves are not counted.
+The error to expect is that of leaving each measured device out in turn and predicting it from the others.
 """
 
 from __future__ import annotations
