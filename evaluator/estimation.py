@@ -201,7 +201,7 @@ def _phase(design: _Design, batch: BatchStatistics) -> Phase:
     time = float(iteration_time(design.parameters, batch))
     compute, memory = ideal_times(design.operators, design.hardware)
     tokens = batch.decodes + batch.prefill_tokens
-    touched = experts_touched(design.parameters.log_expert_missed, tokens)
+    touched = experts_touched(design.parameters.log_expert_missed, tokens, design.parameters.expert_skew)
     return Phase(
         time_s=time,
         mfu=float(ideal_time(compute, batch)) / time,

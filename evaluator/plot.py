@@ -51,7 +51,7 @@ def plot(ds: xr.Dataset, path: str | Path) -> Path:
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: unknown kind of picture {path.suffix!r}; use {', '.join(SUFFIXES)}")
     if find_spec("matplotlib") is None:
-        raise InputError(f"{path}: pictures need matplotlib; install it with: pip install 'evaluator[plot]'")
+        raise InputError(f"{path}: pictures need matplotlib; install it with: pip install matplotlib")
     import matplotlib
 
     feasible = np.flatnonzero(ds["status"].values == OK)

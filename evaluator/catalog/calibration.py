@@ -4,19 +4,43 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from evaluator.catalog.fields import Fields
-from evaluator.catalog.store import find
+from evaluator.catalog.store import find, names
 from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
 
 COMPUTE_CLASSES = ("gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise")
 COLLECTIVE_CLASSES = ("all_reduce", "all_to_all", "p2p")
 OPERATOR_CLASSES = COMPUTE_CLASSES + COLLECTIVE_CLASSES
-PROVENANCES = ("datasheet", "calibrated")
+EIGHT_BIT_CLASSES = {"gemm_8bit": "gemm", "grouped_gemm_8bit": "grouped_gemm"}
+"""Optional classes, for products in 8 bits and less, and whose figures they take where a set has none."""
+PROVENANCES = ("datasheet", "calibrated", "extrapolated")
+ENGINES = ("vllm",)
+"""Engines whose sets ``auto`` looks for, the default engine first: ``calibration/HARDWARE-ENGINE.yaml``."""
+
+_SECONDS = ("head_token_s", "head_sequence_s", "kv_head_sequence_s")
+_OPTIONAL = {
+    "gemm": ("activation_efficiency", "prologue", "wave_share", "wave_tiles"),
+    "grouped_gemm": ("activation_efficiency",),
+    "attention_prefill": ("score_flops", "fill", "diagonal", "head_token_s", "head_sequence_s"),
+    "attention_decode": ("head_sequence_s", "kv_head_sequence_s"),
+    "elementwise": (),
+}
+"""What a class may state beyond the roofline; the 8-bit classes as the ones they stand in for."""
+
+
+@dataclass(frozen=True)
+class GroupEfficiency:
+    """An all-reduce among so many devices of a node: launch + volume / bandwidth + ramp m / (m + half)."""
+
+    launch_s: float
+    bandwidth_efficiency: float  # of the link's bandwidth; above 1 where the switch reduces
+    ramp_s: float = 0.0  # what a message much larger than ``half_bytes`` takes on top
+    half_bytes: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -24,35 +48,79 @@ class OperatorEfficiency:
     """Fractions of peak in (0, 1], roofline knee in [0, 1] (0: the classic maximum), launch seconds per call.
 
     For a collective ``bandwidth_efficiency`` is relative to what the link reaches (``Calibration.link_efficiency``),
-    and ``flops_efficiency`` and ``knee`` mean nothing (1 and 0).
+    and ``flops_efficiency`` and ``knee`` mean nothing (1 and 0). The other figures leave the plain roofline where they
+    are at their defaults; ``evaluator.cost.fold.unit_times`` says what each does.
     """
 
     flops_efficiency: float
     bandwidth_efficiency: float
     knee: float
     launch_s: float
+    activation_efficiency: float = 0.0  # of the bandwidth, for activations (0: the same as for weights)
+    prologue: float = 0.0  # elements of the inner dimension that a tile costs on top
+    wave_share: float = 0.0  # how much of the FLOPs is done in whole waves of tiles
+    wave_tiles: float = 1.0  # tiles in a wave: one per multiprocessor
+    score_flops: float = 0.0  # FLOPs per attention score beyond its products
+    fill: float = 0.0  # prompt tokens x heads that fill the device
+    diagonal: float = 0.0  # attended tokens lost per prompt token
+    head_token_s: float = 0.0  # seconds per prompt token and head
+    head_sequence_s: float = 0.0  # seconds per sequence and head
+    kv_head_sequence_s: float = 0.0  # seconds per sequence and KV head
+    devices: Mapping[int, GroupEfficiency] = field(default_factory=dict)  # all-reduce: by devices in the group
+
+    def __post_init__(self) -> None:
+        if self.activation_efficiency == 0.0:
+            object.__setattr__(self, "activation_efficiency", self.bandwidth_efficiency)
+
+    def among(self, size: int) -> GroupEfficiency:
+        """The figures among ``size`` devices: those stated, else those of the class."""
+        return self.devices.get(size, GroupEfficiency(self.launch_s, self.bandwidth_efficiency))
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """One efficiency set. ``hardware`` is a catalog name or ``any``; ``sources`` has one entry per figure or class."""
+    """One efficiency set. ``hardware`` is a catalog name or ``any``; ``sources`` has one entry per figure or class.
+
+    ``fit`` is what a fitted set says of itself (data, errors, what was not identified); nothing computes with it.
+    """
 
     name: str
     hardware: str
-    provenance: str  # datasheet | calibrated
+    provenance: str  # datasheet | calibrated | extrapolated
     efficiencies: Mapping[str, OperatorEfficiency]
     link_efficiency: float  # of a link's bandwidth in one direction, large messages
     step_overhead_s: float  # host, per engine iteration
     sequence_overhead_s: float  # host, per sequence in the batch and iteration
     sources: Mapping[str, str]
+    expert_skew: float = 0.0  # variance of the experts' popularity (mean 1)
+    engine: str = "any"
+    engine_version: str = "any"
+    fit: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, op_class: str) -> OperatorEfficiency:
+        """The efficiencies of a class; those of 16 bits for an 8-bit class that the set has not."""
+        if op_class in self.efficiencies:
+            return self.efficiencies[op_class]
+        return self.efficiencies[EIGHT_BIT_CLASSES[op_class]]
 
 
 def load_calibration(name: str, hardware: str) -> Calibration:
-    """The set ``name`` (a catalog name or a path to a YAML), of ``hardware`` or of any; else InputError."""
+    """The set ``name`` (a catalog name or a path to a YAML), of ``hardware`` or of any; else InputError.
+
+    ``auto`` is the set fitted to this hardware, where there is one, else ``datasheet``.
+    """
+    name = best_set(hardware) if name == "auto" else name
     calibration = _load(find("calibrations", name).resolve())
     if calibration.hardware not in ("any", hardware):
         raise InputError(f"calibration '{name}' is of {calibration.hardware}, not of {hardware}")
     return calibration
+
+
+def best_set(hardware: str, engine: str | None = None) -> str:
+    """The name of the best set for ``hardware``: fitted to ``engine`` (default: any of ENGINES), else ``datasheet``."""
+    there = names("calibrations")
+    wanted = [f"{hardware}-{each}" for each in ([engine] if engine else ENGINES)]
+    return next((name for name in wanted if name in there), "datasheet")
 
 
 @functools.cache
@@ -66,33 +134,52 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
     name = given.text("name")
     if expected_name is not None and name != expected_name:
         raise InputError(f"{given.place('name')}: '{name}' is not the file's name '{expected_name}'")
-    classes = given.inner("efficiencies")
-    efficiencies = {name: _compute(classes.inner(name)) for name in COMPUTE_CLASSES}
-    efficiencies |= {name: _collective(classes.inner(name)) for name in COLLECTIVE_CLASSES}
-    classes.finish()
     calibration = Calibration(
         name=name,
         hardware=given.text("hardware"),
         provenance=given.choice("provenance", PROVENANCES),
-        efficiencies=efficiencies,
+        efficiencies=_efficiencies(given.inner("efficiencies")),
         link_efficiency=_fraction(given, "link_efficiency"),
         step_overhead_s=given.quantity("step_overhead_s", "s", zero=True),
         sequence_overhead_s=given.quantity("sequence_overhead_s", "s", zero=True),
         sources=_sources(given),
+        expert_skew=given.number("expert_skew", 0.0),
+        engine=given.text("engine", "any"),
+        engine_version=given.text("engine_version", "any"),
+        fit=given.inner("fit", {}).values,
     )
     given.finish()
     return calibration
 
 
-def _compute(given: Fields) -> OperatorEfficiency:
+def _efficiencies(classes: Fields) -> dict[str, OperatorEfficiency]:
+    efficiencies = {name: _compute(classes.inner(name), _OPTIONAL[name]) for name in COMPUTE_CLASSES}
+    efficiencies |= {name: _collective(classes.inner(name)) for name in COLLECTIVE_CLASSES}
+    for name, base in EIGHT_BIT_CLASSES.items():
+        if classes.raw(name, None) is not None:
+            efficiencies[name] = _compute(classes.inner(name), _OPTIONAL[base])
+    classes.finish()
+    return efficiencies
+
+
+def _compute(given: Fields, optional: tuple[str, ...]) -> OperatorEfficiency:
     efficiency = OperatorEfficiency(
         flops_efficiency=_fraction(given, "flops_efficiency"),
         bandwidth_efficiency=_fraction(given, "bandwidth_efficiency"),
         knee=given.number("knee", high=1.0),
         launch_s=given.quantity("launch_s", "s", zero=True),
     )
+    more = {name: _optional(given, name) for name in optional if given.raw(name, None) is not None}
     given.finish()
-    return efficiency
+    return replace(efficiency, **more)  # type: ignore[arg-type]
+
+
+def _optional(given: Fields, name: str) -> float:
+    if name in _SECONDS:
+        return given.quantity(name, "s", zero=True)
+    if name == "activation_efficiency":
+        return _fraction(given, name)
+    return given.number(name, high=1.0) if name == "wave_share" else given.number(name)
 
 
 def _collective(given: Fields) -> OperatorEfficiency:
@@ -101,9 +188,27 @@ def _collective(given: Fields) -> OperatorEfficiency:
         bandwidth_efficiency=_fraction(given, "bandwidth_efficiency"),
         knee=0.0,
         launch_s=given.quantity("launch_s", "s", zero=True),
+        devices=_groups(given),
     )
     given.finish()
     return efficiency
+
+
+def _groups(given: Fields) -> dict[int, GroupEfficiency]:
+    listed = given.inner("devices", {})
+    groups = {}
+    for size in listed.values:
+        inner = listed.inner(size)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 2:
+            raise InputError(f"{listed.where}: {size!r} is no number of devices (2 or more)")
+        groups[size] = GroupEfficiency(
+            launch_s=inner.quantity("launch_s", "s", zero=True),
+            bandwidth_efficiency=inner.number("bandwidth_efficiency", low=1e-6),
+            ramp_s=inner.quantity("ramp_s", "s", 0.0, zero=True),
+            half_bytes=inner.quantity("half_bytes", "byte", 1.0),
+        )
+        inner.finish()
+    return groups
 
 
 def _fraction(given: Fields, key: str) -> float:
@@ -119,3 +224,7 @@ def _sources(given: Fields) -> dict[str, str]:
     sources = {key: inner.text(key) for key in needed}
     inner.finish()
     return sources
+
+
+FIGURES = tuple(each.name for each in fields(OperatorEfficiency) if each.name != "devices")
+"""The figures of a class, in the order in which files state them."""

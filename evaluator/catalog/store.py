@@ -23,10 +23,14 @@ def data_folder(kind: str) -> tuple[Path, ...]:
     """The existing folders that hold files of ``kind``, in the order in which they are searched.
 
     They are below each folder of the environment variable EVALUATOR_PATH, the current directory, and the package's
-    own data (inside the package when installed, beside it in a checkout).
+    own data (inside the package when installed, beside it in a checkout). InputError for a folder of EVALUATOR_PATH
+    that is not there.
     """
     below, _ = _kind(kind)
     given = [Path(part) for part in os.environ.get("EVALUATOR_PATH", "").split(os.pathsep) if part]
+    for folder in given:
+        if not folder.is_dir():
+            raise InputError(f"EVALUATOR_PATH: there is no folder {folder}")
     own = _PACKAGE / "data" if (_PACKAGE / "data").is_dir() else _PACKAGE.parent
     found: dict[Path, None] = {}
     for root in [*given, Path.cwd(), own]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from evaluator.cli.calibrate import calibrate
 from evaluator.cli.catalog import catalog
 from evaluator.cli.estimate import estimate
 from evaluator.cli.failures import Commands
@@ -42,6 +43,7 @@ def _options(
 app.command()(estimate)
 app.command()(sweep)
 app.command()(simulate)
+app.command()(calibrate)
 app.add_typer(catalog, name="catalog")
 
 

@@ -83,7 +83,9 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="Of any kind."
 @catalog.command("import")
 def import_model(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.json", help="A Hugging Face config.json, or its folder.")],
-    name: Annotated[str | None, typer.Option(help="The model's name; else the config's own.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The model's name; else that of --out's file, else the config's own.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Write here instead of to stdout.")] = None,
 ) -> None:
     """Turn a model's config.json into a YAML.
@@ -97,7 +99,8 @@ def import_model(
     path = config / "config.json" if config.is_dir() else config
     if not path.is_file():
         raise InputError(f"there is no file {path}")
-    text = model_to_yaml(import_config(path, name))
+    # A model is found by its file's name, which must be its own.
+    text = model_to_yaml(import_config(path, name or (out.stem if out else None)))
     if out is None:
         typer.echo(text.rstrip())
     else:

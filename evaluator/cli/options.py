@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,7 +22,8 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Change the scenario, such as deployment.tensor_parallel=8 or 'workload.seeds=[0, 1]'. May be repeated.",
+        help="Change the scenario, such as deployment.tensor_parallel=8 or 'workload.seeds=[0, 1]'. May be repeated. "
+        "'sweep={KEY: VALUES}' is merged with the axes of the file; sweep.KEY=null takes an axis away, sweep=null all.",
     ),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
@@ -69,5 +70,8 @@ def check_folder(path: Path, option: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{option} {path}: the folder cannot be made ({error.strerror})") from None
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{option} {path}: the folder cannot be written")
+    try:  # permissions do not tell of all: in /proc nobody can make a file
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InputError(f"{option} {path}: the folder cannot be written ({error.strerror})") from None

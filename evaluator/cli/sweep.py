@@ -93,4 +93,4 @@ def _check_plot(path: Path | None) -> None:
     from importlib.util import find_spec
 
     if check_output(path, "--plot", PICTURE_SUFFIXES) is not None and find_spec("matplotlib") is None:
-        raise InputError("--plot needs matplotlib: pip install 'evaluator[plot]'")
+        raise InputError("--plot needs matplotlib: pip install matplotlib")

@@ -9,13 +9,13 @@ import numpy as np
 from evaluator.cost.iteration import BatchStatistics
 
 
-def attention_area(prompt: Any, cached: Any = 0.0, window: int | None = None) -> Any:
+def attention_area(prompt: Any, cached: Any = 0.0, window: Any = None) -> Any:
     """Tokens attended to by positions ``cached`` + 1 .. ``prompt``, summed; each at most ``window``. Any shape."""
 
     def up_to(last: Any) -> Any:
         if window is None:
             return 0.5 * last * (last + 1.0)
-        ramp = np.minimum(last, float(window))
+        ramp = np.minimum(last, np.asarray(window, dtype=float))
         return 0.5 * ramp * (ramp + 1.0) + window * (last - ramp)
 
     return up_to(np.asarray(prompt, dtype=float)) - up_to(np.asarray(cached, dtype=float))

@@ -38,7 +38,9 @@ class OperatorTime:
     bound: str
 
 
-def group_statistics(batch: BatchStatistics, log_expert_missed: float) -> dict[str, tuple[float, float, float]]:
+def group_statistics(
+    batch: BatchStatistics, log_expert_missed: float, skew: float = 0.0
+) -> dict[str, tuple[float, float, float]]:
     """X, Y and Z of every operator group (see ``Operator``) in this batch."""
     tokens = batch.decodes + batch.prefill_tokens
     sequences = batch.decodes + batch.prefill_sequences
@@ -47,7 +49,7 @@ def group_statistics(batch: BatchStatistics, log_expert_missed: float) -> dict[s
         "linear_tokens": (tokens, 1.0, tokens),
         "sequences": (sequences, 1.0, sequences),
         "linear_sequences": (sequences, 1.0, sequences),
-        "experts": (tokens, experts_touched(log_expert_missed, tokens), tokens),
+        "experts": (tokens, experts_touched(log_expert_missed, tokens, skew), tokens),
         "prefill": (batch.prefill_area, 1.0, batch.prefill_context),
         "prefill_window": (batch.prefill_window_area, 1.0, batch.prefill_window_context),
         "decode": (batch.decode_context, 1.0, batch.decode_context),
@@ -71,7 +73,7 @@ def breakdown(
     total = times.sum() + sum(host.values())
 
     known = coefficients(operators, *links)
-    statistics = group_statistics(batch, known.log_expert_missed)
+    statistics = group_statistics(batch, known.log_expert_missed, float(rate.expert_skew))
     x, y, z = np.array([statistics[each.group] for each in operators], dtype=float).T
     unit = unit_times(known, rate)
     collective = known.steps.any(axis=1)

@@ -76,6 +76,6 @@ def _elementwise(model: Model, feed_forward: FeedForward, precision: Precision, 
             4 * model.hidden
             + feed_forward.experts  # the router's scores
             + sides * (visits * inside + feed_forward.shared_intermediate / parallel.tensor)
-            + (visits + 1) * model.hidden  # weighted sum over the visited experts
+            + (feed_forward.experts_per_token + 1) * model.hidden  # weighted sum; of other ranks' experts it adds zeros
         )
     return traffic(name, elements * stream_bytes(precision.activations), launches)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import numpy as np
 
 from evaluator.catalog.hardware import Hardware
-from evaluator.cost.collectives import collective_terms
+from evaluator.cost.collectives import collective_terms, level_sizes
 from evaluator.cost.dtypes import COMPUTE_DTYPES
-from evaluator.cost.iteration import CostParameters, Rows, array_namespace, roofline
+from evaluator.cost.iteration import OUTPUT_TILE, TOKEN_TILE, CostParameters, Rows, array_namespace, roofline
 from evaluator.cost.kernel import Group, Operator
-from evaluator.cost.rates import OP_CLASSES, Rates, rates
+from evaluator.cost.rates import GROUP_SIZES, NARROW_DTYPES, OP_CLASSES, Rates, rates
 
 if TYPE_CHECKING:
     from evaluator.catalog import Calibration
@@ -36,6 +36,13 @@ class Coefficients(NamedTuple):
     dtype: np.ndarray  # (operator,) index into COMPUTE_DTYPES
     steps: np.ndarray  # (operator, level) messages in a row
     share: np.ndarray  # (operator, level) bytes per byte of message
+    edges: np.ndarray  # (operator,) edges of the attention mask: the diagonal, and where the window ends
+    size: np.ndarray  # (operator, size) weights of GROUP_SIZES in an all-reduce's figures; 0 for anything else
+    inputs: np.ndarray  # (operator,) shape of one kernel, see ``Operator``
+    outputs: np.ndarray
+    heads: np.ndarray
+    kv_heads: np.ndarray
+    layers: np.ndarray
     log_expert_missed: float
     groups: dict[str, np.ndarray]
 
@@ -56,10 +63,18 @@ def coefficients(
         activation_bytes=np.array([operator.activation_bytes for operator in operators], dtype=float),
         message_bytes=np.array([operator.message_bytes for operator in operators], dtype=float),
         launches=np.array([operator.launches for operator in operators], dtype=float),
-        op_class=np.array([OP_CLASSES.index(operator.op_class) for operator in operators], dtype=int),
+        op_class=np.array(
+            [OP_CLASSES.index(efficiency_class(each.op_class, each.dtype)) for each in operators], dtype=int
+        ),
         dtype=np.array([COMPUTE_DTYPES.index(operator.dtype) for operator in operators], dtype=int),
         steps=np.array([steps for steps, _ in terms], dtype=float).reshape(len(terms), len(reach)),
         share=np.array([share for _, share in terms], dtype=float).reshape(len(terms), len(reach)),
+        edges=np.where(groups == "prefill_window", 2.0, 1.0),
+        size=np.array([_size_weights(operator, reach) for operator in operators]).reshape(-1, len(GROUP_SIZES)),
+        **{
+            name: np.array([getattr(operator, name) for operator in operators], dtype=float)
+            for name in ("inputs", "outputs", "heads", "kv_heads", "layers")
+        },
         log_expert_missed=min((operator.log_expert_missed for operator in operators), default=0.0),
         groups={name: np.flatnonzero(groups == name) for name in _GROUPS},
     )
@@ -73,6 +88,23 @@ def _terms(
     return collective_terms(operator.collective, operator.ranks, reach, mesh)
 
 
+def efficiency_class(op_class: str, dtype: str) -> str:
+    """The class whose efficiencies an operator has: products in 8 bits and less are a class of their own."""
+    return f"{op_class}_8bit" if dtype in NARROW_DTYPES and op_class.endswith("gemm") else op_class
+
+
+def size_weights(devices: float) -> np.ndarray:
+    """Interpolation weights of GROUP_SIZES, linear in log2 of the devices; beyond the last, the last."""
+    place = np.interp(np.log2(max(devices, 1)), np.log2(GROUP_SIZES), np.arange(len(GROUP_SIZES)))
+    return np.maximum(0.0, 1.0 - np.abs(np.arange(len(GROUP_SIZES)) - place))
+
+
+def _size_weights(operator: Operator, reach: tuple[int | None, ...]) -> np.ndarray:
+    if operator.collective != "all_reduce" or operator.ranks is None or not reach:
+        return np.zeros(len(GROUP_SIZES))
+    return size_weights(level_sizes(operator.ranks, reach)[0])
+
+
 class Times(NamedTuple):
     """Seconds of every operator per unit of its group's statistics; all (operator,). ``fixed_s`` is per iteration."""
 
@@ -82,20 +114,53 @@ class Times(NamedTuple):
     message_s: Any
     fixed_s: Any
     knee: Any
+    waves: Any  # per TOKEN_TILE tokens
+    wave_s: Any
+    fill: Any  # tokens
+    prompt_token_s: Any
+    prompt_s: Any  # per sequence that attention works on
+    ramp_s: Any
 
 
 def unit_times(known: Coefficients, rate: Rates) -> Times:
-    """Work divided by effective rates, operator by operator."""
-    bandwidth = rate.memory_bandwidth * rate.bandwidth_efficiency[known.op_class]
-    per_byte = known.share @ (1.0 / rate.link_bandwidth)
+    """Work divided by effective rates, operator by operator.
+
+    A tile of a product costs a ``prologue`` on top of its inner dimension (filling and draining the pipeline); a share
+    of the tiles is counted in whole waves. A score of attention costs ``score_flops`` on top of its products (the
+    exponential; arXiv:2407.08608, section 3.2) and every prompt token some attended tokens more (``diagonal``: half the
+    tile on an edge of the mask is computed in vain). Figures of an all-reduce depend on how many devices take part.
+    """
+    kind = known.op_class
+    flop_rate = rate.flops_efficiency[kind] * rate.peak_flops[known.dtype]
+    inner = np.where(known.inputs > 0, known.inputs, np.inf)
+    flop_s = known.flops * (1.0 + rate.prologue[kind] / inner) + rate.score_flops[kind] * known.heads * known.layers
+    flop_s = flop_s / flop_rate
+    tile_flops = 2.0 * TOKEN_TILE * OUTPUT_TILE * known.layers * (known.inputs > 0)
+    share, tiles = rate.wave_share[kind] * (known.inputs > 0), rate.wave_tiles[kind]
+    heads, kv_heads = known.heads * known.layers, known.kv_heads * known.layers
+    reduces = known.size.any(axis=1)
+    launch = rate.launch_s[kind] * ~reduces + known.size @ rate.reduce_launch_s
+    link_efficiency = rate.bandwidth_efficiency[kind] * ~reduces + known.size @ rate.reduce_efficiency
     return Times(
-        flop_s=known.flops / (rate.flops_efficiency[known.op_class] * rate.peak_flops[known.dtype]),
-        weight_s=known.weight_bytes / bandwidth,
-        activation_s=known.activation_bytes / bandwidth,
-        message_s=known.message_bytes * per_byte / rate.bandwidth_efficiency[known.op_class],
-        fixed_s=known.launches * (rate.launch_s[known.op_class] + known.steps @ rate.link_latency_s),
-        knee=rate.knee[known.op_class],
+        flop_s=flop_s * (1.0 - share),
+        weight_s=known.weight_bytes / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind]),
+        activation_s=known.activation_bytes / (rate.memory_bandwidth * rate.activation_efficiency[kind]),
+        message_s=known.message_bytes * (known.share @ (1.0 / rate.link_bandwidth)) / link_efficiency,
+        fixed_s=known.launches * (launch + known.steps @ rate.link_latency_s),
+        knee=rate.knee[kind],
+        waves=np.ceil(known.outputs / OUTPUT_TILE) / tiles,
+        wave_s=share * tile_flops * (known.inputs + rate.prologue[kind]) * tiles / flop_rate,
+        fill=rate.fill[kind] / np.maximum(known.heads, 1.0),
+        prompt_token_s=rate.diagonal[kind] * known.edges * flop_s + rate.head_token_s[kind] * heads,
+        prompt_s=rate.head_sequence_s[kind] * heads + rate.kv_head_sequence_s[kind] * kv_heads,
+        ramp_s=known.launches * (known.size @ rate.reduce_ramp_s),
     )
+
+
+ROW_TIMES = dict(
+    zip(Rows._fields, ("flop_s", "weight_s", "activation_s", "knee", "waves", "wave_s", "fill"), strict=True)
+)
+"""Which of ``Times`` is which of ``Rows``."""
 
 
 def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> CostParameters:
@@ -109,7 +174,7 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
 
     def rows(group: str) -> Rows:
         at = known.groups[group]
-        return Rows(times.flop_s[at], times.weight_s[at], times.activation_s[at], times.knee[at])
+        return Rows(*(getattr(times, ROW_TIMES[field])[at] for field in Rows._fields))
 
     def homogeneous(group: str) -> Any:
         at = known.groups[group]
@@ -119,6 +184,13 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
         at = known.groups[group]
         return xp.sum(times.flop_s[at] + times.activation_s[at] + times.message_s[at])
 
+    def total(values: Any, *groups: str) -> Any:
+        return sum(xp.sum(values[known.groups[group]]) for group in groups)
+
+    reduce = np.flatnonzero(known.size.any(axis=1))[:1]  # all of them have the same message per token
+    ramp_tokens = (
+        known.size[reduce] @ rate.reduce_half_bytes * (known.launches / known.message_bytes.clip(1e-9))[reduce]
+    )
     host = 1.0 if overheads else 0.0
     return CostParameters(
         token_rows=rows("tokens"),
@@ -127,11 +199,17 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
         prefill_rows=rows("prefill"),
         prefill_window_rows=rows("prefill_window"),
         log_expert_missed=xp.asarray(known.log_expert_missed, dtype=float),
+        expert_skew=rate.expert_skew,
         iteration_s=xp.sum(times.fixed_s) + host * rate.step_overhead_s,
         token_s=linear("linear_tokens"),
         sequence_s=linear("linear_sequences") + host * rate.sequence_overhead_s,
         context_s=homogeneous("decode"),
         window_context_s=homogeneous("decode_window"),
+        decode_s=total(times.prompt_s, "decode", "decode_window"),
+        prefill_token_s=total(times.prompt_token_s, "prefill", "prefill_window"),
+        prefill_sequence_s=total(times.prompt_s, "prefill", "prefill_window"),
+        ramp_s=xp.sum(times.ramp_s),
+        ramp_tokens=xp.sum(ramp_tokens) if len(reduce) else xp.asarray(1.0),
     )
 
 

@@ -29,6 +29,8 @@ def gemm(
         weight_bytes=projection.inputs * projection.outputs * BYTES[weight],
         activation_bytes=projection.inputs * input_bytes(dtype, stream) + projection.outputs * stream,
         launches=launches,
+        inputs=projection.inputs,
+        outputs=projection.outputs,
     )
 
 

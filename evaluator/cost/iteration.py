@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import sys
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,13 +17,24 @@ import numpy as np
 Array = Any  # a float, a NumPy array or a JAX array, float64
 
 
-def array_namespace(*arrays: Array) -> ModuleType:
-    """``math`` for plain floats, ``jax.numpy`` where any argument is a JAX array or tracer, else ``numpy``."""
+class _Floats:
+    """What of an array namespace the cost functions use, on plain floats."""
+
+    sqrt, expm1, log1p, ceil = math.sqrt, math.expm1, math.log1p, staticmethod(math.ceil)
+    maximum, minimum = max, min
+
+    @staticmethod
+    def where(condition: bool, yes: float, no: float) -> float:
+        return yes if condition else no
+
+
+def array_namespace(*arrays: Array) -> Any:
+    """``jax.numpy`` where any argument is a JAX array or tracer, plain Python for floats alone, else ``numpy``."""
     for array in arrays:
         if type(array) is not float:
             break
     else:
-        return math
+        return _Floats
     jax = sys.modules.get("jax")
     if jax is not None and any(isinstance(array, jax.Array) for array in arrays):
         return jax.numpy
@@ -54,12 +64,16 @@ class Rows(NamedTuple):
     """Operators with a roofline knee, in seconds. Each field is (operator, *lanes); no operator at all is allowed.
 
     An operator takes roofline(flop * x, weight * y + activation * z, knee); the group it is in says what x, y, z are.
+    The last three make the side of the FLOPs depend on the size (``product_time``, ``attention_time``); 0 leaves it.
     """
 
     flop: Array
     weight: Array
     activation: Array
     knee: Array
+    waves: Array  # waves of tiles per TOKEN_TILE tokens
+    wave_s: Array  # seconds of one whole wave, counted in whole waves
+    fill: Array  # prompt tokens below which attention does not fill the device
 
 
 class CostParameters(NamedTuple):
@@ -72,14 +86,24 @@ class CostParameters(NamedTuple):
     token_rows: Rows  # dense GEMMs: x = tokens, y = 1, z = tokens
     sequence_rows: Rows  # the output head: x = sequences, y = 1, z = sequences
     expert_rows: Rows  # routed experts: x = tokens, y = fraction of the experts touched, z = tokens
-    prefill_rows: Rows  # prefill attention: x = area, y = 1 (weight is 0), z = context
+    prefill_rows: Rows  # prefill attention: x = area, z = context (weight is 0)
     prefill_window_rows: Rows  # the same in windowed layers, with the windowed area and context
     log_expert_missed: Array  # log(1 - k/E): one token leaves a given expert untouched; 0 without experts
+    expert_skew: Array  # variance of the experts' popularity, see ``experts_touched``; 0: all alike
     iteration_s: Array  # per iteration
     token_s: Array  # per token computed
     sequence_s: Array  # per sequence in the batch
     context_s: Array  # per token attended to by a decode, full attention and MLA
     window_context_s: Array  # the same in windowed layers
+    decode_s: Array  # per decoding sequence
+    prefill_token_s: Array  # per prompt token
+    prefill_sequence_s: Array  # per prompt with a chunk
+    ramp_s: Array  # all-reduces: time beyond the affine form, reached by half at ``ramp_tokens``
+    ramp_tokens: Array  # tokens, above 0
+
+
+TOKEN_TILE, OUTPUT_TILE = 128, 256
+"""Tile of a matrix product: the largest that cuBLAS and CUTLASS use on A100 and later, rows (tokens) x columns."""
 
 
 def roofline(flop_s: Array, byte_s: Array, knee: Array) -> Array:
@@ -95,17 +119,47 @@ def roofline(flop_s: Array, byte_s: Array, knee: Array) -> Array:
     return 0.5 * (flop_s + byte_s + xp.sqrt(gap * gap + 4.0 * knee * knee * flop_s * byte_s + 1e-60))
 
 
-def _rows_time(rows: Rows, x: Array, y: Array, z: Array) -> Array:
-    total: Array = 0.0
-    for flop, weight, activation, knee in zip(*rows, strict=True):
-        total = total + roofline(flop * x, weight * y + activation * z, knee)
-    return total
+def whole_waves(waves: Array) -> Array:
+    """Waves of tiles as they are executed: whole ones, the last with idle processors.
+
+    Where all tiles fit into half a wave, kernels take tiles of half the size, and so on: below a quarter nothing is
+    lost. NVIDIA, "Matrix Multiplication Background User's Guide" (DA-09799-001, tile and wave quantisation).
+    """
+    xp = array_namespace(waves)
+    return xp.where(waves > 0.5, xp.ceil(waves), xp.where(waves > 0.25, 0.5, waves))
 
 
-def experts_touched(log_expert_missed: Array, tokens: Array) -> Array:
-    """Expected fraction of routed experts that a batch of ``tokens`` touches: 1 - (1 - k/E)^tokens, routed alike."""
-    xp = array_namespace(log_expert_missed, tokens)
-    return -xp.expm1(tokens * log_expert_missed)
+def product_time(row: Rows, x: Array, y: Array, z: Array, blocks: Array = None) -> Array:
+    """One operator with weights; ``blocks`` is the number of tiles of rows (None: its waves are not counted)."""
+    flop = row.flop * x if blocks is None else row.flop * x + row.wave_s * whole_waves(row.waves * blocks)
+    return roofline(flop, row.weight * y + row.activation * z, row.knee)
+
+
+def attention_time(row: Rows, area: Array, context: Array, tokens: Array) -> Array:
+    """Prefill attention: well below ``fill`` prompt tokens the device is not full, and the time is as of so many."""
+    xp = array_namespace(row.flop, area, tokens)
+    lack = row.fill / xp.maximum(tokens, 1.0)
+    return roofline(row.flop * area * xp.sqrt(1.0 + lack * lack), row.activation * context, row.knee)
+
+
+def _products_time(rows: Rows, x: Array, y: Array, z: Array, blocks: Array = None) -> Array:
+    return sum((product_time(Rows(*row), x, y, z, blocks) for row in zip(*rows, strict=True)), start=0.0)
+
+
+def _attentions_time(rows: Rows, area: Array, context: Array, tokens: Array) -> Array:
+    return sum((attention_time(Rows(*row), area, context, tokens) for row in zip(*rows, strict=True)), start=0.0)
+
+
+def experts_touched(log_expert_missed: Array, tokens: Array, skew: Array = 0.0) -> Array:
+    """Expected fraction of routed experts that a batch of ``tokens`` touches.
+
+    Uniform routing: 1 - (1 - k/E)^tokens. With experts of unequal popularity, gamma-distributed with mean 1 and
+    variance ``skew``, the expectation over the experts is 1 - (1 - skew tokens log(1 - k/E))^(-1/skew).
+    """
+    xp = array_namespace(log_expert_missed, tokens, skew)
+    visits = -tokens * log_expert_missed
+    spread = xp.log1p(skew * visits) / xp.where(skew > 0.0, skew, 1.0)
+    return -xp.expm1(-xp.where(skew > 0.0, spread, visits))
 
 
 def iteration_time(parameters: CostParameters, batch: BatchStatistics) -> Array:
@@ -113,7 +167,9 @@ def iteration_time(parameters: CostParameters, batch: BatchStatistics) -> Array:
 
     An empty batch still costs ``iteration_s`` and the weights: callers do not run empty iterations.
     """
-    tokens = batch.decodes + batch.prefill_tokens
+    xp = array_namespace(parameters.iteration_s, *batch)
+    prompt = batch.prefill_tokens
+    tokens = batch.decodes + prompt
     sequences = batch.decodes + batch.prefill_sequences
     time = (
         parameters.iteration_s
@@ -121,12 +177,18 @@ def iteration_time(parameters: CostParameters, batch: BatchStatistics) -> Array:
         + parameters.sequence_s * sequences
         + parameters.context_s * batch.decode_context
         + parameters.window_context_s * batch.decode_window_context
-        + _rows_time(parameters.token_rows, tokens, 1.0, tokens)
-        + _rows_time(parameters.sequence_rows, sequences, 1.0, sequences)
-        + _rows_time(parameters.prefill_rows, batch.prefill_area, 1.0, batch.prefill_context)
-        + _rows_time(parameters.prefill_window_rows, batch.prefill_window_area, 1.0, batch.prefill_window_context)
+        + parameters.decode_s * batch.decodes
+        + parameters.prefill_token_s * prompt
+        + parameters.prefill_sequence_s * batch.prefill_sequences
+        + parameters.ramp_s * tokens / (tokens + parameters.ramp_tokens)
+        + _products_time(parameters.token_rows, tokens, 1.0, tokens, xp.ceil(tokens / TOKEN_TILE))
+        + _products_time(parameters.sequence_rows, sequences, 1.0, sequences, xp.ceil(sequences / TOKEN_TILE))
+        + _attentions_time(parameters.prefill_rows, batch.prefill_area, batch.prefill_context, prompt)
+        + _attentions_time(
+            parameters.prefill_window_rows, batch.prefill_window_area, batch.prefill_window_context, prompt
+        )
     )
     if len(parameters.expert_rows.flop):  # structure: models without experts do not pay for the exponential
-        touched = experts_touched(parameters.log_expert_missed, tokens)
-        time = time + _rows_time(parameters.expert_rows, tokens, touched, tokens)
+        touched = experts_touched(parameters.log_expert_missed, tokens, parameters.expert_skew)
+        time = time + _products_time(parameters.expert_rows, tokens, touched, tokens)
     return time

@@ -28,7 +28,9 @@ class Operator:
     * prefill, prefill_window: X = attention area, Z = context read; decode, decode_window: X = Z = tokens attended to.
 
     The linear groups have one side at most (FLOPs, bytes or messages), so that their time is a plain product.
-    ``dtype`` is the one it computes in; ``collective`` and ``ranks`` say which devices talk.
+    ``dtype`` is the one it computes in; ``collective`` and ``ranks`` say which devices talk. The last fields are the
+    shape of one kernel, which efficiencies that depend on the size ask for: ``inputs`` x ``outputs`` of a matrix, query
+    and KV ``heads`` of an attention kernel, and in how many ``layers`` it is.
     """
 
     name: str
@@ -43,6 +45,11 @@ class Operator:
     collective: str | None = None
     ranks: range | None = None
     log_expert_missed: float = 0.0
+    inputs: int = 0
+    outputs: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    layers: float = 1.0
 
     def times(self, count: float) -> Operator:
         """This operator in ``count`` identical layers: exact, because the roofline is homogeneous of degree one."""
@@ -53,6 +60,7 @@ class Operator:
             activation_bytes=self.activation_bytes * count,
             message_bytes=self.message_bytes * count,
             launches=self.launches * count,
+            layers=self.layers * count,
         )
 
 
@@ -62,7 +70,8 @@ def merge(found: Iterable[Operator]) -> tuple[Operator, ...]:
     places: dict[tuple, list[int]] = {}
     for operator in found:
         key = (operator.name, operator.op_class, operator.group, operator.dtype, operator.collective, operator.ranks,
-               operator.log_expert_missed)  # fmt: skip
+               operator.log_expert_missed, operator.inputs, operator.outputs, operator.heads,
+               operator.kv_heads)  # fmt: skip
         for place in places.setdefault(key, []):
             if _proportional(merged[place], operator):
                 merged[place] = _add(merged[place], operator)
@@ -92,4 +101,5 @@ def _add(one: Operator, other: Operator) -> Operator:
         activation_bytes=one.activation_bytes + other.activation_bytes,
         message_bytes=one.message_bytes + other.message_bytes,
         launches=one.launches + other.launches,
+        layers=one.layers + other.layers,
     )

@@ -63,9 +63,9 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
     )
     return [
         Operator(f"attention.prefill{suffix}", "attention_prefill", "prefill_window" if window else "prefill",
-                 dtype=dtype, flops=flops, activation_bytes=read, launches=0.0),
+                 dtype=dtype, flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads),
         Operator(f"attention.decode{suffix}", "attention_decode", "decode_window" if window else "decode",
-                 dtype=dtype, flops=flops, activation_bytes=read, launches=0.0),
+                 dtype=dtype, flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads),
         _ATTENTION_LAUNCH,
         traffic("attention.elementwise", elements * stream + read, 3.0 + mixer.output_gate),
     ]  # fmt: skip
@@ -92,9 +92,9 @@ def _latent_attention(model: Model, mixer: LatentAttention, precision: Precision
     )  # fmt: skip
     return [
         Operator("attention.prefill", "attention_prefill", "prefill", dtype=dtype, flops=2.0 * heads * (key + value),
-                 activation_bytes=latent + heads * (key + value) * stream, launches=0.0),
+                 activation_bytes=latent + heads * (key + value) * stream, launches=0.0, heads=heads, kv_heads=heads),
         Operator("attention.decode", "attention_decode", "decode", dtype=dtype, flops=2.0 * heads * (2 * rank + rope),
-                 activation_bytes=latent, launches=0.0),
+                 activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1),
         _ATTENTION_LAUNCH,
         traffic("attention.elementwise", elements * stream + latent, 4.0),
     ]  # fmt: skip

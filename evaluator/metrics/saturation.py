@@ -13,15 +13,25 @@ def drift(arrival_s: np.ndarray, queue_wait_s: np.ndarray) -> np.ndarray:
     For a work-conserving queue offered ``rho`` times what it can serve it tends to rho - 1 above one and to 0 below,
     whatever the time scale: request i, that arrives at t, is scheduled at rho * t.
     """
-    centred = arrival_s - arrival_s.mean(axis=-1, keepdims=True)
+    arrival, span = _in_spans(arrival_s)
+    centred = arrival - arrival.mean(axis=-1, keepdims=True)
     square = (centred * centred).sum(axis=-1)
     product = (centred * queue_wait_s).sum(axis=-1)
-    return np.divide(product, square, out=np.full(square.shape, np.nan), where=square > 0)
+    per_span = np.divide(product, square, out=np.full(square.shape, np.nan), where=square > 0)
+    with np.errstate(over="ignore"):  # all at practically once: an infinite drift is the answer
+        return np.divide(per_span, span, out=np.full(square.shape, np.nan), where=span > 0)
+
+
+def _in_spans(arrival_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Arrivals from 0 to 1, zeros where all are at once, and their span in seconds: squares of 1e-300 s are 0."""
+    first = arrival_s[..., :1]
+    span = arrival_s[..., -1:] - first
+    return np.divide(arrival_s - first, span, out=np.zeros(arrival_s.shape), where=span > 0), span[..., 0]
 
 
 def noise(arrival_s: np.ndarray) -> np.ndarray:
     """How large a drift chance alone gives a queue at its limit: sqrt(max(1, cv^2 of the gaps) / requests)."""
-    gaps = np.diff(arrival_s, axis=-1)
+    gaps = np.diff(_in_spans(arrival_s)[0], axis=-1)
     average = gaps.mean(axis=-1)
     variance = gaps.var(axis=-1)
     square = np.divide(variance, average * average, out=np.ones(average.shape), where=average > 0)

@@ -52,7 +52,7 @@ def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
     replicas = outcomes.replicas[:, None]
     device_busy_s = outcomes.busy_s * (outcomes.devices[:, None] / replicas)
     per_seed = {
-        "utilisation": _ratio(outcomes.busy_s, replicas * outcomes.makespan_s),
+        "utilisation": np.minimum(_ratio(outcomes.busy_s, replicas * outcomes.makespan_s), 1.0),  # two sums that round
         "mfu": _ratio(outcomes.flops, device_busy_s * outcomes.peak_flops[:, None]),
         "mbu": _ratio(outcomes.bytes, device_busy_s * outcomes.peak_bandwidth[:, None]),
         "kv_used_mean": outcomes.kv_used_mean,

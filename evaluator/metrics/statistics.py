@@ -101,6 +101,7 @@ def quantile_stderr(values: np.ndarray, ordered: np.ndarray, levels: np.ndarray)
 
     Woodruff (1952): the error of the fraction of requests below the quantile, here from batch means and never less
     than that of independent requests, is carried through the empirical distribution function to the quantile.
+    NaN below two batches, and where the fraction's error reaches beyond the data: nothing is known of the tail there.
     """
     at = quantiles(ordered, levels)
     count = np.maximum(ordered.shape[-1] - np.isnan(ordered).sum(axis=-1), 1)[..., None]
@@ -109,12 +110,11 @@ def quantile_stderr(values: np.ndarray, ordered: np.ndarray, levels: np.ndarray)
     for column in range(levels.size):
         below = np.asarray(values <= at[..., column, None], dtype=np.float64)
         below = below if missing is None else np.where(missing, np.nan, below)
-        fraction_error[..., column] = np.fmax(fraction_error[..., column], batch_stderr(below))
-    low = np.clip(levels - fraction_error, 0.0, 1.0)
-    high = np.clip(levels + fraction_error, 0.0, 1.0)
-    spread = quantiles(ordered, high) - quantiles(ordered, low)
-    width = high - low
-    return np.divide(spread * fraction_error, width, out=np.zeros_like(spread), where=width > 0)
+        fraction_error[..., column] = np.maximum(fraction_error[..., column], batch_stderr(below))  # NaN stays
+    low, high = levels - fraction_error, levels + fraction_error
+    inside = (low > 0.0) & (high < 1.0)
+    spread = quantiles(ordered, np.where(inside, high, 0.5)) - quantiles(ordered, np.where(inside, low, 0.5))
+    return np.where(inside, spread / 2.0, np.nan)
 
 
 def summarise(values: np.ndarray, levels: np.ndarray) -> Summary:

@@ -48,4 +48,4 @@ class Pipeline:
         cost = self.costs[0]
         if not cost.expert_rows.flop:
             return 0.0
-        return experts_touched(cost.log_expert_missed, batch.decodes + batch.prefill_tokens)
+        return experts_touched(cost.log_expert_missed, batch.decodes + batch.prefill_tokens, cost.expert_skew)

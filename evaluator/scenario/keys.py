@@ -191,8 +191,7 @@ def _find_calibration(name: str) -> Any:
 
 
 def _calibration(value: Any, place: Place) -> str:
-    # auto: the best set for the hardware. So far there is one set, for any hardware.
-    return known(_find_calibration)("datasheet" if value == "auto" else value, place)
+    return value if value == "auto" else known(_find_calibration)(value, place)  # auto: the best set for the hardware
 
 
 def _figures(read: Reader, kind: str) -> Reader:

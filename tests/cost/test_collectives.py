@@ -94,6 +94,7 @@ def test_a_mesh_gives_a_group_its_own_wires_only():
     assert whole[0] == whole[1]
     assert collective_terms("all_gather", range(4), (8,), (True,)).share[0] == pytest.approx(0.75 * 7 / 3)
     assert collective_terms("p2p", range(0, 2), (8,), (True,)).share[0] == 7.0
-    assert collective_terms("all_reduce", range(16), (8, None), (True, False)).share == collective_terms(
-        "all_reduce", range(16), (8, None)
-    ).share
+    assert (
+        collective_terms("all_reduce", range(16), (8, None), (True, False)).share
+        == collective_terms("all_reduce", range(16), (8, None)).share
+    )

@@ -44,8 +44,16 @@ def test_missing_unit_falls_back_to_the_next_wider():
     assert peak_flops({"bf16": 312e12}, "fp8") == 312e12
     assert peak_flops(H100.peak_flops, "fp8") == 1979e12
     assert peak_flops({"fp32": 1e12}, "bf16") == 1e12
-    with pytest.raises(ValueError, match="without any peak"):
+
+
+def test_a_peak_is_never_guessed_from_a_narrower_or_unrelated_unit():
+    told = r"odd: peak_flops states tf32, int8; for fp8 it needs one of fp8, bf16, fp16, fp32"
+    with pytest.raises(InputError, match=told):
+        peak_flops({"tf32": 1e14, "int8": 2e14}, "fp8", "odd")
+    with pytest.raises(InputError, match="states nothing; for bf16 it needs one of bf16, fp16, fp32"):
         peak_flops({}, "bf16")
+    with pytest.raises(InputError, match="chip: peak_flops states int8"):
+        rates(replace(H100, name="chip", peak_flops={"int8": 1e15}), load_calibration("datasheet", "h100-sxm"))
 
 
 def test_checkpoint_keeps_published_dtypes():

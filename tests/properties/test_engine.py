@@ -151,8 +151,16 @@ def _busy_case(name: str) -> Case:
     )  # fmt: skip
 
 
+PRODUCT, ATTENTION = ("flop", "weight", "activation", "knee"), ("flop", "activation", "knee", "fill")
+ROW_FIELDS = {  # which of the fields of Rows a group of operators has a use for
+    "token_rows": (*PRODUCT, "waves", "wave_s"),
+    "sequence_rows": PRODUCT,
+    "expert_rows": PRODUCT,
+    "prefill_rows": ATTENTION,
+    "prefill_window_rows": ATTENTION,
+}
 COST_INPUTS = [
-    *(f"cost.{name}.{field}" for name in CostParameters._fields if name.endswith("_rows") for field in Rows._fields),
+    *(f"cost.{name}.{field}" for name, fields in ROW_FIELDS.items() for field in fields),
     *(f"cost.{name}" for name in CostParameters._fields if not name.endswith("_rows")),
 ]
 INPUTS = {
@@ -198,6 +206,8 @@ def _changed(lane: Lane, requests: Requests, name: str) -> tuple[Lane, Requests]
 
 
 def test_every_input_is_tried():
+    assert set(ROW_FIELDS) == {name for name in CostParameters._fields if name.endswith("_rows")}
+    assert {field for fields in ROW_FIELDS.values() for field in fields} == set(Rows._fields)
     names = {name.split(".")[0].removesuffix(" of requests") for name in INPUTS}
     assert names >= {*Lane._fields, *Requests._fields}
 

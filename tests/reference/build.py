@@ -11,12 +11,13 @@ import numpy as np
 from evaluator.cost.iteration import CostParameters, Rows
 from evaluator.reference import SCHEDULERS, Iteration, Limits, Outcome, Request, simulate
 
-NO_ROWS = Rows(*(np.zeros(0),) * 4)
+NO_ROWS = Rows(*(np.zeros(0) for _ in Rows._fields))
 
 
 def linear_cost(iteration_s=1.0, token_s=0.0, context_s=0.0) -> CostParameters:
     """An iteration takes so long, plus so much per token computed and per token attended to by decodes."""
-    return CostParameters(NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS, NO_ROWS, 0.0, iteration_s, token_s, 0.0, context_s, 0.0)
+    zero = CostParameters(*(NO_ROWS,) * 5, *(0.0,) * (len(CostParameters._fields) - 5))
+    return zero._replace(iteration_s=iteration_s, token_s=token_s, context_s=context_s, ramp_tokens=1.0)
 
 
 SECOND = linear_cost()  # every iteration takes one second
@@ -27,7 +28,8 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
 
     def rows(count: int, flop: float, weight: float, activation: float) -> Rows:
         sides = [rng.uniform(0.2, 1.0, count) * side * scale for side in (flop, weight, activation)]
-        return Rows(*sides, rng.uniform(0.0, 0.4, count))
+        waves, fill = rng.uniform(0.0, 2.0, count), rng.uniform(0.0, 500.0, count)
+        return Rows(*sides, rng.uniform(0.0, 0.4, count), waves, rng.uniform(0.0, 1e-3, count) * scale, fill)
 
     return CostParameters(
         token_rows=rows(3, 2e-5, 3e-3, 2e-6),
@@ -41,6 +43,12 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         sequence_s=1e-5 * scale,
         context_s=3e-7 * rng.uniform() * scale,
         window_context_s=1e-7 * scale if windowed else 0.0,
+        expert_skew=rng.uniform(0.0, 2.0) if experts else 0.0,
+        decode_s=1e-5 * rng.uniform() * scale,
+        prefill_token_s=1e-6 * rng.uniform() * scale,
+        prefill_sequence_s=1e-4 * rng.uniform() * scale,
+        ramp_s=1e-3 * rng.uniform() * scale,
+        ramp_tokens=300.0,
     )
 
 

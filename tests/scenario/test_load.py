@@ -49,7 +49,7 @@ def test_every_key_of_a_file(tmp_path):
     assert (workload.requests, workload.warmup_requests, workload.cached_tokens) == (2000, 100, 16)
     assert workload.seeds == (0, 1, 2, 3)
     assert deployment.precision == Precision("bf16", "bf16", "fp8")
-    assert deployment.calibration == "datasheet"
+    assert deployment.calibration == "auto"
     assert (deployment.replicas, deployment.tensor_parallel, deployment.pipeline_parallel) == (2, 4, 2)
     assert deployment.batching == Batching("mixed", 64, 4096)
     assert deployment.kv == KvCache("reserve", 0.8, 32)

@@ -53,7 +53,8 @@ def no_rows() -> Rows:
 
 def constant_cost(iteration_s: float = 0.0, token_s: float = 0.0, sequence_s: float = 0.0) -> CostParameters:
     """An iteration takes a time that is linear in its tokens and sequences, whatever the context."""
-    return CostParameters(*(no_rows() for _ in range(5)), 0.0, iteration_s, token_s, sequence_s, 0.0, 0.0)
+    zero = CostParameters(*(no_rows() for _ in range(5)), *(0.0,) * (len(CostParameters._fields) - 5))
+    return zero._replace(iteration_s=iteration_s, token_s=token_s, sequence_s=sequence_s, ramp_tokens=1.0)
 
 
 def random_cost(rng: np.random.Generator, experts: bool, windowed: bool) -> CostParameters:
@@ -61,7 +62,8 @@ def random_cost(rng: np.random.Generator, experts: bool, windowed: bool) -> Cost
 
     def rows(count: int, flop: float, weight: float, activation: float) -> Rows:
         scales = [rng.uniform(0.2, 1, count) * scale for scale in (flop, weight, activation)]
-        return Rows(*scales, rng.uniform(0, 0.4, count))
+        waves, fill = rng.uniform(0, 2, count), rng.uniform(0, 500, count)
+        return Rows(*scales, rng.uniform(0, 0.4, count), waves, rng.uniform(0, 1e-3, count), fill)
 
     return CostParameters(
         token_rows=rows(3, 2e-5, 3e-3, 2e-6),
@@ -75,6 +77,12 @@ def random_cost(rng: np.random.Generator, experts: bool, windowed: bool) -> Cost
         sequence_s=1e-5,
         context_s=3e-7 * rng.uniform(),
         window_context_s=1e-7 if windowed else 0.0,
+        expert_skew=rng.uniform(0, 2) if experts else 0.0,
+        decode_s=1e-5 * rng.uniform(),
+        prefill_token_s=1e-6 * rng.uniform(),
+        prefill_sequence_s=1e-4 * rng.uniform(),
+        ramp_s=1e-3 * rng.uniform(),
+        ramp_tokens=300.0,
     )
 
 

@@ -100,7 +100,8 @@ def _trip(lane: Lane, requests: Requests, structure: Structure, state: State) ->
     touched = state.experts_touched
     if len(lane.cost.expert_rows.flop):
         tokens = batch.decodes + batch.prefill_tokens
-        touched = touched + leap.iterations * experts_touched(lane.cost.log_expert_missed, tokens)
+        fraction = experts_touched(lane.cost.log_expert_missed, tokens, lane.cost.expert_skew)
+        touched = touched + leap.iterations * fraction
     grown = leap.steps.astype(jnp.float64)
     return State(
         clock=clock,

@@ -1,0 +1,28 @@
+"""What the fit needs to know of a device beside its data sheet: tiles that run at once, and the size of its cache."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Processors(NamedTuple):
+    """Streaming multiprocessors (one tile each at a time) and last-level cache in bytes."""
+
+    tiles: int
+    cache_bytes: float
+
+
+PROCESSORS = {
+    "a100-sxm": Processors(108, 40e6),  # NVIDIA A100 Tensor Core GPU Architecture whitepaper (2020)
+    "a100-pcie": Processors(108, 40e6),
+    "h100-sxm": Processors(132, 50e6),  # NVIDIA H100 Tensor Core GPU Architecture whitepaper (2022)
+    "h100-pcie": Processors(114, 50e6),
+    "h200-sxm": Processors(132, 50e6),  # the H100's die
+    "h20": Processors(78, 60e6),  # as published by resellers
+    "b200-sxm": Processors(148, 126e6),  # cudaDeviceProp of a B200; two dies
+    "l40s": Processors(142, 96e6),  # NVIDIA Ada GPU Architecture whitepaper (2023)
+    "rtx-pro-6000": Processors(188, 128e6),  # NVIDIA RTX Blackwell GPU Architecture whitepaper (2025)
+}
+
+UNKNOWN = Processors(0, 0.0)
+"""A device that is not listed: no waves are counted, no measurement is taken for one out of the cache."""

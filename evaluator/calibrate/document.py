@@ -1,0 +1,162 @@
+"""The fitted set as a document: efficiencies with errors, what they were fitted on, and how well."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from evaluator.calibrate.errors import error_summary
+from evaluator.calibrate.parameters import PRIOR_SIGMA
+from evaluator.calibrate.run import Calibrated
+from evaluator.catalog.calibration import COLLECTIVE_CLASSES, EIGHT_BIT_CLASSES, OPERATOR_CLASSES, Calibration
+
+_ROOFLINE = ("flops_efficiency", "bandwidth_efficiency", "knee", "launch_s")
+NUISANCES = ("expert_skew",)
+"""Parameters of how a measurement was made, not of the device: reported, never shipped as a figure."""
+
+
+def document(fitted: Calibrated) -> dict[str, Any]:
+    """The content of the set's YAML; ``catalog.calibration.read_calibration`` reads it."""
+    found = {
+        each.name: float(value)
+        for each, value in zip(fitted.result.parameters, fitted.result.values, strict=True)
+        if each.name not in NUISANCES
+    }
+    labels = {str(label) for label in fitted.judged["label"]}
+    return {
+        "name": fitted.name,
+        "hardware": fitted.hardware.name,
+        "provenance": "calibrated",
+        **_engine(fitted.judged),
+        "efficiencies": _efficiencies(fitted.base, found, labels, fitted.wave_tiles),
+        "link_efficiency": fitted.base.link_efficiency,
+        "step_overhead_s": _rounded(found.get("step_overhead_s", fitted.base.step_overhead_s)),
+        "sequence_overhead_s": _rounded(found.get("sequence_overhead_s", fitted.base.sequence_overhead_s)),
+        "sources": _sources(fitted, labels),
+        "fit": _fit(fitted),
+    }
+
+
+def _engine(judged: pd.DataFrame) -> dict[str, str]:
+    """The engine that most rows are of, and its versions."""
+    engine = str(judged["engine"].mode()[0])
+    versions = sorted(set(judged.loc[judged["engine"] == engine, "engine_version"]))
+    return {"engine": engine, "engine_version": ", ".join(versions)}
+
+
+def _efficiencies(base: Calibration, found: Mapping[str, float], labels: set[str], tiles: float) -> dict[str, Any]:
+    classes = [*OPERATOR_CLASSES, *(name for name in EIGHT_BIT_CLASSES if name in labels)]
+    return {name: _class(name, base, found, tiles) for name in classes}
+
+
+def _class(name: str, base: Calibration, found: Mapping[str, float], tiles: float) -> dict[str, Any]:
+    start = base.of(name)
+    names = _ROOFLINE if name not in COLLECTIVE_CLASSES else ("bandwidth_efficiency", "launch_s")
+    figures: dict[str, Any] = {figure: found.get(f"{name}.{figure}", getattr(start, figure)) for figure in names}
+    prefix = f"{name}."
+    rest = {path.removeprefix(prefix): value for path, value in found.items() if path.startswith(prefix)}
+    groups: dict[int, dict[str, float]] = {}
+    for path, value in rest.items():
+        size, _, figure = path.rpartition(".")
+        if size:
+            groups.setdefault(int(size), {})[figure] = _rounded(value)
+        elif figure not in figures:
+            figures[figure] = value
+    if figures.get("wave_share"):
+        figures["wave_tiles"] = tiles
+    shown: dict[str, Any] = {figure: _rounded(value) for figure, value in figures.items()}
+    return shown | ({"devices": dict(sorted(groups.items()))} if groups else {})
+
+
+def _sources(fitted: Calibrated, labels: set[str]) -> dict[str, str]:
+    tables = ", ".join(sorted({table.source for table in fitted.tables}))
+    told = {"all_reduce": {"all_reduce", "all_gather"}, "p2p": set()}
+    iteration = {"gemm", "attention_prefill", "attention_decode"} if "iteration" in labels else set()
+    sources = {}
+    for name in OPERATOR_CLASSES:
+        measured = told.get(name, {name}) & labels or (name in iteration)
+        sources[name] = f"fitted ({tables})" if measured else f"as in the set {fitted.base.name}, not measured here"
+    for name in ("link_efficiency", "step_overhead_s", "sequence_overhead_s"):
+        overhead = name != "link_efficiency" and "iteration" in labels
+        sources[name] = f"fitted ({tables})" if overhead else f"as in the set {fitted.base.name}, not measured here"
+    return sources
+
+
+def _fit(fitted: Calibrated) -> dict[str, Any]:
+    result = fitted.result
+    parameters = {}
+    for each, value, error, known in zip(
+        result.parameters, result.values, result.errors, result.identified, strict=True
+    ):
+        entry: dict[str, Any] = {"value": _rounded(value), "unit": each.unit}
+        parameters[each.name] = entry | ({"standard_error": _rounded(error)} if known else {"held_at_prior": True})
+    return {
+        "method": (
+            "least squares of log ratios, soft L1; standard errors are of the fit, not of the transfer to an engine; "
+            f"prior: log or logit, standard deviation {PRIOR_SIGMA:g}, around the starting value"
+        ),
+        "data": [
+            {"file": table.name, "source": table.source, "sha256": table.sha256, "rows": len(table.rows)}
+            for table in fitted.tables
+        ],
+        "rows_used": {str(label): int(count) for label, count in fitted.judged.groupby("label").size().items()},
+        "rows_left_out": dict(fitted.left_out),
+        "smallest_singular_value": _rounded(float(np.min(result.singular_values))),
+        "errors": error_summary(fitted.judged),
+        "parameters": parameters,
+    }
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits: more than any of these figures is known to."""
+    return float(f"{float(value):.4g}")
+
+
+def written(content: Mapping[str, Any]) -> str:
+    """The document as YAML text, figures of one class on one line."""
+    lines = ["# Written by `evaluator calibrate`; the section `fit` says on what, and how far off it is."]
+    _write(content, 0, lines)
+    return "\n".join(lines) + "\n"
+
+
+def _write(content: Mapping[Any, Any], depth: int, lines: list[str]) -> None:
+    space = "  " * depth
+    for key, value in content.items():
+        if isinstance(value, Mapping) and _in_block(value):
+            lines.append(f"{space}{_scalar(key)}:")
+            _write(value, depth + 1, lines)
+        elif isinstance(value, Mapping) and depth == 0:
+            lines.append(f"{space}{key}:")
+            lines += [f"{space}  {_scalar(name)}: {_scalar(each)}" for name, each in value.items()]
+        elif isinstance(value, list):
+            lines.append(f"{space}{key}:")
+            lines += [f"{space}  - {_flow(each)}" for each in value]
+        else:
+            lines += textwrap.wrap(
+                f"{space}{_scalar(key)}: {_flow(value)}", 118, subsequent_indent=space + "  ",
+                break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
+
+
+def _in_block(value: Mapping[Any, Any]) -> bool:
+    """Whether a mapping is written one key a line: nested ones, and keys that a line break would split."""
+    return any(isinstance(each, Mapping | list) for each in value.values()) or any(" " in str(key) for key in value)
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_scalar(key)}: {_flow(each)}" for key, each in value.items()) + "}"
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):  # keys too: devices in a group
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    plain = value.replace("_", "").replace(".", "").replace("-", "").isalnum() and value[:1].isalpha()
+    return value if plain else "'" + value.replace("'", "''") + "'"

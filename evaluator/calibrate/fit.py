@@ -1,0 +1,188 @@
+"""The fit: least squares on log ratios with a JAX Jacobian, a robust loss, and priors where the data are silent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import least_squares
+
+from evaluator.calibrate.parameters import PRIOR_SIGMA, Parameter, put, values
+from evaluator.cost.rates import Rates
+
+LOSS_SCALE = 0.1
+"""Residuals (log ratios) beyond this weigh less and less (soft L1): badly chosen kernels are not the rule."""
+
+SHORT_S = 20e-6
+"""Rows shorter than this weigh less, in proportion to their time."""
+
+WEAKEST = 1e-3
+"""A direction whose unit step (a factor of e) moves the predictions by less, root mean square, is not identified."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Rows to predict: seconds as a function of the rates, and as measured."""
+
+    label: str
+    predict: Callable[[Rates], Any]
+    time_s: np.ndarray
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The result. ``errors`` are standard errors of the values, NaN for what the data do not identify."""
+
+    parameters: tuple[Parameter, ...]
+    values: np.ndarray
+    errors: np.ndarray
+    identified: np.ndarray
+    rates: Rates
+    singular_values: np.ndarray
+    evaluations: int
+
+
+def fit(start: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]) -> Fit:
+    """Fit all parameters to all targets.
+
+    Minimises sum rho((log predicted - log measured)^2) + sum ((z - z0) / sigma)^2 over the unbounded coordinates z, rho
+    soft L1 (scipy.optimize.least_squares). Parameters that share no target are fitted apart. A parameter that the
+    data do not identify, by the singular values of the Jacobian, is held at its prior and the rest is fitted again.
+    """
+    base = jax.tree.map(jnp.asarray, start)
+    found = np.array([each.inner(each.start) for each in parameters])
+    errors = np.full(len(parameters), np.nan)
+    singular: list[np.ndarray] = []
+    evaluations = 0
+    for which, block in _blocks(base, parameters, targets):
+        solved = _fit_block(base, [parameters[at] for at in which], block)
+        found[which], errors[which] = solved.inner, solved.errors
+        singular.append(solved.singular_values)
+        evaluations += solved.evaluations
+    new = np.asarray(values(parameters, found))
+    slopes = np.array([each.slope(value) for each, value in zip(parameters, new, strict=True)])
+    rate = jax.tree.map(np.asarray, put(base, parameters, new))
+    return Fit(tuple(parameters), new, errors * slopes, ~np.isnan(errors), rate, np.concatenate(singular), evaluations)
+
+
+class _Solved(NamedTuple):
+    inner: np.ndarray
+    errors: np.ndarray  # of the coordinates
+    singular_values: np.ndarray
+    evaluations: int
+
+
+def _fit_block(base: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]) -> _Solved:
+    prior = np.array([each.inner(each.start) for each in parameters])
+    residuals, jacobian = _residuals(base, parameters, targets)
+    before = np.asarray(jacobian(prior))
+    free = np.ones(len(parameters), dtype=bool)
+    found, evaluations = prior.copy(), 0
+    while free.any():
+        solved = _solve(residuals, jacobian, prior, found, free)
+        found[free], evaluations = solved.x, evaluations + solved.nfev
+        sensitivity = np.asarray(jacobian(found))
+        weak = _weakest(_stronger(before, sensitivity), free)
+        if weak is None:
+            break
+        free[weak], found[weak] = False, prior[weak]
+    errors, singular = np.full(len(parameters), np.nan), np.array([])
+    if free.any():
+        errors[free] = _standard_errors(np.asarray(residuals(found)), sensitivity[:, free])
+        singular = np.linalg.svd(sensitivity[:, free], compute_uv=False) / np.sqrt(len(sensitivity))
+    return _Solved(found, errors, singular, evaluations)
+
+
+def _blocks(
+    base: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]
+) -> list[tuple[list[int], list[Target]]]:
+    """Connected components of the graph of parameters and the targets that they move; lonely ones are left out."""
+    inner = np.array([each.inner(each.start) for each in parameters])
+    moves = []
+    for target in targets:
+        moves.append(_moves(base, parameters, target, inner))
+    blocks: list[tuple[set[int], list[Target]]] = []
+    for target, row in zip(targets, moves, strict=True):
+        mine, found = set(np.flatnonzero(row).tolist()), [target]
+        apart = []
+        for which, block in blocks:
+            if which & mine:
+                mine, found = mine | which, [*block, *found]
+            else:
+                apart.append((which, block))
+        blocks = [*apart, (mine, found)]
+    return [(sorted(which), block) for which, block in blocks if which]
+
+
+def _moves(base: Rates, parameters: Sequence[Parameter], target: Target, inner: np.ndarray) -> np.ndarray:
+    """Which parameters move any prediction of the target, (parameter,) of bool."""
+
+    def predictions(z: Any) -> Any:
+        return jnp.log(target.predict(put(base, parameters, values(parameters, z, jnp))))
+
+    few = np.unique(np.linspace(0, len(target.time_s) - 1, 200).astype(int))
+    return (np.asarray(jax.jit(jax.jacfwd(predictions))(inner))[few] != 0).any(axis=0)
+
+
+def _stronger(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Column by column the larger: a parameter at a bound moves nothing there, but was driven there by the data."""
+    return np.where(np.linalg.norm(one, axis=0) > np.linalg.norm(other, axis=0), one, other)
+
+
+def _residuals(base: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]) -> tuple[Any, Any]:
+    measured = [jnp.log(target.time_s) for target in targets]
+    weights = [np.sqrt(np.minimum(1.0, target.time_s / SHORT_S)) for target in targets]
+
+    def residuals(inner: Any) -> Any:
+        rate = put(base, parameters, values(parameters, inner, jnp))
+        parts = [
+            weight * (jnp.log(target.predict(rate)) - log)
+            for target, log, weight in zip(targets, measured, weights, strict=True)
+        ]
+        return jnp.concatenate(parts)
+
+    return jax.jit(residuals), jax.jit(jax.jacfwd(residuals))
+
+
+def _solve(residuals: Any, jacobian: Any, prior: np.ndarray, start: np.ndarray, free: np.ndarray) -> Any:
+    def whole(part: np.ndarray) -> np.ndarray:
+        inner = prior.copy()
+        inner[free] = part
+        return inner
+
+    # The prior is scaled to count as one measurement of a typical error.
+    scale = LOSS_SCALE / PRIOR_SIGMA
+    return least_squares(
+        lambda part: np.concatenate([np.asarray(residuals(whole(part))), scale * (part - prior[free])]),
+        start[free],
+        lambda part: np.vstack([np.asarray(jacobian(whole(part)))[:, free], scale * np.eye(int(free.sum()))]),
+        loss="soft_l1",
+        f_scale=LOSS_SCALE,
+        x_scale="jac",
+        max_nfev=100,
+    )
+
+
+def _weakest(sensitivity: np.ndarray, free: np.ndarray) -> int | None:
+    """The parameter that dominates the weakest direction, where that direction is too weak; None where all are strong.
+
+    Each column is scaled by the rows it acts on, so that a class with few rows counts as one with many.
+    """
+    columns = sensitivity[:, free]
+    acts = np.maximum(1, (np.abs(columns) > 1e-9).sum(axis=0))
+    _, strength, directions = np.linalg.svd(columns / np.sqrt(acts), full_matrices=False)
+    if not len(strength) or strength[-1] >= WEAKEST:
+        return None
+    return int(np.flatnonzero(free)[np.argmax(np.abs(directions[-1]))])
+
+
+def _standard_errors(residuals: np.ndarray, sensitivity: np.ndarray) -> np.ndarray:
+    """Of the coordinates: robust sandwich (Huber 1967), the loss' weights and the residuals' spread row by row."""
+    weights = 1.0 / np.sqrt(1.0 + (residuals / LOSS_SCALE) ** 2)
+    bread = np.linalg.pinv((sensitivity * weights[:, None]).T @ sensitivity)
+    scores = sensitivity * (weights * residuals)[:, None]
+    return np.sqrt(np.diag(bread @ (scores.T @ scores) @ bread))

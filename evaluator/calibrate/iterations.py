@@ -1,0 +1,42 @@
+"""Predictions of whole engine iterations: prefills or decodes of equal sequences, by the folded cost of their model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from evaluator.catalog import load_model
+from evaluator.cost.batch import decode_batch, prefill_batch, together
+from evaluator.cost.fold import coefficients, fold_rates
+from evaluator.cost.iteration import iteration_time
+from evaluator.cost.memory import model_window
+from evaluator.cost.operators import operators
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.rates import Rates
+from evaluator.scenario.scenario import Precision
+
+
+def predictor(rows: pd.DataFrame, reach: tuple[int | None, ...]) -> Callable[[Rates], Any]:
+    """Seconds of every row as a function of the rates, in JAX; one folding per model and split."""
+    parts = []
+    position = np.arange(len(rows))
+    for (name, tensor), part in rows.groupby(["model", "tensor_parallel"]):
+        model = load_model(str(name))
+        window = model_window(model)
+        found = coefficients(operators(model, Precision(), Parallel(int(tensor))), reach)
+        batch = together(
+            prefill_batch(part["prompts"].to_numpy(), part["prompt_tokens"].to_numpy(), window),
+            decode_batch(part["decodes"].to_numpy(), part["context"].to_numpy(), window),
+        )
+        parts.append((position[rows.index.get_indexer(part.index)], found, batch))
+    order = np.argsort(np.concatenate([at for at, _, _ in parts]))
+
+    def predict(rate: Rates) -> Any:
+        times = [iteration_time(fold_rates(found, rate), batch) for _, found, batch in parts]
+        return jnp.concatenate([jnp.atleast_1d(each) for each in times])[order]
+
+    return predict

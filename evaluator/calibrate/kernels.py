@@ -1,0 +1,213 @@
+"""Predictions of isolated kernels and collectives, by the same functions that make an iteration's time.
+
+Every row of a table becomes an operator, so that ``unit_times`` folds all of them at once; ``product_time`` and
+``attention_time`` then take each at its own size. What an isolated call does beyond its operator (an attention call
+reads queries and writes its output, a fused MoE call routes and sums) is in the cost model elementwise work, and is
+added at the elementwise rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from evaluator.cost.batch import attention_area
+from evaluator.cost.collectives import collective_terms
+from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES
+from evaluator.cost.fold import ROW_TIMES, Coefficients, Times, efficiency_class, size_weights, unit_times
+from evaluator.cost.iteration import (
+    TOKEN_TILE,
+    Rows,
+    attention_time,
+    experts_touched,
+    product_time,
+    roofline,
+)
+from evaluator.cost.rates import GROUP_SIZES, OP_CLASSES, Rates
+
+Predict = Callable[[Rates], Any]
+_ELEMENTWISE = OP_CLASSES.index("elementwise")
+_ATTENTION_LAUNCH = OP_CLASSES.index("attention_decode")
+STREAM = 2.0  # bytes of an activation
+
+
+def known(op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, levels: int, **given: Any) -> Coefficients:
+    """Coefficients with one operator per row; what is not given is 0 (``layers`` and ``launches``: 1)."""
+    zeros, ones = np.zeros(count), np.ones(count)
+    classes, dtypes = np.broadcast_to(op_class, count), np.broadcast_to(dtype, count)
+    kinds = [OP_CLASSES.index(efficiency_class(kind, of)) for kind, of in zip(classes, dtypes, strict=True)]
+    found: dict[str, Any] = {name: zeros for name in Coefficients._fields}
+    found |= {"launches": ones, "layers": ones, "edges": ones, "log_expert_missed": 0.0, "groups": {}}
+    found |= {"steps": np.zeros((count, levels)), "share": np.zeros((count, levels))}
+    found["size"] = np.zeros((count, len(GROUP_SIZES)))
+    found["op_class"] = np.array(kinds, dtype=int)
+    found["dtype"] = np.array([COMPUTE_DTYPES.index(each) for each in dtypes], dtype=int)
+    return Coefficients(**(found | given))
+
+
+def rows_of(times: Times) -> Rows:
+    """The rows of these operators, all at once."""
+    return Rows(*(getattr(times, ROW_TIMES[field]) for field in Rows._fields))
+
+
+def gemm(rows: pd.DataFrame, levels: int) -> Predict:
+    """Matrix products of m x k with k x n."""
+    m, n, k = (rows[name].to_numpy() for name in "mnk")
+    width = rows["dtype"].map(BYTES).to_numpy()
+    operators = known(
+        "gemm", rows["dtype"].to_numpy(), len(rows), levels, flops=2 * n * k, weight_bytes=n * k * width,
+        activation_bytes=k * width + n * STREAM, inputs=k, outputs=n,
+    )  # fmt: skip
+    blocks = np.ceil(m / TOKEN_TILE)
+
+    def predict(rate: Rates) -> Any:
+        times = unit_times(operators, rate)
+        return product_time(rows_of(times), m, 1.0, m, blocks) + times.fixed_s
+
+    return predict
+
+
+def elementwise_s(rate: Rates, moved: Any, launches: float = 0.0) -> Any:
+    """Elementwise kernels that move so many bytes."""
+    bandwidth = rate.memory_bandwidth * rate.bandwidth_efficiency[_ELEMENTWISE]
+    return moved / bandwidth + launches * rate.launch_s[_ELEMENTWISE]
+
+
+def elementwise(rows: pd.DataFrame, levels: int) -> Predict:
+    """Kernels that only move bytes."""
+    moved = rows["bytes"].to_numpy()
+    return lambda rate: elementwise_s(rate, moved, 1.0)
+
+
+def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
+    """A fused MoE call: two grouped products, and between and after them activation, routing and sum.
+
+    Balanced routing touches min(1, tokens k / E) of the experts; skewed routing as ``experts_touched`` has it, with the
+    popularity's variance as a parameter of the measurement.
+    """
+    names = ("tokens", "hidden", "intermediate", "top_k", "experts", "expert_parallel")
+    tokens, hidden, inner, top, experts, ranks = (rows[name].to_numpy() for name in names)
+    dtype, width = rows["dtype"].to_numpy(), rows["dtype"].map(BYTES).to_numpy()
+    visits, held = top / ranks, experts / ranks
+
+    def product(inputs: np.ndarray, outputs: np.ndarray) -> Coefficients:
+        return known(
+            "grouped_gemm", dtype, len(rows), levels, flops=2 * visits * inputs * outputs,
+            weight_bytes=held * inputs * outputs * width,
+            activation_bytes=visits * (inputs * width + outputs * STREAM),
+        )  # fmt: skip
+
+    up, down = product(hidden, 2 * inner), product(inner, hidden)
+    balanced = (rows["routing"] == "balanced").to_numpy()
+    even = np.minimum(1.0, tokens * top / experts)
+    missed = np.log1p(-np.minimum(top / experts, 1 - 1e-12))
+    # The sum runs over all experts of a token, those of other ranks included (as zeros).
+    moved = STREAM * tokens * (visits * 3 * inner + (top + 1) * hidden)
+
+    def predict(rate: Rates) -> Any:
+        touched = jnp.where(balanced, even, experts_touched(missed, tokens, rate.expert_skew))
+        total = elementwise_s(rate, moved, 3.0)
+        for operators in (up, down):
+            times = unit_times(operators, rate)
+            total = total + product_time(rows_of(times), tokens, touched, tokens) + times.fixed_s
+        return total
+
+    return predict
+
+
+def prefill_pieces(rows: pd.DataFrame, levels: int) -> Predict:
+    """Prefill attention without its launch: whole prompts or chunks on a history."""
+    names = ("batch", "new_tokens", "past_tokens", "heads", "kv_heads", "head_dim", "window")
+    batch, new, past, heads, kv_heads, dim, window = (rows[name].to_numpy() for name in names)
+    width = rows["kv_dtype"].map(BYTES).to_numpy()
+    window = np.where(window > 0, window, 1e12)
+    edges = np.where(new + past > window, 2.0, 1.0)
+    area = attention_area(new + past, past, window)
+    tokens, context = batch * new, batch * np.minimum(new + past, new + window - 1)
+    operators = known(
+        "attention_prefill", "bf16", len(rows), levels, flops=4 * heads * dim,
+        activation_bytes=2 * kv_heads * dim * width, heads=heads, kv_heads=kv_heads, edges=edges,
+        launches=np.zeros(len(rows)),
+    )  # fmt: skip
+    # Queries and output, new keys and values; these are also written to the cache.
+    moved = tokens * dim * (STREAM * 2 * (heads + kv_heads) + 2 * kv_heads * width)
+
+    def predict(rate: Rates) -> Any:
+        times = unit_times(operators, rate)
+        time = attention_time(rows_of(times), batch * area, context, tokens)
+        return time + times.prompt_token_s * tokens + times.prompt_s * batch + elementwise_s(rate, moved)
+
+    return predict
+
+
+def prefill(rows: pd.DataFrame, levels: int) -> Predict:
+    """Prefill attention calls."""
+    pieces = prefill_pieces(rows, levels)
+    return lambda rate: pieces(rate) + rate.launch_s[_ATTENTION_LAUNCH]
+
+
+def decode_pieces(rows: pd.DataFrame, levels: int) -> Predict:
+    """Decode attention without its launch."""
+    batch, past, heads, kv_heads, dim = (
+        rows[name].to_numpy() for name in ("batch", "past_tokens", "heads", "kv_heads", "head_dim")
+    )
+    width = rows["kv_dtype"].map(BYTES).to_numpy()
+    window = rows["window"].to_numpy()
+    context = batch * np.where(window > 0, np.minimum(past, window), past)
+    operators = known(
+        "attention_decode", "bf16", len(rows), levels, flops=4 * heads * dim,
+        activation_bytes=2 * kv_heads * dim * width, heads=heads, kv_heads=kv_heads, launches=np.zeros(len(rows)),
+    )  # fmt: skip
+    moved = batch * dim * (STREAM * 2 * (heads + kv_heads) + 2 * kv_heads * width)
+
+    def predict(rate: Rates) -> Any:
+        times = unit_times(operators, rate)
+        per_token = roofline(times.flop_s, times.activation_s, times.knee)
+        return per_token * context + times.prompt_s * batch + elementwise_s(rate, moved)
+
+    return predict
+
+
+def decode(rows: pd.DataFrame, levels: int) -> Predict:
+    """Decode attention calls."""
+    pieces = decode_pieces(rows, levels)
+    return lambda rate: pieces(rate) + rate.launch_s[_ATTENTION_LAUNCH]
+
+
+def mixed(rows: pd.DataFrame, levels: int) -> Predict:
+    """Chunks and decodes in one call."""
+    chunks = prefill_pieces(rows, levels)
+    decodes = decode_pieces(rows.assign(batch=rows["decodes"], past_tokens=rows["decode_context"]), levels)
+    return lambda rate: chunks(rate) + decodes(rate) + rate.launch_s[_ATTENTION_LAUNCH]
+
+
+def _collective(rows: pd.DataFrame, reach: tuple[int | None, ...], collective: str, op_class: str) -> Predict:
+    message = rows["message_bytes"].to_numpy()
+    sizes = rows["devices"].to_numpy().astype(int)
+    terms = [collective_terms(collective, range(size), reach) for size in sizes]
+    weights = [size_weights(size) if collective == "all_reduce" else np.zeros(len(GROUP_SIZES)) for size in sizes]
+    operators = known(
+        op_class, "bf16", len(rows), len(reach), message_bytes=message, size=np.array(weights),
+        steps=np.array([each.steps for each in terms]), share=np.array([each.share for each in terms]),
+    )  # fmt: skip
+
+    def predict(rate: Rates) -> Any:
+        times = unit_times(operators, rate)
+        ramp = times.ramp_s * message / (message + operators.size @ rate.reduce_half_bytes + 1e-9)
+        return times.message_s + times.fixed_s + ramp
+
+    return predict
+
+
+def predictor(op_class: str, rows: pd.DataFrame, reach: tuple[int | None, ...]) -> Predict:
+    """Seconds of every row as a function of the rates, in JAX."""
+    collectives = {"all_reduce": "all_reduce", "all_gather": "all_reduce", "all_to_all": "all_to_all"}
+    if op_class in collectives:
+        return _collective(rows, reach, op_class, collectives[op_class])
+    kernels = {"gemm": gemm, "grouped_gemm": grouped_gemm, "attention_prefill": prefill, "attention_decode": decode,
+               "attention_mixed": mixed, "elementwise": elementwise}  # fmt: skip
+    return kernels[op_class](rows, len(reach))

@@ -1,0 +1,133 @@
+"""The parameters of a fit: where each is in the rates, its range, and what it is held near without data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from evaluator.cost.rates import GROUP_SIZES, OP_CLASSES, Rates
+
+PRIOR_SIGMA = 2.0
+"""Standard deviation of the prior in log or logit: a factor of 7. Weak: it decides only what the data leave open."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One number of a set. ``name`` is its path in the file, such as ``gemm.knee`` or ``all_reduce.8.ramp_s``."""
+
+    name: str
+    leaf: str  # field of Rates
+    index: int | None  # on the leaf's axis
+    high: float  # logit of value / high where finite, log where infinite
+    start: float  # where the fit starts, and the centre of the prior
+    unit: str
+    tied: str | None = None  # another leaf that takes the same value
+
+    def inner(self, value: float) -> float:
+        """The unbounded coordinate of a value."""
+        return float(np.log(value) if np.isinf(self.high) else np.log(value / (self.high - value)))
+
+    def slope(self, value: float) -> float:
+        """d value / d coordinate."""
+        return value if np.isinf(self.high) else value * (1.0 - value / self.high)
+
+
+_FRACTIONS = ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "knee", "wave_share")
+_UNITS = {"launch_s": "s", "ramp_s": "s", "half_bytes": "byte", "prologue": "elements", "fill": "tokens x heads",
+          "score_flops": "FLOP", "diagonal": "tokens", "head_token_s": "s", "head_sequence_s": "s",
+          "kv_head_sequence_s": "s", "step_overhead_s": "s", "sequence_overhead_s": "s"}  # fmt: skip
+_STARTS = {
+    "prologue": 100.0, "wave_share": 0.2, "score_flops": 128.0, "fill": 1.5e4,
+    "diagonal": 100.0, "head_token_s": 5e-11, "head_sequence_s": 1e-9, "kv_head_sequence_s": 1e-8,
+    "ramp_s": 1e-5, "half_bytes": 1e6, "expert_skew": 0.7, "knee": 0.1,
+}  # fmt: skip
+"""Where to start, and to stay without data, for figures that the datasheet set has not."""
+
+_CLASS_STARTS = {"attention_prefill": {"knee": 0.9, "bandwidth_efficiency": 0.3}}
+"""Where both sides of a roofline add up, a start at its maximum would never find out."""
+
+FITTED: dict[str, tuple[str, ...]] = {
+    "gemm": ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "knee", "launch_s", "prologue",
+             "wave_share"),
+    "grouped_gemm": ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "knee", "launch_s"),
+    "attention_prefill": ("flops_efficiency", "bandwidth_efficiency", "knee", "score_flops", "fill", "diagonal",
+                          "head_token_s", "head_sequence_s"),
+    "attention_decode": ("bandwidth_efficiency", "launch_s", "head_sequence_s", "kv_head_sequence_s"),
+    "elementwise": ("bandwidth_efficiency", "launch_s"),
+    "all_reduce": ("bandwidth_efficiency", "launch_s"),
+    "all_to_all": ("bandwidth_efficiency", "launch_s"),
+}  # fmt: skip
+FITTED |= {"gemm_8bit": FITTED["gemm"], "grouped_gemm_8bit": FITTED["grouped_gemm"]}
+
+_REDUCE = {"launch_s": "reduce_launch_s", "bandwidth_efficiency": "reduce_efficiency", "ramp_s": "reduce_ramp_s",
+           "half_bytes": "reduce_half_bytes"}  # fmt: skip
+
+
+def class_parameters(op_class: str, rate: Rates, without: Sequence[str] = ()) -> list[Parameter]:
+    """The fitted figures of a class, starting at those of ``rate``."""
+    index = OP_CLASSES.index(op_class)
+    found = []
+    for figure in FITTED[op_class]:
+        if figure in without:
+            continue
+        now = _CLASS_STARTS.get(op_class, {}).get(figure, float(getattr(rate, figure)[index]))
+        parameter = _parameter(f"{op_class}.{figure}", figure, figure, index, now)
+        if figure == "bandwidth_efficiency" and "activation_efficiency" not in FITTED[op_class]:
+            parameter = replace(parameter, tied="activation_efficiency")
+        found.append(parameter)
+    return found
+
+
+def reduce_parameters(devices: Sequence[int], rate: Rates) -> list[Parameter]:
+    """The four figures of an all-reduce for each measured group size."""
+    most = {"bandwidth_efficiency": 8.0}  # a switch that reduces saves most of the volume
+    return [
+        _parameter(f"all_reduce.{size}.{figure}", figure, leaf, at, float(getattr(rate, leaf)[at]), most.get(figure))
+        for at, size in enumerate(GROUP_SIZES) if size in devices
+        for figure, leaf in _REDUCE.items()
+    ]  # fmt: skip
+
+
+def scalar_parameter(name: str, rate: Rates) -> Parameter:
+    """``step_overhead_s``, ``sequence_overhead_s`` or ``expert_skew``."""
+    return _parameter(name, name, name, None, float(getattr(rate, name)))
+
+
+def _parameter(
+    name: str, figure: str, leaf: str, index: int | None, now: float, high: float | None = None
+) -> Parameter:
+    bound = high or (1.0 if figure in _FRACTIONS else np.inf)
+    neutral = now == 0.0 or (figure == "half_bytes" and now == 1.0)
+    now = _STARTS.get(figure, 1e-9) if neutral else now
+    start = float(np.clip(now, 1e-12, 0.98 * bound))
+    return Parameter(name, leaf, index, bound, start, _UNITS.get(figure, "1"))
+
+
+def values(parameters: Sequence[Parameter], inner: Any, xp: Any = np) -> Any:
+    """Values of unbounded coordinates, (parameter,); NumPy or JAX."""
+    high = np.array([parameter.high for parameter in parameters])
+    finite = np.where(np.isinf(high), 1.0, high)
+    return xp.where(np.isinf(high), xp.exp(xp.clip(inner, -80.0, 80.0)), finite / (1.0 + xp.exp(-inner)))
+
+
+def put(rate: Rates, parameters: Sequence[Parameter], new: Any) -> Rates:
+    """``rate`` (of JAX arrays) with the parameters' values in it."""
+    leaves: dict[str, Any] = {}
+    for at, parameter in enumerate(parameters):
+        for name in filter(None, (parameter.leaf, parameter.tied)):
+            leaf = leaves.get(name, getattr(rate, name))
+            leaves[name] = new[at] if parameter.index is None else leaf.at[parameter.index].set(new[at])
+    return rate._replace(**leaves)
+
+
+def fixed(rate: Rates, changes: Mapping[str, Mapping[str, float]]) -> Rates:
+    """``rate`` (NumPy) with figures of classes set: {class: {figure: value}}."""
+    leaves: dict[str, np.ndarray] = {}
+    for op_class, figures in changes.items():
+        for figure, value in figures.items():
+            leaf = leaves.setdefault(figure, getattr(rate, figure).copy())
+            leaf[OP_CLASSES.index(op_class)] = value
+    return rate._replace(**leaves)

@@ -1,0 +1,127 @@
+"""``calibrate``: from tables to a fitted set, its document and its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+
+from evaluator.calibrate import iterations, kernels
+from evaluator.calibrate.devices import PROCESSORS, UNKNOWN, Processors
+from evaluator.calibrate.fit import Fit, Target, fit
+from evaluator.calibrate.parameters import (
+    FITTED,
+    Parameter,
+    class_parameters,
+    fixed,
+    reduce_parameters,
+    scalar_parameter,
+)
+from evaluator.calibrate.selection import SMALL, Part, select, thin
+from evaluator.calibrate.table import Table, read_tables
+from evaluator.catalog import Calibration, load_calibration, load_hardware
+from evaluator.catalog.hardware import Hardware
+from evaluator.cost.fold import reach
+from evaluator.cost.rates import Rates, rates
+
+MOST_ROWS = 2500
+"""Rows of one class that a fit uses at most; all rows are judged."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A fitted set with everything that its document tells. ``judged`` has one row per measurement."""
+
+    name: str
+    hardware: Hardware
+    base: Calibration
+    tables: tuple[Table, ...]
+    result: Fit
+    judged: pd.DataFrame  # label, rows' columns, fitted, time_s, predicted_s
+    left_out: dict[str, int]
+    wave_tiles: float  # tiles in a wave of this device
+
+
+def calibrate(
+    tables: Sequence[str | Path | Table], hardware: str, name: str, *, start: str = "datasheet", most: int = MOST_ROWS
+) -> Calibrated:
+    """Fit the set ``name`` of ``hardware`` to measurements; ``start`` is the set it starts from and keeps near to."""
+    jax.config.update("jax_enable_x64", True)
+    read = tuple(table if isinstance(table, Table) else read_tables([table])[0] for table in tables)
+    device, base = load_hardware(hardware), load_calibration(start, hardware)
+    processors = PROCESSORS.get(hardware, UNKNOWN)
+    parts, left = select(read, hardware, processors)
+    rate = _starting_rates(device, base, processors)
+    found = _parameters(parts, rate, processors)
+    result = fit(rate, found, [_target(part, thin(part, most), device) for part in parts])
+    judged = [
+        _rotated(part, rate, found, device) if len(part.rows) <= SMALL else judge(part, result.rates, device)
+        for part in parts
+    ]
+    return Calibrated(
+        name, device, base, read, result, pd.concat(judged, ignore_index=True), left, float(processors.tiles)
+    )
+
+
+def _starting_rates(device: Hardware, base: Calibration, processors: Processors) -> Rates:
+    rate = rates(device, base)
+    if not processors.tiles:
+        return rate
+    return fixed(rate, {name: {"wave_tiles": float(processors.tiles)} for name in ("gemm", "gemm_8bit")})
+
+
+def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> list[Parameter]:
+    """The parameters that these classes of measurement can tell of."""
+    labels = {part.label for part in parts}
+    wanted = {label for label in labels if label in FITTED}
+    groups = [part.rows["devices"] for part in parts if part.label == "all_reduce"]
+    groups += [part.rows["tensor_parallel"] for part in parts if part.label == "iteration"]
+    if "attention_mixed" in labels or "attention_prefill" in labels:
+        wanted |= {"attention_prefill", "attention_decode"}
+    if "iteration" in labels:
+        wanted |= {"gemm", "attention_prefill", "attention_decode"}
+    if "all_reduce" in wanted:
+        wanted.discard("all_reduce")
+    if "all_gather" in labels:
+        wanted.add("all_reduce")
+    found: list[Parameter] = []
+    for label in sorted(wanted):
+        found += class_parameters(label, rate, () if processors.tiles else ("wave_share",))
+    if groups:
+        found += reduce_parameters(sorted(set(pd.concat(groups).astype(int))), rate)
+    if any((part.rows.get("routing") == "skewed").any() for part in parts if part.op_class == "grouped_gemm"):
+        found.append(scalar_parameter("expert_skew", rate))
+    if "iteration" in labels:
+        found += [scalar_parameter("step_overhead_s", rate), scalar_parameter("sequence_overhead_s", rate)]
+    return found
+
+
+def _predictor(part: Part, rows: pd.DataFrame, device: Hardware) -> Any:
+    make = iterations.predictor if part.op_class == "iteration" else None
+    return make(rows, reach(device)) if make else kernels.predictor(part.op_class, rows, reach(device))
+
+
+def _target(part: Part, at: np.ndarray, device: Hardware) -> Target:
+    rows = part.rows.iloc[at].reset_index(drop=True)
+    return Target(part.label, _predictor(part, rows, device), rows["time_s"].to_numpy())
+
+
+def judge(part: Part, rate: Rates, device: Hardware) -> pd.DataFrame:
+    """The rows of a class with what these rates predict."""
+    predicted = np.asarray(_predictor(part, part.rows, device)(rate))
+    return part.rows.assign(label=part.label, fitted=part.fitted, predicted_s=predicted)
+
+
+def _rotated(part: Part, rate: Rates, parameters: Sequence[Parameter], device: Hardware) -> pd.DataFrame:
+    """A class of few rows, every row predicted by a fit that has not seen its shape."""
+    rows = part.rows.assign(label=part.label, fitted=False, predicted_s=np.nan)
+    for fold in sorted(set(part.fold)):
+        seen, aside = np.flatnonzero(part.fold != fold), np.flatnonzero(part.fold == fold)
+        result = fit(rate, parameters, [_target(part, seen, device)])
+        rows.loc[aside, "predicted_s"] = np.asarray(_predictor(part, part.rows.iloc[aside], device)(result.rates))
+    return rows

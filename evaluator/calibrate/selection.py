@@ -1,0 +1,108 @@
+"""Which rows of the tables a fit uses, and which it keeps aside to judge itself."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from evaluator.calibrate.devices import Processors
+from evaluator.calibrate.table import COLUMNS, Table
+from evaluator.cost.dtypes import BYTES
+from evaluator.errors import InputError
+
+SHORTEST_S = 5e-6
+"""Shorter calls are launches, and timers resolve them badly."""
+
+HEAD_DIMS = (64, 256)
+"""Head sizes from .. to: larger ones run on other kernels."""
+
+HELD_OUT = 4  # one shape of so many
+
+SMALL = 300
+"""A class with no more rows is fitted on all of them and judged by rotation: one shape of four left out at a time."""
+
+_SHAPES = {
+    "gemm": ("n", "k"),
+    "grouped_gemm": ("hidden", "intermediate", "experts", "top_k", "expert_parallel"),
+    "attention_prefill": ("heads", "kv_heads", "head_dim", "window"),
+    "attention_decode": ("heads", "kv_heads", "head_dim", "window"),
+    "attention_mixed": ("new_tokens", "decodes", "heads"),
+    "elementwise": ("kernel", "bytes"),
+    "iteration": ("model", "prompt_tokens", "context"),
+}
+"""What makes a shape: rows of one shape are all fitted or all kept aside. Collectives: by message."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one class, all on one device; ``fitted`` marks those that a fit may use, the rest are held out."""
+
+    label: str  # class, with _8bit where it applies
+    op_class: str
+    rows: pd.DataFrame
+    fold: np.ndarray  # 0 .. HELD_OUT - 1, the same for all rows of a shape
+    fitted: np.ndarray
+
+
+def select(tables: Sequence[Table], hardware: str, processors: Processors) -> tuple[tuple[Part, ...], dict[str, int]]:
+    """Usable rows of this hardware by class, and how many were left out and why. InputError where none is left."""
+    rows = pd.concat([table.rows for table in tables], ignore_index=True)
+    left: dict[str, int] = {}
+
+    def keep(wanted: pd.Series, why: str) -> None:
+        nonlocal rows
+        if not wanted.all():
+            left[why] = left.get(why, 0) + int((~wanted).sum())
+            rows = rows[wanted.to_numpy()].reset_index(drop=True)
+
+    there = sorted(set(rows["hardware"]) - {""})
+    keep(rows["hardware"].isin([hardware, ""]), "other hardware")
+    if not len(rows):
+        raise InputError(f"the tables hold no measurement of {hardware}; there are: {', '.join(there)}")
+    keep(rows["dtype"].isin(BYTES), "dtype without a peak of its own (block scales)")
+    keep(rows["kv_dtype"].isin(("bf16", "fp16")), "KV in 8 bits: other kernels")
+    keep(rows["mode"] == "graph", "eager launches")
+    if "head_dim" in rows:
+        keep(rows["head_dim"].isna() | rows["head_dim"].between(*HEAD_DIMS), "head size beyond the usual kernels")
+    keep(~_cached(rows, processors), "decode attention whose KV fits into the cache, as it never does in an engine")
+    keep((rows["op_class"] == "iteration") | (rows["time_s"] >= SHORTEST_S), f"under {SHORTEST_S * 1e6:g} us")
+    rows["label"] = rows["op_class"]
+    narrow = rows["dtype"].isin(("fp8", "int8", "fp4")) & rows["op_class"].str.endswith("gemm")
+    rows.loc[narrow, "label"] += "_8bit"
+    found = []
+    for label, part in rows.groupby("label"):
+        part = part.dropna(axis=1, how="all").reset_index(drop=True)
+        op_class = str(part["op_class"].iloc[0])
+        fold = folds(part, op_class)
+        found.append(Part(str(label), op_class, part, fold, (fold > 0) | (len(part) <= SMALL)))
+    return tuple(found), left
+
+
+def _cached(rows: pd.DataFrame, processors: Processors) -> pd.Series:
+    decodes = rows["op_class"] == "attention_decode"
+    if not decodes.any():
+        return decodes
+    seen = rows["past_tokens"].where(rows["window"] == 0, np.minimum(rows["past_tokens"], rows["window"]))
+    read = rows["batch"] * seen * 2 * rows["kv_heads"] * rows["head_dim"] * rows["kv_dtype"].map(BYTES)
+    return decodes & (read < processors.cache_bytes)
+
+
+def folds(rows: pd.DataFrame, op_class: str) -> np.ndarray:
+    """The fold of every row by a hash of its shape, the same in every run; fold 0 is kept aside."""
+    names = [name for name in _SHAPES.get(op_class, COLUMNS[op_class]) if name in rows]
+    keys = rows[names].astype(str).agg("|".join, axis=1)
+    unique = {key: zlib.crc32(key.encode()) % HELD_OUT for key in keys.unique()}
+    return keys.map(unique).to_numpy()
+
+
+def thin(part: Part, most: int) -> np.ndarray:
+    """Indices of at most ``most`` rows to fit, evenly over the sizes of their times."""
+    at = np.flatnonzero(part.fitted)
+    if len(at) <= most:
+        return at
+    order = at[np.argsort(part.rows["time_s"].to_numpy()[at], kind="stable")]
+    return np.sort(order[np.linspace(0, len(order) - 1, most).round().astype(int)])

@@ -1,0 +1,102 @@
+"""aiconfigurator (ai-dynamo/aiconfigurator, Apache-2.0): isolated kernels and collectives, CUDA-graph timing.
+
+``message_size_bytes`` is derived from upstream's number of elements. fp8 GEMMs exclude the quantisation of activations.
+Routing by a power law gives an expert-parallel rank the load of the fullest one, which no column tells: those rows go.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from evaluator.calibrate.sources.names import dtype, hardware
+
+
+def _common(frame: pd.DataFrame, op_class: str) -> dict[str, object]:
+    version = frame["engine_version"] if "engine_version" in frame else frame["nccl_version"]
+    return {
+        "op_class": op_class,
+        "hardware": hardware(frame["gpu"]),
+        "engine": frame.get("engine", "nccl"),
+        "engine_version": version,
+        "kernel": frame.get("kernel", ""),
+        "time_s": frame["latency_us"].astype(float) * 1e-6,
+    }
+
+
+def gemm(frame: pd.DataFrame) -> pd.DataFrame:
+    """``aic_gemm``."""
+    return pd.DataFrame(
+        _common(frame, "gemm") | {"dtype": dtype(frame["dtype"]), "m": frame["m"], "n": frame["n"], "k": frame["k"]}
+    )
+
+
+def _attention(frame: pd.DataFrame, op_class: str) -> dict[str, object]:
+    return _common(frame, op_class) | {
+        "kv_dtype": dtype(frame["kv_cache_dtype"]),
+        "batch": frame["batch_size"],
+        "heads": frame["num_heads"],
+        "kv_heads": frame["num_kv_heads"],
+        "head_dim": frame["head_dim"],
+        "window": frame["window_size_tokens"],
+    }
+
+
+def prefill(frame: pd.DataFrame) -> pd.DataFrame:
+    """``aic_context_attention``: whole prompts, no history."""
+    more = {"new_tokens": frame["prompt_tokens_per_sequence"], "past_tokens": frame["past_kv_tokens"]}
+    return pd.DataFrame(_attention(frame, "attention_prefill") | more)
+
+
+def decode(frame: pd.DataFrame) -> pd.DataFrame:
+    """``aic_generation_attention``."""
+    return pd.DataFrame(_attention(frame, "attention_decode") | {"past_tokens": frame["kv_len_tokens"]})
+
+
+def moe(frame: pd.DataFrame) -> pd.DataFrame:
+    """``aic_moe``: both grouped products of a call, with routing and permutation.
+
+    Block-scaled fp8 counts as fp8. Not taken: FlashInfer's CUTLASS kernel for ModelOpt checkpoints, which on Hopper is
+    twice as slow as bf16 and not what other fp8 checkpoints run on.
+    """
+    frame = frame[~frame["kernel"].str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass")]
+    balanced = frame["routing_distribution"] == "balanced"
+    rows = pd.DataFrame(
+        _common(frame, "grouped_gemm")
+        | {
+            "dtype": dtype(frame["dtype"]).replace("fp8_block", "fp8"),
+            "tokens": frame["num_tokens"],
+            "hidden": frame["hidden_size"],
+            "intermediate": frame["intermediate_size"] / frame["moe_tp_size"],
+            "top_k": frame["top_k"],
+            "experts": frame["num_experts"],
+            "expert_parallel": frame["moe_ep_size"],
+            "routing": balanced.map({True: "balanced", False: "skewed"}),
+        }
+    )
+    return rows[balanced | (frame["moe_ep_size"] == 1)]
+
+
+def custom_all_reduce(frame: pd.DataFrame) -> pd.DataFrame:
+    """``aic_custom_all_reduce``: the engine's own all-reduce, and NCCL's beyond its largest message."""
+    more = {"mode": frame["mode"], "devices": frame["num_gpus"], "message_bytes": frame["message_size_bytes"]}
+    return pd.DataFrame(_common(frame, "all_reduce") | more)
+
+
+def nccl(frame: pd.DataFrame) -> pd.DataFrame:
+    """``aic_nccl``: all-gather and all-to-all of 16 bits (an engine's all-reduce is another kernel)."""
+    frame = frame[(frame["dtype"] == "half") & frame["collective"].isin(["all_gather", "alltoall"])]
+    rows = pd.DataFrame(
+        _common(frame, "all_gather") | {"devices": frame["num_gpus"], "message_bytes": frame["message_size_bytes"]}
+    )
+    rows["op_class"] = frame["collective"].map({"all_gather": "all_gather", "alltoall": "all_to_all"})
+    return rows
+
+
+CONVERTERS = (
+    ("aiconfigurator gemm", {"gpu", "m", "n", "k", "latency_us", "kernel"}, gemm),
+    ("aiconfigurator context attention", {"prompt_tokens_per_sequence", "window_size_tokens"}, prefill),
+    ("aiconfigurator generation attention", {"kv_len_tokens", "window_size_tokens"}, decode),
+    ("aiconfigurator moe", {"moe_tp_size", "moe_ep_size", "routing_distribution"}, moe),
+    ("aiconfigurator custom all-reduce", {"mode", "message_size_bytes", "num_gpus"}, custom_all_reduce),
+    ("aiconfigurator nccl", {"collective", "nccl_version"}, nccl),
+)

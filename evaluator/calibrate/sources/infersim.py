@@ -1,0 +1,54 @@
+"""InferSim (alibaba/InferSim, Apache-2.0): fp8 GEMMs and bf16 attention of H800 and H20.
+
+Its grouped GEMMs time both products of experts apart, without routing; MLA rows have the latent's dims for head dims.
+Neither is the operator that a fused call is, so they are left out.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from evaluator.calibrate.sources.names import dtype, hardware
+
+
+def gemm(frame: pd.DataFrame) -> pd.DataFrame:
+    """``infersim_gemm``, one row per shape."""
+    frame = frame.drop_duplicates(["gpu", "m", "k", "n"])
+    return pd.DataFrame(
+        {
+            "op_class": "gemm",
+            "hardware": hardware(frame["gpu"]),
+            "dtype": dtype(frame["dtype"]),
+            "m": frame["m"],
+            "n": frame["n"],
+            "k": frame["k"],
+            "time_s": frame["latency_us"] * 1e-6,
+        }
+    )
+
+
+def attention(frame: pd.DataFrame) -> pd.DataFrame:
+    """``infersim_attention``: MHA and GQA. H20 with 64 heads and 2 KV heads is a kernel without split KV: not taken."""
+    odd = (frame["gpu"] == "H20") & (frame["num_heads"] == 64) & (frame["num_kv_heads"] == 2)
+    frame = frame[(frame["attention"] == "mha") & ~odd]
+    decodes = frame["phase"] == "decode"
+    return pd.DataFrame(
+        {
+            "op_class": decodes.map({True: "attention_decode", False: "attention_prefill"}),
+            "hardware": hardware(frame["gpu"]),
+            "kv_dtype": dtype(frame["kv_cache_dtype"]),
+            "batch": frame["batch_size"].where(decodes, 1),
+            "new_tokens": frame["kv_len_tokens"].where(~decodes, 1),
+            "past_tokens": frame["kv_len_tokens"].where(decodes, 0),
+            "heads": frame["num_heads"],
+            "kv_heads": frame["num_kv_heads"],
+            "head_dim": frame["head_dim"],
+            "time_s": frame["latency_us"] * 1e-6,
+        }
+    )
+
+
+CONVERTERS = (
+    ("InferSim gemm", {"gpu", "m", "n", "k", "latency_us", "mfu"}, gemm),
+    ("InferSim attention", {"mla_dim_1", "phase", "kv_len_tokens", "mfu"}, attention),
+)

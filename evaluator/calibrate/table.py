@@ -1,0 +1,117 @@
+"""Measurement tables: our columns, and reading files of ours or of a known source.
+
+A table has one measurement per row. ``op_class`` says of what; each class needs the columns below, everything in SI
+(``time_s`` seconds, bytes, tokens) and per device: shapes are those that one device sees.
+
+| op_class | columns |
+|---|---|
+| gemm | m (rows), n (outputs), k (inputs), dtype |
+| grouped_gemm | tokens, hidden, intermediate (of the shard), top_k, experts, expert_parallel, routing, dtype |
+| attention_prefill | batch, new_tokens, past_tokens (each per sequence), heads, kv_heads, head_dim, window |
+| attention_decode | batch, past_tokens (attended to), heads, kv_heads, head_dim, window |
+| attention_mixed | batch, new_tokens, past_tokens of the prompts; decodes, decode_context; heads, kv_heads, head_dim |
+| elementwise | bytes |
+| all_reduce, all_gather, all_to_all | devices, message_bytes |
+| iteration | model, tensor_parallel, prompts, prompt_tokens, decodes, context (per decode) |
+
+All have ``time_s``; ``hardware``, ``engine``, ``engine_version``, ``kernel``, ``kv_dtype`` and ``mode`` (graph | eager)
+are optional. ``window`` 0 is full attention. ``routing`` is ``balanced`` or ``skewed``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from evaluator.calibrate.sources import CONVERTERS
+from evaluator.errors import InputError
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "gemm": ("m", "n", "k"),
+    "grouped_gemm": ("tokens", "hidden", "intermediate", "top_k", "experts", "expert_parallel"),
+    "attention_prefill": ("batch", "new_tokens", "past_tokens", "heads", "kv_heads", "head_dim"),
+    "attention_decode": ("batch", "past_tokens", "heads", "kv_heads", "head_dim"),
+    "attention_mixed": (
+        "batch", "new_tokens", "past_tokens", "decodes", "decode_context", "heads", "kv_heads", "head_dim",
+    ),
+    "elementwise": ("bytes",),
+    "all_reduce": ("devices", "message_bytes"),
+    "all_gather": ("devices", "message_bytes"),
+    "all_to_all": ("devices", "message_bytes"),
+    "iteration": ("tensor_parallel", "prompts", "prompt_tokens", "decodes", "context"),
+}  # fmt: skip
+"""Numeric columns that each class needs."""
+
+TEXT = {"dtype": "bf16", "kv_dtype": "bf16", "routing": "balanced", "mode": "graph", "model": "", "hardware": "",
+        "engine": "any", "engine_version": "any", "kernel": ""}  # fmt: skip
+"""Text columns and what an absent one means."""
+
+SUFFIXES = (".csv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file: its rows in our columns, and what identifies it."""
+
+    name: str
+    sha256: str
+    source: str  # ours, or the converter's name
+    rows: pd.DataFrame
+
+
+def read_tables(paths: Sequence[str | Path]) -> tuple[Table, ...]:
+    """The tables of these files; InputError for a file that is none."""
+    return tuple(read_table(Path(path)) for path in paths)
+
+
+def read_table(path: Path) -> Table:
+    """One file of measurements, in our columns or in those of a known source."""
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"{path}: a table of measurements ends in {' or '.join(SUFFIXES)}")
+    content = path.read_bytes()
+    try:
+        frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except (ValueError, pd.errors.ParserError) as error:
+        raise InputError(f"{path}: not a readable table ({error})") from None
+    source = "own"
+    if "op_class" not in frame:
+        source, frame = _convert(path, frame)
+    return Table(path.name, hashlib.sha256(content).hexdigest(), source, checked(frame, path.name))
+
+
+def _convert(path: Path, frame: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    for name, needed, convert in CONVERTERS:
+        if needed <= set(frame.columns):
+            return name, convert(frame)
+    raise InputError(
+        f"{path}: neither a column op_class nor the columns of a known source "
+        f"({', '.join(name for name, _, _ in CONVERTERS)}); the documentation of evaluator.calibrate.table names ours"
+    )
+
+
+def checked(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+    """``frame`` with every text column, numbers as float64; InputError where a class lacks what it needs."""
+    rows = frame.reset_index(drop=True).copy()
+    if "time_s" not in rows:
+        raise InputError(f"{where}: column time_s is missing")
+    for name, absent in TEXT.items():
+        rows[name] = rows[name].fillna(absent).astype(str) if name in rows else absent
+    if "window" not in rows:
+        rows["window"] = 0.0
+    rows["window"] = rows["window"].fillna(0.0)
+    for op_class, part in rows.groupby("op_class"):
+        if op_class not in COLUMNS:
+            raise InputError(f"{where}: op_class '{op_class}' is unknown; there are: {', '.join(COLUMNS)}")
+        for column in (*COLUMNS[op_class], "time_s"):
+            values = pd.to_numeric(part[column], errors="coerce") if column in rows else pd.Series([np.nan])
+            if not (np.isfinite(values) & (values >= 0)).all():
+                raise InputError(f"{where}: rows of {op_class} need numbers of at least 0 in column {column}")
+    if not (rows["time_s"] > 0).all():
+        raise InputError(f"{where}: time_s must be above 0")
+    numeric = {column for columns in COLUMNS.values() for column in columns} & set(rows.columns)
+    return rows.astype(dict.fromkeys([*numeric, "time_s", "window"], float))

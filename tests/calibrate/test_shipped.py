@@ -1,0 +1,67 @@
+"""The sets in the catalog: where auto finds them, what they say of themselves, and whether it is so."""
+
+import numpy as np
+import pytest
+
+from evaluator.calibrate import read_tables
+from evaluator.calibrate.devices import PROCESSORS
+from evaluator.calibrate.errors import error_summary
+from evaluator.calibrate.run import judge
+from evaluator.calibrate.selection import select
+from evaluator.calibrate.transfer import leave_one_out, transferred
+from evaluator.catalog import load_calibration, load_hardware, load_model
+from evaluator.catalog.calibration import best_set
+from evaluator.cost import Parallel, fold, iteration_time, operators, rates
+from evaluator.cost.batch import decode_batch, prefill_batch
+from evaluator.scenario.scenario import Precision
+
+FITTED = ("a100-sxm", "h100-sxm", "h200-sxm", "b200-sxm", "l40s")
+
+
+@pytest.mark.parametrize("hardware", FITTED)
+def test_auto_takes_the_fitted_set(hardware):
+    found = load_calibration("auto", hardware)
+    assert (found.name, found.provenance, found.engine) == (f"{hardware}-vllm", "calibrated", "vllm")
+    assert {"errors", "parameters", "data"} <= set(found.fit)
+    assert all(len(entry["sha256"]) == 64 for entry in found.fit["data"])
+    assert found.fit["errors"]["gemm"]["held_out"]["median"] < 0.08
+    assert set(found.efficiencies["all_reduce"].devices) == {2, 4, 8}
+
+
+def test_auto_falls_back_to_the_datasheet():
+    assert best_set("mi300x") == "datasheet"
+    assert load_calibration("auto", "mi300x").provenance == "datasheet"
+
+
+@pytest.mark.parametrize("hardware", FITTED)
+def test_fitted_sets_are_plausible_and_affine_in_the_context(hardware):
+    device, found = load_hardware(hardware), load_calibration("auto", hardware)
+    for name in ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v2-lite"):
+        cost = fold(operators(load_model(name), Precision(), Parallel(2)), device, found)
+        times = iteration_time(cost, decode_batch(np.full(3, 9.0), np.array([200.0, 1100.0, 2000.0]), 128))
+        assert times[1] - times[0] == pytest.approx(times[2] - times[1], rel=1e-9)
+        assert 1e-3 < times[0] < times[2] < 0.1
+        short, long = (float(iteration_time(cost, prefill_batch(1.0, tokens, 128))) for tokens in (256, 4096))
+        assert 1e-3 < short < long < 5
+
+
+def test_the_errors_of_the_h100_are_as_stated(data_folder):
+    tables = read_tables([data_folder / "aic_gemm.parquet", data_folder / "aic_moe.parquet"])
+    device, found = load_hardware("h100-sxm"), load_calibration("auto", "h100-sxm")
+    for part in select(tables, "h100-sxm", PROCESSORS["h100-sxm"])[0]:
+        if part.label != "gemm":
+            continue
+        summary = error_summary(judge(part, rates(device, found), device))["gemm"]["held_out"]
+        assert summary["median"] == pytest.approx(found.fit["errors"]["gemm"]["held_out"]["median"], abs=2e-3)
+        assert summary["median"] < 0.05 and summary["p90"] < 0.15
+
+
+def test_a_transferred_set_is_the_median_of_the_others(data_folder):
+    sets = {hardware: load_calibration("auto", hardware) for hardware in FITTED}
+    guess = transferred(list(sets.values()))
+    figures = [each.efficiencies["gemm"].flops_efficiency for each in sets.values()]
+    assert guess.efficiencies["gemm"].flops_efficiency == pytest.approx(np.median(figures))
+    assert (guess.provenance, guess.efficiencies["gemm"].wave_share) == ("extrapolated", 0.0)
+    table = leave_one_out(read_tables([data_folder / "aic_custom_all_reduce.csv"]), sets)
+    near = table[table["hardware"].isin(["h100-sxm", "h200-sxm"])]
+    assert len(table) == 5 and (near["median"] < 0.25).all()
