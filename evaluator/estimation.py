@@ -79,6 +79,7 @@ class _Design:
     model: Model
     hardware: Hardware
     calibration: Calibration
+    precision: Precision
     parallel: Parallel
     operators: tuple[Operator, ...]
     parameters: CostParameters
@@ -119,26 +120,46 @@ def estimate(
     _check(model, hardware, parallel, prompt_tokens, output_tokens, batch, rate_rps)
     found = operators(model, precision, parallel)
     design = _Design(
-        model, hardware, calibration, parallel, found, fold(found, hardware, calibration), model_window(model),
-        prompt_tokens, output_tokens,
+        model, hardware, calibration, precision, parallel, found, fold(found, hardware, calibration),
+        model_window(model), prompt_tokens, output_tokens,
     )  # fmt: skip
     plan = memory_plan(
         model, hardware, precision, parallel, memory_fraction=memory_fraction, block_tokens=block_tokens,
         max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
     )  # fmt: skip
     most = int(plan.kv.capacity_units // kv_units(plan.kv, prompt_tokens + output_tokens))
-    status = memory_problem(model, hardware, precision, parallel, plan) or _crowded(batch * pipeline_parallel, most)
+    load = None if rate_rps is None else _load(design, rate_rps, min(most, max_num_seqs), max_num_batched_tokens)
+    return _estimated(design, plan, batch, most, load)
+
+
+def _load(design: _Design, rate_rps: float, max_sequences: int, max_num_batched_tokens: int) -> Load:
+    return steady_load(
+        design.parameters,
+        rate_rps,
+        prompt_tokens=design.prompt_tokens,
+        output_tokens=design.output_tokens,
+        stages=design.parallel.pipeline,
+        max_sequences=max_sequences,
+        max_num_batched_tokens=max_num_batched_tokens,
+        window=design.window,
+    )
+
+
+def _estimated(design: _Design, plan: MemoryPlan, batch: int, most: int, load: Load | None) -> Estimate:
+    """The estimate of ``batch`` sequences, where memory holds at most ``most``."""
+    model, hardware, precision, parallel = design.model, design.hardware, design.precision, design.parallel
+    prompt_tokens, output_tokens = design.prompt_tokens, design.output_tokens
+    in_flight = batch * parallel.pipeline
+    status = memory_problem(model, hardware, precision, parallel, plan) or _crowded(in_flight, most)
     prefill = _phase(design, prefill_batch(float(batch), prompt_tokens, design.window))
     middle = decode_batch(float(batch), prompt_tokens + output_tokens / 2, design.window)
     decode_s = _decode_time(design, batch)
     e2e = prefill.time_s + decode_s
-    in_flight = batch * pipeline_parallel
-    limit = min(most, max_num_seqs)
     return Estimate(
         model=model.name,
         hardware=hardware.name,
-        calibration=calibration.name,
-        provenance=calibration.provenance,
+        calibration=design.calibration.name,
+        provenance=design.calibration.provenance,
         parallel=parallel,
         precision=precision,
         prompt_tokens=prompt_tokens,
@@ -146,7 +167,7 @@ def estimate(
         batch=batch,
         status=status or "ok",
         memory=plan,
-        kv_bytes_per_token=kv_bytes_per_token(model, precision.kv, tensor_parallel) / pipeline_parallel,
+        kv_bytes_per_token=kv_bytes_per_token(model, precision.kv, parallel.tensor) / parallel.pipeline,
         kv_capacity_tokens=plan.kv.capacity_tokens,
         max_sequences=most,
         prefill=prefill,
@@ -156,18 +177,7 @@ def estimate(
         e2e_s=e2e,
         output_tok_per_s=in_flight * output_tokens / e2e,
         total_tok_per_s=in_flight * (prompt_tokens + output_tokens) / e2e,
-        load=None
-        if rate_rps is None
-        else steady_load(
-            design.parameters,
-            rate_rps,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            stages=pipeline_parallel,
-            max_sequences=limit,
-            max_num_batched_tokens=max_num_batched_tokens,
-            window=design.window,
-        ),
+        load=load,
     )
 
 

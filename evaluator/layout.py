@@ -26,7 +26,10 @@ _FACET = ("model", "tensor_parallel")
 
 @dataclass(frozen=True)
 class Layout:
-    """Which axis is shown how, and the rows (positions along ``config``) that are shown; ``notes`` say what is not."""
+    """Which axis is shown how, and the rows (positions along ``config``) that are shown; ``notes`` say what is not.
+
+    ``facet`` is a column of panels where there is an ``x``, else a size of marker.
+    """
 
     x: str | None
     colour: str | None
@@ -46,13 +49,15 @@ def choose(ds: xr.Dataset, feasible: np.ndarray) -> Layout:
     left = [name for name in left if name != x]
     colour = _take(left, _COLOUR, lambda name: True)
     style = _take(left, _STYLE, lambda name: _count(ds, name) <= MOST_STYLES)
-    facet = _take(left, _FACET, lambda name: _count(ds, name) <= MOST_FACETS) if x else None
+    facet = _take(left, _FACET, lambda name: _count(ds, name) <= MOST_FACETS)
     rows, _ = ranking(ds, feasible)
     notes = []
     for name in left if x else ():
         best = ds[name].values[rows[0]]
         notes.append(f"{title(name)} {text(best)} as in the best design")
         rows = pick(ds, name, best, rows)
+    if left and not x:
+        notes.append(f"all values of {', '.join(map(title, left))}, with no mark of their own")
     if colour is not None:
         levels = _levels(ds[colour].values[rows])
         if len(levels) > MOST_COLOURS:

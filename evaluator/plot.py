@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ DPI = 150
 SUFFIXES = (".png", ".pdf", ".svg")
 BANDS = 6  # with more curves than this, error bands hide more than they tell
 FRONT_LABELS = 6
+CUT = 5.0  # times the objective: how much longer a latency is, is of no interest
 
 # Okabe and Ito (2008), colours that the colour-blind can tell apart; its yellow is too pale for lines.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B4A9E", "#444444")
@@ -35,7 +37,7 @@ _NAMES = {"rate_rps": "arrival rate (requests/s)", "users": "concurrent users"}
 
 @dataclass(frozen=True)
 class Panel:
-    """One measure: values and standard errors (config,), NaN-able; ``bound`` is the objective in the shown unit."""
+    """One measure: values and standard errors (config,), NaN-able; ``bound`` is the objective in ``unit``."""
 
     label: str
     values: np.ndarray
@@ -43,6 +45,7 @@ class Panel:
     bound: float | None
     log: bool = False
     top: float | None = None
+    unit: str = ""
 
 
 def plot(ds: xr.Dataset, path: str | Path) -> Path:
@@ -88,13 +91,13 @@ def _latency(ds: xr.Dataset, metric: str, title: str, scale: float, unit: str, l
         stderr = None if stderr is None else stderr[:, nearest]
     bound = wanted[0]["bound_s"] * scale if wanted else None
     error = None if stderr is None else stderr.values * scale
-    return Panel(f"{title} {statistic} ({unit})", values * scale, error, bound, log)
+    return Panel(f"{title} {statistic} ({unit})", values * scale, error, bound, log, unit=unit)
 
 
 def _panels(ds: xr.Dataset, layout: Layout) -> list[Panel]:
     panels = [
         _latency(ds, "ttft", "TTFT", 1.0, "s", log=True),
-        _latency(ds, "tpot", "TPOT", 1e3, "ms", log=False),
+        _latency(ds, "tpot", "TPOT", 1e3, "ms", log=bool(objectives_of(ds))),
     ]
     if objectives_of(ds):
         values = 100.0 * ds["slo_attainment"].values
@@ -185,6 +188,7 @@ def _curves(ds: xr.Dataset, layout: Layout) -> Any:
                     _curve(axes, ds, str(layout.x), panel, curve, shade, place, band)
             _finish(axes, panel, rows, ds)
         axes_of_panel[0].set_ylabel(panel.label)
+        _label_bound(axes_of_panel[-1], panel)
     for facet, axes in zip(facets, grid[0], strict=True):
         if layout.facet is not None:
             axes.set_title(f"{title(layout.facet)} {text(facet)}", fontsize=10, loc="left")
@@ -192,22 +196,24 @@ def _curves(ds: xr.Dataset, layout: Layout) -> Any:
     swatches, handles = _swatches(shades), [_handle(place) for place in range(len(styles))]
     _legend(figure, ((layout.colour, colours, swatches), (layout.style, styles, handles)), right)
     measures = ", ".join(panel.label.split(" (")[0] for panel in panels)
-    _headings(figure, ds, f"{measures} over the {_axis_title(ds, str(layout.x))}", _footnotes(ds, layout))
+    cut = any(panel.bound and np.nanmax(panel.values[rows]) > CUT * panel.bound for panel in panels)
+    notes = [*_footnotes(ds, layout), *([f"Latencies beyond {CUT:g} times the SLO are cut off"] if cut else [])]
+    _headings(figure, ds, f"{measures} over the {_axis_title(ds, str(layout.x))}", notes)
     return figure
 
 
 def _grid(measures: int, facets: int) -> tuple[Any, Any, float]:
     """Figure, axes [measure][facet] and where the legend starts; without facets the measures stand side by side."""
     down, across = (measures, facets) if facets > 1 else (1, measures)
-    width = 2.9 + across * (3.3 if down > 1 else 3.7)
+    width = 3.35 + across * (3.3 if down > 1 else 3.9)
     height = 2.0 + down * (2.15 if down > 1 else 3.2)
     figure = _canvas(width, height)
     share = {"sharex": True, "sharey": "row"} if down > 1 else {}
     grid = figure.subplots(down, across, squeeze=False, **share)
-    right = 1 - 1.95 / width
-    gaps = {"wspace": 0.08, "hspace": 0.16} if down > 1 else {"wspace": 0.28}
+    right = 1 - 2.4 / width
+    gaps = {"wspace": 0.08, "hspace": 0.16} if down > 1 else {"wspace": 0.46}
     figure.subplots_adjust(0.85 / width, 1.0 / height, right - 0.1 / width, 1 - 1.15 / height, **gaps)
-    return figure, grid if down > 1 else grid.T, right + 0.1 / width
+    return figure, grid if down > 1 else grid.T, right + 0.55 / width  # the objective's label is between
 
 
 def _swatches(shades: Sequence[Any]) -> list[Any]:
@@ -237,7 +243,7 @@ def _curve(
     good = np.where(over, np.nan, values)
     axes.plot(along, good, lw=1.7, **common, zorder=3)
     if band and panel.stderr is not None:
-        error = 2.0 * np.nan_to_num(panel.stderr[rows])
+        error = 2.0 * panel.stderr[rows]  # no band where it is not known
         low = np.maximum(good - error, 0.2 * good) if panel.log else good - error
         axes.fill_between(along, low, good + error, color=colour, alpha=0.13, lw=0, zorder=1)
 
@@ -250,18 +256,29 @@ def _finish(axes: Any, panel: Panel, rows: np.ndarray, ds: xr.Dataset) -> None:
     calm = calm if calm.size else finite
     if panel.log and calm.min() > 0:
         axes.set_yscale("log")
-        axes.set_ylim(0.7 * calm.min(), 4.0 * max(calm.max(), panel.bound or 0.0))
+        axes.set_ylim(*_log_limits(calm, panel.bound))
         _plain_ticks(axes)
     else:
         axes.set_ylim(0.0, panel.top or 1.15 * max(calm.max(), panel.bound or 0.0, 1e-12))
     if panel.bound is not None:
         axes.axhline(panel.bound, color="black", lw=0.9, ls=(0, (4, 3)), zorder=1)
-        where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        axes.annotate(
-            f"SLO {panel.bound:g}", (1, panel.bound), (0, 2), **where, fontsize=7.5, ha="right", va="bottom", zorder=4
-        )
     axes.grid(True, color="#e6e6e6", lw=0.6)
     axes.set_axisbelow(True)
+
+
+def _log_limits(calm: np.ndarray, bound: float | None) -> tuple[float, float]:
+    """Around the points that are not saturated; with an objective no further than ``CUT`` times it, if all else fits."""
+    if bound is None:
+        return 0.7 * calm.min(), 4.0 * calm.max()
+    return 0.7 * min(calm.min(), bound), max(min(4.0 * max(calm.max(), bound), CUT * bound), 2.0 * calm.min())
+
+
+def _label_bound(axes: Any, panel: Panel) -> None:
+    """The objective's value right of its line, outside the axes, where no curve runs."""
+    if panel.bound is not None:
+        where = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "annotation_clip": False}
+        label = f"SLO {panel.bound:g} {panel.unit}"
+        axes.annotate(label, (1, panel.bound), (4, 0), **where, fontsize=7.5, ha="left", va="center")
 
 
 def _plain_ticks(axes: Any) -> None:
@@ -297,43 +314,65 @@ def front(user: np.ndarray, gpu: np.ndarray) -> np.ndarray:
 
 def _pareto(ds: xr.Dataset, layout: Layout) -> Any:
     """Speed that a user sees against output per GPU, with the front of the designs that are not saturated."""
-    from matplotlib.lines import Line2D
-
-    rows = layout.rows
     user, gpu = ds["tok_per_s_per_user"].values, ds["tok_per_s_per_gpu"].values
-    rows = rows[np.isfinite(user[rows]) & np.isfinite(gpu[rows])]
+    rows = layout.rows[np.isfinite(user[layout.rows]) & np.isfinite(gpu[layout.rows])]
     figure = _canvas(9.5, 5.6)
     axes = figure.subplots()
     figure.subplots_adjust(0.09, 0.17, 0.76, 0.85)
-    colours, styles = ordered(ds, layout.colour, rows), ordered(ds, layout.style, rows)
-    shades = _colours(ds, layout.colour, colours)
-    size = 34 if rows.size <= 500 else 8
-    for shade, colour in zip(shades, colours, strict=True):
-        for place, style in enumerate(styles):
-            some = pick(ds, layout.style, style, pick(ds, layout.colour, colour, rows))
-            over = ds["saturated"].values[some]
-            common = {"s": size, "marker": _MARKERS[place], "rasterized": rows.size > 2000, "zorder": 3}
-            axes.scatter(user[some[~over]], gpu[some[~over]], color=shade, lw=0, alpha=0.85, **common)
-            axes.scatter(
-                user[some[over]], gpu[some[over]], facecolor="none", edgecolor=shade, alpha=0.5, lw=0.8, **common
-            )
-    calm = rows[~ds["saturated"].values[rows]]
-    if calm.size > 1:
-        best = calm[front(user[calm], gpu[calm])]
-        axes.step(user[best], gpu[best], where="post", color="black", lw=1.0, zorder=2, label="front")
-        for row in best[np.unique(np.linspace(0, best.size - 1, FRONT_LABELS).round().astype(int))]:
-            left = user[row] > 0.5 * user[rows].max()  # keep the label inside
-            where = {"xytext": (-5 if left else 5, 6), "textcoords": "offset points", "ha": "right" if left else "left"}
-            axes.annotate(_design(ds, row), (user[row], gpu[row]), fontsize=7.5, zorder=4, **where)
+    names = (layout.colour, layout.style, layout.facet)
+    levels = [ordered(ds, name, rows) for name in names]
+    shades = _colours(ds, layout.colour, levels[0])
+    sizes = (34 if rows.size <= 500 else 8) * 2.0 ** (np.arange(len(levels[2])) - 0.5 * (len(levels[2]) - 1))
+    for (shade, *place), some in _groups(ds, names, levels, rows, shades):
+        over = ds["saturated"].values[some]
+        common = {"s": sizes[place[1]], "marker": _MARKERS[place[0]], "rasterized": rows.size > 2000, "zorder": 3}
+        axes.scatter(user[some[~over]], gpu[some[~over]], color=shade, lw=0, alpha=0.85, **common)
+        axes.scatter(user[some[over]], gpu[some[over]], facecolor="none", edgecolor=shade, alpha=0.5, lw=0.8, **common)
+    _front_line(axes, ds, rows)
     axes.set(xlabel="output tokens/s per user (1 / mean TPOT)", ylabel="output tokens/s per GPU")
     axes.set_xlim(0.0, 1.08 * user[rows].max(initial=0.0) or 1.0)
     axes.set_ylim(0.0, 1.15 * gpu[rows].max(initial=0.0) or 1.0)
     axes.grid(True, color="#e6e6e6", lw=0.6)
-    handles = [Line2D([], [], color="black", ls="", marker=_MARKERS[place]) for place in range(len(styles))]
-    swatches = [Line2D([], [], color=shade, ls="", marker="o") for shade in shades]
-    _legend(figure, ((layout.colour, colours, swatches), (layout.style, styles, handles)), 0.78)
+    handles = [
+        [_spot(color=shade) for shade in shades],
+        [_spot(marker=_MARKERS[place]) for place in range(len(levels[1]))],
+        [_spot(ms=float(np.sqrt(size))) for size in sizes],
+    ]
+    _legend(figure, list(zip(names, levels, handles, strict=True)), 0.78)
     _headings(figure, ds, "Speed for the user against output per GPU; line: the front", _footnotes(ds, layout))
     return figure
+
+
+def _groups(
+    ds: xr.Dataset, names: Sequence[str | None], levels: Sequence[list[Any]], rows: np.ndarray, shades: Sequence[Any]
+) -> Iterator[tuple[tuple[Any, int, int], np.ndarray]]:
+    """(colour, which marker, which size) and the rows that are drawn so; the largest first, not to hide the others."""
+    places = product(*(range(len(each)) for each in levels))
+    for first, second, third in sorted(places, key=lambda place: -place[2]):
+        some = rows
+        for name, each, place in zip(names, levels, (first, second, third), strict=True):
+            some = pick(ds, name, each[place], some)
+        yield (shades[first], second, third), some
+
+
+def _spot(color: Any = "black", marker: str = "o", ms: float = 6.0) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=color, ls="", marker=marker, ms=ms)
+
+
+def _front_line(axes: Any, ds: xr.Dataset, rows: np.ndarray) -> None:
+    """The front of the designs that are not saturated, some of them named."""
+    user, gpu = ds["tok_per_s_per_user"].values, ds["tok_per_s_per_gpu"].values
+    calm = rows[~ds["saturated"].values[rows]]
+    if calm.size < 2:
+        return
+    best = calm[front(user[calm], gpu[calm])]
+    axes.step(user[best], gpu[best], where="post", color="black", lw=1.0, zorder=2)
+    for row in best[np.unique(np.linspace(0, best.size - 1, FRONT_LABELS).round().astype(int))]:
+        left = user[row] > 0.5 * user[rows].max()  # keep the label inside
+        where = {"xytext": (-5 if left else 5, 6), "textcoords": "offset points", "ha": "right" if left else "left"}
+        axes.annotate(_design(ds, row), (user[row], gpu[row]), fontsize=7.5, zorder=4, **where)
 
 
 def _design(ds: xr.Dataset, row: int) -> str:
@@ -355,7 +394,7 @@ def _single(ds: xr.Dataset) -> Any:
         grid, (("ttft_s", "TTFT (s)", 1.0), ("tpot_s", "TPOT (ms)", 1e3), ("e2e_s", "end to end (s)", 1.0)), strict=True
     ):
         error = ds.get(f"{name}_stderr")
-        bars = None if error is None else np.nan_to_num(error.values[0]) * scale
+        bars = None if error is None else error.values[0] * scale  # none where it is not known
         axes.bar(names, np.nan_to_num(ds[name].values[0]) * scale, 0.6, yerr=bars, color=_COLOURS[0], ecolor=_GREY)
         axes.set_title(heading, loc="left", fontsize=10)
         axes.grid(True, axis="y", color="#e6e6e6", lw=0.6)

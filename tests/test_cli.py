@@ -202,6 +202,8 @@ def test_a_quiet_sweep_says_nothing_on_stderr(evaluator, scenario_file, chain):
         (["--engine", "tokn"], "error: --engine tokn: is not an engine; allowed: iteration"),
         (["--out", "a.csv"], "error: a.csv: unknown kind of result file '.csv'; use .nc"),
         (["--plot", "a.gif"], "error: --plot a.gif: the name must end in .png or .svg or .pdf"),
+        (["--plot", "/proc/a.png"], "error: --plot /proc/a.png: the folder cannot be written"),
+        (["--out", "/proc/a.nc"], "error: --out /proc/a.nc: the folder cannot be written"),
         (["--resume"], "error: --resume needs --out"),
     ],
 )
@@ -210,6 +212,20 @@ def test_sweep_refuses_before_it_runs(evaluator, scenario_file, chain, options, 
     assert (code, out) == (2, "")
     assert err.startswith(message) and err.count("\n") == 1
     assert not chain.calls
+
+
+def test_a_picture_without_matplotlib_is_refused_with_what_to_install(evaluator, scenario_file, chain, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, out, err = evaluator("sweep", scenario_file.path, "--plot", "a.png")
+    assert (code, out, err) == (2, "", "error: --plot needs matplotlib: pip install matplotlib\n")
+    assert not chain.calls
+
+
+def test_help_says_how_axes_are_changed(evaluator):
+    code, out, _ = evaluator("sweep", "--help")
+    text = " ".join(out.split())
+    assert code == 0
+    assert "'sweep={KEY: VALUES}' is merged with the axes of the file; sweep.KEY=null takes an axis away" in text
 
 
 @pytest.mark.parametrize("name", ["nowhere.yaml", "some/folder"])
@@ -261,6 +277,7 @@ def test_simulate_selects_runs_and_writes(evaluator, scenario_file, chain, tmp_p
         (["--select", "tp=3"], "error: --select tp=3: not in the sweep; deployment.tensor_parallel is 2, 4"),
         (["--select", "tp"], "error: --select 'tp': NAME=VALUE is wanted"),
         (["--requests", "r.xlsx"], "error: --requests r.xlsx: the name must end in .csv or .parquet"),
+        (["--requests", "/proc/x.csv"], "error: --requests /proc/x.csv: the folder cannot be written"),
     ],
 )
 def test_simulate_refuses_before_it_runs(evaluator, scenario_file, chain, options, message):
@@ -363,6 +380,18 @@ def test_catalog_import_writes_what_the_catalog_reads(evaluator, tmp_path):
     assert (model.name, model.hidden, model.layers[0].count) == ("tiny", 64, 2)
     code, printed, _ = evaluator("catalog", "import", tmp_path / "config.json", "--name", "tiny")
     assert code == 0 and printed.rstrip() == out.read_text().rstrip()
+
+
+def test_an_imported_model_is_found_by_its_files_name(evaluator, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(LLAMA)
+    code, _, err = evaluator("catalog", "import", "config.json", "--out", "my-models/models/llm/mine.yaml")
+    assert (code, err) == (0, "wrote my-models/models/llm/mine.yaml\n")
+    monkeypatch.setenv("EVALUATOR_PATH", "my-models")
+    options = ["--hardware", "h200-sxm", "--prompt", "64", "--output", "8"]
+    code, out, err = evaluator("estimate", "--model", "mine", *options)
+    assert (code, err) == (0, "")
+    assert out.startswith("mine on 1 x h200-sxm")
 
 
 def test_catalog_import_refuses_what_it_does_not_know(evaluator, tmp_path):

@@ -77,6 +77,19 @@ def test_reasons_that_differ_in_figures_are_counted_together_and_get_a_remedy():
     assert second[0] == "heads 7 by 2 (try a parallelism that divides the model's heads and experts)"
 
 
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "does not fit: 141.1 GB of weights per device exceed 77.3 GB; remedy: tensor_parallel >= 2",
+        "a request of 9 tokens exceeds the 8 positions of m; use shorter prompts",
+        "max_num_batched_tokens 8 is below the longest prompt; raise it or use policy chunked",
+        "the KV cache is too small; lower max_num_seqs",
+    ],
+)
+def test_a_reason_with_a_remedy_of_its_own_gets_no_other(reason):
+    assert reasons(np.array([f"infeasible: {reason}"])) == [(reason, 1)]
+
+
 def test_more_reasons_than_are_shown_are_counted():
     ds = sweep(axis("deployment.hardware", *"abcde"), room=False)
     ds["status"][:] = [f"reason {letter}" for letter in "abcde"]

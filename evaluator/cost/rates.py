@@ -12,6 +12,7 @@ from evaluator.catalog.calibration import OperatorEfficiency
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.dtypes import COMPUTE_DTYPES, PEAK_FALLBACKS
 from evaluator.cost.kernel import OpClass
+from evaluator.errors import InputError
 
 if TYPE_CHECKING:
     from evaluator.catalog import Calibration

@@ -46,12 +46,19 @@ def test_a_folder_of_ones_own_comes_first(tmp_path, monkeypatch):
     (own / "models" / "llm").mkdir(parents=True)
     (own / "models" / "llm" / "llama-3.1-8b.yaml").write_text(TINY)
     usual = load_model("llama-3.1-8b")
-    monkeypatch.setenv("EVALUATOR_PATH", os.pathsep.join([str(tmp_path / "absent"), str(own)]))
+    monkeypatch.setenv("EVALUATOR_PATH", os.pathsep.join([str(tmp_path), str(own)]))
     assert data_folder("models")[0] == (own / "models" / "llm").resolve()
     assert load_model("llama-3.1-8b").source == "mine"
     assert "llama-3.1-70b" in names("models")
     monkeypatch.delenv("EVALUATOR_PATH")
     assert load_model("llama-3.1-8b") == usual
+
+
+def test_a_folder_that_is_not_there_is_not_ignored(tmp_path, monkeypatch):
+    monkeypatch.setenv("EVALUATOR_PATH", os.pathsep.join([str(tmp_path), "my-modles"]))
+    for use in (lambda: load_model("llama-3.1-8b"), lambda: names("models")):
+        with pytest.raises(InputError, match="EVALUATOR_PATH: there is no folder my-modles"):
+            use()
 
 
 def test_the_current_directory_is_searched(tmp_path, monkeypatch):

@@ -43,6 +43,13 @@ def test_the_scale_of_time_does_not_matter():
         assert saturated(scale * arrival, scale * wait)[0]
 
 
+@pytest.mark.parametrize("rate_rps", [1e200, 1e300, 1e305])
+def test_arrivals_at_practically_one_instant_saturate(rate_rps):
+    arrival = np.random.default_rng(0).exponential(1.0, (2, 500)).cumsum(axis=-1) / rate_rps
+    wait = fifo(arrival, np.ones_like(arrival)) - arrival
+    assert saturated(arrival, wait).all()
+
+
 def test_a_burst_that_drains_is_not_saturation():
     arrival = np.r_[np.arange(300.0), 300 + np.arange(300) * 0.2, 360 + np.arange(900) * 2.0][None]
     wait = fifo(arrival, np.full_like(arrival, 0.8)) - arrival

@@ -97,7 +97,19 @@ def test_stderr_falls_as_one_over_the_root_of_the_requests():
 def test_constant_values_have_no_error():
     got = summarise(np.ones((1, 1, 100)), LEVELS)
     np.testing.assert_array_equal(got.quantiles, np.ones((1, LEVELS.size)))
-    np.testing.assert_array_equal(got.quantiles_stderr, np.zeros((1, LEVELS.size)))
+    np.testing.assert_array_equal(got.quantiles_stderr, [[np.nan, 0.0, 0.0, 0.0, 0.0, np.nan]])
+
+
+def test_a_quantile_whose_error_is_not_known_says_so():
+    levels = np.array([0.5, 0.9, 0.99])
+    few = np.random.default_rng(0).exponential(size=(1, 9))
+    assert np.isnan(quantile_stderr(few, np.sort(few), levels)).all()  # a single batch
+    some = np.random.default_rng(0).exponential(size=(1, 50))
+    error = quantile_stderr(some, np.sort(some), levels)[0]
+    assert (error[:2] > 0).all()
+    assert np.isnan(error[2])  # 0.99 + 0.014: the tail is beyond 50 requests
+    many = np.random.default_rng(0).exponential(size=(1, 2000))
+    assert (quantile_stderr(many, np.sort(many), levels) > 0).all()
 
 
 def test_gaps_are_pooled_over_tokens_within_a_seed():
