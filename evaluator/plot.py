@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluator.dataset import objectives_of, replacing
+from evaluator.dataset import replacing
 from evaluator.errors import InputError
-from evaluator.layout import Layout, choose, ordered, pick, text, title
+from evaluator.layout import CUT, Layout, Panel, choose, log_limits, ordered, panels_of, pick, text, title
 from evaluator.metrics.outcomes import OK
 from evaluator.table import is_constant, quantities, reasons
 
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 DPI = 150
 SUFFIXES = (".png", ".pdf", ".svg")
 BANDS = 6  # with more curves than this, error bands hide more than they tell
-FRONT_LABELS = 6
-CUT = 5.0  # times the objective: how much longer a latency is, is of no interest
+FRONT_LABELS = 10  # at most: labels are wide and flat, and those of nearly the same height would overlap
 
 # Okabe and Ito (2008), colours that the colour-blind can tell apart; its yellow is too pale for lines.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B4A9E", "#444444")
@@ -33,19 +31,6 @@ _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 _MARKERS = ("o", "s", "^")
 _GREY = "#6b6b6b"
 _NAMES = {"rate_rps": "arrival rate (requests/s)", "users": "concurrent users"}
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One measure: values and standard errors (config,), NaN-able; ``bound`` is the objective in ``unit``."""
-
-    label: str
-    values: np.ndarray
-    stderr: np.ndarray | None
-    bound: float | None
-    log: bool = False
-    top: float | None = None
-    unit: str = ""
 
 
 def plot(ds: xr.Dataset, path: str | Path) -> Path:
@@ -73,38 +58,6 @@ def _draw(ds: xr.Dataset, feasible: np.ndarray) -> Any:
         return _single(ds)
     layout = choose(ds, feasible)
     return _pareto(ds, layout) if layout.x is None else _curves(ds, layout)
-
-
-# ---- measures -------------------------------------------------------------------------------------------------------
-
-
-def _latency(ds: xr.Dataset, metric: str, title: str, scale: float, unit: str, log: bool) -> Panel:
-    """A latency at the statistic of its objective, p90 without one."""
-    wanted = [bound for bound in objectives_of(ds) if bound["metric"] == metric]
-    statistic = wanted[0]["statistic"] if wanted else "p90"
-    name = f"{metric}_s"
-    if statistic == "mean":
-        values, stderr = ds[f"{name}_mean"].values, ds.get(f"{name}_mean_stderr")
-    else:
-        nearest = int(np.argmin(np.abs(ds["quantile"].values - float(statistic[1:]) / 100.0)))
-        values, stderr = ds[name].values[:, nearest], ds.get(f"{name}_stderr")
-        stderr = None if stderr is None else stderr[:, nearest]
-    bound = wanted[0]["bound_s"] * scale if wanted else None
-    error = None if stderr is None else stderr.values * scale
-    return Panel(f"{title} {statistic} ({unit})", values * scale, error, bound, log, unit=unit)
-
-
-def _panels(ds: xr.Dataset, layout: Layout) -> list[Panel]:
-    panels = [
-        _latency(ds, "ttft", "TTFT", 1.0, "s", log=True),
-        _latency(ds, "tpot", "TPOT", 1e3, "ms", log=bool(objectives_of(ds))),
-    ]
-    if objectives_of(ds):
-        values = 100.0 * ds["slo_attainment"].values
-        panels.append(Panel("requests within SLO (%)", values, None, None, top=104.0))
-    else:
-        panels.append(Panel("output tokens/s per GPU", ds["tok_per_s_per_gpu"].values, None, None))
-    return [panel for panel in panels if np.isfinite(panel.values[layout.rows]).any()]
 
 
 # ---- pictures -------------------------------------------------------------------------------------------------------
@@ -174,7 +127,7 @@ def _legend(figure: Any, groups: Sequence[tuple[str | None, Sequence[Any], Seque
 
 def _curves(ds: xr.Dataset, layout: Layout) -> Any:
     """Measures over x: a row of panels, or with facets a row for each measure and a column for each facet."""
-    panels, rows = _panels(ds, layout), layout.rows
+    panels, rows = panels_of(ds, layout), layout.rows
     facets, colours, styles = (ordered(ds, name, rows) for name in (layout.facet, layout.colour, layout.style))
     shades = _colours(ds, layout.colour, colours)
     figure, grid, right = _grid(len(panels), len(facets))
@@ -256,7 +209,7 @@ def _finish(axes: Any, panel: Panel, rows: np.ndarray, ds: xr.Dataset) -> None:
     calm = calm if calm.size else finite
     if panel.log and calm.min() > 0:
         axes.set_yscale("log")
-        axes.set_ylim(*_log_limits(calm, panel.bound))
+        axes.set_ylim(*log_limits(calm, panel.bound))
         _plain_ticks(axes)
     else:
         axes.set_ylim(0.0, panel.top or 1.15 * max(calm.max(), panel.bound or 0.0, 1e-12))
@@ -264,13 +217,6 @@ def _finish(axes: Any, panel: Panel, rows: np.ndarray, ds: xr.Dataset) -> None:
         axes.axhline(panel.bound, color="black", lw=0.9, ls=(0, (4, 3)), zorder=1)
     axes.grid(True, color="#e6e6e6", lw=0.6)
     axes.set_axisbelow(True)
-
-
-def _log_limits(calm: np.ndarray, bound: float | None) -> tuple[float, float]:
-    """Around the points that are not saturated; with an objective no further than ``CUT`` times it, if all else fits."""
-    if bound is None:
-        return 0.7 * calm.min(), 4.0 * calm.max()
-    return 0.7 * min(calm.min(), bound), max(min(4.0 * max(calm.max(), bound), CUT * bound), 2.0 * calm.min())
 
 
 def _label_bound(axes: Any, panel: Panel) -> None:
@@ -369,7 +315,11 @@ def _front_line(axes: Any, ds: xr.Dataset, rows: np.ndarray) -> None:
         return
     best = calm[front(user[calm], gpu[calm])]
     axes.step(user[best], gpu[best], where="post", color="black", lw=1.0, zorder=2)
-    for row in best[np.unique(np.linspace(0, best.size - 1, FRONT_LABELS).round().astype(int))]:
+    labelled = -np.inf
+    for row in best:
+        if gpu[row] - labelled < gpu[rows].max() / FRONT_LABELS:
+            continue
+        labelled = gpu[row]
         left = user[row] > 0.5 * user[rows].max()  # keep the label inside
         where = {"xytext": (-5 if left else 5, 6), "textcoords": "offset points", "ha": "right" if left else "left"}
         axes.annotate(_design(ds, row), (user[row], gpu[row]), fontsize=7.5, zorder=4, **where)

@@ -5,7 +5,7 @@ import pytest
 
 from evaluator import plot as plot_module
 from evaluator.errors import InputError
-from evaluator.layout import choose
+from evaluator.layout import choose, log_limits
 from evaluator.plot import front, plot
 from tests.sweeps import HARDWARE, PARALLEL, POLICY, RATE, axis, sweep
 
@@ -30,6 +30,11 @@ SWEEPS = {
 def chosen(*axes, **options):
     ds = sweep(*axes, **options)
     return choose(ds, np.flatnonzero(ds["status"].values == "ok"))
+
+
+def drawn(ds):
+    """The figure itself, which ``plot`` writes and forgets."""
+    return plot_module._draw(ds, np.flatnonzero(ds["status"].values == "ok"))
 
 
 @needs_matplotlib
@@ -94,6 +99,55 @@ def test_what_cannot_be_shown_is_held_at_the_best_design_and_said():
     assert layout.notes == ("tensor parallel 2 as in the best design", "replicas 1 as in the best design")
     ds = sweep(*SWEEPS["five axes"])
     assert set(ds["tensor_parallel"].values[layout.rows]) == {2}
+
+
+def test_without_a_curve_a_third_axis_is_a_size_and_a_fourth_is_named():
+    layout = chosen(HARDWARE, PARALLEL, POLICY)
+    assert (layout.x, layout.colour, layout.style, layout.facet) == (None, "hardware", "policy", "tensor_parallel")
+    assert layout.notes == ()
+    assert chosen(HARDWARE, PARALLEL, POLICY, REPLICAS, MODEL).notes == (
+        "all values of tensor parallel, replicas, with no mark of their own",
+    )
+
+
+@needs_matplotlib
+def test_the_marks_of_three_axes_are_told_apart():
+    figure = drawn(sweep(HARDWARE, PARALLEL, POLICY))
+    assert [legend.get_title().get_text() for legend in figure.legends] == ["hardware", "policy", "tensor parallel"]
+    areas = {float(size) for spots in figure.axes[0].collections for size in spots.get_sizes()}
+    assert len(areas) == 3
+    heights = sorted(label.xy[1] for label in figure.axes[0].texts)
+    assert heights and (np.diff(heights) > 0.05 * figure.axes[0].get_ylim()[1]).all()
+
+
+@needs_matplotlib
+def test_hopeless_designs_do_not_set_the_scale():
+    ds = sweep(HARDWARE, PARALLEL, POLICY, RATE)
+    ds["tpot_s"][::7] *= 50
+    figure = drawn(ds)
+    tpot = next(axes for axes in figure.axes if axes.get_ylabel().startswith("TPOT"))
+    assert tpot.get_yscale() == "log" and tpot.get_ylim()[1] == pytest.approx(5 * 70.0)
+    assert any("Latencies beyond 5 times the SLO are cut off" in text.get_text() for text in figure.texts)
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("axes", [(HARDWARE, RATE), (HARDWARE, PARALLEL, POLICY, RATE)])
+def test_objectives_are_labelled_with_their_unit_outside_the_curves(axes):
+    figure = drawn(sweep(*axes))
+    figure.canvas.draw()
+    labels = [(axes, text) for axes in figure.axes for text in axes.texts]
+    assert [text.get_text() for _, text in labels] == ["SLO 1.5 s", "SLO 70 ms"]
+    boxes = [text.get_window_extent() for _, text in labels]
+    for box in boxes:
+        for other in [*figure.axes, *figure.legends]:
+            assert not box.overlaps(other.get_window_extent())
+
+
+def test_limits_hold_the_objective_and_at_least_one_point():
+    assert log_limits(np.array([1.0, 100.0]), None) == pytest.approx((0.7, 400.0))
+    assert log_limits(np.array([1.0, 100.0]), 10.0) == pytest.approx((0.7, 50.0))
+    assert log_limits(np.array([0.1, 0.2]), 10.0) == pytest.approx((0.07, 40.0))
+    assert log_limits(np.array([80.0, 100.0]), 10.0) == pytest.approx((7.0, 160.0))
 
 
 def test_more_names_than_colours_keeps_the_best():

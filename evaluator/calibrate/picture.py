@@ -18,7 +18,7 @@ MOST_POINTS = 2000
 def draw(fitted: Calibrated, path: Path) -> None:
     """Draw the held-out rows of every class; InputError without matplotlib."""
     if find_spec("matplotlib") is None:
-        raise InputError(f"{path}: pictures need matplotlib; install it with: pip install 'evaluator[plot]'")
+        raise InputError(f"{path}: pictures need matplotlib; install it with: pip install matplotlib")
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -21,11 +21,6 @@ class Terms(NamedTuple):
     share: tuple[float, ...]
 
 
-def ring_all_reduce(devices: int) -> tuple[float, float]:
-    """Reduce-scatter and all-gather around a ring: 2 (n - 1) steps, volume 2 (n - 1) / n."""
-    return 2.0 * (devices - 1), 2.0 * (devices - 1) / devices
-
-
 def direct_all_reduce(devices: int) -> tuple[float, float]:
     """Both phases at once with every peer, over links that join all of them: 2 steps, volume 2 (n - 1) / n.
 

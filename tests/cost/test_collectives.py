@@ -9,7 +9,6 @@ from evaluator.cost.collectives import (
     direct_all_reduce,
     halving_all_reduce,
     level_sizes,
-    ring_all_reduce,
 )
 from evaluator.cost.kernel import Operator
 from evaluator.scenario.scenario import Precision
@@ -19,11 +18,10 @@ REACH = (8, None)
 
 
 def test_flat_algorithms():
-    assert ring_all_reduce(8) == (14, 1.75)
     assert direct_all_reduce(8) == (2, 1.75)
     assert halving_all_reduce(8) == (6, 1.75)
     assert direct_all_gather(8) == (1, 0.875)
-    for algorithm in (ring_all_reduce, direct_all_reduce, halving_all_reduce, direct_all_gather):
+    for algorithm in (direct_all_reduce, halving_all_reduce, direct_all_gather):
         assert algorithm(1) == (0, 0)
 
 

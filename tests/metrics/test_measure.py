@@ -79,6 +79,12 @@ def test_replicas_share_the_devices():
     np.testing.assert_allclose(got["utilisation"], measure(one, LEVELS)["utilisation"] / 2)
 
 
+def test_a_replica_is_never_more_than_always_busy():
+    one = outcomes(configs=1)
+    got = measure(replace(one, busy_s=one.makespan_s * (1 + 1e-15)), LEVELS)
+    assert got["utilisation"][0] == 1.0
+
+
 def test_attainment_asks_all_bounds_of_a_request():
     values = {name: value[..., 1:] for name, value in latencies(tiny()).items()}
     inside = within_objectives(values, (bound("ttft", "p90", 1.5), bound("tpot", "mean", 0.2)))
