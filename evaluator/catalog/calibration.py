@@ -17,6 +17,7 @@ COMPUTE_CLASSES = ("gemm", "grouped_gemm", "attention_prefill", "attention_decod
 COLLECTIVE_CLASSES = ("all_reduce", "all_to_all", "p2p")
 OPERATOR_CLASSES = COMPUTE_CLASSES + COLLECTIVE_CLASSES
 PROVENANCES = ("datasheet", "calibrated")
+_OPTIONAL_SOURCES = ("frontend_s", "lookahead_steps")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Calibration:
     step_overhead_s: float  # host, per engine iteration
     sequence_overhead_s: float  # host, per sequence in the batch and iteration
     sources: Mapping[str, str]
+    frontend_s: float = 0.0  # per request, outside the engine: HTTP, tokenising, hops between processes, streaming
+    lookahead_steps: float = 0.0  # iterations that a request waits because they are planned ahead when it comes
 
 
 def load_calibration(name: str, hardware: str) -> Calibration:
@@ -79,6 +82,8 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
         step_overhead_s=given.quantity("step_overhead_s", "s", zero=True),
         sequence_overhead_s=given.quantity("sequence_overhead_s", "s", zero=True),
         sources=_sources(given),
+        frontend_s=given.quantity("frontend_s", "s", 0.0, zero=True),
+        lookahead_steps=given.number("lookahead_steps", 0.0),
     )
     given.finish()
     return calibration
@@ -117,5 +122,6 @@ def _sources(given: Fields) -> dict[str, str]:
     needed = (*OPERATOR_CLASSES, "link_efficiency", "step_overhead_s", "sequence_overhead_s")
     inner = given.inner("sources")
     sources = {key: inner.text(key) for key in needed}
+    sources |= {key: inner.text(key) for key in _OPTIONAL_SOURCES if inner.raw(key, None) is not None}
     inner.finish()
     return sources

@@ -1,0 +1,2 @@
+"""x"""
+FitResult=cross_validate=fit_serving=None

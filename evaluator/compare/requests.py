@@ -1,0 +1,2 @@
+"""x"""
+compare_requests=None
