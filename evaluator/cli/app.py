@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from evaluator.cli.catalog import catalog
+from evaluator.cli.compare import compare
 from evaluator.cli.estimate import estimate
 from evaluator.cli.failures import Commands
 from evaluator.cli.simulate import simulate
@@ -42,6 +43,7 @@ def _options(
 app.command()(estimate)
 app.command()(sweep)
 app.command()(simulate)
+app.command()(compare)
 app.add_typer(catalog, name="catalog")
 
 

@@ -9,7 +9,9 @@ from evaluator.catalog.store import names, suggestion
 from evaluator.errors import InputError
 from evaluator.scenario.scenario import Precision
 
-_TUNED = re.compile(r"-(instruct|chat|base|hf|it|dynamic|v[0-9.]+|[0-9]{4}|fp8|bf16|fp16|awq|gptq|w[0-9]+a[0-9]+)(?=-|$)")
+_TUNED = re.compile(
+    r"-(instruct|chat|base|hf|it|dynamic|v[0-9.]+|[0-9]{4}|fp8|bf16|fp16|awq|gptq|w[0-9]+a[0-9]+)(?=-|$)"
+)
 _SAME_LAYERS = {
     "meta-llama-3.1-8b": "llama-3.1-8b",
     "meta-llama-3.1-70b": "llama-3.1-70b",

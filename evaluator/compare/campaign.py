@@ -1,0 +1,129 @@
+"""Fitting every GPU of a set of experiments: one pooled set, one per GPU, and errors on experiments kept aside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evaluator.catalog import load_calibration
+from evaluator.catalog.calibration import Calibration
+from evaluator.compare.experiments import Experiment
+from evaluator.compare.fit import FitResult, cross_validate, fit_serving, renamed, runnable
+from evaluator.compare.names import hardware_name
+from evaluator.compare.report import headline
+from evaluator.compare.run import compare_experiments
+from evaluator.compare.servers import chosen_set
+from evaluator.compare.write import write_calibration
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+POOLED_SET = "vllm.serving"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A set with its table of predictions of experiments that it has seen, and of those that it has not."""
+
+    hardware: str
+    base: Calibration
+    result: FitResult
+    seen: pd.DataFrame
+    unseen: pd.DataFrame
+
+
+def fit_all(experiments: Sequence[Experiment], base: str = "datasheet", seeds: Sequence[int] = (0,)) -> list[Fitted]:
+    """A set for each GPU with runs, and one of all GPUs together for those without; ``hardware`` of that one is any.
+
+    GPUs of few runs are held near the pooled values by the priors. Unseen are, for a GPU, the experiments of the folds
+    kept aside, and for the pooled set each GPU predicted from the others.
+    """
+    ready = runnable(experiments, base)
+    by_gpu: dict[str, list[Experiment]] = {}
+    for each in ready:
+        by_gpu.setdefault(hardware_name(each.gpu), []).append(each)
+    start: dict[str, float] = {}
+    found = []
+    for hardware, own in sorted(by_gpu.items(), key=lambda item: -len(item[1])):
+        found.append(_one(hardware, own, _base(base, hardware), start, seeds))
+        start = start or dict(found[0].result.values)
+    if len(by_gpu) > 1:
+        found.append(_pooled(by_gpu, start, seeds))
+    return found
+
+
+def _base(wanted: str, hardware: str) -> Calibration:
+    return load_calibration(chosen_set(wanted, hardware), hardware)
+
+
+def _one(
+    hardware: str, own: Sequence[Experiment], base: Calibration, centre: dict[str, float], seeds: Sequence[int]
+) -> Fitted:
+    fitted = fit_serving(own, base, centre, centre)
+    named = replace(fitted, calibration=renamed(fitted.calibration, f"{hardware}-{POOLED_SET}", hardware))
+    held = cross_validate(own, base, centre, fitted.values)
+    return Fitted(
+        hardware, base, named, compare_experiments(own, named.calibration, seeds),
+        _joined([compare_experiments([each], held[each.id].calibration, seeds) for each in own if each.id in held]),
+    )  # fmt: skip
+
+
+def _pooled(by_gpu: dict[str, list[Experiment]], start: dict[str, float], seeds: Sequence[int]) -> Fitted:
+    """The set for any GPU rests on the data sheet alone: no GPU's kernels go into it."""
+    base = load_calibration("datasheet", "any")
+    everyone = [each for own in by_gpu.values() for each in own]
+    fitted = fit_serving(everyone, base, start=start)
+    named = replace(fitted, calibration=renamed(fitted.calibration, POOLED_SET, "any"))
+    tables = []
+    for hardware, own in by_gpu.items():
+        others = [each for name, group in by_gpu.items() if name != hardware for each in group]
+        from_others = fit_serving(others, base, start=start, evaluations=8)
+        tables.append(compare_experiments(own, from_others.calibration, seeds))
+    return Fitted("any", base, named, compare_experiments(everyone, named.calibration, seeds), _joined(tables))
+
+
+def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def write_all(fitted: Sequence[Fitted], folder: Path) -> list[Path]:
+    """Every set as ``folder``/NAME.yaml; returns the paths."""
+    written = []
+    for each in fitted:
+        path = folder / f"{each.result.calibration.name}.yaml"
+        write_calibration(path, each.result, each.base, header(each))
+        written.append(path)
+    return written
+
+
+def header(fitted: Fitted) -> str:
+    """What the set was fitted on and its errors, for the head of its file."""
+    experiments = len(fitted.result.experiments)
+    aside = "predicting each GPU from the others" if fitted.hardware == "any" else "on experiments kept aside"
+    where = "all GPUs there were" if fitted.hardware == "any" else fitted.hardware
+    lines = [
+        f"Fitted by `evaluator compare --fit` to {experiments} serving experiments of vLLM on {where},",
+        f"starting from the set {fitted.base.name}. Mean absolute errors of the experiments' means:",
+        f"  as fitted: {errors_text(fitted.seen)}",
+        f"  {aside}: {errors_text(fitted.unseen)}" if len(fitted.unseen) else "  one experiment only: none kept aside",
+    ]
+    return "\n".join(lines)
+
+
+def errors_text(table: pd.DataFrame) -> str:
+    """The judged metrics in a line."""
+    found = headline(table) if len(table) else {}
+    return ", ".join(f"{name.removesuffix('_mean').upper()} {value:.1f} %" for name, value in found.items()) or "none"
+
+
+def told(fitted: Fitted) -> str:
+    """A set's parameters with their errors, and how well it predicts."""
+    lines = [header(fitted)]
+    for name, value in fitted.result.values.items():
+        share = 100 * fitted.result.prior_share[name]
+        lines.append(f"  {name:22s} {value:10.4g} +- {100 * fitted.result.errors[name]:5.1f} %   prior {share:3.0f} %")
+    return "\n".join(lines)
