@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from evaluator.compare.names import hardware_name
 from evaluator.compare.report import headline
 from evaluator.compare.run import compare_experiments
 from evaluator.compare.servers import chosen_set
+from evaluator.compare.traffic import output_shares
 from evaluator.compare.write import write_calibration
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def fit_all(experiments: Sequence[Experiment], base: str = "datasheet", seeds: S
     GPUs of few runs are held near the pooled values by the priors. Unseen are, for a GPU, the experiments of the folds
     kept aside, and for the pooled set each GPU predicted from the others.
     """
+    shares = output_shares(experiments)
     ready = runnable(experiments, base)
     by_gpu: dict[str, list[Experiment]] = {}
     for each in ready:
@@ -47,10 +49,10 @@ def fit_all(experiments: Sequence[Experiment], base: str = "datasheet", seeds: S
     start: dict[str, float] = {}
     found = []
     for hardware, own in sorted(by_gpu.items(), key=lambda item: -len(item[1])):
-        found.append(_one(hardware, own, _base(base, hardware), start, seeds))
+        found.append(_one(hardware, own, _base(base, hardware), start, seeds, shares))
         start = start or dict(found[0].result.values)
     if len(by_gpu) > 1:
-        found.append(_pooled(by_gpu, start, seeds))
+        found.append(_pooled(by_gpu, start, seeds, shares))
     return found
 
 
@@ -59,29 +61,39 @@ def _base(wanted: str, hardware: str) -> Calibration:
 
 
 def _one(
-    hardware: str, own: Sequence[Experiment], base: Calibration, centre: dict[str, float], seeds: Sequence[int]
+    hardware: str,
+    own: Sequence[Experiment],
+    base: Calibration,
+    centre: Mapping[str, float],
+    seeds: Sequence[int],
+    shares: Mapping[str, float],
 ) -> Fitted:
-    fitted = fit_serving(own, base, centre, centre)
+    fitted = fit_serving(own, base, centre, centre, shares)
     named = replace(fitted, calibration=renamed(fitted.calibration, f"{hardware}-{POOLED_SET}", hardware))
-    held = cross_validate(own, base, centre, fitted.values)
+    held = cross_validate(own, base, centre, fitted.values, shares)
     return Fitted(
-        hardware, base, named, compare_experiments(own, named.calibration, seeds),
-        _joined([compare_experiments([each], held[each.id].calibration, seeds) for each in own if each.id in held]),
+        hardware, base, named, compare_experiments(own, named.calibration, seeds, shares),
+        _joined([compare_experiments([one], held[one.id].calibration, seeds, shares) for one in own if one.id in held]),
     )  # fmt: skip
 
 
-def _pooled(by_gpu: dict[str, list[Experiment]], start: dict[str, float], seeds: Sequence[int]) -> Fitted:
+def _pooled(
+    by_gpu: Mapping[str, list[Experiment]],
+    start: Mapping[str, float],
+    seeds: Sequence[int],
+    shares: Mapping[str, float],
+) -> Fitted:
     """The set for any GPU rests on the data sheet alone: no GPU's kernels go into it."""
     base = load_calibration("datasheet", "any")
     everyone = [each for own in by_gpu.values() for each in own]
-    fitted = fit_serving(everyone, base, start=start)
+    fitted = fit_serving(everyone, base, start=start, shares=shares)
     named = replace(fitted, calibration=renamed(fitted.calibration, POOLED_SET, "any"))
     tables = []
     for hardware, own in by_gpu.items():
         others = [each for name, group in by_gpu.items() if name != hardware for each in group]
-        from_others = fit_serving(others, base, start=start, evaluations=8)
-        tables.append(compare_experiments(own, from_others.calibration, seeds))
-    return Fitted("any", base, named, compare_experiments(everyone, named.calibration, seeds), _joined(tables))
+        from_others = fit_serving(others, base, start=start, shares=shares, evaluations=8)
+        tables.append(compare_experiments(own, from_others.calibration, seeds, shares))
+    return Fitted("any", base, named, compare_experiments(everyone, named.calibration, seeds, shares), _joined(tables))
 
 
 def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -119,10 +119,11 @@ def cross_validate(
     base: str | Calibration = "datasheet",
     centre: Mapping[str, float] | None = None,
     start: Mapping[str, float] | None = None,
+    shares: Mapping[str, float] | None = None,
     folds: int = FOLDS,
 ) -> dict[str, FitResult]:
     """For every experiment (by id) the fit that has not seen it: experiments are dealt to the folds in turn."""
-    shares = output_shares(experiments)
+    shares = output_shares(experiments) if shares is None else shares
     ordered = sorted(experiments, key=lambda each: (each.model, each.tensor_parallel, each.id))
     folds = min(folds, len(ordered))
     if folds < 2:

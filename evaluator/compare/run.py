@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,18 +33,22 @@ class Times:
 
 
 def compare_experiments(
-    experiments: Sequence[Experiment], calibration: str | Calibration = "auto", seeds: Iterable[int] = (0, 1, 2)
+    experiments: Sequence[Experiment],
+    calibration: str | Calibration = "auto",
+    seeds: Iterable[int] = (0, 1, 2),
+    shares: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
     """Predictions of every experiment beside its measurements.
 
     Columns: what was run, ``stage_index`` (-1: all stages pooled), ``metric``, ``unit`` (ms or 1/s), ``predicted``
     (mean over the seeds), ``predicted_stderr``, ``measured``, ``error_pct`` (signed), ``concurrency`` (predicted, by
     Little's law), ``calibration``, ``provenance``, ``status``. An experiment that cannot run is one row with its
-    reason as ``status``.
+    reason as ``status``. ``shares`` (by default those of these experiments) is what ``traffic.output_shares`` says.
     """
     import pandas as pd
 
-    shares = output_shares(experiments)
+    shares = output_shares(experiments) if shares is None else shares
+    seeds = tuple(seeds)
     rows: list[dict] = []
     for experiment in experiments:
         try:
@@ -192,9 +195,3 @@ def _described(experiment: Experiment, replica: Server | None) -> dict:
         return described
     set_ = replica.calibration
     return described | {"hardware": replica.hardware, "calibration": set_.name, "provenance": set_.provenance}
-
-
-@lru_cache(maxsize=256)
-def cached_requests(experiment: Experiment, seed: int, share: float) -> Requests:
-    """``requests`` kept for repeated runs of one experiment (fits)."""
-    return requests(experiment, seed, {experiment.model: share})
