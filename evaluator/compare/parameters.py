@@ -26,17 +26,17 @@ class Parameter:
     figures: tuple[str, ...]
 
 
-def _scaled(classes: tuple[str, ...], figure: str) -> Change:
-    """Multiplies a figure of classes of operators; fractions of a peak stay at most 1."""
+def _scaled(classes: tuple[str, ...], figures: tuple[str, ...]) -> Change:
+    """Multiplies those of the figures that classes of operators have; fractions of a peak stay at most 1."""
 
     def change(base: Calibration, factor: float) -> Calibration:
         sets = dict(base.efficiencies)
         for name in classes:
             if name not in sets:
                 continue
-            value = getattr(sets[name], figure) * factor
-            kept = value if figure.endswith("_s") else min(value, 1.0)
-            sets[name] = replace(sets[name], **{figure: kept})
+            scaled = {figure: getattr(sets[name], figure) * factor for figure in figures if hasattr(sets[name], figure)}
+            kept = {figure: value if figure.endswith("_s") else min(value, 1.0) for figure, value in scaled.items()}
+            sets[name] = replace(sets[name], **kept)
         return replace(base, efficiencies=sets)
 
     return change
@@ -54,6 +54,8 @@ def _link(base: Calibration, factor: float) -> Calibration:
     return replace(base, link_efficiency=min(1.0, base.link_efficiency * factor))
 
 
+BANDWIDTH = ("bandwidth_efficiency", "activation_efficiency")
+LAUNCH = ("launch_s",)
 DENSE = ("gemm", "gemm_8bit")
 ROUTED = ("grouped_gemm", "grouped_gemm_8bit")
 ATTENTION = ("attention_decode",)
@@ -61,15 +63,15 @@ KERNELS = (*COMPUTE_CLASSES, "gemm_8bit", "grouped_gemm_8bit")
 
 PARAMETERS: tuple[Parameter, ...] = (
     Parameter("weight_bandwidth", "bandwidth that dense weights are read with, x the base set", 1.0, 0.1,
-              _scaled(DENSE, "bandwidth_efficiency"), ("gemm",)),
+              _scaled(DENSE, BANDWIDTH), ("gemm",)),
     Parameter("expert_bandwidth", "bandwidth that expert weights are read with, x the base set", 1.0, 0.15,
-              _scaled(ROUTED, "bandwidth_efficiency"), ("grouped_gemm",)),
+              _scaled(ROUTED, BANDWIDTH), ("grouped_gemm",)),
     Parameter("kv_bandwidth", "bandwidth that decode attention reads its KV with, x the base set", 1.0, 0.3,
-              _scaled(ATTENTION, "bandwidth_efficiency"), ("attention_decode",)),
+              _scaled(ATTENTION, BANDWIDTH), ("attention_decode",)),
     Parameter("launch", "time per kernel beside its work, x the base set", 1.0, 0.4,
-              _scaled(KERNELS, "launch_s"), COMPUTE_CLASSES),
+              _scaled(KERNELS, LAUNCH), COMPUTE_CLASSES),
     Parameter("all_reduce_launch", "time per all-reduce beside its bytes, x the base set", 1.0, 0.4,
-              _scaled(("all_reduce",), "launch_s"), ("all_reduce",)),
+              _scaled(("all_reduce",), LAUNCH), ("all_reduce",)),
     Parameter("link", "bandwidth of the links in all-reduces, x the base set", 1.0, 0.5, _link, ("link_efficiency",)),
     Parameter("step_overhead_s", "host time per iteration that the device waits for", 1e-3, 0.7,
               _set("step_overhead_s"), ("step_overhead_s",)),

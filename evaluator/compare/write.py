@@ -65,22 +65,20 @@ def _plain(value: Any) -> Any:
 
 
 def _sources(fitted: FitResult, base: Calibration) -> dict[str, str]:
-    """Where each figure is from: that of the base set, and what the fit has made of it."""
-    found = dict(base.sources)
+    """Where each figure is from: the base set, and what the fit has made of it."""
     notes: dict[str, list[str]] = {}
     for parameter in PARAMETERS:
         if parameter.name not in fitted.values:
             continue
-        told = (
-            f"{parameter.name} ({parameter.meaning}) = {fitted.values[parameter.name]:.4g} "
-            f"+- {100 * fitted.errors[parameter.name]:.0f} %, fitted to serving runs"
-        )
+        value, error = fitted.values[parameter.name], 100 * fitted.errors[parameter.name]
+        told = f"{parameter.name} {value:.4g} +- {error:.0f} % ({parameter.meaning})"
         if fitted.prior_share[parameter.name] > 0.5:
-            told += f" (the data hardly say: {100 * fitted.prior_share[parameter.name]:.0f} % prior)"
+            told += ", of which the data say little"
         for figure in parameter.figures:
             notes.setdefault(figure, []).append(told)
+    found = {figure: f"as in the set {base.name}" for figure in base.sources if figure not in notes}
+    whole = ("step_overhead_s", "sequence_overhead_s", "frontend_s", "lookahead_steps")
     for figure, told_all in notes.items():
-        changed = "; ".join(told_all)
-        scaled = figure in found and "x the base set" in changed
-        found[figure] = f"{changed}. Base set: {found[figure]}" if scaled else changed
+        rest = "" if figure in whole else f"; base set {base.name}"
+        found[figure] = f"fitted to serving runs: {'; '.join(told_all)}{rest}"
     return found
