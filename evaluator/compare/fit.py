@@ -14,7 +14,7 @@ import numpy as np
 from evaluator.catalog import load_calibration
 from evaluator.catalog.calibration import Calibration
 from evaluator.compare.experiments import POOLED, Experiment
-from evaluator.compare.parameters import PARAMETERS, adjusted
+from evaluator.compare.parameters import active, adjusted
 from evaluator.compare.run import predictions, simulate_server
 from evaluator.compare.servers import server
 from evaluator.compare.traffic import output_shares, requests
@@ -45,7 +45,7 @@ class _Problem:
         self, experiments: Sequence[Experiment], base: Calibration, shares: Mapping[str, float], centre: Mapping
     ) -> None:
         self.base, self.centre = base, centre
-        self.free = [parameter for parameter in PARAMETERS if _matters(parameter.name, experiments)]
+        self.free = active(base, max(each.tensor_parallel for each in experiments))
         self.loads = [(each, requests(each, 0, shares)) for each in experiments]
         self.start = np.array([np.log(centre.get(p.name, p.start)) for p in self.free])
         self.sigma = np.array([p.sigma for p in self.free])
@@ -160,12 +160,6 @@ def _judged(experiment: Experiment) -> list[tuple[int, str, float]]:
         metrics = NOISE if row is not None and row.output_tokens else ("ttft_mean",)
         found += [(stage, metric, known[metric]) for metric in metrics if metric in known]
     return found
-
-
-def _matters(name: str, experiments: Sequence[Experiment]) -> bool:
-    if name in ("all_reduce_launch", "link"):
-        return any(experiment.tensor_parallel > 1 for experiment in experiments)
-    return True
 
 
 def _robust(residuals: np.ndarray, scale: float = 2.0) -> np.ndarray:

@@ -68,6 +68,8 @@ PARAMETERS: tuple[Parameter, ...] = (
               _scaled(ROUTED, BANDWIDTH), ("grouped_gemm",)),
     Parameter("kv_bandwidth", "bandwidth that decode attention reads its KV with, x the base set", 1.0, 0.3,
               _scaled(ATTENTION, BANDWIDTH), ("attention_decode",)),
+    Parameter("attention_tile", "time per sequence and KV head of decode attention, x the base set", 1.0, 0.7,
+              _scaled(ATTENTION, ("kv_head_sequence_s",)), ("attention_decode",)),
     Parameter("launch", "time per kernel beside its work, x the base set", 1.0, 0.4,
               _scaled(KERNELS, LAUNCH), COMPUTE_CLASSES),
     Parameter("all_reduce_launch", "time per all-reduce beside its bytes, x the base set", 1.0, 0.4,
@@ -90,3 +92,9 @@ def adjusted(base: Calibration, values: Mapping[str, float]) -> Calibration:
         if parameter.name in values:
             base = parameter.change(base, values[parameter.name])
     return base
+
+
+def active(base: Calibration, tensor_parallel: int) -> list[Parameter]:
+    """The parameters that change this base set, and of those of links only where ranks talk."""
+    found = [each for each in PARAMETERS if each.change(base, each.start) != each.change(base, 1.5 * each.start)]
+    return [each for each in found if tensor_parallel > 1 or each.name not in ("all_reduce_launch", "link")]
