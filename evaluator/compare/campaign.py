@@ -115,15 +115,26 @@ def write_all(fitted: Sequence[Fitted], folder: Path) -> list[Path]:
 def header(fitted: Fitted) -> str:
     """What the set was fitted on and its errors, for the head of its file."""
     experiments = len(fitted.result.experiments)
-    aside = "predicting each GPU from the others" if fitted.hardware == "any" else "on experiments kept aside"
     where = "all GPUs there were" if fitted.hardware == "any" else fitted.hardware
     lines = [
         f"Fitted by `evaluator compare --fit` to {experiments} serving experiments of vLLM on {where},",
         f"starting from the set {fitted.base.name}. Mean absolute errors of the experiments' means:",
         f"  as fitted: {errors_text(fitted.seen)}",
-        f"  {aside}: {errors_text(fitted.unseen)}" if len(fitted.unseen) else "  one experiment only: none kept aside",
+        *_unseen_lines(fitted),
     ]
     return "\n".join(lines)
+
+
+def _unseen_lines(fitted: Fitted) -> list[str]:
+    """Of a GPU one line; of the set for any one for each GPU, predicted from the others."""
+    if not len(fitted.unseen):
+        return ["  one experiment only: none kept aside"]
+    if fitted.hardware != "any":
+        return [f"  on experiments kept aside: {errors_text(fitted.unseen)}"]
+    return [
+        f"  {hardware}, predicted from the others: {errors_text(table)}"
+        for hardware, table in fitted.unseen.groupby("hardware", sort=False)
+    ]
 
 
 def errors_text(table: pd.DataFrame) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.store import find
 from evaluator.compare.experiments import POOLED, Experiment
 from evaluator.compare.servers import Server, server
 from evaluator.compare.traffic import Requests, output_shares, requests
@@ -47,6 +48,8 @@ def compare_experiments(
     """
     import pandas as pd
 
+    if isinstance(calibration, str) and calibration != "auto":
+        find("calibrations", calibration)  # a name that is none is the user's mistake, not an experiment's
     shares = output_shares(experiments) if shares is None else shares
     seeds = tuple(seeds)
     rows: list[dict] = []
