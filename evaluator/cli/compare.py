@@ -28,7 +28,8 @@ def compare(
     ] = None,
     calibration: Annotated[
         str,
-        typer.Option(metavar="NAME", help="A calibration set; auto: the best there is for each GPU."),
+        typer.Option(metavar="NAME", help="A calibration set (with --fit: to start from); GPU in its name stands for "
+                     "the GPU's own. auto: the best there is for each GPU."),
     ] = "auto",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save prediction, measurement and error, row by row (.csv).")

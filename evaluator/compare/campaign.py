@@ -14,14 +14,12 @@ from evaluator.compare.fit import FitResult, cross_validate, fit_serving, rename
 from evaluator.compare.names import hardware_name
 from evaluator.compare.report import headline
 from evaluator.compare.run import compare_experiments
-from evaluator.compare.servers import chosen_set
+from evaluator.compare.servers import ANY_GPU, calibration_for
 from evaluator.compare.traffic import output_shares
 from evaluator.compare.write import write_calibration
 
 if TYPE_CHECKING:
     import pandas as pd
-
-POOLED_SET = "vllm.serving"
 
 
 @dataclass(frozen=True)
@@ -49,15 +47,11 @@ def fit_all(experiments: Sequence[Experiment], base: str = "datasheet", seeds: S
     start: dict[str, float] = {}
     found = []
     for hardware, own in sorted(by_gpu.items(), key=lambda item: -len(item[1])):
-        found.append(_one(hardware, own, _base(base, hardware), start, seeds, shares))
+        found.append(_one(hardware, own, calibration_for(base, hardware), start, seeds, shares))
         start = start or dict(found[0].result.values)
     if len(by_gpu) > 1:
         found.append(_pooled(by_gpu, start, seeds, shares))
     return found
-
-
-def _base(wanted: str, hardware: str) -> Calibration:
-    return load_calibration(chosen_set(wanted, hardware), hardware)
 
 
 def _one(
@@ -69,7 +63,7 @@ def _one(
     shares: Mapping[str, float],
 ) -> Fitted:
     fitted = fit_serving(own, base, centre, centre, shares)
-    named = replace(fitted, calibration=renamed(fitted.calibration, f"{hardware}-{POOLED_SET}", hardware))
+    named = replace(fitted, calibration=renamed(fitted.calibration, f"{hardware}-{ANY_GPU}", hardware))
     held = cross_validate(own, base, centre, fitted.values, shares)
     return Fitted(
         hardware, base, named, compare_experiments(own, named.calibration, seeds, shares),
@@ -87,7 +81,7 @@ def _pooled(
     base = load_calibration("datasheet", "any")
     everyone = [each for own in by_gpu.values() for each in own]
     fitted = fit_serving(everyone, base, start=start, shares=shares)
-    named = replace(fitted, calibration=renamed(fitted.calibration, POOLED_SET, "any"))
+    named = replace(fitted, calibration=renamed(fitted.calibration, ANY_GPU, "any"))
     tables = []
     for hardware, own in by_gpu.items():
         others = [each for name, group in by_gpu.items() if name != hardware for each in group]

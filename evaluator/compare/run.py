@@ -48,7 +48,7 @@ def compare_experiments(
     """
     import pandas as pd
 
-    if isinstance(calibration, str) and calibration != "auto":
+    if isinstance(calibration, str) and calibration != "auto" and "GPU" not in calibration:
         find("calibrations", calibration)  # a name that is none is the user's mistake, not an experiment's
     shares = output_shares(experiments) if shares is None else shares
     seeds = tuple(seeds)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.catalog.calibration import Calibration
@@ -15,6 +16,10 @@ from evaluator.cost.memory import KvLayout, memory_plan, memory_problem
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel, parallel_problem
 from evaluator.errors import InputError
+
+ANY_GPU = "vllm.serving"
+"""The set fitted to the serving runs of all GPUs; with a GPU's name in front, of that one."""
+HOST = ("step_overhead_s", "sequence_overhead_s", "frontend_s", "lookahead_steps")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,20 +34,36 @@ class Server:
     kv_capacity: int
 
 
-def chosen_set(wanted: str, hardware: str) -> str:
-    """The set's name; ``auto`` is the first there is of: serving runs of this GPU, its kernels, serving runs of any."""
-    if wanted != "auto":
-        return wanted
+def calibration_for(wanted: str, hardware: str) -> Calibration:
+    """The set ``wanted`` for this hardware. Raises InputError where it is of other hardware or unknown.
+
+    ``auto`` is the first there is of: fitted to serving runs of this GPU; its kernels with the host of serving runs of
+    any; serving runs of any GPU; the data sheet. In a name GPU stands for the hardware (``GPU-vllm``), and where there
+    is no set of that name the data sheet does.
+    """
     there = names("calibrations")
-    order = (f"{hardware}-vllm.serving", f"{hardware}-vllm", "vllm.serving")
-    return next((name for name in order if name in there), "datasheet")
+    if wanted != "auto":
+        name = wanted.replace("GPU", hardware)
+        known = "GPU" not in wanted or name in there
+        return load_calibration(name if known else "datasheet", hardware)
+    serving, kernels = f"{hardware}-{ANY_GPU}", f"{hardware}-vllm"
+    if serving not in there and kernels in there and ANY_GPU in there:
+        return with_host(load_calibration(kernels, hardware), load_calibration(ANY_GPU, hardware))
+    name = next((name for name in (serving, kernels, ANY_GPU) if name in there), "datasheet")
+    return load_calibration(name, hardware)
+
+
+def with_host(kernels: Calibration, serving: Calibration) -> Calibration:
+    """A set of kernels with the host's figures of one fitted to serving runs: kernels know nothing of the host."""
+    figures: dict[str, Any] = {name: getattr(serving, name) for name in HOST}
+    return replace(kernels, name=f"{kernels.name}, host of {serving.name}", **figures)
 
 
 def server(experiment: Experiment, calibration: str | Calibration = "auto") -> Server:
     """The replica that ran the experiment. Raises InputError with the reason where there can be none."""
     model, hardware = load_model(model_name(experiment.model)), load_hardware(hardware_name(experiment.gpu))
     if isinstance(calibration, str):
-        calibration = load_calibration(chosen_set(calibration, hardware.name), hardware.name)
+        calibration = calibration_for(calibration, hardware.name)
     if experiment.data_parallel > 1:
         raise InputError(f"data_parallel_size {experiment.data_parallel} is not supported: one replica is simulated")
     parallel = Parallel(tensor=experiment.tensor_parallel)
