@@ -112,7 +112,7 @@ def header(fitted: Fitted) -> str:
     where = "all GPUs there were" if fitted.hardware == "any" else fitted.hardware
     lines = [
         f"Fitted by `evaluator compare --fit` to {experiments} serving experiments of vLLM on {where},",
-        f"starting from the set {fitted.base.name}. Mean absolute errors of the experiments' means:",
+        f"starting from the set {fitted.base.name}. Mean absolute errors (median) of the means, in %:",
         f"  as fitted: {errors_text(fitted.seen)}",
         *_unseen_lines(fitted),
     ]
@@ -132,9 +132,12 @@ def _unseen_lines(fitted: Fitted) -> list[str]:
 
 
 def errors_text(table: pd.DataFrame) -> str:
-    """The judged metrics in a line."""
-    found = headline(table) if len(table) else {}
-    return ", ".join(f"{name.removesuffix('_mean').upper()} {value:.1f} %" for name, value in found.items()) or "none"
+    """The judged metrics in a line: mean absolute error (median)."""
+    if not len(table):
+        return "none"
+    means, medians = headline(table), headline(table, "median")
+    parts = [f"{name.removesuffix('_mean').upper()} {value:.1f} ({medians[name]:.1f})" for name, value in means.items()]
+    return ", ".join(parts) or "none"
 
 
 def told(fitted: Fitted) -> str:

@@ -50,10 +50,10 @@ def summarise(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return table.reset_index()
 
 
-def headline(table: pd.DataFrame) -> dict[str, float]:
-    """Mean absolute error in percent of each judged metric over the experiments, all their requests pooled."""
+def headline(table: pd.DataFrame, how: str = "mean") -> dict[str, float]:
+    """Mean (or median) absolute error in percent of each judged metric over the experiments, all requests pooled."""
     rows = pooled(usable(table))
-    found = {metric: rows.loc[rows["metric"] == metric, "error_pct"].abs().mean() for metric in HEADLINE}
+    found = {metric: rows.loc[rows["metric"] == metric, "error_pct"].abs().agg(how) for metric in HEADLINE}
     return {metric: float(value) for metric, value in found.items() if value == value}
 
 
