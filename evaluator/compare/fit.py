@@ -168,6 +168,6 @@ def _robust(residuals: np.ndarray, scale: float = 2.0) -> np.ndarray:
 
 
 def renamed(calibration: Calibration, name: str, hardware: str) -> Calibration:
-    """The set under its own name; calibrated on the hardware that it names, on any other no better than a data sheet."""
+    """The set under its own name: calibrated for the hardware that it names, for any other no better than a sheet."""
     provenance = "datasheet" if hardware == "any" else "calibrated"
     return replace(calibration, name=name, hardware=hardware, provenance=provenance)
