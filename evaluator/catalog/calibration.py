@@ -22,6 +22,10 @@ PROVENANCES = ("datasheet", "calibrated", "extrapolated")
 ENGINES = ("vllm",)
 """Engines whose sets ``auto`` looks for, the default engine first: ``calibration/HARDWARE-ENGINE.yaml``."""
 
+HOST = ("step_overhead_s", "sequence_overhead_s", "frontend_s", "lookahead_steps")
+"""Figures of the host, of which measurements of kernels know nothing."""
+_OPTIONAL_SOURCES = ("frontend_s", "lookahead_steps")
+
 _SECONDS = ("head_token_s", "head_sequence_s", "kv_head_sequence_s")
 _OPTIONAL = {
     "gemm": ("activation_efficiency", "prologue", "wave_share", "wave_tiles"),
@@ -96,6 +100,8 @@ class Calibration:
     engine: str = "any"
     engine_version: str = "any"
     fit: Mapping[str, Any] = field(default_factory=dict)
+    frontend_s: float = 0.0  # per request, outside the engine: HTTP, tokenising, hops between processes, streaming
+    lookahead_steps: float = 0.0  # iterations that a request waits because they are planned ahead when it comes
 
     def of(self, op_class: str) -> OperatorEfficiency:
         """The efficiencies of a class; those of 16 bits for an 8-bit class that the set has not."""
@@ -107,20 +113,33 @@ class Calibration:
 def load_calibration(name: str, hardware: str) -> Calibration:
     """The set ``name`` (a catalog name or a path to a YAML), of ``hardware`` or of any; else InputError.
 
-    ``auto`` is the set fitted to this hardware, where there is one, else ``datasheet``.
+    ``auto`` is the first there is of: fitted to serving runs of this hardware (HARDWARE-ENGINE.serving); fitted to its
+    kernels (HARDWARE-ENGINE), with the host of serving runs on any hardware (ENGINE.serving); ``datasheet``.
     """
-    name = best_set(hardware) if name == "auto" else name
+    if name == "auto":
+        return _best(hardware)
     calibration = _load(find("calibrations", name).resolve())
     if calibration.hardware not in ("any", hardware):
         raise InputError(f"calibration '{name}' is of {calibration.hardware}, not of {hardware}")
     return calibration
 
 
-def best_set(hardware: str, engine: str | None = None) -> str:
-    """The name of the best set for ``hardware``: fitted to ``engine`` (default: any of ENGINES), else ``datasheet``."""
+def _best(hardware: str) -> Calibration:
     there = names("calibrations")
-    wanted = [f"{hardware}-{each}" for each in ([engine] if engine else ENGINES)]
-    return next((name for name in wanted if name in there), "datasheet")
+    for engine in ENGINES:
+        serving, kernels, anywhere = f"{hardware}-{engine}.serving", f"{hardware}-{engine}", f"{engine}.serving"
+        if serving in there:
+            return load_calibration(serving, hardware)
+        if kernels in there:
+            found = load_calibration(kernels, hardware)
+            return with_host(found, load_calibration(anywhere, hardware)) if anywhere in there else found
+    return load_calibration("datasheet", hardware)
+
+
+def with_host(kernels: Calibration, serving: Calibration) -> Calibration:
+    """A set of kernels with the host's figures of one fitted to serving runs."""
+    figures: dict[str, Any] = {name: getattr(serving, name) for name in HOST}
+    return replace(kernels, name=f"{kernels.name}, host of {serving.name}", **figures)
 
 
 @functools.cache
@@ -147,6 +166,8 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
         engine=given.text("engine", "any"),
         engine_version=given.text("engine_version", "any"),
         fit=given.inner("fit", {}).values,
+        frontend_s=given.quantity("frontend_s", "s", 0.0, zero=True),
+        lookahead_steps=given.number("lookahead_steps", 0.0),
     )
     given.finish()
     return calibration
@@ -222,6 +243,7 @@ def _sources(given: Fields) -> dict[str, str]:
     needed = (*OPERATOR_CLASSES, "link_efficiency", "step_overhead_s", "sequence_overhead_s")
     inner = given.inner("sources")
     sources = {key: inner.text(key) for key in needed}
+    sources |= {key: inner.text(key) for key in _OPTIONAL_SOURCES if inner.raw(key, None) is not None}
     inner.finish()
     return sources
 

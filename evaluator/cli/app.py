@@ -8,6 +8,7 @@ import typer
 
 from evaluator.cli.calibrate import calibrate
 from evaluator.cli.catalog import catalog
+from evaluator.cli.compare import compare
 from evaluator.cli.estimate import estimate
 from evaluator.cli.failures import Commands
 from evaluator.cli.simulate import simulate
@@ -44,6 +45,7 @@ app.command()(estimate)
 app.command()(sweep)
 app.command()(simulate)
 app.command()(calibrate)
+app.command()(compare)
 app.add_typer(catalog, name="catalog")
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from evaluator.catalog import load_calibration, load_hardware, load_model
+from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
 from evaluator.cost.fold import fold
@@ -40,8 +41,13 @@ class Design:
     model: Model
     hardware: Hardware
     devices: int  # of one replica
-    provenance: str
+    calibration: Calibration
     replica: Replica | None = None
+
+    @property
+    def provenance(self) -> str:
+        """Of the calibration set."""
+        return self.calibration.provenance
 
     @property
     def ready(self) -> Replica:
@@ -93,7 +99,7 @@ def _design(
 ) -> Design:
     model, hardware = load_model(model_name), load_hardware(hardware_name)
     calibration = load_calibration(calibration_name, hardware_name)
-    known = Design(OK, model, hardware, parallel.devices, calibration.provenance)
+    known = Design(OK, model, hardware, parallel.devices, calibration)
     problem = parallel_problem(model, hardware, parallel)
     if problem is not None:
         return replace(known, status=f"infeasible: {problem}")

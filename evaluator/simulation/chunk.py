@@ -14,6 +14,7 @@ from evaluator.metrics import OK, Outcomes, WeightedGaps, bounds_of
 from evaluator.plan.plan import Group, Member, Plan, open_loop
 from evaluator.plan.traffics import held_units
 from evaluator.scenario import Deployment
+from evaluator.simulation.frontend import client_times
 from evaluator.simulation.lanes import run_slots
 from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.work import useful_work
@@ -81,11 +82,12 @@ def _outcomes(plan: Plan, group: Group, members: list[Member], gathered: _Gather
     makespan = gathered.last_token_s.max(axis=-1) - gathered.arrival_s.min(axis=-1)
     use = _use(plan, members, gathered, makespan)
     prompt, output, cached = _tokens(plan, members, gathered.arrival_s.shape)
+    first_token, last_token = _as_clients_see(members, gathered, output)
     return Outcomes(
         arrival_s=gathered.arrival_s,
         scheduled_s=gathered.scheduled_s,
-        first_token_s=gathered.first_token_s,
-        last_token_s=gathered.last_token_s,
+        first_token_s=first_token,
+        last_token_s=last_token,
         prompt_tokens=prompt,
         output_tokens=output,
         cached_tokens=cached,
@@ -110,6 +112,16 @@ def _outcomes(plan: Plan, group: Group, members: list[Member], gathered: _Gather
         itl=[[_weighted(bins) for bins in seeds] for seeds in gathered.itl_histogram],
         replica=gathered.replica,
     )
+
+
+def _as_clients_see(members: list[Member], gathered: _Gathered, output: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First and last tokens (config, seed, request) with what a calibration says requests pay around the engine."""
+    first, last = gathered.first_token_s.copy(), gathered.last_token_s.copy()
+    for position, member in enumerate(members):
+        if member.status == OK:
+            around = member.design.calibration
+            first[position], last[position] = client_times(around, first[position], last[position], output[position])
+    return first, last
 
 
 def _use(plan: Plan, members: list[Member], gathered: _Gathered, makespan: np.ndarray) -> dict[str, np.ndarray]:

@@ -10,7 +10,6 @@ from evaluator.calibrate.run import judge
 from evaluator.calibrate.selection import select
 from evaluator.calibrate.transfer import leave_one_out, transferred
 from evaluator.catalog import load_calibration, load_hardware, load_model
-from evaluator.catalog.calibration import best_set
 from evaluator.cost import Parallel, fold, iteration_time, operators, rates
 from evaluator.cost.batch import decode_batch, prefill_batch
 from evaluator.scenario.scenario import Precision
@@ -19,8 +18,8 @@ FITTED = ("a100-sxm", "h100-sxm", "h200-sxm", "b200-sxm", "l40s")
 
 
 @pytest.mark.parametrize("hardware", FITTED)
-def test_auto_takes_the_fitted_set(hardware):
-    found = load_calibration("auto", hardware)
+def test_a_fitted_set_tells_its_fit(hardware):
+    found = load_calibration(f"{hardware}-vllm", hardware)
     assert (found.name, found.provenance, found.engine) == (f"{hardware}-vllm", "calibrated", "vllm")
     assert {"errors", "parameters", "data"} <= set(found.fit)
     assert all(len(entry["sha256"]) == 64 for entry in found.fit["data"])
@@ -28,14 +27,15 @@ def test_auto_takes_the_fitted_set(hardware):
     assert set(found.efficiencies["all_reduce"].devices) == {2, 4, 8}
 
 
-def test_auto_falls_back_to_the_datasheet():
-    assert best_set("mi300x") == "datasheet"
-    assert load_calibration("auto", "mi300x").provenance == "datasheet"
+def test_auto_takes_serving_runs_before_kernels_before_the_datasheet():
+    assert load_calibration("auto", "h100-sxm").name == "h100-sxm-vllm.serving"
+    assert load_calibration("auto", "h200-sxm").name == "h200-sxm-vllm, host of vllm.serving"
+    assert load_calibration("auto", "mi300x").name == "datasheet"
 
 
 @pytest.mark.parametrize("hardware", FITTED)
 def test_fitted_sets_are_plausible_and_affine_in_the_context(hardware):
-    device, found = load_hardware(hardware), load_calibration("auto", hardware)
+    device, found = load_hardware(hardware), load_calibration(f"{hardware}-vllm", hardware)
     for name in ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v2-lite"):
         cost = fold(operators(load_model(name), Precision(), Parallel(2)), device, found)
         times = iteration_time(cost, decode_batch(np.full(3, 9.0), np.array([200.0, 1100.0, 2000.0]), 128))

@@ -1,0 +1,100 @@
+"""The physical parameters that serving runs say something about, as changes of a calibration set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from evaluator.catalog.calibration import COMPUTE_CLASSES, Calibration
+
+Change = Callable[[Calibration, float], Calibration]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """``meaning`` with its unit; ``start`` and ``sigma``: the prior, a log-normal one; ``change`` puts a value in.
+
+    ``figures`` are the keys of ``Calibration.sources`` that it changes.
+    """
+
+    name: str
+    meaning: str
+    start: float
+    sigma: float
+    change: Change
+    figures: tuple[str, ...]
+
+
+def _scaled(classes: tuple[str, ...], figures: tuple[str, ...]) -> Change:
+    """Multiplies those of the figures that classes of operators have; fractions of a peak stay at most 1."""
+
+    def change(base: Calibration, factor: float) -> Calibration:
+        sets = dict(base.efficiencies)
+        for name in classes:
+            if name not in sets:
+                continue
+            scaled = {figure: getattr(sets[name], figure) * factor for figure in figures if hasattr(sets[name], figure)}
+            kept = {figure: value if figure.endswith("_s") else min(value, 1.0) for figure, value in scaled.items()}
+            sets[name] = replace(sets[name], **kept)
+        return replace(base, efficiencies=sets)
+
+    return change
+
+
+def _set(field: str) -> Change:
+    def change(base: Calibration, value: float) -> Calibration:
+        figures: dict[str, Any] = {field: value}
+        return replace(base, **figures)
+
+    return change
+
+
+def _link(base: Calibration, factor: float) -> Calibration:
+    return replace(base, link_efficiency=min(1.0, base.link_efficiency * factor))
+
+
+BANDWIDTH = ("bandwidth_efficiency", "activation_efficiency")
+LAUNCH = ("launch_s",)
+DENSE = ("gemm", "gemm_8bit")
+ROUTED = ("grouped_gemm", "grouped_gemm_8bit")
+ATTENTION = ("attention_decode",)
+KERNELS = (*COMPUTE_CLASSES, "gemm_8bit", "grouped_gemm_8bit")
+
+PARAMETERS: tuple[Parameter, ...] = (
+    Parameter("weight_bandwidth", "bandwidth that dense weights are read with, x the base set", 1.0, 0.1,
+              _scaled(DENSE, BANDWIDTH), ("gemm",)),
+    Parameter("expert_bandwidth", "bandwidth that expert weights are read with, x the base set", 1.0, 0.15,
+              _scaled(ROUTED, BANDWIDTH), ("grouped_gemm",)),
+    Parameter("kv_bandwidth", "bandwidth that decode attention reads its KV with, x the base set", 1.0, 0.3,
+              _scaled(ATTENTION, BANDWIDTH), ("attention_decode",)),
+    Parameter("attention_tile", "time per sequence and KV head of decode attention, x the base set", 1.0, 0.7,
+              _scaled(ATTENTION, ("kv_head_sequence_s",)), ("attention_decode",)),
+    Parameter("launch", "time per kernel beside its work, x the base set", 1.0, 0.4,
+              _scaled(KERNELS, LAUNCH), COMPUTE_CLASSES),
+    Parameter("all_reduce_launch", "time per all-reduce beside its bytes, x the base set", 1.0, 0.4,
+              _scaled(("all_reduce",), LAUNCH), ("all_reduce",)),
+    Parameter("link", "bandwidth of the links in all-reduces, x the base set", 1.0, 0.5, _link, ("link_efficiency",)),
+    Parameter("step_overhead_s", "host time per iteration that the device waits for", 1e-3, 0.7,
+              _set("step_overhead_s"), ("step_overhead_s",)),
+    Parameter("sequence_overhead_s", "host time per sequence and iteration that the device waits for", 5e-6, 1.0,
+              _set("sequence_overhead_s"), ("sequence_overhead_s",)),
+    Parameter("frontend_s", "per request outside the engine: HTTP, tokenising, hops between processes, streaming",
+              5e-3, 0.7, _set("frontend_s"), ("frontend_s",)),
+    Parameter("lookahead_steps", "iterations planned ahead when a request comes", 1.0, 0.2,
+              _set("lookahead_steps"), ("lookahead_steps",)),
+)  # fmt: skip
+
+
+def adjusted(base: Calibration, values: Mapping[str, float]) -> Calibration:
+    """The base set with these parameters put in."""
+    for parameter in PARAMETERS:
+        if parameter.name in values:
+            base = parameter.change(base, values[parameter.name])
+    return base
+
+
+def active(base: Calibration, tensor_parallel: int) -> list[Parameter]:
+    """The parameters that change this base set, and of those of links only where ranks talk."""
+    found = [each for each in PARAMETERS if each.change(base, each.start) != each.change(base, 1.5 * each.start)]
+    return [each for each in found if tensor_parallel > 1 or each.name not in ("all_reduce_launch", "link")]

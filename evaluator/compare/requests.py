@@ -1,0 +1,127 @@
+"""A measured run request by request: the same requests through a scenario's deployment, and the errors."""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evaluator.errors import InputError
+from evaluator.scenario.scenario import Arrivals, Lengths, Scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ARRIVALS = ("queued_s", "client_arrival_s", "arrival_s", "trace_arrival_s")
+"""Columns of arrival times, the best first: latencies are measured from when the engine's queue got the request."""
+CACHED = ("prefix_shared_tokens", "cached_tokens")
+METRICS = ("ttft", "tpot", "e2e")
+STATISTICS = ("mean", "p50", "p90", "p99")
+
+
+def read_requests(path: str | Path) -> pd.DataFrame:
+    """Requests in order of arrival: arrival_s, prompt_tokens, output_tokens, cached_tokens and measured times.
+
+    Errors: InputError naming the file for missing columns and for values that are no times or token counts.
+    """
+    import pandas as pd
+
+    if not Path(path).is_file():
+        raise InputError(f"there is no file {path}")
+    try:
+        table = pd.read_csv(path)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not readable as CSV ({str(error).splitlines()[0]})") from None
+    arrival = next((name for name in ARRIVALS if name in table), None)
+    measured = [f"{metric}_s" for metric in METRICS if f"{metric}_s" in table]
+    missing = [name for name in ("prompt_tokens", "output_tokens") if name not in table]
+    if arrival is None or missing or not measured:
+        raise InputError(
+            f"{path}: expected prompt_tokens, output_tokens, one of {', '.join(ARRIVALS)}, "
+            f"and measured times ttft_s, tpot_s, e2e_s; the columns are {', '.join(map(str, table.columns))}"
+        )
+    cached = next((table[name] for name in CACHED if name in table), pd.Series(0, index=table.index))
+    found = pd.DataFrame({"arrival_s": table[arrival] - table[arrival].min()})
+    found[["prompt_tokens", "output_tokens"]] = table[["prompt_tokens", "output_tokens"]]
+    found["cached_tokens"] = np.minimum(cached, found["prompt_tokens"] - 1)
+    found["request"] = table["request_index"] if "request_index" in table else np.arange(len(table))
+    found[measured] = table[measured]
+    return found.sort_values("arrival_s", kind="stable", ignore_index=True)
+
+
+def compare_requests(path: str | Path, scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Measured requests through the deployment of ``scenario``, whose own workload is put aside.
+
+    The first table has a row per request with predicted and measured times, the second one per metric and statistic
+    with the signed error. Errors: InputError where the deployment cannot run the requests.
+    """
+    from evaluator.run import simulate
+
+    measured = read_requests(path)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.csv"
+        _write_trace(trace, measured)
+        predicted = simulate(_with_trace(scenario, trace, len(measured))).requests
+    table = measured.copy()
+    for metric in METRICS:
+        if f"{metric}_s" in measured:
+            values = predicted[f"{metric}_s"].to_numpy()
+            table[f"predicted_{metric}_s"] = values
+            with np.errstate(divide="ignore", invalid="ignore"):
+                table[f"{metric}_error_pct"] = 100 * (values / measured[f"{metric}_s"] - 1)
+    return table, _statistics(table)
+
+
+def _write_trace(path: Path, requests: pd.DataFrame) -> None:
+    columns = ["arrival_s", "prompt_tokens", "output_tokens", "cached_tokens"]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(requests[columns].itertuples(index=False, name=None))
+
+
+def _with_trace(scenario: Scenario, trace: Path, count: int) -> Scenario:
+    if scenario.sweep:
+        raise InputError(f"{scenario.path or scenario.name}: a comparison takes one deployment, without a sweep")
+    workload = replace(
+        scenario.workload,
+        arrivals=Arrivals("trace", file=str(trace)),
+        lengths=Lengths("trace", file=str(trace)),
+        requests=count,
+        warmup_requests=0,
+        seeds=(0,),
+        cached_tokens=0,
+    )
+    return replace(scenario, workload=workload)
+
+
+def _statistics(table: pd.DataFrame) -> pd.DataFrame:
+    import pandas as pd
+
+    rows: list[Mapping] = []
+    for metric in METRICS:
+        if f"{metric}_s" not in table:
+            continue
+        both = table[[f"predicted_{metric}_s", f"{metric}_s"]].dropna().to_numpy()
+        for statistic in STATISTICS:
+            predicted, measured = _statistic(both, statistic)
+            error = 100 * (predicted / measured - 1)
+            rows.append({"metric": metric, "statistic": statistic, "predicted_s": predicted, "measured_s": measured,
+                         "error_pct": error, "requests": len(both)})  # fmt: skip
+        apart = np.abs(both[:, 0] - both[:, 1])
+        rows.append({"metric": metric, "statistic": "mean absolute difference", "predicted_s": float(apart.mean()),
+                     "measured_s": float(both[:, 1].mean()), "error_pct": 100 * float(apart.mean() / both[:, 1].mean()),
+                     "requests": len(both)})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _statistic(values: np.ndarray, name: str) -> tuple[float, float]:
+    if name == "mean":
+        return float(values[:, 0].mean()), float(values[:, 1].mean())
+    predicted, measured = np.quantile(values, float(name.removeprefix("p")) / 100, axis=0)
+    return float(predicted), float(measured)

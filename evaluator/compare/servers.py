@@ -1,0 +1,73 @@
+"""Experiment and calibration -> a replica of the engine, or the reason why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evaluator.catalog import load_calibration, load_hardware, load_model
+from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.store import names
+from evaluator.compare.experiments import Experiment
+from evaluator.compare.names import hardware_name, model_name, precision
+from evaluator.cost.fold import fold
+from evaluator.cost.iteration import CostParameters
+from evaluator.cost.memory import KvLayout, memory_plan, memory_problem
+from evaluator.cost.operators import operators
+from evaluator.cost.parallel import Parallel, parallel_problem
+from evaluator.errors import InputError
+
+ANY_GPU = "vllm.serving"
+"""The set fitted to the serving runs of all GPUs; with a GPU's name in front, of that one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Server:
+    """One replica under a calibration set; ``kv_capacity`` in units of its layout (blocks of full attention)."""
+
+    experiment: Experiment
+    hardware: str
+    calibration: Calibration
+    cost: CostParameters
+    kv: KvLayout
+    kv_capacity: int
+
+
+def calibration_for(wanted: str, hardware: str) -> Calibration:
+    """The set ``wanted`` for this hardware. Raises InputError where it is of other hardware or unknown.
+
+    ``auto`` is what the catalog holds best for it, and serving runs of any GPU before the data sheet. In a name GPU
+    stands for the hardware (``GPU-vllm``), and where there is no set of that name the data sheet does.
+    """
+    there = names("calibrations")
+    if wanted == "auto":
+        best = load_calibration("auto", hardware)
+        return load_calibration(ANY_GPU, hardware) if best.name == "datasheet" and ANY_GPU in there else best
+    name = wanted.replace("GPU", hardware)
+    known = "GPU" not in wanted or name in there
+    return load_calibration(name if known else "datasheet", hardware)
+
+
+def server(experiment: Experiment, calibration: str | Calibration = "auto") -> Server:
+    """The replica that ran the experiment. Raises InputError with the reason where there can be none."""
+    model, hardware = load_model(model_name(experiment.model)), load_hardware(hardware_name(experiment.gpu))
+    if isinstance(calibration, str):
+        calibration = calibration_for(calibration, hardware.name)
+    if experiment.data_parallel > 1:
+        raise InputError(f"data_parallel_size {experiment.data_parallel} is not supported: one replica is simulated")
+    parallel = Parallel(tensor=experiment.tensor_parallel)
+    problem = parallel_problem(model, hardware, parallel)
+    if problem is not None:
+        raise InputError(problem)
+    stored = precision(model.name, experiment.weight_precision, experiment.kv_precision)
+    memory = memory_plan(
+        model, hardware, stored, parallel,
+        memory_fraction=experiment.memory_fraction, block_tokens=experiment.block_tokens,
+        max_num_batched_tokens=experiment.max_num_batched_tokens, max_num_seqs=experiment.max_num_seqs,
+    )  # fmt: skip
+    if experiment.kv_blocks is None:
+        problem = memory_problem(model, hardware, stored, parallel, memory)
+        if problem is not None:
+            raise InputError(problem)
+    capacity = memory.kv.capacity_units if experiment.kv_blocks is None else experiment.kv_blocks
+    cost = fold(operators(model, stored, parallel), hardware, calibration)
+    return Server(experiment, hardware.name, calibration, cost, memory.kv, capacity)

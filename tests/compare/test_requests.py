@@ -1,0 +1,141 @@
+"""A measured run request by request, and the command."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from evaluator.catalog.store import names
+from evaluator.cli import app
+from evaluator.compare import compare_requests
+from evaluator.errors import InputError
+from evaluator.scenario import load_scenario
+
+SCENARIO = """
+workload:
+  arrivals: {process: poisson, rate_rps: 4}
+  lengths: {source: azure-conv-2023}
+deployment: {model: llama-3.1-8b, hardware: h100-sxm, batching: {max_num_seqs: 8}}
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+@pytest.fixture
+def requests(tmp_path, scenario):
+    """A run that the engine itself measured: written twice, the second time with its own times."""
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(20, 900, 30)
+    table = pd.DataFrame(
+        {
+            "queued_s": np.sort(rng.random(30)) + 5,
+            "prompt_tokens": prompt,
+            "output_tokens": rng.integers(1, 60, 30),
+            "prefix_shared_tokens": np.where(rng.random(30) < 0.3, prompt, 0),
+            "e2e_s": 1.0,
+        }
+    )
+    path = tmp_path / "requests.csv"
+    table.to_csv(path, index=False)
+    first, _ = compare_requests(path, load_scenario(scenario))
+    for metric in ("ttft", "tpot", "e2e"):
+        table[f"{metric}_s"] = 1.0
+    table.to_csv(path, index=False)
+    first, _ = compare_requests(path, load_scenario(scenario))
+    for metric in ("ttft", "tpot", "e2e"):
+        table[f"{metric}_s"] = first[f"predicted_{metric}_s"]
+    table.sample(frac=1, random_state=0).to_csv(path, index=False)
+    return path
+
+
+def test_a_run_measured_by_the_engine_is_met_request_by_request(requests, scenario):
+    table, statistics = compare_requests(requests, load_scenario(scenario))
+    assert len(table) == 30
+    assert statistics["error_pct"].abs().max() < 1e-6
+    assert set(statistics["statistic"]) == {"mean", "p50", "p90", "p99", "mean absolute difference"}
+    assert (statistics.query("metric == 'tpot'")["requests"] <= 30).all()
+
+
+def test_bad_request_files_are_refused(tmp_path, scenario):
+    path = tmp_path / "bad.csv"
+    path.write_text("prompt_tokens,output_tokens\n1,2\n")
+    with pytest.raises(InputError, match="expected prompt_tokens, output_tokens, one of queued_s"):
+        compare_requests(path, load_scenario(scenario))
+    with pytest.raises(InputError, match="there is no file"):
+        compare_requests(tmp_path / "none.csv", load_scenario(scenario))
+
+
+@pytest.fixture
+def evaluator(capsys):
+    def run(*arguments):
+        with pytest.raises(SystemExit) as left:
+            app([str(argument) for argument in arguments], prog_name="evaluator")
+        printed = capsys.readouterr()
+        return left.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_the_command_on_requests(evaluator, requests, scenario, tmp_path):
+    out = tmp_path / "deep" / "requests.csv"
+    code, printed, _ = evaluator("compare", requests, "--scenario", scenario, "--out", out, "--fail-above", 1)
+    assert code == 0
+    assert "30 requests" in printed
+    assert "predicted_ttft_s" in pd.read_csv(out)
+    slower = ("--set", "deployment.tensor_parallel=2")
+    code, _, told = evaluator("compare", requests, "--scenario", scenario, "--fail-above", 1, *slower)
+    assert code == 3
+    assert "above 1 %: " in told
+
+
+def test_the_command_on_experiments(evaluator, small, tmp_path):
+    out = tmp_path / "compare.csv"
+    arguments = ("compare", *small, "--calibration", "datasheet", "--seeds", 1, "--out", out)
+    code, printed, _ = evaluator(*arguments, "--fail-above", 95)
+    assert code == 0
+    assert "means by model" in printed
+    table = pd.read_csv(out)
+    assert {"predicted", "measured", "error_pct", "stage_index", "metric", "status"} <= set(table)
+    assert evaluator(*arguments, "--fail-above", 0.1)[0] == 3
+
+
+def test_wrong_arguments_are_told(evaluator, small, scenario):
+    assert "compare takes SPECS.json ACTUALS.csv" in evaluator("compare", small[0])[2]
+    assert "takes one file of requests" in evaluator("compare", *small, "--scenario", scenario)[2]
+    assert evaluator("compare", *small, "--calibration", "nothing")[0] == 2
+
+
+def test_a_fit_by_the_command(evaluator, small, tmp_path):
+    code, printed, _ = evaluator("compare", *small, "--fit", tmp_path / "sets", "--seeds", 1)
+    assert code == 0
+    assert "weight_bandwidth" in printed
+    assert "Experiments kept aside" in printed
+    assert [path.name for path in (tmp_path / "sets").iterdir()] == ["h100-sxm-vllm.serving.yaml"]
+
+
+def _real(data_folder, name):
+    path = data_folder / name
+    if not path.is_file():
+        pytest.skip(f"no {path.name}")
+    return path
+
+
+def test_real_experiments(evaluator, data_folder, tmp_path):
+    specs, actuals = (_real(data_folder, name) for name in ("vllm_serving_specs.json", "vllm_serving_actuals.csv"))
+    out = tmp_path / "compare.csv"
+    code, _, told = evaluator("compare", specs, actuals, "--seeds", 1, "--fail-above", 10, "--out", out)
+    assert code == 0, told
+    assert set(pd.read_csv(out)["status"]) == {"ok", "not measured"}
+
+
+def test_real_requests(evaluator, data_folder):
+    requests = _real(data_folder, "lls_rtxpro6000_llama31_8b_requests.csv")
+    shipped = Path(__file__).resolve().parents[2] / "scenarios" / "rtxpro6000-sharegpt.yaml"
+    assert "rtx-pro-6000-vllm.serving" in names("calibrations")
+    assert evaluator("compare", requests, "--scenario", shipped, "--fail-above", 5)[0] == 0

@@ -1,0 +1,124 @@
+"""Predictions beside measurements, their summaries, and the fit through the engine."""
+
+from dataclasses import astuple, replace
+
+import numpy as np
+import pytest
+
+from evaluator.catalog import load_calibration
+from evaluator.compare import (
+    compare_experiments,
+    cross_validate,
+    described,
+    fit_serving,
+    headline,
+    read_experiments,
+    summarise,
+)
+from evaluator.compare.experiments import Measured
+from evaluator.compare.parameters import active, adjusted
+from evaluator.compare.report import by_stage, pooled, usable
+from evaluator.compare.write import calibration_text
+from evaluator.simulation.frontend import client_times
+from evaluator.yaml import loads_yaml
+
+
+@pytest.fixture
+def experiments(small):
+    return read_experiments(*small)
+
+
+@pytest.fixture
+def table(experiments):
+    return compare_experiments(experiments, "datasheet", seeds=(0, 1))
+
+
+def test_every_stage_and_metric_has_its_signed_error(table):
+    rows = table[(table["exp_id"] == "a") & (table["stage_index"] == 1) & (table["metric"] == "itl_mean")]
+    (one,) = rows.to_dict("records")
+    assert one["measured"] == pytest.approx(7.0)
+    assert one["error_pct"] == pytest.approx(100 * (one["predicted"] / 7.0 - 1))
+    assert 5 < one["predicted"] < 10
+    assert one["predicted_stderr"] < 0.1
+    assert set(table.loc[table["exp_id"] == "a", "stage_index"]) == {0, 1, -1}
+    assert set(table.loc[table["exp_id"] == "b", "stage_index"]) == {0}
+
+
+def test_what_cannot_run_is_a_row_with_its_reason(table):
+    (one,) = table[table["exp_id"] == "c"].to_dict("records")
+    assert one["status"].startswith("cannot run: GPU Abacus-3 is not in the catalog")
+    assert "1 could not run" in described(table)
+
+
+def test_single_stages_are_not_counted_twice(table):
+    rows = usable(table)
+    assert pooled(rows).groupby(["exp_id", "metric"]).size().max() == 1
+    assert by_stage(rows).query("exp_id == 'a'")["stage_index"].min() == 0
+    assert set(headline(table)) == {"ttft_mean", "itl_mean", "e2e_mean"}
+    assert summarise(rows, ["metric"])["n"].sum() == len(rows)
+
+
+def test_requests_that_never_fit_are_told(campaign):
+    from tests.compare.conftest import entry, row
+
+    found = read_experiments(*campaign([entry("a", total_kv_blocks=2)], [row("a", 0)]))
+    assert compare_experiments(found, "datasheet", seeds=(0,))["status"].iloc[0].startswith("cannot run: some requests")
+
+
+def test_what_is_around_the_engine_is_added_to_both_latencies():
+    base = load_calibration("datasheet", "any")
+    first, last, output = np.array([1.0, 1.0]), np.array([1.9, 1.0]), np.array([10, 1])
+    around = replace(base, frontend_s=0.01, lookahead_steps=2.0)
+    late_first, late_last = client_times(around, first, last, output)
+    assert late_first == pytest.approx([1.0 + 0.01 + 0.2, 1.01])
+    assert late_last - late_first == pytest.approx(last - first)
+    assert client_times(base, first, last, output)[0] == pytest.approx(first)
+
+
+def measured_by(experiments, calibration):
+    """The experiments as a world of this calibration would measure them."""
+    found = []
+    for experiment in experiments[:2]:
+        rows = compare_experiments([experiment], calibration, seeds=(0,))
+        means = rows[rows["metric"].isin(["ttft_mean", "itl_mean", "e2e_mean"])]
+        measured = tuple(
+            Measured(stage, {each.metric: each.predicted * 1e-3 for each in part.itertuples()}, 39.5)
+            for stage, part in means.groupby("stage_index")
+        )
+        found.append(replace(experiment, measured=measured))
+    return found
+
+
+def test_a_fit_explains_what_a_known_set_has_made(experiments):
+    base = load_calibration("datasheet", "any")
+    truth = adjusted(base, {"weight_bandwidth": 0.9, "step_overhead_s": 2e-3, "frontend_s": 8e-3})
+    world = measured_by(experiments, truth)
+    before = headline(compare_experiments(world, base, seeds=(0,)))
+    fitted = fit_serving(world, base)
+    after = headline(compare_experiments(world, fitted.calibration, seeds=(0,)))
+    assert after["itl_mean"] < 1 < 10 < before["itl_mean"]
+    assert after["ttft_mean"] < 8 < 20 < before["ttft_mean"]
+    assert set(fitted.values) == {parameter.name for parameter in active(base, 2)}
+    assert all(0 <= share <= 1 for share in fitted.prior_share.values())
+    assert fitted.prior_share["expert_bandwidth"] > 0.99  # a dense model says nothing of experts
+    held = cross_validate(world, base, start=fitted.values, folds=2)
+    assert "a" not in held["a"].experiments
+
+
+def test_a_fitted_set_reads_back_equal(experiments):
+    from evaluator.catalog.calibration import read_calibration
+    from evaluator.compare.fit import FitResult, renamed
+
+    base = load_calibration("datasheet", "any")
+    values = {"weight_bandwidth": 1.1, "launch": 1.25, "frontend_s": 5e-3, "lookahead_steps": 1.25}
+    some = dict.fromkeys(values, 0.1)
+    fitted = FitResult(renamed(adjusted(base, values), "mine", "l40s"), values, some, some)
+    text = calibration_text(fitted, base, "two\nlines")
+    assert text.startswith("# two\n# lines\nname: mine\n")
+    again = read_calibration(loads_yaml(text), "mine.yaml")
+    assert again.efficiencies["gemm"].bandwidth_efficiency == pytest.approx(0.82 * 1.1)
+    for name, one in fitted.calibration.efficiencies.items():
+        assert astuple(again.efficiencies[name]) == pytest.approx(astuple(one), rel=1e-5)
+    assert (again.frontend_s, again.lookahead_steps, again.hardware) == (5e-3, 1.25, "l40s")
+    assert "launch 1.25 +- 10 %" in again.sources["elementwise"]
+    assert again.sources["p2p"] == "as in the set datasheet"
