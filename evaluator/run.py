@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -26,7 +25,8 @@ from evaluator.dataset import (
 from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.metrics import OK, bounds_of, measure, quantile_levels
-from evaluator.plan import Group, Plan, plan
+from evaluator.plan import Plan, plan
+from evaluator.plan.engines import ENGINES, ITERATION, TOKEN
 from evaluator.plan.plan import Member
 from evaluator.scenario import Scenario, load_scenario
 from evaluator.selection import select as select_configuration
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-REQUESTS_PER_CHUNK = 128_000  # bounds memory (some 100 bytes a request), and how much an interrupted run loses
-CONFIGS_PER_CHUNK = 512
+    from evaluator.simulation.schedule import Chunk
 
 
 class ProgressReport(Protocol):
@@ -54,12 +53,6 @@ class Simulation:
     summary: xr.Dataset
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    group: Group
-    members: list[Member]
-
-
 def sweep(
     scenario: Scenario | str | Path | Mapping,
     *,
@@ -71,28 +64,32 @@ def sweep(
     """Simulate every configuration of ``scenario`` and return the labelled dataset; written to ``out`` where given.
 
     Finished chunks lie beside ``out`` (NAME.chunks) until the sweep is whole; ``resume`` takes them up again. A
-    configuration that cannot run is a row with its reason in ``status``. Errors: InputError for unusable input.
+    configuration that cannot run is a row with its reason in ``status``. ``engine`` iteration is the vectorised one,
+    which leaves what it lacks to the reference (as ``engine`` says, row by row); token is the reference for all.
+    Errors: InputError for unusable input.
     """
-    if engine != "iteration":
-        raise InputError(f"engine {engine!r} is not there yet; use iteration")
+    from evaluator.simulation.schedule import chunks_of, computed
+
+    _check_engine(engine)
     scenario = _loaded(scenario)
     target = None if out is None else check_output(out)
     folder = None if target is None else target.with_name(f"{target.stem}.chunks")
-    configure()
-    whole = plan(scenario)
+    whole = plan(scenario, engine=engine)
+    _configure(whole)
     levels = _levels(whole)
-    chunks = list(_chunks(whole))
-    fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario))
+    chunks = list(chunks_of(whole))
+    fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine)
     done = _finished(folder, fingerprint, resume, chunks)
     if progress is not None and done:
         progress.keep(sum(len(values["config"]) for values in done.values()))
-    for index, values in _computed(whole, chunks, levels, set(done)):
+    for index, measured in computed(whole, chunks, levels, set(done)):
+        values = measured | _known(chunks[index].members, measured["devices"])
         done[index] = values
         if folder is not None:
             write_chunk(folder, index, values, fingerprint)
         if progress is not None:
             progress.advance(len(values["config"]))
-    dataset = to_dataset(combine(done.values()), levels, scenario.sweep, _attributes(scenario))
+    dataset = to_dataset(combine(done.values()), levels, scenario.sweep, _attributes(scenario) | _engine_note(whole))
     if target is not None:
         write(dataset, target)
         shutil.rmtree(folder, ignore_errors=True)  # type: ignore[arg-type]
@@ -104,6 +101,7 @@ def simulate(
     *,
     select: Mapping[str, str] | None = None,
     progress: ProgressReport | None = None,
+    engine: str = "iteration",
 ) -> Simulation:
     """Simulate one configuration of ``scenario``, chosen by ``select`` where it sweeps, and report every request.
 
@@ -111,14 +109,15 @@ def simulate(
     """
     from evaluator.simulation import simulate_chunk
 
+    _check_engine(engine)
     scenario = _loaded(scenario)
-    configure()
     steps = select_configuration(scenario.sweep, select or {})
     shape = tuple(len(axis.values) for axis in scenario.sweep)
     config = int(np.ravel_multi_index(steps, shape)) if shape else 0
-    whole = plan(scenario, np.array([config]))
+    whole = plan(scenario, np.array([config]), engine)
     if whole.members[0].status != OK:
         raise InputError(f"{scenario.path or scenario.name}: {whole.members[0].status}")
+    _configure(whole)
     outcomes = simulate_chunk(whole, whole.groups[0], whole.members)
     levels = _levels(whole)
     values = measure(outcomes, levels) | _known(whole.members, outcomes.devices)
@@ -138,6 +137,28 @@ def _known(members: list[Member], devices: np.ndarray) -> dict[str, np.ndarray]:
         "weights_bytes": np.array([np.nan if replica is None else replica.weight_bytes for replica in replicas]),
         "kv_capacity_tokens": np.array([np.nan if one is None else one.kv.capacity_tokens for one in replicas]),
     }
+
+
+def _check_engine(engine: str) -> None:
+    if engine not in ENGINES:
+        raise InputError(f"there is no engine {engine!r}; use {' or '.join(ENGINES)}")
+
+
+def _configure(whole: Plan) -> None:
+    """Load JAX, where the vectorised engine has something to run."""
+    if any(group.engine == ITERATION for group in whole.groups):
+        configure()
+
+
+def _engine_note(whole: Plan) -> dict[str, str]:
+    """Which configurations the vectorised engine had to leave to the reference, as an attribute; none: nothing."""
+    left = [member for member in whole.members if member.status == OK and member.engine == TOKEN]
+    if not left or whole.engine == TOKEN:
+        return {}
+    reasons = Counter(reason for member in left for reason in member.lacking)
+    names = ", ".join(name for name, _ in reasons.most_common())
+    of = f"{len(left):,} of {len(whole.members):,} configurations were computed token by token: {names}"
+    return {"engine_note": of}
 
 
 def _loaded(scenario: Scenario | str | Path | Mapping) -> Scenario:
@@ -162,16 +183,7 @@ def _trace_stamp(scenario: Scenario) -> str:
     return str([(stat.st_size, stat.st_mtime_ns) for stat in stats])
 
 
-def _chunks(whole: Plan) -> Iterator[_Chunk]:
-    """Members of each group in pieces of bounded memory, in an order that does not depend on the machine."""
-    for group in whole.groups:
-        size = REQUESTS_PER_CHUNK // (group.requests * len(whole.seeds))
-        size = max(1, min(size, CONFIGS_PER_CHUNK))
-        for start in range(0, len(group.members), size):
-            yield _Chunk(group, group.members[start : start + size])
-
-
-def _finished(folder: Path | None, fingerprint: str, resume: bool, chunks: list[_Chunk]) -> dict[int, dict]:
+def _finished(folder: Path | None, fingerprint: str, resume: bool, chunks: list[Chunk]) -> dict[int, dict]:
     if folder is None:
         return {}
     if not resume:
@@ -179,33 +191,3 @@ def _finished(folder: Path | None, fingerprint: str, resume: bool, chunks: list[
         return {}
     kept = read_chunks(folder, fingerprint)
     return {index: values for index, values in kept.items() if index < len(chunks)}
-
-
-def _computed(
-    whole: Plan, chunks: list[_Chunk], levels: np.ndarray, done: set[int]
-) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Results of the chunks that are not done, as they finish; a thread for each processor, XLA runs outside Python."""
-    from evaluator.simulation import simulate_chunk
-
-    def compute(index: int) -> tuple[int, dict[str, np.ndarray]]:
-        chunk = chunks[index]
-        outcomes = simulate_chunk(whole, chunk.group, chunk.members)
-        return index, measure(outcomes, levels) | _known(chunk.members, outcomes.devices)
-
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    left = iter([index for index in range(len(chunks)) if index not in done])
-    with ThreadPoolExecutor(workers) as pool:
-        running: set[Future] = set()
-        try:
-            while True:
-                for index in left:
-                    running.add(pool.submit(compute, index))
-                    if len(running) > 2 * workers:
-                        break
-                if not running:
-                    return
-                finished, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    yield future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evaluator.cli.options import QuietOption, ScenarioArgument, SetOption, check_output, read_scenario
+from evaluator.cli.options import (
+    EngineOption,
+    QuietOption,
+    ScenarioArgument,
+    SetOption,
+    check_engine,
+    check_output,
+    read_scenario,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -30,12 +38,14 @@ def simulate(
         Path | None, typer.Option(metavar="FILE", help="Write one row per request here (.csv or .parquet).")
     ] = None,
     changes: SetOption = None,
+    engine: EngineOption = "iteration",
     quiet: QuietOption = False,
 ) -> None:
     """Run one configuration of a scenario and report its requests."""
     from evaluator.selection import parse_selection
     from evaluator.selection import select as select_one
 
+    check_engine(engine)
     check_output(requests, "--requests", REQUESTS_SUFFIXES)
     loaded = read_scenario(scenario, changes)
     wanted = parse_selection(select or ())
@@ -46,7 +56,7 @@ def simulate(
 
     rows = loaded.workload.requests * len(loaded.workload.seeds)
     with nullcontext() if quiet else Progress(rows, "requests") as progress:
-        result = run_simulate(loaded, select=wanted, progress=progress)
+        result = run_simulate(loaded, select=wanted, progress=progress, engine=engine)
     typer.echo(_described(result.summary))
     if requests is not None:
         from evaluator.dataset import write_requests
