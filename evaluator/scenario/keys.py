@@ -169,8 +169,8 @@ KV: Table = {
     "block_tokens": Field(count(), KvCache.block_tokens),
     "watermark": Field(number(least=0, most=0.5), KvCache.watermark),
     "preemption": Field(choice("recompute", "swap"), KvCache.preemption),
-    "swap_bandwidth": Field(quantity("B/s", above=0), KvCache.swap_bandwidth),
-    "swap_bytes": Field(quantity("B", least=0), KvCache.swap_bytes),
+    "swap_bandwidth": Field(quantity("byte/s", above=0), KvCache.swap_bandwidth),
+    "swap_bytes": Field(quantity("byte", least=0), KvCache.swap_bytes),
 }
 
 
