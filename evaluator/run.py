@@ -71,12 +71,12 @@ def sweep(
     from evaluator.simulation.schedule import chunks_of, computed
 
     _check_engine(engine)
-    scenario = _loaded(scenario)
+    scenario = loaded(scenario)
     target = None if out is None else check_output(out)
     folder = None if target is None else target.with_name(f"{target.stem}.chunks")
     whole = plan(scenario, engine=engine)
     _configure(whole)
-    levels = _levels(whole)
+    levels = levels_of(whole)
     chunks = list(chunks_of(whole))
     fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine)
     done = _finished(folder, fingerprint, resume, chunks)
@@ -110,7 +110,7 @@ def simulate(
     from evaluator.simulation import simulate_chunk
 
     _check_engine(engine)
-    scenario = _loaded(scenario)
+    scenario = loaded(scenario)
     steps = select_configuration(scenario.sweep, select or {})
     shape = tuple(len(axis.values) for axis in scenario.sweep)
     config = int(np.ravel_multi_index(steps, shape)) if shape else 0
@@ -119,7 +119,7 @@ def simulate(
         raise InputError(f"{scenario.path or scenario.name}: {whole.members[0].status}")
     _configure(whole)
     outcomes = simulate_chunk(whole, whole.groups[0], whole.members)
-    levels = _levels(whole)
+    levels = levels_of(whole)
     values = measure(outcomes, levels) | _known(whole.members, outcomes.devices)
     summary = to_dataset(values, levels, scenario.sweep, _attributes(scenario))
     table = requests_table(outcomes, [config], whole.seeds)
@@ -161,11 +161,13 @@ def _engine_note(whole: Plan) -> dict[str, str]:
     return {"engine_note": of}
 
 
-def _loaded(scenario: Scenario | str | Path | Mapping) -> Scenario:
+def loaded(scenario: Scenario | str | Path | Mapping) -> Scenario:
+    """The scenario, read where it is not yet."""
     return scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
 
 
-def _levels(whole: Plan) -> np.ndarray:
+def levels_of(whole: Plan) -> np.ndarray:
+    """The quantiles that are reported, those of the objectives among them."""
     slos = {id(point[2]): point[2] for point in whole.grid.points}.values()
     return quantile_levels(bounds_of(list(slos)))
 

@@ -11,6 +11,7 @@ from evaluator.cli.estimate import estimate
 from evaluator.cli.failures import Commands
 from evaluator.cli.simulate import simulate
 from evaluator.cli.sweep import sweep
+from evaluator.cli.validate import validate
 from evaluator.version import __version__
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ def _options(
 app.command()(estimate)
 app.command()(sweep)
 app.command()(simulate)
+app.command()(validate)
 app.add_typer(catalog, name="catalog")
 
 
