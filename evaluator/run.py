@@ -17,6 +17,7 @@ from evaluator.dataset import (
     combine,
     fingerprint_of,
     read_chunks,
+    replacing,
     requests_table,
     to_dataset,
     write,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
+    from evaluator.metrics import Outcomes
+    from evaluator.reference import Iteration
     from evaluator.simulation.schedule import Chunk
 
 
@@ -102,9 +105,11 @@ def simulate(
     select: Mapping[str, str] | None = None,
     progress: ProgressReport | None = None,
     engine: str = "iteration",
+    trace: str | Path | None = None,
 ) -> Simulation:
     """Simulate one configuration of ``scenario``, chosen by ``select`` where it sweeps, and report every request.
 
+    ``trace`` is a file for a Chrome trace of the first seed, which takes the reference: it tells of its iterations.
     Errors: InputError where the selection does not leave exactly one configuration, or where it cannot run.
     """
     from evaluator.simulation import simulate_chunk
@@ -114,11 +119,12 @@ def simulate(
     steps = select_configuration(scenario.sweep, select or {})
     shape = tuple(len(axis.values) for axis in scenario.sweep)
     config = int(np.ravel_multi_index(steps, shape)) if shape else 0
-    whole = plan(scenario, np.array([config]), engine)
+    whole = plan(scenario, np.array([config]), engine if trace is None else TOKEN)
     if whole.members[0].status != OK:
         raise InputError(f"{scenario.path or scenario.name}: {whole.members[0].status}")
     _configure(whole)
-    outcomes = simulate_chunk(whole, whole.groups[0], whole.members)
+    group = whole.groups[0]
+    outcomes = simulate_chunk(whole, group, group.members) if trace is None else _traced(whole, Path(trace))
     levels = levels_of(whole)
     values = measure(outcomes, levels) | _known(whole.members, outcomes.devices)
     summary = to_dataset(values, levels, scenario.sweep, _attributes(scenario))
@@ -137,6 +143,24 @@ def _known(members: list[Member], devices: np.ndarray) -> dict[str, np.ndarray]:
         "weights_bytes": np.array([np.nan if replica is None else replica.weight_bytes for replica in replicas]),
         "kv_capacity_tokens": np.array([np.nan if one is None else one.kv.capacity_tokens for one in replicas]),
     }
+
+
+def _traced(whole: Plan, path: Path) -> Outcomes:
+    """The only configuration of a plan on the reference, with a trace of its first seed."""
+    from evaluator.simulation.slots import Slot
+    from evaluator.simulation.tokens import run_tokens
+    from evaluator.simulation.trace import Trace, write_trace
+
+    trace = Trace()
+
+    def observe(slot: Slot, iteration: Iteration) -> None:
+        if slot.seed == 0:
+            trace.add(iteration.replica if slot.replica < 0 else slot.replica, iteration)
+
+    outcomes = run_tokens(whole, whole.groups[0], whole.members, observe)
+    with replacing(path) as part, part.open("w", encoding="utf-8") as file:
+        write_trace(trace.events(outcomes), file)
+    return outcomes
 
 
 def _check_engine(engine: str) -> None:
