@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,11 +98,13 @@ def stratified(whole: Plan, members: list[Member], count: int, seed: int) -> lis
     shuffled = np.random.default_rng(seed).permutation(len(members))
     for at in shuffled:
         strata.setdefault((policies[at], *(third[at] for third in thirds)), []).append(members[at])
+    used: Counter = Counter()  # of each policy, third of the load, and third of the pressure, how many are chosen
     chosen: list[Member] = []
     while len(chosen) < count:
-        for stratum in sorted(strata):
-            if strata[stratum] and len(chosen) < count:
-                chosen.append(strata[stratum].pop())
+        left = [stratum for stratum in strata if strata[stratum]]
+        next_ = min(left, key=lambda stratum: sum(used[part] for part in enumerate(stratum)))
+        used.update(enumerate(next_))
+        chosen.append(strata[next_].pop())
     return sorted(chosen, key=lambda member: member.config)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_tracks_are_named_and_slices_on_them_do_not_overlap(traced):
     assert {name for (_, track), name in names.items() if track is None} >= {"requests", "replica 0"}
     assert set(tracks) == {key for key in names if key[1] is not None}
     for slices in map(sorted, tracks.values()):
-        assert all(end <= start + 2e-3 for (_, end), (start, _) in zip(slices, slices[1:], strict=False))
+        assert all(end <= start + 2e-3 for (_, end), (start, _) in pairwise(slices))
     assert len({pid for pid, _ in tracks}) == requests["replica"].nunique()
 
 
