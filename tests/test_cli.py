@@ -92,9 +92,9 @@ def chain(monkeypatch):
 def test_help_names_the_commands_that_there_are(evaluator):
     code, out, _ = evaluator("--help")
     assert code == 0
-    for command in ("estimate", "sweep", "simulate", "catalog"):
+    for command in ("estimate", "sweep", "simulate", "validate", "catalog"):
         assert f"  {command} " in out
-    for command in ("optimize", "validate", "compare", "calibrate"):
+    for command in ("optimize", "compare", "calibrate"):
         assert command not in out
 
 
