@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from evaluator.estimation import estimate
     from evaluator.run import simulate, sweep
     from evaluator.scenario import load_scenario
+    from evaluator.validation import validate
 
-__all__ = ["InputError", "__version__", "estimate", "iteration_time", "load_scenario", "simulate", "sweep"]
+__all__ = ["InputError", "__version__", "estimate", "iteration_time", "load_scenario", "simulate", "sweep", "validate"]
 
 _HOME = {
     "InputError": "evaluator.errors",
@@ -27,6 +28,7 @@ _HOME = {
     "load_scenario": "evaluator.scenario",
     "simulate": "evaluator.run",
     "sweep": "evaluator.run",
+    "validate": "evaluator.validation",
 }
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +17,7 @@ from evaluator.dataset import (
     combine,
     fingerprint_of,
     read_chunks,
+    replacing,
     requests_table,
     to_dataset,
     write,
@@ -26,7 +26,8 @@ from evaluator.dataset import (
 from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.metrics import OK, bounds_of, measure, quantile_levels
-from evaluator.plan import Group, Plan, plan
+from evaluator.plan import Plan, plan
+from evaluator.plan.engines import ENGINES, ITERATION, TOKEN
 from evaluator.plan.plan import Member
 from evaluator.scenario import Scenario, expand, load_scenario
 from evaluator.selection import select as select_configuration
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-REQUESTS_PER_CHUNK = 128_000  # bounds memory (some 100 bytes a request), and how much an interrupted run loses
-CONFIGS_PER_CHUNK = 512
+    from evaluator.metrics import Outcomes
+    from evaluator.reference import Iteration
+    from evaluator.simulation.schedule import Chunk
 
 
 class ProgressReport(Protocol):
@@ -54,12 +56,6 @@ class Simulation:
     summary: xr.Dataset
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    group: Group
-    members: list[Member]
-
-
 def sweep(
     scenario: Scenario | str | Path | Mapping,
     *,
@@ -71,28 +67,32 @@ def sweep(
     """Simulate every configuration of ``scenario`` and return the labelled dataset; written to ``out`` where given.
 
     Finished chunks lie beside ``out`` (NAME.chunks) until the sweep is whole; ``resume`` takes them up again. A
-    configuration that cannot run is a row with its reason in ``status``. Errors: InputError for unusable input.
+    configuration that cannot run is a row with its reason in ``status``. ``engine`` iteration is the vectorised one,
+    which leaves what it lacks to the reference (as ``engine`` says, row by row); token is the reference for all.
+    Errors: InputError for unusable input.
     """
-    if engine != "iteration":
-        raise InputError(f"engine {engine!r} is not there yet; use iteration")
-    scenario = _loaded(scenario)
+    from evaluator.simulation.schedule import chunks_of, computed
+
+    _check_engine(engine)
+    scenario = loaded(scenario)
     target = None if out is None else check_output(out)
     folder = None if target is None else target.with_name(f"{target.stem}.chunks")
-    configure()
-    whole = plan(scenario)
-    levels = _levels(whole)
-    chunks = list(_chunks(whole))
-    fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario))
+    whole = plan(scenario, engine=engine)
+    _configure(whole)
+    levels = levels_of(whole)
+    chunks = list(chunks_of(whole))
+    fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine)
     done = _finished(folder, fingerprint, resume, chunks)
     if progress is not None and done:
         progress.keep(sum(len(values["config"]) for values in done.values()))
-    for index, values in _computed(whole, chunks, levels, set(done)):
+    for index, measured in computed(whole, chunks, levels, set(done)):
+        values = measured | _known(chunks[index].members, measured["devices"])
         done[index] = values
         if folder is not None:
             write_chunk(folder, index, values, fingerprint)
         if progress is not None:
             progress.advance(len(values["config"]))
-    dataset = to_dataset(combine(done.values()), levels, whole.grid.axes, _attributes(scenario))
+    dataset = to_dataset(combine(done.values()), levels, whole.grid.axes, _attributes(scenario) | _engine_note(whole))
     if target is not None:
         write(dataset, target)
         shutil.rmtree(folder, ignore_errors=True)  # type: ignore[arg-type]
@@ -104,23 +104,28 @@ def simulate(
     *,
     select: Mapping[str, str] | None = None,
     progress: ProgressReport | None = None,
+    engine: str = "iteration",
+    trace: str | Path | None = None,
 ) -> Simulation:
     """Simulate one configuration of ``scenario``, chosen by ``select`` where it sweeps, and report every request.
 
+    ``trace`` is a file for a Chrome trace of the first seed, which takes the reference: it tells of its iterations.
     Errors: InputError where the selection does not leave exactly one configuration, or where it cannot run.
     """
     from evaluator.simulation import simulate_chunk
 
-    scenario = _loaded(scenario)
-    configure()
+    _check_engine(engine)
+    scenario = loaded(scenario)
     grid = expand(scenario)
     steps = select_configuration(grid.axes, select or {})
     config = int(np.ravel_multi_index(steps, grid.shape)) if grid.shape else 0
-    whole = plan(scenario, np.array([config]))
+    whole = plan(scenario, np.array([config]), engine if trace is None else TOKEN)
     if whole.members[0].status != OK:
         raise InputError(f"{scenario.path or scenario.name}: {whole.members[0].status}")
-    outcomes = simulate_chunk(whole, whole.groups[0], whole.members)
-    levels = _levels(whole)
+    _configure(whole)
+    group = whole.groups[0]
+    outcomes = simulate_chunk(whole, group, group.members) if trace is None else _traced(whole, Path(trace))
+    levels = levels_of(whole)
     values = measure(outcomes, levels) | _known(whole.members, outcomes.devices)
     summary = to_dataset(values, levels, whole.grid.axes, _attributes(scenario))
     table = requests_table(outcomes, [config], whole.seeds)
@@ -140,11 +145,53 @@ def _known(members: list[Member], devices: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def _loaded(scenario: Scenario | str | Path | Mapping) -> Scenario:
+def _traced(whole: Plan, path: Path) -> Outcomes:
+    """The only configuration of a plan on the reference, with a trace of its first seed."""
+    from evaluator.simulation.slots import Slot
+    from evaluator.simulation.tokens import run_tokens
+    from evaluator.simulation.trace import Trace, write_trace
+
+    trace = Trace()
+
+    def observe(slot: Slot, iteration: Iteration) -> None:
+        if slot.seed == 0:
+            trace.add(iteration.replica if slot.replica < 0 else slot.replica, iteration)
+
+    outcomes = run_tokens(whole, whole.groups[0], whole.members, observe)
+    with replacing(path) as part, part.open("w", encoding="utf-8") as file:
+        write_trace(trace.events(outcomes), file)
+    return outcomes
+
+
+def _check_engine(engine: str) -> None:
+    if engine not in ENGINES:
+        raise InputError(f"there is no engine {engine!r}; use {' or '.join(ENGINES)}")
+
+
+def _configure(whole: Plan) -> None:
+    """Load JAX, where the vectorised engine has something to run."""
+    if any(group.engine == ITERATION for group in whole.groups):
+        configure()
+
+
+def _engine_note(whole: Plan) -> dict[str, str]:
+    """Which configurations the vectorised engine had to leave to the reference, as an attribute; none: nothing."""
+    left = [member for member in whole.members if member.status == OK and member.engine == TOKEN]
+    if not left or whole.engine == TOKEN:
+        return {}
+    reasons = Counter(reason for member in left for reason in member.lacking)
+    names = ", ".join(name for name, _ in reasons.most_common())
+    of = f"{len(left):,} of {len(whole.members):,} configurations were computed token by token: {names}"
+    return {"engine_note": of}
+
+
+def loaded(scenario: Scenario | str | Path | Mapping) -> Scenario:
+    """The scenario, read where it is not yet."""
     return scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
 
 
-def _levels(whole: Plan) -> np.ndarray:
+def levels_of(whole: Plan) -> np.ndarray:
+    """The quantiles that are reported, those of the objectives among them."""
     slos = {id(point[2]): point[2] for point in whole.grid.points}.values()
     return quantile_levels(bounds_of(list(slos)))
 
@@ -162,16 +209,7 @@ def _trace_stamp(scenario: Scenario) -> str:
     return str([(stat.st_size, stat.st_mtime_ns) for stat in stats])
 
 
-def _chunks(whole: Plan) -> Iterator[_Chunk]:
-    """Members of each group in pieces of bounded memory, in an order that does not depend on the machine."""
-    for group in whole.groups:
-        size = REQUESTS_PER_CHUNK // (group.requests * len(whole.seeds))
-        size = max(1, min(size, CONFIGS_PER_CHUNK))
-        for start in range(0, len(group.members), size):
-            yield _Chunk(group, group.members[start : start + size])
-
-
-def _finished(folder: Path | None, fingerprint: str, resume: bool, chunks: list[_Chunk]) -> dict[int, dict]:
+def _finished(folder: Path | None, fingerprint: str, resume: bool, chunks: list[Chunk]) -> dict[int, dict]:
     if folder is None:
         return {}
     if not resume:
@@ -179,33 +217,3 @@ def _finished(folder: Path | None, fingerprint: str, resume: bool, chunks: list[
         return {}
     kept = read_chunks(folder, fingerprint)
     return {index: values for index, values in kept.items() if index < len(chunks)}
-
-
-def _computed(
-    whole: Plan, chunks: list[_Chunk], levels: np.ndarray, done: set[int]
-) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Results of the chunks that are not done, as they finish; a thread for each processor, XLA runs outside Python."""
-    from evaluator.simulation import simulate_chunk
-
-    def compute(index: int) -> tuple[int, dict[str, np.ndarray]]:
-        chunk = chunks[index]
-        outcomes = simulate_chunk(whole, chunk.group, chunk.members)
-        return index, measure(outcomes, levels) | _known(chunk.members, outcomes.devices)
-
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    left = iter([index for index in range(len(chunks)) if index not in done])
-    with ThreadPoolExecutor(workers) as pool:
-        running: set[Future] = set()
-        try:
-            while True:
-                for index in left:
-                    running.add(pool.submit(compute, index))
-                    if len(running) > 2 * workers:
-                        break
-                if not running:
-                    return
-                finished, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    yield future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)

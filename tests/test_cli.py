@@ -92,9 +92,9 @@ def chain(monkeypatch):
 def test_help_names_the_commands_that_there_are(evaluator):
     code, out, _ = evaluator("--help")
     assert code == 0
-    for command in ("estimate", "sweep", "simulate", "calibrate", "compare", "catalog"):
+    for command in ("estimate", "sweep", "simulate", "validate", "calibrate", "compare", "catalog"):
         assert f"  {command} " in out
-    for command in ("optimize", "validate"):
+    for command in ("optimize",):
         assert command not in out
 
 
@@ -198,7 +198,7 @@ def test_a_quiet_sweep_says_nothing_on_stderr(evaluator, scenario_file, chain):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--engine", "token"], "error: --engine token: is planned, not there yet; allowed: iteration"),
+        (["--engine", "request"], "error: --engine request: is planned, not there yet; allowed: iteration, token"),
         (["--engine", "tokn"], "error: --engine tokn: is not an engine; allowed: iteration"),
         (["--out", "a.csv"], "error: a.csv: unknown kind of result file '.csv'; use .nc"),
         (["--plot", "a.gif"], "error: --plot a.gif: the name must end in .png or .svg or .pdf"),

@@ -205,3 +205,34 @@ def test_estimate_of_what_there_is_not(evaluator):
     refused(evaluator("estimate", "--model", "llama-3.1-8b", "--hardware", "h100"), "h100-sxm")
     refused(evaluator("estimate", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--rate", "nan"), "rate")
     refused(evaluator("estimate", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--rate", "-1"), "rate")
+
+
+def test_a_sweep_says_what_it_computed_token_by_token(evaluator, small):
+    axis = "sweep={deployment.pipeline_parallel: [1, 2]}"
+    code, _, err = evaluator("sweep", small, "--set", axis)
+    assert code == 0
+    assert "4 of 8 configurations were computed token by token: pipeline_parallel\n" in err
+    code, _, err = evaluator("sweep", small, "--engine", "token")
+    assert code == 0 and "token by token" not in err
+
+
+def test_simulate_on_the_reference_with_a_trace(evaluator, small, tmp_path):
+    chosen = ("--select", "hardware=h100-sxm,rate_rps=4")
+    code, out, err = evaluator("simulate", small, *chosen, "--engine", "token", "--trace", tmp_path / "t.json")
+    assert code == 0 and "engine" in out and "token" in out
+    assert f"wrote {tmp_path / 't.json'}; open it in https://ui.perfetto.dev" in err
+    assert (tmp_path / "t.json").is_file()
+    code, _, err = evaluator("simulate", small, *chosen, "--trace", tmp_path / "t.txt")
+    assert (code, err) == (2, f"error: --trace {tmp_path / 't.txt'}: the name must end in .json\n")
+
+
+def test_validate(evaluator, small, tmp_path):
+    table = tmp_path / "v.csv"
+    code, out, err = evaluator("validate", small, "--sample", "2", "--out", table)
+    assert code == 0 and "2 of 4 configurations compared\nall agree within 1e-09; the largest difference is" in out
+    assert f"wrote {table}" in err
+    assert pd.read_csv(table)["metric"].nunique() == 12
+    code, out, _ = evaluator("validate", small, "--sample", "1", "--tolerance", "0", "-q")
+    assert code == 3 and "1 of them differ by more than 0;" in out
+    code, _, err = evaluator("validate", small, "--set", "deployment.batching.policy=orca")
+    assert code == 2 and "no configuration that both engines can run" in err

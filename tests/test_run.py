@@ -145,8 +145,8 @@ def test_seeds_differ_and_are_averaged():
 
 
 def test_unusable_engine():
-    with pytest.raises(InputError, match="engine 'token' is not there yet"):
-        sweep(scenario(), engine="token")
+    with pytest.raises(InputError, match="there is no engine 'request'; use iteration or token"):
+        sweep(scenario(), engine="request")
 
 
 # --- interrupted sweeps
@@ -170,7 +170,7 @@ class Interrupting:
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr("evaluator.run.CONFIGS_PER_CHUNK", 2)
+    monkeypatch.setattr("evaluator.simulation.schedule.CONFIGS_PER_CHUNK", 2)
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(grid, swept, small_chunks, tmp_path):

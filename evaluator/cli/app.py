@@ -13,6 +13,7 @@ from evaluator.cli.estimate import estimate
 from evaluator.cli.failures import Commands
 from evaluator.cli.simulate import simulate
 from evaluator.cli.sweep import sweep
+from evaluator.cli.validate import validate
 from evaluator.version import __version__
 
 app = typer.Typer(
@@ -46,6 +47,7 @@ app.command()(sweep)
 app.command()(simulate)
 app.command()(calibrate)
 app.command()(compare)
+app.command()(validate)
 app.add_typer(catalog, name="catalog")
 
 

@@ -1,6 +1,6 @@
 """What every failure becomes: one line on stderr and an exit code.
 
-0 good, 1 our fault, 2 the user's input, 3 a gate failed (``compare --fail-above``), 130 interrupted.
+0 good, 1 our fault, 2 the user's input, 3 a gate failed (``validate``, ``compare --fail-above``), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from evaluator.errors import InputError
 
 OUR_FAULT = 1
 USER_INPUT = 2
+GATE = 3
 INTERRUPTED = 130
 
 

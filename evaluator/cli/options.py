@@ -28,7 +28,15 @@ SetOption = Annotated[
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
 
-ENGINES = ("iteration",)
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        metavar="iteration|token",
+        help="iteration: vectorised, and token by token only what it lacks. token: everything token by token.",
+    ),
+]
+
+ENGINES = ("iteration", "token")
 
 
 def read_scenario(name: str, overrides: Sequence[str] | None) -> Scenario:
@@ -47,7 +55,7 @@ def read_scenario(name: str, overrides: Sequence[str] | None) -> Scenario:
 def check_engine(engine: str) -> str:
     """``engine`` if there is one of that name; InputError else."""
     if engine not in ENGINES:
-        planned = " is planned, not there yet" if engine in ("request", "token") else " is not an engine"
+        planned = " is planned, not there yet" if engine == "request" else " is not an engine"
         raise InputError(f"--engine {engine}:{planned}; allowed: {', '.join(ENGINES)}")
     return engine
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evaluator.cli.options import QuietOption, ScenarioArgument, SetOption, check_output, read_scenario
+from evaluator.cli.options import (
+    EngineOption,
+    QuietOption,
+    ScenarioArgument,
+    SetOption,
+    check_engine,
+    check_output,
+    read_scenario,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -29,7 +37,12 @@ def simulate(
     requests: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one row per request here (.csv or .parquet).")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Write a trace for Perfetto here, computed token by token."),
+    ] = None,
     changes: SetOption = None,
+    engine: EngineOption = "iteration",
     quiet: QuietOption = False,
 ) -> None:
     """Run one configuration of a scenario and report its requests."""
@@ -37,7 +50,9 @@ def simulate(
     from evaluator.selection import parse_selection
     from evaluator.selection import select as select_one
 
+    check_engine(engine)
     check_output(requests, "--requests", REQUESTS_SUFFIXES)
+    check_output(trace, "--trace", (".json",))
     loaded = read_scenario(scenario, changes)
     wanted = parse_selection(select or ())
     select_one(expand(loaded).axes, wanted)  # before JAX is loaded: a choice that is none should be told at once
@@ -47,8 +62,10 @@ def simulate(
 
     rows = loaded.workload.requests * len(loaded.workload.seeds)
     with nullcontext() if quiet else Progress(rows, "requests") as progress:
-        result = run_simulate(loaded, select=wanted, progress=progress)
+        result = run_simulate(loaded, select=wanted, progress=progress, engine=engine, trace=trace)
     typer.echo(_described(result.summary))
+    if trace is not None and not quiet:
+        typer.echo(f"wrote {trace}; open it in https://ui.perfetto.dev or chrome://tracing", err=True)
     if requests is not None:
         from evaluator.dataset import write_requests
 

@@ -12,6 +12,7 @@ import typer
 
 from evaluator.cli.failures import Interrupted
 from evaluator.cli.options import (
+    EngineOption,
     QuietOption,
     ScenarioArgument,
     SetOption,
@@ -39,7 +40,7 @@ def sweep(
     changes: SetOption = None,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="Rows of the ranked table; 0: no table.")] = 10,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same --out.")] = False,
-    engine: Annotated[str, typer.Option(help="What computes a configuration: iteration.")] = "iteration",
+    engine: EngineOption = "iteration",
     quiet: QuietOption = False,
 ) -> None:
     """Run all configurations of a scenario: table, dataset, picture."""
@@ -59,6 +60,8 @@ def sweep(
 
         draw(dataset, plot)
     if not quiet:
+        if "engine_note" in dataset.attrs:
+            typer.echo(dataset.attrs["engine_note"], err=True)
         written = [str(path) for path in (out, plot) if path is not None]
         typer.echo(f"wrote {' and '.join(written)}" if written else "nothing saved; --out keeps the dataset", err=True)
     reasons = dataset["status"].values

@@ -46,6 +46,8 @@ def _figures(name: str, one: OperatorEfficiency) -> dict[str, Any]:
         required = each.default is MISSING and each.default_factory is MISSING
         unstated = required and name in COLLECTIVE_CLASSES and each.name not in _IN_A_COLLECTIVE
         value = getattr(one, each.name)
+        if each.name == "activation_efficiency" and value == one.bandwidth_efficiency:
+            continue  # as for the weights, which is what a class without it means
         if not unstated and (required or value != _default(each)):
             kept[each.name] = _plain(value)
     return kept

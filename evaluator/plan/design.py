@@ -16,6 +16,7 @@ from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel, parallel_problem
 from evaluator.cost.utilisation import IdealTime, ideal_times
 from evaluator.metrics.outcomes import OK
+from evaluator.plan.engines import CHUNKING
 from evaluator.scenario.scenario import Batching, Deployment, Precision
 
 CHUNKED_TOKENS = 2048
@@ -24,13 +25,22 @@ CHUNKED_TOKENS = 2048
 
 @dataclass(frozen=True)
 class Replica:
-    """A replica that can run: its iteration cost, its KV cache, and its work in seconds at the peaks."""
+    """A replica that can run: its iteration cost, its KV cache, and its work in seconds at the peaks.
 
-    cost: CostParameters
+    Every pipeline stage pays the host's overheads of an iteration once: each has a worker process that prepares the
+    inputs and launches the kernels of its own layers (vLLM), and takes up its next batch only after that.
+    """
+
+    stages: tuple[CostParameters, ...]  # of a pipeline, each with the host's time of its own worker
     kv: KvLayout
-    compute: IdealTime  # at peak FLOP/s: for MFU
+    compute: IdealTime  # at peak FLOP/s: for MFU; summed over the stages
     memory: IdealTime  # at full bandwidth: for MBU
     weight_bytes: float  # per device
+
+    @property
+    def cost(self) -> CostParameters:
+        """The iteration cost of the first pipeline stage: of the replica, where there is one."""
+        return self.stages[0]
 
 
 @dataclass(frozen=True)
@@ -60,13 +70,14 @@ class Design:
 def token_budget(batching: Batching, longest_prompt: int) -> int:
     """``max_num_batched_tokens``, or its default: 2,048 for chunks, just room for the longest prompt otherwise.
 
-    Whole prompts that share an iteration with decodes (``mixed``) need room for both.
+    Whole prompts that share an iteration with decodes (``mixed``, ``orca``) need room for both. Orca itself bounds only
+    the number of sequences; there the budget stands for what its activations are given.
     """
     if batching.max_num_batched_tokens is not None:
         return batching.max_num_batched_tokens
-    if batching.policy == "chunked":
+    if batching.policy in CHUNKING:
         return max(CHUNKED_TOKENS, batching.max_num_seqs)
-    beside = batching.max_num_seqs if batching.policy == "mixed" else 0
+    beside = batching.max_num_seqs if batching.policy in ("mixed", "orca") else 0
     return max(CHUNKED_TOKENS, longest_prompt + beside)
 
 
@@ -108,16 +119,12 @@ def _design(
         memory_fraction=memory_fraction, block_tokens=block_tokens,
         max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
     )  # fmt: skip
-    problem = memory_problem(model, hardware, precision, parallel, memory, may_pipeline=False)
+    problem = memory_problem(model, hardware, precision, parallel, memory)
     if problem is not None:
         return replace(known, status=f"infeasible: {problem}")
-    if parallel.pipeline > 1:
-        return replace(
-            known,
-            status=f"unsupported: pipeline_parallel {parallel.pipeline} in the iteration engine; "
-            "use 1, or `evaluator estimate` for one batch without a queue",
-        )
-    kernels = operators(model, precision, parallel)
-    compute, bytes_moved = ideal_times(kernels, hardware)
-    cost = fold(kernels, hardware, calibration)
-    return replace(known, replica=Replica(cost, memory.kv, compute, bytes_moved, memory.weight_bytes))
+    compute, bytes_moved = ideal_times(operators(model, precision, parallel), hardware)
+    stages = tuple(
+        fold(operators(model, precision, parallel, stage if parallel.pipeline > 1 else None), hardware, calibration)
+        for stage in range(parallel.pipeline)
+    )
+    return replace(known, replica=Replica(stages, memory.kv, compute, bytes_moved, memory.weight_bytes))

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from evaluator.cost.lanes import RowCounts, row_counts
-from evaluator.cost.memory import kv_units
 from evaluator.metrics.outcomes import OK
+from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, routing_problem
 from evaluator.plan.design import Design, design, token_budget
+from evaluator.plan.engines import ITERATION, TOKEN, lacking
 from evaluator.plan.traffics import Extremes, Traffics, assign_replicas
 from evaluator.scenario import Deployment, Grid, Scenario, Workload, expand
 from evaluator.scenario.grid import Point
 
 TOKEN_ROWS = 4  # token rows of a group are padded to a multiple of this, so that few structures are compiled
 SMALLEST_RING = 256
-LARGEST_OUTPUT = 1 << 22
 
 
 @dataclass(frozen=True)
 class Member:
-    """One configuration: ``config`` is its row of the grid, ``status`` is ok or why it cannot run."""
+    """One configuration: ``config`` is its row of the grid, ``status`` is ok or why it cannot run.
+
+    ``engine`` computes it; ``lacking`` are the keys for which the vectorised engine cannot.
+    """
 
     config: int
     design: Design
     status: str
     max_num_batched_tokens: int
     extremes: Extremes
+    engine: str = ITERATION
+    lacking: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Group:
-    """Configurations that share one compiled program and one shape of arrays."""
+    """Configurations of one engine that share one shape of arrays and, vectorised, one compiled program."""
 
     members: list[Member]
     requests: int
@@ -41,6 +46,7 @@ class Group:
     ring: int
     windowed: bool
     rows: RowCounts
+    engine: str = ITERATION
 
 
 @dataclass(frozen=True)
@@ -52,86 +58,59 @@ class Plan:
     members: list[Member]
     groups: list[Group]
     traffics: Traffics
+    engine: str = ITERATION
 
     @property
     def seeds(self) -> tuple[int, ...]:
         return self.scenario.workload.seeds
 
+    def of(self, configs: np.ndarray) -> Plan:
+        """The plan of these configurations alone."""
+        members = [
+            _check(self.grid.points[config], int(config), self.traffics, self.seeds, self.engine) for config in configs
+        ]
+        return replace(self, members=members, groups=_groups(members, self.grid, self.seeds))
 
-def plan(scenario: Scenario, configs: np.ndarray | None = None) -> Plan:
-    """Check every configuration (or only ``configs``) and group those that can run; nothing is simulated yet."""
+
+def plan(scenario: Scenario, configs: np.ndarray | None = None, engine: str = ITERATION) -> Plan:
+    """Check every configuration (or only ``configs``) and group those that can run; nothing is simulated yet.
+
+    ``engine`` iteration leaves to the reference what the vectorised engine lacks; token leaves it everything.
+    """
     grid = expand(scenario)
-    traffics = Traffics()
-    wanted = np.arange(len(grid.points)) if configs is None else np.asarray(configs)
-    members = [_check(grid.points[config], int(config), traffics, scenario.workload.seeds) for config in wanted]
-    return Plan(scenario, grid, members, _groups(members, grid, scenario.workload.seeds), traffics)
+    everything = Plan(scenario, grid, [], [], Traffics(), engine)
+    return everything.of(np.arange(len(grid.points)) if configs is None else np.asarray(configs))
 
 
-def _check(point: Point, config: int, traffics: Traffics, seeds: tuple[int, ...]) -> Member:
+def _check(point: Point, config: int, traffics: Traffics, seeds: tuple[int, ...], engine: str) -> Member:
     workload, deployment, _ = point
     extremes = Extremes.of([traffics.demand(workload, seed, deployment.role).extremes for seed in seeds])
-    built = design(deployment, extremes.prompt)
+    longest = longest_prompt(deployment, extremes)
+    built = design(deployment, longest)
     status = built.status
     if status == OK:
-        status = _routing_problem(workload, deployment) or _limit_problem(deployment, built, extremes) or OK
-    budget = token_budget(deployment.batching, extremes.prompt)
-    return Member(config, built, status, budget, extremes)
-
-
-def _routing_problem(workload: Workload, deployment: Deployment) -> str | None:
-    """Users of a closed loop keep to their replica: every replica needs one, and chance must not choose it."""
-    users = workload.arrivals.users if workload.arrivals.process == "closed_loop" else None
-    if users is None or deployment.replicas == 1:
-        return None
-    if deployment.router != "round_robin":
-        return "unsupported: a closed loop over replicas with router random; use router round_robin"
-    if users < deployment.replicas:
-        return f"infeasible: {users} users on {deployment.replicas} replicas; use at least one user for each"
-    return None
-
-
-def _limit_problem(deployment: Deployment, built: Design, extremes: Extremes) -> str | None:
-    """Why some request could never be served within the limits; None where all can."""
-    batching = deployment.batching
-    budget = token_budget(batching, extremes.prompt)
-    if extremes.sequence > built.model.max_positions:
-        return (
-            f"infeasible: a request of {extremes.sequence:,} tokens exceeds the {built.model.max_positions:,} "
-            f"positions of {built.model.name}; use shorter prompts or a model with a longer context"
-        )
-    if batching.policy in ("chunked", "mixed") and batching.max_num_seqs > budget:
-        return (
-            f"infeasible: max_num_seqs {batching.max_num_seqs:,} exceeds max_num_batched_tokens {budget:,}; "
-            "lower the one or raise the other"
-        )
-    if batching.policy != "chunked" and extremes.prompt > budget:
-        return (
-            f"infeasible: a prompt of {extremes.prompt:,} tokens exceeds max_num_batched_tokens {budget:,}, and "
-            f"{batching.policy} batching computes whole prompts; raise it or use policy chunked"
-        )
-    kv = built.ready.kv
-    if int(kv_units(kv, extremes.kv_tokens)) > kv.capacity_units:
-        return (
-            f"infeasible: a request of {extremes.kv_tokens:,} tokens exceeds the KV cache of "
-            f"{kv.capacity_tokens:,.0f} tokens; use more tensor_parallel, kv precision fp8 or shorter requests"
-        )
-    if extremes.output > LARGEST_OUTPUT:
-        return f"unsupported: outputs of more than {LARGEST_OUTPUT:,} tokens; shorten them"
-    return None
+        problem = routing_problem(workload, deployment) or policy_problem(deployment, built)
+        status = problem or limit_problem(deployment, built, extremes) or OK
+    missing = lacking(workload, deployment)
+    chosen = TOKEN if missing else engine
+    return Member(config, built, status, token_budget(deployment.batching, longest), extremes, chosen, missing)
 
 
 def _groups(members: list[Member], grid: Grid, seeds: tuple[int, ...]) -> list[Group]:
     """Members by structure; shapes are the largest of each group, so that structures stay few."""
-    together: dict[tuple[bool, bool, int, int], list[Member]] = {}
+    together: dict[tuple[str, bool, bool, int, int], list[Member]] = {}
     for member in members:
         workload = grid.points[member.config][0]
-        replica = member.design.replica
-        windowed = replica is not None and replica.kv.window is not None
-        experts = replica is not None and len(replica.cost.expert_rows.flop) > 0
-        together.setdefault((windowed, experts, workload.requests, workload.warmup_requests), []).append(member)
+        compiled = member.design.replica if member.engine == ITERATION else None
+        windowed = compiled is not None and compiled.kv.window is not None
+        experts = compiled is not None and len(compiled.cost.expert_rows.flop) > 0
+        shape = workload.requests, workload.warmup_requests
+        together.setdefault((member.engine, windowed, experts, *shape), []).append(member)
     return [
         _group(group, grid, seeds, windowed, requests, warmup)
-        for (windowed, _, requests, warmup), group in together.items()
+        if engine == ITERATION
+        else Group(group, requests, warmup, requests, 0, windowed, RowCounts(*(0,) * len(RowCounts._fields)), engine)
+        for (engine, windowed, _, requests, warmup), group in together.items()
     ]
 
 

@@ -63,6 +63,9 @@ class Iteration:
     preempted: tuple[int, ...]  # since the batch before was sent, in this order
     kv_units: int  # in use at its end, before anybody leaves
     waiting: int
+    completed: tuple[int, ...] = ()  # requests that got a token because a chunk was the last of their prompt
+    first_s: float = 0.0  # of the iterations of a leap the first, each next one ``slope_s`` longer
+    slope_s: float = 0.0
 
 
 class Replica:
@@ -263,6 +266,9 @@ class Replica:
             preempted=tuple(request.index for request in flight.preempted),
             kv_units=self._kv_used(),
             waiting=len(self.queues.waiting),
+            completed=tuple(chunk.request.index for chunk in flight.batch.chunks if chunk.completes),
+            first_s=flight.first_s,
+            slope_s=flight.slope_s,
         )
 
     def work_at(self, now: float) -> int:

@@ -36,8 +36,7 @@ METRICS = ("ttft", "tpot", "itl", "e2e", "queue_wait")
 # Named in the design, not built yet: refused by name wherever they stand.
 LATER_TOP = ("pipeline",)
 LATER_DEPLOYMENT = ("pools", "transfer")
-LATER_BATCHING = ("long_prefill_token_threshold", "packing")
-LATER_ROUTERS = ("least_outstanding", "least_work", "least_kv", "least_tokens", "heavy_light")
+LATER_ROUTERS = ("least_kv", "least_tokens", "heavy_light")
 
 RATE: Table = {"rate_rps": Field(quantity("1/s", above=0))}
 
@@ -153,17 +152,36 @@ PRECISION: Table = {
     "kv": Field(choice(*DTYPES), Precision.kv),
 }
 
+ROUTERS = ("random", "round_robin", "least_outstanding", "least_work")
+POLICIES = ("static", "continuous", "chunked", "mixed", "orca", "sarathi", "lightllm")
+
 BATCHING: Table = {
-    "policy": Field(choice("static", "continuous", "chunked", "mixed"), Batching.policy),
+    "policy": Field(choice(*POLICIES), Batching.policy),
     "max_num_seqs": Field(count(), Batching.max_num_seqs),
     "max_num_batched_tokens": Field(count(), Batching.max_num_batched_tokens),
+    "long_prefill_token_threshold": Field(count(least=0), Batching.long_prefill_token_threshold),
+    "packing": Field(choice("fcfs", "least_work_left"), Batching.packing),
 }
 
 KV: Table = {
-    "admission": Field(choice("reserve", later=("on_demand",)), KvCache.admission),
+    "admission": Field(choice("reserve", "on_demand"), KvCache.admission),
     "memory_fraction": Field(number(above=0, most=1), KvCache.memory_fraction),
     "block_tokens": Field(count(), KvCache.block_tokens),
+    "watermark": Field(number(least=0, most=0.5), KvCache.watermark),
+    "preemption": Field(choice("recompute", "swap"), KvCache.preemption),
+    "swap_bandwidth": Field(quantity("byte/s", above=0), KvCache.swap_bandwidth),
+    "swap_bytes": Field(quantity("byte", least=0), KvCache.swap_bytes),
 }
+
+
+def read_kv(value: Any, place: Place) -> KvCache:
+    """The section ``kv``. How fast a preempted sequence is copied to host memory is for the user to say."""
+    found = KvCache(**read_section(value, KV, place))
+    if found.preemption == "swap" and found.swap_bandwidth is None:
+        raise place.key("swap_bandwidth").error(
+            "is required with preemption swap: bytes per second of one device to host memory, such as 25GB/s"
+        )
+    return found
 
 
 def _load_model(name: str) -> Any:
@@ -215,9 +233,9 @@ DEPLOYMENT: Table = {
     "tensor_parallel": Field(count(most=4096), 1),
     "pipeline_parallel": Field(count(most=4096), 1),
     "expert_parallel": Field(count(most=4096), 1),
-    "batching": Field(section(BATCHING, Batching, LATER_BATCHING), Batching()),
-    "kv": Field(section(KV, KvCache), KvCache()),
-    "router": Field(choice("random", "round_robin", later=LATER_ROUTERS), "round_robin"),
+    "batching": Field(section(BATCHING, Batching), Batching()),
+    "kv": Field(read_kv, KvCache()),
+    "router": Field(choice(*ROUTERS, later=LATER_ROUTERS), "round_robin"),
     "role": Field(choice("mixed", "prefill", "decode"), "mixed"),
     "usd_per_device_hour": Field(quantity("USD/h", least=0), None),
 }

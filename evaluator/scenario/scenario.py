@@ -55,20 +55,35 @@ class Precision:
 
 @dataclass(frozen=True)
 class Batching:
-    """``max_num_batched_tokens`` None: 2,048 for chunked, no limit beside the model's context for whole prompts."""
+    """``max_num_batched_tokens`` None: 2,048 for chunks, no limit beside the model's context for whole prompts.
 
-    policy: str = "chunked"  # static | continuous | chunked | mixed
+    ``long_prefill_token_threshold``: of chunks, the most prompt tokens of one request in an iteration; 0: no bound.
+    ``packing``: which waiting request is looked at first.
+    """
+
+    policy: str = "chunked"  # static | continuous | chunked | mixed | orca | sarathi | lightllm
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int = 0
+    packing: str = "fcfs"  # fcfs | least_work_left
 
 
 @dataclass(frozen=True)
 class KvCache:
-    """``admission`` reserve: a request enters only if its whole KV fits, prompt and output."""
+    """``admission`` reserve: a request enters only if its whole KV fits, prompt and output.
+
+    on_demand: KV is taken as tokens come; an admission leaves the fraction ``watermark`` of the cache free, and where
+    KV runs out the request admitted last is preempted: computed anew, or copied to ``swap_bytes`` of host memory per
+    device (None: as much as it takes) at ``swap_bandwidth`` (byte/s of a device).
+    """
 
     admission: str = "reserve"
     memory_fraction: float = 0.9
     block_tokens: int = 16
+    watermark: float = 0.0
+    preemption: str = "recompute"  # recompute | swap
+    swap_bandwidth: float | None = None
+    swap_bytes: float | None = None
 
 
 @dataclass(frozen=True)

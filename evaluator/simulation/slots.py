@@ -20,7 +20,7 @@ class Slot:
 
     position: int  # of the configuration in the chunk
     seed: int  # position of the seed
-    replica: int
+    replica: int  # -1: all of them, which run together
     load: Load  # of the whole pool
     served: np.ndarray | slice  # the requests of this replica
     count: int  # how many they are
@@ -35,14 +35,22 @@ class Slot:
         return warmup_requests if isinstance(self.served, slice) else int(np.searchsorted(self.served, warmup_requests))
 
 
-def slots(plan: Plan, members: list[Member]) -> list[Slot]:
-    """The lanes of the members that can run, configuration by configuration.
+def pool_slot(plan: Plan, member: Member, position: int, number: int) -> Slot:
+    """All replicas of a configuration under one seed."""
+    workload, deployment, _ = plan.grid.points[member.config]
+    load = plan.traffics.load(workload, plan.seeds[number], deployment.role)
+    users = workload.arrivals.users if workload.arrivals.process == "closed_loop" else None
+    return Slot(position, number, -1, load, slice(None), workload.requests, users or OPEN_LOOP)
+
+
+def slots(plan: Plan, members: list[Member], only: int | None = None) -> list[Slot]:
+    """The lanes of the members that can run, or of the one at position ``only``, configuration by configuration.
 
     In a closed loop users keep to their replica, user u to replica u mod replicas, so that replicas stay independent.
     """
     found = []
     for position, member in enumerate(members):
-        if member.status != OK:
+        if member.status != OK or only not in (None, position):
             continue
         workload, deployment, _ = plan.grid.points[member.config]
         users = workload.arrivals.users if workload.arrivals.process == "closed_loop" else None

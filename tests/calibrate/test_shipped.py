@@ -47,7 +47,7 @@ def test_fitted_sets_are_plausible_and_affine_in_the_context(hardware):
 
 def test_the_errors_of_the_h100_are_as_stated(data_folder):
     tables = read_tables([data_folder / "aic_gemm.parquet", data_folder / "aic_moe.parquet"])
-    device, found = load_hardware("h100-sxm"), load_calibration("auto", "h100-sxm")
+    device, found = load_hardware("h100-sxm"), load_calibration("h100-sxm-vllm", "h100-sxm")
     for part in select(tables, "h100-sxm", PROCESSORS["h100-sxm"])[0]:
         if part.label != "gemm":
             continue
@@ -57,7 +57,7 @@ def test_the_errors_of_the_h100_are_as_stated(data_folder):
 
 
 def test_a_transferred_set_is_the_median_of_the_others(data_folder):
-    sets = {hardware: load_calibration("auto", hardware) for hardware in FITTED}
+    sets = {hardware: load_calibration(f"{hardware}-vllm", hardware) for hardware in FITTED}
     guess = transferred(list(sets.values()))
     figures = [each.efficiencies["gemm"].flops_efficiency for each in sets.values()]
     assert guess.efficiencies["gemm"].flops_efficiency == pytest.approx(np.median(figures))

@@ -44,6 +44,8 @@ def test_what_can_run_is_ok():
 
 
 CLOSED = "{{process: closed_loop, users: {}}}"
+ON_DEMAND = {"deployment__kv__admission": "on_demand"}
+SMALL = {"deployment__hardware": "rtx-4090", "deployment__precision__weights": "fp8"}
 STATUSES = {
     "heads": (
         {"deployment__tensor_parallel": 3},
@@ -72,19 +74,61 @@ STATUSES = {
         {"deployment__batching": "{policy: chunked, max_num_seqs: 65, max_num_batched_tokens: 64}"},
         "infeasible: max_num_seqs 65 exceeds max_num_batched_tokens 64; lower the one or raise the other",
     ),
-    "pipeline": (
-        {"deployment__pipeline_parallel": 2},
-        "unsupported: pipeline_parallel 2 in the iteration engine; use 1, or `evaluator estimate`",
+    "again whole": (
+        {"deployment__batching": "{policy: continuous, max_num_batched_tokens: 104}", **ON_DEMAND},
+        "infeasible: a prompt of 109 tokens, with the output so far after a preemption, exceeds max_num_batched_tokens "
+        "104, and continuous batching computes whole prompts; raise it or use policy chunked",
     ),
-    "users at random": (
-        {"workload__arrivals": CLOSED.format(4), "deployment__replicas": 2, "deployment__router": "random"},
-        "unsupported: a closed loop over replicas with router random; use router round_robin",
+    "watermark": (
+        {"deployment__kv__watermark": 0.5, "workload__lengths": fixed(90_000), **SMALL, **ON_DEMAND},
+        "infeasible: a request of 90,009 tokens exceeds the KV cache of ",
+    ),
+    "reserving policy": (
+        {"deployment__batching__policy": "orca", **ON_DEMAND},
+        "infeasible: policy orca reserves the KV of a whole request; use kv.admission reserve",
+    ),
+    "lightllm": (
+        {"deployment__batching__policy": "lightllm"},
+        "infeasible: policy lightllm deals out KV token by token; use kv.block_tokens 1",
+    ),
+    "lightllm with windows": (
+        {
+            "deployment__batching__policy": "lightllm",
+            "deployment__kv__block_tokens": 1,
+            "deployment__model": "gpt-oss-20b",
+        },
+        "unsupported: policy lightllm on gpt-oss-20b, whose layers do not all keep every token; use policy chunked",
     ),
     "few users": (
         {"workload__arrivals": CLOSED.format(3), "deployment__replicas": 4},
         "infeasible: 3 users on 4 replicas; use at least one user for each",
     ),
 }
+
+
+LACKING: dict[tuple[str, ...], dict[str, Any]] = {
+    (): {"deployment__router": "least_work", "deployment__batching__policy": "mixed"},  # one replica: nothing to choose
+    ("pipeline_parallel",): {"deployment__pipeline_parallel": 2},
+    ("admission on_demand",): ON_DEMAND,
+    ("policy sarathi", "long_prefill_token_threshold"): {
+        "deployment__batching": "{policy: sarathi, long_prefill_token_threshold: 9}"
+    },
+    ("policy orca",): {"deployment__batching__policy": "orca"},
+    ("packing least_work_left",): {"deployment__batching__packing": "least_work_left"},
+    ("router least_work",): {"deployment__router": "least_work", "deployment__replicas": 2},
+    ("router random",): {
+        "workload__arrivals": CLOSED.format(4),
+        "deployment__replicas": 2,
+        "deployment__router": "random",
+    },
+}
+
+
+@pytest.mark.parametrize("missing", LACKING)
+def test_what_the_vectorised_engine_lacks_is_left_to_the_reference(missing):
+    (member,) = plan(scenario(**LACKING[missing])).members
+    assert (member.status, member.lacking) == (OK, missing)
+    assert member.engine == ("token" if missing else "iteration")
 
 
 @pytest.mark.parametrize(("changes", "message"), STATUSES.values(), ids=list(STATUSES))

@@ -166,7 +166,7 @@ BAD = {
     "nan number": ("deployment.kv.memory_fraction=.nan", r"memory_fraction: nan is not a finite number"),
     "policy": (
         "deployment.batching.policy=chunky",
-        r"'chunky' is not one of static, continuous, chunked, mixed "
+        r"'chunky' is not one of static, continuous, chunked, mixed, orca, sarathi, lightllm "
         r"\(did you mean chunked\?\)",
     ),
     "dtype": ("deployment.precision.weights=bf15", r"precision\.weights: 'bf15' is not one of .*did you mean bf16"),
@@ -178,16 +178,27 @@ BAD = {
     "formula": ("workload.lengths={source: lognorml}", r"or a formula: fixed, .* \(did you mean lognormal\?\)"),
     "calibration": ("deployment.calibration=mine", r"deployment\.calibration: unknown calibration 'mine'"),
     "router later": (
-        "deployment.router=least_outstanding",
-        r"deployment\.router: least_outstanding is not implemented "
-        r"yet; use random or round_robin",
+        "deployment.router=least_kv",
+        r"deployment\.router: least_kv is not implemented "
+        r"yet; use random or round_robin or least_outstanding or least_work",
     ),
     "router": ("deployment.router=robin", r"deployment\.router: 'robin' is not one of random, round_robin"),
-    "admission": ("deployment.kv.admission=on_demand", r"kv\.admission: on_demand is not implemented yet; use reserve"),
+    "admission": ("deployment.kv.admission=demand", r"kv\.admission: 'demand' is not one of reserve, on_demand"),
+    "preemption": ("deployment.kv.preemption=swop", r"kv\.preemption: 'swop' is not one of recompute, swap \(did you"),
+    "swap": (
+        "deployment.kv.preemption=swap",
+        r"kv\.swap_bandwidth: is required with preemption swap: bytes per second of one device .* such as 25GB/s",
+    ),
+    "swap unit": ("deployment.kv.swap_bandwidth=25GB", r"kv\.swap_bandwidth: .*25GB"),
+    "watermark": ("deployment.kv.watermark=0.9", r"kv\.watermark: must be at most 0\.5, got 0\.9"),
     "pools": ("deployment.pools={}", r"deployment\.pools: pools is not implemented yet"),
     "transfer": ("deployment.transfer={}", r"deployment\.transfer: transfer is not implemented yet"),
     "pipeline": ("pipeline=[]", r"pipeline: pipeline is not implemented yet"),
-    "packing": ("deployment.batching.packing=fcfs", r"batching\.packing: packing is not implemented yet"),
+    "packing": ("deployment.batching.packing=lifo", r"batching\.packing: 'lifo' is not one of fcfs, least_work_left"),
+    "threshold": (
+        "deployment.batching.long_prefill_token_threshold=-1",
+        r"long_prefill_token_threshold: must be an integer from 0 to",
+    ),
     "process": ("workload.arrivals.process=poison", r"process: 'poison' is not one of poisson, .*did you mean poisson"),
     "key of another process": (
         "workload.arrivals.cv=2",

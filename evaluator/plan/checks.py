@@ -1,0 +1,89 @@
+"""Why a configuration could never serve its requests, and what to do."""
+
+from __future__ import annotations
+
+from evaluator.cost.memory import KvLayout, kv_units
+from evaluator.plan.design import Design, token_budget
+from evaluator.plan.engines import CHUNKING, is_coupled, on_demand
+from evaluator.plan.traffics import Extremes
+from evaluator.scenario import Deployment, Workload
+
+LARGEST_OUTPUT = 1 << 22
+
+
+def longest_prompt(deployment: Deployment, extremes: Extremes) -> int:
+    """Most tokens that one request computes in a row; after a preemption what it had generated is among them."""
+    if on_demand(deployment) and deployment.batching.policy not in CHUNKING:
+        return extremes.kv_tokens
+    return extremes.prompt
+
+
+def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
+    """Where users of a closed loop keep to their replica, every replica needs one."""
+    users = workload.arrivals.users if workload.arrivals.process == "closed_loop" else None
+    if users is None or is_coupled(workload, deployment) or users >= deployment.replicas:
+        return None
+    return f"infeasible: {users} users on {deployment.replicas} replicas; use at least one user for each"
+
+
+def policy_problem(deployment: Deployment, built: Design) -> str | None:
+    """What a policy cannot do with the KV cache."""
+    policy, kv = deployment.batching.policy, built.ready.kv
+    if policy in ("static", "orca") and deployment.kv.admission == "on_demand":
+        return f"infeasible: policy {policy} reserves the KV of a whole request; use kv.admission reserve"
+    if policy != "lightllm":
+        return None
+    if kv.block_tokens != 1:
+        return "infeasible: policy lightllm deals out KV token by token; use kv.block_tokens 1"
+    if kv.window is not None or kv.bytes_per_sequence > 0:
+        return (
+            f"unsupported: policy lightllm on {built.model.name}, whose layers do not all keep every token; "
+            "use policy chunked or continuous"
+        )
+    return None
+
+
+def limit_problem(deployment: Deployment, built: Design, extremes: Extremes) -> str | None:
+    """Why some request could never be served within the limits; None where all can."""
+    longest = longest_prompt(deployment, extremes)
+    budget = token_budget(deployment.batching, longest)
+    if extremes.sequence > built.model.max_positions:
+        return (
+            f"infeasible: a request of {extremes.sequence:,} tokens exceeds the {built.model.max_positions:,} "
+            f"positions of {built.model.name}; use shorter prompts or a model with a longer context"
+        )
+    return _budget_problem(deployment, budget, longest) or _kv_problem(deployment, built.ready.kv, extremes)
+
+
+def _budget_problem(deployment: Deployment, budget: int, longest: int) -> str | None:
+    batching = deployment.batching
+    if batching.policy in (*CHUNKING, "mixed") and batching.max_num_seqs > budget:
+        return (
+            f"infeasible: max_num_seqs {batching.max_num_seqs:,} exceeds max_num_batched_tokens {budget:,}; "
+            "lower the one or raise the other"
+        )
+    if batching.policy not in (*CHUNKING, "orca") and longest > budget:
+        again = ", with the output so far after a preemption," if on_demand(deployment) else ""
+        return (
+            f"infeasible: a prompt of {longest:,} tokens{again} exceeds max_num_batched_tokens {budget:,}, and "
+            f"{batching.policy} batching computes whole prompts; raise it or use policy chunked"
+        )
+    return None
+
+
+def _kv_problem(deployment: Deployment, kv: KvLayout, extremes: Extremes) -> str | None:
+    kept = watermark_units(deployment, kv)
+    if int(kv_units(kv, extremes.kv_tokens)) + kept > kv.capacity_units:
+        beside = f" beside the watermark of {deployment.kv.watermark:g}" if kept else ""
+        return (
+            f"infeasible: a request of {extremes.kv_tokens:,} tokens exceeds the KV cache of "
+            f"{kv.capacity_tokens:,.0f} tokens{beside}; use more tensor_parallel, kv precision fp8 or shorter requests"
+        )
+    if extremes.output > LARGEST_OUTPUT:
+        return f"unsupported: outputs of more than {LARGEST_OUTPUT:,} tokens; shorten them"
+    return None
+
+
+def watermark_units(deployment: Deployment, kv: KvLayout) -> int:
+    """KV units that an admission leaves free; rounded down as vLLM does."""
+    return int(deployment.kv.watermark * kv.capacity_units) if on_demand(deployment) else 0

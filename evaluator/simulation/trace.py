@@ -1,0 +1,151 @@
+"""A run as a trace for Perfetto or chrome://tracing: what every replica and every request did, and when.
+
+The Trace Event Format (Google, "Trace Event Format", 2016): a process for each replica, with its iterations on a
+track (in a pipeline one for each batch in flight) and counters for its batch, its queue and its KV cache; and a process
+with the requests as asynchronous slices, one for each stage: waiting, prefill, decode. Times are microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+import numpy as np
+
+from evaluator.metrics import Outcomes
+from evaluator.reference import Iteration
+
+REQUESTS = 0  # the process of the requests; replica r is process r + 1
+STAGES = ("waiting", "prefill", "decode")
+
+
+class Trace:
+    """Collects the iterations of one seed; a run of alike ones is one slice."""
+
+    def __init__(self) -> None:
+        self._events: list[dict[str, Any]] = []
+        self._lanes: dict[int, list[dict[str, Any]]] = {}  # by process: the last slice of each of its tracks
+        self._counters: dict[tuple[int, str], dict[str, int]] = {}  # as last written
+
+    def add(self, replica: int, iteration: Iteration) -> None:
+        """After an iteration, or a leap over several."""
+        pid, start, end = replica + 1, _us(iteration.start_s), _us(iteration.end_s)
+        given = {
+            "iterations": iteration.iterations,
+            "decodes": len(iteration.decodes),
+            "prompts": len(iteration.chunks),
+            "prompt_tokens": sum(tokens for _, tokens in iteration.chunks),
+            "preempted": len(iteration.preempted),
+        }
+        name = "decode" if not iteration.chunks else "mixed" if iteration.decodes else "prefill"
+        args = {key: value for key, value in given.items() if value}
+        if self._merged(pid, start, end, args):
+            return
+        self._idle_until(pid, start)
+        self._count(pid, start, "batch", {"decodes": given["decodes"], "prompts": given["prompts"]})
+        slice_ = {
+            "name": name,
+            "ph": "X",
+            "pid": pid,
+            "tid": 0,
+            "ts": start,
+            "dur": round(end - start, 3),
+            "args": args,
+        }
+        self._place(pid, slice_)
+        self._events.append(slice_)
+        self._count(pid, end, "waiting", {"requests": iteration.waiting})
+        self._count(pid, end, "kv", {"units": iteration.kv_units})
+
+    def _merged(self, pid: int, start: float, end: float, args: dict[str, int]) -> bool:
+        """Whether it goes on with what a track did last: as many decodes and nothing else, at once."""
+        if len(args) > 2 or "decodes" not in args:
+            return False
+        for last in self._lanes.get(pid, ()):
+            same = last["name"] == "decode" and last["args"].get("decodes") == args["decodes"]
+            if same and 0 <= start - _end(last) <= last["dur"] / last["args"]["iterations"]:
+                last["dur"] = round(end - last["ts"], 3)
+                last["args"]["iterations"] += args["iterations"]
+                return True
+        return False
+
+    def _place(self, pid: int, slice_: dict[str, Any]) -> None:
+        """On the first track that is free: a pipeline has several batches in flight, and slices must not overlap."""
+        lanes = self._lanes.setdefault(pid, [])
+        for number, last in enumerate(lanes):
+            if _end(last) <= slice_["ts"]:
+                slice_["tid"], lanes[number] = number + 1, slice_
+                return
+        lanes.append(slice_)
+        slice_["tid"] = len(lanes)
+
+    def _idle_until(self, pid: int, start: float) -> None:
+        """Counters fall to nothing where a replica had nothing to do."""
+        lanes = self._lanes.get(pid)
+        end = max(map(_end, lanes)) if lanes else start
+        if end < start:
+            self._count(pid, end, "batch", {"decodes": 0, "prompts": 0})
+            self._count(pid, end, "waiting", {"requests": 0})
+            self._count(pid, end, "kv", {"units": 0})
+
+    def _count(self, pid: int, at: float, name: str, values: dict[str, int]) -> None:
+        """A counter keeps its value until the next event, so one that has not changed need not be written."""
+        if self._counters.get((pid, name)) != values:
+            self._counters[pid, name] = values
+            self._events.append({"name": name, "ph": "C", "pid": pid, "ts": at, "args": values})
+
+    def events(self, outcomes: Outcomes, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """All events of the run: names of the tracks, iterations and counters, requests."""
+        yield _name("process_name", REQUESTS, "requests")
+        for replica in range(int(outcomes.replicas[0])):
+            yield _name("process_name", replica + 1, f"replica {replica}")
+            for track in range(len(self._lanes.get(replica + 1, ()))):
+                yield _name(
+                    "thread_name", replica + 1, f"batch in flight {track + 1}" if track else "iterations", track + 1
+                )
+            self._idle_until(replica + 1, math.inf)
+        yield from self._events
+        yield from _request_events(outcomes, seed)
+
+
+def write_trace(events: Iterator[dict[str, Any]], file: TextIO) -> None:
+    """One event per line, so that a trace of any length can be written, and read, piece by piece."""
+    file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+    for number, event in enumerate(events):
+        file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":"), allow_nan=False))
+    file.write("\n]}\n")
+
+
+def _end(slice_: dict[str, Any]) -> float:
+    return round(slice_["ts"] + slice_["dur"], 3)
+
+
+def _us(seconds: float) -> float:
+    return round(1e6 * float(seconds), 3)
+
+
+def _name(kind: str, pid: int, name: str, tid: int | None = None) -> dict[str, Any]:
+    track = {} if tid is None else {"tid": tid}
+    return {"name": kind, "ph": "M", "pid": pid, **track, "args": {"name": name}}
+
+
+def _request_events(outcomes: Outcomes, seed: int) -> Iterator[dict[str, Any]]:
+    """A slice for each stage that takes time; those of a request share its id, and so a track."""
+    names = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
+    times = np.array([getattr(outcomes, name)[0, seed] for name in names]).T.tolist()
+    tokens = np.array([outcomes.prompt_tokens[0, seed], outcomes.output_tokens[0, seed]]).T.tolist()
+    assert outcomes.replica is not None
+    replicas = outcomes.replica[0, seed].tolist()
+    for request, (edges, (prompt, output), replica) in enumerate(zip(times, tokens, replicas, strict=True)):
+        given: dict[str, Any] = {
+            "args": {"request": request, "replica": replica, "prompt_tokens": prompt, "output_tokens": output}
+        }
+        for stage, start, end in zip(STAGES, edges[:-1], edges[1:], strict=True):
+            if end <= start:
+                continue
+            common = {"name": stage, "cat": "request", "id": request, "pid": REQUESTS, "tid": 0}
+            yield {**common, "ph": "b", "ts": _us(start), **given}
+            yield {**common, "ph": "e", "ts": _us(end)}
+            given = {}  # once is enough

@@ -1,0 +1,163 @@
+"""The vectorised engine against the reference, on configurations of a user's own scenario."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from evaluator.device import configure
+from evaluator.errors import InputError
+from evaluator.metrics import OK, Outcomes, measure
+from evaluator.plan import Plan, plan
+from evaluator.plan.engines import ITERATION, TOKEN
+from evaluator.plan.plan import Member
+from evaluator.plan.traffics import held_units
+from evaluator.run import ProgressReport, levels_of, loaded
+from evaluator.scenario import Scenario
+from evaluator.simulation import simulate_chunk
+from evaluator.simulation.schedule import chunks_of
+
+TIMES = ("scheduled_s", "first_token_s", "last_token_s")
+TOTALS = ("busy_s", "iterations", "kv_used_mean", "kv_used_max")
+SUMMARIES = ("queue_wait_s", "ttft_s", "tpot_s", "e2e_s")
+HISTOGRAM = "itl_s"
+"""Kept in bins by the vectorised engine, so it is reported but not held to the tolerance."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """``table``: a row per configuration and metric. ``apart`` is the number of configurations above the tolerance."""
+
+    table: pd.DataFrame
+    compared: int
+    able: int  # configurations to which both engines apply
+    beyond: int  # that only the reference can run
+    apart: int
+    worst: float
+
+    def summary(self) -> pd.DataFrame:
+        """Largest and typical (median) relative difference of every metric over the configurations."""
+        by_metric = self.table.groupby("metric", sort=False)
+        return pd.DataFrame({"largest": by_metric["largest"].max(), "typical": by_metric["typical"].median()})
+
+
+def validate(
+    scenario: Scenario | str | Path | Mapping,
+    *,
+    sample: int = 32,
+    tolerance: float = 1e-9,
+    seed: int = 0,
+    progress: ProgressReport | None = None,
+) -> Validation:
+    """Run ``sample`` configurations on both engines and compare every request and the metrics.
+
+    The sample is spread over policies, load and pressure on the KV cache. Differences are relative to the reference,
+    those of times to the clock of the simulation, those of latencies to the mean end-to-end latency where it is larger.
+    Errors: InputError where both engines apply to no configuration.
+    """
+    whole = plan(loaded(scenario))
+    able = [member for member in whole.members if member.status == OK and member.engine == ITERATION]
+    beyond = sum(member.status == OK and member.engine == TOKEN for member in whole.members)
+    if not able:
+        raise InputError(f"{whole.scenario.path or whole.scenario.name}: no configuration that both engines can run")
+    configure()
+    chosen = whole.of(np.array([member.config for member in stratified(whole, able, sample, seed)]))
+    levels = levels_of(whole)
+    rows: list[dict] = []
+    for chunk in chunks_of(chosen):
+        fast = simulate_chunk(chosen, chunk.group, chunk.members)
+        values = measure(fast, levels)
+        for position, member in enumerate(chunk.members):
+            rows += _compared(chosen, member, fast, values, position, levels)
+            if progress is not None:
+                progress.advance()
+    table = pd.DataFrame(rows)
+    held = table[table["metric"] != HISTOGRAM]
+    worst = held.groupby("config")["largest"].max()
+    return Validation(
+        table, len(chosen.members), len(able), beyond, int((~(worst <= tolerance)).sum()), float(worst.max())
+    )
+
+
+def stratified(whole: Plan, members: list[Member], count: int, seed: int) -> list[Member]:
+    """So many of the members, in the order of the grid, as evenly over their strata as it goes.
+
+    A stratum is a policy, a third of the range of the load, and a third of that of the pressure on the KV cache.
+    """
+    if len(members) <= count:
+        return members
+    pressures = np.array([_pressures(whole, member) for member in members])
+    thirds = [np.searchsorted(np.quantile(column, (1 / 3, 2 / 3)), column) for column in pressures.T]
+    policies = [whole.grid.points[member.config][1].batching.policy for member in members]
+    strata: dict[tuple, list[Member]] = {}
+    shuffled = np.random.default_rng(seed).permutation(len(members))
+    for at in shuffled:
+        strata.setdefault((policies[at], *(third[at] for third in thirds)), []).append(members[at])
+    used: Counter = Counter()  # of each policy, third of the load, and third of the pressure, how many are chosen
+    chosen: list[Member] = []
+    while len(chosen) < count:
+        left = [stratum for stratum in strata if strata[stratum]]
+        next_ = min(left, key=lambda stratum: sum(used[part] for part in enumerate(stratum)))
+        used.update(enumerate(next_))
+        chosen.append(strata[next_].pop())
+    return sorted(chosen, key=lambda member: member.config)
+
+
+def _pressures(whole: Plan, member: Member) -> tuple[float, float]:
+    """The load: computing time asked for per time and replica, at the peak. KV: asked for by a full batch, of what is.
+
+    Of a closed loop the users per replica are the load, far above any open one.
+    """
+    workload, deployment, _ = whole.grid.points[member.config]
+    replica = member.design.ready
+    load = whole.traffics.load(workload, whole.seeds[0], deployment.role)
+    held = held_units(load.demand, replica.kv).mean() * deployment.batching.max_num_seqs / replica.kv.capacity_units
+    if workload.arrivals.users is not None:
+        return 1e9 * workload.arrivals.users / deployment.replicas, float(held)
+    tokens = load.demand.compute_tokens.sum() + load.demand.tokens.output_tokens.sum()
+    busy_s = replica.compute.token_s * tokens + replica.memory.iteration_s * load.demand.tokens.output_tokens.sum()
+    return float(busy_s / (max(np.ptp(load.arrival_s), 1e-9) * deployment.replicas)), float(held)
+
+
+def _compared(
+    chosen: Plan, member: Member, fast: Outcomes, values: dict[str, np.ndarray], position: int, levels: np.ndarray
+) -> list[dict]:
+    """A row for each metric of one configuration, which the vectorised engine had at a position of its chunk."""
+    single = replace(chosen, engine=TOKEN).of(np.array([member.config]))
+    exact = simulate_chunk(single, single.groups[0], single.members)
+    exact_values = measure(exact, levels)
+    latency = np.nanmax(exact_values["e2e_s_mean"])
+    found = {name: _apart(getattr(fast, name)[position], getattr(exact, name)[0]) for name in TIMES}
+    found |= {
+        name: _apart(getattr(fast, name)[position], getattr(exact, name)[0], np.max(getattr(exact, name)))
+        for name in TOTALS
+    }
+    found |= {name: _apart(values[name][position], exact_values[name][0], latency) for name in SUMMARIES}
+    found[HISTOGRAM] = _apart(values[HISTOGRAM][position], exact_values[HISTOGRAM][0])
+    policy = chosen.grid.points[member.config][1].batching.policy
+    return [
+        {
+            "config": member.config,
+            "policy": policy,
+            "metric": name,
+            "largest": float(np.max(apart, initial=0.0)),
+            "typical": float(np.median(apart)) if apart.size else 0.0,
+        }
+        for name, apart in found.items()
+    ]
+
+
+def _apart(fast: np.ndarray, exact: np.ndarray, least: float = 0.0) -> np.ndarray:
+    """|fast - exact| relative to exact, or to ``least`` where that is larger; what neither knows is left out.
+
+    Where nothing is expected, or only one is known, any difference is infinite.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.abs(fast - exact) / np.maximum(np.abs(exact), least)
+    relative = np.where(fast == exact, 0.0, np.where(np.isnan(relative), np.inf, relative))
+    return relative[~(np.isnan(fast) & np.isnan(exact))]

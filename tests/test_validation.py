@@ -1,0 +1,72 @@
+"""``validate``: what is sampled, what is compared, and the gate."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from evaluator import validation
+from evaluator.errors import InputError
+from evaluator.plan import plan
+from evaluator.validation import HISTOGRAM, SUMMARIES, TIMES, TOTALS, stratified, validate
+from tests.test_run import scenario
+
+POLICIES = ["static", "continuous", "chunked", "mixed", "orca"]
+AXES = {"deployment__batching__policy": POLICIES, "workload__arrivals__rate_rps": [1, 10, 40]}
+
+
+def test_both_engines_agree_on_every_metric():
+    result = validate(scenario(**AXES), sample=6)
+    assert (result.compared, result.able, result.beyond, result.apart) == (6, 12, 3, 0)
+    assert set(result.table["metric"]) == {*TIMES, *TOTALS, *SUMMARIES, HISTOGRAM}
+    assert len(result.table) == 6 * 12 and set(result.table["policy"]) == set(POLICIES) - {"orca"}
+    assert result.worst <= 1e-9
+    summary = result.summary()
+    assert (summary["largest"] >= summary["typical"]).all() and summary["largest"][HISTOGRAM] < 0.01
+
+
+def test_the_sample_is_spread_over_policies_load_and_kv():
+    whole = plan(scenario(**AXES, deployment__batching__max_num_seqs=[8, 64, 512]))
+    able = [member for member in whole.members if member.engine == "iteration"]
+    chosen = stratified(whole, able, 8, seed=0)
+    points = [whole.grid.points[member.config] for member in chosen]
+    assert Counter(deployment.batching.policy for _, deployment, _ in points) == dict.fromkeys(POLICIES[:4], 2)
+    assert [member.config for member in chosen] == sorted({member.config for member in chosen})
+    assert len({workload.arrivals.rate_rps for workload, _, _ in points}) >= 2
+    assert len({deployment.batching.max_num_seqs for _, deployment, _ in points}) >= 2
+    assert stratified(whole, able, 8, seed=0) == chosen and stratified(whole, able, 99, seed=0) == able
+
+
+def test_a_closed_loop_has_a_load_too():
+    users = "workload.arrivals={process: closed_loop, users: 2}"
+    assert validate(scenario(users, deployment__batching__policy=["chunked", "static"]), sample=1).compared == 1
+
+
+def test_a_difference_is_found(monkeypatch):
+    """One engine's last tokens late by 1e-6 of the clock."""
+    simulate = validation.simulate_chunk
+
+    def late(whole, group, members):
+        outcomes = simulate(whole, group, members)
+        if group.engine == "iteration":
+            outcomes.last_token_s[...] *= 1 + 1e-6
+        return outcomes
+
+    monkeypatch.setattr(validation, "simulate_chunk", late)
+    result = validate(scenario())
+    assert (result.apart, result.compared) == (1, 1)
+    assert result.summary()["largest"]["last_token_s"] == pytest.approx(1e-6)
+    assert result.summary()["largest"]["first_token_s"] < 1e-9
+    assert validate(scenario(), tolerance=1.0).apart == 0
+
+
+def test_nothing_to_compare():
+    with pytest.raises(InputError, match="small: no configuration that both engines can run"):
+        validate(scenario("deployment.batching.policy=orca"))
+
+
+def test_what_only_one_knows_is_infinitely_apart():
+    fast, exact = np.array([1.0, np.nan, np.nan, 0.0, 1.0]), np.array([1.0, np.nan, 2.0, 0.0, 0.0])
+    assert validation._apart(fast, exact).tolist() == [0.0, np.inf, 0.0, np.inf]
