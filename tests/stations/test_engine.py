@@ -12,7 +12,7 @@ from evaluator.stations.engine import POLICIES, LaneResult
 from tests.stations.build import RING, Case, build, constant_cost, random_cases, random_cost, run_engine, run_reference
 from tests.stations.compare import assert_same, assert_same_times
 
-CASES = 100  # of each structure, 400 in all
+CASES = 150  # of each structure, 600 in all
 STRUCTURES = {"plain": (False, False), "experts": (True, False), "windowed": (False, True), "both": (True, True)}
 
 
