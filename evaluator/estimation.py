@@ -6,7 +6,7 @@ No requests and no queue: for those, sweep or simulate. Plain NumPy, millisecond
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -117,6 +117,7 @@ def estimate(
     calibration = load_calibration(calibration, hardware.name) if isinstance(calibration, str) else calibration
     precision = precision or Precision()
     parallel = Parallel(tensor_parallel, pipeline_parallel, expert_parallel)
+    calibration = _host_of_every_stage(calibration, parallel)
     _check(model, hardware, parallel, prompt_tokens, output_tokens, batch, rate_rps)
     found = operators(model, precision, parallel)
     design = _Design(
@@ -130,6 +131,16 @@ def estimate(
     most = int(plan.kv.capacity_units // kv_units(plan.kv, prompt_tokens + output_tokens))
     load = None if rate_rps is None else _load(design, rate_rps, min(most, max_num_seqs), max_num_batched_tokens)
     return _estimated(design, plan, batch, most, load)
+
+
+def _host_of_every_stage(calibration: Calibration, parallel: Parallel) -> Calibration:
+    """A batch passes the host of every pipeline stage, each a worker process of its own, as in the simulators."""
+    stages = parallel.pipeline
+    return replace(
+        calibration,
+        step_overhead_s=stages * calibration.step_overhead_s,
+        sequence_overhead_s=stages * calibration.sequence_overhead_s,
+    )
 
 
 def _load(design: _Design, rate_rps: float, max_sequences: int, max_num_batched_tokens: int) -> Load:
