@@ -12,7 +12,7 @@ from pathlib import Path
 
 # XLA's CPU backend runs a loop's operations one by one, unless the loop's arrays are smaller than this many bytes: then
 # it compiles the loop, inner loops included, into one function. The engine's event loop is 20 times faster that way.
-_WHOLE_LOOPS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=1000000000000000"
+WHOLE_LOOPS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=1000000000000000"
 
 
 @cache
@@ -36,11 +36,11 @@ def _compile_loops_whole() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_cpu_small_while_loop_byte_threshold" in flags:
         return
-    os.environ["XLA_FLAGS"] = f"{flags} {_WHOLE_LOOPS}".strip()
+    os.environ["XLA_FLAGS"] = f"{flags} {WHOLE_LOOPS}".strip()
     bridge = sys.modules.get("jax._src.xla_bridge")
     if bridge is not None and bridge.backends_are_initialized():  # XLA has read its flags already
         warnings.warn(
-            f"JAX was in use before evaluator: simulations will be slow. Set XLA_FLAGS='{_WHOLE_LOOPS}', "
+            f"JAX was in use before evaluator: simulations will be slow. Set XLA_FLAGS='{WHOLE_LOOPS}', "
             "or call evaluator.device.configure() before the first JAX computation.",
             RuntimeWarning,
             stacklevel=3,

@@ -29,7 +29,7 @@ from evaluator.metrics import OK, bounds_of, measure, quantile_levels
 from evaluator.plan import Plan, plan
 from evaluator.plan.engines import ENGINES, ITERATION, TOKEN
 from evaluator.plan.plan import Member
-from evaluator.scenario import Scenario, expand, load_scenario
+from evaluator.scenario import Scenario, load_scenario
 from evaluator.selection import select as select_configuration
 
 if TYPE_CHECKING:
@@ -116,10 +116,11 @@ def simulate(
 
     _check_engine(engine)
     scenario = loaded(scenario)
-    grid = expand(scenario)
+    everything = plan(scenario, np.array([], dtype=np.int64), engine if trace is None else TOKEN)
+    grid = everything.grid
     steps = select_configuration(grid.axes, select or {})
     config = int(np.ravel_multi_index(steps, grid.shape)) if grid.shape else 0
-    whole = plan(scenario, np.array([config]), engine if trace is None else TOKEN)
+    whole = everything.of(np.array([config]))
     if whole.members[0].status != OK:
         raise InputError(f"{scenario.path or scenario.name}: {whole.members[0].status}")
     _configure(whole)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from evaluator.device import _WHOLE_LOOPS
+from evaluator.device import WHOLE_LOOPS
 
 ROOT = Path(__file__).resolve().parents[1]
 
 os.environ["JAX_ENABLE_X64"] = "1"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_WHOLE_LOOPS}".strip()  # read when JAX starts
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {WHOLE_LOOPS}".strip()  # read when JAX starts
 os.environ["MPLBACKEND"] = "agg"
 os.environ.setdefault("EVALUATOR_CACHE", str(ROOT / ".cache"))
 os.environ.pop("EVALUATOR_PATH", None)
@@ -29,3 +29,17 @@ def data_folder() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no ground-truth data in {folder}; EVALUATOR_DATA names its folder")
     return folder
+
+
+@pytest.fixture
+def evaluator(capsys):
+    """Runs one command line: exit code, stdout, stderr."""
+    from evaluator.cli import app
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as left:
+            app([str(argument) for argument in arguments], prog_name="evaluator")
+        printed = capsys.readouterr()
+        return left.value.code or 0, printed.out, printed.err
+
+    return run

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from evaluator.cli import app
 from evaluator.errors import InputError
 from evaluator.scenario.scenario import Arrivals, Axis, Deployment, Lengths, Precision, Scenario, Workload
 
@@ -19,19 +18,6 @@ SCENARIO = Scenario(
     deployment=Deployment("llama-3.1-8b", "h100-sxm"),
     sweep=AXES,
 )
-
-
-@pytest.fixture
-def evaluator(capsys):
-    """Runs one command line: exit code, stdout, stderr."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as left:
-            app([str(argument) for argument in arguments], prog_name="evaluator")
-        printed = capsys.readouterr()
-        return left.value.code or 0, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 from evaluator import dataset
-from evaluator.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,19 +28,6 @@ sweep:
   deployment.hardware: [h100-sxm, l40s]
   workload.arrivals.rate_rps: [1, 4]
 """
-
-
-@pytest.fixture
-def evaluator(capsys):
-    """Runs one command line: exit code, stdout, stderr."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as left:
-            app([str(argument) for argument in arguments], prog_name="evaluator")
-        printed = capsys.readouterr()
-        return left.value.code or 0, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture

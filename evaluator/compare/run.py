@@ -13,7 +13,7 @@ from evaluator.catalog.store import find
 from evaluator.compare.experiments import POOLED, Experiment
 from evaluator.compare.servers import Server, server
 from evaluator.compare.traffic import Requests, output_shares, requests
-from evaluator.cost.lanes import common_counts, stack
+from evaluator.cost.lanes import stack
 from evaluator.cost.memory import kv_units
 from evaluator.errors import InputError
 
@@ -100,7 +100,7 @@ def _lane(replica: Server, count: int):  # type: ignore[no-untyped-def]
     from evaluator.stations.engine import POLICIES, Lane, Policy
 
     limits = replica.experiment
-    cost = jax.tree.map(lambda values: values[..., 0], stack([replica.cost], common_counts([replica.cost])))
+    cost = jax.tree.map(lambda values: values[..., 0], stack([replica.cost]))
     policy = POLICIES["chunked" if limits.chunked_prefill else "mixed"]
     return Lane(
         cost=cost,

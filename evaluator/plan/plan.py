@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluator.cost.lanes import RowCounts, row_counts
+from evaluator.cost.lanes import RowCounts, common_counts
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, routing_problem
 from evaluator.plan.design import Design, design, token_budget
@@ -15,7 +15,6 @@ from evaluator.plan.traffics import Extremes, Traffics, assign_replicas
 from evaluator.scenario import Deployment, Grid, Scenario, Workload, expand
 from evaluator.scenario.grid import Point
 
-TOKEN_ROWS = 4  # token rows of a group are padded to a multiple of this, so that few structures are compiled
 SMALLEST_RING = 256
 
 
@@ -121,9 +120,8 @@ def _group(
     ring = SMALLEST_RING
     while ring < max((member.extremes.output for member in able), default=0) + 2:
         ring *= 2
-    counts = {tuple(row_counts(member.design.ready.cost)) for member in able} or {(0,) * len(RowCounts._fields)}
-    largest = np.array(list(counts)).max(axis=0).tolist()
-    rows = RowCounts(-(-largest[0] // TOKEN_ROWS) * TOKEN_ROWS, *largest[1:])
+    costs = {id(member.design): member.design.ready.cost for member in able}  # members share their designs
+    rows = common_counts(list(costs.values())) if costs else RowCounts(*(0,) * len(RowCounts._fields))
     routed = {(d.replicas, d.router): d for d in (grid.points[member.config][1] for member in able)}.values()
     slots = max((_largest_share(deployment, seeds, requests) for deployment in routed), default=1)
     return Group(members, requests, warmup, 1 << max(slots - 1, 1).bit_length(), ring, windowed, rows)

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from evaluator.catalog.store import names
-from evaluator.cli import app
 from evaluator.compare import compare_requests
 from evaluator.errors import InputError
 from evaluator.scenario import load_scenario
@@ -69,17 +68,6 @@ def test_bad_request_files_are_refused(tmp_path, scenario):
         compare_requests(path, load_scenario(scenario))
     with pytest.raises(InputError, match="there is no file"):
         compare_requests(tmp_path / "none.csv", load_scenario(scenario))
-
-
-@pytest.fixture
-def evaluator(capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as left:
-            app([str(argument) for argument in arguments], prog_name="evaluator")
-        printed = capsys.readouterr()
-        return left.value.code or 0, printed.out, printed.err
-
-    return run
 
 
 def test_the_command_on_requests(evaluator, requests, scenario, tmp_path):

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from evaluator.cost.iteration import CostParameters, Rows
+from evaluator.cost.iteration import CostParameters
 from evaluator.device import configure
 from evaluator.reference import Limits, Outcome, Request, simulate_replica
 from evaluator.stations.engine import POLICIES, Lane, LaneResult, Policy, Requests, Structure, run_lanes
+from tests.reference.build import linear_cost, random_cost
 
 RING = 512  # longer than any output of the tests
 OPEN = 1 << 30  # users of an open loop
@@ -47,43 +48,9 @@ class Case:
         return f"Case({self.policy}, {self.limits}, {told}, requests: {listed})"
 
 
-def no_rows() -> Rows:
-    return Rows(*(np.zeros(0) for _ in Rows._fields))
-
-
 def constant_cost(iteration_s: float = 0.0, token_s: float = 0.0, sequence_s: float = 0.0) -> CostParameters:
     """An iteration takes a time that is linear in its tokens and sequences, whatever the context."""
-    zero = CostParameters(*(no_rows() for _ in range(5)), *(0.0,) * (len(CostParameters._fields) - 5))
-    return zero._replace(iteration_s=iteration_s, token_s=token_s, sequence_s=sequence_s, ramp_tokens=1.0)
-
-
-def random_cost(rng: np.random.Generator, experts: bool, windowed: bool) -> CostParameters:
-    """Times of the size of a real replica's: milliseconds for the weights, microseconds for a token."""
-
-    def rows(count: int, flop: float, weight: float, activation: float) -> Rows:
-        scales = [rng.uniform(0.2, 1, count) * scale for scale in (flop, weight, activation)]
-        waves, fill = rng.uniform(0, 2, count), rng.uniform(0, 500, count)
-        return Rows(*scales, rng.uniform(0, 0.4, count), waves, rng.uniform(0, 1e-3, count), fill)
-
-    return CostParameters(
-        token_rows=rows(3, 2e-5, 3e-3, 2e-6),
-        sequence_rows=rows(1, 1e-6, 1e-4, 1e-7),
-        expert_rows=rows(2 * experts, 2e-5, 3e-3, 2e-6),
-        prefill_rows=rows(1, 3e-9, 0, 2e-8),
-        prefill_window_rows=rows(int(windowed), 3e-9, 0, 2e-8),
-        log_expert_missed=np.log1p(-2 / 8) if experts else 0.0,
-        iteration_s=5e-4,
-        token_s=1e-6,
-        sequence_s=1e-5,
-        context_s=3e-7 * rng.uniform(),
-        window_context_s=1e-7 if windowed else 0.0,
-        expert_skew=rng.uniform(0, 2) if experts else 0.0,
-        decode_s=1e-5 * rng.uniform(),
-        prefill_token_s=1e-6 * rng.uniform(),
-        prefill_sequence_s=1e-4 * rng.uniform(),
-        ramp_s=1e-3 * rng.uniform(),
-        ramp_tokens=300.0,
-    )
+    return linear_cost(iteration_s, token_s)._replace(sequence_s=sequence_s)
 
 
 def build(
@@ -127,7 +94,7 @@ def random_case(seed: int, experts: bool, windowed: bool, requests: int = 30) ->
         budget = max(budget, int(compute.max()) + (40 if policy == "mixed" else 0))
     most = 40 if policy in ("static", "continuous") else min(40, budget)  # elsewhere decodes share the budget
     case = build(
-        random_cost(rng, experts, windowed), policy, arrival, prompt, output,
+        random_cost(rng, experts=experts, windowed=windowed), policy, arrival, prompt, output,
         cached_tokens=cached, max_num_seqs=int(rng.integers(1, most + 1)), max_num_batched_tokens=budget,
         block_tokens=int(rng.integers(1, 17)), users=users, resident=resident,
         window=int(rng.integers(2, 200)) if windowed else 0, measured_from=int(rng.integers(0, 5)),

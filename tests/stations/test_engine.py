@@ -79,7 +79,7 @@ def replace_requests(case: Case, count: int) -> Case:
 @pytest.fixture(scope="module")
 def blocked() -> list[Case]:
     """One case of each policy whose request 7 needs more KV than there is."""
-    cost = random_cost(np.random.default_rng(0), False, False)
+    cost = random_cost(np.random.default_rng(0), experts=False, windowed=False)
     arrival, prompt, output = np.linspace(0, 1, 30), np.full(30, 20), np.where(np.arange(30) == 7, 200, 20)
     return [build(cost, policy, arrival, prompt, output, kv_units=100) for policy in POLICIES]
 
@@ -120,7 +120,7 @@ def test_ties_between_arrivals_and_ends_of_iterations():
 def test_outputs_that_just_fit_the_rings(resident):
     """The longest output that the plan allows for a ring, beside others that come and go around its end."""
     longest = RING - 2
-    cost = random_cost(np.random.default_rng(2), True, True)
+    cost = random_cost(np.random.default_rng(2), experts=True, windowed=True)
     outputs = [longest, 5, longest, 1, longest - 1, 130, longest, 64, 65, longest]
     cases = [
         build(cost, policy, np.arange(10) * 0.4, np.full(10, 7), outputs, window=window, resident=resident)
@@ -140,7 +140,7 @@ def test_a_lane_without_requests_does_nothing():
 
 def test_decodes_alone_by_hand():
     """One prompt of 10 tokens, 4 outputs: one iteration with the prompt, then contexts of 11, 12 and 13 tokens."""
-    cost = random_cost(np.random.default_rng(1), False, False)
+    cost = random_cost(np.random.default_rng(1), experts=False, windowed=False)
     case = build(cost, "chunked", [2.0], [10], [4])
     expected = run_reference(case)
     (result,) = run_engine([case])
