@@ -17,6 +17,7 @@ from evaluator.cost.parallel import Parallel, parallel_problem
 from evaluator.cost.utilisation import IdealTime, ideal_times
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.engines import CHUNKING
+from evaluator.plan.inputs import Change, changed
 from evaluator.scenario.scenario import Batching, Deployment, Precision
 
 CHUNKED_TOKENS = 2048
@@ -53,6 +54,7 @@ class Design:
     devices: int  # of one replica
     calibration: Calibration
     replica: Replica | None = None
+    change: Change | None = None  # the input in which it differs from what its names say
 
     @property
     def provenance(self) -> str:
@@ -81,8 +83,11 @@ def token_budget(batching: Batching, longest_prompt: int) -> int:
     return max(CHUNKED_TOKENS, longest_prompt + beside)
 
 
-def design(deployment: Deployment, longest_prompt: int) -> Design:
-    """The replica of a deployment under prompts of at most ``longest_prompt`` tokens to compute. Cached."""
+def design(deployment: Deployment, longest_prompt: int, change: Change | None = None) -> Design:
+    """The replica of a deployment under prompts of at most ``longest_prompt`` tokens to compute. Cached.
+
+    ``change`` makes one input of the hardware or its host faster or slower; whether the design can run stays.
+    """
     return _design(
         deployment.model,
         deployment.hardware,
@@ -93,6 +98,7 @@ def design(deployment: Deployment, longest_prompt: int) -> Design:
         deployment.kv.block_tokens,
         token_budget(deployment.batching, longest_prompt),
         deployment.batching.max_num_seqs,
+        change,
     )
 
 
@@ -107,10 +113,13 @@ def _design(
     block_tokens: int,
     max_num_batched_tokens: int,
     max_num_seqs: int,
+    change: Change | None,
 ) -> Design:
     model, hardware = load_model(model_name), load_hardware(hardware_name)
     calibration = load_calibration(calibration_name, hardware_name)
-    known = Design(OK, model, hardware, parallel.devices, calibration)
+    if change is not None:
+        hardware, calibration = changed(hardware, calibration, change)
+    known = Design(OK, model, hardware, parallel.devices, calibration, change=change)
     problem = parallel_problem(model, hardware, parallel)
     if problem is not None:
         return replace(known, status=f"infeasible: {problem}")
