@@ -72,8 +72,9 @@ def sweep(
     configuration that cannot run is a row with its reason in ``status``. ``engine`` iteration is the vectorised one,
     which leaves what it lacks to the reference (as ``engine`` says, row by row); token is the reference for all.
 
-    ``sensitivity`` adds the elasticities of the metrics to these inputs (True: all of ``INPUTS`` in ``evaluator.metrics.variables``), from
-    two more runs for each of them on the same requests. Errors: InputError for unusable input.
+    ``sensitivity`` adds the elasticities of the metrics to these inputs (True: all INPUTS of
+    ``evaluator.metrics.variables``), from two more runs for each of them on the same requests.
+    Errors: InputError for unusable input.
     """
     from evaluator.simulation.schedule import chunks_of, computed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,10 +59,10 @@ def _change(ds: xr.Dataset, name: str, row: int, at: int) -> str:
     """An elasticity and its error, as ``-0.31 ±0.02``; empty where the input makes no difference."""
     found = [ds[f"{name}_elasticity{suffix}"].values[row, at] for suffix in ("", "_stderr", "_step_error")]
     nearest = int(np.argmin(np.abs(ds["quantile"].values - 0.9)))
-    slope, *errors = (float(value[nearest] if np.ndim(value) else value) for value in found)
-    if np.isnan(slope):
+    slope, chance, step = (float(value[nearest] if np.ndim(value) else value) for value in found)
+    error = math.hypot(chance, step)
+    if math.isnan(slope):
         return "-"
-    if slope == 0.0 and not np.hypot(*errors) > 0.0:
+    if slope == 0.0 and not error > 0.0:
         return ""
-    error = f"{np.hypot(*errors):.2f}" if np.isfinite(errors).all() else "?   "
-    return f"{slope:+.2f} ±{error}"
+    return f"{slope:+.2f} ±{f'{error:.2f}' if math.isfinite(error) else '?   '}"

@@ -40,11 +40,11 @@ def elasticities(
             continue
         usable = np.isfinite(values[name]) & (values[name] > 0.0)
         value = np.where(usable, values[name], np.nan)
-        low, here, high = (np.log(value)[rows] for rows in (sides[..., 0], np.arange(len(sides))[:, None], sides[..., 1]))
-        relative = parts[name] / value[:, None]
-        differences = (relative[sides[..., 1]] - relative[sides[..., 0]]) / span
-        stderr = seed_stderr(differences.reshape(-1, *differences.shape[2:]))
+        log, relative = np.log(value), parts[name] / value[:, None]
+        low, here, high = log[sides[..., 0]], log[: len(sides), None], log[sides[..., 1]]
         slope = np.where(np.isnan(here), np.nan, (high - low) / span)
+        apart = relative[sides[..., 1]] - relative[sides[..., 0]]  # (config, input, part, ...)
+        stderr = seed_stderr(apart.reshape(sides[..., 0].size, *apart.shape[2:])) / span
         found[f"{name}_elasticity"] = slope
         found[f"{name}_elasticity_stderr"] = np.where(np.isnan(slope), np.nan, stderr.reshape(slope.shape))
         found[f"{name}_elasticity_step_error"] = np.abs(high + low - 2.0 * here) / span

@@ -12,6 +12,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.errors import InputError
 from evaluator.metrics.variables import INPUTS
 
+
 class Change(NamedTuple):
     """An input at ``factor`` times its value."""
 

@@ -16,8 +16,8 @@ from evaluator.simulation.measured import measured
 def main() -> None:
     """Read pickled questions from stdin until it is closed, write pickled answers to what was stdout.
 
-    The first question is (scenario, inputs of elasticities, quantile levels); each later one is the configurations of a chunk, and its answer
-    their measures or the exception. Ctrl-C is for the other process to deal with.
+    The first question is (scenario, inputs of elasticities, quantile levels); each later one is the configurations of a
+    chunk, and its answer their measures or the exception. Ctrl-C is for the other process to deal with.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")

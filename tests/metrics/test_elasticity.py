@@ -24,10 +24,11 @@ def runs(seeds: int, load: float = 0.5, requests: int = 2000, seed: int = 0, ser
     arrival = np.cumsum(rng.exponential(1.0 / load, (1, seeds, requests)), axis=-1) * np.ones((len(services), 1, 1))
     service = services[:, None, None] * np.ones_like(arrival)
     start = fifo(arrival, service)
-    times = {"arrival_s": arrival, "scheduled_s": start, "first_token_s": start + 0.5 * service, "last_token_s": start + service}
+    first, last = start + 0.5 * service, start + service
     busy = services[:, None] * np.full((1, seeds), float(requests))
+    times = {"arrival_s": arrival, "scheduled_s": start, "first_token_s": first, "last_token_s": last}
     base = outcomes(configs=len(services), seeds=seeds, requests=requests)
-    return replace(base, **times, busy_s=busy, makespan_s=(start + service)[..., -1])  # fmt: skip
+    return replace(base, **times, busy_s=busy, makespan_s=last[..., -1])
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -101,4 +102,4 @@ def test_every_elasticity_is_described():
         if name in found:
             for suffix in ("", "_stderr", "_step_error"):
                 variable = VARIABLES[f"{name}_elasticity{suffix}"]
-                assert variable.units == "1" and variable.dims[: found[f"{name}_elasticity"].ndim][:2] == ("config", "input")
+                assert variable.units == "1" and variable.dims[:2] == ("config", "input")

@@ -22,9 +22,10 @@ RATES = ("memory_bandwidth", "flops", "link_bandwidth")
 MODELS = ("llama-3.1-70b", "gpt-oss-120b", "deepseek-v3")
 FP8 = Precision(weights="fp8")
 BATCHES = [
-    BatchStatistics(*map(float, row))
-    for row in ((1, 500, 100, 0, 0, 0, 0, 0, 0), (40, 3e4, 5e3, 0, 0, 0, 0, 0, 0), (9, 9e3, 1e3, 2e3, 3, 3e6, 2e5, 4e3, 700))
-]  # fmt: skip
+    BatchStatistics(1.0, 500.0, 100.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+    BatchStatistics(40.0, 3e4, 5e3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+    BatchStatistics(9.0, 9e3, 1e3, 2e3, 3.0, 3e6, 2e5, 4e3, 700.0),
+]
 
 
 def sets() -> list[tuple[str, str]]:
@@ -80,7 +81,7 @@ def test_inputs_by_name():
 def test_a_name_that_is_no_input():
     with pytest.raises(InputError, match="there is no input 'bandwith'; did you mean link_bandwidth"):
         chosen_inputs(["bandwith"])
-    with pytest.raises(InputError, match="no input 'x'; the inputs are memory_bandwidth, flops, link_bandwidth, link_l"):
+    with pytest.raises(InputError, match="no input 'x'; the inputs are memory_bandwidth, flops, link_bandwidth"):
         chosen_inputs("x")
     with pytest.raises(ValueError, match="no input 'x'"):
         changed(load_hardware("h100-sxm"), load_calibration("auto", "h100-sxm"), Change("x", 2.0))
