@@ -77,12 +77,13 @@ def sweep(
 
 
 def _tables(dataset: xarray.Dataset, top: int, sensitivity: bool) -> None:
-    from evaluator.sensitivity import ROWS, elasticity_table
     from evaluator.table import ranked_table
 
     width = get_terminal_size((100, 24)).columns
-    typer.echo(ranked_table(dataset, top, width))
+    typer.echo(ranked_table(dataset, top, width=width))
     if sensitivity and (dataset["status"].values == "ok").any():
+        from evaluator.sensitivity import ROWS, elasticity_table
+
         typer.echo(f"\n{elasticity_table(dataset, min(top, ROWS), width)}")
 
 
