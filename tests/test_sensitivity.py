@@ -11,8 +11,10 @@ from evaluator.errors import InputError
 from evaluator.metrics import elasticity
 from evaluator.metrics.variables import INPUTS
 from evaluator.plan import plan
+from evaluator.plot import save
 from evaluator.run import sweep
 from evaluator.sensitivity import elasticity_table
+from evaluator.sensitivity_plot import plot_sensitivity
 from evaluator.simulation import measured
 from evaluator.stations.engine import run_lanes
 from tests.test_run import GRID, Interrupting, same, scenario
@@ -195,7 +197,7 @@ def test_a_name_that_is_no_input():
         sweep(scenario(), sensitivity=["bandwidth"])
 
 
-# --- as text
+# --- as text and picture
 
 
 def test_the_table_names_what_limits_the_best(swept):
@@ -209,14 +211,39 @@ def test_the_table_names_what_limits_the_best(swept):
     assert max(map(len, text.splitlines())) <= 100
 
 
+def drawn(ds: xr.Dataset, path) -> list:
+    """The panels of the picture."""
+    figures = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evaluator.sensitivity_plot.save", lambda path, draw: figures.append(draw()) or save(path, draw))
+        assert plot_sensitivity(ds, path) == path and path.stat().st_size > 10_000
+    return figures[0].axes
+
+
+def test_the_picture_of_a_design_has_a_bar_for_each_input(swept, tmp_path):
+    panels = drawn(swept.isel(config=[0]), tmp_path / "one.png")
+    assert [axes.get_title(loc="left") for axes in panels] == ["TTFT p90", "TPOT p90", "output tok/s"]
+    assert all(len(axes.patches) == 4 for axes in panels)  # one device has no links
+
+
+def test_the_picture_over_the_load_is_of_the_best_design(swept, tmp_path):
+    panels = drawn(swept, tmp_path / "all.png")
+    assert panels[0].get_xlabel() == "arrival rate (requests/s)"
+    shown = [line.get_ydata() for line in panels[0].lines if len(line.get_xdata()) == 2]
+    best = [swept["ttft_s_elasticity"].sel(input="flops", quantile=0.9).values[at : at + 2] for at in (0, 2, 4, 6)]
+    assert any(np.array_equal(values, one) for values in shown for one in best)
+
+
 def test_the_command(evaluator, tmp_path):
     file = tmp_path / "s.yaml"
     file.write_text(
         "name: s\nworkload:\n  arrivals: {process: poisson, rate_rps: 4}\n  lengths: {source: azure-conv-2023}\n"
         "  requests: 60\n  warmup_requests: 10\ndeployment: {model: llama-3.1-8b, hardware: h100-sxm}\n"
     )
-    code, out, _ = evaluator("sweep", file, "--sensitivity", "-q", "--out", tmp_path / "s.nc")
+    picture = tmp_path / "s.png"
+    code, out, err = evaluator("sweep", file, "--sensitivity", "--out", tmp_path / "s.nc", "--plot", picture)
     assert code == 0 and "What limits the best configuration" in out
+    assert f"{picture} and {tmp_path / 's-sensitivity.png'}" in err and (tmp_path / "s-sensitivity.png").exists()
     assert dataset.read(tmp_path / "s.nc").sizes["input"] == len(INPUTS)
     assert "What limits" not in evaluator("sweep", file, "-q")[1]
     assert evaluator("sweep", file, "-q", "--sensitivity", "--top", 0)[1] == ""

@@ -60,31 +60,43 @@ def sweep(
     loaded = read_scenario(scenario, changes)
     dataset = _run(loaded, out, resume, engine, sensitivity, quiet)
     if top:
-        _tables(dataset, top, sensitivity)
-    if plot is not None:
-        from evaluator.plot import plot as draw
-
-        draw(dataset, plot)
+        _tables(dataset, top)
+    written = [*([] if out is None else [out]), *([] if plot is None else _pictures(dataset, plot))]
     if not quiet:
         if "engine_note" in dataset.attrs:
             typer.echo(dataset.attrs["engine_note"], err=True)
-        written = [str(path) for path in (out, plot) if path is not None]
-        typer.echo(f"wrote {' and '.join(written)}" if written else "nothing saved; --out keeps the dataset", err=True)
+        names = " and ".join(map(str, written))
+        typer.echo(f"wrote {names}" if written else "nothing saved; --out keeps the dataset", err=True)
     reasons = dataset["status"].values
     if not (reasons == "ok").any():
         first = reasons[0] if len(set(reasons.tolist())) == 1 else f"the first is {reasons[0]}"
         raise InputError(f"{scenario}: none of {reasons.size:,} configurations can run: {first}")
 
 
-def _tables(dataset: xarray.Dataset, top: int, sensitivity: bool) -> None:
+def _tables(dataset: xarray.Dataset, top: int) -> None:
     from evaluator.table import ranked_table
 
     width = get_terminal_size((100, 24)).columns
     typer.echo(ranked_table(dataset, top, width=width))
-    if sensitivity and (dataset["status"].values == "ok").any():
+    if _has_elasticities(dataset):
         from evaluator.sensitivity import ROWS, elasticity_table
 
         typer.echo(f"\n{elasticity_table(dataset, min(top, ROWS), width)}")
+
+
+def _pictures(dataset: xarray.Dataset, path: Path) -> list[Path]:
+    from evaluator.plot import plot as draw
+
+    draw(dataset, path)
+    if not _has_elasticities(dataset):
+        return [path]
+    from evaluator.sensitivity_plot import plot_sensitivity
+
+    return [path, plot_sensitivity(dataset, path.with_stem(f"{path.stem}-sensitivity"))]
+
+
+def _has_elasticities(dataset: xarray.Dataset) -> bool:
+    return "input" in dataset.coords and bool((dataset["status"].values == "ok").any())
 
 
 def _run(
