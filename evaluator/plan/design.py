@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.catalog.calibration import Calibration
@@ -44,9 +45,12 @@ class Replica:
         return self.stages[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Design:
-    """What configurations with the same replica share: ``status`` is ok, or why there is none and what to do."""
+    """What configurations with the same replica share: ``status`` is ok, or why there is none and what to do.
+
+    Two are the same only if they are one object: they are cached.
+    """
 
     status: str
     model: Model
@@ -83,23 +87,35 @@ def token_budget(batching: Batching, longest_prompt: int) -> int:
     return max(CHUNKED_TOKENS, longest_prompt + beside)
 
 
-def design(deployment: Deployment, longest_prompt: int, change: Change | None = None) -> Design:
-    """The replica of a deployment under prompts of at most ``longest_prompt`` tokens to compute. Cached.
-
-    ``change`` makes one input of the hardware or its host faster or slower; whether the design can run stays.
-    """
+def design(deployment: Deployment, longest_prompt: int) -> Design:
+    """The replica of a deployment under prompts of at most ``longest_prompt`` tokens to compute. Cached."""
     return _design(
         deployment.model,
         deployment.hardware,
         deployment.calibration,
         deployment.precision,
-        Parallel(deployment.tensor_parallel, deployment.pipeline_parallel, deployment.expert_parallel),
+        _parallel(deployment),
         deployment.kv.memory_fraction,
         deployment.kv.block_tokens,
         token_budget(deployment.batching, longest_prompt),
         deployment.batching.max_num_seqs,
-        change,
     )
+
+
+def varied(built: Design, deployment: Deployment, change: Change) -> Design:
+    """A design that can run, with one input changed: it takes other times, and has the same memory. Cached."""
+    return _varied(built, deployment.precision, _parallel(deployment), change)
+
+
+@lru_cache(maxsize=8192)
+def _varied(built: Design, precision: Precision, parallel: Parallel, change: Change) -> Design:
+    hardware, calibration = changed(built.hardware, built.calibration, change)
+    replica = replace(built.ready, **_times(built.model, hardware, calibration, precision, parallel))
+    return replace(built, hardware=hardware, calibration=calibration, replica=replica, change=change)
+
+
+def _parallel(deployment: Deployment) -> Parallel:
+    return Parallel(deployment.tensor_parallel, deployment.pipeline_parallel, deployment.expert_parallel)
 
 
 @lru_cache(maxsize=65536)
@@ -113,13 +129,10 @@ def _design(
     block_tokens: int,
     max_num_batched_tokens: int,
     max_num_seqs: int,
-    change: Change | None,
 ) -> Design:
     model, hardware = load_model(model_name), load_hardware(hardware_name)
     calibration = load_calibration(calibration_name, hardware_name)
-    if change is not None:
-        hardware, calibration = changed(hardware, calibration, change)
-    known = Design(OK, model, hardware, parallel.devices, calibration, change=change)
+    known = Design(OK, model, hardware, parallel.devices, calibration)
     problem = parallel_problem(model, hardware, parallel)
     if problem is not None:
         return replace(known, status=f"infeasible: {problem}")
@@ -131,9 +144,17 @@ def _design(
     problem = memory_problem(model, hardware, precision, parallel, memory)
     if problem is not None:
         return replace(known, status=f"infeasible: {problem}")
+    times = _times(model, hardware, calibration, precision, parallel)
+    return replace(known, replica=Replica(kv=memory.kv, weight_bytes=memory.weight_bytes, **times))
+
+
+def _times(
+    model: Model, hardware: Hardware, calibration: Calibration, precision: Precision, parallel: Parallel
+) -> dict[str, Any]:
+    """The fields of a replica that are times."""
     compute, bytes_moved = ideal_times(operators(model, precision, parallel), hardware)
     stages = tuple(
         fold(operators(model, precision, parallel, stage if parallel.pipeline > 1 else None), hardware, calibration)
         for stage in range(parallel.pipeline)
     )
-    return replace(known, replica=Replica(stages, memory.kv, compute, bytes_moved, memory.weight_bytes))
+    return {"stages": stages, "compute": compute, "memory": bytes_moved}

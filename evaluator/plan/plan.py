@@ -9,7 +9,7 @@ import numpy as np
 from evaluator.cost.lanes import RowCounts, common_counts
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, routing_problem
-from evaluator.plan.design import Design, design, token_budget
+from evaluator.plan.design import Design, design, token_budget, varied
 from evaluator.plan.engines import ITERATION, TOKEN, lacking
 from evaluator.plan.inputs import Change
 from evaluator.plan.traffics import Extremes, Traffics, assign_replicas
@@ -83,7 +83,7 @@ class Plan:
         linked = member.design.devices > 1 or deployment.kv.preemption == "swap"
         if member.status != OK or (change.input.startswith("link_") and not linked):
             return member
-        return replace(member, design=design(deployment, longest_prompt(deployment, member.extremes), change))
+        return replace(member, design=varied(member.design, deployment, change))
 
 
 def plan(
