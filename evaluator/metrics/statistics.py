@@ -76,7 +76,10 @@ def over_seeds(values: np.ndarray) -> np.ndarray:
 
 
 def seed_stderr(values: np.ndarray) -> np.ndarray:
-    """Standard error of ``over_seeds``: standard deviation over the seeds / sqrt(seeds); NaN below two seeds."""
+    """Standard error of ``over_seeds``: standard deviation over the seeds / sqrt(seeds); NaN below two seeds.
+
+    Batches stand in for the seeds where there is one.
+    """
     values = np.moveaxis(values, 1, -1)
     count = (~np.isnan(values)).sum(axis=-1)
     centred = values - mean(values)[..., None]
@@ -86,20 +89,16 @@ def seed_stderr(values: np.ndarray) -> np.ndarray:
 
 
 def batch_means(values: np.ndarray) -> np.ndarray:
-    """Means of successive batches of requests, (config, batch); the remainder of the division is cut at the front."""
+    """Means of successive batches of requests in order of arrival, (config, request) -> (config, batch).
+
+    20 batches, fewer where one would have fewer than 5 requests; the remainder of the division is cut at the front.
+    Their ``seed_stderr`` is that of the mean and sees the correlation of neighbours: NaN below two batches, too small
+    where the queue's memory is longer than a batch (beyond about 95 % load with 1,000 requests).
+    """
     size = max(values.shape[-1] // BATCHES, MIN_BATCH)
     batches = values.shape[-1] // size
     kept = values[..., values.shape[-1] - batches * size :]
     return mean(kept.reshape(*values.shape[:-1], batches, size))
-
-
-def batch_stderr(values: np.ndarray) -> np.ndarray:
-    """Standard error of the mean of (config, request) from batch means, which see the correlation of neighbours.
-
-    20 batches in order of arrival, fewer where a batch would have fewer than 5 requests; NaN below two batches.
-    Too small where the queue's memory is longer than a batch (beyond about 95 % load with 1,000 requests).
-    """
-    return seed_stderr(batch_means(values))
 
 
 def quantile_stderr(values: np.ndarray, ordered: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

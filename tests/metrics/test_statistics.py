@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from evaluator.metrics.statistics import (
-    batch_stderr,
+    batch_means,
     mean,
     quantile_stderr,
     quantiles,
@@ -60,8 +60,8 @@ def test_seed_stderr_needs_two_seeds():
 def test_batch_means_by_hand():
     # Four batches of five: means 0, 1, 2, 3; variance 5/3, over 4 batches.
     values = np.repeat([0.0, 1.0, 2.0, 3.0], 5)[None]
-    assert batch_stderr(values)[0] == pytest.approx(np.sqrt(5 / 3 / 4))
-    assert np.isnan(batch_stderr(values[:, :9])).all()
+    assert seed_stderr(batch_means(values))[0] == pytest.approx(np.sqrt(5 / 3 / 4))
+    assert np.isnan(seed_stderr(batch_means(values[:, :9]))).all()
 
 
 def test_stderr_within_a_run_matches_the_spread_over_runs():
@@ -81,7 +81,7 @@ def test_stderr_within_a_run_sees_the_correlation_of_a_queue():
     naive = values.std(axis=1).mean() / np.sqrt(values.shape[1])
     spread = values.mean(axis=1).std()
     assert spread > 3 * naive
-    np.testing.assert_allclose(batch_stderr(values).mean(), spread, rtol=0.25)
+    np.testing.assert_allclose(seed_stderr(batch_means(values)).mean(), spread, rtol=0.25)
     tail = quantile_stderr(values, np.sort(values), np.array([0.9]))[0].mean()
     np.testing.assert_allclose(tail, np.quantile(values, 0.9, axis=1).std(), rtol=0.3)
 
