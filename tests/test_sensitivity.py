@@ -7,6 +7,7 @@ import pytest
 import xarray as xr
 
 from evaluator import dataset
+from evaluator.catalog.store import find
 from evaluator.errors import InputError
 from evaluator.metrics import elasticity
 from evaluator.metrics.variables import INPUTS
@@ -92,10 +93,8 @@ def test_the_share_of_the_host():
 
 def test_a_decode_that_only_reads_memory(tmp_path, monkeypatch):
     """Without overheads a decode of one sequence is bound by bandwidth alone: elasticity -1; a long prompt by FLOPs."""
-    from evaluator.catalog import calibration
-
     (tmp_path / "calibration").mkdir()
-    text = calibration.find("calibrations", "datasheet").read_text().replace("name: datasheet", "name: bare")
+    text = find("calibrations", "datasheet").read_text().replace("name: datasheet", "name: bare")
     for old in ("launch_s: 2us", "launch_s: 9us", "launch_s: 10us", "step_overhead_s: 1ms", "overhead_s: 5us"):
         text = text.replace(old, f"{old.split(':')[0]}: 0s")
     (tmp_path / "calibration" / "bare.yaml").write_text(text.replace("knee: 0.15", "knee: 0"))
@@ -103,6 +102,26 @@ def test_a_decode_that_only_reads_memory(tmp_path, monkeypatch):
     ds = sweep(scenario(*ONE, LENGTHS.format(8000, 50), "deployment.calibration=bare"), sensitivity=True)
     np.testing.assert_allclose(ds["tpot_s_mean_elasticity"], [[-1.0, 0.0, 0.0, 0.0, 0.0, 0.0]], atol=1e-12)
     assert ds["ttft_s_mean_elasticity"].sel(input="flops").item() < -0.8
+
+
+def test_a_device_of_ones_own_with_more_bandwidth_gives_the_same(tmp_path, monkeypatch):
+    """What a user finds who writes the faster and the slower device down and sweeps over them."""
+    text = find("hardware", "h100-sxm").read_text()
+    assert text.count("memory_bandwidth: 3.35TB/s") == 1
+    folder = tmp_path / "models" / "hardware"
+    folder.mkdir(parents=True)
+    for name, factor in (("slower", 1 / 1.05), ("faster", 1.05)):
+        own = text.replace("memory_bandwidth: 3.35TB/s", f"memory_bandwidth: {3.35e12 * factor!r}")
+        (folder / f"{name}.yaml").write_text(own.replace("name: h100-sxm", f"name: {name}"))
+    monkeypatch.setenv("EVALUATOR_PATH", str(tmp_path))
+    load = ("workload.arrivals.rate_rps=20", "workload.seeds=[0, 1]")
+    found = sweep(scenario(*load), sensitivity=["memory_bandwidth"])
+    own = sweep(scenario(*load, deployment__hardware=["slower", "faster"]))
+    for name in ("ttft_s", "tpot_s_mean", "e2e_s", "itl_s", "output_tok_per_s", "utilisation"):
+        slow, fast = own[name].values
+        np.testing.assert_allclose(
+            found[f"{name}_elasticity"].values[0, 0], np.log(fast / slow) / (2 * np.log(1.05)), rtol=1e-9, atol=1e-12
+        )
 
 
 def test_waits_of_a_single_server():
