@@ -14,7 +14,7 @@ FORMS = ("polynomial", "table")
 BEYOND = ("refuse", "extend")
 """What a configuration is that leaves the measured range: refused, or computed and said to be extrapolated."""
 
-PHASES = {"prefill": ("prefill_tokens", "attended", "decodes", "context"), "decode": ("decodes", "context")}
+PHASES = {"prefill": ("prefill_tokens", "past_tokens", "decodes", "context"), "decode": ("decodes", "context")}
 """What ranges are of, and tables have axes of: see ``evaluator.cost.quantities``."""
 
 TERMS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.iterations import PHASES, TERMS, Iterations, Phase
 from evaluator.catalog.model import Model
 from evaluator.cost.fold import fold
-from evaluator.cost.iteration import IterationCost
+from evaluator.cost.iteration import FittedCost, IterationCost
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.polynomial import PolynomialCost
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _REMEDIES = {
     "prefill_tokens": "lower max_num_batched_tokens",
-    "attended": "use shorter prompts",
+    "past_tokens": "use shorter prompts",
     "decodes": "lower max_num_seqs",
     "context": "use shorter requests",
 }
 _SHOWN = {
     "prefill_tokens": "prompt tokens in an iteration",
-    "attended": "tokens attended to per prompt token",
+    "past_tokens": "tokens of KV read by a prompt",
     "decodes": "sequences that decode",
     "context": "tokens of context per decode",
 }
@@ -49,16 +49,20 @@ def iteration_cost(
     fit = fit_of(calibration, model, precision, parallel)
     if fit is None:
         return fold(found, hardware, calibration)
-    missed = np.float64(min((each.log_expert_missed for each in found), default=0.0))
-    make: Any = _polynomial if calibration.form == "polynomial" else _table
-    form = PolynomialCost if calibration.form == "polynomial" else TableCost
-    return form(
-        **{phase: make(fit.phases.get(phase), phase) for phase in PHASES}, log_expert_missed=missed, expert_skew=0.0
-    )
+    return fitted_cost(calibration.form, fit.phases, min((each.log_expert_missed for each in found), default=0.0))
+
+
+def fitted_cost(form: str, phases: Mapping[str, Phase], log_expert_missed: float = 0.0) -> FittedCost:
+    """The cost of a polynomial or a table, NumPy; a second for what was never measured, which ``verdict`` refuses."""
+    made = {
+        name: _polynomial(phases.get(name), name) if form == "polynomial" else _table(phases.get(name), name)
+        for name in PHASES
+    }
+    cost: Any = PolynomialCost if form == "polynomial" else TableCost
+    return cost(**made, log_expert_missed=np.float64(log_expert_missed), expert_skew=np.float64(0.0))
 
 
 def _polynomial(phase: Phase | None, name: str) -> np.ndarray:
-    """Coefficients; a second for what was never measured, which ``verdict`` refuses."""
     return np.array([1.0] + [0.0] * (len(TERMS[name]) - 1)) if phase is None else np.array(phase.coefficients)
 
 
@@ -70,15 +74,11 @@ def _table(phase: Phase | None, name: str) -> Grid:
 
 def fit_of(calibration: Calibration, model: Model, precision: Precision, parallel: Parallel) -> Iterations | None:
     """The fit of just this replica."""
-    wanted = (model.name, parallel.tensor, parallel.expert, _dtypes(model, precision))
     for each in calibration.iterations:
-        if (
-            each.model,
-            each.tensor_parallel,
-            each.expert_parallel,
-            _dtypes(model, Precision(*each.precision)),
-        ) == wanted:
-            return each if parallel.pipeline == 1 else None
+        split = Parallel(each.tensor_parallel, 1, each.expert_parallel)
+        dtypes = _dtypes(model, Precision(*each.precision))
+        if (each.model, split, dtypes) == (model.name, parallel, _dtypes(model, precision)):
+            return each
     return None
 
 
@@ -97,24 +97,24 @@ def fitted_problem(
         return f"calibration {calibration.name} is of {calibration.hardware}, not of {hardware.name}; use auto"
     if calibration.form == "roofline" or fit_of(calibration, model, precision, parallel) is not None:
         return None
-    there = sorted({_described(*_key(each)) for each in calibration.iterations})
-    wanted = _described(
-        model.name, parallel.tensor, parallel.expert, (precision.weights, precision.activations, precision.kv)
-    )
-    wanted += f", pipeline_parallel {parallel.pipeline}" if parallel.pipeline > 1 else ""
+    there = {
+        _described(
+            each.model, Parallel(each.tensor_parallel, 1, each.expert_parallel), Precision(*each.precision)
+        ): None
+        for each in calibration.iterations
+    }
+    wanted = _described(model.name, parallel, precision)
     return (
         f"calibration {calibration.name} was fitted to iterations of {'; '.join(there)}; not of {wanted}; "
         "use calibration auto, or measure such iterations"
     )
 
 
-def _key(fit: Iterations) -> tuple[str, int, int, tuple[str, str, str]]:
-    return fit.model, fit.tensor_parallel, fit.expert_parallel, fit.precision
-
-
-def _described(model: str, tensor: int, expert: int, dtypes: tuple[str, str, str]) -> str:
-    experts = f", expert_parallel {expert}" if expert > 1 else ""
-    return f"{model}, tensor_parallel {tensor}{experts}, {'/'.join(dtypes)}"
+def _described(model: str, parallel: Parallel, precision: Precision) -> str:
+    pipeline = f", pipeline_parallel {parallel.pipeline}" if parallel.pipeline > 1 else ""
+    experts = f", expert_parallel {parallel.expert}" if parallel.expert > 1 else ""
+    dtypes = f"{precision.weights}/{precision.activations}/{precision.kv}"
+    return f"{model}, tensor_parallel {parallel.tensor}{pipeline}{experts}, {dtypes}"
 
 
 def verdict(

@@ -1,9 +1,9 @@
 """The quantities of an iteration that a fitted cost is a function of, and within whose measured range it holds.
 
 An iteration with prompt tokens is of the phase ``prefill`` (sequences may decode beside), one without is a ``decode``.
-Its quantities are prompt tokens computed, the tokens that each of them attends to (mean), decoding sequences, and the
-tokens that each of these attends to (mean). The limits of an engine bound them, and equal sequences take a time that is
-linear in each of them wherever it is linear in the sums of ``BatchStatistics``.
+Its quantities are the prompt tokens computed, the KV that each prompt reads and does not compute (mean), the decoding
+sequences, and the tokens that each of these attends to (mean): what the columns of a measurement say, and what the
+limits of an engine bound.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ PEAKS = tuple((phase, quantity) for phase, quantities in PHASES.items() for quan
 def quantities(batch: BatchStatistics) -> tuple[Array, Array, Array, Array]:
     """Those of the phase ``prefill``, the last two those of ``decode`` as well; 0 for a mean over nothing."""
     xp = array_namespace(*batch)
-    prompt, decodes = batch.prefill_tokens, batch.decodes
-    attended, context = batch.prefill_area / xp.maximum(prompt, 1.0), batch.decode_context / xp.maximum(decodes, 1.0)
-    return prompt, attended, decodes, context
+    past = (batch.prefill_context - batch.prefill_tokens) / xp.maximum(batch.prefill_sequences, 1.0)
+    context = batch.decode_context / xp.maximum(batch.decodes, 1.0)
+    return batch.prefill_tokens, past, batch.decodes, context
 
 
 def peaks(batch: BatchStatistics) -> tuple[Array, ...]:

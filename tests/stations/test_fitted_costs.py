@@ -34,11 +34,11 @@ def random_grid(rng: np.random.Generator, *knots: np.ndarray) -> Grid:
 
 def random_table(rng: np.random.Generator) -> TableCost:
     """Knots in the middle of what the cases do, so that batches are below, between and beyond them."""
-    prompts, attended = np.sort(rng.uniform(1.0, 900.0, (2, 4)))
+    prompts, past = np.sort(rng.uniform(1.0, 500.0, (2, 4)))
     decodes, context = np.array([1.0, 3.0, 7.5, 20.0]), np.sort(rng.integers(5, 600, 5) + rng.random(5).round(1))
     context = np.unique(context)
     context = np.interp(np.linspace(0, 1, 5), np.linspace(0, 1, len(context)), context)
-    prefill = random_grid(rng, prompts, attended, np.array([0.0, 4.0]), np.zeros(1))
+    prefill = random_grid(rng, prompts, past, np.array([0.0, 4.0]), np.zeros(1))
     return TableCost(prefill, random_grid(rng, decodes, context), np.float64(0.0), np.float64(0.0))
 
 
