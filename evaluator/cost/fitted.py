@@ -82,11 +82,11 @@ def fit_of(calibration: Calibration, model: Model, precision: Precision, paralle
     return None
 
 
-def _dtypes(model: Model, precision: Precision) -> tuple[str, str, str]:
-    """A checkpoint that is all of one dtype is the same as that dtype."""
+def _dtypes(model: Model, precision: Precision) -> tuple[str, ...]:
+    """A checkpoint that is all of one dtype is the same as that dtype, and bf16 takes the time of fp16."""
     stored = set(vars(model.checkpoint).values())
     weights = stored.pop() if precision.weights == "checkpoint" and len(stored) == 1 else precision.weights
-    return weights, precision.activations, precision.kv
+    return tuple("bf16" if name == "fp16" else name for name in (weights, precision.activations, precision.kv))
 
 
 def fitted_problem(
@@ -97,24 +97,23 @@ def fitted_problem(
         return f"calibration {calibration.name} is of {calibration.hardware}, not of {hardware.name}; use auto"
     if calibration.form == "roofline" or fit_of(calibration, model, precision, parallel) is not None:
         return None
-    there = {
-        _described(
-            each.model, Parallel(each.tensor_parallel, 1, each.expert_parallel), Precision(*each.precision)
-        ): None
-        for each in calibration.iterations
-    }
-    wanted = _described(model.name, parallel, precision)
+    mine = [each for each in calibration.iterations if each.model == model.name]
+    there = dict.fromkeys(
+        _split(Parallel(each.tensor_parallel, 1, each.expert_parallel), Precision(*each.precision)) for each in mine
+    ) or dict.fromkeys(each.model for each in calibration.iterations)
+    wanted = _split(parallel, precision) if mine else model.name
+    whose = f" of {model.name}" if mine else ""
     return (
-        f"calibration {calibration.name} was fitted to iterations of {'; '.join(there)}; not of {wanted}; "
-        "use calibration auto, or measure such iterations"
+        f"calibration {calibration.name} was fitted to iterations{whose} of {'; '.join(there)}, not of {wanted}; "
+        "measure such iterations, or use calibration auto"
     )
 
 
-def _described(model: str, parallel: Parallel, precision: Precision) -> str:
+def _split(parallel: Parallel, precision: Precision) -> str:
     pipeline = f", pipeline_parallel {parallel.pipeline}" if parallel.pipeline > 1 else ""
     experts = f", expert_parallel {parallel.expert}" if parallel.expert > 1 else ""
     dtypes = f"{precision.weights}/{precision.activations}/{precision.kv}"
-    return f"{model}, tensor_parallel {parallel.tensor}{pipeline}{experts}, {dtypes}"
+    return f"tensor_parallel {parallel.tensor}{pipeline}{experts} in {dtypes}"
 
 
 def verdict(

@@ -45,7 +45,8 @@ def random_table(rng: np.random.Generator) -> TableCost:
 @pytest.fixture(scope="module", params=[random_polynomial, random_table])
 def pairs(request: pytest.FixtureRequest) -> list[tuple[Case, LaneResult, Outcome]]:
     cases = [
-        replace(random_case(seed, False, False), cost=request.param(np.random.default_rng(seed))) for seed in range(CASES)
+        replace(random_case(seed, False, False), cost=request.param(np.random.default_rng(seed)))
+        for seed in range(CASES)
     ]
     return list(zip(cases, run_engine(cases), map(run_reference, cases), strict=True))
 
