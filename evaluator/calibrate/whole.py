@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,13 @@ from evaluator.calibrate.iterations import batches
 from evaluator.calibrate.selection import select
 from evaluator.calibrate.table import Table, read_table
 from evaluator.catalog import load_hardware, load_model
-from evaluator.catalog.iterations import PHASES, TERMS, Iterations, Phase
+from evaluator.catalog.iterations import AXES, TERMS, Iterations, Phase
 from evaluator.cost.fitted import fitted_cost
 from evaluator.cost.iteration import BatchStatistics, iteration_time
 from evaluator.errors import InputError
 
 _LOADS = {"prefill": "prefill_tokens", "decode": "decodes"}
 """What the load of a phase is: held-out errors are given on both sides of its median."""
-
-AXES = PHASES["prefill"]
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,8 @@ def fit_iterations(
     ``axes``: of a table, the quantities that time depends on. InputError where there are no iterations.
     """
     read = tuple(table if isinstance(table, Table) else read_table(Path(table)) for table in tables)
-    for wrong in sorted(set(axes or ()) - set(AXES)):
-        raise InputError(f"--axes: '{wrong}' is no quantity of an iteration; there are: {', '.join(AXES)}")
+    for wrong in sorted(set(axes or ()) - set(AXES["prefill"])):
+        raise InputError(f"--axes: '{wrong}' is no quantity of an iteration; there are: {', '.join(AXES['prefill'])}")
     parts, left = select(read, load_hardware(hardware).name, UNKNOWN)
     rows = next((part.rows for part in parts if part.op_class == "iteration"), None)
     if rows is None:
@@ -106,7 +105,8 @@ def _judged(label: str, form: str, phase: str, rows: Rows, fitted: Phase, axes: 
 
     parts = [frame(rows, fitted, True)]
     for seen, aside in FORMS[form].splits(phase, rows, axes):
-        parts.append(frame(rows.take(aside), FORMS[form].fit(phase, rows.take(seen), axes)[0], False))
+        with suppress(InputError):  # a table that cannot do without these rows is not judged on them
+            parts.append(frame(rows.take(aside), FORMS[form].fit(phase, rows.take(seen), axes)[0], False))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -179,7 +179,7 @@ def _phase(name: str, phase: Phase, form: str) -> dict[str, Any]:
     if form == "polynomial":
         factors = {term: value for term, value in zip(TERMS[name], phase.coefficients, strict=True) if value > 0}
         return _plain({"ranges": ranges, "coefficients": factors})
-    axes = {axis: list(knots) for axis, knots in zip(PHASES[name], phase.knots, strict=True) if len(knots) > 1}
+    axes = {axis: list(knots) for axis, knots in zip(AXES[name], phase.knots, strict=True) if len(knots) > 1}
     return _plain({"ranges": ranges, "axes": axes, "seconds": list(phase.seconds)})
 
 

@@ -14,8 +14,10 @@ FORMS = ("polynomial", "table")
 BEYOND = ("refuse", "extend")
 """What a configuration is that leaves the measured range: refused, or computed and said to be extrapolated."""
 
-PHASES = {"prefill": ("prefill_tokens", "past_tokens", "decodes", "context"), "decode": ("decodes", "context")}
-"""What ranges are of, and tables have axes of: see ``evaluator.cost.quantities``."""
+AXES = {"prefill": ("prefill_tokens", "past_tokens", "decodes", "context"), "decode": ("decodes", "context")}
+"""What tables have axes of: see ``evaluator.cost.quantities``."""
+RANGES = {phase: (*axes, "decode_context") for phase, axes in AXES.items()}
+"""What has a measured range: the same and the context of all decodes together, which ends where the KV cache does."""
 
 TERMS = {
     "prefill": ("constant", "prefill_tokens", "prompts", "past_tokens", "area", "decodes", "context"),
@@ -66,7 +68,7 @@ def _one(given: Fields, form: str) -> Iterations:
         ),
         phases={
             phase: (_polynomial if form == "polynomial" else _table)(given.inner(phase), phase)
-            for phase in PHASES
+            for phase in AXES
             if given.raw(phase, None) is not None
         },
     )  # fmt: skip
@@ -90,9 +92,9 @@ def _polynomial(given: Fields, phase: str) -> Phase:
 
 def _table(given: Fields, phase: str) -> Phase:
     axes = given.inner("axes")
-    knots = tuple(_numbers(axes, name) if axes.raw(name, None) is not None else (0.0,) for name in PHASES[phase])
+    knots = tuple(_numbers(axes, name) if axes.raw(name, None) is not None else (0.0,) for name in AXES[phase])
     axes.finish()
-    for name, values in zip(PHASES[phase], knots, strict=True):
+    for name, values in zip(AXES[phase], knots, strict=True):
         if list(values) != sorted(set(values)):
             raise InputError(f"{axes.place(name)}: the knots must ascend")
     seconds = _numbers(given, "seconds")
@@ -104,7 +106,7 @@ def _table(given: Fields, phase: str) -> Phase:
         )
     if min(seconds) <= 0:
         raise InputError(f"{given.place('seconds')}: must be above 0")
-    for axis, name in enumerate(PHASES[phase]):
+    for axis, name in enumerate(AXES[phase]):
         if (np.diff(np.reshape(seconds, shape), axis=axis) < 0).any():
             raise InputError(f"{given.place('seconds')}: fall where {name} grow; more work must not take less time")
     found = Phase(_ranges(given, phase), knots=knots, seconds=seconds)
@@ -121,7 +123,7 @@ def _numbers(given: Fields, key: str) -> tuple[float, ...]:
 def _ranges(given: Fields, phase: str) -> dict[str, tuple[float, float]]:
     inner = given.inner("ranges")
     ranges = {}
-    for name in PHASES[phase]:
+    for name in RANGES[phase]:
         ends = _numbers(inner, name)
         if len(ends) != 2 or ends[0] > ends[1]:
             raise InputError(f"{inner.place(name)}: expected the smallest and the largest measured, got {list(ends)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.iterations import PHASES, TERMS, Iterations, Phase
+from evaluator.catalog.iterations import AXES, TERMS, Iterations, Phase
 from evaluator.catalog.model import Model
 from evaluator.cost.fold import fold
 from evaluator.cost.iteration import FittedCost, IterationCost
@@ -27,12 +27,14 @@ _REMEDIES = {
     "past_tokens": "use shorter prompts",
     "decodes": "lower max_num_seqs",
     "context": "use shorter requests",
+    "decode_context": "lower max_num_seqs or use shorter requests",
 }
 _SHOWN = {
     "prefill_tokens": "prompt tokens in an iteration",
     "past_tokens": "tokens of KV read by a prompt",
     "decodes": "sequences that decode",
     "context": "tokens of context per decode",
+    "decode_context": "tokens of context of all decodes",
 }
 
 
@@ -56,7 +58,7 @@ def fitted_cost(form: str, phases: Mapping[str, Phase], log_expert_missed: float
     """The cost of a polynomial or a table, NumPy; a second for what was never measured, which ``verdict`` refuses."""
     made = {
         name: _polynomial(phases.get(name), name) if form == "polynomial" else _table(phases.get(name), name)
-        for name in PHASES
+        for name in AXES
     }
     cost: Any = PolynomialCost if form == "polynomial" else TableCost
     return cost(**made, log_expert_missed=np.float64(log_expert_missed), expert_skew=np.float64(0.0))
@@ -68,7 +70,7 @@ def _polynomial(phase: Phase | None, name: str) -> np.ndarray:
 
 def _table(phase: Phase | None, name: str) -> Grid:
     if phase is None:
-        return Grid((np.zeros(1),) * len(PHASES[name]), np.ones(1))
+        return Grid((np.zeros(1),) * len(AXES[name]), np.ones(1))
     return Grid(tuple(map(np.array, phase.knots)), np.array(phase.seconds))
 
 

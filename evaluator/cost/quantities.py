@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from evaluator.catalog.iterations import PHASES
+from evaluator.catalog.iterations import RANGES
 from evaluator.cost.iteration import Array, BatchStatistics, CostParameters, array_namespace
 
-PEAKS = tuple((phase, quantity) for phase, quantities in PHASES.items() for quantity in quantities)
+PEAKS: tuple[tuple[str, str], ...] = tuple(
+    (phase, quantity) for phase, quantities in RANGES.items() for quantity in quantities
+)
 
 
 def quantities(batch: BatchStatistics) -> tuple[Array, Array, Array, Array]:
-    """Those of the phase ``prefill``, the last two those of ``decode`` as well; 0 for a mean over nothing."""
+    """The axes of the phase ``prefill``, the last two those of ``decode`` as well; 0 for a mean over nothing."""
     xp = array_namespace(*batch)
     past = (batch.prefill_context - batch.prefill_tokens) / xp.maximum(batch.prefill_sequences, 1.0)
     context = batch.decode_context / xp.maximum(batch.decodes, 1.0)
@@ -30,8 +32,8 @@ def peaks(batch: BatchStatistics) -> tuple[Array, ...]:
     found = quantities(batch)
     prefill = batch.prefill_tokens > 0
     return (
-        *(xp.where(prefill, value, 0.0) for value in found),
-        *(xp.where(prefill, 0.0, value) for value in found[2:]),
+        *(xp.where(prefill, value, 0.0) for value in (*found, batch.decode_context)),
+        *(xp.where(prefill, 0.0, value) for value in (*found[2:], batch.decode_context)),
     )
 
 

@@ -98,7 +98,9 @@ def test_a_set_reads_back_and_is_drawn(tmp_path):
         rows = batches(iterations(), None)
         times = [iteration_time(fitted_cost(form, each.phases), rows) for each in (again, first)]
         np.testing.assert_allclose(*times, rtol=1e-5)
-        assert again.phases["decode"].ranges == {"decodes": (1.0, 64.0), "context": (16.0, 4096.0)}
+        assert again.phases["decode"].ranges == {
+            "decodes": (1.0, 64.0), "context": (16.0, 4096.0), "decode_context": (16.0, 64 * 4096.0),
+        }  # fmt: skip
         errors = found.fit["errors"]["llama-3.1-8b TP 1 decode"]
         assert {"in_sample", "held_out", "held_out, low decodes", "held_out, high decodes"} <= set(errors)
         assert "llama-3.1-8b TP 1 prefill" in errors_table(fitted.judged)
@@ -118,7 +120,7 @@ def test_noise_does_not_make_more_work_faster():
 
 
 def test_an_incomplete_grid_names_what_is_missing_and_the_remedy():
-    rows = iterations().query("not (decodes == 64 and context == 4096 and prompts == 0)")
+    rows = iterations().query("not (decodes == 64 and context == 512 and prompts == 0)")
     with pytest.raises(
         InputError, match=r"decodes x context needs every .* 1 of 42 are missing \(such as decodes 64, c"
     ):
@@ -126,6 +128,17 @@ def test_an_incomplete_grid_names_what_is_missing_and_the_remedy():
     fitted = fit_iterations([timed(rows, roofline())], "h100-sxm", "mine", "table", axes=("prefill_tokens", "decodes"))
     assert fitted.fits[0].phases["decode"].knots[1] == (0.0,)
     assert fitted.fits[0].phases["decode"].ranges["context"] == (16.0, 4096.0)  # the data's, whatever the axes
+
+
+def test_contexts_for_which_there_was_no_room_are_bounded_by_the_context_of_all():
+    """128 K tokens of KV: the corners beyond are on the line that ends there, and the range says how far it goes."""
+    fits = iterations().query("decodes * context <= 131072")
+    whole, part = (
+        fit_iterations([timed(rows, roofline())], "h100-sxm", "mine", "table").fits[0].phases["decode"]
+        for rows in (iterations(), fits)
+    )
+    assert part.knots == whole.knots and part.ranges["decode_context"][1] == 131_072
+    np.testing.assert_allclose(part.seconds, whole.seconds, rtol=1e-5)  # decodes are affine in the context
 
 
 def test_what_is_no_iteration_is_refused():

@@ -9,7 +9,7 @@ import pytest
 from evaluator.catalog.calibration import read_calibration
 from evaluator.errors import InputError
 
-RANGES = {"decodes": [1, 8], "context": [128, 1024]}
+RANGES = {"decodes": [1, 8], "context": [128, 1024], "decode_context": [128, 4096]}
 POLYNOMIAL = {
     "name": "mine",
     "hardware": "h100-sxm",

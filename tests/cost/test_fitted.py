@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from evaluator.catalog import load_calibration, load_hardware, load_model
-from evaluator.catalog.iterations import PHASES, Iterations, Phase
+from evaluator.catalog.iterations import RANGES as NAMES
+from evaluator.catalog.iterations import Iterations, Phase
 from evaluator.cost import Parallel, decode_batch, iteration_time, prefill_batch, together
 from evaluator.cost.fitted import fitted_cost, fitted_problem, iteration_cost, verdict
 from evaluator.cost.iteration import BatchStatistics, alike_steps, decode_growth
@@ -18,7 +19,7 @@ from evaluator.cost.quantities import PEAKS, peaks, quantities
 from evaluator.reference.pipeline import plain
 from evaluator.scenario.scenario import Precision
 
-WIDE = {name: (0.0, 1e6) for name in PHASES["prefill"]}
+WIDE = {name: (0.0, 1e6) for name in NAMES["prefill"]}
 POLYNOMIAL = {
     "prefill": Phase(WIDE, coefficients=(1e-2, 1e-4, 1e-3, 1e-8, 1e-9, 1e-5, 1e-7)),
     "decode": Phase(WIDE, coefficients=(2e-2, 1e-4, 1e-6, 1e-8)),
@@ -106,18 +107,20 @@ def test_lanes_of_one_structure_stack():
 def test_quantities_are_the_columns_of_a_measurement():
     assert [float(value) for value in quantities(BATCHES[0])] == [600, 100, 0, 0]
     assert [float(value) for value in quantities(BATCHES[2])] == [64, 0, 12, 3000]
-    assert [float(value) for value in peaks(BATCHES[1])] == [0, 0, 0, 0, 5, 700]
+    assert [float(value) for value in peaks(BATCHES[1])] == [0, 0, 0, 0, 0, 5, 700, 3500]
 
 
 # --- whom a fit is of, and how far it holds
 
 MODEL, H100, L40S = load_model("llama-2-70b"), load_hardware("h100-sxm"), load_hardware("l40s")
-RANGES = {"prefill_tokens": (128.0, 8192.0), "past_tokens": (0.0, 0.0), "decodes": (0.0, 0.0), "context": (0.0, 0.0)}
+RANGES = {"prefill_tokens": (128.0, 8192.0), "past_tokens": (0.0, 0.0), "decodes": (0.0, 0.0), "context": (0.0, 0.0),
+          "decode_context": (0.0, 0.0)}  # fmt: skip
 FIT = Iterations(
     "llama-2-70b", 4, 1, ("checkpoint", "bf16", "bf16"),
     {
         "prefill": replace(POLYNOMIAL["prefill"], ranges=RANGES),
-        "decode": replace(POLYNOMIAL["decode"], ranges={"decodes": (1.0, 64.0), "context": (128.0, 4096.0)}),
+        "decode": replace(POLYNOMIAL["decode"], ranges={"decodes": (1.0, 64.0), "context": (128.0, 4096.0),
+                                                         "decode_context": (128.0, 32_768.0)}),
     },
 )  # fmt: skip
 SET = replace(
@@ -163,7 +166,12 @@ def run(**largest: float) -> list[float]:
     return [largest.get(f"{phase}_{quantity}", 0.0) for phase, quantity in PEAKS]
 
 
-INSIDE = {"prefill_prefill_tokens": 8192.0, "decode_decodes": 64.0, "decode_context": 4096.0}
+INSIDE = {
+    "prefill_prefill_tokens": 8192.0,
+    "decode_decodes": 64.0,
+    "decode_context": 4096.0,
+    "decode_decode_context": 32_768.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -175,6 +183,7 @@ INSIDE = {"prefill_prefill_tokens": 8192.0, "decode_decodes": 64.0, "decode_cont
             "65 sequences that decode exceed the 64 that calibration mine was fitted to; lower max",
         ),
         ({"decode_context": 41_000.0}, "41,000 tokens of context per decode exceed the 4,096"),
+        ({"decode_decode_context": 41_000.0}, "41,000 tokens of context of all decodes exceed the 32,768"),
         ({"prefill_prefill_tokens": 9000.0}, "9,000 prompt tokens in an iteration exceed the 8,192"),
         ({"prefill_past_tokens": 16.0}, "16 tokens of KV read by a prompt exceed the 0"),
         ({"prefill_decodes": 3.0}, "no iteration with prompts and decodes together for llama-2-70b, tensor_parallel 4"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluator.catalog.iterations import PHASES
+from evaluator.catalog.iterations import AXES
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.quantities import quantities
 
@@ -23,14 +23,14 @@ class Rows:
         return Rows(BatchStatistics(*(np.asarray(values)[at] for values in self.batch)), self.time_s[at])
 
     def quantities(self, phase: str) -> dict[str, np.ndarray]:
-        """What ranges and axes are of, by name."""
+        """The values on the axes of the phase, by name."""
         found = quantities(self.batch)
-        return dict(zip(PHASES[phase], found if phase == "prefill" else found[2:], strict=True))
+        return dict(zip(AXES[phase], found if phase == "prefill" else found[2:], strict=True))
 
     def ranges(self, phase: str) -> dict[str, tuple[float, float]]:
         """The smallest and the largest of each quantity; of the context beside prompts, where there are decodes."""
-        found = self.quantities(phase)
+        found = self.quantities(phase) | {"decode_context": np.asarray(self.batch.decode_context)}
         there = found["decodes"] > 0
         if there.any():
-            found["context"] = found["context"][there]
+            found |= {name: found[name][there] for name in ("context", "decode_context")}
         return {name: (float(values.min()), float(values.max())) for name, values in found.items()}

@@ -10,15 +10,17 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from evaluator.calibrate.forms.rows import Rows
-from evaluator.catalog.iterations import PHASES, Phase
+from evaluator.catalog.iterations import AXES, Phase
 from evaluator.errors import InputError
 
 
 def fit(phase: str, rows: Rows, axes: Sequence[str] | None = None) -> tuple[Phase, dict[str, Any]]:
     """Knots at the measured values. ``axes``: quantities that time depends on (default: all that vary).
 
-    InputError where a combination of knots was not measured. Seconds that fall along an axis, by noise, are levelled
-    (isotonic regression), so that more work takes no less time.
+    The longest contexts may be missing, for want of KV: there the line through the last two measured goes on, so that
+    the cells at the end of the KV have corners; the range of ``decode_context`` tells how far the measurements go.
+    InputError where another combination of knots was not measured. Seconds that fall along an axis, by noise, are
+    levelled (isotonic regression), so that more work takes no less time.
     """
     points = _points(phase, rows, axes)
     knots = [np.unique(values[np.isfinite(values)]) if np.isfinite(values).any() else np.zeros(1) for values in points]
@@ -30,13 +32,26 @@ def fit(phase: str, rows: Rows, axes: Sequence[str] | None = None) -> tuple[Phas
         )
         total[cell] += rows.time_s[row]
         count[cell] += 1
-    if not count.all():
-        raise InputError(_missing(phase, knots, count))
-    seconds = _rising(total / count)
-    note = {"knots": {name: len(known) for name, known in zip(PHASES[phase], knots, strict=True) if len(known) > 1}}
+    with np.errstate(invalid="ignore"):
+        seconds = np.apply_along_axis(_extended, -1, total / count, knots[-1])
+    if np.isnan(seconds).any():
+        raise InputError(_missing(phase, knots, np.isnan(seconds)))
+    seconds = _rising(seconds)
+    note: dict[str, Any] = {"extended": int((count == 0).sum())}
+    note["knots"] = {name: len(known) for name, known in zip(AXES[phase], knots, strict=True) if len(known) > 1}
     ranges = rows.ranges(phase)
     found = Phase(ranges, knots=tuple(tuple(k.tolist()) for k in knots), seconds=tuple(seconds.ravel().tolist()))
     return found, note
+
+
+def _extended(seconds: np.ndarray, context: np.ndarray) -> np.ndarray:
+    """Seconds along the context with what is missing at its end, NaN, on the line through the last two."""
+    there = np.flatnonzero(~np.isnan(seconds))
+    if len(there) < 2 or len(there) != there[-1] + 1:
+        return seconds
+    one, last = there[-2], there[-1]
+    slope = max((seconds[last] - seconds[one]) / (context[last] - context[one]), 0.0)
+    return np.where(np.isnan(seconds), seconds[last] + slope * (context - context[last]), seconds)
 
 
 def _points(phase: str, rows: Rows, axes: Sequence[str] | None) -> list[np.ndarray]:
@@ -46,16 +61,16 @@ def _points(phase: str, rows: Rows, axes: Sequence[str] | None) -> list[np.ndarr
     return [values if axes is None or name in axes else np.zeros_like(values) for name, values in found.items()]
 
 
-def _missing(phase: str, knots: Sequence[np.ndarray], count: np.ndarray) -> str:
-    names = PHASES[phase]
-    first = np.argwhere(count == 0)[0]
+def _missing(phase: str, knots: Sequence[np.ndarray], missing: np.ndarray) -> str:
+    names = AXES[phase]
+    first = np.argwhere(missing)[0]
     shown = ", ".join(
         f"{name} {known[at]:g}" for name, known, at in zip(names, knots, first, strict=True) if len(known) > 1
     )
     used = [name for name, known in zip(names, knots, strict=True) if len(known) > 1]
     return (
         f"a table of {phase} iterations over {' x '.join(used)} needs every combination of the measured values; "
-        f"{(count == 0).sum()} of {count.size} are missing (such as {shown}); measure them, or name the quantities "
+        f"{missing.sum()} of {missing.size} are missing (such as {shown}); measure them, or name the quantities "
         f"that time shall depend on, such as --axes {used[0]}"
     )
 
