@@ -57,6 +57,8 @@ class LaneResult(NamedTuple):
     busy_s: Array
     iterations: Array
     kv_units_max: Array
+    kv_unit_s: Array  # units in use, integrated over time
+    preemptions: Array  # how often a running request had to give up its KV
     experts_touched: Array  # sum over iterations of the fraction of experts touched; 0 without experts
     peaks: Array  # (quantity,) largest of each, ``quantities.PEAKS``, under a fitted cost; (0,) under the roofline
     itl_histogram: Array  # (bin,) gaps between tokens, see ``histogram``

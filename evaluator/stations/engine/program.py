@@ -133,6 +133,12 @@ def _trip(lane: Lane, requests: Requests, structure: Structure, state: State) ->
     )
 
 
+def _kv_unit_s(requests: Requests, final: State) -> Array:
+    """What each request holds times how long it holds it, summed."""
+    held_s = final.last_token_s - final.scheduled_s
+    return jnp.sum(jnp.where(held_s < jnp.inf, requests.kv_units * held_s, 0.0))
+
+
 def _run_lane(lane: Lane, requests: Requests, structure: Structure) -> LaneResult:
     final = lax.while_loop(
         lambda state: (state.head < lane.requests) | (state.decodes > 0),
@@ -146,6 +152,8 @@ def _run_lane(lane: Lane, requests: Requests, structure: Structure) -> LaneResul
         busy_s=final.busy_s,
         iterations=final.iterations,
         kv_units_max=final.kv_max,
+        kv_unit_s=_kv_unit_s(requests, final),
+        preemptions=jnp.zeros((), jnp.int32),
         experts_touched=final.experts_touched,
         peaks=final.peaks,
         itl_histogram=final.itl_histogram,
