@@ -132,6 +132,8 @@ def simulate(
     _configure(whole)
     group = whole.groups[0]
     outcomes = simulate_chunk(whole, group, group.members) if trace is None else _traced(whole, Path(trace))
+    if outcomes.status[0] != OK:  # known only after the run: it left the range of a fitted cost
+        raise InputError(f"{scenario.path or scenario.name}: {outcomes.status[0]}")
     levels = levels_of(whole)
     values = measure(outcomes, levels) | _known(whole.members, outcomes.devices)
     summary = to_dataset(values, levels, whole.grid.axes, _attributes(scenario))

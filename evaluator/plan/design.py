@@ -9,9 +9,10 @@ from typing import Any
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.iterations import Iterations
 from evaluator.catalog.model import Model
-from evaluator.cost.fold import fold
-from evaluator.cost.iteration import CostParameters
+from evaluator.cost.fitted import fit_of, fitted_problem, iteration_cost
+from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import KvLayout, memory_plan, memory_problem
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel, parallel_problem
@@ -33,14 +34,15 @@ class Replica:
     inputs and launches the kernels of its own layers (vLLM), and takes up its next batch only after that.
     """
 
-    stages: tuple[CostParameters, ...]  # of a pipeline, each with the host's time of its own worker
+    stages: tuple[IterationCost, ...]  # of a pipeline, each with the host's time of its own worker
     kv: KvLayout
     compute: IdealTime  # at peak FLOP/s: for MFU; summed over the stages
     memory: IdealTime  # at full bandwidth: for MBU
     weight_bytes: float  # per device
+    fit: Iterations | None = None  # where the cost was fitted to measured iterations, which have a range
 
     @property
-    def cost(self) -> CostParameters:
+    def cost(self) -> IterationCost:
         """The iteration cost of the first pipeline stage: of the replica, where there is one."""
         return self.stages[0]
 
@@ -131,8 +133,11 @@ def _design(
     max_num_seqs: int,
 ) -> Design:
     model, hardware = load_model(model_name), load_hardware(hardware_name)
-    calibration = load_calibration(calibration_name, hardware_name)
+    calibration = load_calibration(calibration_name, hardware_name, foreign=True)
     known = Design(OK, model, hardware, parallel.devices, calibration)
+    problem = fitted_problem(calibration, model, hardware, precision, parallel)
+    if problem is not None:
+        return replace(known, status=f"unsupported: {problem}")
     problem = parallel_problem(model, hardware, parallel)
     if problem is not None:
         return replace(known, status=f"infeasible: {problem}")
@@ -145,7 +150,8 @@ def _design(
     if problem is not None:
         return replace(known, status=f"infeasible: {problem}")
     times = _times(model, hardware, calibration, precision, parallel)
-    return replace(known, replica=Replica(kv=memory.kv, weight_bytes=memory.weight_bytes, **times))
+    fit = fit_of(calibration, model, precision, parallel)
+    return replace(known, replica=Replica(kv=memory.kv, weight_bytes=memory.weight_bytes, fit=fit, **times))
 
 
 def _times(
@@ -154,7 +160,7 @@ def _times(
     """The fields of a replica that are times."""
     compute, bytes_moved = ideal_times(operators(model, precision, parallel), hardware)
     stages = tuple(
-        fold(operators(model, precision, parallel, stage if parallel.pipeline > 1 else None), hardware, calibration)
+        iteration_cost(model, hardware, calibration, precision, parallel, stage if parallel.pipeline > 1 else None)
         for stage in range(parallel.pipeline)
     )
     return {"stages": stages, "compute": compute, "memory": bytes_moved}

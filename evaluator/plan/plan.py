@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluator.cost.lanes import RowCounts, common_counts
+from evaluator.cost.iteration import CostParameters
+from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, routing_problem
 from evaluator.plan.design import Design, design, token_budget, varied
@@ -114,14 +115,16 @@ def _check(point: Point, config: int, traffics: Traffics, seeds: tuple[int, ...]
 
 def _groups(members: list[Member], grid: Grid, seeds: tuple[int, ...]) -> list[Group]:
     """Members by structure; shapes are the largest of each group, so that structures stay few."""
-    together: dict[tuple[str, bool, bool, int, int], list[Member]] = {}
+    together: dict[tuple, list[Member]] = {}
     for member in members:
         workload = grid.points[member.config][0]
         compiled = member.design.replica if member.engine == ITERATION else None
         windowed = compiled is not None and compiled.kv.window is not None
-        experts = compiled is not None and len(compiled.cost.expert_rows.flop) > 0
+        cost = None if compiled is None else compiled.cost
+        experts = isinstance(cost, CostParameters) and len(cost.expert_rows.flop) > 0
+        form = (experts, () if cost is None else structure(cost))
         shape = workload.requests, workload.warmup_requests
-        together.setdefault((member.engine, windowed, experts, *shape), []).append(member)
+        together.setdefault((member.engine, windowed, form, *shape), []).append(member)
     return [
         _group(group, grid, seeds, windowed, requests, warmup)
         if engine == ITERATION
@@ -138,7 +141,7 @@ def _group(
     while ring < max((member.extremes.output for member in able), default=0) + 2:
         ring *= 2
     costs = {id(member.design): member.design.ready.cost for member in able}  # members share their designs
-    rows = common_counts(list(costs.values())) if costs else RowCounts(*(0,) * len(RowCounts._fields))
+    rows = common_counts(list(costs.values()))
     routed = {(d.replicas, d.router): d for d in (grid.points[member.config][1] for member in able)}.values()
     slots = max((_largest_share(deployment, seeds, requests) for deployment in routed), default=1)
     return Group(members, requests, warmup, 1 << max(slots - 1, 1).bit_length(), ring, windowed, rows)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from evaluator.cost.iteration import Array, CostParameters
+from evaluator.cost.iteration import Array, IterationCost
 from evaluator.stations.engine.lane import POLICIES, Lane, Policy
 
 GENERAL_POLICIES = POLICIES | {
@@ -50,7 +50,7 @@ class GeneralLane(NamedTuple):
     """One replica. ``stages``: the cost of each pipeline stage; that of ``lane`` is not used."""
 
     lane: Lane
-    stages: tuple[CostParameters, ...]
+    stages: tuple[IterationCost, ...]
     rules: Rules
 
 

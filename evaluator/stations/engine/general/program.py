@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.cost.iteration import Array, BatchStatistics, experts_touched, iteration_time
+from evaluator.cost.iteration import Array, BatchStatistics, alike_steps, decode_growth, iteration_time, share_touched
+from evaluator.cost.quantities import raised
 from evaluator.stations.engine.general.batch import put_together
 from evaluator.stations.engine.general.landing import Landing, land
 from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure
@@ -60,10 +61,7 @@ def _sent(given: GeneralLane, state: State) -> Sent:
 
 
 def _experts(given: GeneralLane, sums: BatchStatistics) -> Array:
-    cost = given.stages[0]
-    if not len(cost.expert_rows.flop):
-        return jnp.zeros(())
-    return experts_touched(cost.log_expert_missed, sums.decodes + sums.prefill_tokens, cost.expert_skew)
+    return jnp.asarray(share_touched(given.stages[0], sums.decodes + sums.prefill_tokens))
 
 
 # -- without a pipeline
@@ -83,13 +81,13 @@ def _leap(given: GeneralLane, requests: Requests, structure: GeneralStructure, s
     """How many iterations are the same but for contexts that grow, and what they take of time and KV."""
     cost, groups, batch, rules = given.stages[0], state.groups, state.batch, given.rules
     first_s = iteration_time(cost, sent.sums)
-    slope_s = cost.context_s * groups.decodes[0] + cost.window_context_s * groups.growing[0]
-    slope_s = jnp.where(sent.decodes, slope_s, 0.0)
+    slope_s = jnp.where(sent.decodes, decode_growth(cost, sent.sums, groups.growing[0]), 0.0)
     arrival_s = next_arrival(given, requests, state.waiting)
     until = iterations_until(arrival_s - state.clock, first_s, slope_s)
     may_come_in = (state.running_count < given.lane.max_num_seqs) & (arrival_s < jnp.inf)
     may_come_in = may_come_in & (rules.least_work | ~anybody(given, requests, state))
-    most = jnp.where(may_come_in, jnp.clip(until, 1.0, 1e9), 1e9).astype(jnp.int32)
+    most = jnp.where(may_come_in, jnp.clip(until, 1.0, 1e9), 1e9)
+    most = jnp.minimum(most, alike_steps(cost, sent.sums)).astype(jnp.int32)
     waited = state.decode_iterations - state.looked_at
     to_look = rules.look_every - waited % jnp.maximum(rules.look_every, 1)
     looks = (rules.look_every > 0) & anybody(given, requests, state)
@@ -140,6 +138,7 @@ def _trip(given: GeneralLane, requests: Requests, structure: GeneralStructure, s
         busy_s=state.busy_s + took_s,
         iterations=state.iterations + count,
         experts_touched=state.experts_touched + count * _experts(given, sent.sums),
+        peaks=raised(given.stages[0], state.peaks, sent.sums, leap.iterations),
     )
     landing = Landing(state.at_rest, steps, state.clock + leap.first_s, end_s, state.batch.completing)
     state = land(given, requests, structure, state, landing)
@@ -240,6 +239,7 @@ def _run_lane(given: GeneralLane, requests: Requests, structure: GeneralStructur
         kv_unit_s=final.kv_unit_s,
         preemptions=final.preemptions,
         experts_touched=final.experts_touched,
+        peaks=final.peaks,
         itl_histogram=final.itl_histogram,
     )
 

@@ -12,7 +12,7 @@ from evaluator.stations.engine.general.chains import Chain
 from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure
 from evaluator.stations.engine.lane import Requests
 from evaluator.stations.engine.rings import WORD
-from evaluator.stations.engine.state import NOBODY
+from evaluator.stations.engine.state import NOBODY, no_peaks
 
 
 class Waiting(NamedTuple):
@@ -120,6 +120,7 @@ class State(NamedTuple):
     busy_s: Array
     iterations: Array
     experts_touched: Array
+    peaks: Array  # as in the other program's state; without a pipeline only
     itl_histogram: Array  # (bin,)
 
 
@@ -163,6 +164,7 @@ def initial_state(given: GeneralLane, requests: Requests, structure: GeneralStru
         next_leaving=nobody, next_fresh=nobody, next_completing=nobody,
         running_count=zero, admissions=number, finished=number, preemptions=number, decode_iterations=number,
         looked_at=number, kv=zero, kv_max=zero, kv_unit_s=zero, busy_s=zero, iterations=zero, experts_touched=zero,
+        peaks=no_peaks(given.stages[0]),
         itl_histogram=jnp.zeros(histogram.BINS),
     )  # fmt: skip
 
