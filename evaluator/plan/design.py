@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.catalog.calibration import Calibration
@@ -18,6 +19,7 @@ from evaluator.cost.parallel import Parallel, parallel_problem
 from evaluator.cost.utilisation import IdealTime, ideal_times
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.engines import CHUNKING
+from evaluator.plan.inputs import Change, changed
 from evaluator.scenario.scenario import Batching, Deployment, Precision
 
 CHUNKED_TOKENS = 2048
@@ -45,9 +47,12 @@ class Replica:
         return self.stages[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Design:
-    """What configurations with the same replica share: ``status`` is ok, or why there is none and what to do."""
+    """What configurations with the same replica share: ``status`` is ok, or why there is none and what to do.
+
+    Two are the same only if they are one object: they are cached.
+    """
 
     status: str
     model: Model
@@ -55,6 +60,7 @@ class Design:
     devices: int  # of one replica
     calibration: Calibration
     replica: Replica | None = None
+    change: Change | None = None  # the input in which it differs from what its names say
 
     @property
     def provenance(self) -> str:
@@ -90,12 +96,28 @@ def design(deployment: Deployment, longest_prompt: int) -> Design:
         deployment.hardware,
         deployment.calibration,
         deployment.precision,
-        Parallel(deployment.tensor_parallel, deployment.pipeline_parallel, deployment.expert_parallel),
+        _parallel(deployment),
         deployment.kv.memory_fraction,
         deployment.kv.block_tokens,
         token_budget(deployment.batching, longest_prompt),
         deployment.batching.max_num_seqs,
     )
+
+
+def varied(built: Design, deployment: Deployment, change: Change) -> Design:
+    """A design that can run, with one input changed: it takes other times, and has the same memory. Cached."""
+    return _varied(built, deployment.precision, _parallel(deployment), change)
+
+
+@lru_cache(maxsize=8192)
+def _varied(built: Design, precision: Precision, parallel: Parallel, change: Change) -> Design:
+    hardware, calibration = changed(built.hardware, built.calibration, change)
+    replica = replace(built.ready, **_times(built.model, hardware, calibration, precision, parallel))
+    return replace(built, hardware=hardware, calibration=calibration, replica=replica, change=change)
+
+
+def _parallel(deployment: Deployment) -> Parallel:
+    return Parallel(deployment.tensor_parallel, deployment.pipeline_parallel, deployment.expert_parallel)
 
 
 @lru_cache(maxsize=65536)
@@ -127,10 +149,18 @@ def _design(
     problem = memory_problem(model, hardware, precision, parallel, memory)
     if problem is not None:
         return replace(known, status=f"infeasible: {problem}")
+    times = _times(model, hardware, calibration, precision, parallel)
+    fit = fit_of(calibration, model, precision, parallel)
+    return replace(known, replica=Replica(kv=memory.kv, weight_bytes=memory.weight_bytes, fit=fit, **times))
+
+
+def _times(
+    model: Model, hardware: Hardware, calibration: Calibration, precision: Precision, parallel: Parallel
+) -> dict[str, Any]:
+    """The fields of a replica that are times."""
     compute, bytes_moved = ideal_times(operators(model, precision, parallel), hardware)
     stages = tuple(
         iteration_cost(model, hardware, calibration, precision, parallel, stage if parallel.pipeline > 1 else None)
         for stage in range(parallel.pipeline)
     )
-    fit = fit_of(calibration, model, precision, parallel)
-    return replace(known, replica=Replica(stages, memory.kv, compute, bytes_moved, memory.weight_bytes, fit))
+    return {"stages": stages, "compute": compute, "memory": bytes_moved}

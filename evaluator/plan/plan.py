@@ -10,8 +10,9 @@ from evaluator.cost.iteration import CostParameters
 from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, routing_problem
-from evaluator.plan.design import Design, design, token_budget
+from evaluator.plan.design import Design, design, token_budget, varied
 from evaluator.plan.engines import ITERATION, TOKEN, lacking
+from evaluator.plan.inputs import Change
 from evaluator.plan.traffics import Extremes, Traffics, assign_replicas
 from evaluator.scenario import Deployment, Grid, Scenario, Workload, expand
 from evaluator.scenario.grid import Point
@@ -59,10 +60,16 @@ class Plan:
     groups: list[Group]
     traffics: Traffics
     engine: str = ITERATION
+    inputs: tuple[str, ...] = ()  # of INPUTS: those to which elasticities are asked for
 
     @property
     def seeds(self) -> tuple[int, ...]:
         return self.scenario.workload.seeds
+
+    @property
+    def runs(self) -> int:
+        """How often a configuration is simulated, at most: for each seed, and for each input up and down."""
+        return len(self.seeds) * (1 + 2 * len(self.inputs))
 
     def of(self, configs: np.ndarray) -> Plan:
         """The plan of these configurations alone."""
@@ -71,14 +78,24 @@ class Plan:
         ]
         return replace(self, members=members, groups=_groups(members, self.grid, self.seeds))
 
+    def varied(self, member: Member, change: Change) -> Member:
+        """A configuration with one input changed; ``member`` itself where that makes no difference."""
+        _, deployment, _ = self.grid.points[member.config]
+        linked = member.design.devices > 1 or deployment.kv.preemption == "swap"
+        if member.status != OK or (change.input.startswith("link_") and not linked):
+            return member
+        return replace(member, design=varied(member.design, deployment, change))
 
-def plan(scenario: Scenario, configs: np.ndarray | None = None, engine: str = ITERATION) -> Plan:
+
+def plan(
+    scenario: Scenario, configs: np.ndarray | None = None, engine: str = ITERATION, inputs: tuple[str, ...] = ()
+) -> Plan:
     """Check every configuration (or only ``configs``) and group those that can run; nothing is simulated yet.
 
     ``engine`` iteration leaves to the reference what the vectorised engine lacks; token leaves it everything.
     """
     grid = expand(scenario)
-    everything = Plan(scenario, grid, [], [], Traffics(), engine)
+    everything = Plan(scenario, grid, [], [], Traffics(), engine, inputs)
     return everything.of(np.arange(len(grid.points)) if configs is None else np.asarray(configs))
 
 

@@ -66,3 +66,8 @@ def tagged_count(counts: Array, slot: Array, step: Array) -> Array:
     """How many were added at ``slot`` for ``step``, float64."""
     cell = read(counts, slot)
     return jnp.where(cell >> 32 == step, cell & 0xFFFFFFFF, 0).astype(jnp.float64)
+
+
+def load(array: Array, index: Array) -> Array:
+    """The element at ``index``, read once, whoever uses it."""
+    return lax.cond(index >= 0, lambda: read(array, index), lambda: jnp.zeros((), array.dtype))

@@ -16,7 +16,7 @@ from evaluator.stations.engine.general.preemption import grow_decodes, make_room
 from evaluator.stations.engine.general.state import State
 from evaluator.stations.engine.general.waiting import anybody, head, pop
 from evaluator.stations.engine.lane import Requests
-from evaluator.stations.engine.rings import read, write
+from evaluator.stations.engine.rings import load, write
 
 
 def put_together(
@@ -36,7 +36,7 @@ def put_together(
     state = state._replace(looked_at=jnp.where(state.batch.admitted > 0, state.decode_iterations, state.looked_at))
     decodes = on & (~alone | (state.batch.tokens == 0))
     state = grow_decodes(given, requests, structure, state, decodes)
-    beside = jnp.where(alone, 0.0, read(state.groups.decodes, state.at_rest))
+    beside = jnp.where(alone, 0.0, load(state.groups.decodes, state.at_rest))
     state = state._replace(batch=state.batch._replace(decodes=beside))
     state = _continue_prompts(given, requests, structure, state, decodes & ~policy.whole_prompts)
     last = decodes & ~state.batch.short & ~any_kind
@@ -60,7 +60,7 @@ class Candidate(NamedTuple):
 
 def _candidate(given: GeneralLane, state: State, i: Array) -> Candidate:
     lane, batch, whole = given.lane, state.batch, given.lane.policy.whole_prompts
-    start, target = read(state.sequences.computed, i), read(state.sequences.target, i)
+    start, target = load(state.sequences.computed, i), load(state.sequences.target, i)
     rest = jnp.maximum(target - start, 0)
     room = lane.max_num_batched_tokens - batch.decodes - batch.tokens
     bound = jnp.minimum(room, given.rules.long_prefill_tokens)
@@ -84,7 +84,7 @@ def _admit(
 
     def needs(i: Array, one: Candidate) -> Array:
         slots = jnp.maximum(one.start + jnp.maximum(one.tokens, 1), jnp.where(rules.whole_kv, one.start + one.rest, 0))
-        reserved = read(requests.kv_units, i).astype(jnp.float64)
+        reserved = load(requests.kv_units, i).astype(jnp.float64)
         return jnp.where(rules.on_demand, units(rules.kv, slots.astype(jnp.float64)), reserved)
 
     def fits(state: State) -> Array:
@@ -107,7 +107,7 @@ def _admit(
         one = _candidate(given, state, i)
         state = state._replace(
             kv=state.kv + needs(i, one),
-            waiting=pop(state.waiting),
+            waiting=pop(state.waiting, i),
             running=state.running.append(i, True),
             prompts=state.prompts.append(i, one.rest > 0),
             running_count=state.running_count + 1,
@@ -117,7 +117,7 @@ def _admit(
             ),
         )
         sequences = state.sequences
-        scheduled_s = jnp.minimum(read(sequences.scheduled_s, i), start_s)
+        scheduled_s = jnp.minimum(load(sequences.scheduled_s, i), start_s)
         state = state._replace(
             sequences=sequences._replace(
                 admission=write(sequences.admission, i, state.admissions),
@@ -137,20 +137,26 @@ def _continue_prompts(
 ) -> State:
     """The next chunk of each prompt under way, in order of admission, as far as the budget and the KV go."""
 
-    def goes_on(carry: tuple[State, Array]) -> Array:
-        state, i = carry
-        return on & (i < state.prompts.sentinel) & (_candidate(given, state, i).tokens > 0)
+    def next_one(carry: tuple[State, Array, Array]) -> Array:
+        state, before, _ = carry
+        return load(state.prompts.newer, before)
 
-    def go_on(carry: tuple[State, Array]) -> tuple[State, Array]:
-        state, i = carry
+    def goes_on(carry: tuple[State, Array, Array]) -> Array:
+        state, _, fits = carry
+        i = next_one(carry)
+        return on & fits & (i < state.prompts.sentinel) & (_candidate(given, state, i).tokens > 0)
+
+    def go_on(carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
+        state, before, _ = carry
+        i = next_one(carry)
         one = _candidate(given, state, i)
         state, fits = make_room(given, requests, structure, state, i, (one.start + one.tokens).astype(jnp.float64))
-        after = read(state.prompts.newer, i)
         one = one._replace(tokens=jnp.where(fits, one.tokens, 0))
         state = _compute(given, structure, state, i, one)
-        return state, jnp.where(fits, after, state.prompts.sentinel)
+        return state, jnp.where(one.tokens == one.rest, before, i), fits
 
-    return lax.while_loop(goes_on, go_on, (state, state.prompts.oldest()))[0]
+    start = (state, state.prompts.sentinel, ~jnp.zeros((), bool))
+    return lax.while_loop(goes_on, go_on, start)[0]
 
 
 def _compute(given: GeneralLane, structure: GeneralStructure, state: State, i: Array, one: Candidate) -> State:
@@ -172,10 +178,10 @@ def _compute(given: GeneralLane, structure: GeneralStructure, state: State, i: A
             window_area=batch.window_area + window_triangle(high, window) - window_triangle(low, window),
             window_context=batch.window_context + jnp.where(computes, jnp.minimum(high, tokens + window - 1.0), 0.0),
         )
-    links = write(state.next_completing, i, jnp.where(completes, batch.completing, read(state.next_completing, i)))
+    links = write(state.next_completing, i, jnp.where(completes, batch.completing, load(state.next_completing, i)))
     batch = batch._replace(completing=jnp.where(completes, i, batch.completing))
-    computed = read(sequences.computed, i) + one.tokens
-    flight = jnp.where(computes, state.sent, read(sequences.flight, i))
+    computed = load(sequences.computed, i) + one.tokens
+    flight = jnp.where(computes, state.sent, load(sequences.flight, i))
     return state._replace(
         batch=batch,
         sequences=sequences._replace(

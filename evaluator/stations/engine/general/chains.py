@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import Array
-from evaluator.stations.engine.rings import read, write
+from evaluator.stations.engine.rings import load, write
 from evaluator.stations.engine.state import NOBODY
 
 
@@ -22,24 +22,20 @@ class Chain(NamedTuple):
 
     newer: Array
     older: Array
+    sentinel: Array  # before the oldest and behind the newest; traced, see ``load``
 
     @classmethod
-    def empty(cls, slots: int) -> Chain:
+    def empty(cls, slots: int, sentinel: Array) -> Chain:
         """Nobody is in it."""
-        return cls(*(jnp.arange(slots, dtype=jnp.int32),) * 2)
-
-    @property
-    def sentinel(self) -> int:
-        """Before the oldest and behind the newest."""
-        return self.newer.shape[0] - 1
+        return cls(*(jnp.arange(slots, dtype=jnp.int32),) * 2, sentinel)
 
     def oldest(self) -> Array:
         """The first; the sentinel if there is none."""
-        return read(self.newer, self.sentinel)
+        return load(self.newer, self.sentinel)
 
     def newest(self) -> Array:
         """The last; the sentinel if there is none."""
-        return read(self.older, self.sentinel)
+        return load(self.older, self.sentinel)
 
     def append(self, i: Array, on: Array) -> Chain:
         """With ``i`` behind all others, if ``on``."""
@@ -47,35 +43,37 @@ class Chain(NamedTuple):
 
     def insert(self, i: Array, before: Array, on: Array) -> Chain:
         """With ``i``, which is not in it, in front of a member or the sentinel, if ``on``."""
-        behind = read(self.older, before)
+        behind = load(self.older, before)
         newer = write(self.newer, behind, jnp.where(on, i, before))
-        older = write(self.older, before, jnp.where(on, i, behind))
-        return Chain(write(newer, i, jnp.where(on, before, i)), write(older, i, jnp.where(on, behind, i)))
+        older = write(self.older, i, jnp.where(on, behind, i))
+        return self._replace(
+            newer=write(newer, i, jnp.where(on, before, i)), older=write(older, before, jnp.where(on, i, behind))
+        )
 
     def remove(self, i: Array, on: Array = True) -> Chain:
         """Without ``i``, whether or not it was in it, if ``on``."""
-        newer, older = read(self.newer, i), read(self.older, i)
-        return Chain(
-            write(write(self.newer, older, jnp.where(on, newer, i)), i, jnp.where(on, i, newer)),
-            write(write(self.older, newer, jnp.where(on, older, i)), i, jnp.where(on, i, older)),
+        newer, older = load(self.newer, i), load(self.older, i)
+        return self._replace(
+            newer=write(write(self.newer, older, jnp.where(on, newer, i)), i, jnp.where(on, i, newer)),
+            older=write(write(self.older, newer, jnp.where(on, older, i)), i, jnp.where(on, i, older)),
         )
 
 
 def push(heads: Array, at: Array, links: Array, i: Array, on: Array) -> tuple[Array, Array]:
     """The heads and links of lists with ``i`` put in front of the one at ``at``, if ``on``."""
-    first = read(heads, at)
-    return write(heads, at, jnp.where(on, i, first)), write(links, i, jnp.where(on, first, read(links, i)))
+    first = load(heads, at)
+    return write(heads, at, jnp.where(on, i, first)), write(links, i, jnp.where(on, first, load(links, i)))
 
 
 def unlink(heads: Array, at: Array, links: Array, i: Array, on: Array) -> tuple[Array, Array]:
     """The heads and links of lists with ``i`` taken out of the one at ``at``, if ``on``; it must be in it then."""
     padding = links.shape[0] - 1
-    first, after = read(heads, at), read(links, i)
+    first, after = load(heads, at), load(links, i)
     leads = first == i
     walk = on & ~leads
     before = lax.while_loop(
-        lambda one: walk & (read(links, one) != i),
-        lambda one: read(links, one),
+        lambda one: walk & (load(links, one) != i),
+        lambda one: load(links, one),
         jnp.where(walk, first, padding),
     )
     return write(heads, at, jnp.where(on & leads, after, first)), write(links, before, after)

@@ -14,18 +14,18 @@ from evaluator.stations.engine.general.chains import push, unlink
 from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure, units
 from evaluator.stations.engine.general.state import State, group_count
 from evaluator.stations.engine.lane import Requests
-from evaluator.stations.engine.rings import mark, read, tagged_add, write
+from evaluator.stations.engine.rings import load, mark, tagged_add, write
 from evaluator.stations.engine.state import NOBODY
 
 
 def add(array: Array, index: Array, value: Array) -> Array:
     """The array with ``value`` more at ``index``."""
-    return write(array, index, read(array, index) + value)
+    return write(array, index, load(array, index) + value)
 
 
 def known_tokens(given: GeneralLane, requests: Requests, i: Array, generated: Array) -> Array:
     """Prompt and generated tokens, float64: what the next token attends to, itself not counted."""
-    return (read(requests.prompt_tokens, i) + generated + given.lane.prompts_resident).astype(jnp.float64)
+    return (load(requests.prompt_tokens, i) + generated + given.lane.prompts_resident).astype(jnp.float64)
 
 
 def join(
@@ -40,9 +40,9 @@ def join(
     """A sequence joins the group at rest, if ``on``; ``has_kv``: it has the KV of its first token there."""
     groups, rings, sequences, g = state.groups, state.rings, state.sequences, state.at_rest
     one = jnp.where(on, 1.0, 0.0)
-    step = read(groups.step, g)
-    generated = read(sequences.generated, i)
-    last = step + read(requests.output_tokens, i) - generated
+    step = load(groups.step, g)
+    generated = load(sequences.generated, i)
+    last = step + load(requests.output_tokens, i) - generated
     attends = known_tokens(given, requests, i, generated)
     leaving, next_leaving = push(rings.leaving, _cell(structure, g, last, on), state.next_leaving, i, on)
     fresh, next_fresh = push(groups.fresh, g, state.next_fresh, i, on)
@@ -58,14 +58,14 @@ def join(
         )
         rings = rings._replace(crossing=tagged_add(rings.crossing, _cell(structure, g, full, grows), full))
         events = _mark(structure, events, full, grows)
-    computed = read(sequences.computed, i)
+    computed = load(sequences.computed, i)
     growth = _growth(given, structure, rings.growth, g, computed, step, step + has_kv, jnp.where(on, last, step), 1)
     return state._replace(
         groups=groups,
         rings=rings._replace(leaving=leaving, events=events, growth=growth),
         sequences=sequences._replace(
-            group=write(sequences.group, i, jnp.where(on, g, read(sequences.group, i))),
-            since=write(sequences.since, i, jnp.where(on, step, read(sequences.since, i))),
+            group=write(sequences.group, i, jnp.where(on, g, load(sequences.group, i))),
+            since=write(sequences.since, i, jnp.where(on, step, load(sequences.since, i))),
         ),
         next_leaving=next_leaving,
         next_fresh=next_fresh,
@@ -75,19 +75,21 @@ def join(
 def leave(
     given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, i: Array, on: Array
 ) -> State:
-    """A sequence is taken out of its group before its last token, if ``on``; what it has generated is noted."""
+    """A sequence is taken out of its group, if it is in one and ``on``; what it has generated is noted."""
     groups, rings, sequences = state.groups, state.rings, state.sequences
-    g = jnp.where(on, read(sequences.group, i), 0)
-    step, since = read(groups.step, g), read(sequences.since, i)
+    group, generated = load(sequences.group, i), load(sequences.generated, i)
+    on = on & (group >= 0)
+    g = jnp.where(on, group, 0)
+    step, since = load(groups.step, g), load(sequences.since, i)
     elapsed = jnp.where(on, step - since, 0)
-    last = since + read(requests.output_tokens, i) - read(sequences.generated, i)
-    generated, computed = read(sequences.generated, i) + elapsed, read(sequences.computed, i) + elapsed
+    last = since + load(requests.output_tokens, i) - generated
+    generated, computed = generated + elapsed, load(sequences.computed, i) + elapsed
     was_fresh = on & (elapsed == 0)
     one = jnp.where(on, 1.0, 0.0)
     attends = known_tokens(given, requests, i, generated)
     leaving, next_leaving = unlink(rings.leaving, _cell(structure, g, last, on), state.next_leaving, i, on)
     fresh, next_fresh = unlink(groups.fresh, g, state.next_fresh, i, was_fresh)
-    token_s = read(sequences.token_s, i)
+    token_s = load(sequences.token_s, i)
     groups = groups._replace(
         decodes=add(groups.decodes, g, -one), context=add(groups.context, g, -one * attends), fresh=fresh
     )
@@ -108,8 +110,8 @@ def leave(
         sequences=sequences._replace(
             generated=write(sequences.generated, i, generated),
             computed=write(sequences.computed, i, computed),
-            group=write(sequences.group, i, jnp.where(on, NOBODY, read(sequences.group, i))),
-            token_s=write(sequences.token_s, i, jnp.where(on & ~was_fresh, read(groups.gap_from, g), token_s)),
+            group=write(sequences.group, i, jnp.where(on, NOBODY, group)),
+            token_s=write(sequences.token_s, i, jnp.where(on & ~was_fresh, load(groups.gap_from, g), token_s)),
         ),
         next_leaving=next_leaving,
         next_fresh=next_fresh,

@@ -13,7 +13,7 @@ from evaluator.stations.engine.general.groups import add, join, known_tokens, le
 from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure
 from evaluator.stations.engine.general.state import State
 from evaluator.stations.engine.lane import Requests
-from evaluator.stations.engine.rings import read, tagged_count, unmark, write
+from evaluator.stations.engine.rings import load, tagged_count, unmark, write
 from evaluator.stations.engine.state import NOBODY
 
 
@@ -31,7 +31,7 @@ def land(
     given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, landing: Landing
 ) -> State:
     """The clock has reached the landing's end."""
-    weight = jnp.where(read(state.sequences.first_token_s, given.lane.measured_from) < jnp.inf, 1.0, 0.0)
+    weight = jnp.where(load(state.sequences.first_token_s, given.lane.measured_from) < jnp.inf, 1.0, 0.0)
     state = _enter_gaps(state, landing, weight)
     state = _take_steps(given, requests, structure, state, landing)
     if structure.stages > 1:
@@ -46,23 +46,23 @@ def _enter_gaps(state: State, landing: Landing, weight: Array) -> State:
 
     def enter_first(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         i, count, bins, first_token_s = carry
-        first = read(first_token_s, i)
+        first = load(first_token_s, i)
         resident = first == jnp.inf  # its first token comes now
-        at = histogram.bin_of(landing.first_end_s - read(state.sequences.token_s, i))
-        bins = write(bins, at, read(bins, at) + jnp.where(resident, 0.0, weight))
+        at = histogram.bin_of(landing.first_end_s - load(state.sequences.token_s, i))
+        bins = write(bins, at, load(bins, at) + jnp.where(resident, 0.0, weight))
         first_token_s = write(first_token_s, i, jnp.where(resident, landing.first_end_s, first))
-        return read(state.next_fresh, i), count + 1.0, bins, first_token_s
+        return load(state.next_fresh, i), count + 1.0, bins, first_token_s
 
-    start = jnp.where(moves, read(state.groups.fresh, g), NOBODY)
+    start = jnp.where(moves, load(state.groups.fresh, g), NOBODY)
     carry = (start, jnp.zeros(()), state.itl_histogram, state.sequences.first_token_s)
     _, count, bins, first_token_s = lax.while_loop(lambda carry: carry[0] >= 0, enter_first, carry)
-    decodes = read(state.groups.decodes, g)
-    at = histogram.bin_of(landing.first_end_s - read(state.groups.gap_from, g))
-    bins = write(bins, at, read(bins, at) + jnp.where(moves, weight * (decodes - count), 0.0))
+    decodes = load(state.groups.decodes, g)
+    at = histogram.bin_of(landing.first_end_s - load(state.groups.gap_from, g))
+    bins = write(bins, at, load(bins, at) + jnp.where(moves, weight * (decodes - count), 0.0))
     more = jnp.maximum(steps - 1, 0).astype(jnp.float64)
     at = histogram.bin_of((landing.end_s - landing.first_end_s) / jnp.maximum(more, 1.0))
-    bins = write(bins, at, read(bins, at) + weight * more * decodes)
-    gap_from, fresh = read(state.groups.gap_from, g), read(state.groups.fresh, g)
+    bins = write(bins, at, load(bins, at) + weight * more * decodes)
+    gap_from, fresh = load(state.groups.gap_from, g), load(state.groups.fresh, g)
     return state._replace(
         itl_histogram=bins,
         sequences=state.sequences._replace(first_token_s=first_token_s),
@@ -79,22 +79,22 @@ def _take_steps(
     """The group's steps, and the departure of those with their last token."""
     g, groups = landing.group, state.groups
     grown = landing.steps.astype(jnp.float64)
-    step = read(groups.step, g) + landing.steps
+    step = load(groups.step, g) + landing.steps
     slot = step % structure.ring
     cell = g * structure.ring + slot
     groups = groups._replace(
-        step=write(groups.step, g, step), context=add(groups.context, g, grown * read(groups.decodes, g))
+        step=write(groups.step, g, step), context=add(groups.context, g, grown * load(groups.decodes, g))
     )
     if structure.windowed:
         full = jnp.where(grown > 0, tagged_count(state.rings.crossing, cell, step), 0.0)
         groups = groups._replace(
-            window_context=add(groups.window_context, g, grown * read(groups.growing, g)),
+            window_context=add(groups.window_context, g, grown * load(groups.growing, g)),
             growing=add(groups.growing, g, -full),
         )
 
     def depart(carry: tuple[State, Array]) -> tuple[State, Array]:
         state, i = carry
-        attends = known_tokens(given, requests, i, read(requests.output_tokens, i))
+        attends = known_tokens(given, requests, i, load(requests.output_tokens, i))
         groups = state.groups._replace(
             decodes=add(state.groups.decodes, g, -1.0), context=add(state.groups.context, g, -attends)
         )
@@ -104,12 +104,12 @@ def _take_steps(
         state = state._replace(
             groups=groups, sequences=state.sequences._replace(group=write(state.sequences.group, i, NOBODY))
         )
-        return _finish(requests, structure, state, i, landing.end_s, True), read(state.next_leaving, i)
+        return _finish(requests, structure, state, i, landing.end_s, True), load(state.next_leaving, i)
 
-    first = jnp.where(landing.steps > 0, read(state.rings.leaving, cell), NOBODY)
+    first = jnp.where(landing.steps > 0, load(state.rings.leaving, cell), NOBODY)
     state, last = lax.while_loop(lambda carry: carry[1] >= 0, depart, (state._replace(groups=groups), first))
     rings = state.rings
-    kept = jnp.where(landing.steps > 0, last, read(rings.leaving, cell))
+    kept = jnp.where(landing.steps > 0, last, load(rings.leaving, cell))
     rings = rings._replace(leaving=write(rings.leaving, cell, kept))
     if structure.stages == 1:
         rings = rings._replace(events=unmark(rings.events, slot))
@@ -122,7 +122,7 @@ def _come_to_rest(
     """The group of a batch from the pipeline is the one at rest if that is empty; else its members join that."""
     moved, here = landing.group, state.at_rest
     lands = landing.steps > 0
-    empty = read(state.groups.decodes, here) == 0
+    empty = load(state.groups.decodes, here) == 0
     slot = state.landed % structure.stages
     swap = lands & empty
     state = state._replace(
@@ -132,16 +132,16 @@ def _come_to_rest(
 
     def move(carry: tuple[State, Array]) -> tuple[State, Array]:
         state, i = carry
-        mine = read(state.sequences.group, i) == moved
+        mine = load(state.sequences.group, i) == moved
         state = leave(given, requests, structure, state, i, mine)
-        token_s = jnp.where(mine, landing.end_s, read(state.sequences.token_s, i))
+        token_s = jnp.where(mine, landing.end_s, load(state.sequences.token_s, i))
         sequences = state.sequences._replace(token_s=write(state.sequences.token_s, i, token_s))
         state = join(given, requests, structure, state._replace(sequences=sequences), i, mine)
-        return state, read(state.running.newer, i)
+        return state, load(state.running.newer, i)
 
     def left(carry: tuple[State, Array]) -> Array:
         state, i = carry
-        return lands & ~empty & (i < state.running.sentinel) & (read(state.groups.decodes, moved) > 0)
+        return lands & ~empty & (i < state.running.sentinel) & (load(state.groups.decodes, moved) > 0)
 
     return lax.while_loop(left, move, (state, state.running.oldest()))[0]
 
@@ -155,20 +155,20 @@ def _complete_prompts(
     def complete(carry: tuple[State, Array]) -> tuple[State, Array]:
         state, i = carry
         sequences, bins = state.sequences, state.itl_histogram
-        before = read(sequences.generated, i)
-        generated = before + 1
-        at = histogram.bin_of(end_s - read(sequences.token_s, i))
+        before = load(sequences.generated, i)
+        generated, token_s = before + 1, load(sequences.token_s, i)
+        at = histogram.bin_of(end_s - token_s)
         sequences = sequences._replace(
             generated=write(sequences.generated, i, generated),
-            first_token_s=write(sequences.first_token_s, i, jnp.minimum(read(sequences.first_token_s, i), end_s)),
-            token_s=write(sequences.token_s, i, jnp.where(generated > 0, end_s, read(sequences.token_s, i))),
+            first_token_s=write(sequences.first_token_s, i, jnp.minimum(load(sequences.first_token_s, i), end_s)),
+            token_s=write(sequences.token_s, i, jnp.where(generated > 0, end_s, token_s)),
         )
         state = state._replace(
-            sequences=sequences, itl_histogram=write(bins, at, read(bins, at) + jnp.where(before > 0, weight, 0.0))
+            sequences=sequences, itl_histogram=write(bins, at, load(bins, at) + jnp.where(before > 0, weight, 0.0))
         )
-        ends = generated == read(requests.output_tokens, i)
+        ends = generated == load(requests.output_tokens, i)
         state = join(given, requests, structure, state, i, ~ends)
-        return _finish(requests, structure, state, i, end_s, ends), read(state.next_completing, i)
+        return _finish(requests, structure, state, i, end_s, ends), load(state.next_completing, i)
 
     return lax.while_loop(lambda carry: carry[1] >= 0, complete, (state, landing.completing))[0]
 
@@ -177,7 +177,7 @@ def _finish(
     requests: Requests, structure: GeneralStructure, state: State, i: Array, end_s: Array, on: Array
 ) -> State:
     """A request has its last token, if ``on``: it gives back its place and KV."""
-    last_token_s = read(state.sequences.last_token_s, i)
+    last_token_s = load(state.sequences.last_token_s, i)
     return state._replace(
         sequences=state.sequences._replace(
             last_token_s=write(state.sequences.last_token_s, i, jnp.where(on, end_s, last_token_s))
@@ -185,7 +185,7 @@ def _finish(
         running=state.running.remove(i, on),
         by_end=state.by_end.remove(i, on) if structure.peaks else state.by_end,
         running_count=state.running_count - on,
-        kv=state.kv - jnp.where(on, read(requests.kv_units, i), 0),
+        kv=state.kv - jnp.where(on, load(requests.kv_units, i), 0),
         finished=state.finished + on,
         waiting=state.waiting._replace(released=state.waiting.released + on),
     )

@@ -9,17 +9,17 @@ from evaluator.cost.iteration import Array
 from evaluator.stations.engine.general.lane import GeneralLane
 from evaluator.stations.engine.general.state import State
 from evaluator.stations.engine.lane import Requests
-from evaluator.stations.engine.rings import read
+from evaluator.stations.engine.rings import load
 
 
 def _held_and_left(given: GeneralLane, requests: Requests, state: State, i: Array) -> tuple[Array, Array]:
     """Tokens in the KV before the next decode, and decodes to go, int32."""
     sequences = state.sequences
-    decodes = read(sequences.group, i) >= 0
-    elapsed = jnp.where(decodes, state.groups.step[0] - read(sequences.since, i), 0)
-    held = jnp.where(decodes, read(sequences.computed, i) + elapsed, read(sequences.target, i))
+    decodes = load(sequences.group, i) >= 0
+    elapsed = jnp.where(decodes, state.groups.step[0] - load(sequences.since, i), 0)
+    held = jnp.where(decodes, load(sequences.computed, i) + elapsed, load(sequences.target, i))
     with_prompt = jnp.where(decodes | given.lane.prompts_resident, 0, 1)
-    return held, read(requests.output_tokens, i) - read(sequences.generated, i) - elapsed - with_prompt
+    return held, load(requests.output_tokens, i) - load(sequences.generated, i) - elapsed - with_prompt
 
 
 def enter_end(given: GeneralLane, requests: Requests, state: State, i: Array) -> State:
@@ -29,8 +29,8 @@ def enter_end(given: GeneralLane, requests: Requests, state: State, i: Array) ->
     def later(other: Array) -> Array:
         return looks & (other < chain.sentinel) & (_held_and_left(given, requests, state, other)[1] > left)
 
-    last = lax.while_loop(later, lambda other: read(chain.older, other), chain.newest())
-    return state._replace(by_end=chain.insert(i, read(chain.newer, last), looks))
+    last = lax.while_loop(later, lambda other: load(chain.older, other), chain.newest())
+    return state._replace(by_end=chain.insert(i, load(chain.newer, last), looks))
 
 
 def peak_units(given: GeneralLane, requests: Requests, state: State, i: Array, on: Array) -> Array:
@@ -51,7 +51,7 @@ def peak_units(given: GeneralLane, requests: Requests, state: State, i: Array, o
         theirs = _held_and_left(given, requests, state, other)
         before = ~entered & (theirs[1] <= mine[1])
         sums = count(count(sums, *mine, before), *theirs, True)
-        return read(chain.older, other), entered | before, sums
+        return load(chain.older, other), entered | before, sums
 
     zero = jnp.zeros((), jnp.int64)
     on = on & (given.rules.look_every > 0)

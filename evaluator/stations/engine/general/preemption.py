@@ -11,7 +11,8 @@ from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure
 from evaluator.stations.engine.general.state import State
 from evaluator.stations.engine.general.waiting import go_back
 from evaluator.stations.engine.lane import Requests
-from evaluator.stations.engine.rings import read, tagged_count, write
+from evaluator.stations.engine.rings import load, tagged_count, write
+from evaluator.stations.engine.state import NOBODY
 
 
 def grow_decodes(
@@ -36,7 +37,7 @@ def grow_decodes(
 
 def _needed(structure: GeneralStructure, state: State) -> Array:
     """Units that the next step of the group at rest needs more than the last one."""
-    return growth_at(structure, state, read(state.groups.step, state.at_rest))
+    return growth_at(structure, state, load(state.groups.step, state.at_rest))
 
 
 def growth_at(structure: GeneralStructure, state: State, step: Array) -> Array:
@@ -53,7 +54,7 @@ def make_room(
     """
     rules = given.rules
     more = jnp.maximum(units(rules.kv, tokens) - held_units(given, requests, state, i), 0.0)
-    admission = read(state.sequences.admission, i)
+    admission = load(state.sequences.admission, i)
 
     def victim(state: State) -> Array:
         return newest_at_rest(structure, state)
@@ -61,7 +62,7 @@ def make_room(
     def lacks(carry: tuple[State, Array]) -> Array:
         state, here = carry
         last = victim(state)
-        yields = (last < state.running.sentinel) & (read(state.sequences.admission, last) >= admission)
+        yields = (last < state.running.sentinel) & (load(state.sequences.admission, last) >= admission)
         return rules.on_demand & here & (more > given.lane.kv_units - state.kv) & yields
 
     def give_up(carry: tuple[State, Array]) -> tuple[State, Array]:
@@ -79,13 +80,13 @@ def make_room(
 def held_units(given: GeneralLane, requests: Requests, state: State, i: Array) -> Array:
     """Units that a running request at rest holds."""
     rules, sequences = given.rules, state.sequences
-    g, target = read(sequences.group, i), read(sequences.target, i)
-    elapsed = read(state.groups.step, jnp.maximum(g, 0)) - read(sequences.since, i) + state.batch.grown
-    computed = read(sequences.computed, i)
+    g, target = load(sequences.group, i), load(sequences.target, i)
+    elapsed = load(state.groups.step, jnp.maximum(g, 0)) - load(sequences.since, i) + state.batch.grown
+    computed = load(sequences.computed, i)
     prompt = jnp.where(rules.whole_kv, target, computed)
     tokens = jnp.where(g >= 0, computed + elapsed, prompt)
     taken = units(rules.kv, tokens.astype(jnp.float64))
-    return jnp.where(rules.on_demand, taken, read(requests.kv_units, i).astype(jnp.float64))
+    return jnp.where(rules.on_demand, taken, load(requests.kv_units, i).astype(jnp.float64))
 
 
 def newest_at_rest(structure: GeneralStructure, state: State) -> Array:
@@ -99,22 +100,22 @@ def newest_at_rest(structure: GeneralStructure, state: State) -> Array:
     sequences = state.sequences
 
     def flies(i: Array) -> Array:
-        at_rest = (read(sequences.group, i) == state.at_rest) | (
-            (read(sequences.group, i) < 0) & (read(sequences.flight, i) < state.landed)
+        at_rest = (load(sequences.group, i) == state.at_rest) | (
+            (load(sequences.group, i) < 0) & (load(sequences.flight, i) < state.landed)
         )
         return (i < state.running.sentinel) & ~at_rest
 
-    return lax.while_loop(flies, lambda i: read(state.running.older, i), state.running.newest())
+    return lax.while_loop(flies, lambda i: load(state.running.older, i), state.running.newest())
 
 
 def preempt(given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, i: Array) -> State:
     """Back to the waiting, all KV freed: prompt and generated tokens are to be computed anew."""
-    kv = state.kv - held_units(given, requests, state, i)
-    decodes = read(state.sequences.group, i) >= 0
-    state = leave(given, requests, structure, state, i, decodes)
+    held = held_units(given, requests, state, i)
+    kv, i = state.kv - held, jnp.where(held >= 0.0, i, NOBODY)  # always: what follows shall wait for what was read
+    state = leave(given, requests, structure, state, i, True)
     sequences = state.sequences
-    known = known_tokens(given, requests, i, read(sequences.generated, i)).astype(jnp.int32)
-    cached = read(requests.prompt_tokens, i) - read(requests.compute_tokens, i)
+    known = known_tokens(given, requests, i, load(sequences.generated, i)).astype(jnp.int32)
+    cached = load(requests.prompt_tokens, i) - load(requests.compute_tokens, i)
     kept = jnp.where(given.lane.prompts_resident, 0, cached)
     state = state._replace(
         kv=kv,

@@ -137,6 +137,7 @@ def initial_state(given: GeneralLane, requests: Requests, structure: GeneralStru
     zero, number = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32)
     numbers, nobody = jnp.zeros(slots, jnp.int32), jnp.full(slots, NOBODY, jnp.int32)
     never, sums = jnp.full(slots, jnp.inf), jnp.zeros(groups)
+    sentinel = slots - 1 + jnp.minimum(given.lane.requests, 0)
     tags = jnp.zeros(groups * ring + 1, jnp.int64)
     return State(
         clock=zero, stuck=jnp.zeros((), bool),
@@ -145,7 +146,8 @@ def initial_state(given: GeneralLane, requests: Requests, structure: GeneralStru
             requests.prompt_tokens - requests.compute_tokens, requests.prompt_tokens + 0, numbers, nobody, numbers,
             nobody, numbers, jnp.zeros(slots), never, never, never,
         ),
-        running=Chain.empty(slots), prompts=Chain.empty(slots), by_end=Chain.empty(slots if structure.peaks else 1),
+        running=Chain.empty(slots, sentinel), prompts=Chain.empty(slots, sentinel),
+        by_end=Chain.empty(slots if structure.peaks else 1, sentinel),
         groups=Groups(
             jnp.zeros(groups, jnp.int32), sums, sums, sums, sums, sums, jnp.full(groups, NOBODY, jnp.int32)
         ),

@@ -13,18 +13,19 @@ from evaluator.cost.iteration import Array
 from evaluator.stations.engine.general.lane import GeneralLane
 from evaluator.stations.engine.general.state import Sequences, State, Waiting
 from evaluator.stations.engine.lane import Requests
-from evaluator.stations.engine.rings import read, write
+from evaluator.stations.engine.rings import load, write
 
 
 def next_arrival(given: GeneralLane, requests: Requests, waiting: Waiting) -> Array:
     """When the next request comes that is not here, infinite if none will before another has finished."""
     comes = waiting.arrived < jnp.minimum(waiting.released, given.lane.requests)
-    return jnp.where(comes, read(requests.arrival_s, waiting.arrived), jnp.inf)
+    return jnp.where(comes, load(requests.arrival_s, waiting.arrived), jnp.inf)
 
 
 def head(waiting: Waiting) -> Array:
     """The request that is looked at first, if anybody waits."""
-    return jnp.where(waiting.size > 0, waiting.heap[0].astype(jnp.int32), waiting.arrived)
+    first = load(waiting.heap, jnp.minimum(waiting.size, 0))
+    return jnp.where(waiting.size > 0, first.astype(jnp.int32), waiting.arrived)
 
 
 def anybody(given: GeneralLane, requests: Requests, state: State) -> Array:
@@ -52,15 +53,15 @@ def go_back(given: GeneralLane, requests: Requests, state: State, i: Array) -> S
     return state._replace(waiting=_push(state.waiting, rank, i))
 
 
-def pop(waiting: Waiting) -> Waiting:
-    """Without the head."""
+def pop(waiting: Waiting, i: Array) -> Waiting:
+    """Without the head, which is ``i``."""
     ranked = waiting.size > 0
     heap, size = waiting.heap, waiting.size - ranked
-    moved = read(heap, jnp.maximum(size, 0))
+    moved = load(heap, size + jnp.minimum(i, 0))  # after the head was read
 
     def smaller_child(heap: Array, place: Array) -> tuple[Array, Array]:
         left = 2 * place + 1
-        first, second = read(heap, left), read(heap, left + 1)
+        first, second = load(heap, left), load(heap, left + 1)
         right = (left + 1 < size) & (second < first)
         return left + right, jnp.where(right, second, first)
 
@@ -83,12 +84,12 @@ def _push(waiting: Waiting, rank: Array, i: Array) -> Waiting:
 
     def rises(carry: tuple[Array, Array]) -> Array:
         place, heap = carry
-        return (place > 0) & (read(heap, (place - 1) // 2) > entry)
+        return (place > 0) & (load(heap, (place - 1) // 2) > entry)
 
     def rise(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         place, heap = carry
         parent = (place - 1) // 2
-        return parent, write(heap, place, read(heap, parent))
+        return parent, write(heap, place, load(heap, parent))
 
     place, heap = lax.while_loop(rises, rise, (waiting.size, waiting.heap))
     return waiting._replace(heap=write(heap, place, entry), size=waiting.size + 1)
@@ -96,6 +97,6 @@ def _push(waiting: Waiting, rank: Array, i: Array) -> Waiting:
 
 def _work(requests: Requests, sequences: Sequences, i: Array) -> Array:
     """Tokens left to compute and to generate."""
-    target = read(sequences.target, i)
-    computed = jnp.minimum(read(sequences.computed, i), target)
-    return target - computed + read(requests.output_tokens, i) - read(sequences.generated, i)
+    target = load(sequences.target, i)
+    computed = jnp.minimum(load(sequences.computed, i), target)
+    return target - computed + load(requests.output_tokens, i) - load(sequences.generated, i)
