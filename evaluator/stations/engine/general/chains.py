@@ -14,7 +14,6 @@ from jax import lax
 
 from evaluator.cost.iteration import Array
 from evaluator.stations.engine.rings import load, write
-from evaluator.stations.engine.state import NOBODY
 
 
 class Chain(NamedTuple):

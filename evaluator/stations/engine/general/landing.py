@@ -27,9 +27,7 @@ class Landing(NamedTuple):
     completing: Array  # int32, list of requests whose prompts are complete
 
 
-def land(
-    given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, landing: Landing
-) -> State:
+def land(given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, landing: Landing) -> State:
     """The clock has reached the landing's end."""
     weight = jnp.where(load(state.sequences.first_token_s, given.lane.measured_from) < jnp.inf, 1.0, 0.0)
     state = _enter_gaps(state, landing, weight)
@@ -173,9 +171,7 @@ def _complete_prompts(
     return lax.while_loop(lambda carry: carry[1] >= 0, complete, (state, landing.completing))[0]
 
 
-def _finish(
-    requests: Requests, structure: GeneralStructure, state: State, i: Array, end_s: Array, on: Array
-) -> State:
+def _finish(requests: Requests, structure: GeneralStructure, state: State, i: Array, end_s: Array, on: Array) -> State:
     """A request has its last token, if ``on``: it gives back its place and KV."""
     last_token_s = load(state.sequences.last_token_s, i)
     return state._replace(

@@ -15,9 +15,7 @@ from evaluator.stations.engine.rings import load, tagged_count, write
 from evaluator.stations.engine.state import NOBODY
 
 
-def grow_decodes(
-    given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, on: Array
-) -> State:
+def grow_decodes(given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, on: Array) -> State:
     """KV for the next token of every decode at rest, if ``on``; who was admitted last is preempted until it fits.
 
     All together need what each in its turn would get: it is always the last who has to go, and who goes needs nothing.
