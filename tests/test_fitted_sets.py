@@ -55,9 +55,12 @@ def test_a_run_is_close_to_that_of_the_cost_that_made_the_iterations(fitted_set,
 def test_both_engines_agree(fitted_set):
     _, path = fitted_set
     limit = "deployment.batching.max_num_batched_tokens=2048"
-    axes = {"deployment__batching__policy": ["static", "continuous", "chunked", "mixed"]}
+    axes = {
+        "deployment__batching__policy": ["static", "continuous", "chunked", "mixed", "sarathi"],
+        "deployment__batching__packing": ["fcfs", "least_work_left"],
+    }
     found = validate(using(path, limit, **axes))
-    assert (found.compared, found.apart) == (4, 0) and found.worst < 1e-9
+    assert (found.compared, found.apart) == (10, 0) and found.worst < 1e-9
 
 
 def test_other_models_splits_and_hardware_are_rows_that_say_so(fitted_set):
