@@ -53,9 +53,9 @@ def calibrate(
     """Fit the set ``name`` of ``hardware`` to measurements; ``start`` is the set it starts from and keeps near to."""
     jax.config.update("jax_enable_x64", True)
     read = tuple(table if isinstance(table, Table) else read_tables([table])[0] for table in tables)
-    device, base = load_hardware(hardware), load_calibration(start, hardware)
-    processors = PROCESSORS.get(hardware, UNKNOWN)
-    parts, left = select(read, hardware, processors)
+    device = load_hardware(hardware)
+    base, processors = load_calibration(start, device.name), PROCESSORS.get(device.name, UNKNOWN)
+    parts, left = select(read, device.name, processors)
     rate = _starting_rates(device, base, processors)
     found = _parameters(parts, rate, processors)
     result = fit(rate, found, [_target(part, thin(part, most), device) for part in parts])

@@ -109,7 +109,7 @@ def _design(
     max_num_seqs: int,
 ) -> Design:
     model, hardware = load_model(model_name), load_hardware(hardware_name)
-    calibration = load_calibration(calibration_name, hardware_name)
+    calibration = load_calibration(calibration_name, hardware.name)
     known = Design(OK, model, hardware, parallel.devices, calibration)
     problem = parallel_problem(model, hardware, parallel)
     if problem is not None:
