@@ -22,7 +22,9 @@ def calibrate(
             "Splitwise or LLMServingSim. All of them are fitted together.",
         ),
     ],
-    hardware: Annotated[str, typer.Option(help="What the set is for: hardware of the catalog, or a description FILE.yaml.")],
+    hardware: Annotated[
+        str, typer.Option(help="The hardware that the set is for: a name of the catalog, or FILE.yaml.")
+    ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write the set here (.yaml); its name is the file's.")],
     start: Annotated[
         str, typer.Option(help="The set to start from, and to stay at where the data are silent.")

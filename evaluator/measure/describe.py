@@ -13,7 +13,7 @@ OUT_OF_CACHE = 4.0
 
 
 def description(rows: pd.DataFrame, device: Device, name: str) -> str:
-    """The YAML of ``models/hardware`` for this device: the highest FLOP/s and byte/s of any row, and where they are from.
+    """The YAML of ``models/hardware`` for this device: the highest FLOP/s and byte/s of any row, and of which.
 
     InputError where the rows do not tell.
     """
@@ -95,12 +95,13 @@ def _link_lines(link: tuple[float, float, int] | None, device: Device) -> list[s
 
 
 def _told(found: Fastest, device: Device) -> str:
-    rate, row = found
+    _, row = found
     shape = {
         "gemm": ("m", "n", "k"), "attention_decode": ("batch", "past_tokens", "heads", "kv_heads", "head_dim"),
     }.get(str(row["op_class"]), ("bytes",))  # fmt: skip
     of = " ".join(f"{name}={row[name]:g}" for name in shape)
-    return f"measured: the fastest {row['op_class']} ({of}, {row['dtype']}) of JAX {device.jax_version}, {row['measured_at']}"
+    made = f"JAX {device.jax_version}, {row['measured_at']}"
+    return f"measured: the fastest {row['op_class']} ({of}, {row['dtype']}), {made}"
 
 
 def _quoted(text: str) -> str:

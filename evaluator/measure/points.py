@@ -66,10 +66,11 @@ QUICK = Grid(
 )
 
 
+Columns = Mapping[str, float | str]
 Key = tuple[str, ...]
 
 
-def key(op_class: str, columns: Mapping[str, float | str]) -> Key:
+def key(op_class: str, columns: Columns) -> Key:
     """Class and columns, the same for numbers and for their text in a file."""
     return op_class, *(f"{name}={_number(value)}" for name, value in sorted(columns.items()))
 
@@ -86,7 +87,7 @@ class Point:
     """One call to time: the columns of its row in a table of ``evaluator.calibrate``, and the work that is in it."""
 
     op_class: str
-    columns: Mapping[str, float | str] = field(hash=False)
+    columns: Columns = field(hash=False)
     flops: float
     operand_bytes: float  # weights, KV or the other summand: what a call reads from memory
     held_bytes: float  # what it holds beside: activations, scores
@@ -177,7 +178,7 @@ def _grouped(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterator[P
                 visits = tokens * moe.experts_per_token
                 if visits > experts and visits % experts:
                     continue
-                columns = {"tokens": tokens, "hidden": model.hidden, "intermediate": down.inputs,
+                columns: Columns = {"tokens": tokens, "hidden": model.hidden, "intermediate": down.inputs,
                            "top_k": moe.experts_per_token, "experts": experts, "expert_parallel": 1,
                            "routing": "balanced", "dtype": dtype}  # fmt: skip
                 expert = 3.0 * model.hidden * down.inputs
@@ -198,25 +199,36 @@ def _heads(shards: Shards) -> list[tuple[int, int, int]]:
 
 
 def _prefills(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterator[Point]:
-    """Whole causal prompts; JAX's attention has no form for a chunk on a history."""
+    """Whole causal prompts: cuDNN's attention, as JAX has it, knows no chunk on a history."""
     for (heads, kv_heads, size), batch, new in product(_heads(shards), grid.prompts, grid.prompt_tokens):
-        columns = {"batch": batch, "new_tokens": new, "past_tokens": 0} | _head_columns(heads, kv_heads, size, dtype)
+        load = {"batch": batch, "new_tokens": new, "past_tokens": 0}
+        shape = _head_columns(heads, kv_heads, size, dtype)
         scores = batch * heads * new * new
         kept = scores * (BYTES["fp32"] + BYTES[dtype])  # where attention is not fused: scores and what they weigh
         moved = batch * new * size * BYTES[dtype]
         yield Point(
-            "attention_prefill", columns, 2.0 * scores * size, 2.0 * kv_heads * moved, 2 * heads * moved + kept
+            "attention_prefill",
+            {**load, **shape},
+            2.0 * scores * size,
+            2.0 * kv_heads * moved,
+            2 * heads * moved + kept,
         )
 
 
 def _decodes(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterator[Point]:
     for (heads, kv_heads, size), batch, past in product(_heads(shards), grid.decodes, grid.contexts):
-        columns = {"batch": batch, "past_tokens": past} | _head_columns(heads, kv_heads, size, dtype)
+        shape = _head_columns(heads, kv_heads, size, dtype)
         read = 2.0 * batch * past * kv_heads * size * BYTES[dtype]
-        yield Point("attention_decode", columns, 4.0 * batch * past * heads * size, read, read)
+        yield Point(
+            "attention_decode",
+            {"batch": batch, "past_tokens": past, **shape},
+            4.0 * batch * past * heads * size,
+            read,
+            read,
+        )
 
 
-def _head_columns(heads: int, kv_heads: int, size: int, dtype: str) -> dict[str, float | str]:
+def _head_columns(heads: int, kv_heads: int, size: int, dtype: str) -> Columns:
     return {"heads": heads, "kv_heads": kv_heads, "head_dim": size, "window": 0, "dtype": dtype, "kv_dtype": dtype}
 
 
@@ -225,7 +237,7 @@ def _sums(dtype: str, grid: Grid) -> Iterator[Point]:
     for moved in grid.moved_bytes:
         length = int(moved / (3 * BYTES[dtype]))
         exact = 3.0 * BYTES[dtype] * length
-        yield Point("elementwise", {"bytes": exact, "dtype": dtype}, length, exact, exact)
+        yield Point("elementwise", {"bytes": exact, "dtype": dtype}, length, exact / 3, exact)
 
 
 def _elementwise(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterator[Point]:
@@ -234,7 +246,7 @@ def _elementwise(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterat
 
 def _reduces(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterator[Point]:
     for size, message in product((n for n in (2, 4, 8) if n <= devices), grid.messages):
-        columns = {"devices": size, "message_bytes": message, "dtype": dtype}
+        columns: Columns = {"devices": size, "message_bytes": message, "dtype": dtype}
         yield Point("all_reduce", columns, message / BYTES[dtype], 2.0 * message, 2.0 * message)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pandas as pd
 
 from evaluator.measure.device import Device
 from evaluator.measure.operators import MAKERS, Call
@@ -20,14 +20,14 @@ from evaluator.measure.rows import Rows
 from evaluator.measure.timing import Effort, Timing, time_programs
 from evaluator.progress import Progress
 
-LONGEST_S = 1.0
-"""Calls that would take longer at the rates seen so far are left out."""
-
 MEMORY_SHARE = 0.5
 """Of the device's memory, what one point may hold."""
 
 ROTATION = 2.0
 """Sets of operands take turns until they are so many times as large as the cache: weights and KV come from memory."""
+
+FAILURES = (RuntimeError, ValueError)
+"""How JAX tells that a device cannot run something, or has no room for it."""
 
 MOST_SETS = 64
 MOST_CALLS = 32  # in one program
@@ -113,38 +113,41 @@ def _row(
 ) -> dict[str, Any] | None:
     """The row of a point; None, with the reason counted, where it has none."""
     expected = point.seconds(ends.flops, ends.bandwidth)
-    if expected > LONGEST_S:
-        outcome.leave(f"longer than {LONGEST_S:g} s a call")
+    if expected > effort.longest_s:
+        outcome.leave(f"longer than {effort.longest_s:g} s a call")
         return None
-    call = MAKERS[point.op_class](point.columns, device.platform)
-    calls = _calls(call, expected, device, host)
+    calls = _calls(point, expected, device, host)
     sets = max(calls, min(MOST_SETS, math.ceil(ROTATION * device.cache_bytes / max(1.0, point.operand_bytes))))
     if sets * point.operand_bytes + 2 * point.held_bytes > MEMORY_SHARE * device.memory_bytes:
         outcome.leave("more than half of the memory")
         return None
     try:
-        kernel, timing = time_call(call, calls, sets, effort)
-    except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
+        call, timing = time_best(MAKERS[point.op_class](point.columns, device.platform), calls, sets, effort)
+    except FAILURES as error:
         outcome.leave(f"{point.op_class} failed on this device ({str(error).splitlines()[0][:80]})")
         return None
     time_s = _net(timing, calls, call.linked, device, host)
     ends.see(point, max(time_s, timing.time_s / calls / 2))
-    if device.platform != "cpu" and host.program_s > HOST_SHARE * timing.time_s or time_s <= 0:
+    if (device.platform != "cpu" and host.program_s > HOST_SHARE * timing.time_s) or time_s <= 0:
         outcome.leave("too short to tell from the host's work")
         return None
     return {
-        "op_class": point.op_class, **point.columns, "kernel": kernel, "mode": "graph", "time_s": f"{time_s:.6g}",
+        "op_class": point.op_class, **point.columns, "kernel": call.kernel, "mode": "graph", "time_s": f"{time_s:.6g}",
         "spread_s": f"{timing.spread_s / calls:.3g}", "samples": timing.samples, "calls": timing.programs * calls,
         "engine": "jax", "engine_version": device.jax_version, "device": device.name, "platform": device.platform,
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
 
 
-def _calls(call: Call, expected: float, device: Device, host: Host) -> int:
-    """Calls in one program: on a CPU one, as XLA would share work between calls there, and starting one is cheap."""
-    if device.platform == "cpu":
+def _calls(point: Point, expected: float, device: Device, host: Host) -> int:
+    """Calls in one program.
+
+    One on a CPU, where XLA shares work between calls and starting a program is cheap, and of elementwise operators,
+    which XLA makes one loop of.
+    """
+    if device.platform == "cpu" or point.op_class == "elementwise":
         return 1
-    return min(call.longest, MOST_CALLS, math.ceil(AHEAD * host.program_s / expected))
+    return min(MOST_CALLS, math.ceil(AHEAD * host.program_s / expected))
 
 
 def _net(timing: Timing, calls: int, linked: bool, device: Device, host: Host) -> float:
@@ -153,54 +156,51 @@ def _net(timing: Timing, calls: int, linked: bool, device: Device, host: Host) -
     return (timing.time_s - started) / calls - (host.link_s if linked else 0.0)
 
 
-def time_call(call: Call, calls: int, sets: int, effort: Effort) -> tuple[str, Timing]:
-    """Time programs of ``calls`` calls with the best kernel that works; ``sets`` sets of operands take turns.
+def time_best(found: Sequence[Call], calls: int, sets: int, effort: Effort) -> tuple[Call, Timing]:
+    """Time the first of these implementations that runs on this device; the last one's failure is raised."""
+    for call in found[:-1]:
+        with suppress(*FAILURES):
+            return call, time_call(call, calls, sets, effort)
+    return found[-1], time_call(found[-1], calls, sets, effort)
 
-    A program uses a set once, so that nothing of one call can serve another. Returns the kernel's name.
+
+def time_call(call: Call, calls: int, sets: int, effort: Effort) -> Timing:
+    """Time programs of ``calls`` calls; ``sets`` sets of operands take turns.
+
+    A program uses a set once, so that nothing of one call can serve another.
     """
-    carried = call.carried()
     operands = [call.operands(at) for at in range(sets)]
-    name, program = _compiled(call, carried, operands[:calls])
-    state = [carried, 0]
+    carried, turn = call.carried(), 0
+
+    def chain(carried: Any, operands: Any) -> Any:
+        for each in operands:
+            carried = call.run(carried, each)
+        return carried
+
+    program = jax.jit(chain, donate_argnums=0).lower(carried, operands[:calls]).compile()
 
     def run(count: int) -> None:
+        nonlocal carried, turn
         for _ in range(count):
-            at = state[1]
-            state[0] = program(state[0], [operands[(at + each) % sets] for each in range(calls)])
-            state[1] = (at + calls) % sets
-        jax.block_until_ready(state[0])
+            carried = program(carried, [operands[(turn + at) % sets] for at in range(calls)])
+            turn = (turn + calls) % sets
+        jax.block_until_ready(carried)
 
-    return name, time_programs(run, effort)
-
-
-def _compiled(call: Call, carried: Any, operands: list[Any]) -> tuple[str, Any]:
-    kernels = dict(call.kernels)
-    while True:
-        name, kernel = next(iter(kernels.items()))
-
-        def program(carried: Any, operands: list[Any], kernel: Any = kernel) -> Any:
-            for each in operands:
-                carried = kernel(carried, each)
-            return carried
-
-        try:
-            return name, jax.jit(program, donate_argnums=0).lower(carried, operands).compile()
-        except (jax.errors.JaxRuntimeError, NotImplementedError, RuntimeError, ValueError):
-            del kernels[name]
-            if not kernels:
-                raise
+    return time_programs(run, effort)
 
 
 def measure_host(device: Device, effort: Effort) -> Host:
-    """What the host adds, from programs that do nothing, and from small products with and without the chain's kernel."""
-    empty = Call(lambda: jnp.zeros((8,)), lambda at: (), {"": lambda carried, operands: carried}, linked=False)
-    program = jax.jit(lambda carried: carried, donate_argnums=0).lower(jnp.zeros((8,))).compile()
-    alone = time_programs(lambda count: [program(jnp.zeros((8,))).block_until_ready() for _ in range(count)], effort)
-    _, started = time_call(empty, 1, 1, effort)
+    """What the host adds: of programs that do nothing, and of small products with and without the chain's kernel."""
+
+    def nothing() -> jax.Array:
+        return jnp.zeros((8,))
+
+    idle = Call("", lambda carried, operands: carried, nothing, lambda at: (), linked=False)
+    program = jax.jit(lambda carried: carried).lower(nothing()).compile()
+    argument = nothing()
+    alone = time_programs(lambda count: [program(argument).block_until_ready() for _ in range(count)], effort)
     calls = 1 if device.platform == "cpu" else MOST_CALLS
-    linked = MAKERS["gemm"](gemm(256, 256, 256, "fp32").columns, device.platform)
-    plain = linked._replace(kernels={"dot": lambda carried, operands: carried @ operands[0]})
-    _, with_link = time_call(linked, calls, calls, effort)
-    _, without = time_call(plain, calls, calls, effort)
-    link_s = max(0.0, with_link.time_s - without.time_s) / calls
-    return Host(started.time_s, alone.time_s, link_s)
+    (linked,) = MAKERS["gemm"](gemm(256, 256, 256, "fp32").columns, device.platform)
+    plain = linked._replace(run=lambda carried, operands: carried @ operands[0])
+    link_s = time_call(linked, calls, calls, effort).time_s - time_call(plain, calls, calls, effort).time_s
+    return Host(time_call(idle, 1, 1, effort).time_s, alone.time_s, max(0.0, link_s) / calls)

@@ -1,7 +1,7 @@
 """The operators as JAX programs, one class per file: registered here by name.
 
-Each makes a ``Call`` of a point: a function of a carried array and of one set of operands, which gives the carried
-array of the next call. That chain of data is what keeps a compiler from merging, reordering or dropping calls.
+Each makes a ``Call`` of a point. Every call works on what the one before it gave: this chain of data is what keeps a
+compiler from merging, reordering or dropping calls.
 """
 
 from __future__ import annotations

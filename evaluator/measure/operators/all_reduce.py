@@ -15,7 +15,7 @@ from evaluator.cost.dtypes import BYTES
 from evaluator.measure.operators.call import DTYPES, Call
 
 
-def all_reduce(columns: Mapping[str, Any], platform: str) -> Call:
+def all_reduce(columns: Mapping[str, Any], platform: str) -> tuple[Call, ...]:
     """``message_bytes`` among the first ``devices`` devices."""
     count, dtype = int(columns["devices"]), columns["dtype"]
     length = max(1, int(columns["message_bytes"] / BYTES[dtype]))
@@ -32,4 +32,4 @@ def all_reduce(columns: Mapping[str, Any], platform: str) -> Call:
     def zeros() -> jax.Array:
         return jnp.zeros((count * length,), DTYPES[dtype], device=NamedSharding(mesh, spread))
 
-    return Call(zeros, lambda at: (), {"psum": lambda carried, operands: call(carried)}, linked=True)
+    return (Call("psum", lambda carried, operands: call(carried), zeros, lambda at: (), linked=True),)

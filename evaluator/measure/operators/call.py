@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -14,17 +14,17 @@ DTYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16, "fp32": jnp.float32}
 
 
 class Call(NamedTuple):
-    """One call of an operator. ``kernels`` are its implementations, the best first; any but the last may fail."""
+    """One call of an operator: a function of a carried array and of one set of operands to the next carried array."""
 
+    kernel: str  # which implementation
+    run: Callable[[jax.Array, tuple[jax.Array, ...]], jax.Array]
     carried: Callable[[], jax.Array]  # makes the array that the first call starts from
     operands: Callable[[int], tuple[jax.Array, ...]]  # makes the i-th set of operands
-    kernels: Mapping[str, Callable[[jax.Array, tuple[jax.Array, ...]], jax.Array]]
     linked: bool  # whether the chain needs a kernel of its own: ``link``
-    longest: int = 1_000_000  # calls in one program
 
 
-Make = Callable[[Mapping[str, Any], str], Call]
-"""From the columns of a point and the platform (cpu, gpu, tpu) to the call."""
+Make = Callable[[Mapping[str, Any], str], tuple[Call, ...]]
+"""From the columns of a point and the platform (cpu, gpu, tpu) to its implementations, the best first; any may fail."""
 
 
 def link(carried: jax.Array, result: jax.Array) -> jax.Array:
@@ -55,5 +55,6 @@ def noise(shape: tuple[int, ...], dtype: str, seed: int) -> jax.Array:
     return _filled(shape, DTYPES[dtype])(jnp.uint32(seed * 7919 + 1))
 
 
-precision_of = partial({"fp32": lax.Precision.HIGHEST}.get)
-"""fp32 in full: by default GPUs and TPUs compute products of fp32 in fewer bits."""
+def precision_of(dtype: str) -> lax.Precision | None:
+    """fp32 in full: by default GPUs and TPUs compute products of fp32 in fewer bits."""
+    return lax.Precision.HIGHEST if dtype == "fp32" else None

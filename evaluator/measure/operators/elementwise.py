@@ -1,4 +1,4 @@
-"""Sums of two arrays: as a residual is added. One call a program, or XLA would make one loop of several."""
+"""Sums of two arrays: as a residual is added."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from evaluator.cost.dtypes import BYTES
 from evaluator.measure.operators.call import Call, noise
 
 
-def elementwise(columns: Mapping[str, Any], platform: str) -> Call:
+def elementwise(columns: Mapping[str, Any], platform: str) -> tuple[Call, ...]:
     """``bytes`` in all: a third of them the other summand; the carried array is read and written."""
     dtype = columns["dtype"]
     length = int(columns["bytes"] / (3 * BYTES[dtype]))
-    return Call(
-        lambda: noise((length,), dtype, 0),
-        lambda at: (noise((length,), dtype, 1 + at),),
-        {"add": lambda carried, operands: operands[0] - carried},  # alternates: a sum would grow out of its range
-        linked=False,
-        longest=1,
+
+    def add(carried: Any, operands: Any) -> Any:
+        return operands[0] - carried  # alternates, where a sum would grow out of its range
+
+    return (
+        Call(
+            "add", add, lambda: noise((length,), dtype, 0), lambda at: (noise((length,), dtype, 1 + at),), linked=False
+        ),
     )

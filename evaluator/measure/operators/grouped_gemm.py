@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from evaluator.measure.operators.call import Call, link, noise, precision_of
 
 
-def grouped_gemm(columns: Mapping[str, Any], platform: str) -> Call:
+def grouped_gemm(columns: Mapping[str, Any], platform: str) -> tuple[Call, ...]:
     """``tokens`` x hidden activations, weights of the experts that they touch."""
     tokens, hidden, inner, top, experts, dtype = (
         columns[name] for name in ("tokens", "hidden", "intermediate", "top_k", "experts", "dtype")
@@ -32,6 +32,8 @@ def grouped_gemm(columns: Mapping[str, Any], platform: str) -> Call:
         return link(carried, result.reshape(tokens, top, hidden).sum(axis=1))
 
     def weights(at: int) -> tuple[Any, ...]:
-        return noise((touched, hidden, 2 * inner), dtype, 1 + 2 * at), noise((touched, inner, hidden), dtype, 2 + 2 * at)
+        return noise((touched, hidden, 2 * inner), dtype, 1 + 2 * at), noise(
+            (touched, inner, hidden), dtype, 2 + 2 * at
+        )
 
-    return Call(lambda: noise((tokens, hidden), dtype, 0), weights, {"batched_dot": layer}, True)
+    return (Call("batched_dot", layer, lambda: noise((tokens, hidden), dtype, 0), weights, linked=True),)
