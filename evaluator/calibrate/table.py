@@ -100,7 +100,7 @@ def checked(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     if "time_s" not in rows:
         raise InputError(f"{where}: column time_s is missing")
     for name, absent in TEXT.items():
-        rows[name] = rows[name].fillna(absent).astype(str) if name in rows else absent
+        rows[name] = rows[name].astype(object).fillna(absent).astype(str) if name in rows else absent
     if "window" not in rows:
         rows["window"] = 0.0
     rows["window"] = rows["window"].fillna(0.0)

@@ -64,10 +64,12 @@ def measure(
         operators.split(",") if operators else None, loaded, splits or SPLITS, _dtype(dtype, device), device.count,
         QUICK if quick else FULL,
     )  # fmt: skip
-    rows = Rows(out, resume, device.name)
     describe = describe or (None if device.catalog_name else out.with_suffix(".yaml"))
+    if describe is not None and describe.exists() and not resume:
+        raise InputError(f"{describe}: is there already, and would be overwritten; name another one by --describe")
     hardware = describe.stem if describe else str(device.catalog_name)
-    outcome = _run(found, device, rows, hardware, seconds, quick, quiet)
+    rows = Rows(out, device.name, hardware, resume=resume)
+    outcome = _run(found, device, rows, seconds, quick, quiet)
     _report(outcome, rows, device)
     if describe is not None:
         from evaluator.measure import description
@@ -89,9 +91,7 @@ def _dtype(chosen: str | None, device: Device) -> str:
     return chosen or ("fp32" if device.platform == "cpu" else "bf16")
 
 
-def _run(
-    found: Sequence[Point], device: Device, rows: Rows, hardware: str, seconds: float, quick: bool, quiet: bool
-) -> Outcome:
+def _run(found: Sequence[Point], device: Device, rows: Rows, seconds: float, quick: bool, quiet: bool) -> Outcome:
     from evaluator.measure import HASTY, THOROUGH
     from evaluator.measure import measure as run_measure
     from evaluator.progress import Progress
@@ -99,7 +99,7 @@ def _run(
     try:
         with nullcontext() if quiet else Progress(len(found), "calls") as progress:
             return run_measure(
-                found, device, rows, hardware, effort=HASTY if quick else THOROUGH, seconds=seconds, progress=progress
+                found, device, rows, effort=HASTY if quick else THOROUGH, seconds=seconds, progress=progress
             )
     except KeyboardInterrupt:
         raise Interrupted("what was measured is kept, go on with --resume") from None

@@ -7,7 +7,7 @@ from evaluator.measure.device import Device, find_device
 from evaluator.measure.points import CLASSES, DTYPES, FULL, QUICK, points
 from evaluator.measure.rows import Rows
 from evaluator.measure.run import measure
-from evaluator.measure.timing import HASTY, THOROUGH
+from evaluator.measure.timing import HASTY, THOROUGH, Effort
 
-__all__ = ["CLASSES", "DTYPES", "FULL", "HASTY", "QUICK", "THOROUGH", "Device", "Rows", "description", "find_device",
+__all__ = ["CLASSES", "DTYPES", "FULL", "HASTY", "QUICK", "THOROUGH", "Device", "Effort", "Rows", "description", "find_device",
            "measure", "points"]  # fmt: skip

@@ -62,7 +62,7 @@ QUICK = Grid(
     contexts=(512, 2048, 8192),
     moved_bytes=_powers(20, 28, 2),
     messages=_powers(12, 24, 4),
-    squares=_powers(10, 13, 1),
+    squares=_powers(9, 13, 1),
 )
 
 

@@ -21,21 +21,28 @@ HEADER = ("op_class", *_OF_POINTS, "kernel", "mode", "time_s", "spread_s",
 
 
 class Rows:
-    """The rows of one file, old and new. ``old`` are those that an earlier run wrote."""
+    """The rows of one file about one device, old and new. ``old`` are those that an earlier run wrote."""
 
-    def __init__(self, path: Path, resume: bool, device: str) -> None:
-        """Start the file, or go on with it; InputError for a file that is there, or that is of another device."""
+    def __init__(self, path: Path, device: str, hardware: str, *, resume: bool = False) -> None:
+        """``device`` is its driver's name for it, ``hardware`` ours.
+
+        InputError for a file that is there, or, to ``resume``, is of another device or no such file.
+        """
         self.path = path
+        self._hardware = hardware
         there = path.is_file() and path.stat().st_size > 0
         if there and not resume:
             raise InputError(f"--out {path}: is there already; go on with it by --resume, or name another file")
-        self.old = self._read(device) if there else []
-        if not there:
-            self._append(HEADER)
+        self.old = self._read({"device": device, "hardware": hardware}) if there else []
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Write one row."""
-        self._append([row.get(name, "") for name in HEADER])
+        new = not self.path.is_file() or self.path.stat().st_size == 0
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, HEADER)
+            if new:
+                writer.writeheader()
+            writer.writerow({**row, "hardware": self._hardware})
 
     def times(self) -> dict[Key, float]:
         """Seconds of the points that an earlier run measured."""
@@ -48,11 +55,7 @@ class Rows:
         """All rows of the file."""
         return pd.read_csv(self.path)
 
-    def _append(self, values: Any) -> None:
-        with self.path.open("a", newline="") as file:
-            csv.writer(file).writerow(values)
-
-    def _read(self, device: str) -> list[dict[str, str]]:
+    def _read(self, same: Mapping[str, str]) -> list[dict[str, str]]:
         content = self.path.read_text()
         if not content.endswith("\n"):  # the last row was cut short
             self.path.write_text(content[: content.rfind("\n") + 1])
@@ -61,7 +64,8 @@ class Rows:
             if tuple(found.fieldnames or ()) != HEADER:
                 raise InputError(f"--out {self.path}: was not written by this version of measure; name another file")
             rows = list(found)
-        others = sorted({row["device"] for row in rows} - {device})
-        if others:
-            raise InputError(f"--out {self.path}: holds measurements of {others[0]}, but this is {device}")
+        for name, here in same.items():
+            others = sorted({row[name] for row in rows} - {here})
+            if others:
+                raise InputError(f"--out {self.path}: holds measurements of {name} {others[0]}, but this is {here}")
         return rows

@@ -12,9 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from evaluator.measure.device import Device
-from evaluator.measure.operators import MAKERS, Call
+from evaluator.measure.operators import MAKERS, Call, precision_of
 from evaluator.measure.points import Point, gemm
 from evaluator.measure.rows import Rows
 from evaluator.measure.timing import Effort, Timing, time_programs
@@ -40,7 +41,7 @@ HOST_SHARE = 0.5
 
 @dataclass
 class Ends:
-    """The highest rates seen so far; at first, those of no device."""
+    """The highest rates seen so far; at first, lower ones than any device has."""
 
     flops: float = 1e10
     bandwidth: float = 1e9
@@ -78,7 +79,6 @@ def measure(
     points: Sequence[Point],
     device: Device,
     rows: Rows,
-    hardware: str,
     *,
     effort: Effort,
     seconds: float,
@@ -101,7 +101,7 @@ def measure(
             break
         row = _row(point, device, host, ends, effort, outcome)
         if row is not None:
-            rows.add({**row, "hardware": hardware})
+            rows.add(row)
             outcome.measured += 1
         if progress is not None:
             progress.advance(1)
@@ -171,13 +171,7 @@ def time_call(call: Call, calls: int, sets: int, effort: Effort) -> Timing:
     """
     operands = [call.operands(at) for at in range(sets)]
     carried, turn = call.carried(), 0
-
-    def chain(carried: Any, operands: Any) -> Any:
-        for each in operands:
-            carried = call.run(carried, each)
-        return carried
-
-    program = jax.jit(chain, donate_argnums=0).lower(carried, operands[:calls]).compile()
+    program = chain(call, carried, operands[:calls])
 
     def run(count: int) -> None:
         nonlocal carried, turn
@@ -189,18 +183,36 @@ def time_call(call: Call, calls: int, sets: int, effort: Effort) -> Timing:
     return time_programs(run, effort)
 
 
+def chain(call: Call, carried: Any, operands: Sequence[Any]) -> Any:
+    """The compiled program of one call per set of operands, each on what the one before it gave."""
+
+    def calls(carried: Any, operands: Any) -> Any:
+        for each in operands:
+            carried = call.run(carried, each)
+        return carried
+
+    return jax.jit(calls, donate_argnums=0).lower(carried, operands).compile()
+
+
 def measure_host(device: Device, effort: Effort) -> Host:
-    """What the host adds: of programs that do nothing, and of small products with and without the chain's kernel."""
+    """What the host adds: of programs that do nothing, and of small products with and without the chain's kernel.
+
+    On a CPU the latter is a store, less than can be told.
+    """
 
     def nothing() -> jax.Array:
         return jnp.zeros((8,))
 
-    idle = Call("", lambda carried, operands: carried, nothing, lambda at: (), linked=False)
-    program = jax.jit(lambda carried: carried).lower(nothing()).compile()
-    argument = nothing()
+    def product(carried: jax.Array, operands: Any) -> jax.Array:
+        return lax.dot(carried, *operands, precision=precision_of("fp32"))
+
+    calls = 1 if device.platform == "cpu" else MOST_CALLS  # as in programs of short calls
+    idle = Call("", lambda carried, operands: carried, nothing, lambda at: (nothing(),), linked=False)
+    program, argument = jax.jit(lambda carried: carried).lower(nothing()).compile(), nothing()
     alone = time_programs(lambda count: [program(argument).block_until_ready() for _ in range(count)], effort)
-    calls = 1 if device.platform == "cpu" else MOST_CALLS
+    started = time_call(idle, calls, calls, effort)
+    if device.platform == "cpu":
+        return Host(started.time_s, alone.time_s, 0.0)
     (linked,) = MAKERS["gemm"](gemm(256, 256, 256, "fp32").columns, device.platform)
-    plain = linked._replace(run=lambda carried, operands: carried @ operands[0])
-    link_s = time_call(linked, calls, calls, effort).time_s - time_call(plain, calls, calls, effort).time_s
-    return Host(time_call(idle, 1, 1, effort).time_s, alone.time_s, max(0.0, link_s) / calls)
+    with_link, without = (time_call(each, calls, calls, effort) for each in (linked, linked._replace(run=product)))
+    return Host(started.time_s, alone.time_s, max(0.0, with_link.time_s - without.time_s) / calls)

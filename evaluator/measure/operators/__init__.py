@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from evaluator.measure.operators.all_reduce import all_reduce
 from evaluator.measure.operators.attention import attention
-from evaluator.measure.operators.call import Call, Make
+from evaluator.measure.operators.call import Call, Make, precision_of
 from evaluator.measure.operators.elementwise import elementwise
 from evaluator.measure.operators.gemm import gemm
 from evaluator.measure.operators.grouped_gemm import grouped_gemm
@@ -22,4 +22,4 @@ MAKERS: dict[str, Make] = {
     "all_reduce": all_reduce,
 }
 
-__all__ = ["MAKERS", "Call"]
+__all__ = ["MAKERS", "Call", "precision_of"]
