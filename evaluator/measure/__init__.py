@@ -9,5 +9,5 @@ from evaluator.measure.rows import Rows
 from evaluator.measure.run import measure
 from evaluator.measure.timing import HASTY, THOROUGH, Effort
 
-__all__ = ["CLASSES", "DTYPES", "FULL", "HASTY", "QUICK", "THOROUGH", "Device", "Effort", "Rows", "description", "find_device",
-           "measure", "points"]  # fmt: skip
+__all__ = ["CLASSES", "DTYPES", "FULL", "HASTY", "QUICK", "THOROUGH", "Device", "Effort", "Rows", "description",
+           "find_device", "measure", "points"]  # fmt: skip

@@ -16,7 +16,7 @@ from evaluator.measure.timing import Effort
 
 CPU = Device("CPU", "cpu", 1, 4e9, 1e6, "0")
 HASTIEST = Effort(1e-4, 3, 1e-4, 0.1)
-SMALL = ("--model", "qwen3-0.6b", "--tp", "2", "--operators", "gemm", "--quick", "--seconds", "60", "--quiet")
+SMALL = ("--model", "qwen3-0.6b", "--tp", "2", "--operators", "gemm", "--quick", "--seconds", "15", "--quiet")
 
 
 def test_measure_calibrate_predict_estimate(evaluator, tmp_path, monkeypatch):
@@ -31,7 +31,7 @@ def test_measure_calibrate_predict_estimate(evaluator, tmp_path, monkeypatch):
     code, out, _ = evaluator("calibrate", "box.csv", "--hardware", "box.yaml", "--out", "fitted.yaml")
     assert code == 0 and "gemm" in out
     aside = load_calibration("fitted.yaml", "box").fit["errors"]["gemm"]["held_out"]
-    assert aside["rows"] > 10
+    assert aside["rows"] > 5
     assert aside["median"] < 0.6  # others may use this machine too
 
     dtypes = [text for option in ("weights", "activations", "kv") for text in (f"--{option}", "fp32")]
