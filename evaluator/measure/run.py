@@ -41,15 +41,22 @@ HOST_SHARE = 0.5
 
 @dataclass
 class Ends:
-    """The highest rates seen so far; at first, lower ones than any device has."""
+    """The highest rates seen so far, at first lower ones than any device has, and how far classes stay below them."""
 
     flops: float = 1e10
     bandwidth: float = 1e9
+    slower: dict[str, float] = field(default_factory=dict)  # by class: the least factor
 
     def see(self, point: Point, time_s: float) -> None:
         """Learn from a time."""
         self.flops = max(self.flops, point.flops / time_s)
         self.bandwidth = max(self.bandwidth, point.operand_bytes / time_s)
+        factor = time_s / point.seconds(self.flops, self.bandwidth)
+        self.slower[point.op_class] = min(factor, self.slower.get(point.op_class, factor))
+
+    def expected(self, point: Point) -> float:
+        """Seconds that a point may take, as things look now."""
+        return self.slower.get(point.op_class, 1.0) * point.seconds(self.flops, self.bandwidth)
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ def _row(
     point: Point, device: Device, host: Host, ends: Ends, effort: Effort, outcome: Outcome
 ) -> dict[str, Any] | None:
     """The row of a point; None, with the reason counted, where it has none."""
-    expected = point.seconds(ends.flops, ends.bandwidth)
+    expected = ends.expected(point)
     if expected > effort.longest_s:
         outcome.leave(f"longer than {effort.longest_s:g} s a call")
         return None

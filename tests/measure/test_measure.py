@@ -9,9 +9,9 @@ import pytest
 
 from evaluator.catalog import load_calibration
 from evaluator.measure.device import Device
-from evaluator.measure.points import gemm
+from evaluator.measure.points import Point, gemm
 from evaluator.measure.rows import Rows
-from evaluator.measure.run import Host, Outcome, measure
+from evaluator.measure.run import Ends, Host, Outcome, measure
 from evaluator.measure.timing import Effort
 
 CPU = Device("CPU", "cpu", 1, 4e9, 1e6, "0")
@@ -66,6 +66,15 @@ def test_what_does_not_fit_or_takes_too_long_is_left_out(tmp_path):
                       effort=HASTIEST, seconds=60)  # fmt: skip
     assert outcome.left == {"more than half of the memory": 1, "longer than 0.1 s a call": 1}
     assert outcome.measured == 0
+
+
+def test_classes_that_stay_below_the_ends_are_expected_to_take_longer():
+    ends, slow = Ends(), Point("attention_prefill", {}, flops=1e12, operand_bytes=1.0, held_bytes=0.0)
+    ends.see(gemm(1000, 1000, 1000, "fp32"), 1e-3)
+    assert ends.expected(slow) == pytest.approx(1e12 / 2e12)
+    ends.see(slow, 5.0)
+    assert ends.expected(slow) == pytest.approx(5.0)
+    assert ends.expected(gemm(2000, 1000, 1000, "fp32")) == pytest.approx(2e-3)
 
 
 def test_a_failure_on_the_device_is_one_row_less(tmp_path, monkeypatch):
