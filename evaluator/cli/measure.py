@@ -38,11 +38,17 @@ def measure(
     ] = None,
     models: Annotated[
         list[str] | None,
-        typer.Option("--model", metavar="NAME", help=f"Take the shapes of this model. May be repeated. {MODELS}"),
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help=f"A model whose shapes to take; may be repeated. Default: {' '.join(MODELS)}.",
+        ),
     ] = None,
     splits: Annotated[
         list[int] | None,
-        typer.Option("--tp", min=1, metavar="N", help=f"As one of N devices has them. May be repeated. {SPLITS}"),
+        typer.Option(
+            "--tp", min=1, metavar="N", help="The shapes of one of N devices; may be repeated. Default: 1 2 4 8."
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="bf16, fp16 or fp32; without this bf16, on a CPU fp32.")

@@ -77,6 +77,20 @@ def test_classes_that_stay_below_the_ends_are_expected_to_take_longer():
     assert ends.expected(gemm(2000, 1000, 1000, "fp32")) == pytest.approx(2e-3)
 
 
+def test_programs_of_many_calls_where_host_and_device_are_apart(tmp_path):
+    """As on a GPU, here with the CPU's programs: short calls share a program, and cuDNN is not there."""
+    path = tmp_path / "t.csv"
+    heads = {"heads": 8, "kv_heads": 4, "head_dim": 64, "window": 0, "dtype": "bf16", "kv_dtype": "bf16"}
+    decode = Point("attention_decode", {"batch": 8, "past_tokens": 512, **heads}, 1e6, 2e6, 2e6)
+    points = [gemm(64, 1024, 1024, "bf16"), decode, gemm(64, 256, 512, "bf16")]
+    gpu = Device("GPU", "gpu", 1, 4e9, 1e6, "0")
+    outcome = measure(points, gpu, Rows(path, "GPU", "box"), effort=HASTIEST, seconds=60)
+    assert outcome.measured == 3 and outcome.host.link_s >= 0
+    table = pd.read_csv(path)
+    assert table["kernel"].tolist() == ["dot", "products", "dot"]
+    assert table["calls"].iloc[-1] > 1
+
+
 def test_a_failure_on_the_device_is_one_row_less(tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("RESOURCE_EXHAUSTED: out of memory\nmore")

@@ -28,8 +28,11 @@ Make = Callable[[Mapping[str, Any], str], tuple[Call, ...]]
 
 
 def link(carried: jax.Array, result: jax.Array) -> jax.Array:
-    """``carried`` with one element that depends on ``result``, changed in place: the next call must wait."""
-    first = result[(0,) * result.ndim] * 1e-3
+    """``carried`` with one element that depends on ``result``, changed in place: the next call must wait.
+
+    The barrier is for the compiler: who sees that one element is wanted might compute no other.
+    """
+    first = lax.optimization_barrier(result)[(0,) * result.ndim] * 1e-3
     return carried.at[(0,) * carried.ndim].set(first.astype(carried.dtype))
 
 
