@@ -53,7 +53,7 @@ def measure(
     dtype: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="bf16, fp16 or fp32; without this bf16, on a CPU fp32.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="Stop after so long; --resume goes on.")] = 600.0,
+    seconds: Annotated[float, typer.Option(min=0.0, metavar="S", help="Stop after so long; --resume goes on.")] = 600.0,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes, shorter samples.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the table: measure what it lacks.")] = False,
     quiet: QuietOption = False,
@@ -73,19 +73,20 @@ def measure(
     describe = describe or (None if device.catalog_name else out.with_suffix(".yaml"))
     if describe is not None and describe.exists() and not resume:
         raise InputError(f"{describe}: is there already, and would be overwritten; name another one by --describe")
-    hardware = describe.stem if describe else str(device.catalog_name)
-    rows = Rows(out, device.name, hardware, resume=resume)
-    outcome = _run(found, device, rows, seconds, quick, quiet)
-    _report(outcome, rows, device)
+    rows = Rows(out, device.name, describe.stem if describe else str(device.catalog_name), resume=resume)
+    _report(_run(found, device, rows, seconds, quick, quiet), rows, device)
     if describe is not None:
-        from evaluator.measure import description
-
-        describe.write_text(description(rows.frame(), device, hardware))
+        _describe(rows, device, describe)
     if not quiet:
-        wrote = f"{out} and {describe}" if describe else str(out)
-        fitted = f"calibration/{hardware}-jax.yaml"
-        typer.echo(f"wrote {wrote}; next: evaluator calibrate {out} --hardware {describe or hardware} --out {fitted}",
-                   err=True)  # fmt: skip
+        hardware = describe or device.catalog_name
+        typer.echo(f"wrote {out}" + (f" and {describe}" if describe else ""), err=True)
+        typer.echo(f"next: evaluator calibrate {out} --hardware {hardware} --out {out.stem}-jax.yaml", err=True)
+
+
+def _describe(rows: Rows, device: Device, path: Path) -> None:
+    from evaluator.measure import description
+
+    path.write_text(description(rows.frame(), device, path.stem))
 
 
 def _dtype(chosen: str | None, device: Device) -> str:

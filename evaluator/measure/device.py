@@ -38,6 +38,9 @@ KNOWN = {
 LARGE_CACHE = 128e6
 """Where the cache's size is not known: no smaller than that of any device in the catalog."""
 
+SMALL_MEMORY = 8e9
+"""Where a device does not tell how much memory it has."""
+
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
@@ -55,7 +58,12 @@ class Device:
     @property
     def catalog_name(self) -> str | None:
         """The catalog's entry for it, None where there is none."""
-        return next((entry for pattern, entry in KNOWN.items() if re.fullmatch(pattern, self.name)), None)
+        return recognised(self.name)
+
+
+def recognised(name: str) -> str | None:
+    """The catalog's entry for the device that a driver calls so."""
+    return next((entry for pattern, entry in KNOWN.items() if re.fullmatch(pattern, name)), None)
 
 
 def find_device() -> Device:
@@ -67,13 +75,14 @@ def find_device() -> Device:
     except RuntimeError as error:
         raise InputError(f"JAX has no device to measure: {error}") from None
     first = found[0]
-    name = _processor() if first.platform == "cpu" else first.device_kind
-    catalog = Device(name, first.platform, 1, 0.0, 0.0, "").catalog_name
     if first.platform == "cpu":
-        memory, cache = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")), _cpu_cache()
+        name, cache = _processor(), _cpu_cache()
+        memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     else:
-        memory = float((first.memory_stats() or {}).get("bytes_limit", 8e9))
-        cache = PROCESSORS[catalog].cache_bytes if catalog in PROCESSORS else LARGE_CACHE
+        name = first.device_kind
+        known = PROCESSORS.get(recognised(name) or "")
+        cache = known.cache_bytes if known else LARGE_CACHE
+        memory = float((first.memory_stats() or {}).get("bytes_limit", SMALL_MEMORY))
     return Device(name, first.platform, len(found), memory, cache, jax.__version__)
 
 

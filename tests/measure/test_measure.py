@@ -172,5 +172,5 @@ def test_a_known_device_is_named_and_needs_no_description(evaluator, tmp_path, m
     path = tmp_path / "t.csv"
     code, out, err = evaluator("measure", "--out", path)
     assert code == 0 and out.startswith("NVIDIA H200")
-    assert f"evaluator calibrate {path} --hardware h200-sxm --out calibration/h200-sxm-jax.yaml" in err
+    assert f"evaluator calibrate {path} --hardware h200-sxm --out t-jax.yaml" in err
     assert pd.read_csv(path)["hardware"].tolist() == ["h200-sxm"] and not (tmp_path / "t.yaml").exists()
