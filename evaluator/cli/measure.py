@@ -71,9 +71,9 @@ def measure(
         QUICK if quick else FULL,
     )  # fmt: skip
     describe = describe or (None if device.catalog_name else out.with_suffix(".yaml"))
+    rows = Rows(out, device.name, describe.stem if describe else str(device.catalog_name), resume=resume)
     if describe is not None and describe.exists() and not resume:
         raise InputError(f"{describe}: is there already, and would be overwritten; name another one by --describe")
-    rows = Rows(out, device.name, describe.stem if describe else str(device.catalog_name), resume=resume)
     _report(_run(found, device, rows, seconds, quick, quiet), rows, device)
     if describe is not None:
         _describe(rows, device, describe)
