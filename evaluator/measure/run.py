@@ -94,6 +94,7 @@ def measure(
 ) -> Outcome:
     """Measure points into ``rows`` until ``seconds`` have passed, those that are there already not again."""
     end = clock() + seconds
+    effort = effort.shared() if device.platform == "cpu" else effort
     host = measure_host(device, effort)
     ends, outcome, done = Ends(), Outcome(host), rows.times()
     for place, point in enumerate(points):

@@ -32,6 +32,14 @@ def test_short_programs_are_repeated_until_a_sample_is_long_enough():
     assert sum(machine.counts) < 12 * timing.programs
 
 
+def test_where_others_take_turns_the_fastest_of_more_and_shorter_samples_counts():
+    machine = Machine(1e-6, noise=[1, 1, 1, 1, 1] + [3.0] * 18 + [1.0] + [3.0] * 10)
+    shared = EFFORT.shared()
+    assert (shared.sample_s, shared.samples) == (EFFORT.sample_s / 10, 4 * EFFORT.samples)
+    timing = time_programs(machine.run, shared, machine)
+    assert timing.time_s == pytest.approx(1e-6) and timing.spread_s == pytest.approx(2e-6)
+
+
 def test_long_programs_run_a_few_times():
     machine = Machine(0.4)
     timing = time_programs(machine.run, EFFORT, machine)
