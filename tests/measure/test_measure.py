@@ -16,7 +16,7 @@ from evaluator.measure.timing import Effort
 
 CPU = Device("CPU", "cpu", 1, 4e9, 1e6, "0")
 HASTIEST = Effort(1e-4, 3, 1e-4, 0.1)
-SMALL = ("--model", "qwen3-0.6b", "--tp", "2", "--operators", "gemm", "--quick", "--seconds", "15", "--quiet")
+SMALL = ("--model", "qwen3-0.6b", "--tp", "2", "--operators", "gemm", "--quick", "--seconds", "12", "--quiet")
 
 
 def held_out_error(evaluator):
