@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -18,13 +19,15 @@ COLLECTIVE_CLASSES = ("all_reduce", "all_to_all", "p2p")
 OPERATOR_CLASSES = COMPUTE_CLASSES + COLLECTIVE_CLASSES
 EIGHT_BIT_CLASSES = {"gemm_8bit": "gemm", "grouped_gemm_8bit": "grouped_gemm"}
 """Optional classes, for products in 8 bits and less, and whose figures they take where a set has none."""
+SORT = "sort"
+"""Optional class: ordering the logits for top-p and top-k. An engine whose set has none does not order them."""
 PROVENANCES = ("datasheet", "calibrated", "extrapolated")
 ENGINES = ("vllm",)
 """Engines whose sets ``auto`` looks for, the default engine first: ``calibration/HARDWARE-ENGINE.yaml``."""
 
-HOST = ("step_overhead_s", "sequence_overhead_s", "frontend_s", "lookahead_steps")
-"""Figures of the host, of which measurements of kernels know nothing."""
-_OPTIONAL_SOURCES = ("frontend_s", "lookahead_steps")
+HOST = ("step_overhead_s", "sequence_overhead_s", "frontend_s", "lookahead_steps", "graph_tokens", "expert_skew")
+"""Figures of the engine and its load, of which measurements of kernels know nothing; the class SORT is one more."""
+_OPTIONAL_SOURCES = (SORT, "expert_skew", "frontend_s", "lookahead_steps", "graph_tokens")
 
 _SECONDS = ("head_token_s", "head_sequence_s", "kv_head_sequence_s")
 _OPTIONAL = {
@@ -102,12 +105,16 @@ class Calibration:
     fit: Mapping[str, Any] = field(default_factory=dict)
     frontend_s: float = 0.0  # per request, outside the engine: HTTP, tokenising, hops between processes, streaming
     lookahead_steps: float = 0.0  # iterations that a request waits because they are planned ahead when it comes
+    graph_tokens: float = 0.0  # batches are padded to multiples of so many tokens, of which graphs are kept (0: none)
 
     def of(self, op_class: str) -> OperatorEfficiency:
         """The efficiencies of a class; those of 16 bits for an 8-bit class that the set has not."""
         if op_class in self.efficiencies:
             return self.efficiencies[op_class]
-        return self.efficiencies[EIGHT_BIT_CLASSES[op_class]]
+        return _FREE if op_class == SORT else self.efficiencies[EIGHT_BIT_CLASSES[op_class]]
+
+
+_FREE = OperatorEfficiency(1.0, math.inf, 0.0, 0.0)
 
 
 def load_calibration(name: str, hardware: str) -> Calibration:
@@ -139,7 +146,9 @@ def _best(hardware: str) -> Calibration:
 def with_host(kernels: Calibration, serving: Calibration) -> Calibration:
     """A set of kernels with the host's figures of one fitted to serving runs."""
     figures: dict[str, Any] = {name: getattr(serving, name) for name in HOST}
-    return replace(kernels, name=f"{kernels.name}, host of {serving.name}", **figures)
+    sort = {SORT: serving.efficiencies[SORT]} if SORT in serving.efficiencies else {}
+    classes = {**kernels.efficiencies, **sort}
+    return replace(kernels, name=f"{kernels.name}, host of {serving.name}", efficiencies=classes, **figures)
 
 
 @functools.cache
@@ -168,6 +177,7 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
         fit=given.inner("fit", {}).values,
         frontend_s=given.quantity("frontend_s", "s", 0.0, zero=True),
         lookahead_steps=given.number("lookahead_steps", 0.0),
+        graph_tokens=given.number("graph_tokens", 0.0),
     )
     given.finish()
     return calibration
@@ -176,7 +186,7 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
 def _efficiencies(classes: Fields) -> dict[str, OperatorEfficiency]:
     efficiencies = {name: _compute(classes.inner(name), _OPTIONAL[name]) for name in COMPUTE_CLASSES}
     efficiencies |= {name: _collective(classes.inner(name)) for name in COLLECTIVE_CLASSES}
-    for name, base in EIGHT_BIT_CLASSES.items():
+    for name, base in {**EIGHT_BIT_CLASSES, SORT: "elementwise"}.items():
         if classes.raw(name, None) is not None:
             efficiencies[name] = _compute(classes.inner(name), _OPTIONAL[base])
     classes.finish()

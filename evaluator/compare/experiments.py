@@ -46,16 +46,20 @@ class Workload:
     prompts_per_group: int
     system_tokens: int
     question_tokens: int
-    output_tokens: int  # asked for
+    output_tokens: int  # asked for, and generated: the load generator has the server ignore ends of sequence
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One row of measurements: ``values`` by metric name (``ttft_mean``, ``e2e_p99``, ...) in seconds or 1/s."""
+    """One row of measurements: ``values`` by metric name (``ttft_mean``, ``e2e_p99``, ...) in seconds or 1/s.
+
+    ``counted_tokens`` is the mean output that the client counted (the text that it got, tokenised again), which its ITL
+    is per token of: up to a quarter less than the server generated.
+    """
 
     stage: int
     values: Mapping[str, float]
-    output_tokens: float | None  # mean, really generated
+    counted_tokens: float | None
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,11 @@ def calibration_for(wanted: str, hardware: str) -> Calibration:
     return load_calibration(name if known else "datasheet", hardware)
 
 
+def kernel_sets() -> list[str]:
+    """GPUs of which there is a set fitted to kernels."""
+    return [name.removesuffix("-vllm") for name in names("calibrations") if name.endswith("-vllm")]
+
+
 def server(experiment: Experiment, calibration: str | Calibration = "auto") -> Server:
     """The replica that ran the experiment. Raises InputError with the reason where there can be none."""
     model, hardware = load_model(model_name(experiment.model)), load_hardware(hardware_name(experiment.gpu))

@@ -16,17 +16,17 @@ from evaluator.compare.parameters import PARAMETERS
 _IN_A_COLLECTIVE = ("bandwidth_efficiency", "launch_s")
 
 
-def calibration_text(fitted: FitResult, base: Calibration, header: str) -> str:
+def calibration_text(set_: Calibration, fitted: FitResult, base: Calibration, header: str) -> str:
     """The set's YAML; ``header`` says what it was fitted on and how well, as comments."""
     comments = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
-    document = _document(fitted.calibration) | {"sources": _sources(fitted, base)}
+    document = _document(set_) | {"sources": _sources(fitted, base)}
     return comments + yaml.safe_dump(document, sort_keys=False, width=118, allow_unicode=True)
 
 
-def write_calibration(path: Path, fitted: FitResult, base: Calibration, header: str) -> None:
+def write_calibration(path: Path, set_: Calibration, fitted: FitResult, base: Calibration, header: str) -> None:
     """``calibration_text`` into a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(calibration_text(fitted, base, header), encoding="utf-8")
+    path.write_text(calibration_text(set_, fitted, base, header), encoding="utf-8")
 
 
 def _document(calibration: Calibration) -> dict[str, Any]:

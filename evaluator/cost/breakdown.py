@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evaluator.catalog.calibration import SORT
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.fold import coefficients, fold_rates, mesh, reach, unit_times
 from evaluator.cost.iteration import BatchStatistics, experts_touched, iteration_time
@@ -64,6 +65,8 @@ def breakdown(
 
     Each time is ``iteration_time`` of the operator alone, so the times add up to that of the whole.
     """
+    if SORT not in calibration.efficiencies:
+        operators = tuple(each for each in operators if each.op_class != SORT)
     rate = rates(hardware, calibration)
     links = reach(hardware), mesh(hardware)
     single = [fold_rates(coefficients((each,), *links), rate, overheads=False) for each in operators]

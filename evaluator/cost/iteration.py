@@ -90,6 +90,7 @@ class CostParameters(NamedTuple):
     prefill_window_rows: Rows  # the same in windowed layers, with the windowed area and context
     log_expert_missed: Array  # log(1 - k/E): one token leaves a given expert untouched; 0 without experts
     expert_skew: Array  # variance of the experts' popularity, see ``experts_touched``; 0: all alike
+    graph_tokens: Array  # the batch is padded to a multiple of so many tokens, see ``padded``; 0: it is not
     iteration_s: Array  # per iteration
     token_s: Array  # per token computed
     sequence_s: Array  # per sequence in the batch
@@ -162,6 +163,17 @@ def experts_touched(log_expert_missed: Array, tokens: Array, skew: Array = 0.0) 
     return -xp.expm1(-xp.where(skew > 0.0, spread, visits))
 
 
+def padded(tokens: Array, graph_tokens: Array) -> Array:
+    """Tokens that the kernels see where an engine replays CUDA graphs, kept for 1, 2, 4 and multiples of 8 tokens.
+
+    vLLM (``cudagraph_capture_sizes``) and SGLang pad a batch up to the next one. What pads it is routed to experts,
+    too; in dense products, bound by their weights at such sizes, it costs nothing.
+    """
+    xp = array_namespace(tokens, graph_tokens)
+    whole = graph_tokens * xp.ceil(tokens / xp.maximum(graph_tokens, 1.0))
+    return xp.where((graph_tokens > 0.0) & (tokens > 4.0), whole, tokens)
+
+
 def iteration_time(parameters: CostParameters, batch: BatchStatistics) -> Array:
     """Seconds of one iteration; the shape is the common shape of the lanes and the batch.
 
@@ -189,6 +201,7 @@ def iteration_time(parameters: CostParameters, batch: BatchStatistics) -> Array:
         )
     )
     if len(parameters.expert_rows.flop):  # structure: models without experts do not pay for the exponential
-        touched = experts_touched(parameters.log_expert_missed, tokens, parameters.expert_skew)
+        seen = padded(tokens, parameters.graph_tokens)
+        touched = experts_touched(parameters.log_expert_missed, seen, parameters.expert_skew)
         time = time + _products_time(parameters.expert_rows, tokens, touched, tokens)
     return time

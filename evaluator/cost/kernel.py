@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 OpClass = Literal[
-    "gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise", "all_reduce", "all_to_all", "p2p"
-]
+    "gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise", "all_reduce", "all_to_all", "p2p",
+    "sort",
+]  # fmt: skip
 Group = Literal[
     "tokens", "sequences", "experts", "prefill", "prefill_window", "decode", "decode_window",
     "linear_tokens", "linear_sequences",

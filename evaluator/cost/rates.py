@@ -56,6 +56,7 @@ class Rates(NamedTuple):
     reduce_ramp_s: Any  # (size,) s beyond launch and volume that a large message takes
     reduce_half_bytes: Any  # (size,) message that takes half of it
     expert_skew: Any  # () variance of the experts' popularity
+    graph_tokens: Any  # () batches are padded to multiples of so many tokens (0: they are not)
 
 
 def rates(hardware: Hardware, calibration: Calibration) -> Rates:
@@ -81,6 +82,7 @@ def rates(hardware: Hardware, calibration: Calibration) -> Rates:
         reduce_ramp_s=by_size[:, 2],
         reduce_half_bytes=by_size[:, 3],
         expert_skew=np.float64(calibration.expert_skew),
+        graph_tokens=np.float64(calibration.graph_tokens),
         **by_class,
     )
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from evaluator.catalog.calibration import SORT
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.dtypes import COMPUTE_DTYPES
 from evaluator.cost.fold import coefficients, reach
@@ -30,8 +31,11 @@ class IdealTime(NamedTuple):
 
 
 def ideal_times(operators: tuple[Operator, ...], hardware: Hardware) -> tuple[IdealTime, IdealTime]:
-    """(FLOPs, bytes) of these operators in seconds at the peak of the dtype each computes in, and at full bandwidth."""
-    known = coefficients(operators, reach(hardware))
+    """(FLOPs, bytes) of these operators in seconds at the peak of the dtype each computes in, and at full bandwidth.
+
+    Sorting the logits is how an engine samples, no work that the model asks for.
+    """
+    known = coefficients(tuple(each for each in operators if each.op_class != SORT), reach(hardware))
     peaks = np.array([peak_flops(hardware.peak_flops, dtype) for dtype in COMPUTE_DTYPES])
     flop_s = known.flops / peaks[known.dtype]
     weight_s = known.weight_bytes / hardware.memory_bandwidth
