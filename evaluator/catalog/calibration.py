@@ -25,9 +25,17 @@ PROVENANCES = ("datasheet", "calibrated", "extrapolated")
 ENGINES = ("vllm",)
 """Engines whose sets ``auto`` looks for, the default engine first: ``calibration/HARDWARE-ENGINE.yaml``."""
 
-HOST = ("step_overhead_s", "sequence_overhead_s", "frontend_s", "lookahead_steps", "graph_tokens", "expert_skew")
+HOST = (
+    "step_overhead_s",
+    "sequence_overhead_s",
+    "frontend_s",
+    "lookahead_steps",
+    "warm_up_s",
+    "graph_tokens",
+    "expert_skew",
+)
 """Figures of the engine and its load, of which measurements of kernels know nothing; the class SORT is one more."""
-_OPTIONAL_SOURCES = (SORT, "expert_skew", "frontend_s", "lookahead_steps", "graph_tokens")
+_OPTIONAL_SOURCES = (SORT, "expert_skew", "frontend_s", "lookahead_steps", "warm_up_s", "graph_tokens")
 
 _SECONDS = ("head_token_s", "head_sequence_s", "kv_head_sequence_s")
 _OPTIONAL = {
@@ -105,6 +113,7 @@ class Calibration:
     fit: Mapping[str, Any] = field(default_factory=dict)
     frontend_s: float = 0.0  # per request, outside the engine: HTTP, tokenising, hops between processes, streaming
     lookahead_steps: float = 0.0  # iterations that a request waits because they are planned ahead when it comes
+    warm_up_s: float = 0.0  # that the first request waits for kernels of experts to be compiled; of single runs alone
     graph_tokens: float = 0.0  # batches are padded to multiples of so many tokens, of which graphs are kept (0: none)
 
     def of(self, op_class: str) -> OperatorEfficiency:
@@ -177,6 +186,7 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
         fit=given.inner("fit", {}).values,
         frontend_s=given.quantity("frontend_s", "s", 0.0, zero=True),
         lookahead_steps=given.number("lookahead_steps", 0.0),
+        warm_up_s=given.quantity("warm_up_s", "s", 0.0, zero=True),
         graph_tokens=given.number("graph_tokens", 0.0),
     )
     given.finish()

@@ -71,7 +71,9 @@ class Experiment:
     model: str
     gpu: str
     tensor_parallel: int
+    pipeline_parallel: int
     data_parallel: int
+    expert_parallel: bool
     weight_precision: str
     kv_precision: str
     max_num_seqs: int
@@ -161,7 +163,9 @@ def _experiment(entry: _Entry, rows: Mapping[str, tuple[Measured, ...]]) -> Expe
         model=entry.text("model"),
         gpu=entry.text("gpu"),
         tensor_parallel=entry.count("tensor_parallel_size", 1),
+        pipeline_parallel=entry.count("pipeline_parallel_size", 1),
         data_parallel=entry.count("data_parallel_size", 1),
+        expert_parallel=entry.value.get("enable_expert_parallel") is True,
         weight_precision=entry.text("weight_precision", "fp16_or_bf16"),
         kv_precision=entry.text("kv_cache_dtype", "auto"),
         max_num_seqs=entry.count("max_num_seqs", 128),

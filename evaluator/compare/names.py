@@ -42,7 +42,10 @@ def model_name(published: str) -> str:
     plain = _SAME_LAYERS.get(plain, plain)
     if plain in known:
         return plain
-    raise InputError(f"model {published} is not in the catalog{suggestion(plain, known)}")
+    raise InputError(
+        f"model {published} is not in the catalog{suggestion(plain, known)}; remedy: `evaluator catalog import "
+        f"config.json --out my/models/llm/{plain}.yaml` with its published config.json, and EVALUATOR_PATH=my"
+    )
 
 
 def hardware_name(published: str) -> str:
@@ -56,7 +59,10 @@ def hardware_name(published: str) -> str:
     joined = {name.replace("-", ""): name for name in known}
     if plain.replace("-", "") in joined:
         return joined[plain.replace("-", "")]
-    raise InputError(f"GPU {published} is not in the catalog{suggestion(plain, known)}")
+    raise InputError(
+        f"GPU {published} is not in the catalog{suggestion(plain, known)}; remedy: its data sheet as "
+        f"my/models/hardware/{plain}.yaml, like the ones there, and EVALUATOR_PATH=my"
+    )
 
 
 def precision(model: str, weights: str, kv: str) -> Precision:

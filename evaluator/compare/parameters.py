@@ -103,6 +103,8 @@ PARAMETERS: tuple[Parameter, ...] = (
               5e-3, 0.7, _set("frontend_s"), ("frontend_s",)),
     Parameter("lookahead_steps", "iterations planned ahead when a request comes", 1.2, 0.2,
               _set("lookahead_steps"), ("lookahead_steps",)),
+    Parameter("warm_up_s", "that the first request waits while the kernels of experts are compiled", 2.0, 0.7,
+              _set("warm_up_s"), ("warm_up_s",)),
 )  # fmt: skip
 """The priors are those beside a set fitted to kernels of the GPU; beside a data sheet they are twice as wide."""
 

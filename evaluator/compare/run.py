@@ -119,7 +119,7 @@ def _waiting(replica: Server, load: Requests):  # type: ignore[no-untyped-def]
 
     width = len(load.arrival_s) + 1
     arrival = np.full(width, np.inf)
-    arrival[:-1] = load.arrival_s
+    arrival[:-1] = np.maximum(load.arrival_s, load.arrival_s[0] + replica.warm_up_s)
     tokens = np.zeros((4, width), dtype=np.int32)
     units = kv_units(replica.kv, load.prompt_tokens + load.output_tokens - 1)
     for row, values in enumerate((load.compute_tokens, load.prompt_tokens, load.output_tokens, units)):

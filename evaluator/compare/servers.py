@@ -30,6 +30,7 @@ class Server:
     cost: CostParameters
     kv: KvLayout
     kv_capacity: int
+    warm_up_s: float  # before which nothing runs
 
 
 def calibration_for(wanted: str, hardware: str) -> Calibration:
@@ -57,9 +58,11 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
     model, hardware = load_model(model_name(experiment.model)), load_hardware(hardware_name(experiment.gpu))
     if isinstance(calibration, str):
         calibration = calibration_for(calibration, hardware.name)
-    if experiment.data_parallel > 1:
-        raise InputError(f"data_parallel_size {experiment.data_parallel} is not supported: one replica is simulated")
-    parallel = Parallel(tensor=experiment.tensor_parallel)
+    for name, size in (("data", experiment.data_parallel), ("pipeline", experiment.pipeline_parallel)):
+        if size > 1:
+            raise InputError(f"{name}_parallel_size {size} is not supported: one replica of one stage is simulated")
+    ranks = experiment.tensor_parallel
+    parallel = Parallel(tensor=ranks, expert=ranks if experiment.expert_parallel else 1)
     problem = parallel_problem(model, hardware, parallel)
     if problem is not None:
         raise InputError(problem)
@@ -75,4 +78,5 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
             raise InputError(problem)
     capacity = memory.kv.capacity_units if experiment.kv_blocks is None else experiment.kv_blocks
     cost = fold(operators(model, stored, parallel), hardware, calibration)
-    return Server(experiment, hardware.name, calibration, cost, memory.kv, capacity)
+    warm_up_s = calibration.warm_up_s if len(cost.expert_rows.flop) else 0.0
+    return Server(experiment, hardware.name, calibration, cost, memory.kv, capacity, warm_up_s)

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from evaluator.catalog.calibration import COLLECTIVE_CLASSES, Calibration, OperatorEfficiency
+from evaluator.catalog.calibration import COLLECTIVE_CLASSES, HOST, SORT, Calibration, OperatorEfficiency
 from evaluator.compare.fit import FitResult
 from evaluator.compare.parameters import PARAMETERS
 
@@ -79,7 +79,7 @@ def _sources(fitted: FitResult, base: Calibration) -> dict[str, str]:
         for figure in parameter.figures:
             notes.setdefault(figure, []).append(told)
     found = {figure: f"as in the set {base.name}" for figure in base.sources if figure not in notes}
-    whole = ("step_overhead_s", "sequence_overhead_s", "frontend_s", "lookahead_steps")
+    whole = (*HOST, SORT)
     for figure, told_all in notes.items():
         rest = "" if figure in whole else f"; base set {base.name}"
         found[figure] = f"fitted to serving runs: {'; '.join(told_all)}{rest}"
