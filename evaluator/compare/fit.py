@@ -49,8 +49,7 @@ class _Problem:
         self.free = list(free.values())
         self.start = np.array([np.log(centre.get(p.name, p.start)) for p in self.free])
         known = all(bases[hardware].provenance == "calibrated" for _, hardware, _ in self.loads)
-        narrow = 0.5 if centre else 1.0
-        self.sigma = np.array([p.sigma for p in self.free]) * narrow * (1.0 if known else 2.0)
+        self.sigma = np.array([p.sigma for p in self.free]) * (1.0 if known else 2.0)
 
     def values(self, theta: np.ndarray) -> dict[str, float]:
         return {p.name: float(np.exp(at)) for p, at in zip(self.free, theta, strict=True)}
@@ -82,8 +81,8 @@ def fit_serving(
 ) -> FitResult:
     """Fit one set of parameter values to experiments, each under the base set of its GPU (``bases``, by hardware).
 
-    ``centre`` moves the priors and makes them half as wide (the values of all GPUs together, for one of them),
-    ``start`` is where the search begins.
+    ``centre`` moves the priors (to the values of all GPUs together, for one of them), ``start`` is where the search
+    begins.
     """
     from scipy.optimize import least_squares
 
