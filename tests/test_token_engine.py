@@ -171,7 +171,7 @@ def test_chunks_of_another_engine_are_not_taken_up(tmp_path, monkeypatch):
 
 
 def test_what_fails_in_a_worker_is_raised_here():
-    crew = Crew(scenario(), LEVELS)
+    crew = Crew(plan(scenario()), LEVELS)
     try:
         with pytest.raises(IndexError):
             crew.measure([7])

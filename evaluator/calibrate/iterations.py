@@ -12,12 +12,19 @@ import pandas as pd
 from evaluator.catalog import load_model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
 from evaluator.cost.fold import coefficients, fold_rates
-from evaluator.cost.iteration import iteration_time
+from evaluator.cost.iteration import BatchStatistics, iteration_time
 from evaluator.cost.memory import model_window
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.rates import Rates
 from evaluator.scenario.scenario import Precision
+
+
+def batches(rows: pd.DataFrame, window: int | None) -> BatchStatistics:
+    """The batch of every row, (row,) arrays. ``past_tokens``, KV that each prompt reads, may be absent."""
+    past = rows["past_tokens"].fillna(0.0).to_numpy() if "past_tokens" in rows else 0.0
+    prompts = prefill_batch(rows["prompts"].to_numpy(), rows["prompt_tokens"].to_numpy(), window, past)
+    return together(prompts, decode_batch(rows["decodes"].to_numpy(), rows["context"].to_numpy(), window))
 
 
 def predictor(rows: pd.DataFrame, reach: tuple[int | None, ...]) -> Callable[[Rates], Any]:
@@ -28,11 +35,7 @@ def predictor(rows: pd.DataFrame, reach: tuple[int | None, ...]) -> Callable[[Ra
         model = load_model(str(name))
         window = model_window(model)
         found = coefficients(operators(model, Precision(), Parallel(int(tensor))), reach)
-        batch = together(
-            prefill_batch(part["prompts"].to_numpy(), part["prompt_tokens"].to_numpy(), window),
-            decode_batch(part["decodes"].to_numpy(), part["context"].to_numpy(), window),
-        )
-        parts.append((position[rows.index.get_indexer(part.index)], found, batch))
+        parts.append((position[rows.index.get_indexer(part.index)], found, batches(part, window)))
     order = np.argsort(np.concatenate([at for at, _, _ in parts]))
 
     def predict(rate: Rates) -> Any:

@@ -12,10 +12,11 @@ A table has one measurement per row. ``op_class`` says of what; each class needs
 | attention_mixed | batch, new_tokens, past_tokens of the prompts; decodes, decode_context; heads, kv_heads, head_dim |
 | elementwise | bytes |
 | all_reduce, all_gather, all_to_all | devices, message_bytes |
-| iteration | model, tensor_parallel, prompts, prompt_tokens, decodes, context (per decode) |
+| iteration | model, tensor_parallel, prompts, prompt_tokens (each), past_tokens (each), decodes, context (each) |
 
 All have ``time_s``; ``hardware``, ``engine``, ``engine_version``, ``kernel``, ``kv_dtype`` and ``mode`` (graph | eager)
-are optional. ``window`` 0 is full attention. ``routing`` is ``balanced`` or ``skewed``.
+are optional, and so is ``past_tokens`` of an iteration. ``window`` 0 is full attention. ``routing`` is ``balanced`` or
+``skewed``.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def checked(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     if "time_s" not in rows:
         raise InputError(f"{where}: column time_s is missing")
     for name, absent in TEXT.items():
-        rows[name] = rows[name].fillna(absent).astype(str) if name in rows else absent
+        rows[name] = rows[name].astype(object).fillna(absent).astype(str) if name in rows else absent
     if "window" not in rows:
         rows["window"] = 0.0
     rows["window"] = rows["window"].fillna(0.0)

@@ -86,6 +86,11 @@ def fit_serving(
     """
     from scipy.optimize import least_squares
 
+    for base in bases.values():
+        if base.form != "roofline":
+            raise InputError(
+                f"calibration {base.name} is a {base.form} of whole iterations: it has no efficiencies to fit"
+            )
     problem = _Problem(experiments, bases, centre or {})
     given = start or {}
     begin = np.array([np.log(given.get(p.name, np.exp(at))) for p, at in zip(problem.free, problem.start, strict=True)])

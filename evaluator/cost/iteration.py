@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -103,6 +103,22 @@ class CostParameters(NamedTuple):
     ramp_tokens: Array  # tokens, above 0
 
 
+class FittedCost(Protocol):
+    """A cost fitted to measured iterations (``polynomial``, ``table``): the same questions, other answers."""
+
+    @property
+    def log_expert_missed(self) -> Array: ...
+    @property
+    def expert_skew(self) -> Array: ...
+    def time(self, batch: BatchStatistics) -> Array: ...
+    def growth(self, batch: BatchStatistics) -> Array: ...
+    def steps(self, batch: BatchStatistics) -> Array: ...
+
+
+IterationCost = CostParameters | FittedCost
+"""Which of them is structure: a compiled program knows it."""
+
+
 TOKEN_TILE, OUTPUT_TILE = 128, 256
 """Tile of a matrix product: the largest that cuBLAS and CUTLASS use on A100 and later, rows (tokens) x columns."""
 
@@ -174,11 +190,35 @@ def padded(tokens: Array, graph_tokens: Array) -> Array:
     return xp.where((graph_tokens > 0.0) & (tokens > 4.0), whole, tokens)
 
 
-def iteration_time(parameters: CostParameters, batch: BatchStatistics) -> Array:
+def decode_growth(parameters: IterationCost, batch: BatchStatistics, window_growing: Array) -> Array:
+    """Seconds by which each next iteration of the same decodes is longer than the one before, without prompts.
+
+    ``window_growing`` of them have a windowed context that still grows. It holds for ``alike_steps`` iterations.
+    """
+    if isinstance(parameters, CostParameters):
+        return parameters.context_s * batch.decodes + parameters.window_context_s * window_growing
+    return parameters.growth(batch)
+
+
+def alike_steps(parameters: IterationCost, batch: BatchStatistics) -> Array:
+    """For how many iterations of the same decodes the time is affine in their number; float, inf where always."""
+    return math.inf if isinstance(parameters, CostParameters) else parameters.steps(batch)
+
+
+def share_touched(parameters: IterationCost, tokens: Array) -> Array:
+    """Fraction of the routed experts that an iteration of so many tokens touches; 0 for a model without any."""
+    if isinstance(parameters, CostParameters) and not len(parameters.expert_rows.flop):
+        return 0.0
+    return experts_touched(parameters.log_expert_missed, tokens, parameters.expert_skew)
+
+
+def iteration_time(parameters: IterationCost, batch: BatchStatistics) -> Array:
     """Seconds of one iteration; the shape is the common shape of the lanes and the batch.
 
     An empty batch still costs ``iteration_s`` and the weights: callers do not run empty iterations.
     """
+    if not isinstance(parameters, CostParameters):
+        return parameters.time(batch)
     xp = array_namespace(parameters.iteration_s, *batch)
     prompt = batch.prefill_tokens
     tokens = batch.decodes + prompt

@@ -35,6 +35,8 @@ def _add(gathered: Gathered, member: Member, slot: Slot, result: LaneResult) -> 
     gathered.iterations[at] += result.iterations
     gathered.experts_touched[at] += result.experts_touched
     gathered.kv_units_max[at] = max(gathered.kv_units_max[at], result.kv_units_max)
+    if result.peaks.size:
+        gathered.peaks[at] = np.maximum(gathered.peaks[at], result.peaks)
     units = held_units(slot.load.demand, member.design.ready.kv)[served]
     gathered.kv_unit_s[at] += units @ (result.last_token_s[:count] - result.scheduled_s[:count])
 

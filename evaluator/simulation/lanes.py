@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from evaluator.cost.iteration import CostParameters
+from evaluator.cost.iteration import IterationCost
 from evaluator.cost.lanes import stack
 from evaluator.plan.plan import Group, Member, Plan
 from evaluator.plan.traffics import held_units
@@ -74,6 +74,6 @@ def _lanes(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -
     )
 
 
-def _costs(group: Group, members: list[Member]) -> CostParameters:
+def _costs(group: Group, members: list[Member]) -> IterationCost:
     stacked = stack([member.design.ready.cost for member in members], group.rows)
     return jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), stacked)

@@ -39,7 +39,7 @@ class Case:
 
     @property
     def structure(self) -> Structure:
-        return Structure(RING, bool(len(self.cost.prefill_window_rows.flop)))
+        return Structure(RING, self.window > 0)
 
     def __repr__(self) -> str:  # what a failing test prints
         requests = zip(self.arrival_s, self.compute_tokens, self.prompt_tokens, self.output_tokens, strict=True)
