@@ -73,7 +73,8 @@ COLUMNS = (
 def simulate_server(replica: Server, load: Requests) -> Times:
     """Run the requests through the engine; times as the client sees them, NaN where a request was never served.
 
-    InputError where the run leaves the range of a cost that was fitted to measured iterations.
+    InputError where the run leaves the range of a cost that was fitted to measured iterations, and where prompts that
+    are computed in one piece are too long for an iteration.
     """
     import jax
 
@@ -81,6 +82,12 @@ def simulate_server(replica: Server, load: Requests) -> Times:
     from evaluator.simulation.frontend import client_times
     from evaluator.stations.engine import Structure, run_lanes
 
+    limits, prompt = replica.experiment, int(load.compute_tokens.max())
+    if not limits.chunked_prefill and prompt > limits.max_num_batched_tokens:
+        raise InputError(
+            f"prompts of {prompt} tokens exceed max_num_batched_tokens {limits.max_num_batched_tokens}, and "
+            f"chunked_prefill is off"
+        )
     configure()
     longest, ring = int(load.output_tokens.max()), 256
     while ring < longest + 2:

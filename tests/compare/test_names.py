@@ -47,6 +47,8 @@ def test_unknown_names_are_told():
         model_name("foo/Bar-9B")
     with pytest.raises(InputError, match="GPU Abacus is not in the catalog"):
         hardware_name("Abacus")
+    with pytest.raises(InputError, match="its a100-sxm has 86 GB"):
+        hardware_name("A100-SXM4-40GB")
 
 
 def test_precisions():

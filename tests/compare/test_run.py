@@ -80,6 +80,15 @@ def test_requests_that_never_fit_are_told(campaign):
     assert compare_experiments(found, "datasheet", seeds=(0,))["status"].iloc[0].startswith("cannot run: some requests")
 
 
+def test_prompts_too_long_for_one_iteration_are_told(campaign):
+    from tests.compare.conftest import entry, row
+
+    whole = {"chunked_prefill": False, "prefix_caching": False, "max_num_batched_tokens": 256}
+    found = read_experiments(*campaign([entry("a", **whole)], [row("a", 0)]))
+    (status,) = compare_experiments(found, "datasheet", seeds=(0,))["status"]
+    assert "tokens exceed max_num_batched_tokens 256, and chunked_prefill is off" in status
+
+
 def test_what_is_around_the_engine_is_added_to_both_latencies():
     base = load_calibration("datasheet", "any")
     first, last, output = np.array([1.0, 1.0]), np.array([1.9, 1.0]), np.array([10, 1])
