@@ -11,7 +11,7 @@ from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, routing_problem
 from evaluator.plan.design import Design, design, token_budget, varied
-from evaluator.plan.engines import ITERATION, TOKEN, lacking
+from evaluator.plan.engines import IN_ORDER, ITERATION, TOKEN, Program, lacking, program
 from evaluator.plan.inputs import Change
 from evaluator.plan.traffics import Extremes, Traffics, assign_replicas
 from evaluator.scenario import Deployment, Grid, Scenario, Workload, expand
@@ -48,6 +48,7 @@ class Group:
     windowed: bool
     rows: RowCounts
     engine: str = ITERATION
+    program: Program = IN_ORDER
 
 
 @dataclass(frozen=True)
@@ -117,19 +118,20 @@ def _groups(members: list[Member], grid: Grid, seeds: tuple[int, ...]) -> list[G
     """Members by structure; shapes are the largest of each group, so that structures stay few."""
     together: dict[tuple, list[Member]] = {}
     for member in members:
-        workload = grid.points[member.config][0]
+        workload, deployment, _ = grid.points[member.config]
         compiled = member.design.replica if member.engine == ITERATION else None
         windowed = compiled is not None and compiled.kv.window is not None
         cost = None if compiled is None else compiled.cost
         experts = isinstance(cost, CostParameters) and len(cost.expert_rows.flop) > 0
         form = (experts, () if cost is None else structure(cost))
         shape = workload.requests, workload.warmup_requests
-        together.setdefault((member.engine, windowed, form, *shape), []).append(member)
+        which = IN_ORDER if compiled is None else program(deployment)
+        together.setdefault((member.engine, which, windowed, form, *shape), []).append(member)
     return [
-        _group(group, grid, seeds, windowed, requests, warmup)
+        replace(_group(group, grid, seeds, windowed, requests, warmup), program=which)
         if engine == ITERATION
         else Group(group, requests, warmup, requests, 0, windowed, RowCounts(*(0,) * len(RowCounts._fields)), engine)
-        for (engine, windowed, _, requests, warmup), group in together.items()
+        for (engine, which, windowed, _, requests, warmup), group in together.items()
     ]
 
 
@@ -140,8 +142,8 @@ def _group(
     ring = SMALLEST_RING
     while ring < max((member.extremes.output for member in able), default=0) + 2:
         ring *= 2
-    costs = {id(member.design): member.design.ready.cost for member in able}  # members share their designs
-    rows = common_counts(list(costs.values()))
+    designs = {id(member.design): member.design.ready for member in able}  # members share their designs
+    rows = common_counts([cost for ready in designs.values() for cost in ready.stages])
     routed = {(d.replicas, d.router): d for d in (grid.points[member.config][1] for member in able)}.values()
     slots = max((_largest_share(deployment, seeds, requests) for deployment in routed), default=1)
     return Group(members, requests, warmup, 1 << max(slots - 1, 1).bit_length(), ring, windowed, rows)

@@ -154,6 +154,7 @@ def admit(lane: Lane, requests: Requests, structure: Structure, state: State, no
 
 
 def triangle(n: Array) -> Array:
+    """Tokens attended to by positions 1 .. n, summed."""
     return 0.5 * n * (n + 1.0)
 
 

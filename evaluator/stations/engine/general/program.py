@@ -1,10 +1,10 @@
-"""The engine's program for queues in any order: KV on demand, pipelines, long prompts in shares, other orders of waiting.
+"""The engine's program for queues in any order: KV on demand, pipelines, shares of long prompts, least work first.
 
 The other program (``evaluator.stations.engine.program``) keeps every queue as a range of requests, because they are
 admitted in the order in which they come and none goes back. Here queues are linked lists and a heap, a request carries
 what it has computed and generated, and each trip is what ``evaluator.reference`` does in an iteration: put a batch
-together, send it through the pipeline, and hand out the tokens of the batch that has come to its end. Without a pipeline
-runs of alike iterations are leapt over as there.
+together, send it through the pipeline, and hand out the tokens of the batch that has come to its end. Without a
+pipeline runs of alike iterations are leapt over as there.
 
 Every phase is a function from state to state, so that arrays pass through nested loops in one line and XLA updates them
 in place; what must not happen goes to a cell that nobody reads.

@@ -53,7 +53,7 @@ class Groups(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """By group and step; each has a last cell for writes that are not meant. See ``evaluator.stations.engine.rings``."""
+    """By group and step, as in ``evaluator.stations.engine.rings``; a last cell takes writes that are not meant."""
 
     events: Array  # uint64, one group only: a bit per step at which something changes
     leaving: Array  # int32, lists of requests by the step after which they leave
