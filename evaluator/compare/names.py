@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from evaluator.catalog import load_hardware, load_model
 from evaluator.catalog.store import names, suggestion
@@ -63,7 +62,7 @@ def hardware_name(published: str) -> str:
     return found
 
 
-def _hardware(published: str, known: Sequence[str]) -> str:
+def _hardware(published: str, known: list[str]) -> str:
     plain = re.sub(r"[\s_]+", "-", published.strip().lower().removeprefix("nvidia").strip(" -_"))
     plain = re.sub(r"-(\d+gb|hbm\d\w*|gpu)(?=-|$)", "", plain)
     for name in (published, plain, plain.replace("-sxm4", "-sxm").replace("-sxm5", "-sxm"), f"{plain}-sxm"):
