@@ -33,6 +33,8 @@ def elasticity_table(ds: xr.Dataset, top: int = ROWS, width: int = WIDTH) -> str
     order, _ = ranking(ds, np.flatnonzero(ds["status"].values == OK))
     best, shown = order[:top], measures_of(ds, order[:top])
     places = tuple(str(place + 1) if name == shown[0] else "" for place in range(best.size) for name in shown)
+    if not shown:
+        return "What limits the best configurations is not known: iterations measured as a whole do not tell."
     columns = [
         Column("#", "", places, KEPT),
         Column("1 % more of", "changes", tuple(MEASURES[name] for _ in best for name in shown), KEPT, text=True),
@@ -46,6 +48,12 @@ def elasticity_table(ds: xr.Dataset, top: int = ROWS, width: int = WIDTH) -> str
     which = f"best {best.size} configurations" if best.size > 1 else "best configuration"
     heading = f"What limits the {which}: change in % for 1 % more of an input, ± chance and step"
     return "\n".join([heading, "", *lines_of(columns, width)])
+
+
+def told(ds: xr.Dataset) -> np.ndarray:
+    """Positions along ``config`` of what ran and whose inputs are known: not those of iterations fitted as a whole."""
+    finite = [np.isfinite(ds[f"{name}_elasticity"].values.reshape(ds.sizes["config"], -1)).any(1) for name in MEASURES]
+    return np.flatnonzero((ds["status"].values == OK) & np.any(finite, axis=0))
 
 
 def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[str]:

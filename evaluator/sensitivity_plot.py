@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.layout import Layout, choose, pick
-from evaluator.metrics.outcomes import OK
 from evaluator.plot import COLOURS, GREY, canvas, footnotes, headings, in_words, legend, save, x_axis
-from evaluator.sensitivity import MEASURES, elasticity, measures_of
+from evaluator.sensitivity import MEASURES, elasticity, measures_of, told
 from evaluator.table import is_constant, quantities, ranking
 
 if TYPE_CHECKING:
@@ -20,12 +19,12 @@ MOST_PANELS = 3
 
 
 def plot_sensitivity(ds: xr.Dataset, path: str | Path) -> Path:
-    """Draw the elasticities of a sweep with sensitivity, in which something can run, to ``path`` (as ``plot``)."""
+    """Draw the elasticities of a sweep with sensitivity, where anything is ``told``, to ``path`` (as ``plot``)."""
     return save(path, lambda: _draw(ds))
 
 
 def _draw(ds: xr.Dataset) -> Any:
-    feasible = np.flatnonzero(ds["status"].values == OK)
+    feasible = told(ds)
     best = ranking(ds, feasible)[0][0]
     x = choose(ds, feasible).x
     others = [name for name in quantities(ds) if name != x and not is_constant(ds, name)]

@@ -13,6 +13,8 @@ from evaluator.errors import InputError
 from evaluator.estimation import estimate, format_estimate
 from evaluator.metrics import OK
 from evaluator.run import simulate, sweep
+from evaluator.sensitivity import elasticity_table, told
+from evaluator.sensitivity_plot import plot_sensitivity
 from evaluator.validation import validate
 from tests.calibrate.test_whole import iterations, roofline, timed
 from tests.test_run import scenario
@@ -53,9 +55,12 @@ def test_a_run_is_close_to_that_of_the_cost_that_made_the_iterations(fitted_set,
 def test_both_engines_agree(fitted_set):
     _, path = fitted_set
     limit = "deployment.batching.max_num_batched_tokens=2048"
-    axes = {"deployment__batching__policy": ["static", "continuous", "chunked", "mixed"]}
+    axes = {
+        "deployment__batching__policy": ["static", "continuous", "chunked", "mixed", "sarathi"],
+        "deployment__batching__packing": ["fcfs", "least_work_left"],
+    }
     found = validate(using(path, limit, **axes))
-    assert (found.compared, found.apart) == (4, 0) and found.worst < 1e-9
+    assert (found.compared, found.apart) == (10, 0) and found.worst < 1e-9
 
 
 def test_other_models_splits_and_hardware_are_rows_that_say_so(fitted_set):
@@ -128,6 +133,27 @@ def test_estimate(fitted_set):
         InputError, match=r"was fitted to iterations of llama-3.1-8b of tensor_parallel 1 .*, not of ten"
     ):
         estimate("llama-3.1-8b", "h100-sxm", calibration=path, tensor_parallel=2, **known)
+
+
+def test_what_limits_measured_iterations_is_not_known(fitted_set, evaluator, tmp_path):
+    _, path = fitted_set
+    limit = "deployment.batching.max_num_batched_tokens=2048"
+    both = scenario(LENGTHS, limit, deployment__calibration=[path, "datasheet"])
+    ds = sweep(both, sensitivity=True)
+    assert np.isnan(ds["tpot_s_elasticity"].values[0]).all() and np.isfinite(ds["tpot_s_elasticity"].values[1]).all()
+    plot_sensitivity(ds, tmp_path / "a.png")
+    alone = sweep(using(path, limit), sensitivity=True)
+    assert "is not known" in elasticity_table(alone) and not told(alone).size
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "workload: {arrivals: {process: poisson, rate_rps: 1}, lengths: {source: fixed, prompt_tokens: 100, "
+        "output_tokens: 20}, requests: 20}\n"
+        "deployment: {model: llama-3.1-8b, hardware: h100-sxm, batching: {max_num_seqs: 32}, "
+        f"calibration: {path}}}\n"
+    )
+    code, shown, _ = evaluator("sweep", file, "--sensitivity", "--plot", tmp_path / "b.png")
+    assert code == 0 and "is not known" in shown
+    assert (tmp_path / "b.png").is_file() and not (tmp_path / "b-sensitivity.png").exists()
 
 
 def test_the_command(evaluator, tmp_path):

@@ -21,20 +21,20 @@ from evaluator.scenario.scenario import Precision
 
 
 def batches(rows: pd.DataFrame, window: int | None) -> BatchStatistics:
-    """The batch of every row, (row,) arrays. ``past_tokens``, KV that each prompt reads, may be absent."""
-    past = rows["past_tokens"].fillna(0.0).to_numpy() if "past_tokens" in rows else 0.0
-    prompts = prefill_batch(rows["prompts"].to_numpy(), rows["prompt_tokens"].to_numpy(), window, past)
-    return together(prompts, decode_batch(rows["decodes"].to_numpy(), rows["context"].to_numpy(), window))
+    """The batch of every row, (row,) arrays."""
+    names = ("prompts", "prompt_tokens", "past_tokens", "decodes", "context")
+    prompts, length, past, decodes, context = (rows[name].to_numpy(dtype=float) for name in names)
+    return together(prefill_batch(prompts, length, window, past), decode_batch(decodes, context, window))
 
 
 def predictor(rows: pd.DataFrame, reach: tuple[int | None, ...]) -> Callable[[Rates], Any]:
     """Seconds of every row as a function of the rates, in JAX; one folding per model and split."""
     parts = []
     position = np.arange(len(rows))
-    for (name, tensor), part in rows.groupby(["model", "tensor_parallel"]):
+    for (name, tensor, expert), part in rows.groupby(["model", "tensor_parallel", "expert_parallel"]):
         model = load_model(str(name))
         window = model_window(model)
-        found = coefficients(operators(model, Precision(), Parallel(int(tensor))), reach)
+        found = coefficients(operators(model, Precision(), Parallel(int(tensor), 1, int(expert))), reach)
         parts.append((position[rows.index.get_indexer(part.index)], found, batches(part, window)))
     order = np.argsort(np.concatenate([at for at, _, _ in parts]))
 

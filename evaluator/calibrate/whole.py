@@ -22,7 +22,7 @@ from evaluator.calibrate.table import Table, read_table
 from evaluator.catalog import load_hardware, load_model
 from evaluator.catalog.iterations import AXES, TERMS, Iterations, Phase
 from evaluator.cost.fitted import fitted_cost
-from evaluator.cost.iteration import BatchStatistics, iteration_time
+from evaluator.cost.iteration import iteration_time
 from evaluator.errors import InputError
 
 _LOADS = {"prefill": "prefill_tokens", "decode": "decodes"}
@@ -70,26 +70,27 @@ def fit_iterations(
     rows = next((part.rows for part in parts if part.op_class == "iteration"), None)
     if rows is None:
         raise InputError(f"a {form} is fitted to whole iterations (op_class iteration), and there are none")
+    work = rows["prompts"] * rows["prompt_tokens"] + rows["decodes"]
+    rows, left = rows[work > 0], left | ({"empty batches": int((work == 0).sum())} if (work == 0).any() else {})
     left |= {f"{part.label}: no iterations": len(part.rows) for part in parts if part.op_class != "iteration"}
     fits, judged, notes = [], [], {}
-    for (model, tensor), part in rows.groupby(["model", "tensor_parallel"]):
+    for (model, tensor, expert), part in rows.groupby(["model", "tensor_parallel", "expert_parallel"]):
         load_model(str(model))
         phases = {}
         for phase, mine in _phases(part):
-            label = f"{model} TP {tensor:g} {phase}"
+            label = f"{model} TP {tensor:g}{f' EP {expert:g}' if expert > 1 else ''} {phase}"
             phases[phase], notes[label] = FORMS[form].fit(phase, mine, axes)
             judged.append(_judged(label, form, phase, mine, phases[phase], axes))
-        fits.append(Iterations(str(model), int(tensor), 1, precision, phases))
+        fits.append(Iterations(str(model), int(tensor), int(expert), precision, phases))
     chosen = None if axes is None else tuple(axes)
     table = pd.concat(judged, ignore_index=True)
     return FittedIterations(name, hardware, form, beyond, chosen, read, tuple(fits), table, notes, left)
 
 
 def _phases(rows: pd.DataFrame) -> list[tuple[str, Rows]]:
-    batch = BatchStatistics(*(np.asarray(values, dtype=float) for values in batches(rows, None)))
-    whole = Rows(batch, rows["time_s"].to_numpy())
+    whole = Rows(batches(rows, None), rows["time_s"].to_numpy())
     prefill = whole.batch.prefill_tokens > 0
-    there = {"prefill": np.flatnonzero(prefill), "decode": np.flatnonzero(~prefill & (whole.batch.decodes > 0))}
+    there = {"prefill": np.flatnonzero(prefill), "decode": np.flatnonzero(~prefill)}
     return [(phase, whole.take(at)) for phase, at in there.items() if len(at)]
 
 

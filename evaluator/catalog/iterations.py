@@ -53,8 +53,15 @@ class Iterations:
 
 def read_iterations(given: Fields, form: str) -> tuple[Iterations, ...]:
     """The fits below the key ``iterations`` of a set."""
-    listed = given.sequence("iterations")
-    return tuple(_one(Fields(each, f"{given.place('iterations')}[{at}]"), form) for at, each in enumerate(listed))
+    place = given.place("iterations")
+    fits: dict[tuple, Iterations] = {}
+    for at, each in enumerate(given.sequence("iterations")):
+        fit = _one(Fields(each, f"{place}[{at}]"), form)
+        key = (fit.model, fit.tensor_parallel, fit.expert_parallel, fit.precision)
+        if key in fits:
+            raise InputError(f"{place}[{at}]: a second fit of the same model, split and precision")
+        fits[key] = fit
+    return tuple(fits.values())
 
 
 def _one(given: Fields, form: str) -> Iterations:
@@ -110,6 +117,9 @@ def _table(given: Fields, phase: str) -> Phase:
         if (np.diff(np.reshape(seconds, shape), axis=axis) < 0).any():
             raise InputError(f"{given.place('seconds')}: fall where {name} grow; more work must not take less time")
     found = Phase(_ranges(given, phase), knots=knots, seconds=seconds)
+    for name, values in zip(AXES[phase], knots, strict=True):
+        if len(values) > 1 and found.ranges[name][1] > values[-1]:
+            raise InputError(f"{given.where}.ranges.{name}: ends beyond the last knot, {values[-1]:g}")
     given.finish()
     return found
 

@@ -90,8 +90,11 @@ def _pictures(dataset: xarray.Dataset, path: Path) -> list[Path]:
     draw(dataset, path)
     if not _has_elasticities(dataset):
         return [path]
+    from evaluator.sensitivity import told
     from evaluator.sensitivity_plot import plot_sensitivity
 
+    if not told(dataset).size:
+        return [path]
     return [path, plot_sensitivity(dataset, path.with_stem(f"{path.stem}-sensitivity"))]
 
 

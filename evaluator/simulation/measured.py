@@ -16,7 +16,11 @@ def measured(plan: Plan, group: Group, members: list[Member], levels: np.ndarray
     if not plan.inputs:
         return measure(simulate_chunk(plan, group, members), levels)
     rows, sides = with_sides(plan, members)
-    return measure(simulate_chunk(plan, group, rows), levels, sides)
+    values = measure(simulate_chunk(plan, group, rows), levels, sides)
+    fitted = [member.design.replica is not None and member.design.replica.fit is not None for member in members]
+    for name in (name for name in values if "_elasticity" in name):
+        values[name][fitted] = np.nan  # measured iterations do not say what bounds them
+    return values
 
 
 def with_sides(plan: Plan, members: list[Member]) -> tuple[list[Member], np.ndarray]:

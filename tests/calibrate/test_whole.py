@@ -81,7 +81,7 @@ def test_a_table_of_the_roofline_is_close_to_it_between_its_knots():
     fitted = fit_iterations([timed(iterations(), cost)], "h100-sxm", "mine", "table")
     table = fitted_cost("table", fitted.fits[0].phases)
     rng = np.random.default_rng(1)
-    rows = pd.DataFrame({"prompts": 0, "prompt_tokens": 0, "decodes": rng.integers(1, 65, 200)})
+    rows = pd.DataFrame({"prompts": 0, "prompt_tokens": 0, "past_tokens": 0, "decodes": rng.integers(1, 65, 200)})
     decodes = batches(rows.assign(context=rng.integers(16, 4097, 200)), None)
     np.testing.assert_allclose(iteration_time(table, decodes), iteration_time(cost, decodes), rtol=0.01)
     rows = rows.assign(prompts=1, prompt_tokens=rng.integers(64, 2049, 200), past_tokens=rng.integers(0, 2049, 200))
@@ -106,6 +106,16 @@ def test_a_set_reads_back_and_is_drawn(tmp_path):
         assert "llama-3.1-8b TP 1 prefill" in errors_table(fitted.judged)
         draw(fitted, tmp_path / f"{form}.png")
         assert (tmp_path / f"{form}.png").stat().st_size > 5000
+
+
+def test_empty_batches_are_left_out_and_expert_parallelism_is_kept():
+    rows = iterations()
+    empty = rows.iloc[:2].assign(decodes=0)
+    table = timed(pd.concat([rows, empty], ignore_index=True), roofline())
+    assert fit_iterations([table], "h100-sxm", "mine", "polynomial").left_out == {"empty batches": 2}
+    wide = timed(rows.assign(expert_parallel=8, tensor_parallel=8, model="gpt-oss-20b"), roofline())
+    fitted = fit_iterations([wide], "h100-sxm", "mine", "polynomial")
+    assert fitted.fits[0].expert_parallel == 8 and "gpt-oss-20b TP 8 EP 8 decode" in fitted.notes
 
 
 def test_noise_does_not_make_more_work_faster():

@@ -68,6 +68,8 @@ BAD = {
     "order": (TABLE, (0, "decode", "axes", "decodes"), [2, 1, 8], "the knots must ascend"),
     "count": (TABLE, (0, "decode", "seconds"), [1, 2], r"expected 3 numbers, one for each combination .*3 x 1.*got 2"),
     "falling": (TABLE, (0, "decode", "seconds"), [3, 2, 1], "fall where decodes grow"),
+    "range beyond": (TABLE, (0, "decode", "ranges", "decodes"), [1, 9], "ranges.decodes: ends beyond the last knot, 8"),
+    "twice": (POLYNOMIAL, ("iterations",), POLYNOMIAL["iterations"] * 2, r"iterations\[1\]: a second fit of the same"),
     "zero": (TABLE, (0, "decode", "seconds"), [0, 1, 2], "seconds: must be above 0"),
 }
 

@@ -16,7 +16,7 @@ from evaluator.stations.engine.general.preemption import grow_decodes, make_room
 from evaluator.stations.engine.general.state import State
 from evaluator.stations.engine.general.waiting import anybody, head, pop
 from evaluator.stations.engine.lane import Requests
-from evaluator.stations.engine.rings import load, write
+from evaluator.stations.engine.rings import load, read, write
 
 
 def put_together(
@@ -36,7 +36,7 @@ def put_together(
     state = state._replace(looked_at=jnp.where(state.batch.admitted > 0, state.decode_iterations, state.looked_at))
     decodes = on & (~alone | (state.batch.tokens == 0))
     state = grow_decodes(given, requests, structure, state, decodes)
-    beside = jnp.where(alone, 0.0, load(state.groups.decodes, state.at_rest))
+    beside = jnp.where(alone, 0.0, read(state.groups.decodes, state.at_rest))
     state = state._replace(batch=state.batch._replace(decodes=beside))
     state = _continue_prompts(given, requests, structure, state, decodes & ~policy.whole_prompts)
     last = decodes & ~state.batch.short & ~any_kind
@@ -84,23 +84,23 @@ def _admit(
 
     def needs(i: Array, one: Candidate) -> Array:
         slots = jnp.maximum(one.start + jnp.maximum(one.tokens, 1), jnp.where(rules.whole_kv, one.start + one.rest, 0))
-        reserved = load(requests.kv_units, i).astype(jnp.float64)
+        reserved = read(requests.kv_units, i).astype(jnp.float64)
         return jnp.where(rules.on_demand, units(rules.kv, slots.astype(jnp.float64)), reserved)
 
     def fits(state: State) -> Array:
         i = head(state.waiting)
         one = _candidate(given, state, i)
         kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
-        fits = (
-            on
-            & anybody(given, requests, state)
-            & jnp.where(one.rest > 0, computing & (one.tokens > 0), resident & (one.tokens >= 0))
-            & (state.running_count < lane.max_num_seqs)
-            & (needs(i, one) + kept <= lane.kv_units - state.kv)
+        fits = jnp.where(one.rest > 0, computing & (one.tokens > 0), resident & (one.tokens >= 0)) & (
+            needs(i, one) + kept <= lane.kv_units - state.kv
         )
         if structure.peaks:
             fits = fits & (~(rules.look_every > 0) | (peak_units(given, requests, state, i, fits) <= lane.kv_units))
         return fits
+
+    def next_fits(state: State) -> Array:
+        looks = on & (state.running_count < lane.max_num_seqs) & anybody(given, requests, state)
+        return lax.cond(looks, fits, lambda _: jnp.zeros((), bool), state)
 
     def take(state: State) -> State:
         i = head(state.waiting)
@@ -129,7 +129,7 @@ def _admit(
         state = _compute(given, structure, state, i, one)
         return join(given, requests, structure, state, i, one.rest == 0, has_kv=True)
 
-    return lax.while_loop(fits, take, state)
+    return lax.while_loop(next_fits, take, state)
 
 
 def _continue_prompts(

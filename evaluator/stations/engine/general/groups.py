@@ -14,7 +14,7 @@ from evaluator.stations.engine.general.chains import push, unlink
 from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure, units
 from evaluator.stations.engine.general.state import State, group_count
 from evaluator.stations.engine.lane import Requests
-from evaluator.stations.engine.rings import load, mark, tagged_add, write
+from evaluator.stations.engine.rings import load, mark, read, tagged_add, write
 from evaluator.stations.engine.state import NOBODY
 
 
@@ -25,7 +25,7 @@ def add(array: Array, index: Array, value: Array) -> Array:
 
 def known_tokens(given: GeneralLane, requests: Requests, i: Array, generated: Array) -> Array:
     """Prompt and generated tokens, float64: what the next token attends to, itself not counted."""
-    return (load(requests.prompt_tokens, i) + generated + given.lane.prompts_resident).astype(jnp.float64)
+    return (read(requests.prompt_tokens, i) + generated + given.lane.prompts_resident).astype(jnp.float64)
 
 
 def join(
@@ -40,9 +40,9 @@ def join(
     """A sequence joins the group at rest, if ``on``; ``has_kv``: it has the KV of its first token there."""
     groups, rings, sequences, g = state.groups, state.rings, state.sequences, state.at_rest
     one = jnp.where(on, 1.0, 0.0)
-    step = load(groups.step, g)
+    step = read(groups.step, g)
     generated = load(sequences.generated, i)
-    last = step + load(requests.output_tokens, i) - generated
+    last = step + read(requests.output_tokens, i) - generated
     attends = known_tokens(given, requests, i, generated)
     leaving, next_leaving = push(rings.leaving, _cell(structure, g, last, on), state.next_leaving, i, on)
     fresh, next_fresh = push(groups.fresh, g, state.next_fresh, i, on)
@@ -80,9 +80,9 @@ def leave(
     group, generated = load(sequences.group, i), load(sequences.generated, i)
     on = on & (group >= 0)
     g = jnp.where(on, group, 0)
-    step, since = load(groups.step, g), load(sequences.since, i)
+    step, since = read(groups.step, g), load(sequences.since, i)
     elapsed = jnp.where(on, step - since, 0)
-    last = since + load(requests.output_tokens, i) - generated
+    last = since + read(requests.output_tokens, i) - generated
     generated, computed = generated + elapsed, load(sequences.computed, i) + elapsed
     was_fresh = on & (elapsed == 0)
     one = jnp.where(on, 1.0, 0.0)
@@ -111,7 +111,7 @@ def leave(
             generated=write(sequences.generated, i, generated),
             computed=write(sequences.computed, i, computed),
             group=write(sequences.group, i, jnp.where(on, NOBODY, group)),
-            token_s=write(sequences.token_s, i, jnp.where(on & ~was_fresh, load(groups.gap_from, g), token_s)),
+            token_s=write(sequences.token_s, i, jnp.where(on & ~was_fresh, read(groups.gap_from, g), token_s)),
         ),
         next_leaving=next_leaving,
         next_fresh=next_fresh,
@@ -135,14 +135,16 @@ def _growth(
     block = rules.kv.block_tokens.astype(jnp.int32)
     ahead = -(computed + start - step) % block
 
-    def enter(carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        at, ring = carry
-        tokens = (computed + at - step).astype(jnp.float64)
-        more = (units(rules.kv, tokens + 1.0) - units(rules.kv, tokens)).astype(jnp.int64)
-        return at + block, tagged_add(ring, g * structure.ring + at % structure.ring, at, count * more)
+    def enter(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        at, before, ring = carry
+        after = units(rules.kv, (computed + at - step + 1).astype(jnp.float64))
+        more = count * (after - before).astype(jnp.int64)
+        return at + block, after, tagged_add(ring, g * structure.ring + at % structure.ring, at, more)
 
+    first = start + ahead
+    held = units(rules.kv, (computed + first - step).astype(jnp.float64))
     stop = jnp.where(rules.on_demand, end, start)
-    return lax.while_loop(lambda carry: carry[0] < stop, enter, (start + ahead, growth))[1]
+    return lax.while_loop(lambda carry: carry[0] < stop, enter, (first, held, growth))[2]
 
 
 def _grows(given: GeneralLane, step: Array, last: Array, attends: Array, on: Array) -> tuple[Array, Array, Array]:

@@ -13,7 +13,7 @@ from evaluator.stations.engine.general.groups import add, join, known_tokens, le
 from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure
 from evaluator.stations.engine.general.state import State
 from evaluator.stations.engine.lane import Requests
-from evaluator.stations.engine.rings import load, tagged_count, unmark, write
+from evaluator.stations.engine.rings import load, read, tagged_count, unmark, write
 from evaluator.stations.engine.state import NOBODY
 
 
@@ -51,16 +51,16 @@ def _enter_gaps(state: State, landing: Landing, weight: Array) -> State:
         first_token_s = write(first_token_s, i, jnp.where(resident, landing.first_end_s, first))
         return load(state.next_fresh, i), count + 1.0, bins, first_token_s
 
-    start = jnp.where(moves, load(state.groups.fresh, g), NOBODY)
+    start = jnp.where(moves, read(state.groups.fresh, g), NOBODY)
     carry = (start, jnp.zeros(()), state.itl_histogram, state.sequences.first_token_s)
     _, count, bins, first_token_s = lax.while_loop(lambda carry: carry[0] >= 0, enter_first, carry)
-    decodes = load(state.groups.decodes, g)
-    at = histogram.bin_of(landing.first_end_s - load(state.groups.gap_from, g))
+    decodes = read(state.groups.decodes, g)
+    at = histogram.bin_of(landing.first_end_s - read(state.groups.gap_from, g))
     bins = write(bins, at, load(bins, at) + jnp.where(moves, weight * (decodes - count), 0.0))
     more = jnp.maximum(steps - 1, 0).astype(jnp.float64)
     at = histogram.bin_of((landing.end_s - landing.first_end_s) / jnp.maximum(more, 1.0))
     bins = write(bins, at, load(bins, at) + weight * more * decodes)
-    gap_from, fresh = load(state.groups.gap_from, g), load(state.groups.fresh, g)
+    gap_from, fresh = read(state.groups.gap_from, g), read(state.groups.fresh, g)
     return state._replace(
         itl_histogram=bins,
         sequences=state.sequences._replace(first_token_s=first_token_s),
@@ -77,22 +77,22 @@ def _take_steps(
     """The group's steps, and the departure of those with their last token."""
     g, groups = landing.group, state.groups
     grown = landing.steps.astype(jnp.float64)
-    step = load(groups.step, g) + landing.steps
+    step = read(groups.step, g) + landing.steps
     slot = step % structure.ring
     cell = g * structure.ring + slot
     groups = groups._replace(
-        step=write(groups.step, g, step), context=add(groups.context, g, grown * load(groups.decodes, g))
+        step=write(groups.step, g, step), context=add(groups.context, g, grown * read(groups.decodes, g))
     )
     if structure.windowed:
         full = jnp.where(grown > 0, tagged_count(state.rings.crossing, cell, step), 0.0)
         groups = groups._replace(
-            window_context=add(groups.window_context, g, grown * load(groups.growing, g)),
+            window_context=add(groups.window_context, g, grown * read(groups.growing, g)),
             growing=add(groups.growing, g, -full),
         )
 
     def depart(carry: tuple[State, Array]) -> tuple[State, Array]:
         state, i = carry
-        attends = known_tokens(given, requests, i, load(requests.output_tokens, i))
+        attends = known_tokens(given, requests, i, read(requests.output_tokens, i))
         groups = state.groups._replace(
             decodes=add(state.groups.decodes, g, -1.0), context=add(state.groups.context, g, -attends)
         )
@@ -120,7 +120,7 @@ def _come_to_rest(
     """The group of a batch from the pipeline is the one at rest if that is empty; else its members join that."""
     moved, here = landing.group, state.at_rest
     lands = landing.steps > 0
-    empty = load(state.groups.decodes, here) == 0
+    empty = read(state.groups.decodes, here) == 0
     slot = state.landed % structure.stages
     swap = lands & empty
     state = state._replace(
@@ -139,7 +139,7 @@ def _come_to_rest(
 
     def left(carry: tuple[State, Array]) -> Array:
         state, i = carry
-        return lands & ~empty & (i < state.running.sentinel) & (load(state.groups.decodes, moved) > 0)
+        return lands & ~empty & (i < state.running.sentinel) & (read(state.groups.decodes, moved) > 0)
 
     return lax.while_loop(left, move, (state, state.running.oldest()))[0]
 
@@ -164,7 +164,7 @@ def _complete_prompts(
         state = state._replace(
             sequences=sequences, itl_histogram=write(bins, at, load(bins, at) + jnp.where(before > 0, weight, 0.0))
         )
-        ends = generated == load(requests.output_tokens, i)
+        ends = generated == read(requests.output_tokens, i)
         state = join(given, requests, structure, state, i, ~ends)
         return _finish(requests, structure, state, i, end_s, ends), load(state.next_completing, i)
 
@@ -181,7 +181,7 @@ def _finish(requests: Requests, structure: GeneralStructure, state: State, i: Ar
         running=state.running.remove(i, on),
         by_end=state.by_end.remove(i, on) if structure.peaks else state.by_end,
         running_count=state.running_count - on,
-        kv=state.kv - jnp.where(on, load(requests.kv_units, i), 0),
+        kv=state.kv - jnp.where(on, read(requests.kv_units, i), 0),
         finished=state.finished + on,
         waiting=state.waiting._replace(released=state.waiting.released + on),
     )

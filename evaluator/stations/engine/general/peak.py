@@ -9,7 +9,7 @@ from evaluator.cost.iteration import Array
 from evaluator.stations.engine.general.lane import GeneralLane
 from evaluator.stations.engine.general.state import State
 from evaluator.stations.engine.lane import Requests
-from evaluator.stations.engine.rings import load
+from evaluator.stations.engine.rings import load, read
 
 
 def _held_and_left(given: GeneralLane, requests: Requests, state: State, i: Array) -> tuple[Array, Array]:
@@ -19,7 +19,7 @@ def _held_and_left(given: GeneralLane, requests: Requests, state: State, i: Arra
     elapsed = jnp.where(decodes, state.groups.step[0] - load(sequences.since, i), 0)
     held = jnp.where(decodes, load(sequences.computed, i) + elapsed, load(sequences.target, i))
     with_prompt = jnp.where(decodes | given.lane.prompts_resident, 0, 1)
-    return held, load(requests.output_tokens, i) - load(sequences.generated, i) - elapsed - with_prompt
+    return held, read(requests.output_tokens, i) - load(sequences.generated, i) - elapsed - with_prompt
 
 
 def enter_end(given: GeneralLane, requests: Requests, state: State, i: Array) -> State:

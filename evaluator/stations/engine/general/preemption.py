@@ -11,7 +11,7 @@ from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure
 from evaluator.stations.engine.general.state import State
 from evaluator.stations.engine.general.waiting import go_back
 from evaluator.stations.engine.lane import Requests
-from evaluator.stations.engine.rings import load, tagged_count, write
+from evaluator.stations.engine.rings import load, read, tagged_count, write
 from evaluator.stations.engine.state import NOBODY
 
 
@@ -35,7 +35,7 @@ def grow_decodes(given: GeneralLane, requests: Requests, structure: GeneralStruc
 
 def _needed(structure: GeneralStructure, state: State) -> Array:
     """Units that the next step of the group at rest needs more than the last one."""
-    return growth_at(structure, state, load(state.groups.step, state.at_rest))
+    return growth_at(structure, state, read(state.groups.step, state.at_rest))
 
 
 def growth_at(structure: GeneralStructure, state: State, step: Array) -> Array:
@@ -79,12 +79,12 @@ def held_units(given: GeneralLane, requests: Requests, state: State, i: Array) -
     """Units that a running request at rest holds."""
     rules, sequences = given.rules, state.sequences
     g, target = load(sequences.group, i), load(sequences.target, i)
-    elapsed = load(state.groups.step, jnp.maximum(g, 0)) - load(sequences.since, i) + state.batch.grown
+    elapsed = read(state.groups.step, jnp.maximum(g, 0)) - load(sequences.since, i) + state.batch.grown
     computed = load(sequences.computed, i)
     prompt = jnp.where(rules.whole_kv, target, computed)
     tokens = jnp.where(g >= 0, computed + elapsed, prompt)
     taken = units(rules.kv, tokens.astype(jnp.float64))
-    return jnp.where(rules.on_demand, taken, load(requests.kv_units, i).astype(jnp.float64))
+    return jnp.where(rules.on_demand, taken, read(requests.kv_units, i).astype(jnp.float64))
 
 
 def newest_at_rest(structure: GeneralStructure, state: State) -> Array:
@@ -113,7 +113,7 @@ def preempt(given: GeneralLane, requests: Requests, structure: GeneralStructure,
     state = leave(given, requests, structure, state, i, True)
     sequences = state.sequences
     known = known_tokens(given, requests, i, load(sequences.generated, i)).astype(jnp.int32)
-    cached = load(requests.prompt_tokens, i) - load(requests.compute_tokens, i)
+    cached = read(requests.prompt_tokens, i) - read(requests.compute_tokens, i)
     kept = jnp.where(given.lane.prompts_resident, 0, cached)
     state = state._replace(
         kv=kv,

@@ -29,7 +29,7 @@ from evaluator.stations.engine.general.state import State, initial_state, no_bat
 from evaluator.stations.engine.general.waiting import anybody, arrive, next_arrival
 from evaluator.stations.engine.lane import LaneResult, Requests
 from evaluator.stations.engine.program import iterations_until
-from evaluator.stations.engine.rings import load, steps_to_event, write
+from evaluator.stations.engine.rings import load, read, steps_to_event, write
 from evaluator.stations.engine.state import NOBODY
 
 
@@ -46,9 +46,9 @@ def _sent(given: GeneralLane, state: State) -> Sent:
     stalled = given.lane.policy.prefill_alone & (batch.tokens > 0)
     part = jnp.where(stalled, 0.0, 1.0)
     sums = BatchStatistics(
-        decodes=part * load(groups.decodes, g),
-        decode_context=part * load(groups.context, g),
-        decode_window_context=part * load(groups.window_context, g),
+        decodes=part * read(groups.decodes, g),
+        decode_context=part * read(groups.context, g),
+        decode_window_context=part * read(groups.window_context, g),
         prefill_tokens=batch.tokens,
         prefill_sequences=batch.sequences,
         prefill_area=batch.area,
@@ -152,7 +152,7 @@ def _pipeline_trip(given: GeneralLane, requests: Requests, structure: GeneralStr
     """Send a batch, if one may go; where no other can follow at once, the clock goes on to whatever comes next."""
     stages = structure.stages
     oldest = state.landed % stages
-    ended = (state.sent > state.landed) & (load(state.flights.end_s, oldest) <= state.clock)
+    ended = (state.sent > state.landed) & (read(state.flights.end_s, oldest) <= state.clock)
     room = (state.sent - state.landed < stages) & ~ended
     state = arrive(given, requests, state._replace(batch=no_batch()))
     start_s = jnp.maximum(state.clock, state.free_s[0])
@@ -176,7 +176,7 @@ def _send(
         busy = busy + took_s
     slot = state.sent % structure.stages
     flights, decodes = state.flights, on & sent.decodes
-    spare = load(flights.group, slot)
+    spare = read(flights.group, slot)
 
     def enter(array: Array, value: Array) -> Array:
         return write(array, slot, jnp.where(on, value, load(array, slot)))
@@ -202,17 +202,17 @@ def _move_on(given: GeneralLane, requests: Requests, structure: GeneralStructure
     """The clock goes on, if ``on``, to the end of the oldest batch or, if another may be sent, to the next arrival."""
     slot = state.landed % structure.stages
     flies = state.sent > state.landed
-    end_s = jnp.where(flies, load(state.flights.end_s, slot), jnp.inf)
+    end_s = jnp.where(flies, read(state.flights.end_s, slot), jnp.inf)
     arrival_s = next_arrival(given, requests, state.waiting)
     may_send = (state.sent - state.landed < structure.stages) & (arrival_s > state.clock)
     until_s = jnp.minimum(end_s, jnp.where(may_send, arrival_s, jnp.inf))
     stuck = on & (until_s == jnp.inf)
     clock = jnp.where(on & ~stuck, until_s, state.clock)
     lands = on & flies & (end_s <= until_s)
-    decodes = lands & load(state.flights.decodes, slot)
+    decodes = lands & read(state.flights.decodes, slot)
     landing = Landing(
-        load(state.flights.group, slot), decodes.astype(jnp.int32), clock, clock,
-        jnp.where(lands, load(state.flights.completing, slot), NOBODY),
+        read(state.flights.group, slot), decodes.astype(jnp.int32), clock, clock,
+        jnp.where(lands, read(state.flights.completing, slot), NOBODY),
     )  # fmt: skip
     kv_unit_s = state.kv_unit_s + state.kv * (clock - state.clock)
     state = state._replace(clock=clock, stuck=stuck, kv_unit_s=kv_unit_s, iterations=state.iterations + lands)

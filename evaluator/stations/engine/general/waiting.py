@@ -13,13 +13,13 @@ from evaluator.cost.iteration import Array
 from evaluator.stations.engine.general.lane import GeneralLane
 from evaluator.stations.engine.general.state import Sequences, State, Waiting
 from evaluator.stations.engine.lane import Requests
-from evaluator.stations.engine.rings import load, write
+from evaluator.stations.engine.rings import load, read, write
 
 
 def next_arrival(given: GeneralLane, requests: Requests, waiting: Waiting) -> Array:
     """When the next request comes that is not here, infinite if none will before another has finished."""
     comes = waiting.arrived < jnp.minimum(waiting.released, given.lane.requests)
-    return jnp.where(comes, load(requests.arrival_s, waiting.arrived), jnp.inf)
+    return jnp.where(comes, read(requests.arrival_s, waiting.arrived), jnp.inf)
 
 
 def head(waiting: Waiting) -> Array:
@@ -99,4 +99,4 @@ def _work(requests: Requests, sequences: Sequences, i: Array) -> Array:
     """Tokens left to compute and to generate."""
     target = load(sequences.target, i)
     computed = jnp.minimum(load(sequences.computed, i), target)
-    return target - computed + load(requests.output_tokens, i) - load(sequences.generated, i)
+    return target - computed + read(requests.output_tokens, i) - load(sequences.generated, i)
