@@ -6,7 +6,7 @@ A table has one measurement per row. ``op_class`` says of what; each class needs
 | op_class | columns |
 |---|---|
 | gemm | m (rows), n (outputs), k (inputs), dtype |
-| grouped_gemm | tokens, hidden, intermediate (of the shard), top_k, experts, expert_parallel, routing, dtype |
+| grouped_gemm | tokens, hidden, intermediate (of the shard), top_k, experts, expert_parallel, routing, gated, dtype |
 | attention_prefill | batch, new_tokens, past_tokens (each per sequence), heads, kv_heads, head_dim, window |
 | attention_decode | batch, past_tokens (attended to), heads, kv_heads, head_dim, window |
 | attention_mixed | batch, new_tokens, past_tokens of the prompts; decodes, decode_context; heads, kv_heads, head_dim |
@@ -15,7 +15,8 @@ A table has one measurement per row. ``op_class`` says of what; each class needs
 | iteration | model, tensor_parallel, prompts, prompt_tokens, decodes, context (per decode) |
 
 All have ``time_s``; ``hardware``, ``engine``, ``engine_version``, ``kernel``, ``kv_dtype`` and ``mode`` (graph | eager)
-are optional. ``window`` 0 is full attention. ``routing`` is ``balanced`` or ``skewed``.
+are optional. ``window`` 0 is full attention. ``routing`` is ``balanced`` or ``skewed``; ``gated`` is 1 (the default)
+where the experts' first product makes gate and up, 0 where it makes one of them.
 """
 
 from __future__ import annotations

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from evaluator.cost.iteration import BatchStatistics, CostParameters, Rows, experts_touched, iteration_time
+from evaluator.cost.iteration import BatchStatistics, CostParameters, experts_touched, iteration_time
 
 
 def plain(cost: CostParameters) -> CostParameters:
     """The same parameters as Python floats: the cost of one batch is computed faster with them than with NumPy."""
     values: dict[str, Any] = {}
     for name, value in cost._asdict().items():
-        if isinstance(value, Rows):
-            values[name] = Rows(*(tuple(float(entry) for entry in column) for column in value))
+        if isinstance(value, tuple):
+            values[name] = type(value)(*(tuple(float(entry) for entry in column) for column in value))
         else:
             values[name] = float(value)
     return CostParameters(**values)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from evaluator.cost.iteration import CostParameters
+from evaluator.cost.iteration import BatchStatistics, CostParameters, decode_growth, decode_slope, device_time
 from evaluator.reference.batch import Batch, exact_statistics, statistics
 from evaluator.reference.limits import Limits
 from evaluator.reference.pipeline import Pipeline
@@ -150,12 +150,12 @@ class Replica:
             if chunk.request.scheduled_s == math.inf:
                 chunk.request.scheduled_s = start
         if batch.decodes is not None:
-            self._send_decodes(batch, flight)
+            self._send_decodes(batch, flight, sums)
         self.kv_units_max = max(self.kv_units_max, self._kv_used())
         flight.experts_touched = self.pipeline.experts_touched(sums)
         return flight
 
-    def _send_decodes(self, batch: Batch, flight: Flight) -> None:
+    def _send_decodes(self, batch: Batch, flight: Flight, sums: BatchStatistics) -> None:
         queues, group = self.queues, batch.decodes
         assert group is not None
         flight.newcomers = queues.newcomers
@@ -167,8 +167,10 @@ class Replica:
         elif self._leap:
             cost = self.pipeline.costs[0]
             flight.first_s = flight.end_s - flight.start_s
-            flight.slope_s = cost.context_s * len(group) + cost.window_context_s * group.growing
-            flight.iterations = self._alike(batch)
+            growth_s = decode_growth(cost, float(len(group)), float(group.growing))
+            device_s = device_time(cost, sums) if cost.dispatch_s else flight.first_s
+            flight.slope_s, alike = decode_slope(cost, device_s, growth_s)
+            flight.iterations = min(self._alike(batch), int(alike))
             if flight.iterations > 1:
                 flight.end_s = flight.end_of(flight.iterations)
 

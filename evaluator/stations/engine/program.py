@@ -1,9 +1,10 @@
 """The token-exact serving engine: one lane's event loop as a scalar JAX program, and the map over lanes.
 
 One trip of the loop is one iteration that computes prompts, or a leap over all decode iterations up to the next event:
-a completion, an admissible arrival, or a context that fills the attention window. In between the batch is fixed and an
-iteration's time is affine in the number of iterations, so their sum has a closed form and the result equals a loop over
-single iterations (``evaluator.reference``) to rounding, at a cost per request instead of per token.
+a completion, an admissible arrival, a context that fills the attention window, or a device that grows slower than the
+host. In between the batch is fixed and an iteration's time is affine in the number of iterations, so their sum has a
+closed form and the result equals a loop over single iterations (``evaluator.reference``) to rounding, at a cost per
+request instead of per token.
 
 On CPU the lanes run one after another (``lax.map``) and XLA compiles the whole loop into one function
 (``evaluator.device`` asks it to), at a few hundred instructions a trip; elsewhere the same program is vmapped.
@@ -25,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.cost.iteration import Array, BatchStatistics, experts_touched, iteration_time
+from evaluator.cost.iteration import Array, BatchStatistics, decode_growth, decode_slope, device_time, experts_touched
 from evaluator.stations.engine.admission import Intake, admit
 from evaluator.stations.engine.departures import depart
 from evaluator.stations.engine.lane import Lane, LaneResult, Requests
@@ -69,10 +70,12 @@ def _leap(
     Without anybody to run it ends never: the head of the queue cannot be admitted, and nothing will change that.
     """
     stuck = (batch.prefill_tokens == 0) & (batch.decodes == 0)
-    first_s = iteration_time(lane.cost, batch)
-    slope_s = lane.cost.context_s * state.decodes + lane.cost.window_context_s * state.window_growing
+    device_s = device_time(lane.cost, batch)
+    first_s = jnp.maximum(device_s, lane.cost.dispatch_s)
+    growth_s = decode_growth(lane.cost, state.decodes, state.window_growing)
+    slope_s, alike = decode_slope(lane.cost, device_s, growth_s)
     until_arrival = iterations_until(jnp.maximum(intake.next_arrival - now, 0.0), first_s, slope_s)
-    most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, 1e9), 1e9).astype(jnp.int32)
+    most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, alike), alike).astype(jnp.int32)
     alone = (intake.tokens == 0) & (intake.joined == 0)
     count = jnp.where(alone, jnp.minimum(steps_to_event(intake.events, state.step, ring), most), 1)
     count = jnp.where(stuck, 0, count)
