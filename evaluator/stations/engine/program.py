@@ -72,8 +72,13 @@ def _leap(
     stuck = (batch.prefill_tokens == 0) & (batch.decodes == 0)
     device_s = device_time(lane.cost, batch)
     first_s = jnp.maximum(device_s, lane.cost.dispatch_s)
-    growth_s = decode_growth(lane.cost, state.decodes, state.window_growing)
-    slope_s, alike = decode_slope(lane.cost, device_s, growth_s)
+    growth_s = decode_growth(lane.cost, batch.decodes, state.window_growing)
+    # A branch of its own, seldom taken: XLA would compute the device's time once more for it, half of a trip.
+    slope_s, alike = lax.cond(
+        device_s < lane.cost.dispatch_s,
+        lambda: decode_slope(lane.cost, device_s, growth_s),
+        lambda: (growth_s, jnp.full_like(growth_s, 1e9)),
+    )
     until_arrival = iterations_until(jnp.maximum(intake.next_arrival - now, 0.0), first_s, slope_s)
     most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, alike), alike).astype(jnp.int32)
     alone = (intake.tokens == 0) & (intake.joined == 0)
