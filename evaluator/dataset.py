@@ -21,7 +21,7 @@ from evaluator.coordinates import SweepAxis, axis_coordinates
 from evaluator.errors import InputError
 from evaluator.metrics.latency import latencies
 from evaluator.metrics.outcomes import OK, Objective, Outcomes
-from evaluator.metrics.variables import VARIABLES, Variable, coordinate_units
+from evaluator.metrics.variables import INPUTS, VARIABLES, Variable, coordinate_units
 from evaluator.version import __version__
 
 if TYPE_CHECKING:
@@ -77,8 +77,11 @@ def to_dataset(
     levels: np.ndarray,
     axes: Sequence[SweepAxis] = (),
     attrs: Mapping[str, str] | None = None,
+    inputs: Sequence[str] = (),
 ) -> xr.Dataset:
     """The variables of ``measure``, (config,) or (config, quantile), with the swept quantities along ``config``.
+
+    ``inputs`` name what elasticities, (config, input) or (config, input, quantile), are to.
 
     Rows are configurations of the grid of ``axes`` in C order; ``metrics["config"]``, where there, says which ones.
     Errors: KeyError for a variable that the table of variables does not know.
@@ -99,11 +102,14 @@ def to_dataset(
         for name, (path, values) in columns.items():
             swept = Variable(coordinate_units(path), name.replace("_", " "), f"swept: {path}")
             coords[name] = _described(("config",), values[step], swept)
+    if inputs:
+        meaning = "; ".join(f"{name}: {INPUTS[name]}" for name in inputs)
+        coords["input"] = _described(("input",), np.array(inputs), Variable("1", "input", meaning))
     variables = {}
     for name, values in metrics.items():
         if name != "config":
-            dims = ("config", "quantile")[: np.ndim(values)]
-            variables[name] = _described(dims, np.asarray(values), VARIABLES[name])
+            variable = VARIABLES[name]
+            variables[name] = _described(variable.dims[: np.ndim(values)], np.asarray(values), variable)
     grid = [{"dimension": next(iter(columns)), "size": size} for columns, size in zip(coordinates, shape, strict=True)]
     own = {"grid": json.dumps(grid), "coordinates_of": json.dumps([list(columns) for columns in coordinates])}
     return xr.Dataset(variables, coords, {**(attrs or {}), **own})

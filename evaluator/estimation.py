@@ -13,10 +13,10 @@ import numpy as np
 from evaluator.catalog import Calibration, load_calibration, load_hardware, load_model
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
-from evaluator.cost.batch import decode_batch, prefill_batch
+from evaluator.cost.batch import decode_batch, prefill_batch, together
 from evaluator.cost.breakdown import OperatorTime, breakdown
-from evaluator.cost.fold import fold
-from evaluator.cost.iteration import BatchStatistics, CostParameters, experts_touched, iteration_time
+from evaluator.cost.fitted import fit_of, fitted_problem, iteration_cost, verdict
+from evaluator.cost.iteration import BatchStatistics, IterationCost, iteration_time, share_touched
 from evaluator.cost.kernel import Operator
 from evaluator.cost.load import Load, steady_load
 from evaluator.cost.memory import (
@@ -29,6 +29,7 @@ from evaluator.cost.memory import (
 )
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel, parallel_problem
+from evaluator.cost.quantities import peaks
 from evaluator.cost.utilisation import ideal_time, ideal_times
 from evaluator.errors import InputError
 from evaluator.scenario.scenario import Precision
@@ -36,7 +37,7 @@ from evaluator.scenario.scenario import Precision
 
 @dataclass(frozen=True)
 class Phase:
-    """One iteration: its time, MFU, MBU and operators."""
+    """One iteration: its time, MFU, MBU and operators (none where the cost was fitted to whole iterations)."""
 
     time_s: float
     mfu: float
@@ -82,7 +83,7 @@ class _Design:
     precision: Precision
     parallel: Parallel
     operators: tuple[Operator, ...]
-    parameters: CostParameters
+    parameters: IterationCost
     window: int | None
     prompt_tokens: int
     output_tokens: int
@@ -119,9 +120,13 @@ def estimate(
     parallel = Parallel(tensor_parallel, pipeline_parallel, expert_parallel)
     calibration = _host_of_every_stage(calibration, parallel)
     _check(model, hardware, parallel, prompt_tokens, output_tokens, batch, rate_rps)
+    problem = fitted_problem(calibration, model, hardware, precision, parallel)
+    if problem is not None:
+        raise InputError(problem)
     found = operators(model, precision, parallel)
     design = _Design(
-        model, hardware, calibration, precision, parallel, found, fold(found, hardware, calibration),
+        model, hardware, calibration, precision, parallel, found,
+        iteration_cost(model, hardware, calibration, precision, parallel),
         model_window(model), prompt_tokens, output_tokens,
     )  # fmt: skip
     plan = memory_plan(
@@ -161,7 +166,8 @@ def _estimated(design: _Design, plan: MemoryPlan, batch: int, most: int, load: L
     model, hardware, precision, parallel = design.model, design.hardware, design.precision, design.parallel
     prompt_tokens, output_tokens = design.prompt_tokens, design.output_tokens
     in_flight = batch * parallel.pipeline
-    status = memory_problem(model, hardware, precision, parallel, plan) or _crowded(in_flight, most)
+    beyond, provenance = _range(design, batch, load)
+    status = memory_problem(model, hardware, precision, parallel, plan) or _crowded(in_flight, most) or beyond
     prefill = _phase(design, prefill_batch(float(batch), prompt_tokens, design.window))
     middle = decode_batch(float(batch), prompt_tokens + output_tokens / 2, design.window)
     decode_s = _decode_time(design, batch)
@@ -170,7 +176,7 @@ def _estimated(design: _Design, plan: MemoryPlan, batch: int, most: int, load: L
         model=model.name,
         hardware=hardware.name,
         calibration=design.calibration.name,
-        provenance=design.calibration.provenance,
+        provenance=provenance,
         parallel=parallel,
         precision=precision,
         prompt_tokens=prompt_tokens,
@@ -217,17 +223,31 @@ def _crowded(sequences: int, most: int) -> str | None:
     )
 
 
+def _range(design: _Design, sequences: int, load: Load | None) -> tuple[str | None, str]:
+    """Why a fit to measured iterations does not tell of these batches, and the provenance of what is told."""
+    prompt, longest = design.prompt_tokens, design.prompt_tokens + design.output_tokens - 1.0
+    decodes = float(sequences) if design.output_tokens > 1 else 0.0
+    batches = [prefill_batch(float(sequences), prompt, None), decode_batch(decodes, longest, None)]
+    if load is not None and not load.saturated:
+        batches.append(together(prefill_batch(1.0, prompt, None), decode_batch(load.concurrency, longest, None)))
+    largest = np.max([peaks(BatchStatistics(*map(float, each))) for each in batches], axis=0)
+    fit = fit_of(design.calibration, design.model, design.precision, design.parallel)
+    return verdict(design.calibration, fit, largest)
+
+
 def _phase(design: _Design, batch: BatchStatistics) -> Phase:
     """Time and breakdown of one iteration. MFU and MBU are of all devices, with one batch in flight per stage."""
     time = float(iteration_time(design.parameters, batch))
     compute, memory = ideal_times(design.operators, design.hardware)
     tokens = batch.decodes + batch.prefill_tokens
-    touched = experts_touched(design.parameters.log_expert_missed, tokens, design.parameters.expert_skew)
+    touched = share_touched(design.parameters, tokens)
     return Phase(
         time_s=time,
         mfu=float(ideal_time(compute, batch)) / time,
         mbu=float(ideal_time(memory, batch, touched=touched)) / time,
-        operators=breakdown(design.operators, design.hardware, design.calibration, batch),
+        operators=breakdown(design.operators, design.hardware, design.calibration, batch)
+        if design.calibration.form == "roofline"
+        else (),
     )
 
 
@@ -287,9 +307,12 @@ def _load_lines(load: Load) -> list[str]:
 
 
 def _table(title: str, phase: Phase) -> list[str]:
-    """Operators in order; what takes no time in this phase is left out."""
+    """Operators in order; what takes no time in this phase is left out. Measured iterations know none."""
+    head = f"{title} iteration: {_milliseconds(phase.time_s)}, MFU {100 * phase.mfu:.1f} %, MBU {100 * phase.mbu:.1f} %"
+    if not phase.operators:
+        return [head]
     lines = [
-        f"{title} iteration: {_milliseconds(phase.time_s)}, MFU {100 * phase.mfu:.1f} %, MBU {100 * phase.mbu:.1f} %",
+        head,
         f"  {'operator':<28}{'time':>12}{'share':>8}{'GFLOP':>12}{'memory MB':>13}{'sent MB':>13}  bound by",
     ]
     return lines + [

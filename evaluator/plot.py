@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -26,15 +26,20 @@ BANDS = 6  # with more curves than this, error bands hide more than they tell
 FRONT_LABELS = 10  # at most: labels are wide and flat, and those of nearly the same height would overlap
 
 # Okabe and Ito (2008), colours that the colour-blind can tell apart; its yellow is too pale for lines.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B4A9E", "#444444")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B4A9E", "#444444")
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 _MARKERS = ("o", "s", "^")
-_GREY = "#6b6b6b"
+GREY = "#6b6b6b"
 _NAMES = {"rate_rps": "arrival rate (requests/s)", "users": "concurrent users"}
 
 
 def plot(ds: xr.Dataset, path: str | Path) -> Path:
     """Draw a dataset to ``path`` (.png, .pdf or .svg). Errors: InputError for another suffix or without matplotlib."""
+    return save(path, lambda: _draw(ds, np.flatnonzero(ds["status"].values == OK)))
+
+
+def save(path: str | Path, draw: Callable[[], Any]) -> Path:
+    """Write the figure that ``draw`` makes, in the style of all pictures. Errors as of ``plot``."""
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: unknown kind of picture {path.suffix!r}; use {', '.join(SUFFIXES)}")
@@ -42,10 +47,9 @@ def plot(ds: xr.Dataset, path: str | Path) -> Path:
         raise InputError(f"{path}: pictures need matplotlib; install it with: pip install matplotlib")
     import matplotlib
 
-    feasible = np.flatnonzero(ds["status"].values == OK)
     style: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "font.family": "DejaVu Sans"}
     with matplotlib.rc_context(style):
-        figure = _draw(ds, feasible)
+        figure = draw()
         with replacing(path) as part:
             figure.savefig(part, dpi=DPI, format=path.suffix[1:], facecolor="white")
     return path
@@ -63,7 +67,8 @@ def _draw(ds: xr.Dataset, feasible: np.ndarray) -> Any:
 # ---- pictures -------------------------------------------------------------------------------------------------------
 
 
-def _canvas(width: float, height: float) -> Any:
+def canvas(width: float, height: float) -> Any:
+    """An empty figure, in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -72,17 +77,18 @@ def _canvas(width: float, height: float) -> Any:
     return figure
 
 
-def _headings(figure: Any, ds: xr.Dataset, subtitle: str, notes: Sequence[str]) -> None:
+def headings(figure: Any, ds: xr.Dataset, subtitle: str, notes: Sequence[str]) -> None:
     """Title and subtitle above, notes below, at fixed distances from the edges in inches."""
     width, height = figure.get_size_inches()
     left = 0.25 / width
     figure.text(left, 1 - 0.30 / height, ds.attrs.get("title", "sweep"), fontsize=14, fontweight="bold", va="center")
-    figure.text(left, 1 - 0.58 / height, subtitle, fontsize=10, color=_GREY, va="center")
+    figure.text(left, 1 - 0.58 / height, subtitle, fontsize=10, color=GREY, va="center")
     lines = textwrap.fill(".  ".join(notes), max(40, int(15.5 * (width - 0.5))))  # characters of 7.5 points per inch
-    figure.text(left, 0.12 / height, lines, fontsize=7.5, color=_GREY, va="bottom")
+    figure.text(left, 0.12 / height, lines, fontsize=7.5, color=GREY, va="bottom")
 
 
-def _footnotes(ds: xr.Dataset, layout: Layout) -> list[str]:
+def footnotes(ds: xr.Dataset, layout: Layout) -> list[str]:
+    """What a reader of any picture has to know."""
     notes = [f"Shown: {'; '.join(layout.notes)}"] if layout.notes else []
     infeasible = int((ds["status"].values != OK).sum())
     if infeasible:
@@ -100,10 +106,10 @@ def _colours(ds: xr.Dataset, name: str | None, levels: Sequence[Any]) -> list[An
         from matplotlib import colormaps
 
         return [colormaps["viridis"](0.88 * place / (len(levels) - 1)) for place in range(len(levels))]
-    return list(_COLOURS[: len(levels)])
+    return list(COLOURS[: len(levels)])
 
 
-def _legend(figure: Any, groups: Sequence[tuple[str | None, Sequence[Any], Sequence[Any]]], right: float) -> None:
+def legend(figure: Any, groups: Sequence[tuple[str | None, Sequence[Any], Sequence[Any]]], right: float) -> None:
     """One legend per axis below each other, right of the panels; ``groups`` hold axis, levels and their handles."""
     height = figure.get_size_inches()[1]
     top = 1 - 0.85 / height
@@ -145,13 +151,13 @@ def _curves(ds: xr.Dataset, layout: Layout) -> Any:
     for facet, axes in zip(facets, grid[0], strict=True):
         if layout.facet is not None:
             axes.set_title(f"{title(layout.facet)} {text(facet)}", fontsize=10, loc="left")
-    _x_axis(grid if layout.facet is None else grid[-1:], ds, layout)
+    x_axis(grid if layout.facet is None else grid[-1:], ds, layout)
     swatches, handles = _swatches(shades), [_handle(place) for place in range(len(styles))]
-    _legend(figure, ((layout.colour, colours, swatches), (layout.style, styles, handles)), right)
+    legend(figure, ((layout.colour, colours, swatches), (layout.style, styles, handles)), right)
     measures = ", ".join(panel.label.split(" (")[0] for panel in panels)
     cut = any(panel.bound and np.nanmax(panel.values[rows]) > CUT * panel.bound for panel in panels)
-    notes = [*_footnotes(ds, layout), *([f"Latencies beyond {CUT:g} times the SLO are cut off"] if cut else [])]
-    _headings(figure, ds, f"{measures} over the {_axis_title(ds, str(layout.x))}", notes)
+    notes = [*footnotes(ds, layout), *([f"Latencies beyond {CUT:g} times the SLO are cut off"] if cut else [])]
+    headings(figure, ds, f"{measures} over the {_axis_title(ds, str(layout.x))}", notes)
     return figure
 
 
@@ -160,7 +166,7 @@ def _grid(measures: int, facets: int) -> tuple[Any, Any, float]:
     down, across = (measures, facets) if facets > 1 else (1, measures)
     width = 3.35 + across * (3.3 if down > 1 else 3.9)
     height = 2.0 + down * (2.15 if down > 1 else 3.2)
-    figure = _canvas(width, height)
+    figure = canvas(width, height)
     share = {"sharex": True, "sharey": "row"} if down > 1 else {}
     grid = figure.subplots(down, across, squeeze=False, **share)
     right = 1 - 2.4 / width
@@ -242,7 +248,8 @@ def _axis_title(ds: xr.Dataset, name: str) -> str:
     return _NAMES.get(name, title(name) if unit == "1" else f"{title(name)} ({unit})")
 
 
-def _x_axis(grid: Any, ds: xr.Dataset, layout: Layout) -> None:
+def x_axis(grid: Any, ds: xr.Dataset, layout: Layout) -> None:
+    """Scale and name of the axis that all panels share."""
     name = str(layout.x)
     values = np.unique(ds[name].values[layout.rows])
     for axes in grid.flat:
@@ -262,7 +269,7 @@ def _pareto(ds: xr.Dataset, layout: Layout) -> Any:
     """Speed that a user sees against output per GPU, with the front of the designs that are not saturated."""
     user, gpu = ds["tok_per_s_per_user"].values, ds["tok_per_s_per_gpu"].values
     rows = layout.rows[np.isfinite(user[layout.rows]) & np.isfinite(gpu[layout.rows])]
-    figure = _canvas(9.5, 5.6)
+    figure = canvas(9.5, 5.6)
     axes = figure.subplots()
     figure.subplots_adjust(0.09, 0.17, 0.76, 0.85)
     names = (layout.colour, layout.style, layout.facet)
@@ -284,8 +291,8 @@ def _pareto(ds: xr.Dataset, layout: Layout) -> Any:
         [_spot(marker=_MARKERS[place]) for place in range(len(levels[1]))],
         [_spot(ms=float(np.sqrt(size))) for size in sizes],
     ]
-    _legend(figure, list(zip(names, levels, handles, strict=True)), 0.78)
-    _headings(figure, ds, "Speed for the user against output per GPU; line: the front", _footnotes(ds, layout))
+    legend(figure, list(zip(names, levels, handles, strict=True)), 0.78)
+    headings(figure, ds, "Speed for the user against output per GPU; line: the front", footnotes(ds, layout))
     return figure
 
 
@@ -315,6 +322,7 @@ def _front_line(axes: Any, ds: xr.Dataset, rows: np.ndarray) -> None:
         return
     best = calm[front(user[calm], gpu[calm])]
     axes.step(user[best], gpu[best], where="post", color="black", lw=1.0, zorder=2)
+    names = [name for name in quantities(ds) if not is_constant(ds, name)][:3]
     labelled = -np.inf
     for row in best:
         if gpu[row] - labelled < gpu[rows].max() / FRONT_LABELS:
@@ -322,21 +330,20 @@ def _front_line(axes: Any, ds: xr.Dataset, rows: np.ndarray) -> None:
         labelled = gpu[row]
         left = user[row] > 0.5 * user[rows].max()  # keep the label inside
         where = {"xytext": (-5 if left else 5, 6), "textcoords": "offset points", "ha": "right" if left else "left"}
-        axes.annotate(_design(ds, row), (user[row], gpu[row]), fontsize=7.5, zorder=4, **where)
+        axes.annotate(in_words(ds, row, names), (user[row], gpu[row]), fontsize=7.5, zorder=4, **where)
 
 
-def _design(ds: xr.Dataset, row: int) -> str:
-    """The swept quantities of a row in few words."""
-    names = [name for name in quantities(ds) if not is_constant(ds, name)]
+def in_words(ds: xr.Dataset, row: int, names: Sequence[str]) -> str:
+    """Quantities of a row in few words."""
     return ", ".join(
         f"{title(name)} {text(ds[name].values[row])}" if ds[name].dtype.kind in "iuf" else text(ds[name].values[row])
-        for name in names[:3]
+        for name in names
     )
 
 
 def _single(ds: xr.Dataset) -> Any:
     """One configuration: its latencies at every quantile, with standard errors."""
-    figure = _canvas(9.0, 3.8)
+    figure = canvas(9.0, 3.8)
     grid = figure.subplots(1, 3)
     figure.subplots_adjust(0.08, 0.2, 0.98, 0.74, wspace=0.32)
     names = [f"p{100 * level:g}" for level in ds["quantile"].values]
@@ -345,21 +352,21 @@ def _single(ds: xr.Dataset) -> Any:
     ):
         error = ds.get(f"{name}_stderr")
         bars = None if error is None else error.values[0] * scale  # none where it is not known
-        axes.bar(names, np.nan_to_num(ds[name].values[0]) * scale, 0.6, yerr=bars, color=_COLOURS[0], ecolor=_GREY)
+        axes.bar(names, np.nan_to_num(ds[name].values[0]) * scale, 0.6, yerr=bars, color=COLOURS[0], ecolor=GREY)
         axes.set_title(heading, loc="left", fontsize=10)
         axes.grid(True, axis="y", color="#e6e6e6", lw=0.6)
         axes.set_axisbelow(True)
     layout = Layout(None, None, None, None, np.arange(1), ())
-    bars_note = ["Bars: Monte-Carlo standard error", *_footnotes(ds, layout)]
-    _headings(figure, ds, "Latency quantiles of the one configuration", bars_note)
+    bars_note = ["Bars: Monte-Carlo standard error", *footnotes(ds, layout)]
+    headings(figure, ds, "Latency quantiles of the one configuration", bars_note)
     return figure
 
 
 def _nothing(ds: xr.Dataset) -> Any:
     """No configuration can run: say so, and why."""
-    figure = _canvas(9.0, 2.6)
+    figure = canvas(9.0, 2.6)
     count = ds.sizes["config"]
     lines = [textwrap.fill(f"{times:,} x {reason}", 105) for reason, times in reasons(ds["status"].values)[:4]]
     figure.text(0.028, 0.62, "\n".join(lines), fontsize=9, va="top", linespacing=1.6)
-    _headings(figure, ds, f"None of the {count:,} configurations can run", [])
+    headings(figure, ds, f"None of the {count:,} configurations can run", [])
     return figure

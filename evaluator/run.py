@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -28,6 +28,7 @@ from evaluator.errors import InputError
 from evaluator.metrics import OK, bounds_of, measure, quantile_levels
 from evaluator.plan import Plan, plan
 from evaluator.plan.engines import ENGINES, ITERATION, TOKEN
+from evaluator.plan.inputs import chosen_inputs
 from evaluator.plan.plan import Member
 from evaluator.scenario import Scenario, load_scenario
 from evaluator.selection import select as select_configuration
@@ -63,12 +64,16 @@ def sweep(
     progress: ProgressReport | None = None,
     resume: bool = False,
     engine: str = "iteration",
+    sensitivity: bool | Sequence[str] = False,
 ) -> xr.Dataset:
     """Simulate every configuration of ``scenario`` and return the labelled dataset; written to ``out`` where given.
 
     Finished chunks lie beside ``out`` (NAME.chunks) until the sweep is whole; ``resume`` takes them up again. A
     configuration that cannot run is a row with its reason in ``status``. ``engine`` iteration is the vectorised one,
     which leaves what it lacks to the reference (as ``engine`` says, row by row); token is the reference for all.
+
+    ``sensitivity`` adds the elasticities of the metrics to these inputs (True: all INPUTS of
+    ``evaluator.metrics.variables``), from two more runs for each of them on the same requests.
     Errors: InputError for unusable input.
     """
     from evaluator.simulation.schedule import chunks_of, computed
@@ -77,11 +82,11 @@ def sweep(
     scenario = loaded(scenario)
     target = None if out is None else check_output(out)
     folder = None if target is None else target.with_name(f"{target.stem}.chunks")
-    whole = plan(scenario, engine=engine)
+    whole = plan(scenario, engine=engine, inputs=chosen_inputs(sensitivity))
     _configure(whole)
     levels = levels_of(whole)
     chunks = list(chunks_of(whole))
-    fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine)
+    fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine, *whole.inputs)
     done = _finished(folder, fingerprint, resume, chunks)
     if progress is not None and done:
         progress.keep(sum(len(values["config"]) for values in done.values()))
@@ -92,7 +97,8 @@ def sweep(
             write_chunk(folder, index, values, fingerprint)
         if progress is not None:
             progress.advance(len(values["config"]))
-    dataset = to_dataset(combine(done.values()), levels, whole.grid.axes, _attributes(scenario) | _engine_note(whole))
+    attrs = _attributes(scenario) | _engine_note(whole)
+    dataset = to_dataset(combine(done.values()), levels, whole.grid.axes, attrs, whole.inputs)
     if target is not None:
         write(dataset, target)
         shutil.rmtree(folder, ignore_errors=True)  # type: ignore[arg-type]
@@ -126,6 +132,8 @@ def simulate(
     _configure(whole)
     group = whole.groups[0]
     outcomes = simulate_chunk(whole, group, group.members) if trace is None else _traced(whole, Path(trace))
+    if outcomes.status[0] != OK:  # known only after the run: it left the range of a fitted cost
+        raise InputError(f"{scenario.path or scenario.name}: {outcomes.status[0]}")
     levels = levels_of(whole)
     values = measure(outcomes, levels) | _known(whole.members, outcomes.devices)
     summary = to_dataset(values, levels, whole.grid.axes, _attributes(scenario))

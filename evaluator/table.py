@@ -64,7 +64,7 @@ def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
         best = order[:top]
         shown = f"Best {best.size:,} of {feasible.size:,} feasible configurations" if feasible.size > 1 else "Result"
         lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *_constant(ds), ""]
-        lines += [*_lines(_columns(ds, best), width), ""]
+        lines += [*lines_of(_columns(ds, best), width), ""]
     return "\n".join(lines + _summary(ds, feasible))
 
 
@@ -185,7 +185,7 @@ def _swept(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
 # ---- layout ---------------------------------------------------------------------------------------------------------
 
 
-def _lines(columns: list[Column], width: int) -> list[str]:
+def lines_of(columns: list[Column], width: int) -> list[str]:
     """Heading in two lines and the cells. Too wide: text is shortened, then measures are left out, and named below."""
     columns, dropped = list(columns), []
     while _width(columns) > width:

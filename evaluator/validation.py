@@ -73,9 +73,14 @@ def validate(
         fast = simulate_chunk(chosen, chunk.group, chunk.members)
         values = measure(fast, levels)
         for position, member in enumerate(chunk.members):
-            rows += _compared(chosen, member, fast, values, position, levels)
+            if fast.status[position] == OK:  # else it left the range of a fitted cost
+                rows += _compared(chosen, member, fast, values, position, levels)
             if progress is not None:
                 progress.advance()
+    if not rows:
+        raise InputError(
+            f"{whole.scenario.path or whole.scenario.name}: no configuration that keeps to its calibration"
+        )
     table = pd.DataFrame(rows)
     held = table[table["metric"] != HISTOGRAM]
     worst = held.groupby("config")["largest"].max()

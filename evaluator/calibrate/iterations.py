@@ -11,8 +11,9 @@ import pandas as pd
 
 from evaluator.catalog import load_model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
+from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.fold import coefficients, fold_rates
-from evaluator.cost.iteration import iteration_time
+from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.memory import model_window
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel
@@ -20,23 +21,26 @@ from evaluator.cost.rates import Rates
 from evaluator.scenario.scenario import Precision
 
 
+def batches(rows: pd.DataFrame, window: int | None) -> BatchStatistics:
+    """The batch of every row, (row,) arrays."""
+    names = ("prompts", "prompt_tokens", "past_tokens", "decodes", "context")
+    prompts, length, past, decodes, context = (rows[name].to_numpy(dtype=float) for name in names)
+    return together(prefill_batch(prompts, length, window, past), decode_batch(decodes, context, window))
+
+
 def predictor(rows: pd.DataFrame, reach: tuple[int | None, ...]) -> Callable[[Rates], Any]:
     """Seconds of every row as a function of the rates, in JAX; one folding per model and split."""
     parts = []
     position = np.arange(len(rows))
-    for (name, tensor), part in rows.groupby(["model", "tensor_parallel"]):
+    for (name, tensor, expert), part in rows.groupby(["model", "tensor_parallel", "expert_parallel"]):
         model = load_model(str(name))
         window = model_window(model)
-        found = coefficients(operators(model, Precision(), Parallel(int(tensor))), reach)
-        batch = together(
-            prefill_batch(part["prompts"].to_numpy(), part["prompt_tokens"].to_numpy(), window),
-            decode_batch(part["decodes"].to_numpy(), part["context"].to_numpy(), window),
-        )
-        parts.append((position[rows.index.get_indexer(part.index)], found, batch))
+        found = coefficients(operators(model, Precision(), Parallel(int(tensor), 1, int(expert))), reach)
+        parts.append((position[rows.index.get_indexer(part.index)], found, batches(part, window)))
     order = np.argsort(np.concatenate([at for at, _, _ in parts]))
 
     def predict(rate: Rates) -> Any:
-        times = [iteration_time(fold_rates(found, rate), batch) for _, found, batch in parts]
+        times = [Dispatched(fold_rates(found, rate), rate.dispatch_s).time(batch) for _, found, batch in parts]
         return jnp.concatenate([jnp.atleast_1d(each) for each in times])[order]
 
     return predict

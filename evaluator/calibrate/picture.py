@@ -10,12 +10,13 @@ import numpy as np
 
 from evaluator.calibrate.errors import statistics
 from evaluator.calibrate.run import Calibrated
+from evaluator.calibrate.whole import FittedIterations
 from evaluator.errors import InputError
 
 MOST_POINTS = 2000
 
 
-def draw(fitted: Calibrated, path: Path) -> None:
+def draw(fitted: Calibrated | FittedIterations, path: Path) -> None:
     """Draw the held-out rows of every class; InputError without matplotlib."""
     if find_spec("matplotlib") is None:
         raise InputError(f"{path}: pictures need matplotlib; install it with: pip install matplotlib")
@@ -39,13 +40,15 @@ def draw(fitted: Calibrated, path: Path) -> None:
 def _panel(axis: Any, label: str, rows: Any) -> None:
     aside = rows[~rows["fitted"]] if (~rows["fitted"]).any() else rows
     shown = aside.iloc[np.unique(np.linspace(0, len(aside) - 1, MOST_POINTS).astype(int))]
-    measured, predicted = shown["time_s"] * 1e6, shown["predicted_s"] * 1e6
+    unit, scale = ("ms", 1e3) if shown["time_s"].min() > 1e-3 else ("us", 1e6)
+    measured, predicted = shown["time_s"] * scale, shown["predicted_s"] * scale
     ends = [min(measured.min(), predicted.min()), max(measured.max(), predicted.max())]
-    axis.loglog(measured, predicted, ".", ms=2, color="#0072B2", alpha=0.4, rasterized=True)
+    draw = axis.loglog if ends[1] > 4 * ends[0] else axis.plot  # less than a decade has no room for its labels
+    draw(measured, predicted, ".", ms=2, color="#0072B2", alpha=0.4, rasterized=True)
     axis.plot(ends, ends, color="#444444", lw=0.8)
     for factor in (0.8, 1.25):
         axis.plot(ends, [end * factor for end in ends], color="#444444", lw=0.5, ls=":")
     found = statistics(aside)
     axis.set_title(f"{label}\nmedian {found['median']:.1%}, p90 {found['p90']:.1%}, {found['rows']:,} rows", fontsize=8)
-    axis.set_xlabel("measured (us)")
-    axis.set_ylabel("predicted (us)")
+    axis.set_xlabel(f"measured ({unit})")
+    axis.set_ylabel(f"predicted ({unit})")

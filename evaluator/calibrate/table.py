@@ -12,11 +12,13 @@ A table has one measurement per row. ``op_class`` says of what; each class needs
 | attention_mixed | batch, new_tokens, past_tokens of the prompts; decodes, decode_context; heads, kv_heads, head_dim |
 | elementwise | bytes |
 | all_reduce, all_gather, all_to_all | devices, message_bytes |
-| iteration | model, tensor_parallel, prompts, prompt_tokens, decodes, context (per decode) |
+| iteration | model, tensor_parallel, expert_parallel, prompts, prompt_tokens, past_tokens, decodes, context |
 
 All have ``time_s``; ``hardware``, ``engine``, ``engine_version``, ``kernel``, ``kv_dtype`` and ``mode`` (graph | eager)
 are optional. ``window`` 0 is full attention. ``routing`` is ``balanced`` or ``skewed``; ``gated`` is 1 (the default)
 where the experts' first product makes gate and up, 0 where it makes one of them.
+Of an iteration, tokens are per
+prompt and the context per decode; ``expert_parallel`` (1) and ``past_tokens`` (0) are optional.
 """
 
 from __future__ import annotations
@@ -44,13 +46,18 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "all_reduce": ("devices", "message_bytes"),
     "all_gather": ("devices", "message_bytes"),
     "all_to_all": ("devices", "message_bytes"),
-    "iteration": ("tensor_parallel", "prompts", "prompt_tokens", "decodes", "context"),
+    "iteration": (
+        "tensor_parallel", "expert_parallel", "prompts", "prompt_tokens", "past_tokens", "decodes", "context",
+    ),
 }  # fmt: skip
 """Numeric columns that each class needs."""
 
 TEXT = {"dtype": "bf16", "kv_dtype": "bf16", "routing": "balanced", "mode": "graph", "model": "", "hardware": "",
         "engine": "any", "engine_version": "any", "kernel": ""}  # fmt: skip
 """Text columns and what an absent one means."""
+
+_ABSENT = {"expert_parallel": 1.0, "past_tokens": 0.0}
+"""Numbers that an iteration may leave out, and what that means."""
 
 SUFFIXES = (".csv", ".parquet")
 
@@ -101,10 +108,14 @@ def checked(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     if "time_s" not in rows:
         raise InputError(f"{where}: column time_s is missing")
     for name, absent in TEXT.items():
-        rows[name] = rows[name].fillna(absent).astype(str) if name in rows else absent
+        rows[name] = rows[name].astype(object).fillna(absent).astype(str) if name in rows else absent
     if "window" not in rows:
         rows["window"] = 0.0
     rows["window"] = rows["window"].fillna(0.0)
+    iterations = rows["op_class"] == "iteration"
+    for name, number in _ABSENT.items() if iterations.any() else ():
+        given = rows[name] if name in rows else pd.Series(np.nan, rows.index)
+        rows[name] = given.mask(iterations & given.isna(), number)
     for op_class, part in rows.groupby("op_class"):
         if op_class not in COLUMNS:
             raise InputError(f"{where}: op_class '{op_class}' is unknown; there are: {', '.join(COLUMNS)}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.catalog.fields import Fields
+from evaluator.catalog.iterations import BEYOND, FORMS, Iterations, read_iterations
 from evaluator.catalog.store import find, names
 from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
@@ -101,6 +102,7 @@ class Calibration:
     """One efficiency set. ``hardware`` is a catalog name or ``any``; ``sources`` has one entry per figure or class.
 
     ``fit`` is what a fitted set says of itself (data, errors, what was not identified); nothing computes with it.
+    A set of another form than ``roofline`` has fits of whole ``iterations`` instead of efficiencies.
     """
 
     name: str
@@ -118,6 +120,9 @@ class Calibration:
     dispatch_s: float = 0.0  # host, per iteration while the device works on the one before: it takes no less
     frontend_s: float = 0.0  # per request, outside the engine: HTTP, tokenising, hops between processes, streaming
     lookahead_steps: float = 0.0  # iterations that a request waits because they are planned ahead when it comes
+    form: str = "roofline"  # roofline | polynomial | table
+    beyond: str = "refuse"  # refuse | extend: configurations that leave the range of the measured iterations
+    iterations: tuple[Iterations, ...] = ()
 
     def of(self, op_class: str) -> OperatorEfficiency:
         """The efficiencies of a class; for an optional one that the set has not, of the class it stands in for."""
@@ -126,8 +131,10 @@ class Calibration:
         return self.efficiencies[OPTIONAL_CLASSES[op_class]]
 
 
-def load_calibration(name: str, hardware: str) -> Calibration:
+def load_calibration(name: str, hardware: str, foreign: bool = False) -> Calibration:
     """The set ``name`` (a catalog name or a path to a YAML), of ``hardware`` or of any; else InputError.
+
+    ``foreign`` lets a set of other hardware pass.
 
     ``auto`` is the first there is of: fitted to serving runs of this hardware (HARDWARE-ENGINE.serving); fitted to its
     kernels (HARDWARE-ENGINE), with the host of serving runs on any hardware (ENGINE.serving); ``datasheet``.
@@ -135,7 +142,7 @@ def load_calibration(name: str, hardware: str) -> Calibration:
     if name == "auto":
         return _best(hardware)
     calibration = _load(find("calibrations", name).resolve())
-    if calibration.hardware not in ("any", hardware):
+    if not foreign and calibration.hardware not in ("any", hardware):
         raise InputError(f"calibration '{name}' is of {calibration.hardware}, not of {hardware}")
     return calibration
 
@@ -169,16 +176,12 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
     name = given.text("name")
     if expected_name is not None and name != expected_name:
         raise InputError(f"{given.place('name')}: '{name}' is not the file's name '{expected_name}'")
+    form = given.choice("form", ("roofline", *FORMS), "roofline")
     calibration = Calibration(
         name=name,
         hardware=given.text("hardware"),
         provenance=given.choice("provenance", PROVENANCES),
-        efficiencies=_efficiencies(given.inner("efficiencies")),
-        link_efficiency=_fraction(given, "link_efficiency"),
-        step_overhead_s=given.quantity("step_overhead_s", "s", zero=True),
-        sequence_overhead_s=given.quantity("sequence_overhead_s", "s", zero=True),
-        sources=_sources(given),
-        expert_skew=given.number("expert_skew", 0.0),
+        **(_roofline(given) if form == "roofline" else _fitted(given, form)),
         engine=given.text("engine", "any"),
         engine_version=given.text("engine_version", "any"),
         fit=given.inner("fit", {}).values,
@@ -188,6 +191,24 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
     )
     given.finish()
     return calibration
+
+
+def _roofline(given: Fields) -> dict[str, Any]:
+    return {
+        "efficiencies": _efficiencies(given.inner("efficiencies")),
+        "link_efficiency": _fraction(given, "link_efficiency"),
+        "step_overhead_s": given.quantity("step_overhead_s", "s", zero=True),
+        "sequence_overhead_s": given.quantity("sequence_overhead_s", "s", zero=True),
+        "sources": _sources(given),
+        "expert_skew": given.number("expert_skew", 0.0),
+    }
+
+
+def _fitted(given: Fields, form: str) -> dict[str, Any]:
+    """Iterations were measured with their host and collectives: nothing comes on top."""
+    figures = {"efficiencies": {}, "link_efficiency": 1.0, "step_overhead_s": 0.0, "sequence_overhead_s": 0.0}
+    fits = {"iterations": read_iterations(given, form), "beyond": given.choice("beyond", BEYOND, "refuse")}
+    return figures | fits | {"form": form, "sources": {}}
 
 
 def _efficiencies(classes: Fields) -> dict[str, OperatorEfficiency]:

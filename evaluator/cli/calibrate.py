@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
 
 from evaluator.cli.options import QuietOption, check_output
+from evaluator.errors import InputError
 
 SET_SUFFIXES = (".yaml",)
 PICTURE_SUFFIXES = (".png", ".pdf", ".svg")
+
+
+class Form(Enum):
+    """What a set has: see ``evaluator.catalog.calibration``."""
+
+    roofline = "roofline"
+    polynomial = "polynomial"
+    table = "table"
+
+
+class Beyond(Enum):
+    """What becomes of configurations that leave the range of the measured iterations."""
+
+    refuse = "refuse"
+    extend = "extend"
 
 
 def calibrate(
@@ -24,33 +41,50 @@ def calibrate(
     ],
     hardware: Annotated[str, typer.Option(help="The hardware of the catalog that the set is for.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write the set here (.yaml); its name is the file's.")],
+    form: Annotated[
+        Form,
+        typer.Option(
+            help="What is fitted: efficiencies of a roofline, for any model; or whole iterations of the models in "
+            "DATA, by a polynomial or a table to interpolate in."
+        ),
+    ] = Form.roofline,
     start: Annotated[
-        str, typer.Option(help="The set to start from, and to stay at where the data are silent.")
+        str, typer.Option(help="The set to start from, and to stay at where the data are silent (roofline).")
     ] = "datasheet",
+    axes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="What the time depends on (table): prefill_tokens, past_tokens, decodes, context; "
+            "default: all that vary.",
+        ),
+    ] = None,
+    beyond: Annotated[
+        Beyond,
+        typer.Option(help="Configurations beyond the measured iterations: refused, or extrapolated (not roofline)."),
+    ] = Beyond.refuse,
+    precision: Annotated[
+        str,
+        typer.Option(metavar="W/A/KV", help="dtypes of the measured weights, activations and KV cache (not roofline)."),
+    ] = "checkpoint/bf16/bf16",
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw predicted against measured (.png, .pdf or .svg).")
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Fit efficiencies to measurements and report the error on rows kept aside."""
+    """Fit efficiencies, or whole iterations, to measurements and report the error on rows kept aside."""
     check_output(out, "--out", SET_SUFFIXES)
     check_output(plot, "--plot", PICTURE_SUFFIXES)
-    from evaluator.catalog import load_calibration, load_hardware
-
-    load_calibration(start, load_hardware(hardware).name)  # before minutes of reading
-
-    from evaluator.calibrate import calibrate as run_calibrate
-    from evaluator.calibrate.document import document, written
-    from evaluator.calibrate.errors import error_table
-
-    fitted = run_calibrate(data, hardware, out.stem, start=start)
-    out.write_text(written(document(fitted)))
-    typer.echo(error_table(fitted.judged))
-    silent = [
-        each.name for each, known in zip(fitted.result.parameters, fitted.result.identified, strict=True) if not known
-    ]
-    if silent:
-        typer.echo(f"not identified by these data, held at {start}: {', '.join(silent)}")
+    fitted: Any
+    if form is Form.roofline:
+        fitted, text, told = _efficiencies(data, hardware, out.stem, start)
+    else:
+        if axes is not None and form is not Form.table:
+            raise InputError("--axes: only a table has them (--form table)")
+        chosen = None if axes is None else tuple(name.strip() for name in axes.split(","))
+        fitted, text, told = _iterations(data, hardware, out.stem, form, chosen, beyond, _dtypes(precision))
+    out.write_text(text, encoding="utf-8")
+    typer.echo(told)
     if plot is not None:
         from evaluator.calibrate.picture import draw
 
@@ -59,3 +93,45 @@ def calibrate(
         used = ", ".join(f"{count:,} {why}" for why, count in fitted.left_out.items())
         typer.echo(f"left out: {used or 'nothing'}", err=True)
         typer.echo(f"wrote {out}" + (f" and {plot}" if plot is not None else ""), err=True)
+
+
+def _efficiencies(data: list[Path], hardware: str, name: str, start: str) -> tuple[Any, str, str]:
+    """The fit, its document, and what is to be told of it."""
+    from evaluator.catalog import load_calibration, load_hardware
+
+    if load_calibration(start, load_hardware(hardware).name).form != "roofline":  # before minutes of reading
+        raise InputError(f"--start {start}: is fitted to whole iterations and has no efficiencies to start from")
+
+    from evaluator.calibrate import calibrate as run_calibrate
+    from evaluator.calibrate.document import document, written
+    from evaluator.calibrate.errors import error_table
+
+    fitted = run_calibrate(data, hardware, name, start=start)
+    known = zip(fitted.result.parameters, fitted.result.identified, strict=True)
+    silent = [each.name for each, is_known in known if not is_known]
+    told = error_table(fitted.judged)
+    if silent:
+        told += f"\nnot identified by these data, held at {start}: {', '.join(silent)}"
+    return fitted, written(document(fitted)), told
+
+
+def _iterations(
+    data: list[Path], hardware: str, name: str, form: Form, axes: tuple[str, ...] | None, beyond: Beyond,
+    precision: tuple[str, str, str],
+) -> tuple[Any, str, str]:  # fmt: skip
+    """The same of a fit to whole iterations."""
+    from evaluator.calibrate.whole import document, errors_table, fit_iterations, written
+
+    fitted = fit_iterations(data, hardware, name, form.value, axes=axes, beyond=beyond.value, precision=precision)
+    return fitted, written(document(fitted)), errors_table(fitted.judged)
+
+
+def _dtypes(text: str) -> tuple[str, str, str]:
+    from evaluator.catalog.model import DTypeName
+
+    allowed, parts = get_args(DTypeName), text.split("/")
+    if len(parts) != 3 or any(each not in allowed for each in parts[1:]) or parts[0] not in ("checkpoint", *allowed):
+        raise InputError(
+            f"--precision {text}: expected three dtypes such as fp8/bf16/fp8; allowed: {', '.join(allowed)}"
+        )
+    return parts[0], parts[1], parts[2]

@@ -41,6 +41,14 @@ def sweep(
     top: Annotated[int, typer.Option(min=0, metavar="N", help="Rows of the ranked table; 0: no table.")] = 10,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same --out.")] = False,
     engine: EngineOption = "iteration",
+    sensitivity: Annotated[
+        bool,
+        typer.Option(
+            "--sensitivity",
+            help="Add what 1 % more of memory bandwidth, FLOP/s, link bandwidth and latency, and of the fixed times of "
+            "kernels and host changes in each metric, in %. Takes 9 times the runs, 13 on several devices.",
+        ),
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run all configurations of a scenario: table, dataset, picture."""
@@ -50,27 +58,53 @@ def sweep(
     if resume and out is None:
         raise InputError("--resume needs --out: the finished chunks lie beside it")
     loaded = read_scenario(scenario, changes)
-    dataset = _run(loaded, out, resume, engine, quiet)
+    dataset = _run(loaded, out, resume, engine, sensitivity, quiet)
     if top:
-        from evaluator.table import ranked_table
-
-        typer.echo(ranked_table(dataset, top, width=get_terminal_size((100, 24)).columns))
-    if plot is not None:
-        from evaluator.plot import plot as draw
-
-        draw(dataset, plot)
+        _tables(dataset, top)
+    written = [*([] if out is None else [out]), *([] if plot is None else _pictures(dataset, plot))]
     if not quiet:
         if "engine_note" in dataset.attrs:
             typer.echo(dataset.attrs["engine_note"], err=True)
-        written = [str(path) for path in (out, plot) if path is not None]
-        typer.echo(f"wrote {' and '.join(written)}" if written else "nothing saved; --out keeps the dataset", err=True)
+        names = " and ".join(map(str, written))
+        typer.echo(f"wrote {names}" if written else "nothing saved; --out keeps the dataset", err=True)
     reasons = dataset["status"].values
     if not (reasons == "ok").any():
         first = reasons[0] if len(set(reasons.tolist())) == 1 else f"the first is {reasons[0]}"
         raise InputError(f"{scenario}: none of {reasons.size:,} configurations can run: {first}")
 
 
-def _run(scenario: Scenario, out: Path | None, resume: bool, engine: str, quiet: bool) -> xarray.Dataset:
+def _tables(dataset: xarray.Dataset, top: int) -> None:
+    from evaluator.table import ranked_table
+
+    width = get_terminal_size((100, 24)).columns
+    typer.echo(ranked_table(dataset, top, width=width))
+    if _has_elasticities(dataset):
+        from evaluator.sensitivity import ROWS, elasticity_table
+
+        typer.echo(f"\n{elasticity_table(dataset, min(top, ROWS), width)}")
+
+
+def _pictures(dataset: xarray.Dataset, path: Path) -> list[Path]:
+    from evaluator.plot import plot as draw
+
+    draw(dataset, path)
+    if not _has_elasticities(dataset):
+        return [path]
+    from evaluator.sensitivity import told
+    from evaluator.sensitivity_plot import plot_sensitivity
+
+    if not told(dataset).size:
+        return [path]
+    return [path, plot_sensitivity(dataset, path.with_stem(f"{path.stem}-sensitivity"))]
+
+
+def _has_elasticities(dataset: xarray.Dataset) -> bool:
+    return "input" in dataset.coords and bool((dataset["status"].values == "ok").any())
+
+
+def _run(
+    scenario: Scenario, out: Path | None, resume: bool, engine: str, sensitivity: bool, quiet: bool
+) -> xarray.Dataset:
     from evaluator.progress import Progress
     from evaluator.run import sweep as run_sweep
 
@@ -78,7 +112,9 @@ def _run(scenario: Scenario, out: Path | None, resume: bool, engine: str, quiet:
     requests = scenario.workload.requests * len(scenario.workload.seeds)
     try:
         with nullcontext() if quiet else Progress(total, requests_per_unit=requests) as progress:
-            return run_sweep(scenario, out=out, progress=progress, resume=resume, engine=engine)
+            return run_sweep(
+                scenario, out=out, progress=progress, resume=resume, engine=engine, sensitivity=sensitivity
+            )
     except KeyboardInterrupt:
         kept = "finished chunks are kept, go on with --resume" if out else "nothing is kept without --out"
         raise Interrupted(kept) from None

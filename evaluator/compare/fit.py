@@ -85,6 +85,8 @@ def fit_serving(
     from scipy.optimize import least_squares
 
     base = load_calibration(base, "any") if isinstance(base, str) else base
+    if base.form != "roofline":
+        raise InputError(f"calibration {base.name} is a {base.form} of whole iterations: it has no efficiencies to fit")
     shares = output_shares(experiments) if shares is None else shares
     problem = _Problem(experiments, base, shares, centre or {})
     given = start or {}

@@ -13,6 +13,7 @@ from evaluator.catalog.store import find
 from evaluator.compare.experiments import POOLED, Experiment
 from evaluator.compare.servers import Server, server
 from evaluator.compare.traffic import Requests, output_shares, requests
+from evaluator.cost.fitted import verdict
 from evaluator.cost.lanes import stack
 from evaluator.cost.memory import kv_units
 from evaluator.errors import InputError
@@ -56,10 +57,10 @@ def compare_experiments(
     for experiment in experiments:
         try:
             replica = server(experiment, calibration)
+            runs = [simulate_server(replica, requests(experiment, seed, shares)) for seed in seeds]
         except InputError as error:
             rows.append(_described(experiment, None) | {"status": f"cannot run: {error}"})
             continue
-        runs = [simulate_server(replica, requests(experiment, seed, shares)) for seed in seeds]
         rows += _rows(replica, runs)
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -72,7 +73,10 @@ COLUMNS = (
 
 
 def simulate_server(replica: Server, load: Requests) -> Times:
-    """Run the requests through the engine; times as the client sees them, NaN where a request was never served."""
+    """Run the requests through the engine; times as the client sees them, NaN where a request was never served.
+
+    InputError where the run leaves the range of a cost that was fitted to measured iterations.
+    """
     import jax
 
     from evaluator.device import configure
@@ -86,6 +90,9 @@ def simulate_server(replica: Server, load: Requests) -> Times:
     lane, waiting = _lane(replica, len(load.arrival_s)), _waiting(replica, load)
     batch = jax.tree.map(lambda leaf: np.asarray(leaf)[None], (lane, waiting))
     found = run_lanes(*batch, Structure(ring, replica.kv.window is not None))
+    problem, _ = verdict(replica.calibration, replica.fit, np.asarray(found.peaks)[0].tolist())
+    if problem is not None:
+        raise InputError(problem)
     count = len(load.arrival_s)
     first, last = (np.asarray(times)[0][:count] for times in (found.first_token_s, found.last_token_s))
     served = np.isfinite(last)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.iterations import Iterations
 from evaluator.catalog.store import names
 from evaluator.compare.experiments import Experiment
 from evaluator.compare.names import hardware_name, model_name, precision
-from evaluator.cost.fold import fold
-from evaluator.cost.iteration import CostParameters
+from evaluator.cost.fitted import fit_of, fitted_problem, iteration_cost
+from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import KvLayout, memory_plan, memory_problem
-from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel, parallel_problem
 from evaluator.errors import InputError
 
@@ -27,9 +27,10 @@ class Server:
     experiment: Experiment
     hardware: str
     calibration: Calibration
-    cost: CostParameters
+    cost: IterationCost
     kv: KvLayout
     kv_capacity: int
+    fit: Iterations | None = None
 
 
 def calibration_for(wanted: str, hardware: str) -> Calibration:
@@ -59,6 +60,9 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
     if problem is not None:
         raise InputError(problem)
     stored = precision(model.name, experiment.weight_precision, experiment.kv_precision)
+    problem = fitted_problem(calibration, model, hardware, stored, parallel)
+    if problem is not None:
+        raise InputError(problem)
     memory = memory_plan(
         model, hardware, stored, parallel,
         memory_fraction=experiment.memory_fraction, block_tokens=experiment.block_tokens,
@@ -69,5 +73,6 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
         if problem is not None:
             raise InputError(problem)
     capacity = memory.kv.capacity_units if experiment.kv_blocks is None else experiment.kv_blocks
-    cost = fold(operators(model, stored, parallel), hardware, calibration)
-    return Server(experiment, hardware.name, calibration, cost, memory.kv, capacity)
+    cost = iteration_cost(model, hardware, calibration, stored, parallel)
+    fit = fit_of(calibration, model, stored, parallel)
+    return Server(experiment, hardware.name, calibration, cost, memory.kv, capacity, fit)

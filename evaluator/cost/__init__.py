@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from evaluator.cost.batch import attention_area, decode_batch, prefill_batch, together
 from evaluator.cost.breakdown import OperatorTime, breakdown
+from evaluator.cost.fitted import fitted_cost, iteration_cost
 from evaluator.cost.fold import coefficients, fold, fold_rates, reach
 from evaluator.cost.iteration import BatchStatistics, CostParameters, Rows, iteration_time
 from evaluator.cost.kernel import Operator
@@ -41,10 +42,12 @@ __all__ = [
     "coefficients",
     "common_counts",
     "decode_batch",
+    "fitted_cost",
     "fold",
     "fold_rates",
     "ideal_time",
     "ideal_times",
+    "iteration_cost",
     "iteration_time",
     "kv_bytes_per_token",
     "kv_units",

@@ -21,11 +21,14 @@ def attention_area(prompt: Any, cached: Any = 0.0, window: Any = None) -> Any:
     return up_to(np.asarray(prompt, dtype=float)) - up_to(np.asarray(cached, dtype=float))
 
 
-def prefill_batch(prompts: Any, prompt_tokens: Any, window: int | None) -> BatchStatistics:
-    """``prompts`` whole prompts of ``prompt_tokens`` tokens each. Any common shape, prompts may be fractional.
+def prefill_batch(prompts: Any, prompt_tokens: Any, window: int | None, past_tokens: Any = 0.0) -> BatchStatistics:
+    """``prompts`` pieces of ``prompt_tokens`` tokens each behind ``past_tokens`` whose KV is there: whole prompts (0),
+    or chunks. Any common shape, prompts may be fractional.
 
-    A windowed layer, too, reads the KV of every token of a whole prompt.
+    A windowed layer reads the KV of every token of a piece, and of as many before as its window reaches.
     """
+    last = past_tokens + prompt_tokens
+    read = last if window is None else np.minimum(last, prompt_tokens + window - 1.0)
     zero = 0.0 * np.asarray(prompts, dtype=float)
     return BatchStatistics(
         decodes=zero,
@@ -33,10 +36,10 @@ def prefill_batch(prompts: Any, prompt_tokens: Any, window: int | None) -> Batch
         decode_window_context=zero,
         prefill_tokens=zero + prompts * prompt_tokens,
         prefill_sequences=zero + prompts,
-        prefill_area=prompts * attention_area(prompt_tokens),
-        prefill_window_area=prompts * attention_area(prompt_tokens, window=window),
-        prefill_context=zero + prompts * prompt_tokens,
-        prefill_window_context=zero + prompts * prompt_tokens,
+        prefill_area=prompts * attention_area(last, past_tokens),
+        prefill_window_area=prompts * attention_area(last, past_tokens, window=window),
+        prefill_context=zero + prompts * last,
+        prefill_window_context=zero + prompts * read,
     )
 
 

@@ -251,7 +251,6 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
         prefill_window_rows=rows("prefill_window", AttentionRows),
         log_expert_missed=xp.asarray(known.log_expert_missed, dtype=float),
         expert_skew=rate.expert_skew,
-        dispatch_s=host * rate.dispatch_s,
         iteration_s=xp.sum(times.fixed_s) + host * rate.step_overhead_s,
         token_s=linear("linear_tokens"),
         sequence_s=linear("linear_sequences") + host * rate.sequence_overhead_s,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -103,7 +103,6 @@ class CostParameters(NamedTuple):
     prefill_window_rows: AttentionRows  # the same in windowed layers, with the windowed area and context
     log_expert_missed: Array  # log(1 - k/E): one token leaves a given expert untouched; 0 without experts
     expert_skew: Array  # variance of the experts' popularity, see ``experts_touched``; 0: all alike
-    dispatch_s: Array  # the least that an iteration takes: the host, which runs ahead of the device
     iteration_s: Array  # per iteration
     token_s: Array  # per token computed
     sequence_s: Array  # per sequence in the batch
@@ -118,6 +117,23 @@ class CostParameters(NamedTuple):
     ramp_tokens: Array  # tokens, above 0
     handover_s: Array  # all-reduces from ``handover_tokens`` on
     handover_tokens: Array
+
+
+class FittedCost(Protocol):
+    """A cost fitted to measured iterations (``polynomial``, ``table``), or one with a host that runs ahead
+    (``Dispatched``): the same questions, other answers."""
+
+    @property
+    def log_expert_missed(self) -> Array: ...
+    @property
+    def expert_skew(self) -> Array: ...
+    def time(self, batch: BatchStatistics) -> Array: ...
+    def growth(self, batch: BatchStatistics, window_growing: Array) -> Array: ...
+    def steps(self, batch: BatchStatistics) -> Array: ...
+
+
+IterationCost = CostParameters | FittedCost
+"""Which of them is structure: a compiled program knows it."""
 
 
 TOKEN_TILE, OUTPUT_TILE = 128, 256
@@ -184,26 +200,6 @@ def decode_context_s(parameters: CostParameters, decodes: Array) -> Array:
     return xp.maximum(parameters.context_s + parameters.spread_s * one, parameters.unsplit_s * one)
 
 
-def decode_growth(parameters: CostParameters, decodes: Array, growing: Array) -> Array:
-    """Seconds that the device takes longer than in the iteration before, where ``decodes`` sequences decode in both.
-
-    ``growing`` of them have a context shorter than the window.
-    """
-    return decode_context_s(parameters, decodes) * decodes + parameters.window_context_s * growing
-
-
-def decode_slope(parameters: CostParameters, device_s: Array, growth_s: Array) -> tuple[Array, Array]:
-    """How iterations go on that differ by ``decode_growth`` alone: seconds of each on top of the one before, and for
-    how many, the first included, that holds (at most 1e9).
-
-    While the device takes less than the host to dispatch, all take the same, up to where it has grown to as much.
-    """
-    xp = array_namespace(parameters.dispatch_s, device_s, growth_s)
-    spare_s = parameters.dispatch_s - device_s
-    alike = 1.0 + xp.floor(xp.minimum(spare_s / xp.maximum(growth_s, 1e-30), 1e9 - 1.0))
-    return xp.where(spare_s > 0.0, 0.0, growth_s), xp.where(spare_s > 0.0, alike, 1e9)
-
-
 def experts_touched(log_expert_missed: Array, tokens: Array, skew: Array = 0.0) -> Array:
     """Expected fraction of routed experts that a batch of ``tokens`` touches.
 
@@ -216,17 +212,36 @@ def experts_touched(log_expert_missed: Array, tokens: Array, skew: Array = 0.0) 
     return -xp.expm1(-xp.where(skew > 0.0, spread, visits))
 
 
-def iteration_time(parameters: CostParameters, batch: BatchStatistics) -> Array:
+def decode_growth(parameters: IterationCost, batch: BatchStatistics, window_growing: Array) -> Array:
+    """Seconds by which each next iteration of the same decodes is longer than the one before, without prompts.
+
+    ``window_growing`` of them have a windowed context that still grows. It holds for ``alike_steps`` iterations.
+    """
+    if isinstance(parameters, CostParameters):
+        grows_s = decode_context_s(parameters, batch.decodes) * batch.decodes
+        return grows_s + parameters.window_context_s * window_growing
+    return parameters.growth(batch, window_growing)
+
+
+def alike_steps(parameters: IterationCost, batch: BatchStatistics) -> Array:
+    """For how many iterations of the same decodes the time is affine in their number; float, inf where always."""
+    return math.inf if isinstance(parameters, CostParameters) else parameters.steps(batch)
+
+
+def share_touched(parameters: IterationCost, tokens: Array) -> Array:
+    """Fraction of the routed experts that an iteration of so many tokens touches; 0 for a model without any."""
+    if isinstance(parameters, CostParameters) and not len(parameters.expert_rows.flop):
+        return 0.0
+    return experts_touched(parameters.log_expert_missed, tokens, parameters.expert_skew)
+
+
+def iteration_time(parameters: IterationCost, batch: BatchStatistics) -> Array:
     """Seconds of one iteration; the shape is the common shape of the lanes and the batch.
 
     An empty batch still costs ``iteration_s`` and the weights: callers do not run empty iterations.
     """
-    device_s = device_time(parameters, batch)
-    return array_namespace(parameters.dispatch_s, device_s).maximum(device_s, parameters.dispatch_s)
-
-
-def device_time(parameters: CostParameters, batch: BatchStatistics) -> Array:
-    """``iteration_time`` but for ``dispatch_s``: what the device is busy with, and what of the host is not hidden."""
+    if not isinstance(parameters, CostParameters):
+        return parameters.time(batch)
     xp = array_namespace(parameters.iteration_s, *batch)
     prompt, prompts = batch.prefill_tokens, batch.prefill_sequences
     tokens = batch.decodes + prompt

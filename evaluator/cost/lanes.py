@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from evaluator.cost.iteration import CostParameters
+from evaluator.cost.iteration import CostParameters, IterationCost
 
 TOKEN_ROWS = 4
 """Token rows are padded to a multiple of this, so that few different structures are compiled."""
@@ -42,17 +42,29 @@ def _pad(rows: Any, count: int) -> Any:
     return type(rows)(*(np.concatenate([field, np.zeros((count - len(field), *field.shape[1:]))]) for field in rows))
 
 
-def common_counts(lanes: Sequence[CostParameters]) -> RowCounts:
+def structure(cost: IterationCost) -> Hashable:
+    """What lanes must have in common to be stacked: nothing under the roofline, form and shapes of a fitted cost."""
+    return () if isinstance(cost, CostParameters) else (type(cost).__name__, _shapes(cost))
+
+
+def _shapes(values: Any) -> Hashable:
+    return tuple(map(_shapes, values)) if isinstance(values, tuple) else np.shape(values)
+
+
+def common_counts(lanes: Sequence[IterationCost]) -> RowCounts:
     """Rows that hold every lane: the largest of each group, token rows rounded up to a multiple of TOKEN_ROWS."""
-    largest = np.array([row_counts(lane) for lane in lanes]).max(axis=0).tolist()
+    counts = [row_counts(lane) for lane in lanes if isinstance(lane, CostParameters)]
+    largest = np.max([(0,) * len(RowCounts._fields), *counts], axis=0).tolist()
     return RowCounts(-(-largest[0] // TOKEN_ROWS) * TOKEN_ROWS, *largest[1:])
 
 
-def stack(lanes: Sequence[CostParameters], counts: RowCounts | None = None) -> CostParameters:
-    """Parameters of many lanes: rows become (operator, lane), scalars (lane,), float64.
+def stack(lanes: Sequence[IterationCost], counts: RowCounts | None = None) -> IterationCost:
+    """Parameters of many lanes: rows become (operator, lane), scalars (lane,), float64; of one ``structure``.
 
     ``counts`` defaults to ``common_counts``; give it to share one compiled structure between chunks of a sweep.
     """
+    if not isinstance(lanes[0], CostParameters):
+        return _stack_leaves(lanes)
     counts = counts or common_counts(lanes)
     stacked: dict[str, Any] = {
         name: _stack_rows([getattr(lane, name) for lane in lanes], count)
@@ -66,6 +78,14 @@ def stack(lanes: Sequence[CostParameters], counts: RowCounts | None = None) -> C
 
 def _stack_rows(lanes: list[Any], count: int) -> Any:
     return type(lanes[0])(*(_stack_field(list(columns), count) for columns in zip(*lanes, strict=True)))
+
+
+def _stack_leaves(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if not isinstance(first, tuple):
+        return np.stack([np.asarray(value, dtype=float) for value in values], axis=-1)
+    parts = map(_stack_leaves, zip(*values, strict=True))
+    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
 
 
 def _stack_field(columns: list[np.ndarray], count: int) -> np.ndarray:

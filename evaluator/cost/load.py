@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from evaluator.cost.batch import decode_batch, prefill_batch, together
-from evaluator.cost.iteration import CostParameters, iteration_time
+from evaluator.cost.iteration import IterationCost, iteration_time
 
 _GRID = np.geomspace(1e-9, 1.0, 4096)
 
@@ -29,7 +29,7 @@ class Load:
 
 
 def steady_load(
-    parameters: CostParameters,
+    parameters: IterationCost,
     rate_rps: float,
     *,
     prompt_tokens: int,

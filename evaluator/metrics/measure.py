@@ -8,11 +8,12 @@ from dataclasses import fields, replace
 import numpy as np
 
 from evaluator.errors import InputError
+from evaluator.metrics.elasticity import elasticities
 from evaluator.metrics.latency import VARIABLE, latencies, within_objectives
 from evaluator.metrics.outcomes import OK, Bounds, Outcomes
 from evaluator.metrics.saturation import saturated
-from evaluator.metrics.service import cost, hardware_use, throughput
-from evaluator.metrics.statistics import Summary, batch_stderr, mean, over_seeds, seed_stderr, summarise, summarise_gaps
+from evaluator.metrics.service import energy, hardware_use, price, throughput
+from evaluator.metrics.statistics import Summary, batch_means, mean, over_seeds, seed_stderr, summarise, summarise_gaps
 
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
@@ -23,18 +24,24 @@ def quantile_levels(objectives: Sequence[Bounds], extra: Sequence[float] = DEFAU
     return np.array(sorted({*extra, *(level for level in named if level is not None)}))
 
 
-def measure(outcomes: Outcomes, levels: np.ndarray) -> dict[str, np.ndarray]:
+def measure(outcomes: Outcomes, levels: np.ndarray, sides: np.ndarray | None = None) -> dict[str, np.ndarray]:
     """Every variable of the dataset for a chunk: (config,) or (config, quantile) NumPy arrays by name.
 
     ``levels`` (quantile,) must hold every percentile of the objectives (``quantile_levels``). Rows whose status is
     not ``ok`` are NaN, or false. Errors: InputError for an objective on itl when the gaps were not recorded.
+
+    ``sides`` (config, input, 2) asks for elasticities: the rows in which an input of the configuration is a step
+    lower and higher. Then the configurations are the first rows, and what is returned is theirs.
     """
-    able = np.flatnonzero(outcomes.status == OK)
-    if able.size == outcomes.status.size:
-        values = _measure(outcomes, levels)
+    able, rows = np.flatnonzero(outcomes.status == OK), outcomes.status.size
+    if able.size == rows:
+        values, parts = _measure(outcomes, levels)
     else:
-        values = place(_measure(select(outcomes, able), levels), able, outcomes.status.size)
-    return values | {"status": outcomes.status, "engine": outcomes.engine, "provenance": outcomes.provenance}
+        values, parts = (place(found, able, rows) for found in _measure(select(outcomes, able), levels))
+    values |= {"status": outcomes.status, "engine": outcomes.engine, "provenance": outcomes.provenance}
+    if sides is None:
+        return values
+    return {name: value[: len(sides)] for name, value in values.items()} | elasticities(values, parts, sides)
 
 
 def place(values: Mapping[str, np.ndarray], rows: np.ndarray, configs: int) -> dict[str, np.ndarray]:
@@ -67,23 +74,36 @@ def _per_config(outcomes: Outcomes, name: str) -> bool:
     return value is not None and (name not in traffic or value.ndim == 3)
 
 
-def _measure(outcomes: Outcomes, levels: np.ndarray) -> dict[str, np.ndarray]:
+def _measure(outcomes: Outcomes, levels: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The variables by name, and of those whose error is known by their spread the parts (config, part, ...)."""
     measured = _measured(outcomes.measured)
     values = {name: value[..., measured] for name, value in latencies(outcomes).items()}
     summaries = {name: summarise(value, levels) for name, value in values.items()}
     if outcomes.itl is not None:
         summaries["itl_s"] = summarise_gaps(outcomes.itl, levels)
-    result = _named(summaries)
-    result |= throughput(outcomes, measured)
-    result |= hardware_use(outcomes)
-    result |= cost(outcomes, result["output_tok_per_s"])
-    result |= _objectives(outcomes.objectives, values, summaries, levels)
+    rates = throughput(outcomes, measured)
+    parts = rates | hardware_use(outcomes) | {"joule_per_tok": energy(outcomes)}
+    result = _named(summaries) | {name: over_seeds(part) for name, part in parts.items()}
+    result |= {f"{name}_stderr": seed_stderr(rate) for name, rate in rates.items()}
+    result["kv_used_max"] = np.asarray(outcomes.kv_used_max, dtype=np.float64).max(axis=1)
+    result["usd_per_mtok"] = price(outcomes, result["output_tok_per_s"])
+    parts["usd_per_mtok"] = _inverse_parts(result["usd_per_mtok"], rates["output_tok_per_s"])
+    for name, summary in summaries.items():
+        parts[name], parts[f"{name}_mean"] = summary.quantile_parts, summary.mean_parts
+    met, parts["slo_attainment"] = _objectives(outcomes.objectives, values, summaries, levels)
+    result |= met
     tpot = summaries["tpot_s"].mean
     result["tok_per_s_per_user"] = np.divide(1.0, tpot, out=np.full(tpot.shape, np.nan), where=tpot > 0)
     grows = saturated(outcomes.arrival_s[..., measured], values["queue_wait_s"])
     result["saturated"] = outcomes.open_loop & (grows.mean(axis=1) >= 0.5)
     result["devices"] = np.asarray(outcomes.devices, dtype=np.float64)
-    return result
+    return result, parts
+
+
+def _inverse_parts(value: np.ndarray, rate: np.ndarray) -> np.ndarray:
+    """What each seed (config, seed) makes of a value (config,) that goes as one over the mean rate, to first order."""
+    average = over_seeds(rate)[:, None]
+    return value[:, None] * (2.0 - np.divide(rate, average, out=np.full(rate.shape, np.nan), where=average > 0))
 
 
 def _measured(mask: np.ndarray) -> np.ndarray | slice:
@@ -107,15 +127,18 @@ def _objectives(
     values: Mapping[str, np.ndarray],
     summaries: Mapping[str, Summary],
     levels: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """slo_attainment with its standard error, and slo_met; NaN and false for configurations without an objective."""
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """slo_attainment with its standard error, and slo_met; NaN and false for configurations without an objective.
+
+    With them the attainment by seed, or of one seed by batch: (config, part).
+    """
     configs, seeds = next(iter(values.values())).shape[:2]
-    attainment, error = np.full(configs, np.nan), np.full(configs, np.nan)
+    attainment, parts = np.full(configs, np.nan), np.full((configs, seeds), np.nan)
     inside = within_objectives(values, objectives)
     if inside is not None:
         per_seed = mean(inside)
         attainment = over_seeds(per_seed)
-        error = seed_stderr(per_seed) if seeds > 1 else batch_stderr(inside[:, 0])
+        parts = per_seed if seeds > 1 else batch_means(inside[:, 0])
     met, asked = np.ones(configs, dtype=bool), np.zeros(configs, dtype=bool)
     for bound in objectives:
         name = VARIABLE[bound.metric]
@@ -125,7 +148,8 @@ def _objectives(
         present = ~np.isnan(bound.bound_s)
         met &= ~(statistic > np.where(present, bound.bound_s, np.inf))
         asked |= present
-    return {"slo_attainment": attainment, "slo_attainment_stderr": error, "slo_met": met & asked}
+    known = {"slo_attainment": attainment, "slo_attainment_stderr": seed_stderr(parts), "slo_met": met & asked}
+    return known, parts
 
 
 def _statistic(summary: Summary, quantile: float | None, levels: np.ndarray) -> np.ndarray:

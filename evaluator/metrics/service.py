@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from evaluator.metrics.outcomes import Outcomes
-from evaluator.metrics.statistics import over_seeds, seed_stderr
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -22,7 +21,7 @@ def _selected(tokens: np.ndarray, measured: np.ndarray | slice, like: np.ndarray
 
 
 def throughput(outcomes: Outcomes, measured: np.ndarray | slice) -> dict[str, np.ndarray]:
-    """throughput_rps, output_tok_per_s, total_tok_per_s and the same per GPU; (config,), with standard errors.
+    """throughput_rps, output_tok_per_s, total_tok_per_s and the same per GPU; (config, seed).
 
     Work of the measured requests over the window from the arrival of the first to the last completion of any of
     them. Edges: work done in the window for the warm-up requests is not counted, and the window includes the drain of
@@ -32,26 +31,23 @@ def throughput(outcomes: Outcomes, measured: np.ndarray | slice) -> dict[str, np
     output = _selected(outcomes.output_tokens, measured, window)
     prompt = _selected(outcomes.prompt_tokens, measured, window)
     count = np.full(window.shape, float(outcomes.measured.sum()))
-    result: dict[str, np.ndarray] = {}
-    for name, work in (
-        ("throughput_rps", count),
-        ("output_tok_per_s", output),
-        ("total_tok_per_s", prompt + output),
-        ("tok_per_s_per_gpu", _ratio(output, outcomes.devices[:, None])),
-    ):
-        rate = _ratio(work, window)
-        result[name], result[f"{name}_stderr"] = over_seeds(rate), seed_stderr(rate)
-    return result
+    work = {
+        "throughput_rps": count,
+        "output_tok_per_s": output,
+        "total_tok_per_s": prompt + output,
+        "tok_per_s_per_gpu": _ratio(output, outcomes.devices[:, None]),
+    }
+    return {name: _ratio(done, window) for name, done in work.items()}
 
 
 def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
-    """utilisation, mfu, mbu, kv_used_mean, kv_used_max, iterations, preemptions over the whole run; (config,).
+    """utilisation, mfu, mbu, kv_used_mean, iterations, preemptions over the whole run; (config, seed).
 
     Busy time is summed over replicas, each of which has devices / replicas devices with their peaks together.
     """
     replicas = outcomes.replicas[:, None]
     device_busy_s = outcomes.busy_s * (outcomes.devices[:, None] / replicas)
-    per_seed = {
+    return {
         "utilisation": np.minimum(_ratio(outcomes.busy_s, replicas * outcomes.makespan_s), 1.0),  # two sums that round
         "mfu": _ratio(outcomes.flops, device_busy_s * outcomes.peak_flops[:, None]),
         "mbu": _ratio(outcomes.bytes, device_busy_s * outcomes.peak_bandwidth[:, None]),
@@ -59,24 +55,21 @@ def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
         "iterations": outcomes.iterations,
         "preemptions": outcomes.preemptions,
     }
-    result = {name: over_seeds(np.asarray(values, dtype=np.float64)) for name, values in per_seed.items()}
-    result["kv_used_max"] = np.asarray(outcomes.kv_used_max, dtype=np.float64).max(axis=1)
-    return result
 
 
-def cost(outcomes: Outcomes, output_tok_per_s: np.ndarray) -> dict[str, np.ndarray]:
-    """usd_per_mtok and joule_per_tok per output token, (config,); NaN where price or power is not known.
+def price(outcomes: Outcomes, output_tok_per_s: np.ndarray) -> np.ndarray:
+    """usd_per_mtok, (config,): all devices are paid for the whole measured window; NaN where the price is not known."""
+    return 1e6 * _ratio(outcomes.devices * outcomes.usd_per_hour / SECONDS_PER_HOUR, output_tok_per_s)
 
-    Money: all devices are paid for the whole measured window. Energy: over the whole run a device takes power_w while
-    its replica is busy and idle_power_w while it waits; where only power_w is known the energy is not guessed.
+
+def energy(outcomes: Outcomes) -> np.ndarray:
+    """joule_per_tok per output token, (config, seed); NaN where a power is not known.
+
+    Over the whole run a device takes power_w while its replica is busy and idle_power_w while it waits; where only
+    power_w is known the energy is not guessed.
     """
-    per_second = outcomes.devices * outcomes.usd_per_hour / SECONDS_PER_HOUR
     per_replica = (outcomes.devices / outcomes.replicas)[:, None]
     idle_s = outcomes.replicas[:, None] * outcomes.makespan_s - outcomes.busy_s
     power, idle_power = outcomes.power_w[:, None], outcomes.idle_power_w[:, None]
-    energy = per_replica * (outcomes.busy_s * power + idle_s * idle_power)
-    tokens = _selected(outcomes.output_tokens, slice(None), energy)
-    return {
-        "usd_per_mtok": 1e6 * _ratio(per_second, output_tok_per_s),
-        "joule_per_tok": over_seeds(_ratio(energy, tokens)),
-    }
+    joule = per_replica * (outcomes.busy_s * power + idle_s * idle_power)
+    return _ratio(joule, _selected(outcomes.output_tokens, slice(None), joule))

@@ -18,12 +18,18 @@ MIN_BATCH = 5
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of one quantity: arrays (config,) for the mean and (config, quantile) for the quantiles."""
+    """Statistics of one quantity: arrays (config,) for the mean and (config, quantile) for the quantiles.
+
+    The ``parts`` are what the errors are the spread of: the same by seed, or with one seed what each batch of its
+    requests makes of it, (config, part) and (config, part, quantile). Of paired runs they are paired too.
+    """
 
     mean: np.ndarray
     mean_stderr: np.ndarray
     quantiles: np.ndarray
     quantiles_stderr: np.ndarray
+    mean_parts: np.ndarray
+    quantile_parts: np.ndarray
 
 
 def mean(values: np.ndarray) -> np.ndarray:
@@ -70,7 +76,10 @@ def over_seeds(values: np.ndarray) -> np.ndarray:
 
 
 def seed_stderr(values: np.ndarray) -> np.ndarray:
-    """Standard error of ``over_seeds``: standard deviation over the seeds / sqrt(seeds); NaN below two seeds."""
+    """Standard error of ``over_seeds``: standard deviation over the seeds / sqrt(seeds); NaN below two seeds.
+
+    Batches stand in for the seeds where there is one.
+    """
     values = np.moveaxis(values, 1, -1)
     count = (~np.isnan(values)).sum(axis=-1)
     centred = values - mean(values)[..., None]
@@ -79,42 +88,43 @@ def seed_stderr(values: np.ndarray) -> np.ndarray:
     return np.sqrt(variance)
 
 
-def _batch_means(values: np.ndarray) -> np.ndarray:
-    """Means of successive batches of requests, (config, batch); the remainder of the division is cut at the front."""
+def batch_means(values: np.ndarray) -> np.ndarray:
+    """Means of successive batches of requests in order of arrival, (config, request) -> (config, batch).
+
+    20 batches, fewer where one would have fewer than 5 requests; the remainder of the division is cut at the front.
+    Their ``seed_stderr`` is that of the mean and sees the correlation of neighbours: NaN below two batches, too small
+    where the queue's memory is longer than a batch (beyond about 95 % load with 1,000 requests).
+    """
     size = max(values.shape[-1] // BATCHES, MIN_BATCH)
     batches = values.shape[-1] // size
     kept = values[..., values.shape[-1] - batches * size :]
     return mean(kept.reshape(*values.shape[:-1], batches, size))
 
 
-def batch_stderr(values: np.ndarray) -> np.ndarray:
-    """Standard error of the mean of (config, request) from batch means, which see the correlation of neighbours.
-
-    20 batches in order of arrival, fewer where a batch would have fewer than 5 requests; NaN below two batches.
-    Too small where the queue's memory is longer than a batch (beyond about 95 % load with 1,000 requests).
-    """
-    return seed_stderr(_batch_means(values))
-
-
-def quantile_stderr(values: np.ndarray, ordered: np.ndarray, levels: np.ndarray) -> np.ndarray:
+def quantile_stderr(values: np.ndarray, ordered: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Standard error of the quantiles of one run (config, request), by order statistics: (config, quantile).
 
     Woodruff (1952): the error of the fraction of requests below the quantile, here from batch means and never less
     than that of independent requests, is carried through the empirical distribution function to the quantile.
     NaN below two batches, and where the fraction's error reaches beyond the data: nothing is known of the tail there.
+    With it the quantile as each batch has it, (config, batch, quantile): its fraction carried through that function.
     """
     at = quantiles(ordered, levels)
     count = np.maximum(ordered.shape[-1] - np.isnan(ordered).sum(axis=-1), 1)[..., None]
     fraction_error = np.sqrt(levels * (1.0 - levels) / count)
     missing = np.isnan(values) if np.isnan(ordered[..., -1]).any() else None
+    fractions = []
     for column in range(levels.size):
         below = np.asarray(values <= at[..., column, None], dtype=np.float64)
         below = below if missing is None else np.where(missing, np.nan, below)
-        fraction_error[..., column] = np.maximum(fraction_error[..., column], batch_stderr(below))  # NaN stays
+        fractions.append(batch_means(below))
+        fraction_error[..., column] = np.maximum(fraction_error[..., column], seed_stderr(fractions[-1]))  # NaN stays
     low, high = levels - fraction_error, levels + fraction_error
     inside = (low > 0.0) & (high < 1.0)
     spread = quantiles(ordered, np.where(inside, high, 0.5)) - quantiles(ordered, np.where(inside, low, 0.5))
-    return np.where(inside, spread / 2.0, np.nan)
+    error = np.where(inside, spread / 2.0, np.nan)
+    per_fraction = np.divide(error, fraction_error, out=np.full(error.shape, np.nan), where=fraction_error > 0)
+    return error, at[:, None] + (levels - np.stack(fractions, axis=-1)) * per_fraction[:, None]
 
 
 def summarise(values: np.ndarray, levels: np.ndarray) -> Summary:
@@ -125,10 +135,15 @@ def summarise(values: np.ndarray, levels: np.ndarray) -> Summary:
     ordered = np.sort(values, axis=-1)
     means, tails = mean(values), quantiles(ordered, levels)
     if values.shape[1] > 1:
-        errors = seed_stderr(means), seed_stderr(tails)
-    else:
-        errors = batch_stderr(values[:, 0]), quantile_stderr(values[:, 0], ordered[:, 0], levels)
-    return Summary(over_seeds(means), errors[0], over_seeds(tails), errors[1])
+        return _summary(means, tails)
+    parts = batch_means(values[:, 0])
+    tail_error, tail_parts = quantile_stderr(values[:, 0], ordered[:, 0], levels)
+    return Summary(means[:, 0], seed_stderr(parts), tails[:, 0], tail_error, parts, tail_parts)
+
+
+def _summary(means: np.ndarray, tails: np.ndarray) -> Summary:
+    """Of statistics by seed, (config, seed) and (config, seed, quantile)."""
+    return Summary(over_seeds(means), seed_stderr(means), over_seeds(tails), seed_stderr(tails), means, tails)
 
 
 def summarise_gaps(gaps: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]], levels: np.ndarray) -> Summary:
@@ -144,4 +159,4 @@ def summarise_gaps(gaps: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]], leve
             if total > 0:
                 means[config, seed] = (gap * weight).sum() / total
                 tails[config, seed] = weighted_quantiles(gap, weight, levels)
-    return Summary(over_seeds(means), seed_stderr(means), over_seeds(tails), seed_stderr(tails))
+    return _summary(means, tails)

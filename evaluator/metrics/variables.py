@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evaluator.metrics.elasticity import METRICS, STEP
+
 
 @dataclass(frozen=True)
 class Variable:
-    """``long_name`` fits an axis of a plot; ``description`` is the formula of the glossary."""
+    """``long_name`` fits an axis of a plot; ``description`` is the formula of the glossary.
+
+    ``dims`` are those of its arrays; one without a value per quantile lacks the last.
+    """
 
     units: str
     long_name: str
     description: str
+    dims: tuple[str, ...] = ("config", "quantile")
 
 
 _LATENCIES = {
@@ -101,10 +107,54 @@ def _table() -> dict[str, Variable]:
             f"standard error of the {variable.long_name}",
             "Monte-Carlo standard error: standard deviation over the seeds / sqrt(seeds); NaN with one seed",
         )
-    return table | _OTHERS
+    table |= _OTHERS
+    for name in METRICS:
+        table |= _elasticity(name, table[name].long_name)
+    return table
+
+
+def _elasticity(name: str, long_name: str) -> dict[str, Variable]:
+    dims = ("config", "input", "quantile")
+    named = f"{name}_elasticity"
+    return {
+        named: Variable(
+            "1",
+            f"elasticity of the {long_name}",
+            f"d ln {name} / d ln input = ln({name}(up) / {name}(down)) / (2 ln {1 + STEP:g}), up and down: the input "
+            f"x {1 + STEP:g} and / {1 + STEP:g}, all else alike, on the same requests; NaN unless all are positive",
+            dims,
+        ),
+        f"{named}_stderr": Variable(
+            "1",
+            f"standard error of the elasticity of the {long_name}",
+            "Monte-Carlo standard error of the difference of paired runs (common random numbers), delta method: over "
+            "the seeds; with one seed from batch means within the run, NaN where a metric has no value in a batch",
+            dims,
+        ),
+        f"{named}_step_error": Variable(
+            "1",
+            f"step error of the elasticity of the {long_name}",
+            "half the difference between the elasticities a step up and a step down: what the size of the step matters "
+            "where the metric has a kink or jumps",
+            dims,
+        ),
+    }
 
 
 VARIABLES: dict[str, Variable] = _table()
+
+INPUTS = {
+    "memory_bandwidth": "bandwidth of the devices' memory",
+    "flops": "peak FLOP/s of the devices, in every precision",
+    "link_bandwidth": "bandwidth of every link between devices, and of the one that KV is swapped over",
+    "link_latency": "latency of every link; launches and ramps of collectives",
+    "kernel_overhead": "fixed times of kernels: launches, and what they take per sequence and head",
+    "host_overhead": "time of the host per iteration, per sequence, and per request outside the engine",
+}
+"""Every rate and every fixed time of a replica is in exactly one of them: the first three are rates, the others times.
+
+Hence all rates x times as fast and all times x times as short is another unit of time, and nothing else.
+"""
 
 # Coordinates by the last part of their key path; what is not here is read off its suffix or is text.
 COORDINATE_UNITS = {

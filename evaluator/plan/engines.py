@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from evaluator.scenario import Deployment, Workload
 
 ITERATION, TOKEN = "iteration", "token"
@@ -10,8 +12,36 @@ ENGINES = (ITERATION, TOKEN)
 CHUNKING = ("chunked", "sarathi")
 """Policies that cut prompts into chunks."""
 
-FAST_POLICIES = ("static", "continuous", "chunked", "mixed")
-FAST_ROUTERS = ("random", "round_robin")
+INDEPENDENT_ROUTERS = ("random", "round_robin")
+
+
+@dataclass(frozen=True)
+class Program:
+    """Which program of the vectorised engine runs a configuration.
+
+    The first keeps its queues in the order of arrival; ``in_any_order`` needs the general one, which takes about twice
+    the time. ``stages`` and ``peaks`` are structure of that one: pipeline stages, admission by the future peak of KV.
+    """
+
+    in_any_order: bool = False
+    stages: int = 1
+    peaks: bool = False
+
+
+IN_ORDER = Program()
+
+
+def program(deployment: Deployment) -> Program:
+    """The program for a deployment."""
+    batching, stages = deployment.batching, deployment.pipeline_parallel
+    general = (
+        stages > 1
+        or batching.policy in ("orca", "lightllm")
+        or on_demand(deployment)
+        or batching.packing != "fcfs"
+        or (batching.long_prefill_token_threshold > 0 and batching.policy in CHUNKING)
+    )
+    return Program(True, stages, batching.policy == "lightllm") if general else IN_ORDER
 
 
 def on_demand(deployment: Deployment) -> bool:
@@ -24,18 +54,15 @@ def is_coupled(workload: Workload, deployment: Deployment) -> bool:
     if deployment.replicas == 1:
         return False
     closed = workload.arrivals.process == "closed_loop"
-    return deployment.router not in FAST_ROUTERS or (closed and deployment.router == "random")
+    return deployment.router not in INDEPENDENT_ROUTERS or (closed and deployment.router == "random")
 
 
 def lacking(workload: Workload, deployment: Deployment) -> tuple[str, ...]:
     """The keys whose values only the reference knows; none where the vectorised engine can run the configuration."""
-    batching = deployment.batching
     found = {
-        "pipeline_parallel": deployment.pipeline_parallel > 1,
-        f"policy {batching.policy}": batching.policy not in FAST_POLICIES,
-        "admission on_demand": deployment.kv.admission == "on_demand",
-        "long_prefill_token_threshold": batching.long_prefill_token_threshold > 0 and batching.policy in CHUNKING,
-        f"packing {batching.packing}": batching.packing != "fcfs",
+        "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
+        "policy lightllm with pipeline_parallel": deployment.batching.policy == "lightllm"
+        and deployment.pipeline_parallel > 1,
         f"router {deployment.router}": is_coupled(workload, deployment),
     }
     return tuple(name for name, applies in found.items() if applies)

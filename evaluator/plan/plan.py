@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluator.cost.lanes import RowCounts, common_counts
+from evaluator.cost.iteration import CostParameters
+from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, routing_problem
-from evaluator.plan.design import Design, design, token_budget
-from evaluator.plan.engines import ITERATION, TOKEN, lacking
+from evaluator.plan.design import Design, design, token_budget, varied
+from evaluator.plan.engines import IN_ORDER, ITERATION, TOKEN, Program, lacking, program
+from evaluator.plan.inputs import Change
 from evaluator.plan.traffics import Extremes, Traffics, assign_replicas
 from evaluator.scenario import Deployment, Grid, Scenario, Workload, expand
 from evaluator.scenario.grid import Point
@@ -46,6 +48,7 @@ class Group:
     windowed: bool
     rows: RowCounts
     engine: str = ITERATION
+    program: Program = IN_ORDER
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,16 @@ class Plan:
     groups: list[Group]
     traffics: Traffics
     engine: str = ITERATION
+    inputs: tuple[str, ...] = ()  # of INPUTS: those to which elasticities are asked for
 
     @property
     def seeds(self) -> tuple[int, ...]:
         return self.scenario.workload.seeds
+
+    @property
+    def runs(self) -> int:
+        """How often a configuration is simulated, at most: for each seed, and for each input up and down."""
+        return len(self.seeds) * (1 + 2 * len(self.inputs))
 
     def of(self, configs: np.ndarray) -> Plan:
         """The plan of these configurations alone."""
@@ -70,14 +79,24 @@ class Plan:
         ]
         return replace(self, members=members, groups=_groups(members, self.grid, self.seeds))
 
+    def varied(self, member: Member, change: Change) -> Member:
+        """A configuration with one input changed; ``member`` itself where that makes no difference."""
+        _, deployment, _ = self.grid.points[member.config]
+        linked = member.design.devices > 1 or deployment.kv.preemption == "swap"
+        if member.status != OK or (change.input.startswith("link_") and not linked):
+            return member
+        return replace(member, design=varied(member.design, deployment, change))
 
-def plan(scenario: Scenario, configs: np.ndarray | None = None, engine: str = ITERATION) -> Plan:
+
+def plan(
+    scenario: Scenario, configs: np.ndarray | None = None, engine: str = ITERATION, inputs: tuple[str, ...] = ()
+) -> Plan:
     """Check every configuration (or only ``configs``) and group those that can run; nothing is simulated yet.
 
     ``engine`` iteration leaves to the reference what the vectorised engine lacks; token leaves it everything.
     """
     grid = expand(scenario)
-    everything = Plan(scenario, grid, [], [], Traffics(), engine)
+    everything = Plan(scenario, grid, [], [], Traffics(), engine, inputs)
     return everything.of(np.arange(len(grid.points)) if configs is None else np.asarray(configs))
 
 
@@ -97,19 +116,22 @@ def _check(point: Point, config: int, traffics: Traffics, seeds: tuple[int, ...]
 
 def _groups(members: list[Member], grid: Grid, seeds: tuple[int, ...]) -> list[Group]:
     """Members by structure; shapes are the largest of each group, so that structures stay few."""
-    together: dict[tuple[str, bool, bool, int, int], list[Member]] = {}
+    together: dict[tuple, list[Member]] = {}
     for member in members:
-        workload = grid.points[member.config][0]
+        workload, deployment, _ = grid.points[member.config]
         compiled = member.design.replica if member.engine == ITERATION else None
         windowed = compiled is not None and compiled.kv.window is not None
-        experts = compiled is not None and len(compiled.cost.expert_rows.flop) > 0
+        cost = None if compiled is None else compiled.cost
+        experts = isinstance(cost, CostParameters) and len(cost.expert_rows.flop) > 0
+        form = (experts, () if cost is None else structure(cost))
         shape = workload.requests, workload.warmup_requests
-        together.setdefault((member.engine, windowed, experts, *shape), []).append(member)
+        which = IN_ORDER if compiled is None else program(deployment)
+        together.setdefault((member.engine, which, windowed, form, *shape), []).append(member)
     return [
-        _group(group, grid, seeds, windowed, requests, warmup)
+        replace(_group(group, grid, seeds, windowed, requests, warmup), program=which)
         if engine == ITERATION
         else Group(group, requests, warmup, requests, 0, windowed, RowCounts(*(0,) * len(RowCounts._fields)), engine)
-        for (engine, windowed, _, requests, warmup), group in together.items()
+        for (engine, which, windowed, _, requests, warmup), group in together.items()
     ]
 
 
@@ -120,8 +142,8 @@ def _group(
     ring = SMALLEST_RING
     while ring < max((member.extremes.output for member in able), default=0) + 2:
         ring *= 2
-    costs = {id(member.design): member.design.ready.cost for member in able}  # members share their designs
-    rows = common_counts(list(costs.values())) if costs else RowCounts(*(0,) * len(RowCounts._fields))
+    designs = {id(member.design): member.design.ready for member in able}  # members share their designs
+    rows = common_counts([cost for ready in designs.values() for cost in ready.stages])
     routed = {(d.replicas, d.router): d for d in (grid.points[member.config][1] for member in able)}.values()
     slots = max((_largest_share(deployment, seeds, requests) for deployment in routed), default=1)
     return Group(members, requests, warmup, 1 << max(slots - 1, 1).bit_length(), ring, windowed, rows)

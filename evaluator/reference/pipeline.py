@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from evaluator.cost.iteration import BatchStatistics, CostParameters, experts_touched, iteration_time
+import numpy as np
+
+from evaluator.cost.iteration import BatchStatistics, IterationCost, iteration_time, share_touched
 
 
-def plain(cost: CostParameters) -> CostParameters:
+def plain(cost: Any) -> Any:
     """The same parameters as Python floats: the cost of one batch is computed faster with them than with NumPy."""
-    values: dict[str, Any] = {}
-    for name, value in cost._asdict().items():
-        if isinstance(value, tuple):
-            values[name] = type(value)(*(tuple(float(entry) for entry in column) for column in value))
-        else:
-            values[name] = float(value)
-    return CostParameters(**values)
+    if hasattr(cost, "_fields"):
+        return type(cost)(*map(plain, cost))
+    if isinstance(cost, tuple) or np.ndim(cost):
+        return tuple(map(plain, cost))
+    return float(cost)
 
 
 class Pipeline:
     """Stages with their costs. Batches enter in order and keep it."""
 
-    def __init__(self, costs: Sequence[CostParameters]) -> None:
-        self.costs = [plain(cost) for cost in costs]
+    def __init__(self, costs: Sequence[IterationCost]) -> None:
+        self.costs: list[IterationCost] = [plain(cost) for cost in costs]
         self.busy_s = 0.0  # mean over the stages
         self._free_s = [0.0] * len(self.costs)
 
@@ -45,7 +45,4 @@ class Pipeline:
 
     def experts_touched(self, batch: BatchStatistics) -> float:
         """Fraction of the routed experts that a batch touches; 0 for a model without."""
-        cost = self.costs[0]
-        if not cost.expert_rows.flop:
-            return 0.0
-        return experts_touched(cost.log_expert_missed, batch.decodes + batch.prefill_tokens, cost.expert_skew)
+        return share_touched(self.costs[0], batch.decodes + batch.prefill_tokens)

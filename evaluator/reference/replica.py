@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from evaluator.cost.iteration import BatchStatistics, CostParameters, decode_growth, decode_slope, device_time
+from evaluator.cost.iteration import BatchStatistics, IterationCost, alike_steps, decode_growth
+from evaluator.cost.quantities import PEAKS, raised
 from evaluator.reference.batch import Batch, exact_statistics, statistics
 from evaluator.reference.limits import Limits
 from evaluator.reference.pipeline import Pipeline
@@ -24,6 +25,7 @@ class Flight:
     """
 
     batch: Batch
+    sums: BatchStatistics
     start_s: float
     end_s: float
     iterations: int = 1
@@ -74,7 +76,7 @@ class Replica:
     def __init__(
         self,
         index: int,
-        costs: Sequence[CostParameters],
+        costs: Sequence[IterationCost],
         policy: str,
         limits: Limits,
         *,
@@ -95,6 +97,7 @@ class Replica:
         self.kv_units_max = 0
         self.kv_unit_s = 0.0  # KV units in use, integrated over time
         self.experts_touched = 0.0  # fraction of the experts touched, summed over iterations; 0 without experts
+        self.peaks = (0.0,) * len(PEAKS)  # largest quantities of any iteration, under a fitted cost
         self._kv_since = 0.0  # up to when that is done
         self._schedule = scheduler.schedule
         self._tokens = tokens
@@ -143,19 +146,19 @@ class Replica:
         copy_s = queues.moved_units * self.limits.swap_unit_s
         sums = take(batch, self.window)
         start, end = self.pipeline.enter(now, sums, copy_s)
-        flight = Flight(batch, start, end, preempted=self._preempted)
+        flight = Flight(batch, sums, start, end, preempted=self._preempted)
         self._preempted, queues.moved_units = [], 0
         self.flights.append(flight)
         for chunk in batch.chunks:
             if chunk.request.scheduled_s == math.inf:
                 chunk.request.scheduled_s = start
         if batch.decodes is not None:
-            self._send_decodes(batch, flight, sums)
+            self._send_decodes(batch, flight)
         self.kv_units_max = max(self.kv_units_max, self._kv_used())
         flight.experts_touched = self.pipeline.experts_touched(sums)
         return flight
 
-    def _send_decodes(self, batch: Batch, flight: Flight, sums: BatchStatistics) -> None:
+    def _send_decodes(self, batch: Batch, flight: Flight) -> None:
         queues, group = self.queues, batch.decodes
         assert group is not None
         flight.newcomers = queues.newcomers
@@ -167,10 +170,8 @@ class Replica:
         elif self._leap:
             cost = self.pipeline.costs[0]
             flight.first_s = flight.end_s - flight.start_s
-            growth_s = decode_growth(cost, float(len(group)), float(group.growing))
-            device_s = device_time(cost, sums) if cost.dispatch_s else flight.first_s
-            flight.slope_s, alike = decode_slope(cost, device_s, growth_s)
-            flight.iterations = min(self._alike(batch), int(alike))
+            flight.slope_s = decode_growth(cost, flight.sums, group.growing)
+            flight.iterations = int(min(self._alike(batch), alike_steps(cost, flight.sums)))
             if flight.iterations > 1:
                 flight.end_s = flight.end_of(flight.iterations)
 
@@ -199,6 +200,7 @@ class Replica:
         queues, batch, now = self.queues, flight.batch, flight.end_s
         self.iterations += flight.iterations
         self.experts_touched += flight.iterations * flight.experts_touched
+        self.peaks = raised(self.pipeline.costs[0], self.peaks, flight.sums, flight.iterations)
         if flight.iterations > 1:
             self._finish_leap(flight)
         self._integrate_kv(now)

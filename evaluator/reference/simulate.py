@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluator.cost.iteration import CostParameters
+from evaluator.cost.iteration import IterationCost
+from evaluator.cost.quantities import PEAKS
 from evaluator.reference.limits import Limits
 from evaluator.reference.replica import Flight, Iteration, Replica
 from evaluator.reference.request import Request
@@ -48,6 +49,11 @@ class Outcome:
         return math.fsum(replica.experts_touched for replica in self.replicas)
 
     @property
+    def peaks(self) -> tuple[float, ...]:
+        """Largest quantities of any iteration (``quantities.PEAKS``), under a fitted cost."""
+        return tuple(map(max, *(replica.peaks for replica in self.replicas), (0.0,) * len(PEAKS)))
+
+    @property
     def preemptions(self) -> int:
         """How often a running request had to give up its KV."""
         return sum(replica.queues.preemptions for replica in self.replicas)
@@ -82,7 +88,7 @@ def _is_valid(end_s: float, _: int, flight: Flight, replica: Replica) -> bool:
 
 
 def simulate(
-    cost: CostParameters | Sequence[CostParameters],
+    cost: IterationCost | Sequence[IterationCost],
     policy: str,
     limits: Limits,
     requests: Sequence[Request],
@@ -107,7 +113,7 @@ def simulate(
 
     A request that can never be admitted keeps infinite times, and so do all behind it on the same replica.
     """
-    costs = [cost] if isinstance(cost, CostParameters) else list(cost)
+    costs: Any = [cost] if hasattr(cost, "_fields") else cost  # a cost is a tuple itself
     pool = [
         Replica(index, costs, policy, limits, window=window, leap=leap, tokens=tokens, observe=observe)
         for index in range(replicas)
@@ -154,7 +160,7 @@ def _run(pool: list[Replica], choose: Any, requests: Sequence[Request], released
 
 
 def simulate_replica(
-    cost: CostParameters,
+    cost: IterationCost,
     policy: str,
     limits: Limits,
     requests: Sequence[Request],

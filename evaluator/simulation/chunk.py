@@ -6,7 +6,6 @@ import numpy as np
 
 from evaluator.metrics import Outcomes, WeightedGaps
 from evaluator.plan.plan import Group, Member, Plan
-from evaluator.plan.traffics import held_units
 from evaluator.simulation.gathered import Gathered, outcomes
 from evaluator.simulation.lanes import run_slots
 from evaluator.simulation.slots import Slot, slots
@@ -35,8 +34,10 @@ def _add(gathered: Gathered, member: Member, slot: Slot, result: LaneResult) -> 
     gathered.iterations[at] += result.iterations
     gathered.experts_touched[at] += result.experts_touched
     gathered.kv_units_max[at] = max(gathered.kv_units_max[at], result.kv_units_max)
-    units = held_units(slot.load.demand, member.design.ready.kv)[served]
-    gathered.kv_unit_s[at] += units @ (result.last_token_s[:count] - result.scheduled_s[:count])
+    if result.peaks.size:
+        gathered.peaks[at] = np.maximum(gathered.peaks[at], result.peaks)
+    gathered.kv_unit_s[at] += result.kv_unit_s
+    gathered.preemptions[at] += result.preemptions
 
 
 def _release_times(slot: Slot, result: LaneResult) -> np.ndarray:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluator.catalog.hardware import Hardware
+from evaluator.cost.fitted import verdict
+from evaluator.cost.quantities import PEAKS
 from evaluator.cost.rates import peak_flops
 from evaluator.cost.utilisation import ideal_time
 from evaluator.metrics import OK, Outcomes, WeightedGaps, bounds_of
@@ -32,6 +34,7 @@ class Gathered:
     preemptions: np.ndarray
     kv_units_max: np.ndarray  # of any replica
     kv_unit_s: np.ndarray  # units in use, integrated over time
+    peaks: np.ndarray  # (config, seed, quantity): largest of ``quantities.PEAKS``, under a fitted cost
 
     @staticmethod
     def empty(configs: int, seeds: int, requests: int) -> Gathered:
@@ -39,6 +42,7 @@ class Gathered:
         times = [np.zeros((configs, seeds, requests)) for _ in range(4)]
         replica = np.zeros((configs, seeds, requests), dtype=np.int32)
         arrays: list[np.ndarray] = [*times, replica, *(np.zeros((configs, seeds)) for _ in range(6))]
+        arrays.append(np.zeros((configs, seeds, len(PEAKS))))
         return Gathered(*arrays)
 
 
@@ -53,6 +57,7 @@ def outcomes(
     use = _use(plan, members, gathered, makespan)
     prompt, output, cached = _tokens(plan, members, gathered.arrival_s.shape)
     first_token, last_token = _as_clients_see(members, gathered, output)
+    judged = [_judged(member, gathered.peaks[position].max(axis=0)) for position, member in enumerate(members)]
     return Outcomes(
         arrival_s=gathered.arrival_s,
         scheduled_s=gathered.scheduled_s,
@@ -75,13 +80,21 @@ def outcomes(
         idle_power_w=_column(device.idle_power_w for device in hardware),
         usd_per_hour=_column(_price(d, h) for d, h in zip(deployments, hardware, strict=True)),
         open_loop=np.array([open_loop(workload) for workload, _, _ in points]),
-        status=np.array([member.status for member in members]),
+        status=np.array([status for status, _ in judged]),
         engine=np.array([member.engine for member in members]),
-        provenance=np.array([member.design.provenance for member in members]),
+        provenance=np.array([provenance for _, provenance in judged]),
         objectives=bounds_of([slo for _, _, slo in points]),
         itl=itl,
         replica=gathered.replica,
     )
+
+
+def _judged(member: Member, peaks: np.ndarray) -> tuple[str, str]:
+    """Status and provenance: of a cost fitted to measured iterations, whether the run kept to their range."""
+    if member.status != OK:
+        return member.status, member.design.provenance
+    problem, provenance = verdict(member.design.calibration, member.design.ready.fit, peaks)
+    return OK if problem is None else f"unsupported: {problem}", provenance
 
 
 def _as_clients_see(members: list[Member], gathered: Gathered, output: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import jax
 import numpy as np
 
-from evaluator.cost.iteration import CostParameters
+from evaluator.cost.iteration import IterationCost
 from evaluator.cost.lanes import stack
+from evaluator.cost.memory import KvLayout
+from evaluator.plan.checks import watermark_units
+from evaluator.plan.engines import on_demand
 from evaluator.plan.plan import Group, Member, Plan
 from evaluator.plan.traffics import held_units
+from evaluator.reference import LOOK_EVERY
+from evaluator.scenario import Deployment
 from evaluator.simulation.slots import Slot
-from evaluator.stations.engine import POLICIES, Lane, LaneResult, Policy, Requests, Structure, run_lanes
+from evaluator.stations.engine import Lane, LaneResult, Policy, Requests, Structure, run_lanes
+from evaluator.stations.engine.general import (
+    GENERAL_POLICIES,
+    GeneralLane,
+    GeneralStructure,
+    KvUnits,
+    Rules,
+    run_general_lanes,
+)
 
 LANES_PER_CALL = 32
 """Few enough to share two cores evenly, enough to hide the cost of a call."""
@@ -22,16 +36,24 @@ REQUESTS_PER_CALL = 1 << 20
 
 def run_slots(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -> Iterator[LaneResult]:
     """The results of all lanes in NumPy, from calls of one shape; the last is filled up with lanes without requests."""
-    structure = Structure(group.ring, group.windowed)
-    vectorise = jax.default_backend() != "cpu"
+    run = _program(group)
     size = max(1, min(LANES_PER_CALL, REQUESTS_PER_CALL // group.lane_requests))
     for start in range(0, len(slots), size):
         part = slots[start : start + size]
         given = _lanes(plan, group, members, part), _requests(group, members, part)
         inputs = jax.tree.map(lambda values: _filled(values, size), given)
-        found = jax.tree.map(np.asarray, run_lanes(*inputs, structure, vectorise))
+        found = jax.tree.map(np.asarray, run(*inputs))
         for lane in range(len(part)):
             yield LaneResult(*(field[lane] for field in found))
+
+
+def _program(group: Group) -> Callable[[Lane | GeneralLane, Requests], LaneResult]:
+    vectorise = jax.default_backend() != "cpu"
+    which = group.program
+    if not which.in_any_order:
+        return partial(run_lanes, structure=Structure(group.ring, group.windowed), vectorise=vectorise)
+    structure = GeneralStructure(group.ring, group.windowed, which.stages, which.peaks)
+    return partial(run_general_lanes, structure=structure, vectorise=vectorise)
 
 
 def _filled(values: np.ndarray, size: int) -> np.ndarray:
@@ -55,25 +77,53 @@ def _requests(group: Group, members: list[Member], slots: list[Slot]) -> Request
     return Requests(arrival, *tokens)
 
 
-def _lanes(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -> Lane:
+def _lanes(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -> Lane | GeneralLane:
     deployments = [plan.grid.points[members[slot.position].config][1] for slot in slots]
     served_by = [members[slot.position] for slot in slots]
     kvs = [member.design.ready.kv for member in served_by]
-    policies = [POLICIES[deployment.batching.policy] for deployment in deployments]
-    return Lane(
-        cost=_costs(group, served_by),
+    policies = [GENERAL_POLICIES[deployment.batching.policy] for deployment in deployments]
+    costs = [_costs(group, served_by, stage) for stage in range(group.program.stages)]
+    budgets = [
+        np.inf if deployment.batching.policy == "orca" else member.max_num_batched_tokens
+        for deployment, member in zip(deployments, served_by, strict=True)
+    ]
+    lane = Lane(
+        cost=costs[0],
         policy=Policy(*(np.array(column, dtype=bool) for column in zip(*policies, strict=True))),
         prompts_resident=np.array([deployment.role == "decode" for deployment in deployments]),
         max_num_seqs=np.array([deployment.batching.max_num_seqs for deployment in deployments], dtype=float),
-        max_num_batched_tokens=np.array([member.max_num_batched_tokens for member in served_by], dtype=float),
+        max_num_batched_tokens=np.array(budgets, dtype=float),
         kv_units=np.array([kv.capacity_units for kv in kvs], dtype=float),
         window=np.array([kv.window or 0 for kv in kvs], dtype=float),
         users=np.array([slot.users for slot in slots], dtype=np.int32),
         requests=np.array([slot.count for slot in slots], dtype=np.int32),
         measured_from=np.array([slot.warmup(group.warmup_requests) for slot in slots], dtype=np.int32),
     )
+    return GeneralLane(lane, tuple(costs), _rules(deployments, kvs)) if group.program.in_any_order else lane
 
 
-def _costs(group: Group, members: list[Member]) -> CostParameters:
-    stacked = stack([member.design.ready.cost for member in members], group.rows)
+def _rules(deployments: list[Deployment], kvs: list[KvLayout]) -> Rules:
+    def column(values: Iterable[object], kind: type = float) -> np.ndarray:
+        return np.array(list(values), dtype=kind)
+
+    batchings = [deployment.batching for deployment in deployments]
+    return Rules(
+        on_demand=column(map(on_demand, deployments), bool),
+        whole_kv=column((batching.policy == "sarathi" for batching in batchings), bool),
+        watermark_units=column(map(watermark_units, deployments, kvs)),
+        long_prefill_tokens=column(batching.long_prefill_token_threshold or np.inf for batching in batchings),
+        least_work=column((batching.packing == "least_work_left" for batching in batchings), bool),
+        look_every=column((LOOK_EVERY * (batching.policy == "lightllm") for batching in batchings), np.int32),
+        kv=KvUnits(*map(column, zip(*map(_units_of, kvs), strict=True))),
+    )
+
+
+def _units_of(kv: KvLayout) -> tuple[float, ...]:
+    block = kv.block_tokens
+    window = -(-(kv.window or 0) // block) * block
+    return block, kv.bytes_per_token_full, kv.bytes_per_token_window, window, kv.bytes_per_sequence, kv.unit_bytes
+
+
+def _costs(group: Group, members: list[Member], stage: int) -> IterationCost:
+    stacked = stack([member.design.ready.stages[stage] for member in members], group.rows)
     return jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), stacked)

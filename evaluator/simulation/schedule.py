@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluator.metrics import measure
 from evaluator.plan import Group, Plan
 from evaluator.plan.engines import TOKEN
 from evaluator.plan.plan import Member
-from evaluator.simulation import simulate_chunk
+from evaluator.simulation.measured import measured
 from evaluator.simulation.workers import Crew
 
 REQUESTS_PER_CHUNK = 128_000  # bounds memory (some 100 bytes a request), and how much an interrupted run loses
@@ -35,7 +34,7 @@ def chunks_of(whole: Plan) -> Iterator[Chunk]:
     """Members of each group in pieces of bounded memory, in an order that does not depend on the machine."""
     for group in whole.groups:
         most = TOKEN_REQUESTS_PER_CHUNK if group.engine == TOKEN else REQUESTS_PER_CHUNK
-        size = max(1, min(most // (group.requests * len(whole.seeds)), CONFIGS_PER_CHUNK))
+        size = max(1, min(most // (group.requests * whole.runs), CONFIGS_PER_CHUNK))
         for start in range(0, len(group.members), size):
             yield Chunk(group, group.members[start : start + size])
 
@@ -47,13 +46,13 @@ def computed(whole: Plan, chunks: list[Chunk], levels: np.ndarray, done: set[int
     unless there is too little to do for that.
     """
     left = [index for index in range(len(chunks)) if index not in done]
-    crew = Crew(whole.scenario, levels) if _are_many(whole, [chunks[index] for index in left]) else None
+    crew = Crew(whole, levels) if _are_many(whole, [chunks[index] for index in left]) else None
 
     def compute(index: int) -> tuple[int, Values]:
         chunk = chunks[index]
         if crew is not None and chunk.group.engine == TOKEN:
             return index, crew.measure([member.config for member in chunk.members])
-        return index, measure(simulate_chunk(whole, chunk.group, chunk.members), levels)
+        return index, measured(whole, chunk.group, chunk.members, levels)
 
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     remaining = iter(left)
@@ -79,4 +78,4 @@ def computed(whole: Plan, chunks: list[Chunk], levels: np.ndarray, done: set[int
 def _are_many(whole: Plan, chunks: list[Chunk]) -> bool:
     """More requests for the reference than a process takes to start."""
     mine = [len(chunk.members) * chunk.group.requests for chunk in chunks if chunk.group.engine == TOKEN]
-    return sum(mine) * len(whole.seeds) > TOKEN_REQUESTS_PER_CHUNK
+    return sum(mine) * whole.runs > TOKEN_REQUESTS_PER_CHUNK

@@ -80,7 +80,10 @@ def _serve(
 def limits_of(deployment: Deployment, member: Member, load: Load) -> Limits:
     """The limits of one replica as the reference takes them."""
     batching, kv, layout = deployment.batching, deployment.kv, member.design.ready.kv
-    swap = kv.preemption == "swap" and kv.swap_bandwidth is not None
+    swap_bandwidth = kv.swap_bandwidth if kv.preemption == "swap" else None
+    change = member.design.change
+    if swap_bandwidth and change and change.input == "link_bandwidth":
+        swap_bandwidth *= change.factor
     return Limits(
         max_num_seqs=batching.max_num_seqs,
         max_num_batched_tokens=member.max_num_batched_tokens,
@@ -91,7 +94,7 @@ def limits_of(deployment: Deployment, member: Member, load: Load) -> Limits:
         watermark_units=watermark_units(deployment, layout),
         preemption=kv.preemption,
         swap_units=math.inf if kv.swap_bytes is None else kv.swap_bytes // layout.unit_bytes,
-        swap_unit_s=layout.unit_bytes / kv.swap_bandwidth if swap and kv.swap_bandwidth else 0.0,
+        swap_unit_s=layout.unit_bytes / swap_bandwidth if swap_bandwidth else 0.0,
         long_prefill_token_threshold=batching.long_prefill_token_threshold,
         packing=batching.packing,
     )
@@ -121,6 +124,7 @@ def _add(gathered: Gathered, slot: Slot, outcome: Outcome, gaps: WeightedGaps) -
     for name in ("busy_s", "iterations", "experts_touched", "preemptions", "kv_unit_s"):
         getattr(gathered, name)[at] += getattr(outcome, name)
     gathered.kv_units_max[at] = max(gathered.kv_units_max[at], outcome.kv_units_max)
+    gathered.peaks[at] = np.maximum(gathered.peaks[at], outcome.peaks)
     if not np.isfinite(gathered.last_token_s[at][served]).all():
         raise RuntimeError("the reference never admitted a request that the plan let pass")
     return gaps

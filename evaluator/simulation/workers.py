@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 import evaluator
-from evaluator.scenario import Scenario
+from evaluator.plan import Plan
 
 
 class Crew:
     """Workers that are started as they are needed, one for each thread that asks at a time; ``close`` ends them."""
 
-    def __init__(self, scenario: Scenario, levels: np.ndarray) -> None:
-        self._task = pickle.dumps((scenario, levels))
+    def __init__(self, whole: Plan, levels: np.ndarray) -> None:
+        self._task = pickle.dumps((whole.scenario, whole.inputs, levels))
         self._idle: list[subprocess.Popen] = []
         self._all: list[subprocess.Popen] = []
         self._lock = Lock()

@@ -12,15 +12,33 @@ import numpy as np
 
 from evaluator.cost import stack
 from evaluator.device import configure
-from evaluator.reference import Limits, Request, simulate_replica
+from evaluator.reference import LOOK_EVERY, Limits, Request, simulate_replica
 from evaluator.simulation.lanes import LANES_PER_CALL
 from evaluator.stations.engine import POLICIES, Lane, LaneResult, Policy, Requests, Structure, run_lanes
+from evaluator.stations.engine.general import (
+    GENERAL_POLICIES,
+    GeneralLane,
+    GeneralStructure,
+    KvUnits,
+    Rules,
+    run_general_lanes,
+)
 from tests.benchmarks.registry import Row, benchmark
 from tests.benchmarks.timing import ROOT, Best, best_of, cores, in_threads, probe
 from tests.benchmarks.workload import KV_TOKENS, LANES, MAX_NUM_SEQS, REQUESTS, Work, work
 
 DENSE = "llama-3.1-8b"
 OTHERS = {"windowed, MoE": "gpt-oss-20b", "MoE": "qwen3-30b-a3b"}
+GENERAL: dict[str, dict[str, Any]] = {
+    "chunked, KV reserved": {},
+    "on_demand": {"on_demand": True},
+    "on_demand, a fifth of the KV": {"on_demand": True, "kv": 0.2},
+    "least work left": {"least_work": True},
+    "at most 512 tokens of a prompt": {"share": 512.0},
+    "orca": {"policy": "orca"},
+    "lightllm": {"policy": "lightllm"},
+    "two pipeline stages": {"stages": 2},
+}
 REFERENCE_LANES = (0, 511, 1023)  # the least, middle and most load
 
 
@@ -36,6 +54,8 @@ def engine(quick: bool) -> Iterator[Row]:
         yield _row(policy, measure(work(DENSE, policy), threads), main)
     for kind, name in OTHERS.items():
         yield _row(f"chunked, {name} ({kind})", measure(work(name), threads), main)
+    for label, rules in GENERAL.items():
+        yield _row(f"general program: {label}", measure(dense, threads, rules), main)
     if threads > 1:
         alone = measure(dense, 1)
         yield _row(f"chunked, one thread ({threads} are {alone.wall_s / main.wall_s:.2f} x as fast)", alone, main)
@@ -50,14 +70,14 @@ def _row(label: str, best: Best, main: Best) -> Row:
     return Row(label, LANES * REQUESTS / best.wall_s / 1e6, "M requests/s", note)
 
 
-def measure(given: Work, threads: int) -> Best:
-    """All lanes in calls of the size that a sweep makes."""
-    jobs = _jobs(given)
+def measure(given: Work, threads: int, general: dict[str, Any] | None = None) -> Best:
+    """All lanes in calls of the size that a sweep makes, by the general program where its rules are given."""
+    jobs = _jobs(given, general)
     return best_of(lambda: in_threads(run_job, jobs, threads))
 
 
-def _jobs(given: Work) -> list[Any]:
-    lanes, requests, structure = engine_input(given)
+def _jobs(given: Work, general: dict[str, Any] | None = None) -> list[Any]:
+    lanes, requests, structure = engine_input(given) if general is None else general_input(given, **general)
     starts = range(0, len(given.costs), LANES_PER_CALL)
     pieces = [slice(start, start + LANES_PER_CALL) for start in starts]
     return [(*jax.tree.map(lambda x, piece=piece: x[piece], (lanes, requests)), structure) for piece in pieces]
@@ -65,7 +85,8 @@ def _jobs(given: Work) -> list[Any]:
 
 def run_job(job: Any) -> LaneResult:
     """One call of the engine, waited for."""
-    return jax.block_until_ready(run_lanes(*job))
+    run = run_general_lanes if isinstance(job[2], GeneralStructure) else run_lanes
+    return jax.block_until_ready(run(*job))
 
 
 def engine_input(given: Work) -> tuple[Lane, Requests, Structure]:
@@ -94,6 +115,44 @@ def engine_input(given: Work) -> tuple[Lane, Requests, Structure]:
     arrival = np.pad(given.arrival_s, ((0, 0), (0, 1)), constant_values=np.inf)
     prompt, output, units = map(slots, (given.prompt_tokens, given.output_tokens, given.kv_units))
     return lanes, Requests(arrival, prompt, prompt, output, units), Structure(2048, given.kv.window is not None)
+
+
+def general_input(
+    given: Work,
+    policy: str = "chunked",
+    on_demand: bool = False,
+    kv: float = 1.0,
+    stages: int = 1,
+    share: float = np.inf,
+    least_work: bool = False,
+) -> tuple[GeneralLane, Requests, GeneralStructure]:
+    """The same for the general program. ``kv``: so much of the KV cache; ``share``: of a prompt in an iteration."""
+    lanes, requests, structure = engine_input(given)
+    count, block = len(lanes.kv_units), given.kv.block_tokens
+    lightllm = policy == "lightllm"
+
+    def full(value: Any, kind: Any = np.float64) -> np.ndarray:
+        return np.full(count, value, kind)
+
+    if lightllm:  # KV by the token
+        lanes, block = lanes._replace(kv_units=lanes.kv_units * block), 1
+        requests = requests._replace(kv_units=requests.prompt_tokens + requests.output_tokens - 1)
+    rules = Rules(
+        on_demand=full(on_demand or lightllm, bool),
+        whole_kv=full(policy == "sarathi", bool),
+        watermark_units=full(0.0),
+        long_prefill_tokens=full(share),
+        least_work=full(least_work, bool),
+        look_every=full(LOOK_EVERY if lightllm else 0, np.int32),
+        kv=KvUnits(*map(full, (block, 1.0, 0.0, 0.0, 0.0, block))),
+    )
+    lanes = lanes._replace(
+        policy=Policy(*(full(decision, bool) for decision in GENERAL_POLICIES[policy])),
+        kv_units=np.floor(lanes.kv_units * kv),
+        max_num_batched_tokens=full(np.inf if policy == "orca" else 8192 if lightllm else given.max_num_batched_tokens),
+    )
+    general = GeneralStructure(structure.ring, structure.windowed, stages, lightllm)
+    return GeneralLane(lanes, (lanes.cost,) * stages, rules), requests, general
 
 
 def _against_reference(given: Work, main: Best) -> Iterator[Row]:

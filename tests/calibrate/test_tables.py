@@ -33,6 +33,17 @@ def test_bad_tables_are_refused(change, message):
         checked(GEMM.assign(**change), "mine.csv")
 
 
+def test_what_an_iteration_may_leave_out():
+    """Beside other classes, whose cells in these columns are empty."""
+    row = {"op_class": "iteration", "model": "llama-2-70b", "tensor_parallel": 4, "prompts": 1, "prompt_tokens": 9}
+    rows = pd.concat([GEMM, pd.DataFrame([row | {"decodes": 0, "context": 0, "time_s": 0.1}])])
+    found = checked(rows, "mine.csv")
+    assert found[["expert_parallel", "past_tokens"]].iloc[-1].tolist() == [1.0, 0.0]
+    assert found["past_tokens"].iloc[:2].isna().all()
+    with pytest.raises(InputError, match="rows of iteration need numbers of at least 0 in column past_tokens"):
+        checked(rows.assign(past_tokens=-1), "mine.csv")
+
+
 def test_files_that_are_no_tables(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(InputError, match=r"ends in \.csv or \.parquet"):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from evaluator.metrics.statistics import (
-    batch_stderr,
+    batch_means,
     mean,
     quantile_stderr,
     quantiles,
@@ -60,8 +60,8 @@ def test_seed_stderr_needs_two_seeds():
 def test_batch_means_by_hand():
     # Four batches of five: means 0, 1, 2, 3; variance 5/3, over 4 batches.
     values = np.repeat([0.0, 1.0, 2.0, 3.0], 5)[None]
-    assert batch_stderr(values)[0] == pytest.approx(np.sqrt(5 / 3 / 4))
-    assert np.isnan(batch_stderr(values[:, :9])).all()
+    assert seed_stderr(batch_means(values))[0] == pytest.approx(np.sqrt(5 / 3 / 4))
+    assert np.isnan(seed_stderr(batch_means(values[:, :9]))).all()
 
 
 def test_stderr_within_a_run_matches_the_spread_over_runs():
@@ -81,8 +81,8 @@ def test_stderr_within_a_run_sees_the_correlation_of_a_queue():
     naive = values.std(axis=1).mean() / np.sqrt(values.shape[1])
     spread = values.mean(axis=1).std()
     assert spread > 3 * naive
-    np.testing.assert_allclose(batch_stderr(values).mean(), spread, rtol=0.25)
-    tail = quantile_stderr(values, np.sort(values), np.array([0.9])).mean()
+    np.testing.assert_allclose(seed_stderr(batch_means(values)).mean(), spread, rtol=0.25)
+    tail = quantile_stderr(values, np.sort(values), np.array([0.9]))[0].mean()
     np.testing.assert_allclose(tail, np.quantile(values, 0.9, axis=1).std(), rtol=0.3)
 
 
@@ -103,13 +103,13 @@ def test_constant_values_have_no_error():
 def test_a_quantile_whose_error_is_not_known_says_so():
     levels = np.array([0.5, 0.9, 0.99])
     few = np.random.default_rng(0).exponential(size=(1, 9))
-    assert np.isnan(quantile_stderr(few, np.sort(few), levels)).all()  # a single batch
+    assert np.isnan(quantile_stderr(few, np.sort(few), levels)[0]).all()  # a single batch
     some = np.random.default_rng(0).exponential(size=(1, 50))
-    error = quantile_stderr(some, np.sort(some), levels)[0]
+    error = quantile_stderr(some, np.sort(some), levels)[0][0]
     assert (error[:2] > 0).all()
     assert np.isnan(error[2])  # 0.99 + 0.014: the tail is beyond 50 requests
     many = np.random.default_rng(0).exponential(size=(1, 2000))
-    assert (quantile_stderr(many, np.sort(many), levels) > 0).all()
+    assert (quantile_stderr(many, np.sort(many), levels)[0] > 0).all()
 
 
 def test_gaps_are_pooled_over_tokens_within_a_seed():

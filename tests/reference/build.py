@@ -49,7 +49,6 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         prefill_rows=attention(1),
         prefill_window_rows=attention(int(windowed)),
         log_expert_missed=np.log1p(-2 / 8) if experts else 0.0,
-        dispatch_s=rng.choice([0.0, 3e-3, 6e-3, 2e-2]) * scale,
         iteration_s=5e-4 * scale,
         token_s=1e-6 * scale,
         sequence_s=1e-5 * scale,
@@ -146,9 +145,6 @@ def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
         max_wait_iterations=int(rng.integers(1, 12)),
     )
     cost = [random_cost(rng, experts=rng.random() < 0.5, windowed=windowed, scale=1 / stages) for _ in range(stages)]
-    replicas = pick("replicas", 1, 1, 3)
-    if replicas * stages > 1:  # all waiting for their hosts, they end at the same instants, and rounding chooses
-        cost = [each._replace(dispatch_s=0.0) for each in cost]
     return Scenario(
         cost,
         policy,
@@ -156,7 +152,7 @@ def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
         list(zip(*(column.tolist() for column in (arrival, compute, prompt, output, units)), content, strict=True)),
         {
             "users": users,
-            "replicas": replicas,
+            "replicas": pick("replicas", 1, 1, 3),
             "router": pick("router", "random", "round_robin", "least_outstanding", "least_work"),
             "window": int(rng.integers(2, 200)) if windowed else None,
         },

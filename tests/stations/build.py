@@ -39,7 +39,7 @@ class Case:
 
     @property
     def structure(self) -> Structure:
-        return Structure(RING, bool(len(self.cost.prefill_window_rows.flop)))
+        return Structure(RING, self.window > 0)
 
     def __repr__(self) -> str:  # what a failing test prints
         requests = zip(self.arrival_s, self.compute_tokens, self.prompt_tokens, self.output_tokens, strict=True)
@@ -139,10 +139,11 @@ def run_engine(cases: Sequence[Case], vectorise: bool = False) -> list[LaneResul
     """The engine's results, one per case, cut to the case's requests; all cases must have the same structure."""
     configure()
     found = jax.tree.map(np.asarray, run_lanes(*stacked(cases), cases[0].structure, vectorise))
-    return [_cut(LaneResult(*(field[lane] for field in found)), len(case.arrival_s)) for lane, case in enumerate(cases)]
+    return [cut(LaneResult(*(field[lane] for field in found)), len(case.arrival_s)) for lane, case in enumerate(cases)]
 
 
-def _cut(result: LaneResult, requests: int) -> LaneResult:
+def cut(result: LaneResult, requests: int) -> LaneResult:
+    """The result without the slots behind the requests."""
     times = ("scheduled_s", "first_token_s", "last_token_s")
     return result._replace(**{name: getattr(result, name)[:requests] for name in times})
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evaluator.cost.iteration import decode_growth
+from evaluator.cost.dispatched import Dispatched
+from evaluator.cost.iteration import decode_context_s
 from evaluator.reference import Outcome
 from evaluator.stations.engine import POLICIES, LaneResult
 from tests.reference.build import linear_cost
@@ -142,23 +143,24 @@ def test_a_lane_without_requests_does_nothing():
 
 def test_decodes_alone_by_hand():
     """One prompt of 10 tokens, 4 outputs: one iteration with the prompt, then contexts of 11, 12 and 13 tokens."""
-    cost = random_cost(np.random.default_rng(1), experts=False, windowed=False)._replace(dispatch_s=0.0)
+    cost = random_cost(np.random.default_rng(1), experts=False, windowed=False)
     case = build(cost, "chunked", [2.0], [10], [4])
     expected = run_reference(case)
     (result,) = run_engine([case])
     assert result.iterations == expected.iterations == 4
     assert result.scheduled_s[0] == 2.0
     steps = np.diff(expected.requests[0].token_s)
-    np.testing.assert_allclose(np.diff(steps), decode_growth(cost, 1.0, 0.0), rtol=1e-6)
+    np.testing.assert_allclose(np.diff(steps), decode_context_s(cost, 1.0), rtol=1e-6)
     assert_same(case, result, expected)
 
 
 def test_a_leap_ends_where_the_device_outgrows_the_host():
     """A prompt of 10 tokens, 400 outputs: decodes take as long as the host up to a context of 200, then more."""
-    cost = linear_cost(1.0, context_s=0.01)._replace(dispatch_s=3.0)
+    cost = Dispatched(linear_cost(1.0, context_s=0.01), np.float64(3.0))
     case = build(cost, "chunked", [0.0], [10], [400])
     expected = run_reference(case)
     (result,) = run_engine([case])
     contexts = np.arange(11, 410)
     np.testing.assert_allclose(np.diff(expected.requests[0].token_s), np.maximum(3.0, 1.0 + 0.01 * contexts))
-    assert_same(case, result, expected)
+    assert_same_times(case, result, expected)
+    assert result.iterations == expected.iterations == 400

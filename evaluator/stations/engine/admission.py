@@ -104,7 +104,7 @@ def _consider(lane: Lane, requests: Requests, structure: Structure, state: State
         kv=intake.kv + jnp.where(one.starts, one.kv, 0.0),
         tokens=intake.tokens + one.tokens,
         sequences=intake.sequences + computes,
-        area=intake.area + _triangle(one.high) - _triangle(one.low),
+        area=intake.area + triangle(one.high) - triangle(one.low),
         prefill_context=intake.prefill_context + jnp.where(computes, one.high, 0.0),
         joined=intake.joined + complete,
         joined_context=intake.joined_context + jnp.where(complete, attends, 0.0),
@@ -127,7 +127,7 @@ def _windowed(
     context = jnp.where(one.tokens > 0, jnp.minimum(one.high, one.tokens + window - 1.0), 0.0)
     resident = complete & lane.prompts_resident
     return taken._replace(
-        window_area=taken.window_area + _window_triangle(one.high, window) - _window_triangle(one.low, window),
+        window_area=taken.window_area + window_triangle(one.high, window) - window_triangle(one.low, window),
         prefill_window_context=taken.prefill_window_context + context,
         joined_window_context=taken.joined_window_context + jnp.where(complete, jnp.minimum(attends, window), 0.0),
         joined_growing=taken.joined_growing + grows,
@@ -153,11 +153,12 @@ def admit(lane: Lane, requests: Requests, structure: Structure, state: State, no
     )
 
 
-def _triangle(n: Array) -> Array:
+def triangle(n: Array) -> Array:
+    """Tokens attended to by positions 1 .. n, summed."""
     return 0.5 * n * (n + 1.0)
 
 
-def _window_triangle(n: Array, window: Array) -> Array:
+def window_triangle(n: Array, window: Array) -> Array:
     """Sum over 1 .. n of the windowed context."""
     inside = jnp.minimum(n, window)
-    return _triangle(inside) + (n - inside) * window
+    return triangle(inside) + (n - inside) * window

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from evaluator.cost.iteration import Array, CostParameters
+from evaluator.cost.iteration import Array, IterationCost
 
 
 class Policy(NamedTuple):
@@ -26,7 +26,7 @@ POLICIES = {
 class Lane(NamedTuple):
     """One replica. Every field is a scalar; with a leading ``lane`` axis it is a batch of replicas."""
 
-    cost: CostParameters
+    cost: IterationCost
     policy: Policy
     prompts_resident: Array  # decode-only role: the prompts' KV is already here, nothing is prefilled
     max_num_seqs: Array  # float64
@@ -57,5 +57,8 @@ class LaneResult(NamedTuple):
     busy_s: Array
     iterations: Array
     kv_units_max: Array
+    kv_unit_s: Array  # units in use, integrated over time
+    preemptions: Array  # how often a running request had to give up its KV
     experts_touched: Array  # sum over iterations of the fraction of experts touched; 0 without experts
+    peaks: Array  # (quantity,) largest of each, ``quantities.PEAKS``, under a fitted cost; (0,) under the roofline
     itl_histogram: Array  # (bin,) gaps between tokens, see ``histogram``

@@ -26,7 +26,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.cost.iteration import Array, BatchStatistics, decode_growth, decode_slope, device_time, experts_touched
+from evaluator.cost.iteration import Array, BatchStatistics, alike_steps, decode_growth, iteration_time, share_touched
+from evaluator.cost.quantities import raised
 from evaluator.stations.engine.admission import Intake, admit
 from evaluator.stations.engine.departures import depart
 from evaluator.stations.engine.lane import Lane, LaneResult, Requests
@@ -70,17 +71,11 @@ def _leap(
     Without anybody to run it ends never: the head of the queue cannot be admitted, and nothing will change that.
     """
     stuck = (batch.prefill_tokens == 0) & (batch.decodes == 0)
-    device_s = device_time(lane.cost, batch)
-    first_s = jnp.maximum(device_s, lane.cost.dispatch_s)
-    growth_s = decode_growth(lane.cost, batch.decodes, state.window_growing)
-    # A branch of its own, seldom taken: XLA would compute the device's time once more for it, half of a trip.
-    slope_s, alike = lax.cond(
-        device_s < lane.cost.dispatch_s,
-        lambda: decode_slope(lane.cost, device_s, growth_s),
-        lambda: (growth_s, jnp.full_like(growth_s, 1e9)),
-    )
+    first_s = iteration_time(lane.cost, batch)
+    slope_s = decode_growth(lane.cost, batch, state.window_growing)
     until_arrival = iterations_until(jnp.maximum(intake.next_arrival - now, 0.0), first_s, slope_s)
-    most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, alike), alike).astype(jnp.int32)
+    most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, 1e9), 1e9)
+    most = jnp.minimum(most, alike_steps(lane.cost, batch)).astype(jnp.int32)
     alone = (intake.tokens == 0) & (intake.joined == 0)
     count = jnp.where(alone, jnp.minimum(steps_to_event(intake.events, state.step, ring), most), 1)
     count = jnp.where(stuck, 0, count)
@@ -105,11 +100,7 @@ def _trip(lane: Lane, requests: Requests, structure: Structure, state: State) ->
     first = read(intake.leaving, slot)
     out = depart(lane, requests, structure, intake.next_leaving, first, state.last_token_s, clock)
     full = jnp.where(leap.steps > 0, tagged_count(intake.crossing, slot, step), 0.0) if structure.windowed else 0.0
-    touched = state.experts_touched
-    if len(lane.cost.expert_rows.flop):
-        tokens = batch.decodes + batch.prefill_tokens
-        fraction = experts_touched(lane.cost.log_expert_missed, tokens, lane.cost.expert_skew)
-        touched = touched + leap.iterations * fraction
+    touched = leap.iterations * share_touched(lane.cost, batch.decodes + batch.prefill_tokens)
     grown = leap.steps.astype(jnp.float64)
     return State(
         clock=clock,
@@ -130,7 +121,8 @@ def _trip(lane: Lane, requests: Requests, structure: Structure, state: State) ->
         busy_s=state.busy_s + leap.took_s,
         iterations=state.iterations + leap.iterations,
         kv_max=jnp.maximum(state.kv_max, intake.kv),
-        experts_touched=touched,
+        experts_touched=state.experts_touched + touched,
+        peaks=raised(lane.cost, state.peaks, batch, leap.iterations),
         events=unmark(intake.events, slot),
         leaving=write(intake.leaving, slot, out.request),  # NOBODY, and written only after the list was read
         crossing=intake.crossing,
@@ -140,6 +132,12 @@ def _trip(lane: Lane, requests: Requests, structure: Structure, state: State) ->
         last_token_s=out.last_token_s,
         itl_histogram=gaps,
     )
+
+
+def _kv_unit_s(requests: Requests, final: State) -> Array:
+    """What each request holds times how long it holds it, summed."""
+    held_s = final.last_token_s - final.scheduled_s
+    return jnp.sum(jnp.where(held_s < jnp.inf, requests.kv_units * held_s, 0.0))
 
 
 def _run_lane(lane: Lane, requests: Requests, structure: Structure) -> LaneResult:
@@ -155,7 +153,10 @@ def _run_lane(lane: Lane, requests: Requests, structure: Structure) -> LaneResul
         busy_s=final.busy_s,
         iterations=final.iterations,
         kv_units_max=final.kv_max,
+        kv_unit_s=_kv_unit_s(requests, final),
+        preemptions=jnp.zeros((), jnp.int32),
         experts_touched=final.experts_touched,
+        peaks=final.peaks,
         itl_histogram=final.itl_histogram,
     )
 

@@ -52,17 +52,22 @@ def _trailing_zeros(word: Array) -> Array:
     return lax.population_count(~word & (word - jnp.uint64(1))).astype(jnp.int32)
 
 
-def tagged_add(counts: Array, slot: Array, step: Array) -> Array:
-    """One more at ``slot`` for ``step``; a count left there by an earlier step is forgotten.
+def tagged_add(counts: Array, slot: Array, step: Array, more: Array | int = 1) -> Array:
+    """``more`` at ``slot`` for ``step``; a count left there by an earlier step is forgotten.
 
     So no cell need be cleared: to clear what was read would make XLA copy the ring on every trip. Cells are
     step << 32 | count, int64.
     """
     cell, tag = read(counts, slot), step.astype(jnp.int64) << 32
-    return write(counts, slot, jnp.where(cell >> 32 == step, cell, tag) + 1)
+    return write(counts, slot, jnp.where(cell >> 32 == step, cell, tag) + more)
 
 
 def tagged_count(counts: Array, slot: Array, step: Array) -> Array:
     """How many were added at ``slot`` for ``step``, float64."""
     cell = read(counts, slot)
     return jnp.where(cell >> 32 == step, cell & 0xFFFFFFFF, 0).astype(jnp.float64)
+
+
+def load(array: Array, index: Array) -> Array:
+    """The element at ``index``, read once, whoever uses it."""
+    return lax.cond(index >= 0, lambda: read(array, index), lambda: jnp.zeros((), array.dtype))

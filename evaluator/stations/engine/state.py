@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from evaluator.cost.iteration import Array
+from evaluator.cost.iteration import Array, CostParameters, IterationCost
+from evaluator.cost.quantities import PEAKS
 from evaluator.stations.engine import histogram
 from evaluator.stations.engine.lane import Lane
 from evaluator.stations.engine.rings import WORD
@@ -40,6 +41,7 @@ class State(NamedTuple):
     iterations: Array
     kv_max: Array
     experts_touched: Array
+    peaks: Array  # (quantity,) as of ``quantities.PEAKS``, of a fitted cost; (0,) of the roofline
     events: Array  # (ring / 64,) uint64
     leaving: Array  # (ring + 1,) int32, the last cell takes writes that are not meant
     crossing: Array  # (ring + 1,) int64, tagged counts of decodes whose window is full at that step
@@ -50,6 +52,11 @@ class State(NamedTuple):
     itl_histogram: Array  # (bin,)
 
 
+def no_peaks(cost: IterationCost) -> Array:
+    """No iteration yet."""
+    return jnp.zeros(0 if isinstance(cost, CostParameters) else len(PEAKS))
+
+
 def initial_state(lane: Lane, slots: int, structure: Structure) -> State:
     """An idle lane at time 0 with room for ``slots`` requests, the padding among them."""
     zero, number = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32)
@@ -58,6 +65,7 @@ def initial_state(lane: Lane, slots: int, structure: Structure) -> State:
         clock=zero, head=number, progress=zero, step=number, decodes=zero, context=zero, window_context=zero,
         window_growing=zero, kv=zero, released=lane.users, gap_from=zero, first_gap=number, busy_s=zero,
         iterations=zero, kv_max=zero, experts_touched=zero,
+        peaks=no_peaks(lane.cost),
         events=jnp.zeros(structure.ring // WORD, jnp.uint64),
         leaving=jnp.full(structure.ring + 1, NOBODY, jnp.int32),
         crossing=jnp.zeros(structure.ring + 1 if structure.windowed else 1, jnp.int64),

@@ -1,0 +1,62 @@
+"""A polynomial by least squares of relative errors, no term below 0: more work takes no less time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from evaluator.calibrate.forms.rows import Rows
+from evaluator.catalog.iterations import TERMS, Phase
+from evaluator.cost.polynomial import regressors
+
+FOLDS = 5
+DISTINCT = 1e-6
+"""A term of which no larger part is left when the terms before it are taken out of it is not told apart from them."""
+
+
+def fit(phase: str, rows: Rows, axes: Sequence[str] | None = None) -> tuple[Phase, dict[str, Any]]:
+    """Minimises sum (predicted / measured - 1)^2 with coefficients of at least 0 (Lawson and Hanson's NNLS).
+
+    Terms that the rows do not tell apart from those before them stay 0 and are named. Standard errors are those of the
+    terms above 0 (heteroscedasticity-consistent, White 1980), as if the others had not been there.
+    """
+    columns = np.stack([np.broadcast_to(x, rows.time_s.shape) for x in regressors(phase, rows.batch)], axis=1)
+    relative = columns / rows.time_s[:, None]
+    told = _told(relative)
+    scale = np.linalg.norm(relative[:, told], axis=0)
+    found, _ = nnls(relative[:, told] / scale, np.ones(len(relative)))
+    coefficients = np.zeros(len(TERMS[phase]))
+    coefficients[told] = found / scale
+    names = np.array(TERMS[phase])
+    errors = dict(zip(names[coefficients > 0].tolist(), _errors(relative[:, coefficients > 0]), strict=True))
+    note = {"standard_errors": errors, "not_told_apart": names[~told].tolist()}
+    return Phase(rows.ranges(phase), coefficients=tuple(coefficients.tolist())), note
+
+
+def _told(columns: np.ndarray) -> np.ndarray:
+    """Which columns are not combinations of those before them, (term,) of bool."""
+    told = np.zeros(columns.shape[1], dtype=bool)
+    for at, column in enumerate(columns.T):
+        size, before = np.linalg.norm(column), columns[:, told]
+        rest = column - before @ np.linalg.lstsq(before, column, rcond=None)[0] if told.any() else column
+        told[at] = size > 0 and np.linalg.norm(rest) > DISTINCT * size
+    return told
+
+
+def _errors(columns: np.ndarray) -> list[float]:
+    bread = np.linalg.pinv(columns.T @ columns)
+    scores = columns * (1.0 - columns @ (bread @ columns.sum(axis=0)))[:, None]
+    return np.sqrt(np.diag(bread @ (scores.T @ scores) @ bread)).tolist()
+
+
+def splits(phase: str, rows: Rows, axes: Sequence[str] | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Every fifth shape aside, in the order of their times; the same shapes are seen or aside together."""
+    shapes, shape = np.unique(np.stack([np.asarray(values) for values in rows.batch]), axis=1, return_inverse=True)
+    longest = np.zeros(shapes.shape[1])
+    np.maximum.at(longest, shape.ravel(), rows.time_s)
+    fold = (np.argsort(np.argsort(longest)) % FOLDS)[shape.ravel()]
+    for number in range(min(FOLDS, shapes.shape[1])):
+        yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)

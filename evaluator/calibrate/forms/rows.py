@@ -1,0 +1,36 @@
+"""Measured iterations of one replica and phase, as the forms see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluator.catalog.iterations import AXES
+from evaluator.cost.iteration import BatchStatistics
+from evaluator.cost.quantities import quantities
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``batch`` holds (row,) arrays."""
+
+    batch: BatchStatistics
+    time_s: np.ndarray
+
+    def take(self, at: np.ndarray) -> Rows:
+        """Some of the rows."""
+        return Rows(BatchStatistics(*(np.asarray(values)[at] for values in self.batch)), self.time_s[at])
+
+    def quantities(self, phase: str) -> dict[str, np.ndarray]:
+        """The values on the axes of the phase, by name."""
+        found = quantities(self.batch)
+        return dict(zip(AXES[phase], found if phase == "prefill" else found[2:], strict=True))
+
+    def ranges(self, phase: str) -> dict[str, tuple[float, float]]:
+        """The smallest and the largest of each quantity; of the context beside prompts, where there are decodes."""
+        found = self.quantities(phase) | {"decode_context": np.asarray(self.batch.decode_context)}
+        there = found["decodes"] > 0
+        if there.any():
+            found |= {name: found[name][there] for name in ("context", "decode_context")}
+        return {name: (float(values.min()), float(values.max())) for name, values in found.items()}

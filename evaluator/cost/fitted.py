@@ -1,0 +1,167 @@
+"""Which cost a calibration set gives a replica: the roofline, or a fit to measured iterations, and where that holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.iterations import AXES, TERMS, Iterations, Phase
+from evaluator.catalog.model import Model
+from evaluator.cost.dispatched import Dispatched
+from evaluator.cost.fold import fold
+from evaluator.cost.iteration import FittedCost, IterationCost
+from evaluator.cost.operators import operators
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.polynomial import PolynomialCost
+from evaluator.cost.quantities import PEAKS
+from evaluator.cost.table import Grid, TableCost
+from evaluator.scenario.scenario import Precision
+
+if TYPE_CHECKING:
+    from evaluator.catalog import Calibration
+
+_REMEDIES = {
+    "prefill_tokens": "lower max_num_batched_tokens",
+    "past_tokens": "use shorter prompts",
+    "decodes": "lower max_num_seqs",
+    "context": "use shorter requests",
+    "decode_context": "lower max_num_seqs or use shorter requests",
+}
+_SHOWN = {
+    "prefill_tokens": "prompt tokens in an iteration",
+    "past_tokens": "tokens of KV read by a prompt",
+    "decodes": "sequences that decode",
+    "context": "tokens of context per decode",
+    "decode_context": "tokens of context of all decodes",
+}
+
+
+def iteration_cost(
+    model: Model,
+    hardware: Hardware,
+    calibration: Calibration,
+    precision: Precision,
+    parallel: Parallel,
+    stage: int | None = None,
+) -> IterationCost:
+    """The iteration cost of a replica, or of one of its pipeline stages; ``fitted_problem`` must have found none."""
+    found = operators(model, precision, parallel, stage)
+    fit = fit_of(calibration, model, precision, parallel)
+    if fit is None:
+        cost = fold(found, hardware, calibration)
+        return Dispatched(cost, np.float64(calibration.dispatch_s)) if calibration.dispatch_s else cost
+    return fitted_cost(calibration.form, fit.phases, min((each.log_expert_missed for each in found), default=0.0))
+
+
+def fitted_cost(form: str, phases: Mapping[str, Phase], log_expert_missed: float = 0.0) -> FittedCost:
+    """The cost of a polynomial or a table, NumPy; a second for what was never measured, which ``verdict`` refuses."""
+    made = {
+        name: _polynomial(phases.get(name), name) if form == "polynomial" else _table(phases.get(name), name)
+        for name in AXES
+    }
+    cost: Any = PolynomialCost if form == "polynomial" else TableCost
+    return cost(**made, log_expert_missed=np.float64(log_expert_missed), expert_skew=np.float64(0.0))
+
+
+def _polynomial(phase: Phase | None, name: str) -> np.ndarray:
+    return np.array([1.0] + [0.0] * (len(TERMS[name]) - 1)) if phase is None else np.array(phase.coefficients)
+
+
+def _table(phase: Phase | None, name: str) -> Grid:
+    if phase is None:
+        return Grid((np.zeros(1),) * len(AXES[name]), np.ones(1))
+    return Grid(tuple(map(np.array, phase.knots)), np.array(phase.seconds))
+
+
+def fit_of(calibration: Calibration, model: Model, precision: Precision, parallel: Parallel) -> Iterations | None:
+    """The fit of just this replica."""
+    for each in calibration.iterations:
+        split = Parallel(each.tensor_parallel, 1, each.expert_parallel)
+        dtypes = _dtypes(model, Precision(*each.precision))
+        if (each.model, split, dtypes) == (model.name, parallel, _dtypes(model, precision)):
+            return each
+    return None
+
+
+def _dtypes(model: Model, precision: Precision) -> tuple[str, ...]:
+    """A checkpoint that is all of one dtype is the same as that dtype, and bf16 takes the time of fp16."""
+    stored = set(vars(model.checkpoint).values())
+    weights = stored.pop() if precision.weights == "checkpoint" and len(stored) == 1 else precision.weights
+    return tuple("bf16" if name == "fp16" else name for name in (weights, precision.activations, precision.kv))
+
+
+def fitted_problem(
+    calibration: Calibration, model: Model, hardware: Hardware, precision: Precision, parallel: Parallel
+) -> str | None:
+    """Why a set says nothing of this replica; None where it does."""
+    if calibration.hardware not in ("any", hardware.name):
+        return f"calibration {calibration.name} is of {calibration.hardware}, not of {hardware.name}; use auto"
+    if calibration.form == "roofline" or fit_of(calibration, model, precision, parallel) is not None:
+        return None
+    mine = [each for each in calibration.iterations if each.model == model.name]
+    there = dict.fromkeys(
+        _split(Parallel(each.tensor_parallel, 1, each.expert_parallel), Precision(*each.precision)) for each in mine
+    ) or dict.fromkeys(each.model for each in calibration.iterations)
+    wanted = _split(parallel, precision) if mine else model.name
+    whose = f" of {model.name}" if mine else ""
+    return (
+        f"calibration {calibration.name} was fitted to iterations{whose} of {'; '.join(there)}, not of {wanted}; "
+        "measure such iterations, or use calibration auto"
+    )
+
+
+def _split(parallel: Parallel, precision: Precision) -> str:
+    pipeline = f", pipeline_parallel {parallel.pipeline}" if parallel.pipeline > 1 else ""
+    experts = f", expert_parallel {parallel.expert}" if parallel.expert > 1 else ""
+    dtypes = f"{precision.weights}/{precision.activations}/{precision.kv}"
+    return f"tensor_parallel {parallel.tensor}{pipeline}{experts} in {dtypes}"
+
+
+def verdict(
+    calibration: Calibration, fit: Iterations | None, peaks: Sequence[float] | np.ndarray
+) -> tuple[str | None, str]:
+    """Why a run whose largest quantities, in the order of ``PEAKS``, left the range of ``fit`` is refused; provenance.
+
+    Only upwards: where there is less work than ever measured, a fit tells what the least measured takes, or less.
+    """
+    if fit is None:
+        return None, calibration.provenance
+    problem = _unmeasured(calibration, fit, peaks)
+    if problem is None:
+        problem = _beyond(calibration, fit, peaks)
+        if problem is not None and calibration.beyond == "extend":
+            return None, "extrapolated"
+    return problem, calibration.provenance
+
+
+def _unmeasured(calibration: Calibration, fit: Iterations, peaks: Sequence[float] | np.ndarray) -> str | None:
+    """Iterations of a kind that was never measured, of which no fit can tell anything."""
+    known = fit.phases.get("prefill")
+    run = dict(zip(PEAKS, peaks, strict=True))
+    kinds = {
+        "with prompts": known is None and run["prefill", "prefill_tokens"] > 0,
+        "without prompts": "decode" not in fit.phases and run["decode", "decodes"] > 0,
+        "with prompts and decodes together": known and not known.ranges["decodes"][1] and run["prefill", "decodes"] > 0,
+    }
+    for kind, missing in kinds.items():
+        if missing:
+            return (
+                f"calibration {calibration.name} has no iteration {kind} for {fit.model}, tensor_parallel "
+                f"{fit.tensor_parallel}; measure some, or use a policy or role without them (continuous, static)"
+            )
+    return None
+
+
+def _beyond(calibration: Calibration, fit: Iterations, peaks: Sequence[float] | np.ndarray) -> str | None:
+    for (phase, quantity), peak in zip(PEAKS, peaks, strict=True):
+        if phase in fit.phases and peak > fit.phases[phase].ranges[quantity][1] * (1.0 + 1e-9):
+            beside = " beside prompts" if (phase, quantity) == ("prefill", "decodes") else ""
+            return (
+                f"{peak:,.0f} {_SHOWN[quantity]}{beside} exceed the {fit.phases[phase].ranges[quantity][1]:,.0f} that "
+                f"calibration {calibration.name} was fitted to; {_REMEDIES[quantity]}, measure more, or set "
+                "beyond: extend in it"
+            )
+    return None

@@ -1,0 +1,51 @@
+"""The quantities of an iteration that a fitted cost is a function of, and within whose measured range it holds.
+
+An iteration with prompt tokens is of the phase ``prefill`` (sequences may decode beside), one without is a ``decode``.
+Its quantities are the prompt tokens computed, the KV that each prompt reads and does not compute (mean), the decoding
+sequences, and the tokens that each of these attends to (mean): what the columns of a measurement say, and what the
+limits of an engine bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evaluator.catalog.iterations import RANGES
+from evaluator.cost.iteration import Array, BatchStatistics, CostParameters, array_namespace
+
+PEAKS: tuple[tuple[str, str], ...] = tuple(
+    (phase, quantity) for phase, quantities in RANGES.items() for quantity in quantities
+)
+
+
+def quantities(batch: BatchStatistics) -> tuple[Array, Array, Array, Array]:
+    """The axes of the phase ``prefill``, the last two those of ``decode`` as well; 0 for a mean over nothing."""
+    xp = array_namespace(*batch)
+    past = (batch.prefill_context - batch.prefill_tokens) / xp.maximum(batch.prefill_sequences, 1.0)
+    context = batch.decode_context / xp.maximum(batch.decodes, 1.0)
+    return batch.prefill_tokens, past, batch.decodes, context
+
+
+def peaks(batch: BatchStatistics) -> tuple[Array, ...]:
+    """The quantities in the order of ``PEAKS``: 0 in the phase that the batch is not of."""
+    xp = array_namespace(*batch)
+    found = quantities(batch)
+    prefill = batch.prefill_tokens > 0
+    return (
+        *(xp.where(prefill, value, 0.0) for value in (*found, batch.decode_context)),
+        *(xp.where(prefill, 0.0, value) for value in (*found[2:], batch.decode_context)),
+    )
+
+
+def raised(cost: Any, so_far: Array, batch: BatchStatistics, iterations: Array) -> Array:
+    """The peaks (quantity,) after so many iterations from ``batch`` on, between which decodes grow by a token.
+
+    The roofline holds for any batch and keeps none.
+    """
+    if isinstance(cost, CostParameters):
+        return so_far
+    last = batch._replace(decode_context=batch.decode_context + (iterations - 1.0) * batch.decodes)
+    if isinstance(so_far, tuple):
+        return tuple(map(max, so_far, peaks(last)))
+    xp = array_namespace(so_far)
+    return xp.maximum(so_far, xp.stack(peaks(last)))

@@ -1,0 +1,94 @@
+"""The time of an iteration by interpolation between measured ones.
+
+Multilinear on a grid of the quantities of its phase (``evaluator.cost.quantities``). Below the first knot a quantity is
+taken as the first knot: less work takes no longer. Beyond the last the outermost cell goes on, which only a set with
+``beyond: extend`` lets count.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from typing import Any, NamedTuple
+
+from evaluator.cost.iteration import Array, BatchStatistics, array_namespace
+from evaluator.cost.quantities import quantities
+
+
+class Grid(NamedTuple):
+    """Knots of each axis, ascending, (knot,) each, one alone where the time does not depend on the quantity.
+
+    ``seconds`` (cell,) has the last axis run fastest and falls along none. Tuples of floats, NumPy or JAX.
+    """
+
+    knots: tuple[Any, ...]
+    seconds: Any
+
+
+class TableCost(NamedTuple):
+    """One table, or with a leading ``lane`` axis under vmap many of one shape; ``iteration_time`` calls its methods."""
+
+    prefill: Grid
+    decode: Grid
+    log_expert_missed: Array  # of the model, for the bytes that an iteration moves; 0 without experts
+    expert_skew: Array
+
+    def time(self, batch: BatchStatistics) -> Array:
+        """Seconds of one iteration; any common shape of the batch."""
+        point = quantities(batch)
+        if isinstance(self.decode.seconds, tuple):
+            return interpolated(self.prefill, point) if point[0] > 0 else interpolated(self.decode, point[2:])
+        xp = array_namespace(*point, self.decode.seconds)
+        return xp.where(point[0] > 0, interpolated(self.prefill, point), interpolated(self.decode, point[2:]))
+
+    def growth(self, batch: BatchStatistics, window_growing: Array = 0.0) -> Array:
+        """By how much the next decode of the same sequences takes longer, up to the next knot of the context."""
+        return interpolated(self.decode, quantities(batch)[2:], slope=True)
+
+    def steps(self, batch: BatchStatistics) -> Array:
+        """For how many decodes that holds: up to the first whose context is not below the next knot."""
+        knots, context = self.decode.knots[1], quantities(batch)[3]
+        if len(knots) == 1:
+            return math.inf
+        if isinstance(knots, tuple):
+            at = bisect_right(knots, context)
+            return math.floor(knots[at] - context) + 1.0 if at < len(knots) else math.inf
+        xp = array_namespace(knots, context)
+        at = xp.searchsorted(knots, context, side="right")
+        ahead = knots[xp.minimum(at, len(knots) - 1)]
+        return xp.where(at < len(knots), xp.floor(ahead - context) + 1.0, math.inf)
+
+
+def _cell(knots: Any, x: Array) -> tuple[Any, Array, Array]:
+    """The cell that x is in, how far in it x is (0: at or below its start, above 1: beyond the last), its width."""
+    last = len(knots) - 2
+    if isinstance(knots, tuple):
+        at = min(max(bisect_right(knots, x) - 1, 0), last)
+        width = knots[at + 1] - knots[at]
+        return at, max((x - knots[at]) / width, 0.0), width
+    xp = array_namespace(knots, x)
+    at = xp.clip(xp.searchsorted(knots, x, side="right") - 1, 0, last)
+    width = knots[at + 1] - knots[at]
+    return at, xp.maximum((x - knots[at]) / width, 0.0), width
+
+
+def interpolated(grid: Grid, point: tuple[Array, ...], slope: bool = False) -> Array:
+    """Seconds at a point; with ``slope`` their derivative along the last axis instead."""
+    corners: list[tuple[Any, Array]] = [(0, 1.0)]
+    for axis, (knots, x) in enumerate(zip(grid.knots, point, strict=True)):
+        differs = slope and axis == len(point) - 1
+        if len(knots) == 1:
+            if differs:
+                return 0.0 * x
+            continue
+        at, far, width = _cell(knots, x)
+        low, high = 1.0 - far, far
+        if differs:
+            high = (x >= knots[0]) / width
+            low = -high
+        corners = [
+            (cell * len(knots) + at + step, weight * share)
+            for cell, weight in corners
+            for step, share in ((0, low), (1, high))
+        ]
+    return sum((weight * grid.seconds[cell] for cell, weight in corners), start=0.0)

@@ -1,0 +1,63 @@
+"""What a lane of the general program is given beyond ``Lane``: rules that need queues in any order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from evaluator.cost.iteration import Array, IterationCost
+from evaluator.stations.engine.lane import POLICIES, Lane, Policy
+
+GENERAL_POLICIES = POLICIES | {
+    "orca": POLICIES["mixed"],  # without a token budget
+    "sarathi": POLICIES["chunked"],  # with the KV of the whole prompt
+    "lightllm": Policy(whole_prompts=True, prefill_alone=True, drain_first=False),  # as it looks at who waits
+}
+
+
+class KvUnits(NamedTuple):
+    """The KV layout of ``evaluator.cost.memory.KvLayout``, float64: how many units a sequence occupies."""
+
+    block_tokens: Array
+    full: Array  # bytes per token in the layers that keep every token
+    window: Array  # in those that keep a window
+    window_tokens: Array  # the window in whole blocks
+    sequence: Array  # bytes per sequence, whatever its length
+    unit: Array  # bytes per unit
+
+
+def units(kv: KvUnits, tokens: Array) -> Array:
+    """Units of a sequence of ``tokens`` tokens, as ``evaluator.cost.memory.kv_units``."""
+    held = jnp.ceil(tokens / kv.block_tokens) * kv.block_tokens
+    size = kv.full * held + kv.sequence + kv.window * jnp.minimum(held, kv.window_tokens)
+    return jnp.ceil(size / kv.unit * (1 - 1e-12))
+
+
+class Rules(NamedTuple):
+    """Scheduling beyond first come, first served with all KV reserved; numbers, as in ``Policy``."""
+
+    on_demand: Array  # KV is given as tokens come; who was admitted last is preempted where it runs out
+    whole_kv: Array  # on_demand: a prompt gets the KV of its whole length on admission (Sarathi)
+    watermark_units: Array  # on_demand: an admission leaves this much free
+    long_prefill_tokens: Array  # most prompt tokens of one request in an iteration; infinite: no bound
+    least_work: Array  # who waits with the fewest tokens left goes first
+    look_every: Array  # LightLLM: decode iterations between two looks at who waits, int32; 0: another policy
+    kv: KvUnits
+
+
+class GeneralLane(NamedTuple):
+    """One replica. ``stages``: the cost of each pipeline stage; that of ``lane`` is not used."""
+
+    lane: Lane
+    stages: tuple[IterationCost, ...]
+    rules: Rules
+
+
+class GeneralStructure(NamedTuple):
+    """What is compiled in: everything else is traced."""
+
+    ring: int  # steps in the rings, a power of two above the longest output
+    windowed: bool  # the model has sliding-window layers
+    stages: int  # pipeline stages, and batches in flight
+    peaks: bool  # some lane admits by its future peak (LightLLM); with one stage only

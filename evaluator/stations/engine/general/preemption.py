@@ -1,0 +1,129 @@
+"""KV on demand: more of it for who runs, and where there is none, it is taken from who was admitted last."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.cost.iteration import Array
+from evaluator.stations.engine.general.groups import known_tokens, leave
+from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure, units
+from evaluator.stations.engine.general.state import State
+from evaluator.stations.engine.general.waiting import go_back
+from evaluator.stations.engine.lane import Requests
+from evaluator.stations.engine.rings import load, read, tagged_count, write
+from evaluator.stations.engine.state import NOBODY
+
+
+def grow_decodes(given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, on: Array) -> State:
+    """KV for the next token of every decode at rest, if ``on``; who was admitted last is preempted until it fits.
+
+    All together need what each in its turn would get: it is always the last who has to go, and who goes needs nothing.
+    """
+    on = on & given.rules.on_demand
+
+    def lacks(state: State) -> Array:
+        return on & (_needed(structure, state) > given.lane.kv_units - state.kv)
+
+    def give_up(state: State) -> State:
+        return preempt(given, requests, structure, state, newest_at_rest(structure, state))
+
+    state = lax.while_loop(lacks, give_up, state)
+    kv = state.kv + jnp.where(on, _needed(structure, state), 0.0)
+    return state._replace(kv=kv, batch=state.batch._replace(grown=on))
+
+
+def _needed(structure: GeneralStructure, state: State) -> Array:
+    """Units that the next step of the group at rest needs more than the last one."""
+    return growth_at(structure, state, read(state.groups.step, state.at_rest))
+
+
+def growth_at(structure: GeneralStructure, state: State, step: Array) -> Array:
+    """Units that a step of the group at rest needs more than the one before."""
+    return tagged_count(state.rings.growth, state.at_rest * structure.ring + step % structure.ring, step)
+
+
+def make_room(
+    given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, i: Array, tokens: Array
+) -> tuple[State, Array]:
+    """KV for ``tokens`` tokens of a prompt under way, at the cost of those admitted after it; and whether it has it.
+
+    Where none of them is left it goes itself; in flight with a chunk it cannot, and waits.
+    """
+    rules = given.rules
+    more = jnp.maximum(units(rules.kv, tokens) - held_units(given, requests, state, i), 0.0)
+    admission = load(state.sequences.admission, i)
+
+    def victim(state: State) -> Array:
+        return newest_at_rest(structure, state)
+
+    def lacks(carry: tuple[State, Array]) -> Array:
+        state, here = carry
+        last = victim(state)
+        yields = (last < state.running.sentinel) & (load(state.sequences.admission, last) >= admission)
+        return rules.on_demand & here & (more > given.lane.kv_units - state.kv) & yields
+
+    def give_up(carry: tuple[State, Array]) -> tuple[State, Array]:
+        state, _ = carry
+        last = victim(state)
+        return preempt(given, requests, structure, state, last), last != i
+
+    state, here = lax.while_loop(lacks, give_up, (state, ~jnp.zeros((), bool)))
+    fits = ~rules.on_demand | (here & (more <= given.lane.kv_units - state.kv))
+    kv = state.kv + jnp.where(rules.on_demand & fits, more, 0.0)
+    short = state.batch.short | ~fits
+    return state._replace(kv=kv, batch=state.batch._replace(short=short)), fits
+
+
+def held_units(given: GeneralLane, requests: Requests, state: State, i: Array) -> Array:
+    """Units that a running request at rest holds."""
+    rules, sequences = given.rules, state.sequences
+    g, target = load(sequences.group, i), load(sequences.target, i)
+    elapsed = read(state.groups.step, jnp.maximum(g, 0)) - load(sequences.since, i) + state.batch.grown
+    computed = load(sequences.computed, i)
+    prompt = jnp.where(rules.whole_kv, target, computed)
+    tokens = jnp.where(g >= 0, computed + elapsed, prompt)
+    taken = units(rules.kv, tokens.astype(jnp.float64))
+    return jnp.where(rules.on_demand, taken, read(requests.kv_units, i).astype(jnp.float64))
+
+
+def newest_at_rest(structure: GeneralStructure, state: State) -> Array:
+    """Who was admitted last of those in no batch in flight; the sentinel if all are.
+
+    Without a pipeline nobody is in flight when a batch is put together, but those who are in it already, and they were
+    admitted before whoever still needs KV.
+    """
+    if structure.stages == 1:
+        return state.running.newest()
+    sequences = state.sequences
+
+    def flies(i: Array) -> Array:
+        at_rest = (load(sequences.group, i) == state.at_rest) | (
+            (load(sequences.group, i) < 0) & (load(sequences.flight, i) < state.landed)
+        )
+        return (i < state.running.sentinel) & ~at_rest
+
+    return lax.while_loop(flies, lambda i: load(state.running.older, i), state.running.newest())
+
+
+def preempt(given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, i: Array) -> State:
+    """Back to the waiting, all KV freed: prompt and generated tokens are to be computed anew."""
+    held = held_units(given, requests, state, i)
+    kv, i = state.kv - held, jnp.where(held >= 0.0, i, NOBODY)  # always: what follows shall wait for what was read
+    state = leave(given, requests, structure, state, i, True)
+    sequences = state.sequences
+    known = known_tokens(given, requests, i, load(sequences.generated, i)).astype(jnp.int32)
+    cached = read(requests.prompt_tokens, i) - read(requests.compute_tokens, i)
+    kept = jnp.where(given.lane.prompts_resident, 0, cached)
+    state = state._replace(
+        kv=kv,
+        sequences=sequences._replace(
+            target=write(sequences.target, i, known), computed=write(sequences.computed, i, kept)
+        ),
+        running=state.running.remove(i),
+        prompts=state.prompts.remove(i),
+        running_count=state.running_count - 1,
+        preemptions=state.preemptions + 1,
+        batch=state.batch._replace(short=~jnp.zeros((), bool), preempted=~jnp.zeros((), bool)),
+    )
+    return go_back(given, requests, state, i)

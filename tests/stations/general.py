@@ -1,0 +1,125 @@
+"""Replicas beyond arrivals in order: the same for the general program and for the plain loop over iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import jax
+import numpy as np
+
+from evaluator.cost.iteration import CostParameters
+from evaluator.device import configure
+from evaluator.reference import Limits, Outcome, Request, simulate
+from evaluator.stations.engine import Lane, LaneResult, Policy
+from evaluator.stations.engine.general import (
+    GENERAL_POLICIES,
+    GeneralLane,
+    GeneralStructure,
+    KvUnits,
+    Rules,
+    run_general_lanes,
+)
+from tests.reference.build import random_cost
+from tests.stations.build import OPEN, RING, Case, cut, random_case, requests_of
+
+CHUNKING = ("chunked", "sarathi")
+POLICIES = ("static", "continuous", "mixed", "orca", *CHUNKING)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the cases of one compiled structure have in common. ``peaks``: half of them are of LightLLM."""
+
+    windowed: bool = False
+    experts: bool = False
+    stages: int = 1
+    peaks: bool = False
+
+    @property
+    def structure(self) -> GeneralStructure:
+        return GeneralStructure(RING, self.windowed, self.stages, self.peaks)
+
+
+@dataclass(frozen=True, eq=False)
+class GeneralCase:
+    """A case with the cost of every pipeline stage."""
+
+    case: Case
+    costs: tuple[CostParameters, ...]
+
+
+def random_general_case(seed: int, kind: Kind) -> GeneralCase:
+    """A random case with any policy, KV reserved or on demand, watermark, packing, and shares of long prompts."""
+    rng = np.random.default_rng([seed, kind.windowed, kind.experts, kind.stages, kind.peaks])
+    case = random_case(seed, kind.experts, kind.windowed)
+    policy = "lightllm" if kind.peaks and rng.random() < 0.5 else str(rng.choice(POLICIES))
+    on_demand = policy == "lightllm" or (policy not in ("static", "orca") and rng.random() < 0.7)
+    block = 1 if policy == "lightllm" else int(rng.integers(1, 17))
+    seats, budget = int(rng.integers(1, 41)), int(rng.choice([2, 16, 64, 512, 2048]))
+    if policy in CHUNKING:
+        seats = min(seats, budget)
+    else:  # whole prompts need room, after a preemption with all that was generated
+        longest = int((case.prompt_tokens + case.output_tokens).max())
+        budget = max(budget, longest + (40 if policy in ("mixed", "orca") else 0))
+    units = -(-(case.prompt_tokens + case.output_tokens - 1 + case.resident) // block)
+    watermark = int(rng.integers(0, 4)) if on_demand else 0
+    limits = Limits(
+        seats, budget, int(units.max() * rng.uniform(1, 4)) + watermark,
+        admission="on_demand" if on_demand else "reserve", block_tokens=block, watermark_units=watermark,
+        long_prefill_token_threshold=int(rng.choice([0, 1, 7, 50])) if policy in CHUNKING else 0,
+        packing=str(rng.choice(["fcfs", "least_work_left"])), max_wait_iterations=int(rng.integers(1, 12)),
+    )  # fmt: skip
+    more = (random_cost(rng, experts=kind.experts, windowed=kind.windowed) for _ in range(kind.stages - 1))
+    return GeneralCase(replace(case, policy=policy, limits=limits, kv_units=units), (case.cost, *more))
+
+
+@cache
+def general_cases(kind: Kind, count: int) -> list[GeneralCase]:
+    """``count`` random cases of one structure."""
+    return [random_general_case(seed, kind) for seed in range(count)]
+
+
+def _lane_of(given: GeneralCase) -> GeneralLane:
+    case, limits = given.case, given.case.limits
+    budget = np.inf if case.policy == "orca" else limits.max_num_batched_tokens
+    lane = Lane(
+        case.cost, Policy(*map(np.bool_, GENERAL_POLICIES[case.policy])), np.bool_(case.resident),
+        np.float64(limits.max_num_seqs), np.float64(budget), np.float64(limits.kv_units), np.float64(case.window),
+        np.int32(OPEN if case.users is None else case.users), np.int32(len(case.arrival_s)),
+        np.int32(case.measured_from),
+    )  # fmt: skip
+    block = float(limits.block_tokens)
+    rules = Rules(
+        on_demand=np.bool_(limits.admission == "on_demand"),
+        whole_kv=np.bool_(case.policy == "sarathi"),
+        watermark_units=np.float64(limits.watermark_units),
+        long_prefill_tokens=np.float64(limits.long_prefill_token_threshold or np.inf),
+        least_work=np.bool_(limits.packing == "least_work_left"),
+        look_every=np.int32(limits.max_wait_iterations if case.policy == "lightllm" else 0),
+        kv=KvUnits(*map(np.float64, (block, 1.0, 0.0, 0.0, 0.0, block))),
+    )
+    return GeneralLane(lane, given.costs, rules)
+
+
+def run_general(cases: Sequence[GeneralCase], kind: Kind, vectorise: bool = False) -> list[LaneResult]:
+    """The general program's results, one per case, cut to the case's requests."""
+    configure()
+    slots = max(len(given.case.arrival_s) for given in cases)
+    pairs = [(_lane_of(given), requests_of(given.case, slots)) for given in cases]
+    inputs = jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
+    found = jax.tree.map(np.asarray, run_general_lanes(*inputs, kind.structure, vectorise))
+    results = (LaneResult(*(field[lane] for field in found)) for lane in range(len(cases)))
+    return [cut(result, len(given.case.arrival_s)) for result, given in zip(results, cases, strict=True)]
+
+
+def run_tokens(given: GeneralCase) -> Outcome:
+    """The plain loop on the same requests, every token of it."""
+    case = given.case
+    columns = (case.arrival_s, case.compute_tokens, case.prompt_tokens, case.output_tokens, case.kv_units)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    requests = [Request(number, *row) for number, row in enumerate(rows)]
+    return simulate(
+        given.costs, case.policy, case.limits, requests, users=case.users, window=case.window or None, tokens=True
+    )
