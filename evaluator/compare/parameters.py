@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evaluator.catalog.calibration import COMPUTE_CLASSES, SORT, Calibration
+from evaluator.catalog.calibration import COMPUTE_CLASSES, OPTIONAL_CLASSES, SORT, Calibration
 
 Change = Callable[[Calibration, float], Calibration]
 
@@ -74,7 +74,7 @@ LAUNCH = ("launch_s",)
 DENSE = ("gemm", "gemm_8bit")
 ROUTED = ("grouped_gemm", "grouped_gemm_8bit")
 ATTENTION = ("attention_decode",)
-KERNELS = (*COMPUTE_CLASSES, "gemm_8bit", "grouped_gemm_8bit")
+KERNELS = (*COMPUTE_CLASSES, *OPTIONAL_CLASSES)
 
 PARAMETERS: tuple[Parameter, ...] = (
     Parameter("weight_bandwidth", "bandwidth that dense weights are read with, x the base set", 1.0, 0.05,

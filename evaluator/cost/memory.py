@@ -36,7 +36,6 @@ from evaluator.cost.projections import (
 )
 from evaluator.scenario.scenario import Precision
 
-
 RUNTIME_BYTES = 1.6e9
 """Bytes per device that an engine cannot use: what the driver keeps, CUDA context and graphs, communicators. Median of
 what the KV blocks that vLLM 0.15 reported on H100 leave over for five dense models (1.0 to 2.0 GB; TP 1 to 4)."""

@@ -40,6 +40,7 @@ def ideal_times(operators: tuple[Operator, ...], hardware: Hardware) -> tuple[Id
     flop_s = known.flops / peaks[known.dtype]
     weight_s = known.weight_bytes / hardware.memory_bandwidth
     moved_s = known.activation_bytes / hardware.memory_bandwidth
+    own_s = known.token_bytes / hardware.memory_bandwidth  # of attention: the same in prefill and decode
 
     def of(values: np.ndarray, *groups: str) -> float:
         return float(sum(values[known.groups[group]].sum() for group in groups))
@@ -59,7 +60,7 @@ def ideal_times(operators: tuple[Operator, ...], hardware: Hardware) -> tuple[Id
     memory = IdealTime(
         iteration_s=of(weight_s, "tokens", "sequences"),
         experts_touched_s=of(weight_s, "experts"),
-        token_s=of(moved_s, "tokens", "experts", "linear_tokens"),
+        token_s=of(moved_s, "tokens", "experts", "linear_tokens") + of(own_s, "prefill", "prefill_window"),
         sequence_s=of(moved_s, "sequences", "linear_sequences"),
         area_s=0.0,
         window_area_s=0.0,
