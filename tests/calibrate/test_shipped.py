@@ -29,7 +29,7 @@ def test_a_fitted_set_tells_its_fit(hardware):
 
 def test_auto_takes_serving_runs_before_kernels_before_the_datasheet():
     assert load_calibration("auto", "h100-sxm").name == "h100-sxm-vllm.serving"
-    assert load_calibration("auto", "h200-sxm").name == "h200-sxm-vllm, host of vllm.serving"
+    assert load_calibration("auto", "h200-sxm").name == "h200-sxm-vllm.serving"
     assert load_calibration("auto", "mi300x").name == "datasheet"
 
 
