@@ -54,7 +54,7 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         sequence_s=1e-5 * scale,
         context_s=3e-7 * rng.uniform() * scale,
         spread_s=1e-6 * rng.uniform() * scale,
-        unsplit_s=3e-6 * rng.uniform() * scale,
+        unsplit_s=1e-6 * rng.uniform() * scale,
         window_context_s=1e-7 * scale if windowed else 0.0,
         expert_skew=rng.uniform(0.0, 2.0) if experts else 0.0,
         decode_s=1e-5 * rng.uniform() * scale,
@@ -63,7 +63,7 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         ramp_s=1e-3 * rng.uniform() * scale,
         ramp_tokens=300.0,
         handover_s=1e-3 * rng.uniform() * scale,
-        handover_tokens=50.0,
+        handover_tokens=15.0,
     )
 
 
