@@ -14,7 +14,7 @@ from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.metrics import OK, Outcomes, measure
 from evaluator.plan import Plan, plan
-from evaluator.plan.engines import ITERATION, TOKEN
+from evaluator.plan.engines import ITERATION, TOKEN, program
 from evaluator.plan.plan import Member
 from evaluator.plan.traffics import held_units
 from evaluator.run import ProgressReport, levels_of, loaded
@@ -23,7 +23,7 @@ from evaluator.simulation import simulate_chunk
 from evaluator.simulation.schedule import chunks_of
 
 TIMES = ("scheduled_s", "first_token_s", "last_token_s")
-TOTALS = ("busy_s", "iterations", "kv_used_mean", "kv_used_max")
+TOTALS = ("busy_s", "iterations", "kv_used_mean", "kv_used_max", "preemptions")
 SUMMARIES = ("queue_wait_s", "ttft_s", "tpot_s", "e2e_s")
 HISTOGRAM = "itl_s"
 """Kept in bins by the vectorised engine, so it is reported but not held to the tolerance."""
@@ -92,13 +92,15 @@ def validate(
 def stratified(whole: Plan, members: list[Member], count: int, seed: int) -> list[Member]:
     """So many of the members, in the order of the grid, as evenly over their strata as it goes.
 
-    A stratum is a policy, a third of the range of the load, and a third of that of the pressure on the KV cache.
+    A stratum is a policy with the program that runs it, a third of the range of the load, and a third of that of the
+    pressure on the KV cache.
     """
     if len(members) <= count:
         return members
     pressures = np.array([_pressures(whole, member) for member in members])
     thirds = [np.searchsorted(np.quantile(column, (1 / 3, 2 / 3)), column) for column in pressures.T]
-    policies = [whole.grid.points[member.config][1].batching.policy for member in members]
+    deployments = [whole.grid.points[member.config][1] for member in members]
+    policies = [(deployment.batching.policy, program(deployment)) for deployment in deployments]
     strata: dict[tuple, list[Member]] = {}
     shuffled = np.random.default_rng(seed).permutation(len(members))
     for at in shuffled:

@@ -194,10 +194,10 @@ def test_estimate_of_what_there_is_not(evaluator):
 
 
 def test_a_sweep_says_what_it_computed_token_by_token(evaluator, small):
-    axis = "sweep={deployment.pipeline_parallel: [1, 2]}"
-    code, _, err = evaluator("sweep", small, "--set", axis)
+    axis = "sweep={deployment.router: [round_robin, least_work]}"
+    code, _, err = evaluator("sweep", small, "--set", axis, "--set", "deployment.replicas=2")
     assert code == 0
-    assert "4 of 8 configurations were computed token by token: pipeline_parallel\n" in err
+    assert "4 of 8 configurations were computed token by token: router least_work\n" in err
     code, _, err = evaluator("sweep", small, "--engine", "token")
     assert code == 0 and "token by token" not in err
 
@@ -217,8 +217,8 @@ def test_validate(evaluator, small, tmp_path):
     code, out, err = evaluator("validate", small, "--sample", "2", "--out", table)
     assert code == 0 and "2 of 4 configurations compared\nall agree within 1e-09; the largest difference is" in out
     assert f"wrote {table}" in err
-    assert pd.read_csv(table)["metric"].nunique() == 12
+    assert pd.read_csv(table)["metric"].nunique() == 13
     code, out, _ = evaluator("validate", small, "--sample", "1", "--tolerance", "0", "-q")
     assert code == 3 and "1 of them differ by more than 0;" in out
-    code, _, err = evaluator("validate", small, "--set", "deployment.batching.policy=orca")
+    code, _, err = evaluator("validate", small, "--set", "deployment={router: least_work, replicas: 2}")
     assert code == 2 and "no configuration that both engines can run" in err

@@ -19,9 +19,9 @@ AXES = {"deployment__batching__policy": POLICIES, "workload__arrivals__rate_rps"
 
 def test_both_engines_agree_on_every_metric():
     result = validate(scenario(**AXES), sample=6)
-    assert (result.compared, result.able, result.beyond, result.apart) == (6, 12, 3, 0)
+    assert (result.compared, result.able, result.beyond, result.apart) == (6, 15, 0, 0)
     assert set(result.table["metric"]) == {*TIMES, *TOTALS, *SUMMARIES, HISTOGRAM}
-    assert len(result.table) == 6 * 12 and set(result.table["policy"]) == set(POLICIES) - {"orca"}
+    assert len(result.table) == 6 * 13 and set(result.table["policy"]) == set(POLICIES)
     assert result.worst <= 1e-9
     summary = result.summary()
     assert (summary["largest"] >= summary["typical"]).all() and summary["largest"][HISTOGRAM] < 0.01
@@ -29,14 +29,14 @@ def test_both_engines_agree_on_every_metric():
 
 def test_the_sample_is_spread_over_policies_load_and_kv():
     whole = plan(scenario(**AXES, deployment__batching__max_num_seqs=[8, 64, 512]))
-    able = [member for member in whole.members if member.engine == "iteration"]
-    chosen = stratified(whole, able, 8, seed=0)
+    able = whole.members
+    chosen = stratified(whole, able, 10, seed=0)
     points = [whole.grid.points[member.config] for member in chosen]
-    assert Counter(deployment.batching.policy for _, deployment, _ in points) == dict.fromkeys(POLICIES[:4], 2)
+    assert Counter(deployment.batching.policy for _, deployment, _ in points) == dict.fromkeys(POLICIES, 2)
     assert [member.config for member in chosen] == sorted({member.config for member in chosen})
     assert len({workload.arrivals.rate_rps for workload, _, _ in points}) >= 2
     assert len({deployment.batching.max_num_seqs for _, deployment, _ in points}) >= 2
-    assert stratified(whole, able, 8, seed=0) == chosen and stratified(whole, able, 99, seed=0) == able
+    assert stratified(whole, able, 10, seed=0) == chosen and stratified(whole, able, 99, seed=0) == able
 
 
 def test_a_closed_loop_has_a_load_too():
@@ -64,7 +64,7 @@ def test_a_difference_is_found(monkeypatch):
 
 def test_nothing_to_compare():
     with pytest.raises(InputError, match="small: no configuration that both engines can run"):
-        validate(scenario("deployment.batching.policy=orca"))
+        validate(scenario("deployment.router=least_work", "deployment.replicas=2"))
 
 
 def test_what_only_one_knows_is_infinitely_apart():

@@ -53,15 +53,14 @@ def calibrate(
     """Fit the set ``name`` of ``hardware`` to measurements; ``start`` is the set it starts from and keeps near to."""
     jax.config.update("jax_enable_x64", True)
     read = tuple(table if isinstance(table, Table) else read_tables([table])[0] for table in tables)
-    device, base = load_hardware(hardware), load_calibration(start, hardware)
-    processors = PROCESSORS.get(hardware, UNKNOWN)
-    parts, left = select(read, hardware, processors)
+    device = load_hardware(hardware)
+    base, processors = load_calibration(start, device.name), PROCESSORS.get(device.name, UNKNOWN)
+    parts, left = select(read, device.name, processors)
     rate = _starting_rates(device, base, processors)
     found = _parameters(parts, rate, processors)
     result = fit(rate, found, [_target(part, thin(part, most), device) for part in parts])
     judged = [
-        _rotated(part, rate, found, device) if len(part.rows) <= SMALL else judge(part, result.rates, device)
-        for part in parts
+        _rotated(part, rate, found, device) if _rotates(part) else judge(part, result.rates, device) for part in parts
     ]
     return Calibrated(
         name, device, base, read, result, pd.concat(judged, ignore_index=True), left, float(processors.tiles)
@@ -127,6 +126,11 @@ def judge(part: Part, rate: Rates, device: Hardware) -> pd.DataFrame:
     """The rows of a class with what these rates predict."""
     predicted = np.asarray(_predictor(part, part.rows, device)(rate))
     return part.rows.assign(label=part.label, fitted=part.fitted, predicted_s=predicted)
+
+
+def _rotates(part: Part) -> bool:
+    """Whether a class is judged by rotation: it is small, and has more than one shape to leave out."""
+    return len(part.rows) <= SMALL and len(set(part.fold)) > 1
 
 
 def _rotated(part: Part, rate: Rates, parameters: Sequence[Parameter], device: Hardware) -> pd.DataFrame:

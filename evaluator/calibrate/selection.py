@@ -67,7 +67,7 @@ def select(tables: Sequence[Table], hardware: str, processors: Processors) -> tu
     if not len(rows):
         raise InputError(f"the tables hold no measurement of {hardware}; there are: {', '.join(there)}")
     keep(rows["dtype"].isin(BYTES), "dtype without a peak of its own (block scales)")
-    keep(rows["kv_dtype"].isin(("bf16", "fp16")), "KV in 8 bits: other kernels")
+    keep(rows["kv_dtype"].isin(("bf16", "fp16", "fp32")), "KV in 8 bits: other kernels")
     keep(rows["mode"] == "graph", "eager launches")
     if "head_dim" in rows:
         keep(rows["head_dim"].isna() | rows["head_dim"].between(*HEAD_DIMS), "head size beyond the usual kernels")

@@ -32,7 +32,7 @@ class Hardware:
     memory_bytes: float
     memory_bandwidth: float
     links: tuple[Link, ...]
-    power_w: float
+    power_w: float | None  # None: not known, as of what a user measured
     idle_power_w: float | None
     usd_per_hour: float | None
     sources: Mapping[str, str]  # figure -> where it is from

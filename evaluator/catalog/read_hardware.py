@@ -42,7 +42,7 @@ def read_hardware(document: Any, where: str, expected_name: str | None = None) -
         memory_bytes=given.quantity("memory_bytes", "byte"),
         memory_bandwidth=given.quantity("memory_bandwidth", "byte/s"),
         links=_links(given),
-        power_w=given.quantity("power_w", "W"),
+        power_w=_optional(given, "power_w", "W"),
         idle_power_w=_optional(given, "idle_power_w", "W"),
         usd_per_hour=_optional(given, "usd_per_hour", "USD/h"),
         sources=_sources(given.inner("sources")),
@@ -65,6 +65,9 @@ def _optional(given: Fields, key: str, unit: str) -> float | None:
 
 
 def _links(given: Fields) -> tuple[Link, ...]:
+    """The links; ``null`` is none, a device that works alone."""
+    if given.raw("links") is None:
+        return ()
     links = []
     for index, entry in enumerate(given.sequence("links")):
         inner = Fields(entry, f"{given.place('links')}[{index}]")
@@ -118,6 +121,7 @@ def _check_sources(hardware: Hardware, where: str) -> None:
 
 def _figures(hardware: Hardware) -> list[str]:
     optional: Mapping[str, float | None] = {
+        "power_w": hardware.power_w,
         "idle_power_w": hardware.idle_power_w,
         "usd_per_hour": hardware.usd_per_hour,
     }
@@ -126,6 +130,5 @@ def _figures(hardware: Hardware) -> list[str]:
         "memory_bytes",
         "memory_bandwidth",
         *(f"links.{link.name}.{figure}" for link in hardware.links for figure in ("bandwidth", "latency_s")),
-        "power_w",
         *(key for key, value in optional.items() if value is not None),
     ]

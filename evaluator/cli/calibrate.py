@@ -39,7 +39,9 @@ def calibrate(
             "Splitwise or LLMServingSim. All of them are fitted together.",
         ),
     ],
-    hardware: Annotated[str, typer.Option(help="The hardware of the catalog that the set is for.")],
+    hardware: Annotated[
+        str, typer.Option(help="The hardware that the set is for: a name of the catalog, or FILE.yaml.")
+    ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write the set here (.yaml); its name is the file's.")],
     form: Annotated[
         Form,

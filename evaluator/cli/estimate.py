@@ -34,10 +34,11 @@ def estimate(
     from evaluator.scenario.scenario import Precision
 
     _check_dtypes({"--weights": weights, "--activations": activations, "--kv": kv})
+    device = load_hardware(hardware)
     result = run_estimate(
         load_model(model),
-        load_hardware(hardware),
-        calibration=load_calibration(calibration, hardware),
+        device,
+        calibration=load_calibration(calibration, device.name),
         precision=Precision(weights, activations, kv),
         tensor_parallel=tp,
         pipeline_parallel=pp,

@@ -50,6 +50,14 @@ def stage_layers(layers: int, pipeline: int) -> tuple[int, ...]:
 
 def parallel_problem(model: Model, hardware: Hardware, parallel: Parallel) -> str | None:
     """Why this model cannot be split this way on this hardware; None where it can."""
+    reach = _reach(hardware)
+    if reach is not None and parallel.devices > reach:
+        return f"{parallel.devices} devices per replica exceed the {reach} that the links of {hardware.name} join"
+    return split_problem(model, parallel)
+
+
+def split_problem(model: Model, parallel: Parallel) -> str | None:
+    """Why this model cannot be split this way on any hardware; None where it can."""
     tensor, pipeline, expert = parallel.tensor, parallel.pipeline, parallel.expert
     if min(tensor, pipeline, expert) < 1:
         return "tensor_parallel, pipeline_parallel and expert_parallel must be at least 1"
@@ -59,9 +67,6 @@ def parallel_problem(model: Model, hardware: Hardware, parallel: Parallel) -> st
         )
     if pipeline > layer_count(model):
         return f"pipeline_parallel {pipeline} exceeds the {layer_count(model)} layers of {model.name}"
-    reach = _reach(hardware)
-    if reach is not None and parallel.devices > reach:
-        return f"{parallel.devices} devices per replica exceed the {reach} that the links of {hardware.name} join"
     for kind in model.layers:
         problem = _mixer_problem(kind.mixer, tensor) or _feed_forward_problem(kind.feed_forward, tensor, expert)
         if problem:

@@ -133,7 +133,7 @@ def _design(
     max_num_seqs: int,
 ) -> Design:
     model, hardware = load_model(model_name), load_hardware(hardware_name)
-    calibration = load_calibration(calibration_name, hardware_name, foreign=True)
+    calibration = load_calibration(calibration_name, hardware.name, foreign=True)
     known = Design(OK, model, hardware, parallel.devices, calibration)
     problem = fitted_problem(calibration, model, hardware, precision, parallel)
     if problem is not None:

@@ -11,6 +11,7 @@ from evaluator.catalog import load_model
 from evaluator.metrics import OK
 from evaluator.plan import plan
 from evaluator.plan.design import CHUNKED_TOKENS, token_budget
+from evaluator.plan.engines import Program
 from evaluator.plan.traffics import Traffics, assign_replicas
 from evaluator.scenario import load_scenario
 from evaluator.scenario.scenario import Batching, Deployment, Scenario
@@ -108,13 +109,12 @@ STATUSES = {
 
 LACKING: dict[tuple[str, ...], dict[str, Any]] = {
     (): {"deployment__router": "least_work", "deployment__batching__policy": "mixed"},  # one replica: nothing to choose
-    ("pipeline_parallel",): {"deployment__pipeline_parallel": 2},
-    ("admission on_demand",): ON_DEMAND,
-    ("policy sarathi", "long_prefill_token_threshold"): {
-        "deployment__batching": "{policy: sarathi, long_prefill_token_threshold: 9}"
+    ("preemption swap",): {"deployment__kv": "{admission: on_demand, preemption: swap, swap_bandwidth: 25GB/s}"},
+    ("policy lightllm with pipeline_parallel",): {
+        "deployment__batching__policy": "lightllm",
+        "deployment__pipeline_parallel": 2,
+        "deployment__kv__block_tokens": 1,
     },
-    ("policy orca",): {"deployment__batching__policy": "orca"},
-    ("packing least_work_left",): {"deployment__batching__packing": "least_work_left"},
     ("router least_work",): {"deployment__router": "least_work", "deployment__replicas": 2},
     ("router random",): {
         "workload__arrivals": CLOSED.format(4),
@@ -129,6 +129,26 @@ def test_what_the_vectorised_engine_lacks_is_left_to_the_reference(missing):
     (member,) = plan(scenario(**LACKING[missing])).members
     assert (member.status, member.lacking) == (OK, missing)
     assert member.engine == ("token" if missing else "iteration")
+
+
+IN_ANY_ORDER: list[tuple[dict[str, Any], Program]] = [
+    ({"deployment__batching__policy": "sarathi"}, Program()),
+    ({"deployment__batching__policy": "orca"}, Program(True)),
+    ({"deployment__batching": "{policy: sarathi, long_prefill_token_threshold: 9}"}, Program(True)),
+    ({"deployment__batching__packing": "least_work_left"}, Program(True)),
+    ({"deployment__kv__admission": "on_demand"}, Program(True)),
+    ({"deployment__pipeline_parallel": 2}, Program(True, stages=2)),
+    (
+        {"deployment__batching__policy": "lightllm", "deployment__kv__block_tokens": 1},
+        Program(True, peaks=True),
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "wanted"), IN_ANY_ORDER)
+def test_which_program_of_the_engine_runs_it(changes, wanted):
+    whole = plan(scenario(**changes))
+    assert [(group.engine, group.program) for group in whole.groups] == [("iteration", wanted)]
 
 
 @pytest.mark.parametrize(("changes", "message"), STATUSES.values(), ids=list(STATUSES))

@@ -69,5 +69,9 @@ def tagged_count(counts: Array, slot: Array, step: Array) -> Array:
 
 
 def load(array: Array, index: Array) -> Array:
-    """The element at ``index``, read once, whoever uses it."""
+    """The element at ``index``, read at once and only once.
+
+    XLA repeats a plain ``read`` in every computation that uses it, and one that comes after the array was written to in
+    place makes it copy the array. It does not repeat a conditional; nor does it know that no index is negative.
+    """
     return lax.cond(index >= 0, lambda: read(array, index), lambda: jnp.zeros((), array.dtype))

@@ -11,7 +11,7 @@ from jax import lax
 
 from evaluator.cost.iteration import Array
 from evaluator.stations.engine.general.chains import push, unlink
-from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure, units
+from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure, every_token, units
 from evaluator.stations.engine.general.state import State, group_count
 from evaluator.stations.engine.lane import Requests
 from evaluator.stations.engine.rings import load, mark, read, tagged_add, write
@@ -143,7 +143,7 @@ def _growth(
 
     first = start + ahead
     held = units(rules.kv, (computed + first - step).astype(jnp.float64))
-    stop = jnp.where(rules.on_demand, end, start)
+    stop = jnp.where(rules.on_demand & ~every_token(rules.kv), end, start)
     return lax.while_loop(lambda carry: carry[0] < stop, enter, (first, held, growth))[2]
 
 

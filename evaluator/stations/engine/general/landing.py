@@ -42,18 +42,20 @@ def _enter_gaps(state: State, landing: Landing, weight: Array) -> State:
     g, steps = landing.group, landing.steps
     moves = steps > 0
 
-    def enter_first(carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        i, count, bins, first_token_s = carry
-        first = load(first_token_s, i)
+    def enter_first(carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
+        state, i, count = carry
+        bins, sequences = state.itl_histogram, state.sequences
+        first = load(sequences.first_token_s, i)
         resident = first == jnp.inf  # its first token comes now
-        at = histogram.bin_of(landing.first_end_s - load(state.sequences.token_s, i))
-        bins = write(bins, at, load(bins, at) + jnp.where(resident, 0.0, weight))
-        first_token_s = write(first_token_s, i, jnp.where(resident, landing.first_end_s, first))
-        return load(state.next_fresh, i), count + 1.0, bins, first_token_s
+        at = histogram.bin_of(landing.first_end_s - load(sequences.token_s, i))
+        bins = write(bins, at, read(bins, at) + jnp.where(resident, 0.0, weight))
+        first_token_s = write(sequences.first_token_s, i, jnp.where(resident, landing.first_end_s, first))
+        state = state._replace(itl_histogram=bins, sequences=sequences._replace(first_token_s=first_token_s))
+        return state, load(state.next_fresh, i), count + 1.0
 
-    start = jnp.where(moves, read(state.groups.fresh, g), NOBODY)
-    carry = (start, jnp.zeros(()), state.itl_histogram, state.sequences.first_token_s)
-    _, count, bins, first_token_s = lax.while_loop(lambda carry: carry[0] >= 0, enter_first, carry)
+    start = (state, jnp.where(moves, read(state.groups.fresh, g), NOBODY), jnp.zeros(()))
+    state, _, count = lax.while_loop(lambda carry: carry[1] >= 0, enter_first, start)
+    bins = state.itl_histogram
     decodes = read(state.groups.decodes, g)
     at = histogram.bin_of(landing.first_end_s - read(state.groups.gap_from, g))
     bins = write(bins, at, load(bins, at) + jnp.where(moves, weight * (decodes - count), 0.0))
@@ -61,12 +63,12 @@ def _enter_gaps(state: State, landing: Landing, weight: Array) -> State:
     at = histogram.bin_of((landing.end_s - landing.first_end_s) / jnp.maximum(more, 1.0))
     bins = write(bins, at, load(bins, at) + weight * more * decodes)
     gap_from, fresh = read(state.groups.gap_from, g), read(state.groups.fresh, g)
+    done = moves & (count >= 0.0)  # whoever writes what the loop reads waits for it, see ``load``
     return state._replace(
         itl_histogram=bins,
-        sequences=state.sequences._replace(first_token_s=first_token_s),
         groups=state.groups._replace(
             gap_from=write(state.groups.gap_from, g, jnp.where(moves, landing.end_s, gap_from)),
-            fresh=write(state.groups.fresh, g, jnp.where(moves, NOBODY, fresh)),
+            fresh=write(state.groups.fresh, g, jnp.where(done, NOBODY, fresh)),
         ),
     )
 

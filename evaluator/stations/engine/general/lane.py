@@ -34,6 +34,11 @@ def units(kv: KvUnits, tokens: Array) -> Array:
     return jnp.ceil(size / kv.unit * (1 - 1e-12))
 
 
+def every_token(kv: KvUnits) -> Array:
+    """Whether every token takes a unit: then it need not be noted who needs one when."""
+    return (kv.block_tokens == 1.0) & (kv.window == 0.0) & (kv.sequence == 0.0)
+
+
 class Rules(NamedTuple):
     """Scheduling beyond first come, first served with all KV reserved; numbers, as in ``Policy``."""
 

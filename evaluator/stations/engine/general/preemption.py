@@ -7,7 +7,7 @@ from jax import lax
 
 from evaluator.cost.iteration import Array
 from evaluator.stations.engine.general.groups import known_tokens, leave
-from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure, units
+from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure, every_token, units
 from evaluator.stations.engine.general.state import State
 from evaluator.stations.engine.general.waiting import go_back
 from evaluator.stations.engine.lane import Requests
@@ -22,25 +22,25 @@ def grow_decodes(given: GeneralLane, requests: Requests, structure: GeneralStruc
     """
     on = on & given.rules.on_demand
 
+    def needed(state: State) -> Array:
+        newcomers = jnp.where(every_token(given.rules.kv), state.batch.decodes, 0.0)  # they have theirs
+        return growth_at(given, structure, state, read(state.groups.step, state.at_rest)) - newcomers
+
     def lacks(state: State) -> Array:
-        return on & (_needed(structure, state) > given.lane.kv_units - state.kv)
+        return on & (needed(state) > given.lane.kv_units - state.kv)
 
     def give_up(state: State) -> State:
         return preempt(given, requests, structure, state, newest_at_rest(structure, state))
 
     state = lax.while_loop(lacks, give_up, state)
-    kv = state.kv + jnp.where(on, _needed(structure, state), 0.0)
+    kv = state.kv + jnp.where(on, needed(state), 0.0)
     return state._replace(kv=kv, batch=state.batch._replace(grown=on))
 
 
-def _needed(structure: GeneralStructure, state: State) -> Array:
-    """Units that the next step of the group at rest needs more than the last one."""
-    return growth_at(structure, state, read(state.groups.step, state.at_rest))
-
-
-def growth_at(structure: GeneralStructure, state: State, step: Array) -> Array:
+def growth_at(given: GeneralLane, structure: GeneralStructure, state: State, step: Array) -> Array:
     """Units that a step of the group at rest needs more than the one before."""
-    return tagged_count(state.rings.growth, state.at_rest * structure.ring + step % structure.ring, step)
+    noted = tagged_count(state.rings.growth, state.at_rest * structure.ring + step % structure.ring, step)
+    return jnp.where(every_token(given.rules.kv), read(state.groups.decodes, state.at_rest), noted)
 
 
 def make_room(
@@ -122,6 +122,7 @@ def preempt(given: GeneralLane, requests: Requests, structure: GeneralStructure,
         ),
         running=state.running.remove(i),
         prompts=state.prompts.remove(i),
+        by_end=state.by_end.remove(i) if structure.peaks else state.by_end,
         running_count=state.running_count - 1,
         preemptions=state.preemptions + 1,
         batch=state.batch._replace(short=~jnp.zeros((), bool), preempted=~jnp.zeros((), bool)),

@@ -99,12 +99,12 @@ def _leap(given: GeneralLane, requests: Requests, structure: GeneralStructure, s
 
     def goes_on(carry: tuple[Array, Array, Array]) -> Array:
         ahead, kv, _ = carry
-        fits = kv + growth_at(structure, state, step + ahead) <= given.lane.kv_units
+        fits = kv + growth_at(given, structure, state, step + ahead) <= given.lane.kv_units
         return rules.on_demand & (ahead < most) & fits
 
     def go_on(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         ahead, kv, kv_unit_s = carry
-        kv = kv + growth_at(structure, state, step + ahead)
+        kv = kv + growth_at(given, structure, state, step + ahead)
         return ahead + 1, kv, kv_unit_s + kv * (first_s + slope_s * ahead)
 
     start = (jnp.int32(1), state.kv, state.kv * first_s)

@@ -1,0 +1,108 @@
+"""A description of the device from what was measured on it, for devices that the catalog does not know."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from evaluator.cost.dtypes import BYTES
+from evaluator.errors import InputError
+from evaluator.measure.device import Device
+
+OUT_OF_CACHE = 4.0
+"""Sums that move so many times the cache's size show the memory's bandwidth."""
+
+
+def description(rows: pd.DataFrame, device: Device, name: str) -> str:
+    """The YAML of ``models/hardware`` for this device: the highest FLOP/s and byte/s of any row, and of which.
+
+    InputError where the rows do not tell.
+    """
+    peaks = {str(dtype): _fastest(part, 2 * part["m"] * part["n"] * part["k"]) for dtype, part in _products(rows)}
+    bandwidth = _fastest(*_memory_bound(rows, device))
+    if not peaks or bandwidth is None:
+        raise InputError("too little was measured to describe the device; give it more --seconds, and --resume")
+    link = _link(rows)
+    lines = [
+        "# Written by `evaluator measure`: ceilings measured on this device with JAX, no figures of a data sheet.",
+        f"name: {name}",
+        f"note: {_quoted(device.name)}",
+        f"kind: {device.platform}",
+        "peak_flops:",
+        *(f"  {dtype}: {found[0]:.4g}" for dtype, found in peaks.items() if found),
+        f"memory_bytes: {device.memory_bytes:.6g}",
+        f"memory_bandwidth: {bandwidth[0]:.4g}",
+        *_link_lines(link, device),
+        "power_w: null  # not measured; energy is not computed without it",
+        "idle_power_w: null",
+        "usd_per_hour: null",
+        "sources:",
+        *(f"  peak_flops.{dtype}: {_quoted(_told(found, device))}" for dtype, found in peaks.items() if found),
+        f"  memory_bytes: {_quoted('what JAX may use of the memory')}",
+        f"  memory_bandwidth: {_quoted(_told(bandwidth, device))}",
+    ]
+    if link is not None:
+        lines += ["  links.measured.bandwidth: 'assumption: bus bandwidth of the fastest all-reduce'",
+                  "  links.measured.latency_s: 'assumption: half of the shortest all-reduce'"]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+Fastest = tuple[float, pd.Series]
+"""The highest rate, and the row that it was reached in."""
+
+
+def _products(rows: pd.DataFrame) -> list[tuple[object, pd.DataFrame]]:
+    return list(rows[rows["op_class"] == "gemm"].groupby("dtype"))
+
+
+def _memory_bound(rows: pd.DataFrame, device: Device) -> tuple[pd.DataFrame, pd.Series]:
+    """Rows whose operands come from memory, and the bytes that surely do: weights and KV, and all of large sums."""
+    width = rows["dtype"].map(BYTES)
+    read = pd.Series(0.0, rows.index)
+    of = rows["op_class"]
+    read[of == "gemm"] = (rows["n"] * rows["k"] * width)[of == "gemm"]
+    read[of == "attention_decode"] = (
+        2 * rows["batch"] * rows["past_tokens"] * rows["kv_heads"] * rows["head_dim"] * width
+    )[of == "attention_decode"]
+    large = (of == "elementwise") & (rows["bytes"] >= OUT_OF_CACHE * device.cache_bytes)
+    read[large] = rows["bytes"][large]
+    return rows[read > 0], read[read > 0]
+
+
+def _fastest(rows: pd.DataFrame, work: pd.Series) -> Fastest | None:
+    if rows.empty:
+        return None
+    rate = work / rows["time_s"]
+    return float(rate.max()), rows.loc[rate.idxmax()]
+
+
+def _link(rows: pd.DataFrame) -> tuple[float, float, int] | None:
+    """Bus bandwidth (nccl-tests, PERFORMANCE.md), seconds of a message, and devices; None without collectives."""
+    found = rows[rows["op_class"] == "all_reduce"]
+    if found.empty:
+        return None
+    bus = 2 * (found["devices"] - 1) / found["devices"] * found["message_bytes"] / found["time_s"]
+    return float(bus.max()), float(found["time_s"].min()) / 2, int(found["devices"].max())
+
+
+def _link_lines(link: tuple[float, float, int] | None, device: Device) -> list[str]:
+    if link is None:
+        return ["links: null  # none was measured: one device, no tensor parallelism"]
+    bandwidth, latency, devices = link
+    return [
+        "links:",
+        f"  - {{name: measured, bandwidth: {bandwidth:.4g}, latency_s: {latency:.4g}, devices: {devices}}}",
+    ]
+
+
+def _told(found: Fastest, device: Device) -> str:
+    _, row = found
+    shape = {
+        "gemm": ("m", "n", "k"), "attention_decode": ("batch", "past_tokens", "heads", "kv_heads", "head_dim"),
+    }.get(str(row["op_class"]), ("bytes",))  # fmt: skip
+    of = " ".join(f"{name}={row[name]:g}" for name in shape)
+    made = f"JAX {device.jax_version}, {row['measured_at']}"
+    return f"measured: the fastest {row['op_class']} ({of}, {row['dtype']}), {made}"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,102 @@
+"""The device under measurement: what JAX says of it, which entry of the catalog it is, and the size of its cache."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from evaluator.calibrate.devices import PROCESSORS
+from evaluator.errors import InputError
+
+KNOWN = {
+    r"NVIDIA A30": "a30",
+    r"NVIDIA A40": "a40",
+    r"NVIDIA A100-SXM4-80GB": "a100-sxm",
+    r"NVIDIA A100 80GB PCIe": "a100-pcie",
+    r"NVIDIA H100 80GB HBM3": "h100-sxm",
+    r"NVIDIA H100 PCIe": "h100-pcie",
+    r"NVIDIA H200": "h200-sxm",
+    r"NVIDIA H20": "h20",
+    r"NVIDIA B200": "b200-sxm",
+    r"NVIDIA B300.*": "b300-sxm",
+    r"NVIDIA GB200": "gb200",
+    r"NVIDIA GB300": "gb300",
+    r"NVIDIA L4": "l4",
+    r"NVIDIA L40S": "l40s",
+    r"NVIDIA GeForce RTX 4090": "rtx-4090",
+    r"NVIDIA RTX PRO 6000 Blackwell .*": "rtx-pro-6000",
+    r"AMD Instinct MI300X.*": "mi300x",
+    r"AMD Instinct MI325X.*": "mi325x",
+    r"TPU v5 lite|TPU v5e": "tpu-v5e",
+    r"TPU v6 lite|TPU v6e": "tpu-v6e",
+    r"TPU ?7x?": "tpu-ironwood",
+}
+"""Names that drivers give to devices (regular expressions), and the catalog's."""
+
+LARGE_CACHE = 128e6
+"""Where the cache's size is not known: no smaller than that of any device in the catalog."""
+
+SMALL_MEMORY = 8e9
+"""Where a device does not tell how much memory it has."""
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+@dataclass(frozen=True)
+class Device:
+    """The first of ``count`` equal devices."""
+
+    name: str  # as the driver calls it; of a CPU, the processor
+    platform: str  # cpu | gpu | tpu
+    count: int
+    memory_bytes: float  # that JAX may use
+    cache_bytes: float
+    jax_version: str
+
+    @property
+    def catalog_name(self) -> str | None:
+        """The catalog's entry for it, None where there is none."""
+        return recognised(self.name)
+
+
+def recognised(name: str) -> str | None:
+    """The catalog's entry for the device that a driver calls so."""
+    return next((entry for pattern, entry in KNOWN.items() if re.fullmatch(pattern, name)), None)
+
+
+def find_device() -> Device:
+    """The device that JAX computes on; InputError where there is none."""
+    import jax
+
+    try:
+        found = jax.devices()
+    except RuntimeError as error:
+        raise InputError(f"JAX has no device to measure: {error}") from None
+    first = found[0]
+    if first.platform == "cpu":
+        name, cache = _processor(), _cpu_cache()
+        memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    else:
+        name = first.device_kind
+        known = PROCESSORS.get(recognised(name) or "")
+        cache = known.cache_bytes if known else LARGE_CACHE
+        memory = float((first.memory_stats() or {}).get("bytes_limit", SMALL_MEMORY))
+    return Device(name, first.platform, len(found), memory, cache, jax.__version__)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name")]
+    return f"{names[0] if names else 'CPU'}, {os.cpu_count()} processors"
+
+
+def _cpu_cache() -> float:
+    """The last-level cache, as Linux states it (in KiB)."""
+    sizes = [path.read_text().strip() for path in _CACHES.glob("index*/size")]
+    found = [1024.0 * float(size[:-1]) for size in sizes if size.endswith("K")]
+    return max(found, default=LARGE_CACHE)
