@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,10 +11,8 @@ from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.store import find
 from evaluator.compare.experiments import POOLED, Experiment
 from evaluator.compare.servers import Server, server
-from evaluator.compare.traffic import Requests, requests
-from evaluator.cost.fitted import verdict
-from evaluator.cost.lanes import stack
-from evaluator.cost.memory import kv_units
+from evaluator.compare.simulate import Times, simulate_server
+from evaluator.compare.traffic import requests
 from evaluator.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,15 +20,6 @@ if TYPE_CHECKING:
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 OK = "ok"
-
-
-@dataclass(frozen=True, eq=False)
-class Times:
-    """What the client of one seed saw, each (request,) in seconds."""
-
-    requests: Requests
-    ttft_s: np.ndarray
-    e2e_s: np.ndarray
 
 
 def compare_experiments(
@@ -68,77 +56,6 @@ COLUMNS = (
     "concurrency", "metric", "unit", "predicted", "predicted_stderr", "measured", "error_pct", "calibration",
     "provenance", "status",
 )  # fmt: skip
-
-
-def simulate_server(replica: Server, load: Requests) -> Times:
-    """Run the requests through the engine; times as the client sees them, NaN where a request was never served.
-
-    InputError where the run leaves the range of a cost that was fitted to measured iterations, and where prompts that
-    are computed in one piece are too long for an iteration.
-    """
-    import jax
-
-    from evaluator.device import configure
-    from evaluator.simulation.frontend import client_times
-    from evaluator.stations.engine import Structure, run_lanes
-
-    limits, prompt = replica.experiment, int(load.compute_tokens.max())
-    if not limits.chunked_prefill and prompt > limits.max_num_batched_tokens:
-        raise InputError(
-            f"prompts of {prompt} tokens exceed max_num_batched_tokens {limits.max_num_batched_tokens}, and "
-            f"chunked_prefill is off"
-        )
-    configure()
-    longest, ring = int(load.output_tokens.max()), 256
-    while ring < longest + 2:
-        ring *= 2
-    lane, waiting = _lane(replica, len(load.arrival_s)), _waiting(replica, load)
-    batch = jax.tree.map(lambda leaf: np.asarray(leaf)[None], (lane, waiting))
-    found = run_lanes(*batch, Structure(ring, replica.kv.window is not None))
-    problem, _ = verdict(replica.calibration, replica.fit, np.asarray(found.peaks)[0].tolist())
-    if problem is not None:
-        raise InputError(problem)
-    count = len(load.arrival_s)
-    first, last = (np.asarray(times)[0][:count] for times in (found.first_token_s, found.last_token_s))
-    served = np.isfinite(last)
-    first, last = np.where(served, first, np.nan), np.where(served, last, np.nan)
-    first, last = client_times(replica.calibration, first, last, load.output_tokens)
-    return Times(load, first - load.arrival_s, last - load.arrival_s)
-
-
-def _lane(replica: Server, count: int):  # type: ignore[no-untyped-def]
-    import jax
-
-    from evaluator.stations.engine import POLICIES, Lane, Policy
-
-    limits = replica.experiment
-    cost = jax.tree.map(lambda values: values[..., 0], stack([replica.cost]))
-    policy = POLICIES["chunked" if limits.chunked_prefill else "mixed"]
-    return Lane(
-        cost=cost,
-        policy=Policy(*(np.array(flag, dtype=bool) for flag in policy)),
-        prompts_resident=np.array(False),
-        max_num_seqs=np.float64(limits.max_num_seqs),
-        max_num_batched_tokens=np.float64(limits.max_num_batched_tokens),
-        kv_units=np.float64(replica.kv_capacity),
-        window=np.float64(replica.kv.window or 0),
-        users=np.int32(1 << 30),
-        requests=np.int32(count),
-        measured_from=np.int32(0),
-    )
-
-
-def _waiting(replica: Server, load: Requests):  # type: ignore[no-untyped-def]
-    from evaluator.stations.engine import Requests as EngineRequests
-
-    width = len(load.arrival_s) + 1
-    arrival = np.full(width, np.inf)
-    arrival[:-1] = np.maximum(load.arrival_s, load.arrival_s[0] + replica.warm_up_s)
-    tokens = np.zeros((4, width), dtype=np.int32)
-    units = kv_units(replica.kv, load.prompt_tokens + load.output_tokens - 1)
-    for row, values in enumerate((load.compute_tokens, load.prompt_tokens, load.output_tokens, units)):
-        tokens[row, :-1] = values
-    return EngineRequests(arrival, *tokens)
 
 
 def predictions(times: Times, stage: int, counted_tokens: float | None = None) -> dict[str, float]:

@@ -28,7 +28,7 @@ class Server:
     experiment: Experiment
     hardware: str
     calibration: Calibration
-    cost: IterationCost
+    stages: tuple[IterationCost, ...]  # of the pipeline
     kv: KvLayout
     kv_capacity: int
     warm_up_s: float = 0.0  # before which nothing runs
@@ -60,11 +60,10 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
     model, hardware = load_model(model_name(experiment.model)), load_hardware(hardware_name(experiment.gpu))
     if isinstance(calibration, str):
         calibration = calibration_for(calibration, hardware.name)
-    for name, size in (("data", experiment.data_parallel), ("pipeline", experiment.pipeline_parallel)):
-        if size > 1:
-            raise InputError(f"{name}_parallel_size {size} is not supported: one replica of one stage is simulated")
-    ranks = experiment.tensor_parallel
-    parallel = Parallel(tensor=ranks, expert=ranks if experiment.expert_parallel else 1)
+    if experiment.data_parallel > 1:
+        raise InputError(f"data_parallel_size {experiment.data_parallel} is not supported: one replica is simulated")
+    ranks, depth = experiment.tensor_parallel, experiment.pipeline_parallel
+    parallel = Parallel(tensor=ranks, pipeline=depth, expert=ranks if experiment.expert_parallel else 1)
     problem = parallel_problem(model, hardware, parallel)
     if problem is not None:
         raise InputError(problem)
@@ -82,8 +81,11 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
         if problem is not None:
             raise InputError(problem)
     capacity = memory.kv.capacity_units if experiment.kv_blocks is None else experiment.kv_blocks
-    cost = iteration_cost(model, hardware, calibration, stored, parallel)
+    stages = tuple(
+        iteration_cost(model, hardware, calibration, stored, parallel, stage if depth > 1 else None)
+        for stage in range(depth)
+    )
     fit = fit_of(calibration, model, stored, parallel)
     experts = any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
     warm_up_s = calibration.warm_up_s if experts else 0.0
-    return Server(experiment, hardware.name, calibration, cost, memory.kv, capacity, warm_up_s, fit)
+    return Server(experiment, hardware.name, calibration, stages, memory.kv, capacity, warm_up_s, fit)

@@ -114,11 +114,12 @@ def _rules(deployments: list[Deployment], kvs: list[KvLayout]) -> Rules:
         long_prefill_tokens=column(batching.long_prefill_token_threshold or np.inf for batching in batchings),
         least_work=column((batching.packing == "least_work_left" for batching in batchings), bool),
         look_every=column((LOOK_EVERY * (batching.policy == "lightllm") for batching in batchings), np.int32),
-        kv=KvUnits(*map(column, zip(*map(_units_of, kvs), strict=True))),
+        kv=KvUnits(*map(column, zip(*map(units_of, kvs), strict=True))),
     )
 
 
-def _units_of(kv: KvLayout) -> tuple[float, ...]:
+def units_of(kv: KvLayout) -> tuple[float, ...]:
+    """The fields of ``KvUnits``."""
     block = kv.block_tokens
     window = -(-(kv.window or 0) // block) * block
     return block, kv.bytes_per_token_full, kv.bytes_per_token_window, window, kv.bytes_per_sequence, kv.unit_bytes

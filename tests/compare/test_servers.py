@@ -34,8 +34,8 @@ def test_kernels_take_the_host_of_serving_runs():
     assert both.name == "kernels, host of vllm.serving"
 
 
-@pytest.mark.parametrize("size", ["data_parallel_size", "pipeline_parallel_size"])
-def test_one_replica_of_one_stage_is_simulated(campaign, size):
+@pytest.mark.parametrize("size", ["data_parallel_size"])
+def test_one_replica_is_simulated(campaign, size):
     (only,) = read_experiments(*campaign([entry("a") | {size: 2}], [row("a", 0)]))
     with pytest.raises(InputError, match=f"{size} 2 is not supported"):
         server(only, "datasheet")
@@ -53,7 +53,7 @@ def test_experts_may_be_dealt_out_whole(campaign):
         entry(name, "mistralai/Mixtral-8x7B-v0.1", tensor=2, enable_expert_parallel=name == "b") for name in "ab"
     ]
     cut, whole = read_experiments(*campaign(entries, [row("a", 0)]))
-    assert server(cut, "datasheet").cost.expert_rows.weight == pytest.approx(
-        server(whole, "datasheet").cost.expert_rows.weight
+    assert server(cut, "datasheet").stages[0].expert_rows.weight == pytest.approx(
+        server(whole, "datasheet").stages[0].expert_rows.weight
     )
     assert (cut.expert_parallel, whole.expert_parallel) == (False, True)

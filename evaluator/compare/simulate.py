@@ -1,0 +1,137 @@
+"""One server and its requests -> the engine -> times as the client sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluator.compare.servers import Server
+from evaluator.compare.traffic import Requests
+from evaluator.cost.fitted import verdict
+from evaluator.cost.lanes import common_counts, stack
+from evaluator.cost.memory import kv_units
+from evaluator.errors import InputError
+
+if TYPE_CHECKING:
+    from evaluator.stations.engine import Lane, LaneResult
+    from evaluator.stations.engine import Requests as EngineRequests
+
+
+@dataclass(frozen=True, eq=False)
+class Times:
+    """What the client of one seed saw, each (request,) in seconds."""
+
+    requests: Requests
+    ttft_s: np.ndarray
+    e2e_s: np.ndarray
+
+
+def simulate_server(replica: Server, load: Requests) -> Times:
+    """Run the requests through the engine; times as the client sees them, NaN where a request was never served.
+
+    KV is taken on demand, as vLLM does. InputError where the run leaves the range of a cost that was fitted to measured
+    iterations, and where prompts that are computed in one piece are too long for an iteration.
+    """
+    from evaluator.device import configure
+    from evaluator.simulation.frontend import client_times
+
+    limits, prompt = replica.experiment, int(load.compute_tokens.max())
+    if not limits.chunked_prefill and prompt > limits.max_num_batched_tokens:
+        raise InputError(
+            f"prompts of {prompt} tokens exceed max_num_batched_tokens {limits.max_num_batched_tokens}, and "
+            f"chunked_prefill is off"
+        )
+    configure()
+    found = _run(replica, _waiting(replica, load), int(load.output_tokens.max()))
+    problem, _ = verdict(replica.calibration, replica.fit, found.peaks.tolist())
+    if problem is not None:
+        raise InputError(problem)
+    count = len(load.arrival_s)
+    first, last = found.first_token_s[:count], found.last_token_s[:count]
+    served = np.isfinite(last)
+    first, last = np.where(served, first, np.nan), np.where(served, last, np.nan)
+    first, last = client_times(replica.calibration, first, last, load.output_tokens)
+    return Times(load, first - load.arrival_s, last - load.arrival_s)
+
+
+def _run(replica: Server, waiting: EngineRequests, longest_output: int) -> LaneResult:
+    """All KV of a request reserved if that keeps nobody waiting, which is the same and three times as fast."""
+    from evaluator.stations.engine import Structure, run_lanes
+    from evaluator.stations.engine.general import GeneralLane, GeneralStructure, run_general_lanes
+
+    ring, windowed, stages = 256, replica.kv.window is not None, len(replica.stages)
+    while ring < longest_output + 2:
+        ring *= 2
+    lane = _lane(replica, len(waiting.arrival_s) - 1)
+    if stages == 1:
+        found = _alone(run_lanes, lane, waiting, Structure(ring, windowed))
+        if not replica.experiment.chunked_prefill or found.kv_units_max + waiting.kv_units.max() <= lane.kv_units:
+            return found
+    rows = common_counts(replica.stages)
+    costs = tuple(_first(stack([cost], rows)) for cost in replica.stages)
+    general = GeneralLane(lane._replace(cost=costs[0]), costs, _rules(replica))
+    return _alone(run_general_lanes, general, waiting, GeneralStructure(ring, windowed, stages, peaks=False))
+
+
+def _alone(run: Any, lane: Any, waiting: EngineRequests, structure: Any) -> LaneResult:
+    """A run of one lane, in NumPy."""
+    import jax
+
+    batch = jax.tree.map(lambda leaf: np.asarray(leaf)[None], (lane, waiting))
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[0], run(*batch, structure))
+
+
+def _first(stacked: Any) -> Any:
+    import jax
+
+    return jax.tree.map(lambda values: values[..., 0], stacked)
+
+
+def _lane(replica: Server, count: int) -> Lane:
+    from evaluator.stations.engine import POLICIES, Lane, Policy
+
+    limits = replica.experiment
+    policy = POLICIES["chunked" if limits.chunked_prefill else "mixed"]
+    return Lane(
+        cost=_first(stack([replica.stages[0]])),
+        policy=Policy(*(np.array(flag, dtype=bool) for flag in policy)),
+        prompts_resident=np.array(False),
+        max_num_seqs=np.float64(limits.max_num_seqs),
+        max_num_batched_tokens=np.float64(limits.max_num_batched_tokens),
+        kv_units=np.float64(replica.kv_capacity),
+        window=np.float64(replica.kv.window or 0),
+        users=np.int32(1 << 30),
+        requests=np.int32(count),
+        measured_from=np.int32(0),
+    )
+
+
+def _rules(replica: Server) -> Any:
+    """Those of vLLM v1. Whole prompts may not fit into an iteration anew after a preemption: their KV is reserved."""
+    from evaluator.simulation.lanes import units_of
+    from evaluator.stations.engine.general import KvUnits, Rules
+
+    return Rules(
+        on_demand=np.bool_(replica.experiment.chunked_prefill),
+        whole_kv=np.bool_(False),
+        watermark_units=np.float64(0.0),
+        long_prefill_tokens=np.float64(np.inf),
+        least_work=np.bool_(False),
+        look_every=np.int32(0),
+        kv=KvUnits(*map(np.float64, units_of(replica.kv))),
+    )
+
+
+def _waiting(replica: Server, load: Requests) -> EngineRequests:
+    from evaluator.stations.engine import Requests as EngineRequests
+
+    width = len(load.arrival_s) + 1
+    arrival = np.full(width, np.inf)
+    arrival[:-1] = np.maximum(load.arrival_s, load.arrival_s[0] + replica.warm_up_s)
+    tokens = np.zeros((4, width), dtype=np.int32)
+    units = kv_units(replica.kv, load.prompt_tokens + load.output_tokens - 1)
+    for row, values in enumerate((load.compute_tokens, load.prompt_tokens, load.output_tokens, units)):
+        tokens[row, :-1] = values
+    return EngineRequests(arrival, *tokens)
