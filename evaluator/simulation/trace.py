@@ -5,8 +5,8 @@ track (in a pipeline one for each batch in flight) and counters for its batch, i
 with the requests as asynchronous slices, which hold one for each stage: waiting, prefill, decode. Times are
 microseconds.
 
-Perfetto takes the numbers for those of an operating system: process 0 is its idle one, every process has a track (a
-thread) of its own number, which is its main one, and another process had better not have a track of that number.
+Perfetto takes the numbers for those of an operating system. So none is 0 (the idle process), the first track of a
+process has the number of the process (its main thread, shown first), and no two tracks share a number.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class Trace:
     def events(self, outcomes: Outcomes, seed: int = 0) -> Iterator[dict[str, Any]]:
         """All events of the run: names of the tracks, iterations and counters, requests."""
         yield _name("process_name", REQUESTS, REQUESTS, "requests")
+        yield _name("thread_name", REQUESTS, REQUESTS, "requests")
         for replica in range(int(outcomes.replicas[0])):
             pid = _process(replica)
             yield _name("process_name", pid, pid, f"replica {replica}")
