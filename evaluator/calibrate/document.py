@@ -12,7 +12,7 @@ import pandas as pd
 from evaluator.calibrate.errors import error_summary
 from evaluator.calibrate.parameters import PRIOR_SIGMA
 from evaluator.calibrate.run import Calibrated
-from evaluator.catalog.calibration import COLLECTIVE_CLASSES, EIGHT_BIT_CLASSES, OPERATOR_CLASSES, Calibration
+from evaluator.catalog.calibration import COLLECTIVE_CLASSES, OPERATOR_CLASSES, OPTIONAL_CLASSES, Calibration
 
 _ROOFLINE = ("flops_efficiency", "bandwidth_efficiency", "knee", "launch_s")
 NUISANCES = ("expert_skew",)
@@ -27,15 +27,17 @@ def document(fitted: Calibrated) -> dict[str, Any]:
         if each.name not in NUISANCES
     }
     labels = {str(label) for label in fitted.judged["label"]}
+    dispatch_s = found.get("dispatch_s", fitted.base.dispatch_s)
     return {
         "name": fitted.name,
         "hardware": fitted.hardware.name,
         "provenance": "calibrated",
         **_engine(fitted.judged),
-        "efficiencies": _efficiencies(fitted.base, found, labels, fitted.wave_tiles),
+        "efficiencies": _efficiencies(fitted.base, found, fitted.wave_tiles),
         "link_efficiency": fitted.base.link_efficiency,
         "step_overhead_s": _rounded(found.get("step_overhead_s", fitted.base.step_overhead_s)),
         "sequence_overhead_s": _rounded(found.get("sequence_overhead_s", fitted.base.sequence_overhead_s)),
+        **({"dispatch_s": _rounded(dispatch_s)} if dispatch_s else {}),
         "sources": _sources(fitted, labels),
         "fit": _fit(fitted),
     }
@@ -48,8 +50,9 @@ def _engine(judged: pd.DataFrame) -> dict[str, str]:
     return {"engine": engine, "engine_version": ", ".join(versions)}
 
 
-def _efficiencies(base: Calibration, found: Mapping[str, float], labels: set[str], tiles: float) -> dict[str, Any]:
-    classes = [*OPERATOR_CLASSES, *(name for name in EIGHT_BIT_CLASSES if name in labels)]
+def _efficiencies(base: Calibration, found: Mapping[str, float], tiles: float) -> dict[str, Any]:
+    fitted = {path.split(".")[0] for path in found}
+    classes = [*OPERATOR_CLASSES, *(name for name in OPTIONAL_CLASSES if name in fitted)]
     return {name: _class(name, base, found, tiles) for name in classes}
 
 

@@ -11,8 +11,9 @@ import pandas as pd
 
 from evaluator.catalog import load_model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
+from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.fold import coefficients, fold_rates
-from evaluator.cost.iteration import BatchStatistics, iteration_time
+from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.memory import model_window
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel
@@ -39,7 +40,7 @@ def predictor(rows: pd.DataFrame, reach: tuple[int | None, ...]) -> Callable[[Ra
     order = np.argsort(np.concatenate([at for at, _, _ in parts]))
 
     def predict(rate: Rates) -> Any:
-        times = [iteration_time(fold_rates(found, rate), batch) for _, found, batch in parts]
+        times = [Dispatched(fold_rates(found, rate), rate.dispatch_s).time(batch) for _, found, batch in parts]
         return jnp.concatenate([jnp.atleast_1d(each) for each in times])[order]
 
     return predict

@@ -1,9 +1,8 @@
 """Predictions of isolated kernels and collectives, by the same functions that make an iteration's time.
 
 Every row of a table becomes an operator, so that ``unit_times`` folds all of them at once; ``product_time`` and
-``attention_time`` then take each at its own size. What an isolated call does beyond its operator (an attention call
-reads queries and writes its output, a fused MoE call routes and sums) is in the cost model elementwise work, and is
-added at the elementwise rates.
+``attention_time`` then take each at its own size. What a fused MoE call does beyond its products (permute, activate,
+sum) is in the cost model elementwise work, and is added at the rates of ``expert_elementwise``.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ import pandas as pd
 from evaluator.cost.batch import attention_area
 from evaluator.cost.collectives import collective_terms
 from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES
-from evaluator.cost.fold import ROW_TIMES, Coefficients, Times, efficiency_class, size_weights, unit_times
+from evaluator.cost.fold import Coefficients, efficiency_class, rows_of, size_weights, unit_times
 from evaluator.cost.iteration import (
     TOKEN_TILE,
+    AttentionRows,
     Rows,
     attention_time,
     experts_touched,
     product_time,
     roofline,
 )
-from evaluator.cost.rates import GROUP_SIZES, OP_CLASSES, Rates
+from evaluator.cost.rates import GROUP_SIZES, HANDOVER_BYTES, OP_CLASSES, Rates
 
 Predict = Callable[[Rates], Any]
-_ELEMENTWISE = OP_CLASSES.index("elementwise")
 _ATTENTION_LAUNCH = OP_CLASSES.index("attention_decode")
 STREAM = 2.0  # bytes of an activation
 
@@ -49,11 +48,6 @@ def known(op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, level
     return Coefficients(**(found | given))
 
 
-def rows_of(times: Times) -> Rows:
-    """The rows of these operators, all at once."""
-    return Rows(*(getattr(times, ROW_TIMES[field]) for field in Rows._fields))
-
-
 def gemm(rows: pd.DataFrame, levels: int) -> Predict:
     """Matrix products of m x k with k x n."""
     m, n, k = (rows[name].to_numpy() for name in "mnk")
@@ -66,15 +60,15 @@ def gemm(rows: pd.DataFrame, levels: int) -> Predict:
 
     def predict(rate: Rates) -> Any:
         times = unit_times(operators, rate)
-        return product_time(rows_of(times), m, 1.0, m, blocks) + times.fixed_s
+        return product_time(rows_of(times, Rows), m, 1.0, m, blocks) + times.fixed_s
 
     return predict
 
 
-def elementwise_s(rate: Rates, moved: Any, launches: float = 0.0) -> Any:
+def elementwise_s(rate: Rates, moved: Any, launches: float, op_class: str = "elementwise") -> Any:
     """Elementwise kernels that move so many bytes."""
-    bandwidth = rate.memory_bandwidth * rate.bandwidth_efficiency[_ELEMENTWISE]
-    return moved / bandwidth + launches * rate.launch_s[_ELEMENTWISE]
+    kind = OP_CLASSES.index(op_class)
+    return moved / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind]) + launches * rate.launch_s[kind]
 
 
 def elementwise(rows: pd.DataFrame, levels: int) -> Predict:
@@ -91,6 +85,7 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     """
     names = ("tokens", "hidden", "intermediate", "top_k", "experts", "expert_parallel")
     tokens, hidden, inner, top, experts, ranks = (rows[name].to_numpy() for name in names)
+    halves = 1.0 + (rows["gated"].fillna(1.0).to_numpy() if "gated" in rows else 1.0)
     dtype, width = rows["dtype"].to_numpy(), rows["dtype"].map(BYTES).to_numpy()
     visits, held = top / ranks, experts / ranks
 
@@ -101,22 +96,27 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
             activation_bytes=visits * (inputs * width + outputs * STREAM),
         )  # fmt: skip
 
-    up, down = product(hidden, 2 * inner), product(inner, hidden)
+    up, down = product(hidden, halves * inner), product(inner, hidden)
     balanced = (rows["routing"] == "balanced").to_numpy()
     even = np.minimum(1.0, tokens * top / experts)
     missed = np.log1p(-np.minimum(top / experts, 1 - 1e-12))
     # The sum runs over all experts of a token, those of other ranks included (as zeros).
-    moved = STREAM * tokens * (visits * 3 * inner + (top + 1) * hidden)
+    moved = STREAM * tokens * (visits * (halves + 1) * inner + (top + 1) * hidden)
 
     def predict(rate: Rates) -> Any:
         touched = jnp.where(balanced, even, experts_touched(missed, tokens, rate.expert_skew))
-        total = elementwise_s(rate, moved, 3.0)
+        total = elementwise_s(rate, moved, 3.0, "expert_elementwise")
         for operators in (up, down):
             times = unit_times(operators, rate)
-            total = total + product_time(rows_of(times), tokens, touched, tokens) + times.fixed_s
+            total = total + product_time(rows_of(times, Rows), tokens, touched, tokens) + times.fixed_s
         return total
 
     return predict
+
+
+def _token_bytes(heads: np.ndarray, kv_heads: np.ndarray, dim: np.ndarray, width: np.ndarray) -> np.ndarray:
+    """Queries and output, new keys and values read and stored."""
+    return dim * (STREAM * 2 * (heads + kv_heads) + 2 * kv_heads * width)
 
 
 def prefill_pieces(rows: pd.DataFrame, levels: int) -> Predict:
@@ -131,15 +131,13 @@ def prefill_pieces(rows: pd.DataFrame, levels: int) -> Predict:
     operators = known(
         "attention_prefill", "bf16", len(rows), levels, flops=4 * heads * dim,
         activation_bytes=2 * kv_heads * dim * width, heads=heads, kv_heads=kv_heads, edges=edges,
-        launches=np.zeros(len(rows)),
+        launches=np.zeros(len(rows)), token_bytes=_token_bytes(heads, kv_heads, dim, width),
     )  # fmt: skip
-    # Queries and output, new keys and values; these are also written to the cache.
-    moved = tokens * dim * (STREAM * 2 * (heads + kv_heads) + 2 * kv_heads * width)
 
     def predict(rate: Rates) -> Any:
         times = unit_times(operators, rate)
-        time = attention_time(rows_of(times), batch * area, context, tokens)
-        return time + times.prompt_token_s * tokens + times.prompt_s * batch + elementwise_s(rate, moved)
+        chunks = (batch * area, context, tokens, batch)
+        return attention_time(rows_of(times, AttentionRows), *chunks) + times.store_s * tokens
 
     return predict
 
@@ -161,13 +159,16 @@ def decode_pieces(rows: pd.DataFrame, levels: int) -> Predict:
     operators = known(
         "attention_decode", "bf16", len(rows), levels, flops=4 * heads * dim,
         activation_bytes=2 * kv_heads * dim * width, heads=heads, kv_heads=kv_heads, launches=np.zeros(len(rows)),
+        token_bytes=_token_bytes(heads, kv_heads, dim, width), edges=np.where(window > 0, 2.0, 1.0),
     )  # fmt: skip
-    moved = batch * dim * (STREAM * 2 * (heads + kv_heads) + 2 * kv_heads * width)
+    mean = context / np.maximum(batch, 1.0)
+    full, any_decodes = window == 0, np.minimum(batch, 1.0)
 
     def predict(rate: Rates) -> Any:
         times = unit_times(operators, rate)
-        per_token = roofline(times.flop_s, times.activation_s, times.knee)
-        return per_token * context + times.prompt_s * batch + elementwise_s(rate, moved)
+        time = roofline(times.flop_s, times.activation_s, times.knee) * context
+        time = jnp.where(full, jnp.maximum(time + times.spread_s * mean, times.unsplit_s * mean), time)
+        return time + times.sequence_s * batch + times.join_s * any_decodes
 
     return predict
 
@@ -198,7 +199,7 @@ def _collective(rows: pd.DataFrame, reach: tuple[int | None, ...], collective: s
     def predict(rate: Rates) -> Any:
         times = unit_times(operators, rate)
         ramp = times.ramp_s * message / (message + operators.size @ rate.reduce_half_bytes + 1e-9)
-        return times.message_s + times.fixed_s + ramp
+        return times.message_s + times.fixed_s + ramp + times.handover_s * (message >= HANDOVER_BYTES)
 
     return predict
 

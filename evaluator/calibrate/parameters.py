@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.cost.rates import GROUP_SIZES, OP_CLASSES, Rates
+from evaluator.cost.rates import GROUP_SIZES, OP_CLASSES, REDUCE_FIGURES, Rates
 
 PRIOR_SIGMA = 2.0
 """Standard deviation of the prior in log or logit: a factor of 7. Weak: it decides only what the data leave open."""
@@ -35,35 +35,38 @@ class Parameter:
         return value if np.isinf(self.high) else value * (1.0 - value / self.high)
 
 
-_FRACTIONS = ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "knee", "wave_share")
-_UNITS = {"launch_s": "s", "ramp_s": "s", "half_bytes": "byte", "prologue": "elements", "fill": "tokens x heads",
-          "score_flops": "FLOP", "diagonal": "tokens", "head_token_s": "s", "head_sequence_s": "s",
-          "kv_head_sequence_s": "s", "step_overhead_s": "s", "sequence_overhead_s": "s"}  # fmt: skip
+_FRACTIONS = ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "knee", "wave_share", "score_knee")
+_UNITS = {"prologue": "elements", "fill": "rows x heads", "score_flops": "FLOP", "diagonal": "tokens", "tile": "rows",
+          "packed_tile": "rows", "spread": "KV heads", "window_rows": "rows"}  # fmt: skip
 _STARTS = {
-    "prologue": 100.0, "wave_share": 0.2, "score_flops": 128.0, "fill": 1.5e4,
-    "diagonal": 100.0, "head_token_s": 5e-11, "head_sequence_s": 1e-9, "kv_head_sequence_s": 1e-8,
-    "ramp_s": 1e-5, "half_bytes": 1e6, "expert_skew": 0.7, "knee": 0.1,
+    "prologue": 100.0, "wave_share": 0.2, "score_flops": 400.0, "score_knee": 0.3, "fill": 1.5e4, "tile": 50.0,
+    "packed_tile": 50.0, "diagonal": 60.0, "head_token_s": 2e-11, "cache_bytes": 3e7, "store_s": 5e-12,
+    "head_sequence_s": 1e-9, "kv_head_sequence_s": 1e-8, "join_s": 5e-6, "spread": 1.0, "unsplit_s": 5e-9,
+    "ramp_s": 1e-5, "half_bytes": 1e6, "handover_s": 5e-6, "expert_skew": 0.7, "knee": 0.1,
+    "dispatch_s": 0.02,
 }  # fmt: skip
 """Where to start, and to stay without data, for figures that the datasheet set has not."""
 
-_CLASS_STARTS = {"attention_prefill": {"knee": 0.9, "bandwidth_efficiency": 0.3}}
+_NEUTRAL = {"half_bytes": 1.0, "score_knee": 1.0}
+"""Values that stand for a figure's absence, where that is not 0."""
+
+_CLASS_STARTS = {"attention_prefill": {"knee": 0.3}}
 """Where both sides of a roofline add up, a start at its maximum would never find out."""
 
 FITTED: dict[str, tuple[str, ...]] = {
     "gemm": ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "knee", "launch_s", "prologue",
              "wave_share"),
     "grouped_gemm": ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "knee", "launch_s"),
-    "attention_prefill": ("flops_efficiency", "bandwidth_efficiency", "knee", "score_flops", "fill", "diagonal",
-                          "head_token_s", "head_sequence_s"),
-    "attention_decode": ("bandwidth_efficiency", "launch_s", "head_sequence_s", "kv_head_sequence_s"),
+    "attention_prefill": ("flops_efficiency", "bandwidth_efficiency", "knee", "score_flops", "score_knee", "fill",
+                          "tile", "packed_tile", "diagonal", "head_token_s", "cache_bytes", "store_s"),
+    "attention_decode": ("flops_efficiency", "bandwidth_efficiency", "knee", "launch_s", "head_sequence_s",
+                         "kv_head_sequence_s", "join_s", "spread", "unsplit_s", "window_rows"),
     "elementwise": ("bandwidth_efficiency", "launch_s"),
+    "expert_elementwise": ("bandwidth_efficiency",),
     "all_reduce": ("bandwidth_efficiency", "launch_s"),
     "all_to_all": ("bandwidth_efficiency", "launch_s"),
 }  # fmt: skip
 FITTED |= {"gemm_8bit": FITTED["gemm"], "grouped_gemm_8bit": FITTED["grouped_gemm"]}
-
-_REDUCE = {"launch_s": "reduce_launch_s", "bandwidth_efficiency": "reduce_efficiency", "ramp_s": "reduce_ramp_s",
-           "half_bytes": "reduce_half_bytes"}  # fmt: skip
 
 
 def class_parameters(op_class: str, rate: Rates, without: Sequence[str] = ()) -> list[Parameter]:
@@ -82,17 +85,18 @@ def class_parameters(op_class: str, rate: Rates, without: Sequence[str] = ()) ->
 
 
 def reduce_parameters(devices: Sequence[int], rate: Rates) -> list[Parameter]:
-    """The four figures of an all-reduce for each measured group size."""
+    """The figures of an all-reduce for each measured group size."""
     most = {"bandwidth_efficiency": 8.0}  # a switch that reduces saves most of the volume
     return [
-        _parameter(f"all_reduce.{size}.{figure}", figure, leaf, at, float(getattr(rate, leaf)[at]), most.get(figure))
+        _parameter(f"all_reduce.{size}.{figure}", figure, f"reduce_{leaf}", at,
+                   float(getattr(rate, f"reduce_{leaf}")[at]), most.get(figure))
         for at, size in enumerate(GROUP_SIZES) if size in devices
-        for figure, leaf in _REDUCE.items()
+        for figure, leaf in REDUCE_FIGURES.items()
     ]  # fmt: skip
 
 
 def scalar_parameter(name: str, rate: Rates) -> Parameter:
-    """``step_overhead_s``, ``sequence_overhead_s`` or ``expert_skew``."""
+    """``step_overhead_s``, ``sequence_overhead_s``, ``dispatch_s`` or ``expert_skew``."""
     return _parameter(name, name, name, None, float(getattr(rate, name)))
 
 
@@ -100,10 +104,11 @@ def _parameter(
     name: str, figure: str, leaf: str, index: int | None, now: float, high: float | None = None
 ) -> Parameter:
     bound = high or (1.0 if figure in _FRACTIONS else np.inf)
-    neutral = now == 0.0 or (figure == "half_bytes" and now == 1.0)
+    neutral = now == _NEUTRAL.get(figure, 0.0)
     now = _STARTS.get(figure, 1e-9) if neutral else now
     start = float(np.clip(now, 1e-12, 0.98 * bound))
-    return Parameter(name, leaf, index, bound, start, _UNITS.get(figure, "1"))
+    unit = "s" if figure.endswith("_s") else "byte" if figure.endswith("_bytes") else _UNITS.get(figure, "1")
+    return Parameter(name, leaf, index, bound, start, unit)
 
 
 def values(parameters: Sequence[Parameter], inner: Any, xp: Any = np) -> Any:

@@ -84,20 +84,32 @@ def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> l
         wanted |= {"attention_prefill", "attention_decode"}
     if "iteration" in labels:
         wanted |= {"gemm", "attention_prefill", "attention_decode"}
-    if "all_reduce" in wanted:
-        wanted.discard("all_reduce")
+    if any(part.op_class == "grouped_gemm" for part in parts):
+        wanted.add("expert_elementwise")
+    wanted.discard("all_reduce")
     if "all_gather" in labels:
         wanted.add("all_reduce")
     found: list[Parameter] = []
     for label in sorted(wanted):
-        found += class_parameters(label, rate, () if processors.tiles else ("wave_share",))
+        found += class_parameters(label, rate, _untold(parts, processors))
     if groups:
         found += reduce_parameters(sorted(set(pd.concat(groups).astype(int))), rate)
     if any((part.rows.get("routing") == "skewed").any() for part in parts if part.op_class == "grouped_gemm"):
         found.append(scalar_parameter("expert_skew", rate))
     if "iteration" in labels:
-        found += [scalar_parameter("step_overhead_s", rate), scalar_parameter("sequence_overhead_s", rate)]
+        found += [scalar_parameter(name, rate) for name in ("step_overhead_s", "sequence_overhead_s", "dispatch_s")]
     return found
+
+
+def _untold(parts: Sequence[Part], processors: Processors) -> list[str]:
+    """Figures that no row of these classes can tell of: they stay away from the set."""
+    decodes = [part.rows for part in parts if part.op_class == "attention_decode"]
+    told = {
+        "wave_share": processors.tiles > 0,
+        "unsplit_s": any((rows["heads"] == rows["kv_heads"]).any() for rows in decodes),
+        "window_rows": any((rows["window"] > 0).any() for rows in decodes),
+    }
+    return [figure for figure, is_told in told.items() if not is_told]
 
 
 def _predictor(part: Part, rows: pd.DataFrame, device: Hardware) -> Any:

@@ -20,6 +20,9 @@ SHORTEST_S = 5e-6
 HEAD_DIMS = (64, 256)
 """Head sizes from .. to: larger ones run on other kernels."""
 
+VECTOR = 16
+"""Triton's kernels load vectors where strides are multiples of this; other widths are of no model at a usual split."""
+
 HELD_OUT = 4  # one shape of so many
 
 SMALL = 300
@@ -68,6 +71,8 @@ def select(tables: Sequence[Table], hardware: str, processors: Processors) -> tu
     keep(rows["mode"] == "graph", "eager launches")
     if "head_dim" in rows:
         keep(rows["head_dim"].isna() | rows["head_dim"].between(*HEAD_DIMS), "head size beyond the usual kernels")
+    if "intermediate" in rows:
+        keep(~(rows["intermediate"] % VECTOR > 0), f"experts whose width is no multiple of {VECTOR}")
     keep(~_cached(rows, processors), "decode attention whose KV fits into the cache, as it never does in an engine")
     keep((rows["op_class"] == "iteration") | (rows["time_s"] >= SHORTEST_S), f"under {SHORTEST_S * 1e6:g} us")
     rows["label"] = rows["op_class"]

@@ -6,7 +6,7 @@ A table has one measurement per row. ``op_class`` says of what; each class needs
 | op_class | columns |
 |---|---|
 | gemm | m (rows), n (outputs), k (inputs), dtype |
-| grouped_gemm | tokens, hidden, intermediate (of the shard), top_k, experts, expert_parallel, routing, dtype |
+| grouped_gemm | tokens, hidden, intermediate (of the shard), top_k, experts, expert_parallel, routing, gated, dtype |
 | attention_prefill | batch, new_tokens, past_tokens (each per sequence), heads, kv_heads, head_dim, window |
 | attention_decode | batch, past_tokens (attended to), heads, kv_heads, head_dim, window |
 | attention_mixed | batch, new_tokens, past_tokens of the prompts; decodes, decode_context; heads, kv_heads, head_dim |
@@ -15,7 +15,9 @@ A table has one measurement per row. ``op_class`` says of what; each class needs
 | iteration | model, tensor_parallel, expert_parallel, prompts, prompt_tokens, past_tokens, decodes, context |
 
 All have ``time_s``; ``hardware``, ``engine``, ``engine_version``, ``kernel``, ``kv_dtype`` and ``mode`` (graph | eager)
-are optional. ``window`` 0 is full attention. ``routing`` is ``balanced`` or ``skewed``. Of an iteration, tokens are per
+are optional. ``window`` 0 is full attention. ``routing`` is ``balanced`` or ``skewed``; ``gated`` is 1 (the default)
+where the experts' first product makes gate and up, 0 where it makes one of them.
+Of an iteration, tokens are per
 prompt and the context per decode; ``expert_parallel`` (1) and ``past_tokens`` (0) are optional.
 """
 

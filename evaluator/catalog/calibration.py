@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -17,35 +18,52 @@ from evaluator.yaml import load_yaml
 COMPUTE_CLASSES = ("gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise")
 COLLECTIVE_CLASSES = ("all_reduce", "all_to_all", "p2p")
 OPERATOR_CLASSES = COMPUTE_CLASSES + COLLECTIVE_CLASSES
-EIGHT_BIT_CLASSES = {"gemm_8bit": "gemm", "grouped_gemm_8bit": "grouped_gemm"}
-"""Optional classes, for products in 8 bits and less, and whose figures they take where a set has none."""
+OPTIONAL_CLASSES = {"gemm_8bit": "gemm", "grouped_gemm_8bit": "grouped_gemm", "expert_elementwise": "elementwise"}
+"""Classes that a set may have, and whose figures they take where it has not: products in 8 bits and less, and what
+permutes, activates and sums what the routed experts make."""
+SORT = "sort"
+"""One more: ordering the logits for top-p and top-k. An engine whose set has none does not order them."""
 PROVENANCES = ("datasheet", "calibrated", "extrapolated")
 ENGINES = ("vllm",)
 """Engines whose sets ``auto`` looks for, the default engine first: ``calibration/HARDWARE-ENGINE.yaml``."""
 
-HOST = ("step_overhead_s", "sequence_overhead_s", "frontend_s", "lookahead_steps")
-"""Figures of the host, of which measurements of kernels know nothing."""
-_OPTIONAL_SOURCES = ("frontend_s", "lookahead_steps")
+HOST = (
+    "step_overhead_s",
+    "sequence_overhead_s",
+    "dispatch_s",
+    "frontend_s",
+    "lookahead_steps",
+    "warm_up_s",
+    "graph_tokens",
+    "expert_skew",
+)
+"""Figures of the engine and its load, of which measurements of kernels know nothing; the class SORT is one more."""
+_OPTIONAL_SOURCES = (SORT, "expert_skew", "dispatch_s", "frontend_s", "lookahead_steps", "warm_up_s", "graph_tokens")
 
-_SECONDS = ("head_token_s", "head_sequence_s", "kv_head_sequence_s")
 _OPTIONAL = {
     "gemm": ("activation_efficiency", "prologue", "wave_share", "wave_tiles"),
     "grouped_gemm": ("activation_efficiency",),
-    "attention_prefill": ("score_flops", "fill", "diagonal", "head_token_s", "head_sequence_s"),
-    "attention_decode": ("head_sequence_s", "kv_head_sequence_s"),
+    "attention_prefill": (
+        "score_flops", "score_knee", "fill", "tile", "packed_tile", "diagonal", "head_token_s", "cache_bytes",
+        "store_s",
+    ),
+    "attention_decode": (
+        "head_sequence_s", "kv_head_sequence_s", "join_s", "spread", "unsplit_s", "window_rows",
+    ),
     "elementwise": (),
-}
-"""What a class may state beyond the roofline; the 8-bit classes as the ones they stand in for."""
+}  # fmt: skip
+"""What a class may state beyond the roofline; the optional classes as the ones they stand in for."""
 
 
 @dataclass(frozen=True)
 class GroupEfficiency:
-    """An all-reduce among so many devices of a node: launch + volume / bandwidth + ramp m / (m + half)."""
+    """An all-reduce among so many devices of a node: launch + volume / bandwidth + ramp m / (m + half) + handover."""
 
     launch_s: float
     bandwidth_efficiency: float  # of the link's bandwidth; above 1 where the switch reduces
     ramp_s: float = 0.0  # what a message much larger than ``half_bytes`` takes on top
     half_bytes: float = 1.0
+    handover_s: float = 0.0  # on top, for messages so large that the engine leaves them to NCCL
 
 
 @dataclass(frozen=True)
@@ -54,7 +72,7 @@ class OperatorEfficiency:
 
     For a collective ``bandwidth_efficiency`` is relative to what the link reaches (``Calibration.link_efficiency``),
     and ``flops_efficiency`` and ``knee`` mean nothing (1 and 0). The other figures leave the plain roofline where they
-    are at their defaults; ``evaluator.cost.fold.unit_times`` says what each does.
+    are at their defaults; ``evaluator.cost.fold`` (``unit_times``, ``_attention_times``) says what each does.
     """
 
     flops_efficiency: float
@@ -65,12 +83,21 @@ class OperatorEfficiency:
     prologue: float = 0.0  # elements of the inner dimension that a tile costs on top
     wave_share: float = 0.0  # how much of the FLOPs is done in whole waves of tiles
     wave_tiles: float = 1.0  # tiles in a wave: one per multiprocessor
-    score_flops: float = 0.0  # FLOPs per attention score beyond its products
-    fill: float = 0.0  # prompt tokens x heads that fill the device
-    diagonal: float = 0.0  # attended tokens lost per prompt token
-    head_token_s: float = 0.0  # seconds per prompt token and head
+    score_flops: float = 0.0  # FLOPs that an attention score takes beside its products
+    score_knee: float = 1.0  # 0: the longer of both counts, 1: their sum
+    fill: float = 0.0  # query rows x heads that fill the device
+    tile: float = 0.0  # query rows that a prompt takes at least, per head
+    packed_tile: float = 0.0  # the same per KV head
+    diagonal: float = 0.0  # attended tokens lost per query row, head size 128
+    head_token_s: float = 0.0  # seconds per query row and head
+    cache_bytes: float = 0.0  # traffic of a call's own tokens that stays in the cache
+    store_s: float = 0.0  # seconds per prompt token and element of its keys
     head_sequence_s: float = 0.0  # seconds per sequence and head
     kv_head_sequence_s: float = 0.0  # seconds per sequence and KV head
+    join_s: float = 0.0  # seconds per layer in iterations with decodes
+    spread: float = 0.0  # KV heads' worth of context that a call waits for on top
+    unsplit_s: float = 0.0  # seconds per token of the mean context where it is not split, head size 128
+    window_rows: float = 1.0  # query rows computed for one in windowed layers
     devices: Mapping[int, GroupEfficiency] = field(default_factory=dict)  # all-reduce: by devices in the group
 
     def __post_init__(self) -> None:
@@ -102,17 +129,23 @@ class Calibration:
     engine: str = "any"
     engine_version: str = "any"
     fit: Mapping[str, Any] = field(default_factory=dict)
+    dispatch_s: float = 0.0  # host, per iteration while the device works on the one before: it takes no less
     frontend_s: float = 0.0  # per request, outside the engine: HTTP, tokenising, hops between processes, streaming
     lookahead_steps: float = 0.0  # iterations that a request waits because they are planned ahead when it comes
+    warm_up_s: float = 0.0  # that the first request waits for kernels of experts to be compiled; of single runs alone
+    graph_tokens: float = 0.0  # batches are padded to multiples of so many tokens, of which graphs are kept (0: none)
     form: str = "roofline"  # roofline | polynomial | table
     beyond: str = "refuse"  # refuse | extend: configurations that leave the range of the measured iterations
     iterations: tuple[Iterations, ...] = ()
 
     def of(self, op_class: str) -> OperatorEfficiency:
-        """The efficiencies of a class; those of 16 bits for an 8-bit class that the set has not."""
+        """The efficiencies of a class; for an optional one that the set has not, of the class it stands in for."""
         if op_class in self.efficiencies:
             return self.efficiencies[op_class]
-        return self.efficiencies[EIGHT_BIT_CLASSES[op_class]]
+        return _FREE if op_class == SORT else self.efficiencies[OPTIONAL_CLASSES[op_class]]
+
+
+_FREE = OperatorEfficiency(1.0, math.inf, 0.0, 0.0)
 
 
 def load_calibration(name: str, hardware: str, foreign: bool = False) -> Calibration:
@@ -146,7 +179,9 @@ def _best(hardware: str) -> Calibration:
 def with_host(kernels: Calibration, serving: Calibration) -> Calibration:
     """A set of kernels with the host's figures of one fitted to serving runs."""
     figures: dict[str, Any] = {name: getattr(serving, name) for name in HOST}
-    return replace(kernels, name=f"{kernels.name}, host of {serving.name}", **figures)
+    sort = {SORT: serving.efficiencies[SORT]} if SORT in serving.efficiencies else {}
+    classes = {**kernels.efficiencies, **sort}
+    return replace(kernels, name=f"{kernels.name}, host of {serving.name}", efficiencies=classes, **figures)
 
 
 @functools.cache
@@ -169,8 +204,11 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
         engine=given.text("engine", "any"),
         engine_version=given.text("engine_version", "any"),
         fit=given.inner("fit", {}).values,
+        dispatch_s=given.quantity("dispatch_s", "s", 0.0, zero=True),
         frontend_s=given.quantity("frontend_s", "s", 0.0, zero=True),
         lookahead_steps=given.number("lookahead_steps", 0.0),
+        warm_up_s=given.quantity("warm_up_s", "s", 0.0, zero=True),
+        graph_tokens=given.number("graph_tokens", 0.0),
     )
     given.finish()
     return calibration
@@ -197,7 +235,7 @@ def _fitted(given: Fields, form: str) -> dict[str, Any]:
 def _efficiencies(classes: Fields) -> dict[str, OperatorEfficiency]:
     efficiencies = {name: _compute(classes.inner(name), _OPTIONAL[name]) for name in COMPUTE_CLASSES}
     efficiencies |= {name: _collective(classes.inner(name)) for name in COLLECTIVE_CLASSES}
-    for name, base in EIGHT_BIT_CLASSES.items():
+    for name, base in {**OPTIONAL_CLASSES, SORT: "elementwise"}.items():
         if classes.raw(name, None) is not None:
             efficiencies[name] = _compute(classes.inner(name), _OPTIONAL[base])
     classes.finish()
@@ -217,11 +255,11 @@ def _compute(given: Fields, optional: tuple[str, ...]) -> OperatorEfficiency:
 
 
 def _optional(given: Fields, name: str) -> float:
-    if name in _SECONDS:
-        return given.quantity(name, "s", zero=True)
+    if name.endswith(("_s", "_bytes")):
+        return given.quantity(name, "s" if name.endswith("_s") else "byte", zero=True)
     if name == "activation_efficiency":
         return _fraction(given, name)
-    return given.number(name, high=1.0) if name == "wave_share" else given.number(name)
+    return given.number(name, high=1.0) if name in ("wave_share", "score_knee") else given.number(name)
 
 
 def _collective(given: Fields) -> OperatorEfficiency:
@@ -248,6 +286,7 @@ def _groups(given: Fields) -> dict[int, GroupEfficiency]:
             bandwidth_efficiency=inner.number("bandwidth_efficiency", low=1e-6),
             ramp_s=inner.quantity("ramp_s", "s", 0.0, zero=True),
             half_bytes=inner.quantity("half_bytes", "byte", 1.0),
+            handover_s=inner.quantity("handover_s", "s", 0.0, zero=True),
         )
         inner.finish()
     return groups

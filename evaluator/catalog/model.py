@@ -123,3 +123,4 @@ class Model:
     tied_embeddings: bool = False
     checkpoint: CheckpointPrecision = field(default_factory=CheckpointPrecision)
     published_parameters: float | None = None
+    nucleus_sampling: bool = False  # its generation_config.json asks for top-p, which engines then do by default

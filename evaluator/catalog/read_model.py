@@ -64,6 +64,7 @@ def read_model(document: Any, where: str, expected_name: str | None = None) -> M
         tied_embeddings=given.flag("tied_embeddings", False),
         checkpoint=_checkpoint(given.inner("checkpoint", {})),
         published_parameters=given.number("published_parameters", None, low=1.0),
+        nucleus_sampling=given.flag("nucleus_sampling", False),
     )
     given.finish()
     return model
@@ -81,6 +82,8 @@ def model_to_yaml(model: Model) -> str:
     ]
     if model.tied_embeddings:
         lines.append("tied_embeddings: true")
+    if model.nucleus_sampling:
+        lines.append("nucleus_sampling: true")
     stored = {part.name: getattr(model.checkpoint, part.name) for part in fields(CheckpointPrecision)}
     lines.append(f"checkpoint: {_flow(stored)}")
     lines.append("layers:")

@@ -28,8 +28,8 @@ def compare(
     ] = None,
     calibration: Annotated[
         str,
-        typer.Option(metavar="NAME", help="A calibration set (with --fit: to start from); GPU in its name stands for "
-                     "the GPU's own. auto: the best there is for each GPU."),
+        typer.Option(metavar="NAME", help="A calibration set (with --fit and --held-out: to start from); GPU in its "
+                     "name stands for the GPU's own. auto: the best there is for each GPU."),
     ] = "auto",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save prediction, measurement and error, row by row (.csv).")
@@ -42,8 +42,12 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Random arrivals per experiment.")] = 3,
     fit: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Fit calibration sets to the experiments, write them here, and compare "
-                     "every experiment with a set that has not seen it."),
+        typer.Option(metavar="FOLDER", help="Fit calibration sets to the experiments, and write them here."),
+    ] = None,
+    held_out: Annotated[
+        str | None,
+        typer.Option(metavar="fold|model|gpu", help="Compare every experiment with a set fitted without it: without "
+                     "every fourth experiment, without any of its model, or without any of its GPU."),
     ] = None,
     changes: SetOption = None,
     quiet: QuietOption = False,
@@ -51,13 +55,13 @@ def compare(
     """Compare predictions with measured serving results: error by metric, model, GPU and load."""
     check_output(out, "--out", TABLE_SUFFIXES)
     if scenario is not None:
-        if len(files) != 1 or fit is not None:
-            raise InputError("with --scenario, compare takes one file of requests and no --fit")
+        if len(files) != 1 or fit is not None or held_out is not None:
+            raise InputError("with --scenario, compare takes one file of requests and neither --fit nor --held-out")
         table, errors = _requests(files[0], scenario, calibration, changes)
     else:
         if len(files) != 2 or changes:
             raise InputError("compare takes SPECS.json ACTUALS.csv, or REQUESTS.csv --scenario SCENARIO [--set ...]")
-        table, errors = _experiments(files[0], files[1], calibration, seeds, fit, quiet)
+        table, errors = _experiments(files[0], files[1], calibration, seeds, fit, held_out, quiet)
     if out is not None:
         from evaluator.dataset import write_requests
 
@@ -68,35 +72,36 @@ def compare(
 
 
 def _experiments(
-    specs: Path, actuals: Path, calibration: str, seeds: int, fit: Path | None, quiet: bool
+    specs: Path, actuals: Path, calibration: str, seeds: int, fit: Path | None, held_out: str | None, quiet: bool
 ) -> tuple[pd.DataFrame, dict[str, float]]:
-    from evaluator.compare import compare_experiments, described, headline, read_experiments
+    from evaluator import compare
 
-    experiments = read_experiments(specs, actuals)
+    if held_out not in (None, *compare.PARTITIONS):
+        raise InputError(f"--held-out: {held_out!r} is none of {', '.join(compare.PARTITIONS)}")
+    experiments = compare.read_experiments(specs, actuals)
     if not quiet:
         typer.echo(f"{len(experiments)} experiments, {seeds} seeds each", err=True)
-    if fit is None:
-        table = compare_experiments(experiments, calibration, range(seeds))
+    base = "GPU-vllm" if calibration == "auto" else calibration
+    if fit is not None:
+        _fit(experiments, base, seeds, fit, quiet)
+    if held_out is not None:
+        table = compare.held_out(experiments, held_out, base, range(seeds))
+        typer.echo(f"Predicted by sets fitted without them ({held_out} by {held_out}):")
     else:
-        table = _fitted(experiments, calibration, seeds, fit, quiet)
-    typer.echo(described(table))
-    return table, headline(table)
+        table = compare.compare_experiments(experiments, calibration, range(seeds))
+    typer.echo(compare.described(table))
+    return table, compare.headline(table)
 
 
-def _fitted(experiments: list, calibration: str, seeds: int, folder: Path, quiet: bool) -> pd.DataFrame:
-    import pandas as pd
+def _fit(experiments: list, base: str, seeds: int, folder: Path, quiet: bool) -> None:
+    from evaluator.compare import fit_all
+    from evaluator.compare.campaign import told, write_all
 
-    from evaluator.compare.campaign import fit_all, told, write_all
-
-    base = "datasheet" if calibration == "auto" else calibration
     sets = fit_all(experiments, base, range(seeds))
     for one, path in zip(sets, write_all(sets, folder), strict=True):
         typer.echo(told(one) + "\n")
         if not quiet:
             typer.echo(f"wrote {path}", err=True)
-    aside = [one.unseen for one in sets if one.hardware != "any" and len(one.unseen)]
-    typer.echo("Experiments kept aside:")
-    return pd.concat(aside, ignore_index=True) if aside else sets[0].seen
 
 
 def _requests(

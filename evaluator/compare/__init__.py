@@ -1,21 +1,24 @@
 """Predictions against measured serving results: experiments of vLLM's kind, and single requests of a run."""
 
+from evaluator.compare.campaign import PARTITIONS, fit_all, held_out
 from evaluator.compare.experiments import Experiment, Measured, read_experiments
-from evaluator.compare.fit import FitResult, cross_validate, fit_serving
+from evaluator.compare.fit import FitResult, fit_serving
 from evaluator.compare.report import described, headline, summarise
 from evaluator.compare.requests import compare_requests
 from evaluator.compare.run import compare_experiments
 
 __all__ = [
+    "PARTITIONS",
     "Experiment",
     "FitResult",
     "Measured",
     "compare_experiments",
     "compare_requests",
-    "cross_validate",
     "described",
+    "fit_all",
     "fit_serving",
     "headline",
+    "held_out",
     "read_experiments",
     "summarise",
 ]

@@ -46,16 +46,20 @@ class Workload:
     prompts_per_group: int
     system_tokens: int
     question_tokens: int
-    output_tokens: int  # asked for
+    output_tokens: int  # asked for, and generated: the load generator has the server ignore ends of sequence
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One row of measurements: ``values`` by metric name (``ttft_mean``, ``e2e_p99``, ...) in seconds or 1/s."""
+    """One row of measurements: ``values`` by metric name (``ttft_mean``, ``e2e_p99``, ...) in seconds or 1/s.
+
+    ``counted_tokens`` is the mean output that the client counted (the text that it got, tokenised again), which its ITL
+    is per token of: up to a quarter less than the server generated.
+    """
 
     stage: int
     values: Mapping[str, float]
-    output_tokens: float | None  # mean, really generated
+    counted_tokens: float | None
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,9 @@ class Experiment:
     model: str
     gpu: str
     tensor_parallel: int
+    pipeline_parallel: int
     data_parallel: int
+    expert_parallel: bool
     weight_precision: str
     kv_precision: str
     max_num_seqs: int
@@ -157,7 +163,9 @@ def _experiment(entry: _Entry, rows: Mapping[str, tuple[Measured, ...]]) -> Expe
         model=entry.text("model"),
         gpu=entry.text("gpu"),
         tensor_parallel=entry.count("tensor_parallel_size", 1),
+        pipeline_parallel=entry.count("pipeline_parallel_size", 1),
         data_parallel=entry.count("data_parallel_size", 1),
+        expert_parallel=entry.value.get("enable_expert_parallel") is True,
         weight_precision=entry.text("weight_precision", "fp16_or_bf16"),
         kv_precision=entry.text("kv_cache_dtype", "auto"),
         max_num_seqs=entry.count("max_num_seqs", 128),

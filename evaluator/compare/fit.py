@@ -11,19 +11,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from evaluator.catalog import load_calibration
 from evaluator.catalog.calibration import Calibration
-from evaluator.compare.experiments import POOLED, Experiment
+from evaluator.compare.experiments import POOLED, Experiment, Measured
+from evaluator.compare.names import hardware_name
 from evaluator.compare.parameters import active, adjusted
 from evaluator.compare.run import predictions, simulate_server
 from evaluator.compare.servers import server
-from evaluator.compare.traffic import output_shares, requests
+from evaluator.compare.traffic import requests
 from evaluator.errors import InputError
 
 NOISE = {"itl_mean": 0.02, "e2e_mean": 0.02, "ttft_mean": 0.07}
 """What replicates of one run differ by, relative: the weight of a residual is one over it."""
-FOLDS = 4
-_STEP = 4e-3  # of the finite differences, in the logarithm
+_STEP = 0.1  # of the finite differences, in deviations of the prior: large beside how arrivals fall between iterations
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,6 @@ class FitResult:
     """``values`` by parameter, ``errors`` their relative standard errors, ``prior_share`` how much of each the prior
     decides (1: the data say nothing)."""
 
-    calibration: Calibration
     values: Mapping[str, float]
     errors: Mapping[str, float] = field(default_factory=dict)
     prior_share: Mapping[str, float] = field(default_factory=dict)
@@ -39,29 +37,33 @@ class FitResult:
 
 
 class _Problem:
-    """Residuals of a set of experiments of one base set; requests are drawn once."""
+    """Residuals of experiments under their GPUs' base sets, with parameters in common; requests are drawn once."""
 
     def __init__(
-        self, experiments: Sequence[Experiment], base: Calibration, shares: Mapping[str, float], centre: Mapping
+        self, experiments: Sequence[Experiment], bases: Mapping[str, Calibration], centre: Mapping[str, float]
     ) -> None:
-        self.base, self.centre = base, centre
-        self.free = active(base, max(each.tensor_parallel for each in experiments))
-        self.loads = [(each, requests(each, 0, shares)) for each in experiments]
+        self.bases = bases
+        self.loads = [(each, hardware_name(each.gpu), requests(each, 0)) for each in experiments]
+        ranks = max(each.tensor_parallel for each in experiments)
+        free = {p.name: p for _, hardware, _ in self.loads for p in active(bases[hardware], ranks)}
+        self.free = list(free.values())
         self.start = np.array([np.log(centre.get(p.name, p.start)) for p in self.free])
-        self.sigma = np.array([p.sigma for p in self.free])
+        known = all(bases[hardware].provenance == "calibrated" for _, hardware, _ in self.loads)
+        self.sigma = np.array([p.sigma for p in self.free]) * (1.0 if known else 2.0)
 
     def values(self, theta: np.ndarray) -> dict[str, float]:
         return {p.name: float(np.exp(at)) for p, at in zip(self.free, theta, strict=True)}
 
     def residuals(self, theta: np.ndarray) -> np.ndarray:
         """Log ratios over the noise; an experiment's stages share its weight."""
-        calibration = adjusted(self.base, self.values(theta))
+        values = self.values(theta)
+        sets = {hardware: adjusted(base, values) for hardware, base in self.bases.items()}
         found: list[float] = []
-        for experiment, load in self.loads:
-            times = simulate_server(server(experiment, calibration), load)
+        for experiment, hardware, load in self.loads:
+            times = simulate_server(server(experiment, sets[hardware]), load)
             rows = _judged(experiment)
-            for stage, metric, measured in rows:
-                ratio = predictions(times, stage)[metric] / measured
+            for row, metric, measured in rows:
+                ratio = predictions(times, row.stage, row.counted_tokens)[metric] / measured
                 weight = (len(NOISE) / len(rows)) ** 0.5 / NOISE[metric]
                 found.append(weight * float(np.log(ratio)) if np.isfinite(ratio) else 10.0)
         return np.array(found)
@@ -72,23 +74,24 @@ class _Problem:
 
 def fit_serving(
     experiments: Sequence[Experiment],
-    base: str | Calibration = "datasheet",
+    bases: Mapping[str, Calibration],
     centre: Mapping[str, float] | None = None,
     start: Mapping[str, float] | None = None,
-    shares: Mapping[str, float] | None = None,
-    evaluations: int = 12,
+    evaluations: int = 10,
 ) -> FitResult:
-    """Fit the parameters to experiments of one GPU (or of several that are to share one set).
+    """Fit one set of parameter values to experiments, each under the base set of its GPU (``bases``, by hardware).
 
-    ``centre`` moves the priors (a pooled fit, for a GPU with few runs), ``start`` is where the search begins.
+    ``centre`` moves the priors (to the values of all GPUs together, for one of them), ``start`` is where the search
+    begins.
     """
     from scipy.optimize import least_squares
 
-    base = load_calibration(base, "any") if isinstance(base, str) else base
-    if base.form != "roofline":
-        raise InputError(f"calibration {base.name} is a {base.form} of whole iterations: it has no efficiencies to fit")
-    shares = output_shares(experiments) if shares is None else shares
-    problem = _Problem(experiments, base, shares, centre or {})
+    for base in bases.values():
+        if base.form != "roofline":
+            raise InputError(
+                f"calibration {base.name} is a {base.form} of whole iterations: it has no efficiencies to fit"
+            )
+    problem = _Problem(experiments, bases, centre or {})
     given = start or {}
     begin = np.array([np.log(given.get(p.name, np.exp(at))) for p, at in zip(problem.free, problem.start, strict=True)])
     data = len(problem.residuals(begin))
@@ -98,44 +101,20 @@ def fit_serving(
 
     def jacobian(theta: np.ndarray) -> np.ndarray:
         here = together(theta)
-        columns = [(together(theta + _STEP * unit) - here) / _STEP for unit in np.eye(len(theta))]
-        return np.stack(columns, axis=1)
+        steps = _STEP * np.diag(problem.sigma)
+        return np.stack([(together(theta + step) - here) / step.sum() for step in steps], axis=1)
 
-    solution = least_squares(together, begin, jac=jacobian, max_nfev=evaluations, xtol=1e-4, ftol=1e-4)
-    values = problem.values(solution.x)
+    solution = least_squares(together, begin, jac=jacobian, max_nfev=evaluations, xtol=1e-3, ftol=1e-3)
     covariance = np.linalg.inv(solution.jac.T @ solution.jac)
     spread = max(1.0, float(np.mean(solution.fun[:data] ** 2))) ** 0.5
     deviation = np.sqrt(np.diag(covariance))
     names = [p.name for p in problem.free]
     return FitResult(
-        calibration=adjusted(base, values),
-        values=values,
+        values=problem.values(solution.x),
         errors=dict(zip(names, (spread * deviation).tolist(), strict=True)),
         prior_share=dict(zip(names, np.minimum(1.0, (deviation / problem.sigma) ** 2).tolist(), strict=True)),
         experiments=tuple(each.id for each in experiments),
     )
-
-
-def cross_validate(
-    experiments: Sequence[Experiment],
-    base: str | Calibration = "datasheet",
-    centre: Mapping[str, float] | None = None,
-    start: Mapping[str, float] | None = None,
-    shares: Mapping[str, float] | None = None,
-    folds: int = FOLDS,
-) -> dict[str, FitResult]:
-    """For every experiment (by id) the fit that has not seen it: experiments are dealt to the folds in turn."""
-    shares = output_shares(experiments) if shares is None else shares
-    ordered = sorted(experiments, key=lambda each: (each.model, each.tensor_parallel, each.id))
-    folds = min(folds, len(ordered))
-    if folds < 2:
-        return {}
-    found: dict[str, FitResult] = {}
-    for fold in range(folds):
-        kept = [each for at, each in enumerate(ordered) if at % folds != fold]
-        fitted = fit_serving(kept, base, centre, start, shares, evaluations=6)
-        found |= {each.id: fitted for at, each in enumerate(ordered) if at % folds == fold}
-    return found
 
 
 def runnable(experiments: Sequence[Experiment], base: str | Calibration = "datasheet") -> list[Experiment]:
@@ -151,17 +130,11 @@ def runnable(experiments: Sequence[Experiment], base: str | Calibration = "datas
     return kept
 
 
-def _judged(experiment: Experiment) -> list[tuple[int, str, float]]:
-    """(stage, metric, measured): of every stage, or pooled where stages were not measured one by one."""
+def _judged(experiment: Experiment) -> list[tuple[Measured, str, float]]:
+    """(row, metric, measured): of every stage, or pooled where stages were not measured one by one."""
     stages = [stage for stage in experiment.stages if stage != POOLED and experiment.row(stage)] or [POOLED]
-    found: list[tuple[int, str, float]] = []
-    for stage in stages:
-        row = experiment.row(stage)
-        known = {} if row is None else row.values
-        # Without the number of generated tokens E2E says nothing of the time of one.
-        metrics = NOISE if row is not None and row.output_tokens else ("ttft_mean",)
-        found += [(stage, metric, known[metric]) for metric in metrics if metric in known]
-    return found
+    rows = [row for stage in stages if (row := experiment.row(stage))]
+    return [(row, metric, row.values[metric]) for row in rows for metric in NOISE if metric in row.values]
 
 
 def _robust(residuals: np.ndarray, scale: float = 2.0) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from evaluator.catalog import load_model
+from evaluator.catalog import load_hardware, load_model
 from evaluator.catalog.store import names, suggestion
 from evaluator.errors import InputError
 from evaluator.scenario.scenario import Precision
@@ -42,12 +42,27 @@ def model_name(published: str) -> str:
     plain = _SAME_LAYERS.get(plain, plain)
     if plain in known:
         return plain
-    raise InputError(f"model {published} is not in the catalog{suggestion(plain, known)}")
+    raise InputError(
+        f"model {published} is not in the catalog{suggestion(plain, known)}; remedy: `evaluator catalog import "
+        f"config.json --out my/models/llm/{plain}.yaml` with its published config.json, and EVALUATOR_PATH=my"
+    )
 
 
 def hardware_name(published: str) -> str:
-    """The catalog's name of a GPU such as ``H100-SXM-80GB``, ``A100-80GB`` or ``RTXPRO6000``; else InputError."""
+    """The catalog's name of a GPU such as ``H100-SXM-80GB``, ``A100-80GB`` or ``RTXPRO6000``; else InputError.
+
+    A GPU whose name says another memory than the catalog's is another one.
+    """
     known = names("hardware")
+    found = _hardware(published, known)
+    stated = re.search(r"(\d+) ?GB\b", published, re.IGNORECASE)
+    memory = load_hardware(found).memory_bytes / 1e9
+    if stated and not 0.85 < float(stated[1]) / memory < 1.15:
+        raise InputError(f"GPU {published} is not in the catalog: its {found} has {memory:.0f} GB")
+    return found
+
+
+def _hardware(published: str, known: list[str]) -> str:
     plain = re.sub(r"[\s_]+", "-", published.strip().lower().removeprefix("nvidia").strip(" -_"))
     plain = re.sub(r"-(\d+gb|hbm\d\w*|gpu)(?=-|$)", "", plain)
     for name in (published, plain, plain.replace("-sxm4", "-sxm").replace("-sxm5", "-sxm"), f"{plain}-sxm"):
@@ -56,7 +71,10 @@ def hardware_name(published: str) -> str:
     joined = {name.replace("-", ""): name for name in known}
     if plain.replace("-", "") in joined:
         return joined[plain.replace("-", "")]
-    raise InputError(f"GPU {published} is not in the catalog{suggestion(plain, known)}")
+    raise InputError(
+        f"GPU {published} is not in the catalog{suggestion(plain, known)}; remedy: its data sheet as "
+        f"my/models/hardware/{plain}.yaml, like the ones there, and EVALUATOR_PATH=my"
+    )
 
 
 def precision(model: str, weights: str, kv: str) -> Precision:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evaluator.catalog.calibration import COMPUTE_CLASSES, Calibration
+from evaluator.catalog.calibration import COMPUTE_CLASSES, OPTIONAL_CLASSES, SORT, Calibration
 
 Change = Callable[[Calibration, float], Calibration]
 
@@ -54,36 +54,67 @@ def _link(base: Calibration, factor: float) -> Calibration:
     return replace(base, link_efficiency=min(1.0, base.link_efficiency * factor))
 
 
+def _all_reduce(base: Calibration, factor: float) -> Calibration:
+    """Start and ramp of an all-reduce, for every number of devices."""
+    one = base.efficiencies["all_reduce"]
+    groups = {
+        size: replace(group, launch_s=factor * group.launch_s, ramp_s=factor * group.ramp_s)
+        for size, group in one.devices.items()
+    }
+    slower = replace(one, launch_s=factor * one.launch_s, devices=groups)
+    return replace(base, efficiencies={**base.efficiencies, "all_reduce": slower})
+
+
+def _sort_start(base: Calibration, seconds: float) -> Calibration:
+    return replace(base, efficiencies={**base.efficiencies, SORT: replace(base.of(SORT), launch_s=seconds)})
+
+
 BANDWIDTH = ("bandwidth_efficiency", "activation_efficiency")
 LAUNCH = ("launch_s",)
 DENSE = ("gemm", "gemm_8bit")
 ROUTED = ("grouped_gemm", "grouped_gemm_8bit")
 ATTENTION = ("attention_decode",)
-KERNELS = (*COMPUTE_CLASSES, "gemm_8bit", "grouped_gemm_8bit")
+KERNELS = (*COMPUTE_CLASSES, *OPTIONAL_CLASSES)
 
 PARAMETERS: tuple[Parameter, ...] = (
-    Parameter("weight_bandwidth", "bandwidth that dense weights are read with, x the base set", 1.0, 0.1,
+    Parameter("weight_bandwidth", "bandwidth that dense weights are read with, x the base set", 1.0, 0.05,
               _scaled(DENSE, BANDWIDTH), ("gemm",)),
-    Parameter("expert_bandwidth", "bandwidth that expert weights are read with, x the base set", 1.0, 0.15,
+    Parameter("expert_bandwidth", "bandwidth that expert weights are read with, x the base set", 1.0, 0.1,
               _scaled(ROUTED, BANDWIDTH), ("grouped_gemm",)),
+    Parameter("expert_skew", "variance of the experts' popularity", 0.5, 0.7, _set("expert_skew"), ("expert_skew",)),
     Parameter("kv_bandwidth", "bandwidth that decode attention reads its KV with, x the base set", 1.0, 0.3,
               _scaled(ATTENTION, BANDWIDTH), ("attention_decode",)),
-    Parameter("attention_tile", "time per sequence and KV head of decode attention, x the base set", 1.0, 0.7,
+    Parameter("attention_tile", "time per sequence and KV head of decode attention, x the base set", 1.0, 0.4,
               _scaled(ATTENTION, ("kv_head_sequence_s",)), ("attention_decode",)),
-    Parameter("launch", "time per kernel beside its work, x the base set", 1.0, 0.4,
+    Parameter("launch", "time per kernel beside its work, x the base set", 1.0, 0.2,
               _scaled(KERNELS, LAUNCH), COMPUTE_CLASSES),
-    Parameter("all_reduce_launch", "time per all-reduce beside its bytes, x the base set", 1.0, 0.4,
-              _scaled(("all_reduce",), LAUNCH), ("all_reduce",)),
-    Parameter("link", "bandwidth of the links in all-reduces, x the base set", 1.0, 0.5, _link, ("link_efficiency",)),
-    Parameter("step_overhead_s", "host time per iteration that the device waits for", 1e-3, 0.7,
+    Parameter("all_reduce_launch", "time per all-reduce beside its bytes, x the base set", 1.0, 0.3,
+              _all_reduce, ("all_reduce",)),
+    Parameter("link", "bandwidth of the links in all-reduces, x the base set", 1.0, 0.15, _link, ("link_efficiency",)),
+    Parameter("step_overhead_s", "host time per iteration that the device waits for", 1e-4, 1.0,
               _set("step_overhead_s"), ("step_overhead_s",)),
-    Parameter("sequence_overhead_s", "host time per sequence and iteration that the device waits for", 5e-6, 1.0,
+    Parameter("sequence_overhead_s", "host time per sequence and iteration that the device waits for", 1e-6, 1.0,
               _set("sequence_overhead_s"), ("sequence_overhead_s",)),
+    Parameter("sort_start_s", "time per iteration to order the logits for top-p and top-k beside their bytes",
+              4e-4, 0.5, _sort_start, (SORT,)),
+    Parameter("sort_bandwidth", "bandwidth that logits are ordered with, x that of elementwise kernels", 1.0, 0.3,
+              _scaled((SORT,), BANDWIDTH), (SORT,)),
     Parameter("frontend_s", "per request outside the engine: HTTP, tokenising, hops between processes, streaming",
               5e-3, 0.7, _set("frontend_s"), ("frontend_s",)),
-    Parameter("lookahead_steps", "iterations planned ahead when a request comes", 1.0, 0.2,
+    Parameter("lookahead_steps", "iterations planned ahead when a request comes", 1.2, 0.2,
               _set("lookahead_steps"), ("lookahead_steps",)),
+    Parameter("warm_up_s", "that the first request waits while the kernels of experts are compiled", 2.0, 0.7,
+              _set("warm_up_s"), ("warm_up_s",)),
 )  # fmt: skip
+"""The priors are those beside a set fitted to kernels of the GPU; beside a data sheet they are twice as wide."""
+
+GRAPH_TOKENS = 8.0
+
+
+def as_vllm(base: Calibration) -> Calibration:
+    """What vLLM does whatever the GPU, put into a set of kernels: it pads to graphs, and orders logits for top-p."""
+    sort = base.efficiencies.get(SORT, replace(base.of("elementwise"), knee=0.0))
+    return replace(base, graph_tokens=GRAPH_TOKENS, efficiencies={**base.efficiencies, SORT: sort})
 
 
 def adjusted(base: Calibration, values: Mapping[str, float]) -> Calibration:

@@ -12,7 +12,7 @@ from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.store import find
 from evaluator.compare.experiments import POOLED, Experiment
 from evaluator.compare.servers import Server, server
-from evaluator.compare.traffic import Requests, output_shares, requests
+from evaluator.compare.traffic import Requests, requests
 from evaluator.cost.fitted import verdict
 from evaluator.cost.lanes import stack
 from evaluator.cost.memory import kv_units
@@ -38,26 +38,24 @@ def compare_experiments(
     experiments: Sequence[Experiment],
     calibration: str | Calibration = "auto",
     seeds: Iterable[int] = (0, 1, 2),
-    shares: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
     """Predictions of every experiment beside its measurements.
 
     Columns: what was run, ``stage_index`` (-1: all stages pooled), ``metric``, ``unit`` (ms or 1/s), ``predicted``
     (mean over the seeds), ``predicted_stderr``, ``measured``, ``error_pct`` (signed), ``concurrency`` (predicted, by
     Little's law), ``calibration``, ``provenance``, ``status``. An experiment that cannot run is one row with its
-    reason as ``status``. ``shares`` (by default those of these experiments) is what ``traffic.output_shares`` says.
+    reason as ``status``.
     """
     import pandas as pd
 
     if isinstance(calibration, str) and calibration != "auto" and "GPU" not in calibration:
         find("calibrations", calibration)  # a name that is none is the user's mistake, not an experiment's
-    shares = output_shares(experiments) if shares is None else shares
     seeds = tuple(seeds)
     rows: list[dict] = []
     for experiment in experiments:
         try:
             replica = server(experiment, calibration)
-            runs = [simulate_server(replica, requests(experiment, seed, shares)) for seed in seeds]
+            runs = [simulate_server(replica, requests(experiment, seed)) for seed in seeds]
         except InputError as error:
             rows.append(_described(experiment, None) | {"status": f"cannot run: {error}"})
             continue
@@ -75,7 +73,8 @@ COLUMNS = (
 def simulate_server(replica: Server, load: Requests) -> Times:
     """Run the requests through the engine; times as the client sees them, NaN where a request was never served.
 
-    InputError where the run leaves the range of a cost that was fitted to measured iterations.
+    InputError where the run leaves the range of a cost that was fitted to measured iterations, and where prompts that
+    are computed in one piece are too long for an iteration.
     """
     import jax
 
@@ -83,6 +82,12 @@ def simulate_server(replica: Server, load: Requests) -> Times:
     from evaluator.simulation.frontend import client_times
     from evaluator.stations.engine import Structure, run_lanes
 
+    limits, prompt = replica.experiment, int(load.compute_tokens.max())
+    if not limits.chunked_prefill and prompt > limits.max_num_batched_tokens:
+        raise InputError(
+            f"prompts of {prompt} tokens exceed max_num_batched_tokens {limits.max_num_batched_tokens}, and "
+            f"chunked_prefill is off"
+        )
     configure()
     longest, ring = int(load.output_tokens.max()), 256
     while ring < longest + 2:
@@ -128,7 +133,7 @@ def _waiting(replica: Server, load: Requests):  # type: ignore[no-untyped-def]
 
     width = len(load.arrival_s) + 1
     arrival = np.full(width, np.inf)
-    arrival[:-1] = load.arrival_s
+    arrival[:-1] = np.maximum(load.arrival_s, load.arrival_s[0] + replica.warm_up_s)
     tokens = np.zeros((4, width), dtype=np.int32)
     units = kv_units(replica.kv, load.prompt_tokens + load.output_tokens - 1)
     for row, values in enumerate((load.compute_tokens, load.prompt_tokens, load.output_tokens, units)):
@@ -136,18 +141,19 @@ def _waiting(replica: Server, load: Requests):  # type: ignore[no-untyped-def]
     return EngineRequests(arrival, *tokens)
 
 
-def predictions(times: Times, stage: int) -> dict[str, float]:
+def predictions(times: Times, stage: int, counted_tokens: float | None = None) -> dict[str, float]:
     """Every metric of a stage, seconds or 1/s.
 
     ``itl_mean`` is (mean E2E - mean TTFT) / (mean output - 1), as the measurements have it; quantiles of ITL are those
-    of the requests' own means, as ``tpot``.
+    of the requests' own means, as ``tpot``. Both are per token that the client counts (None: all that are generated).
     """
     taken = slice(None) if stage == POOLED else times.requests.stage == stage
     ttft, e2e, output = times.ttft_s[taken], times.e2e_s[taken], times.requests.output_tokens[taken]
     arrival = times.requests.arrival_s[taken]
     longer = output > 1
-    tpot = (e2e - ttft)[longer] / (output - 1)[longer] if longer.any() else np.array([np.nan])
-    found = {"itl_mean": float((e2e.mean() - ttft.mean()) / max(output.mean() - 1, 1e-9))}
+    steps = output - 1 if counted_tokens is None else (output - 1) * ((counted_tokens - 1) / (output.mean() - 1))
+    tpot = (e2e - ttft)[longer] / steps[longer] if longer.any() else np.array([np.nan])
+    found = {"itl_mean": float((e2e.mean() - ttft.mean()) / max(steps.mean(), 1e-9))}
     for name, values in (("ttft", ttft), ("itl", tpot), ("tpot", tpot), ("e2e", e2e)):
         found.setdefault(f"{name}_mean", float(values.mean()))
         for percent in (50, 90, 95, 99):
@@ -164,8 +170,8 @@ def _rows(replica: Server, runs: Sequence[Times]) -> list[dict]:
     rates[POOLED] = sum(stage.requests for stage in by_index.values()) / duration
     rows = []
     for stage in experiment.stages:
-        found = [predictions(times, stage) for times in runs]
         measured = experiment.row(stage)
+        found = [predictions(times, stage, measured.counted_tokens if measured else None) for times in runs]
         known: Mapping[str, float] = {} if measured is None else measured.values
         concurrency = rates[stage] * float(np.mean([each["e2e_mean"] for each in found]))
         common = _described(experiment, replica) | {

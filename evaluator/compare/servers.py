@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.iterations import Iterations
+from evaluator.catalog.model import MoeFeedForward
 from evaluator.catalog.store import names
 from evaluator.compare.experiments import Experiment
 from evaluator.compare.names import hardware_name, model_name, precision
@@ -30,6 +31,7 @@ class Server:
     cost: IterationCost
     kv: KvLayout
     kv_capacity: int
+    warm_up_s: float = 0.0  # before which nothing runs
     fit: Iterations | None = None
 
 
@@ -48,14 +50,21 @@ def calibration_for(wanted: str, hardware: str) -> Calibration:
     return load_calibration(name if known else "datasheet", hardware)
 
 
+def kernel_sets() -> list[str]:
+    """GPUs of which there is a set fitted to kernels."""
+    return [name.removesuffix("-vllm") for name in names("calibrations") if name.endswith("-vllm")]
+
+
 def server(experiment: Experiment, calibration: str | Calibration = "auto") -> Server:
     """The replica that ran the experiment. Raises InputError with the reason where there can be none."""
     model, hardware = load_model(model_name(experiment.model)), load_hardware(hardware_name(experiment.gpu))
     if isinstance(calibration, str):
         calibration = calibration_for(calibration, hardware.name)
-    if experiment.data_parallel > 1:
-        raise InputError(f"data_parallel_size {experiment.data_parallel} is not supported: one replica is simulated")
-    parallel = Parallel(tensor=experiment.tensor_parallel)
+    for name, size in (("data", experiment.data_parallel), ("pipeline", experiment.pipeline_parallel)):
+        if size > 1:
+            raise InputError(f"{name}_parallel_size {size} is not supported: one replica of one stage is simulated")
+    ranks = experiment.tensor_parallel
+    parallel = Parallel(tensor=ranks, expert=ranks if experiment.expert_parallel else 1)
     problem = parallel_problem(model, hardware, parallel)
     if problem is not None:
         raise InputError(problem)
@@ -75,4 +84,6 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
     capacity = memory.kv.capacity_units if experiment.kv_blocks is None else experiment.kv_blocks
     cost = iteration_cost(model, hardware, calibration, stored, parallel)
     fit = fit_of(calibration, model, stored, parallel)
-    return Server(experiment, hardware.name, calibration, cost, memory.kv, capacity, fit)
+    experts = any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
+    warm_up_s = calibration.warm_up_s if experts else 0.0
+    return Server(experiment, hardware.name, calibration, cost, memory.kv, capacity, warm_up_s, fit)

@@ -9,24 +9,24 @@ from typing import Any
 
 import yaml
 
-from evaluator.catalog.calibration import COLLECTIVE_CLASSES, Calibration, OperatorEfficiency
+from evaluator.catalog.calibration import COLLECTIVE_CLASSES, HOST, SORT, Calibration, OperatorEfficiency
 from evaluator.compare.fit import FitResult
 from evaluator.compare.parameters import PARAMETERS
 
 _IN_A_COLLECTIVE = ("bandwidth_efficiency", "launch_s")
 
 
-def calibration_text(fitted: FitResult, base: Calibration, header: str) -> str:
+def calibration_text(set_: Calibration, fitted: FitResult, base: Calibration, header: str) -> str:
     """The set's YAML; ``header`` says what it was fitted on and how well, as comments."""
     comments = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
-    document = _document(fitted.calibration) | {"sources": _sources(fitted, base)}
+    document = _document(set_) | {"sources": _sources(fitted, base)}
     return comments + yaml.safe_dump(document, sort_keys=False, width=118, allow_unicode=True)
 
 
-def write_calibration(path: Path, fitted: FitResult, base: Calibration, header: str) -> None:
+def write_calibration(path: Path, set_: Calibration, fitted: FitResult, base: Calibration, header: str) -> None:
     """``calibration_text`` into a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(calibration_text(fitted, base, header), encoding="utf-8")
+    path.write_text(calibration_text(set_, fitted, base, header), encoding="utf-8")
 
 
 def _document(calibration: Calibration) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _sources(fitted: FitResult, base: Calibration) -> dict[str, str]:
         for figure in parameter.figures:
             notes.setdefault(figure, []).append(told)
     found = {figure: f"as in the set {base.name}" for figure in base.sources if figure not in notes}
-    whole = ("step_overhead_s", "sequence_overhead_s", "frontend_s", "lookahead_steps")
+    whole = (*HOST, SORT)
     for figure, told_all in notes.items():
         rest = "" if figure in whole else f"; base set {base.name}"
         found[figure] = f"fitted to serving runs: {'; '.join(told_all)}{rest}"

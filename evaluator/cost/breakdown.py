@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evaluator.catalog.calibration import SORT
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.fold import coefficients, fold_rates, mesh, reach, unit_times
 from evaluator.cost.iteration import BatchStatistics, experts_touched, iteration_time
@@ -64,6 +65,8 @@ def breakdown(
 
     Each time is ``iteration_time`` of the operator alone, so the times add up to that of the whole.
     """
+    if SORT not in calibration.efficiencies:
+        operators = tuple(each for each in operators if each.op_class != SORT)
     rate = rates(hardware, calibration)
     links = reach(hardware), mesh(hardware)
     single = [fold_rates(coefficients((each,), *links), rate, overheads=False) for each in operators]
@@ -71,6 +74,8 @@ def breakdown(
     sequences = batch.decodes + batch.prefill_sequences
     host = {"host.step": rate.step_overhead_s, "host.sequences": rate.sequence_overhead_s * sequences}
     total = times.sum() + sum(host.values())
+    if rate.dispatch_s > total:
+        host["host.dispatch"], total = rate.dispatch_s - total, rate.dispatch_s
 
     known = coefficients(operators, *links)
     statistics = group_statistics(batch, known.log_expert_missed, float(rate.expert_skew))
@@ -78,15 +83,17 @@ def breakdown(
     unit = unit_times(known, rate)
     collective = known.steps.any(axis=1)
     started = np.where(collective, 0.0, known.launches * rate.launch_s[known.op_class])
+    own = {"prefill": batch.prefill_tokens, "decode": batch.decodes}  # tokens whose own traffic attention moves
+    computed = np.array([own.get(each.group.removesuffix("_window"), 0.0) for each in operators], dtype=float)
     sides = np.array(
         [
             unit.flop_s * x,
-            unit.weight_s * y + unit.activation_s * z,
+            unit.weight_s * y + unit.activation_s * z + unit.traffic_s * computed,
             unit.message_s * z + unit.fixed_s - started,
             started,
         ]
     )
-    moved = known.weight_bytes * y + known.activation_bytes * z
+    moved = known.weight_bytes * y + known.activation_bytes * z + known.token_bytes * computed
     found = [
         OperatorTime(
             name=operator.name,

@@ -12,6 +12,11 @@ from evaluator.scenario.scenario import Precision
 
 SAMPLING_BYTES = 14
 """Bytes per logit to sample: 16-bit scores widened to fp32 (2 + 4), then a softmax in place (4 + 4)."""
+SORTING_BYTES = 220
+"""Bytes per logit to find the nucleus as PyTorch does it: a sort of (score, place), 12 bytes, by four digits of the
+score and one of the sequence, each read and written (120); filling and gathering it, softmax, running sum, mask and
+scattering back (about 100). Source: ATen/native/cuda/Sort.cu (sort of all segments at once, below 128 sequences) and
+``apply_top_k_top_p`` of vLLM; an estimate, and the class ``sort`` has an efficiency of its own."""
 
 
 def vocabulary_shard(model: Model, tensor: int) -> int:
@@ -45,7 +50,11 @@ def last_operators(model: Model, precision: Precision, parallel: Parallel) -> li
             Operator("head.all_gather", "all_reduce", "linear_sequences", message_bytes=model.vocabulary * stream,
                      collective="all_gather", ranks=range(parallel.tensor))
         )  # fmt: skip
-    return [*found, traffic("sampling", model.vocabulary * SAMPLING_BYTES, 3.0, "linear_sequences")]
+    found.append(traffic("sampling", model.vocabulary * SAMPLING_BYTES, 3.0, "linear_sequences"))
+    if model.nucleus_sampling:
+        sorting = float(model.vocabulary * SORTING_BYTES)
+        found.append(Operator("sampling.nucleus", "sort", "linear_sequences", activation_bytes=sorting))
+    return found
 
 
 def stage_link(model: Model, precision: Precision, parallel: Parallel, sender: int) -> list[Operator]:

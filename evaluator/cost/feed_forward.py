@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from evaluator.catalog.model import DenseFeedForward, FeedForward, Model, MoeFeedForward
 from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, weight_dtypes
@@ -27,7 +28,7 @@ def feed_forward_operators(
     found = [gemm(each, model, precision) for each in feed_forward_projections(feed_forward, model.hidden, parallel)]
     if isinstance(feed_forward, MoeFeedForward):
         found += _routed(model, feed_forward, precision, parallel)
-    found.append(_elementwise(model, feed_forward, precision, parallel))
+    found += _elementwise(model, feed_forward, precision, parallel)
     return found + list(all_reduce("feed_forward.all_reduce", model, precision, parallel))
 
 
@@ -62,20 +63,19 @@ def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: P
     ]
 
 
-def _elementwise(model: Model, feed_forward: FeedForward, precision: Precision, parallel: Parallel) -> Operator:
+def _elementwise(model: Model, feed_forward: FeedForward, precision: Precision, parallel: Parallel) -> list[Operator]:
     """Norm with the residual added (4), activation function (gate and up read, one written), routing and its sum."""
     sides = 3 if feed_forward.gated else 2
+    stream, tensor = stream_bytes(precision.activations), parallel.tensor
     if isinstance(feed_forward, DenseFeedForward):
-        name, launches = "feed_forward.elementwise", 2.0
-        elements = 4 * model.hidden + sides * feed_forward.intermediate / parallel.tensor
-    else:
-        name, launches = "experts.elementwise", 5.0 + (feed_forward.shared_intermediate > 0)
-        visits = _visits(feed_forward, parallel)
-        inside = feed_forward.intermediate / (1 if parallel.expert > 1 else parallel.tensor)
-        elements = (
-            4 * model.hidden
-            + feed_forward.experts  # the router's scores
-            + sides * (visits * inside + feed_forward.shared_intermediate / parallel.tensor)
-            + (feed_forward.experts_per_token + 1) * model.hidden  # weighted sum; of other ranks' experts it adds zeros
-        )
-    return traffic(name, elements * stream_bytes(precision.activations), launches)
+        elements = 4 * model.hidden + sides * feed_forward.intermediate / tensor
+        return [traffic("feed_forward.elementwise", elements * stream, 2.0)]
+    shared = feed_forward.shared_intermediate
+    elements = 4 * model.hidden + feed_forward.experts + sides * shared / tensor  # with the router's scores
+    inside = feed_forward.intermediate / (1 if parallel.expert > 1 else tensor)
+    # The weighted sum runs over all experts of a token; of those on other ranks it adds zeros.
+    routed = sides * _visits(feed_forward, parallel) * inside + (feed_forward.experts_per_token + 1) * model.hidden
+    return [
+        traffic("experts.elementwise", elements * stream, 2.0 + (shared > 0)),
+        replace(traffic("experts.routing", routed * stream, 3.0), op_class="expert_elementwise"),
+    ]

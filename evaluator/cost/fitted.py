@@ -10,6 +10,7 @@ import numpy as np
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.iterations import AXES, TERMS, Iterations, Phase
 from evaluator.catalog.model import Model
+from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.fold import fold
 from evaluator.cost.iteration import FittedCost, IterationCost
 from evaluator.cost.operators import operators
@@ -50,7 +51,8 @@ def iteration_cost(
     found = operators(model, precision, parallel, stage)
     fit = fit_of(calibration, model, precision, parallel)
     if fit is None:
-        return fold(found, hardware, calibration)
+        cost = fold(found, hardware, calibration)
+        return Dispatched(cost, np.float64(calibration.dispatch_s)) if calibration.dispatch_s else cost
     return fitted_cost(calibration.form, fit.phases, min((each.log_expert_missed for each in found), default=0.0))
 
 

@@ -21,7 +21,7 @@ class _Floats:
     """What of an array namespace the cost functions use, on plain floats."""
 
     sqrt, expm1, log1p, ceil = math.sqrt, math.expm1, math.log1p, staticmethod(math.ceil)
-    maximum, minimum = max, min
+    maximum, minimum, floor = max, min, staticmethod(math.floor)
 
     @staticmethod
     def where(condition: bool, yes: float, no: float) -> float:
@@ -61,10 +61,10 @@ class BatchStatistics(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Operators with a roofline knee, in seconds. Each field is (operator, *lanes); no operator at all is allowed.
+    """Matrix products, in seconds. Each field is (operator, *lanes); no operator at all is allowed.
 
     An operator takes roofline(flop * x, weight * y + activation * z, knee); the group it is in says what x, y, z are.
-    The last three make the side of the FLOPs depend on the size (``product_time``, ``attention_time``); 0 leaves it.
+    The last two make the side of the FLOPs depend on the size (``product_time``); 0 leaves it.
     """
 
     flop: Array
@@ -73,44 +73,63 @@ class Rows(NamedTuple):
     knee: Array
     waves: Array  # waves of tiles per TOKEN_TILE tokens
     wave_s: Array  # seconds of one whole wave, counted in whole waves
-    fill: Array  # prompt tokens below which attention does not fill the device
+
+
+class AttentionRows(NamedTuple):
+    """Prefill attention, in seconds; see ``attention_time``. Each field is (operator, *lanes)."""
+
+    flop: Array  # per token attended to
+    activation: Array  # per token of context, whose keys and values are read
+    knee: Array
+    edge_s: Array  # per query row, on the side of the FLOPs
+    traffic_s: Array  # per prompt token, on the side of memory: queries, output, new keys and values
+    tile: Array  # query rows computed at least, in prompt tokens per prompt
+    fill: Array  # prompt tokens below which the device is not full
+    cache: Array  # prompt tokens whose own traffic stays in the cache
 
 
 class CostParameters(NamedTuple):
     """The iteration cost of one pipeline stage of one replica, everything already in seconds (``fold`` makes it).
 
     The scalar fields are (*lanes). They hold every term without a knee: host overhead, launches, collectives,
-    elementwise work, and decode attention, both sides of whose roofline are proportional to the context.
+    elementwise work, and decode attention, both sides of whose roofline are proportional to the context. How fast it
+    is may depend on the number of decodes, never on the context: between events an iteration's time is affine in it.
     """
 
     token_rows: Rows  # dense GEMMs: x = tokens, y = 1, z = tokens
     sequence_rows: Rows  # the output head: x = sequences, y = 1, z = sequences
     expert_rows: Rows  # routed experts: x = tokens, y = fraction of the experts touched, z = tokens
-    prefill_rows: Rows  # prefill attention: x = area, z = context (weight is 0)
-    prefill_window_rows: Rows  # the same in windowed layers, with the windowed area and context
+    prefill_rows: AttentionRows
+    prefill_window_rows: AttentionRows  # the same in windowed layers, with the windowed area and context
     log_expert_missed: Array  # log(1 - k/E): one token leaves a given expert untouched; 0 without experts
     expert_skew: Array  # variance of the experts' popularity, see ``experts_touched``; 0: all alike
+    graph_tokens: Array  # the batch is padded to a multiple of so many tokens, see ``padded``; 0: it is not
     iteration_s: Array  # per iteration
     token_s: Array  # per token computed
     sequence_s: Array  # per sequence in the batch
     context_s: Array  # per token attended to by a decode, full attention and MLA
-    window_context_s: Array  # the same in windowed layers
+    spread_s: Array  # on top, per token of the mean context: parts of a split context that end late
+    unsplit_s: Array  # the least, per token of the mean context, where a context is not split
+    window_context_s: Array  # per token attended to in windowed layers
     decode_s: Array  # per decoding sequence
+    join_s: Array  # per iteration with decodes
     prefill_token_s: Array  # per prompt token
-    prefill_sequence_s: Array  # per prompt with a chunk
     ramp_s: Array  # all-reduces: time beyond the affine form, reached by half at ``ramp_tokens``
     ramp_tokens: Array  # tokens, above 0
+    handover_s: Array  # all-reduces from ``handover_tokens`` on
+    handover_tokens: Array
 
 
 class FittedCost(Protocol):
-    """A cost fitted to measured iterations (``polynomial``, ``table``): the same questions, other answers."""
+    """A cost fitted to measured iterations (``polynomial``, ``table``), or one with a host that runs ahead
+    (``Dispatched``): the same questions, other answers."""
 
     @property
     def log_expert_missed(self) -> Array: ...
     @property
     def expert_skew(self) -> Array: ...
     def time(self, batch: BatchStatistics) -> Array: ...
-    def growth(self, batch: BatchStatistics) -> Array: ...
+    def growth(self, batch: BatchStatistics, window_growing: Array) -> Array: ...
     def steps(self, batch: BatchStatistics) -> Array: ...
 
 
@@ -151,19 +170,35 @@ def product_time(row: Rows, x: Array, y: Array, z: Array, blocks: Array = None) 
     return roofline(flop, row.weight * y + row.activation * z, row.knee)
 
 
-def attention_time(row: Rows, area: Array, context: Array, tokens: Array) -> Array:
-    """Prefill attention: well below ``fill`` prompt tokens the device is not full, and the time is as of so many."""
+def attention_time(row: AttentionRows, area: Array, context: Array, tokens: Array, prompts: Array) -> Array:
+    """Prefill attention of ``prompts`` chunks of ``tokens`` in all.
+
+    Query rows are computed in whole tiles: of every prompt half a tile more than there are tokens, on average, and
+    one at least. Well below ``fill`` rows the device is not full, and the time is as of so many. What few tokens read
+    and write themselves stays in the cache; the history never does.
+    """
     xp = array_namespace(row.flop, area, tokens)
-    lack = row.fill / xp.maximum(tokens, 1.0)
-    return roofline(row.flop * area * xp.sqrt(1.0 + lack * lack), row.activation * context, row.knee)
+    rows = xp.maximum(row.tile * prompts, tokens + 0.5 * row.tile * prompts)
+    lack = row.fill / xp.maximum(rows, 1.0)
+    work = (row.flop * area + row.edge_s * rows) * xp.sqrt(1.0 + lack * lack)
+    much, little = tokens * tokens, row.cache * row.cache
+    spilt = much * much / (much * much + little * little + 1e-30)
+    return roofline(work, row.traffic_s * tokens * spilt + row.activation * context, row.knee)
 
 
 def _products_time(rows: Rows, x: Array, y: Array, z: Array, blocks: Array = None) -> Array:
     return sum((product_time(Rows(*row), x, y, z, blocks) for row in zip(*rows, strict=True)), start=0.0)
 
 
-def _attentions_time(rows: Rows, area: Array, context: Array, tokens: Array) -> Array:
-    return sum((attention_time(Rows(*row), area, context, tokens) for row in zip(*rows, strict=True)), start=0.0)
+def _attentions_time(rows: AttentionRows, *chunks: Array) -> Array:
+    return sum((attention_time(AttentionRows(*row), *chunks) for row in zip(*rows, strict=True)), start=0.0)
+
+
+def decode_context_s(parameters: CostParameters, decodes: Array) -> Array:
+    """Seconds per token attended to by ``decodes`` sequences, in layers with full attention and MLA."""
+    xp = array_namespace(parameters.context_s, decodes)
+    one = 1.0 / xp.maximum(decodes, 1.0)
+    return xp.maximum(parameters.context_s + parameters.spread_s * one, parameters.unsplit_s * one)
 
 
 def experts_touched(log_expert_missed: Array, tokens: Array, skew: Array = 0.0) -> Array:
@@ -178,14 +213,26 @@ def experts_touched(log_expert_missed: Array, tokens: Array, skew: Array = 0.0) 
     return -xp.expm1(-xp.where(skew > 0.0, spread, visits))
 
 
+def padded(tokens: Array, graph_tokens: Array) -> Array:
+    """Tokens that the kernels see where an engine replays CUDA graphs, kept for 1, 2, 4 and multiples of 8 tokens.
+
+    vLLM (``cudagraph_capture_sizes``) and SGLang pad a batch up to the next one. What pads it is routed to experts,
+    too; in dense products, bound by their weights at such sizes, it costs nothing.
+    """
+    xp = array_namespace(tokens, graph_tokens)
+    whole = graph_tokens * xp.ceil(tokens / xp.maximum(graph_tokens, 1.0))
+    return xp.where((graph_tokens > 0.0) & (tokens > 4.0), whole, tokens)
+
+
 def decode_growth(parameters: IterationCost, batch: BatchStatistics, window_growing: Array) -> Array:
     """Seconds by which each next iteration of the same decodes is longer than the one before, without prompts.
 
     ``window_growing`` of them have a windowed context that still grows. It holds for ``alike_steps`` iterations.
     """
     if isinstance(parameters, CostParameters):
-        return parameters.context_s * batch.decodes + parameters.window_context_s * window_growing
-    return parameters.growth(batch)
+        grows_s = decode_context_s(parameters, batch.decodes) * batch.decodes
+        return grows_s + parameters.window_context_s * window_growing
+    return parameters.growth(batch, window_growing)
 
 
 def alike_steps(parameters: IterationCost, batch: BatchStatistics) -> Array:
@@ -208,27 +255,29 @@ def iteration_time(parameters: IterationCost, batch: BatchStatistics) -> Array:
     if not isinstance(parameters, CostParameters):
         return parameters.time(batch)
     xp = array_namespace(parameters.iteration_s, *batch)
-    prompt = batch.prefill_tokens
+    prompt, prompts = batch.prefill_tokens, batch.prefill_sequences
     tokens = batch.decodes + prompt
-    sequences = batch.decodes + batch.prefill_sequences
+    sequences = batch.decodes + prompts
     time = (
         parameters.iteration_s
         + parameters.token_s * tokens
         + parameters.sequence_s * sequences
-        + parameters.context_s * batch.decode_context
+        + decode_context_s(parameters, batch.decodes) * batch.decode_context
         + parameters.window_context_s * batch.decode_window_context
         + parameters.decode_s * batch.decodes
+        + parameters.join_s * xp.minimum(batch.decodes, 1.0)
         + parameters.prefill_token_s * prompt
-        + parameters.prefill_sequence_s * batch.prefill_sequences
         + parameters.ramp_s * tokens / (tokens + parameters.ramp_tokens)
+        + parameters.handover_s * (tokens >= parameters.handover_tokens)
         + _products_time(parameters.token_rows, tokens, 1.0, tokens, xp.ceil(tokens / TOKEN_TILE))
         + _products_time(parameters.sequence_rows, sequences, 1.0, sequences, xp.ceil(sequences / TOKEN_TILE))
-        + _attentions_time(parameters.prefill_rows, batch.prefill_area, batch.prefill_context, prompt)
+        + _attentions_time(parameters.prefill_rows, batch.prefill_area, batch.prefill_context, prompt, prompts)
         + _attentions_time(
-            parameters.prefill_window_rows, batch.prefill_window_area, batch.prefill_window_context, prompt
+            parameters.prefill_window_rows, batch.prefill_window_area, batch.prefill_window_context, prompt, prompts
         )
     )
     if len(parameters.expert_rows.flop):  # structure: models without experts do not pay for the exponential
-        touched = experts_touched(parameters.log_expert_missed, tokens, parameters.expert_skew)
+        seen = padded(tokens, parameters.graph_tokens)
+        touched = experts_touched(parameters.log_expert_missed, seen, parameters.expert_skew)
         time = time + _products_time(parameters.expert_rows, tokens, touched, tokens)
     return time

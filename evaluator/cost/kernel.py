@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 OpClass = Literal[
-    "gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise", "all_reduce", "all_to_all", "p2p"
-]
+    "gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise", "expert_elementwise", "all_reduce",
+    "all_to_all", "p2p", "sort",
+]  # fmt: skip
 Group = Literal[
     "tokens", "sequences", "experts", "prefill", "prefill_window", "decode", "decode_window",
     "linear_tokens", "linear_sequences",
@@ -30,7 +31,8 @@ class Operator:
     The linear groups have one side at most (FLOPs, bytes or messages), so that their time is a plain product.
     ``dtype`` is the one it computes in; ``collective`` and ``ranks`` say which devices talk. The last fields are the
     shape of one kernel, which efficiencies that depend on the size ask for: ``inputs`` x ``outputs`` of a matrix, query
-    and KV ``heads`` of an attention kernel, and in how many ``layers`` it is.
+    and KV ``heads`` of an attention kernel and its ``token_bytes`` (queries, output, new keys and values, per token
+    computed), and in how many ``layers`` it is.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Operator:
     outputs: int = 0
     heads: int = 0
     kv_heads: int = 0
+    token_bytes: float = 0.0
     layers: float = 1.0
 
     def times(self, count: float) -> Operator:
@@ -60,6 +63,7 @@ class Operator:
             activation_bytes=self.activation_bytes * count,
             message_bytes=self.message_bytes * count,
             launches=self.launches * count,
+            token_bytes=self.token_bytes * count,
             layers=self.layers * count,
         )
 
@@ -89,6 +93,7 @@ def _proportional(one: Operator, other: Operator) -> bool:
         (one.flops, other.flops),
         (one.weight_bytes, other.weight_bytes),
         (one.activation_bytes, other.activation_bytes),
+        (one.token_bytes, other.token_bytes),
     )
     return all(abs(a * d - b * c) <= 1e-12 * abs(a * d) for a, b in sides for c, d in sides)
 
@@ -101,5 +106,6 @@ def _add(one: Operator, other: Operator) -> Operator:
         activation_bytes=one.activation_bytes + other.activation_bytes,
         message_bytes=one.message_bytes + other.message_bytes,
         launches=one.launches + other.launches,
+        token_bytes=one.token_bytes + other.token_bytes,
         layers=one.layers + other.layers,
     )

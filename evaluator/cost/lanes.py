@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evaluator.cost.iteration import CostParameters, IterationCost, Rows
+from evaluator.cost.iteration import CostParameters, IterationCost
 
 TOKEN_ROWS = 4
 """Token rows are padded to a multiple of this, so that few different structures are compiled."""
@@ -38,8 +38,8 @@ def pad_rows(parameters: CostParameters, counts: RowCounts) -> CostParameters:
     )
 
 
-def _pad(rows: Rows, count: int) -> Rows:
-    return Rows(*(np.concatenate([field, np.zeros((count - len(field), *field.shape[1:]))]) for field in rows))
+def _pad(rows: Any, count: int) -> Any:
+    return type(rows)(*(np.concatenate([field, np.zeros((count - len(field), *field.shape[1:]))]) for field in rows))
 
 
 def structure(cost: IterationCost) -> Hashable:
@@ -67,15 +67,17 @@ def stack(lanes: Sequence[IterationCost], counts: RowCounts | None = None) -> It
         return _stack_leaves(lanes)
     counts = counts or common_counts(lanes)
     stacked: dict[str, Any] = {
-        name: Rows(
-            *(_stack_field([getattr(lane, name)[at] for lane in lanes], count) for at in range(len(Rows._fields)))
-        )
+        name: _stack_rows([getattr(lane, name) for lane in lanes], count)
         for name, count in zip(counts._fields, counts, strict=True)
     }
     for name in CostParameters._fields:
         if name not in stacked:
             stacked[name] = np.array([getattr(lane, name) for lane in lanes], dtype=float)
     return CostParameters(**stacked)
+
+
+def _stack_rows(lanes: list[Any], count: int) -> Any:
+    return type(lanes[0])(*(_stack_field(list(columns), count) for columns in zip(*lanes, strict=True)))
 
 
 def _stack_leaves(values: Sequence[Any]) -> Any:

@@ -36,6 +36,10 @@ from evaluator.cost.projections import (
 )
 from evaluator.scenario.scenario import Precision
 
+RUNTIME_BYTES = 1.6e9
+"""Bytes per device that an engine cannot use: what the driver keeps, CUDA context and graphs, communicators. Median of
+what the KV blocks that vLLM 0.15 reported on H100 leave over for five dense models (1.0 to 2.0 GB; TP 1 to 4)."""
+
 
 @cache
 def stage_parameters(model: Model, parallel: Parallel, stage: int) -> dict[str, float]:
@@ -178,7 +182,10 @@ class KvLayout:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """One device of the pipeline stage that has least room, bytes: what there is and who takes it."""
+    """One device of the pipeline stage that has least room, bytes: what there is and who takes it.
+
+    ``activation_bytes`` is all that is neither weights nor KV: the activations, and what the engine itself takes.
+    """
 
     stage: int
     usable_bytes: float
@@ -200,7 +207,7 @@ def memory_plan(
 ) -> MemoryPlan:
     """Weights, activations and KV capacity per device; the capacity is 0 where the other two leave nothing."""
     usable = memory_fraction * hardware.memory_bytes
-    active = activation_bytes(model, precision, parallel, max_num_batched_tokens, max_num_seqs)
+    active = RUNTIME_BYTES + activation_bytes(model, precision, parallel, max_num_batched_tokens, max_num_seqs)
     plans = []
     for stage in range(parallel.pipeline):
         weights = weight_bytes(model, precision, parallel, stage)

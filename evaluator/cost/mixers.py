@@ -57,17 +57,18 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
     elements = (
         4 * model.hidden  # norm with the residual added: two read, two written
         + 2 * (heads + kv_heads) * dim  # rotary embedding in place
-        + 2 * kv_heads * dim  # new keys and values, read
-        + 2 * heads * dim  # the attention kernel's queries and output
         + gate
     )
+    own = 2 * (heads + kv_heads) * dim * stream + read  # queries and output, new keys and values read and stored
     return [
         Operator(f"attention.prefill{suffix}", "attention_prefill", "prefill_window" if window else "prefill",
-                 dtype=dtype, flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads),
+                 dtype=dtype, flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads,
+                 token_bytes=own),
         Operator(f"attention.decode{suffix}", "attention_decode", "decode_window" if window else "decode",
-                 dtype=dtype, flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads),
+                 dtype=dtype, flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads,
+                 token_bytes=own),
         _ATTENTION_LAUNCH,
-        traffic("attention.elementwise", elements * stream + read, 3.0 + mixer.output_gate),
+        traffic("attention.elementwise", elements * stream, 3.0 + mixer.output_gate),
     ]  # fmt: skip
 
 
@@ -87,16 +88,17 @@ def _latent_attention(model: Model, mixer: LatentAttention, precision: Precision
         4 * model.hidden
         + 2 * ((mixer.q_lora_rank or 0) + rank)  # norms of the two compressed vectors
         + 2 * (heads + 1) * rope
-        + rank + rope  # the latent, read to be stored
-        + heads * (key + value)  # the attention kernel's queries and output
-    )  # fmt: skip
+    )
+    # The latent, read and stored; the attention kernel's queries and output.
+    own = (rank + rope + heads * (key + value)) * stream + latent
     return [
         Operator("attention.prefill", "attention_prefill", "prefill", dtype=dtype, flops=2.0 * heads * (key + value),
-                 activation_bytes=latent + heads * (key + value) * stream, launches=0.0, heads=heads, kv_heads=heads),
+                 activation_bytes=latent + heads * (key + value) * stream, launches=0.0, heads=heads, kv_heads=heads,
+                 token_bytes=own),
         Operator("attention.decode", "attention_decode", "decode", dtype=dtype, flops=2.0 * heads * (2 * rank + rope),
-                 activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1),
+                 activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1, token_bytes=own),
         _ATTENTION_LAUNCH,
-        traffic("attention.elementwise", elements * stream + latent, 4.0),
+        traffic("attention.elementwise", elements * stream, 4.0),
     ]  # fmt: skip
 
 

@@ -41,7 +41,7 @@ class PolynomialCost(NamedTuple):
         )
         return xp.where(batch.prefill_tokens > 0, prefill, decode)
 
-    def growth(self, batch: BatchStatistics) -> Array:
+    def growth(self, batch: BatchStatistics, window_growing: Array = 0.0) -> Array:
         """By how much the next decode of the same sequences takes longer."""
         return self.decode[3] * batch.decodes
 

@@ -26,6 +26,13 @@ OP_CLASSES: tuple[str, ...] = (*get_args(OpClass), "gemm_8bit", "grouped_gemm_8b
 GROUP_SIZES = (2, 4, 8)
 """Devices per node for which an all-reduce has figures of its own; the ``size`` axis."""
 
+HANDOVER_BYTES = 8.0 * 2**20
+"""Message from which vLLM leaves an all-reduce to NCCL (``CustomAllreduce``, ``max_size``)."""
+
+REDUCE_FIGURES = {"launch_s": "launch_s", "bandwidth_efficiency": "efficiency", "ramp_s": "ramp_s",
+                  "half_bytes": "half_bytes", "handover_s": "handover_s"}  # fmt: skip
+"""Figures of a group in a set, and what follows ``reduce_`` in the names of their leaves in ``Rates``."""
+
 
 class Rates(NamedTuple):
     """Hardware and calibration as arrays, float64. Axes: ``dtype`` (COMPUTE_DTYPES), ``level`` (links, nearest first),
@@ -41,21 +48,33 @@ class Rates(NamedTuple):
     launch_s: Any  # (op_class,) s per kernel
     step_overhead_s: Any  # () s of host time per iteration
     sequence_overhead_s: Any  # () s of host time per sequence
+    dispatch_s: Any  # () s that an iteration takes at least
     activation_efficiency: Any  # (op_class,) of the bandwidth, for activations
     prologue: Any  # (op_class,) elements of the inner dimension that a tile costs on top
     wave_share: Any  # (op_class,) how much of the FLOPs is done in whole waves
     wave_tiles: Any  # (op_class,) tiles in a wave
-    score_flops: Any  # (op_class,) FLOPs per attention score beyond the products
-    fill: Any  # (op_class,) prompt tokens x heads that fill the device
-    diagonal: Any  # (op_class,) attended tokens lost per prompt token
-    head_token_s: Any  # (op_class,) s per prompt token and head
+    score_flops: Any  # (op_class,) FLOPs that an attention score takes beside its products
+    score_knee: Any  # (op_class,) how little of them is hidden behind the products
+    fill: Any  # (op_class,) query rows x heads that fill the device
+    tile: Any  # (op_class,) query rows that a prompt takes at least, per head
+    packed_tile: Any  # (op_class,) the same per KV head, where its heads share a tile
+    diagonal: Any  # (op_class,) attended tokens lost per query row
+    head_token_s: Any  # (op_class,) s per query row and head
+    cache_bytes: Any  # (op_class,) traffic of a prefill call's own tokens that stays in the cache
+    store_s: Any  # (op_class,) s per prompt token and element of its keys
     head_sequence_s: Any  # (op_class,) s per sequence and head
     kv_head_sequence_s: Any  # (op_class,) s per sequence and KV head
+    join_s: Any  # (op_class,) s per layer in iterations with decodes
+    spread: Any  # (op_class,) KV heads' worth of context that a decode call waits for on top
+    unsplit_s: Any  # (op_class,) s per token attended to of a context that is not split, head size 128
+    window_rows: Any  # (op_class,) query rows computed for one in windowed decodes
     reduce_launch_s: Any  # (size,) all-reduce: s per call
     reduce_efficiency: Any  # (size,) of the link's bandwidth, as ``bandwidth_efficiency``
     reduce_ramp_s: Any  # (size,) s beyond launch and volume that a large message takes
     reduce_half_bytes: Any  # (size,) message that takes half of it
+    reduce_handover_s: Any  # (size,) s on top from HANDOVER_BYTES on
     expert_skew: Any  # () variance of the experts' popularity
+    graph_tokens: Any  # () batches are padded to multiples of so many tokens (0: they are not)
 
 
 def rates(hardware: Hardware, calibration: Calibration) -> Rates:
@@ -67,7 +86,10 @@ def rates(hardware: Hardware, calibration: Calibration) -> Rates:
         if name != "devices"
     }
     reduces = [calibration.of("all_reduce").among(size) for size in GROUP_SIZES]
-    by_size = np.array([(e.launch_s, e.bandwidth_efficiency, e.ramp_s, e.half_bytes) for e in reduces], dtype=float)
+    by_size = {
+        f"reduce_{leaf}": np.array([getattr(each, figure) for each in reduces], dtype=float)
+        for figure, leaf in REDUCE_FIGURES.items()
+    }
     links = np.array([(link.bandwidth, link.latency_s) for link in hardware.links], dtype=float).reshape(-1, 2)
     return Rates(
         np.array([peak_flops(hardware.peak_flops, dtype, hardware.name) for dtype in COMPUTE_DTYPES]),
@@ -76,11 +98,10 @@ def rates(hardware: Hardware, calibration: Calibration) -> Rates:
         links[:, 1],
         step_overhead_s=np.float64(calibration.step_overhead_s),
         sequence_overhead_s=np.float64(calibration.sequence_overhead_s),
-        reduce_launch_s=by_size[:, 0],
-        reduce_efficiency=by_size[:, 1],
-        reduce_ramp_s=by_size[:, 2],
-        reduce_half_bytes=by_size[:, 3],
+        dispatch_s=np.float64(calibration.dispatch_s),
         expert_skew=np.float64(calibration.expert_skew),
+        graph_tokens=np.float64(calibration.graph_tokens),
+        **by_size,
         **by_class,
     )
 

@@ -41,7 +41,7 @@ class TableCost(NamedTuple):
         xp = array_namespace(*point, self.decode.seconds)
         return xp.where(point[0] > 0, interpolated(self.prefill, point), interpolated(self.decode, point[2:]))
 
-    def growth(self, batch: BatchStatistics) -> Array:
+    def growth(self, batch: BatchStatistics, window_growing: Array = 0.0) -> Array:
         """By how much the next decode of the same sequences takes longer, up to the next knot of the context."""
         return interpolated(self.decode, quantities(batch)[2:], slope=True)
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from evaluator.catalog.calibration import SORT
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.dtypes import COMPUTE_DTYPES
 from evaluator.cost.fold import coefficients, reach
@@ -30,12 +31,16 @@ class IdealTime(NamedTuple):
 
 
 def ideal_times(operators: tuple[Operator, ...], hardware: Hardware) -> tuple[IdealTime, IdealTime]:
-    """(FLOPs, bytes) of these operators in seconds at the peak of the dtype each computes in, and at full bandwidth."""
-    known = coefficients(operators, reach(hardware))
+    """(FLOPs, bytes) of these operators in seconds at the peak of the dtype each computes in, and at full bandwidth.
+
+    Sorting the logits is how an engine samples, no work that the model asks for.
+    """
+    known = coefficients(tuple(each for each in operators if each.op_class != SORT), reach(hardware))
     peaks = np.array([peak_flops(hardware.peak_flops, dtype) for dtype in COMPUTE_DTYPES])
     flop_s = known.flops / peaks[known.dtype]
     weight_s = known.weight_bytes / hardware.memory_bandwidth
     moved_s = known.activation_bytes / hardware.memory_bandwidth
+    own_s = known.token_bytes / hardware.memory_bandwidth  # of attention: the same in prefill and decode
 
     def of(values: np.ndarray, *groups: str) -> float:
         return float(sum(values[known.groups[group]].sum() for group in groups))
@@ -55,7 +60,7 @@ def ideal_times(operators: tuple[Operator, ...], hardware: Hardware) -> tuple[Id
     memory = IdealTime(
         iteration_s=of(weight_s, "tokens", "sequences"),
         experts_touched_s=of(weight_s, "experts"),
-        token_s=of(moved_s, "tokens", "experts", "linear_tokens"),
+        token_s=of(moved_s, "tokens", "experts", "linear_tokens") + of(own_s, "prefill", "prefill_window"),
         sequence_s=of(moved_s, "sequences", "linear_sequences"),
         area_s=0.0,
         window_area_s=0.0,

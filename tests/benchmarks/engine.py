@@ -126,7 +126,7 @@ def general_input(
     share: float = np.inf,
     least_work: bool = False,
 ) -> tuple[GeneralLane, Requests, GeneralStructure]:
-    """The same for the general program. ``kv``: part of the KV cache; ``share``: of a long prompt in an iteration."""
+    """The same for the general program. ``kv``: so much of the KV cache; ``share``: of a prompt in an iteration."""
     lanes, requests, structure = engine_input(given)
     count, block = len(lanes.kv_units), given.kv.block_tokens
     lightllm = policy == "lightllm"

@@ -82,7 +82,11 @@ def test_decode_bandwidth_moves_the_activations(h100):
 
     _, rate = h100
     parameters = class_parameters("attention_decode", rate)
-    new = put(jax.tree.map(jax.numpy.asarray, rate), parameters, np.array([0.5, 1e-6, 1e-9, 1e-9]))
+    new = put(
+        jax.tree.map(jax.numpy.asarray, rate),
+        parameters,
+        np.where([each.name.endswith("bandwidth_efficiency") for each in parameters], 0.5, 1e-6),
+    )
     changed = np.flatnonzero(np.asarray(new.activation_efficiency) != rate.activation_efficiency)
     assert len(changed) == 1 and float(new.activation_efficiency[changed[0]]) == 0.5
 

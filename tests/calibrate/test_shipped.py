@@ -1,5 +1,7 @@
 """The sets in the catalog: where auto finds them, what they say of themselves, and whether it is so."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -29,7 +31,7 @@ def test_a_fitted_set_tells_its_fit(hardware):
 
 def test_auto_takes_serving_runs_before_kernels_before_the_datasheet():
     assert load_calibration("auto", "h100-sxm").name == "h100-sxm-vllm.serving"
-    assert load_calibration("auto", "h200-sxm").name == "h200-sxm-vllm, host of vllm.serving"
+    assert load_calibration("auto", "h200-sxm").name == "h200-sxm-vllm.serving"
     assert load_calibration("auto", "mi300x").name == "datasheet"
 
 
@@ -65,3 +67,23 @@ def test_a_transferred_set_is_the_median_of_the_others(data_folder):
     table = leave_one_out(read_tables([data_folder / "aic_custom_all_reduce.csv"]), sets)
     near = table[table["hardware"].isin(["h100-sxm", "h200-sxm"])]
     assert len(table) == 5 and (near["median"] < 0.25).all()
+
+
+def test_the_table_of_errors_is_that_of_the_sets():
+    """calibration/README.md, medians and 90th percentiles of what was held out, in per cent."""
+    text = (Path(__file__).resolve().parents[2] / "calibration" / "README.md").read_text()
+    lines = [line.split(" | ") for line in text[: text.index("## Hardware without")].splitlines() if "%)" in line]
+    sets = [load_calibration(f"{hardware}-vllm", hardware).fit["errors"] for hardware in FITTED]
+    table = {cells[0].strip("| "): [cell.strip(" |") for cell in cells[1:]] for cells in lines if len(cells) == 6}
+    assert set(table) == {label for errors in sets for label in errors}
+    for label, cells in table.items():
+        for cell, errors in zip(cells, sets, strict=True):
+            found = errors.get(label, {}).get("held_out")
+            assert cell == (f"{100 * found['median']:.1f} % ({100 * found['p90']:.0f} %)" if found else "–"), label
+
+
+@pytest.mark.parametrize(("label", "within"), [("attention_prefill", 0.07), ("grouped_gemm", 0.1), ("all_reduce", 0.1)])
+def test_held_out_medians_are_within_what_is_aimed_at(label, within):
+    for hardware in FITTED:
+        found = load_calibration(f"{hardware}-vllm", hardware).fit["errors"][label]["held_out"]
+        assert found["median"] <= within, hardware

@@ -108,3 +108,12 @@ def test_chunks_with_history_and_mixed_batches(data_folder):
     error = far["predicted_s"] / far["time_s"] - 1
     print(error.abs().median(), error.abs().quantile(0.9))
     assert error.abs().median() < 0.15
+
+
+def test_experts_without_vectors_are_left_out_and_those_without_gates_are_known(data_folder):
+    (table,) = read_tables([data_folder / "aic_moe.parquet"])
+    parts, left = select([table], "h100-sxm", UNKNOWN)
+    assert all((part.rows["intermediate"] % 16 == 0).all() for part in parts)
+    assert left["experts whose width is no multiple of 16"] > 0
+    shapes = table.rows[table.rows["gated"] == 0][["hidden", "experts", "hardware"]].drop_duplicates()
+    assert set(shapes["experts"]) == {128, 512} and "a100-sxm" not in set(shapes["hardware"])

@@ -17,7 +17,9 @@ from evaluator.catalog.model import (
     SoftmaxAttention,
     StateSpace,
 )
+from evaluator.catalog.read_model import model_to_yaml, read_model
 from evaluator.errors import InputError
+from evaluator.yaml import loads_yaml
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -88,8 +90,8 @@ FILES = {
 def test_published_config_equals_the_committed_model(file, data_folder):
     committed = load_model(FILES[file])
     imported = import_config(data_folder / "hf_configs" / f"{file}.json", FILES[file])
-    said = replace(imported, source=committed.source, published_parameters=committed.published_parameters)
-    assert said == committed
+    beside = ("source", "published_parameters", "nucleus_sampling")  # not in config.json
+    assert replace(imported, **{name: getattr(committed, name) for name in beside}) == committed
 
 
 def test_every_published_config_is_in_the_catalog(data_folder):
@@ -122,6 +124,16 @@ def test_a_file_gives_its_name(tmp_path):
     inside = tmp_path / "my-model" / "config.json"
     inside.write_text(json.dumps(LLAMA))
     assert import_config(inside).name == "my-model"
+
+
+@pytest.mark.parametrize(("asked", "nucleus"), [({"top_p": 0.9}, True), ({"top_k": 50}, False), (None, False)])
+def test_sampling_is_read_from_beside(tmp_path, asked, nucleus):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    if asked is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(asked))
+    imported = import_config(tmp_path / "config.json", "mine")
+    assert imported.nucleus_sampling is nucleus
+    assert read_model(loads_yaml(model_to_yaml(imported)), "mine.yaml") == imported
 
 
 def test_nested_text_config():

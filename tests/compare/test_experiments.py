@@ -13,7 +13,7 @@ def test_specifications_are_joined_with_measurements(small):
     first, second, _ = read_experiments(*small)
     assert first.stages == (0, 1, -1)
     assert first.row(1).values["itl_mean"] == pytest.approx(7e-3)
-    assert first.row(1).output_tokens == 39.5
+    assert first.row(1).counted_tokens == 39.5
     assert second.stages == (0,)
     assert [stage.requests for stage in first.workload.stages] == [40, 120]
 

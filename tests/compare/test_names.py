@@ -43,10 +43,12 @@ def test_hardware(published, name):
 
 
 def test_unknown_names_are_told():
-    with pytest.raises(InputError, match="model foo/Bar-9B is not in the catalog"):
+    with pytest.raises(InputError, match=r"model foo/Bar-9B is not in the catalog.*--out my/models/llm/bar-9b\.yaml"):
         model_name("foo/Bar-9B")
     with pytest.raises(InputError, match="GPU Abacus is not in the catalog"):
         hardware_name("Abacus")
+    with pytest.raises(InputError, match="its a100-sxm has 86 GB"):
+        hardware_name("A100-SXM4-40GB")
 
 
 def test_precisions():

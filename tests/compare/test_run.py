@@ -8,17 +8,20 @@ import pytest
 from evaluator.catalog import load_calibration
 from evaluator.compare import (
     compare_experiments,
-    cross_validate,
     described,
     fit_serving,
     headline,
+    held_out,
     read_experiments,
     summarise,
 )
+from evaluator.compare.campaign import PARTITIONS, parts
 from evaluator.compare.experiments import Measured
-from evaluator.compare.parameters import active, adjusted
+from evaluator.compare.fit import FitResult
+from evaluator.compare.parameters import active, adjusted, as_vllm
 from evaluator.compare.report import by_stage, pooled, usable
 from evaluator.compare.write import calibration_text
+from evaluator.errors import InputError
 from evaluator.simulation.frontend import client_times
 from evaluator.yaml import loads_yaml
 
@@ -44,6 +47,18 @@ def test_every_stage_and_metric_has_its_signed_error(table):
     assert set(table.loc[table["exp_id"] == "b", "stage_index"]) == {0}
 
 
+def test_the_time_between_tokens_is_per_token_that_the_client_counts(experiments):
+    from evaluator.compare.run import predictions, simulate_server
+    from evaluator.compare.servers import server
+    from evaluator.compare.traffic import requests
+
+    times = simulate_server(server(experiments[0], "datasheet"), requests(experiments[0], 0))
+    all_, fewer = predictions(times, 0), predictions(times, 0, counted_tokens=27.0)
+    for metric in ("itl_mean", "tpot_p90"):
+        assert fewer[metric] == pytest.approx(all_[metric] * 39 / 26)
+    assert fewer["e2e_mean"] == all_["e2e_mean"]
+
+
 def test_what_cannot_run_is_a_row_with_its_reason(table):
     (one,) = table[table["exp_id"] == "c"].to_dict("records")
     assert one["status"].startswith("cannot run: GPU Abacus-3 is not in the catalog")
@@ -63,6 +78,15 @@ def test_requests_that_never_fit_are_told(campaign):
 
     found = read_experiments(*campaign([entry("a", total_kv_blocks=2)], [row("a", 0)]))
     assert compare_experiments(found, "datasheet", seeds=(0,))["status"].iloc[0].startswith("cannot run: some requests")
+
+
+def test_prompts_too_long_for_one_iteration_are_told(campaign):
+    from tests.compare.conftest import entry, row
+
+    whole = {"chunked_prefill": False, "prefix_caching": False, "max_num_batched_tokens": 256}
+    found = read_experiments(*campaign([entry("a", **whole)], [row("a", 0)]))
+    (status,) = compare_experiments(found, "datasheet", seeds=(0,))["status"]
+    assert "tokens exceed max_num_batched_tokens 256, and chunked_prefill is off" in status
 
 
 def test_what_is_around_the_engine_is_added_to_both_latencies():
@@ -94,33 +118,56 @@ def test_a_fit_explains_what_a_known_set_has_made(experiments):
     truth = adjusted(base, {"weight_bandwidth": 0.9, "step_overhead_s": 2e-3, "frontend_s": 8e-3})
     world = measured_by(experiments, truth)
     before = headline(compare_experiments(world, base, seeds=(0,)))
-    fitted = fit_serving(world, base)
-    after = headline(compare_experiments(world, fitted.calibration, seeds=(0,)))
+    fitted = fit_serving(world, {"h100-sxm": base})
+    after = headline(compare_experiments(world, adjusted(base, fitted.values), seeds=(0,)))
     assert after["itl_mean"] < 1 < 10 < before["itl_mean"]
     assert after["ttft_mean"] < 8 < 20 < before["ttft_mean"]
     assert set(fitted.values) == {parameter.name for parameter in active(base, 2)}
     assert all(0 <= share <= 1 for share in fitted.prior_share.values())
     assert fitted.prior_share["expert_bandwidth"] > 0.99  # a dense model says nothing of experts
-    held = cross_validate(world, base, start=fitted.values, folds=2)
-    assert "a" not in held["a"].experiments
+
+
+def test_a_prediction_held_out_has_not_seen_the_experiment(experiments, monkeypatch):
+    from evaluator.compare import campaign
+
+    seen = []
+
+    def fit(kept, *_, **__):
+        seen.append([each.id for each in kept])
+        return FitResult({}, experiments=tuple(seen[-1]))
+
+    monkeypatch.setattr(campaign, "fit_serving", fit)
+    table = held_out(experiments[:2], "fold")
+    assert list(dict.fromkeys(table["exp_id"])) == ["a", "b"]
+    assert seen == [["b"], ["a"]]
+    with pytest.raises(InputError, match="nothing is left to fit where one model is kept aside"):
+        held_out(experiments[:2], "model")
+
+
+def test_all_experiments_are_kept_aside_once(experiments):
+    for partition in PARTITIONS:
+        aside = [each.id for group in parts(experiments[:2], partition) for each in group]
+        assert sorted(aside) == ["a", "b"]
 
 
 def test_a_fitted_set_reads_back_equal(experiments):
     from evaluator.catalog.calibration import read_calibration
-    from evaluator.compare.fit import FitResult, renamed
+    from evaluator.compare.fit import renamed
 
     base = load_calibration("datasheet", "any")
-    values = {"weight_bandwidth": 1.1, "launch": 1.25, "frontend_s": 5e-3, "lookahead_steps": 1.25}
+    values = {"weight_bandwidth": 1.1, "launch": 1.25, "sort_start_s": 3e-4, "expert_skew": 0.5, "frontend_s": 5e-3,
+              "lookahead_steps": 1.25}  # fmt: skip
     some = dict.fromkeys(values, 0.1)
-    fitted = FitResult(renamed(adjusted(base, values), "mine", "l40s"), values, some, some)
-    text = calibration_text(fitted, base, "two\nlines")
+    set_ = renamed(adjusted(as_vllm(base), values), "mine", "l40s")
+    text = calibration_text(set_, FitResult(values, some, some), base, "two\nlines")
     assert text.startswith("# two\n# lines\nname: mine\n")
     again = read_calibration(loads_yaml(text), "mine.yaml")
     assert again.efficiencies["gemm"].bandwidth_efficiency == pytest.approx(0.82 * 1.1)
-    for name, one in fitted.calibration.efficiencies.items():
+    for name, one in set_.efficiencies.items():
         *read, groups = astuple(again.efficiencies[name])
         *written, expected = astuple(one)
         assert read == pytest.approx(written, rel=1e-5) and groups == expected
     assert (again.frontend_s, again.lookahead_steps, again.hardware) == (5e-3, 1.25, "l40s")
+    assert (again.expert_skew, again.graph_tokens, again.of("sort").launch_s) == (0.5, 8.0, 3e-4)
     assert "launch 1.25 +- 10 %" in again.sources["elementwise"]
     assert again.sources["p2p"] == "as in the set datasheet"

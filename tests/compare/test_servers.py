@@ -6,8 +6,10 @@ import pytest
 
 from evaluator.catalog import load_calibration
 from evaluator.catalog.calibration import HOST, with_host
-from evaluator.compare.servers import calibration_for
+from evaluator.compare import read_experiments
+from evaluator.compare.servers import calibration_for, server
 from evaluator.errors import InputError
+from tests.compare.conftest import entry, row
 
 
 def test_the_best_set_is_chosen():
@@ -27,6 +29,31 @@ def test_kernels_take_the_host_of_serving_runs():
     serving = load_calibration("vllm.serving", "any")
     kernels = replace(load_calibration("datasheet", "any"), name="kernels")
     both = with_host(kernels, serving)
-    assert both.efficiencies == kernels.efficiencies
+    assert both.efficiencies == {**kernels.efficiencies, "sort": serving.efficiencies["sort"]}
     assert all(getattr(both, name) == getattr(serving, name) for name in HOST)
     assert both.name == "kernels, host of vllm.serving"
+
+
+@pytest.mark.parametrize("size", ["data_parallel_size", "pipeline_parallel_size"])
+def test_one_replica_of_one_stage_is_simulated(campaign, size):
+    (only,) = read_experiments(*campaign([entry("a") | {size: 2}], [row("a", 0)]))
+    with pytest.raises(InputError, match=f"{size} 2 is not supported"):
+        server(only, "datasheet")
+
+
+def test_only_experts_warm_up(campaign):
+    models = ("meta-llama/Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1")
+    found = read_experiments(*campaign([entry(model, model, tensor=2) for model in models], [row(models[0], 0)]))
+    set_ = replace(load_calibration("datasheet", "any"), warm_up_s=2.0)
+    assert [server(each, set_).warm_up_s for each in found] == [0.0, 2.0]
+
+
+def test_experts_may_be_dealt_out_whole(campaign):
+    entries = [
+        entry(name, "mistralai/Mixtral-8x7B-v0.1", tensor=2, enable_expert_parallel=name == "b") for name in "ab"
+    ]
+    cut, whole = read_experiments(*campaign(entries, [row("a", 0)]))
+    assert server(cut, "datasheet").cost.expert_rows.weight == pytest.approx(
+        server(whole, "datasheet").cost.expert_rows.weight
+    )
+    assert (cut.expert_parallel, whole.expert_parallel) == (False, True)

@@ -1,5 +1,7 @@
 """From operators to iteration time: limits, proportions, and JAX against NumPy."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluator.cost import Parallel, coefficients, fold, fold_rates, iteration_time, operators, rates, reach
+from evaluator.catalog.calibration import OperatorEfficiency
+from evaluator.cost import (
+    Parallel,
+    coefficients,
+    fold,
+    fold_rates,
+    ideal_times,
+    iteration_time,
+    operators,
+    rates,
+    reach,
+)
 from evaluator.cost.batch import attention_area, decode_batch, prefill_batch, together
+from evaluator.cost.iteration import padded
 from evaluator.scenario.scenario import Precision
 from tests.cost.fixtures import ALL_MODELS, H100, LLAMA_8B, LLAMA_70B, PERFECT, QWEN3_235B, calibration
 
@@ -137,11 +151,38 @@ def test_gradients_are_finite_differences(case, knee):
         assert np.all(np.isfinite(slope)), name
         if case == "knee" and knee == 0.0:
             continue  # the classic maximum has no derivative at its knee; a finite subgradient is enough
-        step = 1e-5 * np.maximum(np.abs(leaf), 1e-3)
+        step = 1e-5 * np.maximum(np.abs(leaf), 1e-8 if name.endswith("_s") else 1e-3)
         for at in np.ndindex(np.shape(leaf)):
             up, down = (base._replace(**{name: leaf.at[at].add(sign * step[at])}) for sign in (1.0, -1.0))
             estimate = (time(up) - time(down)) / (2 * step[at])
             assert slope[at] == pytest.approx(float(estimate), rel=2e-4, abs=1e-9 * float(time(base)) / step[at]), name
+
+
+def test_a_batch_is_padded_to_the_next_graph():
+    assert [padded(float(tokens), 8.0) for tokens in (1, 2, 4, 5, 8, 9, 100)] == [1, 2, 4, 8, 8, 16, 104]
+    assert [padded(float(tokens), 0.0) for tokens in (1, 9)] == [1, 9]
+    graphs = replace(calibration(), graph_tokens=8.0)
+    eager, replayed = (fold(operators(QWEN3_235B, BF16, Parallel()), H100, each) for each in (calibration(), graphs))
+    assert iteration_time(replayed, decode_batch(9.0, 100.0, None)) == pytest.approx(
+        iteration_time(eager, decode_batch(16.0, 100.0, None)), rel=0.02
+    )
+
+
+def test_logits_are_ordered_where_the_model_asks_and_the_engine_does():
+    asks = replace(LLAMA_8B, nucleus_sampling=True)
+    orders = replace(calibration(), efficiencies={**PERFECT.efficiencies, "sort": OperatorEfficiency(1, 0.5, 0, 1e-3)})
+    plain = replace(calibration(), efficiencies=PERFECT.efficiencies)
+    batch = decode_batch(4.0, 100.0, None)
+
+    def time(model, set_):
+        return iteration_time(fold(operators(model, BF16, Parallel()), H100, set_), batch)
+
+    extra = 1e-3 + 4 * 128256 * 220 / (0.5 * 3.35e12)
+    assert time(asks, orders) - time(LLAMA_8B, orders) == pytest.approx(extra)
+    assert time(asks, plain) == time(LLAMA_8B, plain)
+    assert ideal_times(operators(asks, BF16, Parallel()), H100) == ideal_times(
+        operators(LLAMA_8B, BF16, Parallel()), H100
+    )
 
 
 def test_attention_area():

@@ -1,5 +1,6 @@
 """Weights, KV and what fits."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluator.catalog import parameter_count
+from evaluator.catalog import load_hardware, load_model, parameter_count
+from evaluator.compare.names import hardware_name, model_name
 from evaluator.cost import (
     Parallel,
     kv_bytes_per_token,
@@ -127,6 +129,22 @@ def test_capacity_is_what_is_left():
     assert plan.kv.capacity_tokens == 16 * plan.kv.capacity_units
 
 
+def test_the_blocks_that_vllm_reports(data_folder):
+    """Dense models of the recorded serving runs; Llama 4's vision tower is not counted."""
+    specs = data_folder / "vllm_serving_specs.json"
+    if not specs.is_file():
+        pytest.skip(f"no {specs.name}")
+    for each in json.loads(specs.read_text())["experiments"]:
+        if each["total_kv_blocks"] is None or "Llama-4" in each["model"]:
+            continue
+        plan = memory_plan(
+            load_model(model_name(each["model"])), load_hardware(hardware_name(each["gpu"])), BF16,
+            Parallel(each["tensor_parallel_size"]), max_num_batched_tokens=each["max_num_batched_tokens"],
+            max_num_seqs=each["max_num_seqs"],
+        )  # fmt: skip
+        assert plan.kv.capacity_units == pytest.approx(each["total_kv_blocks"], rel=0.015)
+
+
 def test_the_fullest_stage_limits():
     plan = memory_plan(LLAMA_70B, H100, BF16, Parallel(4, 3))
     assert plan.stage == 0  # 27, 27 and 26 layers, and the first stage has the embedding
@@ -139,7 +157,7 @@ def test_the_fullest_stage_limits():
         (
             Parallel(),
             r"does not fit: 141.1 GB of weights per device exceed the 72.0 GB usable of 80 GB on h100; "
-            r"remedy: tensor_parallel >= 2 or pipeline_parallel >= 2",
+            r"remedy: tensor_parallel >= 4 or pipeline_parallel >= 4",
         ),
         (Parallel(8), None),
     ],

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evaluator.cost.iteration import CostParameters, Rows
+from evaluator.cost.iteration import AttentionRows, CostParameters, Rows
 from evaluator.device import configure
 from evaluator.stations.engine import POLICIES, Lane, LaneResult, Requests, Structure, run_lanes
 from tests.stations.build import (
@@ -151,13 +151,13 @@ def _busy_case(name: str) -> Case:
     )  # fmt: skip
 
 
-PRODUCT, ATTENTION = ("flop", "weight", "activation", "knee"), ("flop", "activation", "knee", "fill")
-ROW_FIELDS = {  # which of the fields of Rows a group of operators has a use for
+PRODUCT = ("flop", "weight", "activation", "knee")
+ROW_FIELDS = {  # which of the fields of its rows a group of operators has a use for
     "token_rows": (*PRODUCT, "waves", "wave_s"),
     "sequence_rows": PRODUCT,
     "expert_rows": PRODUCT,
-    "prefill_rows": ATTENTION,
-    "prefill_window_rows": ATTENTION,
+    "prefill_rows": AttentionRows._fields,
+    "prefill_window_rows": AttentionRows._fields,
 }
 COST_INPUTS = [
     *(f"cost.{name}.{field}" for name, fields in ROW_FIELDS.items() for field in fields),
@@ -207,7 +207,7 @@ def _changed(lane: Lane, requests: Requests, name: str) -> tuple[Lane, Requests]
 
 def test_every_input_is_tried():
     assert set(ROW_FIELDS) == {name for name in CostParameters._fields if name.endswith("_rows")}
-    assert {field for fields in ROW_FIELDS.values() for field in fields} == set(Rows._fields)
+    assert {field for fields in ROW_FIELDS.values() for field in fields} == {*Rows._fields, *AttentionRows._fields}
     names = {name.split(".")[0].removesuffix(" of requests") for name in INPUTS}
     assert names >= {*Lane._fields, *Requests._fields}
 

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.cost.iteration import CostParameters, Rows
+from evaluator.cost.iteration import AttentionRows, CostParameters, Rows
 from evaluator.reference import SCHEDULERS, Iteration, Limits, Outcome, Request, simulate
 
 NO_ROWS = Rows(*(np.zeros(0) for _ in Rows._fields))
+NO_ATTENTION = AttentionRows(*(np.zeros(0) for _ in AttentionRows._fields))
 
 
 def linear_cost(iteration_s=1.0, token_s=0.0, context_s=0.0) -> CostParameters:
     """An iteration takes so long, plus so much per token computed and per token attended to by decodes."""
-    zero = CostParameters(*(NO_ROWS,) * 5, *(0.0,) * (len(CostParameters._fields) - 5))
+    rows = (NO_ROWS,) * 3 + (NO_ATTENTION,) * 2
+    zero = CostParameters(*rows, *(0.0,) * (len(CostParameters._fields) - len(rows)))
     return zero._replace(iteration_s=iteration_s, token_s=token_s, context_s=context_s, ramp_tokens=1.0)
 
 
@@ -28,27 +30,41 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
 
     def rows(count: int, flop: float, weight: float, activation: float) -> Rows:
         sides = [rng.uniform(0.2, 1.0, count) * side * scale for side in (flop, weight, activation)]
-        waves, fill = rng.uniform(0.0, 2.0, count), rng.uniform(0.0, 500.0, count)
-        return Rows(*sides, rng.uniform(0.0, 0.4, count), waves, rng.uniform(0.0, 1e-3, count) * scale, fill)
+        waves = rng.uniform(0.0, 2.0, count)
+        return Rows(*sides, rng.uniform(0.0, 0.4, count), waves, rng.uniform(0.0, 1e-3, count) * scale)
+
+    def attention(count: int) -> AttentionRows:
+        largest = {"flop": 3e-9, "activation": 2e-8, "knee": 0.4, "edge_s": 1e-7, "traffic_s": 1e-6, "tile": 64.0,
+                   "fill": 500.0, "cache": 300.0}  # fmt: skip
+        seconds = ("flop", "activation", "edge_s", "traffic_s")
+        factor = {name: scale if name in seconds else 1.0 for name in largest}
+        return AttentionRows(
+            **{name: rng.uniform(0.2, 1.0, count) * most * factor[name] for name, most in largest.items()}
+        )
 
     return CostParameters(
         token_rows=rows(3, 2e-5, 3e-3, 2e-6),
         sequence_rows=rows(1, 1e-6, 1e-4, 1e-7),
         expert_rows=rows(2 * experts, 2e-5, 3e-3, 2e-6),
-        prefill_rows=rows(1, 3e-9, 0.0, 2e-8),
-        prefill_window_rows=rows(int(windowed), 3e-9, 0.0, 2e-8),
+        prefill_rows=attention(1),
+        prefill_window_rows=attention(int(windowed)),
         log_expert_missed=np.log1p(-2 / 8) if experts else 0.0,
         iteration_s=5e-4 * scale,
         token_s=1e-6 * scale,
         sequence_s=1e-5 * scale,
         context_s=3e-7 * rng.uniform() * scale,
+        spread_s=1e-6 * rng.uniform() * scale,
+        unsplit_s=1e-6 * rng.uniform() * scale,
         window_context_s=1e-7 * scale if windowed else 0.0,
         expert_skew=rng.uniform(0.0, 2.0) if experts else 0.0,
+        graph_tokens=8.0 if experts else 0.0,
         decode_s=1e-5 * rng.uniform() * scale,
         prefill_token_s=1e-6 * rng.uniform() * scale,
-        prefill_sequence_s=1e-4 * rng.uniform() * scale,
+        join_s=1e-3 * rng.uniform() * scale,
         ramp_s=1e-3 * rng.uniform() * scale,
         ramp_tokens=300.0,
+        handover_s=1e-3 * rng.uniform() * scale,
+        handover_tokens=15.0,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from evaluator.cost.iteration import decode_context_s
 from evaluator.reference import Outcome
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.histogram import RELATIVE_ERROR, bin_middles
@@ -49,5 +50,5 @@ def _assert_same_gaps(case: Case, result: LaneResult, expected: Outcome) -> None
     exact = np.quantile(gaps, QUANTILES, method="inverted_cdf")
     # The gaps of a leap, of at most 128 steps, are entered at their mean: half of what the leap's context grows.
     decodes = min(case.limits.max_num_seqs, len(tokens))
-    growth_s = 64 * decodes * (case.cost.context_s + case.cost.window_context_s)
+    growth_s = 64 * decodes * (decode_context_s(case.cost, float(decodes)) + case.cost.window_context_s)
     assert (abs(found / exact - 1) <= RELATIVE_ERROR + growth_s / gaps.min() + 1e-12).all(), case

@@ -103,10 +103,10 @@ def _lane_of(given: GeneralCase) -> GeneralLane:
     return GeneralLane(lane, given.costs, rules)
 
 
-def run_general(cases: Sequence[GeneralCase], kind: Kind, vectorise: bool = False) -> list[LaneResult]:
-    """The general program's results, one per case, cut to the case's requests."""
+def run_general(cases: Sequence[GeneralCase], kind: Kind, vectorise: bool = False, slots: int = 0) -> list[LaneResult]:
+    """The general program's results on at least ``slots`` slots, one per case, cut to the case's requests."""
     configure()
-    slots = max(len(given.case.arrival_s) for given in cases)
+    slots = max(slots, *(len(given.case.arrival_s) for given in cases))
     pairs = [(_lane_of(given), requests_of(given.case, slots)) for given in cases]
     inputs = jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
     found = jax.tree.map(np.asarray, run_general_lanes(*inputs, kind.structure, vectorise))

@@ -7,8 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from evaluator.cost.dispatched import Dispatched
+from evaluator.cost.iteration import decode_context_s
 from evaluator.reference import Outcome
 from evaluator.stations.engine import POLICIES, LaneResult
+from tests.reference.build import linear_cost
 from tests.stations.build import RING, Case, build, constant_cost, random_cases, random_cost, run_engine, run_reference
 from tests.stations.compare import assert_same, assert_same_times
 
@@ -147,5 +150,17 @@ def test_decodes_alone_by_hand():
     assert result.iterations == expected.iterations == 4
     assert result.scheduled_s[0] == 2.0
     steps = np.diff(expected.requests[0].token_s)
-    np.testing.assert_allclose(np.diff(steps), cost.context_s, rtol=1e-6)
+    np.testing.assert_allclose(np.diff(steps), decode_context_s(cost, 1.0), rtol=1e-6)
     assert_same(case, result, expected)
+
+
+def test_a_leap_ends_where_the_device_outgrows_the_host():
+    """A prompt of 10 tokens, 400 outputs: decodes take as long as the host up to a context of 200, then more."""
+    cost = Dispatched(linear_cost(1.0, context_s=0.01), np.float64(3.0))
+    case = build(cost, "chunked", [0.0], [10], [400])
+    expected = run_reference(case)
+    (result,) = run_engine([case])
+    contexts = np.arange(11, 410)
+    np.testing.assert_allclose(np.diff(expected.requests[0].token_s), np.maximum(3.0, 1.0 + 0.01 * contexts))
+    assert_same_times(case, result, expected)
+    assert result.iterations == expected.iterations == 400

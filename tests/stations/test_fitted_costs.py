@@ -1,4 +1,5 @@
-"""Costs fitted to measured iterations in the engine, which leaps, against the plain loop over single iterations."""
+"""Costs fitted to measured iterations, and a host that runs ahead, in the engine, which leaps, against the plain loop
+over single iterations."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.polynomial import PolynomialCost
 from evaluator.cost.quantities import PEAKS
 from evaluator.cost.table import Grid, TableCost
 from evaluator.reference import Outcome, Request, simulate
 from evaluator.stations.engine import LaneResult
-from tests.stations.build import Case, random_case, run_engine, run_reference
+from tests.stations.build import Case, random_case, random_cost, run_engine, run_reference
 from tests.stations.compare import TOLERANCE, assert_same_times
 
 CASES = 80
@@ -42,7 +44,12 @@ def random_table(rng: np.random.Generator) -> TableCost:
     return TableCost(prefill, random_grid(rng, decodes, context), np.float64(0.0), np.float64(0.0))
 
 
-@pytest.fixture(scope="module", params=[random_polynomial, random_table])
+def random_dispatched(rng: np.random.Generator) -> Dispatched:
+    """A host now slower than any iteration, now than some."""
+    return Dispatched(random_cost(rng, experts=False, windowed=False), np.float64(rng.uniform(2e-3, 2e-2)))
+
+
+@pytest.fixture(scope="module", params=[random_polynomial, random_table, random_dispatched])
 def pairs(request: pytest.FixtureRequest) -> list[tuple[Case, LaneResult, Outcome]]:
     cases = [
         replace(random_case(seed, False, False), cost=request.param(np.random.default_rng(seed)))

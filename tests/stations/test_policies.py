@@ -54,7 +54,7 @@ def test_the_cached_prefix_of_a_prompt_takes_no_tokens_but_is_attended_to():
     cases = [build(cost, "chunked", [0], [100], [1], cached_tokens=cached) for cached in (0, 90)]
     fresh, cached = run_engine(cases)
     assert (fresh.last_token_s[0], cached.last_token_s[0]) == (100, 10)
-    area = constant_cost()._replace(prefill_rows=type(cost.prefill_rows)(np.ones(1), *np.zeros((6, 1))))
+    area = constant_cost()._replace(prefill_rows=type(cost.prefill_rows)(np.ones(1), *np.zeros((7, 1))))
     fresh, cached = run_engine([build(area, "chunked", [0], [100], [1], cached_tokens=cached) for cached in (0, 90)])
     assert fresh.last_token_s[0] == pytest.approx(100 * 101 / 2)
     assert cached.last_token_s[0] == pytest.approx(100 * 101 / 2 - 90 * 91 / 2)

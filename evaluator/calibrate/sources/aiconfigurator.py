@@ -2,6 +2,7 @@
 
 ``message_size_bytes`` is derived from upstream's number of elements. fp8 GEMMs exclude the quantisation of activations.
 Routing by a power law gives an expert-parallel rank the load of the fullest one, which no column tells: those rows go.
+Experts of Nemotron 3 have no gate; no column tells that either, but their shapes do (A100's older table gates them).
 """
 
 from __future__ import annotations
@@ -70,10 +71,17 @@ def moe(frame: pd.DataFrame) -> pd.DataFrame:
             "top_k": frame["top_k"],
             "experts": frame["num_experts"],
             "expert_parallel": frame["moe_ep_size"],
+            "gated": (~_nemotron(frame)).astype(float),
             "routing": balanced.map({True: "balanced", False: "skewed"}),
         }
     )
     return rows[balanced | (frame["moe_ep_size"] == 1)]
+
+
+def _nemotron(frame: pd.DataFrame) -> pd.Series:
+    """Nemotron 3 Nano has 128 experts on a hidden size of 2,688, Super 512 experts of which a token visits 22."""
+    shapes = (frame["hidden_size"] == 2688) | ((frame["num_experts"] == 512) & (frame["top_k"] == 22))
+    return shapes & (frame["engine_version"] != "0.14.0")
 
 
 def custom_all_reduce(frame: pd.DataFrame) -> pd.DataFrame:

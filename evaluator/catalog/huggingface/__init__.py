@@ -34,7 +34,8 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
 
     ``name`` is the catalog name; without it the file's name, lower case, without the organisation before ``--``.
     Vision parts, and layers that predict further tokens, are not counted. Raises InputError for a model_type or a
-    key that no reader knows: a structural field is never guessed.
+    key that no reader knows: a structural field is never guessed. A ``generation_config.json`` beside the file says
+    how the model samples.
     """
     content, where = (config, "config.json") if isinstance(config, Mapping) else (_read_json(config), Path(config).name)
     outer = Config(content, where)
@@ -51,6 +52,7 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
         layers=layers,
         tied_embeddings=_tied(outer, text, family),
         checkpoint=checkpoint_precision(outer, text, layers),
+        nucleus_sampling=not isinstance(config, Mapping) and _nucleus(Path(config).parent / "generation_config.json"),
     )
     for part in {id(outer): outer, id(text): text}.values():
         part.finish(family.ignored)
@@ -67,6 +69,12 @@ def _family(outer: Config) -> Family:
 def _tied(outer: Config, text: Config, family: Family) -> bool:
     inner, around = text.flag("tie_word_embeddings", None), outer.flag("tie_word_embeddings", None)
     return next((tied for tied in (inner, around) if tied is not None), family.tied_default)
+
+
+def _nucleus(path: Path) -> bool:
+    """Whether a ``generation_config.json`` asks for top-p; without the file no."""
+    asked = _read_json(path) if path.is_file() else {}
+    return (asked.get("top_p") or 1.0) < 1.0
 
 
 def _read_json(path: str | Path) -> Any:

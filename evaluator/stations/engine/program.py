@@ -1,9 +1,10 @@
 """The token-exact serving engine: one lane's event loop as a scalar JAX program, and the map over lanes.
 
 One trip of the loop is one iteration that computes prompts, or a leap over all decode iterations up to the next event:
-a completion, an admissible arrival, or a context that fills the attention window. In between the batch is fixed and an
-iteration's time is affine in the number of iterations, so their sum has a closed form and the result equals a loop over
-single iterations (``evaluator.reference``) to rounding, at a cost per request instead of per token.
+a completion, an admissible arrival, a context that fills the attention window, or a device that grows slower than the
+host. In between the batch is fixed and an iteration's time is affine in the number of iterations, so their sum has a
+closed form and the result equals a loop over single iterations (``evaluator.reference``) to rounding, at a cost per
+request instead of per token.
 
 On CPU the lanes run one after another (``lax.map``) and XLA compiles the whole loop into one function
 (``evaluator.device`` asks it to), at a few hundred instructions a trip; elsewhere the same program is vmapped.

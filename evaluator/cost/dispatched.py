@@ -1,0 +1,56 @@
+"""A host that runs ahead of the device: an iteration takes no less than it needs to dispatch one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from evaluator.cost.iteration import (
+    Array,
+    BatchStatistics,
+    CostParameters,
+    array_namespace,
+    decode_growth,
+    iteration_time,
+)
+
+
+class Dispatched(NamedTuple):
+    """The cost of the device, and the least that an iteration takes; an ``IterationCost``.
+
+    The device may outgrow the host while the same sequences decode, once: up to there all iterations take the same.
+    """
+
+    device: CostParameters
+    dispatch_s: Array
+
+    @property
+    def log_expert_missed(self) -> Array:
+        """As of the device."""
+        return self.device.log_expert_missed
+
+    @property
+    def expert_skew(self) -> Array:
+        """As of the device."""
+        return self.device.expert_skew
+
+    def time(self, batch: BatchStatistics) -> Array:
+        """The longer of what device and host take, seconds."""
+        device_s = iteration_time(self.device, batch)
+        return array_namespace(self.dispatch_s, device_s).maximum(device_s, self.dispatch_s)
+
+    def growth(self, batch: BatchStatistics, window_growing: Array) -> Array:
+        """By how much the next decode of the same sequences takes longer: by nothing while the host is slower."""
+        spare_s = self.dispatch_s - iteration_time(self.device, batch)
+        growth_s = decode_growth(self.device, batch, window_growing)
+        return array_namespace(spare_s, growth_s).where(spare_s > 0.0, 0.0, growth_s)
+
+    def steps(self, batch: BatchStatistics) -> Array:
+        """For how many decodes that holds: up to the last in which the device is not slower than the host.
+
+        A windowed context grows no faster than a full one: one too few is no harm, the next look counts anew.
+        """
+        spare_s = self.dispatch_s - iteration_time(self.device, batch)
+        fastest_s = decode_growth(self.device, batch, batch.decodes)
+        xp = array_namespace(spare_s, fastest_s)
+        ahead = 1.0 + xp.floor(xp.minimum(spare_s / xp.maximum(fastest_s, 1e-30), 1e9))
+        return xp.where(spare_s > 0.0, ahead, float("inf"))
