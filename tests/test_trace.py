@@ -13,15 +13,16 @@ from tests.test_run import scenario
 
 METADATA, SLICE, COUNTER, BEGIN, END = "M", "X", "C", "b", "e"
 FIELDS = {
-    METADATA: {"name", "pid", "args"},
+    METADATA: {"name", "pid", "tid", "args"},
     SLICE: {"name", "pid", "tid", "ts", "dur", "args"},
     COUNTER: {"name", "pid", "ts", "args"},
-    BEGIN: {"name", "pid", "tid", "ts", "id", "cat"},
-    END: {"name", "pid", "tid", "ts", "id", "cat"},
+    BEGIN: {"name", "pid", "tid", "ts", "id2", "cat"},
+    END: {"name", "pid", "tid", "ts", "id2", "cat"},
 }
 RUNS = {
     "replicas": ("deployment.replicas=2", "workload.seeds=[4, 5]"),
     "one router": ("deployment.replicas=2", "deployment.router=least_work"),
+    "closed loop": ("workload.arrivals={process: closed_loop, users: 8}",),
     "pipeline": ("deployment.pipeline_parallel=2", "workload.arrivals.rate_rps=30"),
     "preemption": (
         "deployment.hardware=rtx-4090",
@@ -56,15 +57,27 @@ def test_every_event_has_the_fields_of_its_phase(traced):
 
 def test_tracks_are_named_and_slices_on_them_do_not_overlap(traced):
     events, requests, _ = traced
-    names = {(event["pid"], event.get("tid")): event["args"]["name"] for event in of(events, METADATA)}
+    names = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in of(events, METADATA)}
+    processes = {pid: name for (kind, pid, _), name in names.items() if kind == "process_name"}
+    threads = {(pid, tid): name for (kind, pid, tid), name in names.items() if kind == "thread_name"}
     tracks = defaultdict(list)
     for event in of(events, SLICE):
         tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
-    assert {name for (_, track), name in names.items() if track is None} >= {"requests", "replica 0"}
-    assert set(tracks) == {key for key in names if key[1] is not None}
+    assert set(processes.values()) == {"requests"} | {f"replica {replica}" for replica in requests["replica"]}
+    assert {event["pid"] for event in events} == set(processes)
+    assert set(tracks) <= set(threads) and {threads[key] for key in set(threads) - set(tracks)} == {"requests"}
     for slices in map(sorted, tracks.values()):
         assert all(end <= start + 2e-3 for (_, end), (start, _) in pairwise(slices))
-    assert len({pid for pid, _ in tracks}) == requests["replica"].nunique()
+
+
+def test_numbers_are_those_of_an_operating_system(traced):
+    """Perfetto: none is 0, the first track of a process has its number, and no other process has that of a track."""
+    events, _, _ = traced
+    named = {(event["tid"], event["pid"]): event["args"]["name"] for event in of(events, METADATA)}
+    tracks = [tid for tid, _ in named]
+    assert 0 not in tracks and len(set(tracks)) == len(tracks)
+    assert all(tid == pid for (tid, pid), name in named.items() if name == "iterations")
+    assert {pid for _, pid in named} <= set(tracks)
 
 
 def test_iterations_and_tokens_are_all_there(traced):
@@ -83,19 +96,27 @@ def test_iterations_and_tokens_are_all_there(traced):
 
 
 def test_requests_go_through_their_stages(traced):
+    """Within the slice of the request, one after the other, and all closed."""
     events, requests, _ = traced
-    started, stages = {}, defaultdict(list)
+    opened, stages, whole = defaultdict(list), defaultdict(list), {}
     for event in events:
         if event["ph"] == BEGIN:
-            started[event["id"], event["name"]] = event["ts"]
+            opened[event["id2"]["local"]].append(event)
         elif event["ph"] == END:
-            stages[event["id"]].append((started.pop((event["id"], event["name"])), event["ts"]))
-    assert not started and set(stages) == set(requests.index)
+            request = int(event["id2"]["local"])
+            began = opened[event["id2"]["local"]].pop()
+            assert began["name"] == event["name"]
+            if event["name"] == "request":
+                whole[request] = (began["ts"], event["ts"])
+                assert began["args"]["request"] == request
+            else:
+                stages[request].append((began["ts"], event["ts"]))
+    assert not any(opened.values()) and set(stages) == set(whole) == set(requests.index)
     for request, found in stages.items():
         begins, ends = zip(*found, strict=True)
-        assert begins[0] == pytest.approx(1e6 * requests["arrival_s"][request], abs=1e-2)
-        assert ends[-1] == pytest.approx(1e6 * requests["last_token_s"][request], abs=1e-2)
-        assert begins[1:] == ends[:-1]
+        assert whole[request] == (begins[0], ends[-1]) and begins[1:] == ends[:-1]
+        times = 1e6 * requests.loc[request, ["arrival_s", "last_token_s"]]
+        assert whole[request] == pytest.approx(tuple(times), abs=1e-2)
 
 
 def test_counters_end_at_nothing(traced):
@@ -103,6 +124,9 @@ def test_counters_end_at_nothing(traced):
     counters = of(events, COUNTER)
     last = {(event["pid"], event["name"]): event["args"] for event in counters}
     assert {name for _, name in last} == {"batch", "waiting", "kv"}
+    for track in last:  # one that does not change is not written, so they have to be written in order
+        times = [event["ts"] for event in counters if (event["pid"], event["name"]) == track]
+        assert times == sorted(times)
     assert all(not any(values.values()) for values in last.values())
     assert max(event["args"]["units"] for event in counters if event["name"] == "kv") > 0
 

@@ -2,7 +2,11 @@
 
 The Trace Event Format (Google, "Trace Event Format", 2016): a process for each replica, with its iterations on a
 track (in a pipeline one for each batch in flight) and counters for its batch, its queue and its KV cache; and a process
-with the requests as asynchronous slices, one for each stage: waiting, prefill, decode. Times are microseconds.
+with the requests as asynchronous slices, which hold one for each stage: waiting, prefill, decode. Times are
+microseconds.
+
+Perfetto takes the numbers for those of an operating system. So none is 0 (the idle process), the first track of a
+process has the number of the process (its main thread, shown first), and no two tracks share a number.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ import numpy as np
 from evaluator.metrics import Outcomes
 from evaluator.reference import Iteration
 
-REQUESTS = 0  # the process of the requests; replica r is process r + 1
+REQUESTS = 1  # the process of the requests
+SPAN = 1000  # numbers for each replica: replica r is process SPAN * (r + 1), and its tracks count from there
 STAGES = ("waiting", "prefill", "decode")
 
 
@@ -31,7 +36,7 @@ class Trace:
 
     def add(self, replica: int, iteration: Iteration) -> None:
         """After an iteration, or a leap over several."""
-        pid, start, end = replica + 1, _us(iteration.start_s), _us(iteration.end_s)
+        pid, start, end = _process(replica), _us(iteration.start_s), _us(iteration.end_s)
         given = {
             "iterations": iteration.iterations,
             "decodes": len(iteration.decodes),
@@ -41,21 +46,12 @@ class Trace:
         }
         name = "decode" if not iteration.chunks else "mixed" if iteration.decodes else "prefill"
         args = {key: value for key, value in given.items() if value}
-        if self._merged(pid, start, end, args):
-            return
-        self._idle_until(pid, start)
-        self._count(pid, start, "batch", {"decodes": given["decodes"], "prompts": given["prompts"]})
-        slice_ = {
-            "name": name,
-            "ph": "X",
-            "pid": pid,
-            "tid": 0,
-            "ts": start,
-            "dur": round(end - start, 3),
-            "args": args,
-        }
-        self._place(pid, slice_)
-        self._events.append(slice_)
+        if not self._merged(pid, start, end, args):
+            self._idle_until(pid, start)
+            self._count(pid, start, "batch", {"decodes": given["decodes"], "prompts": given["prompts"]})
+            slice_ = {"name": name, "ph": "X", "pid": pid, "ts": start, "dur": round(end - start, 3), "args": args}
+            self._place(pid, slice_)
+            self._events.append(slice_)
         self._count(pid, end, "waiting", {"requests": iteration.waiting})
         self._count(pid, end, "kv", {"units": iteration.kv_units})
 
@@ -76,10 +72,10 @@ class Trace:
         lanes = self._lanes.setdefault(pid, [])
         for number, last in enumerate(lanes):
             if _end(last) <= slice_["ts"]:
-                slice_["tid"], lanes[number] = number + 1, slice_
+                slice_["tid"], lanes[number] = pid + number, slice_
                 return
+        slice_["tid"] = pid + len(lanes)
         lanes.append(slice_)
-        slice_["tid"] = len(lanes)
 
     def _idle_until(self, pid: int, start: float) -> None:
         """Counters fall to nothing where a replica had nothing to do."""
@@ -98,14 +94,15 @@ class Trace:
 
     def events(self, outcomes: Outcomes, seed: int = 0) -> Iterator[dict[str, Any]]:
         """All events of the run: names of the tracks, iterations and counters, requests."""
-        yield _name("process_name", REQUESTS, "requests")
+        yield _name("process_name", REQUESTS, REQUESTS, "requests")
+        yield _name("thread_name", REQUESTS, REQUESTS, "requests")
         for replica in range(int(outcomes.replicas[0])):
-            yield _name("process_name", replica + 1, f"replica {replica}")
-            for track in range(len(self._lanes.get(replica + 1, ()))):
-                yield _name(
-                    "thread_name", replica + 1, f"batch in flight {track + 1}" if track else "iterations", track + 1
-                )
-            self._idle_until(replica + 1, math.inf)
+            pid = _process(replica)
+            yield _name("process_name", pid, pid, f"replica {replica}")
+            yield _name("thread_name", pid, pid, "iterations")
+            for number in range(1, len(self._lanes.get(pid, ()))):
+                yield _name("thread_name", pid, pid + number, f"batch in flight {number + 1}")
+            self._idle_until(pid, math.inf)
         yield from self._events
         yield from _request_events(outcomes, seed)
 
@@ -126,26 +123,30 @@ def _us(seconds: float) -> float:
     return round(1e6 * float(seconds), 3)
 
 
-def _name(kind: str, pid: int, name: str, tid: int | None = None) -> dict[str, Any]:
-    track = {} if tid is None else {"tid": tid}
-    return {"name": kind, "ph": "M", "pid": pid, **track, "args": {"name": name}}
+def _process(replica: int) -> int:
+    return SPAN * (replica + 1)
+
+
+def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _request_events(outcomes: Outcomes, seed: int) -> Iterator[dict[str, Any]]:
-    """A slice for each stage that takes time; those of a request share its id, and so a track."""
+    """A slice for each request and in it one for each stage that takes time.
+
+    They share an id, and so a track; it is local to their process, else Perfetto puts them outside of all processes.
+    """
     names = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
     times = np.array([getattr(outcomes, name)[0, seed] for name in names]).T.tolist()
     tokens = np.array([outcomes.prompt_tokens[0, seed], outcomes.output_tokens[0, seed]]).T.tolist()
     assert outcomes.replica is not None
     replicas = outcomes.replica[0, seed].tolist()
     for request, (edges, (prompt, output), replica) in enumerate(zip(times, tokens, replicas, strict=True)):
-        given: dict[str, Any] = {
-            "args": {"request": request, "replica": replica, "prompt_tokens": prompt, "output_tokens": output}
-        }
+        common = {"cat": "request", "id2": {"local": str(request)}, "pid": REQUESTS, "tid": REQUESTS}
+        args = {"request": request, "replica": replica, "prompt_tokens": prompt, "output_tokens": output}
+        yield {"name": "request", "ph": "b", "ts": _us(edges[0]), **common, "args": args}
         for stage, start, end in zip(STAGES, edges[:-1], edges[1:], strict=True):
-            if end <= start:
-                continue
-            common = {"name": stage, "cat": "request", "id": request, "pid": REQUESTS, "tid": 0}
-            yield {**common, "ph": "b", "ts": _us(start), **given}
-            yield {**common, "ph": "e", "ts": _us(end)}
-            given = {}  # once is enough
+            if end > start:
+                yield {"name": stage, "ph": "b", "ts": _us(start), **common}
+                yield {"name": stage, "ph": "e", "ts": _us(end), **common}
+        yield {"name": "request", "ph": "e", "ts": _us(edges[-1]), **common}
