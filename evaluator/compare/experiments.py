@@ -20,6 +20,8 @@ POOLED = -1
 
 _COLUMN = re.compile(r"(ttft|itl|tpot|e2e)_(mean|p[0-9.]+)_ms")
 THROUGHPUT = "throughput_req_per_s"
+UNRECORDED = "fp16_or_bf16"
+"""The label of weights whose precision was not recorded."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def _experiment(entry: _Entry, rows: Mapping[str, tuple[Measured, ...]]) -> Expe
         pipeline_parallel=entry.count("pipeline_parallel_size", 1),
         data_parallel=entry.count("data_parallel_size", 1),
         expert_parallel=entry.value.get("enable_expert_parallel") is True,
-        weight_precision=entry.text("weight_precision", "fp16_or_bf16"),
+        weight_precision=_weights(entry),
         kv_precision=entry.text("kv_cache_dtype", "auto"),
         max_num_seqs=entry.count("max_num_seqs", 128),
         max_num_batched_tokens=entry.count("max_num_batched_tokens", 2048),
@@ -178,6 +180,12 @@ def _experiment(entry: _Entry, rows: Mapping[str, tuple[Measured, ...]]) -> Expe
         workload=_workload(entry.inner("workload")),
         measured=rows.get(key, ()),
     )
+
+
+def _weights(entry: _Entry) -> str:
+    """``quantization`` says it where ``weight_precision`` is absent, or only that nothing was recorded."""
+    stated = entry.text("weight_precision", UNRECORDED)
+    return entry.text("quantization", stated) if stated == UNRECORDED else stated
 
 
 def _workload(entry: _Entry) -> Workload:

@@ -5,47 +5,66 @@ from __future__ import annotations
 import re
 
 from evaluator.catalog import load_hardware, load_model
+from evaluator.catalog.devices import called_alike, plain_device, recognised
 from evaluator.catalog.store import names, suggestion
 from evaluator.errors import InputError
-from evaluator.scenario.scenario import Precision
 
 _TUNED = re.compile(
-    r"-(instruct|chat|base|hf|it|dynamic|v[0-9.]+|[0-9]{4}|fp8|bf16|fp16|awq|gptq|w[0-9]+a[0-9]+)(?=-|$)"
+    r"[-_.](instruct|chat|base|hf|it|python|thinking-2507|v0\.[0-9]+|[0-9]{4}"  # training
+    r"|quantized|dynamic|static|kv|fp8|bf16|fp16|fp4|nvfp4|mxfp4|int[48]|[48]bit|awq|gptq|bnb|w[0-9]+a[0-9]+)(?=[-_.]|$)"
 )
+_ENTRY = re.compile(r"config\.json of ([\w./-]*\w)")
 _SAME_LAYERS = {
-    "meta-llama-3.1-8b": "llama-3.1-8b",
-    "meta-llama-3.1-70b": "llama-3.1-70b",
-    "meta-llama-3-8b": "llama-3.1-8b",
-    "meta-llama-3-70b": "llama-3.1-70b",
     "llama-3-8b": "llama-3.1-8b",
     "llama-3-70b": "llama-3.1-70b",
     "llama-3.3-70b": "llama-3.1-70b",
+    "llama-3.1-nemotron-70b": "llama-3.1-70b",
+    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
+    "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
+    "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",
+    "deepseek-r1-qwen3-8b": "qwen3-8b",
+    "qwen2-7b": "qwen2.5-7b",
+    "qwen2.5-coder-7b": "qwen2.5-7b",
+    "qwen2.5-math-7b": "qwen2.5-7b",
+    "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
+    "deepseek-v3.1": "deepseek-v3",
+    "deepseek-coder-v2-lite": "deepseek-v2-lite",
 }
 """Published models with the layers of one in the catalog: only position tables and training differ."""
 
 
 def model_name(published: str) -> str:
-    """The catalog's name of a published model: by its own name, by the source of an entry, or without tuning suffixes.
+    """The catalog's name of a published model, whatever its organisation, tuning and quantisation.
 
-    Raises InputError where no entry has these layers.
+    Raises InputError where no entry has these layers, and where several do.
     """
     known = names("models")
-    short = published.rsplit("/", 1)[-1].lower()
-    plain = _TUNED.sub("", short)
+    short = published.strip().rstrip("/ ").rsplit("/", 1)[-1].lower()
+    plain = plain_model(short)
     kept = f"{plain}-fp8" if "fp8" in short else plain
-    for name in (published, short, _SAME_LAYERS.get(short, ""), kept):
+    for name in (published, short, kept, _SAME_LAYERS.get(plain, plain)):
         if name in known:
             return name
-    for name in known:
-        if re.search(rf"\b{re.escape(published)}(?![\w.-])", load_model(name).source, re.IGNORECASE):
-            return name
-    plain = _SAME_LAYERS.get(plain, plain)
-    if plain in known:
-        return plain
+    found = [name for name in known if plain and plain_model(_origin(name)) == plain]
+    if len(found) > 1:
+        raise InputError(f"model {published} is one of {', '.join(found)}: name the entry of the catalog instead")
+    if found:
+        return found[0]
     raise InputError(
         f"model {published} is not in the catalog{suggestion(plain, known)}; remedy: `evaluator catalog import "
         f"config.json --out my/models/llm/{plain}.yaml` with its published config.json, and EVALUATOR_PATH=my"
     )
+
+
+def plain_model(short: str) -> str:
+    """The name of a model without what says its tuning or quantisation."""
+    return re.sub(r"^meta-(?=llama)", "", _TUNED.sub("", short))
+
+
+def _origin(name: str) -> str:
+    """Whose published configuration the entry is, without the organisation; empty where its source says none."""
+    stated = _ENTRY.search(load_model(name).source)
+    return stated[1].rsplit("/", 1)[-1].lower() if stated else ""
 
 
 def hardware_name(published: str) -> str:
@@ -53,38 +72,14 @@ def hardware_name(published: str) -> str:
 
     A GPU whose name says another memory than the catalog's is another one.
     """
-    known = names("hardware")
-    found = _hardware(published, known)
-    stated = re.search(r"(\d+) ?GB\b", published, re.IGNORECASE)
-    memory = load_hardware(found).memory_bytes / 1e9
-    if stated and not 0.85 < float(stated[1]) / memory < 1.15:
-        raise InputError(f"GPU {published} is not in the catalog: its {found} has {memory:.0f} GB")
-    return found
-
-
-def _hardware(published: str, known: list[str]) -> str:
-    plain = re.sub(r"[\s_]+", "-", published.strip().lower().removeprefix("nvidia").strip(" -_"))
-    plain = re.sub(r"-(\d+gb|hbm\d\w*|gpu)(?=-|$)", "", plain)
-    for name in (published, plain, plain.replace("-sxm4", "-sxm").replace("-sxm5", "-sxm"), f"{plain}-sxm"):
-        if name in known:
-            return name
-    joined = {name.replace("-", ""): name for name in known}
-    if plain.replace("-", "") in joined:
-        return joined[plain.replace("-", "")]
+    found = recognised(published)
+    if found is not None:
+        return found
+    plain, alike = plain_device(published), called_alike(published)
+    if alike is not None:
+        memory = load_hardware(alike).memory_bytes / 1e9
+        raise InputError(f"GPU {published} is not in the catalog: its {alike} has {memory:.0f} GB")
     raise InputError(
-        f"GPU {published} is not in the catalog{suggestion(plain, known)}; remedy: its data sheet as "
+        f"GPU {published} is not in the catalog{suggestion(plain, names('hardware'))}; remedy: its data sheet as "
         f"my/models/hardware/{plain}.yaml, like the ones there, and EVALUATOR_PATH=my"
     )
-
-
-def precision(model: str, weights: str, kv: str) -> Precision:
-    """The precisions of a server: the checkpoint's own where it is as narrow as recorded, else the recorded one."""
-    stored = load_model(model).checkpoint
-    parts = {stored.attention, stored.feed_forward, stored.experts}
-    wide = parts <= {"bf16", "fp16", "fp32"}
-    recorded = next((dtype for dtype in ("nvfp4", "mxfp4", "fp8", "int8", "int4") if dtype in weights.lower()), "")
-    if recorded:
-        chosen = recorded if wide else "checkpoint"
-    else:
-        chosen = "checkpoint" if wide or weights in ("auto", "checkpoint") else "bf16"
-    return Precision(weights=chosen, kv="fp8" if kv.lower().startswith("fp8") else "bf16")

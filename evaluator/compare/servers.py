@@ -8,9 +8,10 @@ from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.iterations import Iterations
 from evaluator.catalog.model import MoeFeedForward
-from evaluator.catalog.store import names
+from evaluator.catalog.store import names, suggestion
 from evaluator.compare.experiments import Experiment
-from evaluator.compare.names import hardware_name, model_name, precision
+from evaluator.compare.names import hardware_name, model_name
+from evaluator.compare.precisions import precision
 from evaluator.cost.fitted import fit_of, fitted_problem, iteration_cost
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import KvLayout, memory_plan, memory_problem
@@ -39,7 +40,7 @@ def calibration_for(wanted: str, hardware: str) -> Calibration:
     """The set ``wanted`` for this hardware. Raises InputError where it is of other hardware or unknown.
 
     ``auto`` is what the catalog holds best for it, and serving runs of any GPU before the data sheet. In a name GPU
-    stands for the hardware (``GPU-vllm``), and where there is no set of that name the data sheet does.
+    stands for the hardware (``GPU-vllm``), and where only other hardware has a set of that name the data sheet does.
     """
     there = names("calibrations")
     if wanted == "auto":
@@ -47,6 +48,8 @@ def calibration_for(wanted: str, hardware: str) -> Calibration:
         return load_calibration(ANY_GPU, hardware) if best.name == "datasheet" and ANY_GPU in there else best
     name = wanted.replace("GPU", hardware)
     known = "GPU" not in wanted or name in there
+    if not known and not any(wanted.replace("GPU", each) in there for each in names("hardware")):
+        raise InputError(f"no hardware has a calibration set {wanted}{suggestion(name, there)}")
     return load_calibration(name if known else "datasheet", hardware)
 
 
@@ -67,7 +70,7 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
     problem = parallel_problem(model, hardware, parallel)
     if problem is not None:
         raise InputError(problem)
-    stored = precision(model.name, experiment.weight_precision, experiment.kv_precision)
+    stored = precision(experiment.model, model.name, experiment.weight_precision, experiment.kv_precision)
     problem = fitted_problem(calibration, model, hardware, stored, parallel)
     if problem is not None:
         raise InputError(problem)

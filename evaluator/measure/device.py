@@ -3,37 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from evaluator.calibrate.devices import PROCESSORS
+from evaluator.catalog.devices import recognised
 from evaluator.errors import InputError
-
-KNOWN = {
-    r"NVIDIA A30": "a30",
-    r"NVIDIA A40": "a40",
-    r"NVIDIA A100-SXM4-80GB": "a100-sxm",
-    r"NVIDIA A100 80GB PCIe": "a100-pcie",
-    r"NVIDIA H100 80GB HBM3": "h100-sxm",
-    r"NVIDIA H100 PCIe": "h100-pcie",
-    r"NVIDIA H200": "h200-sxm",
-    r"NVIDIA H20": "h20",
-    r"NVIDIA B200": "b200-sxm",
-    r"NVIDIA B300.*": "b300-sxm",
-    r"NVIDIA GB200": "gb200",
-    r"NVIDIA GB300": "gb300",
-    r"NVIDIA L4": "l4",
-    r"NVIDIA L40S": "l40s",
-    r"NVIDIA GeForce RTX 4090": "rtx-4090",
-    r"NVIDIA RTX PRO 6000 Blackwell .*": "rtx-pro-6000",
-    r"AMD Instinct MI300X.*": "mi300x",
-    r"AMD Instinct MI325X.*": "mi325x",
-    r"TPU v5 lite|TPU v5e": "tpu-v5e",
-    r"TPU v6 lite|TPU v6e": "tpu-v6e",
-    r"TPU ?7x?": "tpu-ironwood",
-}
-"""Names that drivers give to devices (regular expressions), and the catalog's."""
 
 LARGE_CACHE = 128e6
 """Where the cache's size is not known: no smaller than that of any device in the catalog."""
@@ -59,11 +34,6 @@ class Device:
     def catalog_name(self) -> str | None:
         """The catalog's entry for it, None where there is none."""
         return recognised(self.name)
-
-
-def recognised(name: str) -> str | None:
-    """The catalog's entry for the device that a driver calls so."""
-    return next((entry for pattern, entry in KNOWN.items() if re.fullmatch(pattern, name)), None)
 
 
 def find_device() -> Device:

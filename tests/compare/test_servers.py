@@ -57,3 +57,8 @@ def test_experts_may_be_dealt_out_whole(campaign):
         server(whole, "datasheet").stages[0].expert_rows.weight
     )
     assert (cut.expert_parallel, whole.expert_parallel) == (False, True)
+
+
+def test_a_set_that_no_hardware_has_is_refused():
+    with pytest.raises(InputError, match="no hardware has a calibration set GPU-vlm; did you mean"):
+        calibration_for("GPU-vlm", "h100-sxm")

@@ -6,18 +6,13 @@ import jax
 import pandas as pd
 import pytest
 
-from evaluator.catalog import names
 from evaluator.catalog.read_hardware import read_hardware
 from evaluator.errors import InputError
 from evaluator.measure.describe import description
-from evaluator.measure.device import KNOWN, Device, find_device
+from evaluator.measure.device import Device, find_device
 from evaluator.yaml import loads_yaml
 
 GPU = Device("NVIDIA H200", "gpu", 8, 1e11, 50e6, "0.10")
-
-
-def test_all_that_is_recognised_is_in_the_catalog():
-    assert set(KNOWN.values()) <= set(names("hardware"))
 
 
 @pytest.mark.parametrize(

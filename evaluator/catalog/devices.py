@@ -1,0 +1,50 @@
+"""Names that drivers, data sheets and experiment files give to devices -> entries of the catalog."""
+
+from __future__ import annotations
+
+import re
+
+from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.store import names
+
+_VENDOR = re.compile(r"^(nvidia|amd|intel|google|geforce|instinct|tesla|habana)-")
+_DETAIL = re.compile(
+    r"-(\d+-?gi?b|hbm\d\w*|gpu|oam|vf|ac|nvl72|blackwell|(server|(max-q-)?workstation)-edition)(?=-|$)"
+)
+_MEMORY = re.compile(r"(\d+)[ _-]?gi?b\b", re.IGNORECASE)
+_OTHERWISE = {"tpu-v5-lite": "tpu-v5e", "tpu-v6-lite": "tpu-v6e", "tpu-7x": "tpu-ironwood", "tpu-7": "tpu-ironwood"}
+"""Names that tell nothing of the catalog's."""
+
+
+def recognised(name: str) -> str | None:
+    """The catalog's entry for a device called so, whoever made the name; None where there is none.
+
+    A name that says another memory than the entry's is another device.
+    """
+    found = called_alike(name)
+    return found if found is None or _fits(name, found) else None
+
+
+def called_alike(name: str) -> str | None:
+    """The entry of that name, whatever memory the name says; None where there is none."""
+    known = names("hardware")
+    if name in known:
+        return name
+    plain = plain_device(name)
+    whole = {entry.replace("-", ""): entry for entry in known}
+    others = {other.replace("-", ""): entry for other, entry in _OTHERWISE.items()}
+    joined = plain.replace("-", "")
+    return whole.get(joined) or whole.get(f"{joined}sxm") or others.get(joined)
+
+
+def plain_device(name: str) -> str:
+    """The name in lower case without vendor, memory and build: ``H100 SXM5 80 GB`` is ``h100-sxm``."""
+    plain = re.sub(r"[\s_]+", "-", name.strip().lower()).strip("-")
+    while _VENDOR.match(plain):
+        plain = _VENDOR.sub("", plain)
+    return re.sub(r"sxm\d(?=-|$)", "sxm", _DETAIL.sub("", plain))
+
+
+def _fits(name: str, entry: str) -> bool:
+    stated = _MEMORY.search(name)
+    return not stated or 0.85 < float(stated[1]) / (load_hardware(entry).memory_bytes / 1e9) < 1.15
