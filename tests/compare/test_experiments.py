@@ -64,3 +64,9 @@ def test_bad_files_are_refused(campaign, tmp_path):
     actuals.write_text(actuals.read_text().replace("20.0", "fast"))
     with pytest.raises(InputError, match="row 1, ttft_mean_ms: 'fast' is not a number"):
         read_experiments(specs, actuals)
+
+
+@pytest.mark.parametrize(("stated", "kept"), [(None, "fp8"), ("fp16_or_bf16", "fp8"), ("int8", "int8")])
+def test_quantization_counts_where_no_precision_is_recorded(campaign, stated, kept):
+    files = campaign([entry("a", weight_precision=stated, quantization="fp8")], [row("a", 0)])
+    assert read_experiments(*files)[0].weight_precision == kept
