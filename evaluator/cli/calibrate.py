@@ -109,11 +109,12 @@ def _efficiencies(data: list[Path], hardware: str, name: str, start: str) -> tup
     from evaluator.calibrate.errors import error_table
 
     fitted = run_calibrate(data, hardware, name, start=start)
-    known = zip(fitted.result.parameters, fitted.result.identified, strict=True)
-    silent = [each.name for each, is_known in known if not is_known]
     told = error_table(fitted.judged)
-    if silent:
+    errors = {each.name: error for each, error in zip(fitted.result.parameters, fitted.result.errors, strict=True)}
+    if silent := [name for name, error in errors.items() if error != error]:
         told += f"\nnot identified by these data, held at {start}: {', '.join(silent)}"
+    if unsure := [name for name, error in errors.items() if error == float("inf")]:
+        told += f"\nfitted to too few rows for a standard error: {', '.join(unsure)}"
     return fitted, written(document(fitted)), told
 
 
