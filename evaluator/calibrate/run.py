@@ -61,7 +61,7 @@ def calibrate(
     found = _parameters(parts, rate, processors)
     result = fit(rate, found, [_target(part, thin(part, most), device) for part in parts])
     if not result.identified.any():
-        raise InputError(f"{', '.join(table.name for table in read)}: nothing to fit: no parameter depends on these rows")
+        raise InputError(f"{', '.join(table.name for table in read)}: no parameter depends on these rows")
     judged = [
         _rotated(part, rate, found, device) if _rotates(part) else judge(part, result.rates, device) for part in parts
     ]
