@@ -48,7 +48,7 @@ def compare_experiments(
         except InputError as error:
             rows.append(_described(experiment, None) | {"status": f"cannot run: {error}"})
         except Exception as error:  # one experiment never stops the others
-            told = f"cannot run: internal error: {type(error).__name__}: {error}"
+            told = f"cannot run: internal error: {type(error).__name__}: {' '.join(str(error).split())}"
             rows.append(_described(experiment, None) | {"status": told})
     return pd.DataFrame(rows, columns=COLUMNS)
 

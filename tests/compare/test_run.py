@@ -9,6 +9,7 @@ from evaluator.catalog import load_calibration
 from evaluator.compare import (
     compare_experiments,
     described,
+    fit_all,
     fit_serving,
     headline,
     held_out,
@@ -184,6 +185,11 @@ def test_a_prediction_held_out_has_not_seen_the_experiment(experiments, monkeypa
     assert seen == [["b"], ["a"]]
     with pytest.raises(InputError, match="nothing is left to fit where one model is kept aside"):
         held_out(experiments[:2], "model")
+
+
+def test_nothing_to_fit_is_told(experiments):
+    with pytest.raises(InputError, match="nothing to fit: no experiment has measurements and can run"):
+        fit_all(experiments[2:])
 
 
 def test_all_experiments_are_kept_aside_once(experiments):
