@@ -68,6 +68,8 @@ def compare(
         write_requests(table, out)
         if not quiet:
             typer.echo(f"wrote {len(table):,} rows to {out}", err=True)
+    if scenario is None and table["status"].str.startswith("cannot run").all():
+        raise InputError(f"{files[0]}: no experiment could run")
     _gate(errors, fail_above)
 
 

@@ -44,6 +44,8 @@ def fit_all(experiments: Sequence[Experiment], base: str = "GPU-vllm", seeds: Se
     All GPUs share one vector of values, each under its own base set; those of a GPU with few runs are held near it.
     """
     ready, bases = runnable(experiments, base), _bases(experiments, base)
+    if not ready:
+        raise InputError("nothing to fit: no experiment has measurements and can run")
     shared = fit_serving(ready, bases)
     found = [
         _named(hardware, bases[hardware], _own(shared, own, bases), own, seeds)

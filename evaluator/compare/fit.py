@@ -134,7 +134,7 @@ def _judged(experiment: Experiment) -> list[tuple[Measured, str, float]]:
     """(row, metric, measured): of every stage, or pooled where stages were not measured one by one."""
     stages = [stage for stage in experiment.stages if stage != POOLED and experiment.row(stage)] or [POOLED]
     rows = [row for stage in stages if (row := experiment.row(stage))]
-    return [(row, metric, row.values[metric]) for row in rows for metric in NOISE if metric in row.values]
+    return [(row, metric, row.values[metric]) for row in rows for metric in NOISE if row.values.get(metric)]
 
 
 def _robust(residuals: np.ndarray, scale: float = 2.0) -> np.ndarray:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 from evaluator.catalog import load_model
+from evaluator.compare.experiments import UNRECORDED
 from evaluator.errors import InputError
 from evaluator.scenario.scenario import Precision
 
 _OPAQUE = {"compressed-tensors", "modelopt", "quantized"}
 """Formats that hold any precision: name or checkpoint must say which."""
 
-_UNSTATED = {"", "auto", "none", "default", "checkpoint", "fp16_or_bf16"} | _OPAQUE
+_UNSTATED = {"", "auto", "none", "default", "checkpoint", UNRECORDED} | _OPAQUE
 """What leaves it to the checkpoint."""
 
 _LOOSE = {"fp4", "gptq"}

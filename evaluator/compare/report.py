@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,7 @@ def described(table: pd.DataFrame) -> str:
     failed = table[~table["status"].isin((OK, "not measured"))].drop_duplicates("exp_id")
     parts = [f"{rows['exp_id'].nunique()} experiments compared, {len(failed)} could not run"]
     parts += [f"  {row.exp_id}: {row.model} on {row.gpu}: {row.status}" for row in failed.itertuples()]
+    parts += _remarks(table)
     if len(rows):
         means = rows[rows["metric"].isin(HEADLINE)]
         parts += ["", "by metric, all requests of an experiment pooled (errors in %)"]
@@ -74,6 +76,15 @@ def described(table: pd.DataFrame) -> str:
         sets = ", ".join(f"{name} ({how})" for name, how in _unique(rows, ("calibration", "provenance")))
         parts += ["", f"calibration: {sets}"]
     return "\n".join(parts)
+
+
+def _remarks(table: pd.DataFrame) -> list[str]:
+    """Experiments without measurements, and what was not heeded, each with its number of experiments."""
+    each = table.groupby("exp_id", sort=False)
+    none = [str(key) for key, part in each if (part["status"] == "not measured").all()]
+    notes = Counter(note for _, part in each for note in dict.fromkeys("; ".join(part["notes"]).split("; ")) if note)
+    told = ", ".join(f"{note} ({count} experiment{'s' * (count > 1)})" for note, count in notes.most_common())
+    return [f"without measurements: {', '.join(none)}"] * bool(none) + [f"notes: {told}"] * bool(told)
 
 
 def _unique(rows: pd.DataFrame, columns: Sequence[str]) -> list[tuple]:

@@ -21,6 +21,7 @@ ARRIVALS = ("queued_s", "client_arrival_s", "arrival_s", "trace_arrival_s")
 """Columns of arrival times, the best first: latencies are measured from when the engine's queue got the request."""
 CACHED = ("prefix_shared_tokens", "cached_tokens")
 METRICS = ("ttft", "tpot", "e2e")
+_UNITS = {"ms": 1e-3, "s": 1.0}  # the last that is there is read
 STATISTICS = ("mean", "p50", "p90", "p99")
 
 
@@ -38,20 +39,37 @@ def read_requests(path: str | Path) -> pd.DataFrame:
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not readable as CSV ({str(error).splitlines()[0]})") from None
     arrival = next((name for name in ARRIVALS if name in table), None)
-    measured = [f"{metric}_s" for metric in METRICS if f"{metric}_s" in table]
+    measured = {metric: unit for metric in METRICS for unit in _UNITS if f"{metric}_{unit}" in table}
     missing = [name for name in ("prompt_tokens", "output_tokens") if name not in table]
-    if arrival is None or missing or not measured:
+    if arrival is None or missing or not measured or table.empty:
         raise InputError(
-            f"{path}: expected prompt_tokens, output_tokens, one of {', '.join(ARRIVALS)}, "
-            f"and measured times ttft_s, tpot_s, e2e_s; the columns are {', '.join(map(str, table.columns))}"
+            f"{path}: expected requests with prompt_tokens, output_tokens, one of {', '.join(ARRIVALS)}, and measured "
+            f"times ttft_s, tpot_s, e2e_s (or _ms); there are {len(table)} with {', '.join(map(str, table.columns))}"
         )
-    cached = next((table[name] for name in CACHED if name in table), pd.Series(0, index=table.index))
-    found = pd.DataFrame({"arrival_s": table[arrival] - table[arrival].min()})
-    found[["prompt_tokens", "output_tokens"]] = table[["prompt_tokens", "output_tokens"]]
-    found["cached_tokens"] = np.minimum(cached, found["prompt_tokens"] - 1)
+    found = pd.DataFrame({"arrival_s": _checked(path, table, arrival, -np.inf)})
+    found["arrival_s"] -= found["arrival_s"].min()
+    for name in ("prompt_tokens", "output_tokens"):
+        found[name] = _checked(path, table, name, 1).astype(int)
+    cached = next((name for name in CACHED if name in table), None)
+    reused = 0 if cached is None else _checked(path, table.fillna({cached: 0}), cached, 0).astype(int)
+    found["cached_tokens"] = np.minimum(reused, found["prompt_tokens"] - 1)
     found["request"] = table["request_index"] if "request_index" in table else np.arange(len(table))
-    found[measured] = table[measured]
+    for metric, unit in measured.items():
+        times = pd.to_numeric(table[f"{metric}_{unit}"], errors="coerce") * _UNITS[unit]
+        found[f"{metric}_s"] = times.where(np.isfinite(times) & (times >= 0))
     return found.sort_values("arrival_s", kind="stable", ignore_index=True)
+
+
+def _checked(path: str | Path, table: pd.DataFrame, name: str, least: float) -> pd.Series:
+    """A column of numbers of at least ``least``; InputError with the first row where it is none."""
+    import pandas as pd
+
+    values = pd.to_numeric(table[name], errors="coerce")
+    bad = np.flatnonzero(~(np.isfinite(values) & (values >= least)))
+    if len(bad):
+        needed = "a number" if least == -np.inf else f"at least {least:g}"
+        raise InputError(f"{path}: row {bad[0] + 1}, {name} must be {needed}, got {table[name].iloc[bad[0]]}")
+    return values
 
 
 def compare_requests(path: str | Path, scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -66,7 +84,10 @@ def compare_requests(path: str | Path, scenario: Scenario) -> tuple[pd.DataFrame
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.csv"
         _write_trace(trace, measured)
-        predicted = simulate(_with_trace(scenario, trace, len(measured))).requests
+        try:
+            predicted = simulate(_with_trace(scenario, trace, len(measured))).requests
+        except InputError as error:
+            raise InputError(str(error).replace(str(trace), str(path))) from None
     table = measured.copy()
     for metric in METRICS:
         if f"{metric}_s" in measured:
@@ -108,16 +129,22 @@ def _statistics(table: pd.DataFrame) -> pd.DataFrame:
         if f"{metric}_s" not in table:
             continue
         both = table[[f"predicted_{metric}_s", f"{metric}_s"]].dropna().to_numpy()
+        if not len(both):
+            continue
         for statistic in STATISTICS:
             predicted, measured = _statistic(both, statistic)
-            error = 100 * (predicted / measured - 1)
             rows.append({"metric": metric, "statistic": statistic, "predicted_s": predicted, "measured_s": measured,
-                         "error_pct": error, "requests": len(both)})  # fmt: skip
-        apart = np.abs(both[:, 0] - both[:, 1])
-        rows.append({"metric": metric, "statistic": "mean absolute difference", "predicted_s": float(apart.mean()),
-                     "measured_s": float(both[:, 1].mean()), "error_pct": 100 * float(apart.mean() / both[:, 1].mean()),
-                     "requests": len(both)})  # fmt: skip
+                         "error_pct": _percent(predicted - measured, measured), "requests": len(both)})  # fmt: skip
+        apart, mean = float(np.abs(both[:, 0] - both[:, 1]).mean()), float(both[:, 1].mean())
+        rows.append({"metric": metric, "statistic": "mean absolute difference", "predicted_s": apart,
+                     "measured_s": mean, "error_pct": _percent(apart, mean), "requests": len(both)})  # fmt: skip
+    if not rows:
+        raise InputError("no request has both a predicted and a measured time")
     return pd.DataFrame(rows)
+
+
+def _percent(part: float, whole: float) -> float:
+    return 100 * part / whole if whole else float("nan")
 
 
 def _statistic(values: np.ndarray, name: str) -> tuple[float, float]:

@@ -31,8 +31,8 @@ def compare_experiments(
 
     Columns: what was run, ``stage_index`` (-1: all stages pooled), ``metric``, ``unit`` (ms or 1/s), ``predicted``
     (mean over the seeds), ``predicted_stderr``, ``measured``, ``error_pct`` (signed), ``concurrency`` (predicted, by
-    Little's law), ``calibration``, ``provenance``, ``status``. An experiment that cannot run is one row with its
-    reason as ``status``.
+    Little's law), ``calibration``, ``provenance``, ``status``, ``notes`` (what was not heeded). An experiment that
+    cannot run is one row with its reason as ``status``.
     """
     import pandas as pd
 
@@ -44,21 +44,25 @@ def compare_experiments(
         try:
             replica = server(experiment, calibration)
             runs = [simulate_server(replica, requests(experiment, seed)) for seed in seeds]
+            rows += _rows(replica, runs)
         except InputError as error:
             rows.append(_described(experiment, None) | {"status": f"cannot run: {error}"})
-            continue
-        rows += _rows(replica, runs)
+        except Exception as error:  # one experiment never stops the others
+            told = f"cannot run: internal error: {type(error).__name__}: {' '.join(str(error).split())}"
+            rows.append(_described(experiment, None) | {"status": told})
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 COLUMNS = (
     "exp_id", "experiment_name", "model", "gpu", "hardware", "tensor_parallel", "workload", "stage_index", "rate_rps",
     "concurrency", "metric", "unit", "predicted", "predicted_stderr", "measured", "error_pct", "calibration",
-    "provenance", "status",
+    "provenance", "status", "notes",
 )  # fmt: skip
 
 
-def predictions(times: Times, stage: int, counted_tokens: float | None = None) -> dict[str, float]:
+def predictions(
+    times: Times, stage: int, counted_tokens: float | None = None, percents: Iterable[float] = (50, 90, 95, 99)
+) -> dict[str, float]:
     """Every metric of a stage, seconds or 1/s.
 
     ``itl_mean`` is (mean E2E - mean TTFT) / (mean output - 1), as the measurements have it; quantiles of ITL are those
@@ -68,13 +72,15 @@ def predictions(times: Times, stage: int, counted_tokens: float | None = None) -
     ttft, e2e, output = times.ttft_s[taken], times.e2e_s[taken], times.requests.output_tokens[taken]
     arrival = times.requests.arrival_s[taken]
     longer = output > 1
-    steps = output - 1 if counted_tokens is None else (output - 1) * ((counted_tokens - 1) / (output.mean() - 1))
+    steps = output - 1.0
+    if counted_tokens is not None and longer.any():
+        steps *= (counted_tokens - 1) / steps.mean()
     tpot = (e2e - ttft)[longer] / steps[longer] if longer.any() else np.array([np.nan])
-    found = {"itl_mean": float((e2e.mean() - ttft.mean()) / max(steps.mean(), 1e-9))}
+    found = {"itl_mean": float((e2e.mean() - ttft.mean()) / steps.mean()) if longer.any() else np.nan}
     for name, values in (("ttft", ttft), ("itl", tpot), ("tpot", tpot), ("e2e", e2e)):
         found.setdefault(f"{name}_mean", float(values.mean()))
-        for percent in (50, 90, 95, 99):
-            found[f"{name}_p{percent}"] = float(np.quantile(values, percent / 100))
+        for percent in percents:
+            found[f"{name}_p{percent:g}"] = float(np.quantile(values, percent / 100))
     found["throughput_rps"] = len(ttft) / float((arrival + e2e).max() - arrival.min())
     return found
 
@@ -88,19 +94,22 @@ def _rows(replica: Server, runs: Sequence[Times]) -> list[dict]:
     rows = []
     for stage in experiment.stages:
         measured = experiment.row(stage)
-        found = [predictions(times, stage, measured.counted_tokens if measured else None) for times in runs]
         known: Mapping[str, float] = {} if measured is None else measured.values
+        percents = {float(metric.split("_p")[1]) for metric in known if "_p" in metric}
+        counted = measured.counted_tokens if measured else None
+        found = [predictions(times, stage, counted, percents) for times in runs]
+        served = all(np.isfinite(each["e2e_mean"]) for each in found)
         concurrency = rates[stage] * float(np.mean([each["e2e_mean"] for each in found]))
         common = _described(experiment, replica) | {
             "stage_index": stage, "rate_rps": rates[stage], "concurrency": concurrency,
         }  # fmt: skip
-        rows += [common | _beside(metric, found, known[metric]) for metric in known if metric in found[0]]
+        rows += [common | _beside(metric, found, known[metric], served) for metric in known if metric in found[0]]
         if not known:
-            rows += [common | _beside(metric, found, None) for metric in ("ttft_mean", "itl_mean", "e2e_mean")]
+            rows += [common | _beside(metric, found, None, served) for metric in ("ttft_mean", "itl_mean", "e2e_mean")]
     return rows
 
 
-def _beside(metric: str, found: Sequence[Mapping[str, float]], measured: float | None) -> dict:
+def _beside(metric: str, found: Sequence[Mapping[str, float]], measured: float | None, served: bool) -> dict:
     values = np.array([each[metric] for each in found])
     scale, unit = (1.0, "1/s") if metric == "throughput_rps" else (1e3, "ms")
     error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
@@ -108,11 +117,9 @@ def _beside(metric: str, found: Sequence[Mapping[str, float]], measured: float |
     row = {"metric": metric, "unit": unit, "predicted": scale * predicted, "predicted_stderr": scale * float(error)}
     if measured is None:
         return row | {"status": "not measured"}
-    unserved = not np.isfinite(predicted)
-    status = "cannot run: some requests need more KV cache than there is" if unserved else OK
-    return row | {
-        "measured": scale * measured, "error_pct": 100 * (predicted / measured - 1), "status": status,
-    }  # fmt: skip
+    status = OK if served else "cannot run: some requests need more KV cache than there is"
+    error_pct = 100 * (predicted / measured - 1) if measured else np.nan
+    return row | {"measured": scale * measured, "error_pct": error_pct, "status": status}
 
 
 def _described(experiment: Experiment, replica: Server | None) -> dict:
@@ -123,6 +130,7 @@ def _described(experiment: Experiment, replica: Server | None) -> dict:
         "gpu": experiment.gpu,
         "tensor_parallel": experiment.tensor_parallel,
         "workload": experiment.workload.name,
+        "notes": "; ".join(experiment.notes),
     }
     if replica is None:
         return described

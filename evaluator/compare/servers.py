@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.iterations import Iterations
-from evaluator.catalog.model import MoeFeedForward
+from evaluator.catalog.model import Model, MoeFeedForward
 from evaluator.catalog.store import names, suggestion
 from evaluator.compare.experiments import Experiment
 from evaluator.compare.names import hardware_name, model_name
@@ -60,7 +60,10 @@ def kernel_sets() -> list[str]:
 
 def server(experiment: Experiment, calibration: str | Calibration = "auto") -> Server:
     """The replica that ran the experiment. Raises InputError with the reason where there can be none."""
+    if experiment.problem:
+        raise InputError(experiment.problem)
     model, hardware = load_model(model_name(experiment.model)), load_hardware(hardware_name(experiment.gpu))
+    _check_length(experiment, model)
     if isinstance(calibration, str):
         calibration = calibration_for(calibration, hardware.name)
     if experiment.data_parallel > 1:
@@ -92,3 +95,13 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
     experts = any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
     warm_up_s = calibration.warm_up_s if experts else 0.0
     return Server(experiment, hardware.name, calibration, stages, memory.kv, capacity, warm_up_s, fit)
+
+
+def _check_length(experiment: Experiment, model: Model) -> None:
+    """vLLM turns a request away whose prompt and output exceed max_model_len."""
+    workload = experiment.workload
+    longest = workload.system_tokens + workload.question_tokens + workload.output_tokens
+    limit = experiment.max_model_tokens or model.max_positions
+    if longest > limit:
+        name = "max_model_len_tokens" if experiment.max_model_tokens else f"the positions of {model.name}"
+        raise InputError(f"requests of {longest:,} tokens exceed {name}, {limit:,}")

@@ -10,6 +10,7 @@ from evaluator.catalog.store import names
 from evaluator.compare import compare_requests
 from evaluator.errors import InputError
 from evaluator.scenario import load_scenario
+from tests.compare.conftest import entry, row
 
 SCENARIO = """
 workload:
@@ -64,10 +65,35 @@ def test_a_run_measured_by_the_engine_is_met_request_by_request(requests, scenar
 def test_bad_request_files_are_refused(tmp_path, scenario):
     path = tmp_path / "bad.csv"
     path.write_text("prompt_tokens,output_tokens\n1,2\n")
-    with pytest.raises(InputError, match="expected prompt_tokens, output_tokens, one of queued_s"):
+    with pytest.raises(InputError, match="expected requests with prompt_tokens, output_tokens, one of queued_s"):
         compare_requests(path, load_scenario(scenario))
     with pytest.raises(InputError, match="there is no file"):
         compare_requests(tmp_path / "none.csv", load_scenario(scenario))
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [("0", "row 7, prompt_tokens must be at least 1, got 0"), ("", "row 7, prompt_tokens"), ("many", "got many")],
+)
+def test_bad_requests_are_told_by_their_row(requests, scenario, cell, message):
+    table = pd.read_csv(requests, dtype={"prompt_tokens": str})
+    table.loc[6, "prompt_tokens"] = cell
+    table.to_csv(requests, index=False)
+    with pytest.raises(InputError, match=message) as caught:
+        compare_requests(requests, load_scenario(scenario))
+    assert str(requests) in str(caught.value)
+
+
+def test_milliseconds_zeros_and_gaps_are_read(requests, scenario):
+    table = pd.read_csv(requests)
+    table["tpot_ms"], table["ttft_s"], table["e2e_s"] = 1e3 * table.pop("tpot_s"), 0.0, table["e2e_s"].astype(object)
+    table.loc[3, "e2e_s"] = "N/A"
+    table.to_csv(requests, index=False)
+    _, statistics = compare_requests(requests, load_scenario(scenario))
+    rows = statistics.query("statistic == 'mean'").set_index("metric")
+    assert np.isnan(rows.loc["ttft", "error_pct"])
+    assert abs(rows.loc["tpot", "error_pct"]) < 1e-6
+    assert rows.loc["e2e", "requests"] == 29
 
 
 def test_the_command_on_requests(evaluator, requests, scenario, tmp_path):
@@ -91,6 +117,14 @@ def test_the_command_on_experiments(evaluator, small, tmp_path):
     table = pd.read_csv(out)
     assert {"predicted", "measured", "error_pct", "stage_index", "metric", "status"} <= set(table)
     assert evaluator(*arguments, "--fail-above", 0.1)[0] == 3
+
+
+def test_a_campaign_that_cannot_run_is_the_users_input(evaluator, campaign, tmp_path):
+    files, out = campaign([entry("a", gpu="Abacus-3")], [row("a", 0)]), tmp_path / "out.csv"
+    code, printed, told = evaluator("compare", *files, "--seeds", 1, "--out", out)
+    assert code == 2
+    assert "1 could not run" in printed and "no experiment could run" in told
+    assert pd.read_csv(out)["status"].str.startswith("cannot run").all()
 
 
 def test_wrong_arguments_are_told(evaluator, small, scenario):

@@ -9,6 +9,7 @@ from evaluator.catalog import load_calibration
 from evaluator.compare import (
     compare_experiments,
     described,
+    fit_all,
     fit_serving,
     headline,
     held_out,
@@ -24,6 +25,7 @@ from evaluator.compare.write import calibration_text
 from evaluator.errors import InputError
 from evaluator.simulation.frontend import client_times
 from evaluator.yaml import loads_yaml
+from tests.compare.conftest import entry, row
 
 
 @pytest.fixture
@@ -74,15 +76,56 @@ def test_single_stages_are_not_counted_twice(table):
 
 
 def test_requests_that_never_fit_are_told(campaign):
-    from tests.compare.conftest import entry, row
-
     found = read_experiments(*campaign([entry("a", total_kv_blocks=2)], [row("a", 0)]))
     assert compare_experiments(found, "datasheet", seeds=(0,))["status"].iloc[0].startswith("cannot run: some requests")
 
 
-def test_prompts_too_long_for_one_iteration_are_told(campaign):
-    from tests.compare.conftest import entry, row
+def test_one_experiment_never_stops_the_others(small, monkeypatch):
+    from evaluator.compare import run
 
+    simulate = run.simulate_server
+
+    def broken(replica, load):
+        if replica.experiment.id == "a":
+            raise IndexError("out of range")
+        return simulate(replica, load)
+
+    monkeypatch.setattr(run, "simulate_server", broken)
+    first, second, *_ = compare_experiments(read_experiments(*small), "datasheet", (0,)).groupby("exp_id")
+    assert set(first[1]["status"]) == {"cannot run: internal error: IndexError: out of range"}
+    assert set(second[1]["status"]) == {"ok"}
+
+
+def test_sequences_longer_than_the_server_allows_are_told(campaign):
+    long = entry("b")
+    long["workload"]["shared_prefix"]["question_len_tokens"] = 200_000
+    found = read_experiments(*campaign([entry("a", max_model_len_tokens=300), long], [row("a", 0)]))
+    first, second = compare_experiments(found, "datasheet", (0,))["status"]
+    assert first == "cannot run: requests of 340 tokens exceed max_model_len_tokens, 300"
+    assert "exceed the positions of llama-3.1-8b, 131,072" in second
+
+
+def test_what_is_undefined_has_no_error(campaign):
+    one = entry("a", rates=(2.0,))
+    one["workload"]["shared_prefix"]["output_len_tokens"] = 1
+    zero, silent = entry("b", rates=(2.0,), enforce_eager=True), entry("c", rates=(2.0,))
+    found = read_experiments(*campaign([one, zero, silent], [row("a", 0), row("b", 0, ttft=0.0)]))
+    table = compare_experiments(found, "datasheet", (0,)).set_index(["exp_id", "metric"])
+    assert np.isnan(table.loc[("a", "itl_mean"), "error_pct"]) and np.isnan(table.loc[("b", "ttft_mean"), "error_pct"])
+    assert table.loc[("a", "e2e_mean"), "status"] == "ok"
+    told = described(table.reset_index())
+    assert "without measurements: c" in told
+    assert "enforce_eager is not modelled (1 experiment)" in told
+
+
+def test_quantiles_are_predicted_as_they_are_measured(campaign):
+    specs, actuals = campaign([entry("a", rates=(4.0,))], [row("a", 0)])
+    actuals.write_text("exp_id,stage_index,ttft_p75_ms,ttft_p99.9_ms\na,0,20,60\n")
+    table = compare_experiments(read_experiments(specs, actuals), "datasheet", (0,)).set_index("metric")
+    assert table.loc["ttft_p75", "predicted"] < table.loc["ttft_p99.9", "predicted"]
+
+
+def test_prompts_too_long_for_one_iteration_are_told(campaign):
     whole = {"chunked_prefill": False, "prefix_caching": False, "max_num_batched_tokens": 256}
     found = read_experiments(*campaign([entry("a", **whole)], [row("a", 0)]))
     (status,) = compare_experiments(found, "datasheet", seeds=(0,))["status"]
@@ -142,6 +185,11 @@ def test_a_prediction_held_out_has_not_seen_the_experiment(experiments, monkeypa
     assert seen == [["b"], ["a"]]
     with pytest.raises(InputError, match="nothing is left to fit where one model is kept aside"):
         held_out(experiments[:2], "model")
+
+
+def test_nothing_to_fit_is_told(experiments):
+    with pytest.raises(InputError, match="nothing to fit: no experiment has measurements and can run"):
+        fit_all(experiments[2:])
 
 
 def test_all_experiments_are_kept_aside_once(experiments):

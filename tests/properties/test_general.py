@@ -40,7 +40,7 @@ def general_cases(draw: st.DrawFn) -> GeneralCase:
     watermark = draw(st.integers(0, limits.kv_units - int(units.max()))) if on_demand else 0
     limits = replace(limits, watermark_units=watermark)
     more = (random_cost(np.random.default_rng(number), experts=True, windowed=True) for number in range(1, stages))
-    return GeneralCase(replace(case, policy=policy, limits=limits, kv_units=units), (case.cost, *more))
+    return GeneralCase(replace(case, policy=policy, limits=limits, kv_units=units), (case.cost, *more), 0 * units)
 
 
 def run(given: GeneralCase) -> LaneResult:

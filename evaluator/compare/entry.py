@@ -1,0 +1,82 @@
+"""A JSON object read key by key: lenient where a value's meaning is clear, refused by name where it is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from evaluator.errors import InputError
+
+_FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+class Entry:
+    """A JSON object; ``where`` stands before the key in errors, and null is as good as absent."""
+
+    def __init__(self, value: Any, where: str = "") -> None:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{where or 'an experiment'} must be an object, got {value!r}")
+        self.value = value
+        self.where = f"{where}." if where else ""
+
+    def number(self, key: str, default: float | None = None, least: float = 0.0) -> float:
+        """A finite number of at least ``least``, also as text."""
+        given = self.value.get(key)
+        if given is None and default is not None:
+            return default
+        number = as_number(given)
+        if number is None or not least <= number < math.inf:
+            raise InputError(f"{self.where}{key} must be a number of at least {least:g}, got {given!r}")
+        return number
+
+    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number."""
+        number = self.number(key, None if default is None else float(default), float(least))
+        if number != int(number):
+            raise InputError(f"{self.where}{key} must be an integer, got {number:g}")
+        return int(number)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A text that is not empty."""
+        given = self.value.get(key)
+        if given is None and default is not None:
+            return default
+        if not isinstance(given, str) or not given.strip():
+            raise InputError(f"{self.where}{key} must be a text, got {given!r}")
+        return given.strip()
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean, also as 0, 1, "true" or "no"."""
+        given = self.value.get(key)
+        if given is None:
+            return default
+        found = _FLAGS.get(str(given).strip().lower().removesuffix(".0"))
+        if found is None:
+            raise InputError(f"{self.where}{key} must be true or false, got {given!r}")
+        return found
+
+    def inner(self, key: str) -> Entry:
+        """The object under a key."""
+        return Entry(self.value.get(key), f"{self.where}{key}")
+
+    def inners(self, key: str) -> list[Entry]:
+        """The objects of a list under a key; one at least."""
+        given = self.value.get(key)
+        if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+            raise InputError(f"{self.where}{key} must be a list of objects, got {given!r}")
+        return [Entry(one, f"{self.where}{key}[{at}]") for at, one in enumerate(given)]
+
+    def others(self, known: Iterable[str]) -> list[str]:
+        """Keys beside the known ones that say something."""
+        return [f"{self.where}{key}" for key, value in self.value.items() if key not in known and value]
+
+
+def as_number(given: Any) -> float | None:
+    """A number, also one written as text; None where it is neither."""
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        return None
+    try:
+        return float(given)
+    except (ValueError, OverflowError):
+        return None
