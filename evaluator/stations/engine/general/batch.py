@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import Array
+from evaluator.cost.kv import units
 from evaluator.stations.engine.admission import triangle, window_triangle
 from evaluator.stations.engine.general.groups import join
-from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure, units
+from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure
 from evaluator.stations.engine.general.peak import enter_end, peak_units
 from evaluator.stations.engine.general.preemption import grow_decodes, make_room
 from evaluator.stations.engine.general.state import State

@@ -6,8 +6,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import Array
+from evaluator.cost.kv import units
 from evaluator.stations.engine.general.groups import known_tokens, leave
-from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure, every_token, units
+from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure, every_token
 from evaluator.stations.engine.general.state import State
 from evaluator.stations.engine.general.waiting import go_back
 from evaluator.stations.engine.lane import Requests
