@@ -13,7 +13,7 @@ from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import KvLayout, kv_units, units_of
 from evaluator.device import configure
 from evaluator.reference import Limits, Outcome, Request, simulate
-from evaluator.stations.engine import Lane, LaneResult, Policy
+from evaluator.stations.engine import Lane, LaneResult, Policy, Requests
 from evaluator.stations.engine.general import (
     GENERAL_POLICIES,
     GeneralLane,
@@ -121,19 +121,21 @@ def _lane_of(given: GeneralCase) -> GeneralLane:
     return GeneralLane(lane, given.costs, rules)
 
 
-def run_general(
-    cases: Sequence[GeneralCase], kind: Kind, vectorise: bool = False, slots: int = 0, padding: int = 0
-) -> list[LaneResult]:
-    """The general program's results on at least ``slots`` slots, one per case, cut to the case's requests.
+def stacked(cases: Sequence[GeneralCase], slots: int = 0, padding: int = 0) -> tuple[GeneralLane, Requests]:
+    """Cases of one structure with a leading lane axis, on at least ``slots`` slots.
 
     ``padding``: so many lanes of zeros behind them, as in a call that is filled up.
     """
-    configure()
     slots = max(slots, *(len(given.case.arrival_s) for given in cases))
     pairs = [(_lane_of(given), requests_of(given.case, slots)) for given in cases]
     pairs += [jax.tree.map(np.zeros_like, pairs[0])] * padding
-    inputs = jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
-    found = jax.tree.map(np.asarray, run_general_lanes(*inputs, kind.structure, vectorise))
+    return jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
+
+
+def run_general(cases: Sequence[GeneralCase], kind: Kind, vectorise: bool = False, **shape: int) -> list[LaneResult]:
+    """The general program's results, one per case, cut to the case's requests; ``shape`` as for ``stacked``."""
+    configure()
+    found = jax.tree.map(np.asarray, run_general_lanes(*stacked(cases, **shape), kind.structure, vectorise))
     results = (LaneResult(*(field[lane] for field in found)) for lane in range(len(cases)))
     return [cut(result, len(given.case.arrival_s)) for result, given in zip(results, cases, strict=True)]
 
