@@ -388,17 +388,3 @@ def test_catalog_import_refuses_what_it_does_not_know(evaluator, tmp_path):
     assert code == 2 and "attention_holes" in err
     code, _, err = evaluator("catalog", "import", tmp_path / "none.json")
     assert (code, err) == (2, f"error: there is no file {tmp_path / 'none.json'}\n")
-
-
-def test_calibrate_writes_a_set(evaluator, tmp_path):
-    rows = ["op_class,m,n,k,time_s"]
-    for n in (1024, 4096, 8192):
-        for m in (1, 64, 512, 4096):
-            rows.append(f"gemm,{m},{n},4096,{3e-6 + max(2 * m * n * 4096 / 6e14, 2 * n * 4096 / 2.5e12)}")
-    (tmp_path / "data.csv").write_text("\n".join(rows) + "\n")
-    out = tmp_path / "mine.yaml"
-    code, shown, _ = evaluator("calibrate", tmp_path / "data.csv", "--hardware", "h100-sxm", "--out", out)
-    assert code == 0 and "gemm" in shown and out.read_text().startswith("# Written by")
-    wrong = tmp_path / "mine.txt"
-    code, _, told = evaluator("calibrate", tmp_path / "data.csv", "--hardware", "h100-sxm", "--out", wrong)
-    assert code == 2 and "must end in .yaml" in told

@@ -31,7 +31,7 @@ def document(fitted: Calibrated) -> dict[str, Any]:
     return {
         "name": fitted.name,
         "hardware": fitted.hardware.name,
-        "provenance": "calibrated",
+        "provenance": "calibrated" if np.isfinite(fitted.result.errors).any() else fitted.base.provenance,
         **_engine(fitted.judged),
         "efficiencies": _efficiencies(fitted.base, found, fitted.wave_tiles),
         "link_efficiency": fitted.base.link_efficiency,
@@ -92,11 +92,9 @@ def _sources(fitted: Calibrated, labels: set[str]) -> dict[str, str]:
 def _fit(fitted: Calibrated) -> dict[str, Any]:
     result = fitted.result
     parameters = {}
-    for each, value, error, known in zip(
-        result.parameters, result.values, result.errors, result.identified, strict=True
-    ):
+    for each, value, error in zip(result.parameters, result.values, result.errors, strict=True):
         entry: dict[str, Any] = {"value": _rounded(value), "unit": each.unit}
-        parameters[each.name] = entry | ({"standard_error": _rounded(error)} if known else {"held_at_prior": True})
+        parameters[each.name] = entry | _certainty(error)
     return {
         "method": (
             "least squares of log ratios, soft L1; standard errors are of the fit, not of the transfer to an engine; "
@@ -112,6 +110,12 @@ def _fit(fitted: Calibrated) -> dict[str, Any]:
         "errors": error_summary(fitted.judged),
         "parameters": parameters,
     }
+
+
+def _certainty(error: float) -> dict[str, Any]:
+    if np.isnan(error):
+        return {"held_at_prior": True}
+    return {"standard_error": _rounded(error)} if np.isfinite(error) else {"too_few_rows": True}
 
 
 def _rounded(value: float) -> float:

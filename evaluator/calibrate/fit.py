@@ -23,6 +23,12 @@ SHORT_S = 20e-6
 WEAKEST = 1e-3
 """A direction whose unit step (a factor of e) moves the predictions by less, root mean square, is not identified."""
 
+ROUNDING = 1e-12
+"""Directions weaker than this share of the strongest differ by rounding alone."""
+
+ROWS_PER_PARAMETER = 2
+"""With fewer rows (as many degrees of freedom as parameters) there are no standard errors."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -35,7 +41,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Fit:
-    """The result. ``errors`` are standard errors of the values, NaN for what the data do not identify."""
+    """The result. ``errors`` are standard errors of the values: NaN for what the data do not identify,
+    infinite for what too few rows identify."""
 
     parameters: tuple[Parameter, ...]
     values: np.ndarray
@@ -65,8 +72,10 @@ def fit(start: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]
         evaluations += solved.evaluations
     new = np.asarray(values(parameters, found))
     slopes = np.array([each.slope(value) for each, value in zip(parameters, new, strict=True)])
+    slopes = np.maximum(slopes, np.finfo(float).tiny)  # an infinite error at a bound stays infinite
     rate = jax.tree.map(np.asarray, put(base, parameters, new))
-    return Fit(tuple(parameters), new, errors * slopes, ~np.isnan(errors), rate, np.concatenate(singular), evaluations)
+    strengths = np.concatenate([*singular, []])
+    return Fit(tuple(parameters), new, errors * slopes, ~np.isnan(errors), rate, strengths, evaluations)
 
 
 class _Solved(NamedTuple):
@@ -170,18 +179,27 @@ def _solve(residuals: Any, jacobian: Any, prior: np.ndarray, start: np.ndarray, 
 def _weakest(sensitivity: np.ndarray, free: np.ndarray) -> int | None:
     """The parameter that dominates the weakest direction, where that direction is too weak; None where all are strong.
 
-    Each column is scaled by the rows it acts on, so that a class with few rows counts as one with many.
+    Each column is scaled by the rows it acts on, so that a class with few rows counts as one with many. Directions that
+    nothing moves, as there are wherever parameters outnumber rows, count together: which basis they have is chance.
     """
     columns = sensitivity[:, free]
     acts = np.maximum(1, (np.abs(columns) > 1e-9).sum(axis=0))
-    _, strength, directions = np.linalg.svd(columns / np.sqrt(acts), full_matrices=False)
+    unseen = np.zeros((max(0, columns.shape[1] - len(columns)), columns.shape[1]))
+    _, strength, directions = np.linalg.svd(np.vstack([columns / np.sqrt(acts), unseen]), full_matrices=False)
     if not len(strength) or strength[-1] >= WEAKEST:
         return None
-    return int(np.flatnonzero(free)[np.argmax(np.abs(directions[-1]))])
+    weakest = directions[strength <= max(strength[-1], ROUNDING * strength[0])]
+    return int(np.flatnonzero(free)[np.argmax(np.linalg.norm(weakest, axis=0))])
 
 
 def _standard_errors(residuals: np.ndarray, sensitivity: np.ndarray) -> np.ndarray:
-    """Of the coordinates: robust sandwich (Huber 1967), the loss' weights and the residuals' spread row by row."""
+    """Of the coordinates: robust sandwich (Huber 1967), the loss' weights and the residuals' spread row by row.
+
+    Infinite with too few rows: parameters that meet every row leave no residuals to tell an error from.
+    """
+    rows, parameters = sensitivity.shape
+    if rows < ROWS_PER_PARAMETER * parameters:
+        return np.full(parameters, np.inf)
     weights = 1.0 / np.sqrt(1.0 + (residuals / LOSS_SCALE) ** 2)
     bread = np.linalg.pinv((sensitivity * weights[:, None]).T @ sensitivity)
     scores = sensitivity * (weights * residuals)[:, None]

@@ -28,6 +28,7 @@ from evaluator.catalog import Calibration, load_calibration, load_hardware
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.fold import reach
 from evaluator.cost.rates import Rates, rates
+from evaluator.errors import InputError
 
 MOST_ROWS = 2500
 """Rows of one class that a fit uses at most; all rows are judged."""
@@ -59,6 +60,8 @@ def calibrate(
     rate = _starting_rates(device, base, processors)
     found = _parameters(parts, rate, processors)
     result = fit(rate, found, [_target(part, thin(part, most), device) for part in parts])
+    if not result.identified.any():
+        raise InputError(f"{', '.join(table.name for table in read)}: no parameter depends on these rows")
     judged = [
         _rotated(part, rate, found, device) if _rotates(part) else judge(part, result.rates, device) for part in parts
     ]

@@ -1,24 +1,8 @@
 """Measurement tables: our columns, and reading files of ours or of a known source.
 
-A table has one measurement per row. ``op_class`` says of what; each class needs the columns below, everything in SI
-(``time_s`` seconds, bytes, tokens) and per device: shapes are those that one device sees.
-
-| op_class | columns |
-|---|---|
-| gemm | m (rows), n (outputs), k (inputs), dtype |
-| grouped_gemm | tokens, hidden, intermediate (of the shard), top_k, experts, expert_parallel, routing, gated, dtype |
-| attention_prefill | batch, new_tokens, past_tokens (each per sequence), heads, kv_heads, head_dim, window |
-| attention_decode | batch, past_tokens (attended to), heads, kv_heads, head_dim, window |
-| attention_mixed | batch, new_tokens, past_tokens of the prompts; decodes, decode_context; heads, kv_heads, head_dim |
-| elementwise | bytes |
-| all_reduce, all_gather, all_to_all | devices, message_bytes |
-| iteration | model, tensor_parallel, expert_parallel, prompts, prompt_tokens, past_tokens, decodes, context |
-
-All have ``time_s``; ``hardware``, ``engine``, ``engine_version``, ``kernel``, ``kv_dtype`` and ``mode`` (graph | eager)
-are optional. ``window`` 0 is full attention. ``routing`` is ``balanced`` or ``skewed``; ``gated`` is 1 (the default)
-where the experts' first product makes gate and up, 0 where it makes one of them.
-Of an iteration, tokens are per
-prompt and the context per decode; ``expert_parallel`` (1) and ``past_tokens`` (0) are optional.
+A table has one measurement per row. ``op_class`` says of what; each class needs its ``COLUMNS``, everything in SI
+(``time_s`` seconds, bytes, tokens) and per device: shapes are those that one device sees. calibration/README.md says
+what each column is.
 """
 
 from __future__ import annotations
@@ -61,6 +45,11 @@ _ABSENT = {"expert_parallel": 1.0, "past_tokens": 0.0}
 
 SUFFIXES = (".csv", ".parquet")
 
+_SERVING = (
+    "no table of kernels or iterations; to fit to runs of a server: "
+    "evaluator compare SPECS.json ACTUALS.csv --fit FOLDER"
+)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -79,6 +68,8 @@ def read_tables(paths: Sequence[str | Path]) -> tuple[Table, ...]:
 
 def read_table(path: Path) -> Table:
     """One file of measurements, in our columns or in those of a known source."""
+    if path.suffix == ".json":
+        raise InputError(f"{path}: {_SERVING}")
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: a table of measurements ends in {' or '.join(SUFFIXES)}")
     content = path.read_bytes()
@@ -96,9 +87,11 @@ def _convert(path: Path, frame: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     for name, needed, convert in CONVERTERS:
         if needed <= set(frame.columns):
             return name, convert(frame)
+    if "exp_id" in frame:
+        raise InputError(f"{path}: {_SERVING}")
     raise InputError(
         f"{path}: neither a column op_class nor the columns of a known source "
-        f"({', '.join(name for name, _, _ in CONVERTERS)}); the documentation of evaluator.calibrate.table names ours"
+        f"({', '.join(name for name, _, _ in CONVERTERS)}); calibration/README.md names ours"
     )
 
 

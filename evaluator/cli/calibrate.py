@@ -77,14 +77,17 @@ def calibrate(
     """Fit efficiencies, or whole iterations, to measurements and report the error on rows kept aside."""
     check_output(out, "--out", SET_SUFFIXES)
     check_output(plot, "--plot", PICTURE_SUFFIXES)
-    fitted: Any
+    if axes is not None and form is not Form.table:
+        raise InputError("--axes: only a table has them (--form table)")
     if form is Form.roofline:
         fitted, text, told = _efficiencies(data, hardware, out.stem, start)
     else:
-        if axes is not None and form is not Form.table:
-            raise InputError("--axes: only a table has them (--form table)")
         chosen = None if axes is None else tuple(name.strip() for name in axes.split(","))
         fitted, text, told = _iterations(data, hardware, out.stem, form, chosen, beyond, _dtypes(precision))
+    _deliver(fitted, text, told, out, plot, quiet)
+
+
+def _deliver(fitted: Any, text: str, told: str, out: Path, plot: Path | None, quiet: bool) -> None:
     out.write_text(text, encoding="utf-8")
     typer.echo(told)
     if plot is not None:
@@ -109,11 +112,12 @@ def _efficiencies(data: list[Path], hardware: str, name: str, start: str) -> tup
     from evaluator.calibrate.errors import error_table
 
     fitted = run_calibrate(data, hardware, name, start=start)
-    known = zip(fitted.result.parameters, fitted.result.identified, strict=True)
-    silent = [each.name for each, is_known in known if not is_known]
     told = error_table(fitted.judged)
-    if silent:
+    errors = {each.name: error for each, error in zip(fitted.result.parameters, fitted.result.errors, strict=True)}
+    if silent := [name for name, error in errors.items() if error != error]:
         told += f"\nnot identified by these data, held at {start}: {', '.join(silent)}"
+    if unsure := [name for name, error in errors.items() if error == float("inf")]:
+        told += f"\nfitted to too few rows for a standard error: {', '.join(unsure)}"
     return fitted, written(document(fitted)), told
 
 

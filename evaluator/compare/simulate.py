@@ -71,7 +71,10 @@ def _run(replica: Server, waiting: EngineRequests, longest_output: int) -> LaneR
             return found
     rows = common_counts(replica.stages)
     costs = tuple(_first(stack([cost], rows)) for cost in replica.stages)
-    general = GeneralLane(lane._replace(cost=costs[0]), costs, _rules(replica))
+    shared, kept = _shared(replica, waiting)
+    lane = lane._replace(cost=costs[0], kv_units=lane.kv_units - kept)
+    waiting = waiting._replace(kv_units=np.maximum(waiting.kv_units - shared, 0).astype(np.int32))
+    general = GeneralLane(lane, costs, _rules(replica), shared)
     return _alone(run_general_lanes, general, waiting, GeneralStructure(ring, windowed, stages, peaks=False))
 
 
@@ -122,6 +125,23 @@ def _rules(replica: Server) -> Any:
         look_every=np.int32(0),
         kv=KvUnits(*map(np.float64, units_of(replica.kv))),
     )
+
+
+def _shared(replica: Server, waiting: EngineRequests) -> tuple[np.ndarray, int]:
+    """Units of each request's prompt that lie in the prefix cache, (request + 1,), and what all prompts take there.
+
+    The fixed prompts stay, as long as they are sent again and again; their whole blocks are there once, the system
+    prompt of a group once for all its prompts. Without the cache, or where they would fill half of it, nothing is.
+    """
+    experiment, workload = replica.experiment, replica.experiment.workload
+    block, prompts = experiment.block_tokens, workload.groups * workload.prompts_per_group
+    whole = np.maximum(waiting.prompt_tokens - 1, 0) // block * block
+    shared = kv_units(replica.kv, whole).astype(np.int32)
+    system = int(kv_units(replica.kv, workload.system_tokens // block * block))
+    kept = int(shared[:-1][:prompts].sum()) - system * (min(prompts, len(shared) - 1) - workload.groups)
+    if not (experiment.prefix_caching and experiment.chunked_prefill) or kept > replica.kv_capacity / 2:
+        return np.zeros_like(shared), 0
+    return shared, max(kept, 0)
 
 
 def _waiting(replica: Server, load: Requests) -> EngineRequests:

@@ -119,7 +119,7 @@ class Queues:
         units, keep_free = request.kv_units, 0
         if self.on_demand:
             slots = max(request.target if whole_kv else 0, start + (tokens or 1))
-            units = self.kv.units(slots)
+            units = self._units(request, slots)
             keep_free = self.limits.watermark_units
         if not self.kv.admit(request, units, hit, keep_free):
             return False
@@ -137,10 +137,14 @@ class Queues:
         self.admitted += 1
         return True
 
+    def _units(self, request: Request, tokens: int) -> int:
+        """Units that so many of its tokens take, but for those that it shares."""
+        return max(self.kv.units(tokens) - request.shared_units, 0)
+
     def _swap_in(self, request: Request) -> None:
         if request.swapped:
             request.swapped = False
-            units = self.kv.units(request.computed)
+            units = self._units(request, request.computed)
             self._swapped_units -= units
             self.moved_units += units
 
@@ -188,7 +192,7 @@ class Queues:
         """The same for the step after ``ahead`` more, in a leap: it fits."""
         if self.on_demand:
             for request in group.due(ahead):
-                fits = self.kv.extend(request, self.kv.units(group.computed(request) + ahead + 1))
+                fits = self.kv.extend(request, self._units(request, group.computed(request) + ahead + 1))
                 assert fits
         self._register_filled(group, ahead)
 
@@ -203,7 +207,7 @@ class Queues:
         False if it is the request itself that had to go; in a pipeline, where those in flight are left alone, also if
         it is in flight with a chunk and none after it can be preempted: it waits.
         """
-        while not self.kv.extend(request, self.kv.units(tokens)):
+        while not self.kv.extend(request, self._units(request, tokens)):
             self.short_of_kv = True
             victim = next((other for other in reversed(self.running) if self._at_rest(other)), None)
             if victim is None or victim.admission < request.admission:
@@ -223,7 +227,7 @@ class Queues:
         self.prompts.pop(request, None)
         del self.running[request]
         self.work_tokens -= request.work_tokens
-        units = self.kv.units(request.computed)
+        units = self._units(request, request.computed)
         self.kv.release(request)
         if self.limits.preemption == "swap" and self._swapped_units + units <= self.limits.swap_units:
             request.swapped = True

@@ -99,7 +99,10 @@ def _lanes(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -
         requests=np.array([slot.count for slot in slots], dtype=np.int32),
         measured_from=np.array([slot.warmup(group.warmup_requests) for slot in slots], dtype=np.int32),
     )
-    return GeneralLane(lane, tuple(costs), _rules(deployments, kvs)) if group.program.in_any_order else lane
+    if not group.program.in_any_order:
+        return lane
+    shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
+    return GeneralLane(lane, tuple(costs), _rules(deployments, kvs), shared)
 
 
 def _rules(deployments: list[Deployment], kvs: list[KvLayout]) -> Rules:

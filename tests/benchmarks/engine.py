@@ -152,7 +152,8 @@ def general_input(
         max_num_batched_tokens=full(np.inf if policy == "orca" else 8192 if lightllm else given.max_num_batched_tokens),
     )
     general = GeneralStructure(structure.ring, structure.windowed, stages, lightllm)
-    return GeneralLane(lanes, (lanes.cost,) * stages, rules), requests, general
+    shared = np.zeros_like(requests.kv_units)
+    return GeneralLane(lanes, (lanes.cost,) * stages, rules, shared), requests, general
 
 
 def _against_reference(given: Work, main: Best) -> Iterator[Row]:

@@ -7,7 +7,7 @@ import pytest
 from evaluator.calibrate import calibrate
 from evaluator.calibrate.document import document, written
 from evaluator.calibrate.errors import error_summary
-from evaluator.calibrate.fit import Target, fit
+from evaluator.calibrate.fit import WEAKEST, Target, _weakest, fit
 from evaluator.calibrate.kernels import predictor
 from evaluator.calibrate.parameters import class_parameters, fixed, put, values
 from evaluator.calibrate.picture import draw
@@ -118,3 +118,40 @@ def test_the_document_is_a_set_of_the_catalog(fitted, tmp_path):
 def test_a_small_class_is_judged_on_rows_it_has_not_seen(fitted):
     assert not fitted.judged["fitted"].any()
     assert error_summary(fitted.judged)["gemm"]["held_out"]["median"] < 0.04
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (3, 7), (2, 2), (9, 4)])
+def test_no_more_parameters_than_rows_are_identified(shape):
+    """Held one after the other until every direction is seen; none where the rows see all."""
+    sensitivity = np.random.default_rng(0).normal(size=shape)
+    free = np.ones(shape[1], dtype=bool)
+    while (weak := _weakest(sensitivity, free)) is not None:
+        free[weak] = False
+    assert free.sum() == min(shape)
+    assert np.linalg.svd(sensitivity[:, free], compute_uv=False)[-1] > WEAKEST
+
+
+def test_of_one_row_the_parameter_that_it_tells_most_of_is_left():
+    free = np.ones(4, dtype=bool)
+    while (weak := _weakest(np.array([[1.0, 2.0, 3.0, 0.5]]), free)) is not None:
+        free[weak] = False
+    assert free.tolist() == [False, False, True, False]
+
+
+@pytest.fixture(scope="module")
+def one_row():
+    row = {"op_class": "gemm", "m": 1, "n": 4096, "k": 4096, "time_s": 1.2e-5}
+    return calibrate([Table("one.csv", "0" * 64, "own", checked(pd.DataFrame([row]), "t"))], "h100-sxm", "one")
+
+
+def test_one_row_is_no_calibration(one_row):
+    result = one_row.result
+    assert result.identified.sum() == 1 and not np.isfinite(result.errors).any()
+    held = [(each.start, value) for each, value, known in zip(result.parameters, result.values, result.identified,
+                                                              strict=True) if not known]  # fmt: skip
+    np.testing.assert_allclose(*zip(*held, strict=True), rtol=1e-6)
+    written_set = document(one_row)
+    assert written_set["provenance"] == "datasheet"
+    notes = [set(entry) - {"value", "unit"} for entry in written_set["fit"]["parameters"].values()]
+    assert notes.count({"too_few_rows"}) == 1 and notes.count({"held_at_prior"}) == len(notes) - 1
+    assert read_calibration(loads_yaml(written(written_set), "one.yaml"), "one.yaml", expected_name="one").fit

@@ -1,5 +1,8 @@
 """Reading tables: ours, the known sources', and what is refused."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,7 +10,7 @@ import pytest
 from evaluator.calibrate import calibrate, read_tables
 from evaluator.calibrate.devices import UNKNOWN, Processors
 from evaluator.calibrate.selection import select
-from evaluator.calibrate.table import Table, checked
+from evaluator.calibrate.table import COLUMNS, TEXT, Table, checked
 from evaluator.errors import InputError
 
 GEMM = pd.DataFrame({"op_class": "gemm", "m": [1, 2], "n": 8, "k": 8, "time_s": [1e-5, 2e-5]})
@@ -44,6 +47,19 @@ def test_what_an_iteration_may_leave_out():
         checked(rows.assign(past_tokens=-1), "mine.csv")
 
 
+def test_the_readme_names_the_columns():
+    text = (Path(__file__).resolve().parents[2] / "calibration" / "README.md").read_text()
+    section = text[text.index("## The columns of a table") : text.index("## The fitted sets")]
+    told = {}
+    for line in section.splitlines():
+        classes, _, columns = line.strip("| ").partition(" | ")
+        told |= {name: set(re.findall(r"`(\w+)`", columns)) - {"model"} for name in re.findall(r"`(\w+)`", classes)
+                 if line.startswith("| `") and columns != "columns"}  # fmt: skip
+    assert told == {name: set(columns) for name, columns in COLUMNS.items()}
+    optional = section[section.index("Optional:") :]
+    assert set(TEXT) - {"model"} <= set(re.findall(r"`(\w+)`", optional))
+
+
 def test_files_that_are_no_tables(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(InputError, match=r"ends in \.csv or \.parquet"):
@@ -51,6 +67,14 @@ def test_files_that_are_no_tables(tmp_path):
     pd.DataFrame({"a": [1]}).to_csv(tmp_path / "other.csv", index=False)
     with pytest.raises(InputError, match="neither a column op_class nor the columns of a known source"):
         read_tables([tmp_path / "other.csv"])
+
+
+def test_runs_of_a_server_are_sent_to_compare(tmp_path):
+    (tmp_path / "specs.json").write_text("[]")
+    pd.DataFrame({"exp_id": [1], "ttft_mean_ms": [9.0]}).to_csv(tmp_path / "actuals.csv", index=False)
+    for name in ("specs.json", "actuals.csv"):
+        with pytest.raises(InputError, match=rf"{name}: .*compare SPECS.json ACTUALS.csv --fit FOLDER"):
+            read_tables([tmp_path / name])
 
 
 def test_other_hardware_is_named():

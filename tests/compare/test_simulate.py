@@ -5,7 +5,7 @@ import pytest
 
 from evaluator.compare import read_experiments
 from evaluator.compare.servers import server
-from evaluator.compare.simulate import simulate_server
+from evaluator.compare.simulate import _shared, _waiting, simulate_server
 from evaluator.compare.traffic import requests
 from evaluator.cost.memory import kv_units
 from evaluator.reference import Limits, Request, simulate
@@ -13,23 +13,42 @@ from tests.compare.conftest import entry, row
 
 
 @pytest.mark.parametrize(
-    ("more", "preempts"),
-    [({}, False), ({"total_kv_blocks": 60}, True), ({"pipeline_parallel_size": 2}, False)],
-    ids=["KV for all", "KV is short", "pipeline"],
+    ("rate", "more", "preempts"),
+    [
+        (20.0, {}, False),
+        (20.0, {"total_kv_blocks": 60}, True),
+        (150.0, {"total_kv_blocks": 200}, True),
+        (20.0, {"pipeline_parallel_size": 2}, False),
+    ],
+    ids=["KV for all", "KV is short", "prompts are shared", "pipeline"],
 )
-def test_kv_is_taken_on_demand(campaign, more, preempts):
-    (only,) = read_experiments(*campaign([entry("a", rates=(20.0,)) | more], [row("a", 0)]))
+def test_kv_is_taken_on_demand(campaign, rate, more, preempts):
+    (only,) = read_experiments(*campaign([entry("a", rates=(rate,)) | more], [row("a", 0)]))
     replica, load = server(only, "datasheet"), requests(only, 0)
-    units = kv_units(replica.kv, load.prompt_tokens + load.output_tokens - 1)
+    shared, kept = _shared(replica, _waiting(replica, load))
+    units = kv_units(replica.kv, load.prompt_tokens + load.output_tokens - 1) - shared[:-1]
     columns = (load.arrival_s, load.compute_tokens, load.prompt_tokens, load.output_tokens, units)
     limits = Limits(
-        only.max_num_seqs, only.max_num_batched_tokens, replica.kv_capacity,
+        only.max_num_seqs, only.max_num_batched_tokens, replica.kv_capacity - kept,
         admission="on_demand", block_tokens=only.block_tokens,
     )  # fmt: skip
-    served = [Request(number, *one) for number, one in enumerate(zip(*map(np.ndarray.tolist, columns), strict=True))]
+    rows = enumerate(zip(*map(np.ndarray.tolist, columns), strict=True))
+    served = [Request(number, *one, shared_units=int(shared[number])) for number, one in rows]
     expected = simulate(replica.stages, "chunked", limits, served)
     assert (expected.preemptions > 0) == preempts
     times = simulate_server(replica, load)
     e2e_s = [request.last_token_s - request.arrival_s for request in served]
     np.testing.assert_allclose(times.e2e_s, e2e_s, rtol=1e-9)
     np.testing.assert_allclose(times.ttft_s, [one.first_token_s - one.arrival_s for one in served], rtol=1e-9)
+
+
+def test_the_prompts_of_a_group_lie_in_the_cache_once(campaign):
+    """6 prompts of some 315 tokens, 19 whole blocks of 16, of which 6 are the system prompt of a group of two."""
+    (only, small) = read_experiments(
+        *campaign([entry("a") | {"total_kv_blocks": 300}, entry("b") | {"total_kv_blocks": 150}], [row("a", 0)])
+    )
+    replica, load = server(only, "datasheet"), requests(only, 0)
+    shared, kept = _shared(replica, _waiting(replica, load))
+    assert set(shared[:-1].tolist()) <= {18, 19, 20}
+    assert kept == shared[:6].sum() - 3 * 6
+    assert _shared(server(small, "datasheet"), _waiting(replica, load))[1] == 0  # they would not stay

@@ -55,7 +55,7 @@ def general_cases(draw: st.DrawFn) -> GeneralCase:
     watermark = draw(st.integers(0, limits.kv_units - int(units.max()))) if on_demand else 0
     limits = replace(limits, watermark_units=watermark)
     more = (random_cost(np.random.default_rng(number), experts=True, windowed=True) for number in range(1, stages))
-    return GeneralCase(replace(case, policy=policy, limits=limits, kv_units=units), (case.cost, *more))
+    return GeneralCase(replace(case, policy=policy, limits=limits, kv_units=units), (case.cost, *more), 0 * units)
 
 
 def run(given: GeneralCase) -> LaneResult:
@@ -170,7 +170,9 @@ def test_every_rule_moves_some_output(name):
     tokens, kv = (200, 300) if looks else (24, 30)
     limits = Limits(4, tokens, kv, admission="on_demand", block_tokens=layout.block_tokens, max_wait_iterations=4)
     units = kv_units(layout, case.prompt_tokens + case.output_tokens)
-    lanes, requests = stacked([GeneralCase(replace(case, limits=limits, kv_units=units), (case.cost,), layout)])
+    lanes, requests = stacked(
+        [GeneralCase(replace(case, limits=limits, kv_units=units), (case.cost,), np.zeros(SLOTS, int), layout)]
+    )
     runs = (run_general_lanes(given, requests, KINDS[1].structure) for given in (lanes, _changed(lanes, name)))
     one, other = (jax.tree.map(np.asarray, found) for found in runs)
     assert np.isfinite(one.last_token_s[0, :SLOTS]).all()

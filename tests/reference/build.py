@@ -104,14 +104,11 @@ def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
     rng = np.random.default_rng(seed)
 
     def pick(name: str, *choices: Any) -> Any:
-        drawn = choices[rng.integers(len(choices))]
-        return fixed.get(name, drawn)
+        return fixed.get(name, choices[rng.integers(len(choices))])  # draws in any case
 
     policy = pick("policy", *SCHEDULERS)
-    windowed = rng.random() < 0.4
-    resident = rng.random() < 0.15
-    users = int(rng.integers(1, 20)) if rng.random() < 0.3 else None
-    rate = 10 ** rng.uniform(-1, 2.5)
+    windowed, resident = rng.random() < 0.4, rng.random() < 0.15
+    users, rate = int(rng.integers(1, 20)) if rng.random() < 0.3 else None, 10 ** rng.uniform(-1, 2.5)
     arrival = np.zeros(requests) if rng.random() < 0.1 else np.cumsum(rng.exponential(1 / rate, requests))
     prompt = rng.integers(1, rng.choice([5, 100, 1500]), requests) + 1
     output = rng.integers(1, rng.choice([2, 10, 300]), requests)
@@ -124,9 +121,9 @@ def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
         tokens = max(tokens, int((prompt + output).max()) + 64)
     prefix_caching = pick("prefix_caching", False, False, True)
     hybrid = rng.random() < 0.2 and not prefix_caching and policy != "lightllm"
-    if hybrid:
-        units = np.vectorize(half_windowed)(units)
+    units = np.vectorize(half_windowed)(units) if hybrid else units
     content = [tuple(rng.integers(0, 2, 3).tolist()) for _ in range(requests)]
+    columns = (*(column.tolist() for column in (arrival, compute, prompt, output, units)), content)
     stages = pick("stages", 1, 1, 1, 2, 3)
     capacity = int(units.max() * rng.uniform(1, rng.choice([1.5, 6])))
     limits = Limits(
@@ -150,7 +147,7 @@ def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
         cost,
         policy,
         limits,
-        list(zip(*(column.tolist() for column in (arrival, compute, prompt, output, units)), content, strict=True)),
+        list(zip(*columns, strict=True)),
         {
             "users": users,
             "replicas": pick("replicas", 1, 1, 3),

@@ -49,6 +49,7 @@ class GeneralCase:
 
     case: Case
     costs: tuple[IterationCost, ...]
+    shared_units: np.ndarray  # of each request's prefix
     layout: KvLayout | None = None
 
     @property
@@ -91,7 +92,10 @@ def random_general_case(seed: int, kind: Kind) -> GeneralCase:
         packing=str(rng.choice(["fcfs", "least_work_left"])), max_wait_iterations=int(rng.integers(1, 12)),
     )  # fmt: skip
     more = (random_cost(rng, experts=kind.experts, windowed=kind.windowed) for _ in range(kind.stages - 1))
-    return GeneralCase(replace(case, policy=policy, limits=limits, kv_units=units), (case.cost, *more), layout)
+    shares = on_demand and layout is None and policy != "lightllm" and rng.random() < 0.3
+    shared = (case.prompt_tokens - case.compute_tokens) // block * shares
+    drawn = replace(case, policy=policy, limits=limits, kv_units=units - shared)
+    return GeneralCase(drawn, (case.cost, *more), shared, layout)
 
 
 @cache
@@ -100,7 +104,7 @@ def general_cases(kind: Kind, count: int) -> list[GeneralCase]:
     return [random_general_case(seed, kind) for seed in range(count)]
 
 
-def _lane_of(given: GeneralCase) -> GeneralLane:
+def _lane_of(given: GeneralCase, slots: int) -> GeneralLane:
     case, limits = given.case, given.case.limits
     budget = np.inf if case.policy == "orca" else limits.max_num_batched_tokens
     lane = Lane(
@@ -118,7 +122,9 @@ def _lane_of(given: GeneralCase) -> GeneralLane:
         look_every=np.int32(limits.max_wait_iterations if case.policy == "lightllm" else 0),
         kv=KvUnits(*map(np.float64, units_of(given.kv))),
     )
-    return GeneralLane(lane, given.costs, rules)
+    shared = np.zeros(slots + 1, np.int32)
+    shared[: len(given.shared_units)] = given.shared_units
+    return GeneralLane(lane, given.costs, rules, shared)
 
 
 def stacked(cases: Sequence[GeneralCase], slots: int = 0, padding: int = 0) -> tuple[GeneralLane, Requests]:
@@ -127,7 +133,7 @@ def stacked(cases: Sequence[GeneralCase], slots: int = 0, padding: int = 0) -> t
     ``padding``: so many lanes of zeros behind them, as in a call that is filled up.
     """
     slots = max(slots, *(len(given.case.arrival_s) for given in cases))
-    pairs = [(_lane_of(given), requests_of(given.case, slots)) for given in cases]
+    pairs = [(_lane_of(given, slots), requests_of(given.case, slots)) for given in cases]
     pairs += [jax.tree.map(np.zeros_like, pairs[0])] * padding
     return jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
 
@@ -145,7 +151,8 @@ def run_tokens(given: GeneralCase) -> Outcome:
     case = given.case
     columns = (case.arrival_s, case.compute_tokens, case.prompt_tokens, case.output_tokens, case.kv_units)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    requests = [Request(number, *row) for number, row in enumerate(rows)]
+    shared = given.shared_units.tolist()
+    requests = [Request(number, *row, shared_units=shared[number]) for number, row in enumerate(rows)]
     return simulate(
         given.costs, case.policy, case.limits, requests, users=case.users, window=case.window or None, tokens=True
     )

@@ -8,12 +8,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import Array
-from evaluator.cost.kv import units
 from evaluator.stations.engine.admission import triangle, window_triangle
 from evaluator.stations.engine.general.groups import join
 from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure
 from evaluator.stations.engine.general.peak import enter_end, peak_units
-from evaluator.stations.engine.general.preemption import grow_decodes, make_room
+from evaluator.stations.engine.general.preemption import grow_decodes, make_room, own_units
 from evaluator.stations.engine.general.state import State
 from evaluator.stations.engine.general.waiting import anybody, head, pop
 from evaluator.stations.engine.lane import Requests
@@ -86,7 +85,7 @@ def _admit(
     def needs(i: Array, one: Candidate) -> Array:
         slots = jnp.maximum(one.start + jnp.maximum(one.tokens, 1), jnp.where(rules.whole_kv, one.start + one.rest, 0))
         reserved = read(requests.kv_units, i).astype(jnp.float64)
-        return jnp.where(rules.on_demand, units(rules.kv, slots.astype(jnp.float64)), reserved)
+        return jnp.where(rules.on_demand, own_units(given, i, slots.astype(jnp.float64)), reserved)
 
     def fits(state: State) -> Array:
         i = head(state.waiting)

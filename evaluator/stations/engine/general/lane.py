@@ -33,11 +33,15 @@ class Rules(NamedTuple):
 
 
 class GeneralLane(NamedTuple):
-    """One replica. ``stages``: the cost of each pipeline stage; that of ``lane`` is not used."""
+    """One replica. ``stages``: the cost of each pipeline stage; that of ``lane`` is not used.
+
+    ``kv_units`` of requests and lane are without what is shared.
+    """
 
     lane: Lane
     stages: tuple[IterationCost, ...]
     rules: Rules
+    shared_units: Array  # (request + 1,) int32, on_demand: units of a request's prefix that stay and are not counted
 
 
 class GeneralStructure(NamedTuple):

@@ -52,7 +52,7 @@ def make_room(
     Where none of them is left it goes itself; in flight with a chunk it cannot, and waits.
     """
     rules = given.rules
-    more = jnp.maximum(units(rules.kv, tokens) - held_units(given, requests, state, i), 0.0)
+    more = jnp.maximum(own_units(given, i, tokens) - held_units(given, requests, state, i), 0.0)
     admission = load(state.sequences.admission, i)
 
     def victim(state: State) -> Array:
@@ -76,6 +76,11 @@ def make_room(
     return state._replace(kv=kv, batch=state.batch._replace(short=short)), fits
 
 
+def own_units(given: GeneralLane, i: Array, tokens: Array) -> Array:
+    """Units that a request of so many tokens holds on demand, but for those that it shares."""
+    return jnp.maximum(units(given.rules.kv, tokens) - read(given.shared_units, i), 0.0)
+
+
 def held_units(given: GeneralLane, requests: Requests, state: State, i: Array) -> Array:
     """Units that a running request at rest holds."""
     rules, sequences = given.rules, state.sequences
@@ -84,7 +89,7 @@ def held_units(given: GeneralLane, requests: Requests, state: State, i: Array) -
     computed = load(sequences.computed, i)
     prompt = jnp.where(rules.whole_kv, target, computed)
     tokens = jnp.where(g >= 0, computed + elapsed, prompt)
-    taken = units(rules.kv, tokens.astype(jnp.float64))
+    taken = own_units(given, i, tokens.astype(jnp.float64))
     return jnp.where(rules.on_demand, taken, read(requests.kv_units, i).astype(jnp.float64))
 
 
