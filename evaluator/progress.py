@@ -56,6 +56,10 @@ class Progress:
             self._stream.write("\n")
             self._stream.flush()
 
+    def expect(self, units: int) -> None:
+        """There are ``units`` to do, as has turned out after the start."""
+        self.total = units
+
     def keep(self, units: int) -> None:
         """``units`` were finished by an earlier run: done, but no measure of the speed."""
         self.done += units

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from evaluator.coordinates import axis_coordinates
 from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.metrics import OK, Outcomes, measure
@@ -22,8 +23,9 @@ from evaluator.scenario import Scenario
 from evaluator.simulation import simulate_chunk
 from evaluator.simulation.schedule import chunks_of
 
-TIMES = ("scheduled_s", "first_token_s", "last_token_s")
+TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 TOTALS = ("busy_s", "iterations", "kv_used_mean", "kv_used_max", "preemptions")
+REPLICA = "replica"
 SUMMARIES = ("queue_wait_s", "ttft_s", "tpot_s", "e2e_s")
 HISTOGRAM = "itl_s"
 """Kept in bins by the vectorised engine, so it is reported but not held to the tolerance."""
@@ -31,14 +33,26 @@ HISTOGRAM = "itl_s"
 
 @dataclass(frozen=True)
 class Validation:
-    """``table``: a row per configuration and metric. ``apart`` is the number of configurations above the tolerance."""
+    """``table``: a row per configuration and metric, with the configuration's values on the axes of the sweep.
+
+    ``apart`` is the number of configurations above the tolerance.
+    """
 
     table: pd.DataFrame
     compared: int
     able: int  # configurations to which both engines apply
     beyond: int  # that only the reference can run
+    infeasible: int
     apart: int
     worst: float
+    axes: tuple[str, ...]  # columns of the table
+
+    def farthest(self) -> tuple[str, str]:
+        """The configuration, by its number and its values on the axes, and the metric with the largest difference."""
+        held = self.table[self.table["metric"] != HISTOGRAM]
+        row = held.loc[held["largest"].idxmax()]
+        values = ", ".join(f"{name} {row[name]}" for name in self.axes)
+        return f"configuration {row['config']}" + (f" ({values})" if values else ""), row["metric"]
 
     def summary(self) -> pd.DataFrame:
         """Largest and typical (median) relative difference of every metric over the configurations."""
@@ -66,7 +80,10 @@ def validate(
     if not able:
         raise InputError(f"{whole.scenario.path or whole.scenario.name}: no configuration that both engines can run")
     configure()
+    infeasible = sum(member.status != OK for member in whole.members)
     chosen = whole.of(np.array([member.config for member in stratified(whole, able, sample, seed)]))
+    if progress is not None:
+        progress.expect(len(chosen.members))
     levels = levels_of(whole)
     rows: list[dict] = []
     for chunk in chunks_of(chosen):
@@ -84,9 +101,9 @@ def validate(
     table = pd.DataFrame(rows)
     held = table[table["metric"] != HISTOGRAM]
     worst = held.groupby("config")["largest"].max()
-    return Validation(
-        table, len(chosen.members), len(able), beyond, int((~(worst <= tolerance)).sum()), float(worst.max())
-    )
+    apart = int((~(worst <= tolerance)).sum())
+    axes = tuple(_on_axes(chosen, 0))
+    return Validation(table, len(chosen.members), len(able), beyond, infeasible, apart, float(worst.max()), axes)
 
 
 def stratified(whole: Plan, members: list[Member], count: int, seed: int) -> list[Member]:
@@ -144,6 +161,7 @@ def _compared(
         name: _apart(getattr(fast, name)[position], getattr(exact, name)[0], np.max(getattr(exact, name)))
         for name in TOTALS
     }
+    found[REPLICA] = _apart(getattr(fast, REPLICA)[position], getattr(exact, REPLICA)[0], 1.0)
     found |= {name: _apart(values[name][position], exact_values[name][0], latency) for name in SUMMARIES}
     found[HISTOGRAM] = _apart(values[HISTOGRAM][position], exact_values[HISTOGRAM][0])
     policy = chosen.grid.points[member.config][1].batching.policy
@@ -151,12 +169,24 @@ def _compared(
         {
             "config": member.config,
             "policy": policy,
+            **_on_axes(chosen, member.config),
             "metric": name,
             "largest": float(np.max(apart, initial=0.0)),
             "typical": float(np.median(apart)) if apart.size else 0.0,
         }
         for name, apart in found.items()
     ]
+
+
+def _on_axes(chosen: Plan, config: int) -> dict[str, object]:
+    """The values of a configuration on the axes of the sweep, by their short names."""
+    grid = chosen.grid
+    steps = np.unravel_index(config, grid.shape) if grid.shape else ()
+    return {
+        name: values[step]
+        for step, coordinates in zip(steps, axis_coordinates(grid.axes), strict=True)
+        for name, (_, values) in coordinates.items()
+    }
 
 
 def _apart(fast: np.ndarray, exact: np.ndarray, least: float = 0.0) -> np.ndarray:

@@ -217,8 +217,9 @@ def test_validate(evaluator, small, tmp_path):
     code, out, err = evaluator("validate", small, "--sample", "2", "--out", table)
     assert code == 0 and "2 of 4 configurations compared\nall agree within 1e-09; the largest difference is" in out
     assert f"wrote {table}" in err
-    assert pd.read_csv(table)["metric"].nunique() == 13
+    assert pd.read_csv(table)["metric"].nunique() == 15
     code, out, _ = evaluator("validate", small, "--sample", "1", "--tolerance", "0", "-q")
     assert code == 3 and "1 of them differ by more than 0;" in out
+    assert " of configuration " in out.splitlines()[-1]
     code, _, err = evaluator("validate", small, "--set", "deployment={router: least_work, replicas: 2}")
     assert code == 2 and "no configuration that both engines can run" in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +14,8 @@ from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.metrics import measure
 from evaluator.plan import plan
-from evaluator.reference import simulate as reference
 from evaluator.run import simulate, sweep
 from evaluator.simulation import simulate_chunk
-from evaluator.simulation import tokens as token_engine
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.workers import Crew
 from tests.reference.build import random_scenario
@@ -198,12 +197,13 @@ def test_workers_do_without_jax():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_request_that_is_never_admitted_is_our_fault(monkeypatch):
-    def never(*arguments, **options):
-        outcome = reference(*arguments, **options)
-        outcome.requests[0].last_token_s = np.inf
-        return outcome
-
-    monkeypatch.setattr(token_engine, "simulate", never)
-    with pytest.raises(RuntimeError, match="never admitted"):
-        outcomes("token")
+@pytest.mark.parametrize("engine", ["token", "iteration"])
+@pytest.mark.parametrize("admission", ["reserve", "on_demand"])
+def test_a_request_that_is_never_admitted_is_our_fault(engine, admission):
+    whole = plan(scenario(f"deployment.kv.admission={admission}"), engine=engine)
+    (member,) = whole.members
+    replica = member.design.ready
+    tiny = replace(replica, kv=replace(replica.kv, capacity_units=1))
+    member = replace(member, design=replace(member.design, replica=tiny))
+    with pytest.raises(RuntimeError, match=f"configuration 0: the {engine} engine never admitted a request"):
+        simulate_chunk(whole, whole.groups[0], [member])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from evaluator import validation
 from evaluator.errors import InputError
 from evaluator.plan import plan
-from evaluator.validation import HISTOGRAM, SUMMARIES, TIMES, TOTALS, stratified, validate
+from evaluator.validation import HISTOGRAM, REPLICA, SUMMARIES, TIMES, TOTALS, stratified, validate
 from tests.test_run import scenario
 
 POLICIES = ["static", "continuous", "chunked", "mixed", "orca"]
@@ -19,9 +20,10 @@ AXES = {"deployment__batching__policy": POLICIES, "workload__arrivals__rate_rps"
 
 def test_both_engines_agree_on_every_metric():
     result = validate(scenario(**AXES), sample=6)
-    assert (result.compared, result.able, result.beyond, result.apart) == (6, 15, 0, 0)
-    assert set(result.table["metric"]) == {*TIMES, *TOTALS, *SUMMARIES, HISTOGRAM}
-    assert len(result.table) == 6 * 13 and set(result.table["policy"]) == set(POLICIES)
+    assert (result.compared, result.able, result.beyond, result.infeasible, result.apart) == (6, 15, 0, 0, 0)
+    assert set(result.table["metric"]) == {*TIMES, *TOTALS, REPLICA, *SUMMARIES, HISTOGRAM}
+    assert len(result.table) == 6 * 15 and set(result.table["policy"]) == set(POLICIES)
+    assert set(result.table["rate_rps"]) == {1, 10, 40} and result.axes == ("policy", "rate_rps")
     assert result.worst <= 1e-9
     summary = result.summary()
     assert (summary["largest"] >= summary["typical"]).all() and summary["largest"][HISTOGRAM] < 0.01
@@ -59,7 +61,35 @@ def test_a_difference_is_found(monkeypatch):
     assert (result.apart, result.compared) == (1, 1)
     assert result.summary()["largest"]["last_token_s"] == pytest.approx(1e-6)
     assert result.summary()["largest"]["first_token_s"] < 1e-9
+    assert result.farthest() == ("configuration 0", "e2e_s")
     assert validate(scenario(), tolerance=1.0).apart == 0
+    swept = validate(scenario(workload__arrivals__rate_rps=[4]))
+    assert swept.farthest() == ("configuration 0 (rate_rps 4.0)", "e2e_s")
+
+
+def test_where_requests_go_and_when_they_are_sent_is_compared(monkeypatch):
+    simulate = validation.simulate_chunk
+
+    def elsewhere(whole, group, members):
+        outcomes = simulate(whole, group, members)
+        if group.engine == "iteration":
+            outcomes.replica[..., 3] ^= 1
+            outcomes.arrival_s[..., 3] *= 1 + 1e-6
+        return outcomes
+
+    monkeypatch.setattr(validation, "simulate_chunk", elsewhere)
+    largest = validate(scenario("deployment.replicas=2")).summary()["largest"]
+    assert largest["replica"] == 1.0 and largest["arrival_s"] == pytest.approx(1e-6)
+
+
+def test_what_does_not_fit_is_counted_and_the_progress_expects_only_what_is_compared():
+    expected = []
+    progress = SimpleNamespace(expect=expected.append, advance=lambda: expected.append("one"))
+    devices = scenario(
+        deployment__hardware=["h100-sxm", "rtx-4090"], deployment__model=["llama-3.1-8b", "llama-3.1-70b"]
+    )
+    result = validate(devices, progress=progress)
+    assert (result.compared, result.infeasible) == (2, 2) and expected == [2, "one", "one"]
 
 
 def test_nothing_to_compare():

@@ -57,7 +57,11 @@ def _described(result: Validation, tolerance: float) -> str:
         note = "   (kept in bins of 1.6 %: not held to the tolerance)" if name == HISTOGRAM else ""
         lines.append(f"{name.ljust(width)}  {largest:8.1e}  {typical:8.1e}{note}")
     beyond = f"; {result.beyond:,} more only the reference can run" if result.beyond else ""
-    lines.append(f"\n{result.compared:,} of {result.able:,} configurations compared{beyond}")
+    infeasible = f"; {result.infeasible:,} infeasible" if result.infeasible else ""
+    lines.append(f"\n{result.compared:,} of {result.able:,} configurations compared{beyond}{infeasible}")
     verdict = f"{result.apart:,} of them differ by more than" if result.apart else "all agree within"
     lines.append(f"{verdict} {tolerance:g}; the largest difference is {result.worst:.1e}")
+    if result.apart:
+        configuration, metric = result.farthest()
+        lines[-1] += f", in {metric} of {configuration}"
     return "\n".join(lines)

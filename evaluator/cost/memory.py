@@ -24,6 +24,7 @@ from evaluator.catalog.model import (
 )
 from evaluator.cost.dtypes import BYTES, stream_bytes, weight_dtypes
 from evaluator.cost.ends import vocabulary_shard
+from evaluator.cost.kv import KvUnits, units
 from evaluator.cost.layer_state import conv_channels, kv_bytes, state_bytes
 from evaluator.cost.operators import stage_kinds
 from evaluator.cost.parallel import Parallel, parallel_problem
@@ -232,18 +233,16 @@ def _layout(
     return KvLayout(full, window, model_window(model), per_sequence, block_tokens, unit, capacity)
 
 
-def kv_units(layout: KvLayout, tokens: ArrayLike) -> np.ndarray:
-    """Units that a sequence of ``tokens`` tokens occupies (any shape), int64.
-
-    Tokens are rounded up to blocks; a windowed layer keeps no more than its window, rounded up likewise; a fixed state
-    is kept whole. For full attention alone this is exactly ceil(tokens / block_tokens).
-    """
+def units_of(layout: KvLayout) -> KvUnits:
+    """The layout as the formula of the units takes it."""
     block = layout.block_tokens
-    held = np.ceil(np.asarray(tokens, dtype=np.float64) / block) * block
-    size = layout.bytes_per_token_full * held + layout.bytes_per_sequence
-    if layout.window is not None:
-        size = size + layout.bytes_per_token_window * np.minimum(held, math.ceil(layout.window / block) * block)
-    return np.ceil(size / layout.unit_bytes * (1 - 1e-12)).astype(np.int64)
+    full, window, sequence = layout.bytes_per_token_full, layout.bytes_per_token_window, layout.bytes_per_sequence
+    return KvUnits(block, full, window, math.ceil((layout.window or 0) / block) * block, sequence, layout.unit_bytes)
+
+
+def kv_units(layout: KvLayout, tokens: ArrayLike) -> np.ndarray:
+    """Units that a sequence of ``tokens`` tokens occupies (any shape), int64."""
+    return units(units_of(layout), np.asarray(tokens, dtype=np.float64)).astype(np.int64)
 
 
 def memory_problem(

@@ -19,8 +19,9 @@ INDEPENDENT_ROUTERS = ("random", "round_robin")
 class Program:
     """Which program of the vectorised engine runs a configuration.
 
-    The first keeps its queues in the order of arrival; ``in_any_order`` needs the general one, which takes about twice
-    the time. ``stages`` and ``peaks`` are structure of that one: pipeline stages, admission by the future peak of KV.
+    The first keeps its queues in the order of arrival; ``in_any_order`` needs the general one, which takes about three
+    times as long. ``stages`` and ``peaks`` are structure of that one: pipeline stages, admission by the future peak of
+    KV.
     """
 
     in_any_order: bool = False

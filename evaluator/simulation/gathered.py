@@ -45,11 +45,21 @@ class Gathered:
         arrays.append(np.zeros((configs, seeds, len(PEAKS))))
         return Gathered(*arrays)
 
+    def check(self, members: list[Member]) -> None:
+        """RuntimeError where an engine left a request unserved: the plan lets none pass that the limits never admit."""
+        for member, last_token_s in zip(members, self.last_token_s, strict=True):
+            if not np.isfinite(last_token_s).all():
+                raise RuntimeError(
+                    f"configuration {member.config}: the {member.engine} engine never admitted a request"
+                    " that the plan let pass"
+                )
+
 
 def outcomes(
     plan: Plan, group: Group, members: list[Member], gathered: Gathered, itl: Sequence[Sequence[WeightedGaps]]
 ) -> Outcomes:
-    """What the metrics are taken of. The rows of members that cannot run hold zeros."""
+    """What the metrics are taken of. The rows of members that cannot run hold zeros. Errors: as ``Gathered.check``."""
+    gathered.check(members)
     points = [plan.grid.points[member.config] for member in members]
     deployments = [deployment for _, deployment, _ in points]
     hardware = [member.design.hardware for member in members]

@@ -10,7 +10,7 @@ import numpy as np
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.lanes import stack
-from evaluator.cost.memory import KvLayout
+from evaluator.cost.memory import KvLayout, units_of
 from evaluator.plan.checks import watermark_units
 from evaluator.plan.engines import on_demand
 from evaluator.plan.plan import Group, Member, Plan
@@ -119,13 +119,6 @@ def _rules(deployments: list[Deployment], kvs: list[KvLayout]) -> Rules:
         look_every=column((LOOK_EVERY * (batching.policy == "lightllm") for batching in batchings), np.int32),
         kv=KvUnits(*map(column, zip(*map(units_of, kvs), strict=True))),
     )
-
-
-def units_of(kv: KvLayout) -> tuple[float, ...]:
-    """The fields of ``KvUnits``."""
-    block = kv.block_tokens
-    window = -(-(kv.window or 0) // block) * block
-    return block, kv.bytes_per_token_full, kv.bytes_per_token_window, window, kv.bytes_per_sequence, kv.unit_bytes
 
 
 def _costs(group: Group, members: list[Member], stage: int) -> IterationCost:

@@ -125,6 +125,4 @@ def _add(gathered: Gathered, slot: Slot, outcome: Outcome, gaps: WeightedGaps) -
         getattr(gathered, name)[at] += getattr(outcome, name)
     gathered.kv_units_max[at] = max(gathered.kv_units_max[at], outcome.kv_units_max)
     gathered.peaks[at] = np.maximum(gathered.peaks[at], outcome.peaks)
-    if not np.isfinite(gathered.last_token_s[at][served]).all():
-        raise RuntimeError("the reference never admitted a request that the plan let pass")
     return gaps

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,7 +21,9 @@ from evaluator.cost import (
     model_window,
     weight_bytes,
 )
-from evaluator.cost.memory import KvLayout
+from evaluator.cost.kv import KvUnits, units
+from evaluator.cost.memory import KvLayout, units_of
+from evaluator.device import configure
 from evaluator.scenario.scenario import Precision
 from tests.cost.fixtures import (
     ALL_MODELS,
@@ -97,6 +100,18 @@ def test_full_attention_occupies_whole_blocks(tokens, block):
 def test_units_grow_with_tokens(one, more, model):
     layout = memory_plan(model, H100, Precision(), Parallel(8)).kv
     assert 1 <= kv_units(layout, one) <= kv_units(layout, one + more)
+
+
+@pytest.mark.parametrize("model", ALL_MODELS, ids=lambda model: model.name)
+def test_the_engine_counts_the_same_units(model):
+    """In JAX, compiled, where the last bit of a product may differ."""
+    configure()
+    tokens = np.unique(np.geomspace(1, 200_000, 2_000).astype(int))
+    for block in (1, 16, 64):
+        layout = memory_plan(model, H100, Precision(), Parallel(8), block_tokens=block).kv
+        parts = KvUnits(*map(np.float64, units_of(layout)))
+        for held in (tokens, tokens // block * block + block):
+            np.testing.assert_array_equal(jax.jit(units)(parts, held.astype(float)), kv_units(layout, held))
 
 
 def test_windowed_layers_keep_their_window():

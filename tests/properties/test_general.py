@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from evaluator.cost.kv import KvUnits
+from evaluator.cost.memory import KvLayout, kv_units
+from evaluator.device import configure
 from evaluator.reference import Limits
 from evaluator.stations.engine import LaneResult
+from evaluator.stations.engine.general import GeneralLane, GeneralStructure, Rules, run_general_lanes
 from tests.properties.test_engine import SLOTS, cases
 from tests.reference.build import random_cost
+from tests.stations.build import build
 from tests.stations.compare import TOLERANCE, assert_same
-from tests.stations.general import CHUNKING, POLICIES, GeneralCase, Kind, run_general, run_tokens
+from tests.stations.general import (
+    CHUNKING,
+    POLICIES,
+    GeneralCase,
+    Kind,
+    random_general_case,
+    run_general,
+    run_tokens,
+    stacked,
+)
 
 QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 KINDS = {stages: Kind(windowed=True, experts=True, stages=stages, peaks=stages == 1) for stages in (1, 2)}
@@ -90,3 +105,75 @@ def test_with_kv_for_all_it_makes_no_difference_when_it_is_given(given):
     assert one.preemptions == 0
     if case.policy != "lightllm":
         np.testing.assert_allclose(one.last_token_s, other.last_token_s, rtol=TOLERANCE)
+
+
+@QUICK
+@given(general_cases())
+def test_nobody_rests_while_there_is_work(given):
+    """Sent at once, all is done after exactly the time that the iterations take."""
+    costs = given.costs[:1]
+    result = run(replace(given, case=replace(given.case, arrival_s=np.zeros(len(given.case.arrival_s))), costs=costs))
+    assert result.busy_s == pytest.approx(result.last_token_s.max(), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("stages", KINDS)
+def test_the_same_input_gives_the_same_result_to_the_bit(stages):
+    drawn = [random_general_case(seed, KINDS[stages]) for seed in range(8)]
+    runs = (run_general(drawn, KINDS[stages]) for _ in range(2))
+    for one, other in zip(*runs, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_one_compilation_for_each_structure():
+    """Rules, KV layouts, policies, limits and costs are traced: what differs only in them shares one program."""
+    configure()
+    start = run_general_lanes._cache_size()
+    for count, kind in enumerate((Kind(), Kind(windowed=True)), start=1):
+        structure = GeneralStructure(1024, kind.windowed, 1, False)
+        for seeds in (range(4), range(4, 8)):
+            run_general_lanes(*stacked([random_general_case(seed, kind) for seed in seeds]), structure)
+        assert run_general_lanes._cache_size() == start + count
+
+
+RULES = {
+    "on_demand": False,
+    "whole_kv": True,
+    "watermark_units": 8.0,
+    "long_prefill_tokens": 5.0,
+    "least_work": True,
+    "look_every": 1,
+    **{f"kv.{name}": 0.75 if name == "full" else 1.5 for name in KvUnits._fields},
+}
+
+
+def _changed(given: GeneralLane, name: str) -> GeneralLane:
+    """The rule put to its value of RULES, or the number of the KV layout times that."""
+    field, _, part = name.partition(".")
+    old = getattr(given.rules, field)
+    new = old._replace(**{part: getattr(old, part) * RULES[name]}) if part else np.full_like(old, RULES[name])
+    return given._replace(rules=given.rules._replace(**{field: new}))
+
+
+def test_every_rule_is_tried():
+    assert {name.partition(".")[0] for name in RULES} == {*Rules._fields}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_moves_some_output(name):
+    """KV that is far too little for all who come, in layers that keep all, in others with a window, and in states."""
+    looks = name == "look_every"
+    layout = KvLayout(1.0, 1.0, 40, 6.0, 1 if looks else 4, 2.0 if looks else 12.0, 0)
+    case = build(
+        random_cost(np.random.default_rng(3), experts=True, windowed=True), "lightllm" if looks else "chunked",
+        np.zeros(SLOTS), [40, 90, 30, 70, 55, 20, 64, 80], [12, 30, 30, 1, 9, 25, 7, 16], window=50,
+    )  # fmt: skip
+    tokens, kv = (200, 300) if looks else (24, 30)
+    limits = Limits(4, tokens, kv, admission="on_demand", block_tokens=layout.block_tokens, max_wait_iterations=4)
+    units = kv_units(layout, case.prompt_tokens + case.output_tokens)
+    lanes, requests = stacked(
+        [GeneralCase(replace(case, limits=limits, kv_units=units), (case.cost,), np.zeros(SLOTS, int), layout)]
+    )
+    runs = (run_general_lanes(given, requests, KINDS[1].structure) for given in (lanes, _changed(lanes, name)))
+    one, other = (jax.tree.map(np.asarray, found) for found in runs)
+    assert np.isfinite(one.last_token_s[0, :SLOTS]).all()
+    assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))

@@ -40,6 +40,13 @@ def test_md1_wait(load):
     assert abs(wait - expected) < 5 * error + 0.01 * expected
 
 
+def test_mm1_wait():
+    """Geometric prompts, so many tokens long that they are as good as exponential."""
+    load, mean = 0.6, 1_000
+    wait, _ = mean_wait(linear_cost(0.0, 1 / mean), load, lambda rng: rng.geometric(1 / mean, REQUESTS))
+    assert wait == pytest.approx(load / (1 - load), rel=0.1)
+
+
 def test_pollaczek_khinchine_wait():
     """Service times of two kinds, by the length of the prompt."""
     cost, short, long, load = linear_cost(0.0, 1e-3), 200, 2_000, 0.6

@@ -9,10 +9,11 @@ from functools import cache
 import jax
 import numpy as np
 
-from evaluator.cost.iteration import CostParameters
+from evaluator.cost.iteration import IterationCost
+from evaluator.cost.memory import KvLayout, kv_units, units_of
 from evaluator.device import configure
 from evaluator.reference import Limits, Outcome, Request, simulate
-from evaluator.stations.engine import Lane, LaneResult, Policy
+from evaluator.stations.engine import Lane, LaneResult, Policy, Requests
 from evaluator.stations.engine.general import (
     GENERAL_POLICIES,
     GeneralLane,
@@ -44,11 +45,26 @@ class Kind:
 
 @dataclass(frozen=True, eq=False)
 class GeneralCase:
-    """A case with the cost of every pipeline stage."""
+    """A case with the cost of every pipeline stage and, where a KV unit is more than a block, its KV layout."""
 
     case: Case
-    costs: tuple[CostParameters, ...]
+    costs: tuple[IterationCost, ...]
     shared_units: np.ndarray  # of each request's prefix
+    layout: KvLayout | None = None
+
+    @property
+    def kv(self) -> KvLayout:
+        """Full attention alone unless another layout is given."""
+        block = self.case.limits.block_tokens
+        return self.layout or KvLayout(1.0, 0.0, None, 0.0, block, float(block), self.case.limits.kv_units)
+
+
+def random_layout(rng: np.random.Generator, block: int) -> KvLayout:
+    """Layers that keep all or a window, or none of the one, the other or both, and states up to three units large."""
+    full, window = rng.uniform(0.1, 1.0, 2) * (rng.random(2) < 0.7)
+    unit = block * (full + window) or 1.0
+    sequence = unit * rng.choice([0.0, 0.3, 3.0]) if full + window else unit
+    return KvLayout(full, window, int(rng.integers(1, 100)) if window else None, sequence, block, unit, 0)
 
 
 def random_general_case(seed: int, kind: Kind) -> GeneralCase:
@@ -64,18 +80,22 @@ def random_general_case(seed: int, kind: Kind) -> GeneralCase:
     else:  # whole prompts need room, after a preemption with all that was generated
         longest = int((case.prompt_tokens + case.output_tokens).max())
         budget = max(budget, longest + (40 if policy in ("mixed", "orca") else 0))
-    units = -(-(case.prompt_tokens + case.output_tokens - 1 + case.resident) // block)
+    layout = random_layout(rng, block) if policy != "lightllm" and rng.random() < 0.3 else None
+    held = case.prompt_tokens + case.output_tokens - 1 + case.resident
+    units = -(-held // block) if layout is None else kv_units(layout, held)
     watermark = int(rng.integers(0, 4)) if on_demand else 0
     limits = Limits(
-        seats, budget, int(units.max() * rng.uniform(1, 4)) + watermark,
+        seats, budget, int(units.max() * rng.uniform(1, 3)) + watermark,
         admission="on_demand" if on_demand else "reserve", block_tokens=block, watermark_units=watermark,
+        units_of_blocks=layout and kv_units(layout, np.arange(held.max() // block + 3) * block).tolist().__getitem__,
         long_prefill_token_threshold=int(rng.choice([0, 1, 7, 50])) if policy in CHUNKING else 0,
         packing=str(rng.choice(["fcfs", "least_work_left"])), max_wait_iterations=int(rng.integers(1, 12)),
     )  # fmt: skip
     more = (random_cost(rng, experts=kind.experts, windowed=kind.windowed) for _ in range(kind.stages - 1))
-    shares = on_demand and policy != "lightllm" and rng.random() < 0.3
+    shares = on_demand and layout is None and policy != "lightllm" and rng.random() < 0.3
     shared = (case.prompt_tokens - case.compute_tokens) // block * shares
-    return GeneralCase(replace(case, policy=policy, limits=limits, kv_units=units - shared), (case.cost, *more), shared)
+    drawn = replace(case, policy=policy, limits=limits, kv_units=units - shared)
+    return GeneralCase(drawn, (case.cost, *more), shared, layout)
 
 
 @cache
@@ -93,7 +113,6 @@ def _lane_of(given: GeneralCase, slots: int) -> GeneralLane:
         np.int32(OPEN if case.users is None else case.users), np.int32(len(case.arrival_s)),
         np.int32(case.measured_from),
     )  # fmt: skip
-    block = float(limits.block_tokens)
     rules = Rules(
         on_demand=np.bool_(limits.admission == "on_demand"),
         whole_kv=np.bool_(case.policy == "sarathi"),
@@ -101,20 +120,28 @@ def _lane_of(given: GeneralCase, slots: int) -> GeneralLane:
         long_prefill_tokens=np.float64(limits.long_prefill_token_threshold or np.inf),
         least_work=np.bool_(limits.packing == "least_work_left"),
         look_every=np.int32(limits.max_wait_iterations if case.policy == "lightllm" else 0),
-        kv=KvUnits(*map(np.float64, (block, 1.0, 0.0, 0.0, 0.0, block))),
+        kv=KvUnits(*map(np.float64, units_of(given.kv))),
     )
     shared = np.zeros(slots + 1, np.int32)
     shared[: len(given.shared_units)] = given.shared_units
     return GeneralLane(lane, given.costs, rules, shared)
 
 
-def run_general(cases: Sequence[GeneralCase], kind: Kind, vectorise: bool = False, slots: int = 0) -> list[LaneResult]:
-    """The general program's results on at least ``slots`` slots, one per case, cut to the case's requests."""
-    configure()
+def stacked(cases: Sequence[GeneralCase], slots: int = 0, padding: int = 0) -> tuple[GeneralLane, Requests]:
+    """Cases of one structure with a leading lane axis, on at least ``slots`` slots.
+
+    ``padding``: so many lanes of zeros behind them, as in a call that is filled up.
+    """
     slots = max(slots, *(len(given.case.arrival_s) for given in cases))
     pairs = [(_lane_of(given, slots), requests_of(given.case, slots)) for given in cases]
-    inputs = jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
-    found = jax.tree.map(np.asarray, run_general_lanes(*inputs, kind.structure, vectorise))
+    pairs += [jax.tree.map(np.zeros_like, pairs[0])] * padding
+    return jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
+
+
+def run_general(cases: Sequence[GeneralCase], kind: Kind, vectorise: bool = False, **shape: int) -> list[LaneResult]:
+    """The general program's results, one per case, cut to the case's requests; ``shape`` as for ``stacked``."""
+    configure()
+    found = jax.tree.map(np.asarray, run_general_lanes(*stacked(cases, **shape), kind.structure, vectorise))
     results = (LaneResult(*(field[lane] for field in found)) for lane in range(len(cases)))
     return [cut(result, len(given.case.arrival_s)) for result, given in zip(results, cases, strict=True)]
 

@@ -16,6 +16,7 @@ from evaluator.reference import Outcome, Request, simulate
 from evaluator.stations.engine import LaneResult
 from tests.stations.build import Case, random_case, random_cost, run_engine, run_reference
 from tests.stations.compare import TOLERANCE, assert_same_times
+from tests.stations.general import Kind, general_cases, run_general, run_tokens
 
 CASES = 80
 
@@ -49,7 +50,10 @@ def random_dispatched(rng: np.random.Generator) -> Dispatched:
     return Dispatched(random_cost(rng, experts=False, windowed=False), np.float64(rng.uniform(2e-3, 2e-2)))
 
 
-@pytest.fixture(scope="module", params=[random_polynomial, random_table, random_dispatched])
+COSTS = (random_polynomial, random_table, random_dispatched)
+
+
+@pytest.fixture(scope="module", params=COSTS)
 def pairs(request: pytest.FixtureRequest) -> list[tuple[Case, LaneResult, Outcome]]:
     cases = [
         replace(random_case(seed, False, False), cost=request.param(np.random.default_rng(seed)))
@@ -70,6 +74,23 @@ def test_the_largest_quantities_are_those_of_the_plain_loop(pairs):
         np.testing.assert_allclose(result.peaks, expected.peaks, rtol=1e-12, err_msg=str(case))
     largest = np.max([expected.peaks for _, _, expected in pairs], axis=0)
     assert (largest > 0).all() and len(largest) == len(PEAKS)
+
+
+@pytest.mark.parametrize("draw", COSTS)
+@pytest.mark.parametrize("kind", [Kind(peaks=True), Kind(stages=2)], ids=["one stage", "two stages"])
+def test_the_general_program_equals_the_plain_loop(kind, draw):
+    cases = []
+    for seed, given in enumerate(general_cases(kind, 20)):
+        costs = tuple(draw(np.random.default_rng([seed, stage])) for stage in range(kind.stages))
+        cases.append(replace(given, case=replace(given.case, cost=costs[0]), costs=costs))
+    for given, result in zip(cases, run_general(cases, kind, padding=1), strict=True):
+        expected = run_tokens(given)
+        assert_same_times(given.case, result, expected)
+        np.testing.assert_allclose(result.busy_s, expected.busy_s, rtol=TOLERANCE, err_msg=str(given.case))
+        assert (result.iterations, result.kv_units_max) == (expected.iterations, expected.kv_units_max), given.case
+        assert result.preemptions == expected.preemptions, given.case
+        if kind.stages == 1:  # fitted costs are of whole iterations: no run needs the peaks of a stage
+            np.testing.assert_allclose(result.peaks, expected.peaks, rtol=1e-12, err_msg=str(given.case))
 
 
 def test_leaps_of_the_reference_equal_its_single_iterations(pairs):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import jax
 import numpy as np
 import pytest
 
 from tests.stations.build import random_cases, run_engine
 from tests.stations.compare import TOLERANCE, assert_same
-from tests.stations.general import GeneralCase, Kind, general_cases, run_general, run_tokens
+from tests.stations.general import POLICIES, GeneralCase, Kind, general_cases, run_general, run_tokens
 
 CASES = 150
 KINDS = {
@@ -22,7 +24,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 def test_equal_to_the_plain_loop(kind):
     cases = general_cases(kind, CASES)
-    preemptions, policies = 0, set()
+    preemptions = 0
     for given, result in zip(cases, run_general(cases, kind), strict=True):
         expected = run_tokens(given)
         assert_same(given.case, result, expected)
@@ -30,8 +32,33 @@ def test_equal_to_the_plain_loop(kind):
         np.testing.assert_allclose(result.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
         np.testing.assert_allclose(result.experts_touched, expected.experts_touched, rtol=TOLERANCE)
         preemptions += expected.preemptions
-        policies.add(given.case.policy)
-    assert preemptions > 100 and len(policies) >= 6  # the cases are about something
+    assert preemptions > 60
+
+
+def _features(given: GeneralCase) -> set[str]:
+    """What a case has that another may lack."""
+    case, limits = given.case, given.case.limits
+    on_demand = limits.admission == "on_demand"
+    work_s = case.cost.token_s * case.prompt_tokens.sum()
+    found = {
+        "closed loop": case.users is not None,
+        "cached prompts": not case.resident and (case.compute_tokens < case.prompt_tokens).any(),
+        "resident, on demand": case.resident and on_demand,
+        "least work left": limits.packing == "least_work_left",
+        "long prompts in shares": limits.long_prefill_token_threshold > 0,
+        "watermark": limits.watermark_units > 0,
+        "hybrid KV, on demand": given.layout is not None and on_demand,
+        "overload": case.users is None and work_s > 2 * np.ptp(case.arrival_s),
+    }
+    return {name for name, there in found.items() if there}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_the_cases_have_everything(kind):
+    cases = general_cases(kind, CASES)
+    assert {given.case.policy for given in cases} == {*POLICIES, *(["lightllm"] if kind.peaks else [])}
+    counts = Counter(feature for given in cases for feature in _features(given))
+    assert len(counts) == 8 and min(counts.values()) >= 5, counts
 
 
 def test_equal_to_the_program_for_arrivals_in_order():
@@ -46,7 +73,8 @@ def test_equal_to_the_program_for_arrivals_in_order():
 
 
 def test_in_step_as_on_an_accelerator():
+    """A lane without requests, which fills up a call, goes along."""
     kind = Kind(peaks=True)
     cases = general_cases(kind, 8)
-    for one, other in zip(run_general(cases, kind), run_general(cases, kind, vectorise=True), strict=True):
+    for one, other in zip(run_general(cases, kind), run_general(cases, kind, vectorise=True, padding=1), strict=True):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), one, other)

@@ -1,7 +1,7 @@
 """The engine against what queueing theory says, over several seeds and with the warm-up cut.
 
 Single-token outputs and one sequence at a time make a replica a single FIFO server whose service time is that of one
-prompt: M/D/1 for prompts of one length, M/G/1 for others.
+prompt: M/D/1 for prompts of one length, M/M/1 for exponential ones, M/G/1 for others.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ WARMUP = 2_000
 SERVICE_S = 0.25
 LOADS = (0.3, 0.6, 0.8)
 PROMPTS = {"deterministic": (100,), "two kinds": (20, 180)}
+EXPONENTIAL = ()
+EXPONENTIAL_MEAN = 1_000
+"""Tokens: so many that geometric prompts are as good as exponential ones, to 0.1 %."""
 
 
 def single_server(seed: int, load: float, prompts: tuple[int, ...]) -> Case:
     """Poisson arrivals at a server whose mean service takes SERVICE_S; the prompts are equally likely."""
     rng = np.random.default_rng(seed)
     arrival = np.cumsum(rng.exponential(SERVICE_S / load, REQUESTS))
-    prompt = rng.choice(prompts, REQUESTS)
-    cost = constant_cost(token_s=float(SERVICE_S / np.mean(prompts)))
+    prompt = rng.choice(prompts, REQUESTS) if prompts else rng.geometric(1 / EXPONENTIAL_MEAN, REQUESTS)
+    cost = constant_cost(token_s=float(SERVICE_S / (np.mean(prompts) if prompts else EXPONENTIAL_MEAN)))
     return build(cost, "continuous", arrival, prompt, np.ones(REQUESTS, int), max_num_seqs=1)
 
 
@@ -58,6 +61,15 @@ def test_mean_wait_of_a_single_server(load, prompts):
     if len(prompts) == 1:
         assert expected == pytest.approx(load * SERVICE_S / (2 * (1 - load)))
     assert_within_chance(waits(load, prompts).mean(axis=1), expected)
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_waits_of_exponential_services(load):
+    """M/M/1: W = rho s / (1 - rho), and P(W > t) = rho exp(-(1 - rho) t / s)."""
+    wait, relaxation_s = waits(load, EXPONENTIAL), SERVICE_S / (1 - load)
+    assert_within_chance(wait.mean(axis=1), load * relaxation_s)
+    for times in (0.25, 0.5, 1.0):
+        assert_within_chance((wait > times * relaxation_s).mean(axis=1), load * np.exp(-times))
 
 
 @pytest.mark.parametrize("load", LOADS)

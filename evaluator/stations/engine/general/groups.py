@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import Array
+from evaluator.cost.kv import units
 from evaluator.stations.engine.general.chains import push, unlink
-from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure, every_token, units
+from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure, every_token
 from evaluator.stations.engine.general.state import State, group_count
 from evaluator.stations.engine.lane import Requests
 from evaluator.stations.engine.rings import load, mark, read, tagged_add, write
@@ -132,7 +133,7 @@ def _growth(
     """The ring with ``count`` times the units that a sequence, ``computed`` tokens long at ``step``, needs from the
     step ``start`` on and before ``end``."""
     rules = given.rules
-    block = rules.kv.block_tokens.astype(jnp.int32)
+    block = jnp.maximum(rules.kv.block_tokens.astype(jnp.int32), 1)  # of 0 in a lane that fills up a call
     ahead = -(computed + start - step) % block
 
     def enter(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
 from evaluator.cost.iteration import Array, IterationCost
+from evaluator.cost.kv import KvUnits
 from evaluator.stations.engine.lane import POLICIES, Lane, Policy
 
 GENERAL_POLICIES = POLICIES | {
@@ -14,24 +13,6 @@ GENERAL_POLICIES = POLICIES | {
     "sarathi": POLICIES["chunked"],  # with the KV of the whole prompt
     "lightllm": Policy(whole_prompts=True, prefill_alone=True, drain_first=False),  # as it looks at who waits
 }
-
-
-class KvUnits(NamedTuple):
-    """The KV layout of ``evaluator.cost.memory.KvLayout``, float64: how many units a sequence occupies."""
-
-    block_tokens: Array
-    full: Array  # bytes per token in the layers that keep every token
-    window: Array  # in those that keep a window
-    window_tokens: Array  # the window in whole blocks
-    sequence: Array  # bytes per sequence, whatever its length
-    unit: Array  # bytes per unit
-
-
-def units(kv: KvUnits, tokens: Array) -> Array:
-    """Units of a sequence of ``tokens`` tokens, as ``evaluator.cost.memory.kv_units``."""
-    held = jnp.ceil(tokens / kv.block_tokens) * kv.block_tokens
-    size = kv.full * held + kv.sequence + kv.window * jnp.minimum(held, kv.window_tokens)
-    return jnp.ceil(size / kv.unit * (1 - 1e-12))
 
 
 def every_token(kv: KvUnits) -> Array:

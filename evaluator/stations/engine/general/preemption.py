@@ -6,8 +6,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import Array
+from evaluator.cost.kv import units
 from evaluator.stations.engine.general.groups import known_tokens, leave
-from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure, every_token, units
+from evaluator.stations.engine.general.lane import GeneralLane, GeneralStructure, every_token
 from evaluator.stations.engine.general.state import State
 from evaluator.stations.engine.general.waiting import go_back
 from evaluator.stations.engine.lane import Requests
@@ -112,7 +113,10 @@ def newest_at_rest(structure: GeneralStructure, state: State) -> Array:
 
 
 def preempt(given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, i: Array) -> State:
-    """Back to the waiting, all KV freed: prompt and generated tokens are to be computed anew."""
+    """Back to the waiting, all KV freed: prompt and generated tokens are to be computed anew.
+
+    Nobody is preempted in the round that admitted it: newcomers come last, and only if nobody was short of KV.
+    """
     held = held_units(given, requests, state, i)
     kv, i = state.kv - held, jnp.where(held >= 0.0, i, NOBODY)  # always: what follows shall wait for what was read
     state = leave(given, requests, structure, state, i, True)

@@ -1,0 +1,30 @@
+"""KV units of a sequence, for NumPy and for JAX: what the plan, the reference and the engine count by."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from evaluator.cost.iteration import Array, array_namespace
+
+
+class KvUnits(NamedTuple):
+    """What sequences keep on one device, float64: how many units one of them occupies."""
+
+    block_tokens: Array
+    full: Array  # bytes per token in the layers that keep every token
+    window: Array  # in those that keep a window
+    window_tokens: Array  # the window in whole blocks
+    sequence: Array  # bytes per sequence, whatever its length
+    unit: Array  # bytes per unit
+
+
+def units(kv: KvUnits, tokens: Array) -> Array:
+    """Units of a sequence of ``tokens`` tokens (any shape), float64.
+
+    Tokens are rounded up to blocks; a windowed layer keeps no more than its window, rounded up likewise; a fixed state
+    is kept whole. For full attention alone this is exactly ceil(tokens / block_tokens).
+    """
+    xp = array_namespace(kv.unit, tokens)
+    held = xp.ceil(tokens / kv.block_tokens) * kv.block_tokens
+    size = kv.full * held + kv.sequence + kv.window * xp.minimum(held, kv.window_tokens)
+    return xp.ceil(size / kv.unit * (1 - 1e-12))
