@@ -68,6 +68,14 @@ def _candidate(given: GeneralLane, state: State, i: Array) -> Candidate:
     return Candidate(start, rest, jnp.where(room > 0, chunk, -1.0).astype(jnp.int32))
 
 
+def _needed_units(given: GeneralLane, requests: Requests, i: Array, one: Candidate) -> Array:
+    """KV units that a request takes on admission: for what it computes now, or with reserved KV for all of it."""
+    rules = given.rules
+    slots = jnp.maximum(one.start + jnp.maximum(one.tokens, 1), jnp.where(rules.whole_kv, one.start + one.rest, 0))
+    reserved = read(requests.kv_units, i).astype(jnp.float64)
+    return jnp.where(rules.on_demand, own_units(given, i, slots.astype(jnp.float64)), reserved)
+
+
 def _admit(
     given: GeneralLane,
     requests: Requests,
@@ -82,17 +90,12 @@ def _admit(
     ``computing``, those without if ``resident``."""
     lane, rules = given.lane, given.rules
 
-    def needs(i: Array, one: Candidate) -> Array:
-        slots = jnp.maximum(one.start + jnp.maximum(one.tokens, 1), jnp.where(rules.whole_kv, one.start + one.rest, 0))
-        reserved = read(requests.kv_units, i).astype(jnp.float64)
-        return jnp.where(rules.on_demand, own_units(given, i, slots.astype(jnp.float64)), reserved)
-
     def fits(state: State) -> Array:
         i = head(state.waiting)
         one = _candidate(given, state, i)
         kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
         fits = jnp.where(one.rest > 0, computing & (one.tokens > 0), resident & (one.tokens >= 0)) & (
-            needs(i, one) + kept <= lane.kv_units - state.kv
+            _needed_units(given, requests, i, one) + kept <= lane.kv_units - state.kv
         )
         if structure.peaks:
             fits = fits & (~(rules.look_every > 0) | (peak_units(given, requests, state, i, fits) <= lane.kv_units))
@@ -106,7 +109,7 @@ def _admit(
         i = head(state.waiting)
         one = _candidate(given, state, i)
         state = state._replace(
-            kv=state.kv + needs(i, one),
+            kv=state.kv + _needed_units(given, requests, i, one),
             waiting=pop(state.waiting, i),
             running=state.running.append(i, True),
             prompts=state.prompts.append(i, one.rest > 0),
