@@ -29,10 +29,10 @@ from evaluator.cost.memory import (
 )
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel, parallel_problem
+from evaluator.cost.precision import Precision
 from evaluator.cost.quantities import peaks
 from evaluator.cost.utilisation import ideal_time, ideal_times
 from evaluator.errors import InputError
-from evaluator.scenario.scenario import Precision
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from evaluator.dataset import (
+from evaluator.device import configure
+from evaluator.errors import InputError
+from evaluator.metrics import OK, bounds_of, measure, quantile_levels
+from evaluator.plan import Plan, plan
+from evaluator.plan.engines import ENGINES, ITERATION, TOKEN
+from evaluator.plan.plan import Member
+from evaluator.replica.inputs import chosen_inputs
+from evaluator.results.dataset import (
     attributes,
     check_output,
     combine,
@@ -23,23 +30,16 @@ from evaluator.dataset import (
     write,
     write_chunk,
 )
-from evaluator.device import configure
-from evaluator.errors import InputError
-from evaluator.metrics import OK, bounds_of, measure, quantile_levels
-from evaluator.plan import Plan, plan
-from evaluator.plan.engines import ENGINES, ITERATION, TOKEN
-from evaluator.plan.inputs import chosen_inputs
-from evaluator.plan.plan import Member
+from evaluator.results.selection import select as select_configuration
 from evaluator.scenario import Scenario, load_scenario
-from evaluator.selection import select as select_configuration
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
+    from evaluator.execution.schedule import Chunk
     from evaluator.metrics import Outcomes
     from evaluator.reference import Iteration
-    from evaluator.simulation.schedule import Chunk
 
 
 class ProgressReport(Protocol):
@@ -77,7 +77,7 @@ def sweep(
     ``evaluator.metrics.variables``), from two more runs for each of them on the same requests.
     Errors: InputError for unusable input.
     """
-    from evaluator.simulation.schedule import chunks_of, computed
+    from evaluator.execution.schedule import chunks_of, computed
 
     _check_engine(engine)
     scenario = loaded(scenario)

@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from evaluator.coordinates import axis_coordinates
 from evaluator.device import configure
 from evaluator.errors import InputError
+from evaluator.execution.schedule import chunks_of
 from evaluator.metrics import OK, Outcomes, measure
 from evaluator.plan import Plan, plan
 from evaluator.plan.engines import ITERATION, TOKEN, program
 from evaluator.plan.plan import Member
-from evaluator.plan.traffics import held_units
+from evaluator.results.coordinates import axis_coordinates
 from evaluator.run import ProgressReport, levels_of, loaded
 from evaluator.scenario import Scenario
 from evaluator.simulation import simulate_chunk
-from evaluator.simulation.schedule import chunks_of
+from evaluator.traffic.loads import held_units
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 TOTALS = ("busy_s", "iterations", "kv_used_mean", "kv_used_max", "preemptions")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.dataset import attributes, to_dataset
+from evaluator.results.dataset import attributes, to_dataset
 
 LEVELS = np.array([0.5, 0.9, 0.95, 0.99])
 NO_ROOM = "infeasible: weights of {:.1f} GB per device do not fit in 43.2 GB; use more tensor_parallel"

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
-from evaluator.scenario.scenario import Arrivals, Axis, Deployment, Lengths, Precision, Scenario, Workload
+from evaluator.scenario.scenario import Arrivals, Axis, Deployment, Lengths, Scenario, Workload
 
 AXES = (
     Axis("deployment.tensor_parallel", (2, 4), tuple({"deployment.tensor_parallel": n} for n in (2, 4))),
@@ -61,14 +62,14 @@ def chain(monkeypatch):
     simulated = SimpleNamespace(requests=[1, 2, 3], summary=summary)
     parts = {
         "evaluator.run": {"sweep": summary, "simulate": simulated},
-        "evaluator.table": {"ranked_table": "the table"},
-        "evaluator.plot": {"plot": None},
+        "evaluator.report.table": {"ranked_table": "the table"},
+        "evaluator.report.plot": {"plot": None},
         "evaluator.estimation": {"estimate": SimpleNamespace(status="ok"), "format_estimate": "the breakdown"},
     }
     for module, functions in parts.items():
         fake = SimpleNamespace(**{name: note(name, result) for name, result in functions.items()})
         monkeypatch.setitem(sys.modules, module, fake)
-    monkeypatch.setattr("evaluator.dataset.write_requests", note("write_requests"))
+    monkeypatch.setattr("evaluator.results.dataset.write_requests", note("write_requests"))
     return noted
 
 

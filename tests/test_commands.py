@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from evaluator import dataset
+from evaluator.results import dataset
 
 ROOT = Path(__file__).resolve().parents[1]
 

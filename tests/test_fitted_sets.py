@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluator import dataset
 from evaluator.calibrate.whole import document, fit_iterations, written
 from evaluator.errors import InputError
 from evaluator.estimation import estimate, format_estimate
 from evaluator.metrics import OK
+from evaluator.report.sensitivity import elasticity_table, told
+from evaluator.report.sensitivity_plot import plot_sensitivity
+from evaluator.results import dataset
 from evaluator.run import simulate, sweep
-from evaluator.sensitivity import elasticity_table, told
-from evaluator.sensitivity_plot import plot_sensitivity
 from evaluator.validation import validate
 from tests.calibrate.test_whole import iterations, roofline, timed
 from tests.test_run import scenario

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from evaluator import dataset
 from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.plan import plan
+from evaluator.results import dataset
 from evaluator.run import simulate, sweep
 from evaluator.scenario import Scenario, load_scenario
 from evaluator.stations.engine import run_lanes
@@ -170,7 +170,7 @@ class Interrupting:
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr("evaluator.simulation.schedule.CONFIGS_PER_CHUNK", 2)
+    monkeypatch.setattr("evaluator.execution.schedule.CONFIGS_PER_CHUNK", 2)
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(grid, swept, small_chunks, tmp_path):

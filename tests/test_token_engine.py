@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evaluator import dataset
 from evaluator.device import configure
 from evaluator.errors import InputError
+from evaluator.execution.workers import Crew
 from evaluator.metrics import measure
 from evaluator.plan import plan
+from evaluator.results import dataset
 from evaluator.run import simulate, sweep
 from evaluator.simulation import simulate_chunk
 from evaluator.simulation.gaps import Gaps, pooled
-from evaluator.simulation.workers import Crew
 from tests.reference.build import random_scenario
 from tests.test_run import Interrupting, same, scenario
 
@@ -152,7 +152,7 @@ def test_worker_processes_give_the_same(monkeypatch):
     small = scenario(deployment__router=["least_work", "least_outstanding"], deployment__replicas=[2, 3])
     here = sweep(small)
     asked = []
-    monkeypatch.setattr("evaluator.simulation.schedule.TOKEN_REQUESTS_PER_CHUNK", 60)
+    monkeypatch.setattr("evaluator.execution.schedule.TOKEN_REQUESTS_PER_CHUNK", 60)
     measured = Crew.measure
     monkeypatch.setattr(Crew, "measure", lambda crew, configs: asked.append(configs) or measured(crew, configs))
     same(sweep(small), here)
@@ -160,7 +160,7 @@ def test_worker_processes_give_the_same(monkeypatch):
 
 
 def test_an_interrupted_sweep_on_workers_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("evaluator.simulation.schedule.TOKEN_REQUESTS_PER_CHUNK", 60)
+    monkeypatch.setattr("evaluator.execution.schedule.TOKEN_REQUESTS_PER_CHUNK", 60)
     small, out = scenario(workload__arrivals__rate_rps=[1, 2, 3, 4]), tmp_path / "x.nc"
     with pytest.raises(KeyboardInterrupt):
         sweep(small, out=out, progress=Interrupting(), engine="token")
@@ -172,7 +172,7 @@ def test_an_interrupted_sweep_on_workers_goes_on(tmp_path, monkeypatch):
 
 
 def test_chunks_of_another_engine_are_not_taken_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("evaluator.simulation.schedule.TOKEN_REQUESTS_PER_CHUNK", 60)
+    monkeypatch.setattr("evaluator.execution.schedule.TOKEN_REQUESTS_PER_CHUNK", 60)
     small, out = scenario(workload__arrivals__rate_rps=[1, 2]), tmp_path / "x.nc"
     with pytest.raises(KeyboardInterrupt):
         sweep(small, out=out, progress=Interrupting(), engine="token")
@@ -193,7 +193,7 @@ def test_what_fails_in_a_worker_is_raised_here():
 
 
 def test_workers_do_without_jax():
-    code = "import sys, evaluator.simulation.worker, evaluator.simulation.tokens; sys.exit('jax' in sys.modules)"
+    code = "import sys, evaluator.execution.worker, evaluator.simulation.tokens; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

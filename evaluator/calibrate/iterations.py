@@ -17,8 +17,8 @@ from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.memory import model_window
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
 from evaluator.cost.rates import Rates
-from evaluator.scenario.scenario import Precision
 
 
 def batches(rows: pd.DataFrame, window: int | None) -> BatchStatistics:

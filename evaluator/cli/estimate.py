@@ -29,9 +29,9 @@ def estimate(
 ) -> None:
     """Time, memory and throughput of one batch, operator by operator."""
     from evaluator.catalog import load_calibration, load_hardware, load_model
+    from evaluator.cost.precision import Precision
     from evaluator.estimation import estimate as run_estimate
     from evaluator.estimation import format_estimate
-    from evaluator.scenario.scenario import Precision
 
     _check_dtypes({"--weights": weights, "--activations": activations, "--kv": kv})
     device = load_hardware(hardware)

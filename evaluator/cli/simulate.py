@@ -46,9 +46,9 @@ def simulate(
     quiet: QuietOption = False,
 ) -> None:
     """Run one configuration of a scenario and report its requests."""
+    from evaluator.results.selection import parse_selection
+    from evaluator.results.selection import select as select_one
     from evaluator.scenario import expand
-    from evaluator.selection import parse_selection
-    from evaluator.selection import select as select_one
 
     check_engine(engine)
     check_output(requests, "--requests", REQUESTS_SUFFIXES)
@@ -67,7 +67,7 @@ def simulate(
     if trace is not None and not quiet:
         typer.echo(f"wrote {trace}; open it in https://ui.perfetto.dev or chrome://tracing", err=True)
     if requests is not None:
-        from evaluator.dataset import write_requests
+        from evaluator.results.dataset import write_requests
 
         write_requests(result.requests, requests)
         if not quiet:

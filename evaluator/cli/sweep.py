@@ -74,24 +74,24 @@ def sweep(
 
 
 def _tables(dataset: xarray.Dataset, top: int) -> None:
-    from evaluator.table import ranked_table
+    from evaluator.report.table import ranked_table
 
     width = get_terminal_size((100, 24)).columns
     typer.echo(ranked_table(dataset, top, width=width))
     if _has_elasticities(dataset):
-        from evaluator.sensitivity import ROWS, elasticity_table
+        from evaluator.report.sensitivity import ROWS, elasticity_table
 
         typer.echo(f"\n{elasticity_table(dataset, min(top, ROWS), width)}")
 
 
 def _pictures(dataset: xarray.Dataset, path: Path) -> list[Path]:
-    from evaluator.plot import plot as draw
+    from evaluator.report.plot import plot as draw
 
     draw(dataset, path)
     if not _has_elasticities(dataset):
         return [path]
-    from evaluator.sensitivity import told
-    from evaluator.sensitivity_plot import plot_sensitivity
+    from evaluator.report.sensitivity import told
+    from evaluator.report.sensitivity_plot import plot_sensitivity
 
     if not told(dataset).size:
         return [path]
@@ -122,7 +122,7 @@ def _run(
 
 def _check_dataset(path: Path | None) -> None:
     if path is not None:
-        from evaluator.dataset import check_output as check_suffix
+        from evaluator.results.dataset import check_output as check_suffix
 
         check_suffix(path)
         check_folder(path, "--out")

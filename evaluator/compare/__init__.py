@@ -1,12 +1,12 @@
 """Predictions against measured serving results: experiments of vLLM's kind, and single requests of a run."""
 
 from evaluator.compare.campaign import PARTITIONS, fit_all, held_out
-from evaluator.compare.experiments import Experiment, Measured
 from evaluator.compare.fit import FitResult, fit_serving
-from evaluator.compare.read import read_experiments
 from evaluator.compare.report import described, headline, summarise
 from evaluator.compare.requests import compare_requests
 from evaluator.compare.run import compare_experiments
+from evaluator.experiments.experiment import Experiment, Measured
+from evaluator.experiments.read import read_experiments
 
 __all__ = [
     "PARTITIONS",

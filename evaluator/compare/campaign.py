@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from evaluator.catalog import load_calibration
 from evaluator.catalog.calibration import Calibration
-from evaluator.compare.experiments import Experiment
 from evaluator.compare.fit import FitResult, fit_serving, renamed, runnable
-from evaluator.compare.names import hardware_name
 from evaluator.compare.parameters import adjusted, as_vllm
 from evaluator.compare.report import headline
 from evaluator.compare.run import compare_experiments
 from evaluator.compare.servers import ANY_GPU, calibration_for, kernel_sets
 from evaluator.compare.write import write_calibration
 from evaluator.errors import InputError
+from evaluator.experiments.experiment import Experiment
+from evaluator.experiments.names import hardware_name
 
 if TYPE_CHECKING:
     import pandas as pd

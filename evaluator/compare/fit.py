@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from evaluator.catalog.calibration import Calibration
-from evaluator.compare.experiments import POOLED, Experiment, Measured
-from evaluator.compare.names import hardware_name
 from evaluator.compare.parameters import active, adjusted
 from evaluator.compare.run import predictions, simulate_server
 from evaluator.compare.servers import server
-from evaluator.compare.traffic import requests
 from evaluator.errors import InputError
+from evaluator.experiments.experiment import POOLED, Experiment, Measured
+from evaluator.experiments.names import hardware_name
+from evaluator.experiments.traffic import requests
 
 NOISE = {"itl_mean": 0.02, "e2e_mean": 0.02, "ttft_mean": 0.07}
 """What replicates of one run differ by, relative: the weight of a residual is one over it."""

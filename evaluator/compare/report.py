@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-from evaluator.compare.experiments import POOLED
 from evaluator.compare.run import OK
+from evaluator.experiments.experiment import POOLED
 
 HEADLINE = ("ttft_mean", "itl_mean", "tpot_mean", "e2e_mean")
 """The metrics that are judged; every other one is reported beside them."""

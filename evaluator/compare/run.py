@@ -9,11 +9,11 @@ import numpy as np
 
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.store import find
-from evaluator.compare.experiments import POOLED, Experiment
 from evaluator.compare.servers import Server, server
 from evaluator.compare.simulate import Times, simulate_server
-from evaluator.compare.traffic import requests
 from evaluator.errors import InputError
+from evaluator.experiments.experiment import POOLED, Experiment
+from evaluator.experiments.traffic import requests
 
 if TYPE_CHECKING:
     import pandas as pd

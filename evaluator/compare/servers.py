@@ -9,14 +9,14 @@ from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.iterations import Iterations
 from evaluator.catalog.model import Model, MoeFeedForward
 from evaluator.catalog.store import names, suggestion
-from evaluator.compare.experiments import Experiment
-from evaluator.compare.names import hardware_name, model_name
-from evaluator.compare.precisions import precision
 from evaluator.cost.fitted import fit_of, fitted_problem, iteration_cost
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import KvLayout, memory_plan, memory_problem
 from evaluator.cost.parallel import Parallel, parallel_problem
 from evaluator.errors import InputError
+from evaluator.experiments.experiment import Experiment
+from evaluator.experiments.names import hardware_name, model_name
+from evaluator.experiments.precisions import precision
 
 ANY_GPU = "vllm.serving"
 """The set fitted to the serving runs of all GPUs; with a GPU's name in front, of that one."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.compare.servers import Server
-from evaluator.compare.traffic import Requests
 from evaluator.cost.fitted import verdict
 from evaluator.cost.lanes import common_counts, stack
 from evaluator.cost.memory import kv_units
 from evaluator.errors import InputError
+from evaluator.experiments.traffic import Requests
 
 if TYPE_CHECKING:
     from evaluator.stations.engine import Lane, LaneResult
@@ -59,7 +59,7 @@ def simulate_server(replica: Server, load: Requests) -> Times:
 def _run(replica: Server, waiting: EngineRequests, longest_output: int) -> LaneResult:
     """All KV of a request reserved if that keeps nobody waiting, which is the same and three times as fast."""
     from evaluator.stations.engine import Structure, run_lanes
-    from evaluator.stations.engine.general import GeneralLane, GeneralStructure, run_general_lanes
+    from evaluator.stations.engine.any_order import GeneralLane, GeneralStructure, run_general_lanes
 
     ring, windowed, stages = 256, replica.kv.window is not None, len(replica.stages)
     while ring < longest_output + 2:
@@ -114,7 +114,7 @@ def _lane(replica: Server, count: int) -> Lane:
 def _rules(replica: Server) -> Any:
     """Those of vLLM v1. Whole prompts may not fit into an iteration anew after a preemption: their KV is reserved."""
     from evaluator.simulation.lanes import units_of
-    from evaluator.stations.engine.general import KvUnits, Rules
+    from evaluator.stations.engine.any_order import KvUnits, Rules
 
     return Rules(
         on_demand=np.bool_(replica.experiment.chunked_prefill),

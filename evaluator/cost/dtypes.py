@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evaluator.catalog.model import CheckpointPrecision
-from evaluator.scenario.scenario import Precision
+from evaluator.cost.precision import Precision
 
 BYTES: dict[str, float] = {
     "fp32": 4.0,

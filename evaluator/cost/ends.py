@@ -7,8 +7,8 @@ from evaluator.cost.dtypes import stream_bytes
 from evaluator.cost.gemm import all_reduce, gemm, traffic
 from evaluator.cost.kernel import Operator
 from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
 from evaluator.cost.projections import Projection
-from evaluator.scenario.scenario import Precision
 
 SAMPLING_BYTES = 14
 """Bytes per logit to sample: 16-bit scores widened to fp32 (2 + 4), then a softmax in place (4 + 4)."""

@@ -10,8 +10,8 @@ from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, weight_dty
 from evaluator.cost.gemm import all_reduce, gemm, input_bytes, traffic
 from evaluator.cost.kernel import Operator
 from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
 from evaluator.cost.projections import expert_projections, feed_forward_projections, local_experts
-from evaluator.scenario.scenario import Precision
 
 
 def feed_forward_operators(

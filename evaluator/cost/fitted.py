@@ -16,9 +16,9 @@ from evaluator.cost.iteration import FittedCost, IterationCost
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.polynomial import PolynomialCost
+from evaluator.cost.precision import Precision
 from evaluator.cost.quantities import PEAKS
 from evaluator.cost.table import Grid, TableCost
-from evaluator.scenario.scenario import Precision
 
 if TYPE_CHECKING:
     from evaluator.catalog import Calibration

@@ -6,8 +6,8 @@ from evaluator.catalog.model import Model
 from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, weight_dtypes
 from evaluator.cost.kernel import Group, Operator
 from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
 from evaluator.cost.projections import Projection
-from evaluator.scenario.scenario import Precision
 
 
 def gemm(

@@ -28,6 +28,7 @@ from evaluator.cost.kv import KvUnits, units
 from evaluator.cost.layer_state import conv_channels, kv_bytes, state_bytes
 from evaluator.cost.operators import stage_kinds
 from evaluator.cost.parallel import Parallel, parallel_problem
+from evaluator.cost.precision import Precision
 from evaluator.cost.projections import (
     expert_projections,
     feed_forward_projections,
@@ -35,7 +36,6 @@ from evaluator.cost.projections import (
     local_heads,
     mixer_projections,
 )
-from evaluator.scenario.scenario import Precision
 
 RUNTIME_BYTES = 1.6e9
 """Bytes per device that an engine cannot use: what the driver keeps, CUDA context and graphs, communicators. Median of

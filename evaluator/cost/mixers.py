@@ -8,8 +8,8 @@ from evaluator.cost.gemm import all_reduce, gemm, traffic
 from evaluator.cost.kernel import Operator
 from evaluator.cost.layer_state import conv_channels, kv_bytes, state_bytes, state_elements
 from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
 from evaluator.cost.projections import local_heads, mixer_projections
-from evaluator.scenario.scenario import Precision
 
 _ATTENTION_LAUNCH = Operator("attention.launch", "attention_decode", "linear_tokens")
 """Starting the attention kernel: apart from its work, which is proportional to the context and nothing else."""

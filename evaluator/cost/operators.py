@@ -13,7 +13,7 @@ from evaluator.cost.feed_forward import feed_forward_operators
 from evaluator.cost.kernel import Operator, merge
 from evaluator.cost.mixers import mixer_operators
 from evaluator.cost.parallel import Parallel, layer_count, stage_layers
-from evaluator.scenario.scenario import Precision
+from evaluator.cost.precision import Precision
 
 
 @cache

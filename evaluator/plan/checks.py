@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from evaluator.cost.memory import KvLayout, kv_units
-from evaluator.plan.design import Design, token_budget
 from evaluator.plan.engines import CHUNKING, is_coupled, on_demand
-from evaluator.plan.traffics import Extremes
+from evaluator.replica.design import Design, token_budget
 from evaluator.scenario import Deployment, Workload
+from evaluator.traffic.loads import Extremes
 
 LARGEST_OUTPUT = 1 << 22
 

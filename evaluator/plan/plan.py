@@ -10,12 +10,13 @@ from evaluator.cost.iteration import CostParameters
 from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, routing_problem
-from evaluator.plan.design import Design, design, token_budget, varied
 from evaluator.plan.engines import IN_ORDER, ITERATION, TOKEN, Program, lacking, program
-from evaluator.plan.inputs import Change
-from evaluator.plan.traffics import Extremes, Traffics, assign_replicas
+from evaluator.replica.design import Design, design, token_budget, varied
+from evaluator.replica.inputs import Change
+from evaluator.routing.independent import assign_replicas
 from evaluator.scenario import Deployment, Grid, Scenario, Workload, expand
 from evaluator.scenario.grid import Point
+from evaluator.traffic.loads import Extremes, Traffics
 
 SMALLEST_RING = 256
 

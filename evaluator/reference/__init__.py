@@ -8,9 +8,9 @@ moves that policies are made of (admission, growth and preemption of KV), ``repl
 from evaluator.reference.limits import LOOK_EVERY, Limits
 from evaluator.reference.replica import Iteration
 from evaluator.reference.request import Request
-from evaluator.reference.routers import ROUTERS
 from evaluator.reference.schedulers import SCHEDULERS
 from evaluator.reference.simulate import Outcome, simulate, simulate_replica
+from evaluator.routing.by_state import ROUTERS
 
 __all__ = [
     "LOOK_EVERY",

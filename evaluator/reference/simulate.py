@@ -13,7 +13,7 @@ from evaluator.cost.quantities import PEAKS
 from evaluator.reference.limits import Limits
 from evaluator.reference.replica import Flight, Iteration, Replica
 from evaluator.reference.request import Request
-from evaluator.reference.routers import ROUTERS
+from evaluator.routing.by_state import ROUTERS
 
 
 @dataclass

@@ -1,6 +1,5 @@
-"""Scenarios: what a YAML file asks, checked, with the points of its sweep and the requests of its workload."""
+"""Scenarios: what a YAML file asks, checked, with the points of its sweep."""
 
-from evaluator.scenario.arrivals import arrival_times
 from evaluator.scenario.grid import Grid, expand
 from evaluator.scenario.load import load_scenario
 from evaluator.scenario.scenario import (
@@ -11,11 +10,9 @@ from evaluator.scenario.scenario import (
     KvCache,
     Lengths,
     Objective,
-    Precision,
     Scenario,
     Workload,
 )
-from evaluator.scenario.traffic import Tokens, Traffic, request_tokens, traffic
 
 __all__ = [
     "Arrivals",
@@ -26,14 +23,8 @@ __all__ = [
     "KvCache",
     "Lengths",
     "Objective",
-    "Precision",
     "Scenario",
-    "Tokens",
-    "Traffic",
     "Workload",
-    "arrival_times",
     "expand",
     "load_scenario",
-    "request_tokens",
-    "traffic",
 ]

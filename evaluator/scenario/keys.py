@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.scenario.fields import (
     Field,
@@ -28,7 +29,7 @@ from evaluator.scenario.fields import (
     text,
     variant,
 )
-from evaluator.scenario.scenario import Arrivals, Batching, KvCache, Lengths, Objective, Precision
+from evaluator.scenario.scenario import Arrivals, Batching, KvCache, Lengths, Objective
 
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4")
 METRICS = ("ttft", "tpot", "itl", "e2e", "queue_wait")

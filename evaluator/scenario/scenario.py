@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from evaluator.cost.precision import Precision
+
 
 @dataclass(frozen=True)
 class Arrivals:
@@ -42,15 +44,6 @@ class Workload:
     warmup_requests: int
     seeds: tuple[int, ...]
     cached_tokens: int = 0  # leading prompt tokens whose KV is already there, where the trace does not say
-
-
-@dataclass(frozen=True)
-class Precision:
-    """dtype names; ``weights='checkpoint'`` keeps what the published checkpoint stores."""
-
-    weights: str = "checkpoint"
-    activations: str = "bf16"
-    kv: str = "bf16"
 
 
 @dataclass(frozen=True)

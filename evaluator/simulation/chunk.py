@@ -9,7 +9,8 @@ from evaluator.plan.plan import Group, Member, Plan
 from evaluator.simulation.gathered import Gathered, outcomes
 from evaluator.simulation.lanes import run_slots
 from evaluator.simulation.slots import Slot, slots
-from evaluator.stations.engine import LaneResult, histogram
+from evaluator.stations.engine import LaneResult
+from evaluator.stations.engine.common import histogram
 
 
 def run_iterations(plan: Plan, group: Group, members: list[Member]) -> Outcomes:

@@ -14,12 +14,11 @@ from evaluator.cost.memory import KvLayout, units_of
 from evaluator.plan.checks import watermark_units
 from evaluator.plan.engines import on_demand
 from evaluator.plan.plan import Group, Member, Plan
-from evaluator.plan.traffics import held_units
 from evaluator.reference import LOOK_EVERY
 from evaluator.scenario import Deployment
 from evaluator.simulation.slots import Slot
 from evaluator.stations.engine import Lane, LaneResult, Policy, Requests, Structure, run_lanes
-from evaluator.stations.engine.general import (
+from evaluator.stations.engine.any_order import (
     GENERAL_POLICIES,
     GeneralLane,
     GeneralStructure,
@@ -27,6 +26,7 @@ from evaluator.stations.engine.general import (
     Rules,
     run_general_lanes,
 )
+from evaluator.traffic.loads import held_units
 
 LANES_PER_CALL = 32
 """Few enough to share two cores evenly, enough to hide the cost of a call."""

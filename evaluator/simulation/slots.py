@@ -8,7 +8,8 @@ import numpy as np
 
 from evaluator.metrics import OK
 from evaluator.plan.plan import Member, Plan
-from evaluator.plan.traffics import Load, assign_replicas
+from evaluator.routing.independent import assign_replicas
+from evaluator.traffic.loads import Load
 
 OPEN_LOOP = 1 << 30
 """So many users that none ever waits for another."""

@@ -12,12 +12,12 @@ from evaluator.metrics import OK, Outcomes, WeightedGaps
 from evaluator.plan.checks import watermark_units
 from evaluator.plan.engines import is_coupled
 from evaluator.plan.plan import Group, Member, Plan
-from evaluator.plan.traffics import Load, held_units
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
 from evaluator.scenario import Deployment
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.gathered import Gathered, outcomes
 from evaluator.simulation.slots import Slot, pool_slot, slots
+from evaluator.traffic.loads import Load, held_units
 
 Observe = Callable[[Slot, Iteration], None]
 

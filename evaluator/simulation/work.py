@@ -8,7 +8,7 @@ import numpy as np
 
 from evaluator.cost.batch import attention_area
 from evaluator.cost.iteration import BatchStatistics
-from evaluator.plan.traffics import Demand
+from evaluator.traffic.loads import Demand
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from evaluator.device import configure
 from evaluator.reference import LOOK_EVERY, Limits, Request, simulate_replica
 from evaluator.simulation.lanes import LANES_PER_CALL
 from evaluator.stations.engine import POLICIES, Lane, LaneResult, Policy, Requests, Structure, run_lanes
-from evaluator.stations.engine.general import (
+from evaluator.stations.engine.any_order import (
     GENERAL_POLICIES,
     GeneralLane,
     GeneralStructure,

@@ -23,8 +23,8 @@ from evaluator.cost import (
     rates,
     reach,
 )
+from evaluator.cost.precision import Precision
 from evaluator.device import configure
-from evaluator.scenario import Precision
 from tests.benchmarks.registry import Row, benchmark
 from tests.benchmarks.timing import best_of, cores, in_threads
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.cost import BatchStatistics, CostParameters, Parallel, fold, iteration_time, operators, row_counts
+from evaluator.cost.precision import Precision
 from evaluator.device import configure
-from evaluator.scenario import Precision
 from tests.benchmarks.registry import Row, benchmark
 from tests.benchmarks.timing import best_of, cores, in_threads
 

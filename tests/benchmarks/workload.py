@@ -20,8 +20,9 @@ from evaluator.cost import (
     rates,
     reach,
 )
-from evaluator.plan.design import token_budget
-from evaluator.scenario import Batching, Precision
+from evaluator.cost.precision import Precision
+from evaluator.replica.design import token_budget
+from evaluator.scenario import Batching
 
 LANES, REQUESTS = 1024, 1000
 KV_TOKENS = 400_000

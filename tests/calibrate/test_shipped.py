@@ -14,7 +14,7 @@ from evaluator.calibrate.transfer import leave_one_out, transferred
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.cost import Parallel, fold, iteration_time, operators, rates
 from evaluator.cost.batch import decode_batch, prefill_batch
-from evaluator.scenario.scenario import Precision
+from evaluator.cost.precision import Precision
 
 FITTED = ("a100-sxm", "h100-sxm", "h200-sxm", "b200-sxm", "l40s")
 

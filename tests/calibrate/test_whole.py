@@ -16,8 +16,8 @@ from evaluator.catalog.calibration import read_calibration
 from evaluator.catalog.iterations import Phase
 from evaluator.cost import Parallel, iteration_time
 from evaluator.cost.fitted import fitted_cost, iteration_cost
+from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
-from evaluator.scenario.scenario import Precision
 from evaluator.yaml import loads_yaml
 
 TRUTH = {

@@ -17,12 +17,12 @@ from evaluator.compare import (
     summarise,
 )
 from evaluator.compare.campaign import PARTITIONS, parts
-from evaluator.compare.experiments import Measured
 from evaluator.compare.fit import FitResult
 from evaluator.compare.parameters import active, adjusted, as_vllm
 from evaluator.compare.report import by_stage, pooled, usable
 from evaluator.compare.write import calibration_text
 from evaluator.errors import InputError
+from evaluator.experiments.experiment import Measured
 from evaluator.simulation.frontend import client_times
 from evaluator.yaml import loads_yaml
 from tests.compare.conftest import entry, row
@@ -52,7 +52,7 @@ def test_every_stage_and_metric_has_its_signed_error(table):
 def test_the_time_between_tokens_is_per_token_that_the_client_counts(experiments):
     from evaluator.compare.run import predictions, simulate_server
     from evaluator.compare.servers import server
-    from evaluator.compare.traffic import requests
+    from evaluator.experiments.traffic import requests
 
     times = simulate_server(server(experiments[0], "datasheet"), requests(experiments[0], 0))
     all_, fewer = predictions(times, 0), predictions(times, 0, counted_tokens=27.0)

@@ -6,8 +6,8 @@ import pytest
 from evaluator.compare import read_experiments
 from evaluator.compare.servers import server
 from evaluator.compare.simulate import _shared, _waiting, simulate_server
-from evaluator.compare.traffic import requests
 from evaluator.cost.memory import kv_units
+from evaluator.experiments.traffic import requests
 from evaluator.reference import Limits, Request, simulate
 from tests.compare.conftest import entry, row
 

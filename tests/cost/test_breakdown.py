@@ -5,8 +5,8 @@ import pytest
 from evaluator.cost import Parallel, breakdown, fold, iteration_time, operators
 from evaluator.cost.batch import decode_batch, prefill_batch, together
 from evaluator.cost.iteration import experts_touched
+from evaluator.cost.precision import Precision
 from evaluator.cost.utilisation import ideal_time, ideal_times
-from evaluator.scenario.scenario import Precision
 from tests.cost.fixtures import ALL_MODELS, H100, LLAMA_70B, calibration
 
 

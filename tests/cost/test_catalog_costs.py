@@ -16,7 +16,7 @@ from evaluator.cost import (
     weight_bytes,
 )
 from evaluator.cost.batch import decode_batch, prefill_batch
-from evaluator.scenario.scenario import Precision
+from evaluator.cost.precision import Precision
 
 PRECISIONS = (
     Precision(),

@@ -11,7 +11,7 @@ from evaluator.cost.collectives import (
     level_sizes,
 )
 from evaluator.cost.kernel import Operator
-from evaluator.scenario.scenario import Precision
+from evaluator.cost.precision import Precision
 from tests.cost.fixtures import H100, LLAMA_70B, PERFECT
 
 REACH = (8, None)

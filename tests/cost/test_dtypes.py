@@ -7,9 +7,9 @@ import pytest
 from evaluator.catalog import load_calibration
 from evaluator.catalog.model import CheckpointPrecision
 from evaluator.cost.dtypes import BYTES, compute_dtype, weight_dtypes, wider
+from evaluator.cost.precision import Precision
 from evaluator.cost.rates import peak_flops, rates
 from evaluator.errors import InputError
-from evaluator.scenario.scenario import Precision
 from tests.cost.fixtures import H100, LLAMA_8B
 
 

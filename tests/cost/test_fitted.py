@@ -15,9 +15,9 @@ from evaluator.cost import Parallel, decode_batch, iteration_time, prefill_batch
 from evaluator.cost.fitted import fitted_cost, fitted_problem, iteration_cost, verdict
 from evaluator.cost.iteration import BatchStatistics, alike_steps, decode_growth
 from evaluator.cost.lanes import stack, structure
+from evaluator.cost.precision import Precision
 from evaluator.cost.quantities import PEAKS, peaks, quantities
 from evaluator.reference.pipeline import plain
-from evaluator.scenario.scenario import Precision
 
 WIDE = {name: (0.0, 1e6) for name in NAMES["prefill"]}
 POLYNOMIAL = {

@@ -23,7 +23,7 @@ from evaluator.cost import (
 )
 from evaluator.cost.batch import attention_area, decode_batch, prefill_batch, together
 from evaluator.cost.iteration import padded
-from evaluator.scenario.scenario import Precision
+from evaluator.cost.precision import Precision
 from tests.cost.fixtures import ALL_MODELS, H100, LLAMA_8B, LLAMA_70B, PERFECT, QWEN3_235B, calibration
 
 BF16 = Precision(weights="bf16")

@@ -16,7 +16,7 @@ from evaluator.cost import (
     stack,
 )
 from evaluator.cost.batch import decode_batch, prefill_batch, together
-from evaluator.scenario.scenario import Precision
+from evaluator.cost.precision import Precision
 from tests.cost.fixtures import ALL_MODELS, H100, LLAMA_8B, QWEN3_235B, calibration
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from evaluator.cost import Parallel, fold, operators
 from evaluator.cost.load import steady_load
-from evaluator.scenario.scenario import Precision
+from evaluator.cost.precision import Precision
 from tests.cost.fixtures import H100, LLAMA_8B, calibration
 
 PARAMETERS = fold(operators(LLAMA_8B, Precision(), Parallel()), H100, calibration())

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluator.catalog import load_hardware, load_model, parameter_count
-from evaluator.compare.names import hardware_name, model_name
 from evaluator.cost import (
     Parallel,
     kv_bytes_per_token,
@@ -23,8 +22,9 @@ from evaluator.cost import (
 )
 from evaluator.cost.kv import KvUnits, units
 from evaluator.cost.memory import KvLayout, units_of
+from evaluator.cost.precision import Precision
 from evaluator.device import configure
-from evaluator.scenario.scenario import Precision
+from evaluator.experiments.names import hardware_name, model_name
 from tests.cost.fixtures import (
     ALL_MODELS,
     DEEPSEEK_V3,

@@ -9,7 +9,7 @@ from evaluator.cost import Parallel, operators
 from evaluator.cost.batch import prefill_batch
 from evaluator.cost.breakdown import group_statistics
 from evaluator.cost.memory import stage_parameters
-from evaluator.scenario.scenario import Precision
+from evaluator.cost.precision import Precision
 from tests.cost.fixtures import (
     ALL_MODELS,
     DEEPSEEK_V3,

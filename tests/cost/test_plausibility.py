@@ -10,7 +10,7 @@ import pytest
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.cost import Parallel, fold, iteration_time, memory_plan, operators
 from evaluator.cost.batch import decode_batch, prefill_batch
-from evaluator.scenario.scenario import Precision
+from evaluator.cost.precision import Precision
 
 HARDWARE = {"H100": "h100-sxm", "A100": "a100-sxm", "L40S": "l40s", "h100": "h100-sxm", "a100": "a100-sxm"}
 LLAMA_2_70B = "llama-3.1-70b"  # the same shape but for the vocabulary

@@ -5,9 +5,9 @@ import pytest
 from evaluator.calibrate.table import checked
 from evaluator.catalog import load_model
 from evaluator.cost import Parallel, operators
+from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.measure.points import CLASSES, FULL, QUICK, points
-from evaluator.scenario.scenario import Precision
 
 LLAMA, MOE = load_model("llama-3.1-8b"), load_model("qwen3-30b-a3b")
 

@@ -13,10 +13,10 @@ from evaluator.cost.fold import fold
 from evaluator.cost.iteration import BatchStatistics, iteration_time
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.metrics.variables import INPUTS
-from evaluator.plan.inputs import Change, changed, chosen_inputs
-from evaluator.scenario.scenario import Precision
+from evaluator.replica.inputs import Change, changed, chosen_inputs
 
 RATES = ("memory_bandwidth", "flops", "link_bandwidth")
 MODELS = ("llama-3.1-70b", "gpt-oss-120b", "deepseek-v3")

@@ -10,11 +10,12 @@ import pytest
 from evaluator.catalog import load_model
 from evaluator.metrics import OK
 from evaluator.plan import plan
-from evaluator.plan.design import CHUNKED_TOKENS, token_budget
 from evaluator.plan.engines import Program
-from evaluator.plan.traffics import Traffics, assign_replicas
+from evaluator.replica.design import CHUNKED_TOKENS, token_budget
+from evaluator.routing.independent import assign_replicas
 from evaluator.scenario import load_scenario
 from evaluator.scenario.scenario import Batching, Deployment, Scenario
+from evaluator.traffic.loads import Traffics
 
 
 def scenario(**changes: Any) -> Scenario:

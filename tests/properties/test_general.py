@@ -15,7 +15,7 @@ from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.device import configure
 from evaluator.reference import Limits
 from evaluator.stations.engine import LaneResult
-from evaluator.stations.engine.general import GeneralLane, GeneralStructure, Rules, run_general_lanes
+from evaluator.stations.engine.any_order import GeneralLane, GeneralStructure, Rules, run_general_lanes
 from tests.properties.test_engine import SLOTS, cases
 from tests.reference.build import random_cost
 from tests.stations.build import build

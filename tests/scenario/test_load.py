@@ -4,8 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
-from evaluator.scenario import Batching, KvCache, Lengths, Objective, Precision, load_scenario
+from evaluator.scenario import Batching, KvCache, Lengths, Objective, load_scenario
 from evaluator.scenario.tree import section_tree, slo_tree
 from evaluator.yaml import loads_yaml
 

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
-from evaluator.scenario import Deployment, Precision, expand, load_scenario
+from evaluator.scenario import Deployment, expand, load_scenario
 from evaluator.scenario.tree import leaves, put, split_path
 
 TP = "deployment.tensor_parallel"

@@ -7,7 +7,7 @@ import numpy as np
 from evaluator.cost.iteration import decode_context_s
 from evaluator.reference import Outcome
 from evaluator.stations.engine import LaneResult
-from evaluator.stations.engine.histogram import RELATIVE_ERROR, bin_middles
+from evaluator.stations.engine.common.histogram import RELATIVE_ERROR, bin_middles
 from tests.stations.build import Case
 
 TOLERANCE = 1e-9

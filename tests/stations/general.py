@@ -14,7 +14,7 @@ from evaluator.cost.memory import KvLayout, kv_units, units_of
 from evaluator.device import configure
 from evaluator.reference import Limits, Outcome, Request, simulate
 from evaluator.stations.engine import Lane, LaneResult, Policy, Requests
-from evaluator.stations.engine.general import (
+from evaluator.stations.engine.any_order import (
     GENERAL_POLICIES,
     GeneralLane,
     GeneralStructure,

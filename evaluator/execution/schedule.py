@@ -1,0 +1,81 @@
+"""A sweep in chunks, on all processors: threads for the vectorised engine, processes for the reference."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluator.execution.workers import Crew
+from evaluator.plan import Group, Plan
+from evaluator.plan.engines import TOKEN
+from evaluator.plan.plan import Member
+from evaluator.simulation.measured import measured
+
+REQUESTS_PER_CHUNK = 128_000  # bounds memory (some 100 bytes a request), and how much an interrupted run loses
+TOKEN_REQUESTS_PER_CHUNK = 4_000  # about half a second, so that there is progress to be seen
+CONFIGS_PER_CHUNK = 512
+
+Values = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some members of a group, simulated together."""
+
+    group: Group
+    members: list[Member]
+
+
+def chunks_of(whole: Plan) -> Iterator[Chunk]:
+    """Members of each group in pieces of bounded memory, in an order that does not depend on the machine."""
+    for group in whole.groups:
+        most = TOKEN_REQUESTS_PER_CHUNK if group.engine == TOKEN else REQUESTS_PER_CHUNK
+        size = max(1, min(most // (group.requests * whole.runs), CONFIGS_PER_CHUNK))
+        for start in range(0, len(group.members), size):
+            yield Chunk(group, group.members[start : start + size])
+
+
+def computed(whole: Plan, chunks: list[Chunk], levels: np.ndarray, done: set[int]) -> Iterator[tuple[int, Values]]:
+    """Measures of the chunks that are not done, as they finish, with the number of the chunk.
+
+    A thread for each processor: XLA runs outside Python, and the reference in a process that the thread waits for,
+    unless there is too little to do for that.
+    """
+    left = [index for index in range(len(chunks)) if index not in done]
+    crew = Crew(whole, levels) if _are_many(whole, [chunks[index] for index in left]) else None
+
+    def compute(index: int) -> tuple[int, Values]:
+        chunk = chunks[index]
+        if crew is not None and chunk.group.engine == TOKEN:
+            return index, crew.measure([member.config for member in chunk.members])
+        return index, measured(whole, chunk.group, chunk.members, levels)
+
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    remaining = iter(left)
+    with ThreadPoolExecutor(workers) as pool:
+        running: set[Future] = set()
+        try:
+            while True:
+                for index in remaining:
+                    running.add(pool.submit(compute, index))
+                    if len(running) > 2 * workers:
+                        break
+                if not running:
+                    return
+                finished, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    yield future.result()
+        finally:
+            if crew is not None:
+                crew.close()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _are_many(whole: Plan, chunks: list[Chunk]) -> bool:
+    """More requests for the reference than a process takes to start."""
+    mine = [len(chunk.members) * chunk.group.requests for chunk in chunks if chunk.group.engine == TOKEN]
+    return sum(mine) * whole.runs > TOKEN_REQUESTS_PER_CHUNK

@@ -1,0 +1,98 @@
+"""Worker processes for the reference, which as plain Python would keep to one processor within one process.
+
+They are started by their own command, not by ``multiprocessing``: that would run a user's script or notebook once more
+in each of them, and a fork of a process in which JAX has threads may hang.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+import evaluator
+from evaluator.plan import Plan
+
+
+class Crew:
+    """Workers that are started as they are needed, one for each thread that asks at a time; ``close`` ends them."""
+
+    def __init__(self, whole: Plan, levels: np.ndarray) -> None:
+        self._task = pickle.dumps((whole.scenario, whole.inputs, levels))
+        self._idle: list[subprocess.Popen] = []
+        self._all: list[subprocess.Popen] = []
+        self._lock = Lock()
+        self._closed = False
+
+    def measure(self, configs: list[int]) -> dict[str, np.ndarray]:
+        """The measures of the configurations of one chunk. What went wrong in the worker is raised here."""
+        worker = self._take()
+        try:
+            answer = _ask(worker, configs)
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise RuntimeError(f"a worker process ended with code {worker.wait()}") from error
+        self._idle.append(worker)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _take(self) -> subprocess.Popen:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the run is over")
+            if self._idle:
+                return self._idle.pop()
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "evaluator.execution.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=_environment(),
+            )
+            self._all.append(worker)
+        assert worker.stdin is not None
+        with suppress(BrokenPipeError):  # told by the first question
+            worker.stdin.write(self._task)
+        return worker
+
+    def close(self) -> None:
+        """End the workers, at once: nobody waits for what they are at."""
+        with self._lock:
+            self._closed = True
+            for worker in self._all:
+                worker.kill()
+            for worker in self._all:
+                worker.wait()
+            for worker in self._idle:
+                _close_pipes(worker)
+
+
+def _ask(worker: subprocess.Popen, configs: list[int]) -> Any:
+    assert worker.stdin is not None and worker.stdout is not None
+    try:
+        pickle.dump(configs, worker.stdin)
+        worker.stdin.flush()
+        return pickle.load(worker.stdout)
+    except BaseException:
+        _close_pipes(worker)
+        raise
+
+
+def _close_pipes(worker: subprocess.Popen) -> None:
+    for pipe in (worker.stdin, worker.stdout):
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
+def _environment() -> dict[str, str]:
+    """The same package as here, wherever it was imported from; one thread each."""
+    package = str(Path(evaluator.__file__).parents[1])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,186 @@
+"""Specifications of experiments (JSON) -> ``Experiment``; what cannot be read is an experiment with its problem."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from evaluator.errors import InputError
+from evaluator.experiments.entry import Entry
+from evaluator.experiments.experiment import POOLED, UNRECORDED, Experiment, Measured, Stage, Workload
+
+MOST_REQUESTS = 5_000_000
+FITTED_VERSION = (0, 15)
+"""Release of vLLM, major and minor, that the shipped serving sets were fitted to."""
+NOT_MODELLED = ("enforce_eager", "cpu_kv_offload")
+_KEYS = (
+    "exp_id", "experiment_name", "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+    "enable_expert_parallel", "expert_parallel_size", "weight_precision", "quantization", "kv_cache_dtype", "engine",
+    "engine_version", "max_model_len_tokens", "max_model_len", "kv_block_size_tokens", "prefix_caching",
+    "chunked_prefill", "max_num_seqs", "max_num_batched_tokens", "total_kv_blocks", "cpu_kv_blocks",
+    "gpu_memory_utilization", "spec_source", "metrics_available", "description", "workload", *NOT_MODELLED,
+)  # fmt: skip
+_WORKLOAD_KEYS = ("workload_class", "stages", "shared_prefix", "num_requests", "description")
+_STAGE_KEYS = ("stage_index", "rate_req_per_s", "duration_s", "num_requests")
+_PROMPT_KEYS = (
+    "num_unique_system_prompts", "num_users_per_system_prompt", "system_prompt_len_tokens", "question_len_tokens",
+    "output_len_tokens", "enable_multi_turn_chat",
+)  # fmt: skip
+_CLOSED_LOOP = ("concurrency", "max_concurrency", "num_concurrent_users")
+
+
+def identifier(value: Any) -> str:
+    """An exp_id as text: 1, 1.0 and " 1 " are the same."""
+    return re.sub(r"^(\d+)\.0+$", r"\1", "" if value is None else str(value).strip())
+
+
+def read_specification(value: Any, number: int, rows: Mapping[str, Sequence[Measured]]) -> Experiment:
+    """Entry ``number`` of a specification file with its measured rows; never raises InputError."""
+    given = value if isinstance(value, Mapping) else {}
+    key = identifier(given.get("exp_id")) or f"#{number}"
+    try:
+        if key.startswith("#"):
+            Entry(value)
+            raise InputError("exp_id is missing")
+        return _with_measurements(_experiment(key, Entry(value)), rows.get(key, ()))
+    except InputError as error:
+        name, model, gpu = (str(given.get(each) or "unknown") for each in ("experiment_name", "model", "gpu"))
+        return Experiment(key, name, model, gpu, problem=str(error))
+
+
+def _experiment(key: str, entry: Entry) -> Experiment:
+    blocks = entry.value.get("total_kv_blocks")
+    length = "max_model_len_tokens" if entry.value.get("max_model_len_tokens") is not None else "max_model_len"
+    ranks = entry.count("tensor_parallel_size", 1)
+    workload = _workload(entry.inner("workload"))
+    return Experiment(
+        id=key,
+        name=str(entry.value.get("experiment_name") or key),
+        model=entry.text("model"),
+        gpu=entry.text("gpu"),
+        tensor_parallel=ranks,
+        pipeline_parallel=entry.count("pipeline_parallel_size", 1),
+        data_parallel=entry.count("data_parallel_size", 1),
+        expert_parallel=_expert_parallel(entry, ranks),
+        weight_precision=_weights(entry),
+        kv_precision=entry.text("kv_cache_dtype", "auto"),
+        max_num_seqs=entry.count("max_num_seqs", 128),
+        max_num_batched_tokens=entry.count("max_num_batched_tokens", 2048),
+        max_model_tokens=None if entry.value.get(length) is None else entry.count(length),
+        kv_blocks=None if blocks is None else entry.count("total_kv_blocks"),
+        block_tokens=entry.count("kv_block_size_tokens", 16),
+        memory_fraction=_fraction(entry, "gpu_memory_utilization", 0.9),
+        prefix_caching=entry.flag("prefix_caching", True),
+        chunked_prefill=entry.flag("chunked_prefill", True),
+        workload=workload,
+        notes=tuple(_notes(entry)),
+    )
+
+
+def _weights(entry: Entry) -> str:
+    """``quantization`` says it where ``weight_precision`` is absent, or only that nothing was recorded."""
+    stated = entry.text("weight_precision", UNRECORDED)
+    return entry.text("quantization", stated) if stated == UNRECORDED else stated
+
+
+def _expert_parallel(entry: Entry, ranks: int) -> bool:
+    """vLLM spreads experts over all ranks or none."""
+    wanted = entry.flag("enable_expert_parallel", False)
+    if entry.value.get("expert_parallel_size") is None:
+        return wanted
+    size = entry.count("expert_parallel_size")
+    if size not in (1, ranks) or (wanted and size != ranks):
+        raise InputError(f"expert_parallel_size must be 1 or tensor_parallel_size ({ranks}), got {size}")
+    return wanted or size > 1
+
+
+def _fraction(entry: Entry, key: str, default: float) -> float:
+    """A share of one; above one it is in percent."""
+    given = entry.number(key, default, least=1e-3)
+    if given > 100:
+        raise InputError(f"{key} must be a share of at most 1 (or 100 %), got {given:g}")
+    return given / 100 if given > 1 else given
+
+
+def _workload(entry: Entry) -> Workload:
+    stages = tuple(_stage(stage, at) for at, stage in enumerate(entry.inners("stages")))
+    indices = [stage.index for stage in stages]
+    twice = next((index for index in indices if indices.count(index) > 1), None)
+    if twice is not None:
+        raise InputError(f"{entry.where}stages: stage_index {twice} is there twice")
+    _no_closed_loop(entry)
+    total = sum(stage.requests for stage in stages)
+    if total > MOST_REQUESTS:
+        raise InputError(f"{entry.where}stages: {total:,} requests are more than {MOST_REQUESTS:,}")
+    prompts = entry.inner("shared_prefix")
+    return Workload(
+        name=entry.text("workload_class", "unnamed"),
+        stages=stages,
+        groups=prompts.count("num_unique_system_prompts"),
+        prompts_per_group=prompts.count("num_users_per_system_prompt", 1),
+        system_tokens=prompts.count("system_prompt_len_tokens", 0, least=0),
+        question_tokens=prompts.count("question_len_tokens"),
+        output_tokens=prompts.count("output_len_tokens"),
+    )
+
+
+def _stage(entry: Entry, position: int) -> Stage:
+    """Two of rate, duration and number of requests say the third."""
+    _no_closed_loop(entry)
+    given = entry.value
+    count = None if given.get("num_requests") is None else entry.count("num_requests")
+    rate = None if count and given.get("rate_req_per_s") is None else entry.number("rate_req_per_s", least=1e-9)
+    if rate is not None and count and given.get("duration_s") is None:
+        duration = count / rate
+    else:
+        duration = entry.number("duration_s", least=1e-9)
+    stage = Stage(entry.count("stage_index", position, least=0), rate or (count or 0) / duration, duration)
+    if not stage.requests:
+        raise InputError(f"{entry.where}rate_req_per_s x duration_s is no request ({stage.rate_rps:g} x {duration:g})")
+    return stage
+
+
+def _no_closed_loop(entry: Entry) -> None:
+    for key in _CLOSED_LOOP:
+        if entry.value.get(key) not in (None, 0):
+            raise InputError(f"{entry.where}{key} {entry.value[key]}: only rates are simulated, no closed loop")
+
+
+def _notes(entry: Entry) -> list[str]:
+    """What the specification says and the simulation does not heed."""
+    workload = entry.inner("workload")
+    found = [f"{key} is not modelled" for key in NOT_MODELLED if entry.flag(key, False)]
+    unread = entry.others(_KEYS) + workload.others((*_WORKLOAD_KEYS, *_CLOSED_LOOP))
+    unread += workload.inner("shared_prefix").others(_PROMPT_KEYS)
+    for stage in workload.inners("stages"):
+        unread += stage.others((*_STAGE_KEYS, *_CLOSED_LOOP))
+    found += [f"{key} is not read" for key in dict.fromkeys(re.sub(r"\[\d+\]", "[]", key) for key in unread)]
+    engine = str(entry.value.get("engine") or "vllm")
+    if not engine.strip().lower().startswith("vllm"):
+        return [*found, f"engine {engine} is simulated as vLLM"]
+    release = re.match(r"v?(\d+)\.(\d+)", str(entry.value.get("engine_version") or ""))
+    if release and abs(int(release[2]) - FITTED_VERSION[1]) + 100 * abs(int(release[1]) - FITTED_VERSION[0]) > 5:
+        fitted = ".".join(map(str, FITTED_VERSION))
+        found.append(f"engine_version {entry.value['engine_version']} is simulated as vLLM {fitted}")
+    return found
+
+
+def _with_measurements(experiment: Experiment, rows: Sequence[Measured]) -> Experiment:
+    """The experiment with the rows that belong to it, and notes of what was left out."""
+    notes = list(experiment.notes)
+    kept: dict[int, Measured] = {}
+    stages = {stage.index for stage in experiment.workload.stages} | {POOLED}
+    most = 1.5 * experiment.workload.output_tokens
+    for row in rows:
+        notes += row.notes
+        if row.stage not in stages:
+            notes.append(f"stage {row.stage} is not in the specification")
+            continue
+        if row.counted_tokens is not None and not 1 < row.counted_tokens <= most:
+            notes.append(f"implied_mean_output_tokens {row.counted_tokens:g} is ignored")
+            row = replace(row, counted_tokens=None)
+        if kept.setdefault(row.stage, row) is not row:
+            notes.append(f"stage {row.stage} is measured twice: the first row counts")
+    return replace(experiment, measured=tuple(kept.values()), notes=tuple(dict.fromkeys(notes)))

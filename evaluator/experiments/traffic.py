@@ -1,0 +1,61 @@
+"""The requests of an experiment: Poisson-like stages of exact counts, fixed prompts round robin, fixed outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluator.experiments.experiment import Experiment
+
+RETOKENISED = 1.05
+"""Prompt tokens that the server counts over those asked for: random tokens become text and are tokenised again."""
+SPREAD = 0.01
+"""Standard deviation over the mean of the prompts' lengths: where a prompt ends in its last block is chance."""
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """The requests of one seed in order of arrival, each (request,)."""
+
+    arrival_s: np.ndarray
+    stage: np.ndarray
+    prompt_tokens: np.ndarray
+    compute_tokens: np.ndarray  # of the prompt; the rest is cached
+    output_tokens: np.ndarray
+
+
+def requests(experiment: Experiment, seed: int) -> Requests:
+    """The requests of an experiment under a seed; the same seed gives the same gaps whatever the server.
+
+    Every request generates what was asked for: inference-perf sends ``ignore_eos`` by default.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence([seed, 0x636D7061]))
+    workload, start = experiment.workload, 0.0
+    arrivals, stages = [], []
+    for stage in workload.stages:
+        gaps = rng.exponential(size=stage.requests)
+        arrivals.append(start + np.cumsum(gaps) * (stage.duration_s / gaps.sum()))
+        stages.append(np.full(stage.requests, stage.index))
+        start += stage.duration_s
+    count = sum(map(len, arrivals))
+    prompt, compute = _prompts(experiment, rng, count)
+    output = np.full(count, workload.output_tokens)
+    return Requests(np.concatenate(arrivals), np.concatenate(stages), prompt, compute, output)
+
+
+def _prompts(experiment: Experiment, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prompt tokens and those to compute. With prefix caching whole blocks of what was sent before are there, but one
+    token at least is computed; in the first cycle only the system prompt of the group may be known."""
+    workload, block = experiment.workload, experiment.block_tokens
+    fixed = workload.groups * workload.prompts_per_group
+    nominal = RETOKENISED * (workload.system_tokens + workload.question_tokens)
+    lengths = np.maximum(1, np.rint(nominal * (1 + SPREAD * rng.standard_normal(fixed)))).astype(np.int64)
+    number = np.arange(count)
+    prompt = lengths[number % fixed]
+    if not experiment.prefix_caching:
+        return prompt, prompt
+    first_of_group = number % workload.prompts_per_group == 0
+    system = np.where(first_of_group, 0, int(RETOKENISED * workload.system_tokens))
+    known = np.where(number < fixed, np.minimum(system, prompt - 1), prompt - 1)
+    return prompt, prompt - known // block * block

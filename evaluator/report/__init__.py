@@ -1,0 +1,1 @@
+"""The dataset as people read it: ranked tables and pictures."""

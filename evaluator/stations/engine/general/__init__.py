@@ -1,6 +1,0 @@
-"""The engine's program for queues in any order."""
-
-from evaluator.stations.engine.general.lane import GENERAL_POLICIES, GeneralLane, GeneralStructure, KvUnits, Rules
-from evaluator.stations.engine.general.program import run_general_lanes
-
-__all__ = ["GENERAL_POLICIES", "GeneralLane", "GeneralStructure", "KvUnits", "Rules", "run_general_lanes"]

@@ -1,0 +1,1 @@
+"""The engine's program for queues in the order of arrival."""
