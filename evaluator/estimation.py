@@ -110,8 +110,8 @@ def estimate(
     """Estimate one replica. InputError where the split is impossible or a number is out of range.
 
     Model, hardware and calibration are names of the catalog, or what its readers return.
-    ``batch`` sequences are in one batch; a pipeline has one batch in flight per stage, each taking the latency through
-    all stages, so throughput counts all of them.
+    ``batch`` sequences are in one batch; a pipeline has one batch in flight per rank, each taking the latency
+    through all ranks, so throughput counts all of them.
     """
     model = load_model(model) if isinstance(model, str) else model
     hardware = load_hardware(hardware) if isinstance(hardware, str) else hardware
@@ -139,12 +139,12 @@ def estimate(
 
 
 def _host_of_every_stage(calibration: Calibration, parallel: Parallel) -> Calibration:
-    """A batch passes the host of every pipeline stage, each a worker process of its own, as in the simulators."""
-    stages = parallel.pipeline
+    """A batch passes the host of every pipeline rank, each a worker process of its own, as in the simulators."""
+    pipeline_ranks = parallel.pipeline
     return replace(
         calibration,
-        step_overhead_s=stages * calibration.step_overhead_s,
-        sequence_overhead_s=stages * calibration.sequence_overhead_s,
+        step_overhead_s=pipeline_ranks * calibration.step_overhead_s,
+        sequence_overhead_s=pipeline_ranks * calibration.sequence_overhead_s,
     )
 
 
@@ -154,7 +154,7 @@ def _load(design: _Design, rate_rps: float, max_sequences: int, max_num_batched_
         rate_rps,
         prompt_tokens=design.prompt_tokens,
         output_tokens=design.output_tokens,
-        stages=design.parallel.pipeline,
+        pipeline_ranks=design.parallel.pipeline,
         max_sequences=max_sequences,
         max_num_batched_tokens=max_num_batched_tokens,
         window=design.window,
@@ -236,7 +236,7 @@ def _range(design: _Design, sequences: int, load: Load | None) -> tuple[str | No
 
 
 def _phase(design: _Design, batch: BatchStatistics) -> Phase:
-    """Time and breakdown of one iteration. MFU and MBU are of all devices, with one batch in flight per stage."""
+    """Time and breakdown of one iteration. MFU and MBU are of all devices, with one batch in flight per rank."""
     time = float(iteration_time(design.parameters, batch))
     compute, memory = ideal_times(design.operators, design.hardware)
     tokens = batch.decodes + batch.prefill_tokens

@@ -93,7 +93,7 @@ def test_windows_and_states(model):
 
 def test_pipeline_counts_a_batch_per_stage():
     one, two = estimated(batch=2), estimated(batch=2, pipeline_parallel=2)
-    host = 256 * (1e-3 + 2 * 1e-5)  # the second stage has a host of its own, in every one of 256 iterations
+    host = 256 * (1e-3 + 2 * 1e-5)  # the second rank has a host of its own, in every one of 256 iterations
     assert two.e2e_s == pytest.approx(one.e2e_s + host, rel=0.01)
     assert two.output_tok_per_s * two.e2e_s == pytest.approx(2 * one.output_tok_per_s * one.e2e_s, rel=1e-9)
 

@@ -131,12 +131,14 @@ def test_preemptions_are_counted_and_swapping_takes_time():
 
 
 def test_replicas_of_a_pipeline_share_the_devices():
-    """Two stages of half the layers: as much useful work, twice the devices, each stage with the host's time."""
-    one, two = (outcomes("token", f"deployment.pipeline_parallel={stages}") for stages in (1, 2))
+    """Two ranks of half the layers: as much useful work, twice the devices, each rank with the host's time."""
+    one, two = (outcomes("token", f"deployment.pipeline_parallel={pipeline_ranks}") for pipeline_ranks in (1, 2))
     assert (one.devices.item(), two.devices.item()) == (1, 2)
     np.testing.assert_allclose(one.flops, two.flops, rtol=1e-6)
     whole = plan(scenario("deployment.pipeline_parallel=2")).members[0].design.ready
-    assert len(whole.stages) == 2 and all(stage.iteration_s >= 1e-3 for stage in whole.stages)
+    assert len(whole.pipeline_ranks) == 2 and all(
+        pipeline_rank.iteration_s >= 1e-3 for pipeline_rank in whole.pipeline_ranks
+    )
 
 
 def test_a_sweep_may_mix_engines():

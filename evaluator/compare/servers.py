@@ -29,7 +29,7 @@ class Server:
     experiment: Experiment
     hardware: str
     calibration: Calibration
-    stages: tuple[IterationCost, ...]  # of the pipeline
+    pipeline_ranks: tuple[IterationCost, ...]  # of the pipeline
     kv: KvLayout
     kv_capacity: int
     warm_up_s: float = 0.0  # before which nothing runs
@@ -87,14 +87,14 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
         if problem is not None:
             raise InputError(problem)
     capacity = memory.kv.capacity_units if experiment.kv_blocks is None else experiment.kv_blocks
-    stages = tuple(
-        iteration_cost(model, hardware, calibration, stored, parallel, stage if depth > 1 else None)
-        for stage in range(depth)
+    pipeline_ranks = tuple(
+        iteration_cost(model, hardware, calibration, stored, parallel, pipeline_rank if depth > 1 else None)
+        for pipeline_rank in range(depth)
     )
     fit = fit_of(calibration, model, stored, parallel)
     experts = any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
     warm_up_s = calibration.warm_up_s if experts else 0.0
-    return Server(experiment, hardware.name, calibration, stages, memory.kv, capacity, warm_up_s, fit)
+    return Server(experiment, hardware.name, calibration, pipeline_ranks, memory.kv, capacity, warm_up_s, fit)
 
 
 def _check_length(experiment: Experiment, model: Model) -> None:

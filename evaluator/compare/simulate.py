@@ -61,21 +61,21 @@ def _run(replica: Server, waiting: EngineRequests, longest_output: int) -> LaneR
     from evaluator.stations.engine import Structure, run_lanes
     from evaluator.stations.engine.any_order import GeneralLane, GeneralStructure, run_general_lanes
 
-    ring, windowed, stages = 256, replica.kv.window is not None, len(replica.stages)
+    ring, windowed, pipeline_ranks = 256, replica.kv.window is not None, len(replica.pipeline_ranks)
     while ring < longest_output + 2:
         ring *= 2
     lane = _lane(replica, len(waiting.arrival_s) - 1)
-    if stages == 1:
+    if pipeline_ranks == 1:
         found = _alone(run_lanes, lane, waiting, Structure(ring, windowed))
         if not replica.experiment.chunked_prefill or found.kv_units_max + waiting.kv_units.max() <= lane.kv_units:
             return found
-    rows = common_counts(replica.stages)
-    costs = tuple(_first(stack([cost], rows)) for cost in replica.stages)
+    rows = common_counts(replica.pipeline_ranks)
+    costs = tuple(_first(stack([cost], rows)) for cost in replica.pipeline_ranks)
     shared, kept = _shared(replica, waiting)
     lane = lane._replace(cost=costs[0], kv_units=lane.kv_units - kept)
     waiting = waiting._replace(kv_units=np.maximum(waiting.kv_units - shared, 0).astype(np.int32))
     general = GeneralLane(lane, costs, _rules(replica), shared)
-    return _alone(run_general_lanes, general, waiting, GeneralStructure(ring, windowed, stages, peaks=False))
+    return _alone(run_general_lanes, general, waiting, GeneralStructure(ring, windowed, pipeline_ranks, peaks=False))
 
 
 def _alone(run: Any, lane: Any, waiting: EngineRequests, structure: Any) -> LaneResult:
@@ -98,7 +98,7 @@ def _lane(replica: Server, count: int) -> Lane:
     limits = replica.experiment
     policy = POLICIES["chunked" if limits.chunked_prefill else "mixed"]
     return Lane(
-        cost=_first(stack([replica.stages[0]])),
+        cost=_first(stack([replica.pipeline_ranks[0]])),
         policy=Policy(*(np.array(flag, dtype=bool) for flag in policy)),
         prompts_resident=np.array(False),
         max_num_seqs=np.float64(limits.max_num_seqs),

@@ -1,4 +1,4 @@
-"""Operators before the first layer, after the last one, and between pipeline stages."""
+"""Operators before the first layer, after the last one, and between pipeline ranks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def last_operators(model: Model, precision: Precision, parallel: Parallel) -> li
 
 
 def stage_link(model: Model, precision: Precision, parallel: Parallel, sender: int) -> list[Operator]:
-    """Hidden state and residual to the next stage: each rank sends its slice, the receivers gather them.
+    """Hidden state and residual to the next rank: each rank sends its slice, the receivers gather them.
 
     Source: vLLM ``GroupCoordinator.send_tensor_dict`` with ``all_gather_group``.
     """

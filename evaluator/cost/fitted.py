@@ -45,10 +45,10 @@ def iteration_cost(
     calibration: Calibration,
     precision: Precision,
     parallel: Parallel,
-    stage: int | None = None,
+    pipeline_rank: int | None = None,
 ) -> IterationCost:
-    """The iteration cost of a replica, or of one of its pipeline stages; ``fitted_problem`` must have found none."""
-    found = operators(model, precision, parallel, stage)
+    """The iteration cost of a replica, or of one of its pipeline ranks; ``fitted_problem`` must have found none."""
+    found = operators(model, precision, parallel, pipeline_rank)
     fit = fit_of(calibration, model, precision, parallel)
     if fit is None:
         cost = fold(found, hardware, calibration)

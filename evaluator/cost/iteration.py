@@ -89,7 +89,7 @@ class AttentionRows(NamedTuple):
 
 
 class CostParameters(NamedTuple):
-    """The iteration cost of one pipeline stage of one replica, everything already in seconds (``fold`` makes it).
+    """The iteration cost of one pipeline rank of one replica, everything already in seconds (``fold`` makes it).
 
     The scalar fields are (*lanes). They hold every term without a knee: host overhead, launches, collectives,
     elementwise work, and decode attention, both sides of whose roofline are proportional to the context. How fast it

@@ -19,7 +19,7 @@ Group = Literal[
 
 @dataclass(frozen=True)
 class Operator:
-    """One kind of kernel (or collective) over all layers of a stage, on one device.
+    """One kind of kernel (or collective) over all layers of a rank, on one device.
 
     In one iteration it does ``flops`` x X, moves ``weight_bytes`` x Y + ``activation_bytes`` x Z to and from memory,
     sends messages of ``message_bytes`` x Z in all, and is started ``launches`` times. Its group says what they are:

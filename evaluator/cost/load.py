@@ -34,17 +34,17 @@ def steady_load(
     *,
     prompt_tokens: int,
     output_tokens: int,
-    stages: int,
+    pipeline_ranks: int,
     max_sequences: int,
     max_num_batched_tokens: int,
     window: int | None,
 ) -> Load:
     """Mean-field fixed point of Little's law on the continuous-batching step.
 
-    In the steady state an iteration admits q prompts on average, decodes n = q (output - 1) sequences and takes
-    T(q) = ``iteration_time`` of that mean batch, so that n = rate (output - 1) T; with one batch in flight per pipeline
-    stage the rate is stages x q / T(q), which grows with q. The q of the wanted rate is read off a grid, up to what
-    fits: ``max_sequences`` in all, ``max_num_batched_tokens`` in an iteration. The rate at that bound is the capacity.
+    In the steady state an iteration admits q prompts on average, decodes n = q (output - 1) sequences and takes T(q) =
+    ``iteration_time`` of that mean batch, so that n = rate (output - 1) T; with one batch in flight per pipeline rank
+    the rate is ranks x q / T(q), which grows with q. The q of the wanted rate is read off a grid, up to what fits:
+    ``max_sequences`` in all, ``max_num_batched_tokens`` in an iteration. The rate at that bound is the capacity.
     As a request sees it, n others decode beside it: tpot = T with n + 1 decodes; ttft = half a step, then a step with
     its whole prompt.
 
@@ -61,8 +61,8 @@ def steady_load(
     if max_sequences < 1:
         return Load(rate_rps, 0.0, 1.0, True, *(float("inf"),) * 5)
     bound = max_num_batched_tokens / (steps + prompt_tokens)
-    admitted = _GRID * (min(bound, max_sequences / stages / steps) if steps else bound)
-    sustained = np.maximum.accumulate(stages * admitted / step(admitted, admitted * steps))
+    admitted = _GRID * (min(bound, max_sequences / pipeline_ranks / steps) if steps else bound)
+    sustained = np.maximum.accumulate(pipeline_ranks * admitted / step(admitted, admitted * steps))
     capacity = float(sustained[-1])
     saturated = rate_rps >= capacity
     prompts = float(np.interp(rate_rps, sustained, admitted))

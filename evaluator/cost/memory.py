@@ -26,7 +26,7 @@ from evaluator.cost.dtypes import BYTES, stream_bytes, weight_dtypes
 from evaluator.cost.ends import vocabulary_shard
 from evaluator.cost.kv import KvUnits, units
 from evaluator.cost.layer_state import conv_channels, kv_bytes, state_bytes
-from evaluator.cost.operators import stage_kinds
+from evaluator.cost.operators import rank_kinds
 from evaluator.cost.parallel import Parallel, parallel_problem
 from evaluator.cost.precision import Precision
 from evaluator.cost.projections import (
@@ -43,23 +43,23 @@ what the KV blocks that vLLM 0.15 reported on H100 leave over for five dense mod
 
 
 @cache
-def stage_parameters(model: Model, parallel: Parallel, stage: int) -> dict[str, float]:
-    """Parameters that one device of a pipeline stage holds, by part: the keys of ``weight_dtypes``.
+def rank_parameters(model: Model, parallel: Parallel, pipeline_rank: int) -> dict[str, float]:
+    """Parameters that one device of a pipeline rank holds, by part: the keys of ``weight_dtypes``.
 
     Norms and biases are under ``router``. What tensor parallelism replicates (norms, router, MLA's down-projections,
     KV heads fewer than ranks) counts in full.
     """
     total: defaultdict[str, float] = defaultdict(float)
-    for kind, count in stage_kinds(model, parallel.pipeline, stage):
+    for kind, count in rank_kinds(model, parallel.pipeline, pipeline_rank):
         for part, parameters in _layer_parameters(model, kind, parallel).items():
             total[part] += parameters * count
     table = vocabulary_shard(model, parallel.tensor) * model.hidden
-    last = stage == parallel.pipeline - 1
-    if stage == 0:
+    last = pipeline_rank == parallel.pipeline - 1
+    if pipeline_rank == 0:
         total["embedding"] += table
     if last:
         total["router"] += model.hidden  # final norm
-        if not (model.tied_embeddings and stage == 0):
+        if not (model.tied_embeddings and pipeline_rank == 0):
             total["embedding" if model.tied_embeddings else "head"] += table
     return dict(total)
 
@@ -103,10 +103,10 @@ def _expert_biases(moe: MoeFeedForward, hidden: int, parallel: Parallel) -> int:
     return moe.bias * (local_experts(moe, parallel) * wide + moe.experts)
 
 
-def weight_bytes(model: Model, precision: Precision, parallel: Parallel, stage: int = 0) -> float:
-    """Bytes of weights on one device of a pipeline stage."""
+def weight_bytes(model: Model, precision: Precision, parallel: Parallel, pipeline_rank: int = 0) -> float:
+    """Bytes of weights on one device of a pipeline rank."""
     dtypes = weight_dtypes(model.checkpoint, precision)
-    return sum(count * BYTES[dtypes[part]] for part, count in stage_parameters(model, parallel, stage).items())
+    return sum(count * BYTES[dtypes[part]] for part, count in rank_parameters(model, parallel, pipeline_rank).items())
 
 
 def model_window(model: Model) -> int | None:
@@ -161,7 +161,7 @@ def _feed_forward_width(model: Model, feed_forward: FeedForward | None, parallel
 
 @dataclass(frozen=True)
 class KvLayout:
-    """What sequences keep on one device of the pipeline stage that has least room, and how much of it there is.
+    """What sequences keep on one device of the pipeline rank that has least room, and how much of it there is.
 
     A unit is ``block_tokens`` tokens in every attention layer (one sequence's state, in a model without KV).
     """
@@ -183,12 +183,12 @@ class KvLayout:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """One device of the pipeline stage that has least room, bytes: what there is and who takes it.
+    """One device of the pipeline rank that has least room, bytes: what there is and who takes it.
 
     ``activation_bytes`` is all that is neither weights nor KV: the activations, and what the engine itself takes.
     """
 
-    stage: int
+    pipeline_rank: int
     usable_bytes: float
     weight_bytes: float
     activation_bytes: float
@@ -210,18 +210,18 @@ def memory_plan(
     usable = memory_fraction * hardware.memory_bytes
     active = RUNTIME_BYTES + activation_bytes(model, precision, parallel, max_num_batched_tokens, max_num_seqs)
     plans = []
-    for stage in range(parallel.pipeline):
-        weights = weight_bytes(model, precision, parallel, stage)
-        layout = _layout(model, precision, parallel, stage, block_tokens, usable - weights - active)
-        plans.append(MemoryPlan(stage, usable, weights, active, layout))
+    for pipeline_rank in range(parallel.pipeline):
+        weights = weight_bytes(model, precision, parallel, pipeline_rank)
+        layout = _layout(model, precision, parallel, pipeline_rank, block_tokens, usable - weights - active)
+        plans.append(MemoryPlan(pipeline_rank, usable, weights, active, layout))
     return min(plans, key=lambda plan: (plan.kv.capacity_units, plan.usable_bytes - plan.weight_bytes))
 
 
 def _layout(
-    model: Model, precision: Precision, parallel: Parallel, stage: int, block_tokens: int, free: float
+    model: Model, precision: Precision, parallel: Parallel, pipeline_rank: int, block_tokens: int, free: float
 ) -> KvLayout:
     full = window = per_sequence = 0.0
-    for kind, count in stage_kinds(model, parallel.pipeline, stage):
+    for kind, count in rank_kinds(model, parallel.pipeline, pipeline_rank):
         size = count * kv_bytes(kind.mixer, precision.kv, parallel.tensor)
         if _windowed(kind.mixer):
             window += size
@@ -256,7 +256,7 @@ def memory_problem(
 ) -> str | None:
     """Why the model does not fit on these devices and what would help; None where it fits and leaves room for KV.
 
-    ``may_pipeline``: whether more pipeline stages are a remedy that the caller can simulate.
+    ``may_pipeline``: whether more pipeline ranks are a remedy that the caller can simulate.
     """
     if plan.kv.capacity_units > 0:
         return None
@@ -281,7 +281,7 @@ def _remedy(
     def fits(split: Parallel) -> bool:
         if parallel_problem(model, hardware, split):
             return False
-        worst = max(weight_bytes(model, precision, split, stage) for stage in range(split.pipeline))
+        worst = max(weight_bytes(model, precision, split, pipeline_rank) for pipeline_rank in range(split.pipeline))
         return worst + plan.activation_bytes < plan.usable_bytes
 
     found = [f"tensor_parallel >= {split.tensor}" for split in wider if fits(split)][:1]

@@ -12,35 +12,37 @@ from evaluator.cost.ends import first_operators, last_operators, stage_link
 from evaluator.cost.feed_forward import feed_forward_operators
 from evaluator.cost.kernel import Operator, merge
 from evaluator.cost.mixers import mixer_operators
-from evaluator.cost.parallel import Parallel, layer_count, stage_layers
+from evaluator.cost.parallel import Parallel, layer_count, rank_layers
 from evaluator.cost.precision import Precision
 
 
 @cache
-def operators(model: Model, precision: Precision, parallel: Parallel, stage: int | None = None) -> tuple[Operator, ...]:
-    """Operators of one device of one pipeline stage, per iteration; ``stage`` None: of all stages, one after another.
+def operators(
+    model: Model, precision: Precision, parallel: Parallel, pipeline_rank: int | None = None
+) -> tuple[Operator, ...]:
+    """Operators of one device of one pipeline rank, per iteration (None: of all ranks in turn).
 
-    The model says how many layers of each kind there are, not in which order: a stage has its share of every kind.
+    The model says how many layers of each kind there are, not in which order: a rank has its share of every kind.
     """
     found: list[Operator] = []
-    if stage in (None, 0):
+    if pipeline_rank in (None, 0):
         found += first_operators(model, precision, parallel)
-    for kind, count in stage_kinds(model, parallel.pipeline, stage):
+    for kind, count in rank_kinds(model, parallel.pipeline, pipeline_rank):
         layer = mixer_operators(model, kind.mixer, precision, parallel)
         layer += feed_forward_operators(model, kind.feed_forward, precision, parallel)
         found += [operator.times(count) for operator in layer]
-    if stage in (None, parallel.pipeline - 1):
+    if pipeline_rank in (None, parallel.pipeline - 1):
         found += last_operators(model, precision, parallel)
-    for sender in range(parallel.pipeline - 1) if stage is None else (stage,):
+    for sender in range(parallel.pipeline - 1) if pipeline_rank is None else (pipeline_rank,):
         if sender < parallel.pipeline - 1:
             found += stage_link(model, precision, parallel, sender)
     return merge(found)
 
 
-def stage_kinds(model: Model, pipeline: int, stage: int | None) -> tuple[tuple[LayerKind, float], ...]:
-    """Layer kinds of a stage with their (possibly fractional) counts; ``stage`` None: of the whole model."""
-    if stage is None or pipeline == 1:
+def rank_kinds(model: Model, pipeline: int, pipeline_rank: int | None) -> tuple[tuple[LayerKind, float], ...]:
+    """Layer kinds of a rank with their (possibly fractional) counts; ``pipeline_rank`` None: of the whole model."""
+    if pipeline_rank is None or pipeline == 1:
         return tuple((kind, float(kind.count)) for kind in model.layers)
     total = layer_count(model)
-    share = stage_layers(total, pipeline)[stage]
+    share = rank_layers(total, pipeline)[pipeline_rank]
     return tuple((kind, kind.count * share / total) for kind in model.layers)

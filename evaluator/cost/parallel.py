@@ -37,10 +37,10 @@ def layer_count(model: Model) -> int:
     return sum(kind.count for kind in model.layers)
 
 
-def stage_layers(layers: int, pipeline: int) -> tuple[int, ...]:
-    """Layers of every pipeline stage: as even as can be, what is left over to the later stages but the last.
+def rank_layers(layers: int, pipeline: int) -> tuple[int, ...]:
+    """Layers of every pipeline rank: as even as can be, what is left over to the later ranks but the last.
 
-    The last stage has the output head. Source: vLLM ``distributed/utils.py::get_pp_indices``.
+    The last rank has the output head. Source: vLLM ``distributed/utils.py::get_pp_indices``.
     """
     counts = [layers // pipeline] * pipeline
     for position in range(layers % pipeline):

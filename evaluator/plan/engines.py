@@ -20,12 +20,12 @@ class Program:
     """Which program of the vectorised engine runs a configuration.
 
     The first keeps its queues in the order of arrival; ``in_any_order`` needs the general one, which takes about three
-    times as long. ``stages`` and ``peaks`` are structure of that one: pipeline stages, admission by the future peak of
-    KV.
+    times as long. ``pipeline_ranks`` and ``peaks`` (admission by the future peak of
+    KV) are structure of that one.
     """
 
     in_any_order: bool = False
-    stages: int = 1
+    pipeline_ranks: int = 1
     peaks: bool = False
 
 
@@ -34,15 +34,15 @@ IN_ORDER = Program()
 
 def program(deployment: Deployment) -> Program:
     """The program for a deployment."""
-    batching, stages = deployment.batching, deployment.pipeline_parallel
+    batching, pipeline_ranks = deployment.batching, deployment.pipeline_parallel
     general = (
-        stages > 1
+        pipeline_ranks > 1
         or batching.policy in ("orca", "lightllm")
         or on_demand(deployment)
         or batching.packing != "fcfs"
         or (batching.long_prefill_token_threshold > 0 and batching.policy in CHUNKING)
     )
-    return Program(True, stages, batching.policy == "lightllm") if general else IN_ORDER
+    return Program(True, pipeline_ranks, batching.policy == "lightllm") if general else IN_ORDER
 
 
 def on_demand(deployment: Deployment) -> bool:

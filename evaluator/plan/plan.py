@@ -144,7 +144,7 @@ def _group(
     while ring < max((member.extremes.output for member in able), default=0) + 2:
         ring *= 2
     designs = {id(member.design): member.design.ready for member in able}  # members share their designs
-    rows = common_counts([cost for ready in designs.values() for cost in ready.stages])
+    rows = common_counts([cost for ready in designs.values() for cost in ready.pipeline_ranks])
     routed = {(d.replicas, d.router): d for d in (grid.points[member.config][1] for member in able)}.values()
     slots = max((_largest_share(deployment, seeds, requests) for deployment in routed), default=1)
     return Group(members, requests, warmup, 1 << max(slots - 1, 1).bit_length(), ring, windowed, rows)

@@ -1,4 +1,4 @@
-"""The pipeline stages of a replica: a batch passes one after the other, a stage works on one batch at a time."""
+"""The pipeline ranks of a replica: a batch passes one after the other, a rank works on one batch at a time."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class Pipeline:
 
     def __init__(self, costs: Sequence[IterationCost]) -> None:
         self.costs: list[IterationCost] = [plain(cost) for cost in costs]
-        self.busy_s = 0.0  # mean over the stages
+        self.busy_s = 0.0  # mean over the ranks
         self._free_s = [0.0] * len(self.costs)
 
     def __len__(self) -> int:
         return len(self.costs)
 
     def enter(self, now: float, batch: BatchStatistics, more_s: float) -> tuple[float, float]:
-        """Send a batch through: when the first stage starts on it, and when the last one is done with it.
+        """Send a batch through: when the first rank starts on it, and when the last one is done with it.
 
-        Every stage takes ``more_s`` longer than the batch's statistics say.
+        Every rank takes ``more_s`` longer than the batch's statistics say.
         """
         start = clock = max(now, self._free_s[0])
-        for stage, cost in enumerate(self.costs):
+        for pipeline_rank, cost in enumerate(self.costs):
             took = iteration_time(cost, batch) + more_s
-            clock = max(clock, self._free_s[stage]) + took
-            self._free_s[stage] = clock
+            clock = max(clock, self._free_s[pipeline_rank]) + took
+            self._free_s[pipeline_rank] = clock
             self.busy_s += took / len(self.costs)
         return start, clock
 

@@ -1,4 +1,4 @@
-"""One replica: puts batches together, sends them through its stages, and hands out the tokens they made."""
+"""One replica: puts batches together, sends them through its ranks, and hands out the tokens they made."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Replica:
         return None
 
     def launch(self, now: float) -> list[Flight]:
-        """Send off batches until there are as many in flight as stages, or nobody is left to take part."""
+        """Send off batches until there are as many in flight as ranks, or nobody is left to take part."""
         self._integrate_kv(now)
         launched = []
         while len(self.flights) < len(self.pipeline):
@@ -287,5 +287,5 @@ class Replica:
 
     @property
     def busy_s(self) -> float:
-        """Time in which the stages worked, averaged over them."""
+        """Time in which the ranks worked, averaged over them."""
         return self.pipeline.busy_s

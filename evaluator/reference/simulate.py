@@ -25,7 +25,7 @@ class Outcome:
 
     @property
     def busy_s(self) -> float:
-        """Time in which replicas worked; for a pipeline the mean over its stages."""
+        """Time in which replicas worked; for a pipeline the mean over its ranks."""
         return math.fsum(replica.busy_s for replica in self.replicas)
 
     @property
@@ -104,7 +104,7 @@ def simulate(
 ) -> Outcome:
     """Serve fresh ``requests`` (in order of arrival) on identical replicas; their times are written into them.
 
-    ``cost``: of the replica, or of each of its pipeline stages; as many batches are in flight as there are stages.
+    ``cost``: of the replica, or of each of its pipeline ranks; as many batches are in flight as ranks.
     ``users``: closed loop; the first ``users`` requests are sent at time 0 and one more whenever one finishes; arrivals
     are set then. ``window``: tokens, for models with sliding-window layers. ``seed`` is that of the random router.
     ``tokens`` records the time of every token and simulates every iteration from its sequences; else runs of alike

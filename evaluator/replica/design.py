@@ -31,21 +31,21 @@ CHUNKED_TOKENS = 2048
 class Replica:
     """A replica that can run: its iteration cost, its KV cache, and its work in seconds at the peaks.
 
-    Every pipeline stage pays the host's overheads of an iteration once: each has a worker process that prepares the
+    Every pipeline rank pays the host's overheads of an iteration once: each has a worker process that prepares the
     inputs and launches the kernels of its own layers (vLLM), and takes up its next batch only after that.
     """
 
-    stages: tuple[IterationCost, ...]  # of a pipeline, each with the host's time of its own worker
+    pipeline_ranks: tuple[IterationCost, ...]  # of a pipeline, each with the host's time of its own worker
     kv: KvLayout
-    compute: IdealTime  # at peak FLOP/s: for MFU; summed over the stages
+    compute: IdealTime  # at peak FLOP/s: for MFU; summed over the ranks
     memory: IdealTime  # at full bandwidth: for MBU
     weight_bytes: float  # per device
     fit: Iterations | None = None  # where the cost was fitted to measured iterations, which have a range
 
     @property
     def cost(self) -> IterationCost:
-        """The iteration cost of the first pipeline stage: of the replica, where there is one."""
-        return self.stages[0]
+        """The iteration cost of the first pipeline rank: of the replica, where there is one."""
+        return self.pipeline_ranks[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,8 +160,10 @@ def _times(
 ) -> dict[str, Any]:
     """The fields of a replica that are times."""
     compute, bytes_moved = ideal_times(operators(model, precision, parallel), hardware)
-    stages = tuple(
-        iteration_cost(model, hardware, calibration, precision, parallel, stage if parallel.pipeline > 1 else None)
-        for stage in range(parallel.pipeline)
+    pipeline_ranks = tuple(
+        iteration_cost(
+            model, hardware, calibration, precision, parallel, pipeline_rank if parallel.pipeline > 1 else None
+        )
+        for pipeline_rank in range(parallel.pipeline)
     )
-    return {"stages": stages, "compute": compute, "memory": bytes_moved}
+    return {"pipeline_ranks": pipeline_ranks, "compute": compute, "memory": bytes_moved}

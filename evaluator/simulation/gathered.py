@@ -120,7 +120,7 @@ def _as_clients_see(members: list[Member], gathered: Gathered, output: np.ndarra
 def _use(plan: Plan, members: list[Member], gathered: Gathered, makespan: np.ndarray) -> dict[str, np.ndarray]:
     """Useful FLOPs and bytes, mean and largest fraction of the KV cache: (config, seed).
 
-    The ideal times are sums over the pipeline stages, so they are worth the peaks of one stage's devices.
+    The ideal times are sums over the pipeline ranks, so they are worth the peaks of one rank's devices.
     """
     use = {name: np.zeros_like(makespan) for name in ("flops", "bytes", "kv_used_mean", "kv_used_max")}
     for position, member in enumerate(members):
@@ -128,7 +128,7 @@ def _use(plan: Plan, members: list[Member], gathered: Gathered, makespan: np.nda
             continue
         workload, deployment, _ = plan.grid.points[member.config]
         replica, hardware = member.design.ready, member.design.hardware
-        devices = member.design.devices / len(replica.stages)
+        devices = member.design.devices / len(replica.pipeline_ranks)
         for seed, number in enumerate(plan.seeds):
             at = position, seed
             demand = plan.traffics.demand(workload, number, deployment.role)

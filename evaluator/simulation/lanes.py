@@ -52,7 +52,7 @@ def _program(group: Group) -> Callable[[Lane | GeneralLane, Requests], LaneResul
     which = group.program
     if not which.in_any_order:
         return partial(run_lanes, structure=Structure(group.ring, group.windowed), vectorise=vectorise)
-    structure = GeneralStructure(group.ring, group.windowed, which.stages, which.peaks)
+    structure = GeneralStructure(group.ring, group.windowed, which.pipeline_ranks, which.peaks)
     return partial(run_general_lanes, structure=structure, vectorise=vectorise)
 
 
@@ -82,7 +82,7 @@ def _lanes(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -
     served_by = [members[slot.position] for slot in slots]
     kvs = [member.design.ready.kv for member in served_by]
     policies = [GENERAL_POLICIES[deployment.batching.policy] for deployment in deployments]
-    costs = [_costs(group, served_by, stage) for stage in range(group.program.stages)]
+    costs = [_costs(group, served_by, pipeline_rank) for pipeline_rank in range(group.program.pipeline_ranks)]
     budgets = [
         np.inf if deployment.batching.policy == "orca" else member.max_num_batched_tokens
         for deployment, member in zip(deployments, served_by, strict=True)
@@ -121,6 +121,6 @@ def _rules(deployments: list[Deployment], kvs: list[KvLayout]) -> Rules:
     )
 
 
-def _costs(group: Group, members: list[Member], stage: int) -> IterationCost:
-    stacked = stack([member.design.ready.stages[stage] for member in members], group.rows)
+def _costs(group: Group, members: list[Member], pipeline_rank: int) -> IterationCost:
+    stacked = stack([member.design.ready.pipeline_ranks[pipeline_rank] for member in members], group.rows)
     return jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), stacked)

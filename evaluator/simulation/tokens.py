@@ -61,7 +61,7 @@ def _serve(
             observe(slot, iteration)
 
     outcome = simulate(
-        replica.stages,
+        replica.pipeline_ranks,
         deployment.batching.policy,
         limits_of(deployment, member, slot.load),
         requests,

@@ -37,7 +37,7 @@ GENERAL: dict[str, dict[str, Any]] = {
     "at most 512 tokens of a prompt": {"share": 512.0},
     "orca": {"policy": "orca"},
     "lightllm": {"policy": "lightllm"},
-    "two pipeline stages": {"stages": 2},
+    "two pipeline ranks": {"pipeline_ranks": 2},
 }
 REFERENCE_LANES = (0, 511, 1023)  # the least, middle and most load
 
@@ -122,7 +122,7 @@ def general_input(
     policy: str = "chunked",
     on_demand: bool = False,
     kv: float = 1.0,
-    stages: int = 1,
+    pipeline_ranks: int = 1,
     share: float = np.inf,
     least_work: bool = False,
 ) -> tuple[GeneralLane, Requests, GeneralStructure]:
@@ -151,9 +151,9 @@ def general_input(
         kv_units=np.floor(lanes.kv_units * kv),
         max_num_batched_tokens=full(np.inf if policy == "orca" else 8192 if lightllm else given.max_num_batched_tokens),
     )
-    general = GeneralStructure(structure.ring, structure.windowed, stages, lightllm)
+    general = GeneralStructure(structure.ring, structure.windowed, pipeline_ranks, lightllm)
     shared = np.zeros_like(requests.kv_units)
-    return GeneralLane(lanes, (lanes.cost,) * stages, rules, shared), requests, general
+    return GeneralLane(lanes, (lanes.cost,) * pipeline_ranks, rules, shared), requests, general
 
 
 def _against_reference(given: Work, main: Best) -> Iterator[Row]:

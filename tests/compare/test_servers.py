@@ -53,8 +53,8 @@ def test_experts_may_be_dealt_out_whole(campaign):
         entry(name, "mistralai/Mixtral-8x7B-v0.1", tensor=2, enable_expert_parallel=name == "b") for name in "ab"
     ]
     cut, whole = read_experiments(*campaign(entries, [row("a", 0)]))
-    assert server(cut, "datasheet").stages[0].expert_rows.weight == pytest.approx(
-        server(whole, "datasheet").stages[0].expert_rows.weight
+    assert server(cut, "datasheet").pipeline_ranks[0].expert_rows.weight == pytest.approx(
+        server(whole, "datasheet").pipeline_ranks[0].expert_rows.weight
     )
     assert (cut.expert_parallel, whole.expert_parallel) == (False, True)
 

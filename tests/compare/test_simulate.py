@@ -34,7 +34,7 @@ def test_kv_is_taken_on_demand(campaign, rate, more, preempts):
     )  # fmt: skip
     rows = enumerate(zip(*map(np.ndarray.tolist, columns), strict=True))
     served = [Request(number, *one, shared_units=int(shared[number])) for number, one in rows]
-    expected = simulate(replica.stages, "chunked", limits, served)
+    expected = simulate(replica.pipeline_ranks, "chunked", limits, served)
     assert (expected.preemptions > 0) == preempts
     times = simulate_server(replica, load)
     e2e_s = [request.last_token_s - request.arrival_s for request in served]

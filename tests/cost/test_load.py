@@ -15,7 +15,12 @@ PARAMETERS = fold(operators(LLAMA_8B, Precision(), Parallel()), H100, calibratio
 
 def load(rate, **changes):
     given = dict(
-        prompt_tokens=1000, output_tokens=200, stages=1, max_sequences=256, max_num_batched_tokens=2048, window=None
+        prompt_tokens=1000,
+        output_tokens=200,
+        pipeline_ranks=1,
+        max_sequences=256,
+        max_num_batched_tokens=2048,
+        window=None,
     )
     return steady_load(PARAMETERS, rate, **(given | changes))
 

@@ -74,7 +74,7 @@ def test_weights_by_part():
 @pytest.mark.parametrize("tensor", [2, 8])
 def test_shards_hold_no_less_than_the_model(model, tensor, pipeline):
     parallel = Parallel(tensor, pipeline)
-    held = tensor * sum(weight_bytes(model, BF16, parallel, stage) for stage in range(pipeline))
+    held = tensor * sum(weight_bytes(model, BF16, parallel, pipeline_rank) for pipeline_rank in range(pipeline))
     assert 1.0 <= held / weight_bytes(model, BF16, Parallel()) < 1.2
 
 
@@ -86,7 +86,7 @@ def test_tied_embeddings_are_held_once_but_in_two_stages_twice():
     tied = replace(LLAMA_8B, tied_embeddings=True)
     table = 2 * 128256 * 4096
     assert weight_bytes(LLAMA_8B, BF16, Parallel()) - weight_bytes(tied, BF16, Parallel()) == table
-    both = sum(weight_bytes(tied, BF16, Parallel(1, 2), stage) for stage in range(2))
+    both = sum(weight_bytes(tied, BF16, Parallel(1, 2), pipeline_rank) for pipeline_rank in range(2))
     assert both == pytest.approx(weight_bytes(LLAMA_8B, BF16, Parallel()))
 
 
@@ -162,7 +162,7 @@ def test_the_blocks_that_vllm_reports(data_folder):
 
 def test_the_fullest_stage_limits():
     plan = memory_plan(LLAMA_70B, H100, BF16, Parallel(4, 3))
-    assert plan.stage == 0  # 27, 27 and 26 layers, and the first stage has the embedding
+    assert plan.pipeline_rank == 0  # 27, 27 and 26 layers, and the first rank has the embedding
     assert isinstance(plan.kv, KvLayout)
 
 

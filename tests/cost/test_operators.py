@@ -8,7 +8,7 @@ from evaluator.catalog import parameters_by_part
 from evaluator.cost import Parallel, operators
 from evaluator.cost.batch import prefill_batch
 from evaluator.cost.breakdown import group_statistics
-from evaluator.cost.memory import stage_parameters
+from evaluator.cost.memory import rank_parameters
 from evaluator.cost.precision import Precision
 from tests.cost.fixtures import (
     ALL_MODELS,
@@ -51,7 +51,7 @@ def test_llama_8b_weights_are_read_once():
 def test_matrices_hold_the_parameters_of_the_catalog(model):
     """The operators' weights are all that the catalog counts but norms, biases, convolutions and the input table."""
     parts = parameters_by_part(model)
-    held = sum(stage_parameters(model, Parallel(), 0).values())
+    held = sum(rank_parameters(model, Parallel(), 0).values())
     assert held == sum(parts.values())
     read = sum(operator.flops for operator in operators(model, BF16, Parallel()) if operator.group == "tokens") / 2
     assert read == pytest.approx(parts["attention"] + parts["feed_forward"], rel=1e-3)
@@ -150,14 +150,14 @@ def test_windowed_layers_are_apart():
 def test_stages_add_up_to_the_whole(model, pipeline):
     parallel = Parallel(2, pipeline)
     whole = operators(model, Precision(), parallel)
-    stages = [operators(model, Precision(), parallel, stage) for stage in range(pipeline)]
+    pipeline_ranks = [operators(model, Precision(), parallel, pipeline_rank) for pipeline_rank in range(pipeline)]
     for field in ("flops", "weight_bytes", "activation_bytes", "message_bytes", "launches"):
         total = sum(getattr(operator, field) for operator in whole)
-        summed = sum(getattr(operator, field) for stage in stages for operator in stage)
+        summed = sum(getattr(operator, field) for pipeline_rank in pipeline_ranks for operator in pipeline_rank)
         assert summed == pytest.approx(total, rel=1e-12)
-    assert "head" in named(stages[-1]) and "head" not in named(stages[0])
-    assert "embedding" in named(stages[0]) and "embedding" not in named(stages[-1])
-    assert "pipeline.send" not in named(stages[-1])
+    assert "head" in named(pipeline_ranks[-1]) and "head" not in named(pipeline_ranks[0])
+    assert "embedding" in named(pipeline_ranks[0]) and "embedding" not in named(pipeline_ranks[-1])
+    assert "pipeline.send" not in named(pipeline_ranks[-1])
 
 
 def test_pipeline_without_stages_is_the_whole_model():

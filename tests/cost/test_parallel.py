@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from evaluator.catalog.model import DenseFeedForward, LayerKind, SoftmaxAttention
-from evaluator.cost.parallel import Parallel, parallel_problem, stage_layers
+from evaluator.cost.parallel import Parallel, parallel_problem, rank_layers
 from tests.cost.fixtures import DEEPSEEK_V3, GPT_OSS_20B, H100, LLAMA_8B, LLAMA_70B, NEMOTRON_H, QWEN3_235B, QWEN3_NEXT
 
 
@@ -53,4 +53,4 @@ def test_possible_splits():
     [(80, 4, (20,) * 4), (61, 4, (15, 15, 16, 15)), (62, 4, (15, 16, 16, 15)), (63, 4, (16, 16, 16, 15)), (5, 1, (5,))],
 )
 def test_stages_are_those_of_vllm(layers, pipeline, expected):
-    assert stage_layers(layers, pipeline) == expected
+    assert rank_layers(layers, pipeline) == expected

@@ -138,7 +138,7 @@ IN_ANY_ORDER: list[tuple[dict[str, Any], Program]] = [
     ({"deployment__batching": "{policy: sarathi, long_prefill_token_threshold: 9}"}, Program(True)),
     ({"deployment__batching__packing": "least_work_left"}, Program(True)),
     ({"deployment__kv__admission": "on_demand"}, Program(True)),
-    ({"deployment__pipeline_parallel": 2}, Program(True, stages=2)),
+    ({"deployment__pipeline_parallel": 2}, Program(True, pipeline_ranks=2)),
     (
         {"deployment__batching__policy": "lightllm", "deployment__kv__block_tokens": 1},
         Program(True, peaks=True),

@@ -32,14 +32,17 @@ from tests.stations.general import (
 )
 
 QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-KINDS = {stages: Kind(windowed=True, experts=True, stages=stages, peaks=stages == 1) for stages in (1, 2)}
+KINDS = {
+    pipeline_ranks: Kind(windowed=True, experts=True, pipeline_ranks=pipeline_ranks, peaks=pipeline_ranks == 1)
+    for pipeline_ranks in (1, 2)
+}
 
 
 @st.composite
 def general_cases(draw: st.DrawFn) -> GeneralCase:
     """The cases of the other program under any policy, KV on demand or reserved, from barely enough of it on."""
-    case, stages = draw(cases()), draw(st.sampled_from(list(KINDS)))
-    policy = draw(st.sampled_from([*POLICIES, "lightllm"] if stages == 1 else POLICIES))
+    case, pipeline_ranks = draw(cases()), draw(st.sampled_from(list(KINDS)))
+    policy = draw(st.sampled_from([*POLICIES, "lightllm"] if pipeline_ranks == 1 else POLICIES))
     on_demand = policy == "lightllm" or (policy not in ("static", "orca") and draw(st.booleans()))
     block = 1 if policy == "lightllm" else draw(st.sampled_from([1, 3, 16]))
     units = -(-(case.prompt_tokens + case.output_tokens - 1 + case.resident) // block)
@@ -54,7 +57,9 @@ def general_cases(draw: st.DrawFn) -> GeneralCase:
     )  # fmt: skip
     watermark = draw(st.integers(0, limits.kv_units - int(units.max()))) if on_demand else 0
     limits = replace(limits, watermark_units=watermark)
-    more = (random_cost(np.random.default_rng(number), experts=True, windowed=True) for number in range(1, stages))
+    more = (
+        random_cost(np.random.default_rng(number), experts=True, windowed=True) for number in range(1, pipeline_ranks)
+    )
     return GeneralCase(replace(case, policy=policy, limits=limits, kv_units=units), (case.cost, *more), 0 * units)
 
 
@@ -90,7 +95,7 @@ def test_causes_come_first_and_nothing_is_lost(given):
     if case.limits.admission == "reserve":
         held_s = result.last_token_s - result.scheduled_s
         assert result.preemptions == 0
-        if len(given.costs) == 1:  # in a pipeline KV is taken when a batch is put together, before its first stage
+        if len(given.costs) == 1:  # in a pipeline KV is taken when a batch is put together, before its first rank
             assert result.kv_unit_s == pytest.approx((case.kv_units * held_s).sum(), rel=TOLERANCE)
 
 
@@ -116,10 +121,10 @@ def test_nobody_rests_while_there_is_work(given):
     assert result.busy_s == pytest.approx(result.last_token_s.max(), rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("stages", KINDS)
-def test_the_same_input_gives_the_same_result_to_the_bit(stages):
-    drawn = [random_general_case(seed, KINDS[stages]) for seed in range(8)]
-    runs = (run_general(drawn, KINDS[stages]) for _ in range(2))
+@pytest.mark.parametrize("pipeline_ranks", KINDS)
+def test_the_same_input_gives_the_same_result_to_the_bit(pipeline_ranks):
+    drawn = [random_general_case(seed, KINDS[pipeline_ranks]) for seed in range(8)]
+    runs = (run_general(drawn, KINDS[pipeline_ranks]) for _ in range(2))
     for one, other in zip(*runs, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one, other)
 

@@ -99,7 +99,7 @@ class Scenario:
 def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
     """Any combination of what the reference can do, from an idle replica to one in permanent want of KV.
 
-    ``fixed``: policy, admission, stages, replicas, prefix_caching or preemption.
+    ``fixed``: policy, admission, pipeline_ranks, replicas, prefix_caching or preemption.
     """
     rng = np.random.default_rng(seed)
 
@@ -124,7 +124,7 @@ def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
     units = np.vectorize(half_windowed)(units) if hybrid else units
     content = [tuple(rng.integers(0, 2, 3).tolist()) for _ in range(requests)]
     columns = (*(column.tolist() for column in (arrival, compute, prompt, output, units)), content)
-    stages = pick("stages", 1, 1, 1, 2, 3)
+    pipeline_ranks = pick("pipeline_ranks", 1, 1, 1, 2, 3)
     capacity = int(units.max() * rng.uniform(1, rng.choice([1.5, 6])))
     limits = Limits(
         max_num_seqs=int(rng.integers(1, min(40, tokens) + 1)),
@@ -142,7 +142,10 @@ def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
         prefix_caching=prefix_caching,
         max_wait_iterations=int(rng.integers(1, 12)),
     )
-    cost = [random_cost(rng, experts=rng.random() < 0.5, windowed=windowed, scale=1 / stages) for _ in range(stages)]
+    cost = [
+        random_cost(rng, experts=rng.random() < 0.5, windowed=windowed, scale=1 / pipeline_ranks)
+        for _ in range(pipeline_ranks)
+    ]
     return Scenario(
         cost,
         policy,

@@ -11,8 +11,8 @@ COUNTS = ("replica", "generated", "preemptions", "hit_tokens")
 KINDS = {
     "any": {},
     "preempting": {"admission": "on_demand", "prefix_caching": False},
-    "swapping": {"admission": "on_demand", "prefix_caching": False, "preemption": "swap", "stages": 1},
-    "prefixes": {"prefix_caching": True, "stages": 1},
+    "swapping": {"admission": "on_demand", "prefix_caching": False, "preemption": "swap", "pipeline_ranks": 1},
+    "prefixes": {"prefix_caching": True, "pipeline_ranks": 1},
     "routed": {"replicas": 3},
 }
 

@@ -1,4 +1,4 @@
-"""Batches in flight in a pipeline, worked out by hand: two stages of one second each."""
+"""Batches in flight in a pipeline, worked out by hand: two ranks of one second each."""
 
 from evaluator.reference import Limits, simulate
 from tests.reference.build import SECOND, linear_cost, log_of, request
@@ -16,7 +16,7 @@ def test_as_many_batches_are_in_flight_as_stages():
     log = log_of(TWO, "chunked", LIMITS, requests)
     assert spans(log) == [
         (0.0, 2.0, ((0, 2),), ()),
-        (1.0, 3.0, ((1, 2),), ()),  # put together at 0.5 s, while the first stage was busy: without request 2
+        (1.0, 3.0, ((1, 2),), ()),  # put together at 0.5 s, while the first rank was busy: without request 2
         (2.0, 4.0, ((2, 2),), (0,)),
         (3.0, 5.0, (), (1,)),
         (4.0, 6.0, (), (0,)),
@@ -38,9 +38,9 @@ def test_chunks_of_a_prompt_follow_each_other_through_the_stages():
 
 
 def test_a_slow_stage_holds_up_those_behind():
-    stages = [SECOND, linear_cost(0.0, 1.0), SECOND]
+    pipeline_ranks = [SECOND, linear_cost(0.0, 1.0), SECOND]
     requests = [request(0, 0.0, 5, 1), request(1, 0.1, 2, 1)]
-    log = log_of(stages, "continuous", LIMITS, requests)
+    log = log_of(pipeline_ranks, "continuous", LIMITS, requests)
     assert [(each.start_s, each.end_s) for each in log] == [(0.0, 7.0), (1.0, 9.0)]
 
 

@@ -67,7 +67,7 @@ def test_more_replicas_than_requests():
 
 
 def test_replicas_by_themselves_serve_their_share_as_one_would():
-    scenario = random_scenario(5, replicas=3, router="round_robin", stages=1)
+    scenario = random_scenario(5, replicas=3, router="round_robin", pipeline_ranks=1)
     scenario.options["users"] = None
     together = scenario.run()
     for replica in range(3):

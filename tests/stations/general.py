@@ -35,17 +35,17 @@ class Kind:
 
     windowed: bool = False
     experts: bool = False
-    stages: int = 1
+    pipeline_ranks: int = 1
     peaks: bool = False
 
     @property
     def structure(self) -> GeneralStructure:
-        return GeneralStructure(RING, self.windowed, self.stages, self.peaks)
+        return GeneralStructure(RING, self.windowed, self.pipeline_ranks, self.peaks)
 
 
 @dataclass(frozen=True, eq=False)
 class GeneralCase:
-    """A case with the cost of every pipeline stage and, where a KV unit is more than a block, its KV layout."""
+    """A case with the cost of every pipeline rank and, where a KV unit is more than a block, its KV layout."""
 
     case: Case
     costs: tuple[IterationCost, ...]
@@ -69,7 +69,7 @@ def random_layout(rng: np.random.Generator, block: int) -> KvLayout:
 
 def random_general_case(seed: int, kind: Kind) -> GeneralCase:
     """A random case with any policy, KV reserved or on demand, watermark, packing, and shares of long prompts."""
-    rng = np.random.default_rng([seed, kind.windowed, kind.experts, kind.stages, kind.peaks])
+    rng = np.random.default_rng([seed, kind.windowed, kind.experts, kind.pipeline_ranks, kind.peaks])
     case = random_case(seed, kind.experts, kind.windowed)
     policy = "lightllm" if kind.peaks and rng.random() < 0.5 else str(rng.choice(POLICIES))
     on_demand = policy == "lightllm" or (policy not in ("static", "orca") and rng.random() < 0.7)
@@ -91,7 +91,7 @@ def random_general_case(seed: int, kind: Kind) -> GeneralCase:
         long_prefill_token_threshold=int(rng.choice([0, 1, 7, 50])) if policy in CHUNKING else 0,
         packing=str(rng.choice(["fcfs", "least_work_left"])), max_wait_iterations=int(rng.integers(1, 12)),
     )  # fmt: skip
-    more = (random_cost(rng, experts=kind.experts, windowed=kind.windowed) for _ in range(kind.stages - 1))
+    more = (random_cost(rng, experts=kind.experts, windowed=kind.windowed) for _ in range(kind.pipeline_ranks - 1))
     shares = on_demand and layout is None and policy != "lightllm" and rng.random() < 0.3
     shared = (case.prompt_tokens - case.compute_tokens) // block * shares
     drawn = replace(case, policy=policy, limits=limits, kv_units=units - shared)

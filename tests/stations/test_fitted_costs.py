@@ -77,11 +77,15 @@ def test_the_largest_quantities_are_those_of_the_plain_loop(pairs):
 
 
 @pytest.mark.parametrize("draw", COSTS)
-@pytest.mark.parametrize("kind", [Kind(peaks=True), Kind(stages=2)], ids=["one stage", "two stages"])
+@pytest.mark.parametrize(
+    "kind", [Kind(peaks=True), Kind(pipeline_ranks=2)], ids=["one pipeline_rank", "two pipeline_ranks"]
+)
 def test_the_general_program_equals_the_plain_loop(kind, draw):
     cases = []
     for seed, given in enumerate(general_cases(kind, 20)):
-        costs = tuple(draw(np.random.default_rng([seed, stage])) for stage in range(kind.stages))
+        costs = tuple(
+            draw(np.random.default_rng([seed, pipeline_rank])) for pipeline_rank in range(kind.pipeline_ranks)
+        )
         cases.append(replace(given, case=replace(given.case, cost=costs[0]), costs=costs))
     for given, result in zip(cases, run_general(cases, kind, padding=1), strict=True):
         expected = run_tokens(given)
@@ -89,7 +93,7 @@ def test_the_general_program_equals_the_plain_loop(kind, draw):
         np.testing.assert_allclose(result.busy_s, expected.busy_s, rtol=TOLERANCE, err_msg=str(given.case))
         assert (result.iterations, result.kv_units_max) == (expected.iterations, expected.kv_units_max), given.case
         assert result.preemptions == expected.preemptions, given.case
-        if kind.stages == 1:  # fitted costs are of whole iterations: no run needs the peaks of a stage
+        if kind.pipeline_ranks == 1:  # fitted costs are of whole iterations: no run needs the peaks of a rank
             np.testing.assert_allclose(result.peaks, expected.peaks, rtol=1e-12, err_msg=str(given.case))
 
 

@@ -16,8 +16,8 @@ CASES = 150
 KINDS = {
     "all policies": Kind(peaks=True),
     "windows and experts": Kind(windowed=True, experts=True),
-    "two stages": Kind(stages=2),
-    "three stages, windows, experts": Kind(windowed=True, experts=True, stages=3),
+    "two pipeline_ranks": Kind(pipeline_ranks=2),
+    "three pipeline_ranks, windows, experts": Kind(windowed=True, experts=True, pipeline_ranks=3),
 }
 
 

@@ -155,7 +155,9 @@ def _grows(given: GeneralLane, step: Array, last: Array, attends: Array, on: Arr
 
 
 def _mark(structure: GeneralStructure, events: Array, step: Array, on: Array) -> Array:
-    return mark(events, step % structure.ring, on) if structure.stages == 1 else events  # only leaps look at events
+    return (
+        mark(events, step % structure.ring, on) if structure.pipeline_ranks == 1 else events
+    )  # only leaps look at events
 
 
 def _cell(structure: GeneralStructure, g: Array, step: Array, on: Array) -> Array:

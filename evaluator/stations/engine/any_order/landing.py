@@ -32,7 +32,7 @@ def land(given: GeneralLane, requests: Requests, structure: GeneralStructure, st
     weight = jnp.where(load(state.sequences.first_token_s, given.lane.measured_from) < jnp.inf, 1.0, 0.0)
     state = _enter_gaps(state, landing, weight)
     state = _take_steps(given, requests, structure, state, landing)
-    if structure.stages > 1:
+    if structure.pipeline_ranks > 1:
         state = _come_to_rest(given, requests, structure, state, landing)
     return _complete_prompts(given, requests, structure, state, landing, weight)
 
@@ -111,7 +111,7 @@ def _take_steps(
     rings = state.rings
     kept = jnp.where(landing.steps > 0, last, load(rings.leaving, cell))
     rings = rings._replace(leaving=write(rings.leaving, cell, kept))
-    if structure.stages == 1:
+    if structure.pipeline_ranks == 1:
         rings = rings._replace(events=unmark(rings.events, slot))
     return state._replace(rings=rings)
 
@@ -123,7 +123,7 @@ def _come_to_rest(
     moved, here = landing.group, state.at_rest
     lands = landing.steps > 0
     empty = read(state.groups.decodes, here) == 0
-    slot = state.landed % structure.stages
+    slot = state.landed % structure.pipeline_ranks
     swap = lands & empty
     state = state._replace(
         at_rest=jnp.where(swap, moved, here),

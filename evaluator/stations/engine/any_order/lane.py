@@ -33,13 +33,13 @@ class Rules(NamedTuple):
 
 
 class GeneralLane(NamedTuple):
-    """One replica. ``stages``: the cost of each pipeline stage; that of ``lane`` is not used.
+    """One replica. ``pipeline_ranks``: the cost of each pipeline rank; that of ``lane`` is not used.
 
     ``kv_units`` of requests and lane are without what is shared.
     """
 
     lane: Lane
-    stages: tuple[IterationCost, ...]
+    pipeline_ranks: tuple[IterationCost, ...]
     rules: Rules
     shared_units: Array  # (request + 1,) int32, on_demand: units of a request's prefix that stay and are not counted
 
@@ -49,5 +49,5 @@ class GeneralStructure(NamedTuple):
 
     ring: int  # steps in the rings, a power of two above the longest output
     windowed: bool  # the model has sliding-window layers
-    stages: int  # pipeline stages, and batches in flight
-    peaks: bool  # some lane admits by its future peak (LightLLM); with one stage only
+    pipeline_ranks: int  # pipeline ranks, and batches in flight
+    peaks: bool  # some lane admits by its future peak (LightLLM); with one rank only

@@ -99,7 +99,7 @@ def newest_at_rest(structure: GeneralStructure, state: State) -> Array:
     Without a pipeline nobody is in flight when a batch is put together, but those who are in it already, and they were
     admitted before whoever still needs KV.
     """
-    if structure.stages == 1:
+    if structure.pipeline_ranks == 1:
         return state.running.newest()
     sequences = state.sequences
 

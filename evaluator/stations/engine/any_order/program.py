@@ -61,7 +61,7 @@ def _sent(given: GeneralLane, state: State) -> Sent:
 
 
 def _experts(given: GeneralLane, sums: BatchStatistics) -> Array:
-    return jnp.asarray(share_touched(given.stages[0], sums.decodes + sums.prefill_tokens))
+    return jnp.asarray(share_touched(given.pipeline_ranks[0], sums.decodes + sums.prefill_tokens))
 
 
 # -- without a pipeline
@@ -79,7 +79,7 @@ class Leap(NamedTuple):
 
 def _leap(given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, sent: Sent) -> Leap:
     """How many iterations are the same but for contexts that grow, and what they take of time and KV."""
-    cost, groups, batch, rules = given.stages[0], state.groups, state.batch, given.rules
+    cost, groups, batch, rules = given.pipeline_ranks[0], state.groups, state.batch, given.rules
     first_s = iteration_time(cost, sent.sums)
     slope_s = jnp.where(sent.decodes, decode_growth(cost, sent.sums, groups.growing[0]), 0.0)
     arrival_s = next_arrival(given, requests, state.waiting)
@@ -138,7 +138,7 @@ def _trip(given: GeneralLane, requests: Requests, structure: GeneralStructure, s
         busy_s=state.busy_s + took_s,
         iterations=state.iterations + count,
         experts_touched=state.experts_touched + count * _experts(given, sent.sums),
-        peaks=raised(given.stages[0], state.peaks, sent.sums, leap.iterations),
+        peaks=raised(given.pipeline_ranks[0], state.peaks, sent.sums, leap.iterations),
     )
     landing = Landing(state.at_rest, steps, state.clock + leap.first_s, end_s, state.batch.completing)
     state = land(given, requests, structure, state, landing)
@@ -150,17 +150,17 @@ def _trip(given: GeneralLane, requests: Requests, structure: GeneralStructure, s
 
 def _pipeline_trip(given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State) -> State:
     """Send a batch, if one may go; where no other can follow at once, the clock goes on to whatever comes next."""
-    stages = structure.stages
-    oldest = state.landed % stages
+    pipeline_ranks = structure.pipeline_ranks
+    oldest = state.landed % pipeline_ranks
     ended = (state.sent > state.landed) & (read(state.flights.end_s, oldest) <= state.clock)
-    room = (state.sent - state.landed < stages) & ~ended
+    room = (state.sent - state.landed < pipeline_ranks) & ~ended
     state = arrive(given, requests, state._replace(batch=no_batch()))
     start_s = jnp.maximum(state.clock, state.free_s[0])
     state = put_together(given, requests, structure, state, start_s, room)
     sent = _sent(given, state)
     goes = room & sent.there
     state = _send(given, structure, state, sent, start_s, goes)
-    again = (goes | (room & state.batch.preempted)) & (state.sent - state.landed < stages)
+    again = (goes | (room & state.batch.preempted)) & (state.sent - state.landed < pipeline_ranks)
     return _move_on(given, requests, structure, state, ~again)
 
 
@@ -169,12 +169,12 @@ def _send(
 ) -> State:
     """The batch enters the pipeline, if ``on``, and its decodes are no longer at rest."""
     clock, free, busy = start_s, [], jnp.zeros(())
-    for stage, cost in enumerate(given.stages):
+    for pipeline_rank, cost in enumerate(given.pipeline_ranks):
         took_s = iteration_time(cost, sent.sums)
-        clock = jnp.maximum(clock, state.free_s[stage]) + took_s
+        clock = jnp.maximum(clock, state.free_s[pipeline_rank]) + took_s
         free.append(clock)
         busy = busy + took_s
-    slot = state.sent % structure.stages
+    slot = state.sent % structure.pipeline_ranks
     flights, decodes = state.flights, on & sent.decodes
     spare = read(flights.group, slot)
 
@@ -193,18 +193,18 @@ def _send(
         decode_iterations=state.decode_iterations + decodes,
         free_s=jnp.where(on, jnp.stack(free), state.free_s),
         kv_max=jnp.where(on, jnp.maximum(state.kv_max, state.kv), state.kv_max),
-        busy_s=state.busy_s + jnp.where(on, busy / structure.stages, 0.0),
+        busy_s=state.busy_s + jnp.where(on, busy / structure.pipeline_ranks, 0.0),
         experts_touched=state.experts_touched + jnp.where(on, _experts(given, sent.sums), 0.0),
     )
 
 
 def _move_on(given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, on: Array) -> State:
     """The clock goes on, if ``on``, to the end of the oldest batch or, if another may be sent, to the next arrival."""
-    slot = state.landed % structure.stages
+    slot = state.landed % structure.pipeline_ranks
     flies = state.sent > state.landed
     end_s = jnp.where(flies, read(state.flights.end_s, slot), jnp.inf)
     arrival_s = next_arrival(given, requests, state.waiting)
-    may_send = (state.sent - state.landed < structure.stages) & (arrival_s > state.clock)
+    may_send = (state.sent - state.landed < structure.pipeline_ranks) & (arrival_s > state.clock)
     until_s = jnp.minimum(end_s, jnp.where(may_send, arrival_s, jnp.inf))
     stuck = on & (until_s == jnp.inf)
     clock = jnp.where(on & ~stuck, until_s, state.clock)
@@ -221,7 +221,7 @@ def _move_on(given: GeneralLane, requests: Requests, structure: GeneralStructure
 
 
 def _run_lane(given: GeneralLane, requests: Requests, structure: GeneralStructure) -> LaneResult:
-    trip = _trip if structure.stages == 1 else _pipeline_trip
+    trip = _trip if structure.pipeline_ranks == 1 else _pipeline_trip
     final = lax.while_loop(
         lambda state: (state.finished < given.lane.requests) & ~state.stuck,
         lambda state: trip(given, requests, structure, state),

@@ -62,7 +62,7 @@ class Rings(NamedTuple):
 
 
 class Flights(NamedTuple):
-    """Batches on their way through the pipeline, by number modulo stages, (stage,)."""
+    """Batches on their way through the pipeline, by number modulo ranks, (rank,)."""
 
     end_s: Array
     decodes: Array  # bool: its group takes a step
@@ -103,7 +103,7 @@ class State(NamedTuple):
     flights: Flights
     sent: Array  # int32, batches
     landed: Array
-    free_s: Array  # (stage,) when each stage is free
+    free_s: Array  # (rank,) when each rank is free
     batch: Batch
     next_leaving: Array  # links of the lists, (request + 1,) int32
     next_fresh: Array
@@ -132,7 +132,7 @@ def no_batch() -> Batch:
 
 def initial_state(given: GeneralLane, requests: Requests, structure: GeneralStructure) -> State:
     """An idle lane at time 0."""
-    slots, ring, stages = requests.arrival_s.shape[0], structure.ring, structure.stages
+    slots, ring, pipeline_ranks = requests.arrival_s.shape[0], structure.ring, structure.pipeline_ranks
     groups = group_count(structure)
     zero, number = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32)
     numbers, nobody = jnp.zeros(slots, jnp.int32), jnp.full(slots, NOBODY, jnp.int32)
@@ -157,18 +157,19 @@ def initial_state(given: GeneralLane, requests: Requests, structure: GeneralStru
         ),
         at_rest=number,
         flights=Flights(
-            jnp.full(stages, jnp.inf), jnp.zeros(stages, bool), jnp.arange(1, stages + 1, dtype=jnp.int32),
-            jnp.full(stages, NOBODY, jnp.int32),
+            jnp.full(pipeline_ranks, jnp.inf), jnp.zeros(pipeline_ranks, bool),
+            jnp.arange(1, pipeline_ranks + 1, dtype=jnp.int32),
+            jnp.full(pipeline_ranks, NOBODY, jnp.int32),
         ),
-        sent=number, landed=number, free_s=jnp.zeros(stages), batch=no_batch(),
+        sent=number, landed=number, free_s=jnp.zeros(pipeline_ranks), batch=no_batch(),
         next_leaving=nobody, next_fresh=nobody, next_completing=nobody,
         running_count=zero, admissions=number, finished=number, preemptions=number, decode_iterations=number,
         looked_at=number, kv=zero, kv_max=zero, kv_unit_s=zero, busy_s=zero, iterations=zero, experts_touched=zero,
-        peaks=no_peaks(given.stages[0]),
+        peaks=no_peaks(given.pipeline_ranks[0]),
         itl_histogram=jnp.zeros(histogram.BINS),
     )  # fmt: skip
 
 
 def group_count(structure: GeneralStructure) -> int:
     """Groups of decoding sequences: without a pipeline the one group is never at rest and in flight at once."""
-    return 1 if structure.stages == 1 else structure.stages + 1
+    return 1 if structure.pipeline_ranks == 1 else structure.pipeline_ranks + 1
