@@ -6,7 +6,7 @@ from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.plan.engines import CHUNKING, is_coupled, on_demand
 from evaluator.replica.design import Design, token_budget
 from evaluator.scenario import Deployment, Workload
-from evaluator.traffic.loads import Extremes
+from evaluator.traffic.jobs import Extremes
 
 LARGEST_OUTPUT = 1 << 22
 

@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 
 from evaluator.errors import InputError
-from evaluator.metrics import measure, quantile_levels
+from evaluator.metrics import quantile_levels, summarise
 from evaluator.metrics.variables import VARIABLES, coordinate_units
 from evaluator.results import dataset
 from evaluator.results.coordinates import axis_coordinates
@@ -42,7 +42,7 @@ BATCHING = Axis(
 
 def measured(axes=(), **changes):
     count = int(np.prod([len(a.values) for a in axes])) if axes else 1
-    metrics = measure(outcomes(configs=count, requests=60, warmup=10, **changes), quantile_levels(()))
+    metrics = summarise(outcomes(configs=count, requests=60, warmup=10, **changes), quantile_levels(()))
     return to_dataset(metrics, quantile_levels(()), axes, attributes("t", "name: t\n", (0, 1), "datasheet"))
 
 
