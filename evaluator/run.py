@@ -76,33 +76,57 @@ def sweep(
     ``evaluator.metrics.variables``), from two more runs for each of them on the same requests.
     Errors: InputError for unusable input.
     """
-    from evaluator.execution.schedule import chunks_of, computed
-
     _check_engine(engine)
     scenario = loaded(scenario)
     target = None if out is None else check_output(out)
-    folder = None if target is None else target.with_name(f"{target.stem}.chunks")
     whole = plan(scenario, engine=engine, inputs=chosen_inputs(sensitivity))
     _configure(whole)
     levels = levels_of(whole)
-    chunks = list(chunks_of(whole))
     fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine, *whole.inputs)
-    done = _finished(folder, fingerprint, resume, chunks)
+    kept = None if target is None else _Kept(target.with_name(f"{target.stem}.chunks"), fingerprint, resume)
+    done = _statistics(whole, levels, kept, progress)
+    attrs = _attributes(scenario) | _engine_note(whole)
+    dataset = to_dataset(combine(done), levels, whole.grid.axes, attrs, whole.inputs)
+    if target is not None and kept is not None:
+        write(dataset, target)
+        shutil.rmtree(kept.folder, ignore_errors=True)
+    return dataset
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The finished chunks of a sweep that is not whole yet."""
+
+    folder: Path
+    fingerprint: str
+    resume: bool
+
+    def finished(self, chunks: list[Chunk]) -> dict[int, dict]:
+        """Those that need not be computed, by number; without ``resume`` none, and what was there is put away."""
+        if not self.resume:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return {}
+        found = read_chunks(self.folder, self.fingerprint)
+        return {index: values for index, values in found.items() if index < len(chunks)}
+
+
+def _statistics(
+    whole: Plan, levels: np.ndarray, kept: _Kept | None, progress: ProgressReport | None
+) -> list[dict[str, np.ndarray]]:
+    """The rows of all chunks: those kept from an interrupted run, and the others, kept as they come."""
+    from evaluator.execution.schedule import chunks_of, computed
+
+    chunks = list(chunks_of(whole))
+    done = {} if kept is None else kept.finished(chunks)
     if progress is not None and done:
         progress.keep(sum(len(values["config"]) for values in done.values()))
     for index, found in computed(whole, chunks, levels, set(done)):
-        values = found | _known(chunks[index].members, found["devices"])
-        done[index] = values
-        if folder is not None:
-            write_chunk(folder, index, values, fingerprint)
+        values = done[index] = found | _known(chunks[index].members, found["devices"])
+        if kept is not None:
+            write_chunk(kept.folder, index, values, kept.fingerprint)
         if progress is not None:
             progress.advance(len(values["config"]))
-    attrs = _attributes(scenario) | _engine_note(whole)
-    dataset = to_dataset(combine(done.values()), levels, whole.grid.axes, attrs, whole.inputs)
-    if target is not None:
-        write(dataset, target)
-        shutil.rmtree(folder, ignore_errors=True)  # type: ignore[arg-type]
-    return dataset
+    return list(done.values())
 
 
 def simulate(
@@ -219,13 +243,3 @@ def _trace_stamp(scenario: Scenario) -> str:
     files = (scenario.workload.arrivals.file, scenario.workload.lengths.file)
     stats = [Path(file).stat() for file in files if file is not None]
     return str([(stat.st_size, stat.st_mtime_ns) for stat in stats])
-
-
-def _finished(folder: Path | None, fingerprint: str, resume: bool, chunks: list[Chunk]) -> dict[int, dict]:
-    if folder is None:
-        return {}
-    if not resume:
-        shutil.rmtree(folder, ignore_errors=True)
-        return {}
-    kept = read_chunks(folder, fingerprint)
-    return {index: values for index, values in kept.items() if index < len(chunks)}

@@ -85,16 +85,7 @@ def validate(
     chosen = whole.of(np.array([member.config for member in stratified(whole, able, sample, seed)]))
     if progress is not None:
         progress.expect(len(chosen.members))
-    levels = levels_of(whole)
-    rows: list[dict] = []
-    for chunk in chunks_of(chosen):
-        fast = simulate_chunk(chosen, chunk.group, chunk.members)
-        values = summarise(fast, levels)
-        for position, member in enumerate(chunk.members):
-            if fast.status[position] == OK:  # else it left the range of a fitted cost
-                rows += _compared(chosen, member, fast, values, position, levels)
-            if progress is not None:
-                progress.advance()
+    rows = _differences(chosen, levels_of(whole), progress)
     if not rows:
         raise InputError(
             f"{whole.scenario.path or whole.scenario.name}: no configuration that keeps to its calibration"
@@ -105,6 +96,20 @@ def validate(
     apart = int((~(worst <= tolerance)).sum())
     axes = tuple(_on_axes(chosen, 0))
     return Validation(table, len(chosen.members), len(able), beyond, infeasible, apart, float(worst.max()), axes)
+
+
+def _differences(chosen: Plan, levels: np.ndarray, progress: ProgressReport | None) -> list[dict]:
+    """A row for each configuration and metric. None of a configuration that left the range of a fitted cost."""
+    rows: list[dict] = []
+    for chunk in chunks_of(chosen):
+        fast = simulate_chunk(chosen, chunk.group, chunk.members)
+        values = summarise(fast, levels)
+        for position, member in enumerate(chunk.members):
+            if fast.status[position] == OK:
+                rows += _compared(chosen, member, fast, values, position, levels)
+            if progress is not None:
+                progress.advance()
+    return rows
 
 
 def stratified(whole: Plan, members: list[Member], count: int, seed: int) -> list[Member]:

@@ -56,19 +56,23 @@ def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
     A shape is the largest of all members that have a structure at any station, so that structures stay few. Members of
     a group also have as many requests of warm-up, so that the statistics of a chunk are of one window.
     """
-    together: dict[tuple, list[Member]] = {}
-    having: dict[Structure, list[tuple[Member, StationPlan]]] = {}
+    alike: dict[tuple, list[Member]] = {}  # the rates of a sweep share the object of their stations
     for member in members:
         workload = member.workload
-        compiled = member.stations if member.engine == ITERATION else ()
-        structures = tuple(_structure(station, workload.requests) for station in compiled)
+        key = (id(member.stations), member.engine, workload.requests, workload.warmup_requests)
+        alike.setdefault(key, []).append(member)
+    together: dict[tuple, list[Member]] = {}
+    having: dict[Structure, list[tuple[Member, StationPlan]]] = {}
+    for (_, engine, requests, warmup), some in alike.items():
+        compiled = some[0].stations if engine == ITERATION else ()
+        structures = tuple(_structure(station, requests) for station in compiled)
         for which, station in zip(structures, compiled, strict=True):
-            having.setdefault(which, []).append((member, station))
-        key = (member.engine, workload.requests, workload.warmup_requests, structures, _route(member))
-        together.setdefault(key, []).append(member)
+            having.setdefault(which, []).append((some[0], station))
+        together.setdefault((engine, requests, warmup, structures, _route(some[0])), []).extend(some)
     shaped = {which: _shaped(which, stations, seeds) for which, stations in having.items()}
+    place = {id(member): number for number, member in enumerate(members)}
     return [
-        Group(group, requests, engine, tuple(shaped[which] for which in structures))
+        Group(sorted(group, key=lambda one: place[id(one)]), requests, engine, tuple(shaped[one] for one in structures))
         for (engine, requests, _, structures, _), group in together.items()
     ]
 

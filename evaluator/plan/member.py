@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from evaluator.metrics.outcomes import OK
@@ -81,18 +81,39 @@ def pools_of(deployment: Deployment) -> tuple[tuple[str, Deployment], ...]:
     return (("engine", deployment),)
 
 
-class Setting(NamedTuple):
-    """What all configurations of a plan are checked with: their jobs, the seeds, and the engine that is wanted."""
+@dataclass(frozen=True)
+class Checked:
+    """What is known of pools in tandem under requests of some lengths, whatever their rate; fields as of ``Member``."""
+
+    stations: tuple[StationPlan, ...]
+    status: str
+    lacking: tuple[str, ...]
+    coupled: bool
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all configurations of a plan are checked with: their jobs, the seeds, and the engine that is wanted.
+
+    ``known`` keeps what was found, because the rates of a sweep share their pools and lengths.
+    """
 
     traffics: Traffics
     seeds: tuple[int, ...]
     engine: str
+    known: dict[Hashable, Checked] = field(default_factory=dict)
 
 
 def member(config: int, point: Point, setting: Setting) -> Member:
-    """The configuration at a point of the grid, checked."""
+    """The configuration at a point of the grid, checked. Points share their parts, which so are known by identity."""
     workload, deployment, objectives = point
-    return member_of_pools(config, workload, objectives, pools_of(deployment), setting)
+    arrivals = workload.arrivals
+    lengths = (id(workload.lengths), workload.requests, workload.cached_tokens)
+    key = (id(deployment), arrivals.process, arrivals.users, *lengths)
+    found = setting.known.get(key)
+    if found is None:
+        found = setting.known[key] = _checked(workload, pools_of(deployment), setting)
+    return _member(config, workload, objectives, found, setting.engine)
 
 
 def member_of_pools(
@@ -103,6 +124,16 @@ def member_of_pools(
     setting: Setting,
 ) -> Member:
     """A configuration of several pools, (name, pool), in tandem, checked."""
+    return _member(config, workload, objectives, _checked(workload, pools, setting), setting.engine)
+
+
+def _member(config: int, workload: Workload, objectives: tuple[Objective, ...], found: Checked, engine: str) -> Member:
+    engine = TOKEN if found.lacking else engine
+    stations, status = found.stations, found.status
+    return Member(config, workload, objectives, stations, status, engine, found.lacking, found.coupled)
+
+
+def _checked(workload: Workload, pools: Sequence[tuple[str, Deployment]], setting: Setting) -> Checked:
     roles = [ROLES[deployment.role] for _, deployment in pools]
     demands = [_demands(setting.traffics, workload, seed, roles) for seed in setting.seeds]
     largest = [Extremes.of([demand.extremes for demand in column]) for column in zip(*demands, strict=True)]
@@ -111,10 +142,7 @@ def member_of_pools(
     coupled = any(is_coupled(workload, deployment) for _, deployment in pools)
     if len(pools) > 1 and workload.arrivals.process == "closed_loop":
         coupled, missing = True, (*missing, "closed loop over several pools")
-    engine = TOKEN if missing else setting.engine
-    return Member(
-        config, workload, objectives, stations, _status(workload, stations, coupled), engine, missing, coupled
-    )
+    return Checked(stations, _status(workload, stations, coupled), missing, coupled)
 
 
 def _demands(traffics: Traffics, workload: Workload, seed: int, roles: Sequence[Role]) -> list[Demand]:

@@ -1,1 +1,1 @@
-"""Measures -> the labelled dataset, and the dataset read again: coordinates, files, selections."""
+"""Statistics -> the labelled dataset, and the dataset read again: coordinates, files, selections."""

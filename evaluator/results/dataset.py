@@ -79,7 +79,7 @@ def to_dataset(
     attrs: Mapping[str, str] | None = None,
     inputs: Sequence[str] = (),
 ) -> xr.Dataset:
-    """The variables of ``measure``, (config,) or (config, quantile), with the swept quantities along ``config``.
+    """The variables of ``metrics.summarise``, (config,) or (config, quantile); the swept quantities along ``config``.
 
     ``inputs`` name what elasticities, (config, input) or (config, input, quantile), are to.
 

@@ -7,7 +7,9 @@ from evaluator.errors import InputError
 from evaluator.metrics import Bounds, bounds_of, place, quantile_levels, select, summarise
 from evaluator.metrics.latency import latencies, within_objectives
 from evaluator.metrics.variables import VARIABLES
-from tests.metrics.build import outcomes, used
+from evaluator.stations.contract import Use
+from tests.metrics.build import outcomes, use, used
+from tests.simulation.build import jobs
 
 LEVELS = quantile_levels(())
 
@@ -206,3 +208,45 @@ def test_queue_of_theory():
     got = summarise(o, LEVELS)
     assert abs(got["queue_wait_s_mean"][0] - 0.5) < 3 * got["queue_wait_s_mean_stderr"][0]
     assert got["throughput_rps"][0] == pytest.approx(0.5, rel=0.05)
+
+
+# --- windows that differ, and several stations
+
+
+def test_runs_with_windows_of_their_own_are_as_if_alone():
+    """Two configurations with other warm-ups in one chunk: what each has with its warm-up for all."""
+    whole = outcomes(configs=2, seeds=2, objectives=(bound("ttft", "p90", 0.6, 2),))
+    masks = [np.arange(200) >= warmup for warmup in (20, 80)]
+    got = summarise(replace(whole, measured=np.stack(masks)[:, None] & np.ones((2, 2, 200), dtype=bool)), LEVELS)
+    for config, mask in enumerate(masks):
+        alone = summarise(select(replace(whole, measured=mask), np.array([config])), LEVELS)
+        for name, value in alone.items():
+            if value.dtype.kind in "bf":
+                np.testing.assert_allclose(got[name][config], value[0], rtol=1e-12, err_msg=name)
+
+
+def test_a_mask_may_have_all_axes_and_still_be_one_window():
+    whole = outcomes()
+    got = summarise(replace(whole, measured=whole.measured[None, None]), LEVELS)
+    np.testing.assert_array_equal(got["ttft_s"], summarise(whole, LEVELS)["ttft_s"])
+
+
+def test_stations_add_up():
+    """A pool of four devices at half its time beside one of two that is always busy, and a step without devices."""
+    whole = outcomes(configs=1, seeds=1, requests=100, warmup=0)
+    span = whole.makespan_s
+    pools = (
+        use(busy_s=span, power_w=np.array([500.0]), kv_unit_s=span * 100, iterations=np.array([[7.0]])),
+        use(busy_s=span, devices=np.array([4.0]), replicas=np.array([2.0]), kv_unit_s=span * 0),
+    )
+    hop = Use.without_devices("hop", [[jobs([0.0])]], np.ones(1), span)
+    got = summarise(replace(whole, stations=(*pools, hop)), LEVELS)
+    assert got["devices"][0] == 6
+    assert got["utilisation"][0] == pytest.approx(2 / 6 * 1.0 + 4 / 6 * 0.5)
+    assert got["kv_used_mean"][0] == pytest.approx(2 / 6)  # all of two devices' cache, nothing of the four's
+    assert got["kv_used_max"][0] == 0.5
+    assert got["mfu"][0] == pytest.approx(6 * 0.25 / (span.item() * (2 + 2)))
+    assert got["iterations"][0] == 7 + 33
+    joule = span.item() * (2 * 500 + 2 * 700 + 2 * 100)
+    assert got["joule_per_tok"][0] == pytest.approx(joule / 1100)
+    assert got["usd_per_mtok"][0] == pytest.approx(6 * 3.6 / 3600 / got["output_tok_per_s"][0] * 1e6)

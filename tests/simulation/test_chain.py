@@ -16,6 +16,7 @@ from evaluator.simulation.chain import run_chain
 from evaluator.simulation.outcomes import outcomes_of
 from evaluator.stations.delay import delay
 from evaluator.stations.queue import queue
+from evaluator.traffic.roles import ROLES
 from tests.simulation.build import jobs, plan_of_pools, poisson, shuffled
 from tests.test_run import scenario
 
@@ -155,20 +156,20 @@ HOP_S = 0.125
 
 
 def tandem(engine, *overrides):
-    """(member, journey) of a prefill side, a hop and a decode side."""
+    """The member and the journey of a prefill side, a hop and a decode side."""
     whole = plan_of_pools(SPREAD, *overrides, engine=engine)
     (group,), (member,) = whole.groups, whole.members
     assert member.status == OK and not member.coupled
     prefill, decode = stations_of(whole, group, [member])
     chunk = [[whole.traffics.jobs(member.workload, seed, member.stations[0].role) for seed in whole.seeds]]
-    return member, chunk, run_chain([prefill, delay("copy", lambda config, one: HOP_S), decode], chunk)
+    return member, run_chain([prefill, delay("copy", lambda config, one: HOP_S), decode], chunk)
 
 
 @pytest.mark.parametrize("engine", ["token", "iteration"])
 def test_a_prefill_side_before_a_decode_side(engine):
     configure()
-    member, chunk, found = tandem(engine, "workload.seeds=[0, 1]", "workload.warmup_requests=0")
-    wanted = [plan(scenario(SPREAD)).traffics.jobs(member.workload, seed, _mixed()).demand for seed in (0, 1)]
+    member, found = tandem(engine, "workload.seeds=[0, 1]", "workload.warmup_requests=0")
+    wanted = [plan(scenario(SPREAD)).traffics.jobs(member.workload, seed, ROLES["mixed"]).demand for seed in (0, 1)]
     for seed in (0, 1):
         output = wanted[seed].output_tokens
         np.testing.assert_array_equal(found.output_tokens[0, seed], output)
@@ -188,7 +189,7 @@ def test_a_prefill_side_before_a_decode_side(engine):
 
 def test_both_engines_agree_on_a_tandem():
     configure()
-    (_, _, fast), (_, _, exact) = (
+    (_, fast), (_, exact) = (
         tandem(engine, "deployment.replicas=2", "deployment.router=random") for engine in ("iteration", "token")
     )
     for name in TIMES:
@@ -224,9 +225,3 @@ def test_statistics_of_a_tandem_are_of_all_its_devices():
     assert 0 < values["kv_used_mean"].item() <= values["kv_used_max"].item() < 1
     both = values["mfu"].item() * (prefill.busy_s + decode.busy_s).item() * prefill.peak_flops.item()
     assert both == pytest.approx((prefill.flops + decode.flops).item())
-
-
-def _mixed():
-    from evaluator.traffic.roles import ROLES
-
-    return ROLES["mixed"]
