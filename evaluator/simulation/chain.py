@@ -23,7 +23,7 @@ from evaluator.traffic.roles import hands_on
 Gaps = Sequence[Sequence[WeightedGaps]]  # [config][seed]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Leg:
     """One station of the way: who came there, and when they left."""
 
@@ -32,7 +32,7 @@ class Leg:
     departures: Departures
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Journey:
     """What became of all requests of a chunk: (config, seed, request), by the id of a request.
 

@@ -20,12 +20,12 @@ from evaluator.traffic.roles import Role
 WeightedGaps = tuple[np.ndarray, np.ndarray]
 
 ChunkJobs = Sequence[Sequence[Jobs]]
-"""[config][seed]; a configuration that cannot run has no seeds."""
+"""[config][seed]; also of configurations that cannot run, whose jobs an engine passes over."""
 
 TIMES = ("ready_s", "scheduled_s", "first_token_s", "last_token_s")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Departures:
     """When the jobs of a chunk were served, float64 (config, seed, job) in seconds, in the order of the jobs.
 
@@ -48,7 +48,7 @@ class Departures:
         return Departures(*arrays)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Use:
     """What a chunk of configurations used of a station. Rows of configurations that cannot run may hold anything.
 
@@ -85,7 +85,7 @@ class Use:
         return Use(name, config, servers, *(config,) * 7, busy_s, *(run,) * 7, peaks)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Station:
     """A step of a request's way: ``serve`` takes the jobs of a chunk to their departures and to its use.
 
