@@ -64,7 +64,8 @@ def chain(monkeypatch):
         "evaluator.run": {"sweep": summary, "simulate": simulated},
         "evaluator.report.table": {"ranked_table": "the table"},
         "evaluator.report.plot": {"plot": None},
-        "evaluator.estimation": {"estimate": SimpleNamespace(status="ok"), "format_estimate": "the breakdown"},
+        "evaluator.estimation": {"estimate": SimpleNamespace(status="ok")},
+        "evaluator.report.estimate": {"format_estimate": "the breakdown"},
     }
     for module, functions in parts.items():
         fake = SimpleNamespace(**{name: note(name, result) for name, result in functions.items()})

@@ -9,8 +9,9 @@ import pytest
 
 from evaluator.calibrate.whole import document, fit_iterations, written
 from evaluator.errors import InputError
-from evaluator.estimation import estimate, format_estimate
+from evaluator.estimation import estimate
 from evaluator.metrics import OK
+from evaluator.report.estimate import format_estimate
 from evaluator.report.sensitivity import elasticity_table, told
 from evaluator.report.sensitivity_plot import plot_sensitivity
 from evaluator.results import dataset
