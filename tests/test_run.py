@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,32 +14,14 @@ from evaluator.metrics import OK
 from evaluator.plan import plan
 from evaluator.results import dataset
 from evaluator.run import simulate, sweep
-from evaluator.scenario import Scenario, load_scenario
+from evaluator.scenario import load_scenario
 from evaluator.stations.engine import run_lanes
+from tests.execution.build import Interrupting
+from tests.results.build import same
+from tests.scenario.build import GRID, scenario
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMES = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
-
-
-def scenario(*overrides: str, **axes: Any) -> Scenario:
-    """Llama-3.1-8B on an H100 under 60 requests; axes are sweeps over key paths with ``__`` for dots."""
-    tree = {
-        "name": "small",
-        "workload": {
-            "arrivals": {"process": "poisson", "rate_rps": 4},
-            "lengths": {"source": "azure-conv-2023"},
-            "requests": 60,
-            "warmup_requests": 10,
-        },
-        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", "batching": {"max_num_seqs": 32}},
-        "sweep": {path.replace("__", "."): values for path, values in axes.items()} or None,
-    }
-    return load_scenario(tree, overrides)
-
-
-def same(one: xr.Dataset, other: xr.Dataset) -> None:
-    """Equal to the bit but for the attributes."""
-    xr.testing.assert_identical(one.drop_attrs(), other.drop_attrs())
 
 
 def plausible(ds: xr.Dataset) -> None:
@@ -64,13 +45,6 @@ def ordered(table: pd.DataFrame) -> None:
 
 
 # --- sweeps
-
-
-GRID = {
-    "deployment__model": ["llama-3.1-8b", "gpt-oss-20b", "llama-3.1-70b"],  # the last does not fit on one device
-    "deployment__batching__policy": ["continuous", "chunked"],
-    "workload__arrivals__rate_rps": [2, 20],
-}
 
 
 @pytest.fixture(scope="module")
@@ -150,22 +124,6 @@ def test_unusable_engine():
 
 
 # --- interrupted sweeps
-
-
-class Interrupting:
-    """Ctrl-C after the first chunk."""
-
-    def __init__(self, after: int = 1) -> None:
-        self.left = after
-        self.kept = 0
-
-    def keep(self, units: int) -> None:
-        self.kept += units
-
-    def advance(self, units: int = 1) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from evaluator.errors import InputError
 from evaluator.report import plot as plot_module
 from evaluator.report.layout import choose, log_limits
 from evaluator.report.plot import front, plot
-from tests.sweeps import HARDWARE, PARALLEL, POLICY, RATE, axis, sweep
+from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, axis, sweep
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"

@@ -18,7 +18,9 @@ from evaluator.results import dataset
 from evaluator.run import sweep
 from evaluator.simulation import measured
 from evaluator.stations.engine import run_lanes
-from tests.test_run import GRID, Interrupting, same, scenario
+from tests.execution.build import Interrupting
+from tests.results.build import same
+from tests.scenario.build import GRID, scenario
 
 SIGNS = xr.DataArray([1, 1, 1, -1, -1, -1], coords={"input": list(INPUTS)})
 ONE = ("workload.requests=1", "workload.warmup_requests=0")

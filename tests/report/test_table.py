@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from evaluator.report.table import ranked_table, ranking, reasons
-from tests.sweeps import HARDWARE, PARALLEL, POLICY, RATE, Axis, axis, sweep
+from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, Axis, axis, sweep
 
 
 def rows(text):

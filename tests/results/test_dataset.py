@@ -28,7 +28,7 @@ from evaluator.results.dataset import (
     write_requests,
 )
 from tests.metrics.build import outcomes
-from tests.sweeps import HARDWARE, OBJECTIVES, PARALLEL, RATE, Axis, axis, sweep
+from tests.results.build import HARDWARE, OBJECTIVES, PARALLEL, RATE, Axis, axis, sweep
 
 BATCHING = Axis(
     "deployment.batching",

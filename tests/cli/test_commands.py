@@ -12,7 +12,7 @@ import pytest
 
 from evaluator.results import dataset
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 SCENARIO = """
 name: small

@@ -17,7 +17,7 @@ from evaluator.results import dataset
 from evaluator.run import simulate, sweep
 from evaluator.validation import validate
 from tests.calibrate.test_whole import iterations, roofline, timed
-from tests.test_run import scenario
+from tests.scenario.build import scenario
 
 LENGTHS = "workload.lengths={source: uniform, prompt_min: 50, prompt_max: 1500, output_min: 10, output_max: 300}"
 

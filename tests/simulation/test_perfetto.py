@@ -14,9 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from evaluator.run import simulate
-from tests.test_run import scenario
-from tests.test_trace import RUNS
+from tests.simulation.build import RUNS
 
 TIMEOUT_S = 120
 BLOCK_TOKENS = 16  # of a unit of the KV counter
@@ -61,12 +59,11 @@ def read(trace: Path) -> dict[str, pd.DataFrame]:
     return dict(zip(QUERIES, map(pd.DataFrame, json.loads(run.stdout)), strict=True))
 
 
-@pytest.fixture(scope="module", params=RUNS.values(), ids=list(RUNS))
-def seen(request, tmp_path_factory):
+@pytest.fixture(scope="module", params=list(RUNS))
+def seen(request, traced_run):
     """Answers of the viewer, requests of the first seed, summary where it is of that seed alone."""
     viewer()
-    path = tmp_path_factory.mktemp("perfetto") / "out.json"
-    run = simulate(scenario(*request.param), trace=path)
+    path, run = traced_run(request.param)
     seeds = run.requests["seed"]
     first = run.requests[seeds == seeds.min()].set_index("request")
     return read(path), first, run.summary if seeds.nunique() == 1 else None

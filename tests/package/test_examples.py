@@ -10,7 +10,7 @@ from evaluator.plan import plan
 from evaluator.scenario import load_scenario
 from evaluator.yaml import loads_yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

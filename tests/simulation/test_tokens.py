@@ -18,8 +18,10 @@ from evaluator.results import dataset
 from evaluator.run import simulate, sweep
 from evaluator.simulation import simulate_chunk
 from evaluator.simulation.gaps import Gaps, pooled
+from tests.execution.build import Interrupting
 from tests.reference.build import random_scenario
-from tests.test_run import Interrupting, same, scenario
+from tests.results.build import same
+from tests.scenario.build import scenario
 
 TIMES = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
 TOTALS = ["busy_s", "makespan_s", "iterations", "flops", "bytes", "kv_used_mean", "kv_used_max", "preemptions"]

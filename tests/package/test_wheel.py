@@ -11,7 +11,7 @@ import pytest
 
 import evaluator
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import evaluator, evaluator.catalog as catalog, sys

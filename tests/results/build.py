@@ -1,4 +1,4 @@
-"""Datasets of sweeps that nobody ran: latencies that bend up at the capacity of each design."""
+"""Datasets of sweeps that nobody ran (latencies bend up at the capacity of each design), and their comparison."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from evaluator.results.dataset import attributes, to_dataset
 
@@ -71,3 +72,8 @@ def sweep(*axes: Axis, objectives: tuple[Objective, ...] = OBJECTIVES, price: bo
     metrics["status"] = np.where(absent, [NO_ROOM.format(140 / p) for p in parallel], "ok")
     metrics["engine"], metrics["provenance"] = np.full(count, "iteration"), np.full(count, "datasheet")
     return to_dataset(metrics, LEVELS, axes, attributes("which gpu", "name: x\n", [0, 1], "datasheet", objectives))
+
+
+def same(one: xr.Dataset, other: xr.Dataset) -> None:
+    """Equal to the bit but for the attributes."""
+    xr.testing.assert_identical(one.drop_attrs(), other.drop_attrs())

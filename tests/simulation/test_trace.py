@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 
 from evaluator.run import simulate
-from tests.test_run import scenario
+from tests.scenario.build import scenario
+from tests.simulation.build import RUNS
 
 METADATA, SLICE, COUNTER, BEGIN, END = "M", "X", "C", "b", "e"
 FIELDS = {
@@ -19,26 +20,12 @@ FIELDS = {
     BEGIN: {"name", "pid", "tid", "ts", "id2", "cat"},
     END: {"name", "pid", "tid", "ts", "id2", "cat"},
 }
-RUNS = {
-    "replicas": ("deployment.replicas=2", "workload.seeds=[4, 5]"),
-    "one router": ("deployment.replicas=2", "deployment.router=least_work"),
-    "closed loop": ("workload.arrivals={process: closed_loop, users: 8}",),
-    "pipeline": ("deployment.pipeline_parallel=2", "workload.arrivals.rate_rps=30"),
-    "preemption": (
-        "deployment.hardware=rtx-4090",
-        "deployment.precision.weights=fp8",
-        "deployment.kv={admission: on_demand, memory_fraction: 0.55}",
-        "workload.arrivals.rate_rps=60",
-        "workload.lengths={source: fixed, prompt_tokens: 1500, output_tokens: 600}",
-    ),
-}
 
 
-@pytest.fixture(scope="module", params=RUNS.values(), ids=list(RUNS))
-def traced(request, tmp_path_factory):
+@pytest.fixture(scope="module", params=list(RUNS))
+def traced(request, traced_run):
     """Events, requests of the first seed, summary."""
-    path = tmp_path_factory.mktemp("trace") / "out.json"
-    run = simulate(scenario(*request.param), trace=path)
+    path, run = traced_run(request.param)
     first = run.requests[run.requests["seed"] == run.requests["seed"].min()]
     return json.loads(path.read_text())["traceEvents"], first.set_index("request"), run.summary
 
