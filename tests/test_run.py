@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 import xarray as xr
 
+from evaluator import results
 from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.plan import plan
-from evaluator.results import dataset
 from evaluator.run import simulate, sweep
 from evaluator.scenario import load_scenario
 from evaluator.stations.engine import run_lanes
@@ -63,7 +63,7 @@ def test_a_sweep_is_labelled_and_plausible(swept):
     assert swept["rate_rps"].values[:3].tolist() == [2, 20, 2]
     assert set(swept["engine"].values) == {"iteration"} and set(swept["provenance"].values) == {"datasheet"}
     plausible(swept)
-    whole = dataset.unstack(swept)
+    whole = results.unstack(swept)
     assert whole["ttft_s_mean"].dims == ("model", "policy", "rate_rps")
     able = whole["ttft_s_mean"].sel(model=["llama-3.1-8b", "gpt-oss-20b"])
     assert (able.sel(rate_rps=20) > able.sel(rate_rps=2)).all()
@@ -140,7 +140,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(grid, swept, small_chunks, tm
     progress = Interrupting(after=-1)
     same(sweep(grid, out=out, progress=progress, resume=True), swept)
     assert progress.kept >= 2
-    same(dataset.read(out), swept)
+    same(results.read(out), swept)
     assert not (tmp_path / "a.chunks").exists()
 
 
@@ -152,7 +152,7 @@ def test_chunks_of_another_scenario_are_refused(grid, small_chunks, tmp_path):
     with pytest.raises(InputError, match=r"holds chunks of another scenario or version .*; remove the folder"):
         sweep(other, out=out, resume=True)
     sweep(scenario(), out=out)  # without --resume they are put away
-    assert dataset.read(out).sizes["config"] == 1
+    assert results.read(out).sizes["config"] == 1
 
 
 def test_chunks_of_a_changed_trace_are_refused(small_chunks, tmp_path):

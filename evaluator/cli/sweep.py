@@ -122,7 +122,7 @@ def _run(
 
 def _check_dataset(path: Path | None) -> None:
     if path is not None:
-        from evaluator.results.dataset import check_output as check_suffix
+        from evaluator.results.files import check_output as check_suffix
 
         check_suffix(path)
         check_folder(path, "--out")

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evaluator import results
 from evaluator.calibrate.whole import document, fit_iterations, written
 from evaluator.errors import InputError
 from evaluator.estimation import estimate, format_estimate
 from evaluator.metrics import OK
 from evaluator.report.sensitivity import elasticity_table, told
 from evaluator.report.sensitivity_plot import plot_sensitivity
-from evaluator.results import dataset
 from evaluator.run import simulate, sweep
 from evaluator.validation import validate
 from tests.calibrate.test_whole import iterations, roofline, timed
@@ -71,7 +71,7 @@ def test_other_models_splits_and_hardware_are_rows_that_say_so(fitted_set):
         "deployment__tensor_parallel": [1, 2],
         "deployment__calibration": [path, "datasheet"],
     }
-    ds = dataset.unstack(sweep(scenario(LENGTHS, "deployment.batching.max_num_batched_tokens=2048", **axes)))
+    ds = results.unstack(sweep(scenario(LENGTHS, "deployment.batching.max_num_batched_tokens=2048", **axes)))
     status = ds["status"].sel(calibration=path)
     assert (ds["status"].sel(calibration="datasheet") == OK).all()
 

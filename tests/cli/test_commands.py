@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from evaluator.results import dataset
+from evaluator import results
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,7 +62,7 @@ def test_sweep(evaluator, small, tmp_path):
     assert code == 0
     assert "h100-sxm" in table and "l40s" in table
     assert "4/4 configurations" in err and err.endswith(f"wrote {out} and {plot}\n")
-    ds = dataset.read(out)
+    ds = results.read(out)
     assert ds.sizes["config"] == 4 and (ds["status"].values == "ok").all()
     assert plot.stat().st_size > 10_000
     assert sorted(path.name for path in out.parent.iterdir()) == ["a.nc"]
@@ -99,7 +99,7 @@ def test_a_process_of_its_own_with_the_data_it_finds(small, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout and "Traceback" not in done.stderr
-    assert dataset.read(tmp_path / "a.nc").sizes["config"] == 4
+    assert results.read(tmp_path / "a.nc").sizes["config"] == 4
 
 
 # --- bad: one line on stderr, nothing on stdout, exit code 2
@@ -177,7 +177,7 @@ def test_a_sweep_in_which_nothing_can_run(evaluator, small, tmp_path):
     assert code == 2
     assert "does not fit" in printed
     assert err.splitlines()[-1].startswith(f"error: {small}: none of 4 configurations can run: ")
-    assert all(text.startswith("infeasible") for text in dataset.read(out)["status"].values)
+    assert all(text.startswith("infeasible") for text in results.read(out)["status"].values)
 
 
 def test_an_estimate_of_what_does_not_fit_is_shown_but_is_no_answer(evaluator):

@@ -69,7 +69,7 @@ def chain(monkeypatch):
     for module, functions in parts.items():
         fake = SimpleNamespace(**{name: note(name, result) for name, result in functions.items()})
         monkeypatch.setitem(sys.modules, module, fake)
-    monkeypatch.setattr("evaluator.results.dataset.write_requests", note("write_requests"))
+    monkeypatch.setattr("evaluator.results.write_requests", note("write_requests"))
     return noted
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from evaluator import results
 from evaluator.catalog.store import find
 from evaluator.errors import InputError
 from evaluator.metrics import elasticity
@@ -14,7 +15,6 @@ from evaluator.plan import plan
 from evaluator.report.plot import save
 from evaluator.report.sensitivity import elasticity_table
 from evaluator.report.sensitivity_plot import plot_sensitivity
-from evaluator.results import dataset
 from evaluator.run import sweep
 from evaluator.simulation import measured
 from evaluator.stations.engine import run_lanes
@@ -167,7 +167,7 @@ def test_a_sensitivity_adds_to_a_sweep_and_changes_nothing(grid, swept):
     found = swept.isel(config=able)["e2e_s_mean_elasticity"]
     assert (found.sel(input=["memory_bandwidth", "flops"]) < 0).all()
     assert (found.sel(input=["link_bandwidth", "link_latency"]) == 0).all()  # of one device
-    assert dataset.unstack(swept)["e2e_s_mean_elasticity"].dims == ("model", "policy", "rate_rps", "input")
+    assert results.unstack(swept)["e2e_s_mean_elasticity"].dims == ("model", "policy", "rate_rps", "input")
 
 
 def test_some_inputs_are_those_of_all(grid, swept):
@@ -193,7 +193,7 @@ def test_an_interrupted_sensitivity_goes_on(grid, swept, monkeypatch, tmp_path):
     progress = Interrupting(after=-1)
     same(sweep(grid, out=out, progress=progress, resume=True, sensitivity=True), swept)
     assert progress.kept >= 2
-    same(dataset.read(out), swept)
+    same(results.read(out), swept)
 
 
 def test_engines_and_processes_agree(monkeypatch):
@@ -273,7 +273,7 @@ def test_the_command(evaluator, tmp_path):
     code, out, err = evaluator("sweep", file, "--sensitivity", "--out", tmp_path / "s.nc", "--plot", picture)
     assert code == 0 and "What limits the best configuration" in out
     assert f"{picture} and {tmp_path / 's-sensitivity.png'}" in err and (tmp_path / "s-sensitivity.png").exists()
-    assert dataset.read(tmp_path / "s.nc").sizes["input"] == len(INPUTS)
+    assert results.read(tmp_path / "s.nc").sizes["input"] == len(INPUTS)
     assert "What limits" not in evaluator("sweep", file, "-q")[1]
     assert evaluator("sweep", file, "-q", "--sensitivity", "--top", 0)[1] == ""
     code, out, err = evaluator("sweep", file, "-q", "--sensitivity", "--set", "deployment.model=llama-3.1-405b")

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from evaluator.results.dataset import attributes, to_dataset
+from evaluator.metrics import measure, quantile_levels
+from evaluator.results.dataset import to_dataset
+from evaluator.results.schema import attributes
+from tests.metrics.build import outcomes
 
 LEVELS = np.array([0.5, 0.9, 0.95, 0.99])
 NO_ROOM = "infeasible: weights of {:.1f} GB per device do not fit in 43.2 GB; use more tensor_parallel"
@@ -40,6 +43,16 @@ HARDWARE = axis("deployment.hardware", "h100-sxm", "l40s", "mi300x")
 PARALLEL = axis("deployment.tensor_parallel", 2, 4, 8)
 POLICY = axis("deployment.batching.policy", "chunked", "continuous")
 RATE = axis("workload.arrivals.rate_rps", *map(float, range(1, 9)))
+
+
+BATCHING = Axis(
+    "deployment.batching",
+    ("policy=chunked,max_num_batched_tokens=512", "policy=continuous,max_num_batched_tokens=none"),
+    (
+        {"deployment.batching.policy": "chunked", "deployment.batching.max_num_batched_tokens": 512},
+        {"deployment.batching.policy": "continuous", "deployment.batching.max_num_batched_tokens": None},
+    ),
+)
 
 
 def sweep(*axes: Axis, objectives: tuple[Objective, ...] = OBJECTIVES, price: bool = True, room: bool = True) -> Any:
@@ -77,3 +90,9 @@ def sweep(*axes: Axis, objectives: tuple[Objective, ...] = OBJECTIVES, price: bo
 def same(one: xr.Dataset, other: xr.Dataset) -> None:
     """Equal to the bit but for the attributes."""
     xr.testing.assert_identical(one.drop_attrs(), other.drop_attrs())
+
+
+def measured(axes=(), **changes):
+    count = int(np.prod([len(a.values) for a in axes])) if axes else 1
+    metrics = measure(outcomes(configs=count, requests=60, warmup=10, **changes), quantile_levels(()))
+    return to_dataset(metrics, quantile_levels(()), axes, attributes("t", "name: t\n", (0, 1), "datasheet"))

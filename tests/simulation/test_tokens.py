@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from evaluator import results
 from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.execution.workers import Crew
 from evaluator.metrics import measure
 from evaluator.plan import plan
-from evaluator.results import dataset
 from evaluator.run import simulate, sweep
 from evaluator.simulation import simulate_chunk
 from evaluator.simulation.gaps import Gaps, pooled
@@ -172,7 +172,7 @@ def test_an_interrupted_sweep_on_workers_goes_on(tmp_path, monkeypatch):
     found = sweep(small, out=out, progress=again, resume=True, engine="token")
     assert again.kept >= 1
     same(found, sweep(small, engine="token"))
-    same(dataset.read(out), found)
+    same(results.read(out), found)
 
 
 def test_chunks_of_another_engine_are_not_taken_up(tmp_path, monkeypatch):
