@@ -12,8 +12,7 @@ from evaluator.calibrate.whole import document, fit_iterations, written
 from evaluator.errors import InputError
 from evaluator.estimation import estimate, format_estimate
 from evaluator.metrics import OK
-from evaluator.report.sensitivity import elasticity_table, told
-from evaluator.report.sensitivity_plot import plot_sensitivity
+from evaluator.report import elasticity_table, plot_sensitivity, told
 from evaluator.run import simulate, sweep
 from evaluator.validation import validate
 from tests.calibrate.test_whole import iterations, roofline, timed

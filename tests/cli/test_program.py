@@ -62,14 +62,17 @@ def chain(monkeypatch):
     simulated = SimpleNamespace(requests=[1, 2, 3], summary=summary)
     parts = {
         "evaluator.run": {"sweep": summary, "simulate": simulated},
-        "evaluator.report.table": {"ranked_table": "the table"},
-        "evaluator.report.plot": {"plot": None},
         "evaluator.estimation": {"estimate": SimpleNamespace(status="ok"), "format_estimate": "the breakdown"},
     }
     for module, functions in parts.items():
         fake = SimpleNamespace(**{name: note(name, result) for name, result in functions.items()})
         monkeypatch.setitem(sys.modules, module, fake)
-    monkeypatch.setattr("evaluator.results.write_requests", note("write_requests"))
+    for name, result in {
+        "evaluator.report.ranked_table": "the table",
+        "evaluator.report.plot": None,
+        "evaluator.results.write_requests": None,
+    }.items():
+        monkeypatch.setattr(name, note(name.rpartition(".")[2], result))
     return noted
 
 
