@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.plan.engines import CHUNKING, is_coupled, on_demand
-from evaluator.replica.design import Design, token_budget
+from evaluator.replica import Design, token_budget
 from evaluator.scenario import Deployment, Workload
 from evaluator.traffic.loads import Extremes
 
