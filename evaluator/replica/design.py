@@ -19,7 +19,7 @@ from evaluator.cost.parallel import Parallel, parallel_problem
 from evaluator.cost.precision import Precision
 from evaluator.cost.utilisation import IdealTime, ideal_times
 from evaluator.metrics.outcomes import OK
-from evaluator.plan.engines import CHUNKING
+from evaluator.policies import policy
 from evaluator.replica.inputs import Change, changed
 from evaluator.scenario.scenario import Batching, Deployment
 
@@ -79,14 +79,15 @@ class Design:
 def token_budget(batching: Batching, longest_prompt: int) -> int:
     """``max_num_batched_tokens``, or its default: 2,048 for chunks, just room for the longest prompt otherwise.
 
-    Whole prompts that share an iteration with decodes (``mixed``, ``orca``) need room for both. Orca itself bounds only
-    the number of sequences; there the budget stands for what its activations are given.
+    Whole prompts that share an iteration with decodes need room for both. Where the policy itself has no token budget
+    (Orca) this is what the activations are given memory for.
     """
     if batching.max_num_batched_tokens is not None:
         return batching.max_num_batched_tokens
-    if batching.policy in CHUNKING:
+    record = policy(batching.policy)
+    if not record.whole_prompts:
         return max(CHUNKED_TOKENS, batching.max_num_seqs)
-    beside = batching.max_num_seqs if batching.policy in ("mixed", "orca") else 0
+    beside = 0 if record.prefill_alone else batching.max_num_seqs
     return max(CHUNKED_TOKENS, longest_prompt + beside)
 
 
