@@ -63,7 +63,7 @@ def compare(
             raise InputError("compare takes SPECS.json ACTUALS.csv, or REQUESTS.csv --scenario SCENARIO [--set ...]")
         table, errors = _experiments(files[0], files[1], calibration, seeds, fit, held_out, quiet)
     if out is not None:
-        from evaluator.results.dataset import write_requests
+        from evaluator.results import write_requests
 
         write_requests(table, out)
         if not quiet:

@@ -13,6 +13,7 @@ from evaluator.cost.lanes import common_counts, stack
 from evaluator.cost.memory import kv_units
 from evaluator.errors import InputError
 from evaluator.experiments.traffic import Requests
+from evaluator.policies import CHUNKED, MIXED
 
 if TYPE_CHECKING:
     from evaluator.stations.engine import Lane, LaneResult
@@ -93,13 +94,13 @@ def _first(stacked: Any) -> Any:
 
 
 def _lane(server: Server, count: int) -> Lane:
-    from evaluator.stations.engine import POLICIES, Lane, Policy
+    from evaluator.stations.engine import Lane, Policy, decisions
 
     limits = server.experiment
-    policy = POLICIES["chunked" if limits.chunked_prefill else "mixed"]
+    policy = CHUNKED if limits.chunked_prefill else MIXED
     return Lane(
         cost=_first(stack([server.replica.pipeline_ranks[0]])),
-        policy=Policy(*(np.array(flag, dtype=bool) for flag in policy)),
+        policy=Policy(*(flag[0] for flag in decisions([policy]))),
         prompts_resident=np.array(False),
         max_num_seqs=np.float64(limits.max_num_seqs),
         max_num_batched_tokens=np.float64(limits.max_num_batched_tokens),

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from evaluator.cost.parallel import Parallel
+from evaluator.policies import policy
 from evaluator.replica.build import build
 from evaluator.replica.changes import Change
 from evaluator.replica.design import Design
@@ -22,16 +23,15 @@ CHUNKED_TOKENS = 2048
 def token_budget(batching: Batching, longest_prompt: int) -> int:
     """``max_num_batched_tokens``, or its default: 2,048 for chunks, just room for the longest prompt otherwise.
 
-    Whole prompts that share an iteration with decodes (``mixed``, ``orca``) need room for both. Orca itself bounds only
-    the number of sequences; there the budget stands for what its activations are given.
+    Whole prompts that share an iteration with decodes need room for both. Where the policy itself has no token budget
+    (Orca) this is what the activations are given memory for.
     """
-    from evaluator.plan.engines import CHUNKING  # the plan imports this room
-
     if batching.max_num_batched_tokens is not None:
         return batching.max_num_batched_tokens
-    if batching.policy in CHUNKING:
+    record = policy(batching.policy)
+    if not record.whole_prompts:
         return max(CHUNKED_TOKENS, batching.max_num_seqs)
-    beside = batching.max_num_seqs if batching.policy in ("mixed", "orca") else 0
+    beside = 0 if record.prefill_alone else batching.max_num_seqs
     return max(CHUNKED_TOKENS, longest_prompt + beside)
 
 
