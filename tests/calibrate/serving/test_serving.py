@@ -76,7 +76,6 @@ def test_all_experiments_are_kept_aside_once(experiments):
 
 
 def test_a_fitted_set_reads_back_equal(experiments):
-
     base = load_calibration("datasheet", "any")
     values = {"weight_bandwidth": 1.1, "launch": 1.25, "sort_start_s": 3e-4, "expert_skew": 0.5, "frontend_s": 5e-3,
               "lookahead_steps": 1.25}  # fmt: skip
