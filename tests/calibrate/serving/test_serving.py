@@ -6,6 +6,7 @@ import pytest
 
 from evaluator.calibrate.serving import PARTITIONS, FitResult, campaign, fit_all, fit_serving, held_out
 from evaluator.calibrate.serving.campaign import parts
+from evaluator.calibrate.serving.fit import renamed
 from evaluator.calibrate.serving.parameters import active, adjusted, as_vllm
 from evaluator.calibrate.serving.write import calibration_text
 from evaluator.catalog import load_calibration
