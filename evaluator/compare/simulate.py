@@ -13,7 +13,8 @@ from evaluator.cost.lanes import common_counts, stack
 from evaluator.cost.memory import kv_units
 from evaluator.errors import InputError
 from evaluator.experiments.traffic import Requests
-from evaluator.policies import CHUNKED, MIXED
+from evaluator.plan.engines import on_demand
+from evaluator.policies import policy
 
 if TYPE_CHECKING:
     from evaluator.stations.engine import Lane, LaneResult
@@ -68,7 +69,7 @@ def _run(server: Server, waiting: EngineRequests, longest_output: int) -> LaneRe
     lane = _lane(server, len(waiting.arrival_s) - 1)
     if pipeline_ranks == 1:
         found = _alone(run_lanes, lane, waiting, Structure(ring, windowed))
-        if not server.experiment.chunked_prefill or found.kv_units_max + waiting.kv_units.max() <= lane.kv_units:
+        if not on_demand(server.deployment) or found.kv_units_max + waiting.kv_units.max() <= lane.kv_units:
             return found
     rows = common_counts(server.replica.pipeline_ranks)
     costs = tuple(_first(stack([cost], rows)) for cost in server.replica.pipeline_ranks)
@@ -97,10 +98,9 @@ def _lane(server: Server, count: int) -> Lane:
     from evaluator.stations.engine import Lane, Policy, decisions
 
     limits = server.experiment
-    policy = CHUNKED if limits.chunked_prefill else MIXED
     return Lane(
         cost=_first(stack([server.replica.pipeline_ranks[0]])),
-        policy=Policy(*(flag[0] for flag in decisions([policy]))),
+        policy=Policy(*(flag[0] for flag in decisions([policy(server.deployment.batching.policy)]))),
         prompts_resident=np.array(False),
         max_num_seqs=np.float64(limits.max_num_seqs),
         max_num_batched_tokens=np.float64(limits.max_num_batched_tokens),
@@ -113,12 +113,12 @@ def _lane(server: Server, count: int) -> Lane:
 
 
 def _rules(server: Server) -> Any:
-    """Those of vLLM v1. Whole prompts may not fit into an iteration anew after a preemption: their KV is reserved."""
+    """Those of vLLM v1."""
     from evaluator.simulation.lanes import units_of
     from evaluator.stations.engine.any_order import KvUnits, Rules
 
     return Rules(
-        on_demand=np.bool_(server.experiment.chunked_prefill),
+        on_demand=np.bool_(on_demand(server.deployment)),
         whole_kv=np.bool_(False),
         watermark_units=np.float64(0.0),
         long_prefill_tokens=np.float64(np.inf),
