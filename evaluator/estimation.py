@@ -18,7 +18,6 @@ from evaluator.cost.breakdown import OperatorTime, breakdown
 from evaluator.cost.fitted import fit_of, fitted_problem, iteration_cost, verdict
 from evaluator.cost.iteration import BatchStatistics, IterationCost, iteration_time, share_touched
 from evaluator.cost.kernel import Operator
-from evaluator.cost.load import Load, steady_load
 from evaluator.cost.memory import (
     MemoryPlan,
     kv_bytes_per_token,
@@ -31,6 +30,7 @@ from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel, parallel_problem
 from evaluator.cost.precision import Precision
 from evaluator.cost.quantities import peaks
+from evaluator.cost.steady import SteadyState, steady_state
 from evaluator.cost.utilisation import ideal_time, ideal_times
 from evaluator.errors import InputError
 
@@ -70,7 +70,7 @@ class Estimate:
     e2e_s: float
     output_tok_per_s: float
     total_tok_per_s: float
-    load: Load | None
+    load: SteadyState | None
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ def _host_of_every_stage(calibration: Calibration, parallel: Parallel) -> Calibr
     )
 
 
-def _load(design: _Design, rate_rps: float, max_sequences: int, max_num_batched_tokens: int) -> Load:
-    return steady_load(
+def _load(design: _Design, rate_rps: float, max_sequences: int, max_num_batched_tokens: int) -> SteadyState:
+    return steady_state(
         design.parameters,
         rate_rps,
         prompt_tokens=design.prompt_tokens,
@@ -161,7 +161,7 @@ def _load(design: _Design, rate_rps: float, max_sequences: int, max_num_batched_
     )
 
 
-def _estimated(design: _Design, plan: MemoryPlan, batch: int, most: int, load: Load | None) -> Estimate:
+def _estimated(design: _Design, plan: MemoryPlan, batch: int, most: int, load: SteadyState | None) -> Estimate:
     """The estimate of ``batch`` sequences, where memory holds at most ``most``."""
     model, hardware, precision, parallel = design.model, design.hardware, design.precision, design.parallel
     prompt_tokens, output_tokens = design.prompt_tokens, design.output_tokens
@@ -223,7 +223,7 @@ def _crowded(sequences: int, most: int) -> str | None:
     )
 
 
-def _range(design: _Design, sequences: int, load: Load | None) -> tuple[str | None, str]:
+def _range(design: _Design, sequences: int, load: SteadyState | None) -> tuple[str | None, str]:
     """Why a fit to measured iterations does not tell of these batches, and the provenance of what is told."""
     prompt, longest = design.prompt_tokens, design.prompt_tokens + design.output_tokens - 1.0
     decodes = float(sequences) if design.output_tokens > 1 else 0.0
@@ -291,7 +291,7 @@ def _capacity(result: Estimate) -> str:
     return f"{result.kv_capacity_tokens:,.0f} tokens of {result.kv_bytes_per_token:,.0f} byte per device"
 
 
-def _load_lines(load: Load) -> list[str]:
+def _load_lines(load: SteadyState) -> list[str]:
     head = [
         "",
         f"at {load.rate_rps:g} requests/s (steady state, no queueing):",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.cost.rates import GROUP_SIZES, OP_CLASSES, REDUCE_FIGURES, Rates
+from evaluator.cost.rates import OP_CLASSES, REDUCE_FIGURES, REDUCE_SIZES, Rates
 
 PRIOR_SIGMA = 2.0
 """Standard deviation of the prior in log or logit: a factor of 7. Weak: it decides only what the data leave open."""
@@ -90,7 +90,7 @@ def reduce_parameters(devices: Sequence[int], rate: Rates) -> list[Parameter]:
     return [
         _parameter(f"all_reduce.{size}.{figure}", figure, f"reduce_{leaf}", at,
                    float(getattr(rate, f"reduce_{leaf}")[at]), most.get(figure))
-        for at, size in enumerate(GROUP_SIZES) if size in devices
+        for at, size in enumerate(REDUCE_SIZES) if size in devices
         for figure, leaf in REDUCE_FIGURES.items()
     ]  # fmt: skip
 

@@ -72,7 +72,7 @@ class OperatorEfficiency:
 
     For a collective ``bandwidth_efficiency`` is relative to what the link reaches (``Calibration.link_efficiency``),
     and ``flops_efficiency`` and ``knee`` mean nothing (1 and 0). The other figures leave the plain roofline where they
-    are at their defaults; ``evaluator.cost.fold`` (``unit_times``, ``_attention_times``) says what each does.
+    are at their defaults; ``evaluator.cost.unit_times`` says what each does.
     """
 
     flops_efficiency: float
