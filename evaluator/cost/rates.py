@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
 
-from evaluator.catalog.calibration import OperatorEfficiency
+from evaluator.catalog.efficiency import OperatorEfficiency
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.arrays import PerClass, PerDtype, PerLevel, PerSize, Scalar
 from evaluator.cost.dtypes import COMPUTE_DTYPES, PEAK_FALLBACKS
