@@ -10,7 +10,17 @@ import pytest
 
 from evaluator.device import WHOLE_LOOPS
 
-ROOT = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+SLOW = (
+    "calibrate/test_fitted_sets.py",
+    "measure/test_measure.py",
+    "properties",
+    "simulation/test_perfetto.py",
+    "simulation/test_tokens.py",
+    "stations",
+)
+"""Folders and files of tests that compile many or large programs; ``make test-fast`` leaves them out."""
 
 os.environ["JAX_ENABLE_X64"] = "1"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
@@ -20,6 +30,18 @@ os.environ["MPLBACKEND"] = "agg"
 os.environ.setdefault("EVALUATOR_CACHE", str(ROOT / ".cache"))
 os.environ.pop("EVALUATOR_PATH", None)
 os.environ.pop("EVALUATOR_DEBUG", None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark what lies in SLOW, before ``-m`` selects. A test elsewhere may carry the mark itself."""
+    slow = [TESTS / name for name in SLOW]
+    gone = [place for place in slow if not place.exists()]
+    if gone:
+        raise pytest.UsageError(f"tests/conftest.py: SLOW names {', '.join(map(str, gone))}, which is not there")
+    for item in items:
+        if any(item.path.is_relative_to(place) for place in slow):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

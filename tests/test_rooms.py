@@ -28,7 +28,7 @@ ORDER = (
     ("scenario",),
     ("traffic",),
     ("replica",),
-    ("routing",),
+    ("estimation", "routing"),
     ("plan",),
     # What runs it: JAX over many lanes, and plain Python token by token
     ("stations", "reference"),
@@ -39,19 +39,19 @@ ORDER = (
     ("search",),
     ("report",),
     # Questions that a user asks as a whole
-    ("estimation", "run"),
+    ("run",),
     ("validation",),
     # Workshops beside the data flow: experiments that others measured, our own measurements, fits to both
     ("experiments",),
+    ("compare",),
     ("calibrate",),
-    ("measure", "compare"),
+    ("measure",),
     ("__init__",),
     ("cli",),
     ("__main__",),
 )
 
 EXCEPTIONS = {
-    ("replica/design.py", "evaluator.plan.engines"): "which policies cut prompts: it becomes a fact of policies/",
     ("routing/by_state.py", "evaluator.reference.replica"): "a router by state looks at the reference's replicas",
     ("execution/workers.py", "evaluator"): "finds the package's folder for the processes that it starts",
 }
