@@ -6,6 +6,7 @@ import pytest
 
 from evaluator.calibrate.serving import PARTITIONS, FitResult, campaign, fit_all, fit_serving, held_out
 from evaluator.calibrate.serving.campaign import parts
+from evaluator.calibrate.serving.fit import renamed
 from evaluator.calibrate.serving.parameters import active, adjusted, as_vllm
 from evaluator.calibrate.serving.write import calibration_text
 from evaluator.catalog import load_calibration
@@ -76,8 +77,6 @@ def test_all_experiments_are_kept_aside_once(experiments):
 
 
 def test_a_fitted_set_reads_back_equal(experiments):
-    from evaluator.compare.fit import renamed
-
     base = load_calibration("datasheet", "any")
     values = {"weight_bandwidth": 1.1, "launch": 1.25, "sort_start_s": 3e-4, "expert_skew": 0.5, "frontend_s": 5e-3,
               "lookahead_steps": 1.25}  # fmt: skip
