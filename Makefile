@@ -9,13 +9,13 @@ READY := $(VENV)/.ready
 .PHONY: help setup demo test test-fast check bench clean
 
 help:
-	@echo "make setup   a virtual environment in $(VENV) with the package and its tools"
-	@echo "make demo    sweep scenarios/quickstart.yaml: a table, results/quickstart.nc and results/quickstart.png"
-	@echo "make test    the tests, in two processes (WORKERS=4: in four; 3 GB of memory each)"
+	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
+	@echo "make demo       sweep scenarios/quickstart.yaml: a table, results/quickstart.nc and results/quickstart.png"
+	@echo "make test       the tests, in two processes (WORKERS=4: in four; 3 GB of memory each)"
 	@echo "make test-fast  the quick ones among them (90 s)"
-	@echo "make check   formatting, lint and types"
-	@echo "make bench   the benchmarks (minutes)"
-	@echo "make clean   remove what the targets made, .venv and results included"
+	@echo "make check      formatting, lint and types"
+	@echo "make bench      the benchmarks (minutes)"
+	@echo "make clean      remove what the targets made, .venv and results included"
 
 setup: $(READY)
 

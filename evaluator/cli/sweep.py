@@ -88,7 +88,7 @@ def _pictures(dataset: xarray.Dataset, path: Path) -> list[Path]:
     from evaluator import report
 
     report.plot(dataset, path)
-    if not _has_elasticities(dataset) or not report.told(dataset).size:
+    if not _has_elasticities(dataset) or not report.rows_with_elasticities(dataset).size:
         return [path]
     return [path, report.plot_sensitivity(dataset, path.with_stem(f"{path.stem}-sensitivity"))]
 

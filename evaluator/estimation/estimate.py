@@ -12,11 +12,11 @@ from evaluator.catalog.model import Model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
 from evaluator.cost.fitted import verdict
 from evaluator.cost.iteration import BatchStatistics
-from evaluator.cost.load import Load, steady_load
 from evaluator.cost.memory import MemoryPlan, kv_bytes_per_token, kv_units, model_window
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.quantities import peaks
+from evaluator.cost.steady import SteadyState, steady_state
 from evaluator.errors import InputError
 from evaluator.estimation.phases import Phase, Sequences, decode_time, phase
 from evaluator.replica import Design, Passage, ReplicaSpec, build, passage
@@ -47,7 +47,7 @@ class Estimate:
     e2e_s: float
     output_tok_per_s: float
     total_tok_per_s: float
-    load: Load | None
+    load: SteadyState | None
 
 
 def estimate(
@@ -107,8 +107,8 @@ def _check_positions(model: Model, prompt: int, output: int) -> None:
         )
 
 
-def _load(built: Design, through: Passage, served: Sequences, rate_rps: float, most: int) -> Load:
-    return steady_load(
+def _load(built: Design, through: Passage, served: Sequences, rate_rps: float, most: int) -> SteadyState:
+    return steady_state(
         through.cost,
         rate_rps,
         prompt_tokens=served.prompt_tokens,
@@ -121,7 +121,7 @@ def _load(built: Design, through: Passage, served: Sequences, rate_rps: float, m
 
 
 def _estimated(
-    built: Design, memory: MemoryPlan, through: Passage, served: Sequences, most: int, load: Load | None
+    built: Design, memory: MemoryPlan, through: Passage, served: Sequences, most: int, load: SteadyState | None
 ) -> Estimate:
     """The estimate of sequences of which memory holds at most ``most``."""
     precision, parallel = built.spec.precision, built.spec.parallel
@@ -165,7 +165,7 @@ def _crowded(sequences: int, most: int) -> str | None:
     )
 
 
-def _range(through: Passage, served: Sequences, load: Load | None) -> tuple[str | None, str]:
+def _range(through: Passage, served: Sequences, load: SteadyState | None) -> tuple[str | None, str]:
     """Why a fit to measured iterations does not tell of these batches, and the provenance of what is told."""
     prompt, longest = served.prompt_tokens, served.prompt_tokens + served.output_tokens - 1.0
     decodes = float(served.count) if served.output_tokens > 1 else 0.0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.metrics.outcomes import OK
+from evaluator.results.schema import nearest_quantile
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -21,24 +22,31 @@ MEASURES = {
 """Variables and how they are called; latencies at the quantile nearest to 0.9."""
 
 
-def told(ds: xr.Dataset) -> np.ndarray:
-    """Positions along ``config`` of what ran and whose inputs are known: not those of iterations fitted as a whole."""
+def rows_with_elasticities(ds: xr.Dataset) -> np.ndarray:
+    """Positions along ``config`` of the configurations that ran and whose elasticities are known.
+
+    A cost that was fitted to whole iterations does not know their operators: its configurations have none.
+    """
     finite = [np.isfinite(ds[f"{name}_elasticity"].values.reshape(ds.sizes["config"], -1)).any(1) for name in MEASURES]
     return np.flatnonzero((ds["status"].values == OK) & np.any(finite, axis=0))
 
 
 def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
-    """The measures that are known; of cost and output, which say the same, the cost."""
+    """The names of the measures whose elasticities are known in ``rows``.
+
+    Cost per token is the price over the output: where the cost is known, the output would say the same and is left out.
+    """
     known = [name for name in MEASURES if np.isfinite(ds[f"{name}_elasticity"].values[rows]).any()]
     return [name for name in known if not (name == "output_tok_per_s" and "usd_per_mtok" in known)]
 
 
 def elasticity(ds: xr.Dataset, name: str, rows: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of a measure in ``rows`` to the input at position ``at``, and its error; both (row,).
+    """The elasticity of a measure to the input at position ``at`` of ``input``, and its error; both (row,).
 
-    The error is that of chance and that of the step together: the root of the sum of their squares.
+    The error is the root of the sum of two squares: of the Monte-Carlo standard error, and of what the finite step of
+    the difference is off by.
     """
     found = [ds[f"{name}_elasticity{suffix}"].values[rows, at] for suffix in ("", "_stderr", "_step_error")]
-    nearest = int(np.argmin(np.abs(ds["quantile"].values - 0.9)))
+    nearest = nearest_quantile(ds, 0.9)
     slope, chance, step = (values[:, nearest] if values.ndim > 1 else values for values in found)
     return slope, np.hypot(chance, step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from evaluator.cost.load import Load
+from evaluator.cost.steady import SteadyState
 from evaluator.estimation import Estimate, Phase
 
 
@@ -41,7 +41,7 @@ def _capacity(result: Estimate) -> str:
     return f"{result.kv_capacity_tokens:,.0f} tokens of {result.kv_bytes_per_token:,.0f} byte per device"
 
 
-def _load_lines(load: Load) -> list[str]:
+def _load_lines(load: SteadyState) -> list[str]:
     head = [
         "",
         f"at {load.rate_rps:g} requests/s (steady state, no queueing):",

@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluator.results.schema import axes_of, objectives_of
+from evaluator.results.schema import axes_of, nearest_quantile, objectives_of
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
 def ranking(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
-    """Feasible rows, best first, and the rule in words."""
+    """The rows of ``feasible``, best first, and the rule in words.
+
+    ``feasible`` are positions along ``config`` of configurations that ran. A design that meets the SLO comes before one
+    that misses it, one that is not saturated before one that is; among equals the cheaper comes first, or, where no
+    price is known, the one with the higher throughput per GPU.
+    """
     objective, words = _objective(ds, feasible)
     keys = [objective, ds["saturated"].values[feasible].astype(float)]
     met = ds["slo_met"].values[feasible]
@@ -41,7 +46,7 @@ def _objective(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
 
 def near(ds: xr.Dataset, name: str, level: float) -> np.ndarray:
     """A latency at the reported quantile nearest to ``level``, (config,)."""
-    return ds[name].values[:, int(np.argmin(np.abs(ds["quantile"].values - level)))]
+    return ds[name].values[:, nearest_quantile(ds, level)]
 
 
 def quantities(ds: xr.Dataset) -> list[str]:

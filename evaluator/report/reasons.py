@@ -19,7 +19,11 @@ _REMEDIES = (
 
 
 def reasons(statuses: np.ndarray) -> list[tuple[str, int]]:
-    """Reasons that differ only in their figures counted together, the most frequent first, each with an example."""
+    """Why configurations cannot run, and how many for each reason, the most frequent first.
+
+    ``statuses``, (config,), are texts. Those that differ only in their figures count as one reason and are shown by the
+    first of them, with a remedy where the text does not name one itself.
+    """
     texts, counts = np.unique(statuses[statuses != OK], return_counts=True)
     kinds: Counter[str] = Counter()
     examples: dict[str, list[str]] = {}

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from evaluator.metrics.outcomes import Objective
 from evaluator.version import __version__
 
@@ -47,6 +49,11 @@ def _installed(package: str) -> str:
 def axes_of(ds: xr.Dataset) -> list[list[str]]:
     """The coordinates of every swept axis; the first of each names the axis. Empty for a single configuration."""
     return json.loads(ds.attrs.get("coordinates_of", "[]"))
+
+
+def nearest_quantile(ds: xr.Dataset, level: float) -> int:
+    """The position along ``quantile`` of the reported quantile that is nearest to ``level``, a fraction."""
+    return int(np.argmin(np.abs(ds["quantile"].values - level)))
 
 
 def objectives_of(ds: xr.Dataset) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from evaluator.calibrate.whole import document, fit_iterations, written
 from evaluator.errors import InputError
 from evaluator.estimation import estimate
 from evaluator.metrics import OK
-from evaluator.report import elasticity_table, plot_sensitivity, told
+from evaluator.report import elasticity_table, plot_sensitivity, rows_with_elasticities
 from evaluator.report.estimate import format_estimate
 from evaluator.run import simulate, sweep
 from evaluator.validation import validate
@@ -143,7 +143,7 @@ def test_what_limits_measured_iterations_is_not_known(fitted_set, evaluator, tmp
     assert np.isnan(ds["tpot_s_elasticity"].values[0]).all() and np.isfinite(ds["tpot_s_elasticity"].values[1]).all()
     plot_sensitivity(ds, tmp_path / "a.png")
     alone = sweep(using(path, limit), sensitivity=True)
-    assert "is not known" in elasticity_table(alone) and not told(alone).size
+    assert "is not known" in elasticity_table(alone) and not rows_with_elasticities(alone).size
     file = tmp_path / "mine.yaml"
     file.write_text(
         "workload: {arrivals: {process: poisson, rate_rps: 1}, lengths: {source: fixed, prompt_tokens: 100, "

@@ -25,7 +25,11 @@ SUFFIXES = (".png", ".pdf", ".svg")
 
 
 def save(path: str | Path, draw: Callable[[], Any]) -> Path:
-    """Write the figure that ``draw`` makes, in the style of all pictures. Errors as of ``plot``."""
+    """Write the figure that ``draw`` makes, in the style of all pictures; an old file is replaced when all is drawn.
+
+    Errors: InputError for another suffix than SUFFIXES, where matplotlib is missing, and where the file cannot be
+    written.
+    """
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: unknown kind of picture {path.suffix!r}; use {', '.join(SUFFIXES)}")
@@ -61,7 +65,7 @@ def headings(figure: Any, ds: xr.Dataset, subtitle: str, notes: Sequence[str]) -
 
 
 def footnotes(ds: xr.Dataset, layout: Layout) -> list[str]:
-    """What a reader of any picture has to know."""
+    """What a reader of any picture has to know: which designs are not shown, seeds, and the calibration set."""
     notes = [f"Shown: {'; '.join(layout.notes)}"] if layout.notes else []
     infeasible = int((ds["status"].values != OK).sum())
     if infeasible:

@@ -30,7 +30,7 @@ def axis_title(ds: xr.Dataset, name: str) -> str:
 
 
 def in_words(ds: xr.Dataset, row: int, names: Sequence[str]) -> str:
-    """Quantities of a row in few words."""
+    """A configuration by the quantities ``names``: numbers with their names, text (hardware, policy) by itself."""
     return ", ".join(
         f"{title(name)} {text(ds[name].values[row])}" if ds[name].dtype.kind in "iuf" else text(ds[name].values[row])
         for name in names

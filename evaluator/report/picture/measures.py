@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.report.picture.layout import Layout
-from evaluator.results.schema import objectives_of
+from evaluator.results.schema import nearest_quantile, objectives_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -37,7 +37,7 @@ def _latency(ds: xr.Dataset, metric: str, title: str, scale: float, unit: str, l
     if statistic == "mean":
         values, stderr = ds[f"{name}_mean"].values, ds.get(f"{name}_mean_stderr")
     else:
-        nearest = int(np.argmin(np.abs(ds["quantile"].values - float(statistic[1:]) / 100.0)))
+        nearest = nearest_quantile(ds, float(statistic[1:]) / 100.0)
         values, stderr = ds[name].values[:, nearest], ds.get(f"{name}_stderr")
         stderr = None if stderr is None else stderr[:, nearest]
     bound = wanted[0]["bound_s"] * scale if wanted else None

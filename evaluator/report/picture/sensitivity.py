@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluator.report.elasticities import MEASURES, elasticity, measures_of, told
+from evaluator.report.elasticities import MEASURES, elasticity, measures_of, rows_with_elasticities
 from evaluator.report.picture.canvas import canvas, footnotes, headings, legend, save, x_axis
 from evaluator.report.picture.labels import in_words
 from evaluator.report.picture.layout import Layout, choose, pick
@@ -33,7 +33,10 @@ class Shown:
 
 
 def plot_sensitivity(ds: xr.Dataset, path: str | Path) -> Path:
-    """Draw the elasticities of a sweep with sensitivity, where anything is ``told``, to ``path`` (as ``plot``)."""
+    """Draw what limits the best design of a sweep with sensitivity to ``path``, as ``plot`` does.
+
+    At least one configuration must have elasticities (``rows_with_elasticities``). Errors: as of ``plot``.
+    """
     return save(path, lambda: sensitivity_figure_of(ds))
 
 
@@ -61,7 +64,7 @@ def sensitivity_figure_of(ds: xr.Dataset) -> Any:
 
 
 def _chosen(ds: xr.Dataset) -> Shown:
-    feasible = told(ds)
+    feasible = rows_with_elasticities(ds)
     best = int(ranking(ds, feasible)[0][0])
     x = choose(ds, feasible).x
     others = tuple(name for name in quantities(ds) if name != x and not is_constant(ds, name))

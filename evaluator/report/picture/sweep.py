@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def plot(ds: xr.Dataset, path: str | Path) -> Path:
-    """Draw a dataset to ``path`` (.png, .pdf or .svg). Errors: InputError for another suffix or without matplotlib."""
+    """Draw the dataset of a sweep to ``path`` (.png, .pdf or .svg) and return the path.
+
+    Errors: InputError for another suffix, where matplotlib is missing, and where the file cannot be written.
+    """
     return save(path, lambda: figure_of(ds))
 
 

@@ -28,7 +28,10 @@ _SHORT = {
 
 
 def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
-    """The best ``top`` configurations, then how many there were, how many can run, and why the others cannot."""
+    """The best ``top`` configurations, then how many there were, how many can run, and why the others cannot.
+
+    ``width`` is that of the terminal, in characters: names are shortened and measures left out until a row fits.
+    """
     feasible = np.flatnonzero(ds["status"].values == OK)
     lines = []
     if feasible.size:
