@@ -17,7 +17,7 @@ from evaluator.metrics import OK, bounds_of, measure, quantile_levels
 from evaluator.plan import Plan, plan
 from evaluator.plan.engines import ENGINES, ITERATION, TOKEN
 from evaluator.plan.plan import Member
-from evaluator.replica.inputs import chosen_inputs
+from evaluator.replica import chosen_inputs
 from evaluator.results.chunks import combine, fingerprint_of, read_chunks, write_chunk
 from evaluator.results.dataset import to_dataset
 from evaluator.results.files import check_output, replacing, write

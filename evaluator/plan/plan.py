@@ -11,8 +11,7 @@ from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, routing_problem
 from evaluator.plan.engines import IN_ORDER, ITERATION, TOKEN, Program, lacking, program
-from evaluator.replica.design import Design, design, token_budget, varied
-from evaluator.replica.inputs import Change
+from evaluator.replica import Change, Design, design, token_budget, varied
 from evaluator.routing.independent import assign_replicas
 from evaluator.scenario import Deployment, Grid, Scenario, Workload, expand
 from evaluator.scenario.grid import Point
@@ -86,7 +85,7 @@ class Plan:
         linked = member.design.devices > 1 or deployment.kv.preemption == "swap"
         if member.status != OK or (change.input.startswith("link_") and not linked):
             return member
-        return replace(member, design=varied(member.design, deployment, change))
+        return replace(member, design=varied(member.design, change))
 
 
 def plan(

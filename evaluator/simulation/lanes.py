@@ -14,12 +14,11 @@ from evaluator.cost.memory import KvLayout, units_of
 from evaluator.plan.checks import watermark_units
 from evaluator.plan.engines import on_demand
 from evaluator.plan.plan import Group, Member, Plan
-from evaluator.reference import LOOK_EVERY
+from evaluator.policies import BatchingPolicy, policy
 from evaluator.scenario import Deployment
 from evaluator.simulation.slots import Slot
-from evaluator.stations.engine import Lane, LaneResult, Policy, Requests, Structure, run_lanes
+from evaluator.stations.engine import Lane, LaneResult, Requests, Structure, decisions, run_lanes
 from evaluator.stations.engine.any_order import (
-    GENERAL_POLICIES,
     GeneralLane,
     GeneralStructure,
     KvUnits,
@@ -81,15 +80,15 @@ def _lanes(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -
     deployments = [plan.grid.points[members[slot.position].config][1] for slot in slots]
     served_by = [members[slot.position] for slot in slots]
     kvs = [member.design.ready.kv for member in served_by]
-    policies = [GENERAL_POLICIES[deployment.batching.policy] for deployment in deployments]
+    policies = [policy(deployment.batching.policy) for deployment in deployments]
     costs = [_costs(group, served_by, pipeline_rank) for pipeline_rank in range(group.program.pipeline_ranks)]
     budgets = [
-        np.inf if deployment.batching.policy == "orca" else member.max_num_batched_tokens
-        for deployment, member in zip(deployments, served_by, strict=True)
+        member.max_num_batched_tokens if record.token_budget else np.inf
+        for record, member in zip(policies, served_by, strict=True)
     ]
     lane = Lane(
         cost=costs[0],
-        policy=Policy(*(np.array(column, dtype=bool) for column in zip(*policies, strict=True))),
+        policy=decisions(policies),
         prompts_resident=np.array([deployment.role == "decode" for deployment in deployments]),
         max_num_seqs=np.array([deployment.batching.max_num_seqs for deployment in deployments], dtype=float),
         max_num_batched_tokens=np.array(budgets, dtype=float),
@@ -102,21 +101,21 @@ def _lanes(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -
     if not group.program.in_any_order:
         return lane
     shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
-    return GeneralLane(lane, tuple(costs), _rules(deployments, kvs), shared)
+    return GeneralLane(lane, tuple(costs), _rules(deployments, policies, kvs), shared)
 
 
-def _rules(deployments: list[Deployment], kvs: list[KvLayout]) -> Rules:
+def _rules(deployments: list[Deployment], policies: list[BatchingPolicy], kvs: list[KvLayout]) -> Rules:
     def column(values: Iterable[object], kind: type = float) -> np.ndarray:
         return np.array(list(values), dtype=kind)
 
     batchings = [deployment.batching for deployment in deployments]
     return Rules(
         on_demand=column(map(on_demand, deployments), bool),
-        whole_kv=column((batching.policy == "sarathi" for batching in batchings), bool),
+        whole_kv=column((record.whole_kv for record in policies), bool),
         watermark_units=column(map(watermark_units, deployments, kvs)),
         long_prefill_tokens=column(batching.long_prefill_token_threshold or np.inf for batching in batchings),
         least_work=column((batching.packing == "least_work_left" for batching in batchings), bool),
-        look_every=column((LOOK_EVERY * (batching.policy == "lightllm") for batching in batchings), np.int32),
+        look_every=column((record.look_every for record in policies), np.int32),
         kv=KvUnits(*map(column, zip(*map(units_of, kvs), strict=True))),
     )
 

@@ -7,7 +7,7 @@ import numpy as np
 from evaluator.metrics import measure
 from evaluator.metrics.elasticity import STEP
 from evaluator.plan.plan import Group, Member, Plan
-from evaluator.replica.inputs import Change
+from evaluator.replica import Change
 from evaluator.simulation import simulate_chunk
 
 

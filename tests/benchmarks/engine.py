@@ -12,11 +12,11 @@ import numpy as np
 
 from evaluator.cost import stack
 from evaluator.device import configure
-from evaluator.reference import LOOK_EVERY, Limits, Request, simulate_replica
+from evaluator.policies import POLICIES
+from evaluator.reference import Limits, Request, simulate_replica
 from evaluator.simulation.lanes import LANES_PER_CALL
-from evaluator.stations.engine import POLICIES, Lane, LaneResult, Policy, Requests, Structure, run_lanes
+from evaluator.stations.engine import Lane, LaneResult, Requests, Structure, decisions, run_lanes
 from evaluator.stations.engine.any_order import (
-    GENERAL_POLICIES,
     GeneralLane,
     GeneralStructure,
     KvUnits,
@@ -50,7 +50,7 @@ def engine(quick: bool) -> Iterator[Row]:
     dense = work(DENSE)
     main = measure(dense, threads)
     yield _row(f"chunked, {DENSE}", main, main)
-    for policy in (policy for policy in POLICIES if policy != "chunked"):
+    for policy in ("static", "continuous", "mixed"):
         yield _row(policy, measure(work(DENSE, policy), threads), main)
     for kind, name in OTHERS.items():
         yield _row(f"chunked, {name} ({kind})", measure(work(name), threads), main)
@@ -102,7 +102,7 @@ def engine_input(given: Work) -> tuple[Lane, Requests, Structure]:
     cost = jax.tree.map(lambda x: np.ascontiguousarray(np.moveaxis(x, -1, 0)), stack(given.costs))
     lanes = Lane(
         cost,
-        Policy(*(full(decision, bool) for decision in POLICIES[given.policy])),
+        decisions([POLICIES[given.policy]] * count),
         prompts_resident=full(False, bool),
         max_num_seqs=full(MAX_NUM_SEQS),
         max_num_batched_tokens=full(given.max_num_batched_tokens),
@@ -129,29 +129,30 @@ def general_input(
     """The same for the general program. ``kv``: so much of the KV cache; ``share``: of a prompt in an iteration."""
     lanes, requests, structure = engine_input(given)
     count, block = len(lanes.kv_units), given.kv.block_tokens
-    lightllm = policy == "lightllm"
+    record = POLICIES[policy]
 
     def full(value: Any, kind: Any = np.float64) -> np.ndarray:
         return np.full(count, value, kind)
 
-    if lightllm:  # KV by the token
+    if record.by_future_peak:  # KV by the token
         lanes, block = lanes._replace(kv_units=lanes.kv_units * block), 1
         requests = requests._replace(kv_units=requests.prompt_tokens + requests.output_tokens - 1)
     rules = Rules(
-        on_demand=full(on_demand or lightllm, bool),
-        whole_kv=full(policy == "sarathi", bool),
+        on_demand=full(on_demand or record.admission == "on_demand", bool),
+        whole_kv=full(record.whole_kv, bool),
         watermark_units=full(0.0),
         long_prefill_tokens=full(share),
         least_work=full(least_work, bool),
-        look_every=full(LOOK_EVERY if lightllm else 0, np.int32),
+        look_every=full(record.look_every, np.int32),
         kv=KvUnits(*map(full, (block, 1.0, 0.0, 0.0, 0.0, block))),
     )
+    budget = 8192 if record.by_future_peak else given.max_num_batched_tokens if record.token_budget else np.inf
     lanes = lanes._replace(
-        policy=Policy(*(full(decision, bool) for decision in GENERAL_POLICIES[policy])),
+        policy=decisions([record] * count),
         kv_units=np.floor(lanes.kv_units * kv),
-        max_num_batched_tokens=full(np.inf if policy == "orca" else 8192 if lightllm else given.max_num_batched_tokens),
+        max_num_batched_tokens=full(budget),
     )
-    general = GeneralStructure(structure.ring, structure.windowed, pipeline_ranks, lightllm)
+    general = GeneralStructure(structure.ring, structure.windowed, pipeline_ranks, record.by_future_peak)
     shared = np.zeros_like(requests.kv_units)
     return GeneralLane(lanes, (lanes.cost,) * pipeline_ranks, rules, shared), requests, general
 

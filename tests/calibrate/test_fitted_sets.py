@@ -10,9 +10,10 @@ import pytest
 from evaluator import results
 from evaluator.calibrate.whole import document, fit_iterations, written
 from evaluator.errors import InputError
-from evaluator.estimation import estimate, format_estimate
+from evaluator.estimation import estimate
 from evaluator.metrics import OK
 from evaluator.report import elasticity_table, plot_sensitivity, rows_with_elasticities
+from evaluator.report.estimate import format_estimate
 from evaluator.run import simulate, sweep
 from evaluator.validation import validate
 from tests.calibrate.test_whole import iterations, roofline, timed

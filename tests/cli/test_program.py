@@ -62,7 +62,8 @@ def chain(monkeypatch):
     simulated = SimpleNamespace(requests=[1, 2, 3], summary=summary)
     parts = {
         "evaluator.run": {"sweep": summary, "simulate": simulated},
-        "evaluator.estimation": {"estimate": SimpleNamespace(status="ok"), "format_estimate": "the breakdown"},
+        "evaluator.estimation": {"estimate": SimpleNamespace(status="ok")},
+        "evaluator.report.estimate": {"format_estimate": "the breakdown"},
     }
     for module, functions in parts.items():
         fake = SimpleNamespace(**{name: note(name, result) for name, result in functions.items()})

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from evaluator.cost.iteration import AttentionRows, CostParameters, Rows
 from evaluator.device import configure
-from evaluator.stations.engine import POLICIES, Lane, LaneResult, Requests, Structure, run_lanes
+from evaluator.stations.engine import Lane, LaneResult, Requests, Structure, run_lanes
 from tests.stations.build import (
+    POLICIES,
     RING,
     Case,
     build,

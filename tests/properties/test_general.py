@@ -53,7 +53,7 @@ def general_cases(draw: st.DrawFn) -> GeneralCase:
         seats, least + draw(st.integers(0, 40)), int(units.max()) + draw(st.integers(0, 60)),
         admission="on_demand" if on_demand else "reserve", block_tokens=block,
         long_prefill_token_threshold=draw(st.sampled_from([0, 1, 20])) if policy in CHUNKING else 0,
-        packing=draw(st.sampled_from(["fcfs", "least_work_left"])), max_wait_iterations=draw(st.integers(1, 5)),
+        packing=draw(st.sampled_from(["fcfs", "least_work_left"])), look_every=draw(st.integers(1, 5)),
     )  # fmt: skip
     watermark = draw(st.integers(0, limits.kv_units - int(units.max()))) if on_demand else 0
     limits = replace(limits, watermark_units=watermark)
@@ -173,7 +173,7 @@ def test_every_rule_moves_some_output(name):
         np.zeros(SLOTS), [40, 90, 30, 70, 55, 20, 64, 80], [12, 30, 30, 1, 9, 25, 7, 16], window=50,
     )  # fmt: skip
     tokens, kv = (200, 300) if looks else (24, 30)
-    limits = Limits(4, tokens, kv, admission="on_demand", block_tokens=layout.block_tokens, max_wait_iterations=4)
+    limits = Limits(4, tokens, kv, admission="on_demand", block_tokens=layout.block_tokens, look_every=4)
     units = kv_units(layout, case.prompt_tokens + case.output_tokens)
     lanes, requests = stacked(
         [GeneralCase(replace(case, limits=limits, kv_units=units), (case.cost,), np.zeros(SLOTS, int), layout)]

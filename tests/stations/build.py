@@ -12,12 +12,14 @@ import numpy as np
 
 from evaluator.cost.iteration import CostParameters
 from evaluator.device import configure
+from evaluator.policies import policy as policy_named
 from evaluator.reference import Limits, Outcome, Request, simulate_replica
-from evaluator.stations.engine import POLICIES, Lane, LaneResult, Policy, Requests, Structure, run_lanes
+from evaluator.stations.engine import Lane, LaneResult, Policy, Requests, Structure, decisions, run_lanes
 from tests.reference.build import linear_cost, random_cost
 
 RING = 512  # longer than any output of the tests
 OPEN = 1 << 30  # users of an open loop
+POLICIES = ("static", "continuous", "chunked", "mixed")  # all that differ while KV is reserved
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +81,7 @@ def build(
 def random_case(seed: int, experts: bool, windowed: bool, requests: int = 30) -> Case:
     """Policies, roles, loops, lengths, caches and limits from idle to full, drawn at random; all can be served."""
     rng = np.random.default_rng([seed, experts, windowed])
-    policy = str(rng.choice(list(POLICIES)))
+    policy = str(rng.choice(POLICIES))
     resident = bool(rng.random() < 0.2)
     users = int(rng.integers(1, 20)) if rng.random() < 0.3 else None
     at_once = users is not None or rng.random() < 0.1
@@ -108,7 +110,7 @@ def lane_of(case: Case) -> Lane:
     limits = (case.limits.max_num_seqs, case.limits.max_num_batched_tokens, case.limits.kv_units)
     return Lane(
         case.cost,
-        Policy(*map(np.bool_, POLICIES[case.policy])),
+        policy_of(case),
         np.bool_(case.resident),
         *map(np.float64, limits),
         np.float64(case.window),
@@ -116,6 +118,11 @@ def lane_of(case: Case) -> Lane:
         np.int32(len(case.arrival_s)),
         np.int32(case.measured_from),
     )
+
+
+def policy_of(case: Case) -> Policy:
+    """The decisions of the case's policy, scalars."""
+    return Policy(*(column[0] for column in decisions([policy_named(case.policy)])))
 
 
 def requests_of(case: Case, slots: int) -> Requests:

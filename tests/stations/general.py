@@ -12,10 +12,10 @@ import numpy as np
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import KvLayout, kv_units, units_of
 from evaluator.device import configure
+from evaluator.policies import policy as policy_named
 from evaluator.reference import Limits, Outcome, Request, simulate
-from evaluator.stations.engine import Lane, LaneResult, Policy, Requests
+from evaluator.stations.engine import Lane, LaneResult, Requests
 from evaluator.stations.engine.any_order import (
-    GENERAL_POLICIES,
     GeneralLane,
     GeneralStructure,
     KvUnits,
@@ -23,7 +23,7 @@ from evaluator.stations.engine.any_order import (
     run_general_lanes,
 )
 from tests.reference.build import random_cost
-from tests.stations.build import OPEN, RING, Case, cut, random_case, requests_of
+from tests.stations.build import OPEN, RING, Case, cut, policy_of, random_case, requests_of
 
 CHUNKING = ("chunked", "sarathi")
 POLICIES = ("static", "continuous", "mixed", "orca", *CHUNKING)
@@ -89,7 +89,7 @@ def random_general_case(seed: int, kind: Kind) -> GeneralCase:
         admission="on_demand" if on_demand else "reserve", block_tokens=block, watermark_units=watermark,
         units_of_blocks=layout and kv_units(layout, np.arange(held.max() // block + 3) * block).tolist().__getitem__,
         long_prefill_token_threshold=int(rng.choice([0, 1, 7, 50])) if policy in CHUNKING else 0,
-        packing=str(rng.choice(["fcfs", "least_work_left"])), max_wait_iterations=int(rng.integers(1, 12)),
+        packing=str(rng.choice(["fcfs", "least_work_left"])), look_every=int(rng.integers(1, 12)),
     )  # fmt: skip
     more = (random_cost(rng, experts=kind.experts, windowed=kind.windowed) for _ in range(kind.pipeline_ranks - 1))
     shares = on_demand and layout is None and policy != "lightllm" and rng.random() < 0.3
@@ -106,20 +106,21 @@ def general_cases(kind: Kind, count: int) -> list[GeneralCase]:
 
 def _lane_of(given: GeneralCase, slots: int) -> GeneralLane:
     case, limits = given.case, given.case.limits
-    budget = np.inf if case.policy == "orca" else limits.max_num_batched_tokens
+    record = policy_named(case.policy)
+    budget = limits.max_num_batched_tokens if record.token_budget else np.inf
     lane = Lane(
-        case.cost, Policy(*map(np.bool_, GENERAL_POLICIES[case.policy])), np.bool_(case.resident),
+        case.cost, policy_of(case), np.bool_(case.resident),
         np.float64(limits.max_num_seqs), np.float64(budget), np.float64(limits.kv_units), np.float64(case.window),
         np.int32(OPEN if case.users is None else case.users), np.int32(len(case.arrival_s)),
         np.int32(case.measured_from),
     )  # fmt: skip
     rules = Rules(
         on_demand=np.bool_(limits.admission == "on_demand"),
-        whole_kv=np.bool_(case.policy == "sarathi"),
+        whole_kv=np.bool_(record.whole_kv),
         watermark_units=np.float64(limits.watermark_units),
         long_prefill_tokens=np.float64(limits.long_prefill_token_threshold or np.inf),
         least_work=np.bool_(limits.packing == "least_work_left"),
-        look_every=np.int32(limits.max_wait_iterations if case.policy == "lightllm" else 0),
+        look_every=np.int32((limits.look_every or record.look_every) if record.by_future_peak else 0),
         kv=KvUnits(*map(np.float64, units_of(given.kv))),
     )
     shared = np.zeros(slots + 1, np.int32)

@@ -10,9 +10,19 @@ import pytest
 from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.iteration import decode_context_s
 from evaluator.reference import Outcome
-from evaluator.stations.engine import POLICIES, LaneResult
+from evaluator.stations.engine import LaneResult
 from tests.reference.build import linear_cost
-from tests.stations.build import RING, Case, build, constant_cost, random_cases, random_cost, run_engine, run_reference
+from tests.stations.build import (
+    POLICIES,
+    RING,
+    Case,
+    build,
+    constant_cost,
+    random_cases,
+    random_cost,
+    run_engine,
+    run_reference,
+)
 from tests.stations.compare import assert_same, assert_same_times
 
 CASES = 150  # of each structure, 600 in all

@@ -11,8 +11,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from evaluator.stations.engine import POLICIES, LaneResult, Structure, run_lanes
-from tests.stations.build import Case, build, constant_cost, random_cases, run_engine, stacked
+from evaluator.stations.engine import LaneResult, Structure, run_lanes
+from tests.stations.build import POLICIES, Case, build, constant_cost, random_cases, run_engine, stacked
 
 SEEDS = 24
 REQUESTS = 12_000

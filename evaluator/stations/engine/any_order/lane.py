@@ -6,13 +6,7 @@ from typing import NamedTuple
 
 from evaluator.cost.iteration import Array, IterationCost
 from evaluator.cost.kv import KvUnits
-from evaluator.stations.engine.common.lane import POLICIES, Lane, Policy
-
-GENERAL_POLICIES = POLICIES | {
-    "orca": POLICIES["mixed"],  # without a token budget
-    "sarathi": POLICIES["chunked"],  # with the KV of the whole prompt
-    "lightllm": Policy(whole_prompts=True, prefill_alone=True, drain_first=False),  # as it looks at who waits
-}
+from evaluator.stations.engine.common.lane import Lane
 
 
 def every_token(kv: KvUnits) -> Array:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from evaluator.cost.iteration import Array, IterationCost
+from evaluator.policies import BatchingPolicy
 
 
 class Policy(NamedTuple):
-    """A batching policy as three decisions; numbers, not structure, so lanes of all policies share one program."""
+    """A batching policy as three decisions; numbers, not structure, so lanes of all policies share one program.
+
+    The fields are those of ``policies.BatchingPolicy`` by the same names.
+    """
 
     whole_prompts: Array  # a prompt is computed in one iteration (else in chunks that fill the token budget)
     prefill_alone: Array  # decodes wait while an iteration computes prompts (else they share it)
     drain_first: Array  # nothing is admitted before every running request has finished
 
 
-POLICIES = {
-    "static": Policy(whole_prompts=True, prefill_alone=True, drain_first=True),  # FasterTransformer
-    "continuous": Policy(whole_prompts=True, prefill_alone=True, drain_first=False),  # Orca, vLLM v0
-    "chunked": Policy(whole_prompts=False, prefill_alone=False, drain_first=False),  # Sarathi, vLLM v1
-    "mixed": Policy(whole_prompts=True, prefill_alone=False, drain_first=False),  # Splitwise mixed
-}
+def decisions(policies: Sequence[BatchingPolicy]) -> Policy:
+    """The decisions of the policy of each lane, bool (lane,)."""
+    columns = ([getattr(policy, name) for policy in policies] for name in Policy._fields)
+    return Policy(*(np.array(column, dtype=bool) for column in columns))
 
 
 class Lane(NamedTuple):

@@ -1,4 +1,4 @@
-"""The inputs that a sensitivity asks about: what of a device, its links and its host makes a design fast or slow."""
+"""One input of the cost at a multiple of its value: of a device, its links or its host. Sensitivities ask for them."""
 
 from __future__ import annotations
 

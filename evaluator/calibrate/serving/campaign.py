@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evaluator.calibrate.serving.fit import FitResult, fit_serving, renamed, runnable
+from evaluator.calibrate.serving.parameters import adjusted, as_vllm
+from evaluator.calibrate.serving.write import write_calibration
 from evaluator.catalog import load_calibration
 from evaluator.catalog.calibration import Calibration
-from evaluator.compare.fit import FitResult, fit_serving, renamed, runnable
-from evaluator.compare.parameters import adjusted, as_vllm
+from evaluator.compare.calibrations import ANY_GPU, calibration_for, kernel_sets
 from evaluator.compare.report import headline
 from evaluator.compare.run import compare_experiments
-from evaluator.compare.servers import ANY_GPU, calibration_for, kernel_sets
-from evaluator.compare.write import write_calibration
 from evaluator.errors import InputError
 from evaluator.experiments.experiment import Experiment
 from evaluator.experiments.names import hardware_name

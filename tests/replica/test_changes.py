@@ -16,7 +16,7 @@ from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.metrics.variables import INPUTS
-from evaluator.replica.inputs import Change, changed, chosen_inputs
+from evaluator.replica.changes import Change, changed, chosen_inputs
 
 RATES = ("memory_bandwidth", "flops", "link_bandwidth")
 MODELS = ("llama-3.1-70b", "gpt-oss-120b", "deepseek-v3")

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from evaluator.calibrate.serving.fit import FitResult
+from evaluator.calibrate.serving.parameters import PARAMETERS
 from evaluator.catalog.calibration import COLLECTIVE_CLASSES, HOST, SORT, Calibration, OperatorEfficiency
-from evaluator.compare.fit import FitResult
-from evaluator.compare.parameters import PARAMETERS
 
 _IN_A_COLLECTIVE = ("bandwidth_efficiency", "launch_s")
 

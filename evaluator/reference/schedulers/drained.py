@@ -1,12 +1,13 @@
-"""FasterTransformer: a batch of requests is computed to its end before the next is admitted."""
+"""A batch of requests is computed to its end before the next one is admitted."""
 
 from __future__ import annotations
 
+from evaluator.policies import BatchingPolicy
 from evaluator.reference.batch import Batch
 from evaluator.reference.queues import Queues
 
 
-def static(queues: Queues) -> Batch:
+def drained(queues: Queues, policy: BatchingPolicy) -> Batch:
     """All prompts of a batch in one iteration, then its decodes. Nothing joins; what has finished leaves a gap."""
     if queues.running:
         queues.grow_decodes()

@@ -11,7 +11,8 @@ from evaluator.cost import Parallel, fold, iteration_time, operators
 from evaluator.cost.batch import decode_batch, prefill_batch
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
-from evaluator.estimation import estimate, format_estimate
+from evaluator.estimation import estimate
+from evaluator.report.estimate import format_estimate
 from tests.cost.fixtures import GPT_OSS_20B, H100, LLAMA_8B, LLAMA_70B, MAMBA, calibration
 
 

@@ -6,14 +6,14 @@ from itertools import pairwise
 import pytest
 
 from evaluator.cost import Parallel, fold, operators
-from evaluator.cost.load import steady_load
 from evaluator.cost.precision import Precision
+from evaluator.cost.steady import steady_state
 from tests.cost.fixtures import H100, LLAMA_8B, calibration
 
 PARAMETERS = fold(operators(LLAMA_8B, Precision(), Parallel()), H100, calibration())
 
 
-def load(rate, **changes):
+def state(rate, **changes):
     given = dict(
         prompt_tokens=1000,
         output_tokens=200,
@@ -22,12 +22,12 @@ def load(rate, **changes):
         max_num_batched_tokens=2048,
         window=None,
     )
-    return steady_load(PARAMETERS, rate, **(given | changes))
+    return steady_state(PARAMETERS, rate, **(given | changes))
 
 
 def test_littles_law_holds():
     """Decoding sequences = rate x decode steps x step time, and requests in the system = rate x time in it."""
-    result = load(5.0)
+    result = state(5.0)
     assert not result.saturated
     assert result.concurrency == pytest.approx(5.0 * result.e2e_s, rel=1e-12)
     decodes = 5.0 * 199 * result.step_s
@@ -35,7 +35,7 @@ def test_littles_law_holds():
 
 
 def test_everything_grows_with_the_rate():
-    results = [load(rate) for rate in (0.01, 1.0, 5.0, 10.0)]
+    results = [state(rate) for rate in (0.01, 1.0, 5.0, 10.0)]
     for one, other in pairwise(results):
         assert one.utilisation < other.utilisation
         assert one.tpot_s < other.tpot_s and one.ttft_s < other.ttft_s and one.concurrency < other.concurrency
@@ -43,19 +43,19 @@ def test_everything_grows_with_the_rate():
 
 
 def test_overload_is_saturated():
-    capacity = load(1.0).capacity_rps
-    assert not load(0.99 * capacity).saturated
-    over = load(1.01 * capacity)
+    capacity = state(1.0).capacity_rps
+    assert not state(0.99 * capacity).saturated
+    over = state(1.01 * capacity)
     assert over.saturated and over.utilisation == 1.0 and math.isinf(over.ttft_s) and math.isinf(over.concurrency)
 
 
 def test_little_memory_lowers_the_capacity():
-    assert load(1.0, max_sequences=8).capacity_rps < load(1.0).capacity_rps
-    nothing = load(1.0, max_sequences=0)
+    assert state(1.0, max_sequences=8).capacity_rps < state(1.0).capacity_rps
+    nothing = state(1.0, max_sequences=0)
     assert nothing.saturated and nothing.capacity_rps == 0.0
 
 
 def test_single_token_outputs_only_prefill():
-    result = load(5.0, output_tokens=1)
+    result = state(5.0, output_tokens=1)
     assert math.isnan(result.tpot_s)
     assert result.e2e_s == result.ttft_s

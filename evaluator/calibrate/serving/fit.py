@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from evaluator.calibrate.serving.parameters import active, adjusted
 from evaluator.catalog.calibration import Calibration
-from evaluator.compare.parameters import active, adjusted
 from evaluator.compare.run import predictions, simulate_server
 from evaluator.compare.servers import server
 from evaluator.errors import InputError

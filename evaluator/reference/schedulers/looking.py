@@ -1,18 +1,19 @@
-"""LightLLM: decodes first; now and then a look at who waits. KV by the token, admission by its future peak."""
+"""Decodes, and now and then a look at the waiting requests, admitted by their future peak of KV (LightLLM)."""
 
 from __future__ import annotations
 
+from evaluator.policies import BatchingPolicy
 from evaluator.reference.batch import Batch
 from evaluator.reference.queues import Queues
 from evaluator.reference.request import Request
 
 
-def lightllm(queues: Queues) -> Batch:
-    """Whole prompts, alone in an iteration, if nobody runs or ``max_wait_iterations`` decodes after the last look.
+def looking(queues: Queues, policy: BatchingPolicy) -> Batch:
+    """Whole prompts, alone in an iteration, if no request runs or ``look_every`` decodes after the last look.
 
-    A look that admits nothing is the last look, too, and the iteration decodes.
+    A look that admits no request counts as the last look, too, and the iteration decodes.
     """
-    every = queues.limits.max_wait_iterations
+    every = queues.limits.look_every
     waited = queues.decode_iterations - queues.looked_at
     if not queues.running or (waited and waited % every == 0):
         chunks = queues.admit_all(

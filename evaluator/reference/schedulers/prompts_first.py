@@ -1,16 +1,17 @@
-"""vLLM v0: prompts first, in iterations of their own, while the decodes wait."""
+"""Prompts first, in iterations of their own, while the decodes wait (vLLM v0)."""
 
 from __future__ import annotations
 
+from evaluator.policies import BatchingPolicy
 from evaluator.reference.batch import Batch
 from evaluator.reference.queues import Queues
 
 
-def continuous(queues: Queues) -> Batch:
-    """Whole prompts as long as they fit; if none does, a token for everybody, and then those whose KV is there.
+def prompts_first(queues: Queues, policy: BatchingPolicy) -> Batch:
+    """Whole prompts as long as they fit; if none does, a token for every decoding request.
 
-    The latter are swapped-out requests and resident prompts: they come in beside decodes, after the decodes have grown
-    and only if nothing was preempted.
+    Waiting requests with no prompt to compute (swapped out, or with a resident prompt) are admitted beside the decodes,
+    after these have their KV for the next token and only if no request was preempted for it.
     """
     chunks = queues.admit_all(queues.limits.max_num_batched_tokens, whole=True, wanted=queues.head_computes)
     if chunks:
