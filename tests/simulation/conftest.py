@@ -5,7 +5,7 @@ import pytest
 
 from evaluator.run import Simulation, simulate
 from tests.scenario.build import scenario
-from tests.simulation.build import RUNS
+from tests.simulation.runs import RUNS
 
 
 @pytest.fixture(scope="session")

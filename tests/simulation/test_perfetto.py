@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.simulation.build import RUNS
+from tests.simulation.runs import RUNS
 
 TIMEOUT_S = 120
 BLOCK_TOKENS = 16  # of a unit of the KV counter

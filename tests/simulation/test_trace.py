@@ -10,7 +10,7 @@ import pytest
 
 from evaluator.run import simulate
 from tests.scenario.build import scenario
-from tests.simulation.build import RUNS
+from tests.simulation.runs import RUNS
 
 METADATA, SLICE, COUNTER, BEGIN, END = "M", "X", "C", "b", "e"
 FIELDS = {
