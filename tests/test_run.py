@@ -16,7 +16,7 @@ from evaluator.plan import plan
 from evaluator.results import dataset
 from evaluator.run import simulate, sweep
 from evaluator.scenario import Scenario, load_scenario
-from evaluator.stations.engine import run_lanes
+from evaluator.stations.engine.in_order import run_lanes
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMES = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]

@@ -17,7 +17,7 @@ from evaluator.report.sensitivity_plot import plot_sensitivity
 from evaluator.results import dataset
 from evaluator.run import sweep
 from evaluator.simulation import measured
-from evaluator.stations.engine import run_lanes
+from evaluator.stations.engine.in_order import run_lanes
 from tests.test_run import GRID, Interrupting, same, scenario
 
 SIGNS = xr.DataArray([1, 1, 1, -1, -1, -1], coords={"input": list(INPUTS)})

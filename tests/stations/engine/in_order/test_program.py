@@ -12,8 +12,17 @@ from evaluator.cost.iteration import decode_context_s
 from evaluator.reference import Outcome
 from evaluator.stations.engine import POLICIES, LaneResult
 from tests.reference.build import linear_cost
-from tests.stations.build import RING, Case, build, constant_cost, random_cases, random_cost, run_engine, run_reference
-from tests.stations.compare import assert_same, assert_same_times
+from tests.stations.engine.compare import assert_same, assert_same_times
+from tests.stations.engine.in_order.build import (
+    RING,
+    Case,
+    build,
+    constant_cost,
+    random_cases,
+    random_cost,
+    run_engine,
+    run_reference,
+)
 
 CASES = 150  # of each structure, 600 in all
 STRUCTURES = {"plain": (False, False), "experts": (True, False), "windowed": (False, True), "both": (True, True)}
