@@ -13,10 +13,9 @@ import numpy as np
 
 from evaluator.device import configure
 from evaluator.errors import InputError
-from evaluator.metrics import OK, bounds_of, measure, quantile_levels
-from evaluator.plan import Plan, plan
+from evaluator.metrics import OK, bounds_of, quantile_levels, summarise
+from evaluator.plan import Member, Plan, plan
 from evaluator.plan.engines import ENGINES, ITERATION, TOKEN
-from evaluator.plan.plan import Member
 from evaluator.replica import chosen_inputs
 from evaluator.results.chunks import combine, fingerprint_of, read_chunks, write_chunk
 from evaluator.results.dataset import to_dataset
@@ -84,8 +83,8 @@ def sweep(
     done = _finished(folder, fingerprint, resume, chunks)
     if progress is not None and done:
         progress.keep(sum(len(values["config"]) for values in done.values()))
-    for index, measured in computed(whole, chunks, levels, set(done)):
-        values = measured | _known(chunks[index].members, measured["devices"])
+    for index, found in computed(whole, chunks, levels, set(done)):
+        values = found | _known(chunks[index].members, found["devices"])
         done[index] = values
         if folder is not None:
             write_chunk(folder, index, values, fingerprint)
@@ -129,7 +128,7 @@ def simulate(
     if outcomes.status[0] != OK:  # known only after the run: it left the range of a fitted cost
         raise InputError(f"{scenario.path or scenario.name}: {outcomes.status[0]}")
     levels = levels_of(whole)
-    values = measure(outcomes, levels) | _known(whole.members, outcomes.devices)
+    values = summarise(outcomes, levels) | _known(whole.members, outcomes.summed("devices"))
     summary = to_dataset(values, levels, whole.grid.axes, _attributes(scenario))
     table = requests_table(outcomes, [config], whole.seeds)
     if progress is not None:
@@ -138,8 +137,11 @@ def simulate(
 
 
 def _known(members: list[Member], devices: np.ndarray) -> dict[str, np.ndarray]:
-    """What is known of every row, also of those that cannot run, and memory where there is a replica."""
-    replicas = [member.design.replica for member in members]
+    """What is known of every row, also of those that cannot run, and memory where there is a replica.
+
+    Of several pools it is the last, which keeps the KV of whole requests.
+    """
+    replicas = [member.stations[-1].design.replica for member in members]
     return {
         "config": np.array([member.config for member in members], dtype=np.int64),
         "devices": devices,
@@ -150,8 +152,8 @@ def _known(members: list[Member], devices: np.ndarray) -> dict[str, np.ndarray]:
 
 def _traced(whole: Plan, path: Path) -> Outcomes:
     """The only configuration of a plan on the reference, with a trace of its first seed."""
+    from evaluator.simulation import simulate_chunk
     from evaluator.simulation.slots import Slot
-    from evaluator.simulation.tokens import run_tokens
     from evaluator.simulation.trace import Trace, write_trace
 
     trace = Trace()
@@ -160,7 +162,7 @@ def _traced(whole: Plan, path: Path) -> Outcomes:
         if slot.seed == 0:
             trace.add(iteration.replica if slot.replica < 0 else slot.replica, iteration)
 
-    outcomes = run_tokens(whole, whole.groups[0], whole.members, observe)
+    outcomes = simulate_chunk(whole, whole.groups[0], whole.members, observe)
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         write_trace(trace.events(outcomes), file)
     return outcomes

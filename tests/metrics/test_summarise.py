@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from evaluator.errors import InputError
-from evaluator.metrics import Bounds, bounds_of, measure, place, quantile_levels, select
+from evaluator.metrics import Bounds, bounds_of, place, quantile_levels, select, summarise
 from evaluator.metrics.latency import latencies, within_objectives
 from evaluator.metrics.variables import VARIABLES
-from tests.metrics.build import outcomes
+from tests.metrics.build import outcomes, used
 
 LEVELS = quantile_levels(())
 
@@ -23,8 +23,9 @@ def tiny(**changes):
     }
     arrays = {name: np.array(value)[None, None] for name, value in values.items()}
     tokens = {"prompt_tokens": np.array([[5, 10, 20]]), "output_tokens": np.array([[3, 11, 1]])}
-    totals = {"makespan_s": np.array([[6.0]]), "busy_s": np.array([[3.0]]), "flops": np.array([[1.5]])}
-    return replace(base, **arrays, **tokens, **totals, **changes)
+    (own,) = base.stations
+    own = replace(own, busy_s=np.array([[3.0]]), flops=np.array([[1.5]]))
+    return replace(base, **arrays, **tokens, makespan_s=np.array([[6.0]]), stations=(own,), **changes)
 
 
 def bound(metric, statistic, value, configs=1):
@@ -40,14 +41,14 @@ def test_latencies_by_hand():
 
 
 def test_the_warmup_is_cut():
-    got = measure(tiny(), LEVELS)
+    got = summarise(tiny(), LEVELS)
     assert got["ttft_s_mean"][0] == pytest.approx(1.5)
     assert got["ttft_s"][0, 0] == pytest.approx(1.5)
     assert got["tpot_s_mean"][0] == pytest.approx(0.1)
 
 
 def test_service_by_hand():
-    got = measure(tiny(), LEVELS)
+    got = summarise(tiny(), LEVELS)
     window = 6.0 - 1.0  # from the arrival of the first measured request to the last completion
     assert got["throughput_rps"][0] == pytest.approx(2 / window)
     assert got["output_tok_per_s"][0] == pytest.approx(12 / window)
@@ -59,29 +60,29 @@ def test_service_by_hand():
 
 
 def test_cost_by_hand():
-    got = measure(tiny(), LEVELS)
+    got = summarise(tiny(), LEVELS)
     assert got["usd_per_mtok"][0] == pytest.approx(2 * 3.6 / 3600 / (12 / 5.0) * 1e6)
     assert got["joule_per_tok"][0] == pytest.approx(2 * (3.0 * 700 + 3.0 * 100) / 15)  # whole run: 15 tokens
 
 
 def test_energy_and_cost_are_not_guessed():
     unknown = np.array([np.nan])
-    got = measure(tiny(idle_power_w=unknown, usd_per_hour=unknown), LEVELS)
+    got = summarise(used(tiny(), idle_power_w=unknown, usd_per_hour=unknown), LEVELS)
     assert np.isnan(got["joule_per_tok"][0])
     assert np.isnan(got["usd_per_mtok"][0])
 
 
 def test_replicas_share_the_devices():
     one = outcomes(configs=1)
-    two = replace(one, replicas=np.array([2.0]), devices=np.array([4.0]))
-    got = measure(two, LEVELS)
-    np.testing.assert_allclose(got["mfu"], measure(one, LEVELS)["mfu"])
-    np.testing.assert_allclose(got["utilisation"], measure(one, LEVELS)["utilisation"] / 2)
+    two = used(one, replicas=np.array([2.0]), devices=np.array([4.0]))
+    got = summarise(two, LEVELS)
+    np.testing.assert_allclose(got["mfu"], summarise(one, LEVELS)["mfu"])
+    np.testing.assert_allclose(got["utilisation"], summarise(one, LEVELS)["utilisation"] / 2)
 
 
 def test_a_replica_is_never_more_than_always_busy():
     one = outcomes(configs=1)
-    got = measure(replace(one, busy_s=one.makespan_s * (1 + 1e-15)), LEVELS)
+    got = summarise(used(one, busy_s=one.makespan_s * (1 + 1e-15)), LEVELS)
     assert got["utilisation"][0] == 1.0
 
 
@@ -97,13 +98,13 @@ def test_slo_met_asks_the_statistic():
     # ttft of the measured requests: 1 and 2, so that p50 = 1.5 and p90 = 1.9.
     for statistic, limit, met in (("p50", 1.5, True), ("p50", 1.49, False), ("p90", 1.9, True), ("mean", 1.4, False)):
         o = tiny(objectives=(bound("ttft", statistic, limit),))
-        got = measure(o, quantile_levels(o.objectives))
+        got = summarise(o, quantile_levels(o.objectives))
         assert got["slo_met"][0] == met, statistic
         assert got["slo_attainment"][0] == 0.5
 
 
 def test_without_an_objective_nothing_is_met_and_attainment_is_unknown():
-    got = measure(tiny(), LEVELS)
+    got = summarise(tiny(), LEVELS)
     assert not got["slo_met"][0]
     assert np.isnan(got["slo_attainment"][0])
 
@@ -116,7 +117,7 @@ def test_objectives_may_differ_between_configurations():
             self.bound_s = bound_s
 
     o = replace(outcomes(), objectives=bounds_of([[Objective(1e9)], [Objective(1e-9)], []]))
-    got = measure(o, LEVELS)
+    got = summarise(o, LEVELS)
     np.testing.assert_array_equal(got["slo_met"], [True, False, False])
     np.testing.assert_array_equal(got["slo_attainment"], [1.0, 0.0, np.nan])
 
@@ -128,9 +129,9 @@ def test_quantiles_of_objectives_are_reported():
 
 def test_an_objective_on_gaps_needs_gaps():
     with pytest.raises(InputError, match=r"slo\.itl: the gaps between tokens were not recorded; use tpot"):
-        measure(tiny(objectives=(bound("itl", "p99", 0.1),)), LEVELS)
+        summarise(tiny(objectives=(bound("itl", "p99", 0.1),)), LEVELS)
     gaps = [[(np.array([0.05, 0.2]), np.array([9, 1]))]]
-    got = measure(tiny(objectives=(bound("itl", "p50", 0.1),), itl=gaps), LEVELS)
+    got = summarise(tiny(objectives=(bound("itl", "p50", 0.1),), itl=gaps), LEVELS)
     assert got["slo_met"][0]
     assert got["itl_s_mean"][0] == pytest.approx(0.065)
     assert np.isnan(got["slo_attainment"][0])  # gaps belong to tokens, not to requests
@@ -141,8 +142,10 @@ def test_rows_that_cannot_run_are_empty():
     whole = outcomes()
     arrival = whole.arrival_s.copy()
     arrival[1] = np.nan
-    got = measure(replace(whole, status=broken, arrival_s=arrival, objectives=(bound("ttft", "p90", 9.0, 3),)), LEVELS)
-    reference = measure(replace(whole, objectives=(bound("ttft", "p90", 9.0, 3),)), LEVELS)
+    got = summarise(
+        replace(whole, status=broken, arrival_s=arrival, objectives=(bound("ttft", "p90", 9.0, 3),)), LEVELS
+    )
+    reference = summarise(replace(whole, objectives=(bound("ttft", "p90", 9.0, 3),)), LEVELS)
     for name in ("ttft_s", "throughput_rps", "devices"):
         assert np.isnan(got[name][1]).all()
         np.testing.assert_array_equal(got[name][[0, 2]], reference[name][[0, 2]])
@@ -151,7 +154,7 @@ def test_rows_that_cannot_run_are_empty():
 
 
 def test_nothing_that_can_run():
-    got = measure(replace(outcomes(), status=np.full(3, "infeasible: no room")), LEVELS)
+    got = summarise(replace(outcomes(), status=np.full(3, "infeasible: no room")), LEVELS)
     assert np.isnan(got["ttft_s"]).all()
     assert got["ttft_s"].shape == (3, 4)
 
@@ -159,7 +162,7 @@ def test_nothing_that_can_run():
 def test_select_and_place_are_inverse():
     whole = outcomes(configs=4)
     rows = np.array([1, 3])
-    part = measure(select(whole, rows), LEVELS)
+    part = summarise(select(whole, rows), LEVELS)
     numbers = {name: value for name, value in part.items() if value.dtype.kind in "bf"}
     spread = place(numbers, rows, 4)
     np.testing.assert_array_equal(spread["ttft_s"][rows], part["ttft_s"])
@@ -168,27 +171,27 @@ def test_select_and_place_are_inverse():
 
 def test_closed_loop_is_never_saturated():
     overloaded = outcomes(load=2.0)
-    assert measure(overloaded, LEVELS)["saturated"].all()
+    assert summarise(overloaded, LEVELS)["saturated"].all()
     closed = replace(overloaded, open_loop=np.array([False, True, False]))
-    np.testing.assert_array_equal(measure(closed, LEVELS)["saturated"], [False, True, False])
+    np.testing.assert_array_equal(summarise(closed, LEVELS)["saturated"], [False, True, False])
 
 
 def test_every_request_may_be_warmup_is_a_mistake():
     with pytest.raises(ValueError, match="no measured request"):
-        measure(outcomes(warmup=200), LEVELS)
+        summarise(outcomes(warmup=200), LEVELS)
 
 
 def test_a_mask_with_holes_is_the_same_as_dropping_requests():
     o = outcomes(seeds=1)
     holes = o.measured.copy()
     holes[50] = False
-    got = measure(replace(o, measured=holes), LEVELS)
+    got = summarise(replace(o, measured=holes), LEVELS)
     expected = np.quantile(np.delete(o.first_token_s - o.arrival_s, [*range(20), 50], axis=-1), 0.9, axis=-1)
     np.testing.assert_allclose(got["ttft_s"][:, 1], expected[:, 0])
 
 
 def test_percentiles_do_not_fall_and_every_variable_is_in_the_table():
-    got = measure(outcomes(load=0.9, objectives=(bound("ttft", "p90", 5.0, 3),)), LEVELS)
+    got = summarise(outcomes(load=0.9, objectives=(bound("ttft", "p90", 5.0, 3),)), LEVELS)
     for name in ("queue_wait_s", "ttft_s", "tpot_s", "e2e_s"):
         assert (np.diff(got[name], axis=-1) >= -1e-9).all()
         assert f"{name}_stderr" in got
@@ -200,6 +203,6 @@ def test_percentiles_do_not_fall_and_every_variable_is_in_the_table():
 def test_queue_of_theory():
     """M/D/1 at load 0.5: mean wait rho / (2 (1 - rho)) = 0.5 (Pollaczek-Khinchine), within three standard errors."""
     o = outcomes(configs=1, seeds=8, requests=5000, load=0.5, warmup=500)
-    got = measure(o, LEVELS)
+    got = summarise(o, LEVELS)
     assert abs(got["queue_wait_s_mean"][0] - 0.5) < 3 * got["queue_wait_s_mean_stderr"][0]
     assert got["throughput_rps"][0] == pytest.approx(0.5, rel=0.05)

@@ -1,26 +1,30 @@
-"""Members of a group from their runs to their measures, with runs beside them where elasticities are asked for."""
+"""Members of a group from their runs to their statistics, with runs beside them where elasticities are asked for."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from evaluator.metrics import measure
+from evaluator.metrics import summarise
 from evaluator.metrics.elasticity import STEP
-from evaluator.plan.plan import Group, Member, Plan
+from evaluator.plan import Design, Group, Member, Plan
 from evaluator.replica import Change
 from evaluator.simulation import simulate_chunk
 
 
-def measured(plan: Plan, group: Group, members: list[Member], levels: np.ndarray) -> dict[str, np.ndarray]:
-    """The measures of members of a group, (config,) or (config, quantile), and elasticities to the plan's inputs."""
+def summaries(plan: Plan, group: Group, members: list[Member], levels: np.ndarray) -> dict[str, np.ndarray]:
+    """Statistics of members of a group, (config,) or (config, quantile), and elasticities to the plan's inputs."""
     if not plan.inputs:
-        return measure(simulate_chunk(plan, group, members), levels)
+        return summarise(simulate_chunk(plan, group, members), levels)
     rows, sides = with_sides(plan, members)
-    values = measure(simulate_chunk(plan, group, rows), levels, sides)
-    fitted = [member.design.replica is not None and member.design.replica.fit is not None for member in members]
+    values = summarise(simulate_chunk(plan, group, rows), levels, sides)
+    fitted = [any(_is_fitted(station.design) for station in member.stations) for member in members]
     for name in (name for name in values if "_elasticity" in name):
         values[name][fitted] = np.nan  # measured iterations do not say what bounds them
     return values
+
+
+def _is_fitted(design: Design) -> bool:
+    return design.replica is not None and design.replica.fit is not None
 
 
 def with_sides(plan: Plan, members: list[Member]) -> tuple[list[Member], np.ndarray]:
@@ -32,8 +36,8 @@ def with_sides(plan: Plan, members: list[Member]) -> tuple[list[Member], np.ndar
     for config, member in enumerate(members):
         for place, name in enumerate(plan.inputs):
             for side, factor in enumerate((1.0 / (1.0 + STEP), 1.0 + STEP)):
-                varied = plan.varied(member, Change(name, factor))
-                sides[config, place, side] = config if varied is member else len(rows)
-                if varied is not member:
-                    rows.append(varied)
+                changed = plan.changed(member, Change(name, factor))
+                sides[config, place, side] = config if changed is member else len(rows)
+                if changed is not member:
+                    rows.append(changed)
     return rows, sides
