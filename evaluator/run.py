@@ -16,19 +16,12 @@ from evaluator.errors import InputError
 from evaluator.metrics import OK, bounds_of, quantile_levels, summarise
 from evaluator.plan import Member, Plan, plan
 from evaluator.plan.engines import ENGINES, ITERATION, TOKEN
-from evaluator.replica.inputs import chosen_inputs
-from evaluator.results.dataset import (
-    attributes,
-    check_output,
-    combine,
-    fingerprint_of,
-    read_chunks,
-    replacing,
-    requests_table,
-    to_dataset,
-    write,
-    write_chunk,
-)
+from evaluator.replica import chosen_inputs
+from evaluator.results.chunks import combine, fingerprint_of, read_chunks, write_chunk
+from evaluator.results.dataset import to_dataset
+from evaluator.results.files import check_output, replacing, write
+from evaluator.results.requests import requests_table
+from evaluator.results.schema import attributes
 from evaluator.results.selection import select as select_configuration
 from evaluator.scenario import Scenario, load_scenario
 

@@ -74,28 +74,23 @@ def sweep(
 
 
 def _tables(dataset: xarray.Dataset, top: int) -> None:
-    from evaluator.report.table import ranked_table
+    from evaluator.report import ranked_table
 
     width = get_terminal_size((100, 24)).columns
     typer.echo(ranked_table(dataset, top, width=width))
     if _has_elasticities(dataset):
-        from evaluator.report.sensitivity import ROWS, elasticity_table
+        from evaluator.report.table.sensitivity import ROWS, elasticity_table
 
         typer.echo(f"\n{elasticity_table(dataset, min(top, ROWS), width)}")
 
 
 def _pictures(dataset: xarray.Dataset, path: Path) -> list[Path]:
-    from evaluator.report.plot import plot as draw
+    from evaluator import report
 
-    draw(dataset, path)
-    if not _has_elasticities(dataset):
+    report.plot(dataset, path)
+    if not _has_elasticities(dataset) or not report.rows_with_elasticities(dataset).size:
         return [path]
-    from evaluator.report.sensitivity import told
-    from evaluator.report.sensitivity_plot import plot_sensitivity
-
-    if not told(dataset).size:
-        return [path]
-    return [path, plot_sensitivity(dataset, path.with_stem(f"{path.stem}-sensitivity"))]
+    return [path, report.plot_sensitivity(dataset, path.with_stem(f"{path.stem}-sensitivity"))]
 
 
 def _has_elasticities(dataset: xarray.Dataset) -> bool:
@@ -122,7 +117,7 @@ def _run(
 
 def _check_dataset(path: Path | None) -> None:
     if path is not None:
-        from evaluator.results.dataset import check_output as check_suffix
+        from evaluator.results.files import check_output as check_suffix
 
         check_suffix(path)
         check_folder(path, "--out")

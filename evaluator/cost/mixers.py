@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from evaluator.catalog.model import LatentAttention, LinearAttention, Mixer, Model, SoftmaxAttention, StateSpace
 from evaluator.cost.dtypes import compute_dtype, stream_bytes, wider
 from evaluator.cost.gemm import all_reduce, gemm, traffic
@@ -109,37 +111,36 @@ def _linear_attention(model: Model, mixer: LinearAttention, precision: Precision
     the chunks of the parallel form is not counted.
     """
     values = mixer.value_heads // tensor * mixer.value_head_dim
-    inside = conv_channels(mixer, tensor) + values  # the recurrence's inputs and output
-    return _recurrence(model, mixer, precision, tensor, "linear_attention", 7.0, inside + 3 * values)
+    inside = conv_channels(mixer, tensor) + values  # the recurrence's inputs and output; the gated norm moves 3 more
+    return _recurrence(model, mixer, precision, tensor, _Update("linear_attention", 7.0, inside + 3 * values))
 
 
 def _state_space(model: Model, mixer: StateSpace, precision: Precision, tensor: int) -> list[Operator]:
     """Mamba-2 (arXiv:2405.21060): per state element and token 5 FLOPs: decay 1, add the outer product 2, read out 2."""
     inner = mixer.heads // tensor * mixer.head_dim
     inside = conv_channels(mixer, tensor) + inner
-    return _recurrence(model, mixer, precision, tensor, "state_space", 5.0, inside + 3 * inner)
+    return _recurrence(model, mixer, precision, tensor, _Update("state_space", 5.0, inside + 3 * inner))
+
+
+class _Update(NamedTuple):
+    """What a token does to a recurrent state."""
+
+    name: str  # of the mixer, first part of its operators' names
+    flops: float  # per element of the state
+    elements: int  # that the recurrence and its gated norm move
 
 
 def _recurrence(
-    model: Model,
-    mixer: LinearAttention | StateSpace,
-    precision: Precision,
-    tensor: int,
-    name: str,
-    flops_per_element: float,
-    inside: int,
+    model: Model, mixer: LinearAttention | StateSpace, precision: Precision, tensor: int, update: _Update
 ) -> list[Operator]:
-    """A state of fixed size: updated by every token (FLOPs), read and written once per sequence (bytes).
-
-    ``inside`` counts the elements per token that the recurrence and its gated norm (three more) move.
-    """
+    """A state of fixed size: updated by every token (FLOPs), read and written once per sequence (bytes)."""
     stream = stream_bytes(precision.activations)
     convolution = 2 * conv_channels(mixer, tensor)
     dtype = compute_dtype(precision.activations, precision.activations)
     return [
-        Operator(f"{name}.update", "attention_prefill", "linear_tokens", dtype=dtype, launches=0.0,
-                 flops=flops_per_element * state_elements(mixer, tensor)),
-        Operator(f"{name}.state", "attention_decode", "linear_sequences",
+        Operator(f"{update.name}.update", "attention_prefill", "linear_tokens", dtype=dtype, launches=0.0,
+                 flops=update.flops * state_elements(mixer, tensor)),
+        Operator(f"{update.name}.state", "attention_decode", "linear_sequences",
                  activation_bytes=2.0 * state_bytes(mixer, precision.activations, tensor)),
-        traffic(f"{name}.elementwise", (4 * model.hidden + convolution + inside) * stream, 3.0),
+        traffic(f"{update.name}.elementwise", (4 * model.hidden + convolution + update.elements) * stream, 3.0),
     ]  # fmt: skip

@@ -19,7 +19,7 @@ import numpy as np
 
 import evaluator
 from evaluator.plan import Plan, Rate
-from evaluator.replica.inputs import Change
+from evaluator.replica import Change
 
 Variant = tuple[int, tuple[Change | Rate, ...]]
 """A configuration by its row of the grid, and the changes by which it differs from that."""

@@ -3,6 +3,6 @@
 from evaluator.plan.groups import Group, StationGroup
 from evaluator.plan.member import Member, Rate, StationPlan
 from evaluator.plan.plan import Plan, plan
-from evaluator.replica.design import Design, design
+from evaluator.replica import Design, design
 
 __all__ = ["Design", "Group", "Member", "Plan", "Rate", "StationGroup", "StationPlan", "design", "plan"]

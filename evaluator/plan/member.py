@@ -9,8 +9,7 @@ from typing import NamedTuple
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, routing_problem
 from evaluator.plan.engines import ITERATION, TOKEN, is_coupled, lacking
-from evaluator.replica.design import Design, design, token_budget
-from evaluator.replica.inputs import Change
+from evaluator.replica import Change, Design, design, token_budget
 from evaluator.scenario import Deployment, Objective, Workload
 from evaluator.scenario.grid import Point
 from evaluator.traffic.jobs import Demand, Extremes

@@ -12,7 +12,7 @@ from evaluator.plan.engines import ITERATION
 from evaluator.plan.groups import Group, groups_of
 from evaluator.plan.member import Member, Rate, Setting, member
 from evaluator.plan.variants import variant
-from evaluator.replica.inputs import Change
+from evaluator.replica import Change
 from evaluator.scenario import Grid, Scenario, expand
 from evaluator.traffic.traffics import Traffics
 

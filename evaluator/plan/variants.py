@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.member import Member, Rate, StationPlan
-from evaluator.replica.design import varied
-from evaluator.replica.inputs import Change
+from evaluator.replica import Change, varied
 from evaluator.traffic.traffics import Traffics
 
 
@@ -32,4 +31,4 @@ def _varied(station: StationPlan, change: Change) -> StationPlan:
     linked = station.design.devices > 1 or deployment.kv.preemption == "swap"
     if change.input.startswith("link_") and not linked:
         return station
-    return replace(station, design=varied(station.design, deployment, change))
+    return replace(station, design=varied(station.design, change))

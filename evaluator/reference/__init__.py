@@ -5,17 +5,14 @@ moves that policies are made of (admission, growth and preemption of KV), ``repl
 ``decoding`` for how iterations are leapt over, ``simulate`` for the order of events.
 """
 
-from evaluator.reference.limits import LOOK_EVERY, Limits
+from evaluator.reference.limits import Limits
 from evaluator.reference.replica import Iteration
 from evaluator.reference.request import Request
-from evaluator.reference.schedulers import SCHEDULERS
 from evaluator.reference.simulate import Outcome, simulate, simulate_replica
 from evaluator.routing.by_state import ROUTERS
 
 __all__ = [
-    "LOOK_EVERY",
     "ROUTERS",
-    "SCHEDULERS",
     "Iteration",
     "Limits",
     "Outcome",

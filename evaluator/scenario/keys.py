@@ -10,6 +10,7 @@ from typing import Any
 
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
+from evaluator.policies import POLICIES
 from evaluator.scenario.fields import (
     Field,
     Place,
@@ -154,10 +155,14 @@ PRECISION: Table = {
 }
 
 ROUTERS = ("random", "round_robin", "least_outstanding", "least_work")
-POLICIES = ("static", "continuous", "chunked", "mixed", "orca", "sarathi", "lightllm")
+
+
+def _policy(value: Any, place: Place) -> str:
+    return choice(*POLICIES)(value, place)  # those registered when the file is read
+
 
 BATCHING: Table = {
-    "policy": Field(choice(*POLICIES), Batching.policy),
+    "policy": Field(_policy, Batching.policy),
     "max_num_seqs": Field(count(), Batching.max_num_seqs),
     "max_num_batched_tokens": Field(count(), Batching.max_num_batched_tokens),
     "long_prefill_token_threshold": Field(count(least=0), Batching.long_prefill_token_threshold),

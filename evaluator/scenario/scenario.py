@@ -54,7 +54,7 @@ class Batching:
     ``packing``: which waiting request is looked at first.
     """
 
-    policy: str = "chunked"  # static | continuous | chunked | mixed | orca | sarathi | lightllm
+    policy: str = "chunked"  # a name of ``evaluator.policies``
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0

@@ -14,18 +14,11 @@ from evaluator.cost.memory import KvLayout, units_of
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.checks import watermark_units
 from evaluator.plan.engines import on_demand
-from evaluator.reference import LOOK_EVERY
+from evaluator.policies import BatchingPolicy, policy
 from evaluator.scenario import Deployment
 from evaluator.simulation.slots import Slot
-from evaluator.stations.engine import Lane, LaneResult, Policy, Requests, Structure, run_lanes
-from evaluator.stations.engine.any_order import (
-    GENERAL_POLICIES,
-    GeneralLane,
-    GeneralStructure,
-    KvUnits,
-    Rules,
-    run_general_lanes,
-)
+from evaluator.stations.engine import LaneLimits, LaneResult, Requests, any_order, decisions, in_order
+from evaluator.stations.engine.any_order import KvUnits, Rules
 from evaluator.traffic.jobs import held_units
 
 LANES_PER_CALL = 32
@@ -51,13 +44,14 @@ def run_slots(group: StationGroup, pools: Sequence[StationPlan], slots: list[Slo
             yield LaneResult(*(field[lane] for field in found))
 
 
-def _program(group: StationGroup) -> Callable[[Lane | GeneralLane, Requests], LaneResult]:
+def _program(group: StationGroup) -> Callable[[in_order.Lane | any_order.Lane, Requests], LaneResult]:
     vectorise = jax.default_backend() != "cpu"
     which = group.program
     if not which.in_any_order:
-        return partial(run_lanes, structure=Structure(group.ring, group.windowed), vectorise=vectorise)
-    structure = GeneralStructure(group.ring, group.windowed, which.pipeline_ranks, which.peaks)
-    return partial(run_general_lanes, structure=structure, vectorise=vectorise)
+        simple = in_order.Structure(group.ring, group.windowed)
+        return partial(in_order.run_lanes, structure=simple, vectorise=vectorise)
+    structure = any_order.Structure(group.ring, group.windowed, which.pipeline_ranks, which.peaks)
+    return partial(any_order.run_lanes, structure=structure, vectorise=vectorise)
 
 
 def _filled(values: np.ndarray, size: int) -> np.ndarray:
@@ -81,15 +75,17 @@ def _requests(group: StationGroup, serving: list[StationPlan], slots: list[Slot]
     return Requests(arrival, *tokens)
 
 
-def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -> Lane | GeneralLane:
+def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -> in_order.Lane | any_order.Lane:
     deployments = [pool.deployment for pool in serving]
     kvs = [pool.design.ready.kv for pool in serving]
-    policies = [GENERAL_POLICIES[deployment.batching.policy] for deployment in deployments]
+    policies = [policy(deployment.batching.policy) for deployment in deployments]
     costs = [_costs(group, serving, pipeline_rank) for pipeline_rank in range(group.program.pipeline_ranks)]
-    budgets = [np.inf if pool.deployment.batching.policy == "orca" else pool.max_num_batched_tokens for pool in serving]
-    lane = Lane(
-        cost=costs[0],
-        policy=Policy(*(np.array(column, dtype=bool) for column in zip(*policies, strict=True))),
+    budgets = [
+        pool.max_num_batched_tokens if record.token_budget else np.inf
+        for record, pool in zip(policies, serving, strict=True)
+    ]
+    limits = LaneLimits(
+        policy=decisions(policies),
         prompts_resident=np.array([pool.role.prompt_resident for pool in serving]),
         max_num_seqs=np.array([deployment.batching.max_num_seqs for deployment in deployments], dtype=float),
         max_num_batched_tokens=np.array(budgets, dtype=float),
@@ -100,23 +96,23 @@ def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -
         measured_from=np.array([slot.measured_from for slot in slots], dtype=np.int32),
     )
     if not group.program.in_any_order:
-        return lane
+        return in_order.Lane(costs[0], limits)
     shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
-    return GeneralLane(lane, tuple(costs), _rules(deployments, kvs), shared)
+    return any_order.Lane(tuple(costs), limits, _rules(deployments, policies, kvs), shared)
 
 
-def _rules(deployments: list[Deployment], kvs: list[KvLayout]) -> Rules:
+def _rules(deployments: list[Deployment], policies: list[BatchingPolicy], kvs: list[KvLayout]) -> Rules:
     def column(values: Iterable[object], kind: type = float) -> np.ndarray:
         return np.array(list(values), dtype=kind)
 
     batchings = [deployment.batching for deployment in deployments]
     return Rules(
         on_demand=column(map(on_demand, deployments), bool),
-        whole_kv=column((batching.policy == "sarathi" for batching in batchings), bool),
+        whole_kv=column((record.whole_kv for record in policies), bool),
         watermark_units=column(map(watermark_units, deployments, kvs)),
         long_prefill_tokens=column(batching.long_prefill_token_threshold or np.inf for batching in batchings),
         least_work=column((batching.packing == "least_work_left" for batching in batchings), bool),
-        look_every=column((LOOK_EVERY * (batching.policy == "lightllm") for batching in batchings), np.int32),
+        look_every=column((record.look_every for record in policies), np.int32),
         kv=KvUnits(*map(column, zip(*map(units_of, kvs), strict=True))),
     )
 

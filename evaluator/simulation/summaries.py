@@ -7,7 +7,7 @@ import numpy as np
 from evaluator.metrics import summarise
 from evaluator.metrics.elasticity import STEP
 from evaluator.plan import Design, Group, Member, Plan
-from evaluator.replica.inputs import Change
+from evaluator.replica import Change
 from evaluator.simulation import simulate_chunk
 
 

@@ -11,7 +11,7 @@ from evaluator.catalog import load_model
 from evaluator.metrics import OK
 from evaluator.plan import plan
 from evaluator.plan.engines import Program
-from evaluator.replica.design import CHUNKED_TOKENS, token_budget
+from evaluator.replica.scenario import CHUNKED_TOKENS, token_budget
 from evaluator.routing.independent import assign_replicas
 from evaluator.scenario import load_scenario
 from evaluator.scenario.scenario import Batching, Deployment, Scenario
