@@ -15,7 +15,7 @@ from evaluator.metrics import OK
 from evaluator.plan import plan
 from evaluator.run import simulate, sweep
 from evaluator.scenario import load_scenario
-from evaluator.stations.engine import run_lanes
+from evaluator.stations.engine.in_order import run_lanes
 from tests.execution.build import Interrupting
 from tests.results.build import same
 from tests.scenario.build import GRID, scenario

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evaluator.catalog import load_model
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.model import Model
 from evaluator.compare.calibrations import calibration_for
-from evaluator.cost.parallel import Parallel
 from evaluator.errors import InputError
 from evaluator.experiments.experiment import Experiment
 from evaluator.experiments.names import hardware_name, model_name
 from evaluator.experiments.precisions import precision
-from evaluator.replica import Design, Replica, ReplicaSpec, build
+from evaluator.policies import CHUNKED, MIXED
+from evaluator.replica import Design, Replica, build, replica_spec
+from evaluator.scenario.scenario import Batching, Deployment, KvCache
 
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """The server of an experiment under a calibration set: a design that can run."""
+    """The server of an experiment: how it is deployed, and the design of its replica, which can run."""
 
     experiment: Experiment
+    deployment: Deployment
     design: Design
 
     @property
@@ -30,7 +32,7 @@ class Server:
 
 
 def server(experiment: Experiment, calibration: str | Calibration = "auto") -> Server:
-    """The replica that ran the experiment. Raises InputError with the reason where there can be none."""
+    """The server that ran the experiment. Raises InputError with the reason where there can be none."""
     if experiment.problem:
         raise InputError(experiment.problem)
     model, hardware = load_model(model_name(experiment.model)), hardware_name(experiment.gpu)
@@ -39,25 +41,32 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
         calibration = calibration_for(calibration, hardware)
     if experiment.data_parallel > 1:
         raise InputError(f"data_parallel_size {experiment.data_parallel} is not supported: one replica is simulated")
-    built = build(_spec(experiment, model, hardware, calibration))
+    deployed = deployment(experiment, model, hardware, calibration)
+    spec = replace(replica_spec(deployed, 0), model=model, calibration=calibration, kv_blocks=experiment.kv_blocks)
+    built = build(spec)
     if built.problem is not None:
         raise InputError(built.reason)
-    return Server(experiment, built)
+    return Server(experiment, deployed, built)
 
 
-def _spec(experiment: Experiment, model: Model, hardware: str, calibration: Calibration) -> ReplicaSpec:
-    ranks = experiment.tensor_parallel
-    return ReplicaSpec(
-        model,
+def deployment(experiment: Experiment, model: Model, hardware: str, calibration: Calibration) -> Deployment:
+    """The server in the words of a scenario: vLLM takes KV on demand and cuts prompts into chunks.
+
+    Without chunks a prompt with its output so far may exceed an iteration after a preemption: then KV is reserved.
+    """
+    ranks, chunks = experiment.tensor_parallel, experiment.chunked_prefill
+    return Deployment(
+        model.name,
         hardware,
-        calibration,
         precision(experiment.model, model.name, experiment.weight_precision, experiment.kv_precision),
-        Parallel(ranks, experiment.pipeline_parallel, ranks if experiment.expert_parallel else 1),
-        memory_fraction=experiment.memory_fraction,
-        block_tokens=experiment.block_tokens,
-        kv_blocks=experiment.kv_blocks,
-        max_num_batched_tokens=experiment.max_num_batched_tokens,
-        max_num_seqs=experiment.max_num_seqs,
+        calibration.name,
+        tensor_parallel=ranks,
+        pipeline_parallel=experiment.pipeline_parallel,
+        expert_parallel=ranks if experiment.expert_parallel else 1,
+        batching=Batching(
+            CHUNKED.name if chunks else MIXED.name, experiment.max_num_seqs, experiment.max_num_batched_tokens
+        ),
+        kv=KvCache("on_demand" if chunks else "reserve", experiment.memory_fraction, experiment.block_tokens),
     )
 
 

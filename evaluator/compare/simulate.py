@@ -13,10 +13,11 @@ from evaluator.cost.lanes import common_counts, stack
 from evaluator.cost.memory import kv_units
 from evaluator.errors import InputError
 from evaluator.experiments.traffic import Requests
-from evaluator.policies import CHUNKED, MIXED
+from evaluator.plan.engines import on_demand
+from evaluator.policies import policy
 
 if TYPE_CHECKING:
-    from evaluator.stations.engine import Lane, LaneResult
+    from evaluator.stations.engine import LaneLimits, LaneResult
     from evaluator.stations.engine import Requests as EngineRequests
 
 
@@ -59,24 +60,24 @@ def simulate_server(server: Server, load: Requests) -> Times:
 
 def _run(server: Server, waiting: EngineRequests, longest_output: int) -> LaneResult:
     """All KV of a request reserved if that keeps nobody waiting, which is the same and three times as fast."""
-    from evaluator.stations.engine import Structure, run_lanes
-    from evaluator.stations.engine.any_order import GeneralLane, GeneralStructure, run_general_lanes
+    from evaluator.stations.engine import any_order, in_order
 
     ring, windowed, pipeline_ranks = 256, server.replica.kv.window is not None, len(server.replica.pipeline_ranks)
     while ring < longest_output + 2:
         ring *= 2
-    lane = _lane(server, len(waiting.arrival_s) - 1)
+    limits = _limits(server, len(waiting.arrival_s) - 1)
     if pipeline_ranks == 1:
-        found = _alone(run_lanes, lane, waiting, Structure(ring, windowed))
-        if not server.experiment.chunked_prefill or found.kv_units_max + waiting.kv_units.max() <= lane.kv_units:
+        lane = in_order.Lane(_first(stack([server.replica.pipeline_ranks[0]])), limits)
+        found = _alone(in_order.run_lanes, lane, waiting, in_order.Structure(ring, windowed))
+        if not on_demand(server.deployment) or found.kv_units_max + waiting.kv_units.max() <= limits.kv_units:
             return found
     rows = common_counts(server.replica.pipeline_ranks)
     costs = tuple(_first(stack([cost], rows)) for cost in server.replica.pipeline_ranks)
     shared, kept = _shared(server, waiting)
-    lane = lane._replace(cost=costs[0], kv_units=lane.kv_units - kept)
+    limits = limits._replace(kv_units=limits.kv_units - kept)
     waiting = waiting._replace(kv_units=np.maximum(waiting.kv_units - shared, 0).astype(np.int32))
-    general = GeneralLane(lane, costs, _rules(server), shared)
-    return _alone(run_general_lanes, general, waiting, GeneralStructure(ring, windowed, pipeline_ranks, peaks=False))
+    structure = any_order.Structure(ring, windowed, pipeline_ranks, peaks=False)
+    return _alone(any_order.run_lanes, any_order.Lane(costs, limits, _rules(server), shared), waiting, structure)
 
 
 def _alone(run: Any, lane: Any, waiting: EngineRequests, structure: Any) -> LaneResult:
@@ -93,14 +94,12 @@ def _first(stacked: Any) -> Any:
     return jax.tree.map(lambda values: values[..., 0], stacked)
 
 
-def _lane(server: Server, count: int) -> Lane:
-    from evaluator.stations.engine import Lane, Policy, decisions
+def _limits(server: Server, count: int) -> LaneLimits:
+    from evaluator.stations.engine import LaneLimits, Policy, decisions
 
     limits = server.experiment
-    policy = CHUNKED if limits.chunked_prefill else MIXED
-    return Lane(
-        cost=_first(stack([server.replica.pipeline_ranks[0]])),
-        policy=Policy(*(flag[0] for flag in decisions([policy]))),
+    return LaneLimits(
+        policy=Policy(*(flag[0] for flag in decisions([policy(server.deployment.batching.policy)]))),
         prompts_resident=np.array(False),
         max_num_seqs=np.float64(limits.max_num_seqs),
         max_num_batched_tokens=np.float64(limits.max_num_batched_tokens),
@@ -113,12 +112,12 @@ def _lane(server: Server, count: int) -> Lane:
 
 
 def _rules(server: Server) -> Any:
-    """Those of vLLM v1. Whole prompts may not fit into an iteration anew after a preemption: their KV is reserved."""
+    """Those of vLLM v1."""
     from evaluator.simulation.lanes import units_of
     from evaluator.stations.engine.any_order import KvUnits, Rules
 
     return Rules(
-        on_demand=np.bool_(server.experiment.chunked_prefill),
+        on_demand=np.bool_(on_demand(server.deployment)),
         whole_kv=np.bool_(False),
         watermark_units=np.float64(0.0),
         long_prefill_tokens=np.float64(np.inf),

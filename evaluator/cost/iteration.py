@@ -239,10 +239,21 @@ def share_touched(parameters: IterationCost, tokens: Batched) -> Batched:
     return experts_touched(parameters.log_expert_missed, tokens, parameters.expert_skew)
 
 
-def iteration_time(parameters: IterationCost, batch: BatchStatistics) -> Batched:
+def prefill_attention_time(parameters: CostParameters, batch: BatchStatistics) -> Batched:
+    """Seconds of an iteration in prefill attention; nothing beside the rest (1e-30 s) without prompts."""
+    chunks = batch.prefill_tokens, batch.prefill_sequences
+    full_s = _attentions_time(parameters.prefill_rows, batch.prefill_area, batch.prefill_context, *chunks)
+    window = batch.prefill_window_area, batch.prefill_window_context
+    return full_s + _attentions_time(parameters.prefill_window_rows, *window, *chunks)
+
+
+def iteration_time(
+    parameters: IterationCost, batch: BatchStatistics, prefill_attention_s: Batched | None = None
+) -> Batched:
     """Seconds of one iteration; the shape is the common shape of the lanes and the batch.
 
-    An empty batch still costs ``iteration_s`` and the weights: callers do not run empty iterations.
+    An empty batch still costs ``iteration_s`` and the weights: callers do not run empty iterations. A caller that knows
+    ``prefill_attention_time`` of a roofline already may give it, and its terms are not computed again.
     """
     if not isinstance(parameters, CostParameters):
         return parameters.time(batch)
@@ -263,10 +274,7 @@ def iteration_time(parameters: IterationCost, batch: BatchStatistics) -> Batched
         + parameters.handover_s * (tokens >= parameters.handover_tokens)
         + _products_time(parameters.token_rows, tokens, 1.0, tokens, xp.ceil(tokens / TOKEN_TILE))
         + _products_time(parameters.sequence_rows, sequences, 1.0, sequences, xp.ceil(sequences / TOKEN_TILE))
-        + _attentions_time(parameters.prefill_rows, batch.prefill_area, batch.prefill_context, prompt, prompts)
-        + _attentions_time(
-            parameters.prefill_window_rows, batch.prefill_window_area, batch.prefill_window_context, prompt, prompts
-        )
+        + (prefill_attention_time(parameters, batch) if prefill_attention_s is None else prefill_attention_s)
     )
     if len(parameters.expert_rows.flop):  # structure: models without experts do not pay for the exponential
         seen = padded(tokens, parameters.graph_tokens)

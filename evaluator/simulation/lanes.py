@@ -17,14 +17,8 @@ from evaluator.plan.plan import Group, Member, Plan
 from evaluator.policies import BatchingPolicy, policy
 from evaluator.scenario import Deployment
 from evaluator.simulation.slots import Slot
-from evaluator.stations.engine import Lane, LaneResult, Requests, Structure, decisions, run_lanes
-from evaluator.stations.engine.any_order import (
-    GeneralLane,
-    GeneralStructure,
-    KvUnits,
-    Rules,
-    run_general_lanes,
-)
+from evaluator.stations.engine import LaneLimits, LaneResult, Requests, any_order, decisions, in_order
+from evaluator.stations.engine.any_order import KvUnits, Rules
 from evaluator.traffic.loads import held_units
 
 LANES_PER_CALL = 32
@@ -46,13 +40,14 @@ def run_slots(plan: Plan, group: Group, members: list[Member], slots: list[Slot]
             yield LaneResult(*(field[lane] for field in found))
 
 
-def _program(group: Group) -> Callable[[Lane | GeneralLane, Requests], LaneResult]:
+def _program(group: Group) -> Callable[[in_order.Lane | any_order.Lane, Requests], LaneResult]:
     vectorise = jax.default_backend() != "cpu"
     which = group.program
     if not which.in_any_order:
-        return partial(run_lanes, structure=Structure(group.ring, group.windowed), vectorise=vectorise)
-    structure = GeneralStructure(group.ring, group.windowed, which.pipeline_ranks, which.peaks)
-    return partial(run_general_lanes, structure=structure, vectorise=vectorise)
+        simple = in_order.Structure(group.ring, group.windowed)
+        return partial(in_order.run_lanes, structure=simple, vectorise=vectorise)
+    structure = any_order.Structure(group.ring, group.windowed, which.pipeline_ranks, which.peaks)
+    return partial(any_order.run_lanes, structure=structure, vectorise=vectorise)
 
 
 def _filled(values: np.ndarray, size: int) -> np.ndarray:
@@ -76,7 +71,7 @@ def _requests(group: Group, members: list[Member], slots: list[Slot]) -> Request
     return Requests(arrival, *tokens)
 
 
-def _lanes(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -> Lane | GeneralLane:
+def _lanes(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -> in_order.Lane | any_order.Lane:
     deployments = [plan.grid.points[members[slot.position].config][1] for slot in slots]
     served_by = [members[slot.position] for slot in slots]
     kvs = [member.design.ready.kv for member in served_by]
@@ -86,8 +81,7 @@ def _lanes(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -
         member.max_num_batched_tokens if record.token_budget else np.inf
         for record, member in zip(policies, served_by, strict=True)
     ]
-    lane = Lane(
-        cost=costs[0],
+    limits = LaneLimits(
         policy=decisions(policies),
         prompts_resident=np.array([deployment.role == "decode" for deployment in deployments]),
         max_num_seqs=np.array([deployment.batching.max_num_seqs for deployment in deployments], dtype=float),
@@ -99,9 +93,9 @@ def _lanes(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -
         measured_from=np.array([slot.warmup(group.warmup_requests) for slot in slots], dtype=np.int32),
     )
     if not group.program.in_any_order:
-        return lane
+        return in_order.Lane(costs[0], limits)
     shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
-    return GeneralLane(lane, tuple(costs), _rules(deployments, policies, kvs), shared)
+    return any_order.Lane(tuple(costs), limits, _rules(deployments, policies, kvs), shared)
 
 
 def _rules(deployments: list[Deployment], policies: list[BatchingPolicy], kvs: list[KvLayout]) -> Rules:

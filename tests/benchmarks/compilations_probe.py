@@ -29,7 +29,7 @@ def main() -> None:
     result = sweep(asked)
     wall = time.perf_counter() - start
 
-    from evaluator.stations.engine.in_order.program import run_lanes
+    from evaluator.stations.engine.in_order import run_lanes
 
     compiled = [took for name, _, took in spent if name == COMPILED]
     # Of the engine alone: the functions inside it report their tracing too, which is part of its own.

@@ -10,6 +10,7 @@ from evaluator.compare.calibrations import calibration_for
 from evaluator.compare.servers import server
 from evaluator.errors import InputError
 from evaluator.experiments import read_experiments
+from evaluator.replica import design
 from tests.campaign import entry, row
 
 
@@ -74,3 +75,11 @@ def test_what_a_server_cannot_hold_runs_only_with_the_blocks_of_its_log(campaign
     assert server(told, "datasheet").replica.kv.capacity_units == 1000
     with pytest.raises(InputError, match=r"^does not fit: 141\.1 GB of weights"):
         server(unknown, "datasheet")
+
+
+def test_a_server_is_a_deployment_of_a_scenario(campaign):
+    chunks, whole = read_experiments(*campaign([entry("a"), entry("b", chunked_prefill=False)], [row("a", 0)]))
+    first, second = server(chunks, "datasheet"), server(whole, "datasheet")
+    assert (first.deployment.batching.policy, first.deployment.kv.admission) == ("chunked", "on_demand")
+    assert (second.deployment.batching.policy, second.deployment.kv.admission) == ("mixed", "reserve")
+    assert str(design(first.deployment, 100).ready) == str(first.replica)

@@ -16,7 +16,7 @@ from evaluator.report import elasticity_table, plot_sensitivity
 from evaluator.report.picture.sensitivity import sensitivity_figure_of
 from evaluator.run import sweep
 from evaluator.simulation import measured
-from evaluator.stations.engine import run_lanes
+from evaluator.stations.engine.in_order import run_lanes
 from tests.execution.build import Interrupting
 from tests.results.build import same
 from tests.scenario.build import GRID, scenario

@@ -14,9 +14,10 @@ from evaluator.cost.quantities import PEAKS
 from evaluator.cost.table import Grid, TableCost
 from evaluator.reference import Outcome, Request, simulate
 from evaluator.stations.engine import LaneResult
-from tests.stations.build import Case, random_case, random_cost, run_engine, run_reference
-from tests.stations.compare import TOLERANCE, assert_same_times
-from tests.stations.general import Kind, general_cases, run_general, run_tokens
+from tests.stations.engine.any_order import build as any_order
+from tests.stations.engine.any_order.build import Kind
+from tests.stations.engine.compare import TOLERANCE, assert_same_times
+from tests.stations.engine.in_order.build import Case, random_case, random_cost, run_engine, run_reference
 
 CASES = 80
 
@@ -78,17 +79,17 @@ def test_the_largest_quantities_are_those_of_the_plain_loop(pairs):
 
 @pytest.mark.parametrize("draw", COSTS)
 @pytest.mark.parametrize(
-    "kind", [Kind(peaks=True), Kind(pipeline_ranks=2)], ids=["one pipeline_rank", "two pipeline_ranks"]
+    "kind", [Kind(peaks=True), Kind(pipeline_ranks=2)], ids=["one pipeline rank", "two pipeline ranks"]
 )
-def test_the_general_program_equals_the_plain_loop(kind, draw):
+def test_any_order_equals_the_plain_loop(kind, draw):
     cases = []
-    for seed, given in enumerate(general_cases(kind, 20)):
+    for seed, given in enumerate(any_order.random_cases(kind, 20)):
         costs = tuple(
             draw(np.random.default_rng([seed, pipeline_rank])) for pipeline_rank in range(kind.pipeline_ranks)
         )
         cases.append(replace(given, case=replace(given.case, cost=costs[0]), costs=costs))
-    for given, result in zip(cases, run_general(cases, kind, padding=1), strict=True):
-        expected = run_tokens(given)
+    for given, result in zip(cases, any_order.run_engine(cases, kind, padding=1), strict=True):
+        expected = any_order.run_reference(given)
         assert_same_times(given.case, result, expected)
         np.testing.assert_allclose(result.busy_s, expected.busy_s, rtol=TOLERANCE, err_msg=str(given.case))
         assert (result.iterations, result.kv_units_max) == (expected.iterations, expected.kv_units_max), given.case

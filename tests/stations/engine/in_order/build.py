@@ -14,7 +14,8 @@ from evaluator.cost.iteration import CostParameters
 from evaluator.device import configure
 from evaluator.policies import policy as policy_named
 from evaluator.reference import Limits, Outcome, Request, simulate_replica
-from evaluator.stations.engine import Lane, LaneResult, Policy, Requests, Structure, decisions, run_lanes
+from evaluator.stations.engine import LaneLimits, LaneResult, Policy, Requests, decisions
+from evaluator.stations.engine.in_order import Lane, Structure, run_lanes
 from tests.reference.build import linear_cost, random_cost
 
 RING = 512  # longer than any output of the tests
@@ -110,13 +111,15 @@ def lane_of(case: Case) -> Lane:
     limits = (case.limits.max_num_seqs, case.limits.max_num_batched_tokens, case.limits.kv_units)
     return Lane(
         case.cost,
-        policy_of(case),
-        np.bool_(case.resident),
-        *map(np.float64, limits),
-        np.float64(case.window),
-        np.int32(OPEN if case.users is None else case.users),
-        np.int32(len(case.arrival_s)),
-        np.int32(case.measured_from),
+        LaneLimits(
+            policy_of(case),
+            np.bool_(case.resident),
+            *map(np.float64, limits),
+            np.float64(case.window),
+            np.int32(OPEN if case.users is None else case.users),
+            np.int32(len(case.arrival_s)),
+            np.int32(case.measured_from),
+        ),
     )
 
 

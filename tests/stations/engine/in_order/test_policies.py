@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.stations.build import build, constant_cost, run_engine, run_reference
-from tests.stations.compare import assert_same
+from tests.stations.engine.compare import assert_same
+from tests.stations.engine.in_order.build import build, constant_cost, run_engine, run_reference
 
 # Iterations of one second and six tokens; prompts of four, sent at 0, 0 and 1.5 s, with 3, 2 and 1 output tokens.
 BY_HAND = {

@@ -1,4 +1,4 @@
-"""What holds for the general program on any requests, limits and rules: found and shrunk by hypothesis."""
+"""What holds for queues in any order on any requests, limits and rules: found and shrunk by hypothesis."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.device import configure
 from evaluator.reference import Limits
 from evaluator.stations.engine import LaneResult
-from evaluator.stations.engine.any_order import GeneralLane, GeneralStructure, Rules, run_general_lanes
-from tests.properties.test_engine import SLOTS, cases
+from evaluator.stations.engine.any_order import Lane, Rules, Structure, run_lanes
+from tests.properties.engine.test_in_order import SLOTS
+from tests.properties.engine.test_in_order import cases as in_order_cases
 from tests.reference.build import random_cost
-from tests.stations.build import build
-from tests.stations.compare import TOLERANCE, assert_same
-from tests.stations.general import (
+from tests.stations.engine.any_order.build import (
     CHUNKING,
     POLICIES,
-    GeneralCase,
+    Case,
     Kind,
-    random_general_case,
-    run_general,
-    run_tokens,
+    random_case,
+    run_engine,
+    run_reference,
     stacked,
 )
+from tests.stations.engine.compare import TOLERANCE, assert_same
+from tests.stations.engine.in_order.build import build
 
 QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 KINDS = {
@@ -39,9 +40,9 @@ KINDS = {
 
 
 @st.composite
-def general_cases(draw: st.DrawFn) -> GeneralCase:
+def cases(draw: st.DrawFn) -> Case:
     """The cases of the other program under any policy, KV on demand or reserved, from barely enough of it on."""
-    case, pipeline_ranks = draw(cases()), draw(st.sampled_from(list(KINDS)))
+    case, pipeline_ranks = draw(in_order_cases()), draw(st.sampled_from(list(KINDS)))
     policy = draw(st.sampled_from([*POLICIES, "lightllm"] if pipeline_ranks == 1 else POLICIES))
     on_demand = policy == "lightllm" or (policy not in ("static", "orca") and draw(st.booleans()))
     block = 1 if policy == "lightllm" else draw(st.sampled_from([1, 3, 16]))
@@ -60,26 +61,26 @@ def general_cases(draw: st.DrawFn) -> GeneralCase:
     more = (
         random_cost(np.random.default_rng(number), experts=True, windowed=True) for number in range(1, pipeline_ranks)
     )
-    return GeneralCase(replace(case, policy=policy, limits=limits, kv_units=units), (case.cost, *more), 0 * units)
+    return Case(replace(case, policy=policy, limits=limits, kv_units=units), (case.cost, *more), 0 * units)
 
 
-def run(given: GeneralCase) -> LaneResult:
-    """The general program on SLOTS slots."""
-    (result,) = run_general([given], KINDS[len(given.costs)], slots=SLOTS)
+def run(given: Case) -> LaneResult:
+    """The engine on SLOTS slots."""
+    (result,) = run_engine([given], KINDS[len(given.costs)], slots=SLOTS)
     return result
 
 
 @QUICK
-@given(general_cases())
-def test_the_general_program_equals_the_plain_loop(given):
-    result, expected = run(given), run_tokens(given)
+@given(cases())
+def test_the_engine_equals_the_plain_loop(given):
+    result, expected = run(given), run_reference(given)
     assert_same(given.case, result, expected)
     assert result.preemptions == expected.preemptions
     assert result.kv_unit_s == pytest.approx(expected.kv_unit_s, rel=TOLERANCE)
 
 
 @QUICK
-@given(general_cases())
+@given(cases())
 def test_causes_come_first_and_nothing_is_lost(given):
     case, result = given.case, run(replace(given, case=replace(given.case, measured_from=0)))
     assert (result.scheduled_s >= case.arrival_s).all()
@@ -100,7 +101,7 @@ def test_causes_come_first_and_nothing_is_lost(given):
 
 
 @QUICK
-@given(general_cases())
+@given(cases())
 def test_with_kv_for_all_it_makes_no_difference_when_it_is_given(given):
     """Nobody is preempted, and admissions are the same as if all KV were reserved."""
     case = given.case
@@ -113,7 +114,7 @@ def test_with_kv_for_all_it_makes_no_difference_when_it_is_given(given):
 
 
 @QUICK
-@given(general_cases())
+@given(cases())
 def test_nobody_rests_while_there_is_work(given):
     """Sent at once, all is done after exactly the time that the iterations take."""
     costs = given.costs[:1]
@@ -123,8 +124,8 @@ def test_nobody_rests_while_there_is_work(given):
 
 @pytest.mark.parametrize("pipeline_ranks", KINDS)
 def test_the_same_input_gives_the_same_result_to_the_bit(pipeline_ranks):
-    drawn = [random_general_case(seed, KINDS[pipeline_ranks]) for seed in range(8)]
-    runs = (run_general(drawn, KINDS[pipeline_ranks]) for _ in range(2))
+    drawn = [random_case(seed, KINDS[pipeline_ranks]) for seed in range(8)]
+    runs = (run_engine(drawn, KINDS[pipeline_ranks]) for _ in range(2))
     for one, other in zip(*runs, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one, other)
 
@@ -132,12 +133,12 @@ def test_the_same_input_gives_the_same_result_to_the_bit(pipeline_ranks):
 def test_one_compilation_for_each_structure():
     """Rules, KV layouts, policies, limits and costs are traced: what differs only in them shares one program."""
     configure()
-    start = run_general_lanes._cache_size()
+    start = run_lanes._cache_size()
     for count, kind in enumerate((Kind(), Kind(windowed=True)), start=1):
-        structure = GeneralStructure(1024, kind.windowed, 1, False)
+        structure = Structure(1024, kind.windowed, 1, False)
         for seeds in (range(4), range(4, 8)):
-            run_general_lanes(*stacked([random_general_case(seed, kind) for seed in seeds]), structure)
-        assert run_general_lanes._cache_size() == start + count
+            run_lanes(*stacked([random_case(seed, kind) for seed in seeds]), structure)
+        assert run_lanes._cache_size() == start + count
 
 
 RULES = {
@@ -151,7 +152,7 @@ RULES = {
 }
 
 
-def _changed(given: GeneralLane, name: str) -> GeneralLane:
+def _changed(given: Lane, name: str) -> Lane:
     """The rule put to its value of RULES, or the number of the KV layout times that."""
     field, _, part = name.partition(".")
     old = getattr(given.rules, field)
@@ -176,9 +177,9 @@ def test_every_rule_moves_some_output(name):
     limits = Limits(4, tokens, kv, admission="on_demand", block_tokens=layout.block_tokens, look_every=4)
     units = kv_units(layout, case.prompt_tokens + case.output_tokens)
     lanes, requests = stacked(
-        [GeneralCase(replace(case, limits=limits, kv_units=units), (case.cost,), np.zeros(SLOTS, int), layout)]
+        [Case(replace(case, limits=limits, kv_units=units), (case.cost,), np.zeros(SLOTS, int), layout)]
     )
-    runs = (run_general_lanes(given, requests, KINDS[1].structure) for given in (lanes, _changed(lanes, name)))
+    runs = (run_lanes(given, requests, KINDS[1].structure) for given in (lanes, _changed(lanes, name)))
     one, other = (jax.tree.map(np.asarray, found) for found in runs)
     assert np.isfinite(one.last_token_s[0, :SLOTS]).all()
     assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from evaluator.cost.iteration import AttentionRows, CostParameters, Rows
 from evaluator.device import configure
-from evaluator.stations.engine import Lane, LaneResult, Requests, Structure, run_lanes
-from tests.stations.build import (
+from evaluator.stations.engine import LaneLimits, LaneResult, Requests
+from evaluator.stations.engine.in_order import Lane, Structure, run_lanes
+from tests.stations.engine.compare import assert_same
+from tests.stations.engine.in_order.build import (
     POLICIES,
     RING,
     Case,
@@ -25,7 +27,6 @@ from tests.stations.build import (
     run_engine,
     run_reference,
 )
-from tests.stations.compare import assert_same
 
 SLOTS = 8  # one shape, so that one program serves all examples
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -192,25 +193,28 @@ def _changed(lane: Lane, requests: Requests, name: str) -> tuple[Lane, Requests]
     if name in Requests._fields and value == 1.5:
         column = getattr(requests, name)
         return lane, requests._replace(**{name: (column * 1.5).astype(column.dtype)})
+    limits = lane.limits
     if "." not in name:
-        return lane._replace(**{name: np.asarray(value, np.asarray(getattr(lane, name)).dtype)}), requests
+        changed = limits._replace(**{name: np.asarray(value, np.asarray(getattr(limits, name)).dtype)})
+        return lane._replace(limits=changed), requests
     path = name.split(".")
-    outer = getattr(lane, path[0])
     if path[0] == "policy":
-        return lane._replace(policy=outer._replace(**{path[1]: np.bool_(value)})), requests
-    inner = getattr(outer, path[1])
+        policy = limits.policy._replace(**{path[1]: np.bool_(value)})
+        return lane._replace(limits=limits._replace(policy=policy)), requests
+    inner = getattr(lane.cost, path[1])
     if len(path) == 3:
         scaled = inner._replace(**{path[2]: getattr(inner, path[2]) * 1.5 + 1e-7})
     else:
         scaled = inner * 1.5
-    return lane._replace(cost=outer._replace(**{path[1]: scaled})), requests
+    return lane._replace(cost=lane.cost._replace(**{path[1]: scaled})), requests
 
 
 def test_every_input_is_tried():
     assert set(ROW_FIELDS) == {name for name in CostParameters._fields if name.endswith("_rows")}
     assert {field for fields in ROW_FIELDS.values() for field in fields} == {*Rows._fields, *AttentionRows._fields}
     names = {name.split(".")[0].removesuffix(" of requests") for name in INPUTS}
-    assert names >= {*Lane._fields, *Requests._fields}
+    assert names >= {"cost", *LaneLimits._fields, *Requests._fields}
+    assert {*Lane._fields} == {"cost", "limits"}
 
 
 @pytest.mark.parametrize("name", INPUTS)

@@ -1,4 +1,4 @@
-"""Replicas beyond arrivals in order: the same for the general program and for the plain loop over iterations."""
+"""Replicas with queues in any order: the same for the engine and for the plain loop over iterations."""
 
 from __future__ import annotations
 
@@ -14,16 +14,11 @@ from evaluator.cost.memory import KvLayout, kv_units, units_of
 from evaluator.device import configure
 from evaluator.policies import policy as policy_named
 from evaluator.reference import Limits, Outcome, Request, simulate
-from evaluator.stations.engine import Lane, LaneResult, Requests
-from evaluator.stations.engine.any_order import (
-    GeneralLane,
-    GeneralStructure,
-    KvUnits,
-    Rules,
-    run_general_lanes,
-)
+from evaluator.stations.engine import LaneLimits, LaneResult, Requests
+from evaluator.stations.engine.any_order import KvUnits, Lane, Rules, Structure, run_lanes
 from tests.reference.build import random_cost
-from tests.stations.build import OPEN, RING, Case, cut, policy_of, random_case, requests_of
+from tests.stations.engine.in_order import build as in_order
+from tests.stations.engine.in_order.build import OPEN, RING, cut, policy_of, requests_of
 
 CHUNKING = ("chunked", "sarathi")
 POLICIES = ("static", "continuous", "mixed", "orca", *CHUNKING)
@@ -39,15 +34,15 @@ class Kind:
     peaks: bool = False
 
     @property
-    def structure(self) -> GeneralStructure:
-        return GeneralStructure(RING, self.windowed, self.pipeline_ranks, self.peaks)
+    def structure(self) -> Structure:
+        return Structure(RING, self.windowed, self.pipeline_ranks, self.peaks)
 
 
 @dataclass(frozen=True, eq=False)
-class GeneralCase:
+class Case:
     """A case with the cost of every pipeline rank and, where a KV unit is more than a block, its KV layout."""
 
-    case: Case
+    case: in_order.Case
     costs: tuple[IterationCost, ...]
     shared_units: np.ndarray  # of each request's prefix
     layout: KvLayout | None = None
@@ -67,10 +62,10 @@ def random_layout(rng: np.random.Generator, block: int) -> KvLayout:
     return KvLayout(full, window, int(rng.integers(1, 100)) if window else None, sequence, block, unit, 0)
 
 
-def random_general_case(seed: int, kind: Kind) -> GeneralCase:
+def random_case(seed: int, kind: Kind) -> Case:
     """A random case with any policy, KV reserved or on demand, watermark, packing, and shares of long prompts."""
     rng = np.random.default_rng([seed, kind.windowed, kind.experts, kind.pipeline_ranks, kind.peaks])
-    case = random_case(seed, kind.experts, kind.windowed)
+    case = in_order.random_case(seed, kind.experts, kind.windowed)
     policy = "lightllm" if kind.peaks and rng.random() < 0.5 else str(rng.choice(POLICIES))
     on_demand = policy == "lightllm" or (policy not in ("static", "orca") and rng.random() < 0.7)
     block = 1 if policy == "lightllm" else int(rng.integers(1, 17))
@@ -95,21 +90,21 @@ def random_general_case(seed: int, kind: Kind) -> GeneralCase:
     shares = on_demand and layout is None and policy != "lightllm" and rng.random() < 0.3
     shared = (case.prompt_tokens - case.compute_tokens) // block * shares
     drawn = replace(case, policy=policy, limits=limits, kv_units=units - shared)
-    return GeneralCase(drawn, (case.cost, *more), shared, layout)
+    return Case(drawn, (case.cost, *more), shared, layout)
 
 
 @cache
-def general_cases(kind: Kind, count: int) -> list[GeneralCase]:
+def random_cases(kind: Kind, count: int) -> list[Case]:
     """``count`` random cases of one structure."""
-    return [random_general_case(seed, kind) for seed in range(count)]
+    return [random_case(seed, kind) for seed in range(count)]
 
 
-def _lane_of(given: GeneralCase, slots: int) -> GeneralLane:
+def _lane_of(given: Case, slots: int) -> Lane:
     case, limits = given.case, given.case.limits
     record = policy_named(case.policy)
     budget = limits.max_num_batched_tokens if record.token_budget else np.inf
-    lane = Lane(
-        case.cost, policy_of(case), np.bool_(case.resident),
+    lane_limits = LaneLimits(
+        policy_of(case), np.bool_(case.resident),
         np.float64(limits.max_num_seqs), np.float64(budget), np.float64(limits.kv_units), np.float64(case.window),
         np.int32(OPEN if case.users is None else case.users), np.int32(len(case.arrival_s)),
         np.int32(case.measured_from),
@@ -125,10 +120,10 @@ def _lane_of(given: GeneralCase, slots: int) -> GeneralLane:
     )
     shared = np.zeros(slots + 1, np.int32)
     shared[: len(given.shared_units)] = given.shared_units
-    return GeneralLane(lane, given.costs, rules, shared)
+    return Lane(given.costs, lane_limits, rules, shared)
 
 
-def stacked(cases: Sequence[GeneralCase], slots: int = 0, padding: int = 0) -> tuple[GeneralLane, Requests]:
+def stacked(cases: Sequence[Case], slots: int = 0, padding: int = 0) -> tuple[Lane, Requests]:
     """Cases of one structure with a leading lane axis, on at least ``slots`` slots.
 
     ``padding``: so many lanes of zeros behind them, as in a call that is filled up.
@@ -139,15 +134,15 @@ def stacked(cases: Sequence[GeneralCase], slots: int = 0, padding: int = 0) -> t
     return jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
 
 
-def run_general(cases: Sequence[GeneralCase], kind: Kind, vectorise: bool = False, **shape: int) -> list[LaneResult]:
-    """The general program's results, one per case, cut to the case's requests; ``shape`` as for ``stacked``."""
+def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, **shape: int) -> list[LaneResult]:
+    """The engine's results, one per case, cut to the case's requests; ``shape`` as for ``stacked``."""
     configure()
-    found = jax.tree.map(np.asarray, run_general_lanes(*stacked(cases, **shape), kind.structure, vectorise))
+    found = jax.tree.map(np.asarray, run_lanes(*stacked(cases, **shape), kind.structure, vectorise))
     results = (LaneResult(*(field[lane] for field in found)) for lane in range(len(cases)))
     return [cut(result, len(given.case.arrival_s)) for result, given in zip(results, cases, strict=True)]
 
 
-def run_tokens(given: GeneralCase) -> Outcome:
+def run_reference(given: Case) -> Outcome:
     """The plain loop on the same requests, every token of it."""
     case = given.case
     columns = (case.arrival_s, case.compute_tokens, case.prompt_tokens, case.output_tokens, case.kv_units)

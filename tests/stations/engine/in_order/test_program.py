@@ -12,7 +12,8 @@ from evaluator.cost.iteration import decode_context_s
 from evaluator.reference import Outcome
 from evaluator.stations.engine import LaneResult
 from tests.reference.build import linear_cost
-from tests.stations.build import (
+from tests.stations.engine.compare import assert_same, assert_same_times
+from tests.stations.engine.in_order.build import (
     POLICIES,
     RING,
     Case,
@@ -23,7 +24,6 @@ from tests.stations.build import (
     run_engine,
     run_reference,
 )
-from tests.stations.compare import assert_same, assert_same_times
 
 CASES = 150  # of each structure, 600 in all
 STRUCTURES = {"plain": (False, False), "experts": (True, False), "windowed": (False, True), "both": (True, True)}

@@ -8,7 +8,7 @@ from evaluator.cost.iteration import decode_context_s
 from evaluator.reference import Outcome
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.common.histogram import RELATIVE_ERROR, bin_middles
-from tests.stations.build import Case
+from tests.stations.engine.in_order.build import Case
 
 TOLERANCE = 1e-9
 QUANTILES = np.array([0.103, 0.507, 0.911, 0.9877])

@@ -11,8 +11,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from evaluator.stations.engine import LaneResult, Structure, run_lanes
-from tests.stations.build import POLICIES, Case, build, constant_cost, random_cases, run_engine, stacked
+from evaluator.stations.engine import LaneResult
+from evaluator.stations.engine.in_order import Structure, run_lanes
+from tests.stations.engine.in_order.build import POLICIES, Case, build, constant_cost, random_cases, run_engine, stacked
 
 SEEDS = 24
 REQUESTS = 12_000
