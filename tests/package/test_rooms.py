@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "evaluator"
+PACKAGE = Path(__file__).resolve().parents[2] / "evaluator"
 
 ORDER = (
     # What knows nothing of serving
