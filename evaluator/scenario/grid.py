@@ -1,10 +1,9 @@
-"""Every point of a sweep: the product of its axes, with what points share built once."""
+"""Every point of a sweep: the product of its axes, or what its conditions leave of it, with shared parts built once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from evaluator.errors import InputError
-from evaluator.scenario.fields import Place
+from evaluator.scenario.fields import Place, Reader
+from evaluator.scenario.parts import Part, combined, interned
 from evaluator.scenario.scenario import Axis, Deployment, Objective, Scenario, Workload
-from evaluator.scenario.sections import Base, FieldPath, read_fields, touched_fields
-from evaluator.scenario.workload import finish
+from evaluator.scenario.sections import Base, FieldPath, outermost, read_field
+from evaluator.scenario.tables import Named, Section
+from evaluator.scenario.tree import split_path
 
 Point = tuple[Workload, Deployment, tuple[Objective, ...]]
 
@@ -35,25 +36,91 @@ class Grid:
 def expand(scenario: Scenario) -> Grid:
     """The points of ``scenario.sweep`` over its workload, deployment and slo.
 
-    A part that an axis does not touch is the same object in all points. Errors: InputError where two axes exclude
-    each other within one section of keys (a rate for a closed loop); what does not fit a machine is no error here.
+    Parts that are equal are the same object in all points. Errors: InputError where two axes exclude each other
+    within one section of keys (a rate for a closed loop); what does not fit a machine is no error here.
     """
-    folder = Path(scenario.path).parent if scenario.path else Path.cwd()
-    base = Base(scenario.workload, scenario.deployment, scenario.slo, folder)
-    place = Place(scenario.path or scenario.name)
-    shape = tuple(len(axis.values) for axis in scenario.sweep)
-    fields: dict[FieldPath, list[int]] = {}
-    for number, axis in enumerate(scenario.sweep):
-        for field in dict.fromkeys(field for change in axis.changes for field in touched_fields(tuple(change))):
-            fields.setdefault(field, []).append(number)
-    read = {field: _read(base, field, scenario.sweep, numbers, place) for field, numbers in fields.items()}
+    base = base_of(scenario)
+    axes = scenario.sweep
+    shape = tuple(len(axis.values) for axis in axes)
+    steps = list(np.ogrid[tuple(slice(size) for size in shape)]) if shape else []
+    read = _read_fields(base, axes, steps)
     parts = (
-        _sections(read, base.workload, "workload", lambda values: finish(values, place.key("workload"))),
-        _sections(read, base.deployment, "deployment", lambda values: Deployment(**values)),
-        read.get(("slo",), scenario.slo),
+        assembled(base.sections["workload"], base.workload, ("workload",), read, base.place),
+        assembled(base.sections["deployment"], base.deployment, ("deployment",), read, base.place),
+        read.get(("slo",)) or Part([base.slo]),
     )
-    points = list(zip(*(_spread(part, shape) for part in parts), strict=True))
-    return Grid(_completed(scenario.sweep, shape, points), shape, points)
+    points = list(zip(*(part.spread(shape) for part in parts), strict=True))
+    return Grid(_completed(axes, shape, points), shape, points)
+
+
+def base_of(scenario: Scenario) -> Base:
+    """What the sweep of a scenario changes."""
+    folder = Path(scenario.path).parent if scenario.path else Path.cwd()
+    place = Place(scenario.path or scenario.name)
+    return Base(scenario.workload, scenario.deployment, scenario.slo, folder, place)
+
+
+def assembled(reader: Reader, base: Any, at: FieldPath, read: Mapping[FieldPath, Part], place: Place) -> Part:
+    """The section at ``at`` over the points: ``base`` with the fields that were ``read``, every combination once."""
+    if at in read:
+        return read[at]
+    parts: dict[str, Part] = {}
+    if isinstance(reader, Section | Named):
+        parts = {
+            name: assembled(inner.read, value, (*at, name), read, place)
+            for name, (inner, value) in reader.inside(base).items()
+            if any(field[: len(at) + 1] == (*at, name) for field in read)
+        }
+    if not parts:
+        return Part([base])
+    rebuild: Callable[..., Any] = reader.rebuilt  # type: ignore[attr-defined]
+    where = place.key(".".join(at))
+    chosen, codes = combined([(part.codes, len(part.values)) for part in parts.values()])
+    columns = [[part.values[index] for index in indices] for part, indices in zip(parts.values(), chosen, strict=True)]
+    built = [rebuild(base, dict(zip(parts, values, strict=True)), where) for values in zip(*columns, strict=True)]
+    return Part(built, codes)
+
+
+def _read_fields(base: Base, axes: Sequence[Axis], steps: Sequence[np.ndarray]) -> dict[FieldPath, Part]:
+    """Every field that an axis touches, over the points."""
+    owners: dict[FieldPath, dict[int, list[str]]] = {}
+    touched = [list(dict.fromkeys(path for change in axis.changes for path in change)) for axis in axes]
+    fields = outermost(base.field_of(path) for paths in touched for path in paths)
+    for number, paths in enumerate(touched):
+        for path in paths:
+            field = base.field_of(path)
+            owner = next(field[:n] for n in range(1, len(field) + 1) if field[:n] in fields)
+            owners.setdefault(owner, {}).setdefault(number, []).append(path)
+    return {field: _read(base, field, axes, paths, steps) for field, paths in owners.items()}
+
+
+def _read(
+    base: Base, field: FieldPath, axes: Sequence[Axis], paths: Mapping[int, list[str]], steps: Sequence[np.ndarray]
+) -> Part:
+    """The values of one field over the points, from the axes that touch it: their numbers and the key paths there."""
+    numbers = list(paths)
+    changes = [
+        [{path: change[path] for path in paths[number] if path in change} for change in axes[number].changes]
+        for number in numbers
+    ]
+    chosen, codes = combined([(steps[number], len(axes[number].values)) for number in numbers])
+
+    def read(indices: tuple[int, ...]) -> Any:
+        together: dict[str, Any] = {}
+        for of_axis, index in zip(changes, indices, strict=True):
+            together |= of_axis[index]
+        if not together:
+            return base.value(field)
+        try:
+            return read_field(base, field, together, base.place)
+        except InputError:  # once more, to say at which point
+            named = zip(numbers, indices, strict=True)
+            point = ", ".join(f"{axes[number].name} = {axes[number].values[index]}" for number, index in named)
+            read_field(base, field, together, Place(base.place.file, note=f" (sweep: {point})"))
+            raise
+
+    values, places = interned(read(indices) for indices in zip(*(one.tolist() for one in chosen), strict=True))
+    return Part(values, np.array(places)[codes])
 
 
 def _completed(axes: tuple[Axis, ...], shape: tuple[int, ...], points: list[Point]) -> tuple[Axis, ...]:
@@ -66,74 +133,21 @@ def _completed(axes: tuple[Axis, ...], shape: tuple[int, ...], points: list[Poin
             continue
         stride = prod(shape[number + 1 :])
         changes = tuple(
-            {**{path: value for path in paths if (value := _lookup(points[step * stride], path)) is not None}, **change}
+            {**{path: value for path in paths if (value := lookup(points[step * stride], path)) is not None}, **change}
             for step, change in enumerate(axis.changes)
         )
         completed.append(Axis(axis.name, axis.values, changes))
     return tuple(completed)
 
 
-def _lookup(point: Point, path: str) -> Any:
+def lookup(point: Point, path: str) -> Any:
     """What a point has at a key path; None where it has nothing there."""
-    section, *keys = path.split(".")
+    section, *keys = split_path(path)
     if section == "slo":
-        metric, statistic = path.removeprefix("slo.").split(".", 1)
-        bounds = [one.bound_s for one in point[2] if (one.metric, one.statistic) == (metric, statistic)]
+        bounds = [one.bound_s for one in point[2] if [one.metric, one.statistic] == keys]
         return bounds[0] if bounds else None
     value: Any = point[0] if section == "workload" else point[1]
     for key in keys:
         inside = value.parameters if hasattr(value, "parameters") and not hasattr(value, key) else value
         value = inside.get(key) if isinstance(inside, Mapping) else getattr(inside, key, None)
     return value
-
-
-def _read(base: Base, field: FieldPath, axes: tuple[Axis, ...], numbers: list[int], place: Place) -> np.ndarray:
-    """The values of one field, objects of shape (axis, ...): 1 long along the axes that do not touch it."""
-    values = np.empty([len(axis.values) if number in numbers else 1 for number, axis in enumerate(axes)], dtype=object)
-    flat = values.reshape(-1)
-    changes = {number: [_within(field, change) for change in axes[number].changes] for number in numbers}
-    for position, indices in enumerate(np.ndindex(values.shape)):
-        together: dict[str, Any] = {}
-        for number in numbers:
-            together |= changes[number][indices[number]]
-        try:
-            flat[position] = _read_point(base, field, together, place)
-        except InputError:  # once more, to say at which point
-            point = ", ".join(f"{axes[number].name} = {axes[number].values[indices[number]]}" for number in numbers)
-            _read_point(base, field, together, Place(place.file, note=f" (sweep: {point})"))
-            raise
-    return values
-
-
-def _within(field: FieldPath, change: Mapping[str, Any]) -> dict[str, Any]:
-    return {path: value for path, value in change.items() if touched_fields((path,)) == (field,)}
-
-
-def _read_point(base: Base, field: FieldPath, changes: dict[str, Any], place: Place) -> Any:
-    if changes:
-        return read_fields(base, changes, place)[field]
-    return getattr(base, field[0]) if field == ("slo",) else getattr(getattr(base, field[0]), field[1])
-
-
-def _sections(read: dict[FieldPath, np.ndarray], base: Any, section: str, build: Any) -> Any:
-    """The section at every combination of the fields that are swept: an object array, or the base itself."""
-    swept = {field[1]: values for field, values in read.items() if field[0] == section}
-    if not swept:
-        return base
-    shape = np.broadcast_shapes(*(values.shape for values in swept.values()))
-    columns = {
-        name: _spread(swept[name], shape) if name in swept else repeat(getattr(base, name), prod(shape))
-        for name in base.__dataclass_fields__
-    }
-    built = np.empty(prod(shape), dtype=object)
-    names = tuple(columns)
-    for position, values in enumerate(zip(*columns.values(), strict=True)):
-        built[position] = build(dict(zip(names, values, strict=True)))
-    return built.reshape(shape)
-
-
-def _spread(values: Any, shape: tuple[int, ...]) -> list[Any]:
-    """One value per point in C order."""
-    if not isinstance(values, np.ndarray):
-        return [values] * prod(shape)
-    return np.broadcast_to(values, shape).reshape(-1).tolist()

@@ -9,21 +9,20 @@ from typing import Any
 
 from evaluator.errors import InputError
 from evaluator.scenario.changes import apply
-from evaluator.scenario.fields import REQUIRED, Field, Place, Table, did_you_mean, file_name, listed, read_section
+from evaluator.scenario.fields import REQUIRED, Field, Place, Reader, Table, did_you_mean, file_name, listed, shown
 from evaluator.scenario.keys import (
     DEPLOYMENT,
-    LATER_DEPLOYMENT,
     LATER_TOP,
-    LENGTHS,
-    arrival_tables,
+    deployment_reader,
     read_slo,
-    workload_table,
 )
-from evaluator.scenario.scenario import Deployment, Scenario
+from evaluator.scenario.scenario import Scenario
 from evaluator.scenario.sections import Base
 from evaluator.scenario.sweep import check_axes, raw_axes
+from evaluator.scenario.tables import read_section
 from evaluator.scenario.tree import MISSING, get, leaves, plain, split_path
 from evaluator.scenario.workload import check_cached, finish
+from evaluator.scenario.workload_keys import LENGTHS, arrival_tables, workload_table
 from evaluator.yaml import dumps_yaml, loads_yaml, read_text
 
 
@@ -41,7 +40,7 @@ def load_scenario(source: str | Path | Mapping[str, Any], overrides: Sequence[st
         tree = loads_yaml(written, file)
     place = Place(file)
     if not isinstance(tree, Mapping):
-        raise place.error(f"expected a scenario with the keys {', '.join(_TOP)}, got {tree!r}")
+        raise place.error(f"expected a scenario with the keys {', '.join(_TOP)}, got {shown(tree)}")
     for override in overrides:
         tree = _override(tree, override)
     path = None if isinstance(source, Mapping) else Path(source)
@@ -68,7 +67,7 @@ def _override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
         return apply(tree, {path: value}, place)
     axes = tree.get("sweep") or {}  # the key of an axis is a whole path
     if not isinstance(axes, Mapping):
-        raise place.error(f"sweep holds a value, not axes: {axes!r}")
+        raise place.error(f"sweep holds a value, not axes: {shown(axes)}")
     if value is None and axis not in axes:
         raise place.error(f"there is no such axis{did_you_mean(axis, axes)}; the axes are {listed(axes)}")
     kept = {**axes, axis: value}
@@ -77,10 +76,10 @@ def _override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
 
 _TOP: Table = {
     "name": Field(file_name, ""),
-    "workload": Field(lambda value, place: value),
-    "deployment": Field(lambda value, place: value),
+    "workload": Field(Reader(lambda value, place: value, {})),
+    "deployment": Field(Reader(lambda value, place: value, {})),
     "slo": Field(read_slo, ()),
-    "sweep": Field(lambda value, place: None, None),  # read on its own
+    "sweep": Field(Reader(lambda value, place: None, {}), None),  # read on its own
 }
 
 
@@ -92,8 +91,8 @@ def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: S
     where = place.key("workload")
     workload = finish(read_section(top["workload"], workload_table(folder), where), where)
     check_cached(workload, where)
-    deployment = Deployment(**read_section(top["deployment"], DEPLOYMENT, place.key("deployment"), LATER_DEPLOYMENT))
-    base = Base(workload, deployment, top["slo"], folder)
+    deployment = deployment_reader(top["deployment"], place.key("deployment"))
+    base = Base(workload, deployment, top["slo"], folder, place)
     given = {key for key, value in (tree.get("workload") or {}).items() if value is not None}
     sweep = check_axes(axes, base, given, place)
     name = top["name"] or ("scenario" if path is None else path.stem)

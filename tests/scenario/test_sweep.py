@@ -267,8 +267,8 @@ def test_a_large_grid_reads_each_value_once(base, monkeypatch):
     base["sweep"] = {RATE: {"linspace": [1, 9, 1000]}, TP: {"range": [1, 100, 1]}}
     scenario = load_scenario(base)
     calls = []
-    read = grid.read_fields
-    monkeypatch.setattr(grid, "read_fields", lambda *arguments: calls.append(1) or read(*arguments))
+    read = grid.read_field
+    monkeypatch.setattr(grid, "read_field", lambda *arguments: calls.append(1) or read(*arguments))
     assert len(expand(scenario).points) == 100_000
     assert len(calls) == 1100
 
