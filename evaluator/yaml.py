@@ -6,7 +6,9 @@ people expect of a configuration file, the first is a number and the second a st
 
 from __future__ import annotations
 
+import math
 import re
+import reprlib
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +21,13 @@ from evaluator.errors import InputError
 Document = Any
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it
+
+LONGEST_NUMBER = 100
+"""Characters of an integer; a longer one is read as infinity."""
+DEEPEST = 64
+"""Levels of sections and lists."""
+MOST_VALUES = 2_000_000
+"""Values of a text, those that aliases (``*name``) repeat included."""
 
 # YAML 1.2.2, section 10.3.2: tag, what a plain scalar looks like, its possible first characters.
 _CORE_SCHEMA = (
@@ -48,24 +57,33 @@ def _scalar(loader: Any, node: yaml.Node) -> str:
     return str(loader.construct_scalar(node))
 
 
-def _build_int(loader: Any, node: yaml.Node) -> int:
+def _int(text: str) -> int | float:
+    if len(text) > LONGEST_NUMBER:  # no key takes it, and messages could not write it
+        return math.inf
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+def _float(text: str) -> float:
+    special = text.lstrip("-+").lower()
+    if special in (".inf", ".nan"):  # left to the readers of the keys, whose messages name the key
+        return float(text.replace(".", "", 1))
+    return float(text)
+
+
+def _build_int(loader: Any, node: yaml.Node) -> int | float:
     text = _scalar(loader, node)
-    bases = {"0o": 8, "0x": 16}
     try:
-        return int(text, bases.get(text[:2], 10))
+        return _int(text)
     except ValueError:
-        raise _fail(node, f"{text!r} is not an integer") from None
+        raise _fail(node, f"{reprlib.repr(text)} is not an integer") from None
 
 
 def _build_float(loader: Any, node: yaml.Node) -> float:
     text = _scalar(loader, node)
-    special = text.lstrip("-+").lower()
-    if special in (".inf", ".nan"):  # left to the readers of the keys, whose messages name the key
-        return float(text.replace(".", "", 1))
     try:
-        return float(text)
+        return _float(text)
     except ValueError:
-        raise _fail(node, f"{text!r} is not a number") from None
+        raise _fail(node, f"{reprlib.repr(text)} is not a number") from None
 
 
 def _build_bool(loader: Any, node: yaml.Node) -> bool:
@@ -139,6 +157,15 @@ def loads_yaml(text: str, name: str = "<text>") -> Document:
         raise InputError(f"{name}{line}: {problem}") from None
     except yaml.YAMLError as error:  # characters that YAML forbids carry no mark
         raise InputError(f"{name}: not readable as YAML: {' '.join(str(error).split())}") from None
+
+
+def plain_scalar(text: str) -> Any:
+    """What a text means as a plain scalar of the core schema: null, a boolean, a number, else the text itself."""
+    readers = {"null": lambda _: None, "bool": lambda text: text.lower() == "true", "int": _int, "float": _float}
+    for name, pattern, _ in _CORE_SCHEMA:
+        if re.fullmatch(pattern, text):
+            return readers[name](text)
+    return text
 
 
 def dumps_yaml(value: Document) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from reprlib import Repr
@@ -22,22 +22,26 @@ from evaluator.units import parse_quantity, pattern
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value stands: file, key path and, in a sweep, which value of which axis (``note``)."""
+    """Where a value stands: file, key path and, in a sweep, which value of which axis (``note``).
+
+    ``notes`` are for single key paths: the column of a table in which they stand.
+    """
 
     file: str
     path: str = ""
     note: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def key(self, name: object) -> Place:
         """The place of one key below this one."""
-        return Place(self.file, f"{self.path}.{name}" if self.path else str(name), self.note)
+        return Place(self.file, f"{self.path}.{name}" if self.path else str(name), self.note, self.notes)
 
     def item(self, index: int) -> Place:
         """The place of one entry of the list here."""
-        return Place(self.file, f"{self.path}[{index}]", self.note)
+        return Place(self.file, f"{self.path}[{index}]", self.note, self.notes)
 
     def __str__(self) -> str:
-        return (f"{self.file}: {self.path}" if self.path else self.file) + self.note
+        return (f"{self.file}: {self.path}" if self.path else self.file) + self.notes.get(self.path, self.note)
 
     def error(self, message: str) -> InputError:
         """The exception to raise for what is wrong here."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import numpy as np
 
 from evaluator.errors import InputError
 from evaluator.scenario.fields import Place, Reader
+from evaluator.scenario.names import is_end, key_path, resolve
 from evaluator.scenario.parts import Part, combined, interned
 from evaluator.scenario.scenario import Axis, Deployment, Objective, Scenario, Workload
-from evaluator.scenario.sections import Base, FieldPath, outermost, read_field
+from evaluator.scenario.sections import Base, FieldPath, outermost, owner, read_field
 from evaluator.scenario.tables import Named, Section
 from evaluator.scenario.tree import split_path
+from evaluator.scenario.where import column, fulfilled
 
 Point = tuple[Workload, Deployment, tuple[Objective, ...]]
 
@@ -26,11 +29,35 @@ class Grid:
     """``points`` in C order over ``axes`` (the last axis varies fastest); a scenario without a sweep is one point.
 
     Unlike in the scenario, every step of an axis names all that its axis changes, with the value it has there.
+    ``rows``, where conditions leave only some points, are their places (point,) in the product of the axes, ascending.
     """
 
     axes: tuple[Axis, ...]
     shape: tuple[int, ...]
     points: list[Point]
+    rows: np.ndarray | None = None
+
+    def steps(self, config: int) -> tuple[int, ...]:
+        """The step of a point on each axis."""
+        row = config if self.rows is None else int(self.rows[config])
+        return tuple(int(step) for step in np.unravel_index(row, self.shape)) if self.shape else ()
+
+    def config(self, steps: Sequence[int]) -> int:
+        """The point at a step of each axis. Errors: InputError where a condition of the sweep excludes it."""
+        row = int(np.ravel_multi_index(tuple(steps), self.shape)) if self.shape else 0
+        if self.rows is None:
+            return row
+        found = int(np.searchsorted(self.rows, row))
+        if found == len(self.rows) or self.rows[found] != row:
+            values = ", ".join(
+                f"{axis.name} = {axis.values[step]}" for axis, step in zip(self.axes, steps, strict=True)
+            )
+            raise InputError(f"the sweep's conditions (where) exclude {values}")
+        return found
+
+    def numbers(self, configs: np.ndarray) -> np.ndarray:
+        """The rows of the product that points are: what a dataset names a configuration by."""
+        return configs if self.rows is None else self.rows[configs]
 
 
 def expand(scenario: Scenario) -> Grid:
@@ -42,15 +69,63 @@ def expand(scenario: Scenario) -> Grid:
     base = base_of(scenario)
     axes = scenario.sweep
     shape = tuple(len(axis.values) for axis in axes)
-    steps = list(np.ogrid[tuple(slice(size) for size in shape)]) if shape else []
+    rows = kept_rows(scenario)
+    steps: list[np.ndarray] = list(np.ogrid[tuple(slice(size) for size in shape)]) if shape else []
+    if rows is not None:
+        steps = list(np.unravel_index(rows, shape))
     read = _read_fields(base, axes, steps)
     parts = (
         assembled(base.sections["workload"], base.workload, ("workload",), read, base.place),
         assembled(base.sections["deployment"], base.deployment, ("deployment",), read, base.place),
         read.get(("slo",)) or Part([base.slo]),
     )
-    points = list(zip(*(part.spread(shape) for part in parts), strict=True))
-    return Grid(_completed(axes, shape, points), shape, points)
+    over = shape if rows is None else (len(rows),)
+    points = list(zip(*(part.spread(over) for part in parts), strict=True))
+    firsts = [_first_points(number, shape, step, rows is None) for number, step in enumerate(steps)]
+    return Grid(_completed(axes, firsts, points), shape, points, rows)
+
+
+def size(scenario: Scenario) -> int:
+    """How many points the sweep of a scenario has."""
+    rows = kept_rows(scenario)
+    return prod(len(axis.values) for axis in scenario.sweep) if rows is None else len(rows)
+
+
+def kept_rows(scenario: Scenario) -> np.ndarray | None:
+    """The rows of the product of the axes that fulfil all conditions, ascending; None where there are no conditions.
+
+    Errors: InputError for a condition that is none, and where no point is left.
+    """
+    if not scenario.where:
+        return None
+    axes = scenario.sweep
+    place = Place(scenario.path or scenario.name).key("sweep.where")
+    owners = {path: number for number, axis in enumerate(axes) for change in axis.changes for path in change}
+    base: Point = scenario.workload, scenario.deployment, scenario.slo
+    columns: dict[str, np.ndarray] = {}
+
+    def values(name: str, where: Place) -> np.ndarray:
+        path = resolve(name, owners, where) if any(is_end(name, one) for one in owners) else key_path(name, where)
+        if path not in columns:
+            there = lookup(base, path)
+            if path not in owners and not isinstance(there, int | float | str):
+                raise where.error(
+                    f"{name} has no value here; conditions are on keys that the sweep or the scenario sets"
+                )
+            number = owners.get(path)
+            steps = [there] if number is None else [change.get(path, there) for change in axes[number].changes]
+            shape = [1] * len(axes)
+            if number is not None:
+                shape[number] = len(steps)
+            columns[path] = column(steps).reshape(shape)
+        return columns[path]
+
+    holds = reduce(np.logical_and, [fulfilled(condition, values, place) for condition in scenario.where])
+    shape = tuple(len(axis.values) for axis in axes)
+    rows = np.flatnonzero(np.broadcast_to(holds, shape))
+    if not len(rows):
+        raise place.error(f"leaves none of the {prod(shape):,} points of the sweep")
+    return rows
 
 
 def base_of(scenario: Scenario) -> Base:
@@ -88,9 +163,7 @@ def _read_fields(base: Base, axes: Sequence[Axis], steps: Sequence[np.ndarray]) 
     fields = outermost(base.field_of(path) for paths in touched for path in paths)
     for number, paths in enumerate(touched):
         for path in paths:
-            field = base.field_of(path)
-            owner = next(field[:n] for n in range(1, len(field) + 1) if field[:n] in fields)
-            owners.setdefault(owner, {}).setdefault(number, []).append(path)
+            owners.setdefault(owner(base.field_of(path), fields), {}).setdefault(number, []).append(path)
     return {field: _read(base, field, axes, paths, steps) for field, paths in owners.items()}
 
 
@@ -123,20 +196,29 @@ def _read(
     return Part(values, np.array(places)[codes])
 
 
-def _completed(axes: tuple[Axis, ...], shape: tuple[int, ...], points: list[Point]) -> tuple[Axis, ...]:
-    """The axes with every step naming all that its axis changes: what a step leaves out is as in its point."""
-    completed = []
-    for number, axis in enumerate(axes):
-        paths = dict.fromkeys(path for change in axis.changes for path in change)
-        if all(len(change) == len(paths) for change in axis.changes):
-            completed.append(axis)
-            continue
+def _first_points(number: int, shape: tuple[int, ...], steps: np.ndarray, whole: bool) -> dict[int, int]:
+    """For every step of an axis the first point that has it."""
+    if whole:
         stride = prod(shape[number + 1 :])
-        changes = tuple(
-            {**{path: value for path in paths if (value := lookup(points[step * stride], path)) is not None}, **change}
-            for step, change in enumerate(axis.changes)
-        )
-        completed.append(Axis(axis.name, axis.values, changes))
+        return {step: step * stride for step in range(shape[number])}
+    found, first = np.unique(steps, return_index=True)
+    return dict(zip(found.tolist(), first.tolist(), strict=True))
+
+
+def _completed(axes: tuple[Axis, ...], firsts: list[dict[int, int]], points: list[Point]) -> tuple[Axis, ...]:
+    """The axes with every step naming all that its axis changes: what a step leaves out is as in its first point."""
+    completed = []
+    for axis, first in zip(axes, firsts, strict=True):
+        paths = dict.fromkeys(path for change in axis.changes for path in change)
+        changes = []
+        for step, change in enumerate(axis.changes):
+            absent = (
+                [path for path in paths if path not in change] if step in first and len(change) < len(paths) else []
+            )
+            there = {path: lookup(points[first[step]], path) for path in absent}
+            known = {path: value for path, value in there.items() if value is not None}
+            changes.append({path: {**known, **change}[path] for path in paths if path in known or path in change})
+        completed.append(replace(axis, changes=tuple(changes)))
     return tuple(completed)
 
 

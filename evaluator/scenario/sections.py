@@ -92,19 +92,9 @@ def outermost(fields: Iterable[FieldPath]) -> tuple[FieldPath, ...]:
     return tuple(field for field in all_fields if not any(field[:n] in all_fields for n in range(1, len(field))))
 
 
-def read_fields(base: Base, changes: Mapping[str, Any], place: Place) -> dict[FieldPath, Any]:
-    """The fields that ``changes`` touch, read with them applied to the base. Errors: InputError as in a file."""
-    within: dict[FieldPath, dict[str, Any]] = {
-        field: {} for field in outermost(base.field_of(path) for path in changes)
-    }
-    for path, value in changes.items():
-        field = base.field_of(path)
-        within[next(field[:n] for n in range(1, len(field) + 1) if field[:n] in within)][path] = value
-    read = {field: read_field(base, field, own, place) for field, own in within.items()}
-    below = {field for field in read if field[0] == "deployment"}
-    if any(len(field) > 2 for field in below):  # keys of one section may exclude each other
-        rebuilt(base.sections["deployment"], base.deployment, ("deployment",), read, place)
-    return read
+def owner(field: FieldPath, among: Iterable[FieldPath]) -> FieldPath:
+    """The one of ``outermost`` fields that ``field`` is, or lies in."""
+    return next(field[:n] for n in range(1, len(field) + 1) if field[:n] in among)
 
 
 def read_field(base: Base, field: FieldPath, changes: Mapping[str, Any], place: Place) -> Any:
