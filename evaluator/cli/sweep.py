@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from pathlib import Path
 from shutil import get_terminal_size
@@ -107,8 +106,9 @@ def _run(
 ) -> xarray.Dataset:
     from evaluator.progress import Progress
     from evaluator.run import sweep as run_sweep
+    from evaluator.scenario.grid import size
 
-    total = math.prod(len(axis.values) for axis in scenario.sweep)
+    total = size(scenario)
     requests = scenario.workload.requests * len(scenario.workload.seeds)
     try:
         with nullcontext() if quiet else Progress(total, requests_per_unit=requests) as progress:
