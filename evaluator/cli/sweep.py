@@ -48,6 +48,12 @@ def sweep(
             "kernels and host changes in each metric, in %. Takes 9 times the runs, 13 on several devices.",
         ),
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Only say how much there is to run: designs, requests, time, memory (estimates)."
+        ),
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run all configurations of a scenario: table, dataset, picture."""
@@ -57,6 +63,11 @@ def sweep(
     if resume and out is None:
         raise InputError("--resume needs --out: the finished chunks lie beside it")
     loaded = read_scenario(scenario, changes)
+    if dry_run:
+        from evaluator.execution.forecast import forecast
+
+        typer.echo(str(forecast(loaded, engine, sensitivity)))
+        return
     dataset = _run(loaded, out, resume, engine, sensitivity, quiet)
     if top:
         _tables(dataset, top)
