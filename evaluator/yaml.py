@@ -140,14 +140,52 @@ for _name, _build in {
 _CoreLoader.add_constructor(None, _build_unknown)
 
 
+def _check_depth(text: str) -> None:
+    """Refuses what is nested so deeply that libyaml, which recurses in C, would overflow the stack of the process."""
+    if len(text) < 5000:  # a level takes a character at least; some thousand levels are harmless
+        return
+    depth = 0
+    for event in yaml.parse(text, Loader=_CoreLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise _fail(event, f"sections and lists are nested more than {DEEPEST} levels deep")
+
+
+def _measure(node: yaml.Node, measured: dict[yaml.Node, tuple[int, int]]) -> tuple[int, int]:
+    """Values in and below a node, and levels; aliases count as often as they stand there, since readers follow them.
+
+    Errors: ConstructorError beyond ``MOST_VALUES`` and ``DEEPEST``, and for a node that holds itself.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        return 1, 0
+    if node not in measured:
+        measured[node] = 0, DEEPEST + 1  # while it is open: what leads back to it is endless
+        pairs = node.value if isinstance(node, yaml.MappingNode) else [(one,) for one in node.value]
+        below = [_measure(one, measured) for pair in pairs for one in pair]
+        measured[node] = 1 + sum(values for values, _ in below), 1 + max((levels for _, levels in below), default=0)
+    values, levels = measured[node]
+    if levels > DEEPEST:
+        raise _fail(node, f"sections and lists are nested more than {DEEPEST} levels deep")
+    if values > MOST_VALUES:
+        raise _fail(node, f"more than {MOST_VALUES:,} values, those repeated by aliases included")
+    return values, levels
+
+
 def loads_yaml(text: str, name: str = "<text>") -> Document:
     """The value of a YAML text (None where it is empty). ``name`` is the file's name in messages.
 
     Errors: InputError naming ``name`` and the line for a syntax error, a duplicate key, an unknown tag or a second
     document. NaN and infinity are returned as floats; the readers of keys refuse them by key.
     """
+    loader = _CoreLoader("")
     try:
-        return yaml.load(text, Loader=_CoreLoader)  # a safe loader, narrowed further
+        _check_depth(text)
+        loader = _CoreLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _measure(node, {})
+        return loader.construct_document(node)
     except RecursionError:
         raise InputError(f"{name}: nested too deeply to be read") from None
     except yaml.MarkedYAMLError as error:
@@ -157,6 +195,8 @@ def loads_yaml(text: str, name: str = "<text>") -> Document:
         raise InputError(f"{name}{line}: {problem}") from None
     except yaml.YAMLError as error:  # characters that YAML forbids carry no mark
         raise InputError(f"{name}: not readable as YAML: {' '.join(str(error).split())}") from None
+    finally:
+        loader.dispose()
 
 
 def plain_scalar(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -31,7 +32,8 @@ COMPILATION_S = {"in order": 2.5, "general": 5.5}
 START_S, BYTES_AT_START = 1.5, 0.35e9  # to load JAX
 DESIGN_S, BYTES_PER_DESIGN = 30e-6, 3e3  # to check one; the objects of its point, its plan and its row
 BYTES_PER_REQUEST = 200.0  # of the chunks in memory
-TEXT_BYTES = 150.0  # of a design: its status, engine and provenance, and names among its coordinates
+FILE_BYTES = 75e3  # of a file without designs
+TEXT_BYTES = 250.0  # of a design: its status, engine and provenance, and names among its coordinates
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def forecast(scenario: Scenario, engine: str = ITERATION, sensitivity: bool = Fa
         peak_bytes=BYTES_AT_START
         + BYTES_PER_DESIGN * designs
         + BYTES_PER_REQUEST * cores * min(max(longest, REQUESTS_PER_CHUNK), sum(requests.values())),
-        output_bytes=designs * _row_bytes(whole),
+        output_bytes=FILE_BYTES + designs * _row_bytes(whole),
     )
 
 
@@ -156,7 +158,13 @@ def _row_bytes(whole: Plan) -> float:
     """Bytes of a design in the dataset, which is not compressed."""
     objectives = {id(point[2]): point[2] for point in whole.grid.points}.values()
     sizes = {"config": 1, "input": len(whole.inputs), "quantile": len(quantile_levels(bounds_of(list(objectives))))}
-    numbers = sum(float(np.prod([sizes[dim] for dim in variable.dims])) for variable in VARIABLES.values())
+    numbers = 0
+    for name, variable in VARIABLES.items():
+        by_quantile = (
+            f"{re.split('_stderr|_elasticity', name)[0]}_mean" in VARIABLES
+        )  # quantiles have a mean beside them
+        dims = [dim for dim in variable.dims if dim != "quantile" or by_quantile]
+        numbers += math.prod(sizes[dim] for dim in dims)
     return 8 * (numbers + len(whole.grid.axes)) + TEXT_BYTES
 
 

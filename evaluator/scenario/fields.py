@@ -189,7 +189,7 @@ def _file_name(value: Any, place: Place) -> str:
 text = Reader(_text, {"type": "string", "pattern": r"\S"})
 """A string that is not empty."""
 
-file_name = Reader(_file_name, {"type": "string", "pattern": r"^[^/\\\n]*\S[^/\\\n]*$"})
+file_name = Reader(_file_name, {"type": "string", "pattern": r"^(?=.*\S)[^/\\\n]+$"})
 """A string that results can be named after."""
 
 
