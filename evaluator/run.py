@@ -79,7 +79,9 @@ def sweep(
     kept = None if target is None else _Kept(target.with_name(f"{target.stem}.chunks"), fingerprint, resume)
     done = _statistics(whole, levels, kept, progress)
     attrs = _attributes(scenario) | _engine_note(whole)
-    dataset = to_dataset(combine(done), levels, whole.grid.axes, attrs, whole.inputs)
+    found = combine(done)
+    found["config"] = whole.grid.numbers(found["config"])
+    dataset = to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs)
     if target is not None and kept is not None:
         write(dataset, target)
         shutil.rmtree(kept.folder, ignore_errors=True)
@@ -142,7 +144,7 @@ def simulate(
     everything = plan(scenario, np.array([], dtype=np.int64), engine if trace is None else TOKEN)
     grid = everything.grid
     steps = select_configuration(grid.axes, select or {})
-    config = int(np.ravel_multi_index(steps, grid.shape)) if grid.shape else 0
+    config = grid.config(steps)
     whole = everything.of(np.array([config]))
     if whole.members[0].status != OK:
         raise InputError(f"{scenario.path or scenario.name}: {whole.members[0].status}")
@@ -153,8 +155,9 @@ def simulate(
         raise InputError(f"{scenario.path or scenario.name}: {outcomes.status[0]}")
     levels = levels_of(whole)
     values = summarise(outcomes, levels) | _known(whole.members, outcomes.summed("devices"))
+    values["config"] = grid.numbers(values["config"])
     summary = to_dataset(values, levels, whole.grid.axes, _attributes(scenario))
-    table = requests_table(outcomes, [config], whole.seeds)
+    table = requests_table(outcomes, values["config"].tolist(), whole.seeds)
     if progress is not None:
         progress.advance(len(table))
     return Simulation(table, summary)

@@ -193,10 +193,9 @@ def _totals(outcomes: Outcomes) -> dict[str, np.ndarray]:
 def _on_axes(chosen: Plan, config: int) -> dict[str, object]:
     """The values of a configuration on the axes of the sweep, by their short names."""
     grid = chosen.grid
-    steps = np.unravel_index(config, grid.shape) if grid.shape else ()
     return {
         name: values[step]
-        for step, coordinates in zip(steps, axis_coordinates(grid.axes), strict=True)
+        for step, coordinates in zip(grid.steps(config), axis_coordinates(grid.axes), strict=True)
         for name, (_, values) in coordinates.items()
     }
 

@@ -80,6 +80,16 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="Of any kind."
         typer.echo(path.read_text(encoding="utf-8").rstrip())
 
 
+@catalog.command("schema")
+def print_schema() -> None:
+    """Print the JSON Schema of a scenario file, for an editor to complete and check keys."""
+    import json
+
+    from evaluator.scenario.schema import scenario_schema
+
+    typer.echo(json.dumps(scenario_schema(), indent=2, ensure_ascii=False))
+
+
 @catalog.command("import")
 def import_model(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.json", help="A Hugging Face config.json, or its folder.")],

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from evaluator.replica.inputs import Change
 
 from evaluator.plan import Rate, plan
-from evaluator.replica.inputs import Change
 from tests.simulation.build import plan_of_pools
 from tests.test_run import scenario
 

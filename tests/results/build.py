@@ -23,6 +23,7 @@ class Axis:
     name: str
     values: tuple[Any, ...]
     changes: tuple[dict[str, Any], ...]
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
