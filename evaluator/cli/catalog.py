@@ -133,17 +133,27 @@ def _model_row(model: Model) -> tuple[str, ...]:
 
 
 def _kind(kind: LayerKind) -> str:
-    from evaluator.catalog.model import LatentAttention, LinearAttention, MoeFeedForward, SoftmaxAttention
+    from evaluator.catalog.model import (
+        LatentAttention,
+        LinearAttention,
+        MoeFeedForward,
+        Recurrence,
+        SoftmaxAttention,
+    )
 
     mixer = kind.mixer
     parts = []
     if isinstance(mixer, SoftmaxAttention):
         shape = "MHA" if mixer.kv_heads == mixer.heads else "MQA" if mixer.kv_heads == 1 else "GQA"
+        shape += " of an earlier layer's KV" if mixer.shared_kv else ""
         parts.append(shape if mixer.window is None else f"{shape} window {mixer.window:,}")
     elif isinstance(mixer, LatentAttention):
-        parts.append("MLA")
+        window = "" if mixer.window is None else f" window {mixer.window:,}"
+        parts.append("MLA" + (window if mixer.index_top_k is None else f" top {mixer.index_top_k:,}"))
     elif isinstance(mixer, LinearAttention):
         parts.append("linear")
+    elif isinstance(mixer, Recurrence):
+        parts.append(mixer.form.replace("_", " "))
     elif mixer is not None:
         parts.append("SSM")
     feed_forward = kind.feed_forward

@@ -20,6 +20,7 @@ from evaluator.catalog.model import (
     Mixer,
     Model,
     MoeFeedForward,
+    Recurrence,
     SoftmaxAttention,
 )
 from evaluator.cost.dtypes import BYTES, stream_bytes, weight_dtypes
@@ -47,16 +48,17 @@ def rank_parameters(model: Model, parallel: Parallel, pipeline_rank: int) -> dic
     """Parameters that one device of a pipeline rank holds, by part: the keys of ``weight_dtypes``.
 
     Norms and biases are under ``router``. What tensor parallelism replicates (norms, router, MLA's down-projections,
-    KV heads fewer than ranks) counts in full.
+    KV heads fewer than ranks) counts in full. Tables that are looked up and encoders are on the first rank, sharded.
     """
     total: defaultdict[str, float] = defaultdict(float)
     for kind, count in rank_kinds(model, parallel.pipeline, pipeline_rank):
         for part, parameters in _layer_parameters(model, kind, parallel).items():
-            total[part] += parameters * count
+            total[part] += parameters * (count if kind.weight_sets is None else count * kind.held / kind.count)
     table = vocabulary_shard(model, parallel.tensor) * model.hidden
     last = pipeline_rank == parallel.pipeline - 1
     if pipeline_rank == 0:
-        total["embedding"] += table
+        total["embedding"] += table + model.lookup_parameters / parallel.tensor
+        total["router"] += model.encoder_parameters / parallel.tensor
     if last:
         total["router"] += model.hidden  # final norm
         if not (model.tied_embeddings and pipeline_rank == 0):
@@ -73,6 +75,10 @@ def _layer_parameters(model: Model, kind: LayerKind, parallel: Parallel) -> dict
         total[each.part] += each.inputs * each.outputs
     norms = hidden * ((kind.mixer is not None) + (kind.feed_forward is not None))
     total["router"] += norms + _mixer_vectors(kind.mixer, parallel.tensor)
+    if isinstance(kind.feed_forward, DenseFeedForward) and kind.feed_forward.bias:
+        sides = 1 + kind.feed_forward.gated
+        total["router"] += sides * kind.feed_forward.intermediate // parallel.tensor + hidden
+    total["router"] += hidden * (isinstance(kind.mixer, SoftmaxAttention) and kind.mixer.output_bias)
     if isinstance(kind.feed_forward, MoeFeedForward):
         routed = expert_projections(kind.feed_forward, hidden, parallel)
         held = local_experts(kind.feed_forward, parallel)
@@ -85,10 +91,14 @@ def _mixer_vectors(mixer: Mixer | None, tensor: int) -> int:
     """Parameters of a mixer that are in no matrix: biases, inner norms, convolutions, per-head scalars."""
     match mixer:
         case SoftmaxAttention():
-            queries = mixer.heads // tensor * (1 + mixer.output_gate)
-            return mixer.bias * (queries + 2 * local_heads(mixer.kv_heads, tensor)) * mixer.head_dim
+            queries = mixer.heads // tensor * (1 + mixer.output_gate) * mixer.head_dim
+            widths = mixer.head_dim + mixer.value_size * (not mixer.keys_as_values)
+            keys = 0 if mixer.shared_kv else local_heads(mixer.kv_heads, tensor) * widths
+            return mixer.bias * (queries + keys) + (mixer.q_rank or 0)
         case LatentAttention():
-            return (mixer.q_lora_rank or 0) + mixer.kv_lora_rank
+            return (mixer.q_lora_rank or 0) + mixer.kv_lora_rank + 2 * mixer.index_head_dim
+        case Recurrence():
+            return mixer.conv_kernel * conv_channels(mixer, tensor)
         case LinearAttention():
             own = 2 * mixer.value_heads // tensor + mixer.value_head_dim
             return mixer.conv_kernel * conv_channels(mixer, tensor) + own
@@ -110,13 +120,21 @@ def weight_bytes(model: Model, precision: Precision, parallel: Parallel, pipelin
 
 
 def model_window(model: Model) -> int | None:
-    """The attention window of the model's windowed layers (the widest, should they differ); None without any."""
-    softmax = (kind.mixer for kind in model.layers if isinstance(kind.mixer, SoftmaxAttention))
-    return max((mixer.window for mixer in softmax if mixer.window is not None), default=None)
+    """How many tokens windowed layers attend to, or sparse ones choose (the most, should they differ); None without."""
+    mixers = (kind.mixer for kind in model.layers)
+    limits = (_attended(mixer) for mixer in mixers)
+    return max((limit for limit in limits if limit is not None), default=None)
+
+
+def _attended(mixer: Mixer | None) -> int | None:
+    if isinstance(mixer, LatentAttention) and mixer.index_top_k is not None:
+        return mixer.index_top_k
+    return mixer.window if isinstance(mixer, SoftmaxAttention | LatentAttention) else None
 
 
 def _windowed(mixer: Mixer | None) -> bool:
-    return isinstance(mixer, SoftmaxAttention) and mixer.window is not None
+    """Whether a layer keeps its window only; sparse attention keeps every token, any of which it may choose."""
+    return isinstance(mixer, SoftmaxAttention | LatentAttention) and mixer.window is not None
 
 
 def kv_bytes_per_token(model: Model, kv: str, tensor: int = 1) -> float:
