@@ -94,7 +94,8 @@ class Recurrence:
     ``width`` channels in ``heads`` heads leave the recurrence and enter the output projection; the input projection
     has ``projected`` columns; ``state`` elements are kept per sequence; ``convolved`` channels pass a causal
     convolution of ``conv_kernel`` taps; ``gates`` is the number of further weights per channel, in products that make
-    decays, steps and gates. The forms, with what these numbers are for each:
+    decays, steps and gates, and ``vectors`` of those in no product (biases, A, D). The forms, and what these numbers
+    are for each:
 
     * ``selective_scan``: Mamba-1 (arXiv:2312.00752): projected 2 width, state width x N, gates 2 dt_rank + 2 N;
     * ``lightning``: lightning attention (arXiv:2401.04658; MiniMax-01, arXiv:2501.08313): projected 4 width (queries,
@@ -112,6 +113,7 @@ class Recurrence:
     convolved: int = 0
     conv_kernel: int = 1
     gates: int = 0
+    vectors: int = 0
 
 
 @dataclass(frozen=True)

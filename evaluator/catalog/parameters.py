@@ -121,7 +121,7 @@ def _indexer(mixer: LatentAttention, hidden: int) -> int:
 def _recurrence(mixer: Recurrence, hidden: int) -> int:
     """Projections in and out, the further products, and the convolution."""
     products = hidden * (mixer.projected + mixer.width) + mixer.gates * mixer.width
-    return products + mixer.conv_kernel * mixer.convolved
+    return products + mixer.conv_kernel * mixer.convolved + mixer.vectors * mixer.width
 
 
 def _linear(mixer: LinearAttention, hidden: int) -> int:

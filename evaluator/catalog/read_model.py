@@ -37,7 +37,16 @@ MIXERS: Mapping[str, type] = {
     "recurrence": Recurrence,
 }
 FEED_FORWARDS: Mapping[str, type] = {"dense": DenseFeedForward, "moe": MoeFeedForward}
-_MAY_BE_ZERO = ("shared_intermediate", "branch", "index_heads", "index_head_dim", "state", "convolved", "gates")
+_MAY_BE_ZERO = (
+    "shared_intermediate",
+    "branch",
+    "index_heads",
+    "index_head_dim",
+    "state",
+    "convolved",
+    "gates",
+    "vectors",
+)
 
 
 def load_model(name: str) -> Model:

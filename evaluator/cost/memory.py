@@ -98,7 +98,7 @@ def _mixer_vectors(mixer: Mixer | None, tensor: int) -> int:
         case LatentAttention():
             return (mixer.q_lora_rank or 0) + mixer.kv_lora_rank + 2 * mixer.index_head_dim
         case Recurrence():
-            return mixer.conv_kernel * conv_channels(mixer, tensor)
+            return mixer.conv_kernel * conv_channels(mixer, tensor) + mixer.vectors * (mixer.width // tensor)
         case LinearAttention():
             own = 2 * mixer.value_heads // tensor + mixer.value_head_dim
             return mixer.conv_kernel * conv_channels(mixer, tensor) + own

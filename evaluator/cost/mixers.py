@@ -59,7 +59,8 @@ def _attention_dtype(precision: Precision) -> str:
 def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precision, tensor: int) -> list[Operator]:
     """FlashAttention (arXiv:2205.14135): 2 d FLOPs for a score and 2 d for its value, per head and attended token.
 
-    KV is read once per head group, also by a layer that shares an earlier one's and stores none. Chunks and decodes share one kernel, started once per layer whatever the batch.
+    KV is read once per head group, also by a layer that shares an earlier one's and stores none. Chunks and decodes
+    share one kernel, started once per layer whatever the batch.
     """
     heads, kv_heads = mixer.heads // tensor, local_heads(mixer.kv_heads, tensor)
     stream, dim = stream_bytes(precision.activations), mixer.head_dim

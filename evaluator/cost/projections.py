@@ -148,8 +148,10 @@ def feed_forward_projections(
         case MoeFeedForward():
             shared = feed_forward.shared_intermediate // parallel.tensor
             router = (Projection("experts.router", "router", hidden, feed_forward.experts + feed_forward.shared_gate),)
-            return router + _latent_experts(feed_forward, hidden) + (
-                _up_down("shared_experts", "feed_forward", hidden, shared, feed_forward.gated) if shared else ()
+            return (
+                router
+                + _latent_experts(feed_forward, hidden)
+                + (_up_down("shared_experts", "feed_forward", hidden, shared, feed_forward.gated) if shared else ())
             )
     return ()
 

@@ -116,7 +116,7 @@ def _kept(config: Config, layers: Sequence[LayerKind]) -> set[str]:
     One exempt projection keeps its whole part at the plain dtype (more bytes, never fewer), but a part that is exempt
     in some layers only cannot be said of a whole model and is refused.
     """
-    modules = [name for key in _EXEMPT for name in config.entries(key, str)]
+    modules = [name for key in _EXEMPT for name in config.entries(key, str) or []]
     kept: dict[str, set[int | None]] = {}
     for module in modules:
         part = _part_of(module)
