@@ -35,9 +35,11 @@ OTHERS = frozenset(
 NEEDED: Mapping[str, Mapping[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": 2},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "glm4_moe": {"head_dim": 128},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 48, "head_dim": 128},
-    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "first_k_dense_replace": 1},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "first_k_dense_replace": 1, "num_experts_per_tok": 6},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
 }
 FIRST, LAST = "<!-- counts: begin -->", "<!-- counts: end -->"

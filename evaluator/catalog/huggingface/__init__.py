@@ -91,8 +91,10 @@ def _family(outer: Config, text: Config, like: str | None) -> tuple[Family, str]
 
 
 def _tied(outer: Config, text: Config, family: Family) -> bool:
-    inner, around = text.flag("tie_word_embeddings", None), outer.flag("tie_word_embeddings", None)
-    return next((tied for tied in (inner, around) if tied is not None), family.tied)
+    """By the language model's own key, else the one around it; LFM2 writes ``tie_embedding``."""
+    keys = ("tie_word_embeddings", "tie_embedding")
+    stated = [level.flag(key, None) for level in (text, outer) for key in keys]
+    return next((tied for tied in stated if tied is not None), family.tied)
 
 
 def _max_positions(text: Config, notes: list[str]) -> int:
@@ -129,7 +131,7 @@ def _assumed(text: Config, kind: str) -> tuple[str, ...]:
 
 def _finish(outer: Config, text: Config, family: Family) -> None:
     """Refuse what nobody read. Around a text level the other keys are of encoders and of how they are joined."""
-    text.finish(family.ignored)
+    text.finish(family.ignored | family.silent)
     if outer is not text:
         outer.finish([*_JOINING, *_TEXT_LEVELS, *ENCODERS, *text.values, *text.absent])
 
@@ -137,7 +139,7 @@ def _finish(outer: Config, text: Config, family: Family) -> None:
 # Keys beside a text_config: which layer of the encoder is taken, how many tokens an image is, special tokens.
 _JOINING = frozenset(
     """
-    image_seq_length image_token_length image_newline_index mm_tokens_per_image multimodal_projector_bias
+    image_size patch_size num_channels image_seq_length image_token_length image_newline_index mm_tokens_per_image multimodal_projector_bias
     multimodal_projector_hidden_act projector_hidden_act projector_bias projector_type projector_ln_eps
     projector_hidden_size spatial_merge_size vision_feature_layer vision_feature_select_strategy downsample_ratio
     dynamic_image_size force_image_size max_dynamic_patch min_dynamic_patch ps_version select_layer template

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from evaluator.catalog.huggingface.blocks import BlockReader
 from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.mixers import MixerReader
-from evaluator.catalog.huggingface.pattern import Rule, always, block_words, mixer_words
+from evaluator.catalog.huggingface.pattern import Rule, always, block_words, is_listed, mixer_words
 from evaluator.catalog.model import FeedForward, LayerKind, Mixer, SoftmaxAttention
 from evaluator.errors import InputError
 
@@ -25,7 +26,8 @@ class Family:
     where the config lists none. ``combined`` gives the parts of a layer of the word ``hybrid``: several mixers, which
     here are several layer kinds. ``keys`` are names of this family in place of the usual ones, ``defaults`` values of
     keys that its configs leave out, ``ignored`` keys that change nothing. ``lookups`` counts the parameters of tables
-    beside the embedding, ``tied`` says whether embedding and head are one table where no key does.
+    beside the embedding, ``tied`` says whether embedding and head are one table where no key does. ``silent`` are keys of patterns
+    that mean something else in this family, or nothing.
     """
 
     mixers: Mapping[str, MixerReader]
@@ -38,21 +40,39 @@ class Family:
     ignored: frozenset[str] = frozenset()
     lookups: Callable[[Config], int] | None = None
     tied: bool = False
+    silent: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     def layers(self, config: Config) -> tuple[LayerKind, ...]:
         """The layers of a config, equal ones merged, in the order of their first appearance."""
         count = config.layers()
-        mixers = mixer_words(config, count, self.mixer_rule)
-        blocks = block_words(config, count, self.block_rule)
+        mixers = mixer_words(config, count, self.mixer_rule, self.silent)
+        blocks = block_words(config, count, self.block_rule, self.silent)
         shared = _shared_kv(config, mixers)
         found: list[Part] = []
         for index in range(count):
             found += self._layer(config.at(index), mixers[index], blocks[index], shared[index])
+        self._read_unused(config, mixers, blocks)
         kinds = _merged(found)
         if not kinds:
             raise InputError(f"{config.where}: no layer has a mixer or a feed-forward")
         return kinds
+
+    def _read_unused(self, config: Config, mixers: list[str], blocks: list[str]) -> None:
+        """Keys of kinds of layers that this model has none of, though its family has, need no other reader.
+
+        A window that no key puts on a layer stays unread, and is refused: it may be meant for all of them.
+        """
+        view = config.at(0)
+        view.assumed = {}
+        listed = is_listed(config)
+        readers: list[Callable[[Config], Any]] = [
+            reader for word, reader in self.mixers.items() if word not in mixers and (listed or word != "window")
+        ]
+        readers += [reader for word, reader in self.blocks.items() if word not in blocks]
+        for reader in readers:
+            with contextlib.suppress(InputError):
+                reader(view)
 
     def _layer(self, config: Config, mixer_word: str, block_word: str, shared: bool) -> list[Part]:
         block = None if block_word == "none" else _reader(config, self.blocks, block_word)(config)

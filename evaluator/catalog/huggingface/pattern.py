@@ -9,7 +9,7 @@ has), ``hybrid`` (the family's combination), ``none``. Words of feed-forwards: `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from evaluator.catalog.huggingface.config import Config, all_of
 from evaluator.errors import InputError
@@ -33,14 +33,19 @@ _LETTERS = {"M": "linear", "*": "full", "-": "none", "E": "none"}
 _BLOCKS_OF_ONE_PART = {"moe": "moe", "E": "moe", "mlp": "dense", "-": "dense"}
 
 
-def mixer_words(config: Config, layers: int, otherwise: Rule) -> Words:
-    """The word of every layer's mixer; ``otherwise`` says it where no key does."""
-    return _read(config, layers, _MIXER_RULES, otherwise)
+def mixer_words(config: Config, layers: int, otherwise: Rule, silent: Container[str] = ()) -> Words:
+    """The word of every layer's mixer; ``otherwise`` says it where no key but those in ``silent`` does."""
+    return _read(config, layers, _MIXER_RULES, otherwise, silent)
 
 
-def block_words(config: Config, layers: int, otherwise: Rule) -> Words:
-    """The word of every layer's feed-forward; ``otherwise`` says it where no key does."""
-    return _read(config, layers, _BLOCK_RULES, otherwise)
+def block_words(config: Config, layers: int, otherwise: Rule, silent: Container[str] = ()) -> Words:
+    """The word of every layer's feed-forward; ``otherwise`` says it where no key but those in ``silent`` does."""
+    return _read(config, layers, _BLOCK_RULES, otherwise, silent)
+
+
+def is_listed(config: Config) -> bool:
+    """Whether the config says by itself what mixer every layer has."""
+    return any(config.has(key) for key, _ in _MIXER_RULES)
 
 
 def always(word: str) -> Rule:
@@ -60,8 +65,11 @@ def every(key: str, chosen: str, other: str, default: int | None = None, minimum
     return rule
 
 
-def _read(config: Config, layers: int, rules: Iterable[tuple[str, Rule]], otherwise: Rule) -> Words:
-    said = [(key, words) for key, rule in rules if config.has(key) and (words := rule(config, layers)) is not None]
+def _read(
+    config: Config, layers: int, rules: Iterable[tuple[str, Rule]], otherwise: Rule, silent: Container[str]
+) -> Words:
+    there = [(key, rule) for key, rule in rules if config.has(key) and key not in silent]
+    said = [(key, words) for key, rule in there if (words := rule(config, layers)) is not None]
     if not said:
         return otherwise(config, layers) or []
     (first, words), *others = said
@@ -167,7 +175,7 @@ def _qwen_windows(config: Config, layers: int) -> Words | None:
     """Qwen's ``use_sliding_window``: windows from layer ``max_window_layers`` on."""
     first = config.integer("max_window_layers", None, minimum=0)
     if not config.flag("use_sliding_window"):
-        return ["full"] * layers
+        return None
     window = "window" if config.has("sliding_window") else "full"
     return [window if index >= (first or 0) else "full" for index in range(layers)]
 

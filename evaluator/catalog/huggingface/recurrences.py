@@ -10,10 +10,7 @@ from evaluator.errors import InputError
 
 def mamba2(config: Config) -> StateSpace:
     """Mamba-2 (arXiv:2405.21060) in the keys of Bamba, Falcon-H1, Granite, Nemotron-H and Zamba2."""
-    config.expect("use_bias", False)
-    config.expect("mamba_proj_bias", False)
-    for key in ("use_conv_bias", "mamba_conv_bias"):
-        config.expect(key, True)
+    _plain_mamba(config)
     heads = config.integer("mamba_num_heads")
     inner = config.integer("mamba_d_ssm", None)
     expansion = config.integer("mamba_expansion", 2)
@@ -31,10 +28,17 @@ def mamba2(config: Config) -> StateSpace:
     )
 
 
+def _plain_mamba(config: Config) -> None:
+    config.skip("hidden_act")
+    for key in ("use_bias", "mamba_proj_bias"):
+        config.expect(key, False)
+    for key in ("use_conv_bias", "mamba_conv_bias"):
+        config.expect(key, True)
+
+
 def mamba1(config: Config) -> Recurrence:
     """Mamba-1 (arXiv:2312.00752): steps, B and C from the convolved channels, steps through ``dt_rank``."""
-    config.expect("use_bias", False)
-    config.expect("mamba_proj_bias", False)
+    _plain_mamba(config)
     hidden = config.integer("hidden_size")
     width = config.integer("mamba_expansion", 2) * hidden
     rank = config.raw("mamba_step_rank", "auto")

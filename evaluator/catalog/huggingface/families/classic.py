@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from evaluator.catalog.huggingface.blocks import dense
 from evaluator.catalog.huggingface.config import Config
-from evaluator.catalog.huggingface.families.plain import attention_kinds
+from evaluator.catalog.huggingface.families.plain import attention_kinds, window_if_stated
 from evaluator.catalog.huggingface.family import Family, positions
 from evaluator.catalog.huggingface.mixers import MixerReader, softmax, windowed
 from evaluator.catalog.huggingface.pattern import every
@@ -47,7 +47,7 @@ def _mpt(config: Config) -> Mixer:
     """MPT: KV heads below ``attn_config``, where there are fewer."""
     level = config.level("attn_config") if config.has("attn_config") else Config({}, config.where)
     level.skip("attn_type", "attn_impl", "attn_uses_sequence_id", "alibi", "alibi_bias_max", "softmax_scale",
-               "prefix_lm", "qk_ln", "clip_qkv", "rope", "rope_impl", "rope_hf_config", "rope_dail_config")  # fmt: skip
+               "dtype", "torch_dtype", "prefix_lm", "qk_ln", "clip_qkv", "rope", "rope_impl", "rope_hf_config", "rope_dail_config")  # fmt: skip
     attention = softmax()(config)
     assert isinstance(attention, SoftmaxAttention)
     return replace(attention, kv_heads=level.integer("kv_n_heads", attention.heads))
@@ -118,14 +118,11 @@ FAMILIES: Mapping[str, Family] = {
     "persimmon": GPT_NEOX,
     "phi": replace(GPT_NEOX, defaults={}),
     "starcoder2": replace(GPT_NEOX, tied=True, keys={"attention_bias": ("use_bias",)}, ignored=frozenset({"norm_type",
-                          "mlp_type"}), mixer_rule=lambda config, layers: _windows(config, layers)),
+                          "mlp_type"}), mixer_rule=window_if_stated),
     "modernbert-decoder": Family(
         attention_kinds(softmax()), {"dense": dense()}, tied=True,
         mixer_rule=every("global_attn_every_n_layers", "full", "window", default=3),
-        ignored=frozenset({"decoder_bias", "norm_bias", "sparse_prediction", "reference_compile", "deterministic_flash_attn"}),
+        keys={"sliding_window": ("local_attention",)},
+        ignored=frozenset({"sliding_window", "decoder_bias", "norm_bias", "sparse_prediction", "reference_compile", "deterministic_flash_attn"}),
     ),
 }  # fmt: skip
-
-
-def _windows(config: Config, layers: int) -> list[str]:
-    return ["window" if config.has("sliding_window") else "full"] * layers

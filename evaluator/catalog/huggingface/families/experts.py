@@ -95,6 +95,21 @@ _STEP_UNUSED = frozenset(
     """.split()
 )
 
+BAILING = replace(
+    MOE,
+    keys={"attention_bias": ("use_qkv_bias",), "n_shared_experts": ("num_shared_experts",)},
+    ignored=_FIRST_DENSE
+    | {
+        "use_bias",
+        "moe_router_enable_expert_bias",
+        "norm_softmax",
+        "norm_head",
+        "use_rmsnorm",
+        "router_type",
+        "multi_gate",
+    },
+)
+
 FAMILIES: Mapping[str, Family] = {
     "mixtral": MIXTRAL,
     "qwen2_moe": replace(QWEN_MOE, mixers=_BIASED),
@@ -124,7 +139,7 @@ FAMILIES: Mapping[str, Family] = {
                                                "moe_layer_interval", "moe_layer_start_index", "moe_layer_end_index",
                                                "num_nextn_predict_layers", "fuse_rms_norm", "moe_multimodal_dispatch_use_allgather"})),
     "hunyuan_v1_moe": replace(
-        MOE, ignored=frozenset({"attention_head_dim", "use_rotary_pos_emb", "moe_drop_tokens", "moe_random_routing_dropped_token",
+        MOE, defaults={"n_shared_experts": 1}, ignored=frozenset({"attention_head_dim", "use_rotary_pos_emb", "moe_drop_tokens", "moe_random_routing_dropped_token",
                                 "use_mixed_mlp_moe", "capacity_factor", "group_limited_greedy", "kv_lora_rank",
                                 "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "use_mla", "v_head_dim",
                                 "routed_scaling_factor", "moe_layer_num_skipped", "cla_share_factor", "norm_type"})),
@@ -138,9 +153,8 @@ FAMILIES: Mapping[str, Family] = {
                            "sliding_window", "attention_chunk_size", "hybrid_block_size", "swa_rope_theta",
                            "intermediate_size", "n_shared_experts", "num_nextn_predict_layers"}),
     ),
-    "bailing_moe": replace(MOE, keys={"attention_bias": ("use_qkv_bias",), "n_shared_experts": ("num_shared_experts",)},
-                           ignored=_FIRST_DENSE | {"use_bias", "moe_router_enable_expert_bias", "norm_softmax", "norm_head",
-                                                   "use_rmsnorm", "router_type", "multi_gate"}),
+    "bailing_moe": BAILING,
+    "bailing_moe_v2": BAILING,
     "afmoe": replace(MOE, mixers=attention_kinds(softmax(gate=True)),
                      mixer_rule=every("global_attn_every_n_layers", "full", "window", default=4),
                      ignored=_FIRST_DENSE | {"mup_enabled", "score_func", "load_balance_coeff", "num_limited_groups",
@@ -164,6 +178,7 @@ FAMILIES: Mapping[str, Family] = {
     "dbrx": Family({"full": _dbrx_attention}, {"moe": _dbrx_experts}, block_rule=always("moe"), tied=False),
     "step3_text": Family({"full": factorised("share_q_dim")}, {"dense": dense(), "moe": experts()},
                          block_rule=always("moe"), defaults={"num_key_value_heads": 1}, ignored=_STEP_UNUSED),
+    "step3p7": replace(MOE, ignored=_STEP_UNUSED - {"share_q_dim"}),
     "step3p5": replace(MOE, ignored=_STEP_UNUSED - {"share_q_dim"}),
     "minimax_m3_vl_text": replace(
         MOE,

@@ -122,6 +122,20 @@ _KIMI_UNUSED = frozenset(
     kda_safe_gate layer_group_size moe_router_activation_func use_grouped_topk num_shared_experts kda_allow_neg_eigval
     """.split()
 )
+MINIMAX = Family(
+    {"full": softmax(), "linear": lightning},
+    {"moe": experts(key="intermediate_size")},
+    mixer_rule=every("full_attention_interval", "full", "linear", default=2),
+    block_rule=always("moe"),
+    ignored=frozenset(
+        """
+        block_size full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor
+        mlp_alpha_factor mlp_beta_factor sliding_window layernorm_full_attention_alpha layernorm_full_attention_beta
+        layernorm_linear_attention_alpha layernorm_linear_attention_beta layernorm_mlp_alpha layernorm_mlp_beta postnorm
+        shared_moe_mode
+        """.split()
+    ),
+)
 KIMI_LINEAR = Family(
     {"full": latent(), "linear": kimi_delta(gate_rank=True)},
     {"dense": gated_silu(), "moe": experts()},
@@ -156,6 +170,7 @@ LFM2 = Family(
     {"dense": _lfm2_width},
     mixer_rule=always("full"),
     tied=True,
+    keys={"intermediate_size": ("block_ff_dim", "intermediate_size")},
     ignored=_LFM_UNUSED,
 )
 
@@ -227,7 +242,8 @@ FAMILIES: Mapping[str, Family] = {
     "zamba": Family(
         {"linear": mamba1}, {}, mixer_rule=always("linear"), block_rule=always("none"), tied=True,
         combined=lambda config, block: _zamba(config, mamba1),
-        keys={"head_dim": ("attention_head_dim",)}, ignored=_MAMBA_UNUSED | {"attn_layer_period", "attn_layer_offset"},
+        keys={"head_dim": ("attention_head_dim",), "hidden_act": ("hidden_act",)},
+        silent=frozenset({"attn_layer_period", "attn_layer_offset"}), ignored=_MAMBA_UNUSED | {"hidden_mamba_act"},
     ),
     "zamba2": Family(
         {"linear": mamba2}, {}, mixer_rule=always("linear"), block_rule=always("none"), tied=True,
@@ -237,16 +253,9 @@ FAMILIES: Mapping[str, Family] = {
                                  "num_query_groups", "use_long_context", "use_mem_rope", "use_shared_attention_adapter",
                                  "use_shared_mlp_adapter", "use_shared_block_lora", "lora_rank", "num_layers"},
     ),
-    "minimax": Family(
-        {"full": softmax(), "linear": lightning}, {"moe": experts(key="intermediate_size")},
-        mixer_rule=every("full_attention_interval", "full", "linear", default=2), block_rule=always("moe"),
-        ignored=frozenset({"block_size", "full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor",
-                           "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor", "sliding_window",
-                           "layernorm_full_attention_alpha", "layernorm_full_attention_beta",
-                           "layernorm_linear_attention_alpha", "layernorm_linear_attention_beta",
-                           "layernorm_mlp_alpha", "layernorm_mlp_beta", "postnorm", "shared_moe_mode",
-                           "shared_intermediate_size"}),
-    ),
+    "minimax": MINIMAX,
+    "minimax_text_01": MINIMAX,
+    "minimax_m1": MINIMAX,
     "kimi_linear": KIMI_LINEAR,
     "bailing_hybrid": replace(
         KIMI_LINEAR, mixers={"full": _gated_latent, "linear": kimi_delta(gate_rank=False)},
@@ -254,7 +263,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "lfm2": LFM2,
     "lfm2_moe": replace(LFM2, blocks={"dense": dense(), "moe": experts()}, block_rule=always("moe")),
-    "lfm3": replace(LFM2, blocks={"dense": dense()}),
+    "lfm3": replace(LFM2, blocks={"dense": dense()}, mixers=LFM2.mixers | {"window": windowed(softmax())}),
     "recurrent_gemma": Family(
         {"full": windowed(softmax()), "linear": rg_lru}, {"dense": _half_gated},
         mixer_rule=always("linear"), tied=True, defaults={"max_position_embeddings": 8192},

@@ -34,6 +34,7 @@ DEEPSEEK = Family(
 SPARSE = replace(
     DEEPSEEK, mixers={"full": latent(), "sparse": sparse(latent()), "window": windowed(latent())},
     mixer_rule=always("sparse"),
+    defaults={"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64},
 )  # fmt: skip
 DENSE = replace(DEEPSEEK, blocks={"dense": dense()}, block_rule=always("dense"))
 
@@ -63,11 +64,12 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
+    "kimi_k25": DEEPSEEK,
     "axk1": DEEPSEEK,
     "mistral4": DEEPSEEK,
     "glm4_moe_lite": DEEPSEEK,
     "deepseek_v32": SPARSE,
-    "glm_moe_dsa": SPARSE,
+    "glm_moe_dsa": replace(SPARSE, defaults=SPARSE.defaults | {"index_n_heads": 32}),
     "dots3_note_text": replace(SPARSE, notes=("the per-head output gate is not counted",)),
     "hy_v4": replace(
         SPARSE,

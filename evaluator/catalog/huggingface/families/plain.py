@@ -19,7 +19,7 @@ def attention_kinds(full: MixerReader) -> Mapping[str, MixerReader]:
 
 def window_if_stated(config: Config, layers: int) -> Words:
     """Mistral, Phi-3: every layer is windowed where there is a ``sliding_window``."""
-    return ["window" if config.has("sliding_window") else "full"] * layers
+    return ["full" if config.integer("sliding_window", None) is None else "window"] * layers
 
 
 QWEN_UNUSED = frozenset({"sliding_window", "max_window_layers", "use_sliding_window"})
@@ -69,7 +69,7 @@ FAMILIES: Mapping[str, Family] = {
                      blocks={"dense": dense(gated=False, bias=True)}),
     "nanochat": UNGATED,
     "bitnet": GATED,
-    "diffllama": GATED,
+    "diffllama": replace(GATED, ignored=frozenset({"lambda_std_dev"})),
     "hyperclovax": replace(GATED, ignored=frozenset({"use_post_norm"})),
     "cwm": replace(GATED, mixer_rule=every("sliding_window_pattern", "full", "window", default=4)),
     "internlm2": replace(GATED, ignored=frozenset({"bias"})),
