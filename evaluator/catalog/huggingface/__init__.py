@@ -139,14 +139,15 @@ def _finish(outer: Config, text: Config, family: Family) -> None:
 # Keys beside a text_config: which layer of the encoder is taken, how many tokens an image is, special tokens.
 _JOINING = frozenset(
     """
-    image_size patch_size num_channels image_seq_length image_token_length image_newline_index mm_tokens_per_image multimodal_projector_bias
-    multimodal_projector_hidden_act projector_hidden_act projector_bias projector_type projector_ln_eps
-    projector_hidden_size spatial_merge_size vision_feature_layer vision_feature_select_strategy downsample_ratio
-    dynamic_image_size force_image_size max_dynamic_patch min_dynamic_patch ps_version select_layer template
-    use_backbone_lora use_llm_lora use_thumbnail pixel_shuffle_ratio media_placeholder_token_id use_unified_vision_chunk
-    video_placeholder ignore_index media_proj_layers mm_hidden_size mm_vision_tower audio_soft_tokens_per_image
-    vision_soft_tokens_per_image audio_ms_per_token understand_projector_stride im_start_token im_end_token
-    im_patch_token projector_stride vision_select_layer tie_word_embeddings encoder_only hidden_size vocab_size
+    image_size patch_size num_channels image_seq_length image_token_length image_newline_index
+    mm_tokens_per_image multimodal_projector_bias multimodal_projector_hidden_act projector_hidden_act
+    projector_bias projector_type projector_ln_eps projector_hidden_size spatial_merge_size vision_feature_layer
+    vision_feature_select_strategy downsample_ratio dynamic_image_size force_image_size max_dynamic_patch
+    min_dynamic_patch ps_version select_layer template use_backbone_lora use_llm_lora use_thumbnail
+    pixel_shuffle_ratio media_placeholder_token_id use_unified_vision_chunk video_placeholder ignore_index
+    media_proj_layers mm_hidden_size mm_vision_tower audio_soft_tokens_per_image vision_soft_tokens_per_image
+    audio_ms_per_token understand_projector_stride im_start_token im_end_token im_patch_token projector_stride
+    vision_select_layer tie_word_embeddings encoder_only hidden_size vocab_size
     """.split()
 )
 

@@ -21,8 +21,9 @@ class Config(Fields):
     """The keys of one level of a ``config.json``; a key whose value is null counts as absent.
 
     A key is also found under its ``ALIASES``: families write ``n_embd`` for ``hidden_size``; ``keys`` says which names
-    a key has in one family instead. ``defaults`` are a family's values for keys that the file leaves out altogether (a null is no omission); those that were used are in
-    ``assumed``. ``at(layer)`` is the same level as one layer sees it: where a figure is a list, its entry.
+    a key has in one family instead. ``defaults`` are a family's values for keys that the file leaves out altogether (a
+    null is no omission); those that were used are in ``assumed``. ``at(layer)`` is the same level as one layer sees
+    it: where a figure is a list, its entry.
     """
 
     def __init__(

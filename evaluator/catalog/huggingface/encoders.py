@@ -21,7 +21,7 @@ def encoder_parameters(key: str, content: object, hidden: int, where: str) -> in
     """Parameters of the encoder ``content`` with a two-matrix projector into ``hidden``; None where it states no size.
 
     A transformer encoder (arXiv:2010.11929): 4 h^2 of attention and 2 h x inner per layer (3 where it states a gated
-    activation), patch embedding, projector. Published towers are within some 10 % of it: a few thousandths of the model.
+    activation), patch embedding, projector. Published towers are within some 10 % of it.
     """
     if not isinstance(content, Mapping):
         raise InputError(f"{where}: {key}: expected a mapping of keys to values")

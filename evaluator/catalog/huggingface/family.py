@@ -14,6 +14,8 @@ from evaluator.catalog.huggingface.pattern import Rule, always, block_words, is_
 from evaluator.catalog.model import FeedForward, LayerKind, Mixer, SoftmaxAttention
 from evaluator.errors import InputError
 
+FULL, DENSE = always("full"), always("dense")
+
 Part = tuple[Mixer | None, FeedForward | None, int | None]
 """A mixer, the feed-forward behind it, and how many sets of weights all such parts have (None: each its own)."""
 
@@ -26,14 +28,14 @@ class Family:
     where the config lists none. ``combined`` gives the parts of a layer of the word ``hybrid``: several mixers, which
     here are several layer kinds. ``keys`` are names of this family in place of the usual ones, ``defaults`` values of
     keys that its configs leave out, ``ignored`` keys that change nothing. ``lookups`` counts the parameters of tables
-    beside the embedding, ``tied`` says whether embedding and head are one table where no key does. ``silent`` are keys of patterns
-    that mean something else in this family, or nothing.
+    beside the embedding, ``tied`` says whether embedding and head are one table where no key does. ``silent`` are keys
+    of patterns that mean something else in this family, or nothing.
     """
 
     mixers: Mapping[str, MixerReader]
     blocks: Mapping[str, BlockReader]
-    mixer_rule: Rule = always("full")
-    block_rule: Rule = always("dense")
+    mixer_rule: Rule = FULL
+    block_rule: Rule = DENSE
     combined: Callable[[Config, FeedForward | None], list[Part]] | None = None
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -113,6 +115,11 @@ def _merged(parts: list[Part]) -> tuple[LayerKind, ...]:
         LayerKind(count, mixer, block, None if sets is None else min(sets, count))
         for (mixer, block, sets), count in counts.items()
     )
+
+
+def keys(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
 
 
 def positions(

@@ -15,7 +15,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "dff"),
     "max_position_embeddings": (
         "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length", "context_length",
-        "model_max_length", "max_target_positions",
+        "model_max_length", "max_position_embedding", "max_target_positions",
     ),
     "hidden_act": (
         "activation_function", "hidden_activation", "activation", "mlp_hidden_act", "afn", "ffn_act_fn",
@@ -59,23 +59,25 @@ _PATTERNS = re.compile(
 )
 IGNORED = frozenset(
     """
-    add_bos_token add_cross_attention alpha_attention architectures attention_chunk_temperature auto_map bad_words_ids
-    begin_suppress_tokens chunk_size_feed_forward classifier_activation classifier_bias clip_qkv embedding_scale
-    enable_moe_fp32_combine expert_selection_fn finetuning_task for_llm_compressor for_mm_llm id2label init_device
-    is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id layer_norm_elementwise_affine layer_rope_theta
-    layerdrop logit_scale logits_scaling max_length mlp_alpha_factor model_type moe_renormalize
-    moe_router_activation_func moe_router_enable_expert_bias moe_router_use_sigmoid n_group norm_topk_prob
-    normalize_expert_weights num_expert_group num_logits_to_keep original_max_position_embeddings
-    partial_rotary_factor position_embedding_type pretraining_tp problem_type qk_layernorm qk_norm query_pre_attn_scalar
-    residual_in_fp32 rescale_prenorm_residual rotary_dim rotary_emb_base rotary_pct rotary_percent route_scale
-    routed_scaling_factor router_jitter_noise router_scaling_factor scale_emb scale_embedding scoring_func
-    sep_token suppress_tokens task_specific_params temperature tf_legacy_loss time_step_floor time_step_init_scheme
-    time_step_limit time_step_max time_step_min time_step_scale tokenizer_class topk_group topk_method torchscript
-    transformers_version unsloth_version unsloth_fixed use_associative_scan use_bidirectional_attention use_cache
-    use_grouped_topk use_mamba_kernels use_mambapy use_qk_norm num_nextn_predict_layers mtp_num_hidden_layers
-    mtp_use_dedicated_embeddings num_mtp_modules num_mtp_layers mtp_layer_types mtp_mlp_layer_types mtp_num_layers
-    mtp_transformer_layers mtp_layers_block_type attn_implementation use_flash_attn use_cache_quantization
-    cache_implementation mamba_ssm_dtype mamba_ssm_cache_dtype swiglu_limit router_dtype
+    add_bos_token add_cross_attention alpha_attention architectures attention_chunk_temperature
+    attn_implementation auto_map bad_words_ids begin_suppress_tokens cache_implementation
+    chunk_size_feed_forward classifier_activation classifier_bias clip_qkv embedding_scale
+    enable_moe_fp32_combine expert_selection_fn finetuning_task for_llm_compressor for_mm_llm id2label
+    init_device is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id layer_norm_elementwise_affine
+    layer_rope_theta layerdrop logit_scale logits_scaling mamba_ssm_cache_dtype mamba_ssm_dtype max_length
+    mlp_alpha_factor model_type moe_renormalize moe_router_activation_func moe_router_enable_expert_bias
+    moe_router_use_sigmoid mtp_layer_types mtp_layers_block_type mtp_mlp_layer_types mtp_num_hidden_layers
+    mtp_num_layers mtp_transformer_layers mtp_use_dedicated_embeddings n_group norm_topk_prob
+    normalization_function normalize_expert_weights num_expert_group num_logits_to_keep num_mtp_layers
+    num_mtp_modules num_nextn_predict_layers original_max_position_embeddings partial_rotary_factor
+    position_embedding_type pretraining_tp problem_type qk_layernorm qk_norm query_pre_attn_scalar
+    rescale_prenorm_residual residual_in_fp32 rotary_dim rotary_emb_base rotary_pct rotary_percent route_scale
+    routed_scaling_factor router_dtype router_jitter_noise router_scaling_factor scale_emb scale_embedding
+    score_function scoring_func sep_token suppress_tokens swiglu_limit task_specific_params temperature
+    tf_legacy_loss time_step_floor time_step_init_scheme time_step_limit time_step_max time_step_min
+    time_step_scale tokenizer_class topk_group topk_method torchscript transformers_version unsloth_fixed
+    unsloth_version use_associative_scan use_bidirectional_attention use_cache use_cache_quantization
+    use_flash_attn use_grouped_topk use_mamba_kernels use_mambapy use_qk_norm
     """.split()
 )
 

@@ -3,8 +3,8 @@
 A rule reads one key (or a few that belong together) and gives one word per layer. All rules whose keys are in the file
 are read; the first speaks, and another that says otherwise is a contradiction. Without any, the family's own rule does.
 
-Words of mixers: ``full`` attention, ``window``, ``chunked``, ``sparse``, ``linear`` (whatever recurrence or convolution the family
-has), ``hybrid`` (the family's combination), ``none``. Words of feed-forwards: ``dense``, ``moe``, ``none``.
+Words of mixers: ``full`` attention, ``window``, ``chunked``, ``sparse``, ``linear`` (whatever recurrence or convolution
+the family has), ``hybrid`` (the family's combination), ``none``. Words of feed-forwards: ``dense``, ``moe``, ``none``.
 """
 
 from __future__ import annotations
@@ -249,18 +249,10 @@ def _llama4(config: Config, layers: int) -> Words | None:
     return _named("moe_layers", "moe", "dense")(config, layers)
 
 
-def _one_part(key: str) -> Rule:
-    def rule(config: Config, layers: int) -> Words:
-        value = config.raw(key)
-        return [_BLOCKS_OF_ONE_PART.get(word, "none") for word in value]
-
-    return rule
-
-
 def one_part(config: Config, layers: int) -> Words:
     """The feed-forwards of layers that have one part each, by the list of the mixers."""
     key = "layers_block_type" if config.has("layers_block_type") else "hybrid_override_pattern"
-    return _one_part(key)(config, layers)
+    return [_BLOCKS_OF_ONE_PART.get(word, "none") for word in config.raw(key)]
 
 
 _MIXER_RULES: tuple[tuple[str, Rule], ...] = (

@@ -61,7 +61,7 @@ def _quantised(config: Config) -> tuple[str, Sequence[str]]:
 
 
 def _fp8(config: Config) -> tuple[str, Sequence[str]]:
-    config.expect("fmt", "e4m3")
+    config.expect("fmt", "e4m3", "float8_e4m3fn")
     return "fp8", _LINEAR
 
 

@@ -8,19 +8,19 @@ from dataclasses import replace
 from evaluator.catalog.huggingface.blocks import dense
 from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.families.plain import attention_kinds, window_if_stated
-from evaluator.catalog.huggingface.family import Family, positions
+from evaluator.catalog.huggingface.family import Family, keys, positions
 from evaluator.catalog.huggingface.mixers import MixerReader, softmax, windowed
 from evaluator.catalog.huggingface.pattern import every
 from evaluator.catalog.model import FeedForward, Mixer, SoftmaxAttention
 from evaluator.errors import InputError
 
-_GPT2_UNUSED = frozenset(
+_GPT2_UNUSED = keys(
     """
     reorder_and_upcast_attn scale_attn_by_inverse_layer_idx scale_attn_weights attention_softmax_in_fp32
     scale_attention_softmax_in_fp32 inference_runner_type validate_runner_input pad_key_length max_batch_size
     max_sequence_length pre_allocate_kv_cache n_ctx layer_norm_type use_position_embedding no_repeat_ngram_size
     predict_special_tokens control_codes gradient_checkpointing hidden_size_unused prefix do_sample
-    """.split()
+    """
 )
 
 
@@ -70,21 +70,30 @@ GPT2 = Family(
 )
 GPT_J = replace(GPT2, mixers=_whole(softmax()), lookups=None, tied=False)
 BLOOM = replace(GPT2, lookups=None, defaults={"max_position_embeddings": 2048},
-                ignored=frozenset({"apply_residual_connection_post_layernorm", "slow_but_exact", "attention_softmax_in_fp32",
-                                   "masked_softmax_fusion", "n_inner", "offset_alibi", "skip_bias_add", "unk_token_id",
-                                   "skip_bias_add_qkv", "seq_length"}))  # fmt: skip
+                ignored=keys(
+        """
+        apply_residual_connection_post_layernorm slow_but_exact attention_softmax_in_fp32
+        masked_softmax_fusion n_inner offset_alibi skip_bias_add unk_token_id skip_bias_add_qkv
+        seq_length
+        """
+    ))  # fmt: skip
 FALCON = Family(
     _whole(softmax(one_kv_head=_falcon_one_head)),
     {"dense": dense(gated=False, times_hidden=4)},
     tied=True,
     keys={"attention_bias": ("bias",)},
     defaults={"max_position_embeddings": 2048},
-    ignored=frozenset({"alibi", "parallel_attn", "num_ln_in_parallel_attn", "n_head_kv", "num_kv_heads"}),
+    ignored=keys(
+        """
+        alibi parallel_attn apply_residual_connection_post_layernorm num_ln_in_parallel_attn n_head_kv
+        num_kv_heads
+        """
+    ),
 )
 GPT_NEOX = Family(
     attention_kinds(softmax(bias=True, output_bias=True)),
     {"dense": dense(gated=False, bias=True)},
-    ignored=frozenset({"use_parallel_residual", "gradient_checkpointing"}),
+    ignored=keys("use_parallel_residual gradient_checkpointing"),
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -103,26 +112,47 @@ FAMILIES: Mapping[str, Family] = {
     "xglm": replace(GPT2, lookups=None),
     "biogpt": replace(GPT2, lookups=positions(2)),
     "bloom": BLOOM,
-    "mpt": Family({"full": _mpt}, {"dense": _mpt_block}, tied=True,
-                  ignored=frozenset({"learned_pos_emb", "no_bias", "norm_type", "embedding_fraction", "verbose",
-                                     "init_config", "emb_pdrop"})),
+    "mpt": Family(
+        {"full": _mpt},
+        {"dense": _mpt_block},
+        tied=True,
+        ignored=keys(
+            """
+        learned_pos_emb no_bias norm_type embedding_fraction verbose init_config emb_pdrop
+        """
+        ),
+    ),
     "falcon": FALCON,
     "RefinedWeb": FALCON,
     "RefinedWebModel": FALCON,
     "gpt_neox": GPT_NEOX,
     "gpt_neox_japanese": replace(
-        GPT_NEOX, mixers=_whole(softmax()), keys={"intermediate_size": ("intermediate_size",)},
+        GPT_NEOX,
+        mixers=_whole(softmax()),
+        keys={"intermediate_size": ("intermediate_size",)},
         blocks={"dense": dense(gated=False, times_hidden=4)},
-        ignored=GPT_NEOX.ignored | {"intermediate_multiple_size"},
+        ignored=GPT_NEOX.ignored | keys("intermediate_multiple_size"),
     ),
     "persimmon": GPT_NEOX,
     "phi": replace(GPT_NEOX, defaults={}),
-    "starcoder2": replace(GPT_NEOX, tied=True, keys={"attention_bias": ("use_bias",)}, ignored=frozenset({"norm_type",
-                          "mlp_type"}), mixer_rule=window_if_stated),
+    "starcoder2": replace(
+        GPT_NEOX,
+        tied=True,
+        keys={"attention_bias": ("use_bias",)},
+        ignored=keys("norm_type mlp_type"),
+        mixer_rule=window_if_stated,
+    ),
     "modernbert-decoder": Family(
-        attention_kinds(softmax()), {"dense": dense()}, tied=True,
+        attention_kinds(softmax()),
+        {"dense": dense()},
+        tied=True,
         mixer_rule=every("global_attn_every_n_layers", "full", "window", default=3),
         keys={"sliding_window": ("local_attention",)},
-        ignored=frozenset({"sliding_window", "decoder_bias", "norm_bias", "sparse_prediction", "reference_compile", "deterministic_flash_attn"}),
+        ignored=keys(
+            """
+        sliding_window decoder_bias norm_bias sparse_prediction reference_compile
+        deterministic_flash_attn
+        """
+        ),
     ),
-}  # fmt: skip
+}

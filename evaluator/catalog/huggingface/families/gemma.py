@@ -8,7 +8,7 @@ from dataclasses import replace
 from evaluator.catalog.huggingface.blocks import dense, experts, with_branch
 from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.families.plain import GATED
-from evaluator.catalog.huggingface.family import Family
+from evaluator.catalog.huggingface.family import Family, keys
 from evaluator.catalog.huggingface.mixers import MixerReader, softmax, windowed
 from evaluator.catalog.huggingface.pattern import every
 from evaluator.catalog.model import DenseFeedForward, FeedForward, Mixer, MoeFeedForward, SoftmaxAttention
@@ -65,10 +65,17 @@ def _gemma4_block(config: Config) -> FeedForward:
 
 
 _GEMMA3_DEFAULTS = {
-    "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
-    "sliding_window": 4096, "hidden_act": "gelu_pytorch_tanh",
-}  # fmt: skip
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+    "hidden_act": "gelu_pytorch_tanh",
+}
 GEMMA2 = replace(GATED, tied=True, mixer_rule=every("layers_between", "full", "window", default=2),
                  keys={"layers_between": ("layers_between",)},
                  defaults={"head_dim": 256, "sliding_window": 4096})  # fmt: skip
@@ -79,8 +86,10 @@ GEMMA3N = replace(
     blocks={"dense": with_branch(dense(), _per_layer_columns)},
     mixer_rule=every("sliding_window_pattern", "full", "window", default=5),
     lookups=_per_layer_tables,
-    ignored=frozenset(
-        {"activation_sparsity_pattern", "altup_active_idx", "altup_correct_scale", "altup_coef_clip"}
+    ignored=keys(
+        """
+        activation_sparsity_pattern altup_active_idx altup_correct_scale altup_coef_clip
+        """
     ),
     defaults=_GEMMA3_DEFAULTS
     | {"vocab_size": 262400, "hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 35,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from evaluator.catalog.huggingface.blocks import dense, experts, gated_silu, with_branch, without_experts_dense
 from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.families.plain import GATED
-from evaluator.catalog.huggingface.family import Family, Part
+from evaluator.catalog.huggingface.family import Family, Part, keys
 from evaluator.catalog.huggingface.mixers import MixerReader, latent, softmax, windowed
 from evaluator.catalog.huggingface.pattern import Words, always, every, one_part
 from evaluator.catalog.huggingface.recurrences import (
@@ -25,13 +25,13 @@ from evaluator.catalog.huggingface.recurrences import (
 from evaluator.catalog.model import DenseFeedForward, FeedForward, LatentAttention, Mixer, SoftmaxAttention
 from evaluator.errors import InputError
 
-_MAMBA_UNUSED = frozenset(
+_MAMBA_UNUSED = keys(
     """
     chunk_size mamba_chunk_size expand mamba_expand mamba_act mamba_hidden_act mamba_norm_before_gate mamba_rms_norm
     mamba_use_mlp use_mem_eff_path time_step_rank mamba_dt_rank use_fast_kernels mamba_kernel num_key_value_heads
     attention_head_dim mamba_proj_bias rms_norm ssm_cfg fused_add_norm pad_vocab_size_multiple attn_layer_idx attn_cfg
     d_intermediate conv_bias mixer_rms_eps mamba_num_groups
-    """.split()
+    """
 )
 
 
@@ -41,7 +41,7 @@ def _qwen(moe: bool) -> Family:
         {"dense": gated_silu(), "moe": experts(shared_gate=True)},
         mixer_rule=every("full_attention_interval", "full", "linear", default=4),
         block_rule=always("moe" if moe else "dense"),
-        ignored=frozenset({"intermediate_size", "full_attention_interval"}),
+        ignored=keys("intermediate_size full_attention_interval"),
     )
 
 
@@ -68,10 +68,14 @@ NEMOTRON_H = Family(
     mixer_rule=lambda config, layers: _stated(config, "hybrid_override_pattern"),
     block_rule=one_part,
     ignored=_MAMBA_UNUSED
-    | {"intermediate_size", "moe_intermediate_size", "n_shared_experts", "moe_shared_expert_intermediate_size",
-       "n_routed_experts", "num_experts_per_tok", "moe_latent_size", "moe_shared_expert_overlap", "ssm_state_size",
-       "moe_shared_expert_intermediate", "mamba_ssm_cache_dtype", "layer_norm_epsilon", "mlp_bias", "mlp_hidden_act",
-       "num_nextn_predict_layers", "mtp_hybrid_override_pattern", "sliding_window", "use_bias"},
+    | keys(
+        """
+        intermediate_size moe_intermediate_size n_shared_experts moe_shared_expert_intermediate_size
+        n_routed_experts num_experts_per_tok moe_latent_size moe_shared_expert_overlap ssm_state_size
+        moe_shared_expert_intermediate mamba_ssm_cache_dtype layer_norm_epsilon mlp_bias mlp_hidden_act
+        num_nextn_predict_layers mtp_hybrid_override_pattern sliding_window use_bias
+        """
+    ),
 )  # fmt: skip
 
 
@@ -116,24 +120,24 @@ def _gated_latent(config: Config) -> LatentAttention:
     return mixer
 
 
-_KIMI_UNUSED = frozenset(
+_KIMI_UNUSED = keys(
     """
     num_key_value_heads head_dim mla_use_nope moe_layer_freq first_k_dense_replace qk_head_dim kda_lower_bound
     kda_safe_gate layer_group_size moe_router_activation_func use_grouped_topk num_shared_experts kda_allow_neg_eigval
-    """.split()
+    """
 )
 MINIMAX = Family(
     {"full": softmax(), "linear": lightning},
     {"moe": experts(key="intermediate_size")},
     mixer_rule=every("full_attention_interval", "full", "linear", default=2),
     block_rule=always("moe"),
-    ignored=frozenset(
+    ignored=keys(
         """
         block_size full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor
         mlp_alpha_factor mlp_beta_factor sliding_window layernorm_full_attention_alpha layernorm_full_attention_beta
         layernorm_linear_attention_alpha layernorm_linear_attention_beta layernorm_mlp_alpha layernorm_mlp_beta postnorm
         shared_moe_mode
-        """.split()
+        """
     ),
 )
 KIMI_LINEAR = Family(
@@ -160,11 +164,13 @@ def _lfm2_width(config: Config) -> FeedForward:
     return replace(block, intermediate=-(-width // multiple) * multiple)
 
 
-_LFM_UNUSED = frozenset({"block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale",
-                         "block_use_swiglu", "block_use_xavier_init", "conv_dim", "conv_dim_out",
-                         "conv_use_xavier_init", "full_attn_idxs", "use_pos_enc", "conv_L_cache", "conv_bias",
-                         "block_ff_dim", "use_attention_gate", "use_sandwich_norm", "use_expert_bias",
-                         "theta"})  # fmt: skip
+_LFM_UNUSED = keys(
+        """
+        block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu
+        block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init full_attn_idxs use_pos_enc
+        conv_L_cache conv_bias block_ff_dim use_attention_gate use_sandwich_norm use_expert_bias theta
+        """
+    )  # fmt: skip
 LFM2 = Family(
     {"full": softmax(), "linear": short_convolution},
     {"dense": _lfm2_width},
@@ -199,7 +205,7 @@ def _half_gated(config: Config) -> FeedForward:
 
 
 MAMBA = Family({"linear": mamba1}, {}, mixer_rule=always("linear"), block_rule=always("none"), tied=True,
-               ignored=_MAMBA_UNUSED | {"intermediate_size", "use_falcon_mamba", "n_layer"})  # fmt: skip
+               ignored=_MAMBA_UNUSED | keys("intermediate_size use_falcon_mamba n_layer"))  # fmt: skip
 _MAMBA_ATTENTION = {"full": softmax(), "linear": mamba2}
 
 FAMILIES: Mapping[str, Family] = {
@@ -209,72 +215,128 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_5": _qwen(moe=False),
     "qwen3_5_text": _qwen(moe=False),
     "olmo_hybrid": Family(
-        {"full": softmax(), "linear": gated_delta}, {"dense": dense()},
+        {"full": softmax(), "linear": gated_delta},
+        {"dense": dense()},
         mixer_rule=every("full_attention_interval", "full", "linear", default=4),
-        ignored=frozenset({"linear_a_log_max", "linear_a_log_min", "linear_allow_neg_eigval", "linear_dt_init_floor",
-                           "linear_dt_max", "linear_dt_min", "linear_use_gate"}),
+        ignored=keys(
+            """
+        linear_a_log_max linear_a_log_min linear_allow_neg_eigval linear_dt_init_floor linear_dt_max
+        linear_dt_min linear_use_gate
+        """
+        ),
     ),
     "nemotron_h": NEMOTRON_H,
     "mamba": MAMBA,
     "falcon_mamba": MAMBA,
     "mamba2": Family(
-        {"linear": mamba2}, {}, mixer_rule=always("linear"), block_rule=always("none"),
+        {"linear": mamba2},
+        {},
+        mixer_rule=always("linear"),
+        block_rule=always("none"),
         keys={"mamba_num_heads": ("num_heads",), "mamba_head_dim": ("head_dim",)},
-        ignored=_MAMBA_UNUSED | {"num_heads", "head_dim"},
+        ignored=_MAMBA_UNUSED | keys("num_heads head_dim"),
     ),
-    "bamba": replace(GATED, mixers=_MAMBA_ATTENTION, mixer_rule=always("linear"), ignored=_MAMBA_UNUSED | {"attn_layer_indices"}),
+    "bamba": replace(
+        GATED, mixers=_MAMBA_ATTENTION, mixer_rule=always("linear"), ignored=_MAMBA_UNUSED | keys("attn_layer_indices")
+    ),
     "granitemoehybrid": Family(
         _MAMBA_ATTENTION,
         {"moe": without_experts_dense(experts(key="intermediate_size"), dense(key="shared_intermediate_size"))},
-        mixer_rule=always("linear"), block_rule=always("moe"), tied=True,
+        mixer_rule=always("linear"),
+        block_rule=always("moe"),
+        tied=True,
         keys={"shared_intermediate_size": ("shared_intermediate_size",)},
-        ignored=_MAMBA_UNUSED | {"intermediate_size", "num_experts_per_tok", "init_method"},
+        ignored=_MAMBA_UNUSED | keys("intermediate_size num_experts_per_tok init_method"),
     ),
-    "falcon_h1": replace(GATED, mixers=_MAMBA_ATTENTION, mixer_rule=always("hybrid"), combined=_both,
-                         ignored=_MAMBA_UNUSED | {"projectors_bias", "attn_layer_indices", "mlp_expansion_factor"},
-                         notes=("attention and Mamba-2 of a layer, which run beside each other, are two layer kinds",)),
+    "falcon_h1": replace(
+        GATED,
+        mixers=_MAMBA_ATTENTION,
+        mixer_rule=always("hybrid"),
+        combined=_both,
+        ignored=_MAMBA_UNUSED | keys("projectors_bias attn_layer_indices mlp_expansion_factor"),
+        notes=("attention and Mamba-2 of a layer, which run beside each other, are two layer kinds",),
+    ),
     "jamba": Family(
-        {"full": softmax(), "linear": mamba1}, {"dense": dense(), "moe": experts()},
-        mixer_rule=lambda config, layers: _stated(config, "attn_layer_period"), block_rule=always("dense"),
-        ignored=_MAMBA_UNUSED | {"num_experts", "num_experts_per_tok", "sliding_window", "attn_layer_offset",
-                                 "expert_layer_offset"},
+        {"full": softmax(), "linear": mamba1},
+        {"dense": dense(), "moe": experts()},
+        mixer_rule=lambda config, layers: _stated(config, "attn_layer_period"),
+        block_rule=always("dense"),
+        ignored=_MAMBA_UNUSED
+        | keys(
+            """
+        num_experts num_experts_per_tok sliding_window attn_layer_offset expert_layer_offset
+        """
+        ),
     ),
     "zamba": Family(
-        {"linear": mamba1}, {}, mixer_rule=always("linear"), block_rule=always("none"), tied=True,
+        {"linear": mamba1},
+        {},
+        mixer_rule=always("linear"),
+        block_rule=always("none"),
+        tied=True,
         combined=lambda config, block: _zamba(config, mamba1),
         keys={"head_dim": ("attention_head_dim",), "hidden_act": ("hidden_act",)},
-        silent=frozenset({"attn_layer_period", "attn_layer_offset"}), ignored=_MAMBA_UNUSED | {"hidden_mamba_act"},
+        silent=keys("attn_layer_period attn_layer_offset"),
+        ignored=_MAMBA_UNUSED | keys("hidden_mamba_act"),
     ),
     "zamba2": Family(
-        {"linear": mamba2}, {}, mixer_rule=always("linear"), block_rule=always("none"), tied=True,
+        {"linear": mamba2},
+        {},
+        mixer_rule=always("linear"),
+        block_rule=always("none"),
+        tied=True,
         combined=lambda config, block: _zamba(config, mamba2),
         keys={"head_dim": ("attention_head_dim",)},
-        ignored=_MAMBA_UNUSED | {"kv_channels", "add_bias_linear", "ffn_hidden_size", "gated_linear_unit",
-                                 "num_query_groups", "use_long_context", "use_mem_rope", "use_shared_attention_adapter",
-                                 "use_shared_mlp_adapter", "use_shared_block_lora", "lora_rank", "num_layers"},
+        ignored=_MAMBA_UNUSED
+        | keys(
+            """
+        kv_channels add_bias_linear ffn_hidden_size gated_linear_unit num_query_groups use_long_context
+        use_mem_rope use_shared_attention_adapter use_shared_mlp_adapter use_shared_block_lora lora_rank
+        num_layers
+        """
+        ),
     ),
     "minimax": MINIMAX,
     "minimax_text_01": MINIMAX,
     "minimax_m1": MINIMAX,
     "kimi_linear": KIMI_LINEAR,
     "bailing_hybrid": replace(
-        KIMI_LINEAR, mixers={"full": _gated_latent, "linear": kimi_delta(gate_rank=False)},
+        KIMI_LINEAR,
+        mixers={"full": _gated_latent, "linear": kimi_delta(gate_rank=False)},
         mixer_rule=every("layer_group_size", "full", "linear", default=6),
     ),
     "lfm2": LFM2,
     "lfm2_moe": replace(LFM2, blocks={"dense": dense(), "moe": experts()}, block_rule=always("moe")),
-    "lfm3": replace(LFM2, blocks={"dense": dense()}, mixers=LFM2.mixers | {"window": windowed(softmax())}),
+    "lfm3": replace(LFM2, blocks={"dense": dense()}, mixers={**LFM2.mixers, "window": windowed(softmax())}),
     "recurrent_gemma": Family(
-        {"full": windowed(softmax()), "linear": rg_lru}, {"dense": _half_gated},
-        mixer_rule=always("linear"), tied=True, defaults={"max_position_embeddings": 8192},
-        ignored=frozenset({"attention_window_size", "final_w_init_variance_scale", "w_init_variance_scale",
-                           "embeddings_scale_by_sqrt_dim", "logits_soft_cap"}),
+        {"full": windowed(softmax()), "linear": rg_lru},
+        {"dense": _half_gated},
+        mixer_rule=always("linear"),
+        tied=True,
+        defaults={"max_position_embeddings": 8192},
+        ignored=keys(
+            """
+        attention_window_size final_w_init_variance_scale w_init_variance_scale
+        embeddings_scale_by_sqrt_dim logits_soft_cap
+        """
+        ),
     ),
-    "rwkv": Family({"linear": rwkv}, {"dense": _channel_mix}, mixer_rule=always("linear"),
-                   ignored=frozenset({"rescale_every", "layer_norm_epsilon"})),
-    "xlstm": Family({"linear": mlstm}, {"dense": _xlstm_block}, mixer_rule=always("linear"),
-                    ignored=frozenset({"add_out_norm", "autocast_kernel_dtype", "chunk_size", "chunkwise_kernel",
-                                       "gate_soft_cap", "inference_state_dtype", "max_inference_chunksize", "mode",
-                                       "norm_reduction_force_float32", "output_logit_soft_cap", "sequence_kernel",
-                                       "step_kernel", "use_bias", "weight_mode"})),
-}  # fmt: skip
+    "rwkv": Family(
+        {"linear": rwkv},
+        {"dense": _channel_mix},
+        mixer_rule=always("linear"),
+        ignored=keys("rescale_every layer_norm_epsilon"),
+    ),
+    "xlstm": Family(
+        {"linear": mlstm},
+        {"dense": _xlstm_block},
+        mixer_rule=always("linear"),
+        ignored=keys(
+            """
+        add_out_norm autocast_kernel_dtype chunk_size chunkwise_kernel gate_soft_cap
+        inference_state_dtype max_inference_chunksize mode norm_reduction_force_float32
+        output_logit_soft_cap sequence_kernel step_kernel use_bias weight_mode
+        """
+        ),
+    ),
+}

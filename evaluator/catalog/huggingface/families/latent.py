@@ -7,23 +7,23 @@ from dataclasses import replace
 
 from evaluator.catalog.huggingface.blocks import dense, experts, gated_silu
 from evaluator.catalog.huggingface.config import Config
-from evaluator.catalog.huggingface.family import Family, Part
+from evaluator.catalog.huggingface.family import Family, Part, keys
 from evaluator.catalog.huggingface.mixers import latent, sparse, windowed
 from evaluator.catalog.huggingface.pattern import Words, always
 from evaluator.catalog.model import FeedForward, MoeFeedForward
 
 # Routing details change which experts a token visits, not how many; num_key_value_heads means nothing under MLA.
-_UNUSED = frozenset(
+_UNUSED = keys(
     """
     aux_loss_alpha ep_size head_dim num_key_value_heads qk_head_dim seq_aux rope_interleave indexer_rope_interleave
     first_k_dense_replace moe_layer_freq index_skip_topk_offset index_topk_freq mtp_use_topk indexer_types
     indexer_softmax_scale moe_intermediate_size
-    """.split()
+    """
 )
 
 
 def _first_dense(config: Config, layers: int) -> Words:
-    """``first_k_dense_replace`` is absent where no layer is dense; ``moe_layer_freq`` says which others have experts."""
+    """Without ``first_k_dense_replace`` no layer is dense but those that ``moe_layer_freq`` leaves out."""
     every = config.integer("moe_layer_freq", 1)
     return ["moe" if index % every == 0 else "dense" for index in range(layers)]
 
@@ -56,7 +56,11 @@ def _longcat(config: Config, block: FeedForward | None) -> list[Part]:
 
 LONGCAT = replace(
     DEEPSEEK, mixers={"full": latent()}, mixer_rule=always("hybrid"), block_rule=always("none"), combined=_longcat,
-    ignored=_UNUSED | {"mla_scale_q_lora", "mla_scale_kv_lora", "attention_method", "router_bias"},
+    ignored=_UNUSED | keys(
+        """
+        mla_scale_q_lora mla_scale_kv_lora attention_method router_bias
+        """
+    ),
     notes=("experts_per_token counts the experts that compute, on average; the zero experts are left out",),
 )  # fmt: skip
 
@@ -69,15 +73,20 @@ FAMILIES: Mapping[str, Family] = {
     "mistral4": DEEPSEEK,
     "glm4_moe_lite": DEEPSEEK,
     "deepseek_v32": SPARSE,
-    "glm_moe_dsa": replace(SPARSE, defaults=SPARSE.defaults | {"index_n_heads": 32}),
+    "glm_moe_dsa": replace(SPARSE, defaults={**SPARSE.defaults, "index_n_heads": 32}),
     "dots3_note_text": replace(SPARSE, notes=("the per-head output gate is not counted",)),
     "hy_v4": replace(
         SPARSE,
         mixers={"full": latent(gate=True), "sparse": sparse(latent(gate=True))},
-        ignored=_UNUSED | {"hc_mult", "hc_magnitude", "hc_sinkhorn_iters", "hc_eps", "learnable_sink_init"},
+        ignored=_UNUSED
+        | keys(
+            """
+        hc_mult hc_magnitude hc_sinkhorn_iters hc_eps learnable_sink_init
+        """
+        ),
         notes=("hyper-connections are not counted",),
     ),
-    "minicpm3": replace(DENSE, tied=True, ignored=_UNUSED | {"dim_model_base", "scale_depth"}),
+    "minicpm3": replace(DENSE, tied=True, ignored=_UNUSED | keys("dim_model_base scale_depth")),
     "youtu": replace(DENSE, tied=True),
     "longcat_flash": LONGCAT,
 }

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from evaluator.catalog.huggingface.blocks import dense, gated_silu
 from evaluator.catalog.huggingface.config import Config
-from evaluator.catalog.huggingface.family import Family
+from evaluator.catalog.huggingface.family import Family, keys
 from evaluator.catalog.huggingface.mixers import MixerReader, softmax, windowed
 from evaluator.catalog.huggingface.pattern import Words, every
 
@@ -22,7 +22,7 @@ def window_if_stated(config: Config, layers: int) -> Words:
     return ["full" if config.integer("sliding_window", None) is None else "window"] * layers
 
 
-QWEN_UNUSED = frozenset({"sliding_window", "max_window_layers", "use_sliding_window"})
+QWEN_UNUSED = keys("sliding_window max_window_layers use_sliding_window")
 LLAMA = Family(attention_kinds(softmax()), {"dense": gated_silu()})
 MISTRAL = replace(LLAMA, mixer_rule=window_if_stated)
 QWEN2 = replace(LLAMA, mixers=attention_kinds(softmax(bias=True)), ignored=QWEN_UNUSED)
@@ -38,7 +38,7 @@ FAMILIES: Mapping[str, Family] = {
     "ministral": MISTRAL,
     "ministral3": MISTRAL,
     "qwen2": QWEN2,
-    "qwen2_vl": replace(QWEN2, ignored=QWEN_UNUSED | {"vision_config"}),
+    "qwen2_vl": replace(QWEN2, ignored=QWEN_UNUSED | keys("vision_config")),
     "qwen2_5_vl": QWEN2,
     "qwen2_vl_text": QWEN2,
     "qwen2_5_vl_text": QWEN2,
@@ -54,31 +54,38 @@ FAMILIES: Mapping[str, Family] = {
     "olmo3": replace(GATED, mixer_rule=every("sliding_window_pattern", "full", "window", default=4)),
     "granite": GATED,
     "granite_swa": replace(GATED, tied=True),
-    "seed_oss": replace(GATED, mixers=attention_kinds(softmax(bias=True)), ignored=frozenset({"attention_out_bias"})),
-    "smollm3": replace(GATED, tied=True, ignored=QWEN_UNUSED | {"no_rope_layers", "no_rope_layer_interval"},
-                       defaults={"num_key_value_heads": 4}),
+    "seed_oss": replace(GATED, mixers=attention_kinds(softmax(bias=True)), ignored=keys("attention_out_bias")),
+    "smollm3": replace(
+        GATED,
+        tied=True,
+        ignored=QWEN_UNUSED | keys("no_rope_layers no_rope_layer_interval"),
+        defaults={"num_key_value_heads": 4},
+    ),
     "exaone4": replace(GATED, mixer_rule=window_if_stated),
-    "exaone": replace(GATED, ignored=frozenset({"rotary"})),
+    "exaone": replace(GATED, ignored=keys("rotary")),
     "ernie4_5": replace(GATED, tied=True, keys={"attention_bias": ("use_bias",)}),
-    "hunyuan_v1_dense": replace(GATED, ignored=frozenset({"attention_head_dim", "use_rotary_pos_emb"})),
+    "hunyuan_v1_dense": replace(GATED, ignored=keys("attention_head_dim use_rotary_pos_emb")),
     "helium": replace(GATED, defaults={"head_dim": 128}),
     "arcee": UNGATED,
-    "apertus": replace(UNGATED, ignored=frozenset({"post_norm", "qk_norm"})),
-    "nemotron": replace(UNGATED, ignored=frozenset({"norm_eps"})),
-    "jais2": replace(UNGATED, mixers=attention_kinds(softmax(bias=True, output_bias=True)),
-                     blocks={"dense": dense(gated=False, bias=True)}),
+    "apertus": replace(UNGATED, ignored=keys("post_norm qk_norm")),
+    "nemotron": replace(UNGATED, ignored=keys("norm_eps")),
+    "jais2": replace(
+        UNGATED,
+        mixers=attention_kinds(softmax(bias=True, output_bias=True)),
+        blocks={"dense": dense(gated=False, bias=True)},
+    ),
     "nanochat": UNGATED,
     "bitnet": GATED,
-    "diffllama": replace(GATED, ignored=frozenset({"lambda_std_dev"})),
-    "hyperclovax": replace(GATED, ignored=frozenset({"use_post_norm"})),
+    "diffllama": replace(GATED, ignored=keys("lambda_std_dev")),
+    "hyperclovax": replace(GATED, ignored=keys("use_post_norm")),
     "cwm": replace(GATED, mixer_rule=every("sliding_window_pattern", "full", "window", default=4)),
-    "internlm2": replace(GATED, ignored=frozenset({"bias"})),
-    "internlm3": replace(GATED, ignored=frozenset({"bias", "qkv_bias"})),
+    "internlm2": replace(GATED, ignored=keys("bias")),
+    "internlm3": replace(GATED, ignored=keys("bias qkv_bias")),
     "baichuan": GATED,
-    "minicpm": replace(GATED, ignored=frozenset({"dim_model_base", "scale_depth"})),
+    "minicpm": replace(GATED, ignored=keys("dim_model_base scale_depth")),
     "mimo": replace(QWEN2, ignored=QWEN_UNUSED),
     "deci": GATED,
     "nemotron-nas": GATED,
-    "stablelm": replace(GATED, ignored=frozenset({"use_parallel_residual", "qk_layernorm"})),
+    "stablelm": replace(GATED, ignored=keys("use_parallel_residual qk_layernorm")),
     "iquestcoder": GATED,
-}  # fmt: skip
+}
