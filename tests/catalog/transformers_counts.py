@@ -1,12 +1,12 @@
-"""Every causal language model of `transformers`: its parameters as PyTorch counts them, against our reading of its config.
+"""Every causal language model of `transformers`: parameters as PyTorch counts them, against our reading of its config.
 
 For developers; neither a test nor a dependency. In an environment with `torch` and `transformers`, from the checkout:
 
     python -m tests.catalog.transformers_counts [FAMILY ...] [--write models/README.md] [--published FOLDER]
 
 Each family's default config is instantiated on the meta device, which takes no memory; its JSON is imported by
-``evaluator.catalog.import_config``. `--published` adds the `config.json` files of a folder. `--write` replaces the table
-between the marks in that file.
+``evaluator.catalog.import_config``. `--published` adds the `config.json` files of a folder. `--write` replaces the
+table between the marks in that file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from evaluator.errors import InputError
 # In the mapping, and no decoder-only language models: encoders with a head, halves of encoder-decoders, diffusion.
 OTHERS = frozenset(
     """
-    bart beam bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small blt camembert cpmant data2vec-text
-    electra ernie git marian mbart megatron-bert mllama moshi moss_transcribe_diarize musicgen musicgen_melody mvp pegasus
-    plbart prophetnet reformer rembert roberta roberta-prelayernorm roc_bert roformer trocr whisper xlm xlm-roberta
-    xlm-roberta-xl xlnet xmod gemma4_assistant gemma4_unified_assistant
+    bart beam bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small blt camembert cpmant
+    data2vec-text electra ernie git marian mbart megatron-bert mllama moshi moss_transcribe_diarize musicgen
+    musicgen_melody mvp pegasus plbart prophetnet reformer rembert roberta roberta-prelayernorm roc_bert
+    roformer trocr whisper xlm xlm-roberta xlm-roberta-xl xlnet xmod gemma4_assistant gemma4_unified_assistant
     """.split()
 )
 # Arguments without which the default config makes no model; none that the comparison could not see through.

@@ -30,7 +30,8 @@ def _multi_query(config: Config) -> bool:
 
 def _falcon_one_head(config: Config) -> bool:
     """Falcon-7B; the newer architecture states its KV heads."""
-    return config.flag("multi_query", True) and not config.flag("new_decoder_architecture", False)
+    newer = config.flag("new_decoder_architecture", False)
+    return config.flag("multi_query", True) and not newer
 
 
 def _opt(config: Config) -> SoftmaxAttention:
@@ -46,8 +47,12 @@ def _opt(config: Config) -> SoftmaxAttention:
 def _mpt(config: Config) -> Mixer:
     """MPT: KV heads below ``attn_config``, where there are fewer."""
     level = config.level("attn_config") if config.has("attn_config") else Config({}, config.where)
-    level.skip("attn_type", "attn_impl", "attn_uses_sequence_id", "alibi", "alibi_bias_max", "softmax_scale",
-               "dtype", "torch_dtype", "prefix_lm", "qk_ln", "clip_qkv", "rope", "rope_impl", "rope_hf_config", "rope_dail_config")  # fmt: skip
+    level.skip(
+        *keys(
+            "attn_type attn_impl attn_uses_sequence_id alibi alibi_bias_max softmax_scale dtype torch_dtype prefix_lm"
+            " qk_ln clip_qkv rope rope_impl rope_hf_config rope_dail_config"
+        )
+    )
     attention = softmax()(config)
     assert isinstance(attention, SoftmaxAttention)
     return replace(attention, kv_heads=level.integer("kv_n_heads", attention.heads))
