@@ -89,7 +89,10 @@ def _forms() -> Schema:
         "minItems": 3,
         "maxItems": 3,
     }
-    between = {"between": {"type": "array", "items": _ENDS, "minItems": 2, "maxItems": 2}, "log": {"type": "boolean"}}
+    between: dict[str, Schema] = {
+        "between": {"type": "array", "items": _ENDS, "minItems": 2, "maxItems": 2},
+        "log": {"type": "boolean"},
+    }
     forms = [
         *(_only({form: spaced}) for form in ("linspace", "logspace", "geomspace")),
         _only({"range": {"type": "array", "items": _ENDS, "minItems": 3, "maxItems": 3}}),

@@ -63,6 +63,23 @@ class Base:
             self._known[path] = keys[: 1 + depth]
         return self._known[path]
 
+    def is_checked(self, field: FieldPath) -> bool:
+        """Whether a field of the deployment lies in a section whose keys may exclude each other."""
+        if field[0] != "deployment":
+            return False
+        if field not in self._checked:
+            reader: Reader = self.sections[field[0]]
+            value, found = getattr(self, field[0]), False
+            for key in field[1:]:
+                found = found or getattr(reader, "check", None) is not None
+                (reader, *_), value = reader.inside(value)[key]  # type: ignore[attr-defined]
+            self._checked[field] = found
+        return self._checked[field]
+
+    @cached_property
+    def _checked(self) -> dict[FieldPath, bool]:
+        return {}
+
     def value(self, field: FieldPath) -> Any:
         """What the scenario has there."""
         value = getattr(self, field[0])

@@ -72,11 +72,8 @@ class _Reader:
             field: self._field(field, {path: written[path] for path in paths}, where) for field, paths in groups.items()
         }
         normal = {path: value for _, own in read.values() for path, value in own.items()}
-        # The objects are kept, so that their ids stay theirs.
-        key = tuple((field, id(value)) for field, (value, _) in read.items())
-        if key not in self.checked:
-            self.checked[key] = self._together({field: value for field, (value, _) in read.items()}, where)
-        return {path: normal[path] for path in written}, self.checked[key]
+        following = self._together({field: value for field, (value, _) in read.items()}, where)
+        return {path: normal[path] for path in written}, following
 
     def _groups(self, paths: tuple[str, ...]) -> dict[FieldPath, list[str]]:
         if paths not in self.groups:
@@ -99,10 +96,24 @@ class _Reader:
 
     def _together(self, read: dict[FieldPath, Any], where: Place) -> dict[str, Any]:
         """Checks the sections whose keys were read as a whole; returns the defaults that follow."""
-        if any(field[0] == "deployment" and len(field) > 2 for field in read):
+        bound = {field: value for field, value in read.items() if self.base.is_checked(field)}
+        traffic = {field: value for field, value in read.items() if field[0] == "workload"}
+        for part, check in ((bound, self._check), (traffic, self._following)):
+            # The values are kept, so that their ids stay theirs.
+            key = tuple((field, id(value)) for field, value in part.items())
+            if key not in self.checked:
+                self.checked[key] = check(part, where)
+        return self.checked[key]
+
+    def _check(self, read: dict[FieldPath, Any], where: Place) -> dict[str, Any]:
+        """Nothing, where the sections hold together."""
+        if read:
             rebuilt(self.base.sections["deployment"], self.base.deployment, ("deployment",), read, where)
-        traffic = {field[1]: value for field, value in read.items() if field[0] == "workload"}
-        return _following(self.base.workload, traffic, self.follows, where) if traffic else {}
+        return {}
+
+    def _following(self, read: dict[FieldPath, Any], where: Place) -> dict[str, Any]:
+        own = {field[1]: value for field, value in read.items()}
+        return _following(self.base.workload, own, self.follows, where) if own else {}
 
 
 def _normal(path: str, raw: Any, field: FieldPath, value: Any) -> Any:

@@ -123,7 +123,7 @@ _SWEEPS = st.dictionaries(
     st.one_of(st.sampled_from([*_KEYS, "table", "sample", "where", "designs"]), st.text(max_size=5)), _AXES, max_size=2
 )
 _BUDGET = settings(
-    max_examples=150, deadline=None, derandomize=True, database=None,
+    max_examples=80, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 
