@@ -208,9 +208,7 @@ def _resume(instance: CollocatedInstance, ready: list[WholeRequest]) -> None:
     instance.batch, instance.resume_s = [], math.inf
 
 
-def _start_decode(
-    instances: Instances, pool: list[CollocatedInstance], ready: list[WholeRequest], now: float
-) -> None:
+def _start_decode(instances: Instances, pool: list[CollocatedInstance], ready: list[WholeRequest], now: float) -> None:
     """Algorithm 7. A request whose only token is there leaves at once."""
     request = ready.pop(0)
     if request.output_tokens <= 1:

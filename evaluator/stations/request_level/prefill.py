@@ -45,9 +45,7 @@ def spread(values: Array, value: Array, first: Array, size: int) -> Array:
     return lax.dynamic_update_slice(values, jnp.broadcast_to(value, (size,)).astype(values.dtype), (first,))
 
 
-def prefill(
-    lane: RequestLane, requests: ServedRequests, structure: RequestLevelStructure
-) -> tuple[Array, Array]:
+def prefill(lane: RequestLane, requests: ServedRequests, structure: RequestLevelStructure) -> tuple[Array, Array]:
     """When the prompts of a lane are scheduled and when their first tokens are there, seconds (request,)."""
     slots, size = requests.arrival_s.shape[0], structure.prompts
     given = padded(requests, size)
