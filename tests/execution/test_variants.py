@@ -10,7 +10,7 @@ from evaluator.execution.variants import run_variants
 from evaluator.execution.workers import Crew
 from evaluator.plan import plan
 from evaluator.run import sweep
-from tests.test_run import scenario
+from tests.scenario.build import scenario
 
 LEVELS = np.array([0.5, 0.9, 0.95, 0.99])
 RATES = [2.0, 5.5, 11.0]

@@ -7,8 +7,8 @@ import pytest
 from evaluator.metrics import OK
 from evaluator.plan import plan
 from evaluator.plan.groups import groups_of
+from tests.scenario.build import scenario
 from tests.simulation.build import plan_of_pools
-from tests.test_run import scenario
 
 CLOSED = "workload.arrivals={process: closed_loop, users: 7}"
 LEAST = ("deployment.replicas=2", "deployment.router=least_work")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from evaluator.replica.inputs import Change
 
 from evaluator.plan import Rate, plan
+from evaluator.replica import Change
+from tests.scenario.build import scenario
 from tests.simulation.build import plan_of_pools
-from tests.test_run import scenario
 
 FASTER = Change("memory_bandwidth", 1.1)
 

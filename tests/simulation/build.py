@@ -13,7 +13,7 @@ from evaluator.plan.member import Setting, member_of_pools
 from evaluator.traffic.jobs import Demand, Jobs
 from evaluator.traffic.requests import Tokens
 from evaluator.traffic.roles import ROLES
-from tests.test_run import scenario
+from tests.scenario.build import scenario
 
 
 def jobs(ready_s: Sequence[float] | np.ndarray, output: int = 5, warmup: int = 0) -> Jobs:

@@ -17,8 +17,8 @@ from evaluator.simulation.outcomes import outcomes_of
 from evaluator.stations.delay import delay
 from evaluator.stations.queue import queue
 from evaluator.traffic.roles import ROLES
+from tests.scenario.build import scenario
 from tests.simulation.build import jobs, plan_of_pools, poisson, shuffled
-from tests.test_run import scenario
 
 LEVELS = np.array([0.5, 0.9, 0.99])
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
