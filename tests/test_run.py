@@ -200,7 +200,7 @@ def test_littles_law_of_a_run():
     assert inside.mean() == pytest.approx(rate * result.summary["e2e_s_mean"].item(), rel=1e-3)
     blocks = np.ceil((table["prompt_tokens"] + table["output_tokens"] - 1) / 16)
     held = (blocks * (table["last_token_s"] - table["scheduled_s"])).sum() / makespan
-    capacity = plan(one).members[0].design.ready.kv.capacity_units
+    capacity = plan(one).members[0].stations[0].design.ready.kv.capacity_units
     assert result.summary["kv_used_mean"].item() == pytest.approx(held / capacity, rel=1e-9)
 
 

@@ -12,7 +12,11 @@ class SoftmaxAttention:
 
     ``window`` is None for full attention. ``chunked`` marks Llama-4's chunked local attention, whose context
     restarts every ``window`` tokens; it is costed as a sliding window of the same size (never too cheap).
-    ``output_gate`` adds the sigmoid gate of Qwen3-Next, which doubles the query projection.
+    ``output_gate`` adds the sigmoid gate of Qwen3-Next, which doubles the query projection. ``value_dim`` is the size
+    of a value head where it is not that of a key head (MiMo-V2); ``keys_as_values`` says that there is no value
+    projection (Gemma 4); ``shared_kv`` that the layer reads the KV of an earlier one and has neither projections nor
+    KV of its own (Gemma 3n; cross-layer attention, arXiv:2405.12981). ``q_rank`` splits the query projection in two
+    (Step-3, arXiv:2507.19427); ``input_width`` is what the projections read where it is not the hidden size (Zamba).
     """
 
     heads: int
@@ -22,11 +26,28 @@ class SoftmaxAttention:
     chunked: bool = False
     output_gate: bool = False
     bias: bool = False
+    output_bias: bool = False
+    value_dim: int | None = None
+    keys_as_values: bool = False
+    shared_kv: bool = False
+    q_rank: int | None = None
+    input_width: int | None = None
+
+    @property
+    def value_size(self) -> int:
+        """Elements of one value head."""
+        return self.value_dim or self.head_dim
 
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): one compressed KV vector per token."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): one compressed KV vector per token.
+
+    ``index_top_k`` makes it sparse (DeepSeek Sparse Attention, DeepSeek-V3.2, arXiv:2512.02556): an indexer of
+    ``index_heads`` heads of ``index_head_dim`` scores every token of the context, and attention sees the best
+    ``index_top_k``. With ``index_heads`` 0 a layer takes the choice of an earlier one (GLM-5). ``output_gate`` is a
+    sigmoid gate on the heads' values, one more projection of the hidden state.
+    """
 
     heads: int
     kv_lora_rank: int
@@ -34,6 +55,11 @@ class LatentAttention:
     rope_head_dim: int
     v_head_dim: int
     q_lora_rank: int | None = None
+    window: int | None = None
+    output_gate: bool = False
+    index_top_k: int | None = None
+    index_heads: int = 0
+    index_head_dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,12 +84,50 @@ class StateSpace:
     conv_kernel: int
 
 
+RecurrenceForm = Literal["selective_scan", "lightning", "kimi_delta", "mlstm", "rg_lru", "rwkv", "short_convolution"]
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Any other mixer with a state of fixed size per sequence, by the sizes that its cost follows from.
+
+    ``width`` channels in ``heads`` heads leave the recurrence and enter the output projection; the input projection
+    has ``projected`` columns; ``state`` elements are kept per sequence; ``convolved`` channels pass a causal
+    convolution of ``conv_kernel`` taps; ``gates`` is the number of further weights per channel, in products that make
+    decays, steps and gates, and ``vectors`` of those in no product (biases, A, D). The forms, and what these numbers
+    are for each:
+
+    * ``selective_scan``: Mamba-1 (arXiv:2312.00752): projected 2 width, state width x N, gates 2 dt_rank + 2 N;
+    * ``lightning``: lightning attention (arXiv:2401.04658; MiniMax-01, arXiv:2501.08313): projected 4 width (queries,
+      keys, values, output gate), state width x head size;
+    * ``kimi_delta``: Kimi Delta Attention (arXiv:2510.26692): projected 3 width + heads, gates of two low-rank pairs;
+    * ``mlstm``: xLSTM (arXiv:2405.04517); ``rg_lru``: Griffin (arXiv:2402.19427); ``rwkv``: RWKV-4 (arXiv:2305.13048);
+    * ``short_convolution``: LFM2 (arXiv:2511.23404): projected 3 width, no state but the convolution's last inputs.
+    """
+
+    form: RecurrenceForm
+    heads: int
+    width: int
+    projected: int
+    state: int = 0
+    convolved: int = 0
+    conv_kernel: int = 1
+    gates: int = 0
+    vectors: int = 0
+
+
 @dataclass(frozen=True)
 class DenseFeedForward:
-    """Two projections (up, down), or three when ``gated`` (gate, up, down)."""
+    """Two projections (up, down), or three when ``gated`` (gate, up, down).
+
+    ``branch`` is the width of further low-rank branches of the layer, each a projection there and back, which no
+    engine shards (the per-layer input and LAUREL of Gemma 3n).
+    """
 
     intermediate: int
     gated: bool = True
+    bias: bool = False
+    branch: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +135,8 @@ class MoeFeedForward:
     """Routed experts plus shared ones that every token visits.
 
     ``intermediate`` is of one routed expert; ``shared_intermediate`` is of all shared experts together
-    (0: none); ``shared_gate`` is Qwen's sigmoid gate on the shared output (one more vector of weights).
+    (0: none); ``shared_gate`` is Qwen's sigmoid gate on the shared output (one more vector of weights). ``latent`` is
+    the size in which the routed experts work where it is not the hidden size (Nemotron 3: two more projections).
     """
 
     experts: int
@@ -81,19 +146,30 @@ class MoeFeedForward:
     shared_intermediate: int = 0
     shared_gate: bool = False
     bias: bool = False
+    latent: int | None = None
 
 
-Mixer = SoftmaxAttention | LatentAttention | LinearAttention | StateSpace
+Mixer = SoftmaxAttention | LatentAttention | LinearAttention | StateSpace | Recurrence
 FeedForward = DenseFeedForward | MoeFeedForward
 
 
 @dataclass(frozen=True)
 class LayerKind:
-    """``count`` identical layers; a hybrid's layer may have a mixer only or a feed-forward only."""
+    """``count`` identical layers; a hybrid's layer may have a mixer only or a feed-forward only.
+
+    ``weight_sets`` is how many sets of weights these layers have between them, where they share some (Zamba's
+    transformer blocks); None: every layer has its own.
+    """
 
     count: int
     mixer: Mixer | None
     feed_forward: FeedForward | None
+    weight_sets: int | None = None
+
+    @property
+    def held(self) -> int:
+        """Layers whose weights are held in memory."""
+        return self.weight_sets or self.count
 
 
 DTypeName = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
@@ -112,7 +188,12 @@ class CheckpointPrecision:
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder-only language model (text part only). Counts are of the unsharded model."""
+    """A decoder-only language model. Counts are of the unsharded model.
+
+    ``lookup_parameters`` are in tables of which a token reads a row (learned positions, embeddings per layer);
+    ``encoder_parameters`` are those of vision and audio encoders, which take memory and are not run here. ``notes``
+    say what an import assumed.
+    """
 
     name: str
     source: str
@@ -123,4 +204,7 @@ class Model:
     tied_embeddings: bool = False
     checkpoint: CheckpointPrecision = field(default_factory=CheckpointPrecision)
     published_parameters: float | None = None
+    lookup_parameters: int = 0
+    encoder_parameters: int = 0
+    notes: tuple[str, ...] = ()
     nucleus_sampling: bool = False  # its generation_config.json asks for top-p, which engines then do by default

@@ -11,15 +11,16 @@ from evaluator.catalog.model import (
     Mixer,
     Model,
     MoeFeedForward,
+    Recurrence,
     SoftmaxAttention,
     StateSpace,
 )
 
-PARTS = ("attention", "feed_forward", "experts", "embedding", "head", "norm")
+PARTS = ("attention", "feed_forward", "experts", "embedding", "head", "norm", "encoder")
 
 
 def parameter_count(model: Model) -> float:
-    """All parameters of the text model, embeddings and output head included; a shared (tied) table counts once."""
+    """All parameters, embeddings, output head and encoders included; a shared (tied) table counts once."""
     return sum(parameters_by_part(model).values())
 
 
@@ -27,17 +28,19 @@ def parameters_by_part(model: Model) -> dict[str, float]:
     """Parameters of the whole model by part, with all of PARTS as keys.
 
     ``attention`` is every mixer (SSM and linear attention too), ``feed_forward`` is dense layers, shared experts and
-    routers, ``experts`` the routed experts, ``norm`` the norms over the hidden size. With tied embeddings ``head``
-    is 0. Norms over a head (under 1e-5 of the weights) are left out.
+    routers, ``experts`` the routed experts, ``norm`` the norms over the hidden size, ``embedding`` every table that is
+    looked up, ``encoder`` vision and audio encoders. With tied embeddings ``head`` is 0. Norms over a head (under 1e-5
+    of the weights) are left out. Layers that share their weights count once per set.
     """
     total = dict.fromkeys(PARTS, 0.0)
     for kind in model.layers:
         for part, count in layer_parameters(model, kind).items():
-            total[part] += kind.count * count
+            total[part] += kind.held * count
     table = float(model.vocabulary) * model.hidden
-    total["embedding"] += table
+    total["embedding"] += table + model.lookup_parameters
     total["head"] += 0.0 if model.tied_embeddings else table
     total["norm"] += model.hidden
+    total["encoder"] += model.encoder_parameters
     return total
 
 
@@ -59,6 +62,8 @@ def mixer_parameters(mixer: Mixer, hidden: int) -> int:
         return _latent(mixer, hidden)
     if isinstance(mixer, LinearAttention):
         return _linear(mixer, hidden)
+    if isinstance(mixer, Recurrence):
+        return _recurrence(mixer, hidden)
     return _state_space(mixer, hidden)
 
 
@@ -66,25 +71,30 @@ def feed_forward_parameters(block: FeedForward, hidden: int) -> tuple[float, flo
     """(what every token visits, the routed experts) of one feed-forward block."""
     matrices = 3 if block.gated else 2
     if isinstance(block, DenseFeedForward):
-        return float(matrices * hidden * block.intermediate), 0.0
+        biases = ((matrices - 1) * block.intermediate + hidden) * block.bias
+        return float(hidden * (matrices * block.intermediate + 2 * block.branch) + biases), 0.0
     return _shared(block, hidden, matrices), _routed(block, hidden, matrices)
 
 
 def _shared(block: MoeFeedForward, hidden: int, matrices: int) -> float:
     router = block.experts * (hidden + block.bias)
-    return float(router + matrices * hidden * block.shared_intermediate + hidden * block.shared_gate)
+    latent = 2 * hidden * (block.latent or 0)
+    return float(router + matrices * hidden * block.shared_intermediate + hidden * block.shared_gate + latent)
 
 
 def _routed(block: MoeFeedForward, hidden: int, matrices: int) -> float:
-    bias = ((matrices - 1) * block.intermediate + hidden) * block.bias
-    return float(block.experts * (matrices * hidden * block.intermediate + bias))
+    inside = block.latent or hidden
+    bias = ((matrices - 1) * block.intermediate + inside) * block.bias
+    return float(block.experts * (matrices * inside * block.intermediate + bias))
 
 
 def _softmax(mixer: SoftmaxAttention, hidden: int) -> int:
+    inputs, value = mixer.input_width or hidden, mixer.value_size
     query = mixer.heads * mixer.head_dim * (2 if mixer.output_gate else 1)
-    key_value = 2 * mixer.kv_heads * mixer.head_dim
-    bias = (query + key_value) * mixer.bias  # on query, key and value; some models also have one on the output
-    return hidden * (query + key_value + mixer.heads * mixer.head_dim) + bias
+    key_value = 0 if mixer.shared_kv else mixer.kv_heads * (mixer.head_dim + value * (not mixer.keys_as_values))
+    queries = inputs * query if mixer.q_rank is None else mixer.q_rank * (inputs + 1 + query)
+    bias = (query + key_value) * mixer.bias + hidden * mixer.output_bias
+    return queries + inputs * key_value + mixer.heads * value * hidden + bias
 
 
 def _latent(mixer: LatentAttention, hidden: int) -> int:
@@ -96,7 +106,22 @@ def _latent(mixer: LatentAttention, hidden: int) -> int:
         query = mixer.q_lora_rank * (hidden + 1 + query_width)
     down = hidden * (mixer.kv_lora_rank + mixer.rope_head_dim) + mixer.kv_lora_rank
     up = mixer.kv_lora_rank * mixer.heads * (mixer.nope_head_dim + mixer.v_head_dim)
-    return query + down + up + mixer.heads * mixer.v_head_dim * hidden
+    out = mixer.heads * mixer.v_head_dim * hidden * (1 + mixer.output_gate)
+    return query + down + up + out + _indexer(mixer, hidden)
+
+
+def _indexer(mixer: LatentAttention, hidden: int) -> int:
+    """Queries from the compressed query, one key with its norm, a weight per head (DeepSeek-V3.2, section 2.1)."""
+    if not mixer.index_heads:
+        return 0
+    queries = (mixer.q_lora_rank or hidden) * mixer.index_heads * mixer.index_head_dim
+    return queries + hidden * (mixer.index_head_dim + mixer.index_heads) + 2 * mixer.index_head_dim
+
+
+def _recurrence(mixer: Recurrence, hidden: int) -> int:
+    """Projections in and out, the further products, and the convolution."""
+    products = hidden * (mixer.projected + mixer.width) + mixer.gates * mixer.width
+    return products + mixer.conv_kernel * mixer.convolved + mixer.vectors * mixer.width
 
 
 def _linear(mixer: LinearAttention, hidden: int) -> int:

@@ -19,6 +19,8 @@ from evaluator.catalog.model import (
     LinearAttention,
     Model,
     MoeFeedForward,
+    Recurrence,
+    RecurrenceForm,
     SoftmaxAttention,
     StateSpace,
 )
@@ -32,9 +34,19 @@ MIXERS: Mapping[str, type] = {
     "latent_attention": LatentAttention,
     "linear_attention": LinearAttention,
     "state_space": StateSpace,
+    "recurrence": Recurrence,
 }
 FEED_FORWARDS: Mapping[str, type] = {"dense": DenseFeedForward, "moe": MoeFeedForward}
-_MAY_BE_ZERO = ("shared_intermediate",)
+_MAY_BE_ZERO = (
+    "shared_intermediate",
+    "branch",
+    "index_heads",
+    "index_head_dim",
+    "state",
+    "convolved",
+    "gates",
+    "vectors",
+)
 
 
 def load_model(name: str) -> Model:
@@ -64,6 +76,9 @@ def read_model(document: Any, where: str, expected_name: str | None = None) -> M
         tied_embeddings=given.flag("tied_embeddings", False),
         checkpoint=_checkpoint(given.inner("checkpoint", {})),
         published_parameters=given.number("published_parameters", None, low=1.0),
+        lookup_parameters=given.integer("lookup_parameters", 0, minimum=0),
+        encoder_parameters=given.integer("encoder_parameters", 0, minimum=0),
+        notes=_notes(given),
         nucleus_sampling=given.flag("nucleus_sampling", False),
     )
     given.finish()
@@ -84,11 +99,18 @@ def model_to_yaml(model: Model) -> str:
         lines.append("tied_embeddings: true")
     if model.nucleus_sampling:
         lines.append("nucleus_sampling: true")
+    for key in ("lookup_parameters", "encoder_parameters"):
+        if getattr(model, key):
+            lines.append(f"{key}: {getattr(model, key)}")
+    if model.notes:
+        lines += ["notes:", *(f"  - {_quoted(note)}" for note in model.notes)]
     stored = {part.name: getattr(model.checkpoint, part.name) for part in fields(CheckpointPrecision)}
     lines.append(f"checkpoint: {_flow(stored)}")
     lines.append("layers:")
     for kind in model.layers:
         lines.append(f"  - count: {kind.count}")
+        if kind.weight_sets is not None:
+            lines.append(f"    weight_sets: {kind.weight_sets}")
         if kind.mixer is not None:
             lines.append(f"    {_word(MIXERS, kind.mixer)}: {_flow(_changed(kind.mixer))}")
         if kind.feed_forward is not None:
@@ -98,8 +120,11 @@ def model_to_yaml(model: Model) -> str:
 
 def _layer(entry: Any, where: str) -> LayerKind:
     given = Fields(entry, where)
-    kind = LayerKind(given.integer("count"), _part(given, MIXERS), _part(given, FEED_FORWARDS))
+    count, sets = given.integer("count"), given.integer("weight_sets", None)
+    kind = LayerKind(count, _part(given, MIXERS), _part(given, FEED_FORWARDS), sets)
     given.finish()
+    if sets is not None and sets > count:
+        raise InputError(f"{given.place('weight_sets')}: {sets} sets of weights for {count} layers")
     if kind.mixer is None and kind.feed_forward is None:
         raise InputError(f"{where}: a layer needs one of {', '.join([*MIXERS, *FEED_FORWARDS])}")
     return kind
@@ -122,6 +147,8 @@ def _value(given: Fields, item: Field[Any]) -> Any:
     default = {} if item.default is MISSING else {"default": item.default}
     if item.type == "bool":
         return given.flag(item.name, **default)
+    if item.type == "RecurrenceForm":
+        return given.choice(item.name, get_args(RecurrenceForm), **default)
     return given.integer(item.name, **default, minimum=0 if item.name in _MAY_BE_ZERO else 1)
 
 
@@ -130,6 +157,14 @@ def _check(part: Any, where: str) -> None:
         raise InputError(f"{where}: {part.heads} heads cannot share {part.kv_heads} kv_heads evenly")
     if isinstance(part, SoftmaxAttention) and part.chunked and part.window is None:
         raise InputError(f"{where}: chunked needs a window")
+    if isinstance(part, LatentAttention) and bool(part.index_heads) != bool(part.index_head_dim):
+        raise InputError(f"{where}: an indexer needs both index_heads and index_head_dim")
+    if isinstance(part, LatentAttention) and part.index_heads and part.index_top_k is None:
+        raise InputError(f"{where}: index_heads needs index_top_k, the tokens that the indexer chooses")
+    if isinstance(part, LatentAttention) and part.index_top_k is not None and part.window is not None:
+        raise InputError(f"{where}: window and index_top_k exclude each other")
+    if isinstance(part, Recurrence) and part.width % part.heads:
+        raise InputError(f"{where}: {part.heads} heads do not divide width {part.width}")
     if isinstance(part, MoeFeedForward) and part.experts_per_token > part.experts:
         raise InputError(f"{where}: experts_per_token {part.experts_per_token} exceeds experts {part.experts}")
 
@@ -138,6 +173,13 @@ def _checkpoint(given: Fields) -> CheckpointPrecision:
     parts = {part.name: given.choice(part.name, get_args(DTypeName), "bf16") for part in fields(CheckpointPrecision)}
     given.finish()
     return CheckpointPrecision(**parts)  # type: ignore[arg-type]  # checked against the same list of names
+
+
+def _notes(given: Fields) -> tuple[str, ...]:
+    notes = given.sequence("notes", ())
+    if not all(isinstance(note, str) and note.strip() for note in notes):
+        raise InputError(f"{given.place('notes')}: expected a list of texts")
+    return tuple(notes)
 
 
 def _changed(part: Any) -> dict[str, Any]:

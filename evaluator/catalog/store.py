@@ -59,11 +59,15 @@ def find(kind: str, name: str) -> Path:
     raise InputError(f"unknown {_kind(kind)[1]} '{name}'{suggestion(name, names(kind))}")
 
 
+def close_matches(word: str, allowed: list[str]) -> str:
+    """Of a message about an unknown word: what was meant, where anything is close."""
+    close = difflib.get_close_matches(str(word).lower(), allowed, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
 def suggestion(word: str, allowed: list[str]) -> str:
     """The end of a message about an unknown word: close matches, then all that is allowed."""
-    close = difflib.get_close_matches(str(word).lower(), allowed, n=3, cutoff=0.5)
-    asked = f"; did you mean {' or '.join(close)}?" if close else ""
-    return f"{asked} (there are: {', '.join(allowed) or 'none'})"
+    return f"{close_matches(word, allowed)} (there are: {', '.join(allowed) or 'none'})"
 
 
 def _kind(kind: str) -> tuple[str, str]:

@@ -26,9 +26,8 @@ def list_models() -> None:
     """Language models: size, layers, KV bytes per token."""
     from evaluator.catalog import load_model, names
 
-    header = ("name", "parameters", "layers", "KV bytes/token", "max positions", "kinds")
     rows = [_model_row(load_model(name)) for name in names("models")]
-    typer.echo(format_table(header, rows, left=(0, 5)))
+    typer.echo(format_table(_MODEL_HEADER, rows, left=(0, 5)))
 
 
 @catalog.command("hardware")
@@ -80,15 +79,29 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="Of any kind."
         typer.echo(path.read_text(encoding="utf-8").rstrip())
 
 
+@catalog.command("schema")
+def print_schema() -> None:
+    """Print the JSON Schema of a scenario file, for an editor to complete and check keys."""
+    import json
+
+    from evaluator.scenario.schema import scenario_schema
+
+    typer.echo(json.dumps(scenario_schema(), indent=2, ensure_ascii=False))
+
+
 @catalog.command("import")
 def import_model(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.json", help="A Hugging Face config.json, or its folder.")],
     name: Annotated[
         str | None, typer.Option(help="The model's name; else that of --out's file, else the config's own.")
     ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(metavar="FAMILY", help="Read the layers of an unknown model_type as those of this one (llama)."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Write here instead of to stdout.")] = None,
 ) -> None:
-    """Turn a model's config.json into a YAML.
+    """Turn a model's config.json into a YAML; stderr says what it makes of it, and what it assumed.
 
     Put it into models/llm of the current directory, or of a folder of EVALUATOR_PATH, to use it by name.
     """
@@ -100,12 +113,19 @@ def import_model(
     if not path.is_file():
         raise InputError(f"there is no file {path}")
     # A model is found by its file's name, which must be its own.
-    text = model_to_yaml(import_config(path, name or (out.stem if out else None)))
+    model = import_config(path, name or (out.stem if out else None), like)
+    text = model_to_yaml(model)
+    typer.echo(format_table(_MODEL_HEADER, [_model_row(model)], left=(0, 5)), err=True)
+    for note in model.notes:
+        typer.echo(f"  {note}", err=True)
     if out is None:
         typer.echo(text.rstrip())
     else:
         out.write_text(text, encoding="utf-8")
         typer.echo(f"wrote {out}", err=True)
+
+
+_MODEL_HEADER = ("name", "parameters", "layers", "KV bytes/token", "max positions", "kinds")
 
 
 def _print_names(kind: str) -> None:
@@ -120,6 +140,7 @@ def _model_row(model: Model) -> tuple[str, ...]:
     from evaluator.cost.memory import kv_bytes_per_token
 
     kinds = ", ".join(f"{kind.count} x {_kind(kind)}" for kind in model.layers)
+    kinds += "; assumptions in its notes" if any(note.startswith("assumed") for note in model.notes) else ""
     layers = sum(kind.count for kind in model.layers)
     kv_bytes = kv_bytes_per_token(model, "bf16")
     return (
@@ -133,17 +154,27 @@ def _model_row(model: Model) -> tuple[str, ...]:
 
 
 def _kind(kind: LayerKind) -> str:
-    from evaluator.catalog.model import LatentAttention, LinearAttention, MoeFeedForward, SoftmaxAttention
+    from evaluator.catalog.model import (
+        LatentAttention,
+        LinearAttention,
+        MoeFeedForward,
+        Recurrence,
+        SoftmaxAttention,
+    )
 
     mixer = kind.mixer
     parts = []
     if isinstance(mixer, SoftmaxAttention):
         shape = "MHA" if mixer.kv_heads == mixer.heads else "MQA" if mixer.kv_heads == 1 else "GQA"
+        shape += " of an earlier layer's KV" if mixer.shared_kv else ""
         parts.append(shape if mixer.window is None else f"{shape} window {mixer.window:,}")
     elif isinstance(mixer, LatentAttention):
-        parts.append("MLA")
+        window = "" if mixer.window is None else f" window {mixer.window:,}"
+        parts.append("MLA" + (window if mixer.index_top_k is None else f" top {mixer.index_top_k:,}"))
     elif isinstance(mixer, LinearAttention):
         parts.append("linear")
+    elif isinstance(mixer, Recurrence):
+        parts.append(mixer.form.replace("_", " "))
     elif mixer is not None:
         parts.append("SSM")
     feed_forward = kind.feed_forward

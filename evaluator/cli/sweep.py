@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from pathlib import Path
 from shutil import get_terminal_size
@@ -49,6 +48,12 @@ def sweep(
             "kernels and host changes in each metric, in %. Takes 9 times the runs, 13 on several devices.",
         ),
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Only say how much there is to run: designs, requests, time, memory (estimates)."
+        ),
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run all configurations of a scenario: table, dataset, picture."""
@@ -58,6 +63,11 @@ def sweep(
     if resume and out is None:
         raise InputError("--resume needs --out: the finished chunks lie beside it")
     loaded = read_scenario(scenario, changes)
+    if dry_run:
+        from evaluator.execution.forecast import forecast
+
+        typer.echo(str(forecast(loaded, engine, sensitivity)))
+        return
     dataset = _run(loaded, out, resume, engine, sensitivity, quiet)
     if top:
         _tables(dataset, top)
@@ -102,8 +112,9 @@ def _run(
 ) -> xarray.Dataset:
     from evaluator.progress import Progress
     from evaluator.run import sweep as run_sweep
+    from evaluator.scenario.grid import size
 
-    total = math.prod(len(axis.values) for axis in scenario.sweep)
+    total = size(scenario)
     requests = scenario.workload.requests * len(scenario.workload.seeds)
     try:
         with nullcontext() if quiet else Progress(total, requests_per_unit=requests) as progress:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evaluator.catalog.model import LatentAttention, LinearAttention, Mixer, SoftmaxAttention, StateSpace
+from evaluator.catalog.model import LatentAttention, LinearAttention, Mixer, Recurrence, SoftmaxAttention, StateSpace
 from evaluator.cost.dtypes import BYTES, stream_bytes
 from evaluator.cost.projections import local_heads
 
@@ -11,17 +11,37 @@ STATE_BYTES = 4.0
 
 
 def kv_bytes(mixer: Mixer | None, kv: str, tensor: int) -> float:
-    """Bytes of KV per token and layer. MLA's compressed vector is the same on every rank (arXiv:2405.04434)."""
+    """Bytes of KV that a layer keeps per token; none where it reads that of an earlier layer.
+
+    MLA's compressed vector and the indexer's key are the same on every rank (arXiv:2405.04434).
+    """
     match mixer:
         case SoftmaxAttention():
-            return 2 * local_heads(mixer.kv_heads, tensor) * mixer.head_dim * BYTES[kv]
+            return 0.0 if mixer.shared_kv else read_bytes(mixer, kv, tensor)
         case LatentAttention():
-            return (mixer.kv_lora_rank + mixer.rope_head_dim) * BYTES[kv]
+            return read_bytes(mixer, kv, tensor) + indexer_bytes(mixer)
     return 0.0
 
 
-def conv_channels(mixer: LinearAttention | StateSpace, tensor: int) -> int:
+def read_bytes(mixer: SoftmaxAttention | LatentAttention, kv: str, tensor: int) -> float:
+    """Bytes of KV that attention reads per token it attends to, its own or an earlier layer's."""
+    if isinstance(mixer, LatentAttention):
+        return (mixer.kv_lora_rank + mixer.rope_head_dim) * BYTES[kv]
+    return local_heads(mixer.kv_heads, tensor) * (mixer.head_dim + mixer.value_size) * BYTES[kv]
+
+
+def indexer_bytes(mixer: LatentAttention) -> float:
+    """Bytes of the indexer's key per token: fp8 with an fp32 scale per 128, whatever the dtype of the KV.
+
+    Source: vLLM, ``DeepseekV32IndexerCache`` (head size + head size // 128 x 4 bytes of uint8).
+    """
+    return float(mixer.index_head_dim + mixer.index_head_dim // 128 * 4)
+
+
+def conv_channels(mixer: LinearAttention | StateSpace | Recurrence, tensor: int) -> int:
     """Channels that pass through the short causal convolution."""
+    if isinstance(mixer, Recurrence):
+        return mixer.convolved // tensor
     if isinstance(mixer, LinearAttention):
         keys = mixer.key_heads // tensor * mixer.key_head_dim
         return 2 * keys + mixer.value_heads // tensor * mixer.value_head_dim
@@ -29,8 +49,10 @@ def conv_channels(mixer: LinearAttention | StateSpace, tensor: int) -> int:
     return inner + 2 * local_heads(mixer.groups, tensor) * mixer.state_size
 
 
-def state_elements(mixer: LinearAttention | StateSpace, tensor: int) -> int:
+def state_elements(mixer: LinearAttention | StateSpace | Recurrence, tensor: int) -> int:
     """Elements of the recurrent state of one sequence."""
+    if isinstance(mixer, Recurrence):
+        return mixer.state // tensor
     if isinstance(mixer, LinearAttention):
         return mixer.value_heads // tensor * mixer.key_head_dim * mixer.value_head_dim
     return mixer.heads // tensor * mixer.head_dim * mixer.state_size
@@ -38,7 +60,7 @@ def state_elements(mixer: LinearAttention | StateSpace, tensor: int) -> int:
 
 def state_bytes(mixer: Mixer | None, activations: str, tensor: int) -> float:
     """Bytes of fixed-size state per sequence and layer: the recurrent state and the convolution's last inputs."""
-    if not isinstance(mixer, LinearAttention | StateSpace):
+    if not isinstance(mixer, LinearAttention | StateSpace | Recurrence):
         return 0.0
     convolution = (mixer.conv_kernel - 1) * conv_channels(mixer, tensor) * stream_bytes(activations)
     return state_elements(mixer, tensor) * STATE_BYTES + convolution

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import Mixer, Model, SoftmaxAttention
+from evaluator.catalog.model import LatentAttention, Mixer, Model, SoftmaxAttention
 from evaluator.cost.activations import activation_bytes
 from evaluator.cost.kv import KvUnits, units
 from evaluator.cost.layer_state import kv_bytes, state_bytes
@@ -29,13 +29,21 @@ what the KV blocks that vLLM 0.15 reported on H100 leave over for five dense mod
 
 
 def model_window(model: Model) -> int | None:
-    """The attention window of the model's windowed layers (the widest, should they differ); None without any."""
-    softmax = (kind.mixer for kind in model.layers if isinstance(kind.mixer, SoftmaxAttention))
-    return max((mixer.window for mixer in softmax if mixer.window is not None), default=None)
+    """How many tokens windowed layers attend to, or sparse ones choose (the most, should they differ); None without."""
+    mixers = (kind.mixer for kind in model.layers)
+    limits = (_attended(mixer) for mixer in mixers)
+    return max((limit for limit in limits if limit is not None), default=None)
+
+
+def _attended(mixer: Mixer | None) -> int | None:
+    if isinstance(mixer, LatentAttention) and mixer.index_top_k is not None:
+        return mixer.index_top_k
+    return mixer.window if isinstance(mixer, SoftmaxAttention | LatentAttention) else None
 
 
 def _windowed(mixer: Mixer | None) -> bool:
-    return isinstance(mixer, SoftmaxAttention) and mixer.window is not None
+    """Whether a layer keeps its window only; sparse attention keeps every token, any of which it may choose."""
+    return isinstance(mixer, SoftmaxAttention | LatentAttention) and mixer.window is not None
 
 
 def kv_bytes_per_token(model: Model, kv: str, tensor: int = 1) -> float:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
-from evaluator.catalog.model import LatentAttention, LinearAttention, Mixer, Model, SoftmaxAttention, StateSpace
+from evaluator.catalog.model import (
+    LatentAttention,
+    LinearAttention,
+    Mixer,
+    Model,
+    Recurrence,
+    RecurrenceForm,
+    SoftmaxAttention,
+    StateSpace,
+)
 from evaluator.cost.dtypes import compute_dtype, stream_bytes, wider
 from evaluator.cost.gemm import all_reduce, gemm, traffic
-from evaluator.cost.kernel import Operator
-from evaluator.cost.layer_state import conv_channels, kv_bytes, state_bytes, state_elements
+from evaluator.cost.kernel import Operator, Scaling
+from evaluator.cost.layer_state import conv_channels, indexer_bytes, read_bytes, state_bytes, state_elements
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.projections import local_heads, mixer_projections
@@ -28,6 +38,8 @@ def mixer_operators(model: Model, mixer: Mixer | None, precision: Precision, par
             core = _linear_attention(model, mixer, precision, parallel.tensor)
         case StateSpace():
             core = _state_space(model, mixer, precision, parallel.tensor)
+        case Recurrence():
+            core = _other_recurrence(model, mixer, precision, parallel.tensor)
         case _:
             return []
     # Decode multiplies by the two halves of MLA's kv_up in two kernels.
@@ -47,21 +59,25 @@ def _attention_dtype(precision: Precision) -> str:
 def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precision, tensor: int) -> list[Operator]:
     """FlashAttention (arXiv:2205.14135): 2 d FLOPs for a score and 2 d for its value, per head and attended token.
 
-    KV is read once per head group. Chunks and decodes share one kernel, started once per layer whatever the batch.
+    KV is read once per head group, also by a layer that shares an earlier one's and stores none. Chunks and decodes
+    share one kernel, started once per layer whatever the batch.
     """
     heads, kv_heads = mixer.heads // tensor, local_heads(mixer.kv_heads, tensor)
     stream, dim = stream_bytes(precision.activations), mixer.head_dim
-    flops, read = 4.0 * heads * dim, kv_bytes(mixer, precision.kv, tensor)
+    flops, read = 2.0 * heads * (dim + mixer.value_size), read_bytes(mixer, precision.kv, tensor)
     dtype = _attention_dtype(precision)
     window = mixer.window is not None
     suffix = "_window" if window else ""
     gate = 3 * heads * dim if mixer.output_gate else 0
+    keys = 0 if mixer.shared_kv else kv_heads
     elements = (
         4 * model.hidden  # norm with the residual added: two read, two written
-        + 2 * (heads + kv_heads) * dim  # rotary embedding in place
+        + 2 * (heads + keys) * dim  # rotary embedding in place
         + gate
     )
-    own = 2 * (heads + kv_heads) * dim * stream + read  # queries and output, new keys and values read and stored
+    stored = 0.0 if mixer.shared_kv else read
+    # Queries and output, new keys and values read and stored.
+    own = (heads + keys) * (dim + mixer.value_size) * stream + stored
     return [
         Operator(f"attention.prefill{suffix}", "attention_prefill", "prefill_window" if window else "prefill",
                  dtype=dtype, flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads,
@@ -80,28 +96,65 @@ def _latent_attention(model: Model, mixer: LatentAttention, precision: Precision
     Prefill runs on heads expanded by ``kv_up`` (scores of nope + rope dims, values of v dims), whose keys and values it
     reads. Decode absorbs ``kv_up`` into query and output and is multi-query attention on the latent: scores of
     rank + rope dims, values of rank dims; the latent is read once. What ``kv_up`` costs on a token is the same in both.
-    Expanding a chunk's history again is not counted.
+    Expanding a chunk's history again is not counted. Sparse attention: see ``_sparse_attention``.
     """
     heads, rank, rope = mixer.heads // tensor, mixer.kv_lora_rank, mixer.rope_head_dim
-    stream, latent = stream_bytes(precision.activations), kv_bytes(mixer, precision.kv, tensor)
+    stream, latent = stream_bytes(precision.activations), read_bytes(mixer, precision.kv, tensor)
     dtype = _attention_dtype(precision)
     key, value = mixer.nope_head_dim + rope, mixer.v_head_dim
     elements = (
         4 * model.hidden
         + 2 * ((mixer.q_lora_rank or 0) + rank)  # norms of the two compressed vectors
         + 2 * (heads + 1) * rope
+        + 3 * heads * value * mixer.output_gate
     )
+    if mixer.index_top_k is not None:
+        elementwise = traffic("attention.elementwise", elements * stream, 4.0)
+        return [*_sparse_attention(mixer, precision, tensor), _ATTENTION_LAUNCH, elementwise]
+    suffix: Literal["", "_window"] = "_window" if mixer.window is not None else ""
+    prefill: Scaling = "prefill_window" if suffix else "prefill"
+    decode: Scaling = "decode_window" if suffix else "decode"
     # The latent, read and stored; the attention kernel's queries and output.
     own = (rank + rope + heads * (key + value)) * stream + latent
     return [
-        Operator("attention.prefill", "attention_prefill", "prefill", dtype=dtype, flops=2.0 * heads * (key + value),
-                 activation_bytes=latent + heads * (key + value) * stream, launches=0.0, heads=heads, kv_heads=heads,
+        Operator(f"attention.prefill{suffix}", "attention_prefill", prefill, dtype=dtype,
+                 flops=2.0 * heads * (key + value), activation_bytes=latent + heads * (key + value) * stream,
+                 launches=0.0, heads=heads, kv_heads=heads, token_bytes=own),
+        Operator(f"attention.decode{suffix}", "attention_decode", decode, dtype=dtype,
+                 flops=2.0 * heads * (2 * rank + rope), activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1,
                  token_bytes=own),
-        Operator("attention.decode", "attention_decode", "decode", dtype=dtype, flops=2.0 * heads * (2 * rank + rope),
-                 activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1, token_bytes=own),
         _ATTENTION_LAUNCH,
         traffic("attention.elementwise", elements * stream, 4.0),
     ]  # fmt: skip
+
+
+def _sparse_attention(mixer: LatentAttention, precision: Precision, tensor: int) -> list[Operator]:
+    """DeepSeek Sparse Attention (DeepSeek-V3.2, arXiv:2512.02556, section 2.1).
+
+    Attention proper sees min(context, ``index_top_k``) tokens, as if they were a window, in prefill as in decode with
+    the absorbed ``kv_up`` (multi-query attention on the latent, as FlashMLA's sparse kernels). The indexer's product
+    of every query with every key of the context, 2 d FLOPs per indexer head, runs in fp8 on every rank, and reads the
+    indexer's keys. Choosing the best is not counted.
+    """
+    heads, rank, rope = mixer.heads // tensor, mixer.kv_lora_rank, mixer.rope_head_dim
+    latent, dtype = read_bytes(mixer, precision.kv, tensor), _attention_dtype(precision)
+    own = (rank + rope + heads * (2 * rank + rope)) * stream_bytes(precision.activations) + latent
+    flops = 2.0 * heads * (2 * rank + rope)
+    found = [
+        Operator("attention.prefill_sparse", "attention_prefill", "prefill_window", dtype=dtype, flops=flops,
+                 activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1, token_bytes=own),
+        Operator("attention.decode_sparse", "attention_decode", "decode_window", dtype=dtype, flops=flops,
+                 activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1, token_bytes=own),
+    ]  # fmt: skip
+    if mixer.index_heads:
+        score, key = 2.0 * mixer.index_heads * mixer.index_head_dim, indexer_bytes(mixer)
+        found += [
+            Operator("attention.indexer.prefill", "attention_prefill", "prefill", dtype="fp8", flops=score,
+                     activation_bytes=key, launches=1.0),
+            Operator("attention.indexer.decode", "attention_decode", "decode", dtype="fp8", flops=score,
+                     activation_bytes=key, launches=0.0),
+        ]  # fmt: skip
+    return found
 
 
 def _linear_attention(model: Model, mixer: LinearAttention, precision: Precision, tensor: int) -> list[Operator]:
@@ -130,8 +183,28 @@ class _Update(NamedTuple):
     elements: int  # that the recurrence and its gated norm move
 
 
+_STATE_FLOPS: Mapping[RecurrenceForm, float] = {
+    "selective_scan": 8.0,  # step x A and its exponential 2, step x B x input 2, decay 1, add 1, read out 2
+    "lightning": 5.0,  # as Mamba-2: decay 1, add the outer product 2, read out 2
+    "kimi_delta": 7.0,  # as the gated delta rule, whose decay is a vector here
+    "mlstm": 5.0,  # forget 1, add the outer product 2, read out 2
+    "rg_lru": 4.0,  # decay 1, scaled and gated input 2, add 1
+    "rwkv": 8.0,  # numerator and denominator: decay, exponential of the key, add, each with the running maximum
+    "short_convolution": 0.0,
+}
+"""FLOPs per state element and token, counted from the equations of the papers that ``Recurrence`` names."""
+
+
+def _other_recurrence(model: Model, mixer: Recurrence, precision: Precision, tensor: int) -> list[Operator]:
+    """Inputs, outputs and a gate of the recurrence move once per token; see ``_STATE_FLOPS``."""
+    width = mixer.width // tensor
+    inside = mixer.projected // tensor + width
+    flops = _STATE_FLOPS[mixer.form]
+    return _recurrence(model, mixer, precision, tensor, _Update("recurrence", flops, inside + 3 * width))
+
+
 def _recurrence(
-    model: Model, mixer: LinearAttention | StateSpace, precision: Precision, tensor: int, update: _Update
+    model: Model, mixer: LinearAttention | StateSpace | Recurrence, precision: Precision, tensor: int, update: _Update
 ) -> list[Operator]:
     """A state of fixed size: updated by every token (FLOPs), read and written once per sequence (bytes)."""
     stream = stream_bytes(precision.activations)

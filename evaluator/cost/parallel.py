@@ -13,6 +13,7 @@ from evaluator.catalog.model import (
     Mixer,
     Model,
     MoeFeedForward,
+    Recurrence,
     SoftmaxAttention,
     StateSpace,
 )
@@ -110,6 +111,8 @@ def _mixer_problem(mixer: Mixer | None, tensor: int) -> str | None:
             return _indivisible(tensor, mixer.heads, "state-space heads") or _shared_or_divided(
                 tensor, mixer.groups, "state-space groups"
             )
+        case Recurrence():
+            return _indivisible(tensor, mixer.heads, "heads of the recurrence")
     return None
 
 

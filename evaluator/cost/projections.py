@@ -17,6 +17,7 @@ from evaluator.catalog.model import (
     LinearAttention,
     Mixer,
     MoeFeedForward,
+    Recurrence,
     SoftmaxAttention,
     StateSpace,
 )
@@ -44,12 +45,7 @@ def mixer_projections(mixer: Mixer | None, hidden: int, parallel: Parallel) -> t
     tensor = parallel.tensor
     match mixer:
         case SoftmaxAttention():
-            queries = mixer.heads // tensor * mixer.head_dim
-            keys = local_heads(mixer.kv_heads, tensor) * mixer.head_dim
-            return (
-                Projection("attention.qkv", "attention", hidden, queries * (1 + mixer.output_gate) + 2 * keys),
-                Projection("attention.out", "attention", queries, hidden),
-            )
+            return _softmax_projections(mixer, hidden, tensor)
         case LatentAttention():
             return _latent_projections(mixer, hidden, tensor)
         case LinearAttention():
@@ -67,7 +63,35 @@ def mixer_projections(mixer: Mixer | None, hidden: int, parallel: Parallel) -> t
                 Projection("state_space.in", "attention", hidden, 2 * inner + groups + mixer.heads // tensor),
                 Projection("state_space.out", "attention", inner, hidden),
             )
+        case Recurrence():
+            return _recurrence_projections(mixer, hidden, tensor)
     return ()
+
+
+def _softmax_projections(mixer: SoftmaxAttention, hidden: int, tensor: int) -> tuple[Projection, ...]:
+    """One matrix for queries, keys and values; queries through a rank have one more, which every rank holds."""
+    inputs, local = mixer.input_width or hidden, mixer.heads // tensor
+    queries = local * mixer.head_dim * (1 + mixer.output_gate)
+    widths = mixer.head_dim + mixer.value_size * (not mixer.keys_as_values)
+    keys = 0 if mixer.shared_kv else local_heads(mixer.kv_heads, tensor) * widths
+    out = Projection("attention.out", "attention", local * mixer.value_size, hidden)
+    if mixer.q_rank is None:
+        return Projection("attention.qkv", "attention", inputs, queries + keys), out
+    return (
+        Projection("attention.down", "attention", inputs, mixer.q_rank + keys),
+        Projection("attention.query_up", "attention", mixer.q_rank, queries),
+        out,
+    )
+
+
+def _recurrence_projections(mixer: Recurrence, hidden: int, tensor: int) -> tuple[Projection, ...]:
+    width = mixer.width // tensor
+    gates = (Projection("recurrence.gates", "attention", width, mixer.gates),) if mixer.gates else ()
+    return (
+        Projection("recurrence.in", "attention", hidden, -(-mixer.projected // tensor)),
+        *gates,
+        Projection("recurrence.out", "attention", width, hidden),
+    )
 
 
 def _latent_projections(mixer: LatentAttention, hidden: int, tensor: int) -> tuple[Projection, ...]:
@@ -87,12 +111,26 @@ def _latent_projections(mixer: LatentAttention, hidden: int, tensor: int) -> tup
             Projection("attention.down", "attention", hidden, latent),
         )
     )
+    gate = (Projection("attention.gate", "attention", hidden, heads * mixer.v_head_dim),) if mixer.output_gate else ()
     return (
         *first,
+        *_indexer_projections(mixer, hidden),
+        *gate,
         Projection(
             "attention.kv_up", "attention", mixer.kv_lora_rank, heads * (mixer.nope_head_dim + mixer.v_head_dim)
         ),
         Projection("attention.out", "attention", heads * mixer.v_head_dim, hidden),
+    )
+
+
+def _indexer_projections(mixer: LatentAttention, hidden: int) -> tuple[Projection, ...]:
+    """The indexer of DeepSeek-V3.2, which every rank holds whole: keys and head weights, queries."""
+    if not mixer.index_heads:
+        return ()
+    queries = mixer.index_heads * mixer.index_head_dim
+    return (
+        Projection("attention.indexer.key", "attention", hidden, mixer.index_head_dim + mixer.index_heads),
+        Projection("attention.indexer.query", "attention", mixer.q_lora_rank or hidden, queries),
     )
 
 
@@ -103,22 +141,35 @@ def feed_forward_projections(
     """Matrices of a feed-forward that every token visits: the dense one, or the router and the shared experts."""
     match feed_forward:
         case DenseFeedForward():
-            return _up_down(
-                "feed_forward", "feed_forward", hidden, feed_forward.intermediate // parallel.tensor, feed_forward.gated
-            )
+            intermediate = feed_forward.intermediate // parallel.tensor
+            block = _up_down("feed_forward", "feed_forward", hidden, intermediate, feed_forward.gated)
+            branch = feed_forward.branch
+            return block + (_up_down("branch", "feed_forward", hidden, branch, gated=False) if branch else ())
         case MoeFeedForward():
             shared = feed_forward.shared_intermediate // parallel.tensor
             router = (Projection("experts.router", "router", hidden, feed_forward.experts + feed_forward.shared_gate),)
-            return router + (
-                _up_down("shared_experts", "feed_forward", hidden, shared, feed_forward.gated) if shared else ()
+            return (
+                router
+                + _latent_experts(feed_forward, hidden)
+                + (_up_down("shared_experts", "feed_forward", hidden, shared, feed_forward.gated) if shared else ())
             )
     return ()
+
+
+def _latent_experts(moe: MoeFeedForward, hidden: int) -> tuple[Projection, ...]:
+    """Into the size in which the routed experts work, and back; every rank holds both."""
+    if moe.latent is None:
+        return ()
+    return (
+        Projection("experts.latent_in", "feed_forward", hidden, moe.latent),
+        Projection("experts.latent_out", "feed_forward", moe.latent, hidden),
+    )
 
 
 def expert_projections(moe: MoeFeedForward, hidden: int, parallel: Parallel) -> tuple[Projection, ...]:
     """Matrices of one routed expert on one device."""
     intermediate = moe.intermediate // (1 if parallel.expert > 1 else parallel.tensor)
-    return _up_down("experts", "experts", hidden, intermediate, moe.gated)
+    return _up_down("experts", "experts", moe.latent or hidden, intermediate, moe.gated)
 
 
 def local_experts(moe: MoeFeedForward, parallel: Parallel) -> int:

@@ -1,6 +1,8 @@
 """Scenario -> plan: what every configuration costs, whether it can run, and which configurations run together."""
 
-from evaluator.plan.plan import Group, Plan, plan
+from evaluator.plan.groups import Group, StationGroup
+from evaluator.plan.member import Member, Rate, StationPlan
+from evaluator.plan.plan import Plan, plan
 from evaluator.replica import Design, design
 
-__all__ = ["Design", "Group", "Plan", "design", "plan"]
+__all__ = ["Design", "Group", "Member", "Plan", "Rate", "StationGroup", "StationPlan", "design", "plan"]

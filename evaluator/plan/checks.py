@@ -7,7 +7,7 @@ from evaluator.plan.engines import is_coupled, on_demand
 from evaluator.policies import policy
 from evaluator.replica import Design, token_budget
 from evaluator.scenario import Deployment, Workload
-from evaluator.traffic.loads import Extremes
+from evaluator.traffic.jobs import Extremes
 
 LARGEST_OUTPUT = 1 << 22
 

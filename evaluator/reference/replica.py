@@ -108,17 +108,20 @@ class Replica:
         self._preempted: list[Request] = []  # since the last batch was sent
 
     def submit(self, request: Request, now: float) -> Flight | None:
-        """A request arrives. A leap that may keep it waiting ends with the iteration under way, and is returned."""
+        """A request arrives. A leap that may keep it waiting ends with the iteration under way.
+
+        Returned is the flight whose end was brought forward, if there is one.
+        """
         request.replica = self.index
         self.outstanding += 1
         queues = self.queues
         joins_early = not queues.waiting or not queues.waiting.stable
         queues.arrive(request)
         if self._leap and joins_early and self.flights and self.flights[0].iterations > 1:
-            flight = self.flights[0]
+            flight, end_s = self.flights[0], self.flights[0].end_s
             flight.iterations = flight.iterations_until(now)
             flight.end_s = flight.end_of(flight.iterations)
-            return flight
+            return flight if flight.end_s != end_s else None
         return None
 
     def launch(self, now: float) -> list[Flight]:

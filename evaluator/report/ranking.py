@@ -50,10 +50,15 @@ def near(ds: xr.Dataset, name: str, level: float) -> np.ndarray:
 
 
 def quantities(ds: xr.Dataset) -> list[str]:
-    """The swept coordinates; the label of a zip is left out, since the quantities behind it are there."""
+    """The swept coordinates; the label of a zip or of a design is left out: the quantities behind it are there."""
     names = [name for axis in axes_of(ds) for name in axis]
-    labels = [axis[0] for axis in axes_of(ds) if len(axis) > 1 and "=" in str(ds[axis[0]].values[0])]
+    labels = [axis[0] for axis in axes_of(ds) if len(axis) > 1 and _is_label(ds[axis[0]])]
     return [name for name in names if name not in labels]
+
+
+def _is_label(coordinate: xr.DataArray) -> bool:
+    """Whether a coordinate names steps that set several keys, instead of being the value of a key (``a.b``)."""
+    return "=" in str(coordinate.values[0]) or "." not in coordinate.attrs.get("description", ".")
 
 
 def is_constant(ds: xr.Dataset, name: str) -> bool:

@@ -27,7 +27,7 @@ def to_dataset(
     attrs: Mapping[str, str] | None = None,
     inputs: Sequence[str] = (),
 ) -> xr.Dataset:
-    """The variables of ``measure`` as labelled arrays, with the swept quantities as coordinates along ``config``.
+    """The variables of ``metrics.summarise`` as labelled arrays, with the swept quantities along ``config``.
 
     ``metrics`` hold (config,) or (config, quantile) arrays, elasticities (config, input) or (config, input, quantile)
     where ``inputs`` name what they are to. Rows are configurations of the grid of ``axes`` in C order;

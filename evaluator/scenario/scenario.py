@@ -109,21 +109,27 @@ class Objective:
 
 @dataclass(frozen=True)
 class Axis:
-    """One sweep axis: ``values`` as written (for coordinates), ``changes`` what each sets, key path -> value."""
+    """One sweep axis: ``values`` as written (for coordinates), ``changes`` what each sets, key path -> value.
+
+    The axis of a key path sets keys below it; one of designs has a name of its own and sets the key paths ``keys``.
+    What else is among the changes are defaults that follow from them.
+    """
 
     name: str
     values: tuple[Any, ...]
     changes: tuple[Mapping[str, Any], ...]
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One question: a workload on a deployment under objectives, and the axes that vary it."""
+    """One question: a workload on a deployment under objectives, and the axes that vary it under conditions."""
 
     name: str
     workload: Workload
     deployment: Deployment
     slo: tuple[Objective, ...] = ()
     sweep: tuple[Axis, ...] = ()
+    where: tuple[str, ...] = ()  # conditions that a point of the sweep fulfils
     text: str = ""
     path: str | None = None

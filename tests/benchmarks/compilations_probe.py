@@ -53,8 +53,8 @@ def _structures(asked) -> int:
     """Groups of the plan that differ in what a program is compiled for."""
     from evaluator.plan import plan
 
-    groups = plan(asked).groups
-    return len({(group.ring, group.windowed, group.rows, group.lane_requests) for group in groups})
+    stations = [station for group in plan(asked).groups for station in group.stations]
+    return len({(one.ring, one.windowed, one.rows, one.lane_requests) for one in stations})
 
 
 if __name__ == "__main__":

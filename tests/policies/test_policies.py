@@ -19,7 +19,7 @@ from evaluator.reference.schedulers import UNBOUNDED, limits_under, scheduler
 from evaluator.run import simulate
 from evaluator.scenario import Scenario
 from evaluator.validation import validate
-from tests.test_run import scenario
+from tests.scenario.build import scenario
 
 ORDERS = {
     "static": "drained",

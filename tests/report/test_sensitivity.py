@@ -15,7 +15,7 @@ from evaluator.plan import plan
 from evaluator.report import elasticity_table, plot_sensitivity
 from evaluator.report.picture.sensitivity import sensitivity_figure_of
 from evaluator.run import sweep
-from evaluator.simulation import measured
+from evaluator.simulation import summaries
 from evaluator.stations.engine.in_order import run_lanes
 from tests.execution.build import Interrupting
 from tests.results.build import same
@@ -43,7 +43,7 @@ def step(monkeypatch):
 
     def change(size: float) -> None:
         monkeypatch.setattr(elasticity, "STEP", size)
-        monkeypatch.setattr(measured, "STEP", size)
+        monkeypatch.setattr(summaries, "STEP", size)
 
     return change
 
@@ -86,7 +86,7 @@ def test_swapping_is_a_link():
 def test_the_share_of_the_host():
     """Time per token is linear in the host's: its elasticity is the share, all that is fixed or has a rate the rest."""
     ds = sweep(scenario(*ONE, LENGTHS.format(100, 200)), sensitivity=True)
-    host = plan(scenario()).members[0].design.calibration
+    host = plan(scenario()).members[0].stations[0].design.calibration
     share = (host.step_overhead_s + host.sequence_overhead_s) / ds["tpot_s_mean"].item()
     found = ds["tpot_s_mean_elasticity"].sel(input="host_overhead").item()
     assert found == pytest.approx(share, rel=1e-3)

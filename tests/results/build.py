@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from evaluator.metrics import measure, quantile_levels
+from evaluator.metrics import quantile_levels, summarise
 from evaluator.results.dataset import to_dataset
 from evaluator.results.schema import attributes
 from tests.metrics.build import outcomes
@@ -23,6 +23,7 @@ class Axis:
     name: str
     values: tuple[Any, ...]
     changes: tuple[dict[str, Any], ...]
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,5 +95,5 @@ def same(one: xr.Dataset, other: xr.Dataset) -> None:
 
 def measured(axes=(), **changes):
     count = int(np.prod([len(a.values) for a in axes])) if axes else 1
-    metrics = measure(outcomes(configs=count, requests=60, warmup=10, **changes), quantile_levels(()))
+    metrics = summarise(outcomes(configs=count, requests=60, warmup=10, **changes), quantile_levels(()))
     return to_dataset(metrics, quantile_levels(()), axes, attributes("t", "name: t\n", (0, 1), "datasheet"))

@@ -13,7 +13,7 @@ from evaluator import results
 from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.execution.workers import Crew
-from evaluator.metrics import measure
+from evaluator.metrics import summarise
 from evaluator.plan import plan
 from evaluator.run import simulate, sweep
 from evaluator.simulation import simulate_chunk
@@ -24,7 +24,7 @@ from tests.results.build import same
 from tests.scenario.build import scenario
 
 TIMES = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
-TOTALS = ["busy_s", "makespan_s", "iterations", "flops", "bytes", "kv_used_mean", "kv_used_max", "preemptions"]
+TOTALS = ["busy_s", "iterations", "flops", "bytes", "kv_unit_s", "kv_units_max", "preemptions", "experts_touched"]
 CLOSED = "workload.arrivals={process: closed_loop, users: 7}"
 LEVELS = np.array([0.5, 0.9, 0.99])
 SHARED = {
@@ -72,12 +72,14 @@ def test_both_engines_give_the_same(overrides):
     configure()
     fast, exact = outcomes("iteration", *overrides), outcomes("token", *overrides)
     assert (fast.engine.item(), exact.engine.item()) == ("iteration", "token")
-    for name in (*TIMES, *TOTALS):
+    for name in (*TIMES, "makespan_s"):
         np.testing.assert_allclose(getattr(fast, name), getattr(exact, name), rtol=1e-9, err_msg=name)
+    for name in TOTALS:
+        np.testing.assert_allclose(fast.summed(name), exact.summed(name), rtol=1e-9, err_msg=name)
     np.testing.assert_array_equal(fast.replica, exact.replica)
     for one, other in zip(fast.itl[0], exact.itl[0], strict=True):
         assert one[1].sum() == other[1].sum()
-    found, known = measure(fast, LEVELS), measure(exact, LEVELS)
+    found, known = summarise(fast, LEVELS), summarise(exact, LEVELS)
     np.testing.assert_allclose(found["itl_s"], known["itl_s"], rtol=0.01)
 
 
@@ -135,9 +137,9 @@ def test_preemptions_are_counted_and_swapping_takes_time():
 def test_replicas_of_a_pipeline_share_the_devices():
     """Two ranks of half the layers: as much useful work, twice the devices, each rank with the host's time."""
     one, two = (outcomes("token", f"deployment.pipeline_parallel={pipeline_ranks}") for pipeline_ranks in (1, 2))
-    assert (one.devices.item(), two.devices.item()) == (1, 2)
-    np.testing.assert_allclose(one.flops, two.flops, rtol=1e-6)
-    whole = plan(scenario("deployment.pipeline_parallel=2")).members[0].design.ready
+    assert (one.summed("devices").item(), two.summed("devices").item()) == (1, 2)
+    np.testing.assert_allclose(one.summed("flops"), two.summed("flops"), rtol=1e-6)
+    whole = plan(scenario("deployment.pipeline_parallel=2")).members[0].stations[0].design.ready
     assert len(whole.pipeline_ranks) == 2 and all(
         pipeline_rank.iteration_s >= 1e-3 for pipeline_rank in whole.pipeline_ranks
     )
@@ -157,10 +159,10 @@ def test_worker_processes_give_the_same(monkeypatch):
     here = sweep(small)
     asked = []
     monkeypatch.setattr("evaluator.execution.schedule.TOKEN_REQUESTS_PER_CHUNK", 60)
-    measured = Crew.measure
-    monkeypatch.setattr(Crew, "measure", lambda crew, configs: asked.append(configs) or measured(crew, configs))
+    compute = Crew.compute
+    monkeypatch.setattr(Crew, "compute", lambda crew, chunk: asked.append(chunk) or compute(crew, chunk))
     same(sweep(small), here)
-    assert sorted(asked) == [[0], [1], [2], [3]]
+    assert sorted(asked) == [[(config, ())] for config in range(4)]
 
 
 def test_an_interrupted_sweep_on_workers_goes_on(tmp_path, monkeypatch):
@@ -188,12 +190,12 @@ def test_what_fails_in_a_worker_is_raised_here():
     crew = Crew(plan(scenario()), LEVELS)
     try:
         with pytest.raises(IndexError):
-            crew.measure([7])
-        assert crew.measure([0])["engine"].tolist() == ["token"]
+            crew.compute([(7, ())])
+        assert crew.compute([(0, ())])["engine"].tolist() == ["token"]
     finally:
         crew.close()
     with pytest.raises(RuntimeError, match="the run is over"):
-        crew.measure([0])
+        crew.compute([(0, ())])
 
 
 def test_workers_do_without_jax():
@@ -206,8 +208,9 @@ def test_workers_do_without_jax():
 def test_a_request_that_is_never_admitted_is_our_fault(engine, admission):
     whole = plan(scenario(f"deployment.kv.admission={admission}"), engine=engine)
     (member,) = whole.members
-    replica = member.design.ready
+    (station,) = member.stations
+    replica = station.design.ready
     tiny = replace(replica, kv=replace(replica.kv, capacity_units=1))
-    member = replace(member, design=replace(member.design, replica=tiny))
+    member = replace(member, stations=(replace(station, design=replace(station.design, replica=tiny)),))
     with pytest.raises(RuntimeError, match=f"configuration 0: the {engine} engine never admitted a request"):
         simulate_chunk(whole, whole.groups[0], [member])

@@ -2,86 +2,161 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evaluator.catalog.huggingface import deepseek, dense, gpt_oss, llama4, moe, nemotron_h, qwen_next
-from evaluator.catalog.huggingface.config import Config, Family
+from evaluator.catalog.huggingface.config import Config
+from evaluator.catalog.huggingface.encoders import ENCODERS, encoder_parameters
+from evaluator.catalog.huggingface.families import FAMILIES
+from evaluator.catalog.huggingface.family import Family
 from evaluator.catalog.huggingface.quantization import checkpoint_precision
+from evaluator.catalog.huggingface.read_json import read_json
 from evaluator.catalog.model import Model
-from evaluator.catalog.store import suggestion
+from evaluator.catalog.store import close_matches
 from evaluator.errors import InputError
-from evaluator.yaml import read_text
 
 __all__ = ["FAMILIES", "import_config"]
 
-# model_type -> how its layers are read. One module per family of architectures; a new one is registered here.
-FAMILIES: Mapping[str, Family] = {
-    **dense.FAMILIES,
-    **moe.FAMILIES,
-    **llama4.FAMILIES,
-    **qwen_next.FAMILIES,
-    **deepseek.FAMILIES,
-    **gpt_oss.FAMILIES,
-    **nemotron_h.FAMILIES,
-}
+_TEXT_LEVELS = ("text_config", "llm_config", "language_config", "thinker_config")
+ENDLESS = 1_048_576
+"""Positions of a model that states none, as recurrent ones do not: more than any request has."""
 
 
-def import_config(config: str | Path | Mapping[str, Any], name: str | None = None) -> Model:
-    """The text model that a ``config.json`` (a path, or its content) describes.
+def import_config(config: str | Path | Mapping[str, Any], name: str | None = None, like: str | None = None) -> Model:
+    """The language model that a ``config.json`` (a path, or its content) describes.
 
     ``name`` is the catalog name; without it the file's name, lower case, without the organisation before ``--``.
-    Vision parts, and layers that predict further tokens, are not counted. Raises InputError for a model_type or a
-    key that no reader knows: a structural field is never guessed. A ``generation_config.json`` beside the file says
-    how the model samples.
+    ``like`` is the model_type of a known family whose layers this model has. The model's ``notes`` say what was
+    assumed: that, defaults of the family, the estimated size of vision and audio encoders. Layers that predict further
+    tokens are not counted. Raises InputError for a model_type or a key that no reader knows: a structural field is
+    never guessed. A ``generation_config.json`` beside the file says how the model samples.
     """
-    content, where = (config, "config.json") if isinstance(config, Mapping) else (_read_json(config), Path(config).name)
+    content, where = (config, "config.json") if isinstance(config, Mapping) else (read_json(config), Path(config).name)
     outer = Config(content, where)
-    family = _family(outer)
-    text = outer.text_config()
+    text, notes = _text_level(outer), []
+    family, kind = _family(outer, text, like)
+    text.defaults, text.keys = family.defaults, family.keys
+    if like is not None:
+        notes.append(f"assumed: model_type {_stated_type(outer, text)} has the layers of {like} (--like {like})")
     model_name = name or _default_name(config)
     layers = family.layers(text)
+    hidden = text.integer("hidden_size")
+    encoders = _encoders(outer, text, hidden, notes)
     model = Model(
         name=model_name,
         source=f"{where} of {model_name} (Hugging Face), imported",
-        hidden=text.integer("hidden_size"),
+        hidden=hidden,
         vocabulary=text.integer("vocab_size"),
-        max_positions=text.integer("max_position_embeddings"),
+        max_positions=_max_positions(text, notes),
         layers=layers,
         tied_embeddings=_tied(outer, text, family),
         checkpoint=checkpoint_precision(outer, text, layers),
+        lookup_parameters=family.lookups(text) if family.lookups else 0,
+        encoder_parameters=encoders,
         nucleus_sampling=not isinstance(config, Mapping) and _nucleus(Path(config).parent / "generation_config.json"),
+        notes=tuple(notes) + _assumed(text, kind) + family.notes,
     )
-    for part in {id(outer): outer, id(text): text}.values():
-        part.finish(family.ignored)
+    _finish(outer, text, family)
     return model
 
 
-def _family(outer: Config) -> Family:
-    kind = outer.text("model_type")
-    if kind not in FAMILIES:
-        raise InputError(f"{outer.where}: unknown model_type '{kind}'{suggestion(kind, sorted(FAMILIES))}")
-    return FAMILIES[kind]
+def _text_level(outer: Config) -> Config:
+    """The level that describes the language model: ``text_config`` and its like, or the outermost one."""
+    for key in _TEXT_LEVELS:
+        if outer.has(key):
+            return _text_level(Config(outer.raw(key), outer.place(key)))
+    return outer
+
+
+def _stated_type(outer: Config, text: Config) -> str:
+    return text.text("model_type", None) or outer.text("model_type")
+
+
+def _family(outer: Config, text: Config, like: str | None) -> tuple[Family, str]:
+    if like is not None:
+        if like not in FAMILIES:
+            raise InputError(f"--like: unknown family '{like}'{close_matches(like, sorted(FAMILIES))}")
+        return FAMILIES[like], like
+    kinds = [kind for level in (text, outer) if (kind := level.text("model_type", None)) is not None]
+    if not kinds:
+        raise InputError(f"{outer.place('model_type')}: missing; add it, or import with --like FAMILY")
+    known = [kind for kind in kinds if kind in FAMILIES]
+    if not known:
+        raise InputError(
+            f"{text.where}: unknown model_type '{kinds[0]}'{close_matches(kinds[0], sorted(FAMILIES))}; if its layers"
+            " are those of a known family, import with --like FAMILY (for example --like llama)"
+        )
+    return FAMILIES[known[0]], known[0]
 
 
 def _tied(outer: Config, text: Config, family: Family) -> bool:
-    inner, around = text.flag("tie_word_embeddings", None), outer.flag("tie_word_embeddings", None)
-    return next((tied for tied in (inner, around) if tied is not None), family.tied_default)
+    """By the language model's own key, else the one around it; LFM2 writes ``tie_embedding``."""
+    keys = ("tie_word_embeddings", "tie_embedding")
+    stated = [level.flag(key, None) for level in (text, outer) for key in keys]
+    return next((tied for tied in stated if tied is not None), family.tied)
+
+
+def _max_positions(text: Config, notes: list[str]) -> int:
+    stated = text.integer("max_position_embeddings", None)
+    if stated is None:
+        notes.append(f"assumed: {ENDLESS:,} positions, for the config states none")
+    return stated or ENDLESS
+
+
+def _encoders(outer: Config, text: Config, hidden: int, notes: list[str]) -> int:
+    """Vision and audio encoders, on whichever level their configs are."""
+    total = 0
+    for level in {id(outer): outer, id(text): text}.values():
+        for key in ENCODERS:
+            content = level.raw(key, None)
+            if content is None:
+                continue
+            found = encoder_parameters(key, content, hidden, level.where)
+            what = key.removesuffix("_config")
+            if found is None:
+                notes.append(f"{what} encoder: its size is not in the config and is not counted")
+            else:
+                total += found
+                notes.append(f"{what} encoder: about {found / 1e9:.2g} B parameters, in memory and not run")
+    return total
+
+
+def _assumed(text: Config, kind: str) -> tuple[str, ...]:
+    if not text.assumed:
+        return ()
+    values = ", ".join(f"{key} {value}" for key, value in text.assumed.items())
+    return (f"assumed, as the code of {kind} does where the config has no such key: {values}",)
+
+
+def _finish(outer: Config, text: Config, family: Family) -> None:
+    """Refuse what nobody read. Around a text level the other keys are of encoders and of how they are joined."""
+    text.finish(family.ignored | family.silent)
+    if outer is not text:
+        outer.finish([*_JOINING, *_TEXT_LEVELS, *ENCODERS, *text.values, *text.absent])
+
+
+# Keys beside a text_config: which layer of the encoder is taken, how many tokens an image is, special tokens.
+_JOINING = frozenset(
+    """
+    image_size patch_size num_channels image_seq_length image_token_length image_newline_index
+    mm_tokens_per_image multimodal_projector_bias multimodal_projector_hidden_act projector_hidden_act
+    projector_bias projector_type projector_ln_eps projector_hidden_size spatial_merge_size vision_feature_layer
+    vision_feature_select_strategy downsample_ratio dynamic_image_size force_image_size max_dynamic_patch
+    min_dynamic_patch ps_version select_layer template use_backbone_lora use_llm_lora use_thumbnail
+    pixel_shuffle_ratio media_placeholder_token_id use_unified_vision_chunk video_placeholder ignore_index
+    media_proj_layers mm_hidden_size mm_vision_tower audio_soft_tokens_per_image vision_soft_tokens_per_image
+    audio_ms_per_token understand_projector_stride im_start_token im_end_token im_patch_token projector_stride
+    vision_select_layer tie_word_embeddings encoder_only hidden_size vocab_size
+    """.split()
+)
 
 
 def _nucleus(path: Path) -> bool:
     """Whether a ``generation_config.json`` asks for top-p; without the file no."""
-    asked = _read_json(path) if path.is_file() else {}
-    return (asked.get("top_p") or 1.0) < 1.0
-
-
-def _read_json(path: str | Path) -> Any:
-    try:
-        return json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    asked = read_json(path) if path.is_file() else {}
+    top_p = asked.get("top_p") if isinstance(asked, Mapping) else None
+    return isinstance(top_p, int | float) and 0.0 < top_p < 1.0
 
 
 def _default_name(config: str | Path | Mapping[str, Any]) -> str:

@@ -2,61 +2,150 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from evaluator.catalog.fields import Fields
-from evaluator.catalog.model import FeedForward, LayerKind, Mixer
+from evaluator.catalog.huggingface.names import ALIASES, is_ignored
 from evaluator.errors import InputError
 
-# Keys that change neither the size nor the shape of the text model, whatever the family.
-IGNORED = frozenset(
-    """
-    _attn_implementation_autoset _name_or_path architectures attention_dropout auto_map bad_words_ids
-    begin_suppress_tokens boi_token_index bos_token_id decoder_start_token_id embd_pdrop eoi_token_index
-    eos_token_id for_llm_compressor hidden_dropout id2label image_token_id image_token_index initializer_range
-    label2id layer_norm_epsilon layer_norm_eps max_length model_type norm_topk_prob original_max_position_embeddings
-    output_attentions output_hidden_states output_router_logits pad_token_id partial_rotary_factor pretraining_tp
-    problem_type resid_pdrop rms_norm_eps rope_parameters rope_scaling rope_theta router_aux_loss_coef
-    router_jitter_noise sep_token_id suppress_tokens task_specific_params transformers_version unsloth_version
-    use_cache use_qk_norm video_token_id vision_config vision_end_token_id vision_start_token_id
-    """.split()
-)
+LARGEST = 10**9
+"""No figure of a language model's shape is larger; one that is would be a mistake, or meant to exhaust the memory."""
 
+MOST_LAYERS = 10_000
 
-@dataclass(frozen=True)
-class Family:
-    """How one ``model_type`` is read: its layers, the further keys that do not matter, and its tying default."""
-
-    layers: Callable[[Config], tuple[LayerKind, ...]]
-    ignored: frozenset[str] = frozenset()
-    tied_default: bool = False
+_MISSING: Any = object()
 
 
 class Config(Fields):
-    """The keys of one level of a ``config.json``; a key whose value is null counts as absent."""
+    """The keys of one level of a ``config.json``; a key whose value is null counts as absent.
 
-    def __init__(self, content: Any, where: str) -> None:
+    A key is also found under its ``ALIASES``: families write ``n_embd`` for ``hidden_size``; ``keys`` says which names
+    a key has in one family instead. ``defaults`` are a family's values for keys that the file leaves out altogether (a
+    null is no omission); those that were used are in ``assumed``. ``at(layer)`` is the same level as one layer sees
+    it: where a figure is a list, its entry.
+    """
+
+    def __init__(
+        self,
+        content: Any,
+        where: str,
+        defaults: Mapping[str, Any] | None = None,
+        keys: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
         super().__init__(content, where)
+        self.keys: Mapping[str, tuple[str, ...]] = keys or {}
         present = {key: value for key, value in self.values.items() if value is not None}
         self.absent = [key for key in self.values if key not in present]
         self.values = present
+        self.defaults: Mapping[str, Any] = defaults or {}
+        self.assumed: dict[str, Any] = {}
+        self.levels: dict[str, Config] = {}
+        self.layer: int | None = None
 
-    def text_config(self) -> Config:
-        """The level that describes the language model: ``text_config`` of a multimodal model, or this one."""
-        if "text_config" not in self.values:
-            return self
-        return Config(self.raw("text_config"), self.place("text_config"))
+    def names(self, key: str) -> tuple[str, ...]:
+        """The names under which a key may be in the file, the usual one first."""
+        return self.keys[key] if key in self.keys else (key, *ALIASES.get(key, ()))
 
-    def entries(self, key: str, kind: type) -> list[Any]:
-        """The list below ``key`` with entries of ``kind``; an absent one is empty."""
+    def at(self, layer: int) -> Config:
+        """This level as the layer of that number sees it; what it reads counts as read here."""
+        view = object.__new__(Config)
+        view.__dict__.update(self.__dict__)
+        view.layer = layer
+        own = {key: value for source in (_per_layer, _block) for key, value in source(self, layer).items()}
+        if own:
+            replaced = {name for key in own for name in self.names(key)}
+            view.values = {key: value for key, value in self.values.items() if key not in replaced} | own
+        return view
+
+    def has(self, *keys: str) -> bool:
+        """Whether any of the keys, or an alias, has a value in the file."""
+        return any(name in self.values for key in keys for name in self.names(key))
+
+    def place(self, key: str) -> str:
+        """The key as the file writes it, with the place it is in."""
+        return super().place(next((name for name in self.names(key) if name in self.values), self.names(key)[0]))
+
+    def raw(self, key: str, default: Any = _MISSING) -> Any:
+        """The value as the file has it, under the key or an alias of it."""
+        names = self.names(key)
+        self._asked += names
+        found = [name for name in names if name in self.values]
+        for other in found[1:]:
+            if self.values[other] != self.values[found[0]]:
+                raise InputError(
+                    f"{self.place(found[0])}: {self.values[found[0]]!r} and {other} {self.values[other]!r} contradict"
+                    " each other; keep the one that is right"
+                )
+        if found:
+            return self.values[found[0]]
+        if key in self.defaults and not any(name in self.absent for name in names):
+            self.assumed[key] = self.defaults[key]
+            return self.defaults[key]
+        if default is _MISSING:
+            raise InputError(f"{super().place(names[0])}: missing; add it as the model's page or code states it")
+        return default
+
+    def integer(self, key: str, default: Any = _MISSING, minimum: int = 1, maximum: int = LARGEST) -> int:
+        """A whole number of at least ``minimum``; of a list with one entry per layer that of this layer."""
+        listed = f"{key}_per_layer"
+        value = self.raw(listed) if listed in self.values else self.raw(key, default)
+        if listed in self.values:
+            self.raw(key, None)
+        if value is default:
+            return value
+        if isinstance(value, list):
+            value = self._of_layer(key, value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise InputError(f"{self.place(key)}: expected a whole number of at least {minimum}, got {_shown(value)}")
+        if value > maximum:
+            raise InputError(f"{self.place(key)}: {_shown(value)} is absurd; expected at most {maximum:,}")
+        return value
+
+    def _of_layer(self, key: str, values: list[Any]) -> Any:
+        layers = self.layers()
+        if len(values) != layers:
+            raise InputError(
+                f"{self.place(key)}: {len(values)} entries for {layers} layers; a list needs one entry per layer"
+            )
+        if self.layer is not None:
+            return values[self.layer]
+        if any(value != values[0] for value in values):
+            raise InputError(f"{self.place(key)}: expected one number for all layers, got {_shown(values)}")
+        return values[0]
+
+    def layers(self) -> int:
+        """How many layers there are: the number, or the length of a list of them."""
+        if not self.has("num_hidden_layers"):
+            for key in ("layers_block_type", "hybrid_override_pattern", "block_configs", "layer_types"):
+                if isinstance(self.values.get(key), list | str) and self.values[key]:
+                    return len(self.values[key])
+        return self.integer("num_hidden_layers", maximum=MOST_LAYERS)
+
+    def entries(self, key: str, kind: type, layers: int | None = None) -> list[Any] | None:
+        """The list below ``key`` with entries of ``kind``, ``layers`` of them where it is given; None without."""
         value = self.raw(key, None)
         if value is None:
-            return []
+            return None
         if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
             raise InputError(f"{self.place(key)}: expected a list of entries of type {kind.__name__}")
+        if layers is not None and len(value) != layers:
+            raise InputError(
+                f"{self.place(key)}: {len(value)} entries for {layers} layers; a list needs one entry per layer"
+            )
         return list(value)
+
+    def indices(self, key: str, layers: int, first: int = 0) -> set[int] | None:
+        """The layers that the list below ``key`` names, counted from ``first``; None without the list."""
+        found = self.entries(key, int)
+        if found is None:
+            return None
+        wrong = [item for item in found if isinstance(item, bool) or not first <= item < layers + first]
+        if wrong:
+            raise InputError(
+                f"{self.place(key)}: there is no layer {wrong[0]!r}; the {layers} layers count from {first}"
+            )
+        return {item - first for item in found}
 
     def expect(self, key: str, *allowed: Any) -> None:
         """``key``, where it is there, must be one of ``allowed``: other values are another structure."""
@@ -65,10 +154,27 @@ class Config(Fields):
             shown = " or ".join(repr(item) for item in allowed)
             raise InputError(f"{self.place(key)}: {value!r} is a structure that is not supported (only {shown})")
 
+    def inner(self, key: str, default: Any = _MISSING) -> Config:
+        """The level below ``key``."""
+        return Config(self.raw(key, default), self.place(key))
+
+    def level(self, key: str) -> Config:
+        """The level below ``key``, always the same one; it is finished with this one."""
+        if key not in self.levels:
+            self.levels[key] = Config(self.raw(key), self.place(key))
+        return self.levels[key]
+
+    def skip(self, *keys: str) -> None:
+        """These keys need not be read."""
+        for key in keys:
+            self.raw(key, None)
+
     def finish(self, ignored: Iterable[str] = ()) -> None:
-        """Refuse every key that was neither read nor is known to be irrelevant."""
-        known = IGNORED.union(ignored, self._asked)
-        unknown = [key for key in [*self.values, *self.absent] if key not in known]
+        """Refuse every key that was neither read nor is known to be irrelevant, here and on the levels below."""
+        for level in self.levels.values():
+            level.finish(ignored)
+        known = {*ignored, *self._asked}
+        unknown = [key for key in [*self.values, *self.absent] if key not in known and not is_ignored(key)]
         if unknown:
             raise InputError(
                 f"unknown structural field '{unknown[0]}' in {self.where}: no reader knows what it does to the model"
@@ -76,24 +182,51 @@ class Config(Fields):
             )
 
 
-def layer_kinds(layers: Sequence[tuple[Mixer | None, FeedForward | None]]) -> tuple[LayerKind, ...]:
-    """Equal layers merged into kinds with counts, in the order of their first appearance."""
-    counts: dict[tuple[Mixer | None, FeedForward | None], int] = {}
-    for layer in layers:
-        counts[layer] = counts.get(layer, 0) + 1
-    return tuple(LayerKind(count, *layer) for layer, count in counts.items())
+def _per_layer(config: Config, layer: int) -> Mapping[str, Any]:
+    """``per_layer_config``: {number of the layer: {key: its value there}}."""
+    given = config.raw("per_layer_config", {})
+    if not isinstance(given, Mapping):
+        raise InputError(f"{config.place('per_layer_config')}: expected a mapping of layers to keys")
+    for name, content in given.items():
+        if not str(name).isdecimal() or not isinstance(content, Mapping):
+            raise InputError(f"{config.place('per_layer_config')}: expected a number and keys, got {_shown(name)}")
+        if int(name) == layer:
+            return content
+    return {}
 
 
-def layer_types(config: Config, layers: int, allowed: Mapping[str, Any]) -> list[str] | None:
-    """The list ``layer_types`` where the config has one, each entry a key of ``allowed``."""
-    types = config.sequence("layer_types", None)
-    if types is None:
-        return None
-    if len(types) != layers:
-        raise InputError(f"{config.place('layer_types')}: {len(types)} entries for {layers} layers")
-    for word in types:
-        if word not in allowed:
-            raise InputError(
-                f"{config.place('layer_types')}: unknown layer type {word!r} (known: {', '.join(allowed)})"
-            )
-    return list(types)
+def _block(config: Config, layer: int) -> Mapping[str, Any]:
+    """``block_configs`` of models found by architecture search (DeciLM and Llama-Nemotron, arXiv:2411.19146).
+
+    ``n_heads_in_group`` query heads share a KV head; the feed-forward is ``ffn_mult`` times 2/3 of four hidden sizes,
+    rounded up to 256 (``_ffn_mult_to_intermediate_size`` of the published code).
+    """
+    blocks = config.raw("block_configs", None)
+    if not isinstance(blocks, list) or layer >= len(blocks):
+        return {}
+    level = Config(blocks[layer], f"{config.place('block_configs')}[{layer}]")
+    attention, ffn = (Config(level.raw(key, {}), level.place(key)) for key in ("attention", "ffn"))
+    attention.expect("replace_with_linear", False)
+    ffn.expect("replace_with_linear", False)
+    found: dict[str, Any] = {}
+    group = attention.integer("n_heads_in_group", None)
+    if group is not None:
+        found["num_key_value_heads"] = config.integer("num_attention_heads") // group
+    factor = ffn.number("ffn_mult", None)
+    if factor is not None:
+        found["intermediate_size"] = -(-int(2 * factor * config.integer("hidden_size") / 3) // 256) * 256
+    return found
+
+
+def all_of(config: Config, key: str, values: Sequence[Any], allowed: Mapping[Any, str]) -> list[str]:
+    """Every value replaced by its word in ``allowed``; InputError for one that is not there."""
+    for index, value in enumerate(values):
+        if not isinstance(value, int | str) or value not in allowed:
+            known = ", ".join(map(str, allowed))
+            raise InputError(f"{config.place(key)}: unknown layer type {value!r} at layer {index} (known: {known})")
+    return [allowed[value] for value in values]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**60 else f"a number of {len(str(value))} digits"
+    return text if len(text) <= 60 else text[:57] + "..."

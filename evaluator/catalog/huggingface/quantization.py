@@ -61,7 +61,7 @@ def _quantised(config: Config) -> tuple[str, Sequence[str]]:
 
 
 def _fp8(config: Config) -> tuple[str, Sequence[str]]:
-    config.expect("fmt", "e4m3")
+    config.expect("fmt", "e4m3", "float8_e4m3fn")
     return "fp8", _LINEAR
 
 
@@ -116,7 +116,7 @@ def _kept(config: Config, layers: Sequence[LayerKind]) -> set[str]:
     One exempt projection keeps its whole part at the plain dtype (more bytes, never fewer), but a part that is exempt
     in some layers only cannot be said of a whole model and is refused.
     """
-    modules = [name for key in _EXEMPT for name in config.entries(key, str)]
+    modules = [name for key in _EXEMPT for name in config.entries(key, str) or []]
     kept: dict[str, set[int | None]] = {}
     for module in modules:
         part = _part_of(module)

@@ -70,4 +70,7 @@ def prefill(lane: RequestLane, requests: ServedRequests, structure: RequestLevel
         lambda state: state.head < lane.requests, trip, _State(jnp.zeros((), jnp.int32), idle_s, never, never)
     )
     real = jnp.arange(slots) < lane.requests
-    return tuple(jnp.where(real, times[:slots], jnp.inf) for times in (final.scheduled_s, final.finished_s))
+    scheduled_s, finished_s = (
+        jnp.where(real, times[:slots], jnp.inf) for times in (final.scheduled_s, final.finished_s)
+    )
+    return scheduled_s, finished_s

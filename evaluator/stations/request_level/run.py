@@ -28,7 +28,7 @@ def run_collocated(
 
     ``vectorise`` runs all lanes in step (for accelerators) instead of one after another; the numbers are the same.
     """
-    return _over_lanes(lambda given: collocated(*given, structure), (lanes, requests), vectorise)
+    return _over_lanes(lambda given: collocated(given[0], given[1], structure), (lanes, requests), vectorise)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "vectorise"))

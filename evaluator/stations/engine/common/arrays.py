@@ -36,8 +36,6 @@ StepBits = Annotated[Any, "uint64", "cohort * ring // 64"]  # one bit for each s
 StepLists = Annotated[Any, "int32", "cohort * ring + 1"]  # first request of a linked list for each step
 StepCounts = Annotated[Any, "int64", "cohort * ring + 1"]  # tagged counts, see ``rings.tagged_add``
 
-Heap = Annotated[
-    Any, "int64", "request + 2"
-]  # priority << 32 | request; a cell more, as both children of an entry are read
+Heap = Annotated[Any, "int64", "request + 2"]  # priority << 32 | request; both children of an entry are read
 Bins = Annotated[Any, "float64", "bin"]
 Peaks = Annotated[Any, "float64", "peak"]

@@ -1,0 +1,17 @@
+"""All families, by ``model_type``. A new one is a record in one of these files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from evaluator.catalog.huggingface.families import classic, experts, gemma, hybrids, latent, plain
+from evaluator.catalog.huggingface.family import Family
+
+FAMILIES: Mapping[str, Family] = {
+    **plain.FAMILIES,
+    **gemma.FAMILIES,
+    **classic.FAMILIES,
+    **experts.FAMILIES,
+    **latent.FAMILIES,
+    **hybrids.FAMILIES,
+}

@@ -1,0 +1,91 @@
+"""Dense decoders of today: rotary embeddings, gated feed-forwards, softmax attention over all or a window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from evaluator.catalog.huggingface.blocks import dense, gated_silu
+from evaluator.catalog.huggingface.config import Config
+from evaluator.catalog.huggingface.family import Family, keys
+from evaluator.catalog.huggingface.mixers import MixerReader, softmax, windowed
+from evaluator.catalog.huggingface.pattern import Words, every
+
+
+def attention_kinds(full: MixerReader) -> Mapping[str, MixerReader]:
+    """Attention over all of the context, and the same over a window."""
+    return {"full": full, "window": windowed(full)}
+
+
+def window_if_stated(config: Config, layers: int) -> Words:
+    """Mistral, Phi-3: every layer is windowed where there is a ``sliding_window``."""
+    return ["full" if config.integer("sliding_window", None) is None else "window"] * layers
+
+
+QWEN_UNUSED = keys("sliding_window max_window_layers use_sliding_window")
+LLAMA = Family(attention_kinds(softmax()), {"dense": gated_silu()})
+MISTRAL = replace(LLAMA, mixer_rule=window_if_stated)
+QWEN2 = replace(LLAMA, mixers=attention_kinds(softmax(bias=True)), ignored=QWEN_UNUSED)
+QWEN3 = replace(LLAMA, ignored=QWEN_UNUSED)
+# Gated, whatever the activation function.
+GATED = Family(attention_kinds(softmax()), {"dense": dense()})
+UNGATED = replace(GATED, blocks={"dense": dense(gated=False)})
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "ministral": MISTRAL,
+    "ministral3": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen2_vl": replace(QWEN2, ignored=QWEN_UNUSED | keys("vision_config")),
+    "qwen2_5_vl": QWEN2,
+    "qwen2_vl_text": QWEN2,
+    "qwen2_5_vl_text": QWEN2,
+    "qwen3": QWEN3,
+    "qwen3_vl_text": QWEN3,
+    "phi3": replace(GATED, mixer_rule=window_if_stated),
+    "glm": replace(GATED, mixers=attention_kinds(softmax(bias=True)), defaults={"head_dim": 128}),
+    "glm4": replace(GATED, mixers=attention_kinds(softmax(bias=True)), defaults={"head_dim": 128}),
+    "cohere": replace(GATED, tied=True),
+    "cohere2": replace(GATED, tied=True, mixer_rule=every("sliding_window_pattern", "full", "window", default=4)),
+    "olmo": GATED,
+    "olmo2": GATED,
+    "olmo3": replace(GATED, mixer_rule=every("sliding_window_pattern", "full", "window", default=4)),
+    "granite": GATED,
+    "granite_swa": replace(GATED, tied=True),
+    "seed_oss": replace(GATED, mixers=attention_kinds(softmax(bias=True)), ignored=keys("attention_out_bias")),
+    "smollm3": replace(
+        GATED,
+        tied=True,
+        ignored=QWEN_UNUSED | keys("no_rope_layers no_rope_layer_interval"),
+        defaults={"num_key_value_heads": 4},
+    ),
+    "exaone4": replace(GATED, mixer_rule=window_if_stated),
+    "exaone": replace(GATED, ignored=keys("rotary")),
+    "ernie4_5": replace(GATED, tied=True, keys={"attention_bias": ("use_bias",)}),
+    "hunyuan_v1_dense": replace(GATED, ignored=keys("attention_head_dim use_rotary_pos_emb")),
+    "helium": replace(GATED, defaults={"head_dim": 128}),
+    "arcee": UNGATED,
+    "apertus": replace(UNGATED, ignored=keys("post_norm qk_norm")),
+    "nemotron": replace(UNGATED, ignored=keys("norm_eps")),
+    "jais2": replace(
+        UNGATED,
+        mixers=attention_kinds(softmax(bias=True, output_bias=True)),
+        blocks={"dense": dense(gated=False, bias=True)},
+    ),
+    "nanochat": UNGATED,
+    "bitnet": GATED,
+    "diffllama": replace(GATED, ignored=keys("lambda_std_dev")),
+    "hyperclovax": replace(GATED, ignored=keys("use_post_norm")),
+    "cwm": replace(GATED, mixer_rule=every("sliding_window_pattern", "full", "window", default=4)),
+    "internlm2": replace(GATED, ignored=keys("bias")),
+    "internlm3": replace(GATED, ignored=keys("bias qkv_bias")),
+    "baichuan": GATED,
+    "minicpm": replace(GATED, ignored=keys("dim_model_base scale_depth")),
+    "mimo": replace(QWEN2, ignored=QWEN_UNUSED),
+    "deci": GATED,
+    "nemotron-nas": GATED,
+    "stablelm": replace(GATED, ignored=keys("use_parallel_residual qk_layernorm")),
+    "iquestcoder": GATED,
+}

@@ -1,0 +1,131 @@
+"""Readers of mixers that keep a state of fixed size: Mamba, linear attention, convolutions."""
+
+from __future__ import annotations
+
+from evaluator.catalog.huggingface.config import Config
+from evaluator.catalog.huggingface.mixers import MixerReader
+from evaluator.catalog.model import LinearAttention, Recurrence, StateSpace
+from evaluator.errors import InputError
+
+
+def mamba2(config: Config) -> StateSpace:
+    """Mamba-2 (arXiv:2405.21060) in the keys of Bamba, Falcon-H1, Granite, Nemotron-H and Zamba2."""
+    _plain_mamba(config)
+    heads = config.integer("mamba_num_heads")
+    inner = config.integer("mamba_d_ssm", None)
+    expansion = config.integer("mamba_expansion", 2)
+    size = config.raw("mamba_head_dim", "auto")
+    if size == "auto":
+        size = _divided(config, inner or expansion * config.integer("hidden_size"), heads)
+    else:
+        size = config.integer("mamba_head_dim")
+    return StateSpace(
+        heads=heads,
+        head_dim=size,
+        state_size=config.integer("mamba_state"),
+        groups=config.integer("mamba_groups", 1),
+        conv_kernel=config.integer("mamba_conv", 4),
+    )
+
+
+def _plain_mamba(config: Config) -> None:
+    config.skip("hidden_act")
+    for key in ("use_bias", "mamba_proj_bias"):
+        config.expect(key, False)
+    for key in ("use_conv_bias", "mamba_conv_bias"):
+        config.expect(key, True)
+
+
+def mamba1(config: Config) -> Recurrence:
+    """Mamba-1 (arXiv:2312.00752): steps, B and C from the convolved channels, steps through ``dt_rank``."""
+    _plain_mamba(config)
+    hidden = config.integer("hidden_size")
+    width = config.integer("mamba_expansion", 2) * hidden
+    rank = config.raw("mamba_step_rank", "auto")
+    rank = -(-hidden // 16) if rank == "auto" else config.integer("mamba_step_rank")
+    state, kernel = config.integer("mamba_state", 16), config.integer("mamba_conv", 4)
+    return Recurrence(
+        "selective_scan", heads=config.integer("mamba_num_heads", width), width=width, projected=2 * width,
+        state=width * state, convolved=width, conv_kernel=kernel, gates=2 * rank + 2 * state,
+        vectors=state + 3,  # A, D, and the biases of the convolution and the step
+    )  # fmt: skip
+
+
+def gated_delta(config: Config) -> LinearAttention:
+    """Gated delta net, Qwen3-Next's keys."""
+    return LinearAttention(
+        key_heads=config.integer("linear_num_key_heads"),
+        value_heads=config.integer("linear_num_value_heads"),
+        key_head_dim=config.integer("linear_key_head_dim"),
+        value_head_dim=config.integer("linear_value_head_dim"),
+        conv_kernel=config.integer("linear_conv_kernel_dim"),
+    )
+
+
+def lightning(config: Config) -> Recurrence:
+    """Lightning attention with an output gate (MiniMax-01, arXiv:2501.08313, section 2.2)."""
+    heads = config.integer("num_attention_heads")
+    size = config.integer("head_dim", None) or _divided(config, config.integer("hidden_size"), heads)
+    width = heads * size
+    return Recurrence("lightning", heads=heads, width=width, projected=4 * width, state=width * size, vectors=1)
+
+
+def kimi_delta(gate_rank: bool) -> MixerReader:
+    """Kimi Delta Attention (arXiv:2510.26692); with ``gate_rank`` decay and output gate pass a rank of one head size.
+
+    The keys are on the level itself or, as Moonshot publishes them, below ``linear_attn_config``.
+    """
+
+    def read(config: Config) -> Recurrence:
+        level = config.level("linear_attn_config") if config.has("linear_attn_config") else config
+        names = ("num_heads", "head_dim", "short_conv_kernel_size")
+        if level is config:
+            config.skip("short_conv_kernel_size")
+            names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+        heads, size, kernel = (level.integer(name) for name in names)
+        width, hidden = heads * size, config.integer("hidden_size")
+        gates = -(-2 * size * (hidden + width) // width) if gate_rank else 0
+        projected = 3 * width + heads + (0 if gate_rank else 2 * width)
+        return Recurrence("kimi_delta", heads=heads, width=width, projected=projected, state=width * size,
+                          convolved=3 * width, conv_kernel=kernel, gates=gates, vectors=1)  # fmt: skip
+
+    return read
+
+
+def short_convolution(config: Config) -> Recurrence:
+    """LFM2's gated short convolution: three projections of the hidden size, one convolved."""
+    width = config.integer("hidden_size")
+    config.expect("conv_bias", False)
+    kernel = config.integer("conv_L_cache")
+    return Recurrence("short_convolution", heads=width, width=width, projected=3 * width, convolved=width,
+                      conv_kernel=kernel)  # fmt: skip
+
+
+def rg_lru(config: Config) -> Recurrence:
+    """Griffin's gated linear recurrence (arXiv:2402.19427, section 2.4): gates of block-diagonal matrices."""
+    heads = config.integer("num_attention_heads")
+    width = config.integer("lru_width", None) or config.integer("hidden_size")
+    gates = 2 * _divided(config, width, heads)
+    return Recurrence("rg_lru", heads=heads, width=width, projected=2 * width, state=width, convolved=width,
+                      conv_kernel=config.integer("mamba_conv", 4), gates=gates, vectors=6)  # fmt: skip
+
+
+def rwkv(config: Config) -> Recurrence:
+    """RWKV-4's time mixing (arXiv:2305.13048): key, value, receptance; five vectors of state."""
+    width = config.integer("attention_hidden_size", None) or config.integer("hidden_size")
+    return Recurrence("rwkv", heads=width, width=width, projected=3 * width, state=5 * width, vectors=5)
+
+
+def mlstm(config: Config) -> Recurrence:
+    """xLSTM's matrix memory (arXiv:2405.04517, section 2.3): queries and keys are a fraction of the hidden size."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    keys, width = (int(config.number(key) * hidden) for key in ("qk_dim_factor", "v_dim_factor"))
+    state = _divided(config, keys, heads) * width
+    return Recurrence("mlstm", heads=heads, width=width, projected=2 * keys + 2 * width + 2 * heads, state=state,
+                      vectors=1)  # fmt: skip
+
+
+def _divided(config: Config, width: int, heads: int) -> int:
+    if width % heads:
+        raise InputError(f"{config.where}: {heads} heads do not divide a width of {width}")
+    return width // heads

@@ -1,0 +1,260 @@
+"""Families of models: published configs give the published sizes, and layers come from any of the ways to list them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evaluator.catalog import import_config, model_to_yaml, parameter_count
+from evaluator.catalog.huggingface import FAMILIES
+from evaluator.catalog.model import DenseFeedForward, LatentAttention, MoeFeedForward, Recurrence, SoftmaxAttention
+from evaluator.catalog.read_model import read_model
+from evaluator.cost import Parallel, weight_bytes
+from evaluator.cost.precision import Precision
+from evaluator.errors import InputError
+from evaluator.yaml import loads_yaml
+
+# One config.json a line, abridged to the fields that readers look at, with what the model's name or tensors say (1e9).
+PUBLISHED = {
+    entry["name"]: entry
+    for line in (Path(__file__).parent / "published_configs.jsonl").read_text().splitlines()
+    for entry in [json.loads(line)]
+}
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 2048,
+}
+
+
+def small(**change):
+    return import_config({**SMALL, **change}, "small")
+
+
+def windows(model):
+    return [(kind.count, kind.mixer.window) for kind in model.layers]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_has_the_published_size(name):
+    model = import_config(PUBLISHED[name]["config"], name)
+    assert parameter_count(model) == pytest.approx(PUBLISHED[name]["parameters_1e9"] * 1e9, rel=0.02)
+    assert read_model(loads_yaml(model_to_yaml(model)), "text") == model
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_memory_holds_what_the_catalog_counts(name):
+    model = import_config(PUBLISHED[name]["config"], name)
+    bf16 = weight_bytes(model, Precision(weights="bf16"), Parallel())
+    assert bf16 == pytest.approx(2 * parameter_count(model), rel=1e-12)
+
+
+def test_the_families_are_many():
+    assert len(FAMILIES) >= 130
+
+
+def test_windows_by_a_list_by_a_number_and_by_letters():
+    listed = small(
+        model_type="exaone4", sliding_window=32,
+        layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    )  # fmt: skip
+    letters = small(model_type="exaone4", sliding_window=32, sliding_window_pattern="LLLG")
+    number = small(model_type="cohere2", sliding_window=32, sliding_window_pattern=4)
+    assert windows(listed) == windows(letters) == windows(number) == [(3, 32), (1, None)]
+
+
+def test_two_lists_that_differ_are_a_contradiction():
+    with pytest.raises(
+        InputError, match="layer_types and sliding_window_pattern contradict each other: layer 1 is 'full' by the first"
+    ):
+        small(
+            model_type="cohere2", sliding_window=32, sliding_window_pattern=4,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+        )  # fmt: skip
+
+
+def test_a_figure_of_every_layer():
+    model = small(intermediate_size=[128, 128, 256, 256], num_key_value_heads=[4, 4, 4, 2])
+    assert [(kind.count, kind.mixer.kv_heads, kind.feed_forward.intermediate) for kind in model.layers] == [
+        (2, 4, 128),
+        (1, 4, 256),
+        (1, 2, 256),
+    ]
+    model = small(per_layer_config={"03": {"head_dim": 16}})
+    assert [(kind.count, kind.mixer.head_dim) for kind in model.layers] == [(3, 8), (1, 16)]
+    with pytest.raises(
+        InputError, match=r"config.json: intermediate_size: 2 entries for 4 layers; a list needs one entry"
+    ):
+        small(intermediate_size=[128, 256])
+
+
+def test_layers_without_attention():
+    """Nemotron-NAS: the search left an attention and a feed-forward out."""
+    attention = {"n_heads_in_group": 4, "no_op": False, "replace_with_linear": False}
+    blocks = [
+        {"attention": attention, "ffn": {"ffn_mult": 1.5, "no_op": False}},
+        {"attention": {"no_op": True, "n_heads_in_group": None}, "ffn": {"ffn_mult": 3.0, "no_op": False}},
+        {"attention": attention, "ffn": {"no_op": True, "ffn_mult": None}},
+        {"attention": attention, "ffn": {"ffn_mult": 1.5, "no_op": False}},
+    ]
+    kinds = small(
+        model_type="deci", block_configs=blocks, hidden_size=512, num_key_value_heads=None, intermediate_size=None
+    ).layers
+    attention = SoftmaxAttention(8, 2, 64)
+    assert [(kind.count, kind.mixer, kind.feed_forward) for kind in kinds] == [
+        (2, attention, DenseFeedForward(512)),
+        (1, None, DenseFeedForward(1024)),
+        (1, attention, None),
+    ]
+    blocks[0]["ffn"]["replace_with_linear"] = True
+    with pytest.raises(InputError, match=r"block_configs\[0\].ffn.replace_with_linear: True is a structure"):
+        small(model_type="deci", block_configs=blocks, hidden_size=512)
+
+
+def test_shared_kv():
+    """Gemma 3n: the last layers read an earlier layer's; Hunyuan: every second one does."""
+    gemma = small(model_type="gemma3n_text", num_kv_shared_layers=2, hidden_size_per_layer_input=16, head_dim=8,
+                  num_hidden_layers=5, vocab_size_per_layer_input=50)  # fmt: skip
+    assert sum(kind.count for kind in gemma.layers if kind.mixer.shared_kv) == 2
+    assert gemma.lookup_parameters == 50 * 16 * 5
+    assert gemma.tied_embeddings
+    cla = small(model_type="hunyuan_v1_dense", use_cla=True, cla_share_factor=2)
+    assert [(kind.count, kind.mixer.shared_kv) for kind in cla.layers] == [(2, False), (2, True)]
+    with pytest.raises(InputError, match="num_kv_shared_layers: 4 of 4 layers cannot share earlier KV"):
+        small(model_type="gemma3n_text", num_kv_shared_layers=4)
+
+
+def test_sparse_attention():
+    """DeepSeek-V3.2 chooses tokens in every layer; GLM's later layers may take an earlier layer's choice."""
+    latent = {
+        "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "q_lora_rank": 24,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 4,
+        "index_topk": 64, "index_n_heads": 2, "index_head_dim": 128,
+    }  # fmt: skip
+    mixer = LatentAttention(8, 32, 16, 8, 16, 24, index_top_k=64, index_heads=2, index_head_dim=128)
+    (kind,) = small(model_type="deepseek_v32", **latent).layers
+    assert kind.mixer == mixer
+    types = ["full", "shared", "shared", "full"]
+    own, other = small(model_type="glm_moe_dsa", indexer_types=types, **latent).layers
+    assert (own.count, own.mixer, other.count) == (2, mixer, 2)
+    assert (other.mixer.index_top_k, other.mixer.index_heads) == (64, 0)
+
+
+def test_recurrent_layers_between_attention():
+    lightning, full = import_config(PUBLISHED["minimax-text-01"]["config"]).layers
+    assert (lightning.count, full.count) == (70, 10)
+    assert lightning.mixer == Recurrence("lightning", 64, 8192, 4 * 8192, 8192 * 128, vectors=1)
+    jamba = import_config(PUBLISHED["jamba-1.5"]["config"]).layers
+    assert sum(kind.count for kind in jamba if isinstance(kind.mixer, SoftmaxAttention)) == 4
+    assert sum(kind.count for kind in jamba if isinstance(kind.feed_forward, MoeFeedForward)) == 16
+    nano = import_config(PUBLISHED["nemotron-3-nano"]["config"]).layers
+    assert [kind.count for kind in nano] == [23, 23, 6]
+
+
+def test_shared_weights_are_held_once():
+    zamba = small(
+        model_type="zamba2", hybrid_layer_ids=[1, 3], mamba_d_state=16, n_mamba_heads=4, mamba_headdim=32,
+        mamba_ngroups=1, attention_head_dim=16, num_mem_blocks=1,
+    )  # fmt: skip
+    shared = next(kind for kind in zamba.layers if kind.weight_sets is not None)
+    assert (shared.count, shared.held, shared.mixer.input_width) == (2, 1, 128)
+    assert weight_bytes(zamba, Precision(weights="bf16"), Parallel()) == 2 * parameter_count(zamba)
+
+
+def test_like_a_known_family():
+    with pytest.raises(
+        InputError,
+        match=r"unknown model_type 'novel'.*if its layers are those of a known family, import with --like FAMILY",
+    ):
+        small(model_type="novel")
+    model = import_config({**SMALL, "model_type": "novel"}, "small", like="llama")
+    assert model.layers == small().layers
+    assert model.notes == ("assumed: model_type novel has the layers of llama (--like llama)",)
+    assert "notes:\n  - 'assumed: model_type novel" in model_to_yaml(model)
+    with pytest.raises(InputError, match="--like: unknown family 'lama'; did you mean llama"):
+        import_config(SMALL, "small", like="lama")
+    with pytest.raises(InputError, match="unknown structural field 'novelty'"):
+        import_config({**SMALL, "model_type": "novel", "novelty": 3}, "small", like="llama")
+
+
+def test_defaults_of_a_family_are_said():
+    text = {key: SMALL[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers")}
+    model = import_config({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", **text}}, "small")
+    assert len(model.notes) == 1
+    assert model.notes[0].startswith("assumed, as the code of gemma3_text does where the config has no such key: ")
+    assert "num_attention_heads 8" in model.notes[0]
+
+
+def test_encoders_are_counted_and_said():
+    vision = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "patch_size": 14}
+    model = import_config({"model_type": "llava", "text_config": SMALL, "vision_config": vision}, "small")
+    assert model.encoder_parameters == 2 * (4 * 32 * 32 + 2 * 32 * 64) + 3 * 14 * 14 * 32 + 32 * 32 + 32 * 64
+    assert parameter_count(model) == parameter_count(small()) + model.encoder_parameters
+    assert model.notes[0].startswith("vision encoder: about ")
+    bare = import_config({"model_type": "llava", "text_config": SMALL, "audio_config": {}}, "small")
+    assert bare.notes == ("audio encoder: its size is not in the config and is not counted",)
+
+
+BAD = {
+    "config.json: hidden_size: expected a whole number of at least 1, got 1e+30": {"hidden_size": 1e30},
+    "config.json: hidden_size: 100000000000 is absurd; expected at most 1,000,000,000": {"hidden_size": 10**11},
+    "config.json: num_hidden_layers: 100001 is absurd; expected at most 10,000": {"num_hidden_layers": 100_001},
+    "config.json: vocab_size: expected a whole number of at least 1, got -5": {"vocab_size": -5},
+    "config.json: hidden_size: 64 and n_embd 32 contradict each other; keep the one that is right": {"n_embd": 32},
+    "config.json: num_hidden_layers: missing; add it as the model's page": {"num_hidden_layers": None},
+    "config.json: num_experts_per_tok: 9 of only 8 experts": {
+        "model_type": "mixtral",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 9,
+    },
+    "full_attn_idxs: there is no layer 7; the 4 layers count from 0": {
+        "model_type": "lfm2",
+        "full_attn_idxs": [7],
+        "conv_L_cache": 3,
+    },
+    "attn_type_list: 2 entries for 4 layers": {"model_type": "minimax", "attn_type_list": [0, 1]},
+    "attn_type_list: unknown layer type 2 at layer 0": {"model_type": "minimax", "attn_type_list": [2, 0, 0, 1]},
+    "per_layer_config: expected a mapping of layers": {"per_layer_config": [1]},
+    "vision_config: expected a mapping of keys": {"model_type": "qwen2_vl", "vision_config": 3},
+}
+
+
+@pytest.mark.parametrize(("message", "change"), BAD.items())
+def test_bad_configs_say_the_field_and_the_remedy(message, change):
+    import re
+
+    with pytest.raises(InputError, match=re.escape(message)):
+        small(**change)
+
+
+FILES = {
+    '{"model_type": "llama", "model_type": "gpt2"}': "the key 'model_type' is there twice; keep the one that is right",
+    "[" * 100_000 + "]" * 100_000: "nested too deeply to be a config.json; is it the right file?",
+    '{"hidden_size": ' + "9" * 5000 + "}": "a number has too many digits to be read; correct it",
+}
+
+
+@pytest.mark.parametrize("text", FILES, ids=["twice", "nested", "digits"])
+def test_bad_files(tmp_path, evaluator, text):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    code, _, complaint = evaluator("catalog", "import", str(path))
+    assert code == 2
+    assert f"{path}: {FILES[text]}" in complaint.replace("\n", " ")
+
+
+def test_the_command_says_what_it_made_of_it(tmp_path, evaluator):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**SMALL, "model_type": "novel"}))
+    code, _, complaint = evaluator("catalog", "import", str(path))
+    assert (code, "--like FAMILY" in complaint) == (2, True)
+    code, text, said = evaluator("catalog", "import", str(path), "--like", "llama", "--name", "novel-1b")
+    assert code == 0
+    assert read_model(loads_yaml(text), "text").name == "novel-1b"
+    assert "novel-1b" in said
+    assert "assumed: model_type novel has the layers of llama" in said
