@@ -105,7 +105,7 @@ def test_a_host_that_runs_ahead_is_the_loop_over_all_layers():
 
 
 def test_corrections_of_the_tables_change_the_module_times():
-    """TP halves what RoPE costs and more; the residual is of the hidden size and whole; 2 bytes are sent per number."""
+    """RoPE is divided over the devices, the residual is whole and of the hidden size, a number is sent as 2 bytes."""
     printed, right = milliseconds("prefill", PREFILL), milliseconds("prefill", PREFILL, Corrected())
     assert right[1] - printed[1] == pytest.approx([0.0, -0.228, 0.055], abs=0.001)
     assert right[3] - printed[3] == pytest.approx([0.0, 0.053, 0.055], abs=0.001)
