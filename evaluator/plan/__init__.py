@@ -1,13 +1,16 @@
 """Scenario -> plan: what every configuration costs, whether it can run, and which configurations run together."""
 
 from evaluator.plan.groups import Group, StationGroup, station_group
-from evaluator.plan.member import Member, Rate, StationPlan
+from evaluator.plan.link import LinkPlan
+from evaluator.plan.member import Member, Rate
 from evaluator.plan.plan import Plan, plan
+from evaluator.plan.station import StationPlan
 from evaluator.replica import Design, design
 
 __all__ = [
     "Design",
     "Group",
+    "LinkPlan",
     "Member",
     "Plan",
     "Rate",

@@ -12,7 +12,8 @@ from evaluator.cost.iteration import CostParameters
 from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.engines import IN_ORDER, ITERATION, Program, program
-from evaluator.plan.member import Member, StationPlan
+from evaluator.plan.member import Member
+from evaluator.plan.station import StationPlan
 from evaluator.routing.independent import assign_replicas
 from evaluator.scenario import Deployment
 
@@ -78,8 +79,9 @@ def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
 
 
 def _route(member: Member) -> tuple[str, ...]:
-    """What the way of a request depends on where there are several pools."""
-    return tuple(station.role.name for station in member.stations) if len(member.stations) > 1 else ()
+    """What the way of a request depends on where there are several pools, and what their use is told by."""
+    several = member.stations if len(member.stations) > 1 else ()
+    return tuple(f"{station.role.name} {station.name}" for station in several)
 
 
 def _structure(station: StationPlan, requests: int) -> Structure:

@@ -9,9 +9,12 @@ from typing import NamedTuple
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, routing_problem
 from evaluator.plan.engines import ITERATION, TOKEN, is_coupled, lacking
-from evaluator.replica import Change, Design, design, token_budget
-from evaluator.scenario import Deployment, Objective, Workload
+from evaluator.plan.link import LinkPlan, link_of, link_problem
+from evaluator.plan.station import StationPlan
+from evaluator.replica import Change, design, token_budget
+from evaluator.scenario import Deployment, Objective, Transfer, Workload
 from evaluator.scenario.grid import Point
+from evaluator.scenario.pools import pools_of
 from evaluator.traffic.jobs import Demand, Extremes
 from evaluator.traffic.roles import ROLES, Role, hands_on
 from evaluator.traffic.traffics import Traffics
@@ -24,37 +27,13 @@ class Rate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StationPlan:
-    """One pool of a configuration: what it is deployed as, and what its largest jobs ask of a replica.
-
-    ``kept_units`` of the KV cache of each replica hold prefixes that jobs share, and never come free.
-    """
-
-    name: str
-    deployment: Deployment
-    design: Design
-    extremes: Extremes
-    max_num_batched_tokens: int
-    kept_units: int = 0
-
-    @property
-    def role(self) -> Role:
-        """Which part of a request's tokens it computes."""
-        return ROLES[self.deployment.role]
-
-    @property
-    def devices(self) -> int:
-        """Of all replicas."""
-        return self.design.devices * self.deployment.replicas
-
-
-@dataclass(frozen=True)
 class Member:
     """One configuration: ``config`` is its row of the grid, ``status`` is ok or why it cannot run.
 
     ``stations`` are its pools in the order in which a request passes them. ``engine`` computes it; ``lacking`` are the
     keys for which the vectorised engine cannot. ``coupled``: what one replica or station does decides what comes to
-    another, so that they cannot be computed one after the other. ``changes`` are those by which a variant differs from
+    another, so that they cannot be computed one after the other. ``link`` is between a prefill and a decode pool; None:
+    what the one sends is there at once. ``changes`` are those by which a variant differs from
     its configuration.
     """
 
@@ -66,6 +45,7 @@ class Member:
     engine: str = ITERATION
     lacking: tuple[str, ...] = ()
     coupled: bool = False
+    link: LinkPlan | None = None
     changes: tuple[Change | Rate, ...] = ()
 
     @property
@@ -79,11 +59,6 @@ class Member:
         return self.workload.arrivals.users if self.workload.arrivals.process == "closed_loop" else None
 
 
-def pools_of(deployment: Deployment) -> tuple[tuple[str, Deployment], ...]:
-    """The pools of a deployment, (name, pool), in the order in which a request passes them."""
-    return (("engine", deployment),)
-
-
 @dataclass(frozen=True)
 class Checked:
     """What is known of pools in tandem under requests of some lengths, whatever their rate; fields as of ``Member``."""
@@ -92,6 +67,7 @@ class Checked:
     status: str
     lacking: tuple[str, ...]
     coupled: bool
+    link: LinkPlan | None
 
 
 @dataclass(frozen=True)
@@ -115,7 +91,7 @@ def member(config: int, point: Point, setting: Setting) -> Member:
     key = (id(deployment), arrivals.process, arrivals.users, *lengths)
     found = setting.known.get(key)
     if found is None:
-        found = setting.known[key] = _checked(workload, pools_of(deployment), setting)
+        found = setting.known[key] = _checked(workload, pools_of(deployment), setting, deployment.transfer)
     return _member(config, workload, objectives, found, setting.engine)
 
 
@@ -125,18 +101,21 @@ def member_of_pools(
     objectives: tuple[Objective, ...],
     pools: Sequence[tuple[str, Deployment]],
     setting: Setting,
+    transfer: Transfer | None = None,
 ) -> Member:
-    """A configuration of several pools, (name, pool), in tandem, checked."""
-    return _member(config, workload, objectives, _checked(workload, pools, setting), setting.engine)
+    """A configuration of several pools, (name, pool), in tandem, checked; without ``transfer`` nothing lies between."""
+    return _member(config, workload, objectives, _checked(workload, pools, setting, transfer), setting.engine)
 
 
 def _member(config: int, workload: Workload, objectives: tuple[Objective, ...], found: Checked, engine: str) -> Member:
     engine = TOKEN if found.lacking else engine
     stations, status = found.stations, found.status
-    return Member(config, workload, objectives, stations, status, engine, found.lacking, found.coupled)
+    return Member(config, workload, objectives, stations, status, engine, found.lacking, found.coupled, found.link)
 
 
-def _checked(workload: Workload, pools: Sequence[tuple[str, Deployment]], setting: Setting) -> Checked:
+def _checked(
+    workload: Workload, pools: Sequence[tuple[str, Deployment]], setting: Setting, transfer: Transfer | None
+) -> Checked:
     roles = [ROLES[deployment.role] for _, deployment in pools]
     demands = [_demands(setting.traffics, workload, seed, roles) for seed in setting.seeds]
     largest = [Extremes.of([demand.extremes for demand in column]) for column in zip(*demands, strict=True)]
@@ -145,7 +124,11 @@ def _checked(workload: Workload, pools: Sequence[tuple[str, Deployment]], settin
     coupled = any(is_coupled(workload, deployment) for _, deployment in pools)
     if len(pools) > 1 and workload.arrivals.process == "closed_loop":
         coupled, missing = True, (*missing, "closed loop over several pools")
-    return Checked(stations, _status(workload, stations, coupled), missing, coupled)
+    link = None if transfer is None else link_of(stations, transfer)
+    status = _status(workload, stations, coupled)
+    if status == OK and link is not None and transfer is not None:
+        status = link_problem(stations, transfer) or OK
+    return Checked(stations, status, missing, coupled, link)
 
 
 def _demands(traffics: Traffics, workload: Workload, seed: int, roles: Sequence[Role]) -> list[Demand]:

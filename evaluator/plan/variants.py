@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from evaluator.metrics.outcomes import OK
-from evaluator.plan.member import Member, Rate, StationPlan
+from evaluator.plan.member import Member, Rate
+from evaluator.plan.station import StationPlan
 from evaluator.replica import Change, varied
 from evaluator.traffic.traffics import Traffics
 

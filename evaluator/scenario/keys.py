@@ -25,14 +25,15 @@ from evaluator.scenario.fields import (
     quantity,
     shown,
 )
-from evaluator.scenario.scenario import Batching, Deployment, KvCache, Objective
+from evaluator.scenario.pool_keys import pools_reader, router_reader, transfer_reader
+from evaluator.scenario.pools import pools_of
+from evaluator.scenario.scenario import Batching, Deployment, KvCache, Objective, Routers, Transfer
 from evaluator.scenario.tables import read_section, schema_of, section, section_schema
 
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4")
 
 # Named in the design, not built yet: refused by name wherever they stand.
 LATER_TOP = ("pipeline",)
-LATER_DEPLOYMENT = ("pools", "transfer")
 LATER_ROUTERS = ("least_kv", "least_tokens", "heavy_light")
 
 MOST_REPLICAS = 10_000
@@ -150,7 +151,7 @@ def _figures(read: Reader, kind: str) -> Reader:
 
 _MOST_REPLICAS = "simulate one replica under its share of the rate, or fewer replicas and scale the result"
 
-DEPLOYMENT: Table = {
+REPLICA: Table = {
     "model": Field(_figures(known(_load_model, _names("models")), "llm"), says="A model of the catalog."),
     "hardware": Field(_figures(known(_load_hardware, _names("hardware")), "hardware"), says="A device of the catalog."),
     "precision": Field(section(PRECISION, Precision), Precision(), "The number formats."),
@@ -165,16 +166,45 @@ DEPLOYMENT: Table = {
     "expert_parallel": Field(count(most=4096), 1, "Devices over which the experts of a layer are spread."),
     "batching": Field(section(BATCHING, Batching), Batching(), "The scheduler of a replica."),
     "kv": Field(section(KV, KvCache, check=_check_kv), KvCache(), "The KV cache of a replica."),
-    "router": Field(choice(*ROUTERS, later=LATER_ROUTERS), "round_robin", "Which replica a request goes to."),
-    "role": Field(
-        choice("mixed", "prefill", "decode"), "mixed", "Which phases the replicas compute; the other is elsewhere."
-    ),
     "usd_per_device_hour": Field(
         quantity("USD/h", least=0), None, "Price of a device; that of the catalog where absent."
     ),
 }
+"""What is said of the replicas of one pool."""
 
-deployment_reader = section(DEPLOYMENT, Deployment, LATER_DEPLOYMENT)
+DEPLOYMENT: Table = {
+    **{key: field for key, field in REPLICA.items() if key != "usd_per_device_hour"},
+    "router": Field(
+        router_reader(choice(*ROUTERS, later=LATER_ROUTERS)),
+        "round_robin",
+        "Which replica a request goes to; with two pools also {prefill: NAME, decode: NAME}.",
+    ),
+    "role": Field(
+        choice("mixed", "prefill", "decode"), "mixed", "Which phases the replicas compute; the other is elsewhere."
+    ),
+    "usd_per_device_hour": REPLICA["usd_per_device_hour"],
+    "pools": Field(
+        pools_reader(REPLICA), None, "A prefill and a decode pool; keys beside them hold for each that says nothing."
+    ),
+    "transfer": Field(transfer_reader(DTYPES), Transfer(), "How KV comes from the prefill to the decode pool."),
+}
+
+
+def _check_deployment(found: Deployment, place: Place) -> None:
+    """What several pools and the keys beside them may not say together."""
+    if found.pools is None:
+        if isinstance(found.router, Routers):
+            raise place.key("router").error("routers by role are for a prefill and a decode pool: add deployment.pools")
+        return
+    if found.role != "mixed":
+        raise place.key("role").error("say the role in each of the pools, not beside them")
+    if isinstance(found.router, Routers) and len(found.pools) == 1:
+        raise place.key("router").error("routers by role are for a prefill and a decode pool; give one name here")
+    for name, pool in pools_of(found):
+        _check_kv(pool.kv, place.key(f"pools.{name}.kv"))
+
+
+deployment_reader = section(DEPLOYMENT, Deployment, check=_check_deployment)
 
 LONGEST_BARE_BOUND = 600.0
 """Seconds. Nobody waits longer for an answer, so that a larger bare number was meant in milliseconds."""

@@ -124,15 +124,27 @@ def _refuse_hidden(axes: Sequence[RawAxis], overrides: Sequence[str]) -> None:
 
 
 def _filled(tree: Mapping[str, Any], axes: Sequence[RawAxis], place: Place) -> Mapping[str, Any]:
-    """The tree with keys that must be there and are only swept, from the first value of their axis."""
+    """The tree with keys that must be there and are only swept, from the first value of their axis.
+
+    A key that every pool says need not be said beside the pools, where it then means nothing: it is the first pool's.
+    """
     for axis in axes:
         for path, value in axis.steps[0].items():
             if get(tree, split_path(path)) in (MISSING, None) and _must_be_there(tree, split_path(path)):
                 tree = apply(tree, {path: value}, place)
+    pools = get(tree, ("deployment", "pools"))
+    if isinstance(pools, Mapping) and pools:
+        for key in (key for key, field in DEPLOYMENT.items() if field.default is REQUIRED):
+            said = [get(pool, (key,)) for pool in pools.values()]
+            if get(tree, ("deployment", key)) in (MISSING, None) and all(one not in (MISSING, None) for one in said):
+                tree = apply(tree, {f"deployment.{key}": said[0]}, place)
     return tree
 
 
 def _must_be_there(tree: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
+    if keys[:2] == ("deployment", "pools"):
+        beside = get(tree, ("deployment", keys[-1]))
+        return len(keys) == 4 and keys[3] in DEPLOYMENT and beside in (MISSING, None)
     if keys[0] == "deployment":
         return len(keys) == 2 and keys[1] in DEPLOYMENT and DEPLOYMENT[keys[1]].default is REQUIRED
     choices = (("arrivals", "process", arrival_tables(Path())), ("lengths", "source", LENGTHS))

@@ -39,6 +39,7 @@ def scenario_schema() -> dict[str, Any]:
         name: {"required": [key for key, field in table.items() if field.default is REQUIRED]}
         for name, table in (("workload", workload), ("deployment", deployment))
     }
+    needed["deployment"] = {"anyOf": [needed["deployment"], {"required": ["pools"]}]}  # which may say it each
     return {
         "$schema": DRAFT,
         "title": "Scenario of evaluator",

@@ -101,7 +101,10 @@ def named(entry: Section, check: Check | None = None) -> Named:
                 raise place.key(name).error("a name is made of letters, digits and _, and begins with no digit")
         return _checked({name: entry(each, place.key(name)) for name, each in value.items()}, check, place)
 
-    return Named(read, lambda: {"type": "object", "additionalProperties": schema_of(entry)}, entry, check)
+    def schema() -> Schema:
+        return {"type": "object", "additionalProperties": schema_of(entry), "minProperties": 1}
+
+    return Named(read, schema, entry, check)
 
 
 def variant(discriminator: str, tables: Mapping[str, Table], build: Callable[..., Any], says: str = "") -> Variant:

@@ -17,7 +17,7 @@ import numpy as np
 
 from evaluator.simulation.gaps import pooled
 from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, WeightedGaps, each, shape_of
-from evaluator.traffic.jobs import Jobs
+from evaluator.traffic.jobs import Jobs, Origin
 from evaluator.traffic.roles import hands_on
 
 Gaps = Sequence[Sequence[WeightedGaps]]  # [config][seed]
@@ -73,6 +73,8 @@ def _onwards(leg: Leg, aside: dict[tuple[int, int], Jobs], splits: bool, rejoin:
     following: list[list[Jobs]] = [[] for _ in leg.jobs]
     for at, one in each(leg.jobs):
         left_s = leg.departures.last_token_s[at][: len(one)]
+        if leg.station.role is not None:
+            one = replace(one, origin=_origin(leg.departures, at, len(one)))
         if splits:
             on, done = one.after_prefill(left_s)
             if done is not None:
@@ -83,6 +85,11 @@ def _onwards(leg: Leg, aside: dict[tuple[int, int], Jobs], splits: bool, rejoin:
                 on = on.joined(aside.pop(at))
         following[at[0]].append(on)
     return following
+
+
+def _origin(departures: Departures, at: tuple[int, int], count: int) -> Origin:
+    served_s = departures.first_token_s[at][:count] - departures.scheduled_s[at][:count]
+    return Origin(departures.replica[at][:count], served_s)
 
 
 def _journey(legs: list[Leg], uses: tuple[Use, ...]) -> Journey:

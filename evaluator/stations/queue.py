@@ -27,7 +27,7 @@ def _serve(name: str, jobs: ChunkJobs, times: Times, servers: Callable[[int], in
         order[at][: len(one)] = order[at][one.order]
     waiting, asked = (np.take_along_axis(values, order, axis=-1) for values in (ready_s, service_s))
     if (count == 1).all():
-        start, server = _single(waiting, asked), np.zeros(waiting.shape, dtype=np.int32)
+        start, server = single_server(waiting, asked), np.zeros(waiting.shape, dtype=np.int32)
     else:
         start, server = _several(waiting, asked, count)
     scheduled_s, replica = np.empty_like(start), np.empty_like(server)
@@ -40,7 +40,7 @@ def _serve(name: str, jobs: ChunkJobs, times: Times, servers: Callable[[int], in
     return Departures(ready_s, scheduled_s, left_s, left_s, replica), use
 
 
-def _single(ready_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:
+def single_server(ready_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:
     """When the services of one server start, (..., job) in order of arrival.
 
     Lindley (1952): a job starts at its arrival, or when all work that came since some earlier arrival is done; so the

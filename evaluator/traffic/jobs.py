@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +88,13 @@ def _resident(prompt: NDArray, output: NDArray, cached: NDArray) -> Demand:
     return Demand(prompt, output, cached, nothing, prompt + output, nothing, nothing)
 
 
+class Origin(NamedTuple):
+    """What the last engine did with jobs, (job,)."""
+
+    replica: NDArray[np.int32]  # which of its replicas served the job
+    served_s: NDArray[np.float64]  # from the first iteration that computed it to its first token
+
+
 @dataclass(frozen=True, eq=False)
 class Jobs:
     """The requests of one configuration and seed as one station sees them; (job,) arrays in any order.
@@ -99,6 +107,7 @@ class Jobs:
     ready_s: NDArray[np.float64]  # when the job comes to the station
     demand: Demand
     measured: NDArray[np.bool_]  # False for the warm-up
+    origin: Origin | None = None  # None before the first engine, and where jobs of several ways have joined
 
     def __len__(self) -> int:
         return len(self.id)
@@ -113,7 +122,7 @@ class Jobs:
 
     def at(self, ready_s: NDArray[np.float64]) -> Jobs:
         """The same jobs at the next station, where they come at ``ready_s`` (job,)."""
-        return Jobs(self.id, ready_s, self.demand, self.measured)
+        return replace(self, ready_s=ready_s)
 
     def after_prefill(self, ready_s: NDArray[np.float64]) -> tuple[Jobs, Jobs | None]:
         """(jobs that go on to the decode side, jobs of one token or None), both as they leave the prefill side.
@@ -122,10 +131,11 @@ class Jobs:
         """
         on, demand = self.demand.after_prefill
         if len(on) == len(self):
-            return Jobs(self.id, ready_s, demand, self.measured), None
+            return Jobs(self.id, ready_s, demand, self.measured, self.origin), None
         off = np.flatnonzero(self.demand.later_tokens == 0)
         done = Jobs(self.id[off], ready_s[off], self.demand[off], self.measured[off])
-        return Jobs(self.id[on], ready_s[on], demand, self.measured[on]), done
+        origin = None if self.origin is None else Origin(self.origin.replica[on], self.origin.served_s[on])
+        return Jobs(self.id[on], ready_s[on], demand, self.measured[on], origin), done
 
     def joined(self, other: Jobs) -> Jobs:
         """These jobs and the others, which took another way."""
