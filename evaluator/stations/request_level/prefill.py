@@ -52,8 +52,8 @@ def prefill(lane: RequestLane, requests: ServedRequests, structure: RequestLevel
 
     def trip(state: _State) -> _State:
         start = jnp.maximum(jnp.min(state.idle_s), given.arrival_s[state.head])
-        waiting = (window(values, state.head, size) for values in (given.arrival_s, given.prompt_tokens))
-        batch = prompt_batch(lane, *waiting, start)
+        arrival_s = window(given.arrival_s, state.head, size)
+        batch = prompt_batch(lane, arrival_s, window(given.prompt_tokens, state.head, size), start)
         chosen = draw_one(state.idle_s <= start, given.prefill_draw[state.head])
         finish = start + lane.cost.prompts_s(batch)
         return _State(
