@@ -43,7 +43,7 @@ def compare_experiments(
     for experiment in experiments:
         try:
             ran = server(experiment, calibration)
-            runs = [simulate_server(ran, requests(experiment, seed)) for seed in seeds]
+            runs = simulate_server(ran, [requests(experiment, seed) for seed in seeds])
             rows += _rows(ran, runs)
         except InputError as error:
             rows.append(_described(experiment, None) | {"status": f"cannot run: {error}"})

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from evaluator.stations.contract import Use, WeightedGaps
+from evaluator.metrics.use import Use, WeightedGaps
 
 OK = "ok"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from evaluator.metrics.outcomes import Outcomes
+from evaluator.metrics.use import Use
 from evaluator.metrics.window import Window
-from evaluator.stations.contract import Use
 
 SECONDS_PER_HOUR = 3600.0
 

@@ -14,8 +14,8 @@ from evaluator.metrics.outcomes import OK, Bounds, Outcomes
 from evaluator.metrics.saturation import saturated
 from evaluator.metrics.service import energy, hardware_use, kv_used_max, price, throughput
 from evaluator.metrics.statistics import Summary, batch_means, mean, over_seeds, seed_stderr, summary, summary_of_gaps
+from evaluator.metrics.use import Use, WeightedGaps
 from evaluator.metrics.window import Window
-from evaluator.stations.contract import Use, WeightedGaps
 
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
 

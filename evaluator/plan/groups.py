@@ -93,14 +93,23 @@ def _structure(station: StationPlan, requests: int) -> Structure:
 
 def _shaped(which: Structure, having: list[tuple[Member, StationPlan]], seeds: tuple[int, ...]) -> StationGroup:
     able = [station for member, station in having if member.status == OK]
-    ring = SMALLEST_RING
-    while ring < max((station.extremes.output for station in able), default=0) + 2:
-        ring *= 2
-    designs = {id(station.design): station.design.ready for station in able}  # members share their designs
-    rows = common_counts([cost for ready in designs.values() for cost in ready.pipeline_ranks])
     routed = {(d.replicas, d.router): d for d in (station.deployment for station in able)}.values()
     slots = max((_largest_share(deployment, seeds, which.requests) for deployment in routed), default=1)
-    return StationGroup(which.program, ring, which.windowed, rows, 1 << max(slots - 1, 1).bit_length())
+    return station_group(which.program, able, slots)
+
+
+def station_group(which: Program, stations: Sequence[StationPlan], most_jobs: int) -> StationGroup:
+    """The shapes of a program that hold stations which can run, of one cost structure and alike in having windows.
+
+    ``most_jobs``: the most that any replica of theirs serves.
+    """
+    ring = SMALLEST_RING
+    while ring < max((station.extremes.output for station in stations), default=0) + 2:
+        ring *= 2
+    designs = {id(station.design): station.design.ready for station in stations}  # members share their designs
+    rows = common_counts([cost for ready in designs.values() for cost in ready.pipeline_ranks])
+    windowed = any(ready.kv.window is not None for ready in designs.values())
+    return StationGroup(which, ring, windowed, rows, 1 << max(most_jobs - 1, 1).bit_length())
 
 
 def _largest_share(deployment: Deployment, seeds: tuple[int, ...], requests: int) -> int:

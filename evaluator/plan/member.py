@@ -25,13 +25,17 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True)
 class StationPlan:
-    """One pool of a configuration: what it is deployed as, and what its largest jobs ask of a replica."""
+    """One pool of a configuration: what it is deployed as, and what its largest jobs ask of a replica.
+
+    ``kept_units`` of the KV cache of each replica hold prefixes that jobs share, and never come free.
+    """
 
     name: str
     deployment: Deployment
     design: Design
     extremes: Extremes
     max_num_batched_tokens: int
+    kept_units: int = 0
 
     @property
     def role(self) -> Role:

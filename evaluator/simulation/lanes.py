@@ -19,7 +19,7 @@ from evaluator.scenario import Deployment
 from evaluator.simulation.slots import Slot
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests, any_order, decisions, in_order
 from evaluator.stations.engine.any_order import KvUnits, Rules
-from evaluator.traffic.jobs import held_units
+from evaluator.traffic.jobs import held_units, shared_units
 
 LANES_PER_CALL = 32
 """Few enough to share two cores evenly, enough to hide the cost of a call."""
@@ -27,13 +27,15 @@ REQUESTS_PER_CALL = 1 << 20
 """Slots of all lanes of a call, some 100 bytes each: long traces go in calls of fewer lanes."""
 
 
-def run_slots(group: StationGroup, pools: Sequence[StationPlan], slots: list[Slot]) -> Iterator[LaneResult]:
+def run_slots(
+    group: StationGroup, pools: Sequence[StationPlan], slots: list[Slot], lanes_per_call: int = LANES_PER_CALL
+) -> Iterator[LaneResult]:
     """The results of all lanes in NumPy, from calls of one shape; the last is filled up with lanes without requests.
 
-    ``pools`` are those of the configurations of the chunk, by position.
+    ``pools`` are those of the configurations of the chunk, by position. Calls of another number of lanes compile anew.
     """
     run = _program(group)
-    size = max(1, min(LANES_PER_CALL, REQUESTS_PER_CALL // group.lane_requests))
+    size = max(1, min(lanes_per_call, REQUESTS_PER_CALL // group.lane_requests))
     for start in range(0, len(slots), size):
         part = slots[start : start + size]
         serving = [pools[slot.position] for slot in part]
@@ -78,6 +80,7 @@ def _requests(group: StationGroup, serving: list[StationPlan], slots: list[Slot]
 def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -> in_order.Lane | any_order.Lane:
     deployments = [pool.deployment for pool in serving]
     kvs = [pool.design.ready.kv for pool in serving]
+    free = [kv.capacity_units - pool.kept_units for kv, pool in zip(kvs, serving, strict=True)]
     policies = [policy(deployment.batching.policy) for deployment in deployments]
     costs = [_costs(group, serving, pipeline_rank) for pipeline_rank in range(group.program.pipeline_ranks)]
     budgets = [
@@ -89,7 +92,7 @@ def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -
         prompts_resident=np.array([pool.role.prompt_resident for pool in serving]),
         max_num_seqs=np.array([deployment.batching.max_num_seqs for deployment in deployments], dtype=float),
         max_num_batched_tokens=np.array(budgets, dtype=float),
-        kv_units=np.array([kv.capacity_units for kv in kvs], dtype=float),
+        kv_units=np.array(free, dtype=float),
         window=np.array([kv.window or 0 for kv in kvs], dtype=float),
         users=np.array([slot.users for slot in slots], dtype=np.int32),
         requests=np.array([slot.count for slot in slots], dtype=np.int32),
@@ -98,6 +101,8 @@ def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -
     if not group.program.in_any_order:
         return in_order.Lane(costs[0], limits)
     shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
+    for row, slot, kv in zip(shared, slots, kvs, strict=True):
+        row[: slot.count] = shared_units(slot.jobs.demand, kv)[slot.served]
     return any_order.Lane(tuple(costs), limits, _rules(deployments, policies, kvs), shared)
 
 

@@ -13,14 +13,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluator.cost.quantities import PEAKS
+from evaluator.metrics.use import Use, WeightedGaps
 from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.roles import Role
 
-# One (gap_s, weight) pair: ``weight`` successive tokens came ``gap_s`` seconds after the token before.
-WeightedGaps = tuple[np.ndarray, np.ndarray]
-
 ChunkJobs = Sequence[Sequence[Jobs]]
 """[config][seed]; also of configurations that cannot run, whose jobs an engine passes over."""
+
+__all__ = [
+    "ChunkJobs",
+    "Departures",
+    "Station",
+    "Use",
+    "WeightedGaps",
+    "each",
+    "ready_times",
+    "shape_of",
+    "use_without_devices",
+]
 
 TIMES = ("ready_s", "scheduled_s", "first_token_s", "last_token_s")
 
@@ -49,43 +59,6 @@ class Departures:
 
 
 @dataclass(frozen=True, eq=False)
-class Use:
-    """What a chunk of configurations used of a station. Rows of configurations that cannot run may hold anything.
-
-    Totals are sums over the replicas. A station without devices (a delay) has zeros; NaN is what is not known.
-    """
-
-    name: str
-    devices: np.ndarray  # (config,): of all replicas together
-    replicas: np.ndarray  # (config,)
-    peak_flops: np.ndarray  # (config,): FLOP/s of one device
-    peak_bandwidth: np.ndarray  # (config,): byte/s of one device
-    power_w: np.ndarray  # (config,): of one device that works
-    idle_power_w: np.ndarray  # (config,): of one device that waits
-    usd_per_hour: np.ndarray  # (config,): of one device
-    kv_capacity_units: np.ndarray  # (config,): of one replica; 0 without a KV cache
-    kv_unit_bytes: np.ndarray  # (config,): on one device
-    busy_s: np.ndarray  # (config, seed)
-    iterations: np.ndarray  # (config, seed)
-    preemptions: np.ndarray  # (config, seed)
-    experts_touched: np.ndarray  # (config, seed): fraction of the routed experts, summed over the iterations
-    kv_unit_s: np.ndarray  # (config, seed): KV units in use, integrated over time
-    kv_units_max: np.ndarray  # (config, seed): most units in use at once on any replica
-    flops: np.ndarray  # (config, seed): useful FLOPs of the model
-    bytes: np.ndarray  # (config, seed): useful bytes of the model
-    peaks: np.ndarray  # (config, seed, quantity): largest of ``quantities.PEAKS`` in any iteration, under a fitted cost
-    itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed]: gaps between the tokens that it gave
-
-    @staticmethod
-    def without_devices(name: str, jobs: ChunkJobs, servers: np.ndarray, busy_s: np.ndarray) -> Use:
-        """Of a station that costs nothing and keeps no KV: ``servers`` (config,) work ``busy_s`` (config, seed)."""
-        configs, seeds, _ = shape_of(jobs)
-        config, run = np.zeros(configs), np.zeros((configs, seeds))
-        peaks = np.zeros((configs, seeds, len(PEAKS)))
-        return Use(name, config, servers, *(config,) * 7, busy_s, *(run,) * 7, peaks)
-
-
-@dataclass(frozen=True, eq=False)
 class Station:
     """A step of a request's way: ``serve`` takes the jobs of a chunk to their departures and to its use.
 
@@ -98,6 +71,14 @@ class Station:
     serve: Callable[[ChunkJobs], tuple[Departures, Use]]
     role: Role | None = None
     streams: bool = False
+
+
+def use_without_devices(name: str, jobs: ChunkJobs, servers: np.ndarray, busy_s: np.ndarray) -> Use:
+    """Of a station that costs nothing and keeps no KV: ``servers`` (config,) work ``busy_s`` (config, seed)."""
+    configs, seeds, _ = shape_of(jobs)
+    config, run = np.zeros(configs), np.zeros((configs, seeds))
+    peaks = np.zeros((configs, seeds, len(PEAKS)))
+    return Use(name, config, servers, *(config,) * 7, busy_s, *(run,) * 7, peaks)
 
 
 def shape_of(jobs: ChunkJobs) -> tuple[int, int, int]:

@@ -6,7 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, each, ready_times, shape_of
+from evaluator.stations.contract import (
+    ChunkJobs,
+    Departures,
+    Station,
+    Use,
+    each,
+    ready_times,
+    shape_of,
+    use_without_devices,
+)
 from evaluator.traffic.jobs import Jobs
 
 Times = Callable[[int, Jobs], np.ndarray | float]
@@ -30,4 +39,4 @@ def _serve(name: str, jobs: ChunkJobs, times: Times) -> tuple[Departures, Use]:
     ready_s, took_s = ready_times(jobs), times_of(jobs, times)
     left_s = ready_s + took_s
     departures = Departures(ready_s, ready_s, left_s, left_s, np.zeros(ready_s.shape, dtype=np.int32))
-    return departures, Use.without_devices(name, jobs, np.ones(len(jobs)), took_s.sum(axis=-1))
+    return departures, use_without_devices(name, jobs, np.ones(len(jobs)), took_s.sum(axis=-1))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, each, ready_times
+from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, each, ready_times, use_without_devices
 from evaluator.stations.delay import Times, times_of
 
 
@@ -36,7 +36,7 @@ def _serve(name: str, jobs: ChunkJobs, times: Times, servers: Callable[[int], in
     there = np.isfinite(ready_s)
     ready_s, scheduled_s = np.where(there, ready_s, 0.0), np.where(there, scheduled_s, 0.0)
     left_s = scheduled_s + service_s
-    use = Use.without_devices(name, jobs, count.astype(float), service_s.sum(axis=-1))
+    use = use_without_devices(name, jobs, count.astype(float), service_s.sum(axis=-1))
     return Departures(ready_s, scheduled_s, left_s, left_s, replica), use
 
 

@@ -45,6 +45,7 @@ class Demand:
     compute_tokens: NDArray[np.int64]  # prompt tokens to compute
     kv_tokens: NDArray[np.int64]  # tokens in the KV cache when the job is done
     later_tokens: NDArray[np.int64]  # that a decode side behind a prefill side has to give
+    shared_tokens: NDArray[np.int64]  # leading prompt tokens, whole blocks, whose KV the station keeps for all jobs
 
     @staticmethod
     def of(tokens: Tokens, role: Role) -> Demand:
@@ -54,7 +55,8 @@ class Demand:
             return _resident(prompt, output, cached)
         given = np.ones_like(output) if role.first_token_only else output
         # The last token is sampled and never computed.
-        return Demand(prompt, given, cached, prompt - cached, prompt + given - 1, output - given)
+        own = np.zeros_like(prompt)
+        return Demand(prompt, given, cached, prompt - cached, prompt + given - 1, output - given, own)
 
     @cached_property
     def extremes(self) -> Extremes:
@@ -81,7 +83,8 @@ class Demand:
 
 def _resident(prompt: NDArray, output: NDArray, cached: NDArray) -> Demand:
     """Of prompts whose KV is there: they came with a first token, which is computed and takes KV too."""
-    return Demand(prompt, output, cached, np.zeros_like(prompt), prompt + output, np.zeros_like(output))
+    nothing = np.zeros_like(prompt)
+    return Demand(prompt, output, cached, nothing, prompt + output, nothing, nothing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,5 +136,11 @@ class Jobs:
 
 @lru_cache(maxsize=4096)
 def held_units(demand: Demand, kv: KvLayout) -> np.ndarray:
-    """KV units that each job holds at its end, (job,); where KV is reserved from its admission on."""
-    return kv_units(kv, demand.kv_tokens)
+    """KV units that each job holds at its end beside shared ones, (job,); from its admission where KV is reserved."""
+    return np.maximum(kv_units(kv, demand.kv_tokens) - shared_units(demand, kv), 0)
+
+
+@lru_cache(maxsize=4096)
+def shared_units(demand: Demand, kv: KvLayout) -> np.ndarray:
+    """KV units of each job's prompt that the station keeps for all jobs, (job,)."""
+    return kv_units(kv, demand.shared_tokens)

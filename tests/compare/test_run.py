@@ -39,7 +39,7 @@ def test_the_time_between_tokens_is_per_token_that_the_client_counts(experiments
     from evaluator.compare.servers import server
     from evaluator.experiments.traffic import requests
 
-    times = simulate_server(server(experiments[0], "datasheet"), requests(experiments[0], 0))
+    (times,) = simulate_server(server(experiments[0], "datasheet"), [requests(experiments[0], 0)])
     all_, fewer = predictions(times, 0), predictions(times, 0, counted_tokens=27.0)
     for metric in ("itl_mean", "tpot_p90"):
         assert fewer[metric] == pytest.approx(all_[metric] * 39 / 26)
@@ -70,10 +70,10 @@ def test_one_experiment_never_stops_the_others(small, monkeypatch):
 
     simulate = run.simulate_server
 
-    def broken(replica, load):
+    def broken(replica, loads):
         if replica.experiment.id == "a":
             raise IndexError("out of range")
-        return simulate(replica, load)
+        return simulate(replica, loads)
 
     monkeypatch.setattr(run, "simulate_server", broken)
     first, second, *_ = compare_experiments(read_experiments(*small), "datasheet", (0,)).groupby("exp_id")

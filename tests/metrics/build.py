@@ -9,7 +9,7 @@ import numpy as np
 
 from evaluator.cost.quantities import PEAKS
 from evaluator.metrics import Outcomes
-from evaluator.stations.contract import Use
+from evaluator.metrics.use import Use
 
 
 def fifo(arrival_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from evaluator.errors import InputError
 from evaluator.metrics import Bounds, bounds_of, place, quantile_levels, select, summarise
 from evaluator.metrics.latency import latencies, within_objectives
 from evaluator.metrics.variables import VARIABLES
-from evaluator.stations.contract import Use
+from evaluator.stations.contract import use_without_devices
 from tests.metrics.build import outcomes, use, used
 from tests.simulation.build import jobs
 
@@ -239,7 +239,7 @@ def test_stations_add_up():
         use(busy_s=span, power_w=np.array([500.0]), kv_unit_s=span * 100, iterations=np.array([[7.0]])),
         use(busy_s=span, devices=np.array([4.0]), replicas=np.array([2.0]), kv_unit_s=span * 0),
     )
-    hop = Use.without_devices("hop", [[jobs([0.0])]], np.ones(1), span)
+    hop = use_without_devices("hop", [[jobs([0.0])]], np.ones(1), span)
     got = summarise(replace(whole, stations=(*pools, hop)), LEVELS)
     assert got["devices"][0] == 6
     assert got["utilisation"][0] == pytest.approx(2 / 6 * 1.0 + 4 / 6 * 0.5)

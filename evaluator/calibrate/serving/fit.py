@@ -60,7 +60,7 @@ class _Problem:
         sets = {hardware: adjusted(base, values) for hardware, base in self.bases.items()}
         found: list[float] = []
         for experiment, hardware, load in self.loads:
-            times = simulate_server(server(experiment, sets[hardware]), load)
+            (times,) = simulate_server(server(experiment, sets[hardware]), [load])
             rows = _judged(experiment)
             for row, metric, measured in rows:
                 ratio = predictions(times, row.stage, row.counted_tokens)[metric] / measured
