@@ -74,7 +74,6 @@ def _place(size: Batched) -> Batched:
 def tabulate(times: RequestTimes, prompt_tokens: float, output_tokens: float, most: int) -> TabulatedTimes:
     """The times of 1 to ``most`` requests of these lengths. BestServe caches its estimates to the same end (3.3.4)."""
     sizes = np.arange(1.0, most + 1.0)
-    xp = array_namespace(times.decodes_s(1.0, prompt_tokens, output_tokens))
     longest = np.full(most, float(prompt_tokens))
     area = 0.5 * sizes * prompt_tokens * (prompt_tokens + 1.0)
     prompts = times.prompts_s(PromptBatch(sizes, sizes * prompt_tokens, longest, area))

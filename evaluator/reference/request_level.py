@@ -53,6 +53,7 @@ class Instances:
     max_prompts: int = 1
     max_decodes: int = 1
     tau: float = 2.5
+    max_prompt_tokens: float = math.inf  # of a batch; a longer prompt is a batch alone
 
 
 @dataclass
@@ -93,11 +94,16 @@ def pseudo_batch(boxes: Sequence[Box], now: float, tau: float) -> float:
     return float(max(math.floor((busy + 1) / tau), 1))
 
 
-def take_batch(waiting: list[WholeRequest], now: float, most: int) -> list[WholeRequest]:
-    """BATCH: those who wait and have arrived, up to ``most``. They are taken out of ``waiting``."""
-    size = sum(request.arrival_s <= now for request in waiting[:most])
-    batch = waiting[:size]
-    del waiting[:size]
+def take_batch(instances: Instances, waiting: list[WholeRequest], now: float) -> list[WholeRequest]:
+    """BATCH: those who wait, have arrived and fit, the first at least. They are taken out of ``waiting``."""
+    batch: list[WholeRequest] = []
+    tokens = 0.0
+    for request in waiting[: instances.max_prompts]:
+        tokens += request.prompt_tokens
+        if request.arrival_s > now or (batch and tokens > instances.max_prompt_tokens):
+            break
+        batch.append(request)
+    del waiting[: len(batch)]
     return batch
 
 
@@ -115,7 +121,7 @@ def prefill(instances: Instances, requests: Sequence[WholeRequest]) -> None:
     while waiting:
         now = max(min(idle_s), waiting[0].arrival_s)
         chosen = draw_one([at <= now for at in idle_s], waiting[0].prefill_draw)
-        batch = take_batch(waiting, now, instances.max_prompts)
+        batch = take_batch(instances, waiting, now)
         idle_s[chosen] = now + prompts_s(instances, batch)
         for request in batch:
             request.scheduled_s, request.first_token_s = now, idle_s[chosen]
@@ -192,7 +198,7 @@ def _start_prompts(
     instance = pool[draw_one(able, waiting[0].prefill_draw)]
     if instance.prefilling:
         _resume(instance, ready)  # its decodes are suspended further
-    batch = take_batch(waiting, now, instances.max_prompts)
+    batch = take_batch(instances, waiting, now)
     took_s = prompts_s(instances, batch)
     for request in batch:
         request.scheduled_s, request.first_token_s = now, now + took_s

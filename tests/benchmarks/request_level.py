@@ -57,7 +57,15 @@ def stacked(values: list[Any]) -> Any:
 
 def lane(cost: Any, instances: int, prompts: int, decodes: int, requests: int = REQUESTS) -> RequestLane:
     """Numbers of one lane at the paper's tau."""
-    return RequestLane(cost, *map(np.int32, (instances, prompts, decodes)), np.float64(2.5), np.int32(requests))
+    return RequestLane(
+        cost,
+        np.int32(instances),
+        max_prompts=np.int32(prompts),
+        max_prompt_tokens=np.float64(np.inf),
+        max_decodes=np.int32(decodes),
+        tau=np.float64(2.5),
+        requests=np.int32(requests),
+    )
 
 
 @benchmark("request_level")

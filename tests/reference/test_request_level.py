@@ -38,6 +38,13 @@ def test_prompts_that_have_arrived_are_one_batch():
     assert times(given, "first_token_s") == [1.0, 2.5, 2.5, 3.5, 10.0]
 
 
+def test_a_batch_holds_so_many_tokens_or_one_prompt():
+    given = requests(0.0, 0.0, 0.0, 0.0)
+    given[3].prompt_tokens = 99.0
+    prefill(Instances(SECONDS, 1, max_prompts=4, max_prompt_tokens=25.0), given)
+    assert times(given, "scheduled_s") == [0.0, 0.0, 1.5, 2.5]
+
+
 def test_an_idle_instance_does_not_wait_for_a_busy_one():
     """As printed, algorithm 2 lets it: time goes to the later of the next arrival and the next end."""
     given = requests(0.0, 0.1, 0.2)

@@ -111,14 +111,13 @@ def _prompts(
     able = jnp.where(state.resume_s < jnp.inf, state.resume_s <= now, exists)
     drawn = draw_one(able, given.prefill_draw[head])
     chosen = jnp.where(event.prefill, drawn, jnp.argmin(state.resume_s).astype(jnp.int32))
-    members = (window(given.arrival_s, head, size) <= now) & (jnp.arange(size) < lane.max_prompts)
-    batch = prompt_batch(window(given.prompt_tokens, head, size), members)
+    batch = prompt_batch(lane, window(given.arrival_s, head, size), window(given.prompt_tokens, head, size), now)
     took_s = lane.cost.prompts_s(batch)
     started = jnp.where(event.prefill, batch.requests.astype(jnp.int32), 0)
     lands = (event.prefill | event.resume) & (state.resume_s[chosen] < jnp.inf)
     row = state.idle_s[chosen]
     # The queue is written before what it is written from changes; behind its end the window holds nothing yet.
-    waiting = lax.dynamic_update_slice(
+    queue = lax.dynamic_update_slice(
         state.waiting, state.first[chosen] + jnp.arange(size, dtype=jnp.int32), (state.landed,)
     )
     again = jnp.where(event.prefill, now + took_s, jnp.where(event.resume, jnp.inf, state.resume_s[chosen]))
@@ -126,7 +125,7 @@ def _prompts(
         clock=now,
         head=head + started,
         resume_s=state.resume_s.at[chosen].set(again),
-        waiting=waiting,
+        waiting=queue,
         landed=state.landed + jnp.where(lands, state.count[chosen], 0),
         first=state.first.at[chosen].set(jnp.where(event.prefill, head, state.first[chosen])),
         count=state.count.at[chosen].set(jnp.where(event.prefill, started, state.count[chosen])),

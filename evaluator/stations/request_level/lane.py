@@ -24,6 +24,7 @@ class RequestLane(NamedTuple):
     cost: RequestTimes
     instances: Array  # int32
     max_prompts: Array  # int32, requests of a batch of prompts
+    max_prompt_tokens: Array  # float64, tokens of such a batch; a longer prompt is a batch alone. The paper: infinite
     max_decodes: Array  # int32, boxes of an instance
     tau: Array  # float64, see ``decode.pseudo_batch``; the paper's is 2.5
     requests: Array  # int32, how many of the request slots are real
@@ -66,8 +67,11 @@ def when_idle(shape: tuple[int, ...], *counts: Array) -> Array:
     return jnp.where(there, 0.0, jnp.inf)
 
 
-def prompt_batch(tokens: Array, members: Array) -> PromptBatch:
-    """The batch of those prompts that are ``members``, bool (prompt,)."""
+def prompt_batch(lane: RequestLane, arrival_s: Array, tokens: Array, now: Array) -> PromptBatch:
+    """The first of the prompts that wait, (prompt,) in order of arrival: as many as are there and as fit."""
+    place = jnp.arange(tokens.shape[0])
+    fits = (jnp.cumsum(tokens) <= lane.max_prompt_tokens) | (place == 0)
+    members = (arrival_s <= now) & (place < lane.max_prompts) & fits
     tokens = jnp.where(members, tokens, 0.0)
     return PromptBatch(
         requests=jnp.sum(members).astype(jnp.float64),

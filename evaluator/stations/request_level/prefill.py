@@ -52,9 +52,8 @@ def prefill(lane: RequestLane, requests: ServedRequests, structure: RequestLevel
 
     def trip(state: _State) -> _State:
         start = jnp.maximum(jnp.min(state.idle_s), given.arrival_s[state.head])
-        waiting = window(given.arrival_s, state.head, size) <= start
-        members = waiting & (jnp.arange(size) < lane.max_prompts)
-        batch = prompt_batch(window(given.prompt_tokens, state.head, size), members)
+        arrival_s = window(given.arrival_s, state.head, size)
+        batch = prompt_batch(lane, arrival_s, window(given.prompt_tokens, state.head, size), start)
         chosen = draw_one(state.idle_s <= start, given.prefill_draw[state.head])
         finish = start + lane.cost.prompts_s(batch)
         return _State(

@@ -34,9 +34,12 @@ class Case:
         instances = self.sides[side]
         return RequestLane(
             instances.cost,
-            *(np.int32(count) for count in (instances.count, instances.max_prompts, instances.max_decodes)),
-            np.float64(instances.tau),
-            np.int32(len(self.requests.arrival_s)),
+            instances=np.int32(instances.count),
+            max_prompts=np.int32(instances.max_prompts),
+            max_prompt_tokens=np.float64(instances.max_prompt_tokens),
+            max_decodes=np.int32(instances.max_decodes),
+            tau=np.float64(instances.tau),
+            requests=np.int32(len(self.requests.arrival_s)),
         )
 
     def slots(self) -> ServedRequests:
@@ -56,7 +59,8 @@ def random_case(seed: int, cost: RequestTimes | None = None) -> Case:
     def instances() -> Instances:
         most = zip(STRUCTURE, (1, 1, 1), strict=True)
         sizes = [int(rng.integers(least, size + 1)) for size, least in most]
-        return Instances(cost, *sizes, tau=float(rng.uniform(0.8, 4.0)))
+        tokens = float(rng.choice([np.inf, rng.uniform(1000.0, 8000.0)]))
+        return Instances(cost, *sizes, tau=float(rng.uniform(0.8, 4.0)), max_prompt_tokens=tokens)
 
     gaps = rng.exponential(10.0 ** rng.uniform(-2.5, 0.0), n) * (rng.uniform(size=n) < 0.8)
     requests = ServedRequests(
