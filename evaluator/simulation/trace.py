@@ -97,12 +97,11 @@ class Trace:
         yield _name("process_name", REQUESTS, REQUESTS, "requests")
         yield _name("thread_name", REQUESTS, REQUESTS, "requests")
         pools = [use for use in outcomes.stations if use.devices[0] > 0]
-        of_pools = [(f"{use.name} " * (len(pools) > 1), replica) for use in pools for replica in range(int(use.replicas[0]))]
+        of_pools = [(use.name, replica) for use in pools for replica in range(int(use.replicas[0]))]
         for number, (pool, replica) in enumerate(of_pools):
             pid = _process(number)
-            yield _name(
-                "process_name", pid, pid, f"{pool} replica {replica}" if len(pools) > 1 else f"replica {replica}"
-            )
+            told = f"{pool} replica {replica}" if len(pools) > 1 else f"replica {replica}"
+            yield _name("process_name", pid, pid, told)
             yield _name("thread_name", pid, pid, "iterations")
             for lane in range(1, len(self._lanes.get(pid, ()))):
                 yield _name("thread_name", pid, pid + lane, f"batch in flight {lane + 1}")
