@@ -41,9 +41,9 @@ class Slot:
         return int(measured.argmax()) if measured.any() else self.count
 
 
-def pool_slot(member: Member, at: tuple[int, int], jobs: Jobs) -> Slot:
-    """All replicas of a configuration's only pool under one seed."""
-    return Slot(*at, -1, jobs, jobs.order, len(jobs), member.users or OPEN_LOOP)
+def pool_slot(member: Member, at: tuple[int, int], jobs: Jobs, station: int = 0) -> Slot:
+    """All replicas of a pool under one seed, where its router looks at their state."""
+    return Slot(*at, -1, jobs, jobs.order, len(jobs), member.users or OPEN_LOOP, station)
 
 
 def slots(

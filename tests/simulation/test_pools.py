@@ -164,6 +164,19 @@ def test_a_trace_tells_the_pools_apart(tmp_path):
     assert did == {("p replica 0", "prefill"), ("p replica 1", "prefill"), ("d replica 0", "decode")}
 
 
+def test_a_router_that_looks_at_the_state_chooses_among_the_replicas_of_its_pool():
+    """Over pools in tandem, too, its pool runs after those before it: the reference does that."""
+    pools = {"p": {"role": "prefill", "replicas": 2}, "d": {"role": "decode", "replicas": 3}}
+    routers = {"prefill": "least_work", "decode": "least_outstanding"}
+    (member,) = plan(disaggregated(pools=pools, router=routers)).members
+    assert (member.status, member.engine) == (OK, "token")
+    assert member.lacking == ("router least_work", "router least_outstanding")
+    run, turns = (simulate(disaggregated(pools=pools, router=one, rate_rps=60.0)) for one in (routers, "round_robin"))
+    assert run.summary["engine"].item() == "token" and set(run.requests["replica"]) == {0, 1}
+    assert run.summary["ttft_s_mean"].item() < turns.summary["ttft_s_mean"].item()  # long prompts block nobody
+    assert (run.requests["output_tokens"] == turns.requests["output_tokens"]).all()
+
+
 LACKING = {
     "models": (
         {"pools": {**POOLS, "d": {"role": "decode", "model": "qwen3-8b"}}},
@@ -172,10 +185,6 @@ LACKING = {
     "dtype": (
         {"precision": {"kv": "fp8"}, "transfer": {"dtype": "bf16"}},
         "infeasible: transfer.dtype bf16 is wider than the KV cache of fp8, which has nothing more to send; use auto",
-    ),
-    "router": (
-        {"pools": {**POOLS, "d": {"role": "decode", "replicas": 2}}, "router": {"decode": "least_work"}},
-        "unsupported: a closed loop or a router that looks at the state over several pools; use arrivals with a rate",
     ),
     "too large": ({"model": "llama-3.1-70b"}, "infeasible: pool p: does not fit: 141.1 GB of weights"),
 }
