@@ -55,6 +55,7 @@ def _slots(members: Sequence[Member], jobs: ChunkJobs, seeds: Sequence[int], sta
 
 def _serve(pool: StationPlan, slot: Slot, seed: int, observe: Observe | None) -> tuple[Outcome, WeightedGaps]:
     deployment, replica = pool.deployment, pool.design.ready
+    assert isinstance(deployment.router, str)  # that of one pool
     requests = _requests(slot, replica.kv)
     gaps = Gaps(len(requests))
 

@@ -25,13 +25,13 @@ SPREAD = {"source": "uniform", "prompt_min": 20, "prompt_max": 2500, "output_min
 def disaggregated(sweep: Any = None, lengths: Any = SPREAD, rate_rps: float = 8.0, **deployment: Any) -> Scenario:
     """Llama-3.1-8B on an H100 on either side."""
     arrivals = {"process": "poisson", "rate_rps": rate_rps}
-    workload = {"arrivals": arrivals, "lengths": lengths, "requests": 40, "warmup_requests": 4}
+    workload = {"arrivals": arrivals, "lengths": lengths, "requests": 40, "warmup_requests": 0}
     served = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "pools": POOLS, **deployment}
     return load_scenario({"workload": workload, "deployment": served, "sweep": sweep})
 
 
 def random_designs(count: int) -> list[dict[str, Any]]:
-    """Any policies, hardware, replicas, routers, parallelism, KV and links."""
+    """Any policies that reserve KV, hardware, replicas, routers, parallelism and links."""
     rng = np.random.default_rng(0)
 
     def one(*values: Any) -> Any:
@@ -43,15 +43,12 @@ def random_designs(count: int) -> list[dict[str, Any]]:
             "tensor_parallel": one(1, 2, 4),
             "replicas": one(1, 1, 2, 3),
             "batching": {"policy": one("continuous", "chunked", "mixed", "static"), "max_num_seqs": one(1, 4, 64)},
-            "kv": {"admission": one("reserve", "reserve", "on_demand"), "block_tokens": one(1, 16)},
+            "kv": {"admission": "reserve", "block_tokens": one(1, 16)},
         }
 
     designs = []
     for _ in range(count):
         sides = {name: pool() for name in ("p", "d")}
-        for side in sides.values():
-            if side["batching"]["policy"] == "static":  # which knows its KV beforehand
-                side["kv"]["admission"] = "reserve"
         designs.append(
             {
                 "deployment.pools": sides,
