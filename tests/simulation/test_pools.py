@@ -125,7 +125,8 @@ def test_the_first_token_comes_from_the_prefill_side_and_the_gap_counts_after_it
     near, far = (simulate(disaggregated(transfer={"link": link}), engine="token") for link in ("nvlink", "inter-rack"))
     np.testing.assert_array_equal(near.requests["first_token_s"], far.requests["first_token_s"])
     several = near.requests["output_tokens"] > 1
-    assert (far.requests["last_token_s"] - near.requests["last_token_s"])[several].min() > 0.015
+    later_s = (far.requests["last_token_s"] - near.requests["last_token_s"])[several]
+    assert later_s.min() > 0 and later_s.mean() == pytest.approx(0.02, rel=0.1)  # to the next iteration, more or less
     assert far.summary["tpot_s_mean"].item() > near.summary["tpot_s_mean"].item()
     assert far.summary["itl_s"].sel(quantile=0.99).item() > 0.02
 
