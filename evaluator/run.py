@@ -184,10 +184,12 @@ def _traced(whole: Plan, path: Path) -> Outcomes:
     from evaluator.simulation.trace import Trace, write_trace
 
     trace = Trace()
+    replicas = [station.deployment.replicas for station in whole.members[0].stations]
 
     def observe(slot: Slot, iteration: Iteration) -> None:
         if slot.seed == 0:
-            trace.add(iteration.replica if slot.replica < 0 else slot.replica, iteration)
+            own = iteration.replica if slot.replica < 0 else slot.replica
+            trace.add(sum(replicas[: slot.station]) + own, iteration)  # pool after pool
 
     outcomes = simulate_chunk(whole, whole.groups[0], whole.members, observe)
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:

@@ -146,7 +146,7 @@ VARIABLES: dict[str, Variable] = _table()
 INPUTS = {
     "memory_bandwidth": "bandwidth of the devices' memory",
     "flops": "peak FLOP/s of the devices, in every precision",
-    "link_bandwidth": "bandwidth of every link between devices, and of the one that KV is swapped over",
+    "link_bandwidth": "bandwidth of every link between devices or pools, and of the one that KV is swapped over",
     "link_latency": "latency of every link; launches and ramps of collectives",
     "kernel_overhead": "fixed times of kernels: launches, and what they take per sequence and head",
     "host_overhead": "time of the host per iteration, per sequence, and per request outside the engine",

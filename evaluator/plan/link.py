@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from evaluator.catalog import load_link
 from evaluator.cost.dtypes import BYTES
 from evaluator.cost.transfer import SequenceBytes, sequence_bytes
 from evaluator.plan.station import StationPlan
+from evaluator.replica import Change
 from evaluator.scenario import Deployment, LinkFigures, Transfer
 
 
@@ -50,6 +51,14 @@ class LinkPlan:
         if not self.by_layer:
             return np.zeros_like(service_s)
         return (1.0 - 1.0 / max(self.size.layers, 1)) * np.minimum(service_s, computed_s)
+
+    def changed(self, change: Change) -> LinkPlan:
+        """The link with an input changed; itself where that is none of its own."""
+        if change.input == "link_bandwidth":
+            return replace(self, bandwidth=self.bandwidth * change.factor)
+        if change.input == "link_latency" and self.latency_s > 0:
+            return replace(self, latency_s=self.latency_s * change.factor)
+        return self
 
 
 def link_of(stations: Sequence[StationPlan], transfer: Transfer) -> LinkPlan | None:

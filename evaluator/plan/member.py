@@ -32,9 +32,10 @@ class Member:
 
     ``stations`` are its pools in the order in which a request passes them. ``engine`` computes it; ``lacking`` are the
     keys for which the vectorised engine cannot. ``coupled``: what one replica or station does decides what comes to
-    another, so that they cannot be computed one after the other. ``link`` is between a prefill and a decode pool; None:
-    what the one sends is there at once. ``changes`` are those by which a variant differs from
-    its configuration.
+    another, so that they cannot be computed one after the other: replicas of a pool whose router looks at their state,
+    which the reference runs together, or all stations in a closed loop over them. ``link`` is between a
+    prefill and a decode pool; None: what the one sends is there at once. ``changes`` are those by which a variant
+    differs from its configuration.
     """
 
     config: int
@@ -125,7 +126,7 @@ def _checked(
     if len(pools) > 1 and workload.arrivals.process == "closed_loop":
         coupled, missing = True, (*missing, "closed loop over several pools")
     link = None if transfer is None else link_of(stations, transfer)
-    status = _status(workload, stations, coupled)
+    status = _status(workload, stations)
     if status == OK and link is not None and transfer is not None:
         status = link_problem(stations, transfer) or OK
     return Checked(stations, status, missing, coupled, link)
@@ -146,7 +147,7 @@ def _station(name: str, deployment: Deployment, extremes: Extremes) -> StationPl
     )
 
 
-def _status(workload: Workload, stations: tuple[StationPlan, ...], coupled: bool) -> str:
+def _status(workload: Workload, stations: tuple[StationPlan, ...]) -> str:
     """ok, or the first problem of any station, which is named where there are several."""
     for station in stations:
         deployment, built = station.deployment, station.design
@@ -157,9 +158,6 @@ def _status(workload: Workload, stations: tuple[StationPlan, ...], coupled: bool
         if problem is not None:
             kind, _, reason = problem.partition(": ")
             return problem if len(stations) == 1 else f"{kind}: pool {station.name}: {reason}"
-    if coupled and len(stations) > 1:
-        return (
-            "unsupported: a closed loop or a router that looks at the state over several pools; "
-            "use arrivals with a rate and router round_robin or random"
-        )
+    if workload.arrivals.process == "closed_loop" and len(stations) > 1:
+        return "unsupported: a closed loop over several pools; use arrivals with a rate"
     return OK

@@ -23,8 +23,9 @@ def variant(member: Member, change: Change | Rate, traffics: Traffics) -> Member
     if member.status != OK:
         return member
     stations = tuple(_varied(station, change) for station in member.stations)
-    same = all(one is other for one, other in zip(stations, member.stations, strict=True))
-    return member if same else replace(member, stations=stations, changes=changes)
+    link = None if member.link is None else member.link.changed(change)
+    same = link is member.link and all(one is other for one, other in zip(stations, member.stations, strict=True))
+    return member if same else replace(member, stations=stations, link=link, changes=changes)
 
 
 def _varied(station: StationPlan, change: Change) -> StationPlan:

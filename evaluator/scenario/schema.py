@@ -35,7 +35,7 @@ def scenario_schema() -> dict[str, Any]:
         "slo": {"description": "Objectives: bounds in seconds.", "anyOf": [schema_of(read_slo), {"type": "null"}]},
         "sweep": {"description": "The axes of the grid, which is their product.", **_sweep()},
     }
-    needed = {
+    needed: dict[str, Any] = {
         name: {"required": [key for key, field in table.items() if field.default is REQUIRED]}
         for name, table in (("workload", workload), ("deployment", deployment))
     }

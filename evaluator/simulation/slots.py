@@ -28,6 +28,7 @@ class Slot:
     served: np.ndarray | slice  # those of this replica, in order of arrival
     count: int  # how many they are
     users: int  # closed loop: requests in flight
+    station: int = 0  # number of the pool
 
     @property
     def at(self) -> tuple[int, int]:
@@ -40,9 +41,9 @@ class Slot:
         return int(measured.argmax()) if measured.any() else self.count
 
 
-def pool_slot(member: Member, at: tuple[int, int], jobs: Jobs) -> Slot:
-    """All replicas of a configuration's only pool under one seed."""
-    return Slot(*at, -1, jobs, jobs.order, len(jobs), member.users or OPEN_LOOP)
+def pool_slot(member: Member, at: tuple[int, int], jobs: Jobs, station: int = 0) -> Slot:
+    """All replicas of a pool under one seed, where its router looks at their state."""
+    return Slot(*at, -1, jobs, jobs.order, len(jobs), member.users or OPEN_LOOP, station)
 
 
 def slots(
@@ -60,12 +61,12 @@ def slots(
         replicas = deployment.replicas
         for number, one in enumerate(jobs[position]):
             if replicas == 1:
-                found.append(Slot(position, number, 0, one, one.order, len(one), users or OPEN_LOOP))
+                found.append(Slot(position, number, 0, one, one.order, len(one), users or OPEN_LOOP, station))
                 continue
             order = np.arange(len(one))[one.order]
             chosen = assign_replicas(deployment, seeds[number], len(one), station)
             for replica in range(replicas):
                 served = order[chosen == replica]
                 share = OPEN_LOOP if users is None else (users - replica + replicas - 1) // replicas
-                found.append(Slot(position, number, replica, one, served, len(served), share))
+                found.append(Slot(position, number, replica, one, served, len(served), share, station))
     return found

@@ -11,6 +11,7 @@ from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.metrics.outcomes import OK
 from evaluator.plan import Member, StationPlan
 from evaluator.plan.checks import watermark_units
+from evaluator.plan.engines import is_coupled
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.slots import Slot, pool_slot, slots
@@ -45,14 +46,16 @@ def _slots(members: Sequence[Member], jobs: ChunkJobs, seeds: Sequence[int], sta
     for position, member in enumerate(members):
         if member.status != OK:
             continue
-        if member.coupled:
-            yield from (pool_slot(member, (position, seed), one) for seed, one in enumerate(jobs[position]))
+        if is_coupled(member.workload, member.stations[station].deployment):
+            for seed, one in enumerate(jobs[position]):
+                yield pool_slot(member, (position, seed), one, station)
         else:
             yield from slots(members, jobs, seeds, station, position)
 
 
 def _serve(pool: StationPlan, slot: Slot, seed: int, observe: Observe | None) -> tuple[Outcome, WeightedGaps]:
     deployment, replica = pool.deployment, pool.design.ready
+    assert isinstance(deployment.router, str)  # that of one pool
     requests = _requests(slot, replica.kv)
     gaps = Gaps(len(requests))
 

@@ -35,7 +35,7 @@ class Trace:
         self._counters: dict[tuple[int, str], dict[str, int]] = {}  # as last written
 
     def add(self, replica: int, iteration: Iteration) -> None:
-        """After an iteration, or a leap over several."""
+        """After an iteration, or a leap over several. Replicas are numbered pool after pool."""
         pid, start, end = _process(replica), _us(iteration.start_s), _us(iteration.end_s)
         given = {
             "iterations": iteration.iterations,
@@ -96,12 +96,15 @@ class Trace:
         """All events of the run: names of the tracks, iterations and counters, requests."""
         yield _name("process_name", REQUESTS, REQUESTS, "requests")
         yield _name("thread_name", REQUESTS, REQUESTS, "requests")
-        for replica in range(int(outcomes.stations[0].replicas[0])):
-            pid = _process(replica)
-            yield _name("process_name", pid, pid, f"replica {replica}")
+        pools = [use for use in outcomes.stations if use.devices[0] > 0]
+        of_pools = [(use.name, replica) for use in pools for replica in range(int(use.replicas[0]))]
+        for number, (pool, replica) in enumerate(of_pools):
+            pid = _process(number)
+            told = f"{pool} replica {replica}" if len(pools) > 1 else f"replica {replica}"
+            yield _name("process_name", pid, pid, told)
             yield _name("thread_name", pid, pid, "iterations")
-            for number in range(1, len(self._lanes.get(pid, ()))):
-                yield _name("thread_name", pid, pid + number, f"batch in flight {number + 1}")
+            for lane in range(1, len(self._lanes.get(pid, ()))):
+                yield _name("thread_name", pid, pid + lane, f"batch in flight {lane + 1}")
             self._idle_until(pid, math.inf)
         yield from self._events
         yield from _request_events(outcomes, seed)

@@ -29,6 +29,12 @@ def test_catalog_lists_names(evaluator, kind, name):
     assert name in out.splitlines()
 
 
+def test_catalog_links_is_a_table(evaluator):
+    code, out, _ = evaluator("catalog", "links")
+    assert code == 0
+    assert ["inter-rack", "128", "2e+04"] in [row.split() for row in out.splitlines()]
+
+
 def test_catalog_show_prints_the_file(evaluator):
     code, out, _ = evaluator("catalog", "show", "h100-sxm")
     assert code == 0

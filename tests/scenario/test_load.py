@@ -192,8 +192,7 @@ BAD = {
     ),
     "swap unit": ("deployment.kv.swap_bandwidth=25GB", r"kv\.swap_bandwidth: .*25GB"),
     "watermark": ("deployment.kv.watermark=0.9", r"kv\.watermark: must be at most 0\.5, got 0\.9"),
-    "pools": ("deployment.pools={}", r"deployment\.pools: pools is not implemented yet"),
-    "transfer": ("deployment.transfer={}", r"deployment\.transfer: transfer is not implemented yet"),
+    "no pools": ("deployment.pools={}", r"deployment\.pools: expected sections by name, got \{\}"),
     "pipeline": ("pipeline=[]", r"pipeline: pipeline is not implemented yet"),
     "packing": ("deployment.batching.packing=lifo", r"batching\.packing: 'lifo' is not one of fcfs, least_work_left"),
     "threshold": (

@@ -160,7 +160,10 @@ BAD = {
     "nan": ({RATE: [1, float("nan")]}, r"rate_rps \(sweep.*value 2 of 2\): nan is not a finite number"),
     "model": ({"deployment.model": ["llama-3.1-7b"]}, r"deployment\.model \(sweep.*unknown model 'llama-3\.1-7b'"),
     "later": ({"deployment.router": ["random", "least_kv"]}, r"least_kv is not implemented yet; use random"),
-    "pools": ({"deployment.pools": [{"a": 1}]}, r"pools is not implemented yet"),
+    "pools": (
+        {"deployment.pools": [{"a": 1}]},
+        r"deployment\.pools\.a.*: expected a section with the keys role, model",
+    ),
     "empty": ({TP: []}, r"sweep\.deployment\.tensor_parallel: the axis is empty"),
     "empty zip": ({BATCHING: {"zip": []}}, r"sweep\.deployment\.batching: the axis is empty"),
     "empty entry": ({BATCHING: {"zip": [{}]}}, r"sweep\.deployment\.batching\[0\]: expected a value or a section"),

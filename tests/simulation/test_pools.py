@@ -1,0 +1,210 @@
+"""A prefill and a decode pool from the scenario to its results: both engines agree, and nothing is lost between."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evaluator.device import configure
+from evaluator.metrics import OK
+from evaluator.plan import Plan, plan
+from evaluator.replica import Change
+from evaluator.run import simulate, sweep
+from evaluator.scenario import Scenario, load_scenario
+from evaluator.simulation import simulate_chunk
+from evaluator.stations.engine.in_order import run_lanes
+
+TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
+POOLS = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
+SPREAD = {"source": "uniform", "prompt_min": 20, "prompt_max": 2500, "output_min": 1, "output_max": 40}
+
+
+def disaggregated(sweep: Any = None, lengths: Any = SPREAD, rate_rps: float = 8.0, **deployment: Any) -> Scenario:
+    """Llama-3.1-8B on an H100 on either side."""
+    arrivals = {"process": "poisson", "rate_rps": rate_rps}
+    workload = {"arrivals": arrivals, "lengths": lengths, "requests": 40, "warmup_requests": 0}
+    served = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "pools": POOLS, **deployment}
+    return load_scenario({"workload": workload, "deployment": served, "sweep": sweep})
+
+
+def random_designs(count: int) -> list[dict[str, Any]]:
+    """Any policies that reserve KV, hardware, replicas, routers, parallelism and links."""
+    rng = np.random.default_rng(0)
+
+    def one(*values: Any) -> Any:
+        return values[rng.integers(len(values))]
+
+    def pool() -> dict[str, Any]:
+        return {
+            "hardware": one("h100-sxm", "h200-sxm", "mi300x"),
+            "tensor_parallel": one(1, 2, 4),
+            "replicas": one(1, 1, 2, 3),
+            "batching": {"policy": one("continuous", "chunked", "mixed", "static"), "max_num_seqs": one(1, 4, 64)},
+            "kv": {"admission": "reserve", "block_tokens": one(1, 16)},
+        }
+
+    designs = []
+    for _ in range(count):
+        sides = {name: pool() for name in ("p", "d")}
+        designs.append(
+            {
+                "deployment.pools": sides,
+                "deployment.transfer": {
+                    "link": one("nvlink", "pcie-gen5-x16", "ethernet-25g", "inter-rack"),
+                    "granularity": one("cache", "layer"),
+                    "shared": one("per_replica", "none"),
+                    "dtype": one("auto", "fp8"),
+                },
+                "deployment.router": one("round_robin", "random"),
+                "workload.arrivals.rate_rps": one(2, 20, 200) + len(designs) / 1000,
+            }
+        )
+    return designs
+
+
+def simulated(whole: Plan) -> dict[int, tuple[Any, int]]:
+    """Outcomes and the position in them, by configuration."""
+    found = {}
+    for group in whole.groups:
+        outcomes = simulate_chunk(whole, group, group.members)
+        found |= {member.config: (outcomes, place) for place, member in enumerate(group.members)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def systems():
+    """120 random systems: their plan, and both engines' outcomes."""
+    configure()
+    asked = disaggregated({"design": {"zip": random_designs(120)}})
+    whole = plan(asked)
+    return whole, simulated(whole), simulated(plan(asked, engine="token"))
+
+
+def test_both_engines_agree_on_random_systems(systems):
+    whole, fast, exact = systems
+    assert sum(member.status == OK for member in whole.members) >= 100
+    assert {member.engine for member in whole.members} == {"iteration"}
+    for member in whole.members:
+        if member.status != OK:
+            continue
+        (mine, at), (known, there) = fast[member.config], exact[member.config]
+        for name in TIMES:
+            np.testing.assert_allclose(
+                getattr(mine, name)[at], getattr(known, name)[there], rtol=1e-9, err_msg=f"{name} of {member.config}"
+            )
+        np.testing.assert_array_equal(mine.replica[at], known.replica[there])
+        for one, other in zip(mine.stations, known.stations, strict=True):
+            for name in ("busy_s", "iterations", "flops", "bytes", "kv_unit_s", "preemptions"):
+                np.testing.assert_allclose(getattr(one, name)[at], getattr(other, name)[there], rtol=1e-9)
+
+
+def test_nothing_is_lost_between_the_pools(systems):
+    whole, fast, _ = systems
+    for member in whole.members:
+        if member.status != OK:
+            continue
+        outcomes, at = fast[member.config]
+        jobs = whole.traffics.jobs(member.workload, 0, member.stations[0].role)
+        output = 1 + jobs.demand.later_tokens
+        np.testing.assert_array_equal(outcomes.output_tokens[at, 0], output)
+        measured = output[jobs.measured]
+        assert outcomes.itl[at][0][1].sum() == (measured - 1).sum()  # every token but the first follows another
+        times = np.array([getattr(outcomes, name)[at, 0] for name in TIMES])
+        assert np.isfinite(times).all() and (np.diff(times, axis=0) >= 0).all()
+        plan_ = member.link
+        over_s = plan_.service_s(jobs.demand.prompt_tokens) / plan_.size.layers + plan_.latency_s
+        several = output > 1
+        assert (np.diff(times[2:], axis=0)[0] >= over_s * (1 - 1e-9))[several].all()  # at least a layer after it
+        np.testing.assert_array_equal(times[2][~several], times[3][~several])
+
+
+def test_the_first_token_comes_from_the_prefill_side_and_the_gap_counts_after_it():
+    near, far = (simulate(disaggregated(transfer={"link": link}), engine="token") for link in ("nvlink", "inter-rack"))
+    np.testing.assert_array_equal(near.requests["first_token_s"], far.requests["first_token_s"])
+    several = near.requests["output_tokens"] > 1
+    later_s = (far.requests["last_token_s"] - near.requests["last_token_s"])[several]
+    assert later_s.min() > 0 and later_s.mean() == pytest.approx(0.02, rel=0.1)  # to the next iteration, more or less
+    assert far.summary["tpot_s_mean"].item() > near.summary["tpot_s_mean"].item()
+    assert far.summary["itl_s"].sel(quantile=0.99).item() > 0.02
+
+
+def test_devices_and_cost_are_of_both_pools():
+    pools = {"p": {"role": "prefill", "replicas": 2}, "d": {"role": "decode", "tensor_parallel": 4}}
+    priced = {
+        name: {**pool, "usd_per_device_hour": price} for (name, pool), price in zip(pools.items(), (1, 3), strict=True)
+    }
+    found = simulate(disaggregated(pools=priced), engine="token").summary
+    assert found["devices"].item() == 6
+    tokens_per_hour = found["output_tok_per_s"].item() * 3600
+    assert found["usd_per_mtok"].item() == pytest.approx(1e6 * (2 * 1 + 4 * 3) / tokens_per_hour)
+
+
+def test_a_sweep_over_both_pools_takes_one_program():
+    configure()
+    axes = {"deployment.pools.d.replicas": [1, 2, 3], "deployment.pools.p.tensor_parallel": [1, 2, 4]}
+    before = run_lanes._cache_size()
+    found = sweep(disaggregated(axes, kv={"admission": "reserve"}))
+    assert (found["status"] == OK).all() and found.sizes["config"] == 9
+    assert found["devices"].values.tolist() == [2, 3, 5, 3, 4, 6, 4, 5, 7]
+    assert run_lanes._cache_size() - before <= 1
+
+
+def test_a_trace_tells_the_pools_apart(tmp_path):
+    pools = {"p": {"role": "prefill", "replicas": 2}, "d": {"role": "decode"}}
+    simulate(disaggregated(pools=pools), trace=tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert set(names.values()) == {"requests", "p replica 0", "p replica 1", "d replica 0"}
+    did = {(names[event["pid"]], event["name"]) for event in events if event["ph"] == "X"}
+    assert did == {("p replica 0", "prefill"), ("p replica 1", "prefill"), ("d replica 0", "decode")}
+
+
+def test_a_router_that_looks_at_the_state_chooses_among_the_replicas_of_its_pool():
+    """Over pools in tandem, too, its pool runs after those before it: the reference does that."""
+    pools = {"p": {"role": "prefill", "replicas": 2}, "d": {"role": "decode", "replicas": 3}}
+    routers = {"prefill": "least_work", "decode": "least_outstanding"}
+    (member,) = plan(disaggregated(pools=pools, router=routers)).members
+    assert (member.status, member.engine) == (OK, "token")
+    assert member.lacking == ("router least_work", "router least_outstanding")
+    run, turns = (simulate(disaggregated(pools=pools, router=one, rate_rps=60.0)) for one in (routers, "round_robin"))
+    assert run.summary["engine"].item() == "token" and set(run.requests["replica"]) == {0, 1}
+    assert run.summary["ttft_s_mean"].item() < turns.summary["ttft_s_mean"].item()  # long prompts block nobody
+    assert (run.requests["output_tokens"] == turns.requests["output_tokens"]).all()
+
+
+LACKING = {
+    "models": (
+        {"pools": {**POOLS, "d": {"role": "decode", "model": "qwen3-8b"}}},
+        "infeasible: pool p has llama-3.1-8b and pool d qwen3-8b, and the KV of one model means nothing to another",
+    ),
+    "dtype": (
+        {"precision": {"kv": "fp8"}, "transfer": {"dtype": "bf16"}},
+        "infeasible: transfer.dtype bf16 is wider than the KV cache of fp8, which has nothing more to send; use auto",
+    ),
+    "too large": ({"model": "llama-3.1-70b"}, "infeasible: pool p: does not fit: 141.1 GB of weights"),
+}
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_what_cannot_run_is_a_row_with_its_reason(case):
+    deployment, reason = LACKING[case]
+    (member,) = plan(disaggregated(**deployment)).members
+    assert member.status.startswith(reason)
+
+
+def test_inputs_of_the_links_are_those_of_the_link_between_the_pools_too():
+    whole = plan(disaggregated(transfer={"link": "inter-rack"}))
+    (member,) = whole.members
+    assert whole.changed(member, Change("link_bandwidth", 2.0)).link.bandwidth == 2 * 128e9
+    assert whole.changed(member, Change("link_latency", 2.0)).link.latency_s == 2 * 0.02
+    assert whole.changed(member, Change("flops", 2.0)).link is member.link
+
+
+@pytest.mark.parametrize(("dtypes", "bytes_"), [(("bf16", "bf16"), 2), (("fp8", "bf16"), 1), (("bf16", "fp8"), 1)])
+def test_auto_sends_as_the_narrower_cache(dtypes, bytes_):
+    pools = {name: {**pool, "precision": {"kv": kv}} for (name, pool), kv in zip(POOLS.items(), dtypes, strict=True)}
+    (member,) = plan(disaggregated(pools=pools)).members
+    assert member.link.size.of(1) == 32 * 2 * 8 * 128 * bytes_
