@@ -114,9 +114,12 @@ def _units_of_blocks(kv: KvLayout, demand: Demand) -> Callable[[int], int] | Non
 def _requests(slot: Slot, kv: KvLayout) -> list[Request]:
     demand = slot.jobs.demand
     lengths = demand.prompt_tokens, demand.output_tokens
-    columns = (slot.jobs.ready_s, demand.compute_tokens, *lengths, held_units(demand, kv), shared_units(demand, kv))
+    columns = (slot.jobs.ready_s, demand.compute_tokens, *lengths, held_units(demand, kv))
     rows = zip(*(column[slot.served].tolist() for column in columns), strict=True)
-    return [Request(index, *row, shared_units=shared) for index, (*row, shared) in enumerate(rows)]
+    found = [Request(index, *row) for index, row in enumerate(rows)]
+    for request, units in zip(found, shared_units(demand, kv)[slot.served].tolist(), strict=True):
+        request.shared_units = units
+    return found
 
 
 def _add(departures: Departures, totals: Totals, slot: Slot, outcome: Outcome) -> None:
