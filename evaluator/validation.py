@@ -146,7 +146,7 @@ def _pressures(whole: Plan, member: Member) -> tuple[float, float]:
     """
     station = member.stations[0]
     deployment, replica = station.deployment, station.design.ready
-    jobs = whole.traffics.jobs(member.workload, whole.seeds[0], station.role)
+    jobs, *_ = whole.jobs(member)
     held = held_units(jobs.demand, replica.kv).mean() * deployment.batching.max_num_seqs / replica.kv.capacity_units
     if member.workload.arrivals.users is not None:
         return 1e9 * member.workload.arrivals.users / deployment.replicas, float(held)

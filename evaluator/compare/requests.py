@@ -13,7 +13,7 @@ import numpy as np
 
 from evaluator.errors import InputError
 from evaluator.experiments.requests import METRICS, read_requests
-from evaluator.scenario.scenario import Arrivals, Lengths, Scenario
+from evaluator.scenario.scenario import Arrivals, Lengths, Scenario, Sessions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +66,7 @@ def _with_trace(scenario: Scenario, trace: Path, count: int) -> Scenario:
         warmup_requests=0,
         seeds=(0,),
         cached_tokens=0,
+        sessions=Sessions(),
     )
     return replace(scenario, workload=workload)
 

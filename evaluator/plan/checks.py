@@ -8,6 +8,7 @@ from evaluator.policies import policy
 from evaluator.replica import Design, token_budget
 from evaluator.scenario import Deployment, Workload
 from evaluator.traffic.jobs import Extremes
+from evaluator.traffic.requests import shared_tokens
 
 LARGEST_OUTPUT = 1 << 22
 
@@ -42,6 +43,33 @@ def policy_problem(deployment: Deployment, built: Design) -> str | None:
             "use policy chunked or continuous"
         )
     return None
+
+
+def prefix_problem(workload: Workload, deployment: Deployment, built: Design, extremes: Extremes) -> str | None:
+    """Why system prompts cannot be kept in the KV cache; None where they can, or are not."""
+    shared, kv = shared_tokens(workload, deployment), built.ready.kv
+    if not shared:
+        return None
+    record = policy(deployment.batching.policy)
+    others = {
+        f"role {deployment.role}; use role mixed": deployment.role != "mixed",
+        "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
+        f"policy {record.name}; use policy chunked or continuous": record.by_future_peak,
+        f"{built.model.name}, whose layers do not all keep every token": kv.window is not None
+        or kv.bytes_per_sequence > 0,
+    }
+    for what, applies in others.items():
+        if applies:
+            return f"unsupported: kv.prefix_caching with {what}, or leave it out"
+    units, prompts = int(kv_units(kv, shared)), workload.sessions.system_prompts
+    largest = int(kv_units(kv, extremes.kv_tokens)) - units + watermark_units(deployment, kv)
+    if prompts * units + largest <= kv.capacity_units:
+        return None
+    return (
+        f"infeasible: {prompts:,} system prompts of {shared:,} tokens stay in the KV cache of "
+        f"{kv.capacity_tokens:,.0f} tokens and leave too little for a request of {extremes.kv_tokens - shared:,} more; "
+        "use fewer or shorter system_prompts, more tensor_parallel or no kv.prefix_caching"
+    )
 
 
 def limit_problem(deployment: Deployment, built: Design, extremes: Extremes) -> str | None:

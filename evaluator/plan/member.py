@@ -6,8 +6,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from evaluator.cost.memory import kv_units
 from evaluator.metrics.outcomes import OK
-from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, routing_problem
+from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, prefix_problem, routing_problem
 from evaluator.plan.engines import ITERATION, TOKEN, is_coupled, lacking
 from evaluator.plan.link import LinkPlan, link_of, link_problem
 from evaluator.plan.station import StationPlan
@@ -16,6 +17,7 @@ from evaluator.scenario import Deployment, Objective, Transfer, Workload
 from evaluator.scenario.grid import Point
 from evaluator.scenario.pools import pools_of
 from evaluator.traffic.jobs import Demand, Extremes
+from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.roles import ROLES, Role, hands_on
 from evaluator.traffic.traffics import Traffics
 
@@ -88,7 +90,7 @@ def member(config: int, point: Point, setting: Setting) -> Member:
     """The configuration at a point of the grid, checked. Points share their parts, which so are known by identity."""
     workload, deployment, objectives = point
     arrivals = workload.arrivals
-    lengths = (id(workload.lengths), workload.requests, workload.cached_tokens)
+    lengths = (id(workload.lengths), workload.requests, workload.cached_tokens, workload.sessions)
     key = (id(deployment), arrivals.process, arrivals.users, *lengths)
     found = setting.known.get(key)
     if found is None:
@@ -117,10 +119,10 @@ def _member(config: int, workload: Workload, objectives: tuple[Objective, ...], 
 def _checked(
     workload: Workload, pools: Sequence[tuple[str, Deployment]], setting: Setting, transfer: Transfer | None
 ) -> Checked:
-    roles = [ROLES[deployment.role] for _, deployment in pools]
-    demands = [_demands(setting.traffics, workload, seed, roles) for seed in setting.seeds]
+    roles, shared = [ROLES[deployment.role] for _, deployment in pools], shared_tokens(workload, pools[0][1])
+    demands = [_demands(setting.traffics, workload, seed, roles, shared) for seed in setting.seeds]
     largest = [Extremes.of([demand.extremes for demand in column]) for column in zip(*demands, strict=True)]
-    stations = tuple(_station(*pool, extremes) for pool, extremes in zip(pools, largest, strict=True))
+    stations = tuple(_station(*pool, workload, extremes) for pool, extremes in zip(pools, largest, strict=True))
     missing = tuple(dict.fromkeys(name for _, deployment in pools for name in lacking(workload, deployment)))
     coupled = any(is_coupled(workload, deployment) for _, deployment in pools)
     if len(pools) > 1 and workload.arrivals.process == "closed_loop":
@@ -132,19 +134,20 @@ def _checked(
     return Checked(stations, status, missing, coupled, link)
 
 
-def _demands(traffics: Traffics, workload: Workload, seed: int, roles: Sequence[Role]) -> list[Demand]:
-    """What the requests ask of each pool."""
-    found = [traffics.demand(workload, seed, roles[0])]
+def _demands(traffics: Traffics, workload: Workload, seed: int, roles: Sequence[Role], shared: int) -> list[Demand]:
+    """What the requests ask of each pool; ``shared`` tokens of their prompts are kept at the first."""
+    found = [traffics.demand(workload, seed, roles[0], shared)]
     for position in range(len(roles) - 1):
         found.append(found[-1].after_prefill[1] if hands_on(roles, position) else found[-1])
     return found
 
 
-def _station(name: str, deployment: Deployment, extremes: Extremes) -> StationPlan:
+def _station(name: str, deployment: Deployment, workload: Workload, extremes: Extremes) -> StationPlan:
     longest = longest_prompt(deployment, extremes)
-    return StationPlan(
-        name, deployment, design(deployment, longest), extremes, token_budget(deployment.batching, longest)
-    )
+    built, shared, kept = design(deployment, longest), shared_tokens(workload, deployment), 0
+    if built.replica is not None and shared:
+        kept = workload.sessions.system_prompts * int(kv_units(built.replica.kv, shared))
+    return StationPlan(name, deployment, built, extremes, token_budget(deployment.batching, longest), kept)
 
 
 def _status(workload: Workload, stations: tuple[StationPlan, ...]) -> str:
@@ -154,6 +157,7 @@ def _status(workload: Workload, stations: tuple[StationPlan, ...]) -> str:
         problem: str | None = built.status
         if problem == OK:
             problem = routing_problem(workload, deployment) or policy_problem(deployment, built)
+            problem = problem or prefix_problem(workload, deployment, built, station.extremes)
             problem = problem or limit_problem(deployment, built, station.extremes)
         if problem is not None:
             kind, _, reason = problem.partition(": ")

@@ -14,6 +14,8 @@ from evaluator.plan.member import Member, Rate, Setting, member
 from evaluator.plan.variants import variant
 from evaluator.replica import Change
 from evaluator.scenario import Grid, Scenario, expand
+from evaluator.traffic.jobs import Jobs
+from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.traffics import Traffics
 
 
@@ -37,6 +39,12 @@ class Plan:
     def runs(self) -> int:
         """How often a configuration is simulated, at most: for each seed, and for each input up and down."""
         return len(self.seeds) * (1 + 2 * len(self.inputs))
+
+    def jobs(self, member: Member) -> list[Jobs]:
+        """The requests of a configuration, for each seed, as they come to its first pool."""
+        pool, workload = member.stations[0], member.workload
+        shared = shared_tokens(workload, pool.deployment)
+        return [self.traffics.jobs(workload, seed, pool.role, shared) for seed in self.seeds]
 
     def of(self, configs: np.ndarray) -> Plan:
         """The plan of these configurations alone."""

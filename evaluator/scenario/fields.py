@@ -193,6 +193,16 @@ file_name = Reader(_file_name, {"type": "string", "pattern": r"^(?=.*\S)[^/\\\n]
 """A string that results can be named after."""
 
 
+def _flag(value: Any, place: Place) -> bool:
+    if not isinstance(value, bool):
+        raise place.error(f"expected true or false, got {shown(value)}")
+    return value
+
+
+flag = Reader(_flag, {"type": "boolean"})
+"""True or False."""
+
+
 def choice(*allowed: str, later: Iterable[str] = ()) -> Reader:
     """One of the words ``allowed``; those in ``later`` are refused as not implemented yet."""
     later = tuple(later)

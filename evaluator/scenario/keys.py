@@ -20,6 +20,7 @@ from evaluator.scenario.fields import (
     Table,
     choice,
     count,
+    flag,
     known,
     number,
     quantity,
@@ -89,6 +90,9 @@ KV: Table = {
         quantity("byte", least=0),
         KvCache.swap_bytes,
         "Host memory per device for it; as much as it takes where absent.",
+    ),
+    "prefix_caching": Field(
+        flag, KvCache.prefix_caching, "Whether the whole blocks of system prompts are computed once and stay."
     ),
 }
 

@@ -35,6 +35,17 @@ class Lengths:
 
 
 @dataclass(frozen=True)
+class Sessions:
+    """What requests have in common: each begins with one of ``system_prompts`` prefixes of ``system_tokens`` tokens.
+
+    The prompt of the drawn length follows it, so that a request's prompt is longer by ``system_tokens``.
+    """
+
+    system_prompts: int = 0
+    system_tokens: int = 0
+
+
+@dataclass(frozen=True)
 class Workload:
     """Traffic: ``requests`` per seed, of which the first ``warmup_requests`` are cut from the statistics."""
 
@@ -44,6 +55,7 @@ class Workload:
     warmup_requests: int
     seeds: tuple[int, ...]
     cached_tokens: int = 0  # leading prompt tokens whose KV is already there, where the trace does not say
+    sessions: Sessions = field(default_factory=Sessions)
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,8 @@ class KvCache:
 
     on_demand: KV is taken as tokens come; an admission leaves the fraction ``watermark`` of the cache free, and where
     KV runs out the request admitted last is preempted: computed anew, or copied to ``swap_bytes`` of host memory per
-    device (None: as much as it takes) at ``swap_bandwidth`` (byte/s of a device).
+    device (None: as much as it takes) at ``swap_bandwidth`` (byte/s of a device). ``prefix_caching``: the whole blocks
+    of system prompts are computed once and stay in the cache.
     """
 
     admission: str = "reserve"
@@ -77,6 +90,7 @@ class KvCache:
     preemption: str = "recompute"  # recompute | swap
     swap_bandwidth: float | None = None
     swap_bytes: float | None = None
+    prefix_caching: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from evaluator.scenario.fields import Place
 from evaluator.scenario.scenario import Arrivals, Lengths, Workload
-from evaluator.scenario.trace import LENGTHS, TIMES, trace_requests
+from evaluator.scenario.trace import LENGTHS, TIMES, read_trace, trace_requests
 
 DEFAULT_REQUESTS = 1000
 FOLLOWING = ("lengths", "requests", "warmup_requests")
@@ -39,16 +39,32 @@ def finish(values: Mapping[str, Any], place: Place) -> Workload:
         warmup = requests // 10
     elif warmup >= requests:
         raise place.key("warmup_requests").error(f"must be less than requests = {requests}, got {warmup}")
-    return Workload(arrivals, lengths, requests, warmup, values["seeds"], values["cached_tokens"])
+    return Workload(arrivals, lengths, requests, warmup, values["seeds"], values["cached_tokens"], values["sessions"])
 
 
 def check_cached(workload: Workload, place: Place) -> None:
-    """Refuses a cached prefix as long as a prompt of fixed length. Prompts that vary keep one token to compute."""
+    """Refuses a cached prefix as long as a prompt of fixed length. Prompts that vary keep one token to compute.
+
+    Beside system prompts none can be: they are what is cached, if the deployment says so.
+    """
+    if workload.sessions.system_tokens and _cached(workload):
+        raise place.key("sessions").error(
+            "system_tokens and cached_tokens exclude each other: a system prompt is cached where the deployment has "
+            "kv.prefix_caching; leave out the one or the other"
+        )
     prompt = workload.lengths.parameters.get("prompt_tokens")
     if prompt is not None and workload.cached_tokens >= prompt:
         raise place.key("cached_tokens").error(
             f"must be less than the prompt of {prompt} tokens (at least one is computed), got {workload.cached_tokens}"
         )
+
+
+def _cached(workload: Workload) -> bool:
+    if workload.lengths.source == "trace" and workload.lengths.file is not None:
+        cached = read_trace(workload.lengths.file, LENGTHS).cached_tokens
+        if cached is not None:
+            return bool(cached.any())
+    return workload.cached_tokens > 0
 
 
 def _traces(arrivals: Arrivals, lengths: Lengths) -> dict[str, tuple[str, ...]]:

@@ -23,8 +23,8 @@ from evaluator.scenario.fields import (
     resolve_file,
     text,
 )
-from evaluator.scenario.scenario import Arrivals, Lengths
-from evaluator.scenario.tables import Variant, read_section, schema_of, section_schema, variant
+from evaluator.scenario.scenario import Arrivals, Lengths, Sessions
+from evaluator.scenario.tables import Variant, read_section, schema_of, section, section_schema, variant
 
 RATE: Table = {"rate_rps": Field(quantity("1/s", above=0), says="Mean rate of the arrivals, requests per second.")}
 MOST_REQUESTS = 10_000_000
@@ -156,6 +156,26 @@ def _formula(source: str, values: dict[str, Any], place: Place) -> Lengths:
 formula = variant("source", LENGTHS, _formula, _SOURCE)
 
 
+LATER_SESSIONS = ("turns", "think_s")
+
+SESSIONS: Table = {
+    "system_prompts": Field(
+        count(least=0), Sessions.system_prompts, "How many prefixes the requests share; each begins with one of them."
+    ),
+    "system_tokens": Field(
+        count(least=0), Sessions.system_tokens, "Tokens of each; the prompt of the drawn length follows them."
+    ),
+}
+
+
+def _check_sessions(found: Sessions, place: Place) -> None:
+    if found.system_tokens and not found.system_prompts:
+        raise place.key("system_prompts").error("must be at least 1 where there are system_tokens, got 0")
+
+
+_sessions = section(SESSIONS, Sessions, LATER_SESSIONS, _check_sessions)
+
+
 def workload_table(folder: Path) -> Table:
     """The keys of ``workload``. None: filled in from the other keys (``workload.finish``)."""
     more = "a long run's statistics come as well from several seeds (workload.seeds), each in memory of its own"
@@ -176,5 +196,8 @@ def workload_table(folder: Path) -> Table:
         ),
         "cached_tokens": Field(
             count(least=0), 0, "Leading prompt tokens whose KV is there already, where a trace does not say."
+        ),
+        "sessions": Field(
+            Variant(_sessions.read, _sessions.schema, SESSIONS), Sessions(), "What the prompts have in common."
         ),
     }

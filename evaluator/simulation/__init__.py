@@ -25,10 +25,7 @@ def simulate_chunk(plan: Plan, group: Group, members: list[Member], observe: Obs
     from evaluator.simulation.chain import run_chain
     from evaluator.simulation.outcomes import outcomes_of
 
-    jobs = [
-        [plan.traffics.jobs(member.workload, seed, member.stations[0].role) for seed in plan.seeds]
-        for member in members
-    ]
+    jobs = [plan.jobs(member) for member in members]
     return outcomes_of(members, run_chain(stations_of(plan, group, members, observe), jobs))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from evaluator.plan import Member, StationGroup
 from evaluator.simulation.lanes import run_slots
 from evaluator.simulation.slots import Slot, slots
-from evaluator.simulation.use import Totals, check_served, use_of
+from evaluator.simulation.use import Totals, add_kept, check_served, use_of
 from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.common import histogram
@@ -27,6 +27,7 @@ def serve_iterations(
         _add(departures, totals, slot, result)
         bins[slot.at] += result.itl_histogram
     check_served(members, departures)
+    add_kept(pools, jobs, departures, totals)
     return departures, use_of(pools, jobs, totals, [[_weighted(one) for one in seeds] for seeds in bins])
 
 

@@ -15,9 +15,9 @@ from evaluator.plan.engines import is_coupled
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.slots import Slot, pool_slot, slots
-from evaluator.simulation.use import Totals, check_served, use_of
+from evaluator.simulation.use import Totals, add_kept, check_served, use_of
 from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps
-from evaluator.traffic.jobs import Demand, held_units
+from evaluator.traffic.jobs import Demand, held_units, shared_units
 
 Observe = Callable[[Slot, Iteration], None]
 
@@ -38,6 +38,7 @@ def serve_tokens(
         _add(departures, totals, slot, outcome)
         gaps[slot.position][slot.seed].append(found)
     check_served(members, departures)
+    add_kept(pools, jobs, departures, totals)
     return departures, use_of(pools, jobs, totals, [[pooled(parts) for parts in row] for row in gaps])
 
 
@@ -92,7 +93,7 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
     return Limits(
         max_num_seqs=batching.max_num_seqs,
         max_num_batched_tokens=pool.max_num_batched_tokens,
-        kv_units=layout.capacity_units,
+        kv_units=layout.capacity_units - pool.kept_units,
         admission=kv.admission,
         block_tokens=layout.block_tokens,
         units_of_blocks=_units_of_blocks(layout, demand),
@@ -118,7 +119,10 @@ def _requests(slot: Slot, kv: KvLayout) -> list[Request]:
     lengths = demand.prompt_tokens, demand.output_tokens
     columns = (slot.jobs.ready_s, demand.compute_tokens, *lengths, held_units(demand, kv))
     rows = zip(*(column[slot.served].tolist() for column in columns), strict=True)
-    return [Request(index, *row) for index, row in enumerate(rows)]
+    found = [Request(index, *row) for index, row in enumerate(rows)]
+    for request, units in zip(found, shared_units(demand, kv)[slot.served].tolist(), strict=True):
+        request.shared_units = units
+    return found
 
 
 def _add(departures: Departures, totals: Totals, slot: Slot, outcome: Outcome) -> None:

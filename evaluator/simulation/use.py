@@ -46,6 +46,16 @@ def check_served(members: Sequence[Member], departures: Departures) -> None:
             )
 
 
+def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, departures: Departures, totals: Totals) -> None:
+    """Count the KV units of shared prefixes, in use on every replica from the first arrival to the last departure."""
+    for at, one in each(jobs):
+        pool = pools[at[0]]
+        if pool.kept_units:
+            ready_s, left_s = departures.ready_s[at][: len(one)], departures.last_token_s[at][: len(one)]
+            totals.kv_units_max[at] += pool.kept_units
+            totals.kv_unit_s[at] += pool.kept_units * pool.deployment.replicas * (left_s.max() - ready_s.min())
+
+
 def use_of(pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals, itl: Sequence[Sequence[WeightedGaps]]) -> Use:
     """The use of a pool, which has the same place in all configurations of a chunk."""
     hardware = [pool.design.hardware for pool in pools]

@@ -49,15 +49,19 @@ class Demand:
     shared_tokens: NDArray[np.int64]  # leading prompt tokens, whole blocks, whose KV the station keeps for all jobs
 
     @staticmethod
-    def of(tokens: Tokens, role: Role) -> Demand:
-        """What requests ask of a pool of this role, where it is the first that computes them."""
+    def of(tokens: Tokens, role: Role, shared_tokens: int = 0) -> Demand:
+        """What requests ask of a pool of this role, where it is the first that computes them.
+
+        ``shared_tokens``, less than any prompt, are cached as well, and the station keeps their KV for all requests.
+        """
         prompt, output, cached = tokens.prompt_tokens, tokens.output_tokens, tokens.cached_tokens
         if role.prompt_resident:
             return _resident(prompt, output, cached)
         given = np.ones_like(output) if role.first_token_only else output
         # The last token is sampled and never computed.
-        own = np.zeros_like(prompt)
-        return Demand(prompt, given, cached, prompt - cached, prompt + given - 1, output - given, own)
+        shared = np.full_like(prompt, shared_tokens)
+        cached = np.maximum(cached, shared)
+        return Demand(prompt, given, cached, prompt - cached, prompt + given - 1, output - given, shared)
 
     @cached_property
     def extremes(self) -> Extremes:

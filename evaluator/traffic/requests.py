@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.scenario.scenario import Workload
+from evaluator.scenario.scenario import Deployment, Workload
 from evaluator.scenario.trace import LENGTHS, read_trace
 from evaluator.traffic.lengths import request_lengths
 
@@ -26,10 +26,21 @@ def request_tokens(workload: Workload, seed: int, count: int) -> Tokens:
 
     The same seed gives the same lengths whatever the arrivals, so that configurations differ by what they are and not
     by their luck. ``cached_tokens`` of the workload are cut to leave one token of each prompt to compute; a trace that
-    has the column says them itself.
+    has the column says them itself. A system prompt comes before the prompt of the drawn length and counts as prompt.
     """
     prompt, output = request_lengths(workload.lengths, seed, count)
-    return Tokens(prompt, output, _cached(workload, prompt))
+    cached = _cached(workload, prompt)
+    return Tokens(prompt + workload.sessions.system_tokens, output, cached)
+
+
+def shared_tokens(workload: Workload, deployment: Deployment) -> int:
+    """Tokens at the beginning of every prompt whose KV the replicas keep: whole blocks of a system prompt.
+
+    An approximation: all system prompts are there from the start and stay, as those that are sent again and again do.
+    So it makes no difference which of them a request begins with, and that is not drawn.
+    """
+    block = deployment.kv.block_tokens
+    return workload.sessions.system_tokens // block * block if deployment.kv.prefix_caching else 0
 
 
 def _cached(workload: Workload, prompt: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -30,21 +30,24 @@ class Traffics:
         self._identity = lru_cache(maxsize=64)(np.arange)
         self._measured = lru_cache(maxsize=64)(lambda count, warmup: np.arange(count) >= warmup)
 
-    def jobs(self, workload: Workload, seed: int, role: Role) -> Jobs:
-        """All requests of ``workload`` under ``seed`` as they come to the first pool, which has this role."""
+    def jobs(self, workload: Workload, seed: int, role: Role, shared_tokens: int = 0) -> Jobs:
+        """All requests of ``workload`` under ``seed`` as they come to the first pool, which has this role.
+
+        ``shared_tokens`` of every prompt are kept there for all of them (``requests.shared_tokens``).
+        """
         count = workload.requests
         return Jobs(
             self._identity(count),
             self._arrivals(self._key(workload.arrivals), seed, count),
-            self.demand(workload, seed, role),
+            self.demand(workload, seed, role, shared_tokens),
             self._measured(count, workload.warmup_requests),
         )
 
-    def demand(self, workload: Workload, seed: int, role: Role) -> Demand:
+    def demand(self, workload: Workload, seed: int, role: Role, shared_tokens: int = 0) -> Demand:
         """What they ask of that pool, whenever they come."""
-        lengths = self._key(workload.lengths)
-        self._alive[lengths, workload.requests, workload.cached_tokens] = workload
-        return self._demand(lengths, workload.requests, workload.cached_tokens, seed, role)
+        sizes = (self._key(workload.lengths), workload.requests, workload.cached_tokens, workload.sessions)
+        self._alive[sizes] = workload
+        return self._demand(sizes, seed, role, shared_tokens)
 
     def at_rate(self, workload: Workload, rate_rps: float) -> Workload:
         """The workload at another rate of arrivals: the same lengths and the same unit gaps. One object for each rate.
@@ -64,5 +67,6 @@ class Traffics:
     def _build_arrivals(self, arrivals: int, seed: int, count: int) -> np.ndarray:
         return arrival_times(cast(Arrivals, self._alive[arrivals]), seed, count)
 
-    def _build_demand(self, lengths: int, count: int, cached: int, seed: int, role: Role) -> Demand:
-        return Demand.of(request_tokens(cast(Workload, self._alive[lengths, count, cached]), seed, count), role)
+    def _build_demand(self, sizes: Hashable, seed: int, role: Role, shared_tokens: int) -> Demand:
+        workload = cast(Workload, self._alive[sizes])
+        return Demand.of(request_tokens(workload, seed, workload.requests), role, shared_tokens)

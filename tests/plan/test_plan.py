@@ -262,3 +262,34 @@ def test_replicas_share_requests():
     assert abs(np.corrcoef(chosen[1:], chosen[:-1])[0, 1]) < 0.02
     np.testing.assert_array_equal(chosen[:500], assign_replicas(random, 0, 500))
     assert (chosen != assign_replicas(random, 1, 40_000)).mean() == pytest.approx(0.75, abs=0.02)
+
+
+KEPT = {"workload__sessions": {"system_prompts": 4, "system_tokens": 1000}, "deployment__kv": {"prefix_caching": True}}
+
+
+def test_system_prompts_need_room_in_the_kv_cache():
+    assert status(**KEPT) == OK
+    many = {**KEPT, "workload__sessions": {"system_prompts": 1000, "system_tokens": 1000}}
+    assert "1,000 system prompts of 992 tokens stay in the KV cache" in status(**many)
+    assert "use fewer or shorter system_prompts" in status(**many)
+    assert status(**{**many, "deployment__kv": {}}) == OK
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"deployment__role": "prefill"}, "with role prefill; use role mixed"),
+        ({"deployment__model": "gpt-oss-20b"}, "with gpt-oss-20b, whose layers do not all keep every token"),
+        (
+            {
+                "deployment__kv": {
+                    "prefix_caching": True, "admission": "on_demand", "preemption": "swap", "swap_bandwidth": 1e9
+                }
+            },
+            "with preemption swap; use preemption recompute",
+        ),
+    ],
+    ids=["role", "windows", "swap"],
+)  # fmt: skip
+def test_what_cannot_keep_system_prompts(more, message):
+    assert message in status(**{**KEPT, **more})

@@ -226,6 +226,16 @@ BAD = {
     ),
     "warm-up": ("workload.warmup_requests=1000", r"warmup_requests: must be less than requests = 1000, got 1000"),
     "cached": ("workload.cached_tokens=100", r"cached_tokens: must be less than the prompt of 100 tokens"),
+    "turns": ("workload.sessions={turns: {mean: 4}}", r"workload\.sessions\.turns: .*not implemented yet"),
+    "no system prompts": (
+        "workload.sessions.system_tokens=9",
+        r"sessions\.system_prompts: must be at least 1 where there are system_tokens, got 0",
+    ),
+    "cached beside system prompts": (
+        "workload={cached_tokens: 5, sessions: {system_prompts: 1, system_tokens: 9}}",
+        r"workload\.sessions: system_tokens and cached_tokens exclude each other",
+    ),
+    "flag": ("deployment.kv.prefix_caching=1", r"prefix_caching: expected true or false, got 1"),
     "seed": ("workload.seeds=4", r"workload\.seeds: expected a list such as \[0, 1, 2\], got 4"),
     "no seeds": ("workload.seeds=[]", r"workload\.seeds: expected a list"),
     "same seeds": ("workload.seeds=[1, 1]", r"workload\.seeds: the same value is there twice"),

@@ -36,6 +36,8 @@ SHARED = {
     "full cache": ("deployment.hardware=rtx-4090", "deployment.precision.weights=fp8", "workload.arrivals.rate_rps=40"),
     "seeds": ("workload.seeds=[3, 5]", "workload.cached_tokens=50"),
 }
+KEPT = ("workload.sessions={system_prompts: 4, system_tokens: 1000}", "deployment.kv.prefix_caching=true")
+SHARED["system prompts"] = (*KEPT, "deployment.replicas=2")
 TIGHT = (
     "deployment.hardware=rtx-4090",
     "deployment.precision.weights=fp8",
@@ -48,6 +50,12 @@ TIGHT = (
 PIPELINE = "deployment.pipeline_parallel=2"
 GENERAL = {
     "on demand": (*TIGHT, "workload.seeds=[3, 5]"),
+    "system prompts on demand": (
+        *TIGHT,
+        *KEPT,
+        "workload.lengths={source: fixed, prompt_tokens: 500, output_tokens: 600}",
+        "deployment.kv.watermark=0.1",
+    ),
     "watermark, whole prompts": (*TIGHT, "deployment.kv.watermark=0.1", "deployment.batching.policy=continuous"),
     "windows": (*TIGHT, "deployment.model=gpt-oss-20b", "deployment.batching.max_num_seqs=64"),
     "sarathi": (*TIGHT, "deployment.batching.policy=sarathi"),
@@ -81,6 +89,16 @@ def test_both_engines_give_the_same(overrides):
         assert one[1].sum() == other[1].sum()
     found, known = summarise(fast, LEVELS), summarise(exact, LEVELS)
     np.testing.assert_allclose(found["itl_s"], known["itl_s"], rtol=0.01)
+
+
+def test_system_prompts_are_computed_once_and_stay():
+    found, whole = (outcomes("token", *KEPT[:count]) for count in (2, 1))
+    np.testing.assert_array_equal(found.prompt_tokens, whole.prompt_tokens)
+    assert found.cached_tokens is not None and (found.cached_tokens == 992).all()  # 62 whole blocks of 16
+    assert whole.cached_tokens is not None and not whole.cached_tokens.any()
+    assert (found.first_token_s < whole.first_token_s).all()
+    assert (found.summed("kv_unit_s") > 4 * 62 * found.makespan_s).all()
+    assert (found.summed("kv_units_max") < whole.summed("kv_units_max") + 4 * 62).all()
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from evaluator.scenario import Arrivals, Lengths, Workload
+from evaluator.scenario.scenario import Deployment, KvCache, Sessions
 from evaluator.traffic.arrivals import arrival_times
 from evaluator.traffic.jobs import Extremes
+from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.roles import ROLES, hands_on
 from evaluator.traffic.traffics import Traffics
 
@@ -88,3 +90,14 @@ def test_the_order_is_by_time_then_by_id():
 def test_only_a_decode_side_takes_over():
     assert hands_on((PREFILL, None, DECODE), 0) and hands_on((None, PREFILL, DECODE), 1)
     assert not hands_on((PREFILL, None), 0) and not hands_on((MIXED, DECODE), 0) and not hands_on((None, DECODE), 0)
+
+
+def test_a_system_prompt_comes_before_the_drawn_one():
+    workload = replace(FIXED, cached_tokens=0, sessions=Sessions(3, 40))
+    deployment = Deployment("llama-3.1-8b", "h100-sxm", kv=KvCache(prefix_caching=True))
+    assert (shared_tokens(workload, deployment), shared_tokens(workload, replace(deployment, kv=KvCache()))) == (32, 0)
+    traffics = Traffics()
+    for shared, compute in ((0, 140), (32, 108)):
+        demand = traffics.jobs(workload, 0, MIXED, shared).demand
+        assert (demand.prompt_tokens == 140).all() and (demand.shared_tokens == shared).all()
+        assert (demand.compute_tokens == compute).all() and (demand.kv_tokens == 149).all()
