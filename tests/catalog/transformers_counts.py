@@ -25,10 +25,10 @@ from evaluator.errors import InputError
 # In the mapping, and no decoder-only language models: encoders with a head, halves of encoder-decoders, diffusion.
 OTHERS = frozenset(
     """
-    bart beam bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small blt camembert cpmant
-    data2vec-text electra ernie git marian mbart megatron-bert mllama moshi moss_transcribe_diarize musicgen
-    musicgen_melody mvp pegasus plbart prophetnet reformer rembert roberta roberta-prelayernorm roc_bert
-    roformer trocr whisper xlm xlm-roberta xlm-roberta-xl xlnet xmod gemma4_assistant gemma4_unified_assistant
+    bart bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert data2vec-text
+    electra ernie git marian mbart megatron-bert musicgen musicgen_melody mvp pegasus plbart prophetnet
+    reformer rembert roberta roberta-prelayernorm roc_bert roformer trocr whisper xlm xlm-roberta
+    xlm-roberta-xl xlnet xmod gemma4_assistant gemma4_unified_assistant
     """.split()
 )
 # Arguments without which the default config makes no model; none that the comparison could not see through.
