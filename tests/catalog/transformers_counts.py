@@ -136,7 +136,7 @@ def _table(rows: list[Row]) -> str:
         else:
             lines.append(f"| {row.name} | {row.counted:,} | {row.ours:,.0f} | {100 * (row.difference or 0):+.3f} % |")
     within = sum(1 for row in rows if row.difference is not None and abs(row.difference) <= 0.01)
-    summary = f"{within} of {len(rows)} within 1 % ({100 * within / max(len(rows), 1):.0f} %)."
+    summary = f"{within} of {len(rows)} within 1 % ({100 * within / max(len(rows), 1):.1f} %)."
     return "\n".join([summary, "", *lines])
 
 
