@@ -1,19 +1,21 @@
 # Each target sets up all it needs in .venv from a bare Python 3.11 or newer: PYTHON=python3.12 make test
 
 PYTHON ?= python3
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test test-fast check bench clean
 
 help:
-	@echo "make setup   a virtual environment in $(VENV) with the package and its tools"
-	@echo "make demo    sweep scenarios/quickstart.yaml: a table, results/quickstart.nc and results/quickstart.png"
-	@echo "make test    the tests"
-	@echo "make check   formatting, lint and types"
-	@echo "make bench   the benchmarks (minutes)"
-	@echo "make clean   remove what the targets made, .venv and results included"
+	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
+	@echo "make demo       sweep scenarios/quickstart.yaml: a table, results/quickstart.nc and results/quickstart.png"
+	@echo "make test       the tests, in two processes (WORKERS=4: in four; 3 GB of memory each)"
+	@echo "make test-fast  the quick ones among them (90 s)"
+	@echo "make check      formatting, lint and types"
+	@echo "make bench      the benchmarks (minutes)"
+	@echo "make clean      remove what the targets made, .venv and results included"
 
 setup: $(READY)
 
@@ -31,8 +33,15 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/evaluator sweep scenarios/quickstart.yaml --out results/quickstart.nc --plot results/quickstart.png
 
+# Each process starts with its half of the tests in their order, so that tests of one file share compiled programs; the
+# one that is done first takes some from the other's end.
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
 test: $(READY)
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
+
+test-fast: $(READY)
+	$(PYTEST) -m "not slow"
 
 check: $(READY)
 	$(BIN)/ruff format --check .

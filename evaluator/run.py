@@ -13,23 +13,15 @@ import numpy as np
 
 from evaluator.device import configure
 from evaluator.errors import InputError
-from evaluator.metrics import OK, bounds_of, measure, quantile_levels
-from evaluator.plan import Plan, plan
+from evaluator.metrics import OK, bounds_of, quantile_levels, summarise
+from evaluator.plan import Member, Plan, plan
 from evaluator.plan.engines import ENGINES, ITERATION, TOKEN
-from evaluator.plan.plan import Member
-from evaluator.replica.inputs import chosen_inputs
-from evaluator.results.dataset import (
-    attributes,
-    check_output,
-    combine,
-    fingerprint_of,
-    read_chunks,
-    replacing,
-    requests_table,
-    to_dataset,
-    write,
-    write_chunk,
-)
+from evaluator.replica import chosen_inputs
+from evaluator.results.chunks import combine, fingerprint_of, read_chunks, write_chunk
+from evaluator.results.dataset import to_dataset
+from evaluator.results.files import check_output, replacing, write
+from evaluator.results.requests import requests_table
+from evaluator.results.schema import attributes
 from evaluator.results.selection import select as select_configuration
 from evaluator.scenario import Scenario, load_scenario
 
@@ -77,33 +69,59 @@ def sweep(
     ``evaluator.metrics.variables``), from two more runs for each of them on the same requests.
     Errors: InputError for unusable input.
     """
-    from evaluator.execution.schedule import chunks_of, computed
-
     _check_engine(engine)
     scenario = loaded(scenario)
     target = None if out is None else check_output(out)
-    folder = None if target is None else target.with_name(f"{target.stem}.chunks")
     whole = plan(scenario, engine=engine, inputs=chosen_inputs(sensitivity))
     _configure(whole)
     levels = levels_of(whole)
-    chunks = list(chunks_of(whole))
     fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine, *whole.inputs)
-    done = _finished(folder, fingerprint, resume, chunks)
+    kept = None if target is None else _Kept(target.with_name(f"{target.stem}.chunks"), fingerprint, resume)
+    done = _statistics(whole, levels, kept, progress)
+    attrs = _attributes(scenario) | _engine_note(whole)
+    found = combine(done)
+    found["config"] = whole.grid.numbers(found["config"])
+    dataset = to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs)
+    if target is not None and kept is not None:
+        write(dataset, target)
+        shutil.rmtree(kept.folder, ignore_errors=True)
+    return dataset
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The finished chunks of a sweep that is not whole yet."""
+
+    folder: Path
+    fingerprint: str
+    resume: bool
+
+    def finished(self, chunks: list[Chunk]) -> dict[int, dict]:
+        """Those that need not be computed, by number; without ``resume`` none, and what was there is put away."""
+        if not self.resume:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return {}
+        found = read_chunks(self.folder, self.fingerprint)
+        return {index: values for index, values in found.items() if index < len(chunks)}
+
+
+def _statistics(
+    whole: Plan, levels: np.ndarray, kept: _Kept | None, progress: ProgressReport | None
+) -> list[dict[str, np.ndarray]]:
+    """The rows of all chunks: those kept from an interrupted run, and the others, kept as they come."""
+    from evaluator.execution.schedule import chunks_of, computed
+
+    chunks = list(chunks_of(whole))
+    done = {} if kept is None else kept.finished(chunks)
     if progress is not None and done:
         progress.keep(sum(len(values["config"]) for values in done.values()))
-    for index, measured in computed(whole, chunks, levels, set(done)):
-        values = measured | _known(chunks[index].members, measured["devices"])
-        done[index] = values
-        if folder is not None:
-            write_chunk(folder, index, values, fingerprint)
+    for index, found in computed(whole, chunks, levels, set(done)):
+        values = done[index] = found | _known(chunks[index].members, found["devices"])
+        if kept is not None:
+            write_chunk(kept.folder, index, values, kept.fingerprint)
         if progress is not None:
             progress.advance(len(values["config"]))
-    attrs = _attributes(scenario) | _engine_note(whole)
-    dataset = to_dataset(combine(done.values()), levels, whole.grid.axes, attrs, whole.inputs)
-    if target is not None:
-        write(dataset, target)
-        shutil.rmtree(folder, ignore_errors=True)  # type: ignore[arg-type]
-    return dataset
+    return list(done.values())
 
 
 def simulate(
@@ -126,7 +144,7 @@ def simulate(
     everything = plan(scenario, np.array([], dtype=np.int64), engine if trace is None else TOKEN)
     grid = everything.grid
     steps = select_configuration(grid.axes, select or {})
-    config = int(np.ravel_multi_index(steps, grid.shape)) if grid.shape else 0
+    config = grid.config(steps)
     whole = everything.of(np.array([config]))
     if whole.members[0].status != OK:
         raise InputError(f"{scenario.path or scenario.name}: {whole.members[0].status}")
@@ -136,17 +154,21 @@ def simulate(
     if outcomes.status[0] != OK:  # known only after the run: it left the range of a fitted cost
         raise InputError(f"{scenario.path or scenario.name}: {outcomes.status[0]}")
     levels = levels_of(whole)
-    values = measure(outcomes, levels) | _known(whole.members, outcomes.devices)
+    values = summarise(outcomes, levels) | _known(whole.members, outcomes.summed("devices"))
+    values["config"] = grid.numbers(values["config"])
     summary = to_dataset(values, levels, whole.grid.axes, _attributes(scenario))
-    table = requests_table(outcomes, [config], whole.seeds)
+    table = requests_table(outcomes, values["config"].tolist(), whole.seeds)
     if progress is not None:
         progress.advance(len(table))
     return Simulation(table, summary)
 
 
 def _known(members: list[Member], devices: np.ndarray) -> dict[str, np.ndarray]:
-    """What is known of every row, also of those that cannot run, and memory where there is a replica."""
-    replicas = [member.design.replica for member in members]
+    """What is known of every row, also of those that cannot run, and memory where there is a replica.
+
+    Of several pools it is the last, which keeps the KV of whole requests.
+    """
+    replicas = [member.stations[-1].design.replica for member in members]
     return {
         "config": np.array([member.config for member in members], dtype=np.int64),
         "devices": devices,
@@ -157,8 +179,8 @@ def _known(members: list[Member], devices: np.ndarray) -> dict[str, np.ndarray]:
 
 def _traced(whole: Plan, path: Path) -> Outcomes:
     """The only configuration of a plan on the reference, with a trace of its first seed."""
+    from evaluator.simulation import simulate_chunk
     from evaluator.simulation.slots import Slot
-    from evaluator.simulation.tokens import run_tokens
     from evaluator.simulation.trace import Trace, write_trace
 
     trace = Trace()
@@ -167,7 +189,7 @@ def _traced(whole: Plan, path: Path) -> Outcomes:
         if slot.seed == 0:
             trace.add(iteration.replica if slot.replica < 0 else slot.replica, iteration)
 
-    outcomes = run_tokens(whole, whole.groups[0], whole.members, observe)
+    outcomes = simulate_chunk(whole, whole.groups[0], whole.members, observe)
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         write_trace(trace.events(outcomes), file)
     return outcomes
@@ -217,13 +239,3 @@ def _trace_stamp(scenario: Scenario) -> str:
     files = (scenario.workload.arrivals.file, scenario.workload.lengths.file)
     stats = [Path(file).stat() for file in files if file is not None]
     return str([(stat.st_size, stat.st_mtime_ns) for stat in stats])
-
-
-def _finished(folder: Path | None, fingerprint: str, resume: bool, chunks: list[Chunk]) -> dict[int, dict]:
-    if folder is None:
-        return {}
-    if not resume:
-        shutil.rmtree(folder, ignore_errors=True)
-        return {}
-    kept = read_chunks(folder, fingerprint)
-    return {index: values for index, values in kept.items() if index < len(chunks)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import reprlib
 from collections.abc import Mapping
 from decimal import Decimal
 from numbers import Real
@@ -81,9 +82,16 @@ def parse_quantity(value: Any, unit: str, where: str) -> float:
         return _finite(_parse_text(value, unit, units, where), value, where)
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InputError(
-            f"{where}: expected a quantity in {unit} (a number, or such as {_EXAMPLES[unit]}), got {value!r}"
+            f"{where}: expected a quantity in {unit} (a number, or such as {_EXAMPLES[unit]}), "
+            f"got {reprlib.repr(value)}"
         )
     return _finite(value, value, where)
+
+
+def pattern(unit: str) -> str:
+    """The regular expression (of a JSON Schema) of a string with a number and one of the units of ``unit``."""
+    number, units = r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", "|".join(map(re.escape, _UNITS[unit]))
+    return rf"^\s*{number}\s*({units})\s*$"
 
 
 def _parse_text(text: str, unit: str, units: Mapping[str, Decimal], where: str) -> Decimal:

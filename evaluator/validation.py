@@ -13,17 +13,18 @@ import pandas as pd
 from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.execution.schedule import chunks_of
-from evaluator.metrics import OK, Outcomes, measure
-from evaluator.plan import Plan, plan
+from evaluator.metrics import OK, Outcomes, summarise
+from evaluator.metrics.service import kv_used_max, kv_used_mean
+from evaluator.plan import Member, Plan, plan
 from evaluator.plan.engines import ITERATION, TOKEN, program
-from evaluator.plan.plan import Member
 from evaluator.results.coordinates import axis_coordinates
 from evaluator.run import ProgressReport, levels_of, loaded
 from evaluator.scenario import Scenario
 from evaluator.simulation import simulate_chunk
-from evaluator.traffic.loads import held_units
+from evaluator.traffic.jobs import held_units
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
+SUMS = ("busy_s", "iterations", "preemptions")
 TOTALS = ("busy_s", "iterations", "kv_used_mean", "kv_used_max", "preemptions")
 REPLICA = "replica"
 SUMMARIES = ("queue_wait_s", "ttft_s", "tpot_s", "e2e_s")
@@ -84,16 +85,7 @@ def validate(
     chosen = whole.of(np.array([member.config for member in stratified(whole, able, sample, seed)]))
     if progress is not None:
         progress.expect(len(chosen.members))
-    levels = levels_of(whole)
-    rows: list[dict] = []
-    for chunk in chunks_of(chosen):
-        fast = simulate_chunk(chosen, chunk.group, chunk.members)
-        values = measure(fast, levels)
-        for position, member in enumerate(chunk.members):
-            if fast.status[position] == OK:  # else it left the range of a fitted cost
-                rows += _compared(chosen, member, fast, values, position, levels)
-            if progress is not None:
-                progress.advance()
+    rows = _differences(chosen, levels_of(whole), progress)
     if not rows:
         raise InputError(
             f"{whole.scenario.path or whole.scenario.name}: no configuration that keeps to its calibration"
@@ -106,6 +98,20 @@ def validate(
     return Validation(table, len(chosen.members), len(able), beyond, infeasible, apart, float(worst.max()), axes)
 
 
+def _differences(chosen: Plan, levels: np.ndarray, progress: ProgressReport | None) -> list[dict]:
+    """A row for each configuration and metric. None of a configuration that left the range of a fitted cost."""
+    rows: list[dict] = []
+    for chunk in chunks_of(chosen):
+        fast = simulate_chunk(chosen, chunk.group, chunk.members)
+        values = summarise(fast, levels)
+        for position, member in enumerate(chunk.members):
+            if fast.status[position] == OK:
+                rows += _compared(chosen, member, fast, values, position, levels)
+            if progress is not None:
+                progress.advance()
+    return rows
+
+
 def stratified(whole: Plan, members: list[Member], count: int, seed: int) -> list[Member]:
     """So many of the members, in the order of the grid, as evenly over their strata as it goes.
 
@@ -116,8 +122,8 @@ def stratified(whole: Plan, members: list[Member], count: int, seed: int) -> lis
         return members
     pressures = np.array([_pressures(whole, member) for member in members])
     thirds = [np.searchsorted(np.quantile(column, (1 / 3, 2 / 3)), column) for column in pressures.T]
-    deployments = [whole.grid.points[member.config][1] for member in members]
-    policies = [(deployment.batching.policy, program(deployment)) for deployment in deployments]
+    deployments = [[station.deployment for station in member.stations] for member in members]
+    policies = [tuple((pool.batching.policy, program(pool)) for pool in pools) for pools in deployments]
     strata: dict[tuple, list[Member]] = {}
     shuffled = np.random.default_rng(seed).permutation(len(members))
     for at in shuffled:
@@ -133,19 +139,21 @@ def stratified(whole: Plan, members: list[Member], count: int, seed: int) -> lis
 
 
 def _pressures(whole: Plan, member: Member) -> tuple[float, float]:
-    """The load: computing time asked for per time and replica, at the peak. KV: asked for by a full batch, of what is.
+    """Of the first pool, the load: computing time asked for per time and replica, at the peak.
 
-    Of a closed loop the users per replica are the load, far above any open one.
+    And KV: asked for by a full batch, of what is. Of a closed loop the users per replica are the load, far above any
+    open one.
     """
-    workload, deployment, _ = whole.grid.points[member.config]
-    replica = member.design.ready
-    load = whole.traffics.load(workload, whole.seeds[0], deployment.role)
-    held = held_units(load.demand, replica.kv).mean() * deployment.batching.max_num_seqs / replica.kv.capacity_units
-    if workload.arrivals.users is not None:
-        return 1e9 * workload.arrivals.users / deployment.replicas, float(held)
-    tokens = load.demand.compute_tokens.sum() + load.demand.tokens.output_tokens.sum()
-    busy_s = replica.compute.token_s * tokens + replica.memory.iteration_s * load.demand.tokens.output_tokens.sum()
-    return float(busy_s / (max(np.ptp(load.arrival_s), 1e-9) * deployment.replicas)), float(held)
+    station = member.stations[0]
+    deployment, replica = station.deployment, station.design.ready
+    jobs = whole.traffics.jobs(member.workload, whole.seeds[0], station.role)
+    held = held_units(jobs.demand, replica.kv).mean() * deployment.batching.max_num_seqs / replica.kv.capacity_units
+    if member.workload.arrivals.users is not None:
+        return 1e9 * member.workload.arrivals.users / deployment.replicas, float(held)
+    output = jobs.demand.output_tokens.sum()
+    tokens = jobs.demand.compute_tokens.sum() + output
+    busy_s = replica.compute.token_s * tokens + replica.memory.iteration_s * output
+    return float(busy_s / (max(np.ptp(jobs.ready_s), 1e-9) * deployment.replicas)), float(held)
 
 
 def _compared(
@@ -154,17 +162,15 @@ def _compared(
     """A row for each metric of one configuration, which the vectorised engine had at a position of its chunk."""
     single = replace(chosen, engine=TOKEN).of(np.array([member.config]))
     exact = simulate_chunk(single, single.groups[0], single.members)
-    exact_values = measure(exact, levels)
+    exact_values = summarise(exact, levels)
     latency = np.nanmax(exact_values["e2e_s_mean"])
     found = {name: _apart(getattr(fast, name)[position], getattr(exact, name)[0]) for name in TIMES}
-    found |= {
-        name: _apart(getattr(fast, name)[position], getattr(exact, name)[0], np.max(getattr(exact, name)))
-        for name in TOTALS
-    }
+    mine, known = _totals(fast), _totals(exact)
+    found |= {name: _apart(mine[name][position], known[name][0], np.max(known[name])) for name in TOTALS}
     found[REPLICA] = _apart(getattr(fast, REPLICA)[position], getattr(exact, REPLICA)[0], 1.0)
     found |= {name: _apart(values[name][position], exact_values[name][0], latency) for name in SUMMARIES}
     found[HISTOGRAM] = _apart(values[HISTOGRAM][position], exact_values[HISTOGRAM][0])
-    policy = chosen.grid.points[member.config][1].batching.policy
+    policy = ", ".join(dict.fromkeys(station.deployment.batching.policy for station in member.stations))
     return [
         {
             "config": member.config,
@@ -178,13 +184,18 @@ def _compared(
     ]
 
 
+def _totals(outcomes: Outcomes) -> dict[str, np.ndarray]:
+    """TOTALS (config, seed), over all stations."""
+    sums = {name: outcomes.summed(name) for name in SUMS}
+    return sums | {"kv_used_mean": kv_used_mean(outcomes), "kv_used_max": kv_used_max(outcomes)}
+
+
 def _on_axes(chosen: Plan, config: int) -> dict[str, object]:
     """The values of a configuration on the axes of the sweep, by their short names."""
     grid = chosen.grid
-    steps = np.unravel_index(config, grid.shape) if grid.shape else ()
     return {
         name: values[step]
-        for step, coordinates in zip(steps, axis_coordinates(grid.axes), strict=True)
+        for step, coordinates in zip(grid.steps(config), axis_coordinates(grid.axes), strict=True)
         for name, (_, values) in coordinates.items()
     }
 

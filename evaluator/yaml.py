@@ -6,7 +6,9 @@ people expect of a configuration file, the first is a number and the second a st
 
 from __future__ import annotations
 
+import math
 import re
+import reprlib
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +21,13 @@ from evaluator.errors import InputError
 Document = Any
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it
+
+LONGEST_NUMBER = 100
+"""Characters of an integer; a longer one is read as infinity."""
+DEEPEST = 64
+"""Levels of sections and lists."""
+MOST_VALUES = 2_000_000
+"""Values of a text, those that aliases (``*name``) repeat included."""
 
 # YAML 1.2.2, section 10.3.2: tag, what a plain scalar looks like, its possible first characters.
 _CORE_SCHEMA = (
@@ -48,24 +57,33 @@ def _scalar(loader: Any, node: yaml.Node) -> str:
     return str(loader.construct_scalar(node))
 
 
-def _build_int(loader: Any, node: yaml.Node) -> int:
+def _int(text: str) -> int | float:
+    if len(text) > LONGEST_NUMBER:  # no key takes it, and messages could not write it
+        return math.inf
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+def _float(text: str) -> float:
+    special = text.lstrip("-+").lower()
+    if special in (".inf", ".nan"):  # left to the readers of the keys, whose messages name the key
+        return float(text.replace(".", "", 1))
+    return float(text)
+
+
+def _build_int(loader: Any, node: yaml.Node) -> int | float:
     text = _scalar(loader, node)
-    bases = {"0o": 8, "0x": 16}
     try:
-        return int(text, bases.get(text[:2], 10))
+        return _int(text)
     except ValueError:
-        raise _fail(node, f"{text!r} is not an integer") from None
+        raise _fail(node, f"{reprlib.repr(text)} is not an integer") from None
 
 
 def _build_float(loader: Any, node: yaml.Node) -> float:
     text = _scalar(loader, node)
-    special = text.lstrip("-+").lower()
-    if special in (".inf", ".nan"):  # left to the readers of the keys, whose messages name the key
-        return float(text.replace(".", "", 1))
     try:
-        return float(text)
+        return _float(text)
     except ValueError:
-        raise _fail(node, f"{text!r} is not a number") from None
+        raise _fail(node, f"{reprlib.repr(text)} is not a number") from None
 
 
 def _build_bool(loader: Any, node: yaml.Node) -> bool:
@@ -122,14 +140,52 @@ for _name, _build in {
 _CoreLoader.add_constructor(None, _build_unknown)
 
 
+def _check_depth(text: str) -> None:
+    """Refuses what is nested so deeply that libyaml, which recurses in C, would overflow the stack of the process."""
+    if len(text) < 5000:  # a level takes a character at least; some thousand levels are harmless
+        return
+    depth = 0
+    for event in yaml.parse(text, Loader=_CoreLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise _fail(event, f"sections and lists are nested more than {DEEPEST} levels deep")
+
+
+def _measure(node: yaml.Node, measured: dict[yaml.Node, tuple[int, int]]) -> tuple[int, int]:
+    """Values in and below a node, and levels; aliases count as often as they stand there, since readers follow them.
+
+    Errors: ConstructorError beyond ``MOST_VALUES`` and ``DEEPEST``, and for a node that holds itself.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        return 1, 0
+    if node not in measured:
+        measured[node] = 0, DEEPEST + 1  # while it is open: what leads back to it is endless
+        pairs = node.value if isinstance(node, yaml.MappingNode) else [(one,) for one in node.value]
+        below = [_measure(one, measured) for pair in pairs for one in pair]
+        measured[node] = 1 + sum(values for values, _ in below), 1 + max((levels for _, levels in below), default=0)
+    values, levels = measured[node]
+    if levels > DEEPEST:
+        raise _fail(node, f"sections and lists are nested more than {DEEPEST} levels deep")
+    if values > MOST_VALUES:
+        raise _fail(node, f"more than {MOST_VALUES:,} values, those repeated by aliases included")
+    return values, levels
+
+
 def loads_yaml(text: str, name: str = "<text>") -> Document:
     """The value of a YAML text (None where it is empty). ``name`` is the file's name in messages.
 
     Errors: InputError naming ``name`` and the line for a syntax error, a duplicate key, an unknown tag or a second
     document. NaN and infinity are returned as floats; the readers of keys refuse them by key.
     """
+    loader = _CoreLoader("")
     try:
-        return yaml.load(text, Loader=_CoreLoader)  # a safe loader, narrowed further
+        _check_depth(text)
+        loader = _CoreLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _measure(node, {})
+        return loader.construct_document(node)
     except RecursionError:
         raise InputError(f"{name}: nested too deeply to be read") from None
     except yaml.MarkedYAMLError as error:
@@ -139,6 +195,17 @@ def loads_yaml(text: str, name: str = "<text>") -> Document:
         raise InputError(f"{name}{line}: {problem}") from None
     except yaml.YAMLError as error:  # characters that YAML forbids carry no mark
         raise InputError(f"{name}: not readable as YAML: {' '.join(str(error).split())}") from None
+    finally:
+        loader.dispose()
+
+
+def plain_scalar(text: str) -> Any:
+    """What a text means as a plain scalar of the core schema: null, a boolean, a number, else the text itself."""
+    readers = {"null": lambda _: None, "bool": lambda text: text.lower() == "true", "int": _int, "float": _float}
+    for name, pattern, _ in _CORE_SCHEMA:
+        if re.fullmatch(pattern, text):
+            return readers[name](text)
+    return text
 
 
 def dumps_yaml(value: Document) -> str:

@@ -10,7 +10,26 @@ import pytest
 
 from evaluator.device import WHOLE_LOOPS
 
-ROOT = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+SLOW = (
+    "calibrate/test_command.py",
+    "calibrate/test_fit.py",
+    "calibrate/test_fitted_sets.py",
+    "calibrate/test_shipped.py",
+    "calibrate/test_tables.py",
+    "compare/test_requests.py",
+    "compare/test_simulate.py",
+    "cost/test_fold.py::test_gradients_are_finite_differences",
+    "measure/test_measure.py",
+    "properties",
+    "reference/test_leap.py",
+    "report/test_sensitivity.py",
+    "simulation/test_perfetto.py",
+    "simulation/test_tokens.py",
+    "stations",
+)
+"""Folders, files and functions that compile many or large programs or run long; ``make test-fast`` leaves them out."""
 
 os.environ["JAX_ENABLE_X64"] = "1"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
@@ -20,6 +39,18 @@ os.environ["MPLBACKEND"] = "agg"
 os.environ.setdefault("EVALUATOR_CACHE", str(ROOT / ".cache"))
 os.environ.pop("EVALUATOR_PATH", None)
 os.environ.pop("EVALUATOR_DEBUG", None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark what SLOW names, before ``-m`` selects. A test elsewhere may carry the mark itself."""
+    gone = [name for name in SLOW if not (TESTS / name.partition("::")[0]).exists()]
+    if gone:
+        raise pytest.UsageError(f"tests/conftest.py: SLOW names what is not there: {', '.join(gone)}")
+    for item in items:
+        place = f"{item.path.relative_to(TESTS).as_posix()}::{item.name.partition('[')[0]}"
+        if any(place == slow or place.startswith((f"{slow}/", f"{slow}::")) for slow in SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
 
+from evaluator import results
 from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.plan import plan
-from evaluator.results import dataset
 from evaluator.run import simulate, sweep
-from evaluator.scenario import Scenario, load_scenario
-from evaluator.stations.engine import run_lanes
+from evaluator.scenario import load_scenario
+from evaluator.stations.engine.in_order import run_lanes
+from tests.execution.build import Interrupting
+from tests.results.build import same
+from tests.scenario.build import GRID, scenario
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMES = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
-
-
-def scenario(*overrides: str, **axes: Any) -> Scenario:
-    """Llama-3.1-8B on an H100 under 60 requests; axes are sweeps over key paths with ``__`` for dots."""
-    tree = {
-        "name": "small",
-        "workload": {
-            "arrivals": {"process": "poisson", "rate_rps": 4},
-            "lengths": {"source": "azure-conv-2023"},
-            "requests": 60,
-            "warmup_requests": 10,
-        },
-        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", "batching": {"max_num_seqs": 32}},
-        "sweep": {path.replace("__", "."): values for path, values in axes.items()} or None,
-    }
-    return load_scenario(tree, overrides)
-
-
-def same(one: xr.Dataset, other: xr.Dataset) -> None:
-    """Equal to the bit but for the attributes."""
-    xr.testing.assert_identical(one.drop_attrs(), other.drop_attrs())
 
 
 def plausible(ds: xr.Dataset) -> None:
@@ -66,13 +47,6 @@ def ordered(table: pd.DataFrame) -> None:
 # --- sweeps
 
 
-GRID = {
-    "deployment__model": ["llama-3.1-8b", "gpt-oss-20b", "llama-3.1-70b"],  # the last does not fit on one device
-    "deployment__batching__policy": ["continuous", "chunked"],
-    "workload__arrivals__rate_rps": [2, 20],
-}
-
-
 @pytest.fixture(scope="module")
 def grid():
     return scenario("workload.seeds=[0, 1]", **GRID)
@@ -89,7 +63,7 @@ def test_a_sweep_is_labelled_and_plausible(swept):
     assert swept["rate_rps"].values[:3].tolist() == [2, 20, 2]
     assert set(swept["engine"].values) == {"iteration"} and set(swept["provenance"].values) == {"datasheet"}
     plausible(swept)
-    whole = dataset.unstack(swept)
+    whole = results.unstack(swept)
     assert whole["ttft_s_mean"].dims == ("model", "policy", "rate_rps")
     able = whole["ttft_s_mean"].sel(model=["llama-3.1-8b", "gpt-oss-20b"])
     assert (able.sel(rate_rps=20) > able.sel(rate_rps=2)).all()
@@ -152,22 +126,6 @@ def test_unusable_engine():
 # --- interrupted sweeps
 
 
-class Interrupting:
-    """Ctrl-C after the first chunk."""
-
-    def __init__(self, after: int = 1) -> None:
-        self.left = after
-        self.kept = 0
-
-    def keep(self, units: int) -> None:
-        self.kept += units
-
-    def advance(self, units: int = 1) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
 @pytest.fixture
 def small_chunks(monkeypatch):
     monkeypatch.setattr("evaluator.execution.schedule.CONFIGS_PER_CHUNK", 2)
@@ -182,7 +140,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(grid, swept, small_chunks, tm
     progress = Interrupting(after=-1)
     same(sweep(grid, out=out, progress=progress, resume=True), swept)
     assert progress.kept >= 2
-    same(dataset.read(out), swept)
+    same(results.read(out), swept)
     assert not (tmp_path / "a.chunks").exists()
 
 
@@ -194,7 +152,7 @@ def test_chunks_of_another_scenario_are_refused(grid, small_chunks, tmp_path):
     with pytest.raises(InputError, match=r"holds chunks of another scenario or version .*; remove the folder"):
         sweep(other, out=out, resume=True)
     sweep(scenario(), out=out)  # without --resume they are put away
-    assert dataset.read(out).sizes["config"] == 1
+    assert results.read(out).sizes["config"] == 1
 
 
 def test_chunks_of_a_changed_trace_are_refused(small_chunks, tmp_path):
@@ -242,7 +200,7 @@ def test_littles_law_of_a_run():
     assert inside.mean() == pytest.approx(rate * result.summary["e2e_s_mean"].item(), rel=1e-3)
     blocks = np.ceil((table["prompt_tokens"] + table["output_tokens"] - 1) / 16)
     held = (blocks * (table["last_token_s"] - table["scheduled_s"])).sum() / makespan
-    capacity = plan(one).members[0].design.ready.kv.capacity_units
+    capacity = plan(one).members[0].stations[0].design.ready.kv.capacity_units
     assert result.summary["kv_used_mean"].item() == pytest.approx(held / capacity, rel=1e-9)
 
 

@@ -12,7 +12,7 @@ from evaluator import validation
 from evaluator.errors import InputError
 from evaluator.plan import plan
 from evaluator.validation import HISTOGRAM, REPLICA, SUMMARIES, TIMES, TOTALS, stratified, validate
-from tests.test_run import scenario
+from tests.scenario.build import scenario
 
 POLICIES = ["static", "continuous", "chunked", "mixed", "orca"]
 AXES = {"deployment__batching__policy": POLICIES, "workload__arrivals__rate_rps": [1, 10, 40]}

@@ -11,8 +11,9 @@ import pandas as pd
 
 from evaluator.catalog import load_model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
+from evaluator.cost.coefficients import coefficients
 from evaluator.cost.dispatched import Dispatched
-from evaluator.cost.fold import coefficients, fold_rates
+from evaluator.cost.fold import fold_rates
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.memory import model_window
 from evaluator.cost.operators import operators

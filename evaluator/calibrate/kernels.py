@@ -15,9 +15,10 @@ import numpy as np
 import pandas as pd
 
 from evaluator.cost.batch import attention_area
+from evaluator.cost.coefficients import Coefficients, efficiency_class, size_weights
 from evaluator.cost.collectives import collective_terms
 from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES
-from evaluator.cost.fold import Coefficients, efficiency_class, rows_of, size_weights, unit_times
+from evaluator.cost.fold import rows_of
 from evaluator.cost.iteration import (
     TOKEN_TILE,
     AttentionRows,
@@ -27,7 +28,8 @@ from evaluator.cost.iteration import (
     product_time,
     roofline,
 )
-from evaluator.cost.rates import GROUP_SIZES, HANDOVER_BYTES, OP_CLASSES, Rates
+from evaluator.cost.rates import HANDOVER_BYTES, OP_CLASSES, REDUCE_SIZES, Rates
+from evaluator.cost.unit_times import unit_times
 
 Predict = Callable[[Rates], Any]
 _ATTENTION_LAUNCH = OP_CLASSES.index("attention_decode")
@@ -40,9 +42,9 @@ def known(op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, level
     classes, dtypes = np.broadcast_to(op_class, count), np.broadcast_to(dtype, count)
     kinds = [OP_CLASSES.index(efficiency_class(kind, of)) for kind, of in zip(classes, dtypes, strict=True)]
     found: dict[str, Any] = {name: zeros for name in Coefficients._fields}
-    found |= {"launches": ones, "layers": ones, "edges": ones, "log_expert_missed": 0.0, "groups": {}}
+    found |= {"launches": ones, "layers": ones, "edges": ones, "log_expert_missed": 0.0, "scaling": {}}
     found |= {"steps": np.zeros((count, levels)), "share": np.zeros((count, levels))}
-    found["size"] = np.zeros((count, len(GROUP_SIZES)))
+    found["size"] = np.zeros((count, len(REDUCE_SIZES)))
     found["op_class"] = np.array(kinds, dtype=int)
     found["dtype"] = np.array([COMPUTE_DTYPES.index(each) for each in dtypes], dtype=int)
     return Coefficients(**(found | given))
@@ -190,7 +192,7 @@ def _collective(rows: pd.DataFrame, reach: tuple[int | None, ...], collective: s
     message = rows["message_bytes"].to_numpy()
     sizes = rows["devices"].to_numpy().astype(int)
     terms = [collective_terms(collective, range(size), reach) for size in sizes]
-    weights = [size_weights(size) if collective == "all_reduce" else np.zeros(len(GROUP_SIZES)) for size in sizes]
+    weights = [size_weights(size) if collective == "all_reduce" else np.zeros(len(REDUCE_SIZES)) for size in sizes]
     operators = known(
         op_class, "bf16", len(rows), len(reach), message_bytes=message, size=np.array(weights),
         steps=np.array([each.steps for each in terms]), share=np.array([each.share for each in terms]),

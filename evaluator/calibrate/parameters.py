@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.cost.rates import GROUP_SIZES, OP_CLASSES, REDUCE_FIGURES, Rates
+from evaluator.catalog.efficiency import BEYOND_ROOFLINE, figures_of
+from evaluator.cost.rates import OP_CLASSES, REDUCE_FIGURES, REDUCE_SIZES, Rates
 
 PRIOR_SIGMA = 2.0
 """Standard deviation of the prior in log or logit: a factor of 7. Weak: it decides only what the data leave open."""
@@ -35,37 +36,34 @@ class Parameter:
         return value if np.isinf(self.high) else value * (1.0 - value / self.high)
 
 
-_FRACTIONS = ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "knee", "wave_share", "score_knee")
-_UNITS = {"prologue": "elements", "fill": "rows x heads", "score_flops": "FLOP", "diagonal": "tokens", "tile": "rows",
-          "packed_tile": "rows", "spread": "KV heads", "window_rows": "rows"}  # fmt: skip
+_FRACTIONS = ("flops_efficiency", "bandwidth_efficiency", "knee")
 _STARTS = {
-    "prologue": 100.0, "wave_share": 0.2, "score_flops": 400.0, "score_knee": 0.3, "fill": 1.5e4, "tile": 50.0,
-    "packed_tile": 50.0, "diagonal": 60.0, "head_token_s": 2e-11, "cache_bytes": 3e7, "store_s": 5e-12,
-    "head_sequence_s": 1e-9, "kv_head_sequence_s": 1e-8, "join_s": 5e-6, "spread": 1.0, "unsplit_s": 5e-9,
-    "ramp_s": 1e-5, "half_bytes": 1e6, "handover_s": 5e-6, "expert_skew": 0.7, "knee": 0.1,
-    "dispatch_s": 0.02,
+    "ramp_s": 1e-5, "half_bytes": 1e6, "handover_s": 5e-6, "expert_skew": 0.7, "knee": 0.1, "dispatch_s": 0.02,
 }  # fmt: skip
-"""Where to start, and to stay without data, for figures that the datasheet set has not."""
+"""Where to start, and to stay without data, for figures that the datasheet set has not; more in BEYOND_ROOFLINE."""
 
-_NEUTRAL = {"half_bytes": 1.0, "score_knee": 1.0}
+_NEUTRAL = {"half_bytes": 1.0}
 """Values that stand for a figure's absence, where that is not 0."""
 
 _CLASS_STARTS = {"attention_prefill": {"knee": 0.3}}
 """Where both sides of a roofline add up, a start at its maximum would never find out."""
 
-FITTED: dict[str, tuple[str, ...]] = {
-    "gemm": ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "knee", "launch_s", "prologue",
-             "wave_share"),
+_ROOFLINE: dict[str, tuple[str, ...]] = {
+    "gemm": ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "knee", "launch_s"),
     "grouped_gemm": ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "knee", "launch_s"),
-    "attention_prefill": ("flops_efficiency", "bandwidth_efficiency", "knee", "score_flops", "score_knee", "fill",
-                          "tile", "packed_tile", "diagonal", "head_token_s", "cache_bytes", "store_s"),
-    "attention_decode": ("flops_efficiency", "bandwidth_efficiency", "knee", "launch_s", "head_sequence_s",
-                         "kv_head_sequence_s", "join_s", "spread", "unsplit_s", "window_rows"),
+    "attention_prefill": ("flops_efficiency", "bandwidth_efficiency", "knee"),
+    "attention_decode": ("flops_efficiency", "bandwidth_efficiency", "knee", "launch_s"),
     "elementwise": ("bandwidth_efficiency", "launch_s"),
     "expert_elementwise": ("bandwidth_efficiency",),
     "all_reduce": ("bandwidth_efficiency", "launch_s"),
     "all_to_all": ("bandwidth_efficiency", "launch_s"),
-}  # fmt: skip
+}
+FITTED: dict[str, tuple[str, ...]] = {
+    name: (*first, *(figure for figure in figures_of(name) if BEYOND_ROOFLINE[figure].fitted))
+    for name, first in _ROOFLINE.items()
+}
+"""The figures that a fit of each class looks for."""
+
 FITTED |= {"gemm_8bit": FITTED["gemm"], "grouped_gemm_8bit": FITTED["grouped_gemm"]}
 
 
@@ -90,7 +88,7 @@ def reduce_parameters(devices: Sequence[int], rate: Rates) -> list[Parameter]:
     return [
         _parameter(f"all_reduce.{size}.{figure}", figure, f"reduce_{leaf}", at,
                    float(getattr(rate, f"reduce_{leaf}")[at]), most.get(figure))
-        for at, size in enumerate(GROUP_SIZES) if size in devices
+        for at, size in enumerate(REDUCE_SIZES) if size in devices
         for figure, leaf in REDUCE_FIGURES.items()
     ]  # fmt: skip
 
@@ -103,11 +101,15 @@ def scalar_parameter(name: str, rate: Rates) -> Parameter:
 def _parameter(
     name: str, figure: str, leaf: str, index: int | None, now: float, high: float | None = None
 ) -> Parameter:
-    bound = high or (1.0 if figure in _FRACTIONS else np.inf)
-    neutral = now == _NEUTRAL.get(figure, 0.0)
-    now = _STARTS.get(figure, 1e-9) if neutral else now
+    beyond = BEYOND_ROOFLINE.get(figure)
+    if beyond is not None:
+        bound, absent, first, unit = beyond.high, beyond.neutral, beyond.start, beyond.unit
+    else:
+        bound = high or (1.0 if figure in _FRACTIONS else np.inf)
+        absent, first = _NEUTRAL.get(figure, 0.0), _STARTS.get(figure, 1e-9)
+        unit = "s" if figure.endswith("_s") else "byte" if figure.endswith("_bytes") else "1"
+    now = first if now == absent else now
     start = float(np.clip(now, 1e-12, 0.98 * bound))
-    unit = "s" if figure.endswith("_s") else "byte" if figure.endswith("_bytes") else _UNITS.get(figure, "1")
     return Parameter(name, leaf, index, bound, start, unit)
 
 

@@ -26,7 +26,7 @@ from evaluator.calibrate.selection import SMALL, Part, select, thin
 from evaluator.calibrate.table import Table, read_tables
 from evaluator.catalog import Calibration, load_calibration, load_hardware
 from evaluator.catalog.hardware import Hardware
-from evaluator.cost.fold import reach
+from evaluator.cost.coefficients import reach
 from evaluator.cost.rates import Rates, rates
 from evaluator.errors import InputError
 

@@ -3,6 +3,7 @@
 from evaluator.catalog.calibration import Calibration, OperatorEfficiency, load_calibration
 from evaluator.catalog.huggingface import import_config
 from evaluator.catalog.lengths import LengthTable, lengths_to_yaml, load_lengths, summarise_lengths
+from evaluator.catalog.links import PoolLink, load_link
 from evaluator.catalog.parameters import layer_parameters, parameter_count, parameters_by_part
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model, model_to_yaml
@@ -12,6 +13,7 @@ __all__ = [
     "Calibration",
     "LengthTable",
     "OperatorEfficiency",
+    "PoolLink",
     "data_folder",
     "import_config",
     "layer_parameters",
@@ -19,6 +21,7 @@ __all__ = [
     "load_calibration",
     "load_hardware",
     "load_lengths",
+    "load_link",
     "load_model",
     "model_to_yaml",
     "names",

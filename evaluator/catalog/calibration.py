@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from evaluator.catalog.efficiency import BEYOND_ROOFLINE, GroupEfficiency, OperatorEfficiency, figures_of
 from evaluator.catalog.fields import Fields
 from evaluator.catalog.iterations import BEYOND, FORMS, Iterations, read_iterations
 from evaluator.catalog.store import find, names
@@ -39,74 +40,6 @@ HOST = (
 )
 """Figures of the engine and its load, of which measurements of kernels know nothing; the class SORT is one more."""
 _OPTIONAL_SOURCES = (SORT, "expert_skew", "dispatch_s", "frontend_s", "lookahead_steps", "warm_up_s", "graph_tokens")
-
-_OPTIONAL = {
-    "gemm": ("activation_efficiency", "prologue", "wave_share", "wave_tiles"),
-    "grouped_gemm": ("activation_efficiency",),
-    "attention_prefill": (
-        "score_flops", "score_knee", "fill", "tile", "packed_tile", "diagonal", "head_token_s", "cache_bytes",
-        "store_s",
-    ),
-    "attention_decode": (
-        "head_sequence_s", "kv_head_sequence_s", "join_s", "spread", "unsplit_s", "window_rows",
-    ),
-    "elementwise": (),
-}  # fmt: skip
-"""What a class may state beyond the roofline; the optional classes as the ones they stand in for."""
-
-
-@dataclass(frozen=True)
-class GroupEfficiency:
-    """An all-reduce among so many devices of a node: launch + volume / bandwidth + ramp m / (m + half) + handover."""
-
-    launch_s: float
-    bandwidth_efficiency: float  # of the link's bandwidth; above 1 where the switch reduces
-    ramp_s: float = 0.0  # what a message much larger than ``half_bytes`` takes on top
-    half_bytes: float = 1.0
-    handover_s: float = 0.0  # on top, for messages so large that the engine leaves them to NCCL
-
-
-@dataclass(frozen=True)
-class OperatorEfficiency:
-    """Fractions of peak in (0, 1], roofline knee in [0, 1] (0: the classic maximum), launch seconds per call.
-
-    For a collective ``bandwidth_efficiency`` is relative to what the link reaches (``Calibration.link_efficiency``),
-    and ``flops_efficiency`` and ``knee`` mean nothing (1 and 0). The other figures leave the plain roofline where they
-    are at their defaults; ``evaluator.cost.fold`` (``unit_times``, ``_attention_times``) says what each does.
-    """
-
-    flops_efficiency: float
-    bandwidth_efficiency: float
-    knee: float
-    launch_s: float
-    activation_efficiency: float = 0.0  # of the bandwidth, for activations (0: the same as for weights)
-    prologue: float = 0.0  # elements of the inner dimension that a tile costs on top
-    wave_share: float = 0.0  # how much of the FLOPs is done in whole waves of tiles
-    wave_tiles: float = 1.0  # tiles in a wave: one per multiprocessor
-    score_flops: float = 0.0  # FLOPs that an attention score takes beside its products
-    score_knee: float = 1.0  # 0: the longer of both counts, 1: their sum
-    fill: float = 0.0  # query rows x heads that fill the device
-    tile: float = 0.0  # query rows that a prompt takes at least, per head
-    packed_tile: float = 0.0  # the same per KV head
-    diagonal: float = 0.0  # attended tokens lost per query row, head size 128
-    head_token_s: float = 0.0  # seconds per query row and head
-    cache_bytes: float = 0.0  # traffic of a call's own tokens that stays in the cache
-    store_s: float = 0.0  # seconds per prompt token and element of its keys
-    head_sequence_s: float = 0.0  # seconds per sequence and head
-    kv_head_sequence_s: float = 0.0  # seconds per sequence and KV head
-    join_s: float = 0.0  # seconds per layer in iterations with decodes
-    spread: float = 0.0  # KV heads' worth of context that a call waits for on top
-    unsplit_s: float = 0.0  # seconds per token of the mean context where it is not split, head size 128
-    window_rows: float = 1.0  # query rows computed for one in windowed layers
-    devices: Mapping[int, GroupEfficiency] = field(default_factory=dict)  # all-reduce: by devices in the group
-
-    def __post_init__(self) -> None:
-        if self.activation_efficiency == 0.0:
-            object.__setattr__(self, "activation_efficiency", self.bandwidth_efficiency)
-
-    def among(self, size: int) -> GroupEfficiency:
-        """The figures among ``size`` devices: those stated, else those of the class."""
-        return self.devices.get(size, GroupEfficiency(self.launch_s, self.bandwidth_efficiency))
 
 
 @dataclass(frozen=True)
@@ -233,11 +166,11 @@ def _fitted(given: Fields, form: str) -> dict[str, Any]:
 
 
 def _efficiencies(classes: Fields) -> dict[str, OperatorEfficiency]:
-    efficiencies = {name: _compute(classes.inner(name), _OPTIONAL[name]) for name in COMPUTE_CLASSES}
+    efficiencies = {name: _compute(classes.inner(name), figures_of(name)) for name in COMPUTE_CLASSES}
     efficiencies |= {name: _collective(classes.inner(name)) for name in COLLECTIVE_CLASSES}
     for name, base in {**OPTIONAL_CLASSES, SORT: "elementwise"}.items():
         if classes.raw(name, None) is not None:
-            efficiencies[name] = _compute(classes.inner(name), _OPTIONAL[base])
+            efficiencies[name] = _compute(classes.inner(name), figures_of(base))
     classes.finish()
     return efficiencies
 
@@ -255,11 +188,10 @@ def _compute(given: Fields, optional: tuple[str, ...]) -> OperatorEfficiency:
 
 
 def _optional(given: Fields, name: str) -> float:
-    if name.endswith(("_s", "_bytes")):
-        return given.quantity(name, "s" if name.endswith("_s") else "byte", zero=True)
-    if name == "activation_efficiency":
-        return _fraction(given, name)
-    return given.number(name, high=1.0) if name in ("wave_share", "score_knee") else given.number(name)
+    figure = BEYOND_ROOFLINE[name]
+    if figure.unit in ("s", "byte"):
+        return given.quantity(name, figure.unit, zero=True)
+    return _fraction(given, name) if name == "activation_efficiency" else given.number(name, high=figure.high)
 
 
 def _collective(given: Fields) -> OperatorEfficiency:
@@ -306,7 +238,3 @@ def _sources(given: Fields) -> dict[str, str]:
     sources |= {key: inner.text(key) for key in _OPTIONAL_SOURCES if inner.raw(key, None) is not None}
     inner.finish()
     return sources
-
-
-FIGURES = tuple(each.name for each in fields(OperatorEfficiency) if each.name != "devices")
-"""The figures of a class, in the order in which files state them."""

@@ -13,6 +13,7 @@ _KINDS = {
     "models": ("models/llm", "model"),
     "hardware": ("models/hardware", "hardware"),
     "lengths": ("models/lengths", "length distribution"),
+    "links": ("models/links", "link"),
     "calibrations": ("calibration", "calibration"),
     "scenarios": ("scenarios", "scenario"),
 }

@@ -18,7 +18,7 @@ catalog = typer.Typer(
     rich_markup_mode=None,
     help="What there is to choose from; import a model.",
 )
-KINDS = ("models", "hardware", "lengths", "calibrations", "scenarios")
+KINDS = ("models", "hardware", "links", "lengths", "calibrations", "scenarios")
 
 
 @catalog.command("models")
@@ -43,6 +43,16 @@ def list_hardware() -> None:
         numbers = (peak and peak / 1e12, entry.memory_bytes / 1e9, entry.memory_bandwidth / 1e9, entry.power_w)
         rows.append((entry.name, entry.kind, *("-" if n is None else f"{n:.4g}" for n in numbers), links))
     typer.echo(format_table(header, rows, left=(0, 1, 6)))
+
+
+@catalog.command("links")
+def list_links() -> None:
+    """Links over which a prefill side sends KV to a decode side: bandwidth and latency."""
+    from evaluator.catalog import load_link, names
+
+    links = [load_link(name) for name in names("links")]
+    rows = [(link.name, f"{link.bandwidth / 1e9:.4g}", f"{1e6 * link.latency_s:.4g}") for link in links]
+    typer.echo(format_table(("name", "GB/s", "latency us"), rows, left=(0,)))
 
 
 @catalog.command("lengths")
@@ -77,6 +87,16 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="Of any kind."
     for path in paths:
         typer.echo(f"# {path}")
         typer.echo(path.read_text(encoding="utf-8").rstrip())
+
+
+@catalog.command("schema")
+def print_schema() -> None:
+    """Print the JSON Schema of a scenario file, for an editor to complete and check keys."""
+    import json
+
+    from evaluator.scenario.schema import scenario_schema
+
+    typer.echo(json.dumps(scenario_schema(), indent=2, ensure_ascii=False))
 
 
 @catalog.command("import")

@@ -63,7 +63,7 @@ def compare(
             raise InputError("compare takes SPECS.json ACTUALS.csv, or REQUESTS.csv --scenario SCENARIO [--set ...]")
         table, errors = _experiments(files[0], files[1], calibration, seeds, fit, held_out, quiet)
     if out is not None:
-        from evaluator.results.dataset import write_requests
+        from evaluator.results import write_requests
 
         write_requests(table, out)
         if not quiet:
@@ -77,17 +77,20 @@ def _experiments(
     specs: Path, actuals: Path, calibration: str, seeds: int, fit: Path | None, held_out: str | None, quiet: bool
 ) -> tuple[pd.DataFrame, dict[str, float]]:
     from evaluator import compare
+    from evaluator.experiments import read_experiments
 
-    if held_out not in (None, *compare.PARTITIONS):
-        raise InputError(f"--held-out: {held_out!r} is none of {', '.join(compare.PARTITIONS)}")
-    experiments = compare.read_experiments(specs, actuals)
+    if held_out is not None:
+        _check_partition(held_out)
+    experiments = read_experiments(specs, actuals)
     if not quiet:
         typer.echo(f"{len(experiments)} experiments, {seeds} seeds each", err=True)
     base = "GPU-vllm" if calibration == "auto" else calibration
     if fit is not None:
         _fit(experiments, base, seeds, fit, quiet)
     if held_out is not None:
-        table = compare.held_out(experiments, held_out, base, range(seeds))
+        from evaluator.calibrate.serving import held_out as predicted_without
+
+        table = predicted_without(experiments, held_out, base, range(seeds))
         typer.echo(f"Predicted by sets fitted without them ({held_out} by {held_out}):")
     else:
         table = compare.compare_experiments(experiments, calibration, range(seeds))
@@ -95,9 +98,15 @@ def _experiments(
     return table, compare.headline(table)
 
 
+def _check_partition(held_out: str) -> None:
+    from evaluator.calibrate.serving import PARTITIONS
+
+    if held_out not in PARTITIONS:
+        raise InputError(f"--held-out: {held_out!r} is none of {', '.join(PARTITIONS)}")
+
+
 def _fit(experiments: list, base: str, seeds: int, folder: Path, quiet: bool) -> None:
-    from evaluator.compare import fit_all
-    from evaluator.compare.campaign import told, write_all
+    from evaluator.calibrate.serving import fit_all, told, write_all
 
     sets = fit_all(experiments, base, range(seeds))
     for one, path in zip(sets, write_all(sets, folder), strict=True):

@@ -31,7 +31,7 @@ def estimate(
     from evaluator.catalog import load_calibration, load_hardware, load_model
     from evaluator.cost.precision import Precision
     from evaluator.estimation import estimate as run_estimate
-    from evaluator.estimation import format_estimate
+    from evaluator.report.estimate import format_estimate
 
     _check_dtypes({"--weights": weights, "--activations": activations, "--kv": kv})
     device = load_hardware(hardware)

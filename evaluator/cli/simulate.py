@@ -67,7 +67,7 @@ def simulate(
     if trace is not None and not quiet:
         typer.echo(f"wrote {trace}; open it in https://ui.perfetto.dev or chrome://tracing", err=True)
     if requests is not None:
-        from evaluator.results.dataset import write_requests
+        from evaluator.results import write_requests
 
         write_requests(result.requests, requests)
         if not quiet:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from pathlib import Path
 from shutil import get_terminal_size
@@ -49,6 +48,12 @@ def sweep(
             "kernels and host changes in each metric, in %. Takes 9 times the runs, 13 on several devices.",
         ),
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Only say how much there is to run: designs, requests, time, memory (estimates)."
+        ),
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run all configurations of a scenario: table, dataset, picture."""
@@ -58,6 +63,11 @@ def sweep(
     if resume and out is None:
         raise InputError("--resume needs --out: the finished chunks lie beside it")
     loaded = read_scenario(scenario, changes)
+    if dry_run:
+        from evaluator.execution.forecast import forecast
+
+        typer.echo(str(forecast(loaded, engine, sensitivity)))
+        return
     dataset = _run(loaded, out, resume, engine, sensitivity, quiet)
     if top:
         _tables(dataset, top)
@@ -74,28 +84,23 @@ def sweep(
 
 
 def _tables(dataset: xarray.Dataset, top: int) -> None:
-    from evaluator.report.table import ranked_table
+    from evaluator.report import ranked_table
 
     width = get_terminal_size((100, 24)).columns
     typer.echo(ranked_table(dataset, top, width=width))
     if _has_elasticities(dataset):
-        from evaluator.report.sensitivity import ROWS, elasticity_table
+        from evaluator.report.table.sensitivity import ROWS, elasticity_table
 
         typer.echo(f"\n{elasticity_table(dataset, min(top, ROWS), width)}")
 
 
 def _pictures(dataset: xarray.Dataset, path: Path) -> list[Path]:
-    from evaluator.report.plot import plot as draw
+    from evaluator import report
 
-    draw(dataset, path)
-    if not _has_elasticities(dataset):
+    report.plot(dataset, path)
+    if not _has_elasticities(dataset) or not report.rows_with_elasticities(dataset).size:
         return [path]
-    from evaluator.report.sensitivity import told
-    from evaluator.report.sensitivity_plot import plot_sensitivity
-
-    if not told(dataset).size:
-        return [path]
-    return [path, plot_sensitivity(dataset, path.with_stem(f"{path.stem}-sensitivity"))]
+    return [path, report.plot_sensitivity(dataset, path.with_stem(f"{path.stem}-sensitivity"))]
 
 
 def _has_elasticities(dataset: xarray.Dataset) -> bool:
@@ -107,8 +112,9 @@ def _run(
 ) -> xarray.Dataset:
     from evaluator.progress import Progress
     from evaluator.run import sweep as run_sweep
+    from evaluator.scenario.grid import size
 
-    total = math.prod(len(axis.values) for axis in scenario.sweep)
+    total = size(scenario)
     requests = scenario.workload.requests * len(scenario.workload.seeds)
     try:
         with nullcontext() if quiet else Progress(total, requests_per_unit=requests) as progress:
@@ -122,7 +128,7 @@ def _run(
 
 def _check_dataset(path: Path | None) -> None:
     if path is not None:
-        from evaluator.results.dataset import check_output as check_suffix
+        from evaluator.results.files import check_output as check_suffix
 
         check_suffix(path)
         check_folder(path, "--out")

@@ -30,12 +30,10 @@ def validate(
     loaded = read_scenario(scenario, changes)
 
     from evaluator.progress import Progress
+    from evaluator.scenario.grid import size
     from evaluator.validation import validate as run_validation
 
-    points = 1
-    for axis in loaded.sweep:
-        points *= len(axis.values)
-    with nullcontext() if quiet else Progress(min(sample, points)) as progress:
+    with nullcontext() if quiet else Progress(min(sample, size(loaded))) as progress:
         result = run_validation(loaded, sample=sample, tolerance=tolerance, progress=progress)
     typer.echo(_described(result, tolerance))
     if out is not None:

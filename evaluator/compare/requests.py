@@ -12,64 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.errors import InputError
+from evaluator.experiments.requests import METRICS, read_requests
 from evaluator.scenario.scenario import Arrivals, Lengths, Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ARRIVALS = ("queued_s", "client_arrival_s", "arrival_s", "trace_arrival_s")
-"""Columns of arrival times, the best first: latencies are measured from when the engine's queue got the request."""
-CACHED = ("prefix_shared_tokens", "cached_tokens")
-METRICS = ("ttft", "tpot", "e2e")
-_UNITS = {"ms": 1e-3, "s": 1.0}  # the last that is there is read
 STATISTICS = ("mean", "p50", "p90", "p99")
-
-
-def read_requests(path: str | Path) -> pd.DataFrame:
-    """Requests in order of arrival: arrival_s, prompt_tokens, output_tokens, cached_tokens and measured times.
-
-    Errors: InputError naming the file for missing columns and for values that are no times or token counts.
-    """
-    import pandas as pd
-
-    if not Path(path).is_file():
-        raise InputError(f"there is no file {path}")
-    try:
-        table = pd.read_csv(path)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not readable as CSV ({str(error).splitlines()[0]})") from None
-    arrival = next((name for name in ARRIVALS if name in table), None)
-    measured = {metric: unit for metric in METRICS for unit in _UNITS if f"{metric}_{unit}" in table}
-    missing = [name for name in ("prompt_tokens", "output_tokens") if name not in table]
-    if arrival is None or missing or not measured or table.empty:
-        raise InputError(
-            f"{path}: expected requests with prompt_tokens, output_tokens, one of {', '.join(ARRIVALS)}, and measured "
-            f"times ttft_s, tpot_s, e2e_s (or _ms); there are {len(table)} with {', '.join(map(str, table.columns))}"
-        )
-    found = pd.DataFrame({"arrival_s": _checked(path, table, arrival, -np.inf)})
-    found["arrival_s"] -= found["arrival_s"].min()
-    for name in ("prompt_tokens", "output_tokens"):
-        found[name] = _checked(path, table, name, 1).astype(int)
-    cached = next((name for name in CACHED if name in table), None)
-    reused = 0 if cached is None else _checked(path, table.fillna({cached: 0}), cached, 0).astype(int)
-    found["cached_tokens"] = np.minimum(reused, found["prompt_tokens"] - 1)
-    found["request"] = table["request_index"] if "request_index" in table else np.arange(len(table))
-    for metric, unit in measured.items():
-        times = pd.to_numeric(table[f"{metric}_{unit}"], errors="coerce") * _UNITS[unit]
-        found[f"{metric}_s"] = times.where(np.isfinite(times) & (times >= 0))
-    return found.sort_values("arrival_s", kind="stable", ignore_index=True)
-
-
-def _checked(path: str | Path, table: pd.DataFrame, name: str, least: float) -> pd.Series:
-    """A column of numbers of at least ``least``; InputError with the first row where it is none."""
-    import pandas as pd
-
-    values = pd.to_numeric(table[name], errors="coerce")
-    bad = np.flatnonzero(~(np.isfinite(values) & (values >= least)))
-    if len(bad):
-        needed = "a number" if least == -np.inf else f"at least {least:g}"
-        raise InputError(f"{path}: row {bad[0] + 1}, {name} must be {needed}, got {table[name].iloc[bad[0]]}")
-    return values
 
 
 def compare_requests(path: str | Path, scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -42,9 +42,9 @@ def compare_experiments(
     rows: list[dict] = []
     for experiment in experiments:
         try:
-            replica = server(experiment, calibration)
-            runs = [simulate_server(replica, requests(experiment, seed)) for seed in seeds]
-            rows += _rows(replica, runs)
+            ran = server(experiment, calibration)
+            runs = simulate_server(ran, [requests(experiment, seed) for seed in seeds])
+            rows += _rows(ran, runs)
         except InputError as error:
             rows.append(_described(experiment, None) | {"status": f"cannot run: {error}"})
         except Exception as error:  # one experiment never stops the others
@@ -85,8 +85,8 @@ def predictions(
     return found
 
 
-def _rows(replica: Server, runs: Sequence[Times]) -> list[dict]:
-    experiment = replica.experiment
+def _rows(ran: Server, runs: Sequence[Times]) -> list[dict]:
+    experiment = ran.experiment
     by_index = {stage.index: stage for stage in experiment.workload.stages}
     rates = {stage.index: stage.rate_rps for stage in by_index.values()}
     duration = sum(stage.duration_s for stage in by_index.values())
@@ -100,7 +100,7 @@ def _rows(replica: Server, runs: Sequence[Times]) -> list[dict]:
         found = [predictions(times, stage, counted, percents) for times in runs]
         served = all(np.isfinite(each["e2e_mean"]) for each in found)
         concurrency = rates[stage] * float(np.mean([each["e2e_mean"] for each in found]))
-        common = _described(experiment, replica) | {
+        common = _described(experiment, ran) | {
             "stage_index": stage, "rate_rps": rates[stage], "concurrency": concurrency,
         }  # fmt: skip
         rows += [common | _beside(metric, found, known[metric], served) for metric in known if metric in found[0]]
@@ -122,7 +122,7 @@ def _beside(metric: str, found: Sequence[Mapping[str, float]], measured: float |
     return row | {"measured": scale * measured, "error_pct": error_pct, "status": status}
 
 
-def _described(experiment: Experiment, replica: Server | None) -> dict:
+def _described(experiment: Experiment, ran: Server | None) -> dict:
     described = {
         "exp_id": experiment.id,
         "experiment_name": experiment.name,
@@ -132,7 +132,7 @@ def _described(experiment: Experiment, replica: Server | None) -> dict:
         "workload": experiment.workload.name,
         "notes": "; ".join(experiment.notes),
     }
-    if replica is None:
+    if ran is None:
         return described
-    set_ = replica.calibration
-    return described | {"hardware": replica.hardware, "calibration": set_.name, "provenance": set_.provenance}
+    set_ = ran.design.calibration
+    return described | {"hardware": ran.design.hardware.name, "calibration": set_.name, "provenance": set_.provenance}

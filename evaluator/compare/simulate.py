@@ -1,22 +1,25 @@
-"""One server and its requests -> the engine -> times as the client sees them."""
+"""One server and its requests -> a station of the engine -> times as the client sees them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evaluator.compare.prefixes import kept_units, whole_blocks
 from evaluator.compare.servers import Server
 from evaluator.cost.fitted import verdict
-from evaluator.cost.lanes import common_counts, stack
-from evaluator.cost.memory import kv_units
 from evaluator.errors import InputError
 from evaluator.experiments.traffic import Requests
+from evaluator.plan import StationPlan, station_group
+from evaluator.plan.engines import IN_ORDER, Program, on_demand, program
+from evaluator.traffic.jobs import Demand, Jobs, held_units
 
 if TYPE_CHECKING:
-    from evaluator.stations.engine import Lane, LaneResult
-    from evaluator.stations.engine import Requests as EngineRequests
+    from evaluator.stations.engine import LaneResult
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,130 +31,105 @@ class Times:
     e2e_s: np.ndarray
 
 
-def simulate_server(replica: Server, load: Requests) -> Times:
-    """Run the requests through the engine; times as the client sees them, NaN where a request was never served.
+def simulate_server(server: Server, loads: Sequence[Requests]) -> list[Times]:
+    """Run the requests of each seed through the engine; times of the client, NaN where a request was never served.
 
     KV is taken on demand, as vLLM does. InputError where the run leaves the range of a cost that was fitted to measured
     iterations, and where prompts that are computed in one piece are too long for an iteration.
     """
     from evaluator.device import configure
-    from evaluator.simulation.frontend import client_times
 
-    limits, prompt = replica.experiment, int(load.compute_tokens.max())
+    for load in loads:
+        _check_prompts(server, load)
+    configure()
+    return [_times(server, load, found) for load, found in zip(loads, _served(server, loads), strict=True)]
+
+
+def _check_prompts(server: Server, load: Requests) -> None:
+    limits, prompt = server.experiment, int(load.compute_tokens.max())
     if not limits.chunked_prefill and prompt > limits.max_num_batched_tokens:
         raise InputError(
             f"prompts of {prompt} tokens exceed max_num_batched_tokens {limits.max_num_batched_tokens}, and "
             f"chunked_prefill is off"
         )
-    configure()
-    found = _run(replica, _waiting(replica, load), int(load.output_tokens.max()))
-    problem, _ = verdict(replica.calibration, replica.fit, found.peaks.tolist())
+
+
+def _served(server: Server, loads: Sequence[Requests]) -> list[LaneResult]:
+    """All KV of a request reserved if that keeps nobody waiting, which is the same and three times as fast."""
+    found: dict[int, LaneResult] = {}
+    short = list(range(len(loads)))
+    if len(server.replica.pipeline_ranks) == 1:
+        given = [_alone(server, load) for load in loads]
+        found = dict(enumerate(_run(IN_ORDER, given, len(loads))))
+        short = [at for at in short if on_demand(server.deployment) and _short_of_kv(*given[at], found[at])]
+    if short:
+        given = [_sharing(server, loads[at]) for at in short]
+        found |= zip(short, _run(program(server.deployment), given, len(loads)), strict=True)
+    return [found[at] for at in range(len(loads))]
+
+
+def _short_of_kv(pool: StationPlan, jobs: Jobs, found: LaneResult) -> bool:
+    """Whether some request may have waited for KV."""
+    kv = pool.design.ready.kv
+    return bool(found.kv_units_max + held_units(jobs.demand, kv).max() > kv.capacity_units)
+
+
+def _run(which: Program, given: Sequence[tuple[StationPlan, Jobs]], lanes_per_call: int) -> list[LaneResult]:
+    """Results of the jobs of each seed at its station, all of one server."""
+    from evaluator.simulation.lanes import run_slots
+    from evaluator.simulation.slots import OPEN_LOOP, Slot
+
+    pools = [pool for pool, _ in given]
+    slots = [Slot(at, at, 0, jobs, jobs.order, len(jobs), OPEN_LOOP) for at, (_, jobs) in enumerate(given)]
+    group = station_group(which, pools, max(slot.count for slot in slots))
+    return list(run_slots(group, pools, slots, lanes_per_call))
+
+
+def _alone(server: Server, load: Requests) -> tuple[StationPlan, Jobs]:
+    """The station and the jobs of one seed where every request has KV of its own."""
+    return _station(server, load, _demand(load), 0)
+
+
+def _sharing(server: Server, load: Requests) -> tuple[StationPlan, Jobs]:
+    """The same where requests share the prompts in the prefix cache."""
+    kept = kept_units(server, load)
+    if kept is None:
+        return _alone(server, load)
+    return _station(server, load, _demand(load, server.experiment.block_tokens), kept)
+
+
+def _station(server: Server, load: Requests, demand: Demand, kept: int) -> tuple[StationPlan, Jobs]:
+    ready_s = np.maximum(load.arrival_s, load.arrival_s[0] + server.replica.warm_up_s)
+    count, budget = len(ready_s), server.experiment.max_num_batched_tokens
+    station = StationPlan("server", server.deployment, server.design, demand.extremes, budget, kept)
+    return station, Jobs(np.arange(count), ready_s, demand, np.ones(count, dtype=bool))
+
+
+@lru_cache(maxsize=256)
+def _demand(load: Requests, shared_blocks_of: int | None = None) -> Demand:
+    """One object for all calibrations of a fit, because what is derived from a demand is cached by its identity."""
+    prompt, output = load.prompt_tokens, load.output_tokens
+    nothing = np.zeros_like(prompt)
+    return Demand(
+        prompt_tokens=prompt,
+        output_tokens=output,
+        cached_tokens=prompt - load.compute_tokens,
+        compute_tokens=load.compute_tokens,
+        kv_tokens=prompt + output - 1,
+        later_tokens=nothing,
+        shared_tokens=nothing if shared_blocks_of is None else whole_blocks(load, shared_blocks_of),
+    )
+
+
+def _times(server: Server, load: Requests, found: LaneResult) -> Times:
+    from evaluator.simulation.frontend import client_times
+
+    problem, _ = verdict(server.design.calibration, server.replica.fit, found.peaks.tolist())
     if problem is not None:
         raise InputError(problem)
     count = len(load.arrival_s)
     first, last = found.first_token_s[:count], found.last_token_s[:count]
     served = np.isfinite(last)
     first, last = np.where(served, first, np.nan), np.where(served, last, np.nan)
-    first, last = client_times(replica.calibration, first, last, load.output_tokens)
+    first, last = client_times(server.design.calibration, first, last, load.output_tokens)
     return Times(load, first - load.arrival_s, last - load.arrival_s)
-
-
-def _run(replica: Server, waiting: EngineRequests, longest_output: int) -> LaneResult:
-    """All KV of a request reserved if that keeps nobody waiting, which is the same and three times as fast."""
-    from evaluator.stations.engine import Structure, run_lanes
-    from evaluator.stations.engine.any_order import GeneralLane, GeneralStructure, run_general_lanes
-
-    ring, windowed, pipeline_ranks = 256, replica.kv.window is not None, len(replica.pipeline_ranks)
-    while ring < longest_output + 2:
-        ring *= 2
-    lane = _lane(replica, len(waiting.arrival_s) - 1)
-    if pipeline_ranks == 1:
-        found = _alone(run_lanes, lane, waiting, Structure(ring, windowed))
-        if not replica.experiment.chunked_prefill or found.kv_units_max + waiting.kv_units.max() <= lane.kv_units:
-            return found
-    rows = common_counts(replica.pipeline_ranks)
-    costs = tuple(_first(stack([cost], rows)) for cost in replica.pipeline_ranks)
-    shared, kept = _shared(replica, waiting)
-    lane = lane._replace(cost=costs[0], kv_units=lane.kv_units - kept)
-    waiting = waiting._replace(kv_units=np.maximum(waiting.kv_units - shared, 0).astype(np.int32))
-    general = GeneralLane(lane, costs, _rules(replica), shared)
-    return _alone(run_general_lanes, general, waiting, GeneralStructure(ring, windowed, pipeline_ranks, peaks=False))
-
-
-def _alone(run: Any, lane: Any, waiting: EngineRequests, structure: Any) -> LaneResult:
-    """A run of one lane, in NumPy."""
-    import jax
-
-    batch = jax.tree.map(lambda leaf: np.asarray(leaf)[None], (lane, waiting))
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[0], run(*batch, structure))
-
-
-def _first(stacked: Any) -> Any:
-    import jax
-
-    return jax.tree.map(lambda values: values[..., 0], stacked)
-
-
-def _lane(replica: Server, count: int) -> Lane:
-    from evaluator.stations.engine import POLICIES, Lane, Policy
-
-    limits = replica.experiment
-    policy = POLICIES["chunked" if limits.chunked_prefill else "mixed"]
-    return Lane(
-        cost=_first(stack([replica.pipeline_ranks[0]])),
-        policy=Policy(*(np.array(flag, dtype=bool) for flag in policy)),
-        prompts_resident=np.array(False),
-        max_num_seqs=np.float64(limits.max_num_seqs),
-        max_num_batched_tokens=np.float64(limits.max_num_batched_tokens),
-        kv_units=np.float64(replica.kv_capacity),
-        window=np.float64(replica.kv.window or 0),
-        users=np.int32(1 << 30),
-        requests=np.int32(count),
-        measured_from=np.int32(0),
-    )
-
-
-def _rules(replica: Server) -> Any:
-    """Those of vLLM v1. Whole prompts may not fit into an iteration anew after a preemption: their KV is reserved."""
-    from evaluator.simulation.lanes import units_of
-    from evaluator.stations.engine.any_order import KvUnits, Rules
-
-    return Rules(
-        on_demand=np.bool_(replica.experiment.chunked_prefill),
-        whole_kv=np.bool_(False),
-        watermark_units=np.float64(0.0),
-        long_prefill_tokens=np.float64(np.inf),
-        least_work=np.bool_(False),
-        look_every=np.int32(0),
-        kv=KvUnits(*map(np.float64, units_of(replica.kv))),
-    )
-
-
-def _shared(replica: Server, waiting: EngineRequests) -> tuple[np.ndarray, int]:
-    """Units of each request's prompt that lie in the prefix cache, (request + 1,), and what all prompts take there.
-
-    The fixed prompts stay, as long as they are sent again and again; their whole blocks are there once, the system
-    prompt of a group once for all its prompts. Without the cache, or where they would fill half of it, nothing is.
-    """
-    experiment, workload = replica.experiment, replica.experiment.workload
-    block, prompts = experiment.block_tokens, workload.groups * workload.prompts_per_group
-    whole = np.maximum(waiting.prompt_tokens - 1, 0) // block * block
-    shared = kv_units(replica.kv, whole).astype(np.int32)
-    system = int(kv_units(replica.kv, workload.system_tokens // block * block))
-    kept = int(shared[:-1][:prompts].sum()) - system * (min(prompts, len(shared) - 1) - workload.groups)
-    if not (experiment.prefix_caching and experiment.chunked_prefill) or kept > replica.kv_capacity / 2:
-        return np.zeros_like(shared), 0
-    return shared, max(kept, 0)
-
-
-def _waiting(replica: Server, load: Requests) -> EngineRequests:
-    from evaluator.stations.engine import Requests as EngineRequests
-
-    width = len(load.arrival_s) + 1
-    arrival = np.full(width, np.inf)
-    arrival[:-1] = np.maximum(load.arrival_s, load.arrival_s[0] + replica.warm_up_s)
-    tokens = np.zeros((4, width), dtype=np.int32)
-    units = kv_units(replica.kv, load.prompt_tokens + load.output_tokens - 1)
-    for row, values in enumerate((load.compute_tokens, load.prompt_tokens, load.output_tokens, units)):
-        tokens[row, :-1] = values
-    return EngineRequests(arrival, *tokens)

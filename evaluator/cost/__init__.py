@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from evaluator.cost.batch import attention_area, decode_batch, prefill_batch, together
 from evaluator.cost.breakdown import OperatorTime, breakdown
+from evaluator.cost.coefficients import coefficients, reach
 from evaluator.cost.fitted import fitted_cost, iteration_cost
-from evaluator.cost.fold import coefficients, fold, fold_rates, reach
+from evaluator.cost.fold import fold, fold_rates
 from evaluator.cost.iteration import BatchStatistics, CostParameters, Rows, iteration_time
 from evaluator.cost.kernel import Operator
 from evaluator.cost.lanes import RowCounts, common_counts, pad_rows, row_counts, stack
@@ -17,12 +18,12 @@ from evaluator.cost.memory import (
     memory_plan,
     memory_problem,
     model_window,
-    weight_bytes,
 )
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel, parallel_problem
 from evaluator.cost.rates import OP_CLASSES, Rates, rates
 from evaluator.cost.utilisation import IdealTime, ideal_time, ideal_times
+from evaluator.cost.weights import weight_bytes
 
 __all__ = [
     "OP_CLASSES",

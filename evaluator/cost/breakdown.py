@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from evaluator.catalog.calibration import SORT
 from evaluator.catalog.hardware import Hardware
-from evaluator.cost.fold import coefficients, fold_rates, mesh, reach, unit_times
+from evaluator.cost.coefficients import Coefficients, coefficients, mesh, reach
+from evaluator.cost.fold import fold_rates
 from evaluator.cost.iteration import BatchStatistics, experts_touched, iteration_time
 from evaluator.cost.kernel import Operator
 from evaluator.cost.lanes import stack
-from evaluator.cost.rates import rates
+from evaluator.cost.rates import Rates, rates
+from evaluator.cost.unit_times import unit_times
 
 if TYPE_CHECKING:
     from evaluator.catalog import Calibration
@@ -39,10 +41,10 @@ class OperatorTime:
     bound: str
 
 
-def group_statistics(
+def scaling_statistics(
     batch: BatchStatistics, log_expert_missed: float, skew: float = 0.0
 ) -> dict[str, tuple[float, float, float]]:
-    """X, Y and Z of every operator group (see ``Operator``) in this batch."""
+    """X, Y and Z of every scaling (see ``Operator``) in this batch."""
     tokens = batch.decodes + batch.prefill_tokens
     sequences = batch.decodes + batch.prefill_sequences
     return {
@@ -58,6 +60,15 @@ def group_statistics(
     }
 
 
+class _Amounts(NamedTuple):
+    """What a batch asks of every operator, (operator,): X, Y, Z (``Operator``), and tokens computed in attention."""
+
+    x: np.ndarray
+    y: np.ndarray
+    z: np.ndarray
+    computed: np.ndarray  # times ``token_bytes``: queries, outputs, new keys and values
+
+
 def breakdown(
     operators: tuple[Operator, ...], hardware: Hardware, calibration: Calibration, batch: BatchStatistics
 ) -> tuple[OperatorTime, ...]:
@@ -71,43 +82,64 @@ def breakdown(
     links = reach(hardware), mesh(hardware)
     single = [fold_rates(coefficients((each,), *links), rate, overheads=False) for each in operators]
     times = np.broadcast_to(iteration_time(stack(single), batch), (len(operators),))
-    sequences = batch.decodes + batch.prefill_sequences
-    host = {"host.step": rate.step_overhead_s, "host.sequences": rate.sequence_overhead_s * sequences}
-    total = times.sum() + sum(host.values())
-    if rate.dispatch_s > total:
-        host["host.dispatch"], total = rate.dispatch_s - total, rate.dispatch_s
+    host, total = _host(rate, batch, times.sum())
 
     known = coefficients(operators, *links)
-    statistics = group_statistics(batch, known.log_expert_missed, float(rate.expert_skew))
-    x, y, z = np.array([statistics[each.group] for each in operators], dtype=float).T
-    unit = unit_times(known, rate)
-    collective = known.steps.any(axis=1)
-    started = np.where(collective, 0.0, known.launches * rate.launch_s[known.op_class])
-    own = {"prefill": batch.prefill_tokens, "decode": batch.decodes}  # tokens whose own traffic attention moves
-    computed = np.array([own.get(each.group.removesuffix("_window"), 0.0) for each in operators], dtype=float)
-    sides = np.array(
-        [
-            unit.flop_s * x,
-            unit.weight_s * y + unit.activation_s * z + unit.traffic_s * computed,
-            unit.message_s * z + unit.fixed_s - started,
-            started,
-        ]
-    )
-    moved = known.weight_bytes * y + known.activation_bytes * z + known.token_bytes * computed
+    amounts = _amounts(operators, scaling_statistics(batch, known.log_expert_missed, float(rate.expert_skew)), batch)
+    bounds = np.argmax(_sides(known, rate, amounts), axis=0)
+    moved = known.weight_bytes * amounts.y + known.activation_bytes * amounts.z + known.token_bytes * amounts.computed
     found = [
         OperatorTime(
             name=operator.name,
             op_class=operator.op_class,
             time_s=float(times[at]),
             share=float(times[at] / total),
-            flops=float(known.flops[at] * x[at]),
+            flops=float(known.flops[at] * amounts.x[at]),
             bytes=float(moved[at]),
-            message_bytes=float(known.message_bytes[at] * z[at]),
-            bound=BOUNDS[int(np.argmax(sides[:, at]))],
+            message_bytes=float(known.message_bytes[at] * amounts.z[at]),
+            bound=BOUNDS[int(bounds[at])],
         )
         for at, operator in enumerate(operators)
     ]
     return tuple(found) + tuple(
         OperatorTime(name, "host", float(time), float(time / total), 0.0, 0.0, 0.0, "overhead")
         for name, time in host.items()
+    )
+
+
+def _host(rate: Rates, batch: BatchStatistics, device_s: float) -> tuple[dict[str, float], float]:
+    """Seconds of the host by cause, and of the whole iteration.
+
+    Where the host runs ahead, an iteration takes ``dispatch_s`` at least: what the device lacks of it is the host's.
+    """
+    sequences = batch.decodes + batch.prefill_sequences
+    host = {"host.step": rate.step_overhead_s, "host.sequences": rate.sequence_overhead_s * sequences}
+    total = device_s + sum(host.values())
+    if rate.dispatch_s > total:
+        host["host.dispatch"], total = rate.dispatch_s - total, rate.dispatch_s
+    return host, total
+
+
+def _amounts(
+    operators: tuple[Operator, ...], statistics: dict[str, tuple[float, float, float]], batch: BatchStatistics
+) -> _Amounts:
+    x, y, z = np.array([statistics[each.scaling] for each in operators], dtype=float).T
+    own = {"prefill": batch.prefill_tokens, "decode": batch.decodes}
+    computed = np.array([own.get(each.scaling.removesuffix("_window"), 0.0) for each in operators], dtype=float)
+    return _Amounts(x, y, z, computed)
+
+
+def _sides(known: Coefficients, rate: Rates, amounts: _Amounts) -> np.ndarray:
+    """Seconds that each of BOUNDS takes by itself, (bound, operator)."""
+    x, y, z, computed = amounts
+    unit = unit_times(known, rate)
+    collective = known.steps.any(axis=1)
+    started = np.where(collective, 0.0, known.launches * rate.launch_s[known.op_class])
+    return np.array(
+        [
+            unit.flop_s * x,
+            unit.weight_s * y + unit.activation_s * z + unit.traffic_s * computed,
+            unit.message_s * z + unit.fixed_s - started,
+            started,
+        ]
     )

@@ -43,7 +43,7 @@ def last_operators(model: Model, precision: Precision, parallel: Parallel) -> li
     stream = stream_bytes(precision.activations)
     found = [
         traffic("final_norm", 4 * model.hidden * stream, 1.0),
-        gemm(head_projection(model, parallel.tensor), model, precision, group="sequences"),
+        gemm(head_projection(model, parallel.tensor), model, precision, scaling="sequences"),
     ]
     if parallel.tensor > 1:
         found.append(
@@ -57,7 +57,7 @@ def last_operators(model: Model, precision: Precision, parallel: Parallel) -> li
     return found
 
 
-def stage_link(model: Model, precision: Precision, parallel: Parallel, sender: int) -> list[Operator]:
+def pipeline_link(model: Model, precision: Precision, parallel: Parallel, sender: int) -> list[Operator]:
     """Hidden state and residual to the next rank: each rank sends its slice, the receivers gather them.
 
     Source: vLLM ``GroupCoordinator.send_tensor_dict`` with ``all_gather_group``.

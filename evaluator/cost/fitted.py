@@ -1,4 +1,10 @@
-"""Which cost a calibration set gives a replica: the roofline, or a fit to measured iterations, and where that holds."""
+"""Which iteration cost a calibration set gives a replica, and whether a run stayed where that cost was measured.
+
+A set of the form ``roofline`` states efficiencies, which hold for any model on its hardware. A set of another form
+(``polynomial``, ``table``) states the time of whole iterations of certain models, splits and precisions, as somebody
+measured them; it says nothing of other replicas (``fitted_problem``, before a run), and nothing of batches larger than
+the measured ones (``verdict``, after a run, when the largest batch is known).
+"""
 
 from __future__ import annotations
 
@@ -57,7 +63,11 @@ def iteration_cost(
 
 
 def fitted_cost(form: str, phases: Mapping[str, Phase], log_expert_missed: float = 0.0) -> FittedCost:
-    """The cost of a polynomial or a table, NumPy; a second for what was never measured, which ``verdict`` refuses."""
+    """The cost of a polynomial or a table, NumPy.
+
+    Both phases need numbers. One that was never measured gets a time of one second per iteration, so that a run ends
+    at all; ``verdict`` refuses every run that has such iterations.
+    """
     made = {
         name: _polynomial(phases.get(name), name) if form == "polynomial" else _table(phases.get(name), name)
         for name in AXES
@@ -77,7 +87,7 @@ def _table(phase: Phase | None, name: str) -> Grid:
 
 
 def fit_of(calibration: Calibration, model: Model, precision: Precision, parallel: Parallel) -> Iterations | None:
-    """The fit of just this replica."""
+    """The fit that a set has of this model, split and precision; None without one (always so under the roofline)."""
     for each in calibration.iterations:
         split = Parallel(each.tensor_parallel, 1, each.expert_parallel)
         dtypes = _dtypes(model, Precision(*each.precision))
@@ -87,7 +97,11 @@ def fit_of(calibration: Calibration, model: Model, precision: Precision, paralle
 
 
 def _dtypes(model: Model, precision: Precision) -> tuple[str, ...]:
-    """A checkpoint that is all of one dtype is the same as that dtype, and bf16 takes the time of fp16."""
+    """Names that are equal where two precisions take the same time, (weights, activations, KV).
+
+    ``checkpoint`` is replaced by the dtype that the checkpoint stores, if it is one for all parts; fp16 by bf16, which
+    runs on the same units at the same rate.
+    """
     stored = set(vars(model.checkpoint).values())
     weights = stored.pop() if precision.weights == "checkpoint" and len(stored) == 1 else precision.weights
     return tuple("bf16" if name == "fp16" else name for name in (weights, precision.activations, precision.kv))
@@ -96,7 +110,7 @@ def _dtypes(model: Model, precision: Precision) -> tuple[str, ...]:
 def fitted_problem(
     calibration: Calibration, model: Model, hardware: Hardware, precision: Precision, parallel: Parallel
 ) -> str | None:
-    """Why a set says nothing of this replica; None where it does."""
+    """Why a set cannot tell the time of this replica, and what to do; None where it can."""
     if calibration.hardware not in ("any", hardware.name):
         return f"calibration {calibration.name} is of {calibration.hardware}, not of {hardware.name}; use auto"
     if calibration.form == "roofline" or fit_of(calibration, model, precision, parallel) is not None:
@@ -123,9 +137,11 @@ def _split(parallel: Parallel, precision: Precision) -> str:
 def verdict(
     calibration: Calibration, fit: Iterations | None, peaks: Sequence[float] | np.ndarray
 ) -> tuple[str | None, str]:
-    """Why a run whose largest quantities, in the order of ``PEAKS``, left the range of ``fit`` is refused; provenance.
+    """Why a run is refused (None: it is not), and the provenance of its times.
 
-    Only upwards: where there is less work than ever measured, a fit tells what the least measured takes, or less.
+    ``peaks`` (quantity,) are the run's largest quantities in the order of ``PEAKS``. A run that exceeds the measured
+    range of ``fit`` is refused, unless the set says ``beyond: extend``: its provenance is then ``extrapolated``.
+    Quantities below the range are let pass, because a batch with less work takes no longer than a measured one.
     """
     if fit is None:
         return None, calibration.provenance
@@ -138,7 +154,7 @@ def verdict(
 
 
 def _unmeasured(calibration: Calibration, fit: Iterations, peaks: Sequence[float] | np.ndarray) -> str | None:
-    """Iterations of a kind that was never measured, of which no fit can tell anything."""
+    """Refuses a run that had iterations of a phase which was never measured: the fit has no number for them at all."""
     known = fit.phases.get("prefill")
     run = dict(zip(PEAKS, peaks, strict=True))
     kinds = {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from evaluator.catalog.model import Model
 from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, weight_dtypes
-from evaluator.cost.kernel import Group, Operator
+from evaluator.cost.kernel import Operator, Scaling
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.projections import Projection
 
 
 def gemm(
-    projection: Projection, model: Model, precision: Precision, group: Group = "tokens", launches: float = 1.0
+    projection: Projection, model: Model, precision: Precision, scaling: Scaling = "tokens", launches: float = 1.0
 ) -> Operator:
     """A product of ``m`` rows with a matrix of k x n: 2 m k n FLOPs, the matrix and m (k + n) activations of traffic.
 
@@ -23,7 +23,7 @@ def gemm(
     return Operator(
         projection.name,
         "gemm",
-        group,
+        scaling,
         dtype=dtype,
         flops=2.0 * projection.inputs * projection.outputs,
         weight_bytes=projection.inputs * projection.outputs * BYTES[weight],
@@ -55,6 +55,6 @@ def all_reduce(name: str, model: Model, precision: Precision, parallel: Parallel
     )
 
 
-def traffic(name: str, bytes_per_token: float, launches: float, group: Group = "linear_tokens") -> Operator:
+def traffic(name: str, bytes_per_token: float, launches: float, scaling: Scaling = "linear_tokens") -> Operator:
     """Elementwise kernels: memory traffic only."""
-    return Operator(name, "elementwise", group, activation_bytes=bytes_per_token, launches=launches)
+    return Operator(name, "elementwise", scaling, activation_bytes=bytes_per_token, launches=launches)

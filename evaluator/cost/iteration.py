@@ -2,146 +2,130 @@
 
 This is the only place where an operator's time is computed: the vectorised engine, the reference,
 ``estimate`` and calibration all call ``iteration_time``. It is pure, traced in every number, and works alike on
-scalars and NumPy arrays (without importing JAX) and on JAX arrays and tracers of any batch of lanes. On plain Python
-floats it is plain Python, three times as fast as on NumPy scalars.
+scalars and NumPy arrays (without importing JAX) and on JAX arrays and tracers of any batch of lanes (``arrays`` names
+the axes). On plain Python floats it is plain Python, three times as fast as on NumPy scalars.
+
+The time is a sum over operators, each a roofline of two sides, plus terms that are proportional to one statistic.
+``fold`` has turned FLOPs and bytes into seconds before, so that no rate of a device appears here.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import numpy as np
-
-Array = Any  # a float, a NumPy array or a JAX array, float64
-
-
-class _Floats:
-    """What of an array namespace the cost functions use, on plain floats."""
-
-    sqrt, expm1, log1p, ceil = math.sqrt, math.expm1, math.log1p, staticmethod(math.ceil)
-    maximum, minimum, floor = max, min, staticmethod(math.floor)
-
-    @staticmethod
-    def where(condition: bool, yes: float, no: float) -> float:
-        return yes if condition else no
-
-
-def array_namespace(*arrays: Array) -> Any:
-    """``jax.numpy`` where any argument is a JAX array or tracer, plain Python for floats alone, else ``numpy``."""
-    for array in arrays:
-        if type(array) is not float:
-            break
-    else:
-        return _Floats
-    jax = sys.modules.get("jax")
-    if jax is not None and any(isinstance(array, jax.Array) for array in arrays):
-        return jax.numpy
-    return np
+from evaluator.cost.arrays import Array as Array  # the engine's rooms import it from here
+from evaluator.cost.arrays import Batched, PerOperator, array_namespace
 
 
 class BatchStatistics(NamedTuple):
-    """What an iteration's time depends on. All float64, any common shape.
+    """What an iteration's time depends on: nine sums over the sequences in its batch.
 
     A decoding sequence with ``c`` tokens of KV (before this iteration) attends to ``c + 1`` tokens; a chunk
     of a prompt that computes positions ``lo + 1 .. hi`` has area ``sum(lo + 1 .. hi)`` and context ``hi``.
     The ``window`` fields are the same sums with every attended length cut at the model's window.
     """
 
-    decodes: Array  # sequences that decode one token each
-    decode_context: Array  # tokens they attend to, summed
-    decode_window_context: Array
-    prefill_tokens: Array  # prompt tokens computed
-    prefill_sequences: Array  # prompts that have a chunk in this iteration
-    prefill_area: Array  # tokens attended to, summed over the prompt tokens computed
-    prefill_window_area: Array
-    prefill_context: Array  # KV tokens read by the chunks, history and cached prefix included
-    prefill_window_context: Array
+    decodes: Batched  # sequences that decode one token each
+    decode_context: Batched  # tokens: those that the decodes attend to, summed
+    decode_window_context: Batched  # tokens
+    prefill_tokens: Batched  # tokens of prompts computed
+    prefill_sequences: Batched  # prompts that have a chunk in this iteration
+    prefill_area: Batched  # tokens attended to, summed over the prompt tokens computed: pairs of tokens
+    prefill_window_area: Batched  # pairs of tokens
+    prefill_context: Batched  # tokens whose KV the chunks read, history and cached prefix included
+    prefill_window_context: Batched  # tokens
 
 
 class Rows(NamedTuple):
-    """Matrix products, in seconds. Each field is (operator, *lanes); no operator at all is allowed.
+    """Matrix products, one per row, in seconds; no operator at all is allowed.
 
-    An operator takes roofline(flop * x, weight * y + activation * z, knee); the group it is in says what x, y, z are.
-    The last two make the side of the FLOPs depend on the size (``product_time``); 0 leaves it.
+    An operator takes roofline(flop * x, weight * y + activation * z, knee), where x, y and z are statistics of the
+    batch: ``CostParameters`` says at each of its tables of rows which. ``waves`` and ``wave_s`` make the side of the
+    FLOPs depend on the size (``product_time``); 0 leaves it proportional to x.
     """
 
-    flop: Array
-    weight: Array
-    activation: Array
-    knee: Array
-    waves: Array  # waves of tiles per TOKEN_TILE tokens
-    wave_s: Array  # seconds of one whole wave, counted in whole waves
+    flop: PerOperator  # s per x
+    weight: PerOperator  # s per y: reading the weights
+    activation: PerOperator  # s per z: reading inputs and writing outputs
+    knee: PerOperator  # 0 to 1, see ``roofline``
+    waves: PerOperator  # waves of tiles per TOKEN_TILE tokens
+    wave_s: PerOperator  # s of one whole wave, counted in whole waves
 
 
 class AttentionRows(NamedTuple):
-    """Prefill attention, in seconds; see ``attention_time``. Each field is (operator, *lanes)."""
+    """Prefill attention, one kind of layer per row, in seconds; see ``attention_time``."""
 
-    flop: Array  # per token attended to
-    activation: Array  # per token of context, whose keys and values are read
-    knee: Array
-    edge_s: Array  # per query row, on the side of the FLOPs
-    traffic_s: Array  # per prompt token, on the side of memory: queries, output, new keys and values
-    tile: Array  # query rows computed at least, in prompt tokens per prompt
-    fill: Array  # prompt tokens below which the device is not full
-    cache: Array  # prompt tokens whose own traffic stays in the cache
+    flop: PerOperator  # s per pair of tokens (query, token attended to)
+    activation: PerOperator  # s per token of context, whose keys and values are read
+    knee: PerOperator  # 0 to 1, see ``roofline``
+    edge_s: PerOperator  # s per query row, on the side of the FLOPs
+    traffic_s: PerOperator  # s per prompt token, on the side of memory: queries, output, new keys and values
+    tile: PerOperator  # query rows computed at least, in prompt tokens per prompt
+    fill: PerOperator  # prompt tokens below which the device is not full
+    cache: PerOperator  # prompt tokens whose own traffic stays in the cache
 
 
 class CostParameters(NamedTuple):
     """The iteration cost of one pipeline rank of one replica, everything already in seconds (``fold`` makes it).
 
-    The scalar fields are (*lanes). They hold every term without a knee: host overhead, launches, collectives,
-    elementwise work, and decode attention, both sides of whose roofline are proportional to the context. How fast it
-    is may depend on the number of decodes, never on the context: between events an iteration's time is affine in it.
+    ``_rows`` are tables with one row per operator that has a roofline of its own, because both of its sides may bind.
+    The other fields are the terms that have no knee, added up over all operators: host overhead, launches,
+    collectives, elementwise work, and decode attention, both sides of whose roofline are proportional to the context.
+    A decode kernel may be slower per token when there are few decodes, but never because the context is long: the
+    engine sums a run of iterations in closed form, and needs a time that is affine in the context.
     """
 
     token_rows: Rows  # dense GEMMs: x = tokens, y = 1, z = tokens
     sequence_rows: Rows  # the output head: x = sequences, y = 1, z = sequences
     expert_rows: Rows  # routed experts: x = tokens, y = fraction of the experts touched, z = tokens
-    prefill_rows: AttentionRows
-    prefill_window_rows: AttentionRows  # the same in windowed layers, with the windowed area and context
-    log_expert_missed: Array  # log(1 - k/E): one token leaves a given expert untouched; 0 without experts
-    expert_skew: Array  # variance of the experts' popularity, see ``experts_touched``; 0: all alike
-    graph_tokens: Array  # the batch is padded to a multiple of so many tokens, see ``padded``; 0: it is not
-    iteration_s: Array  # per iteration
-    token_s: Array  # per token computed
-    sequence_s: Array  # per sequence in the batch
-    context_s: Array  # per token attended to by a decode, full attention and MLA
-    spread_s: Array  # on top, per token of the mean context: parts of a split context that end late
-    unsplit_s: Array  # the least, per token of the mean context, where a context is not split
-    window_context_s: Array  # per token attended to in windowed layers
-    decode_s: Array  # per decoding sequence
-    join_s: Array  # per iteration with decodes
-    prefill_token_s: Array  # per prompt token
-    ramp_s: Array  # all-reduces: time beyond the affine form, reached by half at ``ramp_tokens``
-    ramp_tokens: Array  # tokens, above 0
-    handover_s: Array  # all-reduces from ``handover_tokens`` on
-    handover_tokens: Array
+    prefill_rows: AttentionRows  # layers with full attention and MLA
+    prefill_window_rows: AttentionRows  # windowed layers, with the windowed area and context
+    log_expert_missed: Batched  # log(1 - k/E): one token leaves a given expert untouched; 0 without experts
+    expert_skew: Batched  # variance of the experts' popularity, see ``experts_touched``; 0: all alike
+    graph_tokens: Batched  # tokens: the batch is padded to a multiple of so many, see ``padded``; 0: it is not
+    iteration_s: Batched  # s per iteration
+    token_s: Batched  # s per token computed
+    sequence_s: Batched  # s per sequence in the batch
+    context_s: Batched  # s per token attended to by a decode, full attention and MLA
+    spread_s: Batched  # s on top, per token of the mean context: parts of a split context that end late
+    unsplit_s: Batched  # s at least, per token of the mean context, where a context is not split
+    window_context_s: Batched  # s per token attended to by a decode in windowed layers
+    decode_s: Batched  # s per decoding sequence
+    join_s: Batched  # s per iteration with decodes
+    prefill_token_s: Batched  # s per prompt token
+    ramp_s: Batched  # s that all-reduces take beyond the affine form, reached by half at ``ramp_tokens``
+    ramp_tokens: Batched  # tokens, above 0
+    handover_s: Batched  # s that all-reduces take on top from ``handover_tokens`` on
+    handover_tokens: Batched  # tokens
 
 
 class FittedCost(Protocol):
-    """A cost fitted to measured iterations (``polynomial``, ``table``), or one with a host that runs ahead
-    (``Dispatched``): the same questions, other answers."""
+    """What every cost other than the roofline answers: one fitted to measured iterations (``polynomial``, ``table``),
+    or a roofline on a device whose host runs ahead (``Dispatched``).
+
+    ``time``: seconds of the batch's iteration. ``growth``: seconds by which each next iteration of the same decodes is
+    longer. ``steps``: for how many iterations that holds (see ``decode_growth`` and ``alike_steps``).
+    """
 
     @property
-    def log_expert_missed(self) -> Array: ...
+    def log_expert_missed(self) -> Batched: ...
     @property
-    def expert_skew(self) -> Array: ...
-    def time(self, batch: BatchStatistics) -> Array: ...
-    def growth(self, batch: BatchStatistics, window_growing: Array) -> Array: ...
-    def steps(self, batch: BatchStatistics) -> Array: ...
+    def expert_skew(self) -> Batched: ...
+    def time(self, batch: BatchStatistics) -> Batched: ...
+    def growth(self, batch: BatchStatistics, window_growing: Batched) -> Batched: ...
+    def steps(self, batch: BatchStatistics) -> Batched: ...
 
 
 IterationCost = CostParameters | FittedCost
-"""Which of them is structure: a compiled program knows it."""
+"""Which of them it is belongs to the structure of a compiled program; the numbers inside are traced."""
 
 
 TOKEN_TILE, OUTPUT_TILE = 128, 256
 """Tile of a matrix product: the largest that cuBLAS and CUTLASS use on A100 and later, rows (tokens) x columns."""
 
 
-def roofline(flop_s: Array, byte_s: Array, knee: Array) -> Array:
+def roofline(flop_s: Batched, byte_s: Batched, knee: Batched) -> Batched:
     """Time of an operator from its two sides, seconds: the larger (knee 0) up to their sum (knee 1).
 
     A smooth maximum, homogeneous of degree one: where both sides are equal it is (1 + knee) times either, as the
@@ -154,7 +138,7 @@ def roofline(flop_s: Array, byte_s: Array, knee: Array) -> Array:
     return 0.5 * (flop_s + byte_s + xp.sqrt(gap * gap + 4.0 * knee * knee * flop_s * byte_s + 1e-60))
 
 
-def whole_waves(waves: Array) -> Array:
+def whole_waves(waves: Batched) -> Batched:
     """Waves of tiles as they are executed: whole ones, the last with idle processors.
 
     Where all tiles fit into half a wave, kernels take tiles of half the size, and so on: below a quarter nothing is
@@ -164,18 +148,20 @@ def whole_waves(waves: Array) -> Array:
     return xp.where(waves > 0.5, xp.ceil(waves), xp.where(waves > 0.25, 0.5, waves))
 
 
-def product_time(row: Rows, x: Array, y: Array, z: Array, blocks: Array = None) -> Array:
+def product_time(row: Rows, x: Batched, y: Batched, z: Batched, blocks: Batched = None) -> Batched:
     """One operator with weights; ``blocks`` is the number of tiles of rows (None: its waves are not counted)."""
     flop = row.flop * x if blocks is None else row.flop * x + row.wave_s * whole_waves(row.waves * blocks)
     return roofline(flop, row.weight * y + row.activation * z, row.knee)
 
 
-def attention_time(row: AttentionRows, area: Array, context: Array, tokens: Array, prompts: Array) -> Array:
+def attention_time(row: AttentionRows, area: Batched, context: Batched, tokens: Batched, prompts: Batched) -> Batched:
     """Prefill attention of ``prompts`` chunks of ``tokens`` in all.
 
-    Query rows are computed in whole tiles: of every prompt half a tile more than there are tokens, on average, and
-    one at least. Well below ``fill`` rows the device is not full, and the time is as of so many. What few tokens read
-    and write themselves stays in the cache; the history never does.
+    Kernels compute query rows in whole tiles, so that a prompt costs half a tile more than its tokens on average, and
+    one tile at least. Below ``fill`` rows some processors have no tile: the work then takes as long as that of
+    ``fill`` rows (with a smooth change between). What a short chunk reads and writes of its own tokens stays in the
+    cache and costs no time on the side of memory (``spilt`` goes from 0 to 1 around ``cache`` tokens); the history was
+    written by earlier iterations, and is always read from memory.
     """
     xp = array_namespace(row.flop, area, tokens)
     rows = xp.maximum(row.tile * prompts, tokens + 0.5 * row.tile * prompts)
@@ -186,22 +172,27 @@ def attention_time(row: AttentionRows, area: Array, context: Array, tokens: Arra
     return roofline(work, row.traffic_s * tokens * spilt + row.activation * context, row.knee)
 
 
-def _products_time(rows: Rows, x: Array, y: Array, z: Array, blocks: Array = None) -> Array:
+def _products_time(rows: Rows, x: Batched, y: Batched, z: Batched, blocks: Batched = None) -> Batched:
     return sum((product_time(Rows(*row), x, y, z, blocks) for row in zip(*rows, strict=True)), start=0.0)
 
 
-def _attentions_time(rows: AttentionRows, *chunks: Array) -> Array:
+def _attentions_time(rows: AttentionRows, *chunks: Batched) -> Batched:
     return sum((attention_time(AttentionRows(*row), *chunks) for row in zip(*rows, strict=True)), start=0.0)
 
 
-def decode_context_s(parameters: CostParameters, decodes: Array) -> Array:
-    """Seconds per token attended to by ``decodes`` sequences, in layers with full attention and MLA."""
+def decode_context_s(parameters: CostParameters, decodes: Batched) -> Batched:
+    """Seconds per token attended to by ``decodes`` sequences, in layers with full attention and MLA.
+
+    Kernels such as FlashAttention-2 split each context over idle processors. With few decodes the parts end at
+    different times (``spread_s``); where a kernel does not split, one processor reads a whole context (``unsplit_s``).
+    Both cost seconds per token of the *mean* context, which is 1/decodes of the summed one.
+    """
     xp = array_namespace(parameters.context_s, decodes)
     one = 1.0 / xp.maximum(decodes, 1.0)
     return xp.maximum(parameters.context_s + parameters.spread_s * one, parameters.unsplit_s * one)
 
 
-def experts_touched(log_expert_missed: Array, tokens: Array, skew: Array = 0.0) -> Array:
+def experts_touched(log_expert_missed: Batched, tokens: Batched, skew: Batched = 0.0) -> Batched:
     """Expected fraction of routed experts that a batch of ``tokens`` touches.
 
     Uniform routing: 1 - (1 - k/E)^tokens. With experts of unequal popularity, gamma-distributed with mean 1 and
@@ -213,7 +204,7 @@ def experts_touched(log_expert_missed: Array, tokens: Array, skew: Array = 0.0) 
     return -xp.expm1(-xp.where(skew > 0.0, spread, visits))
 
 
-def padded(tokens: Array, graph_tokens: Array) -> Array:
+def padded(tokens: Batched, graph_tokens: Batched) -> Batched:
     """Tokens that the kernels see where an engine replays CUDA graphs, kept for 1, 2, 4 and multiples of 8 tokens.
 
     vLLM (``cudagraph_capture_sizes``) and SGLang pad a batch up to the next one. What pads it is routed to experts,
@@ -224,10 +215,11 @@ def padded(tokens: Array, graph_tokens: Array) -> Array:
     return xp.where((graph_tokens > 0.0) & (tokens > 4.0), whole, tokens)
 
 
-def decode_growth(parameters: IterationCost, batch: BatchStatistics, window_growing: Array) -> Array:
+def decode_growth(parameters: IterationCost, batch: BatchStatistics, window_growing: Batched) -> Batched:
     """Seconds by which each next iteration of the same decodes is longer than the one before, without prompts.
 
-    ``window_growing`` of them have a windowed context that still grows. It holds for ``alike_steps`` iterations.
+    Every decode attends to one token more each time; in windowed layers only ``window_growing`` of them do, whose
+    context is still shorter than the window. The growth is the same for the next ``alike_steps`` iterations.
     """
     if isinstance(parameters, CostParameters):
         grows_s = decode_context_s(parameters, batch.decodes) * batch.decodes
@@ -235,22 +227,33 @@ def decode_growth(parameters: IterationCost, batch: BatchStatistics, window_grow
     return parameters.growth(batch, window_growing)
 
 
-def alike_steps(parameters: IterationCost, batch: BatchStatistics) -> Array:
+def alike_steps(parameters: IterationCost, batch: BatchStatistics) -> Batched:
     """For how many iterations of the same decodes the time is affine in their number; float, inf where always."""
     return math.inf if isinstance(parameters, CostParameters) else parameters.steps(batch)
 
 
-def share_touched(parameters: IterationCost, tokens: Array) -> Array:
+def share_touched(parameters: IterationCost, tokens: Batched) -> Batched:
     """Fraction of the routed experts that an iteration of so many tokens touches; 0 for a model without any."""
     if isinstance(parameters, CostParameters) and not len(parameters.expert_rows.flop):
         return 0.0
     return experts_touched(parameters.log_expert_missed, tokens, parameters.expert_skew)
 
 
-def iteration_time(parameters: IterationCost, batch: BatchStatistics) -> Array:
+def prefill_attention_time(parameters: CostParameters, batch: BatchStatistics) -> Batched:
+    """Seconds of an iteration in prefill attention; nothing beside the rest (1e-30 s) without prompts."""
+    chunks = batch.prefill_tokens, batch.prefill_sequences
+    full_s = _attentions_time(parameters.prefill_rows, batch.prefill_area, batch.prefill_context, *chunks)
+    window = batch.prefill_window_area, batch.prefill_window_context
+    return full_s + _attentions_time(parameters.prefill_window_rows, *window, *chunks)
+
+
+def iteration_time(
+    parameters: IterationCost, batch: BatchStatistics, prefill_attention_s: Batched | None = None
+) -> Batched:
     """Seconds of one iteration; the shape is the common shape of the lanes and the batch.
 
-    An empty batch still costs ``iteration_s`` and the weights: callers do not run empty iterations.
+    An empty batch still costs ``iteration_s`` and the weights: callers do not run empty iterations. A caller that knows
+    ``prefill_attention_time`` of a roofline already may give it, and its terms are not computed again.
     """
     if not isinstance(parameters, CostParameters):
         return parameters.time(batch)
@@ -271,10 +274,7 @@ def iteration_time(parameters: IterationCost, batch: BatchStatistics) -> Array:
         + parameters.handover_s * (tokens >= parameters.handover_tokens)
         + _products_time(parameters.token_rows, tokens, 1.0, tokens, xp.ceil(tokens / TOKEN_TILE))
         + _products_time(parameters.sequence_rows, sequences, 1.0, sequences, xp.ceil(sequences / TOKEN_TILE))
-        + _attentions_time(parameters.prefill_rows, batch.prefill_area, batch.prefill_context, prompt, prompts)
-        + _attentions_time(
-            parameters.prefill_window_rows, batch.prefill_window_area, batch.prefill_window_context, prompt, prompts
-        )
+        + (prefill_attention_time(parameters, batch) if prefill_attention_s is None else prefill_attention_s)
     )
     if len(parameters.expert_rows.flop):  # structure: models without experts do not pay for the exponential
         seen = padded(tokens, parameters.graph_tokens)

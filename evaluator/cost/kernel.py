@@ -10,11 +10,11 @@ OpClass = Literal[
     "gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise", "expert_elementwise", "all_reduce",
     "all_to_all", "p2p", "sort",
 ]  # fmt: skip
-Group = Literal[
+Scaling = Literal[
     "tokens", "sequences", "experts", "prefill", "prefill_window", "decode", "decode_window",
     "linear_tokens", "linear_sequences",
 ]  # fmt: skip
-"""What an operator is proportional to; see ``Operator``."""
+"""The statistics of a batch that an operator's work grows with; see ``Operator``."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,14 @@ class Operator:
     """One kind of kernel (or collective) over all layers of a rank, on one device.
 
     In one iteration it does ``flops`` x X, moves ``weight_bytes`` x Y + ``activation_bytes`` x Z to and from memory,
-    sends messages of ``message_bytes`` x Z in all, and is started ``launches`` times. Its group says what they are:
+    sends messages of ``message_bytes`` x Z in all, and is started ``launches`` times. Its ``scaling`` says which
+    statistics of the batch X, Y and Z are:
 
     * tokens, linear_tokens: X = Z = tokens computed, Y = 1; sequences, linear_sequences: X = Z = sequences, Y = 1;
     * experts: X = Z = tokens, Y = fraction of the experts touched;
     * prefill, prefill_window: X = attention area, Z = context read; decode, decode_window: X = Z = tokens attended to.
 
-    The linear groups have one side at most (FLOPs, bytes or messages), so that their time is a plain product.
+    The linear scalings have one side at most (FLOPs, bytes or messages), so that their time is a plain product.
     ``dtype`` is the one it computes in; ``collective`` and ``ranks`` say which devices talk. The last fields are the
     shape of one kernel, which efficiencies that depend on the size ask for: ``inputs`` x ``outputs`` of a matrix, query
     and KV ``heads`` of an attention kernel and its ``token_bytes`` (queries, output, new keys and values, per token
@@ -37,7 +38,7 @@ class Operator:
 
     name: str
     op_class: OpClass
-    group: Group
+    scaling: Scaling
     dtype: str = "bf16"
     flops: float = 0.0
     weight_bytes: float = 0.0
@@ -73,7 +74,7 @@ def merge(found: Iterable[Operator]) -> tuple[Operator, ...]:
     merged: list[Operator] = []
     places: dict[tuple, list[int]] = {}
     for operator in found:
-        key = (operator.name, operator.op_class, operator.group, operator.dtype, operator.collective, operator.ranks,
+        key = (operator.name, operator.op_class, operator.scaling, operator.dtype, operator.collective, operator.ranks,
                operator.log_expert_missed, operator.inputs, operator.outputs, operator.heads,
                operator.kv_heads)  # fmt: skip
         for place in places.setdefault(key, []):
@@ -87,7 +88,7 @@ def merge(found: Iterable[Operator]) -> tuple[Operator, ...]:
 
 
 def _proportional(one: Operator, other: Operator) -> bool:
-    if one.group.startswith("linear"):
+    if one.scaling.startswith("linear"):
         return True
     sides = (
         (one.flops, other.flops),

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from evaluator.cost.iteration import Array, array_namespace
+from evaluator.cost.arrays import Batched, array_namespace
 
 
 class KvUnits(NamedTuple):
     """What sequences keep on one device, float64: how many units one of them occupies."""
 
-    block_tokens: Array
-    full: Array  # bytes per token in the layers that keep every token
-    window: Array  # in those that keep a window
-    window_tokens: Array  # the window in whole blocks
-    sequence: Array  # bytes per sequence, whatever its length
-    unit: Array  # bytes per unit
+    block_tokens: Batched  # tokens in a block
+    full: Batched  # bytes per token in the layers that keep every token
+    window: Batched  # bytes per token in those that keep a window
+    window_tokens: Batched  # tokens: the window in whole blocks
+    sequence: Batched  # bytes per sequence, whatever its length
+    unit: Batched  # bytes per unit
 
 
-def units(kv: KvUnits, tokens: Array) -> Array:
+def units(kv: KvUnits, tokens: Batched) -> Batched:
     """Units of a sequence of ``tokens`` tokens (any shape), float64.
 
     Tokens are rounded up to blocks; a windowed layer keeps no more than its window, rounded up likewise; a fixed state

@@ -1,4 +1,10 @@
-"""Many configurations side by side: cost parameters padded to the same rows and stacked over a trailing lane axis."""
+"""Many configurations side by side: cost parameters padded to the same rows and stacked over a trailing lane axis.
+
+An engine is compiled for arrays of fixed shapes, and runs many configurations (lanes) in one program. Two models may
+differ in how many operators have a row of their own (a dense one has no expert rows), so that their parameters have
+different shapes. Rows of zeros, which cost nothing, bring all lanes to the same ``RowCounts``; then every field of
+theirs is stacked along a new last axis. Lanes with equal counts share one compiled program, whatever their numbers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,7 @@ TOKEN_ROWS = 4
 
 
 class RowCounts(NamedTuple):
-    """Rows of each group: the structure that an engine is compiled for."""
+    """How many rows each table of ``CostParameters`` has: the structure that an engine is compiled for."""
 
     token_rows: int
     sequence_rows: int
@@ -24,12 +30,15 @@ class RowCounts(NamedTuple):
 
 
 def row_counts(parameters: CostParameters) -> RowCounts:
-    """How many operators there are in each group."""
+    """How many operators there are in each table of rows."""
     return RowCounts(*(len(getattr(parameters, name).flop) for name in RowCounts._fields))
 
 
 def pad_rows(parameters: CostParameters, counts: RowCounts) -> CostParameters:
-    """The same cost with more rows, NumPy. A row of zeros costs 5e-31 s; ValueError if there are too many already."""
+    """The same cost with as many rows as ``counts`` says, NumPy; ValueError if there are more already.
+
+    A row of zeros costs 5e-31 s: the root of the tiny term in ``roofline``, halved.
+    """
     have = row_counts(parameters)
     if any(is_there > wanted for is_there, wanted in zip(have, counts, strict=True)):
         raise ValueError(f"cannot pad {have} to {counts}")
@@ -43,7 +52,11 @@ def _pad(rows: Any, count: int) -> Any:
 
 
 def structure(cost: IterationCost) -> Hashable:
-    """What lanes must have in common to be stacked: nothing under the roofline, form and shapes of a fitted cost."""
+    """What lanes must have in common to be stacked.
+
+    Rooflines always can be, because ``pad_rows`` makes them alike. Fitted costs must be of the same form (polynomial,
+    table, dispatched), and their arrays of the same shapes (a table's knots).
+    """
     return () if isinstance(cost, CostParameters) else (type(cost).__name__, _shapes(cost))
 
 
@@ -52,7 +65,7 @@ def _shapes(values: Any) -> Hashable:
 
 
 def common_counts(lanes: Sequence[IterationCost]) -> RowCounts:
-    """Rows that hold every lane: the largest of each group, token rows rounded up to a multiple of TOKEN_ROWS."""
+    """Rows that hold every lane: the most that any lane has in each table, token rows rounded up to TOKEN_ROWS."""
     counts = [row_counts(lane) for lane in lanes if isinstance(lane, CostParameters)]
     largest = np.max([(0,) * len(RowCounts._fields), *counts], axis=0).tolist()
     return RowCounts(-(-largest[0] // TOKEN_ROWS) * TOKEN_ROWS, *largest[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from evaluator.catalog.model import (
     LatentAttention,
@@ -17,7 +17,7 @@ from evaluator.catalog.model import (
 )
 from evaluator.cost.dtypes import compute_dtype, stream_bytes, wider
 from evaluator.cost.gemm import all_reduce, gemm, traffic
-from evaluator.cost.kernel import Group, Operator
+from evaluator.cost.kernel import Operator, Scaling
 from evaluator.cost.layer_state import conv_channels, indexer_bytes, read_bytes, state_bytes, state_elements
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
@@ -112,8 +112,8 @@ def _latent_attention(model: Model, mixer: LatentAttention, precision: Precision
         elementwise = traffic("attention.elementwise", elements * stream, 4.0)
         return [*_sparse_attention(mixer, precision, tensor), _ATTENTION_LAUNCH, elementwise]
     suffix: Literal["", "_window"] = "_window" if mixer.window is not None else ""
-    prefill: Group = "prefill_window" if suffix else "prefill"
-    decode: Group = "decode_window" if suffix else "decode"
+    prefill: Scaling = "prefill_window" if suffix else "prefill"
+    decode: Scaling = "decode_window" if suffix else "decode"
     # The latent, read and stored; the attention kernel's queries and output.
     own = (rank + rope + heads * (key + value)) * stream + latent
     return [
@@ -164,15 +164,23 @@ def _linear_attention(model: Model, mixer: LinearAttention, precision: Precision
     the chunks of the parallel form is not counted.
     """
     values = mixer.value_heads // tensor * mixer.value_head_dim
-    inside = conv_channels(mixer, tensor) + values  # the recurrence's inputs and output
-    return _recurrence(model, mixer, precision, tensor, "linear_attention", 7.0, inside + 3 * values)
+    inside = conv_channels(mixer, tensor) + values  # the recurrence's inputs and output; the gated norm moves 3 more
+    return _recurrence(model, mixer, precision, tensor, _Update("linear_attention", 7.0, inside + 3 * values))
 
 
 def _state_space(model: Model, mixer: StateSpace, precision: Precision, tensor: int) -> list[Operator]:
     """Mamba-2 (arXiv:2405.21060): per state element and token 5 FLOPs: decay 1, add the outer product 2, read out 2."""
     inner = mixer.heads // tensor * mixer.head_dim
     inside = conv_channels(mixer, tensor) + inner
-    return _recurrence(model, mixer, precision, tensor, "state_space", 5.0, inside + 3 * inner)
+    return _recurrence(model, mixer, precision, tensor, _Update("state_space", 5.0, inside + 3 * inner))
+
+
+class _Update(NamedTuple):
+    """What a token does to a recurrent state."""
+
+    name: str  # of the mixer, first part of its operators' names
+    flops: float  # per element of the state
+    elements: int  # that the recurrence and its gated norm move
 
 
 _STATE_FLOPS: Mapping[RecurrenceForm, float] = {
@@ -192,29 +200,20 @@ def _other_recurrence(model: Model, mixer: Recurrence, precision: Precision, ten
     width = mixer.width // tensor
     inside = mixer.projected // tensor + width
     flops = _STATE_FLOPS[mixer.form]
-    return _recurrence(model, mixer, precision, tensor, "recurrence", flops, inside + 3 * width)
+    return _recurrence(model, mixer, precision, tensor, _Update("recurrence", flops, inside + 3 * width))
 
 
 def _recurrence(
-    model: Model,
-    mixer: LinearAttention | StateSpace | Recurrence,
-    precision: Precision,
-    tensor: int,
-    name: str,
-    flops_per_element: float,
-    inside: int,
+    model: Model, mixer: LinearAttention | StateSpace | Recurrence, precision: Precision, tensor: int, update: _Update
 ) -> list[Operator]:
-    """A state of fixed size: updated by every token (FLOPs), read and written once per sequence (bytes).
-
-    ``inside`` counts the elements per token that the recurrence and its gated norm (three more) move.
-    """
+    """A state of fixed size: updated by every token (FLOPs), read and written once per sequence (bytes)."""
     stream = stream_bytes(precision.activations)
     convolution = 2 * conv_channels(mixer, tensor)
     dtype = compute_dtype(precision.activations, precision.activations)
     return [
-        Operator(f"{name}.update", "attention_prefill", "linear_tokens", dtype=dtype, launches=0.0,
-                 flops=flops_per_element * state_elements(mixer, tensor)),
-        Operator(f"{name}.state", "attention_decode", "linear_sequences",
+        Operator(f"{update.name}.update", "attention_prefill", "linear_tokens", dtype=dtype, launches=0.0,
+                 flops=update.flops * state_elements(mixer, tensor)),
+        Operator(f"{update.name}.state", "attention_decode", "linear_sequences",
                  activation_bytes=2.0 * state_bytes(mixer, precision.activations, tensor)),
-        traffic(f"{name}.elementwise", (4 * model.hidden + convolution + inside) * stream, 3.0),
+        traffic(f"{update.name}.elementwise", (4 * model.hidden + convolution + update.elements) * stream, 3.0),
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 from evaluator.catalog.model import LayerKind, Model
-from evaluator.cost.ends import first_operators, last_operators, stage_link
+from evaluator.cost.ends import first_operators, last_operators, pipeline_link
 from evaluator.cost.feed_forward import feed_forward_operators
 from evaluator.cost.kernel import Operator, merge
 from evaluator.cost.mixers import mixer_operators
@@ -35,7 +35,7 @@ def operators(
         found += last_operators(model, precision, parallel)
     for sender in range(parallel.pipeline - 1) if pipeline_rank is None else (pipeline_rank,):
         if sender < parallel.pipeline - 1:
-            found += stage_link(model, precision, parallel, sender)
+            found += pipeline_link(model, precision, parallel, sender)
     return merge(found)
 
 

@@ -7,12 +7,16 @@ in the context, so that runs of decodes have a sum in closed form.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from evaluator.cost.iteration import Array, BatchStatistics, array_namespace
+from evaluator.cost.arrays import Batched, array_namespace
+from evaluator.cost.iteration import BatchStatistics
+
+PerTerm = Any
+"""(term, ...): one number per term of a phase (``catalog.iterations.TERMS``)."""
 
 
-def regressors(phase: str, batch: BatchStatistics) -> tuple[Array, ...]:
+def regressors(phase: str, batch: BatchStatistics) -> tuple[Batched, ...]:
     """The values of ``catalog.iterations.TERMS`` of a phase; any common shape.
 
     ``past_tokens`` are KV that prompts read and do not compute; ``context`` is summed over the decodes.
@@ -25,14 +29,14 @@ def regressors(phase: str, batch: BatchStatistics) -> tuple[Array, ...]:
 
 
 class PolynomialCost(NamedTuple):
-    """Seconds per unit of each term, (term, *lanes) each; ``iteration_time`` calls its methods."""
+    """An ``IterationCost`` that is linear in the terms of ``regressors``; ``iteration_time`` calls its methods."""
 
-    prefill: Array
-    decode: Array
-    log_expert_missed: Array  # of the model, for the bytes that an iteration moves; 0 without experts
-    expert_skew: Array
+    prefill: PerTerm  # s per unit of each term
+    decode: PerTerm
+    log_expert_missed: Batched  # of the model, for the bytes that an iteration moves; 0 without experts
+    expert_skew: Batched  # 0: all experts alike
 
-    def time(self, batch: BatchStatistics) -> Array:
+    def time(self, batch: BatchStatistics) -> Batched:
         """Seconds of one iteration."""
         xp = array_namespace(batch.prefill_tokens, *self.decode)
         prefill, decode = (
@@ -41,10 +45,10 @@ class PolynomialCost(NamedTuple):
         )
         return xp.where(batch.prefill_tokens > 0, prefill, decode)
 
-    def growth(self, batch: BatchStatistics, window_growing: Array = 0.0) -> Array:
+    def growth(self, batch: BatchStatistics, window_growing: Batched = 0.0) -> Batched:
         """By how much the next decode of the same sequences takes longer."""
         return self.decode[3] * batch.decodes
 
-    def steps(self, batch: BatchStatistics) -> Array:
+    def steps(self, batch: BatchStatistics) -> Batched:
         """For how many decodes that holds."""
         return float("inf")

@@ -11,14 +11,15 @@ from __future__ import annotations
 from typing import Any
 
 from evaluator.catalog.iterations import RANGES
-from evaluator.cost.iteration import Array, BatchStatistics, CostParameters, array_namespace
+from evaluator.cost.arrays import Batched, array_namespace
+from evaluator.cost.iteration import BatchStatistics, CostParameters
 
 PEAKS: tuple[tuple[str, str], ...] = tuple(
     (phase, quantity) for phase, quantities in RANGES.items() for quantity in quantities
 )
 
 
-def quantities(batch: BatchStatistics) -> tuple[Array, Array, Array, Array]:
+def quantities(batch: BatchStatistics) -> tuple[Batched, Batched, Batched, Batched]:
     """The axes of the phase ``prefill``, the last two those of ``decode`` as well; 0 for a mean over nothing."""
     xp = array_namespace(*batch)
     past = (batch.prefill_context - batch.prefill_tokens) / xp.maximum(batch.prefill_sequences, 1.0)
@@ -26,7 +27,7 @@ def quantities(batch: BatchStatistics) -> tuple[Array, Array, Array, Array]:
     return batch.prefill_tokens, past, batch.decodes, context
 
 
-def peaks(batch: BatchStatistics) -> tuple[Array, ...]:
+def peaks(batch: BatchStatistics) -> tuple[Batched, ...]:
     """The quantities in the order of ``PEAKS``: 0 in the phase that the batch is not of."""
     xp = array_namespace(*batch)
     found = quantities(batch)
@@ -37,10 +38,11 @@ def peaks(batch: BatchStatistics) -> tuple[Array, ...]:
     )
 
 
-def raised(cost: Any, so_far: Array, batch: BatchStatistics, iterations: Array) -> Array:
-    """The peaks (quantity,) after so many iterations from ``batch`` on, between which decodes grow by a token.
+def raised(cost: Any, so_far: Batched, batch: BatchStatistics, iterations: Batched) -> Batched:
+    """The largest quantities of a run, (quantity,) in the order of PEAKS, after ``iterations`` more from ``batch`` on.
 
-    The roofline holds for any batch and keeps none.
+    The same sequences decode in all of them, so that contexts grow by a token each time and the last iteration has the
+    largest quantities. A roofline holds for any batch: it keeps no peaks, and ``so_far`` is returned as it is.
     """
     if isinstance(cost, CostParameters):
         return so_far

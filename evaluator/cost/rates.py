@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
 
-from evaluator.catalog.calibration import OperatorEfficiency
+from evaluator.catalog.efficiency import OperatorEfficiency
 from evaluator.catalog.hardware import Hardware
+from evaluator.cost.arrays import PerClass, PerDtype, PerLevel, PerSize, Scalar
 from evaluator.cost.dtypes import COMPUTE_DTYPES, PEAK_FALLBACKS
 from evaluator.cost.kernel import OpClass
 from evaluator.errors import InputError
@@ -23,7 +24,7 @@ NARROW_DTYPES = ("fp8", "int8", "fp4")
 OP_CLASSES: tuple[str, ...] = (*get_args(OpClass), "gemm_8bit", "grouped_gemm_8bit")
 """Operator classes that carry efficiencies; the order of the ``op_class`` axis. The last two are of NARROW_DTYPES."""
 
-GROUP_SIZES = (2, 4, 8)
+REDUCE_SIZES = (2, 4, 8)
 """Devices per node for which an all-reduce has figures of its own; the ``size`` axis."""
 
 HANDOVER_BYTES = 8.0 * 2**20
@@ -31,50 +32,50 @@ HANDOVER_BYTES = 8.0 * 2**20
 
 REDUCE_FIGURES = {"launch_s": "launch_s", "bandwidth_efficiency": "efficiency", "ramp_s": "ramp_s",
                   "half_bytes": "half_bytes", "handover_s": "handover_s"}  # fmt: skip
-"""Figures of a group in a set, and what follows ``reduce_`` in the names of their leaves in ``Rates``."""
+"""Figures of an all-reduce (``catalog.GroupEfficiency``), and what follows ``reduce_`` in the names of their leaves."""
 
 
 class Rates(NamedTuple):
-    """Hardware and calibration as arrays, float64. Axes: ``dtype`` (COMPUTE_DTYPES), ``level`` (links, nearest first),
-    ``op_class`` (OP_CLASSES). Any leaf may be traced, differentiated or batched."""
+    """Hardware and calibration as arrays, float64; ``arrays`` names the axes. Any leaf may be traced, differentiated or
+    batched by vmap."""
 
-    peak_flops: Any  # (dtype,) FLOP/s
-    memory_bandwidth: Any  # () byte/s
-    link_bandwidth: Any  # (level,) byte/s per device and direction, link efficiency included
-    link_latency_s: Any  # (level,) s per message
-    flops_efficiency: Any  # (op_class,)
-    bandwidth_efficiency: Any  # (op_class,)
-    knee: Any  # (op_class,) sharpness of the roofline, see ``iteration.roofline``
-    launch_s: Any  # (op_class,) s per kernel
-    step_overhead_s: Any  # () s of host time per iteration
-    sequence_overhead_s: Any  # () s of host time per sequence
-    dispatch_s: Any  # () s that an iteration takes at least
-    activation_efficiency: Any  # (op_class,) of the bandwidth, for activations
-    prologue: Any  # (op_class,) elements of the inner dimension that a tile costs on top
-    wave_share: Any  # (op_class,) how much of the FLOPs is done in whole waves
-    wave_tiles: Any  # (op_class,) tiles in a wave
-    score_flops: Any  # (op_class,) FLOPs that an attention score takes beside its products
-    score_knee: Any  # (op_class,) how little of them is hidden behind the products
-    fill: Any  # (op_class,) query rows x heads that fill the device
-    tile: Any  # (op_class,) query rows that a prompt takes at least, per head
-    packed_tile: Any  # (op_class,) the same per KV head, where its heads share a tile
-    diagonal: Any  # (op_class,) attended tokens lost per query row
-    head_token_s: Any  # (op_class,) s per query row and head
-    cache_bytes: Any  # (op_class,) traffic of a prefill call's own tokens that stays in the cache
-    store_s: Any  # (op_class,) s per prompt token and element of its keys
-    head_sequence_s: Any  # (op_class,) s per sequence and head
-    kv_head_sequence_s: Any  # (op_class,) s per sequence and KV head
-    join_s: Any  # (op_class,) s per layer in iterations with decodes
-    spread: Any  # (op_class,) KV heads' worth of context that a decode call waits for on top
-    unsplit_s: Any  # (op_class,) s per token attended to of a context that is not split, head size 128
-    window_rows: Any  # (op_class,) query rows computed for one in windowed decodes
-    reduce_launch_s: Any  # (size,) all-reduce: s per call
-    reduce_efficiency: Any  # (size,) of the link's bandwidth, as ``bandwidth_efficiency``
-    reduce_ramp_s: Any  # (size,) s beyond launch and volume that a large message takes
-    reduce_half_bytes: Any  # (size,) message that takes half of it
-    reduce_handover_s: Any  # (size,) s on top from HANDOVER_BYTES on
-    expert_skew: Any  # () variance of the experts' popularity
-    graph_tokens: Any  # () batches are padded to multiples of so many tokens (0: they are not)
+    peak_flops: PerDtype  # FLOP/s
+    memory_bandwidth: Scalar  # byte/s
+    link_bandwidth: PerLevel  # byte/s per device and direction, link efficiency included
+    link_latency_s: PerLevel  # s per message
+    flops_efficiency: PerClass  # of the peak
+    bandwidth_efficiency: PerClass  # of the bandwidth
+    knee: PerClass  # sharpness of the roofline, see ``iteration.roofline``
+    launch_s: PerClass  # s per kernel
+    step_overhead_s: Scalar  # s of host time per iteration
+    sequence_overhead_s: Scalar  # s of host time per sequence
+    dispatch_s: Scalar  # s that an iteration takes at least
+    activation_efficiency: PerClass  # of the bandwidth, for activations
+    prologue: PerClass  # elements of the inner dimension that a tile costs on top
+    wave_share: PerClass  # how much of the FLOPs is done in whole waves
+    wave_tiles: PerClass  # tiles in a wave
+    score_flops: PerClass  # FLOPs that an attention score takes beside its products
+    score_knee: PerClass  # how little of them is hidden behind the products
+    fill: PerClass  # query rows x heads that fill the device
+    tile: PerClass  # query rows that a prompt takes at least, per head
+    packed_tile: PerClass  # the same per KV head, where its heads share a tile
+    diagonal: PerClass  # attended tokens lost per query row
+    head_token_s: PerClass  # s per query row and head
+    cache_bytes: PerClass  # traffic of a prefill call's own tokens that stays in the cache
+    store_s: PerClass  # s per prompt token and element of its keys
+    head_sequence_s: PerClass  # s per sequence and head
+    kv_head_sequence_s: PerClass  # s per sequence and KV head
+    join_s: PerClass  # s per layer in iterations with decodes
+    spread: PerClass  # KV heads' worth of context that a decode call waits for on top
+    unsplit_s: PerClass  # s per token attended to of a context that is not split, head size 128
+    window_rows: PerClass  # query rows computed for one in windowed decodes
+    reduce_launch_s: PerSize  # all-reduce: s per call
+    reduce_efficiency: PerSize  # of the link's bandwidth, as ``bandwidth_efficiency``
+    reduce_ramp_s: PerSize  # s beyond launch and volume that a large message takes
+    reduce_half_bytes: PerSize  # message that takes half of it
+    reduce_handover_s: PerSize  # s on top from HANDOVER_BYTES on
+    expert_skew: Scalar  # variance of the experts' popularity
+    graph_tokens: Scalar  # batches are padded to multiples of so many tokens (0: they are not)
 
 
 def rates(hardware: Hardware, calibration: Calibration) -> Rates:
@@ -85,7 +86,7 @@ def rates(hardware: Hardware, calibration: Calibration) -> Rates:
         for name in (field.name for field in fields(OperatorEfficiency))
         if name != "devices"
     }
-    reduces = [calibration.of("all_reduce").among(size) for size in GROUP_SIZES]
+    reduces = [calibration.of("all_reduce").among(size) for size in REDUCE_SIZES]
     by_size = {
         f"reduce_{leaf}": np.array([getattr(each, figure) for each in reduces], dtype=float)
         for figure, leaf in REDUCE_FIGURES.items()

@@ -11,18 +11,19 @@ import math
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
-from evaluator.cost.iteration import Array, BatchStatistics, array_namespace
+from evaluator.cost.arrays import Batched, array_namespace
+from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.quantities import quantities
 
 
 class Grid(NamedTuple):
-    """Knots of each axis, ascending, (knot,) each, one alone where the time does not depend on the quantity.
+    """Measured seconds on a rectangular grid; tuples of floats, NumPy or JAX arrays.
 
-    ``seconds`` (cell,) has the last axis run fastest and falls along none. Tuples of floats, NumPy or JAX.
+    An axis with one knot is a quantity that the time does not depend on. Along no axis do the seconds fall.
     """
 
-    knots: tuple[Any, ...]
-    seconds: Any
+    knots: tuple[Any, ...]  # per axis (knot,): ascending values of its quantity
+    seconds: Any  # (cell,) s: the product of all axes flattened, the last one running fastest
 
 
 class TableCost(NamedTuple):
@@ -30,10 +31,10 @@ class TableCost(NamedTuple):
 
     prefill: Grid
     decode: Grid
-    log_expert_missed: Array  # of the model, for the bytes that an iteration moves; 0 without experts
-    expert_skew: Array
+    log_expert_missed: Batched  # of the model, for the bytes that an iteration moves; 0 without experts
+    expert_skew: Batched  # 0: all experts alike
 
-    def time(self, batch: BatchStatistics) -> Array:
+    def time(self, batch: BatchStatistics) -> Batched:
         """Seconds of one iteration; any common shape of the batch."""
         point = quantities(batch)
         if isinstance(self.decode.seconds, tuple):
@@ -41,11 +42,11 @@ class TableCost(NamedTuple):
         xp = array_namespace(*point, self.decode.seconds)
         return xp.where(point[0] > 0, interpolated(self.prefill, point), interpolated(self.decode, point[2:]))
 
-    def growth(self, batch: BatchStatistics, window_growing: Array = 0.0) -> Array:
+    def growth(self, batch: BatchStatistics, window_growing: Batched = 0.0) -> Batched:
         """By how much the next decode of the same sequences takes longer, up to the next knot of the context."""
         return interpolated(self.decode, quantities(batch)[2:], slope=True)
 
-    def steps(self, batch: BatchStatistics) -> Array:
+    def steps(self, batch: BatchStatistics) -> Batched:
         """For how many decodes that holds: up to the first whose context is not below the next knot."""
         knots, context = self.decode.knots[1], quantities(batch)[3]
         if len(knots) == 1:
@@ -59,7 +60,7 @@ class TableCost(NamedTuple):
         return xp.where(at < len(knots), xp.floor(ahead - context) + 1.0, math.inf)
 
 
-def _cell(knots: Any, x: Array) -> tuple[Any, Array, Array]:
+def _cell(knots: Any, x: Batched) -> tuple[Any, Batched, Batched]:
     """The cell that x is in, how far in it x is (0: at or below its start, above 1: beyond the last), its width."""
     last = len(knots) - 2
     if isinstance(knots, tuple):
@@ -72,9 +73,9 @@ def _cell(knots: Any, x: Array) -> tuple[Any, Array, Array]:
     return at, xp.maximum((x - knots[at]) / width, 0.0), width
 
 
-def interpolated(grid: Grid, point: tuple[Array, ...], slope: bool = False) -> Array:
+def interpolated(grid: Grid, point: tuple[Batched, ...], slope: bool = False) -> Batched:
     """Seconds at a point; with ``slope`` their derivative along the last axis instead."""
-    corners: list[tuple[Any, Array]] = [(0, 1.0)]
+    corners: list[tuple[Any, Batched]] = [(0, 1.0)]
     for axis, (knots, x) in enumerate(zip(grid.knots, point, strict=True)):
         differs = slope and axis == len(point) - 1
         if len(knots) == 1:

@@ -8,8 +8,8 @@ import numpy as np
 
 from evaluator.catalog.calibration import SORT
 from evaluator.catalog.hardware import Hardware
+from evaluator.cost.coefficients import coefficients, reach
 from evaluator.cost.dtypes import COMPUTE_DTYPES
-from evaluator.cost.fold import coefficients, reach
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.kernel import Operator
 from evaluator.cost.rates import peak_flops
@@ -42,8 +42,8 @@ def ideal_times(operators: tuple[Operator, ...], hardware: Hardware) -> tuple[Id
     moved_s = known.activation_bytes / hardware.memory_bandwidth
     own_s = known.token_bytes / hardware.memory_bandwidth  # of attention: the same in prefill and decode
 
-    def of(values: np.ndarray, *groups: str) -> float:
-        return float(sum(values[known.groups[group]].sum() for group in groups))
+    def of(values: np.ndarray, *scalings: str) -> float:
+        return float(sum(values[known.scaling[scaling]].sum() for scaling in scalings))
 
     compute = IdealTime(
         iteration_s=0.0,

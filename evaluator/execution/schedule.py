@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluator.execution.workers import Crew
-from evaluator.plan import Group, Plan
+from evaluator.plan import Group, Member, Plan
 from evaluator.plan.engines import TOKEN
-from evaluator.plan.plan import Member
-from evaluator.simulation.measured import measured
+from evaluator.simulation.summaries import summaries
 
 REQUESTS_PER_CHUNK = 128_000  # bounds memory (some 100 bytes a request), and how much an interrupted run loses
 TOKEN_REQUESTS_PER_CHUNK = 4_000  # about half a second, so that there is progress to be seen
@@ -24,7 +23,7 @@ Values = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some members of a group, simulated together."""
+    """Some members of a group, or variants of them, simulated together."""
 
     group: Group
     members: list[Member]
@@ -33,14 +32,19 @@ class Chunk:
 def chunks_of(whole: Plan) -> Iterator[Chunk]:
     """Members of each group in pieces of bounded memory, in an order that does not depend on the machine."""
     for group in whole.groups:
-        most = TOKEN_REQUESTS_PER_CHUNK if group.engine == TOKEN else REQUESTS_PER_CHUNK
-        size = max(1, min(most // (group.requests * whole.runs), CONFIGS_PER_CHUNK))
-        for start in range(0, len(group.members), size):
-            yield Chunk(group, group.members[start : start + size])
+        yield from pieces(whole, group, group.members)
+
+
+def pieces(whole: Plan, group: Group, members: list[Member]) -> Iterator[Chunk]:
+    """Members of a group, or variants of them, in pieces of bounded memory."""
+    most = TOKEN_REQUESTS_PER_CHUNK if group.engine == TOKEN else REQUESTS_PER_CHUNK
+    size = max(1, min(most // (group.requests * whole.runs), CONFIGS_PER_CHUNK))
+    for start in range(0, len(members), size):
+        yield Chunk(group, members[start : start + size])
 
 
 def computed(whole: Plan, chunks: list[Chunk], levels: np.ndarray, done: set[int]) -> Iterator[tuple[int, Values]]:
-    """Measures of the chunks that are not done, as they finish, with the number of the chunk.
+    """Statistics of the chunks that are not done, as they finish, with the number of the chunk.
 
     A thread for each processor: XLA runs outside Python, and the reference in a process that the thread waits for,
     unless there is too little to do for that.
@@ -51,8 +55,8 @@ def computed(whole: Plan, chunks: list[Chunk], levels: np.ndarray, done: set[int
     def compute(index: int) -> tuple[int, Values]:
         chunk = chunks[index]
         if crew is not None and chunk.group.engine == TOKEN:
-            return index, crew.measure([member.config for member in chunk.members])
-        return index, measured(whole, chunk.group, chunk.members, levels)
+            return index, crew.compute([(member.config, member.changes) for member in chunk.members])
+        return index, summaries(whole, chunk.group, chunk.members, levels)
 
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     remaining = iter(left)

@@ -6,18 +6,20 @@ import os
 import pickle
 import signal
 import sys
+from functools import reduce
 
 import numpy as np
 
-from evaluator.plan import plan
-from evaluator.simulation.measured import measured
+from evaluator.execution.workers import Variant
+from evaluator.plan import Plan, plan
+from evaluator.simulation.summaries import summaries
 
 
 def main() -> None:
     """Read pickled questions from stdin until it is closed, write pickled answers to what was stdout.
 
-    The first question is (scenario, inputs of elasticities, quantile levels); each later one is the configurations of a
-    chunk, and its answer their measures or the exception. Ctrl-C is for the other process to deal with.
+    The first question is (scenario, inputs of elasticities, quantile levels); each later one is a chunk, as ``Crew``
+    asks it, and its answer the statistics or the exception. Ctrl-C is for the other process to deal with.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
@@ -26,18 +28,25 @@ def main() -> None:
     whole = plan(scenario, np.zeros(0, dtype=np.int64), "token", inputs)
     while True:
         try:
-            configs = pickle.load(sys.stdin.buffer)
+            asked = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         answer: object
         try:
-            chunk = whole.of(configs)
-            (group,) = chunk.groups
-            answer = measured(chunk, group, group.members, levels)
+            answer = _answer(whole, asked, levels)
         except Exception as error:
             answer = error
         pickle.dump(answer, answers)
         answers.flush()
+
+
+def _answer(whole: Plan, asked: list[Variant], levels: np.ndarray) -> dict[str, np.ndarray]:
+    """The configurations are of one group, so that they are planned as one; then each gets its changes."""
+    chunk = whole.of(np.unique([config for config, _ in asked]))
+    (group,) = chunk.groups
+    members = {member.config: member for member in chunk.members}
+    variants = [reduce(chunk.changed, changes, members[config]) for config, changes in asked]
+    return summaries(chunk, group, variants, levels)
 
 
 if __name__ == "__main__":

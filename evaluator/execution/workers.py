@@ -18,7 +18,11 @@ from typing import Any
 import numpy as np
 
 import evaluator
-from evaluator.plan import Plan
+from evaluator.plan import Plan, Rate
+from evaluator.replica import Change
+
+Variant = tuple[int, tuple[Change | Rate, ...]]
+"""A configuration by its row of the grid, and the changes by which it differs from that."""
 
 
 class Crew:
@@ -31,11 +35,11 @@ class Crew:
         self._lock = Lock()
         self._closed = False
 
-    def measure(self, configs: list[int]) -> dict[str, np.ndarray]:
-        """The measures of the configurations of one chunk. What went wrong in the worker is raised here."""
+    def compute(self, chunk: list[Variant]) -> dict[str, np.ndarray]:
+        """The statistics of one chunk, row by row. What went wrong in the worker is raised here."""
         worker = self._take()
         try:
-            answer = _ask(worker, configs)
+            answer = _ask(worker, chunk)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise RuntimeError(f"a worker process ended with code {worker.wait()}") from error
         self._idle.append(worker)
@@ -73,10 +77,10 @@ class Crew:
                 _close_pipes(worker)
 
 
-def _ask(worker: subprocess.Popen, configs: list[int]) -> Any:
+def _ask(worker: subprocess.Popen, chunk: list[Variant]) -> Any:
     assert worker.stdin is not None and worker.stdout is not None
     try:
-        pickle.dump(configs, worker.stdin)
+        pickle.dump(chunk, worker.stdin)
         worker.stdin.flush()
         return pickle.load(worker.stdout)
     except BaseException:

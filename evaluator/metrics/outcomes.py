@@ -8,10 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-OK = "ok"
+from evaluator.metrics.use import Use, WeightedGaps
 
-# One (gap_s, weight) pair: ``weight`` successive tokens came ``gap_s`` seconds after the token before.
-WeightedGaps = tuple[np.ndarray, np.ndarray]
+OK = "ok"
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,11 @@ def bounds_of(slos: Sequence[Iterable[Objective]]) -> tuple[Bounds, ...]:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Per-request times and lane totals of a chunk. Rows whose ``status`` is not ``ok`` may hold anything.
+    """Request times and the use of each station of a chunk. Rows whose ``status`` is not ``ok`` may hold anything.
 
-    Requests are in the order of arrival. Under closed loop ``arrival_s`` is the time of release, so that latencies
-    mean the same. Times are float64, absolute, in seconds; they are finite in every row that is ``ok``.
+    Requests are rows of a table, in the order in which they first arrive. Under closed loop ``arrival_s`` is the time
+    of release, so that latencies mean the same. Times are float64, absolute, in seconds; they are finite in every row
+    that is ``ok``.
     """
 
     arrival_s: np.ndarray  # (config, seed, request)
@@ -67,26 +67,11 @@ class Outcomes:
     last_token_s: np.ndarray  # (config, seed, request)
     prompt_tokens: np.ndarray  # (seed, request) or (config, seed, request), integer
     output_tokens: np.ndarray  # (seed, request) or (config, seed, request), integer
-    measured: np.ndarray  # (request,) boolean, False for the warm-up
+    measured: np.ndarray  # boolean, False for the warm-up: (request,), or what broadcasts to (config, seed, request)
+    makespan_s: np.ndarray  # (config, seed): from the first arrival to the last completion at any station
+    stations: tuple[Use, ...]
 
-    busy_s: np.ndarray  # (config, seed): summed over the replicas
-    makespan_s: np.ndarray  # (config, seed): from the first arrival to the last completion of any replica
-    flops: np.ndarray  # (config, seed): useful FLOPs of the model, all replicas
-    bytes: np.ndarray  # (config, seed): useful bytes of the model, all replicas
-    kv_used_mean: np.ndarray  # (config, seed): fraction of the KV capacity
-    kv_used_max: np.ndarray  # (config, seed)
-    iterations: np.ndarray  # (config, seed): summed over the replicas
-    preemptions: np.ndarray  # (config, seed)
-
-    replicas: np.ndarray  # (config,)
-    devices: np.ndarray  # (config,): of all replicas together
-    peak_flops: np.ndarray  # (config,): FLOP/s of one device
-    peak_bandwidth: np.ndarray  # (config,): byte/s of one device
-    power_w: np.ndarray  # (config,): of one device that works; NaN where unknown
-    idle_power_w: np.ndarray  # (config,): of one device that waits; NaN where unknown
-    usd_per_hour: np.ndarray  # (config,): of one device; NaN where unknown
     open_loop: np.ndarray  # (config,) boolean: False for closed loop and all at once, which never saturate
-
     status: np.ndarray  # (config,) text: ``ok``, or why it cannot run and what to do
     engine: np.ndarray  # (config,) text: request | iteration | token
     provenance: np.ndarray  # (config,) text: calibrated | extrapolated | datasheet
@@ -95,3 +80,7 @@ class Outcomes:
     itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed], all gaps after the first measured first token
     replica: np.ndarray | None = None  # (config, seed, request) or (seed, request): which replica served it
     cached_tokens: np.ndarray | None = None  # shaped as prompt_tokens
+
+    def summed(self, name: str) -> np.ndarray:
+        """A figure of the use, such as ``devices`` or ``iterations``, summed over the stations."""
+        return sum((getattr(use, name) for use in self.stations[1:]), getattr(self.stations[0], name))

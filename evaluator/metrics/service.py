@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from evaluator.metrics.outcomes import Outcomes
+from evaluator.metrics.use import Use
+from evaluator.metrics.window import Window
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -15,51 +17,80 @@ def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     return np.divide(numerator, denominator, out=np.full(shape, np.nan), where=np.asarray(denominator) > 0)
 
 
-def _selected(tokens: np.ndarray, measured: np.ndarray | slice, like: np.ndarray) -> np.ndarray:
-    """Tokens summed over the measured requests, (config, seed) whatever the shape of the input."""
-    return np.broadcast_to(np.asarray(tokens)[..., measured].sum(axis=-1, dtype=np.float64), like.shape)
-
-
-def throughput(outcomes: Outcomes, measured: np.ndarray | slice) -> dict[str, np.ndarray]:
+def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
     """throughput_rps, output_tok_per_s, total_tok_per_s and the same per GPU; (config, seed).
 
     Work of the measured requests over the window from the arrival of the first to the last completion of any of
     them. Edges: work done in the window for the warm-up requests is not counted, and the window includes the drain of
     the last requests, so that the rate of an unloaded design reads low by about one e2e_s in the window.
     """
-    window = outcomes.last_token_s[..., measured].max(axis=-1) - outcomes.arrival_s[..., measured].min(axis=-1)
-    output = _selected(outcomes.output_tokens, measured, window)
-    prompt = _selected(outcomes.prompt_tokens, measured, window)
-    count = np.full(window.shape, float(outcomes.measured.sum()))
+    took_s = window.largest(outcomes.last_token_s) - window.least(outcomes.arrival_s)
+    output = np.broadcast_to(window.total(outcomes.output_tokens), took_s.shape)
+    prompt = np.broadcast_to(window.total(outcomes.prompt_tokens), took_s.shape)
     work = {
-        "throughput_rps": count,
+        "throughput_rps": np.broadcast_to(window.count, took_s.shape),
         "output_tok_per_s": output,
         "total_tok_per_s": prompt + output,
-        "tok_per_s_per_gpu": _ratio(output, outcomes.devices[:, None]),
+        "tok_per_s_per_gpu": _ratio(output, outcomes.summed("devices")[:, None]),
     }
-    return {name: _ratio(done, window) for name, done in work.items()}
+    return {name: _ratio(done, took_s) for name, done in work.items()}
 
 
 def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
     """utilisation, mfu, mbu, kv_used_mean, iterations, preemptions over the whole run; (config, seed).
 
-    Busy time is summed over replicas, each of which has devices / replicas devices with their peaks together.
+    Busy time is summed over replicas, each of which has devices / replicas devices with their peaks together. Over
+    several stations the utilisation is weighed by devices, MFU and MBU are of what all could do while they were busy.
     """
-    replicas = outcomes.replicas[:, None]
-    device_busy_s = outcomes.busy_s * (outcomes.devices[:, None] / replicas)
+    devices = outcomes.summed("devices")[:, None]
+    busy, flops, moved = (np.zeros_like(outcomes.makespan_s) for _ in range(3))
+    for use in outcomes.stations:
+        replicas = use.replicas[:, None]
+        share = _ratio(use.devices[:, None], devices)
+        busy = busy + share * _ratio(use.busy_s, replicas * outcomes.makespan_s)
+        device_busy_s = use.busy_s * (use.devices[:, None] / replicas)
+        flops = flops + device_busy_s * use.peak_flops[:, None]
+        moved = moved + device_busy_s * use.peak_bandwidth[:, None]
     return {
-        "utilisation": np.minimum(_ratio(outcomes.busy_s, replicas * outcomes.makespan_s), 1.0),  # two sums that round
-        "mfu": _ratio(outcomes.flops, device_busy_s * outcomes.peak_flops[:, None]),
-        "mbu": _ratio(outcomes.bytes, device_busy_s * outcomes.peak_bandwidth[:, None]),
-        "kv_used_mean": outcomes.kv_used_mean,
-        "iterations": outcomes.iterations,
-        "preemptions": outcomes.preemptions,
+        "utilisation": np.minimum(busy, 1.0),  # two sums that round
+        "mfu": _ratio(outcomes.summed("flops"), flops),
+        "mbu": _ratio(outcomes.summed("bytes"), moved),
+        "kv_used_mean": kv_used_mean(outcomes),
+        "iterations": outcomes.summed("iterations"),
+        "preemptions": outcomes.summed("preemptions"),
     }
 
 
+def kv_used_mean(outcomes: Outcomes) -> np.ndarray:
+    """Fraction of the KV capacity that is in use, over the whole run, (config, seed); stations weighed by their bytes.
+
+    Units and bytes are of one device of each replica, which all its devices have alike.
+    """
+    bytes_of = [_there(use, use.kv_capacity_units * use.kv_unit_bytes * use.devices) for use in outcomes.stations]
+    whole = sum(bytes_of[1:], bytes_of[0])[:, None]
+    used = np.zeros_like(outcomes.makespan_s)
+    for use, own in zip(outcomes.stations, bytes_of, strict=True):
+        capacity = use.kv_capacity_units[:, None] * use.replicas[:, None] * outcomes.makespan_s
+        used = used + _there(use, _ratio(own[:, None], whole) * _ratio(use.kv_unit_s, capacity))
+    return used
+
+
+def kv_used_max(outcomes: Outcomes) -> np.ndarray:
+    """Largest fraction of the KV capacity of any replica of any station, (config, seed)."""
+    used = [_there(use, _ratio(use.kv_units_max, use.kv_capacity_units[:, None])) for use in outcomes.stations]
+    return np.max(used, axis=0)
+
+
+def _there(use: Use, values: np.ndarray) -> np.ndarray:
+    """The values, 0 where the station has no KV cache."""
+    has = use.kv_capacity_units > 0
+    return np.where(has if values.ndim == 1 else has[:, None], values, 0.0)
+
+
 def price(outcomes: Outcomes, output_tok_per_s: np.ndarray) -> np.ndarray:
-    """usd_per_mtok, (config,): all devices are paid for the whole measured window; NaN where the price is not known."""
-    return 1e6 * _ratio(outcomes.devices * outcomes.usd_per_hour / SECONDS_PER_HOUR, output_tok_per_s)
+    """usd_per_mtok, (config,): all devices are paid for the whole measured window; NaN where a price is not known."""
+    paid = [use.devices * use.usd_per_hour for use in outcomes.stations]
+    return 1e6 * _ratio(sum(paid[1:], paid[0]) / SECONDS_PER_HOUR, output_tok_per_s)
 
 
 def energy(outcomes: Outcomes) -> np.ndarray:
@@ -68,8 +99,10 @@ def energy(outcomes: Outcomes) -> np.ndarray:
     Over the whole run a device takes power_w while its replica is busy and idle_power_w while it waits; where only
     power_w is known the energy is not guessed.
     """
-    per_replica = (outcomes.devices / outcomes.replicas)[:, None]
-    idle_s = outcomes.replicas[:, None] * outcomes.makespan_s - outcomes.busy_s
-    power, idle_power = outcomes.power_w[:, None], outcomes.idle_power_w[:, None]
-    joule = per_replica * (outcomes.busy_s * power + idle_s * idle_power)
-    return _ratio(joule, _selected(outcomes.output_tokens, slice(None), joule))
+    joule = np.zeros_like(outcomes.makespan_s)
+    for use in outcomes.stations:
+        per_replica = (use.devices / use.replicas)[:, None]
+        idle_s = use.replicas[:, None] * outcomes.makespan_s - use.busy_s
+        joule = joule + per_replica * (use.busy_s * use.power_w[:, None] + idle_s * use.idle_power_w[:, None])
+    tokens = np.asarray(outcomes.output_tokens).sum(axis=-1, dtype=np.float64)
+    return _ratio(joule, np.broadcast_to(tokens, joule.shape))

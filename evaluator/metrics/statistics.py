@@ -127,7 +127,7 @@ def quantile_stderr(values: np.ndarray, ordered: np.ndarray, levels: np.ndarray)
     return error, at[:, None] + (levels - np.stack(fractions, axis=-1)) * per_fraction[:, None]
 
 
-def summarise(values: np.ndarray, levels: np.ndarray) -> Summary:
+def summary(values: np.ndarray, levels: np.ndarray) -> Summary:
     """Mean and quantiles of (config, seed, request) per seed, then their mean over the seeds, with standard errors.
 
     With two seeds or more the errors come from the spread over the seeds, with one from within the run.
@@ -146,8 +146,8 @@ def _summary(means: np.ndarray, tails: np.ndarray) -> Summary:
     return Summary(over_seeds(means), seed_stderr(means), over_seeds(tails), seed_stderr(tails), means, tails)
 
 
-def summarise_gaps(gaps: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]], levels: np.ndarray) -> Summary:
-    """``summarise`` of weighted gaps, [config][seed] of (gap_s, weight): pooled over tokens within each seed.
+def summary_of_gaps(gaps: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]], levels: np.ndarray) -> Summary:
+    """``summary`` of weighted gaps, [config][seed] of (gap_s, weight): pooled over tokens within each seed.
 
     Gaps carry no order, so that one seed alone has no standard error (NaN).
     """

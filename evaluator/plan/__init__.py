@@ -1,6 +1,22 @@
 """Scenario -> plan: what every configuration costs, whether it can run, and which configurations run together."""
 
-from evaluator.plan.plan import Group, Plan, plan
-from evaluator.replica.design import Design, design
+from evaluator.plan.groups import Group, StationGroup, station_group
+from evaluator.plan.link import LinkPlan
+from evaluator.plan.member import Member, Rate
+from evaluator.plan.plan import Plan, plan
+from evaluator.plan.station import StationPlan
+from evaluator.replica import Design, design
 
-__all__ = ["Design", "Group", "Plan", "design", "plan"]
+__all__ = [
+    "Design",
+    "Group",
+    "LinkPlan",
+    "Member",
+    "Plan",
+    "Rate",
+    "StationGroup",
+    "StationPlan",
+    "design",
+    "plan",
+    "station_group",
+]

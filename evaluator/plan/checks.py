@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from evaluator.cost.memory import KvLayout, kv_units
-from evaluator.plan.engines import CHUNKING, is_coupled, on_demand
-from evaluator.replica.design import Design, token_budget
+from evaluator.plan.engines import is_coupled, on_demand
+from evaluator.policies import policy
+from evaluator.replica import Design, token_budget
 from evaluator.scenario import Deployment, Workload
-from evaluator.traffic.loads import Extremes
+from evaluator.traffic.jobs import Extremes
 
 LARGEST_OUTPUT = 1 << 22
 
 
 def longest_prompt(deployment: Deployment, extremes: Extremes) -> int:
     """Most tokens that one request computes in a row; after a preemption what it had generated is among them."""
-    if on_demand(deployment) and deployment.batching.policy not in CHUNKING:
+    if on_demand(deployment) and policy(deployment.batching.policy).whole_prompts:
         return extremes.kv_tokens
     return extremes.prompt
 
@@ -28,16 +29,16 @@ def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
 
 def policy_problem(deployment: Deployment, built: Design) -> str | None:
     """What a policy cannot do with the KV cache."""
-    policy, kv = deployment.batching.policy, built.ready.kv
-    if policy in ("static", "orca") and deployment.kv.admission == "on_demand":
-        return f"infeasible: policy {policy} reserves the KV of a whole request; use kv.admission reserve"
-    if policy != "lightllm":
+    record, kv = policy(deployment.batching.policy), built.ready.kv
+    if record.admission == "reserve" and deployment.kv.admission == "on_demand":
+        return f"infeasible: policy {record.name} reserves the KV of a whole request; use kv.admission reserve"
+    if not record.by_future_peak:
         return None
     if kv.block_tokens != 1:
-        return "infeasible: policy lightllm deals out KV token by token; use kv.block_tokens 1"
+        return f"infeasible: policy {record.name} deals out KV token by token; use kv.block_tokens 1"
     if kv.window is not None or kv.bytes_per_sequence > 0:
         return (
-            f"unsupported: policy lightllm on {built.model.name}, whose layers do not all keep every token; "
+            f"unsupported: policy {record.name} on {built.model.name}, whose layers do not all keep every token; "
             "use policy chunked or continuous"
         )
     return None
@@ -56,17 +57,19 @@ def limit_problem(deployment: Deployment, built: Design, extremes: Extremes) -> 
 
 
 def _budget_problem(deployment: Deployment, budget: int, longest: int) -> str | None:
-    batching = deployment.batching
-    if batching.policy in (*CHUNKING, "mixed") and batching.max_num_seqs > budget:
+    batching, record = deployment.batching, policy(deployment.batching.policy)
+    if not record.token_budget:
+        return None
+    if not record.prefill_alone and batching.max_num_seqs > budget:
         return (
             f"infeasible: max_num_seqs {batching.max_num_seqs:,} exceeds max_num_batched_tokens {budget:,}; "
             "lower the one or raise the other"
         )
-    if batching.policy not in (*CHUNKING, "orca") and longest > budget:
+    if record.whole_prompts and longest > budget:
         again = ", with the output so far after a preemption," if on_demand(deployment) else ""
         return (
             f"infeasible: a prompt of {longest:,} tokens{again} exceeds max_num_batched_tokens {budget:,}, and "
-            f"{batching.policy} batching computes whole prompts; raise it or use policy chunked"
+            f"{record.name} batching computes whole prompts; raise it or use policy chunked"
         )
     return None
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evaluator.policies import policy
 from evaluator.scenario import Deployment, Workload
 
 ITERATION, TOKEN = "iteration", "token"
 ENGINES = (ITERATION, TOKEN)
-
-CHUNKING = ("chunked", "sarathi")
-"""Policies that cut prompts into chunks."""
 
 INDEPENDENT_ROUTERS = ("random", "round_robin")
 
@@ -35,19 +33,20 @@ IN_ORDER = Program()
 def program(deployment: Deployment) -> Program:
     """The program for a deployment."""
     batching, pipeline_ranks = deployment.batching, deployment.pipeline_parallel
+    record = policy(batching.policy)
     general = (
         pipeline_ranks > 1
-        or batching.policy in ("orca", "lightllm")
+        or record.any_order
         or on_demand(deployment)
         or batching.packing != "fcfs"
-        or (batching.long_prefill_token_threshold > 0 and batching.policy in CHUNKING)
+        or (batching.long_prefill_token_threshold > 0 and not record.whole_prompts)
     )
-    return Program(True, pipeline_ranks, batching.policy == "lightllm") if general else IN_ORDER
+    return Program(True, pipeline_ranks, record.by_future_peak) if general else IN_ORDER
 
 
 def on_demand(deployment: Deployment) -> bool:
-    """KV is taken as tokens come, whatever the file says of a policy that knows only one way."""
-    return deployment.kv.admission == "on_demand" or deployment.batching.policy == "lightllm"
+    """KV is taken as tokens come: the scenario says so, or the policy has no other way."""
+    return "on_demand" in (deployment.kv.admission, policy(deployment.batching.policy).admission)
 
 
 def is_coupled(workload: Workload, deployment: Deployment) -> bool:
@@ -60,10 +59,10 @@ def is_coupled(workload: Workload, deployment: Deployment) -> bool:
 
 def lacking(workload: Workload, deployment: Deployment) -> tuple[str, ...]:
     """The keys whose values only the reference knows; none where the vectorised engine can run the configuration."""
+    record = policy(deployment.batching.policy)
     found = {
         "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
-        "policy lightllm with pipeline_parallel": deployment.batching.policy == "lightllm"
-        and deployment.pipeline_parallel > 1,
+        f"policy {record.name} with pipeline_parallel": not record.pipeline and deployment.pipeline_parallel > 1,
         f"router {deployment.router}": is_coupled(workload, deployment),
     }
     return tuple(name for name, applies in found.items() if applies)

@@ -1,21 +1,24 @@
 """The reference: serving simulated by events, one iteration and one token at a time, in plain Python, to be read.
 
-``simulate`` runs the replicas of one configuration. Read ``schedulers/`` for what a policy means, ``queues`` for the
-moves that policies are made of (admission, growth and preemption of KV), ``replica`` for the way of an iteration,
-``decoding`` for how iterations are leapt over, ``simulate`` for the order of events.
+It is the oracle of the vectorised engine: both must give the same times, but this one follows every request through its
+own objects and takes no short cut that is not tested against the long way.
+
+Read ``network`` for the order of events and ``stations/`` for what a request passes, ``schedulers/`` for what a policy
+means, ``queues`` for the moves that schedulers are made of (admission, growth and preemption of KV), ``replica``
+for the way of an iteration, ``decoding`` for how iterations are leapt over. ``simulate`` runs one pool of replicas.
+``request_level`` stands apart: BestServe's coarser algorithms, the oracle of the request-level engine.
 """
 
-from evaluator.reference.limits import LOOK_EVERY, Limits
+from __future__ import annotations
+
+from evaluator.reference.limits import Limits
 from evaluator.reference.replica import Iteration
 from evaluator.reference.request import Request
-from evaluator.reference.schedulers import SCHEDULERS
 from evaluator.reference.simulate import Outcome, simulate, simulate_replica
 from evaluator.routing.by_state import ROUTERS
 
 __all__ = [
-    "LOOK_EVERY",
     "ROUTERS",
-    "SCHEDULERS",
     "Iteration",
     "Limits",
     "Outcome",

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-LOOK_EVERY = 10  # LightLLM: decode iterations between two looks at the waiting requests, its max_wait_tokens
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -30,7 +28,7 @@ class Limits:
     long_prefill_token_threshold: int = 0  # chunked: most prompt tokens of one request in an iteration; 0: no bound
     packing: str = "fcfs"  # or least_work_left: which waiting request is looked at first
     prefix_caching: bool = False
-    max_wait_iterations: int = LOOK_EVERY  # lightllm
+    look_every: int = 0  # of a policy that looks at who waits now and then: 0 stands for the policy's own number
 
     def __post_init__(self) -> None:
         for name, allowed in (

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from evaluator.cost.iteration import BatchStatistics, IterationCost, alike_steps, decode_growth
 from evaluator.cost.quantities import PEAKS, raised
+from evaluator.policies import policy as policy_named
 from evaluator.reference.batch import Batch, exact_statistics, statistics
 from evaluator.reference.limits import Limits
 from evaluator.reference.pipeline import Pipeline
 from evaluator.reference.queues import Queues
 from evaluator.reference.request import Request
-from evaluator.reference.schedulers import SCHEDULERS
+from evaluator.reference.schedulers import limits_under, scheduler
 
 
 @dataclass(slots=True, eq=False)
@@ -85,9 +86,9 @@ class Replica:
         tokens: bool = False,
         observe: Callable[[Iteration], None] | None = None,
     ) -> None:
-        scheduler = SCHEDULERS[policy]
+        record = policy_named(policy)
         self.index = index
-        self.limits = scheduler.limits(limits)
+        self.limits = limits_under(record, limits)
         self.pipeline = Pipeline(costs)
         self.window = window or 0
         self.queues = Queues(self.limits, self.window)
@@ -99,24 +100,28 @@ class Replica:
         self.experts_touched = 0.0  # fraction of the experts touched, summed over iterations; 0 without experts
         self.peaks = (0.0,) * len(PEAKS)  # largest quantities of any iteration, under a fitted cost
         self._kv_since = 0.0  # up to when that is done
-        self._schedule = scheduler.schedule
+        self._schedule = scheduler(record)
+        self._policy = record
         self._tokens = tokens
         self._leap = leap and not tokens and len(self.pipeline) == 1
         self._observe = observe
         self._preempted: list[Request] = []  # since the last batch was sent
 
     def submit(self, request: Request, now: float) -> Flight | None:
-        """A request arrives. A leap that may keep it waiting ends with the iteration under way, and is returned."""
+        """A request arrives. A leap that may keep it waiting ends with the iteration under way.
+
+        Returned is the flight whose end was brought forward, if there is one.
+        """
         request.replica = self.index
         self.outstanding += 1
         queues = self.queues
         joins_early = not queues.waiting or not queues.waiting.stable
         queues.arrive(request)
         if self._leap and joins_early and self.flights and self.flights[0].iterations > 1:
-            flight = self.flights[0]
+            flight, end_s = self.flights[0], self.flights[0].end_s
             flight.iterations = flight.iterations_until(now)
             flight.end_s = flight.end_of(flight.iterations)
-            return flight
+            return flight if flight.end_s != end_s else None
         return None
 
     def launch(self, now: float) -> list[Flight]:
@@ -133,7 +138,7 @@ class Replica:
     def _next_batch(self) -> Batch:
         while True:
             self.queues.begin()
-            batch = self._schedule(self.queues)
+            batch = self._schedule(self.queues, self._policy)
             self._preempted += self.queues.preempted
             if batch or not self.queues.preempted:
                 batch.decodes = batch.decodes or None

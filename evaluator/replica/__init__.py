@@ -1,1 +1,28 @@
-"""Names of a model, hardware and calibration -> one replica: its iteration cost, KV cache and limits; or why not."""
+"""One replica of the serving engine, from names to what it costs: the one place where it is built.
+
+``ReplicaSpec`` (which model on which hardware, how it is split, what it may take) -> ``Design``: iteration costs, KV
+cache, weights and ideal times of a ``Replica``, or the ``Problem`` for which there is none.
+"""
+
+from evaluator.replica.build import build
+from evaluator.replica.changes import Change, chosen_inputs
+from evaluator.replica.design import Design, Problem, Replica
+from evaluator.replica.passage import Passage, passage
+from evaluator.replica.scenario import design, replica_spec, token_budget, varied
+from evaluator.replica.spec import ReplicaSpec
+
+__all__ = [
+    "Change",
+    "Design",
+    "Passage",
+    "Problem",
+    "Replica",
+    "ReplicaSpec",
+    "build",
+    "chosen_inputs",
+    "design",
+    "passage",
+    "replica_spec",
+    "token_budget",
+    "varied",
+]

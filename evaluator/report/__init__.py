@@ -1,1 +1,9 @@
-"""The dataset as people read it: ranked tables and pictures."""
+"""The dataset as people read it. Public: the ranked table, the table of elasticities, and a picture of either."""
+
+from evaluator.report.elasticities import rows_with_elasticities
+from evaluator.report.picture.sensitivity import plot_sensitivity
+from evaluator.report.picture.sweep import plot
+from evaluator.report.table.ranked import ranked_table
+from evaluator.report.table.sensitivity import elasticity_table
+
+__all__ = ["elasticity_table", "plot", "plot_sensitivity", "ranked_table", "rows_with_elasticities"]

@@ -26,6 +26,8 @@ class SweepAxis(Protocol):
     def values(self) -> Sequence[Any]: ...
     @property
     def changes(self) -> Sequence[Mapping[str, Any]]: ...
+    @property
+    def keys(self) -> Sequence[str]: ...  # what designs set, where the axis has a name of its own
 
 
 def _flat(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,9 +41,15 @@ def _flat(changes: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _own(axis: str, changes: dict[str, Any]) -> dict[str, Any]:
+def _own(axis: SweepAxis, changes: dict[str, Any]) -> dict[str, Any]:
     """What the axis itself sets, without the defaults elsewhere that follow from it (the warm-up from the requests)."""
-    return {path: value for path, value in changes.items() if path == axis or path.startswith(f"{axis}.")}
+    if not _is_key_path(axis.name):
+        return {path: value for path, value in changes.items() if path in axis.keys}
+    return {path: value for path, value in changes.items() if path == axis.name or path.startswith(f"{axis.name}.")}
+
+
+def _is_key_path(name: str) -> bool:
+    return name.partition(".")[0] in ("workload", "deployment", "slo")
 
 
 def _short_names(paths: Sequence[str]) -> dict[str, str]:
@@ -92,7 +100,7 @@ def _column(path: str, values: Sequence[Any]) -> np.ndarray:
 
 def axis_coordinates(axes: Sequence[SweepAxis]) -> list[dict[str, tuple[str, np.ndarray]]]:
     """For each axis its coordinates, name -> (key path, values over the axis); the first one names the dimension."""
-    steps = [[_own(axis.name, _flat(change)) for change in axis.changes] for axis in axes]
+    steps = [[_own(axis, _flat(change)) for change in axis.changes] for axis in axes]
     swept = [list(dict.fromkeys(path for step in axis_steps for path in step)) for axis_steps in steps]
     paths = [[axis.name, *(path for path in own if path != axis.name)] for axis, own in zip(axes, swept, strict=True)]
     paths = [own if own[0] in found or len(own) != 2 else own[1:] for own, found in zip(paths, swept, strict=True)]

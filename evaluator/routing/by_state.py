@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluator.reference.replica import Replica
+if TYPE_CHECKING:  # which loads the pool that routes by these
+    from evaluator.reference.replica import Replica
 
-Choose = Callable[[float], Replica]  # by the time of the arrival
+Choose = Callable[[float], "Replica"]  # by the time of the arrival
 
 
 def random(replicas: Sequence[Replica], seed: int) -> Choose:

@@ -9,8 +9,10 @@ from evaluator.scenario.scenario import (
     Deployment,
     KvCache,
     Lengths,
+    LinkFigures,
     Objective,
     Scenario,
+    Transfer,
     Workload,
 )
 
@@ -22,8 +24,10 @@ __all__ = [
     "Grid",
     "KvCache",
     "Lengths",
+    "LinkFigures",
     "Objective",
     "Scenario",
+    "Transfer",
     "Workload",
     "expand",
     "load_scenario",

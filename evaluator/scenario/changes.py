@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.scenario.fields import Place, Table
-from evaluator.scenario.keys import LENGTHS, arrival_tables
 from evaluator.scenario.tree import MISSING, Tree, get, put, split_path
+from evaluator.scenario.workload_keys import LENGTHS, arrival_tables
 
 _ARRIVALS = arrival_tables(Path())  # only the names of the keys matter here
 

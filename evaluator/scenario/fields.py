@@ -1,7 +1,8 @@
 """Readers of single values and of sections: what a key may hold, and the message where it holds something else.
 
-A reader takes the raw value and its ``Place`` and returns the value in SI units, or raises InputError. Readers are
-made by the small functions below and put together in the tables of ``keys``; a new key is one line there.
+A reader takes the raw value and its ``Place`` and returns the value in SI units, or raises InputError; it knows, too,
+what a JSON Schema says of such values. Readers are made by the small functions below and by those of ``tables``, and
+put together in the tables of ``keys``; a new key is one line there.
 """
 
 from __future__ import annotations
@@ -9,40 +10,62 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
+from reprlib import Repr
 from typing import Any, NamedTuple
 
 from evaluator.errors import InputError
-from evaluator.units import parse_quantity
+from evaluator.units import parse_quantity, pattern
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value stands: file, key path and, in a sweep, which value of which axis (``note``)."""
+    """Where a value stands: file, key path and, in a sweep, which value of which axis (``note``).
+
+    ``notes`` are for single key paths: the column of a table in which they stand.
+    """
 
     file: str
     path: str = ""
     note: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def key(self, name: object) -> Place:
         """The place of one key below this one."""
-        return Place(self.file, f"{self.path}.{name}" if self.path else str(name), self.note)
+        return Place(self.file, f"{self.path}.{name}" if self.path else str(name), self.note, self.notes)
 
     def item(self, index: int) -> Place:
         """The place of one entry of the list here."""
-        return Place(self.file, f"{self.path}[{index}]", self.note)
+        return Place(self.file, f"{self.path}[{index}]", self.note, self.notes)
 
     def __str__(self) -> str:
-        return (f"{self.file}: {self.path}" if self.path else self.file) + self.note
+        return (f"{self.file}: {self.path}" if self.path else self.file) + self.notes.get(self.path, self.note)
 
     def error(self, message: str) -> InputError:
         """The exception to raise for what is wrong here."""
         return InputError(f"{self}: {message}")
 
 
-Reader = Callable[[Any, Place], Any]
+Schema = Mapping[str, Any]
+"""A JSON Schema (draft 2020-12) as a plain mapping."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a value is read. ``schema`` is what a JSON Schema says of it, or gives that when it is called."""
+
+    read: Callable[[Any, Place], Any]
+    schema: Schema | Callable[[], Schema]
+
+    def __call__(self, value: Any, place: Place) -> Any:
+        return self.read(value, place)
+
+    @property
+    def whole(self) -> bool:
+        """Whether only integers can be read."""
+        return not callable(self.schema) and self.schema.get("type") == "integer"
 
 
 class _Required:
@@ -54,18 +77,32 @@ REQUIRED: Any = _Required()
 
 
 class Field(NamedTuple):
-    """One key: how it is read, and its final value (already read) where it is absent."""
+    """One key: how it is read, its final value (already read) where it is absent, and what it ``says`` to a person."""
 
     read: Reader
     default: Any = REQUIRED
+    says: str = ""
 
 
 Table = Mapping[str, Field]
 
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 120
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 12
+_SHORT.maxlevel = 4
+
+
+def shown(value: Any) -> str:
+    """The value in a message: as Python writes it, cut where it is long."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python does not write integers of more than 4,300 digits
+        return "a number of thousands of digits"
+
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """' (did you mean X?)' or nothing."""
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name)[:100], list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
@@ -82,7 +119,8 @@ def quantity(unit: str, above: float | None = None, least: float | None = None) 
             return _bounded(value, value, place, above, least, None)
         return _bounded(parse_quantity(value, unit, str(place)), value, place, above, least, None)
 
-    return read
+    plain = {"type": "number", **_bounds(above, least, None)}
+    return Reader(read, {"anyOf": [plain, {"type": "string", "pattern": pattern(unit)}]})
 
 
 def number(above: float | None = None, least: float | None = None, most: float | None = None) -> Reader:
@@ -90,58 +128,69 @@ def number(above: float | None = None, least: float | None = None, most: float |
 
     def read(value: Any, place: Place) -> float:
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise place.error(f"expected a number, got {value!r}")
+            raise place.error(f"expected a number, got {shown(value)}")
         try:
             result = float(value)
         except OverflowError:
             result = math.inf
         if not math.isfinite(result):
-            raise place.error(f"{value!r} is not a finite number")
+            raise place.error(f"{shown(value)} is not a finite number")
         return _bounded(result, value, place, above, least, most)
 
-    return read
+    return Reader(read, {"type": "number", **_bounds(above, least, most)})
 
 
-def count(least: int = 1, most: int = 10**9) -> Reader:
-    """An integer within the bounds; a float without a fraction (4e6) is one too."""
+def count(least: int = 1, most: int = 10**9, remedy: str = "") -> Reader:
+    """An integer within the bounds; a float without a fraction (4e6) is one too. ``remedy``: what to do beyond them."""
 
     def read(value: Any, place: Place) -> int:
         whole = isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
         if isinstance(value, bool) or not whole:
-            raise place.error(f"expected an integer, got {value!r}")
+            raise place.error(f"expected an integer, got {shown(value)}")
         result = int(value)
         if not least <= result <= most:
-            raise place.error(f"must be an integer from {least} to {most}, got {value!r}")
+            advice = f"; {remedy}" if remedy and result > most else ""
+            raise place.error(f"must be an integer from {least} to {most}, got {shown(value)}{advice}")
         return result
 
-    return read
+    return Reader(read, {"type": "integer", "minimum": least, "maximum": most})
+
+
+def _bounds(above: float | None, least: float | None, most: float | None) -> dict[str, float]:
+    given = {"exclusiveMinimum": above, "minimum": least, "maximum": most}
+    return {name: bound for name, bound in given.items() if bound is not None}
 
 
 def _bounded(
     result: float, value: Any, place: Place, above: float | None, least: float | None, most: float | None
 ) -> float:
     if above is not None and not result > above:
-        raise place.error(f"must be greater than {above:g}, got {value!r}")
+        raise place.error(f"must be greater than {above:g}, got {shown(value)}")
     if least is not None and not result >= least:
-        raise place.error(f"must be at least {least:g}, got {value!r}")
+        raise place.error(f"must be at least {least:g}, got {shown(value)}")
     if most is not None and not result <= most:
-        raise place.error(f"must be at most {most:g}, got {value!r}")
+        raise place.error(f"must be at most {most:g}, got {shown(value)}")
     return result
 
 
-def text(value: Any, place: Place) -> str:
-    """A string that is not empty."""
+def _text(value: Any, place: Place) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise place.error(f"expected a name, got {value!r}")
+        raise place.error(f"expected a name, got {shown(value)}")
     return value
 
 
-def file_name(value: Any, place: Place) -> str:
-    """A string that results can be named after."""
-    name = text(value, place)
+def _file_name(value: Any, place: Place) -> str:
+    name = _text(value, place)
     if any(sign in name for sign in "/\\\0\n"):
-        raise place.error(f"names the files of the results, so it holds no slash or line end, got {name!r}")
+        raise place.error(f"names the files of the results, so it holds no slash or line end, got {shown(name)}")
     return name
+
+
+text = Reader(_text, {"type": "string", "pattern": r"\S"})
+"""A string that is not empty."""
+
+file_name = Reader(_file_name, {"type": "string", "pattern": r"^(?=.*\S)[^/\\\n]+$"})
+"""A string that results can be named after."""
 
 
 def choice(*allowed: str, later: Iterable[str] = ()) -> Reader:
@@ -153,9 +202,9 @@ def choice(*allowed: str, later: Iterable[str] = ()) -> Reader:
             return value
         if isinstance(value, str) and value in later:
             raise place.error(f"{value} is not implemented yet; use {' or '.join(allowed)}")
-        raise place.error(f"{value!r} is not one of {listed(allowed)}{did_you_mean(value, allowed)}")
+        raise place.error(f"{shown(value)} is not one of {listed(allowed)}{did_you_mean(value, allowed)}")
 
-    return read
+    return Reader(read, {"enum": list(allowed)})
 
 
 def many(read: Reader) -> Reader:
@@ -163,17 +212,17 @@ def many(read: Reader) -> Reader:
 
     def read_list(value: Any, place: Place) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple) or not value:
-            raise place.error(f"expected a list such as [0, 1, 2], got {value!r}")
+            raise place.error(f"expected a list such as [0, 1, 2], got {shown(value)}")
         items = tuple(read(entry, place.item(index)) for index, entry in enumerate(value))
         if len(set(items)) < len(items):
-            raise place.error(f"the same value is there twice: {value!r}")
+            raise place.error(f"the same value is there twice: {shown(value)}")
         return items
 
-    return read_list
+    return Reader(read_list, {"type": "array", "items": read.schema, "minItems": 1, "uniqueItems": True})
 
 
-def known(load: Callable[[str], Any]) -> Reader:
-    """A name that ``load`` (of the catalog) accepts; its own message is given with the place."""
+def known(load: Callable[[str], Any], names: Callable[[], list[str]]) -> Reader:
+    """A name that ``load`` (of the catalog) accepts, with its own message at the place. ``names``: all of them."""
 
     def read(value: Any, place: Place) -> str:
         name = text(value, place)
@@ -183,66 +232,10 @@ def known(load: Callable[[str], Any]) -> Reader:
             raise place.error(str(error)) from None
         return name
 
-    return read
+    def schema() -> Schema:
+        return {"anyOf": [{"enum": names()}, {"type": "string", "pattern": r"\.ya?ml$"}]}
 
-
-def section(table: Table, build: Callable[..., Any], later: Iterable[str] = ()) -> Reader:
-    """A mapping with the keys of ``table``, given to ``build`` as keyword arguments."""
-    later = tuple(later)
-    return lambda value, place: build(**read_section(value, table, place, later))
-
-
-def read_section(value: Any, table: Table, place: Place, later: Iterable[str] = ()) -> dict[str, Any]:
-    """The values of a mapping by its table; null is as good as absent. ``later`` are keys refused as not built yet.
-
-    Errors: InputError for anything but a mapping, an unknown key (with the closest known one) or a missing one.
-    """
-    if not isinstance(value, Mapping):
-        raise place.error(f"expected a section with the keys {listed(table)}, got {value!r}")
-    for key in value:
-        if key not in table:
-            raise unknown_key(key, table, place, later)
-    return {key: read_key(value.get(key), key, table, place) for key in table}
-
-
-def read_key(value: Any, key: str, table: Table, place: Place) -> Any:
-    """The value of one key of the section at ``place``: read, or its default where it is null."""
-    entry = table[key]
-    if value is not None:
-        return entry.read(value, place.key(key))
-    if entry.default is REQUIRED:
-        raise place.key(key).error(f"is required; keys of {place.path or 'a scenario'}: {listed(table)}")
-    return entry.default
-
-
-def unknown_key(key: object, table: Iterable[str], place: Place, later: Iterable[str] = ()) -> InputError:
-    """The exception for a key that is not in the table."""
-    if key in tuple(later):
-        return place.key(key).error(f"{key} is not implemented yet; keys that are: {listed(table)}")
-    return place.key(key).error(f"unknown key{did_you_mean(key, table)}; allowed here: {listed(table)}")
-
-
-def variant(discriminator: str, tables: Mapping[str, Table], build: Callable[..., Any]) -> Reader:
-    """A mapping whose key ``discriminator`` chooses the table of its other keys; keys of other tables are refused."""
-
-    def read(value: Any, place: Place) -> Any:
-        if not isinstance(value, Mapping):
-            example = f"{{{discriminator}: {next(iter(tables))}, ...}}"
-            raise place.error(f"expected a section such as {example}, got {value!r}")
-        if value.get(discriminator) is None:
-            raise place.key(discriminator).error(f"is required: one of {listed(tables)}")
-        name = choice(*tables)(value[discriminator], place.key(discriminator))
-        rest = {key: entry for key, entry in value.items() if key != discriminator and entry is not None}
-        for key in rest:
-            owners = [owner for owner, table in tables.items() if key in table]
-            if owners and name not in owners:
-                raise place.key(key).error(
-                    f"not a key of {discriminator} {name} (its keys: {listed(tables[name])}); "
-                    f"it belongs to {listed(owners)}"
-                )
-        return build(name, read_section(rest, tables[name], place), place)
-
-    return read
+    return Reader(read, schema)
 
 
 def resolve_file(name: str, folders: Iterable[Path], place: Place) -> str:

@@ -1,10 +1,10 @@
-"""Every point of a sweep: the product of its axes, with what points share built once."""
+"""Every point of a sweep: the product of its axes, or what its conditions leave of it, with shared parts built once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import repeat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 
 from evaluator.errors import InputError
-from evaluator.scenario.fields import Place
+from evaluator.scenario.fields import Place, Reader
+from evaluator.scenario.names import is_end, key_path, resolve
+from evaluator.scenario.parts import Part, combined, interned
 from evaluator.scenario.scenario import Axis, Deployment, Objective, Scenario, Workload
-from evaluator.scenario.sections import Base, FieldPath, read_fields, touched_fields
-from evaluator.scenario.workload import finish
+from evaluator.scenario.sections import Base, FieldPath, outermost, owner, read_field
+from evaluator.scenario.tables import Named, Section
+from evaluator.scenario.tree import split_path
+from evaluator.scenario.where import column, fulfilled
 
 Point = tuple[Workload, Deployment, tuple[Objective, ...]]
 
@@ -25,115 +29,207 @@ class Grid:
     """``points`` in C order over ``axes`` (the last axis varies fastest); a scenario without a sweep is one point.
 
     Unlike in the scenario, every step of an axis names all that its axis changes, with the value it has there.
+    ``rows``, where conditions leave only some points, are their places (point,) in the product of the axes, ascending.
     """
 
     axes: tuple[Axis, ...]
     shape: tuple[int, ...]
     points: list[Point]
+    rows: np.ndarray | None = None
+
+    def steps(self, config: int) -> tuple[int, ...]:
+        """The step of a point on each axis."""
+        row = config if self.rows is None else int(self.rows[config])
+        return tuple(int(step) for step in np.unravel_index(row, self.shape)) if self.shape else ()
+
+    def config(self, steps: Sequence[int]) -> int:
+        """The point at a step of each axis. Errors: InputError where a condition of the sweep excludes it."""
+        row = int(np.ravel_multi_index(tuple(steps), self.shape)) if self.shape else 0
+        if self.rows is None:
+            return row
+        found = int(np.searchsorted(self.rows, row))
+        if found == len(self.rows) or self.rows[found] != row:
+            values = ", ".join(
+                f"{axis.name} = {axis.values[step]}" for axis, step in zip(self.axes, steps, strict=True)
+            )
+            raise InputError(f"the sweep's conditions (where) exclude {values}")
+        return found
+
+    def numbers(self, configs: np.ndarray) -> np.ndarray:
+        """The rows of the product that points are: what a dataset names a configuration by."""
+        return configs if self.rows is None else self.rows[configs]
 
 
 def expand(scenario: Scenario) -> Grid:
     """The points of ``scenario.sweep`` over its workload, deployment and slo.
 
-    A part that an axis does not touch is the same object in all points. Errors: InputError where two axes exclude
-    each other within one section of keys (a rate for a closed loop); what does not fit a machine is no error here.
+    Parts that are equal are the same object in all points. Errors: InputError where two axes exclude each other
+    within one section of keys (a rate for a closed loop); what does not fit a machine is no error here.
     """
-    folder = Path(scenario.path).parent if scenario.path else Path.cwd()
-    base = Base(scenario.workload, scenario.deployment, scenario.slo, folder)
-    place = Place(scenario.path or scenario.name)
-    shape = tuple(len(axis.values) for axis in scenario.sweep)
-    fields: dict[FieldPath, list[int]] = {}
-    for number, axis in enumerate(scenario.sweep):
-        for field in dict.fromkeys(field for change in axis.changes for field in touched_fields(tuple(change))):
-            fields.setdefault(field, []).append(number)
-    read = {field: _read(base, field, scenario.sweep, numbers, place) for field, numbers in fields.items()}
+    base = base_of(scenario)
+    axes = scenario.sweep
+    shape = tuple(len(axis.values) for axis in axes)
+    rows = kept_rows(scenario)
+    steps: list[np.ndarray] = list(np.ogrid[tuple(slice(size) for size in shape)]) if shape else []
+    if rows is not None:
+        steps = list(np.unravel_index(rows, shape))
+    read = _read_fields(base, axes, steps)
     parts = (
-        _sections(read, base.workload, "workload", lambda values: finish(values, place.key("workload"))),
-        _sections(read, base.deployment, "deployment", lambda values: Deployment(**values)),
-        read.get(("slo",), scenario.slo),
+        assembled(base.sections["workload"], base.workload, ("workload",), read, base.place),
+        assembled(base.sections["deployment"], base.deployment, ("deployment",), read, base.place),
+        read.get(("slo",)) or Part([base.slo]),
     )
-    points = list(zip(*(_spread(part, shape) for part in parts), strict=True))
-    return Grid(_completed(scenario.sweep, shape, points), shape, points)
+    over = shape if rows is None else (len(rows),)
+    points = list(zip(*(part.spread(over) for part in parts), strict=True))
+    firsts = [_first_points(number, shape, step, rows is None) for number, step in enumerate(steps)]
+    return Grid(_completed(axes, firsts, points), shape, points, rows)
 
 
-def _completed(axes: tuple[Axis, ...], shape: tuple[int, ...], points: list[Point]) -> tuple[Axis, ...]:
-    """The axes with every step naming all that its axis changes: what a step leaves out is as in its point."""
-    completed = []
-    for number, axis in enumerate(axes):
-        paths = dict.fromkeys(path for change in axis.changes for path in change)
-        if all(len(change) == len(paths) for change in axis.changes):
-            completed.append(axis)
-            continue
+def size(scenario: Scenario) -> int:
+    """How many points the sweep of a scenario has."""
+    rows = kept_rows(scenario)
+    return prod(len(axis.values) for axis in scenario.sweep) if rows is None else len(rows)
+
+
+def kept_rows(scenario: Scenario) -> np.ndarray | None:
+    """The rows of the product of the axes that fulfil all conditions, ascending; None where there are no conditions.
+
+    Errors: InputError for a condition that is none, and where no point is left.
+    """
+    if not scenario.where:
+        return None
+    axes = scenario.sweep
+    place = Place(scenario.path or scenario.name).key("sweep.where")
+    owners = {path: number for number, axis in enumerate(axes) for change in axis.changes for path in change}
+    base: Point = scenario.workload, scenario.deployment, scenario.slo
+    columns: dict[str, np.ndarray] = {}
+
+    def values(name: str, where: Place) -> np.ndarray:
+        path = resolve(name, owners, where) if any(is_end(name, one) for one in owners) else key_path(name, where)
+        if path not in columns:
+            there = lookup(base, path)
+            if path not in owners and not isinstance(there, int | float | str):
+                raise where.error(
+                    f"{name} has no value here; conditions are on keys that the sweep or the scenario sets"
+                )
+            number = owners.get(path)
+            steps = [there] if number is None else [change.get(path, there) for change in axes[number].changes]
+            shape = [1] * len(axes)
+            if number is not None:
+                shape[number] = len(steps)
+            columns[path] = column(steps).reshape(shape)
+        return columns[path]
+
+    holds = reduce(np.logical_and, [fulfilled(condition, values, place) for condition in scenario.where])
+    shape = tuple(len(axis.values) for axis in axes)
+    rows = np.flatnonzero(np.broadcast_to(holds, shape))
+    if not len(rows):
+        raise place.error(f"leaves none of the {prod(shape):,} points of the sweep")
+    return rows
+
+
+def base_of(scenario: Scenario) -> Base:
+    """What the sweep of a scenario changes."""
+    folder = Path(scenario.path).parent if scenario.path else Path.cwd()
+    place = Place(scenario.path or scenario.name)
+    return Base(scenario.workload, scenario.deployment, scenario.slo, folder, place)
+
+
+def assembled(reader: Reader, base: Any, at: FieldPath, read: Mapping[FieldPath, Part], place: Place) -> Part:
+    """The section at ``at`` over the points: ``base`` with the fields that were ``read``, every combination once."""
+    if at in read:
+        return read[at]
+    parts: dict[str, Part] = {}
+    if isinstance(reader, Section | Named):
+        parts = {
+            name: assembled(inner.read, value, (*at, name), read, place)
+            for name, (inner, value) in reader.inside(base).items()
+            if any(field[: len(at) + 1] == (*at, name) for field in read)
+        }
+    if not parts:
+        return Part([base])
+    rebuild: Callable[..., Any] = reader.rebuilt  # type: ignore[attr-defined]
+    where = place.key(".".join(at))
+    chosen, codes = combined([(part.codes, len(part.values)) for part in parts.values()])
+    columns = [[part.values[index] for index in indices] for part, indices in zip(parts.values(), chosen, strict=True)]
+    built = [rebuild(base, dict(zip(parts, values, strict=True)), where) for values in zip(*columns, strict=True)]
+    return Part(built, codes)
+
+
+def _read_fields(base: Base, axes: Sequence[Axis], steps: Sequence[np.ndarray]) -> dict[FieldPath, Part]:
+    """Every field that an axis touches, over the points."""
+    owners: dict[FieldPath, dict[int, list[str]]] = {}
+    touched = [list(dict.fromkeys(path for change in axis.changes for path in change)) for axis in axes]
+    fields = outermost(base.field_of(path) for paths in touched for path in paths)
+    for number, paths in enumerate(touched):
+        for path in paths:
+            owners.setdefault(owner(base.field_of(path), fields), {}).setdefault(number, []).append(path)
+    return {field: _read(base, field, axes, paths, steps) for field, paths in owners.items()}
+
+
+def _read(
+    base: Base, field: FieldPath, axes: Sequence[Axis], paths: Mapping[int, list[str]], steps: Sequence[np.ndarray]
+) -> Part:
+    """The values of one field over the points, from the axes that touch it: their numbers and the key paths there."""
+    numbers = list(paths)
+    changes = [
+        [{path: change[path] for path in paths[number] if path in change} for change in axes[number].changes]
+        for number in numbers
+    ]
+    chosen, codes = combined([(steps[number], len(axes[number].values)) for number in numbers])
+
+    def read(indices: tuple[int, ...]) -> Any:
+        together: dict[str, Any] = {}
+        for of_axis, index in zip(changes, indices, strict=True):
+            together |= of_axis[index]
+        if not together:
+            return base.value(field)
+        try:
+            return read_field(base, field, together, base.place)
+        except InputError:  # once more, to say at which point
+            named = zip(numbers, indices, strict=True)
+            point = ", ".join(f"{axes[number].name} = {axes[number].values[index]}" for number, index in named)
+            read_field(base, field, together, Place(base.place.file, note=f" (sweep: {point})"))
+            raise
+
+    values, places = interned(read(indices) for indices in zip(*(one.tolist() for one in chosen), strict=True))
+    return Part(values, np.array(places)[codes])
+
+
+def _first_points(number: int, shape: tuple[int, ...], steps: np.ndarray, whole: bool) -> dict[int, int]:
+    """For every step of an axis the first point that has it."""
+    if whole:
         stride = prod(shape[number + 1 :])
-        changes = tuple(
-            {**{path: value for path in paths if (value := _lookup(points[step * stride], path)) is not None}, **change}
-            for step, change in enumerate(axis.changes)
-        )
-        completed.append(Axis(axis.name, axis.values, changes))
+        return {step: step * stride for step in range(shape[number])}
+    found, first = np.unique(steps, return_index=True)
+    return dict(zip(found.tolist(), first.tolist(), strict=True))
+
+
+def _completed(axes: tuple[Axis, ...], firsts: list[dict[int, int]], points: list[Point]) -> tuple[Axis, ...]:
+    """The axes with every step naming all that its axis changes: what a step leaves out is as in its first point."""
+    completed = []
+    for axis, first in zip(axes, firsts, strict=True):
+        paths = dict.fromkeys(path for change in axis.changes for path in change)
+        changes = []
+        for step, change in enumerate(axis.changes):
+            absent = (
+                [path for path in paths if path not in change] if step in first and len(change) < len(paths) else []
+            )
+            there = {path: lookup(points[first[step]], path) for path in absent}
+            known = {path: value for path, value in there.items() if value is not None}
+            changes.append({path: {**known, **change}[path] for path in paths if path in known or path in change})
+        completed.append(replace(axis, changes=tuple(changes)))
     return tuple(completed)
 
 
-def _lookup(point: Point, path: str) -> Any:
+def lookup(point: Point, path: str) -> Any:
     """What a point has at a key path; None where it has nothing there."""
-    section, *keys = path.split(".")
+    section, *keys = split_path(path)
     if section == "slo":
-        metric, statistic = path.removeprefix("slo.").split(".", 1)
-        bounds = [one.bound_s for one in point[2] if (one.metric, one.statistic) == (metric, statistic)]
+        bounds = [one.bound_s for one in point[2] if [one.metric, one.statistic] == keys]
         return bounds[0] if bounds else None
     value: Any = point[0] if section == "workload" else point[1]
     for key in keys:
         inside = value.parameters if hasattr(value, "parameters") and not hasattr(value, key) else value
         value = inside.get(key) if isinstance(inside, Mapping) else getattr(inside, key, None)
     return value
-
-
-def _read(base: Base, field: FieldPath, axes: tuple[Axis, ...], numbers: list[int], place: Place) -> np.ndarray:
-    """The values of one field, objects of shape (axis, ...): 1 long along the axes that do not touch it."""
-    values = np.empty([len(axis.values) if number in numbers else 1 for number, axis in enumerate(axes)], dtype=object)
-    flat = values.reshape(-1)
-    changes = {number: [_within(field, change) for change in axes[number].changes] for number in numbers}
-    for position, indices in enumerate(np.ndindex(values.shape)):
-        together: dict[str, Any] = {}
-        for number in numbers:
-            together |= changes[number][indices[number]]
-        try:
-            flat[position] = _read_point(base, field, together, place)
-        except InputError:  # once more, to say at which point
-            point = ", ".join(f"{axes[number].name} = {axes[number].values[indices[number]]}" for number in numbers)
-            _read_point(base, field, together, Place(place.file, note=f" (sweep: {point})"))
-            raise
-    return values
-
-
-def _within(field: FieldPath, change: Mapping[str, Any]) -> dict[str, Any]:
-    return {path: value for path, value in change.items() if touched_fields((path,)) == (field,)}
-
-
-def _read_point(base: Base, field: FieldPath, changes: dict[str, Any], place: Place) -> Any:
-    if changes:
-        return read_fields(base, changes, place)[field]
-    return getattr(base, field[0]) if field == ("slo",) else getattr(getattr(base, field[0]), field[1])
-
-
-def _sections(read: dict[FieldPath, np.ndarray], base: Any, section: str, build: Any) -> Any:
-    """The section at every combination of the fields that are swept: an object array, or the base itself."""
-    swept = {field[1]: values for field, values in read.items() if field[0] == section}
-    if not swept:
-        return base
-    shape = np.broadcast_shapes(*(values.shape for values in swept.values()))
-    columns = {
-        name: _spread(swept[name], shape) if name in swept else repeat(getattr(base, name), prod(shape))
-        for name in base.__dataclass_fields__
-    }
-    built = np.empty(prod(shape), dtype=object)
-    names = tuple(columns)
-    for position, values in enumerate(zip(*columns.values(), strict=True)):
-        built[position] = build(dict(zip(names, values, strict=True)))
-    return built.reshape(shape)
-
-
-def _spread(values: Any, shape: tuple[int, ...]) -> list[Any]:
-    """One value per point in C order."""
-    if not isinstance(values, np.ndarray):
-        return [values] * prod(shape)
-    return np.broadcast_to(values, shape).reshape(-1).tolist()

@@ -1,188 +1,104 @@
-"""Every key of a scenario file in one place: what it holds and what it is where absent. A new key is one line here."""
+"""Every key of a scenario's ``deployment`` and ``slo``: what it holds and what it is where absent.
+
+A new key is one line here; those of ``workload`` are in ``workload_keys``.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from evaluator.cost.precision import Precision
-from evaluator.errors import InputError
+from evaluator.policies import POLICIES
 from evaluator.scenario.fields import (
     Field,
     Place,
     Reader,
+    Schema,
     Table,
     choice,
     count,
-    did_you_mean,
     known,
-    listed,
-    many,
     number,
     quantity,
-    read_section,
-    resolve_file,
-    section,
-    text,
-    variant,
+    shown,
 )
-from evaluator.scenario.scenario import Arrivals, Batching, KvCache, Lengths, Objective
+from evaluator.scenario.pool_keys import pools_reader, router_reader, transfer_reader
+from evaluator.scenario.pools import pools_of
+from evaluator.scenario.scenario import Batching, Deployment, KvCache, Objective, Routers, Transfer
+from evaluator.scenario.tables import read_section, schema_of, section, section_schema
 
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4")
-METRICS = ("ttft", "tpot", "itl", "e2e", "queue_wait")
 
 # Named in the design, not built yet: refused by name wherever they stand.
 LATER_TOP = ("pipeline",)
-LATER_DEPLOYMENT = ("pools", "transfer")
 LATER_ROUTERS = ("least_kv", "least_tokens", "heavy_light")
 
-RATE: Table = {"rate_rps": Field(quantity("1/s", above=0))}
-
-
-def _file(folder: Path) -> Reader:
-    return lambda value, place: resolve_file(text(value, place), (folder, Path.cwd()), place)
-
-
-def arrival_tables(folder: Path) -> Mapping[str, Table]:
-    """The keys of each arrival process, beside ``process``. Relative files are looked for in ``folder`` first."""
-    return {
-        "poisson": RATE,
-        "gamma": {**RATE, "cv": Field(number(above=0))},
-        "uniform": RATE,
-        "normal": {**RATE, "std_s": Field(quantity("s", least=0))},
-        "burst": {
-            **RATE,
-            "on_s": Field(quantity("s", above=0)),
-            "off_s": Field(quantity("s", above=0)),
-            "factor": Field(number(above=0)),
-        },
-        "all_at_once": {},
-        "closed_loop": {"users": Field(count(most=10**6))},
-        "trace": {"file": Field(_file(folder)), "scale": Field(number(above=0), 1.0)},
-    }
-
-
-def _arrivals(process: str, values: dict[str, Any], place: Place) -> Arrivals:
-    arrivals = Arrivals(process, **values)
-    if process == "burst":
-        share = values["factor"] * values["on_s"] / (values["on_s"] + values["off_s"])
-        if share > 1 + 1e-12:
-            most = (values["on_s"] + values["off_s"]) / values["on_s"]
-            raise place.key("factor").error(
-                f"the bursts alone would exceed rate_rps: must be at most (on_s + off_s) / on_s = {most:g}, "
-                f"got {values['factor']:g}"
-            )
-    return arrivals
-
-
-_TOKENS = Field(count())
-_MEAN = Field(number(above=0, most=1e9))
-
-
-def _both(**columns: Field) -> dict[str, Field]:
-    """The same keys for the prompt and for the output."""
-    return {f"{side}_{key}": field for side in ("prompt", "output") for key, field in columns.items()}
-
-
-_CLIPS = {"min": Field(count(), 1), "max": Field(count(), None)}
-
-LENGTHS: Mapping[str, Table] = {
-    "fixed": _both(tokens=_TOKENS),
-    "lognormal": _both(mean=_MEAN, cv=Field(number(above=0)), **_CLIPS),
-    "normal": _both(mean=_MEAN, std=Field(number(least=0)), **_CLIPS),
-    "uniform": _both(min=_TOKENS, max=_TOKENS),
-    "zipf": _both(exponent=Field(number(least=0, most=20)), min=Field(count(), 1), max=Field(count(most=10**7))),
-}
-"""The keys of each length formula. ``mean``, ``cv`` and ``std`` are those before rounding and before the clips."""
-
-
-def lengths_reader(folder: Path) -> Reader:
-    """Reads {source: NAME, ...} or {trace: FILE}."""
-
-    def read(value: Any, place: Place) -> Lengths:
-        if isinstance(value, Mapping) and value.get("trace") is not None:
-            trace: Table = {"trace": Field(_file(folder))}
-            return Lengths("trace", file=read_section(value, trace, place)["trace"])
-        if isinstance(value, Mapping) and value.get("source") is None:
-            raise place.key("source").error(f"is required: {listed(LENGTHS)}, a name of the catalog, or trace: FILE")
-        if isinstance(value, Mapping) and str(value["source"]) not in LENGTHS:
-            name = _catalog_lengths(value["source"], place.key("source"))
-            read_section(value, {"source": Field(text), "trace": Field(text, None)}, place)  # nothing beside it
-            return Lengths(name)
-        return formula(value, place)
-
-    return read
-
-
-def _catalog_lengths(value: Any, place: Place) -> str:
-    try:
-        return known(_load_lengths)(value, place)
-    except InputError as error:
-        raise InputError(f"{error}; or a formula: {listed(LENGTHS)}{did_you_mean(value, LENGTHS)}") from None
-
-
-def _formula(source: str, values: dict[str, Any], place: Place) -> Lengths:
-    for side in ("prompt", "output"):
-        low, high = values.get(f"{side}_min"), values.get(f"{side}_max")
-        if low is not None and high is not None and high < low:
-            raise place.key(f"{side}_max").error(f"must be at least {side}_min = {low}, got {high}")
-    return Lengths(source, {key: entry for key, entry in values.items() if entry is not None})
-
-
-formula = variant("source", LENGTHS, _formula)
-
-
-def workload_table(folder: Path) -> Table:
-    """The keys of ``workload``. None: filled in from the other keys (``workload.finish``)."""
-    return {
-        "arrivals": Field(variant("process", arrival_tables(folder), _arrivals)),
-        "lengths": Field(lengths_reader(folder), None),
-        "requests": Field(count(most=10**8), None),
-        "warmup_requests": Field(count(least=0), None),
-        "seeds": Field(many(count(least=0, most=2**63 - 1)), (0,)),
-        "cached_tokens": Field(count(least=0), 0),
-    }
-
+MOST_REPLICAS = 10_000
 
 PRECISION: Table = {
-    "weights": Field(choice("checkpoint", *DTYPES), Precision.weights),
-    "activations": Field(choice(*DTYPES), Precision.activations),
-    "kv": Field(choice(*DTYPES), Precision.kv),
+    "weights": Field(choice("checkpoint", *DTYPES), Precision.weights, "Weights; checkpoint: as published."),
+    "activations": Field(choice(*DTYPES), Precision.activations, "Activations, and the inputs of matrix products."),
+    "kv": Field(choice(*DTYPES), Precision.kv, "The KV cache."),
 }
 
 ROUTERS = ("random", "round_robin", "least_outstanding", "least_work")
-POLICIES = ("static", "continuous", "chunked", "mixed", "orca", "sarathi", "lightllm")
+
+
+# Those registered when a file is read or a schema written, so that a policy of one's own counts.
+_policy = Reader(lambda value, place: choice(*POLICIES)(value, place), lambda: schema_of(choice(*POLICIES)))
 
 BATCHING: Table = {
-    "policy": Field(choice(*POLICIES), Batching.policy),
-    "max_num_seqs": Field(count(), Batching.max_num_seqs),
-    "max_num_batched_tokens": Field(count(), Batching.max_num_batched_tokens),
-    "long_prefill_token_threshold": Field(count(least=0), Batching.long_prefill_token_threshold),
-    "packing": Field(choice("fcfs", "least_work_left"), Batching.packing),
+    "policy": Field(_policy, Batching.policy, "How the scheduler forms the batch of an iteration."),
+    "max_num_seqs": Field(count(), Batching.max_num_seqs, "Most sequences of an iteration."),
+    "max_num_batched_tokens": Field(
+        count(),
+        Batching.max_num_batched_tokens,
+        "Most tokens of an iteration; where absent 2,048 with chunks, else room for the longest prompt.",
+    ),
+    "long_prefill_token_threshold": Field(
+        count(least=0),
+        Batching.long_prefill_token_threshold,
+        "With chunks, the most prompt tokens of one request in an iteration; 0: no bound.",
+    ),
+    "packing": Field(choice("fcfs", "least_work_left"), Batching.packing, "Which waiting request is looked at first."),
 }
 
 KV: Table = {
-    "admission": Field(choice("reserve", "on_demand"), KvCache.admission),
-    "memory_fraction": Field(number(above=0, most=1), KvCache.memory_fraction),
-    "block_tokens": Field(count(), KvCache.block_tokens),
-    "watermark": Field(number(least=0, most=0.5), KvCache.watermark),
-    "preemption": Field(choice("recompute", "swap"), KvCache.preemption),
-    "swap_bandwidth": Field(quantity("byte/s", above=0), KvCache.swap_bandwidth),
-    "swap_bytes": Field(quantity("byte", least=0), KvCache.swap_bytes),
+    "admission": Field(
+        choice("reserve", "on_demand"),
+        KvCache.admission,
+        "reserve: a request enters if its whole KV fits. on_demand: KV is taken as tokens come, with preemption.",
+    ),
+    "memory_fraction": Field(
+        number(above=0, most=1), KvCache.memory_fraction, "Part of a device's memory for weights, activations and KV."
+    ),
+    "block_tokens": Field(count(), KvCache.block_tokens, "Tokens of a block of the KV cache."),
+    "watermark": Field(
+        number(least=0, most=0.5), KvCache.watermark, "on_demand: part of the cache that an admission leaves free."
+    ),
+    "preemption": Field(
+        choice("recompute", "swap"), KvCache.preemption, "on_demand: what becomes of a preempted request's KV."
+    ),
+    "swap_bandwidth": Field(
+        quantity("byte/s", above=0), KvCache.swap_bandwidth, "Bytes per second of a device to host memory."
+    ),
+    "swap_bytes": Field(
+        quantity("byte", least=0),
+        KvCache.swap_bytes,
+        "Host memory per device for it; as much as it takes where absent.",
+    ),
 }
 
 
-def read_kv(value: Any, place: Place) -> KvCache:
-    """The section ``kv``. How fast a preempted sequence is copied to host memory is for the user to say."""
-    found = KvCache(**read_section(value, KV, place))
+def _check_kv(found: KvCache, place: Place) -> None:
+    """How fast a preempted sequence is copied to host memory is for the user to say."""
     if found.preemption == "swap" and found.swap_bandwidth is None:
         raise place.key("swap_bandwidth").error(
             "is required with preemption swap: bytes per second of one device to host memory, such as 25GB/s"
         )
-    return found
 
 
 def _load_model(name: str) -> Any:
@@ -197,20 +113,28 @@ def _load_hardware(name: str) -> Any:
     return load_hardware(name)
 
 
-def _load_lengths(name: str) -> Any:
-    from evaluator.catalog import load_lengths
-
-    return load_lengths(name)
-
-
 def _find_calibration(name: str) -> Any:
     from evaluator.catalog.store import find
 
     return find("calibrations", name)
 
 
-def _calibration(value: Any, place: Place) -> str:
-    return value if value == "auto" else known(_find_calibration)(value, place)  # auto: the best set for the hardware
+def _names(kind: str) -> Callable[[], list[str]]:
+    def names() -> list[str]:
+        from evaluator.catalog.store import names
+
+        return names(kind)
+
+    return names
+
+
+def _calibration() -> Reader:
+    named = known(_find_calibration, _names("calibrations"))
+
+    def schema() -> Schema:
+        return {"anyOf": [{"const": "auto"}, *named.schema()["anyOf"]]}  # type: ignore[operator]
+
+    return Reader(lambda value, place: value if value == "auto" else named(value, place), schema)
 
 
 def _figures(read: Reader, kind: str) -> Reader:
@@ -222,42 +146,116 @@ def _figures(read: Reader, kind: str) -> Reader:
             )
         return read(value, place)
 
-    return refuse
+    return Reader(refuse, read.schema)
 
+
+_MOST_REPLICAS = "simulate one replica under its share of the rate, or fewer replicas and scale the result"
+
+REPLICA: Table = {
+    "model": Field(_figures(known(_load_model, _names("models")), "llm"), says="A model of the catalog."),
+    "hardware": Field(_figures(known(_load_hardware, _names("hardware")), "hardware"), says="A device of the catalog."),
+    "precision": Field(section(PRECISION, Precision), Precision(), "The number formats."),
+    "calibration": Field(
+        _calibration(),
+        "datasheet",
+        "Operator efficiencies. auto: the best set for this hardware; datasheet; or a name of the catalog.",
+    ),
+    "replicas": Field(count(most=MOST_REPLICAS, remedy=_MOST_REPLICAS), 1, "Identical copies of the model."),
+    "tensor_parallel": Field(count(most=4096), 1, "Devices that share every layer of a replica."),
+    "pipeline_parallel": Field(count(most=4096), 1, "Groups of devices that each hold some of the layers."),
+    "expert_parallel": Field(count(most=4096), 1, "Devices over which the experts of a layer are spread."),
+    "batching": Field(section(BATCHING, Batching), Batching(), "The scheduler of a replica."),
+    "kv": Field(section(KV, KvCache, check=_check_kv), KvCache(), "The KV cache of a replica."),
+    "usd_per_device_hour": Field(
+        quantity("USD/h", least=0), None, "Price of a device; that of the catalog where absent."
+    ),
+}
+"""What is said of the replicas of one pool."""
 
 DEPLOYMENT: Table = {
-    "model": Field(_figures(known(_load_model), "llm")),
-    "hardware": Field(_figures(known(_load_hardware), "hardware")),
-    "precision": Field(section(PRECISION, Precision), Precision()),
-    "calibration": Field(_calibration, "datasheet"),
-    "replicas": Field(count(most=10**6), 1),
-    "tensor_parallel": Field(count(most=4096), 1),
-    "pipeline_parallel": Field(count(most=4096), 1),
-    "expert_parallel": Field(count(most=4096), 1),
-    "batching": Field(section(BATCHING, Batching), Batching()),
-    "kv": Field(read_kv, KvCache()),
-    "router": Field(choice(*ROUTERS, later=LATER_ROUTERS), "round_robin"),
-    "role": Field(choice("mixed", "prefill", "decode"), "mixed"),
-    "usd_per_device_hour": Field(quantity("USD/h", least=0), None),
+    **{key: field for key, field in REPLICA.items() if key != "usd_per_device_hour"},
+    "router": Field(
+        router_reader(choice(*ROUTERS, later=LATER_ROUTERS)),
+        "round_robin",
+        "Which replica a request goes to; with two pools also {prefill: NAME, decode: NAME}.",
+    ),
+    "role": Field(
+        choice("mixed", "prefill", "decode"), "mixed", "Which phases the replicas compute; the other is elsewhere."
+    ),
+    "usd_per_device_hour": REPLICA["usd_per_device_hour"],
+    "pools": Field(
+        pools_reader(REPLICA), None, "A prefill and a decode pool; keys beside them hold for each that says nothing."
+    ),
+    "transfer": Field(transfer_reader(DTYPES), Transfer(), "How KV comes from the prefill to the decode pool."),
 }
+
+
+def _check_deployment(found: Deployment, place: Place) -> None:
+    """What several pools and the keys beside them may not say together."""
+    if found.pools is None:
+        if isinstance(found.router, Routers):
+            raise place.key("router").error("routers by role are for a prefill and a decode pool: add deployment.pools")
+        return
+    if found.role != "mixed":
+        raise place.key("role").error("say the role in each of the pools, not beside them")
+    if isinstance(found.router, Routers) and len(found.pools) == 1:
+        raise place.key("router").error("routers by role are for a prefill and a decode pool; give one name here")
+    for name, pool in pools_of(found):
+        _check_kv(pool.kv, place.key(f"pools.{name}.kv"))
+
+
+deployment_reader = section(DEPLOYMENT, Deployment, check=_check_deployment)
+
+LONGEST_BARE_BOUND = 600.0
+"""Seconds. Nobody waits longer for an answer, so that a larger bare number was meant in milliseconds."""
 
 _STATISTIC = re.compile(r"p([0-9]+(?:\.[0-9]+)?)")
 _bound = quantity("s", above=0)
 
 
-def read_slo(value: Any, place: Place) -> tuple[Objective, ...]:
-    """{ttft: {p90: 1.5s}, e2e: {mean: 10s}} -> objectives, in the order written."""
-    bounds: Table = dict.fromkeys(METRICS, Field(_statistics, ()))
-    by_metric = read_section(value, bounds, place)
+def _objectives(value: Any, place: Place) -> tuple[Objective, ...]:
+    by_metric = read_section(value, SLO, place)
     return tuple(Objective(metric, statistic, bound) for metric in value for statistic, bound in by_metric[metric])
 
 
 def _statistics(value: Any, place: Place) -> tuple[tuple[str, float], ...]:
     if not isinstance(value, Mapping) or not value:
-        raise place.error(f"expected bounds such as {{p90: 1.5s}}, got {value!r}")
+        raise place.error(f"expected bounds such as {{p90: 1.5s}}, got {shown(value)}")
     for name in value:
         match = _STATISTIC.fullmatch(str(name))
         percent = float(match.group(1)) if match else math.nan
         if name != "mean" and not 0 < percent < 100:
             raise place.key(name).error("unknown statistic; allowed: mean, or a percentile such as p50, p90, p99.9")
     return tuple((str(name), _bound(bound, place.key(name))) for name, bound in value.items())
+
+
+def check_bare_bound(value: Any, place: Place) -> None:
+    """Refuses a bound as a file gives it, without a unit, that can only have been meant in milliseconds."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and LONGEST_BARE_BOUND < value < math.inf:
+        raise place.error(f"{value:g} is {value:,g} s; write '{value:g}s' if you mean it, or '{value:g}ms'")
+
+
+def _statistics_schema() -> Schema:
+    plain, text = _bound.schema["anyOf"]  # type: ignore[index]
+    bound = {"anyOf": [{**plain, "maximum": LONGEST_BARE_BOUND}, text]}
+    return {
+        "type": "object",
+        "properties": {"mean": bound},
+        "patternProperties": {f"^{_STATISTIC.pattern}$": bound},
+        "additionalProperties": False,
+        "minProperties": 1,
+    }
+
+
+_SAYS = {
+    "ttft": "Time to the first token, from the arrival.",
+    "tpot": "Time per output token after the first.",
+    "itl": "Gaps between successive tokens, pooled over all tokens.",
+    "e2e": "Time to the last token, from the arrival.",
+    "queue_wait": "Time until a request is first scheduled.",
+}
+METRICS = tuple(_SAYS)
+SLO: Table = {metric: Field(Reader(_statistics, _statistics_schema()), (), says) for metric, says in _SAYS.items()}
+
+read_slo = Reader(_objectives, lambda: section_schema(SLO))
+"""{ttft: {p90: 1.5s}, e2e: {mean: 10s}} -> objectives, in the order written."""

@@ -8,22 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.errors import InputError
+from evaluator.scenario.axes import RawAxis, raw_axes, raw_conditions
 from evaluator.scenario.changes import apply
-from evaluator.scenario.fields import REQUIRED, Field, Place, Table, did_you_mean, file_name, listed, read_section
+from evaluator.scenario.fields import REQUIRED, Field, Place, Reader, Table, did_you_mean, file_name, listed, shown
+from evaluator.scenario.grid import kept_rows
 from evaluator.scenario.keys import (
     DEPLOYMENT,
-    LATER_DEPLOYMENT,
     LATER_TOP,
-    LENGTHS,
-    arrival_tables,
+    check_bare_bound,
+    deployment_reader,
     read_slo,
-    workload_table,
 )
-from evaluator.scenario.scenario import Deployment, Scenario
+from evaluator.scenario.scenario import Scenario
 from evaluator.scenario.sections import Base
-from evaluator.scenario.sweep import check_axes, raw_axes
+from evaluator.scenario.sweep import check_axes
+from evaluator.scenario.tables import read_section
 from evaluator.scenario.tree import MISSING, get, leaves, plain, split_path
 from evaluator.scenario.workload import check_cached, finish
+from evaluator.scenario.workload_keys import LENGTHS, arrival_tables, workload_table
 from evaluator.yaml import dumps_yaml, loads_yaml, read_text
 
 
@@ -41,14 +43,14 @@ def load_scenario(source: str | Path | Mapping[str, Any], overrides: Sequence[st
         tree = loads_yaml(written, file)
     place = Place(file)
     if not isinstance(tree, Mapping):
-        raise place.error(f"expected a scenario with the keys {', '.join(_TOP)}, got {tree!r}")
+        raise place.error(f"expected a scenario with the keys {', '.join(_TOP)}, got {shown(tree)}")
     for override in overrides:
         tree = _override(tree, override)
     path = None if isinstance(source, Mapping) else Path(source)
     scenario = _read(tree, place, path, overrides)
     if written is None or overrides:
         written = dumps_yaml(dict(tree))
-    return replace(scenario, text=written, path=None if path is None else str(path))
+    return replace(scenario, text=written)
 
 
 def _parse(override: str) -> tuple[str, Any, Place]:
@@ -68,7 +70,7 @@ def _override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
         return apply(tree, {path: value}, place)
     axes = tree.get("sweep") or {}  # the key of an axis is a whole path
     if not isinstance(axes, Mapping):
-        raise place.error(f"sweep holds a value, not axes: {axes!r}")
+        raise place.error(f"sweep holds a value, not axes: {shown(axes)}")
     if value is None and axis not in axes:
         raise place.error(f"there is no such axis{did_you_mean(axis, axes)}; the axes are {listed(axes)}")
     kept = {**axes, axis: value}
@@ -77,32 +79,42 @@ def _override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
 
 _TOP: Table = {
     "name": Field(file_name, ""),
-    "workload": Field(lambda value, place: value),
-    "deployment": Field(lambda value, place: value),
+    "workload": Field(Reader(lambda value, place: value, {})),
+    "deployment": Field(Reader(lambda value, place: value, {})),
     "slo": Field(read_slo, ()),
-    "sweep": Field(lambda value, place: None, None),  # read on its own
+    "sweep": Field(Reader(lambda value, place: None, {}), None),  # read on its own
 }
 
 
 def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: Sequence[str]) -> Scenario:
     folder = Path.cwd() if path is None else path.parent
-    axes = raw_axes(tree.get("sweep"), place.key("sweep"))
+    axes = raw_axes(tree.get("sweep"), place.key("sweep"), folder)
+    where = raw_conditions(tree.get("sweep"), place.key("sweep"))
     _refuse_hidden(axes, overrides)
     top = read_section(_filled(tree, axes, place), _TOP, place, LATER_TOP)
-    where = place.key("workload")
-    workload = finish(read_section(top["workload"], workload_table(folder), where), where)
-    check_cached(workload, where)
-    deployment = Deployment(**read_section(top["deployment"], DEPLOYMENT, place.key("deployment"), LATER_DEPLOYMENT))
-    base = Base(workload, deployment, top["slo"], folder)
+    _check_bounds(tree.get("slo"), place.key("slo"))
+    at = place.key("workload")
+    workload = finish(read_section(top["workload"], workload_table(folder), at), at)
+    check_cached(workload, at)
+    deployment = deployment_reader(top["deployment"], place.key("deployment"))
+    base = Base(workload, deployment, top["slo"], folder, place)
     given = {key for key, value in (tree.get("workload") or {}).items() if value is not None}
-    sweep = check_axes(axes, base, given, place)
+    sweep = check_axes(axes, base, given)
     name = top["name"] or ("scenario" if path is None else path.stem)
-    return Scenario(name, workload, deployment, top["slo"], sweep)
+    scenario = Scenario(name, workload, deployment, top["slo"], sweep, where, path=None if path is None else str(path))
+    kept_rows(scenario)  # its errors belong here
+    return scenario
 
 
-def _refuse_hidden(axes: Mapping[str, list[Any]], overrides: Sequence[str]) -> None:
+def _check_bounds(slo: Any, place: Place) -> None:
+    """Refuses bounds without a unit that can only be meant in milliseconds."""
+    for path, bound in leaves(slo or {}, place.path):
+        check_bare_bound(bound, Place(place.file, path))
+
+
+def _refuse_hidden(axes: Sequence[RawAxis], overrides: Sequence[str]) -> None:
     """An override of a key that an axis sets would do nothing."""
-    owner = {path: axis for axis, values in axes.items() for value in values for path, _ in leaves(value, axis)}
+    owner = {path: axis.name for axis in axes for path in axis.keys}
     for override in overrides:
         path, value, place = _parse(override)
         for key, _ in leaves(value, path):
@@ -111,16 +123,28 @@ def _refuse_hidden(axes: Mapping[str, list[Any]], overrides: Sequence[str]) -> N
                 raise place.error(f"the sweep sets {key}; take its axis away first, with --set sweep.{axis}=null")
 
 
-def _filled(tree: Mapping[str, Any], axes: Mapping[str, list[Any]], place: Place) -> Mapping[str, Any]:
-    """The tree with keys that must be there and are only swept, from the first value of their axis."""
-    for axis, values in axes.items():
-        for path, value in leaves(values[0], axis):
+def _filled(tree: Mapping[str, Any], axes: Sequence[RawAxis], place: Place) -> Mapping[str, Any]:
+    """The tree with keys that must be there and are only swept, from the first value of their axis.
+
+    A key that every pool says need not be said beside the pools, where it then means nothing: it is the first pool's.
+    """
+    for axis in axes:
+        for path, value in axis.steps[0].items():
             if get(tree, split_path(path)) in (MISSING, None) and _must_be_there(tree, split_path(path)):
                 tree = apply(tree, {path: value}, place)
+    pools = get(tree, ("deployment", "pools"))
+    if isinstance(pools, Mapping) and pools:
+        for key in (key for key, field in DEPLOYMENT.items() if field.default is REQUIRED):
+            said = [get(pool, (key,)) for pool in pools.values()]
+            if get(tree, ("deployment", key)) in (MISSING, None) and all(one not in (MISSING, None) for one in said):
+                tree = apply(tree, {f"deployment.{key}": said[0]}, place)
     return tree
 
 
 def _must_be_there(tree: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
+    if keys[:2] == ("deployment", "pools"):
+        beside = get(tree, ("deployment", keys[-1]))
+        return len(keys) == 4 and keys[3] in DEPLOYMENT and beside in (MISSING, None)
     if keys[0] == "deployment":
         return len(keys) == 2 and keys[1] in DEPLOYMENT and DEPLOYMENT[keys[1]].default is REQUIRED
     choices = (("arrivals", "process", arrival_tables(Path())), ("lengths", "source", LENGTHS))

@@ -54,7 +54,7 @@ class Batching:
     ``packing``: which waiting request is looked at first.
     """
 
-    policy: str = "chunked"  # static | continuous | chunked | mixed | orca | sarathi | lightllm
+    policy: str = "chunked"  # a name of ``evaluator.policies``
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
@@ -80,8 +80,60 @@ class KvCache:
 
 
 @dataclass(frozen=True)
+class Pool:
+    """What is said of one of several pools. None: as it is said beside the pools.
+
+    ``precision``, ``batching`` and ``kv`` hold None, too, for each of their keys that the pool does not say.
+    """
+
+    role: str  # mixed | prefill | decode
+    model: str | None
+    hardware: str | None
+    precision: Precision
+    calibration: str | None
+    replicas: int | None
+    tensor_parallel: int | None
+    pipeline_parallel: int | None
+    expert_parallel: int | None
+    batching: Batching
+    kv: KvCache
+    usd_per_device_hour: float | None
+
+
+@dataclass(frozen=True)
+class Routers:
+    """The routers of a prefill pool and of a decode pool."""
+
+    prefill: str = "round_robin"
+    decode: str = "round_robin"
+
+
+@dataclass(frozen=True)
+class LinkFigures:
+    """A link that is not in the catalog: byte/s between a prefill and a decode replica, seconds until they arrive."""
+
+    bandwidth: float
+    latency: float = 0.0
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How KV comes from a prefill pool to a decode pool; without these two pools it means nothing.
+
+    ``granularity`` cache: all of it once the prompt is computed. layer: every layer as soon as it is computed.
+    ``dtype`` auto: that of the narrower KV cache of the two. ``shared`` per_replica: every prefill replica has a link
+    of its own and sends one request after the other over it. none: requests do not wait for one another.
+    """
+
+    link: str | LinkFigures = "rdma-400g"
+    granularity: str = "cache"  # cache | layer
+    dtype: str = "auto"
+    shared: str = "per_replica"  # per_replica | none
+
+
+@dataclass(frozen=True)
 class Deployment:
-    """One pool of identical replicas."""
+    """One pool of identical replicas, or with ``pools`` what holds for each of them that says nothing else."""
 
     model: str
     hardware: str
@@ -93,9 +145,11 @@ class Deployment:
     expert_parallel: int = 1
     batching: Batching = field(default_factory=Batching)
     kv: KvCache = field(default_factory=KvCache)
-    router: str = "round_robin"
+    router: str | Routers = "round_robin"
     role: str = "mixed"  # mixed | prefill | decode
     usd_per_device_hour: float | None = None
+    pools: Mapping[str, Pool] | None = None
+    transfer: Transfer = field(default_factory=Transfer)
 
 
 @dataclass(frozen=True)
@@ -109,21 +163,27 @@ class Objective:
 
 @dataclass(frozen=True)
 class Axis:
-    """One sweep axis: ``values`` as written (for coordinates), ``changes`` what each sets, key path -> value."""
+    """One sweep axis: ``values`` as written (for coordinates), ``changes`` what each sets, key path -> value.
+
+    The axis of a key path sets keys below it; one of designs has a name of its own and sets the key paths ``keys``.
+    What else is among the changes are defaults that follow from them.
+    """
 
     name: str
     values: tuple[Any, ...]
     changes: tuple[Mapping[str, Any], ...]
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One question: a workload on a deployment under objectives, and the axes that vary it."""
+    """One question: a workload on a deployment under objectives, and the axes that vary it under conditions."""
 
     name: str
     workload: Workload
     deployment: Deployment
     slo: tuple[Objective, ...] = ()
     sweep: tuple[Axis, ...] = ()
+    where: tuple[str, ...] = ()  # conditions that a point of the sweep fulfils
     text: str = ""
     path: str | None = None

@@ -1,20 +1,27 @@
-"""The parts of a scenario that a change can touch, each read on its own: keys of workload and deployment, and slo."""
+"""The parts of a scenario that a change can touch, each read on its own: single keys, however deep they lie, and slo.
+
+Such a part is a *field*: the path of the key down to where a table ends. A section that is read as a whole (the
+arrivals, whose process chooses the other keys) is one field, a key of ``batching`` is another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from evaluator.scenario.changes import apply
-from evaluator.scenario.fields import Place, Table, read_key, unknown_key
-from evaluator.scenario.keys import DEPLOYMENT, LATER_DEPLOYMENT, read_slo, workload_table
+from evaluator.scenario.fields import Place, Reader
+from evaluator.scenario.keys import deployment_reader, read_slo
 from evaluator.scenario.scenario import Deployment, Objective, Workload
+from evaluator.scenario.tables import Named, Section, read_key, section, unknown_key
 from evaluator.scenario.tree import get, put, section_tree, slo_tree, split_path
+from evaluator.scenario.workload import finish
+from evaluator.scenario.workload_keys import workload_table
 
-FieldPath = tuple[str, ...]  # (workload, arrivals), (deployment, model), ..., (slo,)
+FieldPath = tuple[str, ...]  # (workload, arrivals), (deployment, batching, policy), ..., (slo,)
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,7 @@ class Base:
     deployment: Deployment
     slo: tuple[Objective, ...]
     folder: Path
+    place: Place
 
     @cached_property
     def tree(self) -> dict[str, Any]:
@@ -36,38 +44,114 @@ class Base:
         }
 
     @cached_property
-    def tables(self) -> dict[str, Table]:
-        """The keys of the two sections that have them."""
-        return {"workload": workload_table(self.folder), "deployment": DEPLOYMENT}
+    def sections(self) -> dict[str, Section]:
+        """The two sections that have keys."""
+        where = self.place.key("workload")
+        workload = section(workload_table(self.folder), lambda **values: finish(values, where))
+        return {"workload": workload, "deployment": deployment_reader}
+
+    @cached_property
+    def _known(self) -> dict[str, FieldPath]:
+        return {}
+
+    def field_of(self, path: str) -> FieldPath:
+        """The field that a key path lies in."""
+        if path not in self._known:
+            keys = split_path(path)
+            inner = keys[0] in self.sections and len(keys) > 1
+            depth = field_depth(self.sections[keys[0]], getattr(self, keys[0]), keys[1:]) if inner else 0
+            self._known[path] = keys[: 1 + depth]
+        return self._known[path]
+
+    def is_checked(self, field: FieldPath) -> bool:
+        """Whether a field of the deployment lies in a section whose keys may exclude each other."""
+        if field[0] != "deployment":
+            return False
+        if field not in self._checked:
+            reader: Reader = self.sections[field[0]]
+            value, found = getattr(self, field[0]), False
+            for key in field[1:]:
+                found = found or getattr(reader, "check", None) is not None
+                (reader, *_), value = reader.inside(value)[key]  # type: ignore[attr-defined]
+            self._checked[field] = found
+        return self._checked[field]
+
+    @cached_property
+    def _checked(self) -> dict[FieldPath, bool]:
+        return {}
+
+    def value(self, field: FieldPath) -> Any:
+        """What the scenario has there."""
+        value = getattr(self, field[0])
+        for key in field[1:]:
+            value = value[key] if isinstance(value, Mapping) else getattr(value, key)
+        return value
 
 
-@lru_cache(maxsize=4096)
-def touched_fields(changes: tuple[str, ...]) -> tuple[FieldPath, ...]:
-    """The fields that the key paths of ``changes`` lie in, each once."""
-    paths = (split_path(path) for path in changes)
-    return tuple(dict.fromkeys(keys[:1] if keys[0] == "slo" else keys[:2] for keys in paths))
+def field_depth(reader: Reader, base: Any, keys: tuple[str, ...]) -> int:
+    """How many of ``keys``, below the section that ``reader`` reads and that is ``base``, lead to their field.
+
+    A section that is absent in ``base`` and a set of named sections without the name are fields themselves.
+    """
+    for depth, key in enumerate(keys):
+        if base is None or not isinstance(reader, Section | Named):
+            return depth
+        inside = reader.inside(base)
+        if key not in inside:
+            return depth if isinstance(reader, Named) else depth + 1
+        (reader, *_), base = inside[key]
+    return len(keys)
 
 
-def read_fields(base: Base, changes: Mapping[str, Any], place: Place) -> dict[FieldPath, Any]:
-    """The fields that ``changes`` touch, read with them applied to the base. Errors: InputError as in a file."""
-    fields = touched_fields(tuple(changes))
+def outermost(fields: Iterable[FieldPath]) -> tuple[FieldPath, ...]:
+    """The fields without those that lie in another one of them, each once."""
+    all_fields = dict.fromkeys(fields)
+    return tuple(field for field in all_fields if not any(field[:n] in all_fields for n in range(1, len(field))))
+
+
+def owner(field: FieldPath, among: Iterable[FieldPath]) -> FieldPath:
+    """The one of ``outermost`` fields that ``field`` is, or lies in."""
+    return next(field[:n] for n in range(1, len(field) + 1) if field[:n] in among)
+
+
+def read_field(base: Base, field: FieldPath, changes: Mapping[str, Any], place: Place) -> Any:
+    """One field with ``changes``, all of which lie in it, applied to the base. Errors: InputError as in a file."""
+    own = ".".join(field)
+    if len(changes) == 1 and own in changes:
+        return _read(base, field, changes[own], place)
     part: Any = {}
-    for field in fields:
-        if len(field) == 1 and field != ("slo",):
-            raise place.key(field[0]).error("expected a section of keys")
-        value = get(base.tree, field)
-        if isinstance(value, Mapping | int | float | str):  # not null and not missing: nothing to build on
-            part = put(part, field, value)
-    part = apply(part, changes, place)
-    return {field: _read_field(base, field, get(part, field), place) for field in fields}
+    value = get(base.tree, field)
+    if isinstance(value, Mapping | int | float | str):  # not null and not missing: nothing to build on
+        part = put(part, field, value)
+    return _read(base, field, get(apply(part, changes, place), field), place)
 
 
-def _read_field(base: Base, field: FieldPath, raw: Any, place: Place) -> Any:
+def _read(base: Base, field: FieldPath, raw: Any, place: Place) -> Any:
     """One field from its raw value."""
-    where = place.key(field[0])
     if field == ("slo",):
-        return () if raw is None else read_slo(raw, where)
-    table = base.tables[field[0]]
-    if field[1] not in table:
-        raise unknown_key(field[1], table, where, LATER_DEPLOYMENT)
-    return read_key(raw, field[1], table, where)
+        return () if raw is None else read_slo(raw, place.key("slo"))
+    if len(field) == 1:
+        raise place.key(field[0]).error("expected a section of keys")
+    reader: Reader = base.sections[field[0]]
+    value = getattr(base, field[0])
+    for key in field[1:-1]:
+        (reader, *_), value = reader.inside(value)[key]  # type: ignore[attr-defined]
+    where = place.key(".".join(field[:-1]))
+    if isinstance(reader, Named):
+        return reader.entry(raw, where.key(field[-1]))
+    assert isinstance(reader, Section)
+    if field[-1] not in reader.table:
+        raise unknown_key(field[-1], reader.table, where, reader.later)
+    return read_key(raw, field[-1], reader.table, where)
+
+
+def rebuilt(reader: Reader, base: Any, at: FieldPath, read: Mapping[FieldPath, Any], place: Place) -> Any:
+    """The section at ``at`` with the fields that were ``read``. Errors: InputError where they do not go together."""
+    if at in read or not isinstance(reader, Section | Named):
+        return read[at]
+    parts = {
+        name: rebuilt(inner.read, value, (*at, name), read, place)
+        for name, (inner, value) in reader.inside(base).items()
+        if any(field[: len(at) + 1] == (*at, name) for field in read)
+    }
+    return reader.rebuilt(base, parts, place.key(".".join(at)))

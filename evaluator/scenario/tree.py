@@ -92,6 +92,8 @@ def field_tree(value: Any) -> Any:
         return {"trace": value.file} if value.source == "trace" else {"source": value.source, **value.parameters}
     if isinstance(value, tuple):
         return list(value)
+    if isinstance(value, Mapping):
+        return {key: field_tree(entry) for key, entry in value.items()}
     return asdict(value) if hasattr(value, "__dataclass_fields__") else value
 
 

@@ -1,25 +1,53 @@
-"""Configurations of one group through their engine: from plan to per-request times and totals.
+"""One chunk of configurations through its chain of stations: from plan to request times and use of the stations.
 
 JAX is loaded only by what runs on the vectorised engine, so that worker processes for the reference start at once.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from evaluator.metrics import Outcomes
-    from evaluator.plan.plan import Group, Member, Plan
+    from evaluator.plan import Group, Member, Plan
+    from evaluator.simulation.tokens import Observe
+    from evaluator.stations.contract import Station
 
-__all__ = ["simulate_chunk"]
+__all__ = ["simulate_chunk", "stations_of"]
 
 
-def simulate_chunk(plan: Plan, group: Group, members: list[Member]) -> Outcomes:
-    """Run members of a group over all seeds and replicas. The rows of members that cannot run hold zeros."""
-    if group.engine == "token":
-        from evaluator.simulation.tokens import run_tokens
+def simulate_chunk(plan: Plan, group: Group, members: list[Member], observe: Observe | None = None) -> Outcomes:
+    """Run members of a group, or variants of them, over all seeds.
 
-        return run_tokens(plan, group, members)
-    from evaluator.simulation.chunk import run_iterations
+    ``observe`` is told of every iteration of the reference.
+    """
+    from evaluator.simulation.chain import run_chain
+    from evaluator.simulation.outcomes import outcomes_of
 
-    return run_iterations(plan, group, members)
+    jobs = [
+        [plan.traffics.jobs(member.workload, seed, member.stations[0].role) for seed in plan.seeds]
+        for member in members
+    ]
+    return outcomes_of(members, run_chain(stations_of(plan, group, members, observe), jobs))
+
+
+def stations_of(plan: Plan, group: Group, members: list[Member], observe: Observe | None = None) -> list[Station]:
+    """The pools of members of a group as stations, in the order in which a request passes them, and their links."""
+    from evaluator.simulation.tokens import serve_tokens
+    from evaluator.stations.contract import Station
+    from evaluator.stations.link import link
+
+    found: list[Station] = []
+    for number, pool in enumerate(members[0].stations):
+        if group.engine == "token":
+            serve = partial(serve_tokens, members, plan.seeds, number, observe=observe)
+        else:
+            from evaluator.simulation.engine import serve_iterations
+
+            serve = partial(serve_iterations, members, plan.seeds, number, group.stations[number])
+        found.append(Station(pool.name, serve, pool.role))
+        links = [member.link for member in members]
+        if number == 0 and any(links):
+            found.append(link("prefill->decode", links))
+    return found

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from evaluator.metrics import WeightedGaps
 from evaluator.reference import Iteration
+from evaluator.stations.contract import WeightedGaps
 
 
 class Gaps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import jax
@@ -11,22 +11,15 @@ import numpy as np
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.lanes import stack
 from evaluator.cost.memory import KvLayout, units_of
+from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.checks import watermark_units
 from evaluator.plan.engines import on_demand
-from evaluator.plan.plan import Group, Member, Plan
-from evaluator.reference import LOOK_EVERY
+from evaluator.policies import BatchingPolicy, policy
 from evaluator.scenario import Deployment
 from evaluator.simulation.slots import Slot
-from evaluator.stations.engine import Lane, LaneResult, Policy, Requests, Structure, run_lanes
-from evaluator.stations.engine.any_order import (
-    GENERAL_POLICIES,
-    GeneralLane,
-    GeneralStructure,
-    KvUnits,
-    Rules,
-    run_general_lanes,
-)
-from evaluator.traffic.loads import held_units
+from evaluator.stations.engine import LaneLimits, LaneResult, Requests, any_order, decisions, in_order
+from evaluator.stations.engine.any_order import KvUnits, Rules
+from evaluator.traffic.jobs import held_units, shared_units
 
 LANES_PER_CALL = 32
 """Few enough to share two cores evenly, enough to hide the cost of a call."""
@@ -34,26 +27,33 @@ REQUESTS_PER_CALL = 1 << 20
 """Slots of all lanes of a call, some 100 bytes each: long traces go in calls of fewer lanes."""
 
 
-def run_slots(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -> Iterator[LaneResult]:
-    """The results of all lanes in NumPy, from calls of one shape; the last is filled up with lanes without requests."""
+def run_slots(
+    group: StationGroup, pools: Sequence[StationPlan], slots: list[Slot], lanes_per_call: int = LANES_PER_CALL
+) -> Iterator[LaneResult]:
+    """The results of all lanes in NumPy, from calls of one shape; the last is filled up with lanes without requests.
+
+    ``pools`` are those of the configurations of the chunk, by position. Calls of another number of lanes compile anew.
+    """
     run = _program(group)
-    size = max(1, min(LANES_PER_CALL, REQUESTS_PER_CALL // group.lane_requests))
+    size = max(1, min(lanes_per_call, REQUESTS_PER_CALL // group.lane_requests))
     for start in range(0, len(slots), size):
         part = slots[start : start + size]
-        given = _lanes(plan, group, members, part), _requests(group, members, part)
+        serving = [pools[slot.position] for slot in part]
+        given = _lanes(group, serving, part), _requests(group, serving, part)
         inputs = jax.tree.map(lambda values: _filled(values, size), given)
         found = jax.tree.map(np.asarray, run(*inputs))
         for lane in range(len(part)):
             yield LaneResult(*(field[lane] for field in found))
 
 
-def _program(group: Group) -> Callable[[Lane | GeneralLane, Requests], LaneResult]:
+def _program(group: StationGroup) -> Callable[[in_order.Lane | any_order.Lane, Requests], LaneResult]:
     vectorise = jax.default_backend() != "cpu"
     which = group.program
     if not which.in_any_order:
-        return partial(run_lanes, structure=Structure(group.ring, group.windowed), vectorise=vectorise)
-    structure = GeneralStructure(group.ring, group.windowed, which.pipeline_ranks, which.peaks)
-    return partial(run_general_lanes, structure=structure, vectorise=vectorise)
+        simple = in_order.Structure(group.ring, group.windowed)
+        return partial(in_order.run_lanes, structure=simple, vectorise=vectorise)
+    structure = any_order.Structure(group.ring, group.windowed, which.pipeline_ranks, which.peaks)
+    return partial(any_order.run_lanes, structure=structure, vectorise=vectorise)
 
 
 def _filled(values: np.ndarray, size: int) -> np.ndarray:
@@ -63,64 +63,65 @@ def _filled(values: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
 
 
-def _requests(group: Group, members: list[Member], slots: list[Slot]) -> Requests:
+def _requests(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -> Requests:
     width = group.lane_requests + 1
     arrival = np.full((len(slots), width), np.inf)
     tokens = np.zeros((4, len(slots), width), dtype=np.int32)
-    for lane, slot in enumerate(slots):
-        demand = slot.load.demand
-        units = held_units(demand, members[slot.position].design.ready.kv)
-        arrival[lane, : slot.count] = slot.load.arrival_s[slot.served]
-        lengths = demand.tokens.prompt_tokens, demand.tokens.output_tokens
-        for row, values in enumerate((demand.compute_tokens, *lengths, units)):
+    for lane, (slot, pool) in enumerate(zip(slots, serving, strict=True)):
+        demand = slot.jobs.demand
+        units = held_units(demand, pool.design.ready.kv)
+        arrival[lane, : slot.count] = slot.jobs.ready_s[slot.served]
+        columns = (demand.compute_tokens, demand.prompt_tokens, demand.output_tokens, units)
+        for row, values in enumerate(columns):
             tokens[row, lane, : slot.count] = values[slot.served]
     return Requests(arrival, *tokens)
 
 
-def _lanes(plan: Plan, group: Group, members: list[Member], slots: list[Slot]) -> Lane | GeneralLane:
-    deployments = [plan.grid.points[members[slot.position].config][1] for slot in slots]
-    served_by = [members[slot.position] for slot in slots]
-    kvs = [member.design.ready.kv for member in served_by]
-    policies = [GENERAL_POLICIES[deployment.batching.policy] for deployment in deployments]
-    costs = [_costs(group, served_by, pipeline_rank) for pipeline_rank in range(group.program.pipeline_ranks)]
+def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -> in_order.Lane | any_order.Lane:
+    deployments = [pool.deployment for pool in serving]
+    kvs = [pool.design.ready.kv for pool in serving]
+    free = [kv.capacity_units - pool.kept_units for kv, pool in zip(kvs, serving, strict=True)]
+    policies = [policy(deployment.batching.policy) for deployment in deployments]
+    costs = [_costs(group, serving, pipeline_rank) for pipeline_rank in range(group.program.pipeline_ranks)]
     budgets = [
-        np.inf if deployment.batching.policy == "orca" else member.max_num_batched_tokens
-        for deployment, member in zip(deployments, served_by, strict=True)
+        pool.max_num_batched_tokens if record.token_budget else np.inf
+        for record, pool in zip(policies, serving, strict=True)
     ]
-    lane = Lane(
-        cost=costs[0],
-        policy=Policy(*(np.array(column, dtype=bool) for column in zip(*policies, strict=True))),
-        prompts_resident=np.array([deployment.role == "decode" for deployment in deployments]),
+    limits = LaneLimits(
+        policy=decisions(policies),
+        prompts_resident=np.array([pool.role.prompt_resident for pool in serving]),
         max_num_seqs=np.array([deployment.batching.max_num_seqs for deployment in deployments], dtype=float),
         max_num_batched_tokens=np.array(budgets, dtype=float),
-        kv_units=np.array([kv.capacity_units for kv in kvs], dtype=float),
+        kv_units=np.array(free, dtype=float),
         window=np.array([kv.window or 0 for kv in kvs], dtype=float),
         users=np.array([slot.users for slot in slots], dtype=np.int32),
         requests=np.array([slot.count for slot in slots], dtype=np.int32),
-        measured_from=np.array([slot.warmup(group.warmup_requests) for slot in slots], dtype=np.int32),
+        measured_from=np.array([slot.measured_from for slot in slots], dtype=np.int32),
     )
     if not group.program.in_any_order:
-        return lane
+        return in_order.Lane(costs[0], limits)
     shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
-    return GeneralLane(lane, tuple(costs), _rules(deployments, kvs), shared)
+    for row, slot, kv in zip(shared, slots, kvs, strict=True):
+        row[: slot.count] = shared_units(slot.jobs.demand, kv)[slot.served]
+    return any_order.Lane(tuple(costs), limits, _rules(deployments, policies, kvs), shared)
 
 
-def _rules(deployments: list[Deployment], kvs: list[KvLayout]) -> Rules:
+def _rules(deployments: list[Deployment], policies: list[BatchingPolicy], kvs: list[KvLayout]) -> Rules:
     def column(values: Iterable[object], kind: type = float) -> np.ndarray:
         return np.array(list(values), dtype=kind)
 
     batchings = [deployment.batching for deployment in deployments]
     return Rules(
         on_demand=column(map(on_demand, deployments), bool),
-        whole_kv=column((batching.policy == "sarathi" for batching in batchings), bool),
+        whole_kv=column((record.whole_kv for record in policies), bool),
         watermark_units=column(map(watermark_units, deployments, kvs)),
         long_prefill_tokens=column(batching.long_prefill_token_threshold or np.inf for batching in batchings),
         least_work=column((batching.packing == "least_work_left" for batching in batchings), bool),
-        look_every=column((LOOK_EVERY * (batching.policy == "lightllm") for batching in batchings), np.int32),
+        look_every=column((record.look_every for record in policies), np.int32),
         kv=KvUnits(*map(column, zip(*map(units_of, kvs), strict=True))),
     )
 
 
-def _costs(group: Group, members: list[Member], pipeline_rank: int) -> IterationCost:
-    stacked = stack([member.design.ready.pipeline_ranks[pipeline_rank] for member in members], group.rows)
+def _costs(group: StationGroup, serving: list[StationPlan], pipeline_rank: int) -> IterationCost:
+    stacked = stack([pool.design.ready.pipeline_ranks[pipeline_rank] for pool in serving], group.rows)
     return jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), stacked)

@@ -1,57 +1,58 @@
-"""A chunk of configurations on the reference, one after the other, in plain Python."""
+"""A pool of the reference as a station: configuration after configuration, in plain Python."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from evaluator.cost.memory import KvLayout, kv_units
-from evaluator.metrics import OK, Outcomes, WeightedGaps
+from evaluator.metrics.outcomes import OK
+from evaluator.plan import Member, StationPlan
 from evaluator.plan.checks import watermark_units
-from evaluator.plan.engines import is_coupled
-from evaluator.plan.plan import Group, Member, Plan
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
-from evaluator.scenario import Deployment
 from evaluator.simulation.gaps import Gaps, pooled
-from evaluator.simulation.gathered import Gathered, outcomes
 from evaluator.simulation.slots import Slot, pool_slot, slots
-from evaluator.traffic.loads import Load, held_units
+from evaluator.simulation.use import Totals, check_served, use_of
+from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps
+from evaluator.traffic.jobs import Demand, held_units
 
 Observe = Callable[[Slot, Iteration], None]
 
 
-def run_tokens(plan: Plan, group: Group, members: list[Member], observe: Observe | None = None) -> Outcomes:
-    """Run members of a group over all seeds. The rows of members that cannot run hold zeros.
+def serve_tokens(
+    members: Sequence[Member], seeds: Sequence[int], station: int, jobs: ChunkJobs, observe: Observe | None = None
+) -> tuple[Departures, Use]:
+    """Serve the jobs of a chunk at the pool number ``station`` of its members, over all seeds.
 
     Runs of alike iterations are leapt over: times, gaps between tokens and totals are the same as token by token.
     ``observe`` is called after every iteration, or leap; request numbers are those within the slot.
     """
-    gathered = Gathered.empty(len(members), len(plan.seeds), group.requests)
-    gaps: list[list[list[WeightedGaps]]] = [[[] for _ in plan.seeds] for _ in members]
-    for slot in _slots(plan, members):
-        served = _serve(plan, members[slot.position], slot, group.warmup_requests, observe)
-        gaps[slot.position][slot.seed].append(_add(gathered, slot, *served))
-    return outcomes(plan, group, members, gathered, [[pooled(parts) for parts in seeds] for seeds in gaps])
+    departures, totals = Departures.empty(jobs), Totals.empty(len(members), len(seeds))
+    gaps: list[list[list[WeightedGaps]]] = [[[] for _ in seeds] for _ in members]
+    pools = [member.stations[station] for member in members]
+    for slot in _slots(members, jobs, seeds, station):
+        outcome, found = _serve(pools[slot.position], slot, seeds[slot.seed], observe)
+        _add(departures, totals, slot, outcome)
+        gaps[slot.position][slot.seed].append(found)
+    check_served(members, departures)
+    return departures, use_of(pools, jobs, totals, [[pooled(parts) for parts in row] for row in gaps])
 
 
-def _slots(plan: Plan, members: list[Member]) -> Iterator[Slot]:
+def _slots(members: Sequence[Member], jobs: ChunkJobs, seeds: Sequence[int], station: int) -> Iterator[Slot]:
     """One for every replica where they are independent, as on the vectorised engine; else one for all of them."""
     for position, member in enumerate(members):
         if member.status != OK:
             continue
-        if is_coupled(*plan.grid.points[member.config][:2]):
-            yield from (pool_slot(plan, member, position, number) for number in range(len(plan.seeds)))
+        if member.coupled:
+            yield from (pool_slot(member, (position, seed), one) for seed, one in enumerate(jobs[position]))
         else:
-            yield from slots(plan, members, position)
+            yield from slots(members, jobs, seeds, station, position)
 
 
-def _serve(
-    plan: Plan, member: Member, slot: Slot, warmup: int, observe: Observe | None
-) -> tuple[Outcome, WeightedGaps]:
-    _, deployment, _ = plan.grid.points[member.config]
-    replica = member.design.ready
+def _serve(pool: StationPlan, slot: Slot, seed: int, observe: Observe | None) -> tuple[Outcome, WeightedGaps]:
+    deployment, replica = pool.deployment, pool.design.ready
     requests = _requests(slot, replica.kv)
     gaps = Gaps(len(requests))
 
@@ -63,34 +64,35 @@ def _serve(
     outcome = simulate(
         replica.pipeline_ranks,
         deployment.batching.policy,
-        limits_of(deployment, member, slot.load),
+        limits_of(pool, slot.jobs.demand),
         requests,
         replicas=deployment.replicas if slot.replica < 0 else 1,
         router=deployment.router if slot.replica < 0 else "round_robin",
-        seed=plan.seeds[slot.seed],
+        seed=seed,
         users=slot.users if slot.users < slot.count else None,
         window=replica.kv.window,
         observe=watch,
     )
-    first = slot.warmup(warmup)
+    first = slot.measured_from
     since = requests[first].first_token_s if first < len(requests) else math.inf
     return outcome, gaps.after(since)
 
 
-def limits_of(deployment: Deployment, member: Member, load: Load) -> Limits:
+def limits_of(pool: StationPlan, demand: Demand) -> Limits:
     """The limits of one replica as the reference takes them."""
-    batching, kv, layout = deployment.batching, deployment.kv, member.design.ready.kv
+    deployment, layout = pool.deployment, pool.design.ready.kv
+    batching, kv = deployment.batching, deployment.kv
     swap_bandwidth = kv.swap_bandwidth if kv.preemption == "swap" else None
-    change = member.design.change
+    change = pool.design.change
     if swap_bandwidth and change and change.input == "link_bandwidth":
         swap_bandwidth *= change.factor
     return Limits(
         max_num_seqs=batching.max_num_seqs,
-        max_num_batched_tokens=member.max_num_batched_tokens,
+        max_num_batched_tokens=pool.max_num_batched_tokens,
         kv_units=layout.capacity_units,
         admission=kv.admission,
         block_tokens=layout.block_tokens,
-        units_of_blocks=_units_of_blocks(layout, load),
+        units_of_blocks=_units_of_blocks(layout, demand),
         watermark_units=watermark_units(deployment, layout),
         preemption=kv.preemption,
         swap_units=math.inf if kv.swap_bytes is None else kv.swap_bytes // layout.unit_bytes,
@@ -100,29 +102,29 @@ def limits_of(deployment: Deployment, member: Member, load: Load) -> Limits:
     )
 
 
-def _units_of_blocks(kv: KvLayout, load: Load) -> Callable[[int], int] | None:
+def _units_of_blocks(kv: KvLayout, demand: Demand) -> Callable[[int], int] | None:
     """Units of a sequence of so many blocks; None where a unit is a block."""
     if kv.window is None and kv.bytes_per_sequence == 0:
         return None
-    most = load.demand.extremes.sequence // kv.block_tokens + 3
+    most = demand.extremes.sequence // kv.block_tokens + 3
     return kv_units(kv, np.arange(most) * kv.block_tokens).tolist().__getitem__
 
 
 def _requests(slot: Slot, kv: KvLayout) -> list[Request]:
-    demand = slot.load.demand
-    lengths = demand.tokens.prompt_tokens, demand.tokens.output_tokens
-    columns = (slot.load.arrival_s, demand.compute_tokens, *lengths, held_units(demand, kv))
+    demand = slot.jobs.demand
+    lengths = demand.prompt_tokens, demand.output_tokens
+    columns = (slot.jobs.ready_s, demand.compute_tokens, *lengths, held_units(demand, kv))
     rows = zip(*(column[slot.served].tolist() for column in columns), strict=True)
     return [Request(index, *row) for index, row in enumerate(rows)]
 
 
-def _add(gathered: Gathered, slot: Slot, outcome: Outcome, gaps: WeightedGaps) -> WeightedGaps:
+def _add(departures: Departures, totals: Totals, slot: Slot, outcome: Outcome) -> None:
     at, served, requests = slot.at, slot.served, outcome.requests
-    for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s"):
-        getattr(gathered, name)[at][served] = [getattr(request, name) for request in requests]
-    gathered.replica[at][served] = [request.replica for request in requests] if slot.replica < 0 else slot.replica
+    departures.ready_s[at][served] = [request.arrival_s for request in requests]
+    for name in ("scheduled_s", "first_token_s", "last_token_s"):
+        getattr(departures, name)[at][served] = [getattr(request, name) for request in requests]
+    departures.replica[at][served] = [request.replica for request in requests] if slot.replica < 0 else slot.replica
     for name in ("busy_s", "iterations", "experts_touched", "preemptions", "kv_unit_s"):
-        getattr(gathered, name)[at] += getattr(outcome, name)
-    gathered.kv_units_max[at] = max(gathered.kv_units_max[at], outcome.kv_units_max)
-    gathered.peaks[at] = np.maximum(gathered.peaks[at], outcome.peaks)
-    return gaps
+        getattr(totals, name)[at] += getattr(outcome, name)
+    totals.kv_units_max[at] = max(totals.kv_units_max[at], outcome.kv_units_max)
+    totals.peaks[at] = np.maximum(totals.peaks[at], outcome.peaks)

@@ -96,7 +96,7 @@ class Trace:
         """All events of the run: names of the tracks, iterations and counters, requests."""
         yield _name("process_name", REQUESTS, REQUESTS, "requests")
         yield _name("thread_name", REQUESTS, REQUESTS, "requests")
-        for replica in range(int(outcomes.replicas[0])):
+        for replica in range(int(outcomes.stations[0].replicas[0])):
             pid = _process(replica)
             yield _name("process_name", pid, pid, f"replica {replica}")
             yield _name("thread_name", pid, pid, "iterations")

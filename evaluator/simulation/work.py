@@ -1,4 +1,4 @@
-"""The useful work of requests: what the model must compute and move for them, for MFU and MBU."""
+"""The useful work of jobs: what the model must compute and move for them, for MFU and MBU."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import numpy as np
 
 from evaluator.cost.batch import attention_area
 from evaluator.cost.iteration import BatchStatistics
-from evaluator.traffic.loads import Demand
+from evaluator.traffic.jobs import Demand
 
 
 @lru_cache(maxsize=4096)
 def useful_work(demand: Demand, window: int | None) -> BatchStatistics:
-    """Batch statistics of all requests summed over all iterations, every prompt computed in one piece."""
-    requests, width = demand.tokens, window or 0
+    """Batch statistics of all jobs summed over all iterations, every prompt computed in one piece."""
+    prompt, width = demand.prompt_tokens, window or 0
     computed = demand.compute_tokens > 0
-    start = requests.prompt_tokens - demand.compute_tokens
-    read = np.minimum(requests.prompt_tokens, demand.compute_tokens + max(width - 1, 0))
+    start = prompt - demand.compute_tokens
+    read = np.minimum(prompt, demand.compute_tokens + max(width - 1, 0))
     totals = BatchStatistics(
-        decodes=demand.kv_tokens - requests.prompt_tokens,
-        decode_context=attention_area(demand.kv_tokens, requests.prompt_tokens),
-        decode_window_context=attention_area(demand.kv_tokens, requests.prompt_tokens, width),
+        decodes=demand.kv_tokens - prompt,
+        decode_context=attention_area(demand.kv_tokens, prompt),
+        decode_window_context=attention_area(demand.kv_tokens, prompt, width),
         prefill_tokens=demand.compute_tokens,
         prefill_sequences=computed,
-        prefill_area=attention_area(requests.prompt_tokens, start),
-        prefill_window_area=attention_area(requests.prompt_tokens, start, width),
-        prefill_context=requests.prompt_tokens * computed,
+        prefill_area=attention_area(prompt, start),
+        prefill_window_area=attention_area(prompt, start, width),
+        prefill_context=prompt * computed,
         prefill_window_context=read * computed,
     )
     return BatchStatistics(*(float(np.sum(values)) for values in totals))

@@ -1,1 +1,1 @@
-"""Stations: functions from request arrays and arrival times to departure times. Pure JAX, batched over lanes."""
+"""Stations: functions from the jobs of a chunk to their departures and to what the station was used for."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +50,7 @@ def arrival_times(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
     process = arrivals.process
     if process in UNIT_GAP_PROCESSES:
         assert arrivals.rate_rps is not None
-        return np.cumsum(unit_gaps(arrivals, seed, n)) / arrivals.rate_rps
+        return _unit_times(process, arrivals.cv, seed, n) / arrivals.rate_rps
     if process == "normal":
         return _normal(arrivals, seed, n)
     if process == "burst":
@@ -59,6 +61,29 @@ def arrival_times(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
         assert times is not None
         return times[:n] / arrivals.scale
     return np.zeros(n)
+
+
+@lru_cache(maxsize=64)
+def _unit_times(process: str, cv: float | None, seed: int, n: int) -> NDArray[np.float64]:
+    """Arrivals at one request per second: every rate of a search divides the same ones."""
+    times = np.cumsum(unit_gaps(Arrivals(process, cv=cv), seed, n))
+    times.flags.writeable = False
+    return times
+
+
+def at_rate(arrivals: Arrivals, rate_rps: float, n: int) -> Arrivals:
+    """The same process at another mean rate, from the same random numbers; a trace is sent faster or slower.
+
+    A trace of n requests has the mean rate n / (time of its last one). Errors: ValueError without a rate to change.
+    """
+    if arrivals.rate_rps is not None:
+        return replace(arrivals, rate_rps=rate_rps)
+    if arrivals.process != "trace":
+        raise ValueError(f"{arrivals.process} arrivals have no rate")
+    last_s = arrival_times(replace(arrivals, scale=1.0), 0, n)[-1]
+    if last_s == 0.0:
+        raise ValueError("a trace whose requests all come at time 0 has no rate")
+    return replace(arrivals, scale=float(rate_rps * last_s / n))
 
 
 def _normal(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:

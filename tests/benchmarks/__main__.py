@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tests.benchmarks import cold_start, compilations, engine, grid, iteration, reference, sweep  # noqa: F401
+from tests.benchmarks import (  # noqa: F401
+    cold_start,
+    compilations,
+    engine,
+    grid,
+    iteration,
+    reference,
+    request_level,
+    sweep,
+)
 from tests.benchmarks.registry import BENCHMARKS, Row
 from tests.benchmarks.report import line, table, write_json
 

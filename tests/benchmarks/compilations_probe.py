@@ -29,7 +29,7 @@ def main() -> None:
     result = sweep(asked)
     wall = time.perf_counter() - start
 
-    from evaluator.stations.engine.in_order.program import run_lanes
+    from evaluator.stations.engine.in_order import run_lanes
 
     compiled = [took for name, _, took in spent if name == COMPILED]
     # Of the engine alone: the functions inside it report their tracing too, which is part of its own.
@@ -53,8 +53,8 @@ def _structures(asked) -> int:
     """Groups of the plan that differ in what a program is compiled for."""
     from evaluator.plan import plan
 
-    groups = plan(asked).groups
-    return len({(group.ring, group.windowed, group.rows, group.lane_requests) for group in groups})
+    stations = [station for group in plan(asked).groups for station in group.stations]
+    return len({(one.ring, one.windowed, one.rows, one.lane_requests) for one in stations})
 
 
 if __name__ == "__main__":

@@ -12,24 +12,18 @@ import numpy as np
 
 from evaluator.cost import stack
 from evaluator.device import configure
-from evaluator.reference import LOOK_EVERY, Limits, Request, simulate_replica
+from evaluator.policies import POLICIES
+from evaluator.reference import Limits, Request, simulate_replica
 from evaluator.simulation.lanes import LANES_PER_CALL
-from evaluator.stations.engine import POLICIES, Lane, LaneResult, Policy, Requests, Structure, run_lanes
-from evaluator.stations.engine.any_order import (
-    GENERAL_POLICIES,
-    GeneralLane,
-    GeneralStructure,
-    KvUnits,
-    Rules,
-    run_general_lanes,
-)
+from evaluator.stations.engine import LaneLimits, LaneResult, Requests, any_order, decisions, in_order
+from evaluator.stations.engine.any_order import KvUnits, Rules
 from tests.benchmarks.registry import Row, benchmark
 from tests.benchmarks.timing import ROOT, Best, best_of, cores, in_threads, probe
 from tests.benchmarks.workload import KV_TOKENS, LANES, MAX_NUM_SEQS, REQUESTS, Work, work
 
 DENSE = "llama-3.1-8b"
 OTHERS = {"windowed, MoE": "gpt-oss-20b", "MoE": "qwen3-30b-a3b"}
-GENERAL: dict[str, dict[str, Any]] = {
+ANY_ORDER: dict[str, dict[str, Any]] = {
     "chunked, KV reserved": {},
     "on_demand": {"on_demand": True},
     "on_demand, a fifth of the KV": {"on_demand": True, "kv": 0.2},
@@ -50,12 +44,12 @@ def engine(quick: bool) -> Iterator[Row]:
     dense = work(DENSE)
     main = measure(dense, threads)
     yield _row(f"chunked, {DENSE}", main, main)
-    for policy in (policy for policy in POLICIES if policy != "chunked"):
+    for policy in ("static", "continuous", "mixed"):
         yield _row(policy, measure(work(DENSE, policy), threads), main)
     for kind, name in OTHERS.items():
         yield _row(f"chunked, {name} ({kind})", measure(work(name), threads), main)
-    for label, rules in GENERAL.items():
-        yield _row(f"general program: {label}", measure(dense, threads, rules), main)
+    for label, rules in ANY_ORDER.items():
+        yield _row(f"any order: {label}", measure(dense, threads, rules), main)
     if threads > 1:
         alone = measure(dense, 1)
         yield _row(f"chunked, one thread ({threads} are {alone.wall_s / main.wall_s:.2f} x as fast)", alone, main)
@@ -70,14 +64,14 @@ def _row(label: str, best: Best, main: Best) -> Row:
     return Row(label, LANES * REQUESTS / best.wall_s / 1e6, "M requests/s", note)
 
 
-def measure(given: Work, threads: int, general: dict[str, Any] | None = None) -> Best:
-    """All lanes in calls of the size that a sweep makes, by the general program where its rules are given."""
-    jobs = _jobs(given, general)
+def measure(given: Work, threads: int, rules: dict[str, Any] | None = None) -> Best:
+    """All lanes in calls of the size that a sweep makes, by the program for any order where its rules are given."""
+    jobs = _jobs(given, rules)
     return best_of(lambda: in_threads(run_job, jobs, threads))
 
 
-def _jobs(given: Work, general: dict[str, Any] | None = None) -> list[Any]:
-    lanes, requests, structure = engine_input(given) if general is None else general_input(given, **general)
+def _jobs(given: Work, rules: dict[str, Any] | None = None) -> list[Any]:
+    lanes, requests, structure = in_order_input(given) if rules is None else any_order_input(given, **rules)
     starts = range(0, len(given.costs), LANES_PER_CALL)
     pieces = [slice(start, start + LANES_PER_CALL) for start in starts]
     return [(*jax.tree.map(lambda x, piece=piece: x[piece], (lanes, requests)), structure) for piece in pieces]
@@ -85,11 +79,11 @@ def _jobs(given: Work, general: dict[str, Any] | None = None) -> list[Any]:
 
 def run_job(job: Any) -> LaneResult:
     """One call of the engine, waited for."""
-    run = run_general_lanes if isinstance(job[2], GeneralStructure) else run_lanes
-    return jax.block_until_ready(run(*job))
+    program = any_order if isinstance(job[2], any_order.Structure) else in_order
+    return jax.block_until_ready(program.run_lanes(*job))
 
 
-def engine_input(given: Work) -> tuple[Lane, Requests, Structure]:
+def in_order_input(given: Work) -> tuple[in_order.Lane, Requests, in_order.Structure]:
     """(Lane, Requests, Structure) with a leading lane axis, as ``evaluator.simulation`` makes them."""
     count, requests = given.arrival_s.shape
 
@@ -100,9 +94,8 @@ def engine_input(given: Work) -> tuple[Lane, Requests, Structure]:
         return np.broadcast_to(np.append(values, 0).astype(np.int32), (count, requests + 1))
 
     cost = jax.tree.map(lambda x: np.ascontiguousarray(np.moveaxis(x, -1, 0)), stack(given.costs))
-    lanes = Lane(
-        cost,
-        Policy(*(full(decision, bool) for decision in POLICIES[given.policy])),
+    limits = LaneLimits(
+        decisions([POLICIES[given.policy]] * count),
         prompts_resident=full(False, bool),
         max_num_seqs=full(MAX_NUM_SEQS),
         max_num_batched_tokens=full(given.max_num_batched_tokens),
@@ -114,10 +107,11 @@ def engine_input(given: Work) -> tuple[Lane, Requests, Structure]:
     )
     arrival = np.pad(given.arrival_s, ((0, 0), (0, 1)), constant_values=np.inf)
     prompt, output, units = map(slots, (given.prompt_tokens, given.output_tokens, given.kv_units))
-    return lanes, Requests(arrival, prompt, prompt, output, units), Structure(2048, given.kv.window is not None)
+    structure = in_order.Structure(2048, given.kv.window is not None)
+    return in_order.Lane(cost, limits), Requests(arrival, prompt, prompt, output, units), structure
 
 
-def general_input(
+def any_order_input(
     given: Work,
     policy: str = "chunked",
     on_demand: bool = False,
@@ -125,35 +119,40 @@ def general_input(
     pipeline_ranks: int = 1,
     share: float = np.inf,
     least_work: bool = False,
-) -> tuple[GeneralLane, Requests, GeneralStructure]:
-    """The same for the general program. ``kv``: so much of the KV cache; ``share``: of a prompt in an iteration."""
-    lanes, requests, structure = engine_input(given)
-    count, block = len(lanes.kv_units), given.kv.block_tokens
-    lightllm = policy == "lightllm"
+) -> tuple[any_order.Lane, Requests, any_order.Structure]:
+    """The same for queues in any order. ``kv``: so much of the KV cache; ``share``: of a prompt in an iteration."""
+    (cost, limits), requests, structure = in_order_input(given)
+    count, block = len(limits.kv_units), given.kv.block_tokens
+    record = POLICIES[policy]
 
     def full(value: Any, kind: Any = np.float64) -> np.ndarray:
         return np.full(count, value, kind)
 
-    if lightllm:  # KV by the token
-        lanes, block = lanes._replace(kv_units=lanes.kv_units * block), 1
+    if record.by_future_peak:  # KV by the token
+        limits, block = limits._replace(kv_units=limits.kv_units * block), 1
         requests = requests._replace(kv_units=requests.prompt_tokens + requests.output_tokens - 1)
     rules = Rules(
-        on_demand=full(on_demand or lightllm, bool),
-        whole_kv=full(policy == "sarathi", bool),
+        on_demand=full(on_demand or record.admission == "on_demand", bool),
+        whole_kv=full(record.whole_kv, bool),
         watermark_units=full(0.0),
         long_prefill_tokens=full(share),
         least_work=full(least_work, bool),
-        look_every=full(LOOK_EVERY if lightllm else 0, np.int32),
+        look_every=full(record.look_every, np.int32),
         kv=KvUnits(*map(full, (block, 1.0, 0.0, 0.0, 0.0, block))),
     )
-    lanes = lanes._replace(
-        policy=Policy(*(full(decision, bool) for decision in GENERAL_POLICIES[policy])),
-        kv_units=np.floor(lanes.kv_units * kv),
-        max_num_batched_tokens=full(np.inf if policy == "orca" else 8192 if lightllm else given.max_num_batched_tokens),
+    budget = 8192 if record.by_future_peak else given.max_num_batched_tokens if record.token_budget else np.inf
+    limits = limits._replace(
+        policy=decisions([record] * count),
+        kv_units=np.floor(limits.kv_units * kv),
+        max_num_batched_tokens=full(budget),
     )
-    general = GeneralStructure(structure.ring, structure.windowed, pipeline_ranks, lightllm)
     shared = np.zeros_like(requests.kv_units)
-    return GeneralLane(lanes, (lanes.cost,) * pipeline_ranks, rules, shared), requests, general
+    lanes = any_order.Lane((cost,) * pipeline_ranks, limits, rules, shared)
+    return (
+        lanes,
+        requests,
+        any_order.Structure(structure.ring, structure.windowed, pipeline_ranks, record.by_future_peak),
+    )
 
 
 def _against_reference(given: Work, main: Best) -> Iterator[Row]:

@@ -21,7 +21,7 @@ from evaluator.cost import (
     reach,
 )
 from evaluator.cost.precision import Precision
-from evaluator.replica.design import token_budget
+from evaluator.replica import token_budget
 from evaluator.scenario import Batching
 
 LANES, REQUESTS = 1024, 1000

@@ -10,7 +10,7 @@ from evaluator.catalog.store import names
 from evaluator.compare import compare_requests
 from evaluator.errors import InputError
 from evaluator.scenario import load_scenario
-from tests.compare.conftest import entry, row
+from tests.campaign import entry, row
 
 SCENARIO = """
 workload:

@@ -1,31 +1,16 @@
-"""Predictions beside measurements, their summaries, and the fit through the engine."""
+"""Predictions beside measurements, and their summaries."""
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from evaluator.catalog import load_calibration
-from evaluator.compare import (
-    compare_experiments,
-    described,
-    fit_all,
-    fit_serving,
-    headline,
-    held_out,
-    read_experiments,
-    summarise,
-)
-from evaluator.compare.campaign import PARTITIONS, parts
-from evaluator.compare.fit import FitResult
-from evaluator.compare.parameters import active, adjusted, as_vllm
+from evaluator.compare import compare_experiments, described, headline, summarise
 from evaluator.compare.report import by_stage, pooled, usable
-from evaluator.compare.write import calibration_text
-from evaluator.errors import InputError
-from evaluator.experiments.experiment import Measured
+from evaluator.experiments import read_experiments
 from evaluator.simulation.frontend import client_times
-from evaluator.yaml import loads_yaml
-from tests.compare.conftest import entry, row
+from tests.campaign import entry, row
 
 
 @pytest.fixture
@@ -54,7 +39,7 @@ def test_the_time_between_tokens_is_per_token_that_the_client_counts(experiments
     from evaluator.compare.servers import server
     from evaluator.experiments.traffic import requests
 
-    times = simulate_server(server(experiments[0], "datasheet"), requests(experiments[0], 0))
+    (times,) = simulate_server(server(experiments[0], "datasheet"), [requests(experiments[0], 0)])
     all_, fewer = predictions(times, 0), predictions(times, 0, counted_tokens=27.0)
     for metric in ("itl_mean", "tpot_p90"):
         assert fewer[metric] == pytest.approx(all_[metric] * 39 / 26)
@@ -85,10 +70,10 @@ def test_one_experiment_never_stops_the_others(small, monkeypatch):
 
     simulate = run.simulate_server
 
-    def broken(replica, load):
+    def broken(replica, loads):
         if replica.experiment.id == "a":
             raise IndexError("out of range")
-        return simulate(replica, load)
+        return simulate(replica, loads)
 
     monkeypatch.setattr(run, "simulate_server", broken)
     first, second, *_ = compare_experiments(read_experiments(*small), "datasheet", (0,)).groupby("exp_id")
@@ -140,82 +125,3 @@ def test_what_is_around_the_engine_is_added_to_both_latencies():
     assert late_first == pytest.approx([1.0 + 0.01 + 0.2, 1.01])
     assert late_last - late_first == pytest.approx(last - first)
     assert client_times(base, first, last, output)[0] == pytest.approx(first)
-
-
-def measured_by(experiments, calibration):
-    """The experiments as a world of this calibration would measure them."""
-    found = []
-    for experiment in experiments[:2]:
-        rows = compare_experiments([experiment], calibration, seeds=(0,))
-        means = rows[rows["metric"].isin(["ttft_mean", "itl_mean", "e2e_mean"])]
-        measured = tuple(
-            Measured(stage, {each.metric: each.predicted * 1e-3 for each in part.itertuples()}, 39.5)
-            for stage, part in means.groupby("stage_index")
-        )
-        found.append(replace(experiment, measured=measured))
-    return found
-
-
-def test_a_fit_explains_what_a_known_set_has_made(experiments):
-    base = load_calibration("datasheet", "any")
-    truth = adjusted(base, {"weight_bandwidth": 0.9, "step_overhead_s": 2e-3, "frontend_s": 8e-3})
-    world = measured_by(experiments, truth)
-    before = headline(compare_experiments(world, base, seeds=(0,)))
-    fitted = fit_serving(world, {"h100-sxm": base})
-    after = headline(compare_experiments(world, adjusted(base, fitted.values), seeds=(0,)))
-    assert after["itl_mean"] < 1 < 10 < before["itl_mean"]
-    assert after["ttft_mean"] < 8 < 20 < before["ttft_mean"]
-    assert set(fitted.values) == {parameter.name for parameter in active(base, 2)}
-    assert all(0 <= share <= 1 for share in fitted.prior_share.values())
-    assert fitted.prior_share["expert_bandwidth"] > 0.99  # a dense model says nothing of experts
-
-
-def test_a_prediction_held_out_has_not_seen_the_experiment(experiments, monkeypatch):
-    from evaluator.compare import campaign
-
-    seen = []
-
-    def fit(kept, *_, **__):
-        seen.append([each.id for each in kept])
-        return FitResult({}, experiments=tuple(seen[-1]))
-
-    monkeypatch.setattr(campaign, "fit_serving", fit)
-    table = held_out(experiments[:2], "fold")
-    assert list(dict.fromkeys(table["exp_id"])) == ["a", "b"]
-    assert seen == [["b"], ["a"]]
-    with pytest.raises(InputError, match="nothing is left to fit where one model is kept aside"):
-        held_out(experiments[:2], "model")
-
-
-def test_nothing_to_fit_is_told(experiments):
-    with pytest.raises(InputError, match="nothing to fit: no experiment has measurements and can run"):
-        fit_all(experiments[2:])
-
-
-def test_all_experiments_are_kept_aside_once(experiments):
-    for partition in PARTITIONS:
-        aside = [each.id for group in parts(experiments[:2], partition) for each in group]
-        assert sorted(aside) == ["a", "b"]
-
-
-def test_a_fitted_set_reads_back_equal(experiments):
-    from evaluator.catalog.calibration import read_calibration
-    from evaluator.compare.fit import renamed
-
-    base = load_calibration("datasheet", "any")
-    values = {"weight_bandwidth": 1.1, "launch": 1.25, "sort_start_s": 3e-4, "expert_skew": 0.5, "frontend_s": 5e-3,
-              "lookahead_steps": 1.25}  # fmt: skip
-    some = dict.fromkeys(values, 0.1)
-    set_ = renamed(adjusted(as_vllm(base), values), "mine", "l40s")
-    text = calibration_text(set_, FitResult(values, some, some), base, "two\nlines")
-    assert text.startswith("# two\n# lines\nname: mine\n")
-    again = read_calibration(loads_yaml(text), "mine.yaml")
-    assert again.efficiencies["gemm"].bandwidth_efficiency == pytest.approx(0.82 * 1.1)
-    for name, one in set_.efficiencies.items():
-        *read, groups = astuple(again.efficiencies[name])
-        *written, expected = astuple(one)
-        assert read == pytest.approx(written, rel=1e-5) and groups == expected
-    assert (again.frontend_s, again.lookahead_steps, again.hardware) == (5e-3, 1.25, "l40s")
-    assert (again.expert_skew, again.graph_tokens, again.of("sort").launch_s) == (0.5, 8.0, 3e-4)
-    assert "launch 1.25 +- 10 %" in again.sources["elementwise"]
-    assert again.sources["p2p"] == "as in the set datasheet"

@@ -6,10 +6,12 @@ import pytest
 
 from evaluator.catalog import load_calibration
 from evaluator.catalog.calibration import HOST, with_host
-from evaluator.compare import read_experiments
-from evaluator.compare.servers import calibration_for, server
+from evaluator.compare.calibrations import calibration_for
+from evaluator.compare.servers import server
 from evaluator.errors import InputError
-from tests.compare.conftest import entry, row
+from evaluator.experiments import read_experiments
+from evaluator.replica import design
+from tests.campaign import entry, row
 
 
 def test_the_best_set_is_chosen():
@@ -45,7 +47,7 @@ def test_only_experts_warm_up(campaign):
     models = ("meta-llama/Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1")
     found = read_experiments(*campaign([entry(model, model, tensor=2) for model in models], [row(models[0], 0)]))
     set_ = replace(load_calibration("datasheet", "any"), warm_up_s=2.0)
-    assert [server(each, set_).warm_up_s for each in found] == [0.0, 2.0]
+    assert [server(each, set_).replica.warm_up_s for each in found] == [0.0, 2.0]
 
 
 def test_experts_may_be_dealt_out_whole(campaign):
@@ -53,8 +55,8 @@ def test_experts_may_be_dealt_out_whole(campaign):
         entry(name, "mistralai/Mixtral-8x7B-v0.1", tensor=2, enable_expert_parallel=name == "b") for name in "ab"
     ]
     cut, whole = read_experiments(*campaign(entries, [row("a", 0)]))
-    assert server(cut, "datasheet").pipeline_ranks[0].expert_rows.weight == pytest.approx(
-        server(whole, "datasheet").pipeline_ranks[0].expert_rows.weight
+    assert server(cut, "datasheet").replica.pipeline_ranks[0].expert_rows.weight == pytest.approx(
+        server(whole, "datasheet").replica.pipeline_ranks[0].expert_rows.weight
     )
     assert (cut.expert_parallel, whole.expert_parallel) == (False, True)
 
@@ -62,3 +64,22 @@ def test_experts_may_be_dealt_out_whole(campaign):
 def test_a_set_that_no_hardware_has_is_refused():
     with pytest.raises(InputError, match="no hardware has a calibration set GPU-vlm; did you mean"):
         calibration_for("GPU-vlm", "h100-sxm")
+
+
+def test_what_a_server_cannot_hold_runs_only_with_the_blocks_of_its_log(campaign):
+    """What a log states is so, whatever our sum of the memory says."""
+    large = {"model": "meta-llama/Llama-3.1-70B-Instruct"}
+    told, unknown = read_experiments(
+        *campaign([entry("a", **large, total_kv_blocks=1000), entry("b", **large)], [row("a", 0)])
+    )
+    assert server(told, "datasheet").replica.kv.capacity_units == 1000
+    with pytest.raises(InputError, match=r"^does not fit: 141\.1 GB of weights"):
+        server(unknown, "datasheet")
+
+
+def test_a_server_is_a_deployment_of_a_scenario(campaign):
+    chunks, whole = read_experiments(*campaign([entry("a"), entry("b", chunked_prefill=False)], [row("a", 0)]))
+    first, second = server(chunks, "datasheet"), server(whole, "datasheet")
+    assert (first.deployment.batching.policy, first.deployment.kv.admission) == ("chunked", "on_demand")
+    assert (second.deployment.batching.policy, second.deployment.kv.admission) == ("mixed", "reserve")
+    assert str(design(first.deployment, 100).ready) == str(first.replica)

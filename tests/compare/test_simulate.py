@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from evaluator.compare import read_experiments
+from evaluator.compare.prefixes import kept_units, whole_blocks
 from evaluator.compare.servers import server
-from evaluator.compare.simulate import _shared, _waiting, simulate_server
+from evaluator.compare.simulate import simulate_server
 from evaluator.cost.memory import kv_units
+from evaluator.experiments import read_experiments
 from evaluator.experiments.traffic import requests
 from evaluator.reference import Limits, Request, simulate
-from tests.compare.conftest import entry, row
+from tests.campaign import entry, row
 
 
 @pytest.mark.parametrize(
@@ -24,19 +25,20 @@ from tests.compare.conftest import entry, row
 )
 def test_kv_is_taken_on_demand(campaign, rate, more, preempts):
     (only,) = read_experiments(*campaign([entry("a", rates=(rate,)) | more], [row("a", 0)]))
-    replica, load = server(only, "datasheet"), requests(only, 0)
-    shared, kept = _shared(replica, _waiting(replica, load))
-    units = kv_units(replica.kv, load.prompt_tokens + load.output_tokens - 1) - shared[:-1]
+    ran, load = server(only, "datasheet"), requests(only, 0)
+    kept = kept_units(ran, load)
+    shared = kv_units(ran.replica.kv, (kept is not None) * whole_blocks(load, only.block_tokens))
+    units = kv_units(ran.replica.kv, load.prompt_tokens + load.output_tokens - 1) - shared
     columns = (load.arrival_s, load.compute_tokens, load.prompt_tokens, load.output_tokens, units)
     limits = Limits(
-        only.max_num_seqs, only.max_num_batched_tokens, replica.kv_capacity - kept,
+        only.max_num_seqs, only.max_num_batched_tokens, ran.replica.kv.capacity_units - (kept or 0),
         admission="on_demand", block_tokens=only.block_tokens,
     )  # fmt: skip
     rows = enumerate(zip(*map(np.ndarray.tolist, columns), strict=True))
     served = [Request(number, *one, shared_units=int(shared[number])) for number, one in rows]
-    expected = simulate(replica.pipeline_ranks, "chunked", limits, served)
+    expected = simulate(ran.replica.pipeline_ranks, "chunked", limits, served)
     assert (expected.preemptions > 0) == preempts
-    times = simulate_server(replica, load)
+    (times,) = simulate_server(ran, [load])
     e2e_s = [request.last_token_s - request.arrival_s for request in served]
     np.testing.assert_allclose(times.e2e_s, e2e_s, rtol=1e-9)
     np.testing.assert_allclose(times.ttft_s, [one.first_token_s - one.arrival_s for one in served], rtol=1e-9)
@@ -47,8 +49,8 @@ def test_the_prompts_of_a_group_lie_in_the_cache_once(campaign):
     (only, small) = read_experiments(
         *campaign([entry("a") | {"total_kv_blocks": 300}, entry("b") | {"total_kv_blocks": 150}], [row("a", 0)])
     )
-    replica, load = server(only, "datasheet"), requests(only, 0)
-    shared, kept = _shared(replica, _waiting(replica, load))
-    assert set(shared[:-1].tolist()) <= {18, 19, 20}
-    assert kept == shared[:6].sum() - 3 * 6
-    assert _shared(server(small, "datasheet"), _waiting(replica, load))[1] == 0  # they would not stay
+    ran, load = server(only, "datasheet"), requests(only, 0)
+    shared = kv_units(ran.replica.kv, whole_blocks(load, only.block_tokens))
+    assert set(shared.tolist()) <= {18, 19, 20}
+    assert kept_units(ran, load) == shared[:6].sum() - 3 * 6
+    assert kept_units(server(small, "datasheet"), load) is None  # they would not stay

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from evaluator.catalog.calibration import OperatorEfficiency
 from evaluator.cost import (
+    Operator,
     Parallel,
     coefficients,
     fold,
@@ -85,7 +86,7 @@ def test_overheads_are_added_once_per_iteration_and_sequence():
 
 def test_experts_are_read_as_they_are_touched():
     """One token visits k of E experts; a large batch all of them."""
-    found = [each for each in operators(QWEN3_235B, BF16, Parallel()) if each.group == "experts"]
+    found = [each for each in operators(QWEN3_235B, BF16, Parallel()) if each.scaling == "experts"]
     held = sum(each.weight_bytes for each in found)
     for each in found:
         single = fold((each,), H100, PERFECT)
@@ -183,6 +184,20 @@ def test_logits_are_ordered_where_the_model_asks_and_the_engine_does():
     assert ideal_times(operators(asks, BF16, Parallel()), H100) == ideal_times(
         operators(LLAMA_8B, BF16, Parallel()), H100
     )
+
+
+def test_the_worked_example_of_the_module():
+    device = replace(H100, peak_flops={"bf16": 1e14}, memory_bandwidth=1e12)
+    found = (
+        Operator("feed_forward.up", "gemm", "tokens", flops=2e8, weight_bytes=2e8, activation_bytes=1e4),
+        Operator("attention.decode", "attention_decode", "decode", flops=1e5, activation_bytes=1e4),
+        Operator("norm", "elementwise", "linear_tokens", activation_bytes=3e4),
+    )
+    folded = fold(found, device, PERFECT)
+    row = folded.token_rows
+    assert [*row.flop, *row.weight, *row.activation] == pytest.approx([2e-6, 2e-4, 1e-8])
+    assert folded.context_s == pytest.approx(1e-8) and folded.token_s == pytest.approx(3e-8)
+    assert iteration_time(folded, decode_batch(16.0, 1000.0, None)) == pytest.approx(2.0016e-4 + 1.6e-4 + 4.8e-7)
 
 
 def test_attention_area():

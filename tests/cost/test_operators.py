@@ -7,9 +7,9 @@ import pytest
 from evaluator.catalog import parameters_by_part
 from evaluator.cost import Parallel, operators
 from evaluator.cost.batch import prefill_batch
-from evaluator.cost.breakdown import group_statistics
-from evaluator.cost.memory import rank_parameters
+from evaluator.cost.breakdown import scaling_statistics
 from evaluator.cost.precision import Precision
+from evaluator.cost.weights import rank_parameters
 from tests.cost.fixtures import (
     ALL_MODELS,
     DEEPSEEK_V3,
@@ -29,8 +29,8 @@ def named(found):
 
 
 def flops(found, batch):
-    statistics = group_statistics(batch, min(operator.log_expert_missed for operator in found))
-    return sum(operator.flops * float(statistics[operator.group][0]) for operator in found)
+    statistics = scaling_statistics(batch, min(operator.log_expert_missed for operator in found))
+    return sum(operator.flops * float(statistics[operator.scaling][0]) for operator in found)
 
 
 @pytest.mark.parametrize("tokens", [1, 1000])
@@ -53,7 +53,7 @@ def test_matrices_hold_the_parameters_of_the_catalog(model):
     parts = parameters_by_part(model)
     held = sum(rank_parameters(model, Parallel(), 0).values())
     assert held == sum(parts.values())
-    read = sum(operator.flops for operator in operators(model, BF16, Parallel()) if operator.group == "tokens") / 2
+    read = sum(operator.flops for operator in operators(model, BF16, Parallel()) if operator.scaling == "tokens") / 2
     assert read == pytest.approx(parts["attention"] + parts["feed_forward"], rel=1e-3)
 
 
@@ -94,7 +94,7 @@ def test_experts():
     """Qwen3-235B: 94 layers, 128 experts, 8 per token, 1536 wide, hidden 4096."""
     found = named(operators(QWEN3_235B, BF16, Parallel(4)))
     up = found["experts.gate_up"]
-    assert up.group == "experts" and up.op_class == "grouped_gemm"
+    assert up.scaling == "experts" and up.op_class == "grouped_gemm"
     assert up.weight_bytes == 94 * 128 * 4096 * 2 * (1536 // 4) * 2
     assert up.flops == 94 * 2 * 8 * 4096 * 2 * (1536 // 4)
     assert up.log_expert_missed == math.log(1 - 8 / 128)
@@ -112,7 +112,7 @@ def test_expert_parallel_holds_whole_experts_with_the_same_work():
 
 def test_shared_experts_are_dense():
     found = named(operators(QWEN3_NEXT, BF16, Parallel()))
-    assert found["shared_experts.gate_up"].group == "tokens"
+    assert found["shared_experts.gate_up"].scaling == "tokens"
     assert found["shared_experts.gate_up"].weight_bytes == 48 * 2048 * 1024 * 2
     assert found["experts.router"].weight_bytes == 48 * 2048 * (512 + 1) * 2  # and the shared expert's gate
 
@@ -138,8 +138,8 @@ def test_state_space_and_layers_without_a_mixer():
 
 def test_windowed_layers_are_apart():
     found = named(operators(GPT_OSS_20B, Precision(), Parallel()))
-    assert found["attention.decode"].group == "decode"
-    assert found["attention.decode_window"].group == "decode_window"
+    assert found["attention.decode"].scaling == "decode"
+    assert found["attention.decode_window"].scaling == "decode_window"
     assert found["attention.decode"].activation_bytes == found["attention.decode_window"].activation_bytes
     assert found["attention.qkv"].launches == 24  # the same matrices in both kinds: one operator
     assert found["experts.gate_up"].weight_bytes == 24 * 32 * 2880 * 5760 * (0.5 + 1 / 32)
@@ -175,9 +175,9 @@ def test_fp8_kv_halves_what_decode_reads():
 def test_linear_operators_have_one_side():
     for model in ALL_MODELS:
         for operator in operators(model, Precision(), Parallel(2, 2)):
-            if operator.group.startswith("linear"):
+            if operator.scaling.startswith("linear"):
                 assert operator.weight_bytes == 0
                 sides = (operator.flops, operator.activation_bytes, operator.message_bytes)
                 assert sum(side > 0 for side in sides) == (operator.name != "attention.launch")
-            if operator.group.startswith("decode"):
+            if operator.scaling.startswith("decode"):
                 assert operator.weight_bytes == operator.message_bytes == operator.launches == 0

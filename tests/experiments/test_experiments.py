@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from evaluator.compare import read_experiments
 from evaluator.errors import InputError
-from tests.compare.conftest import entry, row
+from evaluator.experiments import read_experiments
+from tests.campaign import entry, row
 
 
 def test_specifications_are_joined_with_measurements(small):

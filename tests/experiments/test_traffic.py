@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from evaluator.compare import read_experiments
+from evaluator.experiments import read_experiments
 from evaluator.experiments.traffic import requests
-from tests.compare.conftest import entry, row
+from tests.campaign import entry, row
 
 
 @pytest.fixture

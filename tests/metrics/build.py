@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from evaluator.cost.quantities import PEAKS
 from evaluator.metrics import Outcomes
+from evaluator.metrics.use import Use
 
 
 def fifo(arrival_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:
@@ -23,8 +25,6 @@ def outcomes(
     rng = np.random.default_rng(0)
     arrival = np.cumsum(rng.exponential(1.0 / load, (configs, seeds, requests)), axis=-1)
     start = fifo(arrival, np.ones_like(arrival))
-    lane = np.ones((configs, seeds))
-    config = np.ones(configs)
     base = Outcomes(
         arrival_s=arrival,
         scheduled_s=start,
@@ -33,24 +33,44 @@ def outcomes(
         prompt_tokens=np.full((seeds, requests), 100),
         output_tokens=np.full((seeds, requests), 11),
         measured=np.arange(requests) >= warmup,
-        busy_s=lane * requests,
         makespan_s=start[..., -1] + 1.0,
-        flops=lane * requests * 0.25,
-        bytes=lane * requests * 0.5,
-        kv_used_mean=lane * 0.25,
-        kv_used_max=lane * 0.5,
-        iterations=lane * 11 * requests,
-        preemptions=lane * 0,
-        replicas=config,
-        devices=config * 2,
-        peak_flops=config,
-        peak_bandwidth=config,
-        power_w=config * 700.0,
-        idle_power_w=config * 100.0,
-        usd_per_hour=config * 3.6,
+        stations=(use(configs, seeds, requests),),
         open_loop=np.ones(configs, dtype=bool),
         status=np.full(configs, "ok"),
         engine=np.full(configs, "iteration"),
         provenance=np.full(configs, "datasheet"),
     )
     return replace(base, **changes)
+
+
+def use(configs: int = 1, seeds: int = 1, requests: int = 3, **changes: Any) -> Use:
+    """A pool of one replica on two devices, whose KV cache has 100 units of 1 byte."""
+    run, config = np.ones((configs, seeds)), np.ones(configs)
+    base = Use(
+        name="engine",
+        devices=config * 2,
+        replicas=config,
+        peak_flops=config,
+        peak_bandwidth=config,
+        power_w=config * 700.0,
+        idle_power_w=config * 100.0,
+        usd_per_hour=config * 3.6,
+        kv_capacity_units=config * 100,
+        kv_unit_bytes=config,
+        busy_s=run * requests,
+        iterations=run * 11 * requests,
+        preemptions=run * 0,
+        experts_touched=run * 0,
+        kv_unit_s=run * 25 * requests,
+        kv_units_max=run * 50,
+        flops=run * requests * 0.25,
+        bytes=run * requests * 0.5,
+        peaks=np.zeros((configs, seeds, len(PEAKS))),
+    )
+    return replace(base, **changes)
+
+
+def used(whole: Outcomes, **changes: Any) -> Outcomes:
+    """The same with figures of its only station changed."""
+    (station,) = whole.stations
+    return replace(whole, stations=(replace(station, **changes),))

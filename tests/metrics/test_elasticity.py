@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evaluator.metrics import Bounds, measure
+from evaluator.metrics import Bounds, summarise
 from evaluator.metrics.elasticity import METRICS, STEP
 from evaluator.metrics.variables import VARIABLES
-from tests.metrics.build import fifo, outcomes
+from tests.metrics.build import fifo, outcomes, used
 
 LEVELS = np.array([0.5, 0.9, 0.99])
 TAILS = np.array([0.7, 0.9])  # where no atom is, such as that of no wait
@@ -28,13 +28,13 @@ def runs(seeds: int, load: float = 0.5, requests: int = 2000, seed: int = 0, ser
     busy = services[:, None] * np.full((1, seeds), float(requests))
     times = {"arrival_s": arrival, "scheduled_s": start, "first_token_s": first, "last_token_s": last}
     base = outcomes(configs=len(services), seeds=seeds, requests=requests)
-    return replace(base, **times, busy_s=busy, makespan_s=last[..., -1])
+    return replace(used(base, busy_s=busy), **times, makespan_s=last[..., -1])
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_a_power_of_the_input_has_its_exponent_and_no_error(seeds):
     """tpot is a tenth of half the service time: elasticity 1 whatever the requests, all parts agree."""
-    found = measure(runs(seeds), LEVELS, SIDES)
+    found = summarise(runs(seeds), LEVELS, SIDES)
     assert found["tpot_s"].shape == (1, 3) and found["tpot_s_elasticity"].shape == (1, 1, 3)
     np.testing.assert_allclose(found["tpot_s_mean_elasticity"], 1.0, rtol=1e-9)
     np.testing.assert_allclose(found["tpot_s_elasticity"], 1.0, rtol=1e-9)
@@ -48,12 +48,12 @@ def test_a_power_of_the_input_has_its_exponent_and_no_error(seeds):
 
 def test_the_wait_of_a_single_server():
     """M/D/1: W = rho D / (2 (1 - rho)), rho = D / gap, so that d ln W / d ln D = (2 - rho) / (1 - rho)."""
-    found = measure(runs(40, requests=5000), LEVELS, SIDES)
+    found = summarise(runs(40, requests=5000), LEVELS, SIDES)
     slope, error = (found[f"queue_wait_s_mean_elasticity{suffix}"].item() for suffix in ("", "_stderr"))
     assert error < 0.02
     assert abs(slope - 3.0) < 4 * error
     assert found["utilisation_elasticity"].item() == pytest.approx(1.0, abs=0.01)
-    calm = measure(runs(3, load=0.2), LEVELS, SIDES)["queue_wait_s_elasticity"]
+    calm = summarise(runs(3, load=0.2), LEVELS, SIDES)["queue_wait_s_elasticity"]
     assert np.isnan(calm[0, 0, 0]) and np.isfinite(calm[0, 0, 1:]).all()  # most do not wait: no logarithm of 0
 
 
@@ -61,13 +61,13 @@ def test_the_wait_of_a_single_server():
 def test_errors_are_the_spread_over_runs(name):
     """Of one seed from within the run, of eight from between them; paired runs differ far less than unpaired ones."""
     slo = (Bounds("ttft", "p90", np.full(3, 1.2)),)
-    single = [measure(replace(runs(1, seed=n), objectives=slo), TAILS, SIDES) for n in range(150)]
+    single = [summarise(replace(runs(1, seed=n), objectives=slo), TAILS, SIDES) for n in range(150)]
     slopes = np.array([one[f"{name}_elasticity"][0, 0] for one in single])
     errors = np.array([one[f"{name}_elasticity_stderr"][0, 0] for one in single])
     spread = slopes.std(axis=0, ddof=1)
     assert (spread > 0).all()
     np.testing.assert_allclose(np.sqrt((errors**2).mean(axis=0)), spread, rtol=0.35)
-    several = measure(replace(runs(8), objectives=slo), TAILS, SIDES)[f"{name}_elasticity_stderr"][0, 0]
+    several = summarise(replace(runs(8), objectives=slo), TAILS, SIDES)[f"{name}_elasticity_stderr"][0, 0]
     np.testing.assert_allclose(several, spread / np.sqrt(8), rtol=0.9)
     relative = np.array([one[f"{name}_stderr"][0] / one[name][0] for one in single]).mean(axis=0)
     unpaired = relative * np.sqrt(2) / (2 * np.log1p(STEP))
@@ -76,28 +76,28 @@ def test_errors_are_the_spread_over_runs(name):
 
 def test_a_kink_is_the_error_of_the_step():
     """Up 1, down 0: the elasticity is one half, and so is what the step may do to it."""
-    found = measure(runs(2, services=np.array([1.0, 1.0, 1.0 + STEP])), LEVELS, SIDES)
+    found = summarise(runs(2, services=np.array([1.0, 1.0, 1.0 + STEP])), LEVELS, SIDES)
     assert found["tpot_s_mean_elasticity"].item() == pytest.approx(0.5)
     assert found["tpot_s_mean_elasticity_step_error"].item() == pytest.approx(0.5)
 
 
 def test_an_input_without_effect_and_a_row_that_cannot_run():
     rows = replace(runs(2), status=np.array(["infeasible: x", "ok", "ok"]))
-    found = measure(rows, LEVELS, np.array([[[0, 0]]]))
+    found = summarise(rows, LEVELS, np.array([[[0, 0]]]))
     assert found["status"].tolist() == ["infeasible: x"]
     assert all(np.isnan(value).all() for name, value in found.items() if "_elasticity" in name)
-    found = measure(runs(2), LEVELS, np.array([[[0, 0]]]))
+    found = summarise(runs(2), LEVELS, np.array([[[0, 0]]]))
     assert found["e2e_s_mean_elasticity"] == 0.0 == found["e2e_s_mean_elasticity_stderr"]
 
 
 def test_what_has_no_error_with_one_seed_says_so():
-    found = measure(runs(1), LEVELS, SIDES)
+    found = summarise(runs(1), LEVELS, SIDES)
     for name in ("output_tok_per_s", "utilisation", "usd_per_mtok", "joule_per_tok"):
         assert np.isfinite(found[f"{name}_elasticity"]) and np.isnan(found[f"{name}_elasticity_stderr"])
 
 
 def test_every_elasticity_is_described():
-    found = measure(runs(2), LEVELS, SIDES)
+    found = summarise(runs(2), LEVELS, SIDES)
     for name in METRICS:
         if name in found:
             for suffix in ("", "_stderr", "_step_error"):

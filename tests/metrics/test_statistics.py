@@ -10,8 +10,8 @@ from evaluator.metrics.statistics import (
     quantile_stderr,
     quantiles,
     seed_stderr,
-    summarise,
-    summarise_gaps,
+    summary,
+    summary_of_gaps,
     weighted_quantiles,
 )
 
@@ -45,7 +45,7 @@ def test_requests_without_the_latency_are_left_out():
 
 def test_percentiles_are_taken_per_seed_and_then_averaged():
     values = np.array([[[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]])
-    got = summarise(values, np.array([0.5]))
+    got = summary(values, np.array([0.5]))
     assert got.quantiles[0, 0] == pytest.approx((2.0 + 20.0) / 2)
     assert got.mean[0] == pytest.approx((2.0 + 20.0) / 2)
     # Two seeds: standard deviation (ddof 1) of 2 and 20, over sqrt(2).
@@ -67,7 +67,7 @@ def test_batch_means_by_hand():
 def test_stderr_within_a_run_matches_the_spread_over_runs():
     rng = np.random.default_rng(1)
     values = rng.exponential(size=(400, 1, 2000))
-    got = summarise(values, np.array([0.5, 0.9, 0.99]))
+    got = summary(values, np.array([0.5, 0.9, 0.99]))
     np.testing.assert_allclose(got.mean_stderr.mean(), got.mean.std(), rtol=0.15)
     np.testing.assert_allclose(got.quantiles_stderr.mean(axis=0), got.quantiles.std(axis=0), rtol=0.25)
 
@@ -89,13 +89,13 @@ def test_stderr_within_a_run_sees_the_correlation_of_a_queue():
 def test_stderr_falls_as_one_over_the_root_of_the_requests():
     rng = np.random.default_rng(3)
     sizes = np.array([500, 2000, 8000])
-    errors = [summarise(rng.exponential(size=(100, 1, n)), np.array([0.9])).quantiles_stderr.mean() for n in sizes]
+    errors = [summary(rng.exponential(size=(100, 1, n)), np.array([0.9])).quantiles_stderr.mean() for n in sizes]
     slope = np.polyfit(np.log(sizes), np.log(errors), 1)[0]
     assert slope == pytest.approx(-0.5, abs=0.08)
 
 
 def test_constant_values_have_no_error():
-    got = summarise(np.ones((1, 1, 100)), LEVELS)
+    got = summary(np.ones((1, 1, 100)), LEVELS)
     np.testing.assert_array_equal(got.quantiles, np.ones((1, LEVELS.size)))
     np.testing.assert_array_equal(got.quantiles_stderr, [[np.nan, 0.0, 0.0, 0.0, 0.0, np.nan]])
 
@@ -114,7 +114,7 @@ def test_a_quantile_whose_error_is_not_known_says_so():
 
 def test_gaps_are_pooled_over_tokens_within_a_seed():
     gaps = [[(np.array([0.1, 0.5]), np.array([9, 1])), (np.array([0.3]), np.array([2]))]]
-    got = summarise_gaps(gaps, np.array([0.5]))
+    got = summary_of_gaps(gaps, np.array([0.5]))
     assert got.mean[0] == pytest.approx(((0.9 + 0.5) / 10 + 0.3) / 2)
     assert got.quantiles[0, 0] == pytest.approx((0.1 + 0.3) / 2)
     assert got.quantiles_stderr[0, 0] == pytest.approx(0.1)

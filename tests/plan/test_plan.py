@@ -11,11 +11,10 @@ from evaluator.catalog import load_model
 from evaluator.metrics import OK
 from evaluator.plan import plan
 from evaluator.plan.engines import Program
-from evaluator.replica.design import CHUNKED_TOKENS, token_budget
+from evaluator.replica.scenario import CHUNKED_TOKENS, token_budget
 from evaluator.routing.independent import assign_replicas
 from evaluator.scenario import load_scenario
 from evaluator.scenario.scenario import Batching, Deployment, Scenario
-from evaluator.traffic.loads import Traffics
 
 
 def scenario(**changes: Any) -> Scenario:
@@ -149,7 +148,9 @@ IN_ANY_ORDER: list[tuple[dict[str, Any], Program]] = [
 @pytest.mark.parametrize(("changes", "wanted"), IN_ANY_ORDER)
 def test_which_program_of_the_engine_runs_it(changes, wanted):
     whole = plan(scenario(**changes))
-    assert [(group.engine, group.program) for group in whole.groups] == [("iteration", wanted)]
+    assert [(group.engine, *(one.program for one in group.stations)) for group in whole.groups] == [
+        ("iteration", wanted)
+    ]
 
 
 @pytest.mark.parametrize(("changes", "message"), STATUSES.values(), ids=list(STATUSES))
@@ -174,7 +175,7 @@ def test_the_limits_are_exact():
     assert "whole prompts" in status(deployment__batching=whole, workload__lengths=fixed(101))
     small = {"deployment__hardware": "rtx-4090", "deployment__kv__block_tokens": 1}
     (member,) = plan(scenario(**small)).members
-    room = int(member.design.ready.kv.capacity_tokens)
+    room = int(member.stations[0].design.ready.kv.capacity_tokens)
     assert status(**small, workload__lengths=fixed(room - 9)) == OK  # the last of 10 tokens is never computed
     assert "exceeds the KV cache" in status(**small, workload__lengths=fixed(room - 8))
 
@@ -224,7 +225,8 @@ def test_one_group_for_each_structure():
     }
     whole = plan(scenario(sweep=axes))
     assert len(whole.members) == 48
-    assert [(group.windowed, group.rows.expert_rows > 0) for group in whole.groups] == [
+    stations = [station for group in whole.groups for station in group.stations]
+    assert [(station.windowed, station.rows.expert_rows > 0) for station in stations] == [
         (False, False), (False, True), (True, True),
     ]  # fmt: skip
     assert sorted(member.config for group in whole.groups for member in group.members) == list(range(48))
@@ -235,10 +237,11 @@ def test_one_group_for_each_structure():
 def test_shapes_hold_every_member_of_a_group():
     axes = {"deployment.replicas": [1, 3], "workload.lengths.output_tokens": [10, 700]}
     (group,) = plan(scenario(sweep=axes)).groups
-    assert group.lane_requests == 32  # the next power of two of 20
-    assert group.ring == 1024
+    (station,) = group.stations
+    assert station.lane_requests == 32  # the next power of two of 20
+    assert station.ring == 1024
     (group,) = plan(scenario(deployment__replicas=3)).groups
-    assert group.lane_requests == 8
+    assert group.stations[0].lane_requests == 8
 
 
 def test_a_part_of_the_grid_keeps_its_numbers():
@@ -259,15 +262,3 @@ def test_replicas_share_requests():
     assert abs(np.corrcoef(chosen[1:], chosen[:-1])[0, 1]) < 0.02
     np.testing.assert_array_equal(chosen[:500], assign_replicas(random, 0, 500))
     assert (chosen != assign_replicas(random, 1, 40_000)).mean() == pytest.approx(0.75, abs=0.02)
-
-
-def test_loads_of_the_roles():
-    workload = scenario(workload__cached_tokens=30).workload
-    traffics = Traffics()
-    mixed, prefill, decode = (traffics.load(workload, 0, role) for role in ("mixed", "prefill", "decode"))
-    assert traffics.load(workload, 0, "mixed").demand is mixed.demand
-    assert (mixed.demand.compute_tokens == 70).all() and (mixed.demand.kv_tokens == 109).all()
-    assert (prefill.demand.tokens.output_tokens == 1).all() and (prefill.demand.kv_tokens == 100).all()
-    assert not decode.demand.compute_tokens.any() and (decode.demand.kv_tokens == 110).all()
-    for load in (prefill, decode):
-        np.testing.assert_array_equal(load.arrival_s, mixed.arrival_s)

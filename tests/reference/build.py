@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from evaluator.cost.iteration import AttentionRows, CostParameters, Rows
-from evaluator.reference import SCHEDULERS, Iteration, Limits, Outcome, Request, simulate
+from evaluator.policies import POLICIES
+from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
 
 NO_ROWS = Rows(*(np.zeros(0) for _ in Rows._fields))
 NO_ATTENTION = AttentionRows(*(np.zeros(0) for _ in AttentionRows._fields))
@@ -106,7 +107,7 @@ def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
     def pick(name: str, *choices: Any) -> Any:
         return fixed.get(name, choices[rng.integers(len(choices))])  # draws in any case
 
-    policy = pick("policy", *SCHEDULERS)
+    policy = pick("policy", *POLICIES)
     windowed, resident = rng.random() < 0.4, rng.random() < 0.15
     users, rate = int(rng.integers(1, 20)) if rng.random() < 0.3 else None, 10 ** rng.uniform(-1, 2.5)
     arrival = np.zeros(requests) if rng.random() < 0.1 else np.cumsum(rng.exponential(1 / rate, requests))
@@ -140,7 +141,7 @@ def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
         long_prefill_token_threshold=int(rng.choice([0, 0, 7, 100])),
         packing=pick("packing", "fcfs", "fcfs", "least_work_left"),
         prefix_caching=prefix_caching,
-        max_wait_iterations=int(rng.integers(1, 12)),
+        look_every=int(rng.integers(1, 12)),
     )
     cost = [
         random_cost(rng, experts=rng.random() < 0.5, windowed=windowed, scale=1 / pipeline_ranks)

@@ -45,7 +45,7 @@ def test_sarathi_gives_a_prompt_its_whole_kv_on_admission(policy, together):
 
 class TestLightLlm:
     def limits(self, tokens=100, **more):
-        return Limits(8, 64, tokens, block_tokens=1, **{"max_wait_iterations": 3, **more})
+        return Limits(8, 64, tokens, block_tokens=1, **{"look_every": 3, **more})
 
     def test_waiting_requests_are_looked_at_now_and_then(self):
         requests = [request(0, 0.0, 3, 9), request(1, 0.5, 2, 2), request(2, 3.5, 2, 1)]

@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from evaluator import results
 from evaluator.catalog.store import find
 from evaluator.errors import InputError
 from evaluator.metrics import elasticity
 from evaluator.metrics.variables import INPUTS
 from evaluator.plan import plan
-from evaluator.report.plot import save
-from evaluator.report.sensitivity import elasticity_table
-from evaluator.report.sensitivity_plot import plot_sensitivity
-from evaluator.results import dataset
+from evaluator.report import elasticity_table, plot_sensitivity
+from evaluator.report.picture.sensitivity import sensitivity_figure_of
 from evaluator.run import sweep
-from evaluator.simulation import measured
-from evaluator.stations.engine import run_lanes
-from tests.test_run import GRID, Interrupting, same, scenario
+from evaluator.simulation import summaries
+from evaluator.stations.engine.in_order import run_lanes
+from tests.execution.build import Interrupting
+from tests.results.build import same
+from tests.scenario.build import GRID, scenario
 
 SIGNS = xr.DataArray([1, 1, 1, -1, -1, -1], coords={"input": list(INPUTS)})
 ONE = ("workload.requests=1", "workload.warmup_requests=0")
@@ -42,7 +43,7 @@ def step(monkeypatch):
 
     def change(size: float) -> None:
         monkeypatch.setattr(elasticity, "STEP", size)
-        monkeypatch.setattr(measured, "STEP", size)
+        monkeypatch.setattr(summaries, "STEP", size)
 
     return change
 
@@ -85,7 +86,7 @@ def test_swapping_is_a_link():
 def test_the_share_of_the_host():
     """Time per token is linear in the host's: its elasticity is the share, all that is fixed or has a rate the rest."""
     ds = sweep(scenario(*ONE, LENGTHS.format(100, 200)), sensitivity=True)
-    host = plan(scenario()).members[0].design.calibration
+    host = plan(scenario()).members[0].stations[0].design.calibration
     share = (host.step_overhead_s + host.sequence_overhead_s) / ds["tpot_s_mean"].item()
     found = ds["tpot_s_mean_elasticity"].sel(input="host_overhead").item()
     assert found == pytest.approx(share, rel=1e-3)
@@ -165,7 +166,7 @@ def test_a_sensitivity_adds_to_a_sweep_and_changes_nothing(grid, swept):
     found = swept.isel(config=able)["e2e_s_mean_elasticity"]
     assert (found.sel(input=["memory_bandwidth", "flops"]) < 0).all()
     assert (found.sel(input=["link_bandwidth", "link_latency"]) == 0).all()  # of one device
-    assert dataset.unstack(swept)["e2e_s_mean_elasticity"].dims == ("model", "policy", "rate_rps", "input")
+    assert results.unstack(swept)["e2e_s_mean_elasticity"].dims == ("model", "policy", "rate_rps", "input")
 
 
 def test_some_inputs_are_those_of_all(grid, swept):
@@ -191,7 +192,7 @@ def test_an_interrupted_sensitivity_goes_on(grid, swept, monkeypatch, tmp_path):
     progress = Interrupting(after=-1)
     same(sweep(grid, out=out, progress=progress, resume=True, sensitivity=True), swept)
     assert progress.kept >= 2
-    same(dataset.read(out), swept)
+    same(results.read(out), swept)
 
 
 def test_engines_and_processes_agree(monkeypatch):
@@ -237,14 +238,9 @@ def test_the_table_names_what_limits_the_best(swept):
 
 
 def drawn(ds: xr.Dataset, path) -> list:
-    """The panels of the picture."""
-    figures = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "evaluator.report.sensitivity_plot.save", lambda path, draw: figures.append(draw()) or save(path, draw)
-        )
-        assert plot_sensitivity(ds, path) == path and path.stat().st_size > 10_000
-    return figures[0].axes
+    """The panels of the picture, which can be written."""
+    assert plot_sensitivity(ds, path) == path and path.stat().st_size > 10_000
+    return sensitivity_figure_of(ds).axes
 
 
 def test_the_picture_of_a_design_has_a_bar_for_each_input(swept, tmp_path):
@@ -271,7 +267,7 @@ def test_the_command(evaluator, tmp_path):
     code, out, err = evaluator("sweep", file, "--sensitivity", "--out", tmp_path / "s.nc", "--plot", picture)
     assert code == 0 and "What limits the best configuration" in out
     assert f"{picture} and {tmp_path / 's-sensitivity.png'}" in err and (tmp_path / "s-sensitivity.png").exists()
-    assert dataset.read(tmp_path / "s.nc").sizes["input"] == len(INPUTS)
+    assert results.read(tmp_path / "s.nc").sizes["input"] == len(INPUTS)
     assert "What limits" not in evaluator("sweep", file, "-q")[1]
     assert evaluator("sweep", file, "-q", "--sensitivity", "--top", 0)[1] == ""
     code, out, err = evaluator("sweep", file, "-q", "--sensitivity", "--set", "deployment.model=llama-3.1-405b")

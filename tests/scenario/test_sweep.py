@@ -25,7 +25,6 @@ def axis(base, path, values):
     ("path", "written", "values"),
     [
         (TP, [1, 2, 8], (1, 2, 8)),
-        (TP, [2, 2], (2, 2)),
         (TP, [4e0], (4,)),
         (TP, {"linspace": [1, 4, 4]}, (1, 2, 3, 4)),
         (TP, {"range": [1, 8, 3]}, (1, 4, 7)),
@@ -168,12 +167,22 @@ BAD = {
     "nested list": ({TP: [[1, 2]]}, r"sweep\.deployment\.tensor_parallel\[0\]: expected a value or a section"),
     "scalar": (
         {TP: 4},
-        r"expected a list or one of linspace, logspace, geomspace, range, zip with its arguments, got 4",
+        r"expected a list or one of linspace, logspace, geomspace, range, zip, between with its arguments, got 4",
     ),
     "form": ({TP: {"linspce": [1, 2, 3]}}, r"expected a list or one of .*\(did you mean linspace\?\)"),
     "two forms": ({TP: {"linspace": [1, 2, 3], "range": [1, 2, 1]}}, r"expected a list or one of"),
     "arguments": ({TP: {"linspace": [1, 2]}}, r"parallel\.linspace: expected \[first, last, how many\], got \[1, 2\]"),
     "range": ({TP: {"range": 3}}, r"range: expected \[first, last, step\], got 3"),
+    "twice": (
+        {RATE: [0.5, 2, "30 1/min"]},
+        r"\(sweep\.workload\.arrivals\.rate_rps, value 3 of 3\): "
+        r"workload\.arrivals\.rate_rps is the same as value 1: 0\.5; keep one",
+    ),
+    "section twice": (
+        {BATCHING: [{"policy": "static", "max_num_seqs": 8}, {"max_num_seqs": 8, "policy": "static"}]},
+        r"value 2 of 2\): deployment\.batching is the same as value 1: max_num_seqs=8,policy=static; keep one",
+    ),
+    "seeds inside": ({"workload": [{"seeds": [0]}, {"seeds": [1]}]}, r"sweep\.workload: seeds are repetitions"),
     "step": ({TP: {"range": [1, 8, 0]}}, r"the step must lead from the first to the last"),
     "backwards": ({TP: {"range": [1, 8, -1]}}, r"the step must lead from the first to the last"),
     "too many": ({RATE: {"range": [1, 2, 1e-12]}}, r"too many values; the limit is 10,000,000"),
@@ -267,8 +276,8 @@ def test_a_large_grid_reads_each_value_once(base, monkeypatch):
     base["sweep"] = {RATE: {"linspace": [1, 9, 1000]}, TP: {"range": [1, 100, 1]}}
     scenario = load_scenario(base)
     calls = []
-    read = grid.read_fields
-    monkeypatch.setattr(grid, "read_fields", lambda *arguments: calls.append(1) or read(*arguments))
+    read = grid.read_field
+    monkeypatch.setattr(grid, "read_field", lambda *arguments: calls.append(1) or read(*arguments))
     assert len(expand(scenario).points) == 100_000
     assert len(calls) == 1100
 

@@ -1,43 +1,48 @@
-"""Who takes part in the next iteration, one policy per file: this is where they have their names."""
+"""Who takes part in the next iteration: one order of decisions per file, and which of them a policy has.
+
+A policy (``evaluator.policies``) is one of these orders, with its own limits and its own size of prompts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from evaluator.policies import BatchingPolicy
 from evaluator.reference.batch import Batch
 from evaluator.reference.limits import Limits
 from evaluator.reference.queues import Queues
-from evaluator.reference.schedulers.chunked import chunked
-from evaluator.reference.schedulers.continuous import continuous
-from evaluator.reference.schedulers.lightllm import lightllm
-from evaluator.reference.schedulers.mixed import mixed
-from evaluator.reference.schedulers.orca import orca
-from evaluator.reference.schedulers.sarathi import sarathi
-from evaluator.reference.schedulers.static import static
+from evaluator.reference.schedulers.decodes_first import decodes_first
+from evaluator.reference.schedulers.drained import drained
+from evaluator.reference.schedulers.looking import looking
+from evaluator.reference.schedulers.prompts_first import prompts_first
+
+Scheduler = Callable[[Queues, BatchingPolicy], Batch]
+
+UNBOUNDED = 1 << 60
+"""Tokens of an iteration that no batch can reach."""
 
 
-@dataclass(frozen=True)
-class Scheduler:
-    """``schedule`` puts the next batch together. ``admission``, ``block_tokens``: the only ones that the policy has."""
-
-    schedule: Callable[[Queues], Batch]
-    admission: str | None = None
-    block_tokens: int | None = None
-
-    def limits(self, limits: Limits) -> Limits:
-        """The limits as the policy takes them."""
-        if self.block_tokens not in (None, limits.block_tokens):
-            raise ValueError(f"the policy needs block_tokens = {self.block_tokens}, got {limits.block_tokens}")
-        return replace(limits, admission=self.admission) if self.admission else limits
+def scheduler(policy: BatchingPolicy) -> Scheduler:
+    """What puts the batches of a policy together."""
+    if policy.by_future_peak:
+        return looking
+    if policy.drain_first:
+        return drained
+    return prompts_first if policy.prefill_alone else decodes_first
 
 
-SCHEDULERS = {
-    "static": Scheduler(static, "reserve"),  # FasterTransformer
-    "continuous": Scheduler(continuous),  # vLLM v0
-    "orca": Scheduler(orca, "reserve"),
-    "mixed": Scheduler(mixed),  # Splitwise mixed
-    "sarathi": Scheduler(sarathi),
-    "chunked": Scheduler(chunked),  # vLLM v1
-    "lightllm": Scheduler(lightllm, "on_demand", block_tokens=1),
-}
+def limits_under(policy: BatchingPolicy, limits: Limits) -> Limits:
+    """The limits as a policy takes them: its own way to deal out KV, and no token budget where it has none.
+
+    Errors: ValueError for blocks of several tokens under a policy that counts KV by the token.
+    """
+    if policy.by_future_peak and limits.block_tokens != 1:
+        raise ValueError(f"policy {policy.name} needs block_tokens = 1, got {limits.block_tokens}")
+    budget = limits.max_num_batched_tokens if policy.token_budget else UNBOUNDED
+    return replace(
+        limits,
+        admission=policy.admission or limits.admission,
+        max_num_batched_tokens=budget,
+        look_every=limits.look_every or policy.look_every,
+    )

@@ -1,7 +1,10 @@
-"""The token-exact serving engine: one event loop for all configurations."""
+"""The token-exact serving engine: one event loop for all configurations, as two programs.
 
-from evaluator.stations.engine.common.lane import POLICIES, Lane, LaneResult, Policy, Requests
-from evaluator.stations.engine.in_order.program import run_lanes
-from evaluator.stations.engine.in_order.state import Structure
+``in_order`` is the faster one, for replicas that serve requests in the order of arrival; ``any_order`` does the rest:
+KV on demand with preemption, pipelines, other orders of the waiting queue. Both take what they share from ``common``.
+"""
 
-__all__ = ["POLICIES", "Lane", "LaneResult", "Policy", "Requests", "Structure", "run_lanes"]
+from evaluator.stations.engine import any_order, in_order
+from evaluator.stations.engine.common.lane import LaneLimits, LaneResult, Policy, Requests, decisions
+
+__all__ = ["LaneLimits", "LaneResult", "Policy", "Requests", "any_order", "decisions", "in_order"]

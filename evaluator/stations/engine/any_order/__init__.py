@@ -1,6 +1,6 @@
-"""The engine's program for queues in any order."""
+"""The engine's program for queues in any order: KV on demand, pipelines, shares of long prompts, least work first."""
 
-from evaluator.stations.engine.any_order.lane import GENERAL_POLICIES, GeneralLane, GeneralStructure, KvUnits, Rules
-from evaluator.stations.engine.any_order.program import run_general_lanes
+from evaluator.stations.engine.any_order.lane import KvUnits, Lane, Rules, Structure
+from evaluator.stations.engine.any_order.program import run_lanes
 
-__all__ = ["GENERAL_POLICIES", "GeneralLane", "GeneralStructure", "KvUnits", "Rules", "run_general_lanes"]
+__all__ = ["KvUnits", "Lane", "Rules", "Structure", "run_lanes"]

@@ -1,4 +1,4 @@
-"""The end of an iteration, or of a leap over alike ones: tokens, gaps between them, and departures."""
+"""The end of an iteration, or of a leap over iterations of the same batch: tokens, gaps between them, departures."""
 
 from __future__ import annotations
 
@@ -7,183 +7,194 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.cost.iteration import Array
-from evaluator.stations.engine.any_order.groups import add, join, known_tokens, leave
-from evaluator.stations.engine.any_order.lane import GeneralLane, GeneralStructure
+from evaluator.stations.engine.any_order.cohorts import join, known_tokens, leave
+from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.state import State
 from evaluator.stations.engine.common import histogram
-from evaluator.stations.engine.common.lane import Requests
-from evaluator.stations.engine.common.rings import load, read, tagged_count, unmark, write
-from evaluator.stations.engine.in_order.state import NOBODY
+from evaluator.stations.engine.common.arrays import Flag, Float, Int
+from evaluator.stations.engine.common.rings import NONE, add, read, read_once, tagged_count, unmark, write
 
 
 class Landing(NamedTuple):
-    """A batch that comes to its end."""
+    """A batch that has come to its end."""
 
-    group: Array  # int32
-    steps: Array  # int32, of the group; 0 without decodes, or if there is no batch
-    first_end_s: Array  # of the first of them
-    end_s: Array  # of the last
-    completing: Array  # int32, list of requests whose prompts are complete
+    cohort: Int  # whose decodes were in it
+    steps: Int  # that the cohort took; 0 without decodes, or if no batch has ended
+    first_end_s: Float  # end of the first of them
+    end_s: Float  # end of the last
+    completing: Int  # list of requests whose prompts are complete
 
 
-def land(given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, landing: Landing) -> State:
-    """The clock has reached the landing's end."""
-    weight = jnp.where(load(state.sequences.first_token_s, given.lane.measured_from) < jnp.inf, 1.0, 0.0)
+def land(given: Given, state: State, landing: Landing) -> State:
+    """The clock has reached the landing's end: its tokens are handed out, and finished requests leave.
+
+    Gaps count from the first token of the first measured request on, as in the other program.
+    """
+    first_token_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
+    weight = jnp.where(first_token_s < jnp.inf, 1.0, 0.0)
     state = _enter_gaps(state, landing, weight)
-    state = _take_steps(given, requests, structure, state, landing)
-    if structure.pipeline_ranks > 1:
-        state = _come_to_rest(given, requests, structure, state, landing)
-    return _complete_prompts(given, requests, structure, state, landing, weight)
+    state = _take_steps(given, state, landing)
+    state = _depart(given, state, landing)
+    if given.structure.pipeline_ranks > 1:
+        state = _come_to_rest(given, state, landing)
+    return _complete_prompts(given, state, landing, weight)
 
 
-def _enter_gaps(state: State, landing: Landing, weight: Array) -> State:
-    """The gaps that end in the steps: for those who have joined since the last one from a token of their own."""
-    g, steps = landing.group, landing.steps
+def _enter_gaps(state: State, landing: Landing, weight: Float) -> State:
+    """The histogram with the gaps that end in the steps of a landing.
+
+    A sequence that has joined since the cohort's last step has a gap of its own, from its own last token; if its prompt
+    was resident it has no token yet, and its first one comes now. All other gaps start at the end of the last step.
+    """
+    cohort, cohorts, steps = landing.cohort, state.cohorts, landing.steps
     moves = steps > 0
 
-    def enter_first(carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
+    def enter_first(carry: tuple[State, Int, Float]) -> tuple[State, Int, Float]:
         state, i, count = carry
-        bins, sequences = state.itl_histogram, state.sequences
-        first = load(sequences.first_token_s, i)
-        resident = first == jnp.inf  # its first token comes now
-        at = histogram.bin_of(landing.first_end_s - load(sequences.token_s, i))
-        bins = write(bins, at, read(bins, at) + jnp.where(resident, 0.0, weight))
+        sequences = state.sequences
+        first = read_once(sequences.first_token_s, i)
+        resident = first == jnp.inf
+        gap_s = landing.first_end_s - read_once(sequences.token_s, i)
+        bins = histogram.enter(state.itl_histogram, gap_s, jnp.where(resident, 0.0, weight))
         first_token_s = write(sequences.first_token_s, i, jnp.where(resident, landing.first_end_s, first))
         state = state._replace(itl_histogram=bins, sequences=sequences._replace(first_token_s=first_token_s))
-        return state, load(state.next_fresh, i), count + 1.0
+        return state, read_once(state.next_fresh, i), count + 1.0
 
-    start = (state, jnp.where(moves, read(state.groups.fresh, g), NOBODY), jnp.zeros(()))
+    start = (state, jnp.where(moves, read(cohorts.fresh, cohort), NONE), jnp.zeros(()))
     state, _, count = lax.while_loop(lambda carry: carry[1] >= 0, enter_first, start)
-    bins = state.itl_histogram
-    decodes = read(state.groups.decodes, g)
-    at = histogram.bin_of(landing.first_end_s - read(state.groups.gap_from, g))
-    bins = write(bins, at, load(bins, at) + jnp.where(moves, weight * (decodes - count), 0.0))
-    more = jnp.maximum(steps - 1, 0).astype(jnp.float64)
-    at = histogram.bin_of((landing.end_s - landing.first_end_s) / jnp.maximum(more, 1.0))
-    bins = write(bins, at, load(bins, at) + weight * more * decodes)
-    gap_from, fresh = read(state.groups.gap_from, g), read(state.groups.fresh, g)
-    done = moves & (count >= 0.0)  # whoever writes what the loop reads waits for it, see ``load``
+    cohorts, decodes = state.cohorts, read(state.cohorts.decodes, cohort)
+    gap_from, fresh = read(cohorts.gap_from, cohort), read(cohorts.fresh, cohort)
+    others = jnp.where(moves, weight * (decodes - count), 0.0)
+    bins = histogram.enter(state.itl_histogram, landing.first_end_s - gap_from, others)
+    bins = histogram.enter_later_steps(bins, steps, landing.first_end_s, landing.end_s, weight * decodes)
+    # The count makes the write below depend on the loop, which starts from what it overwrites (``common.rings``).
+    done = moves & (count >= 0.0)
     return state._replace(
         itl_histogram=bins,
-        groups=state.groups._replace(
-            gap_from=write(state.groups.gap_from, g, jnp.where(moves, landing.end_s, gap_from)),
-            fresh=write(state.groups.fresh, g, jnp.where(done, NOBODY, fresh)),
+        cohorts=cohorts._replace(
+            gap_from=write(cohorts.gap_from, cohort, jnp.where(moves, landing.end_s, gap_from)),
+            fresh=write(cohorts.fresh, cohort, jnp.where(done, NONE, fresh)),
         ),
     )
 
 
-def _take_steps(
-    given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, landing: Landing
-) -> State:
-    """The group's steps, and the departure of those with their last token."""
-    g, groups = landing.group, state.groups
+def _take_steps(given: Given, state: State, landing: Landing) -> State:
+    """The cohort's sums after its steps: every member has a token more with each."""
+    cohort, cohorts = landing.cohort, state.cohorts
     grown = landing.steps.astype(jnp.float64)
-    step = read(groups.step, g) + landing.steps
-    slot = step % structure.ring
-    cell = g * structure.ring + slot
-    groups = groups._replace(
-        step=write(groups.step, g, step), context=add(groups.context, g, grown * read(groups.decodes, g))
+    step = read(cohorts.step, cohort) + landing.steps
+    cohorts = cohorts._replace(
+        step=write(cohorts.step, cohort, step),
+        context=add(cohorts.context, cohort, grown * read(cohorts.decodes, cohort)),
     )
-    if structure.windowed:
+    if given.structure.windowed:
+        cell = cohort * given.structure.ring + step % given.structure.ring
         full = jnp.where(grown > 0, tagged_count(state.rings.crossing, cell, step), 0.0)
-        groups = groups._replace(
-            window_context=add(groups.window_context, g, grown * read(groups.growing, g)),
-            growing=add(groups.growing, g, -full),
+        cohorts = cohorts._replace(
+            window_context=add(cohorts.window_context, cohort, grown * read(cohorts.growing, cohort)),
+            growing=add(cohorts.growing, cohort, -full),
         )
+    return state._replace(cohorts=cohorts)
 
-    def depart(carry: tuple[State, Array]) -> tuple[State, Array]:
+
+def _depart(given: Given, state: State, landing: Landing) -> State:
+    """The members that leave after the cohort's last step have their last token."""
+    cohort, ring = landing.cohort, given.structure.ring
+    slot = read(state.cohorts.step, cohort) % ring
+    cell = cohort * ring + slot
+
+    def depart(carry: tuple[State, Int]) -> tuple[State, Int]:
         state, i = carry
-        attends = known_tokens(given, requests, i, read(requests.output_tokens, i))
-        groups = state.groups._replace(
-            decodes=add(state.groups.decodes, g, -1.0), context=add(state.groups.context, g, -attends)
+        attends = known_tokens(given, i, read(given.requests.output_tokens, i))
+        cohorts = state.cohorts._replace(
+            decodes=add(state.cohorts.decodes, cohort, -1.0), context=add(state.cohorts.context, cohort, -attends)
         )
-        if structure.windowed:
-            attended = -jnp.minimum(attends, given.lane.window)
-            groups = groups._replace(window_context=add(groups.window_context, g, attended))
-        state = state._replace(
-            groups=groups, sequences=state.sequences._replace(group=write(state.sequences.group, i, NOBODY))
-        )
-        return _finish(requests, structure, state, i, landing.end_s, True), load(state.next_leaving, i)
+        if given.structure.windowed:
+            attended = -jnp.minimum(attends, given.limits.window)
+            cohorts = cohorts._replace(window_context=add(cohorts.window_context, cohort, attended))
+        sequences = state.sequences._replace(cohort=write(state.sequences.cohort, i, NONE))
+        state = state._replace(cohorts=cohorts, sequences=sequences)
+        return _finish(given, state, i, landing.end_s, True), read_once(state.next_leaving, i)
 
-    first = jnp.where(landing.steps > 0, load(state.rings.leaving, cell), NOBODY)
-    state, last = lax.while_loop(lambda carry: carry[1] >= 0, depart, (state._replace(groups=groups), first))
+    first = jnp.where(landing.steps > 0, read_once(state.rings.leaving, cell), NONE)
+    state, end = lax.while_loop(lambda carry: carry[1] >= 0, depart, (state, first))
     rings = state.rings
-    kept = jnp.where(landing.steps > 0, last, load(rings.leaving, cell))
-    rings = rings._replace(leaving=write(rings.leaving, cell, kept))
-    if structure.pipeline_ranks == 1:
+    left = jnp.where(landing.steps > 0, end, read_once(rings.leaving, cell))  # NONE after the walk: an empty list
+    rings = rings._replace(leaving=write(rings.leaving, cell, left))
+    if given.structure.pipeline_ranks == 1:
         rings = rings._replace(events=unmark(rings.events, slot))
     return state._replace(rings=rings)
 
 
-def _come_to_rest(
-    given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, landing: Landing
-) -> State:
-    """The group of a batch from the pipeline is the one at rest if that is empty; else its members join that."""
-    moved, here = landing.group, state.at_rest
+def _come_to_rest(given: Given, state: State, landing: Landing) -> State:
+    """The cohort of a batch from the pipeline may be taken by the next batch.
+
+    If the cohort at rest is empty, the two change places. Otherwise the members join the cohort at rest one by one, in
+    order of admission.
+    """
+    moved, here = landing.cohort, state.at_rest
     lands = landing.steps > 0
-    empty = read(state.groups.decodes, here) == 0
-    slot = state.landed % structure.pipeline_ranks
+    empty = read(state.cohorts.decodes, here) == 0
+    slot = state.landed % given.structure.pipeline_ranks
     swap = lands & empty
     state = state._replace(
         at_rest=jnp.where(swap, moved, here),
-        flights=state.flights._replace(group=write(state.flights.group, slot, jnp.where(swap, here, moved))),
+        flights=state.flights._replace(cohort=write(state.flights.cohort, slot, jnp.where(swap, here, moved))),
     )
 
-    def move(carry: tuple[State, Array]) -> tuple[State, Array]:
+    def move(carry: tuple[State, Int]) -> tuple[State, Int]:
         state, i = carry
-        mine = load(state.sequences.group, i) == moved
-        state = leave(given, requests, structure, state, i, mine)
-        token_s = jnp.where(mine, landing.end_s, load(state.sequences.token_s, i))
+        mine = read_once(state.sequences.cohort, i) == moved
+        state = leave(given, state, i, mine)
+        token_s = jnp.where(mine, landing.end_s, read_once(state.sequences.token_s, i))
         sequences = state.sequences._replace(token_s=write(state.sequences.token_s, i, token_s))
-        state = join(given, requests, structure, state._replace(sequences=sequences), i, mine)
-        return state, load(state.running.newer, i)
+        state = join(given, state._replace(sequences=sequences), i, mine)
+        return state, read_once(state.running.newer, i)
 
-    def left(carry: tuple[State, Array]) -> Array:
+    def left(carry: tuple[State, Int]) -> Flag:
         state, i = carry
-        return lands & ~empty & (i < state.running.sentinel) & (read(state.groups.decodes, moved) > 0)
+        return lands & ~empty & (i < state.running.sentinel) & (read(state.cohorts.decodes, moved) > 0)
 
     return lax.while_loop(left, move, (state, state.running.oldest()))[0]
 
 
-def _complete_prompts(
-    given: GeneralLane, requests: Requests, structure: GeneralStructure, state: State, landing: Landing, weight: Array
-) -> State:
-    """Those whose prompts are complete have a token; after a preemption it ends a gap."""
+def _complete_prompts(given: Given, state: State, landing: Landing, weight: Float) -> State:
+    """Requests whose prompts are complete have a token: their first, or after a preemption one that ends a gap."""
     end_s = landing.end_s
 
-    def complete(carry: tuple[State, Array]) -> tuple[State, Array]:
+    def complete(carry: tuple[State, Int]) -> tuple[State, Int]:
         state, i = carry
-        sequences, bins = state.sequences, state.itl_histogram
-        before = load(sequences.generated, i)
-        generated, token_s = before + 1, load(sequences.token_s, i)
-        at = histogram.bin_of(end_s - token_s)
-        sequences = sequences._replace(
-            generated=write(sequences.generated, i, generated),
-            first_token_s=write(sequences.first_token_s, i, jnp.minimum(load(sequences.first_token_s, i), end_s)),
-            token_s=write(sequences.token_s, i, jnp.where(generated > 0, end_s, token_s)),
-        )
+        sequences = state.sequences
+        before = read_once(sequences.generated, i)
+        generated, token_s = before + 1, read_once(sequences.token_s, i)
+        gaps = jnp.where(before > 0, weight, 0.0)
+        first_token_s = jnp.minimum(read_once(sequences.first_token_s, i), end_s)
         state = state._replace(
-            sequences=sequences, itl_histogram=write(bins, at, load(bins, at) + jnp.where(before > 0, weight, 0.0))
+            itl_histogram=histogram.enter(state.itl_histogram, end_s - token_s, gaps),
+            sequences=sequences._replace(
+                generated=write(sequences.generated, i, generated),
+                first_token_s=write(sequences.first_token_s, i, first_token_s),
+                token_s=write(sequences.token_s, i, jnp.where(generated > 0, end_s, token_s)),
+            ),
         )
-        ends = generated == read(requests.output_tokens, i)
-        state = join(given, requests, structure, state, i, ~ends)
-        return _finish(requests, structure, state, i, end_s, ends), load(state.next_completing, i)
+        ends = generated == read(given.requests.output_tokens, i)
+        state = join(given, state, i, ~ends)
+        return _finish(given, state, i, end_s, ends), read_once(state.next_completing, i)
 
     return lax.while_loop(lambda carry: carry[1] >= 0, complete, (state, landing.completing))[0]
 
 
-def _finish(requests: Requests, structure: GeneralStructure, state: State, i: Array, end_s: Array, on: Array) -> State:
-    """A request has its last token, if ``on``: it gives back its place and KV."""
-    last_token_s = load(state.sequences.last_token_s, i)
+def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> State:
+    """A request has its last token, if ``on``: it gives back its seat and its KV."""
+    last_token_s = read_once(state.sequences.last_token_s, i)
     return state._replace(
         sequences=state.sequences._replace(
             last_token_s=write(state.sequences.last_token_s, i, jnp.where(on, end_s, last_token_s))
         ),
         running=state.running.remove(i, on),
-        by_end=state.by_end.remove(i, on) if structure.peaks else state.by_end,
+        by_end=state.by_end.remove(i, on) if given.structure.peaks else state.by_end,
         running_count=state.running_count - on,
-        kv=state.kv - jnp.where(on, read(requests.kv_units, i), 0),
+        kv=state.kv - jnp.where(on, read(given.requests.kv_units, i), 0),
         finished=state.finished + on,
         waiting=state.waiting._replace(released=state.waiting.released + on),
     )

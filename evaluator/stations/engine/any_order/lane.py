@@ -1,53 +1,68 @@
-"""What a lane of the general program is given beyond ``Lane``: rules that need queues in any order."""
+"""What a lane of this program is given beyond ``LaneLimits``: a cost for each pipeline rank, and scheduling rules."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from evaluator.cost.iteration import Array, IterationCost
+from evaluator.cost.iteration import IterationCost
 from evaluator.cost.kv import KvUnits
-from evaluator.stations.engine.common.lane import POLICIES, Lane, Policy
-
-GENERAL_POLICIES = POLICIES | {
-    "orca": POLICIES["mixed"],  # without a token budget
-    "sarathi": POLICIES["chunked"],  # with the KV of the whole prompt
-    "lightllm": Policy(whole_prompts=True, prefill_alone=True, drain_first=False),  # as it looks at who waits
-}
-
-
-def every_token(kv: KvUnits) -> Array:
-    """Whether every token takes a unit: then it need not be noted who needs one when."""
-    return (kv.block_tokens == 1.0) & (kv.window == 0.0) & (kv.sequence == 0.0)
+from evaluator.stations.engine.common.arrays import Flag, Float, Int, IntPerRequest
+from evaluator.stations.engine.common.lane import LaneLimits, Requests
 
 
 class Rules(NamedTuple):
     """Scheduling beyond first come, first served with all KV reserved; numbers, as in ``Policy``."""
 
-    on_demand: Array  # KV is given as tokens come; who was admitted last is preempted where it runs out
-    whole_kv: Array  # on_demand: a prompt gets the KV of its whole length on admission (Sarathi)
-    watermark_units: Array  # on_demand: an admission leaves this much free
-    long_prefill_tokens: Array  # most prompt tokens of one request in an iteration; infinite: no bound
-    least_work: Array  # who waits with the fewest tokens left goes first
-    look_every: Array  # LightLLM: decode iterations between two looks at who waits, int32; 0: another policy
-    kv: KvUnits
+    on_demand: Flag  # KV is given as tokens come; where it runs out, the request admitted last is preempted
+    whole_kv: Flag  # on_demand: a prompt gets the KV of its whole length on admission (Sarathi)
+    watermark_units: Float  # on_demand: an admission leaves this much free
+    long_prefill_tokens: Float  # most prompt tokens of one request in an iteration; infinite: no bound
+    least_work: Flag  # the waiting request with the fewest tokens left goes first
+    look_every: Int  # LightLLM: decode iterations between two looks at the waiting queue; 0: another policy
+    kv: KvUnits  # each field a Float
 
 
-class GeneralLane(NamedTuple):
-    """One replica. ``pipeline_ranks``: the cost of each pipeline rank; that of ``lane`` is not used.
+class Lane(NamedTuple):
+    """One replica."""
 
-    ``kv_units`` of requests and lane are without what is shared.
-    """
-
-    lane: Lane
-    pipeline_ranks: tuple[IterationCost, ...]
+    pipeline_ranks: tuple[IterationCost, ...]  # the cost of each pipeline rank
+    limits: LaneLimits
     rules: Rules
-    shared_units: Array  # (request + 1,) int32, on_demand: units of a request's prefix that stay and are not counted
+    shared_units: IntPerRequest  # on_demand: units of a request's prefix that stay in the cache and are not counted
 
 
-class GeneralStructure(NamedTuple):
+class Structure(NamedTuple):
     """What is compiled in: everything else is traced."""
 
     ring: int  # steps in the rings, a power of two above the longest output
     windowed: bool  # the model has sliding-window layers
     pipeline_ranks: int  # pipeline ranks, and batches in flight
-    peaks: bool  # some lane admits by its future peak (LightLLM); with one rank only
+    peaks: bool  # some lane admits by its future peak of KV (LightLLM); with one rank only
+
+    def cohorts(self) -> int:
+        """Cohorts of decoding sequences, see ``state.Cohorts``.
+
+        A pipeline has one in each batch in flight and one at rest. Without a pipeline a single one will do, because a
+        batch is formed only after the one before has ended.
+        """
+        return 1 if self.pipeline_ranks == 1 else self.pipeline_ranks + 1
+
+
+class Given(NamedTuple):
+    """All that stays the same during a lane's run: the functions of the loop read it and never change it."""
+
+    pipeline_ranks: tuple[IterationCost, ...]
+    limits: LaneLimits
+    rules: Rules
+    shared_units: IntPerRequest
+    requests: Requests
+    structure: Structure
+
+    def window(self) -> Float | None:
+        """The attention window in tokens; None for a model without windowed layers."""
+        return self.limits.window if self.structure.windowed else None
+
+    def every_token_takes_a_unit(self) -> Flag:
+        """Then the growth of a cohort is its number of decodes, and need not be noted step by step."""
+        kv = self.rules.kv
+        return (kv.block_tokens == 1.0) & (kv.window == 0.0) & (kv.sequence == 0.0)

@@ -1,57 +1,67 @@
-"""LightLLM's admission: who waits comes in if all will fit when they hold most, each going on to its last token."""
+"""LightLLM's admission: a request is admitted if the KV suffices at the future peak of the batch.
+
+Every sequence holds a KV token more with each decode, until it leaves and frees all of it. LightLLM admits a request
+only if at no future moment the running requests and the new one would hold more than the capacity, each of them going
+on to its last token (``_can_add_new_req`` in LightLLM's router; there by ``max_new_tokens``). KV is counted by the
+token.
+
+The peak is just before some request leaves. With the sequences in order of their remaining decodes, most first, the KV
+just before the m-th leaves is what the first m hold now, plus m times the decodes that the m-th has left. The running
+requests are kept in that order (``State.by_end``), so that one walk along them finds the largest.
+"""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.cost.iteration import Array
-from evaluator.stations.engine.any_order.lane import GeneralLane
+from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.state import State
-from evaluator.stations.engine.common.lane import Requests
-from evaluator.stations.engine.common.rings import load, read
+from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int
+from evaluator.stations.engine.common.rings import read, read_once
 
 
-def _held_and_left(given: GeneralLane, requests: Requests, state: State, i: Array) -> tuple[Array, Array]:
-    """Tokens in the KV before the next decode, and decodes to go, int32."""
+def _held_and_left(given: Given, state: State, i: Int) -> tuple[Int, Int]:
+    """Tokens in the KV before the next decode, and decodes to go."""
     sequences = state.sequences
-    decodes = load(sequences.group, i) >= 0
-    elapsed = jnp.where(decodes, state.groups.step[0] - load(sequences.since, i), 0)
-    held = jnp.where(decodes, load(sequences.computed, i) + elapsed, load(sequences.target, i))
-    with_prompt = jnp.where(decodes | given.lane.prompts_resident, 0, 1)
-    return held, read(requests.output_tokens, i) - load(sequences.generated, i) - elapsed - with_prompt
+    decodes = read_once(sequences.cohort, i) >= 0
+    elapsed = jnp.where(decodes, state.cohorts.step[0] - read_once(sequences.since, i), 0)
+    held = jnp.where(decodes, read_once(sequences.computed, i) + elapsed, read_once(sequences.target, i))
+    with_prompt = jnp.where(decodes | given.limits.prompts_resident, 0, 1)  # the first token comes with the prompt
+    output = read(given.requests.output_tokens, i)
+    return held, output - read_once(sequences.generated, i) - elapsed - with_prompt
 
 
-def enter_end(given: GeneralLane, requests: Requests, state: State, i: Array) -> State:
-    """A request that is admitted takes its place among those that run, by the step after which it leaves."""
-    chain, left, looks = state.by_end, _held_and_left(given, requests, state, i)[1], given.rules.look_every > 0
+def enter_end(given: Given, state: State, i: Int) -> State:
+    """A request that is admitted takes its place in ``by_end``, by the decodes it has left.
 
-    def later(other: Array) -> Array:
-        return looks & (other < chain.sentinel) & (_held_and_left(given, requests, state, other)[1] > left)
-
-    last = lax.while_loop(later, lambda other: load(chain.older, other), chain.newest())
-    return state._replace(by_end=chain.insert(i, load(chain.newer, last), looks))
-
-
-def peak_units(given: GeneralLane, requests: Requests, state: State, i: Array, on: Array) -> Array:
-    """Most KV tokens that the running requests and ``i`` will hold at once, if ``on``; a unit is a token.
-
-    KV is largest just before a request leaves. With the sequences in order of their remaining tokens, most first, that
-    is, for each of them, what it and those before it hold now, plus its remaining tokens for every one of them.
+    The order of those in it never changes, since each step takes one decode from all of them.
     """
-    chain, mine = state.by_end, _held_and_left(given, requests, state, i)
+    chain, left, looks = state.by_end, _held_and_left(given, state, i)[1], given.rules.look_every > 0
 
-    def count(carry: tuple[Array, ...], held: Array, left: Array, counts: Array) -> tuple[Array, ...]:
-        members, total, peak = carry
+    def later(other: Int) -> Flag:
+        return looks & (other < chain.sentinel) & (_held_and_left(given, state, other)[1] > left)
+
+    last = lax.while_loop(later, lambda other: read_once(chain.older, other), chain.newest())
+    return state._replace(by_end=chain.insert(i, read_once(chain.newer, last), looks))
+
+
+def peak_units(given: Given, state: State, i: Int, on: Flag) -> Float:
+    """Most KV tokens that the running requests and ``i`` will hold at once, if ``on``; a unit is a token."""
+    chain, mine = state.by_end, _held_and_left(given, state, i)
+
+    def count(sums: tuple[Array, ...], held: Int, left: Int, counts: Flag) -> tuple[Array, ...]:
+        """One more sequence, if ``counts``, with at most as many decodes left as those counted so far."""
+        members, total, peak = sums
         members, total = members + counts, total + jnp.where(counts, held, 0)
         return members, total, jnp.where(counts, jnp.maximum(peak, total + members * left), peak)
 
-    def step(carry: tuple[Array, Array, tuple[Array, ...]]) -> tuple[Array, Array, tuple[Array, ...]]:
+    def step(carry: tuple[Int, Flag, tuple[Array, ...]]) -> tuple[Int, Flag, tuple[Array, ...]]:
         other, entered, sums = carry
-        theirs = _held_and_left(given, requests, state, other)
-        before = ~entered & (theirs[1] <= mine[1])
+        theirs = _held_and_left(given, state, other)
+        before = ~entered & (theirs[1] <= mine[1])  # the new request's place is in front of this one
         sums = count(count(sums, *mine, before), *theirs, True)
-        return load(chain.older, other), entered | before, sums
+        return read_once(chain.older, other), entered | before, sums
 
     zero = jnp.zeros((), jnp.int64)
     on = on & (given.rules.look_every > 0)

@@ -1,4 +1,13 @@
-"""What the loop of a lane carries from trip to trip."""
+"""What the loop of a lane carries from trip to trip.
+
+A request passes through these places. It *waits* (``Waiting``); it is admitted and *running* (``State.running``); while
+no batch has taken the rest of its prompt it is in ``State.prompts``; with its prompt computed it *decodes* as a member
+of a *cohort*; it finishes, or it is *preempted* and waits again.
+
+A cohort is a set of sequences that decode in the same batches. In a pipeline several batches are in flight at once, and
+a sequence cannot be in two of them: its next token needs the one before. So each batch in flight has a cohort of its
+own, and one more cohort is *at rest*: the sequences that the next batch may take.
+"""
 
 from __future__ import annotations
 
@@ -6,163 +15,161 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from evaluator.cost.iteration import Array
 from evaluator.stations.engine.any_order.chains import Chain
-from evaluator.stations.engine.any_order.lane import GeneralLane, GeneralStructure
+from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.common import histogram
-from evaluator.stations.engine.common.lane import Requests
-from evaluator.stations.engine.common.rings import WORD
-from evaluator.stations.engine.in_order.state import NOBODY, no_peaks
+from evaluator.stations.engine.common.arrays import (
+    Bins,
+    Flag,
+    FlagPerRank,
+    Float,
+    FloatPerCohort,
+    FloatPerRank,
+    FloatPerRequest,
+    Heap,
+    Int,
+    IntPerCohort,
+    IntPerRank,
+    IntPerRequest,
+    Peaks,
+    StepBits,
+    StepCounts,
+    StepLists,
+)
+from evaluator.stations.engine.common.leap import no_peaks
+from evaluator.stations.engine.common.prompts import PromptSums
+from evaluator.stations.engine.common.rings import NONE, WORD
 
 
 class Waiting(NamedTuple):
-    """Who waits: a heap of those that have a place of their own, and behind it the arrivals, in order."""
+    """The waiting queue: a heap of requests with a priority, and behind it the arrivals, in order."""
 
-    heap: Array  # (request + 2,) int64, rank << 32 | request
-    size: Array  # int32
-    arrived: Array  # int32, the next request to come that was never in the heap nor admitted
-    released: Array  # int32, closed loop: requests sent so far
+    heap: Heap
+    size: Int  # entries of the heap
+    arrived: Int  # the next request that was neither in the heap nor admitted yet
+    released: Int  # closed loop: requests sent so far
 
 
 class Sequences(NamedTuple):
-    """What has happened to each request so far, (request + 1,), int32 unless said; decoding, as of ``since``."""
+    """What has happened to each request so far; for a decoding sequence, up to the step at which it joined.
 
-    computed: Array  # tokens whose KV is there or is being computed
-    target: Array  # tokens whose KV must be there before the next output token comes
-    generated: Array  # output tokens
-    group: Array  # the sequences that it decodes with, or NOBODY
-    since: Array  # the step of that group at which it joined
-    flight: Array  # the last batch that computed a chunk of its prompt
-    admission: Array  # how many were admitted before it
-    token_s: Array  # float64, when its last token came, if it has joined since or waits
-    scheduled_s: Array  # float64
-    first_token_s: Array  # float64
-    last_token_s: Array  # float64
+    A step adds a token to every member of a cohort. It would be slow to write that down for each of them, so a member
+    keeps the numbers it joined with and the step ``since``, and what it has now follows from the cohort's step.
+    """
+
+    computed: IntPerRequest  # tokens whose KV is there or is being computed
+    target: IntPerRequest  # tokens whose KV must be there before the next output token comes
+    generated: IntPerRequest  # output tokens
+    cohort: IntPerRequest  # the cohort that it decodes with, or NONE
+    since: IntPerRequest  # the step of that cohort at which it joined
+    flight: IntPerRequest  # number of the last batch that computed a chunk of its prompt
+    admission: IntPerRequest  # how many were admitted before it
+    token_s: FloatPerRequest  # when its last token came, if it has joined since or waits
+    scheduled_s: FloatPerRequest
+    first_token_s: FloatPerRequest
+    last_token_s: FloatPerRequest
 
 
-class Groups(NamedTuple):
-    """Sequences that decode together, (group,): one group in each batch in flight and one at rest."""
+class Cohorts(NamedTuple):
+    """Sums over the members of each cohort."""
 
-    step: Array  # int32, steps done
-    decodes: Array
-    context: Array  # tokens that they attend to in the next step, summed
-    window_context: Array
-    growing: Array  # members whose windowed context still grows
-    gap_from: Array  # end of the last step
-    fresh: Array  # int32, list of those that have joined since
+    step: IntPerCohort  # steps done
+    decodes: FloatPerCohort  # members
+    context: FloatPerCohort  # tokens that they attend to in the next step
+    window_context: FloatPerCohort  # the same in windowed layers
+    growing: FloatPerCohort  # members whose windowed context still grows
+    gap_from: FloatPerCohort  # end of the last step
+    fresh: IntPerCohort  # list of members that have joined since the last step; ``next_fresh`` has the links
 
 
 class Rings(NamedTuple):
-    """By group and step, as in ``engine.common.rings``; a last cell takes writes that are not meant."""
+    """By cohort and step, as explained in ``common.rings``; cell ``cohort * ring + step % ring``."""
 
-    events: Array  # uint64, one group only: a bit per step at which something changes
-    leaving: Array  # int32, lists of requests by the step after which they leave
-    crossing: Array  # int64, tagged counts of those whose window is full at that step
-    growth: Array  # int64, tagged counts of KV units that the step needs more than the one before
+    events: StepBits  # steps at whose end the batch changes; only leaps look at them, so with one cohort only
+    leaving: StepLists  # requests that leave at the end of a step; ``next_leaving`` has the links
+    crossing: StepCounts  # members whose window is full at that step; a single cell without windowed layers
+    growth: StepCounts  # KV units that the step needs more than the one before, with KV on demand
 
 
 class Flights(NamedTuple):
-    """Batches on their way through the pipeline, by number modulo ranks, (rank,)."""
+    """Batches on their way through the pipeline; batch number ``n`` has cell ``n % ranks``."""
 
-    end_s: Array
-    decodes: Array  # bool: its group takes a step
-    group: Array  # int32; without decodes an empty one
-    completing: Array  # int32, list of requests whose prompts are complete with it
+    end_s: FloatPerRank
+    decodes: FlagPerRank  # its cohort takes a step
+    cohort: IntPerRank  # without decodes an empty one
+    completing: IntPerRank  # list of requests whose prompts are complete with it
 
 
 class Batch(NamedTuple):
-    """The batch that is being put together: sums for its time, and what happened meanwhile."""
+    """The batch that is being formed: sums for its time, and what happened meanwhile."""
 
-    tokens: Array
-    sequences: Array
-    area: Array
-    window_area: Array
-    context: Array
-    window_context: Array
-    decodes: Array  # sequences that take a token of the budget
-    completing: Array  # int32, list of requests whose prompts are complete with it
-    admitted: Array  # int32
-    short: Array  # somebody did not get KV at once: nobody new comes in
-    preempted: Array  # somebody was preempted
-    grown: Array  # decodes have the KV of their next token
+    prompts: PromptSums
+    decodes: Float  # sequences that take a token of the budget
+    completing: Int  # list of requests whose prompts are complete with it; ``next_completing`` has the links
+    admitted: Int
+    short: Flag  # some running request did not get KV at once: no new request is admitted
+    preempted: Flag  # some request was preempted
+    grown: Flag  # the decodes have the KV of their next token
 
 
 class State(NamedTuple):
-    """A lane between two trips. Scalars are float64 (times, token and unit counts) or int32 (requests, steps)."""
+    """A lane between two trips."""
 
-    clock: Array
-    stuck: Array  # nobody runs, nobody comes, and who waits cannot be admitted
+    clock: Float
+    stuck: Flag  # nothing runs and no arrival is left that could be admitted: the lane never finishes
     waiting: Waiting
     sequences: Sequences
-    running: Chain  # admitted, in that order
+    running: Chain  # admitted requests, oldest admission first
     prompts: Chain  # those of them with prompt tokens that no batch has taken
     by_end: Chain  # the running ones by their last step, if the structure has peaks
-    groups: Groups
+    cohorts: Cohorts
     rings: Rings
-    at_rest: Array  # int32, the group that no batch in flight has
+    at_rest: Int  # the cohort that no batch in flight has
     flights: Flights
-    sent: Array  # int32, batches
-    landed: Array
-    free_s: Array  # (rank,) when each rank is free
+    sent: Int  # batches that have started
+    landed: Int  # batches that have ended
+    free_s: FloatPerRank  # when each pipeline rank is free
     batch: Batch
-    next_leaving: Array  # links of the lists, (request + 1,) int32
-    next_fresh: Array
-    next_completing: Array
-    running_count: Array
-    admissions: Array  # int32
-    finished: Array  # int32
-    preemptions: Array  # int32
-    decode_iterations: Array  # int32
-    looked_at: Array  # int32, LightLLM: decode iterations when somebody was admitted last
-    kv: Array  # units in use
-    kv_max: Array
-    kv_unit_s: Array
-    busy_s: Array
-    iterations: Array
-    experts_touched: Array
-    peaks: Array  # as in the other program's state; without a pipeline only
-    itl_histogram: Array  # (bin,)
+    next_leaving: IntPerRequest
+    next_fresh: IntPerRequest
+    next_completing: IntPerRequest
+    running_count: Float
+    admissions: Int
+    finished: Int
+    preemptions: Int
+    decode_iterations: Int
+    looked_at: Int  # LightLLM: ``decode_iterations`` at the last admission
+    kv: Float  # units in use
+    kv_max: Float
+    kv_unit_s: Float
+    busy_s: Float
+    iterations: Float
+    experts_touched: Float
+    peaks: Peaks  # without a pipeline only
+    itl_histogram: Bins
 
 
 def no_batch() -> Batch:
-    """Nobody is in it yet."""
+    """An empty batch."""
     zero, false = jnp.zeros((), jnp.float64), jnp.zeros((), bool)
-    return Batch(*(zero,) * 7, jnp.int32(NOBODY), jnp.int32(0), false, false, false)
+    return Batch(PromptSums.empty(), zero, jnp.int32(NONE), jnp.int32(0), false, false, false)
 
 
-def initial_state(given: GeneralLane, requests: Requests, structure: GeneralStructure) -> State:
+def initial_state(given: Given) -> State:
     """An idle lane at time 0."""
-    slots, ring, pipeline_ranks = requests.arrival_s.shape[0], structure.ring, structure.pipeline_ranks
-    groups = group_count(structure)
+    slots = given.requests.arrival_s.shape[0]
     zero, number = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32)
-    numbers, nobody = jnp.zeros(slots, jnp.int32), jnp.full(slots, NOBODY, jnp.int32)
-    never, sums = jnp.full(slots, jnp.inf), jnp.zeros(groups)
-    sentinel = slots - 1 + jnp.minimum(given.lane.requests, 0)
-    tags = jnp.zeros(groups * ring + 1, jnp.int64)
+    none = jnp.full(slots, NONE, jnp.int32)
+    sentinel = slots - 1 + jnp.minimum(given.limits.requests, 0)  # traced, because ``Chain`` reads at it
     return State(
         clock=zero, stuck=jnp.zeros((), bool),
-        waiting=Waiting(jnp.zeros(slots + 1, jnp.int64), number, number, given.lane.users),
-        sequences=Sequences(
-            requests.prompt_tokens - requests.compute_tokens, requests.prompt_tokens + 0, numbers, nobody, numbers,
-            nobody, numbers, jnp.zeros(slots), never, never, never,
-        ),
+        waiting=Waiting(jnp.zeros(slots + 1, jnp.int64), number, number, given.limits.users),
+        sequences=_initial_sequences(given),
         running=Chain.empty(slots, sentinel), prompts=Chain.empty(slots, sentinel),
-        by_end=Chain.empty(slots if structure.peaks else 1, sentinel),
-        groups=Groups(
-            jnp.zeros(groups, jnp.int32), sums, sums, sums, sums, sums, jnp.full(groups, NOBODY, jnp.int32)
-        ),
-        rings=Rings(
-            jnp.zeros(groups * ring // WORD, jnp.uint64), jnp.full(groups * ring + 1, NOBODY, jnp.int32),
-            tags if structure.windowed else tags[:1], tags,
-        ),
-        at_rest=number,
-        flights=Flights(
-            jnp.full(pipeline_ranks, jnp.inf), jnp.zeros(pipeline_ranks, bool),
-            jnp.arange(1, pipeline_ranks + 1, dtype=jnp.int32),
-            jnp.full(pipeline_ranks, NOBODY, jnp.int32),
-        ),
-        sent=number, landed=number, free_s=jnp.zeros(pipeline_ranks), batch=no_batch(),
-        next_leaving=nobody, next_fresh=nobody, next_completing=nobody,
+        by_end=Chain.empty(slots if given.structure.peaks else 1, sentinel),
+        cohorts=_initial_cohorts(given), rings=_initial_rings(given), at_rest=number, flights=_initial_flights(given),
+        sent=number, landed=number, free_s=jnp.zeros(given.structure.pipeline_ranks), batch=no_batch(),
+        next_leaving=none, next_fresh=none, next_completing=none,
         running_count=zero, admissions=number, finished=number, preemptions=number, decode_iterations=number,
         looked_at=number, kv=zero, kv_max=zero, kv_unit_s=zero, busy_s=zero, iterations=zero, experts_touched=zero,
         peaks=no_peaks(given.pipeline_ranks[0]),
@@ -170,6 +177,41 @@ def initial_state(given: GeneralLane, requests: Requests, structure: GeneralStru
     )  # fmt: skip
 
 
-def group_count(structure: GeneralStructure) -> int:
-    """Groups of decoding sequences: without a pipeline the one group is never at rest and in flight at once."""
-    return 1 if structure.pipeline_ranks == 1 else structure.pipeline_ranks + 1
+def _initial_sequences(given: Given) -> Sequences:
+    requests = given.requests
+    slots = requests.arrival_s.shape[0]
+    zeros, none = jnp.zeros(slots, jnp.int32), jnp.full(slots, NONE, jnp.int32)
+    never = jnp.full(slots, jnp.inf)
+    return Sequences(
+        computed=requests.prompt_tokens - requests.compute_tokens, target=requests.prompt_tokens + 0, generated=zeros,
+        cohort=none, since=zeros, flight=none, admission=zeros,
+        token_s=jnp.zeros(slots), scheduled_s=never, first_token_s=never, last_token_s=never,
+    )  # fmt: skip
+
+
+def _initial_cohorts(given: Given) -> Cohorts:
+    count = given.structure.cohorts()
+    sums = jnp.zeros(count)
+    return Cohorts(jnp.zeros(count, jnp.int32), sums, sums, sums, sums, sums, jnp.full(count, NONE, jnp.int32))
+
+
+def _initial_rings(given: Given) -> Rings:
+    cells = given.structure.cohorts() * given.structure.ring
+    counts = jnp.zeros(cells + 1, jnp.int64)
+    return Rings(
+        events=jnp.zeros(cells // WORD, jnp.uint64),
+        leaving=jnp.full(cells + 1, NONE, jnp.int32),
+        crossing=counts if given.structure.windowed else counts[:1],
+        growth=counts,
+    )
+
+
+def _initial_flights(given: Given) -> Flights:
+    """No batch in flight; cohort 0 is at rest and each cell of a flight has one of the others."""
+    ranks = given.structure.pipeline_ranks
+    return Flights(
+        end_s=jnp.full(ranks, jnp.inf),
+        decodes=jnp.zeros(ranks, bool),
+        cohort=jnp.arange(1, ranks + 1, dtype=jnp.int32),
+        completing=jnp.full(ranks, NONE, jnp.int32),
+    )

@@ -1,7 +1,10 @@
-"""Who waits, and which of them is looked at first; those behind wait, even where they would fit.
+"""The waiting queue. Only its head is looked at: requests behind it wait, even where they would fit.
 
-First come, first served: arrivals in order, and before them a stack of preempted requests. Least work left: all wait in
-the heap, by the tokens that are left to compute and to generate, ties by number.
+First come, first served: arrivals in order, and in front of them a stack of preempted requests, the last preempted on
+top (vLLM prepends a preempted request to the waiting queue). Least work left: all waiting requests are in the heap, by
+the tokens that are left to compute and to generate, ties by request number.
+
+The heap is a binary one in an array; an entry is ``priority << 32 | request``, and the smallest entry goes first.
 """
 
 from __future__ import annotations
@@ -9,94 +12,96 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.cost.iteration import Array
-from evaluator.stations.engine.any_order.lane import GeneralLane
+from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.state import Sequences, State, Waiting
-from evaluator.stations.engine.common.lane import Requests
-from evaluator.stations.engine.common.rings import load, read, write
+from evaluator.stations.engine.common.arrays import Array, Flag, Float, Heap, Int
+from evaluator.stations.engine.common.rings import read, read_once, write
 
 
-def next_arrival(given: GeneralLane, requests: Requests, waiting: Waiting) -> Array:
-    """When the next request comes that is not here, infinite if none will before another has finished."""
-    comes = waiting.arrived < jnp.minimum(waiting.released, given.lane.requests)
-    return jnp.where(comes, read(requests.arrival_s, waiting.arrived), jnp.inf)
+def next_arrival(given: Given, waiting: Waiting) -> Float:
+    """When the next request arrives that is not here yet; infinite if none will before another has finished."""
+    comes = waiting.arrived < jnp.minimum(waiting.released, given.limits.requests)
+    return jnp.where(comes, read(given.requests.arrival_s, waiting.arrived), jnp.inf)
 
 
-def head(waiting: Waiting) -> Array:
-    """The request that is looked at first, if anybody waits."""
-    first = load(waiting.heap, jnp.minimum(waiting.size, 0))
+def head(waiting: Waiting) -> Int:
+    """The head of the waiting queue, if it is not empty."""
+    first = read_once(waiting.heap, jnp.minimum(waiting.size, 0))
     return jnp.where(waiting.size > 0, first.astype(jnp.int32), waiting.arrived)
 
 
-def anybody(given: GeneralLane, requests: Requests, state: State) -> Array:
-    """Somebody waits."""
-    return (state.waiting.size > 0) | (next_arrival(given, requests, state.waiting) <= state.clock)
+def any_waiting(given: Given, state: State) -> Flag:
+    """The waiting queue is not empty."""
+    return (state.waiting.size > 0) | (next_arrival(given, state.waiting) <= state.clock)
 
 
-def arrive(given: GeneralLane, requests: Requests, state: State) -> State:
-    """With a rank by work, who has come takes its place in the heap."""
+def arrive(given: Given, state: State) -> State:
+    """Under least work left, requests that have arrived by now take their place in the heap."""
 
-    def comes(waiting: Waiting) -> Array:
-        return given.rules.least_work & (next_arrival(given, requests, waiting) <= state.clock)
+    def arrived(waiting: Waiting) -> Flag:
+        return given.rules.least_work & (next_arrival(given, waiting) <= state.clock)
 
     def enter(waiting: Waiting) -> Waiting:
         i = waiting.arrived
-        return _push(waiting, _work(requests, state.sequences, i), i)._replace(arrived=i + 1)
+        return _push(waiting, _work(given, state.sequences, i), i)._replace(arrived=i + 1)
 
-    return state._replace(waiting=lax.while_loop(comes, enter, state.waiting))
-
-
-def go_back(given: GeneralLane, requests: Requests, state: State, i: Array) -> State:
-    """A preempted request waits again: before all others, or by its work. ``preemptions`` counts it already."""
-    work = _work(requests, state.sequences, i)
-    rank = jnp.where(given.rules.least_work, work, -state.preemptions)
-    return state._replace(waiting=_push(state.waiting, rank, i))
+    return state._replace(waiting=lax.while_loop(arrived, enter, state.waiting))
 
 
-def pop(waiting: Waiting, i: Array) -> Waiting:
-    """Without the head, which is ``i``."""
-    ranked = waiting.size > 0
-    heap, size = waiting.heap, waiting.size - ranked
-    moved = load(heap, size + jnp.minimum(i, 0))  # after the head was read
+def go_back(given: Given, state: State, i: Int) -> State:
+    """A preempted request waits again: in front of all others, or by its work.
 
-    def smaller_child(heap: Array, place: Array) -> tuple[Array, Array]:
+    The number of preemptions so far, which counts this one already, makes the priority of a stack.
+    """
+    work = _work(given, state.sequences, i)
+    priority = jnp.where(given.rules.least_work, work, -state.preemptions)
+    return state._replace(waiting=_push(state.waiting, priority, i))
+
+
+def pop(waiting: Waiting, i: Int) -> Waiting:
+    """The waiting queue without its head, which is ``i``."""
+    in_heap = waiting.size > 0
+    heap, size = waiting.heap, waiting.size - in_heap
+    moved = read_once(heap, size + jnp.minimum(i, 0))  # with ``i``, so that it is read after the head was
+
+    def smaller_child(heap: Heap, place: Int) -> tuple[Int, Array]:
         left = 2 * place + 1
-        first, second = load(heap, left), load(heap, left + 1)
+        first, second = read_once(heap, left), read_once(heap, left + 1)
         right = (left + 1 < size) & (second < first)
         return left + right, jnp.where(right, second, first)
 
-    def sinks(carry: tuple[Array, Array]) -> Array:
+    def sinks(carry: tuple[Int, Heap]) -> Flag:
         place, heap = carry
         return (2 * place + 1 < size) & (smaller_child(heap, place)[1] < moved)
 
-    def sink(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def sink(carry: tuple[Int, Heap]) -> tuple[Int, Heap]:
         place, heap = carry
         child, value = smaller_child(heap, place)
         return child, write(heap, place, value)
 
     place, heap = lax.while_loop(sinks, sink, (jnp.int32(0), heap))
-    return waiting._replace(heap=write(heap, place, moved), size=size, arrived=waiting.arrived + ~ranked)
+    return waiting._replace(heap=write(heap, place, moved), size=size, arrived=waiting.arrived + ~in_heap)
 
 
-def _push(waiting: Waiting, rank: Array, i: Array) -> Waiting:
-    """With ``i`` at its rank; ties by number."""
-    entry = (rank.astype(jnp.int64) << 32) | i.astype(jnp.int64)
+def _push(waiting: Waiting, priority: Int, i: Int) -> Waiting:
+    """With ``i`` in the heap at its priority; ties by request number."""
+    entry = (priority.astype(jnp.int64) << 32) | i.astype(jnp.int64)
 
-    def rises(carry: tuple[Array, Array]) -> Array:
+    def rises(carry: tuple[Int, Heap]) -> Flag:
         place, heap = carry
-        return (place > 0) & (load(heap, (place - 1) // 2) > entry)
+        return (place > 0) & (read_once(heap, (place - 1) // 2) > entry)
 
-    def rise(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def rise(carry: tuple[Int, Heap]) -> tuple[Int, Heap]:
         place, heap = carry
         parent = (place - 1) // 2
-        return parent, write(heap, place, load(heap, parent))
+        return parent, write(heap, place, read_once(heap, parent))
 
     place, heap = lax.while_loop(rises, rise, (waiting.size, waiting.heap))
     return waiting._replace(heap=write(heap, place, entry), size=waiting.size + 1)
 
 
-def _work(requests: Requests, sequences: Sequences, i: Array) -> Array:
+def _work(given: Given, sequences: Sequences, i: Int) -> Int:
     """Tokens left to compute and to generate."""
-    target = load(sequences.target, i)
-    computed = jnp.minimum(load(sequences.computed, i), target)
-    return target - computed + read(requests.output_tokens, i) - load(sequences.generated, i)
+    target = read_once(sequences.target, i)
+    computed = jnp.minimum(read_once(sequences.computed, i), target)
+    return target - computed + read(given.requests.output_tokens, i) - read_once(sequences.generated, i)

@@ -1,1 +1,1 @@
-"""What both programs of the engine share: lanes and requests, rings of steps, the histogram of gaps."""
+"""What both programs of the engine share: a lane's limits and requests, arrays, rings of steps, leaps, gaps."""

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from evaluator.cost.iteration import Array
+from evaluator.stations.engine.common.arrays import Array, Bins, Float, Int
+from evaluator.stations.engine.common.rings import read, write
 
 RELATIVE_ERROR = 1 / 128
 _BITS = 6
@@ -28,6 +29,18 @@ def bin_of(gap_s: Array) -> Array:
     """Bin number (int32) of a gap in seconds; what lies outside falls into the first or last bin."""
     bits = lax.bitcast_convert_type(jnp.asarray(gap_s, jnp.float64), jnp.int64)
     return jnp.clip((bits >> (52 - _BITS)) - _OFFSET, 0, BINS - 1).astype(jnp.int32)
+
+
+def enter(bins: Bins, gap_s: Float, count: Float) -> Bins:
+    """The histogram with ``count`` more gaps of ``gap_s``."""
+    at = bin_of(gap_s)
+    return write(bins, at, read(bins, at) + count)
+
+
+def enter_later_steps(bins: Bins, steps: Int, first_end_s: Float, end_s: Float, decodes: Float) -> Bins:
+    """The histogram with the gaps of a leap's steps after the first, each of ``decodes`` sequences, at their mean."""
+    more = jnp.maximum(steps - 1, 0).astype(jnp.float64)
+    return enter(bins, (end_s - first_end_s) / jnp.maximum(more, 1.0), decodes * more)
 
 
 @cache

@@ -2,63 +2,94 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
-from evaluator.cost.iteration import Array, IterationCost
+import jax
+import numpy as np
+from jax import lax
+
+from evaluator.policies import BatchingPolicy
+from evaluator.stations.engine.common.arrays import (
+    Bins,
+    Flag,
+    Float,
+    FloatPerRequest,
+    Int,
+    IntPerRequest,
+    Peaks,
+    RequestTimes,
+)
 
 
 class Policy(NamedTuple):
-    """A batching policy as three decisions; numbers, not structure, so lanes of all policies share one program."""
+    """A batching policy as three decisions; numbers, not structure, so lanes of all policies share one program.
 
-    whole_prompts: Array  # a prompt is computed in one iteration (else in chunks that fill the token budget)
-    prefill_alone: Array  # decodes wait while an iteration computes prompts (else they share it)
-    drain_first: Array  # nothing is admitted before every running request has finished
+    The fields are those of ``policies.BatchingPolicy`` by the same names.
+    """
 
-
-POLICIES = {
-    "static": Policy(whole_prompts=True, prefill_alone=True, drain_first=True),  # FasterTransformer
-    "continuous": Policy(whole_prompts=True, prefill_alone=True, drain_first=False),  # Orca, vLLM v0
-    "chunked": Policy(whole_prompts=False, prefill_alone=False, drain_first=False),  # Sarathi, vLLM v1
-    "mixed": Policy(whole_prompts=True, prefill_alone=False, drain_first=False),  # Splitwise mixed
-}
+    whole_prompts: Flag  # a prompt is computed in one iteration (else in chunks that fill the token budget)
+    prefill_alone: Flag  # decodes wait while an iteration computes prompts (else they share it)
+    drain_first: Flag  # nothing is admitted before every running request has finished
 
 
-class Lane(NamedTuple):
-    """One replica. Every field is a scalar; with a leading ``lane`` axis it is a batch of replicas."""
+def decisions(policies: Sequence[BatchingPolicy]) -> Policy:
+    """The decisions of the policy of each lane, bool (lane,)."""
+    columns = ([getattr(policy, name) for policy in policies] for name in Policy._fields)
+    return Policy(*(np.array(column, dtype=bool) for column in columns))
 
-    cost: IterationCost
+
+class LaneLimits(NamedTuple):
+    """What both programs are told of one replica besides its cost: its policy and role, its limits, its load."""
+
     policy: Policy
-    prompts_resident: Array  # decode-only role: the prompts' KV is already here, nothing is prefilled
-    max_num_seqs: Array  # float64
-    max_num_batched_tokens: Array  # float64
-    kv_units: Array  # float64, capacity in units of the KV layout (blocks of full attention)
-    window: Array  # float64, attention window in tokens (ignored without windowed layers)
-    users: Array  # int32, closed loop: requests in flight; a number >= requests means open loop
-    requests: Array  # int32, how many of the request slots are real
-    measured_from: Array  # int32, requests before this one are warm-up
+    prompts_resident: Flag  # decode-only role: the prompts' KV is already here, nothing is prefilled
+    max_num_seqs: Float
+    max_num_batched_tokens: Float  # the token budget of an iteration
+    kv_units: Float  # capacity in units of the KV layout (blocks of full attention), without what requests share
+    window: Float  # attention window in tokens (ignored without windowed layers)
+    users: Int  # closed loop: requests in flight; a number >= requests means open loop
+    requests: Int  # how many of the request slots are real
+    measured_from: Int  # requests before this one are warm-up
 
 
 class Requests(NamedTuple):
-    """The lane's requests in order of arrival, (request + 1,): the last slot is padding with an infinite arrival."""
+    """The lane's requests in order of arrival; the slots behind ``LaneLimits.requests`` have an infinite arrival."""
 
-    arrival_s: Array  # float64
-    compute_tokens: Array  # int32, prompt tokens to compute: all but the cached prefix; 0 where prompts are resident
-    prompt_tokens: Array  # int32
-    output_tokens: Array  # int32
-    kv_units: Array  # int32, KV that the finished request occupies; reserved on admission
+    arrival_s: FloatPerRequest
+    compute_tokens: IntPerRequest  # prompt tokens to compute: all but the cached prefix; 0 where prompts are resident
+    prompt_tokens: IntPerRequest
+    output_tokens: IntPerRequest
+    kv_units: IntPerRequest  # KV of the finished request, without what it shares; reserved on admission, or on demand
 
 
 class LaneResult(NamedTuple):
-    """Times are absolute seconds (request,); infinite for a request that could never be admitted."""
+    """What a lane gives back. Times are absolute; infinite for a request that could never be admitted."""
 
-    scheduled_s: Array
-    first_token_s: Array
-    last_token_s: Array
-    busy_s: Array
-    iterations: Array
-    kv_units_max: Array
-    kv_unit_s: Array  # units in use, integrated over time
-    preemptions: Array  # how often a running request had to give up its KV
-    experts_touched: Array  # sum over iterations of the fraction of experts touched; 0 without experts
-    peaks: Array  # (quantity,) largest of each, ``quantities.PEAKS``, under a fitted cost; (0,) under the roofline
-    itl_histogram: Array  # (bin,) gaps between tokens, see ``histogram``
+    scheduled_s: RequestTimes  # start of the first iteration that takes part of it
+    first_token_s: RequestTimes
+    last_token_s: RequestTimes
+    busy_s: Float  # time with a batch running
+    iterations: Float
+    kv_units_max: Float
+    kv_unit_s: Float  # units in use, integrated over time
+    preemptions: Int  # how often a running request had to give up its KV
+    experts_touched: Float  # sum over iterations of the fraction of experts touched; 0 without experts
+    peaks: Peaks  # largest of each of ``quantities.PEAKS`` under a fitted cost; empty under the roofline
+    itl_histogram: Bins  # gaps between tokens, see ``histogram``
+
+
+Lanes = TypeVar("Lanes")
+
+
+def over_lanes(
+    run: Callable[[Lanes, Requests], LaneResult], lanes: Lanes, requests: Requests, vectorise: bool
+) -> LaneResult:
+    """``run`` on each lane of a batch; inputs and the result have a leading ``lane`` axis.
+
+    ``vectorise`` runs all lanes in step by ``vmap``, for accelerators; else they run one after another, because on a
+    CPU a loop over scalars is the fastest. The numbers are the same to rounding.
+    """
+    if vectorise:
+        return jax.vmap(run)(lanes, requests)
+    return lax.map(lambda pair: run(*pair), (lanes, requests))

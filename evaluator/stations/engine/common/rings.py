@@ -1,7 +1,23 @@
-"""Small arrays inside the loop: one element read or written, and the ring of steps with an event.
+"""How the event loop reads and writes its arrays, and the ring of steps.
 
-A ring holds one cell per step (see ``program``) and is longer than the longest output, so that no two steps to come
-share a cell. ``events`` has one bit per step, in words of 64.
+Two conventions hold in every function of both programs.
+
+*Masked writes.* A write that is not wanted in this trip is made all the same: into a padding cell that is never read as
+data (the slot behind the requests, the last cell of a ring), or with the value that was there before. So the code needs
+no branch, which would cost more than the write, and which ``vmap`` turns into both sides anyway. Functions with a
+parameter ``on`` leave the state as it is where ``on`` is false.
+
+*Who may read an array when.* XLA updates an array of a loop in place only if nothing still needs its old content. A
+plain ``read`` is an expression that XLA may repeat in every computation that uses its value; if one of them runs after
+a write, XLA copies the whole array on every trip, and the loop becomes slower by the length of the array. Therefore
+
+1. an array is written first and read after within a trip, where that is possible; else
+2. the value written depends on the value read, so that XLA sees their order; else
+3. the value is read by ``read_once``, which XLA does not repeat.
+
+A ring holds one cell per step (a step is an iteration in which decodes take part, see ``in_order.program``) and is
+longer than the longest output, so that no two steps to come share a cell. ``events`` has one bit per step, in words of
+64.
 """
 
 from __future__ import annotations
@@ -9,69 +25,86 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.cost.iteration import Array
+from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int, StepBits, StepCounts
 
+NONE = -1
+"""In place of a number: no request (the end of a linked list), no cohort, no batch."""
 WORD = 64
 
 
-def read(array: Array, index: Array) -> Array:
-    """The element at ``index``."""
+def read(array: Array, index: Int) -> Array:
+    """The element at ``index``; XLA may evaluate it more than once, see the head of this module."""
     return lax.dynamic_slice(array, (index,), (1,))[0]
 
 
-def write(array: Array, index: Array, value: Array) -> Array:
+def read_once(array: Array, index: Int) -> Array:
+    """The element at ``index``, evaluated at one point of the program; ``index`` is not negative.
+
+    XLA never evaluates a conditional twice, and the condition cannot be simplified away because XLA does not know that
+    the index is not negative. With an index that is a constant of the program it would be: then use a traced one.
+    """
+    return lax.cond(index >= 0, lambda: read(array, index), lambda: jnp.zeros((), array.dtype))
+
+
+def write(array: Array, index: Int, value: Array) -> Array:
     """The array with ``value`` at ``index``, in the array's dtype; in place inside a compiled loop."""
     return lax.dynamic_update_slice(array, jnp.asarray(value, array.dtype)[None], (index,))
 
 
-def bit(slot: Array) -> Array:
-    """The bit of a slot in its word."""
-    return jnp.uint64(1) << (slot % WORD).astype(jnp.uint64)
+def add(array: Array, index: Int, value: Array) -> Array:
+    """The array with ``value`` more at ``index``."""
+    return write(array, index, read_once(array, index) + value)
 
 
-def mark(events: Array, slot: Array, on: Array) -> Array:
+# -- events: a bit per step
+
+
+def mark(events: StepBits, slot: Int, on: Flag) -> StepBits:
     """The ring with an event at ``slot``, if ``on``."""
     word = read(events, slot // WORD)
-    return write(events, slot // WORD, word | jnp.where(on, bit(slot), jnp.uint64(0)))
+    return write(events, slot // WORD, word | jnp.where(on, _bit(slot), jnp.uint64(0)))
 
 
-def steps_to_event(events: Array, step: Array, ring: int) -> Array:
-    """Steps until the next marked one, at least 1; where the next 64 or more hold none, as far as was looked."""
+def unmark(events: StepBits, slot: Int) -> StepBits:
+    """The ring without an event at ``slot``."""
+    return write(events, slot // WORD, read(events, slot // WORD) & ~_bit(slot))
+
+
+def steps_to_event(events: StepBits, step: Int, ring: int) -> Int:
+    """Steps from ``step`` to the next one with an event, at least 1.
+
+    Only the rest of the word and the next word are looked at. If they hold no event, the answer is the distance to
+    their end (64 to 128 steps): a leap that ends there without an event costs one more trip, and is still exact.
+    """
     slot = (step + 1) % ring
     near = read(events, slot // WORD) >> (slot % WORD).astype(jnp.uint64)
     far = read(events, (slot // WORD + 1) % (ring // WORD))
     return 1 + jnp.where(near != 0, _trailing_zeros(near), WORD - slot % WORD + _trailing_zeros(far))
 
 
-def unmark(events: Array, slot: Array) -> Array:
-    """The ring without an event at ``slot``."""
-    return write(events, slot // WORD, read(events, slot // WORD) & ~bit(slot))
+def _bit(slot: Int) -> Array:
+    """The bit of a slot in its word, uint64."""
+    return jnp.uint64(1) << (slot % WORD).astype(jnp.uint64)
 
 
-def _trailing_zeros(word: Array) -> Array:
+def _trailing_zeros(word: Array) -> Int:
     return lax.population_count(~word & (word - jnp.uint64(1))).astype(jnp.int32)
 
 
-def tagged_add(counts: Array, slot: Array, step: Array, more: Array | int = 1) -> Array:
-    """``more`` at ``slot`` for ``step``; a count left there by an earlier step is forgotten.
+# -- counts by step
 
-    So no cell need be cleared: to clear what was read would make XLA copy the ring on every trip. Cells are
-    step << 32 | count, int64.
+
+def tagged_add(counts: StepCounts, slot: Int, step: Int, more: Array | int = 1) -> StepCounts:
+    """``more`` at ``slot`` for ``step``; a count that an earlier step left in the cell is forgotten.
+
+    A cell is ``step << 32 | count``. Because the step tells whether the count is still valid, no cell is ever cleared:
+    clearing what was read before would make XLA copy the ring on every trip.
     """
     cell, tag = read(counts, slot), step.astype(jnp.int64) << 32
     return write(counts, slot, jnp.where(cell >> 32 == step, cell, tag) + more)
 
 
-def tagged_count(counts: Array, slot: Array, step: Array) -> Array:
-    """How many were added at ``slot`` for ``step``, float64."""
+def tagged_count(counts: StepCounts, slot: Int, step: Int) -> Float:
+    """How many were added at ``slot`` for ``step``."""
     cell = read(counts, slot)
     return jnp.where(cell >> 32 == step, cell & 0xFFFFFFFF, 0).astype(jnp.float64)
-
-
-def load(array: Array, index: Array) -> Array:
-    """The element at ``index``, read at once and only once.
-
-    XLA repeats a plain ``read`` in every computation that uses it, and one that comes after the array was written to in
-    place makes it copy the array. It does not repeat a conditional; nor does it know that no index is negative.
-    """
-    return lax.cond(index >= 0, lambda: read(array, index), lambda: jnp.zeros((), array.dtype))

@@ -7,33 +7,31 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.cost.iteration import Array
-from evaluator.stations.engine.common.lane import Lane, Requests
+from evaluator.stations.engine.common.arrays import Float, FloatPerRequest, Int, IntPerRequest
 from evaluator.stations.engine.common.rings import read, write
-from evaluator.stations.engine.in_order.state import Structure
+from evaluator.stations.engine.in_order.lane import Given
 
 
 class Departures(NamedTuple):
-    """What those who leave give back."""
+    """Sums over the requests that leave, to be taken off the lane's state."""
 
-    request: Array  # the next to leave, NOBODY at the end of the list
-    count: Array
-    context: Array  # tokens that they would attend to in the next step
-    window_context: Array
-    kv: Array
-    last_token_s: Array  # (request + 1,)
+    request: Int  # the next to leave, NONE at the end of the list
+    count: Int
+    context: Float  # tokens that they would attend to in the next step
+    window_context: Float
+    kv: Float
+    last_token_s: FloatPerRequest
 
 
-def depart(
-    lane: Lane, requests: Requests, structure: Structure, next_leaving: Array, first: Array, times: Array, clock: Array
-) -> Departures:
+def depart(given: Given, next_leaving: IntPerRequest, first: Int, times: FloatPerRequest, clock: Float) -> Departures:
     """Walk the list of requests that leave at ``clock``, from ``first`` on; ``times`` are the last tokens so far."""
+    requests, limits = given.requests, given.limits
 
     def leave(out: Departures) -> Departures:
         i = out.request
         prompt, output, kv = (read(field, i).astype(jnp.float64) for field in requests[2:])
-        attends = prompt + output + lane.prompts_resident
-        windowed = jnp.minimum(attends, lane.window) if structure.windowed else 0.0
+        attends = prompt + output + limits.prompts_resident
+        windowed = jnp.minimum(attends, limits.window) if given.structure.windowed else 0.0
         return Departures(
             read(next_leaving, i),
             out.count + 1,

@@ -7,54 +7,50 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.cost.iteration import Array
 from evaluator.stations.engine.common import histogram
-from evaluator.stations.engine.common.lane import Lane, Requests
+from evaluator.stations.engine.common.arrays import Bins, Float, FloatPerRequest, Int
 from evaluator.stations.engine.common.rings import read, write
+from evaluator.stations.engine.in_order.lane import Given
 from evaluator.stations.engine.in_order.state import State
 
 
-class Leap(NamedTuple):
-    """The iterations of one trip."""
+class Steps(NamedTuple):
+    """The steps of one trip: the iterations in which decodes take part."""
 
-    iterations: Array  # float64
-    steps: Array  # int32, those in which decodes take part
-    first_end: Array  # when the first of them ends
-    clock: Array  # when the last of them ends
-    took_s: Array
+    count: Int
+    first_end_s: Float  # when the first of them ends
+    end_s: Float  # when the last of them ends
 
 
-def first_tokens(first_token_s: Array, start: Array, end: Array, clock: Array) -> Array:
-    """The array with ``clock`` as the time of the first token of requests start .. end - 1."""
+def first_tokens(first_token_s: FloatPerRequest, start: Int, end: Int, clock: Float) -> FloatPerRequest:
+    """The array with ``clock`` as the time of the first token of requests ``start`` .. ``end - 1``."""
 
-    def enter(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def enter(carry: tuple[Int, FloatPerRequest]) -> tuple[Int, FloatPerRequest]:
         i, times = carry
         return i + 1, write(times, i, clock)
 
     return lax.while_loop(lambda carry: carry[0] < end, enter, (start, first_token_s))[1]
 
 
-def enter_gaps(lane: Lane, requests: Requests, state: State, first_token_s: Array, leap: Leap) -> Array:
-    """The histogram with the gaps that end in the steps of a leap.
+def enter_gaps(given: Given, state: State, first_token_s: FloatPerRequest, steps: Steps) -> Bins:
+    """The histogram with the gaps that end in the steps of a trip; ``state`` is that before the trip.
 
-    The first gap of a sequence starts at its own first token, which may lie before the end of the last step where
-    decodes waited for prompts: it is entered by itself. All other gaps start at the end of the last step. Gaps count
-    from the first token of the first measured request on, whosever they are.
+    The first gap of a sequence starts at its own first token. That may lie before the end of the last step, where
+    decodes waited for prompts in between, so each first gap is entered by itself. All other gaps start at the end of
+    the last step. Gaps count from the first token of the first measured request on, those of warm-up requests included.
     """
-    weight = jnp.where(state.head > lane.measured_from, 1.0, 0.0)
+    weight = jnp.where(state.head > given.limits.measured_from, 1.0, 0.0)
 
-    def enter_first(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def enter_first(carry: tuple[Int, Float, Bins]) -> tuple[Int, Float, Bins]:
         i, entered, bins = carry
-        runs = jnp.where(read(requests.output_tokens, i) > 1, 1.0, 0.0)
-        at = histogram.bin_of(leap.first_end - read(first_token_s, i))
+        runs = jnp.where(read(given.requests.output_tokens, i) > 1, 1.0, 0.0)
+        at = histogram.bin_of(steps.first_end_s - read(first_token_s, i))
         return i + 1, entered + runs, write(bins, at, read(bins, at) + runs * weight)
 
-    moves = leap.steps > 0
+    moves = steps.count > 0
     end = jnp.where(moves, state.head, state.first_gap)
     start = (state.first_gap, jnp.zeros((), jnp.float64), state.itl_histogram)
     _, entered, bins = lax.while_loop(lambda carry: carry[0] < end, enter_first, start)
-    at = histogram.bin_of(leap.first_end - state.gap_from)
-    bins = write(bins, at, read(bins, at) + jnp.where(moves, weight * (state.decodes - entered), 0.0))
-    more = jnp.maximum(leap.steps - 1, 0).astype(jnp.float64)
-    at = histogram.bin_of((leap.clock - leap.first_end) / jnp.maximum(more, 1.0))
-    return write(bins, at, read(bins, at) + weight * more * state.decodes)
+    others = jnp.where(moves, weight * (state.decodes - entered), 0.0)
+    bins = histogram.enter(bins, steps.first_end_s - state.gap_from, others)
+    return histogram.enter_later_steps(bins, steps.count, steps.first_end_s, steps.end_s, weight * state.decodes)

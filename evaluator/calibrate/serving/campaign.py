@@ -1,0 +1,171 @@
+"""Fitting the GPUs of a set of experiments: values in common, one set per GPU, errors on experiments kept aside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evaluator.calibrate.serving.fit import FitResult, fit_serving, renamed, runnable
+from evaluator.calibrate.serving.parameters import adjusted, as_vllm
+from evaluator.calibrate.serving.write import write_calibration
+from evaluator.catalog import load_calibration
+from evaluator.catalog.calibration import Calibration
+from evaluator.compare.calibrations import ANY_GPU, calibration_for, kernel_sets
+from evaluator.compare.report import headline
+from evaluator.compare.run import compare_experiments
+from evaluator.errors import InputError
+from evaluator.experiments.experiment import Experiment
+from evaluator.experiments.names import hardware_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FOLDS = 4
+PARTITIONS = ("fold", "model", "gpu")
+"""What is kept aside at a time: every fourth experiment, all of a model, or all of a GPU."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A set, and the table of predictions of the experiments that it was fitted to (none: values of other GPUs)."""
+
+    hardware: str
+    base: Calibration
+    calibration: Calibration
+    result: FitResult
+    seen: pd.DataFrame | None
+
+
+def fit_all(experiments: Sequence[Experiment], base: str = "GPU-vllm", seeds: Sequence[int] = (0,)) -> list[Fitted]:
+    """A set for each GPU with runs, for each whose kernels alone are known, and one for ``any``.
+
+    All GPUs share one vector of values, each under its own base set; those of a GPU with few runs are held near it.
+    """
+    ready, bases = runnable(experiments, base), _bases(experiments, base)
+    if not ready:
+        raise InputError("nothing to fit: no experiment has measurements and can run")
+    shared = fit_serving(ready, bases)
+    found = [
+        _named(hardware, bases[hardware], _own(shared, own, bases), own, seeds)
+        for hardware, own in by_gpu(ready).items()
+    ]
+    for hardware in kernel_sets():
+        if hardware not in bases:
+            found.append(_named(hardware, as_vllm(calibration_for(base, hardware)), shared, [], seeds))
+    sheet = as_vllm(load_calibration("datasheet", "any"))
+    on_sheets = fit_serving(ready, dict.fromkeys(bases, sheet), start=shared.values)
+    return [*found, _named("any", sheet, on_sheets, ready, seeds)]
+
+
+def held_out(
+    experiments: Sequence[Experiment], partition: str = "fold", base: str = "GPU-vllm", seeds: Sequence[int] = (0,)
+) -> pd.DataFrame:
+    """Every experiment predicted by sets fitted without it, and without all that is kept aside with it.
+
+    Raises InputError where nothing would be left to fit.
+    """
+    import pandas as pd
+
+    ready, bases = runnable(experiments, base), _bases(experiments, base)
+    groups = parts(ready, partition)
+    if len(groups) < 2:
+        raise InputError(f"nothing is left to fit where one {partition} is kept aside: the experiments have no other")
+    tables, start = [], None
+    for aside in groups:
+        kept = [each for each in ready if each not in aside]
+        shared = fit_serving(kept, bases, start=start, evaluations=6 if start else 10)
+        start = start or shared.values
+        near = by_gpu(kept)
+        for hardware, judged in by_gpu(aside).items():
+            own = _own(shared, near.get(hardware, ()), bases)
+            set_ = renamed(adjusted(bases[hardware], own.values), f"{hardware}-{ANY_GPU} of the others", hardware)
+            tables.append(compare_experiments(judged, set_, seeds))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _own(shared: FitResult, own: Sequence[Experiment], bases: Mapping[str, Calibration]) -> FitResult:
+    """The values of one GPU, near those in common; these are its own where most of the experiments were on it."""
+    if not own or 2 * len(own) > len(shared.experiments):
+        return shared
+    return fit_serving(own, bases, shared.values, shared.values)
+
+
+def parts(experiments: Sequence[Experiment], partition: str) -> list[list[Experiment]]:
+    """The experiments that are kept aside together; the folds deal them in order of model, ranks and name."""
+    ordered = sorted(experiments, key=lambda each: (each.model, each.tensor_parallel, each.id))
+    if partition == "fold":
+        return [group for at in range(FOLDS) if (group := ordered[at::FOLDS])]
+    groups: dict[str, list[Experiment]] = {}
+    for each in ordered:
+        groups.setdefault(each.model if partition == "model" else hardware_name(each.gpu), []).append(each)
+    return list(groups.values())
+
+
+def by_gpu(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:
+    """The experiments of each GPU, the GPU with the most first."""
+    groups: dict[str, list[Experiment]] = {}
+    for each in experiments:
+        groups.setdefault(hardware_name(each.gpu), []).append(each)
+    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
+
+
+def _bases(experiments: Sequence[Experiment], base: str) -> dict[str, Calibration]:
+    found = {}
+    for hardware in by_gpu(runnable(experiments, base)):
+        found[hardware] = as_vllm(calibration_for(base, hardware))
+    return found
+
+
+def _named(
+    hardware: str, base: Calibration, result: FitResult, own: Sequence[Experiment], seeds: Sequence[int]
+) -> Fitted:
+    name = ANY_GPU if hardware == "any" else f"{hardware}-{ANY_GPU}"
+    set_ = renamed(adjusted(base, result.values), name, hardware)
+    return Fitted(hardware, base, set_, result, compare_experiments(own, set_, seeds) if own else None)
+
+
+def write_all(fitted: Sequence[Fitted], folder: Path) -> list[Path]:
+    """Every set as ``folder``/NAME.yaml; returns the paths."""
+    written = []
+    for each in fitted:
+        path = folder / f"{each.calibration.name}.yaml"
+        write_calibration(path, each.calibration, each.result, each.base, header(each))
+        written.append(path)
+    return written
+
+
+def header(fitted: Fitted) -> str:
+    """What the set was fitted on and its errors, for the head of its file."""
+    count, base = len(fitted.result.experiments), fitted.base.name
+    if fitted.seen is None:
+        return (
+            f"The set {base} with what `evaluator compare --fit` found in {count} serving experiments of vLLM\n"
+            f"on other GPUs: nothing here has seen a serving run on this one."
+        )
+    here = fitted.seen["exp_id"].nunique()
+    where = "all GPUs there were" if here == count and fitted.hardware == "any" else fitted.hardware
+    others = f" and {count - here} on other GPUs" if count > here else ""
+    return (
+        f"Fitted by `evaluator compare --fit` to {here} serving experiments of vLLM on {where}{others}, starting from\n"
+        f"the set {base}. Mean absolute errors (median) of the means as fitted, in %: {errors_text(fitted.seen)}.\n"
+        f"`evaluator compare --held-out fold` says what they are without having seen an experiment."
+    )
+
+
+def errors_text(table: pd.DataFrame) -> str:
+    """The judged metrics in a line: mean absolute error (median)."""
+    means, medians = headline(table), headline(table, "median")
+    parts = [f"{name.removesuffix('_mean').upper()} {value:.1f} ({medians[name]:.1f})" for name, value in means.items()]
+    return ", ".join(parts) or "none"
+
+
+def told(fitted: Fitted) -> str:
+    """A set's parameters with their errors, and how well it predicts."""
+    lines = [fitted.calibration.name, header(fitted)]
+    shown: Mapping[str, float] = {} if fitted.seen is None else fitted.result.values
+    for name, value in shown.items():
+        share = 100 * fitted.result.prior_share[name]
+        lines.append(f"  {name:22s} {value:10.4g} +- {100 * fitted.result.errors[name]:5.1f} %   prior {share:3.0f} %")
+    return "\n".join(lines)

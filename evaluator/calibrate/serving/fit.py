@@ -1,0 +1,148 @@
+"""Serving-level calibration: a few physical parameters of one GPU and engine, fitted through the engine itself.
+
+Least squares on the logarithms of predicted over measured mean ITL, E2E and TTFT of every stage, with a robust loss and
+log-normal priors. The derivatives are finite differences through the engine under common random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from evaluator.calibrate.serving.parameters import active, adjusted
+from evaluator.catalog.calibration import Calibration
+from evaluator.compare.run import predictions, simulate_server
+from evaluator.compare.servers import server
+from evaluator.errors import InputError
+from evaluator.experiments.experiment import POOLED, Experiment, Measured
+from evaluator.experiments.names import hardware_name
+from evaluator.experiments.traffic import requests
+
+NOISE = {"itl_mean": 0.02, "e2e_mean": 0.02, "ttft_mean": 0.07}
+"""What replicates of one run differ by, relative: the weight of a residual is one over it."""
+_STEP = 0.1  # of the finite differences, in deviations of the prior: large beside how arrivals fall between iterations
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """``values`` by parameter, ``errors`` their relative standard errors, ``prior_share`` how much of each the prior
+    decides (1: the data say nothing)."""
+
+    values: Mapping[str, float]
+    errors: Mapping[str, float] = field(default_factory=dict)
+    prior_share: Mapping[str, float] = field(default_factory=dict)
+    experiments: tuple[str, ...] = ()
+
+
+class _Problem:
+    """Residuals of experiments under their GPUs' base sets, with parameters in common; requests are drawn once."""
+
+    def __init__(
+        self, experiments: Sequence[Experiment], bases: Mapping[str, Calibration], centre: Mapping[str, float]
+    ) -> None:
+        self.bases = bases
+        self.loads = [(each, hardware_name(each.gpu), requests(each, 0)) for each in experiments]
+        ranks = max(each.tensor_parallel for each in experiments)
+        free = {p.name: p for _, hardware, _ in self.loads for p in active(bases[hardware], ranks)}
+        self.free = list(free.values())
+        self.start = np.array([np.log(centre.get(p.name, p.start)) for p in self.free])
+        known = all(bases[hardware].provenance == "calibrated" for _, hardware, _ in self.loads)
+        self.sigma = np.array([p.sigma for p in self.free]) * (1.0 if known else 2.0)
+
+    def values(self, theta: np.ndarray) -> dict[str, float]:
+        return {p.name: float(np.exp(at)) for p, at in zip(self.free, theta, strict=True)}
+
+    def residuals(self, theta: np.ndarray) -> np.ndarray:
+        """Log ratios over the noise; an experiment's stages share its weight."""
+        values = self.values(theta)
+        sets = {hardware: adjusted(base, values) for hardware, base in self.bases.items()}
+        found: list[float] = []
+        for experiment, hardware, load in self.loads:
+            (times,) = simulate_server(server(experiment, sets[hardware]), [load])
+            rows = _judged(experiment)
+            for row, metric, measured in rows:
+                ratio = predictions(times, row.stage, row.counted_tokens)[metric] / measured
+                weight = (len(NOISE) / len(rows)) ** 0.5 / NOISE[metric]
+                found.append(weight * float(np.log(ratio)) if np.isfinite(ratio) else 10.0)
+        return np.array(found)
+
+    def priors(self, theta: np.ndarray) -> np.ndarray:
+        return (theta - self.start) / self.sigma
+
+
+def fit_serving(
+    experiments: Sequence[Experiment],
+    bases: Mapping[str, Calibration],
+    centre: Mapping[str, float] | None = None,
+    start: Mapping[str, float] | None = None,
+    evaluations: int = 10,
+) -> FitResult:
+    """Fit one set of parameter values to experiments, each under the base set of its GPU (``bases``, by hardware).
+
+    ``centre`` moves the priors (to the values of all GPUs together, for one of them), ``start`` is where the search
+    begins.
+    """
+    from scipy.optimize import least_squares
+
+    for base in bases.values():
+        if base.form != "roofline":
+            raise InputError(
+                f"calibration {base.name} is a {base.form} of whole iterations: it has no efficiencies to fit"
+            )
+    problem = _Problem(experiments, bases, centre or {})
+    given = start or {}
+    begin = np.array([np.log(given.get(p.name, np.exp(at))) for p, at in zip(problem.free, problem.start, strict=True)])
+    data = len(problem.residuals(begin))
+
+    def together(theta: np.ndarray) -> np.ndarray:
+        return np.concatenate([_robust(problem.residuals(theta)), problem.priors(theta)])
+
+    def jacobian(theta: np.ndarray) -> np.ndarray:
+        here = together(theta)
+        steps = _STEP * np.diag(problem.sigma)
+        return np.stack([(together(theta + step) - here) / step.sum() for step in steps], axis=1)
+
+    solution = least_squares(together, begin, jac=jacobian, max_nfev=evaluations, xtol=1e-3, ftol=1e-3)
+    covariance = np.linalg.inv(solution.jac.T @ solution.jac)
+    spread = max(1.0, float(np.mean(solution.fun[:data] ** 2))) ** 0.5
+    deviation = np.sqrt(np.diag(covariance))
+    names = [p.name for p in problem.free]
+    return FitResult(
+        values=problem.values(solution.x),
+        errors=dict(zip(names, (spread * deviation).tolist(), strict=True)),
+        prior_share=dict(zip(names, np.minimum(1.0, (deviation / problem.sigma) ** 2).tolist(), strict=True)),
+        experiments=tuple(each.id for each in experiments),
+    )
+
+
+def runnable(experiments: Sequence[Experiment], base: str | Calibration = "datasheet") -> list[Experiment]:
+    """The experiments that have measurements and that the engine can run."""
+    kept = []
+    for experiment in experiments:
+        try:
+            server(experiment, base)
+        except InputError:
+            continue
+        if _judged(experiment):
+            kept.append(experiment)
+    return kept
+
+
+def _judged(experiment: Experiment) -> list[tuple[Measured, str, float]]:
+    """(row, metric, measured): of every stage, or pooled where stages were not measured one by one."""
+    stages = [stage for stage in experiment.stages if stage != POOLED and experiment.row(stage)] or [POOLED]
+    rows = [row for stage in stages if (row := experiment.row(stage))]
+    return [(row, metric, row.values[metric]) for row in rows for metric in NOISE if row.values.get(metric)]
+
+
+def _robust(residuals: np.ndarray, scale: float = 2.0) -> np.ndarray:
+    """Signed roots of the soft l1 loss: quadratic up to ``scale`` deviations, linear beyond."""
+    return np.sign(residuals) * scale * np.sqrt(2.0 * (np.sqrt(1.0 + (residuals / scale) ** 2) - 1.0))
+
+
+def renamed(calibration: Calibration, name: str, hardware: str) -> Calibration:
+    """The set under its own name: calibrated for the hardware that it names, for any other no better than a sheet."""
+    provenance = "datasheet" if hardware == "any" else "calibrated"
+    return replace(calibration, name=name, hardware=hardware, provenance=provenance)

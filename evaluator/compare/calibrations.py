@@ -1,0 +1,33 @@
+"""Which calibration set serves the experiments of a GPU."""
+
+from __future__ import annotations
+
+from evaluator.catalog import load_calibration
+from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.store import names, suggestion
+from evaluator.errors import InputError
+
+ANY_GPU = "vllm.serving"
+"""The set fitted to the serving runs of all GPUs; with a GPU's name in front, of that one."""
+
+
+def calibration_for(wanted: str, hardware: str) -> Calibration:
+    """The set ``wanted`` for this hardware. Raises InputError where it is of other hardware or unknown.
+
+    ``auto`` is what the catalog holds best for it, and serving runs of any GPU before the data sheet. In a name GPU
+    stands for the hardware (``GPU-vllm``), and where only other hardware has a set of that name the data sheet does.
+    """
+    there = names("calibrations")
+    if wanted == "auto":
+        best = load_calibration("auto", hardware)
+        return load_calibration(ANY_GPU, hardware) if best.name == "datasheet" and ANY_GPU in there else best
+    name = wanted.replace("GPU", hardware)
+    known = "GPU" not in wanted or name in there
+    if not known and not any(wanted.replace("GPU", each) in there for each in names("hardware")):
+        raise InputError(f"no hardware has a calibration set {wanted}{suggestion(name, there)}")
+    return load_calibration(name if known else "datasheet", hardware)
+
+
+def kernel_sets() -> list[str]:
+    """GPUs of which there is a set fitted to kernels."""
+    return [name.removesuffix("-vllm") for name in names("calibrations") if name.endswith("-vllm")]

@@ -1,0 +1,30 @@
+"""What the prompts of an experiment share in the prefix cache of its server."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evaluator.compare.servers import Server
+from evaluator.cost.memory import kv_units
+from evaluator.experiments.traffic import Requests
+
+
+def kept_units(server: Server, load: Requests) -> int | None:
+    """KV units that the prompts take in the prefix cache for good; None where nothing is shared.
+
+    The fixed prompts stay, as long as they are sent again and again; their whole blocks are there once, the system
+    prompt of a group once for all its prompts. Without the cache, or where they would fill half of it, nothing is.
+    """
+    experiment, workload, kv = server.experiment, server.experiment.workload, server.replica.kv
+    block, fixed = experiment.block_tokens, workload.groups * workload.prompts_per_group
+    distinct = kv_units(kv, whole_blocks(load, block)[:fixed])
+    system = int(kv_units(kv, workload.system_tokens // block * block))
+    kept = int(distinct.sum()) - system * (len(distinct) - workload.groups)
+    if not (experiment.prefix_caching and experiment.chunked_prefill) or kept > kv.capacity_units / 2:
+        return None
+    return max(kept, 0)
+
+
+def whole_blocks(load: Requests, block_tokens: int) -> np.ndarray:
+    """Prompt tokens of each request in whole blocks, (request,); one token at least is left to compute."""
+    return (load.prompt_tokens - 1) // block_tokens * block_tokens

@@ -1,0 +1,45 @@
+"""Memory that activations take at the peak of an iteration, on one device."""
+
+from __future__ import annotations
+
+from evaluator.catalog.model import DenseFeedForward, FeedForward, Mixer, Model
+from evaluator.cost.dtypes import stream_bytes
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
+from evaluator.cost.projections import mixer_projections
+
+
+def activation_bytes(
+    model: Model, precision: Precision, parallel: Parallel, max_num_batched_tokens: int, max_num_seqs: int
+) -> float:
+    """Peak of the activations on one device, bytes. An estimate: an engine would find it by a dry run.
+
+    Two sums make it up. Every token of the largest batch keeps the residual stream twice (before and after a layer) and
+    the intermediate values of the widest layer: both sides of a gate and their product, and for routed experts those
+    of all that the token visits and their outputs; each in the width of the stream, 16 bits mostly. Every sequence
+    keeps its logits in 16 bits and in fp32 (2 + 4 bytes per vocabulary entry).
+    """
+    widest = max(
+        max(_mixer_width(model, kind.mixer, parallel), _feed_forward_width(model, kind.feed_forward, parallel))
+        for kind in model.layers
+    )
+    per_token = (2 * model.hidden + widest) * stream_bytes(precision.activations)
+    return max_num_batched_tokens * per_token + min(max_num_seqs, max_num_batched_tokens) * model.vocabulary * 6.0
+
+
+def _mixer_width(model: Model, mixer: Mixer | None, parallel: Parallel) -> float:
+    """Outputs of the largest projection and inputs of the last one."""
+    found = mixer_projections(mixer, model.hidden, parallel)
+    return max(each.outputs for each in found) + found[-1].inputs if found else 0
+
+
+def _feed_forward_width(model: Model, feed_forward: FeedForward | None, parallel: Parallel) -> float:
+    if feed_forward is None:
+        return 0
+    sides = 3 if feed_forward.gated else 2
+    if isinstance(feed_forward, DenseFeedForward):
+        return sides * feed_forward.intermediate / parallel.tensor
+    visits = feed_forward.experts_per_token / parallel.expert
+    cut = 1 if parallel.expert > 1 else parallel.tensor
+    shared = sides * feed_forward.shared_intermediate / parallel.tensor
+    return visits * (sides * feed_forward.intermediate / cut + model.hidden) + shared

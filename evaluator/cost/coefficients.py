@@ -1,0 +1,117 @@
+"""An operator set as arrays: what a replica computes, moves and sends, before any rate of a device.
+
+``Operator`` records are easy to write and read; arithmetic on all of them at once needs one array per field. The
+arrays depend on the model, its split over devices and which devices each link joins, never on how fast anything is.
+So they are NumPy, made once per structure (cached), and the same for every hardware rate, calibration and gradient.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple, get_args
+
+import numpy as np
+
+from evaluator.catalog.hardware import Hardware
+from evaluator.cost.collectives import collective_terms, level_sizes
+from evaluator.cost.dtypes import COMPUTE_DTYPES
+from evaluator.cost.kernel import Operator, Scaling
+from evaluator.cost.rates import NARROW_DTYPES, OP_CLASSES, REDUCE_SIZES
+
+_SCALINGS = get_args(Scaling)
+
+
+class Coefficients(NamedTuple):
+    """An operator set as arrays, float64 where nothing else is said; ``Operator`` says what each figure is per unit of.
+
+    Axes: ``operator``, ``level`` (links, nearest first), ``size`` (REDUCE_SIZES).
+    """
+
+    flops: np.ndarray  # (operator,) FLOPs
+    weight_bytes: np.ndarray  # (operator,) bytes
+    activation_bytes: np.ndarray  # (operator,) bytes
+    message_bytes: np.ndarray  # (operator,) bytes
+    launches: np.ndarray  # (operator,) kernels started per iteration
+    op_class: np.ndarray  # (operator,) int: index into OP_CLASSES
+    dtype: np.ndarray  # (operator,) int: index into COMPUTE_DTYPES
+    steps: np.ndarray  # (operator, level) messages in a row; 0 for what sends none
+    share: np.ndarray  # (operator, level) bytes per byte of message
+    edges: np.ndarray  # (operator,) edges of the attention mask: 1 the diagonal, 2 with the end of a window
+    size: np.ndarray  # (operator, size) weights of REDUCE_SIZES in an all-reduce's figures; 0 for anything else
+    inputs: np.ndarray  # (operator,) inner dimension of one matrix product
+    outputs: np.ndarray  # (operator,) columns of one matrix product
+    heads: np.ndarray  # (operator,) query heads of one attention kernel
+    kv_heads: np.ndarray  # (operator,) KV heads of one attention kernel
+    token_bytes: np.ndarray  # (operator,) bytes of an attention kernel per token computed
+    layers: np.ndarray  # (operator,) layers it is in
+    log_expert_missed: float  # log of the chance that a token leaves a given expert alone
+    scaling: dict[str, np.ndarray]  # int: the operators of every ``Scaling``, as indices
+
+
+@cache
+def coefficients(
+    operators: tuple[Operator, ...], reach: tuple[int | None, ...], mesh: tuple[bool, ...] = ()
+) -> Coefficients:
+    """Arrays of an operator set on links that join ``reach`` devices per level, ``mesh`` of them pairwise.
+
+    The iteration cost knows one number of experts. Should a model's layers differ in it, the smallest chance of
+    missing an expert is taken: it touches the most experts, so that the time is never too short.
+    """
+    terms = [_terms(operator, reach, mesh) for operator in operators]
+    scaling = np.array([operator.scaling for operator in operators], dtype=object)
+    return Coefficients(
+        flops=np.array([operator.flops for operator in operators], dtype=float),
+        weight_bytes=np.array([operator.weight_bytes for operator in operators], dtype=float),
+        activation_bytes=np.array([operator.activation_bytes for operator in operators], dtype=float),
+        message_bytes=np.array([operator.message_bytes for operator in operators], dtype=float),
+        launches=np.array([operator.launches for operator in operators], dtype=float),
+        op_class=np.array(
+            [OP_CLASSES.index(efficiency_class(each.op_class, each.dtype)) for each in operators], dtype=int
+        ),
+        dtype=np.array([COMPUTE_DTYPES.index(operator.dtype) for operator in operators], dtype=int),
+        steps=np.array([steps for steps, _ in terms], dtype=float).reshape(len(terms), len(reach)),
+        share=np.array([share for _, share in terms], dtype=float).reshape(len(terms), len(reach)),
+        edges=np.where((scaling == "prefill_window") | (scaling == "decode_window"), 2.0, 1.0),
+        size=np.array([_size_weights(operator, reach) for operator in operators]).reshape(-1, len(REDUCE_SIZES)),
+        **{
+            name: np.array([getattr(operator, name) for operator in operators], dtype=float)
+            for name in ("inputs", "outputs", "heads", "kv_heads", "token_bytes", "layers")
+        },
+        log_expert_missed=min((operator.log_expert_missed for operator in operators), default=0.0),
+        scaling={name: np.flatnonzero(scaling == name) for name in _SCALINGS},
+    )
+
+
+def _terms(
+    operator: Operator, reach: tuple[int | None, ...], mesh: tuple[bool, ...]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if operator.collective is None or operator.ranks is None:
+        return (0.0,) * len(reach), (0.0,) * len(reach)
+    return collective_terms(operator.collective, operator.ranks, reach, mesh)
+
+
+def efficiency_class(op_class: str, dtype: str) -> str:
+    """The class whose efficiencies an operator has: products in 8 bits and less are a class of their own."""
+    return f"{op_class}_8bit" if dtype in NARROW_DTYPES and op_class.endswith("gemm") else op_class
+
+
+def size_weights(devices: float) -> np.ndarray:
+    """Interpolation weights of REDUCE_SIZES, linear in log2 of the devices; beyond the last, the last."""
+    place = np.interp(np.log2(max(devices, 1)), np.log2(REDUCE_SIZES), np.arange(len(REDUCE_SIZES)))
+    return np.maximum(0.0, 1.0 - np.abs(np.arange(len(REDUCE_SIZES)) - place))
+
+
+def _size_weights(operator: Operator, reach: tuple[int | None, ...]) -> np.ndarray:
+    if operator.collective != "all_reduce" or operator.ranks is None or not reach:
+        return np.zeros(len(REDUCE_SIZES))
+    return size_weights(level_sizes(operator.ranks, reach)[0])
+
+
+def reach(hardware: Hardware) -> tuple[int | None, ...]:
+    """How many devices each level of the links joins, nearest first."""
+    return tuple(link.devices for link in hardware.links)
+
+
+def mesh(hardware: Hardware) -> tuple[bool, ...]:
+    """Which levels join their devices pairwise, nearest first."""
+    return tuple(link.mesh for link in hardware.links)

@@ -1,0 +1,87 @@
+"""The steady state that a request rate puts a replica in, without simulating a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluator.cost.arrays import Batched
+from evaluator.cost.batch import decode_batch, prefill_batch, together
+from evaluator.cost.iteration import IterationCost, iteration_time
+
+_GRID = np.geomspace(1e-9, 1.0, 4096)
+"""Prompts admitted per iteration, as fractions of the most that fit."""
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """What a replica does on average under a constant rate of equal requests.
+
+    ``utilisation`` is the rate over the capacity. When saturated, the queue grows without bound: waits are infinite.
+    """
+
+    rate_rps: float
+    capacity_rps: float
+    utilisation: float
+    saturated: bool
+    concurrency: float  # requests in the system
+    step_s: float
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float
+
+
+def steady_state(
+    parameters: IterationCost,
+    rate_rps: float,
+    *,
+    prompt_tokens: int,
+    output_tokens: int,
+    pipeline_ranks: int,
+    max_sequences: int,
+    max_num_batched_tokens: int,
+    window: int | None,
+) -> SteadyState:
+    """Mean-field fixed point of Little's law on the continuous-batching step.
+
+    In the steady state an iteration admits q prompts on average, decodes n = q (output - 1) sequences and takes T(q) =
+    ``iteration_time`` of that mean batch, so that n = rate (output - 1) T; with one batch in flight per pipeline rank
+    the rate is ranks x q / T(q), which grows with q. The q of the wanted rate is read off a grid, up to what fits:
+    ``max_sequences`` in all, ``max_num_batched_tokens`` in an iteration. The rate at that bound is the capacity.
+    As a request sees it, n others decode beside it: tpot = T with n + 1 decodes; ttft = half a step, then a step with
+    its whole prompt.
+
+    Limits: no queue, no variance of lengths or arrivals, prompts smeared evenly over iterations. Fair below some 70 %
+    of the capacity; above, waits dominate, which only an engine with requests knows.
+    """
+    if max_sequences < 1:
+        return SteadyState(rate_rps, 0.0, 1.0, True, *(float("inf"),) * 5)
+    steps = output_tokens - 1
+    step = _mean_step(parameters, prompt_tokens, prompt_tokens + output_tokens / 2, window)
+    bound = max_num_batched_tokens / (steps + prompt_tokens)
+    admitted = _GRID * (min(bound, max_sequences / pipeline_ranks / steps) if steps else bound)
+    sustained = np.maximum.accumulate(pipeline_ranks * admitted / step(admitted, admitted * steps))
+    capacity = float(sustained[-1])
+    saturated = rate_rps >= capacity
+    prompts = float(np.interp(rate_rps, sustained, admitted))
+    step_s = float(step(prompts, prompts * steps))
+    tpot = float(step(prompts, prompts * steps + 1.0)) if steps else float("nan")
+    ttft = float("inf") if saturated else 0.5 * step_s + float(step(1.0, prompts * steps))
+    e2e = ttft + (tpot * steps if steps else 0.0)
+    return SteadyState(
+        rate_rps, capacity, min(1.0, rate_rps / capacity), saturated, rate_rps * e2e, step_s, ttft, tpot, e2e
+    )
+
+
+def _mean_step(
+    parameters: IterationCost, prompt_tokens: int, context: float, window: int | None
+) -> Callable[[Batched, Batched], Batched]:
+    """Seconds of an iteration as a function of the prompts it admits and its decodes, both (...), maybe fractional."""
+
+    def step(prompts: Batched, decodes: Batched) -> Batched:
+        prompt = prefill_batch(prompts, prompt_tokens, window)
+        return iteration_time(parameters, together(prompt, decode_batch(decodes, context, window)))
+
+    return step

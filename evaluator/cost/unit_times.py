@@ -1,0 +1,127 @@
+"""Work divided by rates: the seconds of every operator per unit of its batch statistics.
+
+Beyond the plain quotients (FLOPs / effective FLOP rate, bytes / effective bandwidth, messages / effective links) a
+calibration may state figures of real kernels: tiles that are computed whole, attention rows that are masked out, the
+ramp of an all-reduce. Each is explained where it is used; at its default it leaves the plain roofline.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from evaluator.cost.arrays import PerOperator
+from evaluator.cost.coefficients import Coefficients
+from evaluator.cost.iteration import OUTPUT_TILE, TOKEN_TILE, roofline
+from evaluator.cost.rates import Rates
+
+HEAD_SIZE = 128
+"""The head size to which figures of attention are stated; tiles are the smaller, the larger the heads."""
+
+STORE_THREADS = 512
+"""Threads of a block of vLLM's ``reshape_and_cache`` at most, one per element of a token's keys."""
+
+
+class UnitTimes(NamedTuple):
+    """Seconds of every operator per unit of its statistics X, Y and Z (``kernel.Operator``); NumPy or JAX.
+
+    All are (operator,), and 0 for operators that a term does not concern.
+    """
+
+    flop_s: PerOperator  # s per X; of a product only the FLOPs that are not counted in waves
+    weight_s: PerOperator  # s per Y
+    activation_s: PerOperator  # s per Z
+    message_s: PerOperator  # s per Z
+    fixed_s: PerOperator  # s per iteration: kernel launches, and latency of links
+    knee: PerOperator  # sharpness of the roofline, 0 to 1
+    waves: PerOperator  # waves per TOKEN_TILE tokens
+    wave_s: PerOperator  # s per whole wave
+    edge_s: PerOperator  # s per query row of all heads
+    traffic_s: PerOperator  # s per token computed
+    tile: PerOperator  # tokens
+    fill: PerOperator  # tokens
+    cache: PerOperator  # tokens
+    store_s: PerOperator  # s per prompt token
+    sequence_s: PerOperator  # s per sequence that attention works on
+    join_s: PerOperator  # s per iteration with decodes
+    spread_s: PerOperator  # s per token of the mean context
+    unsplit_s: PerOperator  # s per token of the mean context
+    ramp_s: PerOperator  # s per iteration, for large messages
+    handover_s: PerOperator  # s per iteration, for messages from HANDOVER_BYTES on
+
+
+def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
+    """Work divided by effective rates, operator by operator. Differentiable in every leaf of ``rate``.
+
+    A matrix product is computed tile by tile. Filling and draining the pipeline of a tile costs as much as
+    ``prologue`` more elements of its inner dimension, so that short products reach less of the peak. A ``wave_share``
+    of the tiles is counted in whole waves over the processors (``iteration.whole_waves``), the rest in proportion.
+    The figures of an all-reduce depend on how many devices of a node take part (``known.size`` interpolates them).
+    """
+    kind = known.op_class
+    flop_rate = rate.flops_efficiency[kind] * rate.peak_flops[known.dtype]
+    inner = np.where(known.inputs > 0, known.inputs, np.inf)
+    flop_s = known.flops * (1.0 + rate.prologue[kind] / inner) / flop_rate
+    tile_flops = 2.0 * TOKEN_TILE * OUTPUT_TILE * known.layers * (known.inputs > 0)
+    share, tiles = rate.wave_share[kind] * (known.inputs > 0), rate.wave_tiles[kind]
+    reduces = known.size.any(axis=1)
+    launch = rate.launch_s[kind] * ~reduces + known.size @ rate.reduce_launch_s
+    link_efficiency = rate.bandwidth_efficiency[kind] * ~reduces + known.size @ rate.reduce_efficiency
+    activation_rate = rate.memory_bandwidth * rate.activation_efficiency[kind]
+    attention = _attention_times(known, rate, flop_s, activation_rate)
+    return UnitTimes(
+        flop_s=attention.pop("flop_s") * (1.0 - share),
+        weight_s=known.weight_bytes / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind]),
+        activation_s=known.activation_bytes / activation_rate,
+        message_s=known.message_bytes * (known.share @ (1.0 / rate.link_bandwidth)) / link_efficiency,
+        fixed_s=known.launches * (launch + known.steps @ rate.link_latency_s),
+        knee=rate.knee[kind],
+        waves=np.ceil(known.outputs / OUTPUT_TILE) / tiles,
+        wave_s=share * tile_flops * (known.inputs + rate.prologue[kind]) * tiles / flop_rate,
+        ramp_s=known.launches * (known.size @ rate.reduce_ramp_s),
+        handover_s=known.launches * (known.size @ rate.reduce_handover_s),
+        **attention,
+    )
+
+
+def _attention_times(known: Coefficients, rate: Rates, flop_s: Any, activation_rate: Any) -> dict[str, Any]:
+    """The fields of ``UnitTimes`` that only attention kernels have, and their FLOPs; 0 for any other operator.
+
+    Why a kernel takes longer than its products, cause by cause:
+
+    * The exponential of a score (``score_flops``) runs on other units beside the products, and hides behind them in
+      part only (arXiv:2407.08608, section 3.2): a roofline of the two.
+    * A tile on an edge of the mask is computed whole though half of it is masked out, so that every query row attends
+      to ``diagonal`` tokens in vain per edge. Shared memory holds narrower tiles for larger heads, so that the loss,
+      stated for heads of HEAD_SIZE, shrinks with the head size.
+    * Decode kernels split a context over processors, wait for the part that ends last (``spread``) and join the parts
+      (``join_s``). FlashAttention-2 does not split where every query head has a KV head of its own
+      (``mha_varlen_fwd``): one processor then reads the whole context (``unsplit_s``).
+    * FlashAttention-2 puts the query heads of one KV head into the rows of a tile, but not in windowed layers, where
+      a decode computes ``window_rows`` rows for one. ``edges - 1`` is 1 there and 0 elsewhere.
+    """
+    kind = known.op_class
+    heads, kv_heads = known.heads * known.layers, known.kv_heads * known.layers
+    size = np.where(known.heads > 0, known.flops / np.maximum(4.0 * heads, 1e-9), HEAD_SIZE)
+    scores = rate.score_flops[kind] * heads / rate.peak_flops[known.dtype]
+    flop_s = roofline(flop_s * rate.window_rows[kind] ** (known.edges - 1.0), scores, rate.score_knee[kind])
+    context_s = roofline(flop_s, known.activation_bytes / activation_rate, rate.knee[kind])
+    traffic_s = known.token_bytes / activation_rate
+    own = (known.heads > 0) & (known.heads == known.kv_heads)
+    per_head = rate.tile[kind] + rate.packed_tile[kind] * known.kv_heads / np.maximum(known.heads, 1.0)
+    lost_s = rate.diagonal[kind] * known.edges * flop_s * (HEAD_SIZE / size)
+    per_sequence_s = rate.head_sequence_s[kind] * heads + rate.kv_head_sequence_s[kind] * kv_heads
+    return {
+        "flop_s": flop_s,
+        "edge_s": lost_s + rate.head_token_s[kind] * heads,
+        "traffic_s": traffic_s,
+        "tile": per_head,
+        "fill": rate.fill[kind] / np.maximum(known.heads, 1.0),
+        "cache": rate.cache_bytes[kind] * known.layers / np.maximum(known.token_bytes, 1e-9),
+        "store_s": rate.store_s[kind] * np.minimum(known.kv_heads * size, STORE_THREADS) * known.layers,
+        "sequence_s": per_sequence_s + traffic_s,
+        "join_s": rate.join_s[kind] * known.layers,
+        "spread_s": context_s * rate.spread[kind] / np.maximum(known.kv_heads, 1.0),
+        "unsplit_s": rate.unsplit_s[kind] * (size / HEAD_SIZE) * known.layers * own,
+    }

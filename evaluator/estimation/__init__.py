@@ -1,0 +1,9 @@
+"""One design in closed form: memory, prefill and decode times, where they go, and the load that a rate puts on it.
+
+No requests and no queue: for those, sweep or simulate. Plain NumPy, milliseconds per call.
+"""
+
+from evaluator.estimation.estimate import Estimate, estimate
+from evaluator.estimation.phases import Phase
+
+__all__ = ["Estimate", "Phase", "estimate"]

@@ -1,0 +1,176 @@
+"""The estimate of one replica: one batch of equal sequences, and the steady state under a rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluator.catalog import Calibration
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.model import Model
+from evaluator.cost.batch import decode_batch, prefill_batch, together
+from evaluator.cost.fitted import verdict
+from evaluator.cost.iteration import BatchStatistics
+from evaluator.cost.memory import MemoryPlan, kv_bytes_per_token, kv_units, model_window
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
+from evaluator.cost.quantities import peaks
+from evaluator.cost.steady import SteadyState, steady_state
+from evaluator.errors import InputError
+from evaluator.estimation.phases import Phase, Sequences, decode_time, phase
+from evaluator.replica import Design, Passage, ReplicaSpec, build, passage
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One replica of a design. Bytes are per device; times of ``batch`` sequences that start and go on together."""
+
+    model: str
+    hardware: str
+    calibration: str
+    provenance: str
+    parallel: Parallel
+    precision: Precision
+    prompt_tokens: int
+    output_tokens: int
+    batch: int
+    status: str  # ok, or why it cannot run; times are then those of a device with more memory
+    memory: MemoryPlan
+    kv_bytes_per_token: float
+    kv_capacity_tokens: float
+    max_sequences: int  # of prompt_tokens + output_tokens tokens
+    prefill: Phase
+    decode: Phase  # at mid-output context
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float
+    output_tok_per_s: float
+    total_tok_per_s: float
+    load: SteadyState | None
+
+
+def estimate(
+    model: Model | str,
+    hardware: Hardware | str,
+    *,
+    calibration: Calibration | str = "datasheet",
+    prompt_tokens: int,
+    output_tokens: int,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    expert_parallel: int = 1,
+    batch: int = 1,
+    rate_rps: float | None = None,
+    precision: Precision | None = None,
+    memory_fraction: float = 0.9,
+    block_tokens: int = 16,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2048,
+) -> Estimate:
+    """Estimate one replica. InputError where the split is impossible or a number is out of range.
+
+    Model, hardware and calibration are names of the catalog, or what its readers return.
+    ``batch`` sequences are in one batch; a pipeline has one batch in flight per rank, each taking the latency
+    through all ranks, so throughput counts all of them.
+    """
+    spec = ReplicaSpec(
+        model, hardware, calibration, precision or Precision(),
+        Parallel(tensor_parallel, pipeline_parallel, expert_parallel),
+        memory_fraction=memory_fraction, block_tokens=block_tokens,
+        max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
+    )  # fmt: skip
+    _check_numbers(prompt_tokens, output_tokens, batch, rate_rps)
+    built = build(spec)
+    if built.memory is None:
+        raise InputError(built.reason)
+    _check_positions(built.model, prompt_tokens, output_tokens)
+    through = passage(built)
+    served = Sequences(batch, prompt_tokens, output_tokens, model_window(built.model))
+    most = int(built.memory.kv.capacity_units // kv_units(built.memory.kv, prompt_tokens + output_tokens))
+    load = None if rate_rps is None else _load(built, through, served, rate_rps, most)
+    return _estimated(built, built.memory, through, served, most, load)
+
+
+def _check_numbers(prompt: int, output: int, batch: int, rate: float | None) -> None:
+    for name, value in (("prompt", prompt), ("output", output), ("batch", batch)):
+        if value < 1:
+            raise InputError(f"{name}: must be at least 1, not {value}")
+    if rate is not None and not (0 < rate < float("inf")):
+        raise InputError(f"rate: must be a positive number of requests per second, not {rate}")
+
+
+def _check_positions(model: Model, prompt: int, output: int) -> None:
+    if prompt + output > model.max_positions:
+        raise InputError(
+            f"prompt {prompt} + output {output} tokens exceed the {model.max_positions} positions of {model.name}"
+        )
+
+
+def _load(built: Design, through: Passage, served: Sequences, rate_rps: float, most: int) -> SteadyState:
+    return steady_state(
+        through.cost,
+        rate_rps,
+        prompt_tokens=served.prompt_tokens,
+        output_tokens=served.output_tokens,
+        pipeline_ranks=built.spec.parallel.pipeline,
+        max_sequences=min(most, built.spec.max_num_seqs),
+        max_num_batched_tokens=built.spec.max_num_batched_tokens,
+        window=served.window,
+    )
+
+
+def _estimated(
+    built: Design, memory: MemoryPlan, through: Passage, served: Sequences, most: int, load: SteadyState | None
+) -> Estimate:
+    """The estimate of sequences of which memory holds at most ``most``."""
+    precision, parallel = built.spec.precision, built.spec.parallel
+    in_flight = served.count * parallel.pipeline
+    beyond, provenance = _range(through, served, load)
+    prefill = phase(through, built.hardware, served.prefill)
+    decode_s = decode_time(through, served)
+    e2e = prefill.time_s + decode_s
+    kv_bytes = kv_bytes_per_token(built.model, precision.kv, parallel.tensor)
+    return Estimate(
+        model=built.model.name,
+        hardware=built.hardware.name,
+        calibration=through.calibration.name,
+        provenance=provenance,
+        parallel=parallel,
+        precision=precision,
+        prompt_tokens=served.prompt_tokens,
+        output_tokens=served.output_tokens,
+        batch=served.count,
+        status=built.reason or _crowded(in_flight, most) or beyond or "ok",
+        memory=memory,
+        kv_bytes_per_token=kv_bytes / parallel.pipeline,
+        kv_capacity_tokens=memory.kv.capacity_tokens,
+        max_sequences=most,
+        prefill=prefill,
+        decode=phase(through, built.hardware, served.middle),
+        ttft_s=prefill.time_s,
+        tpot_s=decode_s / (served.output_tokens - 1) if served.output_tokens > 1 else float("nan"),
+        e2e_s=e2e,
+        output_tok_per_s=in_flight * served.output_tokens / e2e,
+        total_tok_per_s=in_flight * (served.prompt_tokens + served.output_tokens) / e2e,
+        load=load,
+    )
+
+
+def _crowded(sequences: int, most: int) -> str | None:
+    if sequences <= most:
+        return None
+    return (
+        f"does not fit: the KV cache holds {most} such sequences at a time, not {sequences}; remedy: a batch <= {most}"
+    )
+
+
+def _range(through: Passage, served: Sequences, load: SteadyState | None) -> tuple[str | None, str]:
+    """Why a fit to measured iterations does not tell of these batches, and the provenance of what is told."""
+    prompt, longest = served.prompt_tokens, served.prompt_tokens + served.output_tokens - 1.0
+    decodes = float(served.count) if served.output_tokens > 1 else 0.0
+    batches = [prefill_batch(float(served.count), prompt, None), decode_batch(decodes, longest, None)]
+    if load is not None and not load.saturated:
+        batches.append(together(prefill_batch(1.0, prompt, None), decode_batch(load.concurrency, longest, None)))
+    largest = np.max([peaks(BatchStatistics(*map(float, each))) for each in batches], axis=0)
+    return verdict(through.calibration, through.fit, largest)

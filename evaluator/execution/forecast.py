@@ -1,0 +1,187 @@
+"""What a sweep would take, before anything of it runs: designs, requests, compilations, time, memory, size. No JAX."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from evaluator.execution.schedule import REQUESTS_PER_CHUNK
+from evaluator.metrics import OK, bounds_of, quantile_levels
+from evaluator.metrics.variables import VARIABLES
+from evaluator.plan import Group, Plan, plan
+from evaluator.plan.engines import ITERATION
+from evaluator.replica import chosen_inputs
+from evaluator.scenario import Scenario
+from evaluator.scenario.grid import expand, size
+
+MOST_EXAMINED = 20_000
+"""Designs that are checked one by one; of a larger sweep as many, spread evenly over it, stand for all."""
+MOST_DRAWN = 100_000
+"""Requests that are drawn to check a design; of longer runs the first stand for all."""
+
+RATES = {"in order": 1.0e6, "any order": 0.4e6, "token by token": 8e3}
+"""Requests per second and core, measured on two cores of a server (tests/benchmarks), with all that a sweep adds."""
+COMPILATION_S = {"in order": 2.5, "any order": 5.5}
+START_S, BYTES_AT_START = 1.5, 0.35e9  # to load JAX
+DESIGN_S, BYTES_PER_DESIGN = 30e-6, 3e3  # to check one; the objects of its point, its plan and its row
+BYTES_PER_REQUEST = 200.0  # of the chunks in memory
+FILE_BYTES = 75e3  # of a file without designs
+TEXT_BYTES = 250.0  # of a design: its status, engine and provenance, and names among its coordinates
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """``reasons``: why how many designs cannot run; all but ``designs`` are estimates where not all were ``examined``.
+
+    ``seconds``, ``peak_bytes`` and ``output_bytes`` are estimates from the rates of this file in any case.
+    """
+
+    designs: int
+    examined: int
+    feasible: int
+    reasons: dict[str, int]
+    groups: int
+    compilations: int
+    requests: int  # of all designs, seeds and variations of inputs
+    by_token: int  # of the feasible designs, those that only the reference can run
+    seconds: float
+    cores: int
+    peak_bytes: float
+    output_bytes: float
+
+    def __str__(self) -> str:
+        about = "" if self.examined == self.designs else f" (estimated from {self.examined:,} of them)"
+        infeasible = self.designs - self.feasible
+        lines = [f"designs          {self.designs:,}: {self.feasible:,} feasible, {infeasible:,} not{about}"]
+        lines += [f"                 {count:,} {reason}" for reason, count in self.reasons.items()]
+        left = f"; {self.by_token:,} designs token by token, which takes longest" if self.by_token else ""
+        lines += [
+            f"groups           {self.groups:,} of one structure, {self.compilations:,} compilations",
+            f"requests         {self.requests:,}{left}",
+            f"time             about {_duration(self.seconds)} on {self.cores} cores (estimate)",
+            f"peak memory      about {_size(self.peak_bytes)} (estimate)",
+            f"output           about {_size(self.output_bytes)} (estimate)",
+        ]
+        return "\n".join(lines)
+
+
+def forecast(scenario: Scenario, engine: str = ITERATION, sensitivity: bool = False) -> Forecast:
+    """What ``sweep`` with these arguments would take; nothing is simulated. Errors: InputError as of a sweep."""
+    designs = size(scenario)
+    chosen = None
+    if designs > MOST_EXAMINED:
+        chosen = np.unique(np.linspace(0, designs - 1, MOST_EXAMINED).astype(np.int64))
+    whole = plan(_shortened(scenario), chosen, engine, chosen_inputs(sensitivity))
+    lengths = _lengths(scenario, whole)
+    able = [member.status == OK for member in whole.members]
+    examined, feasible = len(able), sum(able)
+    scale = designs / examined
+    reasons = Counter(_reason(member.status) for member in whole.members if member.status != OK)
+    requests = {name: 0.0 for name in RATES}
+    kinds: set[tuple[int, tuple[int, int]]] = set()
+    compiled: list[str] = []
+    by_token = 0
+    for number, group in enumerate(whole.groups):
+        kind = _kind(group)
+        running = [member for member in group.members if member.status == OK]
+        shapes = {lengths[member.config] for member in running}
+        kinds |= {(number, shape) for shape in shapes}
+        compiled += [kind] * len(shapes) if kind in COMPILATION_S else []
+        by_token += len(running) if kind == "token by token" else 0
+        requests[kind] += scale * whole.runs * sum(lengths[member.config][0] for member in running)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    run_s = sum(requests[kind] / rate for kind, rate in RATES.items()) / cores
+    compile_s = sum(COMPILATION_S[kind] for kind in compiled) / min(cores, max(len(compiled), 1))
+    longest = max((length for length, _ in lengths.values()), default=0) * whole.runs
+    return Forecast(
+        designs=designs,
+        examined=examined,
+        feasible=round(feasible * scale),
+        reasons={reason: round(count * scale) for reason, count in reasons.most_common()},
+        groups=len(kinds),
+        compilations=len(compiled),
+        requests=round(sum(requests.values())),
+        by_token=round(by_token * scale),
+        seconds=START_S * bool(feasible) + compile_s + run_s + DESIGN_S * designs,
+        cores=cores,
+        peak_bytes=BYTES_AT_START
+        + BYTES_PER_DESIGN * designs
+        + BYTES_PER_REQUEST * cores * min(max(longest, REQUESTS_PER_CHUNK), sum(requests.values())),
+        output_bytes=FILE_BYTES + designs * _row_bytes(whole),
+    )
+
+
+def _kind(group: Group) -> str:
+    """What computes a group: the slowest program of its stations, or the reference."""
+    if group.engine != ITERATION:
+        return "token by token"
+    return "any order" if any(station.program.in_any_order for station in group.stations) else "in order"
+
+
+def _shortened(scenario: Scenario) -> Scenario:
+    """The scenario with runs that are quick to draw, whatever they are: their number is no matter of feasibility."""
+    if scenario.workload.requests <= MOST_DRAWN and not any(
+        _LENGTH in change for a in scenario.sweep for change in a.changes
+    ):
+        return scenario
+    workload = _limited({"requests": scenario.workload.requests, "warmup_requests": scenario.workload.warmup_requests})
+    axes = tuple(
+        replace(axis, changes=tuple(_limited(change, "workload.") for change in axis.changes))
+        for axis in scenario.sweep
+    )
+    return replace(scenario, workload=replace(scenario.workload, **workload), sweep=axes)
+
+
+_LENGTH = "workload.requests"
+
+
+def _limited(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    most = {f"{prefix}requests": MOST_DRAWN, f"{prefix}warmup_requests": MOST_DRAWN // 2}
+    return {key: min(value, most[key]) if key in most else value for key, value in values.items()}
+
+
+def _lengths(scenario: Scenario, whole: Plan) -> dict[int, tuple[int, int]]:
+    """Requests and warm-up of every examined design as they are, by its number."""
+    points = expand(scenario).points
+    workloads = ((member.config, points[member.config][0]) for member in whole.members)
+    return {config: (workload.requests, workload.warmup_requests) for config, workload in workloads}
+
+
+def _reason(status: str) -> str:
+    """A status without what is particular to one design, so that designs can be counted by it."""
+    return re.sub(r"\d[\d,.]*\d|\d", "N", status.partition("; ")[0])
+
+
+def _row_bytes(whole: Plan) -> float:
+    """Bytes of a design in the dataset, which is not compressed."""
+    objectives = {id(point[2]): point[2] for point in whole.grid.points}.values()
+    sizes = {"config": 1, "input": len(whole.inputs), "quantile": len(quantile_levels(bounds_of(list(objectives))))}
+    numbers = 0
+    for name, variable in VARIABLES.items():
+        by_quantile = (
+            f"{re.split('_stderr|_elasticity', name)[0]}_mean" in VARIABLES
+        )  # quantiles have a mean beside them
+        dims = [dim for dim in variable.dims if dim != "quantile" or by_quantile]
+        numbers += math.prod(sizes[dim] for dim in dims)
+    return 8 * (numbers + len(whole.grid.axes)) + TEXT_BYTES
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.2g} {unit}" if seconds < 100 * length else f"{seconds / length:,.0f} {unit}"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _size(size: float) -> str:
+    for unit, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= length:
+            return f"{size / length:.2g} {unit}" if size < 100 * length else f"{size / length:,.0f} {unit}"
+    return f"{size / 1e3:.2g} kB"

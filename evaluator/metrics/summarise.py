@@ -1,0 +1,177 @@
+"""Per-request arrays of a chunk -> one number (or one per quantile) for each configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+
+from evaluator.errors import InputError
+from evaluator.metrics.elasticity import elasticities
+from evaluator.metrics.latency import VARIABLE, latencies, within_objectives
+from evaluator.metrics.outcomes import OK, Bounds, Outcomes
+from evaluator.metrics.saturation import saturated
+from evaluator.metrics.service import energy, hardware_use, kv_used_max, price, throughput
+from evaluator.metrics.statistics import Summary, batch_means, mean, over_seeds, seed_stderr, summary, summary_of_gaps
+from evaluator.metrics.use import Use, WeightedGaps
+from evaluator.metrics.window import Window
+
+DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
+
+
+def quantile_levels(objectives: Sequence[Bounds], extra: Sequence[float] = DEFAULT_QUANTILES) -> np.ndarray:
+    """The quantiles to report, ascending: the usual ones and those that an objective names."""
+    named = [bound.quantile for bound in objectives]
+    return np.array(sorted({*extra, *(level for level in named if level is not None)}))
+
+
+def summarise(outcomes: Outcomes, levels: np.ndarray, sides: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Every variable of the dataset for a chunk: (config,) or (config, quantile) NumPy arrays by name.
+
+    ``levels`` (quantile,) must hold every percentile of the objectives (``quantile_levels``). Rows whose status is
+    not ``ok`` are NaN, or false. Errors: InputError for an objective on itl when the gaps were not recorded.
+
+    ``sides`` (config, input, 2) asks for elasticities: the rows in which an input of the configuration is a step
+    lower and higher. Then the configurations are the first rows, and what is returned is theirs.
+    """
+    able, rows = np.flatnonzero(outcomes.status == OK), outcomes.status.size
+    if able.size == rows:
+        values, parts = _summarised(outcomes, levels)
+    else:
+        values, parts = (place(found, able, rows) for found in _summarised(select(outcomes, able), levels))
+    values |= {"status": outcomes.status, "engine": outcomes.engine, "provenance": outcomes.provenance}
+    if sides is None:
+        return values
+    return {name: value[: len(sides)] for name, value in values.items()} | elasticities(values, parts, sides)
+
+
+def place(values: Mapping[str, np.ndarray], rows: np.ndarray, configs: int) -> dict[str, np.ndarray]:
+    """Spread results of some rows (config index ``rows``) over ``configs``; the others are NaN, or false."""
+    result = {}
+    for name, value in values.items():
+        empty = False if value.dtype == bool else np.nan
+        result[name] = np.full((configs, *value.shape[1:]), empty, dtype=bool if value.dtype == bool else np.float64)
+        result[name][rows] = value
+    return result
+
+
+def select(outcomes: Outcomes, rows: np.ndarray) -> Outcomes:
+    """The outcomes of some configurations."""
+    shared = ("measured", "objectives", "itl", "stations")
+    changes = {
+        field.name: getattr(outcomes, field.name)[rows]
+        for field in fields(outcomes)
+        if field.name not in shared and _per_config(outcomes, field.name)
+    }
+    bounds = tuple(replace(bound, bound_s=bound.bound_s[rows]) for bound in outcomes.objectives)
+    stations = tuple(_rows_of(use, rows) for use in outcomes.stations)
+    measured = outcomes.measured[rows] if outcomes.measured.ndim == 3 else outcomes.measured
+    gaps = _gaps_of(outcomes.itl, rows)
+    return replace(outcomes, **changes, objectives=bounds, itl=gaps, stations=stations, measured=measured)
+
+
+def _rows_of(use: Use, rows: np.ndarray) -> Use:
+    arrays = {field.name: getattr(use, field.name)[rows] for field in fields(use) if field.name not in ("name", "itl")}
+    return replace(use, **arrays, itl=_gaps_of(use.itl, rows))
+
+
+def _gaps_of(itl: Sequence[Sequence[WeightedGaps]] | None, rows: np.ndarray) -> list[Sequence[WeightedGaps]] | None:
+    return None if itl is None else [itl[row] for row in rows]
+
+
+def _per_config(outcomes: Outcomes, name: str) -> bool:
+    """Traffic may be common to all configurations: (seed, request) instead of (config, seed, request)."""
+    value = getattr(outcomes, name)
+    traffic = ("prompt_tokens", "output_tokens", "cached_tokens", "replica")
+    return value is not None and (name not in traffic or value.ndim == 3)
+
+
+def _summarised(outcomes: Outcomes, levels: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The variables by name, and of those whose error is known by their spread the parts (config, part, ...)."""
+    window = Window.of(outcomes.measured)
+    values = {name: window.cut(value) for name, value in latencies(outcomes).items()}
+    summaries = {name: summary(value, levels) for name, value in values.items()}
+    if outcomes.itl is not None:
+        summaries["itl_s"] = summary_of_gaps(outcomes.itl, levels)
+    rates = throughput(outcomes, window)
+    parts = rates | hardware_use(outcomes) | {"joule_per_tok": energy(outcomes)}
+    result = _named(summaries) | {name: over_seeds(part) for name, part in parts.items()}
+    result |= {f"{name}_stderr": seed_stderr(rate) for name, rate in rates.items()}
+    result["kv_used_max"] = kv_used_max(outcomes).max(axis=1)
+    result["usd_per_mtok"] = price(outcomes, result["output_tok_per_s"])
+    parts["usd_per_mtok"] = _inverse_parts(result["usd_per_mtok"], rates["output_tok_per_s"])
+    for name, one in summaries.items():
+        parts[name], parts[f"{name}_mean"] = one.quantile_parts, one.mean_parts
+    inside = within_objectives(values, outcomes.objectives)
+    if inside is not None and window.common is None:
+        inside = window.cut(inside)
+    met, parts["slo_attainment"] = _objectives(outcomes.objectives, inside, summaries, levels)
+    result |= met
+    tpot = summaries["tpot_s"].mean
+    result["tok_per_s_per_user"] = np.divide(1.0, tpot, out=np.full(tpot.shape, np.nan), where=tpot > 0)
+    grows = _saturated(window, outcomes.arrival_s, values["queue_wait_s"])
+    result["saturated"] = outcomes.open_loop & (grows.mean(axis=1) >= 0.5)
+    result["devices"] = np.asarray(outcomes.summed("devices"), dtype=np.float64)
+    return result, parts
+
+
+def _inverse_parts(value: np.ndarray, rate: np.ndarray) -> np.ndarray:
+    """What each seed (config, seed) makes of a value (config,) that goes as one over the mean rate, to first order."""
+    average = over_seeds(rate)[:, None]
+    return value[:, None] * (2.0 - np.divide(rate, average, out=np.full(rate.shape, np.nan), where=average > 0))
+
+
+def _saturated(window: Window, arrival_s: np.ndarray, queue_wait_s: np.ndarray) -> np.ndarray:
+    """Whether the queue grows, (config, seed); run by run where each has a window of its own."""
+    if window.common is not None:
+        return saturated(arrival_s[..., window.common], queue_wait_s)
+    mask = np.broadcast_to(window.mask, arrival_s.shape)
+    found = np.zeros(arrival_s.shape[:-1], dtype=bool)
+    for at in np.ndindex(found.shape):
+        found[at] = saturated(arrival_s[at][mask[at]], queue_wait_s[at][mask[at]])
+    return found
+
+
+def _named(summaries: Mapping[str, Summary]) -> dict[str, np.ndarray]:
+    result = {}
+    for name, one in summaries.items():
+        result[name], result[f"{name}_stderr"] = one.quantiles, one.quantiles_stderr
+        result[f"{name}_mean"], result[f"{name}_mean_stderr"] = one.mean, one.mean_stderr
+    return result
+
+
+def _objectives(
+    objectives: tuple[Bounds, ...],
+    inside: np.ndarray | None,
+    summaries: Mapping[str, Summary],
+    levels: np.ndarray,
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """slo_attainment with its standard error, and slo_met; NaN and false for configurations without an objective.
+
+    ``inside`` (config, seed, request) is what ``within_objectives`` finds. With them the attainment by seed, or of one
+    seed by batch: (config, part).
+    """
+    configs, seeds = summaries["e2e_s"].mean.size, 1 if inside is None else inside.shape[1]
+    attainment, parts = np.full(configs, np.nan), np.full((configs, seeds), np.nan)
+    if inside is not None:
+        per_seed = mean(inside)
+        attainment = over_seeds(per_seed)
+        parts = per_seed if seeds > 1 else batch_means(inside[:, 0])
+    met, asked = np.ones(configs, dtype=bool), np.zeros(configs, dtype=bool)
+    for bound in objectives:
+        name = VARIABLE[bound.metric]
+        if name not in summaries:
+            raise InputError(f"slo.{bound.metric}: the gaps between tokens were not recorded; use tpot, or record them")
+        statistic = _statistic(summaries[name], bound.quantile, levels)
+        present = ~np.isnan(bound.bound_s)
+        met &= ~(statistic > np.where(present, bound.bound_s, np.inf))
+        asked |= present
+    known = {"slo_attainment": attainment, "slo_attainment_stderr": seed_stderr(parts), "slo_met": met & asked}
+    return known, parts
+
+
+def _statistic(one: Summary, quantile: float | None, levels: np.ndarray) -> np.ndarray:
+    if quantile is None:
+        return one.mean
+    return one.quantiles[:, int(np.argmin(np.abs(levels - quantile)))]

@@ -1,0 +1,118 @@
+"""Members in groups of one sequence of compiled structures, with shapes that hold every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from evaluator.cost.iteration import CostParameters
+from evaluator.cost.lanes import RowCounts, common_counts, structure
+from evaluator.metrics.outcomes import OK
+from evaluator.plan.engines import IN_ORDER, ITERATION, Program, program
+from evaluator.plan.member import Member
+from evaluator.plan.station import StationPlan
+from evaluator.routing.independent import assign_replicas
+from evaluator.scenario import Deployment
+
+SMALLEST_RING = 256
+
+
+@dataclass(frozen=True)
+class StationGroup:
+    """What the engine is compiled for at one station: all configurations of a group have the same there."""
+
+    program: Program
+    ring: int
+    windowed: bool
+    rows: RowCounts
+    lane_requests: int  # slots of a lane: a power of two, at least the most requests that any replica gets
+
+
+@dataclass(frozen=True)
+class Group:
+    """Members of one engine with as many requests and, vectorised, the same compiled program at every station."""
+
+    members: list[Member]
+    requests: int
+    engine: str = ITERATION
+    stations: tuple[StationGroup, ...] = ()  # none where the reference computes them
+
+
+class Structure(NamedTuple):
+    """What configurations must have in common to share a compiled program at a station, beside the shapes."""
+
+    program: Program
+    windowed: bool
+    experts: bool
+    cost: Hashable
+    requests: int  # which the width of a lane follows
+
+
+def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
+    """Members by the structures of their stations, in the order of the first of each group.
+
+    A shape is the largest of all members that have a structure at any station, so that structures stay few. Members of
+    a group also have as many requests of warm-up, so that the statistics of a chunk are of one window.
+    """
+    alike: dict[tuple, list[Member]] = {}  # the rates of a sweep share the object of their stations
+    for member in members:
+        workload = member.workload
+        key = (id(member.stations), member.engine, workload.requests, workload.warmup_requests)
+        alike.setdefault(key, []).append(member)
+    together: dict[tuple, list[Member]] = {}
+    having: dict[Structure, list[tuple[Member, StationPlan]]] = {}
+    for (_, engine, requests, warmup), some in alike.items():
+        compiled = some[0].stations if engine == ITERATION else ()
+        structures = tuple(_structure(station, requests) for station in compiled)
+        for which, station in zip(structures, compiled, strict=True):
+            having.setdefault(which, []).append((some[0], station))
+        together.setdefault((engine, requests, warmup, structures, _route(some[0])), []).extend(some)
+    shaped = {which: _shaped(which, stations, seeds) for which, stations in having.items()}
+    place = {id(member): number for number, member in enumerate(members)}
+    return [
+        Group(sorted(group, key=lambda one: place[id(one)]), requests, engine, tuple(shaped[one] for one in structures))
+        for (engine, requests, _, structures, _), group in together.items()
+    ]
+
+
+def _route(member: Member) -> tuple[str, ...]:
+    """What the way of a request depends on where there are several pools, and what their use is told by."""
+    several = member.stations if len(member.stations) > 1 else ()
+    return tuple(f"{station.role.name} {station.name}" for station in several)
+
+
+def _structure(station: StationPlan, requests: int) -> Structure:
+    replica = station.design.replica
+    which = IN_ORDER if replica is None else program(station.deployment)
+    if replica is None:
+        return Structure(which, False, False, (), requests)
+    experts = isinstance(replica.cost, CostParameters) and len(replica.cost.expert_rows.flop) > 0
+    return Structure(which, replica.kv.window is not None, experts, structure(replica.cost), requests)
+
+
+def _shaped(which: Structure, having: list[tuple[Member, StationPlan]], seeds: tuple[int, ...]) -> StationGroup:
+    able = [station for member, station in having if member.status == OK]
+    routed = {(d.replicas, d.router): d for d in (station.deployment for station in able)}.values()
+    slots = max((_largest_share(deployment, seeds, which.requests) for deployment in routed), default=1)
+    return station_group(which.program, able, slots)
+
+
+def station_group(which: Program, stations: Sequence[StationPlan], most_jobs: int) -> StationGroup:
+    """The shapes of a program that hold stations which can run, of one cost structure and alike in having windows.
+
+    ``most_jobs``: the most that any replica of theirs serves.
+    """
+    ring = SMALLEST_RING
+    while ring < max((station.extremes.output for station in stations), default=0) + 2:
+        ring *= 2
+    designs = {id(station.design): station.design.ready for station in stations}  # members share their designs
+    rows = common_counts([cost for ready in designs.values() for cost in ready.pipeline_ranks])
+    windowed = any(ready.kv.window is not None for ready in designs.values())
+    return StationGroup(which, ring, windowed, rows, 1 << max(most_jobs - 1, 1).bit_length())
+
+
+def _largest_share(deployment: Deployment, seeds: tuple[int, ...], requests: int) -> int:
+    return max(int(np.bincount(assign_replicas(deployment, seed, requests)).max()) for seed in seeds)

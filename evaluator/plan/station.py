@@ -1,0 +1,35 @@
+"""One pool of a configuration, with what its jobs ask of a replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evaluator.replica import Design
+from evaluator.scenario import Deployment
+from evaluator.traffic.jobs import Extremes
+from evaluator.traffic.roles import ROLES, Role
+
+
+@dataclass(frozen=True)
+class StationPlan:
+    """One pool of a configuration: what it is deployed as, and what its largest jobs ask of a replica.
+
+    ``kept_units`` of the KV cache of each replica hold prefixes that jobs share, and never come free.
+    """
+
+    name: str
+    deployment: Deployment
+    design: Design
+    extremes: Extremes
+    max_num_batched_tokens: int
+    kept_units: int = 0
+
+    @property
+    def role(self) -> Role:
+        """Which part of a request's tokens it computes."""
+        return ROLES[self.deployment.role]
+
+    @property
+    def devices(self) -> int:
+        """Of all replicas."""
+        return self.design.devices * self.deployment.replicas

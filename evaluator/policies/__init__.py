@@ -1,0 +1,29 @@
+"""The batching policies: one record each, by the name that scenario files use.
+
+A policy that combines decisions which others have made (see ``record.BatchingPolicy``) is a file here and its line in
+``POLICIES``: checks, the vectorised engine and the reference read the record. One whose order of decisions is new needs
+a scheduler in ``reference.schedulers``, too, and the same order in the engine.
+"""
+
+from evaluator.errors import InputError
+from evaluator.policies.chunked import CHUNKED
+from evaluator.policies.continuous import CONTINUOUS
+from evaluator.policies.lightllm import LIGHTLLM
+from evaluator.policies.mixed import MIXED
+from evaluator.policies.orca import ORCA
+from evaluator.policies.record import BatchingPolicy
+from evaluator.policies.sarathi import SARATHI
+from evaluator.policies.static import STATIC
+
+__all__ = ["CHUNKED", "MIXED", "POLICIES", "BatchingPolicy", "policy"]
+
+POLICIES: dict[str, BatchingPolicy] = {
+    each.name: each for each in (STATIC, CONTINUOUS, CHUNKED, MIXED, ORCA, SARATHI, LIGHTLLM)
+}
+
+
+def policy(name: str) -> BatchingPolicy:
+    """The policy of this name. InputError if there is none."""
+    if name not in POLICIES:
+        raise InputError(f"no batching policy {name!r}; the policies are {', '.join(POLICIES)}")
+    return POLICIES[name]

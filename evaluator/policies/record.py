@@ -1,0 +1,52 @@
+"""What is known of a batching policy: the decisions that make one, as data that every engine and check reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BatchingPolicy:
+    """Which requests take part in an iteration, and how the KV cache is dealt out to them.
+
+    Every iteration gives each decoding request a token, computes prompts, or does both; the fields say which, within
+    which limits, and what KV a request must get to be admitted. ``any_order`` and ``pipeline`` say how far the
+    vectorised engine goes with the policy. Errors: ValueError for decisions that no engine can combine.
+    """
+
+    name: str  # in scenario files
+    label: str  # the system that batches so
+    source: str  # where that is written down
+    whole_prompts: bool = True  # a prompt is computed in one iteration (else in chunks that fill the token budget)
+    prefill_alone: bool = False  # decodes wait while an iteration computes prompts (else they share it)
+    drain_first: bool = False  # nothing is admitted before every running request has finished
+    token_budget: bool = True  # max_num_batched_tokens bounds an iteration (else only max_num_seqs and KV do)
+    whole_kv: bool = False  # KV on demand: a prompt cut into chunks gets the KV of its whole length on admission
+    admission: str | None = None  # the only kv.admission that it has, reserve or on_demand; None: either
+    look_every: int = 0  # decode iterations between two looks at who waits, see ``by_future_peak``; 0: looks always
+    any_order: bool = False  # needs the engine's any-order program even where KV is reserved, first come, first served
+    pipeline: bool = True  # the vectorised engine runs it on several pipeline ranks (else only the reference does)
+
+    def __post_init__(self) -> None:
+        peak = self.by_future_peak
+        for contradicts, why in (
+            (self.drain_first and peak, "drain_first and look_every both say when waiting requests are looked at"),
+            ((self.drain_first or peak) and not self.prefill_alone, "drain_first and look_every need prefill_alone"),
+            (
+                self.prefill_alone and not self.whole_prompts,
+                "prefill_alone needs whole_prompts: chunks share iterations",
+            ),
+            (self.admission not in (None, "reserve", "on_demand"), f"admission {self.admission!r} is unknown"),
+            (peak and self.admission != "on_demand", "look_every needs admission on_demand"),
+            (peak and (self.pipeline or not self.any_order), "look_every needs any_order and no pipeline"),
+        ):
+            if contradicts:
+                raise ValueError(f"policy {self.name}: {why}")
+
+    @property
+    def by_future_peak(self) -> bool:
+        """Admits a request if all running ones and it fit into the KV cache when they hold most of it.
+
+        Then KV must be counted by the token, and every layer must keep every token.
+        """
+        return self.look_every > 0

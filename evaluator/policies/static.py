@@ -1,0 +1,12 @@
+"""Static batching: a batch of requests is computed to its end before the next one is admitted."""
+
+from evaluator.policies.record import BatchingPolicy
+
+STATIC = BatchingPolicy(
+    "static",
+    label="FasterTransformer",
+    source="NVIDIA FasterTransformer; the baseline of Yu et al., Orca, OSDI 2022, section 2",
+    prefill_alone=True,
+    drain_first=True,
+    admission="reserve",
+)

@@ -1,0 +1,110 @@
+"""The event loop of the reference: clients send requests through stations in tandem.
+
+Why one loop for all stations: a station whose departures do not depend on what follows could be computed alone, before
+the next one starts. A network with feedback cannot: users of a closed loop send again when the last station is done
+with a request, and routers look at the state of replicas. Next-event simulation (Law, Simulation Modeling and Analysis,
+section 1.3) runs both kinds: the clock goes to the next end or arrival, wherever it is.
+
+Order at one point in time: ends, then arrivals, then new batches. Stations that serve each request by itself start
+before those that put batches together, and these from the first to the last; whenever something that was just started
+ends at the same time, the round begins anew. So a request that passes stations in no time is there before the next
+batch, in front of the pool as behind it, where it releases the next request of a closed loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from evaluator.reference.request import Request
+
+
+class Station(Protocol):
+    """One step of a request's way. It keeps its own calendar of what is under way."""
+
+    batches: bool
+    """What it starts depends on all requests that are there (else each is served by itself)."""
+
+    next_s: float
+    """When the next of what is under way here ends, seconds; inf if nothing is. Kept up to date by the station."""
+
+    def finish(self, now: float) -> Sequence[Request]:
+        """End what ends at ``now``: the requests that leave, in the order in which they do."""
+
+    def submit(self, request: Request, now: float) -> None:
+        """A request comes in. No new batch starts, but one under way may be set to end earlier, at ``now`` even."""
+
+    def launch(self, now: float) -> None:
+        """Start what can start; nothing may be there to start."""
+
+
+class Visit(NamedTuple):
+    """When a request came to a station, when its service began and when it left; seconds."""
+
+    arrived_s: float
+    started_s: float
+    left_s: float
+
+
+class Clients:
+    """Send the requests, in their order: at their times of arrival, or as ``users`` of a closed loop.
+
+    A station, too: requests leave it when they are sent, and come back from the last station of the network. In a
+    closed loop the first ``users`` requests are sent at time 0 and one more whenever one comes back; ``arrival_s`` is
+    set then.
+    """
+
+    batches = False
+
+    def __init__(self, requests: Sequence[Request], users: int | None = None) -> None:
+        self._requests = requests
+        self._sent = 0
+        self._released = len(requests) if users is None else users  # so many may be sent, in a closed loop by now
+        if users is not None:
+            for position, request in enumerate(requests):
+                request.arrival_s = 0.0 if position < users else math.inf
+        self.next_s = self._next_arrival()
+
+    def _next_arrival(self) -> float:
+        return self._requests[self._sent].arrival_s if self._sent < len(self._requests) else math.inf
+
+    def finish(self, now: float) -> Sequence[Request]:
+        first = self._sent
+        while self.next_s <= now:
+            self._sent += 1
+            self.next_s = self._next_arrival()
+        return self._requests[first : self._sent]
+
+    def submit(self, request: Request, now: float) -> None:
+        if self._released < len(self._requests):
+            self._requests[self._released].arrival_s = now
+            self._released += 1
+            self.next_s = self._next_arrival()
+
+    def launch(self, now: float) -> None:
+        pass
+
+
+def run(stations: Sequence[Station], requests: Sequence[Request], users: int | None = None) -> None:
+    """Send fresh requests, in order of arrival, through all stations one after the other, until nothing can happen.
+
+    ``users``: closed loop, see ``Clients``. What happened is in the requests and the stations. A request that a station
+    can never start stays there.
+    """
+    clients = Clients(requests, users)
+    ring: list[Station] = [clients, *stations]
+    upstream_last = list(zip(ring, [*stations, clients], strict=True))[::-1]  # so that ends come before arrivals
+    order = sorted(stations, key=lambda station: station.batches)
+    while True:
+        now = min([station.next_s for station in ring])
+        if now == math.inf:
+            return
+        for station, following in upstream_last:
+            if station.next_s <= now:
+                for request in station.finish(now):
+                    following.submit(request, now)
+        for station in order:
+            station.launch(now)
+            if station.next_s <= now:
+                break

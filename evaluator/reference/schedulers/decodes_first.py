@@ -1,0 +1,23 @@
+"""Decodes first, and prompts beside them within one token budget (vLLM v1, Sarathi-Serve, Splitwise, Orca)."""
+
+from __future__ import annotations
+
+from evaluator.policies import BatchingPolicy
+from evaluator.reference.batch import Batch
+from evaluator.reference.queues import Queues
+
+
+def decodes_first(queues: Queues, policy: BatchingPolicy) -> Batch:
+    """A token for every decoding request; then the prompts under way; then, if none was preempted, waiting requests.
+
+    Whole prompts are never under way between two iterations. Of chunks, ``long_prefill_token_threshold`` bounds what
+    one prompt gets of an iteration, so that others can go on beside it. Decodes come first even where a prompt under
+    way was admitted before them, as vLLM documents it.
+    """
+    queues.grow_decodes()
+    room = queues.limits.max_num_batched_tokens - len(queues.decoding)
+    chunks = queues.continue_prompts(room)
+    if not queues.short_of_kv:
+        room -= sum(chunk.high - chunk.low for chunk in chunks)
+        chunks += queues.admit_all(room, whole=policy.whole_prompts, whole_kv=policy.whole_kv)
+    return Batch(chunks, queues.decoding)

@@ -1,0 +1,1 @@
+"""The stations of the reference, one per file: ``network.Station`` says what the event loop asks of them."""

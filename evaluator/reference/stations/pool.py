@@ -1,0 +1,59 @@
+"""A pool of engine replicas behind a router, as one station."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+
+from evaluator.reference.replica import Flight, Replica
+from evaluator.reference.request import Request
+from evaluator.routing.by_state import Choose
+
+
+class Pool:
+    """The router sees the replicas as of the arrival. A request leaves with its last token.
+
+    The calendar holds the ends of flights. An arrival may bring the end of a flight forward: the flight is entered
+    again then, and the entry at its former end, which differs from the flight's, is passed over.
+    """
+
+    batches = True
+
+    def __init__(self, replicas: Sequence[Replica], choose: Choose) -> None:
+        self.next_s = math.inf
+        self.replicas = replicas
+        self._choose = choose
+        self._calendar: list[tuple[float, int, Flight, Replica]] = []  # heap; ties: in the order of entry
+        self._entries = 0
+        self._touched: dict[Replica, None] = {}  # where something ended or arrived since the last launch, in order
+
+    def finish(self, now: float) -> list[Request]:
+        leaving: list[Request] = []
+        calendar = self._calendar
+        while self.next_s <= now:
+            _, _, flight, replica = heapq.heappop(calendar)
+            leaving += replica.finish(flight)
+            self._touched[replica] = None
+            while calendar and calendar[0][0] != calendar[0][2].end_s:
+                heapq.heappop(calendar)
+            self.next_s = calendar[0][0] if calendar else math.inf
+        return leaving
+
+    def submit(self, request: Request, now: float) -> None:
+        replica = self._choose(now)
+        cut_short = replica.submit(request, now)
+        if cut_short is not None:
+            self._enter(cut_short, replica)
+        self._touched[replica] = None
+
+    def launch(self, now: float) -> None:
+        for replica in self._touched:
+            for flight in replica.launch(now):
+                self._enter(flight, replica)
+        self._touched.clear()
+
+    def _enter(self, flight: Flight, replica: Replica) -> None:
+        heapq.heappush(self._calendar, (flight.end_s, self._entries, flight, replica))
+        self._entries += 1
+        self.next_s = min(self.next_s, flight.end_s)

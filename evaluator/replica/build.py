@@ -1,0 +1,81 @@
+"""Spec -> design: the builder of every replica, whoever asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from evaluator.catalog.calibration import Calibration, load_calibration
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.model import Model, MoeFeedForward
+from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.read_model import load_model
+from evaluator.cost.fitted import fit_of, fitted_problem, iteration_cost
+from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
+from evaluator.cost.operators import operators
+from evaluator.cost.parallel import parallel_problem
+from evaluator.cost.utilisation import ideal_times
+from evaluator.replica.changes import changed
+from evaluator.replica.design import INFEASIBLE, UNSUPPORTED, Design, Problem, Replica
+from evaluator.replica.spec import ReplicaSpec
+
+
+def build(spec: ReplicaSpec) -> Design:
+    """The design of a spec. InputError only where the catalog has no such names; any other problem is a status."""
+    model, hardware, calibration = _catalog(spec)
+    known = Design(spec, model, hardware, calibration)
+    precision, parallel = spec.precision, spec.parallel
+    unknown = fitted_problem(calibration, model, hardware, precision, parallel)
+    if unknown is not None:
+        return replace(known, problem=Problem(UNSUPPORTED, unknown))
+    undivided = parallel_problem(model, hardware, parallel)
+    if undivided is not None:
+        return replace(known, problem=Problem(INFEASIBLE, undivided))
+    memory = _memory(spec, model, hardware)
+    too_large = memory_problem(model, hardware, precision, parallel, memory)
+    if too_large is not None:
+        return replace(known, memory=memory, problem=Problem(INFEASIBLE, too_large))
+    return replace(known, memory=memory, replica=_replica(known, memory))
+
+
+def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
+    """What the names stand for, changed. A set of other hardware is a problem of the design, no unknown name."""
+    model = load_model(spec.model) if isinstance(spec.model, str) else spec.model
+    hardware = load_hardware(spec.hardware) if isinstance(spec.hardware, str) else spec.hardware
+    calibration = spec.calibration
+    if isinstance(calibration, str):
+        calibration = load_calibration(calibration, hardware.name, foreign=True)
+    if spec.change is not None:
+        hardware, calibration = changed(hardware, calibration, spec.change)
+    return model, hardware, calibration
+
+
+def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware) -> MemoryPlan:
+    """What takes a device's memory; the KV cache has the blocks that are stated, else what is left."""
+    plan = memory_plan(
+        model, hardware, spec.precision, spec.parallel,
+        memory_fraction=spec.memory_fraction, block_tokens=spec.block_tokens,
+        max_num_batched_tokens=spec.max_num_batched_tokens, max_num_seqs=spec.max_num_seqs,
+    )  # fmt: skip
+    if spec.kv_blocks is None:
+        return plan
+    return replace(plan, kv=replace(plan.kv, capacity_units=spec.kv_blocks))
+
+
+def _replica(known: Design, memory: MemoryPlan) -> Replica:
+    model, hardware, calibration = known.model, known.hardware, known.calibration
+    precision, parallel = known.spec.precision, known.spec.parallel
+    compute, bytes_moved = ideal_times(operators(model, precision, parallel), hardware)
+    pipeline_ranks = tuple(
+        iteration_cost(model, hardware, calibration, precision, parallel, rank if parallel.pipeline > 1 else None)
+        for rank in range(parallel.pipeline)
+    )
+    experts = any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
+    return Replica(
+        pipeline_ranks=pipeline_ranks,
+        kv=memory.kv,
+        compute=compute,
+        memory=bytes_moved,
+        weight_bytes=memory.weight_bytes,
+        fit=fit_of(calibration, model, precision, parallel),
+        warm_up_s=calibration.warm_up_s if experts else 0.0,
+    )

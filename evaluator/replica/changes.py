@@ -1,0 +1,73 @@
+"""One input of the cost at a multiple of its value: of a device, its links or its host. Sensitivities ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from evaluator.catalog.calibration import COLLECTIVE_CLASSES, Calibration
+from evaluator.catalog.hardware import Hardware
+from evaluator.errors import InputError
+from evaluator.metrics.variables import INPUTS
+
+
+class Change(NamedTuple):
+    """An input at ``factor`` times its value."""
+
+    input: str
+    factor: float
+
+
+def chosen_inputs(wanted: bool | Sequence[str]) -> tuple[str, ...]:
+    """Names of inputs in the order of INPUTS: all for True, none for False. InputError for a name that is none."""
+    if isinstance(wanted, bool):
+        return tuple(INPUTS) if wanted else ()
+    names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    for name in names:
+        if name not in INPUTS:
+            close = get_close_matches(str(name), INPUTS, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise InputError(f"sensitivity: there is no input {name!r}; {hint}the inputs are {', '.join(INPUTS)}")
+    return tuple(name for name in INPUTS if name in names)
+
+
+def changed(hardware: Hardware, calibration: Calibration, change: Change) -> tuple[Hardware, Calibration]:
+    """The same with one input changed. Memory capacity, power and price stay."""
+    factor = change.factor
+    match change.input:
+        case "memory_bandwidth":
+            hardware = replace(hardware, memory_bandwidth=hardware.memory_bandwidth * factor)
+        case "flops":
+            peaks = {dtype: peak * factor for dtype, peak in hardware.peak_flops.items()}
+            hardware = replace(hardware, peak_flops=peaks)
+        case "link_bandwidth":
+            links = tuple(replace(link, bandwidth=link.bandwidth * factor) for link in hardware.links)
+            hardware = replace(hardware, links=links)
+        case "link_latency":
+            hardware = replace(hardware, links=tuple(_longer(link, factor) for link in hardware.links))
+            calibration = _classes_longer(calibration, factor, collectives=True)
+        case "kernel_overhead":
+            calibration = _classes_longer(calibration, factor, collectives=False)
+        case "host_overhead":
+            calibration = _longer(calibration, factor)
+        case _:
+            raise ValueError(f"no input {change.input!r}")
+    return hardware, calibration
+
+
+def _classes_longer(calibration: Calibration, factor: float, collectives: bool) -> Calibration:
+    """The fixed times of collectives, or of all other classes of operators, times ``factor``."""
+    efficiencies = dict(calibration.efficiencies)
+    for name, figures in efficiencies.items():
+        if (name in COLLECTIVE_CLASSES) == collectives:
+            groups = {size: _longer(group, factor) for size, group in figures.devices.items()}
+            efficiencies[name] = replace(_longer(figures, factor), devices=groups)
+    return replace(calibration, efficiencies=efficiencies)
+
+
+def _longer(figures: Any, factor: float) -> Any:
+    """A dataclass with its times, the fields whose names end in their unit ``_s``, times ``factor``."""
+    times = [each.name for each in fields(figures) if each.name.endswith("_s")]
+    return replace(figures, **{name: getattr(figures, name) * factor for name in times})

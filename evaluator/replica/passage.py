@@ -1,0 +1,54 @@
+"""One batch on its way through all pipeline ranks: the closed form's view of a replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.iterations import Iterations
+from evaluator.cost.fitted import fit_of, iteration_cost
+from evaluator.cost.iteration import IterationCost
+from evaluator.cost.kernel import Operator
+from evaluator.cost.operators import operators
+from evaluator.cost.utilisation import IdealTime, ideal_times
+from evaluator.replica.design import Design
+
+
+@dataclass(frozen=True)
+class Passage:
+    """An iteration of all layers, from the first rank to the last.
+
+    ``calibration`` has the host's times of all ranks: a batch passes the host of each, a worker process of its own, as
+    in the simulators. ``compute`` and ``memory`` are its work at the peaks.
+    """
+
+    operators: tuple[Operator, ...]
+    calibration: Calibration
+    cost: IterationCost
+    compute: IdealTime
+    memory: IdealTime
+    fit: Iterations | None
+
+
+def passage(built: Design) -> Passage:
+    """The times of a design with a memory plan; those of devices with more memory where its own do not hold it."""
+    if built.memory is None:
+        raise AssertionError(f"no times: {built.status}")
+    spec, model, hardware = built.spec, built.model, built.hardware
+    calibration = _with_all_hosts(built.calibration, spec.parallel.pipeline)
+    found = operators(model, spec.precision, spec.parallel)
+    return Passage(
+        found,
+        calibration,
+        iteration_cost(model, hardware, calibration, spec.precision, spec.parallel),
+        *ideal_times(found, hardware),
+        fit_of(calibration, model, spec.precision, spec.parallel),
+    )
+
+
+def _with_all_hosts(calibration: Calibration, pipeline_ranks: int) -> Calibration:
+    return replace(
+        calibration,
+        step_overhead_s=pipeline_ranks * calibration.step_overhead_s,
+        sequence_overhead_s=pipeline_ranks * calibration.sequence_overhead_s,
+    )

@@ -1,0 +1,65 @@
+"""A scenario's deployment -> the spec and the design of one of its replicas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from evaluator.cost.parallel import Parallel
+from evaluator.policies import policy
+from evaluator.replica.build import build
+from evaluator.replica.changes import Change
+from evaluator.replica.design import Design
+from evaluator.replica.spec import ReplicaSpec
+
+if TYPE_CHECKING:
+    from evaluator.scenario.scenario import Batching, Deployment
+
+CHUNKED_TOKENS = 2048
+"""Default token budget of an iteration: vLLM's ``max_num_batched_tokens`` with chunked prefill."""
+
+
+def token_budget(batching: Batching, longest_prompt: int) -> int:
+    """``max_num_batched_tokens``, or its default: 2,048 for chunks, just room for the longest prompt otherwise.
+
+    Whole prompts that share an iteration with decodes need room for both. Where the policy itself has no token budget
+    (Orca) this is what the activations are given memory for.
+    """
+    if batching.max_num_batched_tokens is not None:
+        return batching.max_num_batched_tokens
+    record = policy(batching.policy)
+    if not record.whole_prompts:
+        return max(CHUNKED_TOKENS, batching.max_num_seqs)
+    beside = 0 if record.prefill_alone else batching.max_num_seqs
+    return max(CHUNKED_TOKENS, longest_prompt + beside)
+
+
+def replica_spec(deployment: Deployment, longest_prompt: int) -> ReplicaSpec:
+    """One replica of a deployment, under prompts of at most ``longest_prompt`` tokens to compute."""
+    return ReplicaSpec(
+        deployment.model,
+        deployment.hardware,
+        deployment.calibration,
+        deployment.precision,
+        Parallel(deployment.tensor_parallel, deployment.pipeline_parallel, deployment.expert_parallel),
+        memory_fraction=deployment.kv.memory_fraction,
+        block_tokens=deployment.kv.block_tokens,
+        max_num_batched_tokens=token_budget(deployment.batching, longest_prompt),
+        max_num_seqs=deployment.batching.max_num_seqs,
+    )
+
+
+def design(deployment: Deployment, longest_prompt: int) -> Design:
+    """The design of one replica of a deployment; the same object for all deployments with the same spec."""
+    return _kept(replica_spec(deployment, longest_prompt))
+
+
+_kept = lru_cache(maxsize=65536)(build)
+
+
+@lru_cache(maxsize=8192)
+def varied(built: Design, change: Change) -> Design:
+    """A design as its names say, with one input changed: it takes other times, and has the same memory. Cached."""
+    known = replace(built.spec, model=built.model, hardware=built.hardware, calibration=built.calibration)
+    return build(replace(known, change=change))

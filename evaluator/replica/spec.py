@@ -1,0 +1,36 @@
+"""What a replica is built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.model import Model
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
+from evaluator.replica.changes import Change
+
+
+@dataclass(frozen=True)
+class ReplicaSpec:
+    """All that decides what one replica costs and holds. Hashable where it is of names.
+
+    Model, hardware and calibration are names of the catalog, or what its readers return. ``memory_fraction`` of a
+    device's memory is the engine's. ``max_num_batched_tokens`` and ``max_num_seqs`` bound an iteration, and with it the
+    activations that take room from the KV cache. ``kv_blocks`` is the capacity of that cache in blocks where it is
+    known, from the log of a server for instance: whether the model fits is then no question. ``change`` puts one input
+    of the cost at a multiple of its value; memory stays.
+    """
+
+    model: Model | str
+    hardware: Hardware | str
+    calibration: Calibration | str = "datasheet"
+    precision: Precision = field(default_factory=Precision)
+    parallel: Parallel = field(default_factory=Parallel)
+    memory_fraction: float = 0.9
+    block_tokens: int = 16
+    kv_blocks: int | None = None
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    change: Change | None = None

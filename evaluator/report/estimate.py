@@ -1,0 +1,77 @@
+"""An estimate as text."""
+
+from __future__ import annotations
+
+import math
+
+from evaluator.cost.steady import SteadyState
+from evaluator.estimation import Estimate, Phase
+
+
+def format_estimate(result: Estimate) -> str:
+    """The estimate as text for a terminal: a summary and one table of operators per phase."""
+    return "\n".join([*_summary(result), "", *_table("prefill", result.prefill), "", *_table("decode", result.decode)])
+
+
+def _summary(result: Estimate) -> list[str]:
+    split = result.parallel
+    dtypes = result.precision
+    memory = result.memory
+    lines = [
+        f"{result.model} on {split.devices} x {result.hardware}"
+        f" (TP {split.tensor}, PP {split.pipeline}, EP {split.expert})",
+        f"  weights {dtypes.weights}, activations {dtypes.activations}, KV {dtypes.kv}; "
+        f"efficiencies: {result.calibration} ({result.provenance})",
+        f"  batch {result.batch}, prompt {result.prompt_tokens}, output {result.output_tokens} tokens",
+        "",
+        f"status            {result.status}",
+        f"weights           {memory.weight_bytes / 1e9:.2f} GB per device of {memory.usable_bytes / 1e9:.1f} GB usable",
+        f"KV capacity       {_capacity(result)}, {result.max_sequences:,} sequences of this length",
+        f"TTFT              {_milliseconds(result.ttft_s)}",
+        f"TPOT              {_milliseconds(result.tpot_s)}",
+        f"end to end        {_milliseconds(result.e2e_s)}",
+        f"throughput        {result.output_tok_per_s:,.1f} output tokens/s, {result.total_tok_per_s:,.1f} with prompts",
+    ]
+    return lines + ([] if result.load is None else _load_lines(result.load))
+
+
+def _capacity(result: Estimate) -> str:
+    if math.isinf(result.kv_capacity_tokens):
+        return "no KV, a state of fixed size per sequence"
+    return f"{result.kv_capacity_tokens:,.0f} tokens of {result.kv_bytes_per_token:,.0f} byte per device"
+
+
+def _load_lines(load: SteadyState) -> list[str]:
+    head = [
+        "",
+        f"at {load.rate_rps:g} requests/s (steady state, no queueing):",
+        f"utilisation       {100 * load.utilisation:.1f} % of {load.capacity_rps:.3g} requests/s",
+    ]
+    if load.saturated:
+        return [*head, "saturated         the queue grows without bound"]
+    return [
+        *head,
+        f"concurrency       {load.concurrency:.1f} requests in the system, step {_milliseconds(load.step_s)}",
+        f"TTFT, TPOT, e2e   {_milliseconds(load.ttft_s)}, {_milliseconds(load.tpot_s)}, {_milliseconds(load.e2e_s)}",
+    ]
+
+
+def _table(title: str, phase: Phase) -> list[str]:
+    """Operators in order; what takes no time in this phase is left out. Measured iterations know none."""
+    head = f"{title} iteration: {_milliseconds(phase.time_s)}, MFU {100 * phase.mfu:.1f} %, MBU {100 * phase.mbu:.1f} %"
+    if not phase.operators:
+        return [head]
+    lines = [
+        head,
+        f"  {'operator':<28}{'time':>12}{'share':>8}{'GFLOP':>12}{'memory MB':>13}{'sent MB':>13}  bound by",
+    ]
+    return lines + [
+        f"  {each.name:<28}{_milliseconds(each.time_s):>12}{100 * each.share:>7.1f}%{each.flops / 1e9:>12,.2f}"
+        f"{each.bytes / 1e6:>13,.2f}{each.message_bytes / 1e6:>13,.2f}  {each.bound}"
+        for each in phase.operators
+        if each.time_s > 1e-15
+    ]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.3f} ms"

@@ -1,0 +1,109 @@
+"""The sheet that pictures are drawn on: size, headings, footnotes, legends, and the file in the end."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluator.errors import InputError
+from evaluator.metrics.outcomes import OK
+from evaluator.report.picture.labels import axis_title, text, title
+from evaluator.report.picture.layout import Layout
+from evaluator.report.picture.style import GREY, HEADING, SETTINGS, SMALL, TITLE
+from evaluator.results.files import replacing
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+DPI = 150
+SUFFIXES = (".png", ".pdf", ".svg")
+
+
+def save(path: str | Path, draw: Callable[[], Any]) -> Path:
+    """Write the figure that ``draw`` makes, in the style of all pictures; an old file is replaced when all is drawn.
+
+    Errors: InputError for another suffix than SUFFIXES, where matplotlib is missing, and where the file cannot be
+    written.
+    """
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"{path}: unknown kind of picture {path.suffix!r}; use {', '.join(SUFFIXES)}")
+    if find_spec("matplotlib") is None:
+        raise InputError(f"{path}: pictures need matplotlib; install it with: pip install matplotlib")
+    import matplotlib
+
+    with matplotlib.rc_context(SETTINGS):
+        figure = draw()
+        with replacing(path) as part:
+            figure.savefig(part, dpi=DPI, format=path.suffix[1:], facecolor="white")
+    return path
+
+
+def canvas(width: float, height: float) -> Any:
+    """An empty figure, in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def headings(figure: Any, ds: xr.Dataset, subtitle: str, notes: Sequence[str]) -> None:
+    """Title and subtitle above, notes below, at fixed distances from the edges in inches."""
+    width, height = figure.get_size_inches()
+    left = 0.25 / width
+    figure.text(left, 1 - 0.30 / height, ds.attrs.get("title", "sweep"), fontsize=TITLE, fontweight="bold", va="center")
+    figure.text(left, 1 - 0.58 / height, subtitle, fontsize=HEADING, color=GREY, va="center")
+    lines = textwrap.fill(".  ".join(notes), max(40, int(15.5 * (width - 0.5))))  # characters of 7.5 points per inch
+    figure.text(left, 0.12 / height, lines, fontsize=SMALL, color=GREY, va="bottom")
+
+
+def footnotes(ds: xr.Dataset, layout: Layout) -> list[str]:
+    """What a reader of any picture has to know: which designs are not shown, seeds, and the calibration set."""
+    notes = [f"Shown: {'; '.join(layout.notes)}"] if layout.notes else []
+    infeasible = int((ds["status"].values != OK).sum())
+    if infeasible:
+        notes.append(f"{infeasible:,} of {ds.sizes['config']:,} configurations are infeasible and absent")
+    if ds["saturated"].values[layout.rows].any():
+        notes.append("Hollow: saturated (the queue grows without bound)")
+    seeds = ds.attrs.get("seeds", "").count(",") + 1
+    notes.append(f"Mean over {seeds} seeds" if seeds > 1 else "One seed")
+    return [*notes, f"Calibration: {ds.attrs.get('calibration', 'unknown')}"]
+
+
+def legend(figure: Any, groups: Sequence[tuple[str | None, Sequence[Any], Sequence[Any]]], right: float) -> None:
+    """One legend per axis below each other, right of the panels; ``groups`` hold axis, levels and their handles."""
+    height = figure.get_size_inches()[1]
+    top = 1 - 0.85 / height
+    for name, levels, handles in groups:
+        if name is None:
+            continue
+        figure.legend(
+            handles,
+            [text(level) for level in levels],
+            title=title(name),
+            title_fontproperties={"weight": "bold"},
+            loc="upper left",
+            bbox_to_anchor=(right, top),
+            alignment="left",
+            frameon=False,
+            handlelength=2.6,
+            borderaxespad=0.0,
+        )
+        top -= (0.5 + 0.205 * len(levels)) / height
+
+
+def x_axis(grid: Any, ds: xr.Dataset, layout: Layout) -> None:
+    """Scale and name of the axis that all panels share."""
+    name = str(layout.x)
+    values = np.unique(ds[name].values[layout.rows])
+    for axes in grid.flat:
+        if values[0] > 0 and values.size > 2 and values[-1] / values[0] >= 30:
+            axes.set_xscale("log")
+        axes.set_xlabel(axis_title(ds, name))

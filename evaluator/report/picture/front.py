@@ -1,0 +1,97 @@
+"""The picture of a sweep without a scale: speed for the user against output per device, and the front of designs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluator.report.picture.canvas import canvas, footnotes, headings, legend
+from evaluator.report.picture.labels import in_words
+from evaluator.report.picture.layout import Layout, ordered, pick
+from evaluator.report.picture.style import MARKERS, SMALL, grid_lines, shades_of, spot
+from evaluator.report.ranking import is_constant, quantities
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+MOST_LABELS = 10  # labels are wide and flat, and those of nearly the same height would overlap
+MANY = 500  # points beyond which they are drawn small
+
+
+def pareto(ds: xr.Dataset, layout: Layout) -> Any:
+    """Speed that a user sees against output per GPU, with the front of the designs that are not saturated."""
+    user, gpu = ds["tok_per_s_per_user"].values, ds["tok_per_s_per_gpu"].values
+    rows = layout.rows[np.isfinite(user[layout.rows]) & np.isfinite(gpu[layout.rows])]
+    figure = canvas(9.5, 5.6)
+    axes = figure.subplots()
+    figure.subplots_adjust(0.09, 0.17, 0.76, 0.85)
+    names = (layout.colour, layout.style, layout.facet)
+    levels = [ordered(ds, name, rows) for name in names]
+    shades = shades_of(ds, layout.colour, levels[0])
+    sizes = (34 if rows.size <= MANY else 8) * 2.0 ** (np.arange(len(levels[2])) - 0.5 * (len(levels[2]) - 1))
+    for (shade, *place), some in _groups(ds, names, levels, rows, shades):
+        marks = {"s": sizes[place[1]], "marker": MARKERS[place[0]], "rasterized": rows.size > 2000, "zorder": 3}
+        _points(axes, ds, some, shade, marks)
+    _front_line(axes, ds, rows)
+    axes.set(xlabel="output tokens/s per user (1 / mean TPOT)", ylabel="output tokens/s per GPU")
+    axes.set_xlim(0.0, 1.08 * user[rows].max(initial=0.0) or 1.0)
+    axes.set_ylim(0.0, 1.15 * gpu[rows].max(initial=0.0) or 1.0)
+    grid_lines(axes)
+    handles = [
+        [spot(color=shade) for shade in shades],
+        [spot(marker=MARKERS[place]) for place in range(len(levels[1]))],
+        [spot(ms=float(np.sqrt(size))) for size in sizes],
+    ]
+    legend(figure, list(zip(names, levels, handles, strict=True)), 0.78)
+    headings(figure, ds, "Speed for the user against output per GPU; line: the front", footnotes(ds, layout))
+    return figure
+
+
+def _groups(
+    ds: xr.Dataset, names: Sequence[str | None], levels: Sequence[list[Any]], rows: np.ndarray, shades: Sequence[Any]
+) -> Iterator[tuple[tuple[Any, int, int], np.ndarray]]:
+    """(colour, which marker, which size) and the rows that are drawn so; the largest first, not to hide the others."""
+    places = product(*(range(len(each)) for each in levels))
+    for first, second, third in sorted(places, key=lambda place: -place[2]):
+        some = rows
+        for name, each, place in zip(names, levels, (first, second, third), strict=True):
+            some = pick(ds, name, each[place], some)
+        yield (shades[first], second, third), some
+
+
+def _points(axes: Any, ds: xr.Dataset, rows: np.ndarray, shade: Any, marks: dict[str, Any]) -> None:
+    """Designs of one colour, marker and size; hollow where they are saturated."""
+    user, gpu = ds["tok_per_s_per_user"].values, ds["tok_per_s_per_gpu"].values
+    over = ds["saturated"].values[rows]
+    calm, full = rows[~over], rows[over]
+    axes.scatter(user[calm], gpu[calm], color=shade, lw=0, alpha=0.85, **marks)
+    axes.scatter(user[full], gpu[full], facecolor="none", edgecolor=shade, alpha=0.5, lw=0.8, **marks)
+
+
+def _front_line(axes: Any, ds: xr.Dataset, rows: np.ndarray) -> None:
+    """The front of the designs that are not saturated, some of them named."""
+    user, gpu = ds["tok_per_s_per_user"].values, ds["tok_per_s_per_gpu"].values
+    calm = rows[~ds["saturated"].values[rows]]
+    if calm.size < 2:
+        return
+    best = calm[front(user[calm], gpu[calm])]
+    axes.step(user[best], gpu[best], where="post", color="black", lw=1.0, zorder=2)
+    names = [name for name in quantities(ds) if not is_constant(ds, name)][:3]
+    labelled = -np.inf
+    for row in best:
+        if gpu[row] - labelled < gpu[rows].max() / MOST_LABELS:
+            continue
+        labelled = gpu[row]
+        left = user[row] > 0.5 * user[rows].max()  # keep the label inside
+        where = {"xytext": (-5 if left else 5, 6), "textcoords": "offset points", "ha": "right" if left else "left"}
+        axes.annotate(in_words(ds, row, names), (user[row], gpu[row]), fontsize=SMALL, zorder=4, **where)
+
+
+def front(user: np.ndarray, gpu: np.ndarray) -> np.ndarray:
+    """Indices of the points that no other beats in both, from the fastest for the user down."""
+    order = np.lexsort((-gpu, -user))
+    best = np.maximum.accumulate(np.r_[-np.inf, gpu[order][:-1]])
+    return order[gpu[order] > best]

@@ -1,0 +1,37 @@
+"""Axes and levels in a reader's words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_NAMES = {"rate_rps": "arrival rate (requests/s)", "users": "concurrent users"}
+
+
+def title(name: str) -> str:
+    """An axis as a reader would write it."""
+    return name.replace("_", " ")
+
+
+def text(value: Any) -> str:
+    """A level as short text."""
+    return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)
+
+
+def axis_title(ds: xr.Dataset, name: str) -> str:
+    """An axis with its unit, as it stands below a panel."""
+    unit = str(ds[name].attrs.get("units", "1"))
+    return _NAMES.get(name, title(name) if unit == "1" else f"{title(name)} ({unit})")
+
+
+def in_words(ds: xr.Dataset, row: int, names: Sequence[str]) -> str:
+    """A configuration by the quantities ``names``: numbers with their names, text (hardware, policy) by itself."""
+    return ", ".join(
+        f"{title(name)} {text(ds[name].values[row])}" if ds[name].dtype.kind in "iuf" else text(ds[name].values[row])
+        for name in names
+    )

@@ -1,0 +1,67 @@
+"""Which designs come first, and by what rule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evaluator.results.schema import axes_of, nearest_quantile, objectives_of
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def ranking(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
+    """The rows of ``feasible``, best first, and the rule in words.
+
+    ``feasible`` are positions along ``config`` of configurations that ran. A design that meets the SLO comes before one
+    that misses it, one that is not saturated before one that is; among equals the cheaper comes first, or, where no
+    price is known, the one with the higher throughput per GPU.
+    """
+    objective, words = _objective(ds, feasible)
+    keys = [objective, ds["saturated"].values[feasible].astype(float)]
+    met = ds["slo_met"].values[feasible]
+    if met.any():
+        keys.append(-met.astype(float))
+        words = f"those that meet the SLO first, then by {words}"
+    elif objectives_of(ds):
+        keys.insert(1, -np.nan_to_num(ds["slo_attainment"].values[feasible]))
+        words = f"none meets the SLO: by SLO attainment, then by {words}"
+    else:
+        words = f"not saturated first, then by {words}"
+    return feasible[np.lexsort(keys)], words
+
+
+def _objective(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
+    """What is minimised, and its name."""
+    for name, sign, words in (
+        ("usd_per_mtok", 1.0, "cost per million output tokens"),
+        ("tok_per_s_per_gpu", -1.0, "output tokens/s per GPU"),
+    ):
+        if name in ds and np.isfinite(values := ds[name].values[feasible]).any():
+            return np.where(np.isnan(values), np.inf, sign * values), words
+    return near(ds, "ttft_s", 0.9)[feasible], "TTFT p90"
+
+
+def near(ds: xr.Dataset, name: str, level: float) -> np.ndarray:
+    """A latency at the reported quantile nearest to ``level``, (config,)."""
+    return ds[name].values[:, nearest_quantile(ds, level)]
+
+
+def quantities(ds: xr.Dataset) -> list[str]:
+    """The swept coordinates; the label of a zip or of a design is left out: the quantities behind it are there."""
+    names = [name for axis in axes_of(ds) for name in axis]
+    labels = [axis[0] for axis in axes_of(ds) if len(axis) > 1 and _is_label(ds[axis[0]])]
+    return [name for name in names if name not in labels]
+
+
+def _is_label(coordinate: xr.DataArray) -> bool:
+    """Whether a coordinate names steps that set several keys, instead of being the value of a key (``a.b``)."""
+    return "=" in str(coordinate.values[0]) or "." not in coordinate.attrs.get("description", ".")
+
+
+def is_constant(ds: xr.Dataset, name: str) -> bool:
+    """Whether a coordinate is the same in every row."""
+    values = ds[name].values
+    return bool((values == values[0]).all())

@@ -1,0 +1,1 @@
+"""Tables of a dataset as text for a terminal."""

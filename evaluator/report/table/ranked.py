@@ -1,0 +1,124 @@
+"""The ranked table that a sweep ends with, as text for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evaluator.metrics.outcomes import OK
+from evaluator.report.ranking import is_constant, near, quantities, ranking
+from evaluator.report.reasons import reasons
+from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
+from evaluator.results.schema import objectives_of
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+REASONS = 3
+_SHORT = {
+    "tensor_parallel": "tp",
+    "pipeline_parallel": "pp",
+    "expert_parallel": "ep",
+    "rate_rps": "rate",
+    "max_num_batched_tokens": "batch tokens",
+    "max_num_seqs": "max seqs",
+    "memory_fraction": "memory",
+}
+
+
+def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
+    """The best ``top`` configurations, then how many there were, how many can run, and why the others cannot.
+
+    ``width`` is that of the terminal, in characters: names are shortened and measures left out until a row fits.
+    """
+    feasible = np.flatnonzero(ds["status"].values == OK)
+    lines = []
+    if feasible.size:
+        order, rule = ranking(ds, feasible)
+        best = order[:top]
+        shown = f"Best {best.size:,} of {feasible.size:,} feasible configurations" if feasible.size > 1 else "Result"
+        lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *_constant(ds), ""]
+        lines += [*lines_of(_columns(ds, best), width), ""]
+    return "\n".join(lines + _summary(ds, feasible))
+
+
+def _columns(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
+    columns = [Column("#", "", tuple(str(place + 1) for place in range(rows.size)), KEPT)]
+    columns += _swept(ds, rows)
+    columns.append(Column("TTFT p90", "ms", _cells(1e3 * near(ds, "ttft_s", 0.9)[rows]), KEPT))
+    columns.append(Column("TPOT p90", "ms", _cells(1e3 * near(ds, "tpot_s", 0.9)[rows]), KEPT))
+    for name, head, unit, rank in (
+        ("usd_per_mtok", "USD", "per Mtok", 80),
+        ("tok_per_s_per_gpu", "per GPU", "tok/s", KEPT),
+        ("output_tok_per_s", "output", "tok/s", 20),
+    ):
+        if name in ds and np.isfinite(ds[name].values[rows]).any():
+            columns.append(Column(head, unit, _cells(ds[name].values[rows]), rank))
+    for name, head, unit, rank in (("utilisation", "busy", "", 30), ("slo_attainment", "in SLO", "", 70)):
+        if name in ds and np.isfinite(ds[name].values[rows]).any():
+            columns.append(Column(head, unit, _percent(ds[name].values[rows]), rank))
+    if objectives_of(ds):
+        columns.append(Column("SLO", "met", _yes(ds["slo_met"].values[rows]), 60))
+    if ds["saturated"].values[rows].any():
+        columns.append(Column("satu-", "rated", _yes(ds["saturated"].values[rows]), 50))
+    return columns
+
+
+def _yes(flags: np.ndarray) -> tuple[str, ...]:
+    return tuple("yes" if flag else "no" for flag in flags)
+
+
+def _cells(values: np.ndarray) -> tuple[str, ...]:
+    """One number of digits for the whole column, that of its largest entry."""
+    finite = np.abs(values[np.isfinite(values)])
+    largest = finite.max() if finite.size else 0.0
+    digits = 0 if largest >= 99.95 else 1 if largest >= 9.995 else 2 if largest >= 0.995 else 3
+    return tuple(f"{value:,.{digits}f}" if np.isfinite(value) else "-" for value in values)
+
+
+def _percent(values: np.ndarray) -> tuple[str, ...]:
+    """Whole percents, rounded down to below 100 so that a miss stays visible."""
+    return tuple(
+        f"{min(100 * v, 99.9) if v < 1 else 100:.{1 if 0.99 < v < 1 else 0}f}%" if np.isfinite(v) else "-"
+        for v in values
+    )
+
+
+def _constant(ds: xr.Dataset) -> list[str]:
+    """What is the same in every row goes into one line instead of a column."""
+    same = [name for name in quantities(ds) if is_constant(ds, name)]
+    return [f"all with {', '.join(f'{name}={ds[name].values[0]}' for name in same)}"] if same else []
+
+
+def _swept(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
+    columns = []
+    for name in quantities(ds):
+        if is_constant(ds, name):
+            continue
+        values, head = ds[name].values[rows], _SHORT.get(name, name.replace("_", " "))
+        unit = str(ds[name].attrs["units"])
+        if values.dtype.kind in "iuf":
+            cells = tuple("-" if np.isnan(value) else f"{value:.6g}" for value in values)
+            columns.append(Column(head, "" if unit in ("1", "token") else unit, cells, KEPT))
+        else:
+            columns.append(Column(head, "", tuple(map(str, values)), KEPT, text=True))
+    return columns
+
+
+def _summary(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
+    total = ds.sizes["config"]
+    parts = [f"{feasible.size:,} feasible"]
+    if objectives_of(ds):
+        parts.append(f"{int(ds['slo_met'].values.sum()):,} meet the SLO")
+    parts += [f"{int(ds['saturated'].values.sum()):,} saturated", f"{total - feasible.size:,} infeasible"]
+    lines = [f"{total:,} configuration{'s' if total != 1 else ''}: {', '.join(parts)}."]
+    if not feasible.size:
+        lines[0] += " Nothing can run as it stands:"
+    found = reasons(ds["status"].values)
+    lines += [f"  {count:,} x {reason}" for reason, count in found[:REASONS]]
+    if len(found) > REASONS:
+        lines.append(
+            f"  {sum(count for _, count in found[REASONS:]):,} x {len(found) - REASONS} other reasons (status)"
+        )
+    return lines

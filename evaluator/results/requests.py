@@ -1,0 +1,60 @@
+"""The table of requests: one row for each, written as CSV or Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evaluator.errors import InputError
+from evaluator.metrics.latency import latencies
+from evaluator.metrics.outcomes import OK, Outcomes
+from evaluator.results.files import replacing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def requests_table(
+    outcomes: Outcomes, configs: Sequence[int] | None = None, seeds: Sequence[int] | None = None
+) -> pd.DataFrame:
+    """One row per request, warm-up included (``measured`` tells), of every configuration that ran.
+
+    ``configs`` and ``seeds`` name the entries of the first two axes; their positions by default.
+    """
+    import pandas as pd
+
+    config_count, seed_count, request_count = shape = outcomes.arrival_s.shape
+    columns: dict[str, np.ndarray] = {
+        "config": np.asarray(range(config_count) if configs is None else configs)[:, None, None],
+        "seed": np.asarray(range(seed_count) if seeds is None else seeds)[None, :, None],
+        "request": np.arange(request_count),
+    }
+    if outcomes.replica is not None:
+        columns["replica"] = outcomes.replica
+    columns |= {name: getattr(outcomes, name) for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")}
+    columns |= latencies(outcomes)
+    cached = np.zeros(1, dtype=np.int64) if outcomes.cached_tokens is None else outcomes.cached_tokens
+    columns |= {
+        "prompt_tokens": outcomes.prompt_tokens,
+        "output_tokens": outcomes.output_tokens,
+        "cached_tokens": cached,
+    }
+    columns["measured"] = outcomes.measured
+    ran = outcomes.status == OK
+    return pd.DataFrame({name: np.broadcast_to(values, shape)[ran].ravel() for name, values in columns.items()})
+
+
+def write_requests(table: pd.DataFrame, path: str | Path) -> Path:
+    """Write a per-request table as .csv or .parquet, by the suffix."""
+    path = Path(path)
+    if path.suffix not in (".csv", ".parquet"):
+        raise InputError(f"{path}: unknown kind of table {path.suffix!r}; use .csv or .parquet")
+    with replacing(path) as part:
+        if path.suffix == ".csv":
+            table.to_csv(part, index=False)
+        else:
+            table.to_parquet(part, index=False, engine="pyarrow")
+    return path

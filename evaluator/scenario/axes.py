@@ -1,0 +1,207 @@
+"""``sweep`` as it is written: axes of keys and of designs, tables and samples, still unchecked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluator.scenario.design_table import LABELS, read_designs
+from evaluator.scenario.fields import (
+    Field,
+    Place,
+    Table,
+    choice,
+    count,
+    did_you_mean,
+    listed,
+    many,
+    resolve_file,
+    shown,
+    text,
+)
+from evaluator.scenario.forms import MAX_POINTS, Between, sections, values_of
+from evaluator.scenario.names import SECTIONS, key_path
+from evaluator.scenario.tables import read_section
+from evaluator.scenario.tree import leaves, split_path
+
+_NO_FIGURES = (
+    "sweeping the figures of hardware or of a model is not implemented yet; "
+    "put files with the figures you want into folders of your own and sweep their names"
+)
+
+SAMPLE: Table = {
+    "method": Field(
+        choice("sobol", "latin_hypercube", "halton", "random"), "sobol", "How the designs are spread over the axes."
+    ),
+    "size": Field(count(most=10**6), says="How many designs; a power of 2 serves sobol best."),
+    "seed": Field(count(least=0, most=2**63 - 1), 0, "Of the random numbers."),
+    "beside": Field(many(text), (), "Axes that are not sampled: every design is taken at each of their values."),
+}
+
+
+@dataclass(frozen=True)
+class RawAxis:
+    """``steps``: what each sets, key path -> value as written; ``place`` says for messages where a step stands.
+
+    ``values`` are those of an axis of one key path (a section merges into what is there), or the names of designs;
+    a sample (``repeats``) may hold the same design twice.
+    """
+
+    name: str
+    values: Sequence[Any]
+    steps: Sequence[Mapping[str, Any]]
+    place: Callable[[int], Place]
+    designs: bool = False
+    repeats: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key paths that any step sets."""
+        return tuple(dict.fromkeys(path for step in self.steps for path in step))
+
+
+def raw_axes(value: Any, place: Place, folder: Path) -> list[RawAxis]:
+    """The axes of ``sweep``; a null axis is left out. Relative files are looked for in ``folder`` first.
+
+    Errors: InputError for unknown forms, empty axes, paths that cannot be swept, two axes that set the same key.
+    """
+    if value is None:
+        return []
+    if not isinstance(value, Mapping):
+        raise place.error(f"expected axes such as workload.arrivals.rate_rps: [1, 2, 4], got {shown(value)}")
+    axes: list[RawAxis] = []
+    bounds: dict[str, Between] = {}
+    for name, written in value.items():
+        where = place.key(name)
+        if name in ("where", "sample") or written is None:
+            continue
+        if name == "table":
+            axes.append(_table(LABELS, written, where, folder))
+        elif not isinstance(name, str) or split_path(name)[0] not in SECTIONS:
+            axes.append(_designs(name, written, where, folder))
+        else:
+            found = _of_key(name, written, where)
+            if isinstance(found, Between):
+                bounds[name] = found
+            else:
+                axes.append(found)
+    for axis in axes:
+        for path in axis.keys:
+            _check_path(path, place.key(axis.name))
+    _check_overlap(axes, bounds, place)
+    if value.get("sample") is not None:
+        axes = _sampled(read_section(value["sample"], SAMPLE, place.key("sample")), axes, bounds, place)
+    elif bounds:
+        raise place.key(next(iter(bounds))).error("between is to be sampled from: add sweep.sample: {size: 256}")
+    points = math.prod(len(axis.steps) for axis in axes)
+    if points > MAX_POINTS:
+        raise place.error(f"{points:,} points are too many for one sweep; the limit is {MAX_POINTS:,}")
+    return axes
+
+
+def raw_conditions(value: Any, place: Place) -> tuple[str, ...]:
+    """``sweep.where``: one condition or a list of them."""
+    written = value.get("where") if isinstance(value, Mapping) else None
+    conditions = [written] if isinstance(written, str) else [] if written is None else written
+    if not isinstance(conditions, list) or not all(isinstance(one, str) for one in conditions):
+        raise place.key("where").error(
+            f"expected a condition such as tensor_parallel * replicas <= 8, or a list of such, got {shown(written)}"
+        )
+    return tuple(conditions)
+
+
+def _of_key(name: str, written: Any, where: Place) -> RawAxis | Between:
+    _check_path(name, where)
+    values = values_of(written, where)
+    if isinstance(values, Between):
+        return values
+    for index, value in enumerate(values):
+        if name in ("deployment.hardware", "deployment.model") and isinstance(value, Mapping):
+            raise where.item(index).error(_NO_FIGURES)
+
+    def place(step: int) -> Place:
+        return Place(where.file, note=f" ({where.path}, value {step + 1} of {len(values)})")
+
+    return RawAxis(name, values, [dict(leaves(value, name)) for value in values], place)
+
+
+def _designs(name: Any, written: Any, where: Place, folder: Path) -> RawAxis:
+    """An axis with a name of its own, over designs that each set keys of any section."""
+    if "." in str(name):
+        _check_path(str(name), where)
+    form = next(iter(written)) if isinstance(written, Mapping) and len(written) == 1 else None
+    if not isinstance(name, str) or not name.strip() or form not in ("zip", "table"):
+        raise where.error(
+            f"an axis is a key path below {listed(SECTIONS)}, or a name for designs in a zip or a table"
+            f"{did_you_mean(str(name).partition('.')[0], SECTIONS)}"
+        )
+    if form == "table":
+        return _table(name, written["table"], where.key("table"), folder)
+    entries = sections(written["zip"], where.key("zip"))
+    if not entries:
+        raise where.error("the axis is empty; give at least one value, or null to delete it")
+
+    def place(step: int) -> Place:
+        return Place(where.file, note=f" ({where.path}, value {step + 1} of {len(entries)})")
+
+    steps = []
+    for index, entry in enumerate(entries):
+        at = where.key("zip").item(index)
+        step = {path: value for key, below in entry.items() for path, value in leaves(below, key_path(key, at))}
+        if not step:
+            raise at.error(f"expected a value or a section of values, got {shown(entry)}")
+        steps.append(step)
+    return RawAxis(name, [], steps, place, designs=True)
+
+
+def _table(name: str, written: Any, where: Place, folder: Path) -> RawAxis:
+    table = read_designs(resolve_file(text(written, where), (folder, Path.cwd()), where))
+    return RawAxis(name, table.labels, table.rows, table.place, designs=True)
+
+
+def _sampled(
+    sample: Mapping[str, Any], axes: list[RawAxis], bounds: Mapping[str, Between], place: Place
+) -> list[RawAxis]:
+    """The axes with those that are sampled from, all but ``beside``, made one."""
+    from evaluator.scenario.sampling import draw
+
+    names = [axis.name for axis in axes]
+    for name in sample["beside"]:
+        if name not in names:
+            raise place.key("sample.beside").error(
+                f"{name} is no axis with values of its own{did_you_mean(name, names)}; those are {listed(names)}"
+            )
+    chosen = [axis for axis in axes if axis.name not in sample["beside"]]
+    if not chosen and not bounds:
+        raise place.key("sample").error("there is no axis to sample from; give some as {between: [1, 20]} or as lists")
+    steps = draw(sample["method"], sample["size"], sample["seed"], [axis.steps for axis in chosen], bounds)
+
+    def at(step: int) -> Place:
+        return Place(place.file, note=f" (sweep.sample, design {step + 1} of {len(steps)})")
+
+    labels = range(1, len(steps) + 1)
+    designs = RawAxis(LABELS, labels, steps, at, designs=True, repeats=True)
+    return [*(axis for axis in axes if axis.name in sample["beside"]), designs]
+
+
+def _check_path(path: str, where: Place) -> None:
+    keys = split_path(path)
+    figures = keys[0] if keys[0] in ("hardware", "model", "models") else keys[1] if len(keys) > 2 else ""
+    if figures in ("hardware", "model", "models") and keys[0] in ("deployment", figures):
+        raise where.error(_NO_FIGURES)
+    if keys[0] not in SECTIONS:
+        raise where.error(f"an axis is a key path below {listed(SECTIONS)}{did_you_mean(keys[0], SECTIONS)}")
+    if keys[:2] == ("workload", "seeds"):
+        raise where.error("seeds are repetitions of one design, not designs: list them in workload.seeds instead")
+
+
+def _check_overlap(axes: Sequence[RawAxis], bounds: Mapping[str, Between], place: Place) -> None:
+    owner = {path: path for path in bounds}
+    for axis in axes:
+        for path in axis.keys:
+            other = owner.setdefault(path, axis.name)
+            if other != axis.name:
+                raise place.key(axis.name).error(f"sets {path}, which the axis {other} sets too; put both into one zip")

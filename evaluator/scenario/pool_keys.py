@@ -1,0 +1,120 @@
+"""The keys of ``deployment`` that are about several pools: ``pools``, ``transfer``, and routers by role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from evaluator.scenario.fields import Field, Place, Reader, Schema, Table, choice, known, listed, quantity, shown
+from evaluator.scenario.scenario import LinkFigures, Pool, Routers, Transfer
+from evaluator.scenario.tables import Named, Section, named, read_section, schema_of, section, section_schema
+
+ROLE = Field(choice("mixed", "prefill", "decode"), says="Which phases of a request the replicas compute.")
+
+
+def pools_reader(replica: Table) -> Named:
+    """Reads {NAME: {role: ..., ...}}: the keys ``replica`` of a deployment, which may be left out, and a role."""
+    return named(section({"role": ROLE, **_optional(replica)}, Pool), _check_roles)
+
+
+def _optional(table: Table) -> dict[str, Field]:
+    """The same keys, None where they are absent; sections with nothing but None in them."""
+    found = {}
+    for key, field in table.items():
+        if isinstance(field.read, Section):
+            inner = _optional(field.read.table)
+            nothing = field.read.build(**{name: each.default for name, each in inner.items()})
+            found[key] = Field(section(inner, field.read.build), nothing, field.says)
+        else:
+            found[key] = Field(field.read, None, field.says)
+    return found
+
+
+def _check_roles(pools: Mapping[str, Pool], place: Place) -> None:
+    """One mixed pool, or a prefill side and a decode side."""
+    having = {role: [name for name, pool in pools.items() if pool.role == role] for role in ROLE_NAMES}
+    for role, names in having.items():
+        if len(names) > 1:
+            raise place.error(
+                f"several {role} pools ({listed(names)}) are not implemented yet; "
+                "make them one pool with as many replicas"
+            )
+    if having["mixed"] and len(pools) > 1:
+        raise place.error(
+            "a mixed pool beside other pools is not implemented yet; use one mixed pool, or a prefill and a decode pool"
+        )
+    for role, other in (("prefill", "decode"), ("decode", "prefill")):
+        if having[role] and not having[other]:
+            raise place.error(
+                f"the {role} pool {having[role][0]} needs a {other} pool beside it; add one with role: {other}, "
+                "or use role: mixed"
+            )
+
+
+ROLE_NAMES = ("mixed", "prefill", "decode")
+
+
+def router_reader(name: Reader) -> Reader:
+    """Reads the name of a router, or {prefill: NAME, decode: NAME}."""
+    by_role: Table = {
+        "prefill": Field(name, Routers.prefill, "Of the prefill pool."),
+        "decode": Field(name, Routers.decode, "Of the decode pool."),
+    }
+
+    def read(value: Any, place: Place) -> Any:
+        return Routers(**read_section(value, by_role, place)) if isinstance(value, Mapping) else name(value, place)
+
+    return Reader(read, lambda: {"anyOf": [schema_of(name), section_schema(by_role)]})
+
+
+def _load_link(name: str) -> Any:
+    from evaluator.catalog import load_link
+
+    return load_link(name)
+
+
+def _link_names() -> list[str]:
+    from evaluator.catalog import names
+
+    return names("links")
+
+
+FIGURES: Table = {
+    "bandwidth": Field(quantity("byte/s", above=0), says="Bytes per second between a prefill and a decode replica."),
+    "latency": Field(quantity("s", least=0), LinkFigures.latency, "Seconds until bytes that were sent arrive."),
+}
+_named_link = known(_load_link, _link_names)
+
+
+def _link(value: Any, place: Place) -> Any:
+    if isinstance(value, Mapping):
+        return LinkFigures(**read_section(value, FIGURES, place))
+    if not isinstance(value, str):
+        raise place.error(f"expected the name of a link or {{bandwidth: 50GB/s, latency: 5us}}, got {shown(value)}")
+    return _named_link(value, place)
+
+
+def _link_schema() -> Schema:
+    figures = {**section_schema(FIGURES), "required": ["bandwidth"]}
+    return {"anyOf": [*schema_of(_named_link)["anyOf"], figures]}
+
+
+def transfer_reader(dtypes: tuple[str, ...]) -> Section:
+    """Reads ``transfer``; ``dtypes`` are those of KV caches."""
+    table: Table = {
+        "link": Field(
+            Reader(_link, _link_schema), Transfer.link, "A link of the catalog, or {bandwidth: 50GB/s, latency: 5us}."
+        ),
+        "granularity": Field(
+            choice("cache", "layer"),
+            Transfer.granularity,
+            "cache: sent once the prompt is computed. layer: sent layer by layer while it is computed.",
+        ),
+        "dtype": Field(choice("auto", *dtypes), Transfer.dtype, "Sent so; auto: as the narrower KV cache of the two."),
+        "shared": Field(
+            choice("per_replica", "none"),
+            Transfer.shared,
+            "per_replica: a prefill replica sends one request after the other. none: all at once, none waits.",
+        ),
+    }
+    return section(table, Transfer)

@@ -1,0 +1,189 @@
+"""Sections of keys by their tables: how a mapping is read, and how one is put together anew from parts already read.
+
+``Section`` and ``Named`` say what lies below them, so that a sweep reads only the key that it sets, however deep it
+lies, and builds the sections around it from parts that all its points share. ``variant`` is read as a whole: which
+keys it takes depends on one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evaluator.errors import InputError
+from evaluator.scenario.fields import (
+    REQUIRED,
+    Field,
+    Place,
+    Reader,
+    Schema,
+    Table,
+    choice,
+    did_you_mean,
+    listed,
+    shown,
+)
+
+Check = Callable[[Any, Place], None]
+
+
+@dataclass(frozen=True)
+class Section(Reader):
+    """A mapping with the keys of ``table``; what is built of it has an attribute for each of them."""
+
+    table: Table
+    build: Callable[..., Any]
+    check: Check | None = None
+    later: tuple[str, ...] = ()
+
+    def rebuilt(self, base: Any, parts: Mapping[str, Any], place: Place) -> Any:
+        """What ``base`` is with other ``parts``, by key. Errors: InputError of ``check``."""
+        values = {key: parts[key] if key in parts else getattr(base, key) for key in self.table}
+        return _checked(self.build(**values), self.check, place)
+
+    def inside(self, base: Any) -> dict[str, tuple[Field, Any]]:
+        """The keys below with their values in ``base``."""
+        return {key: (field, getattr(base, key)) for key, field in self.table.items()}
+
+
+@dataclass(frozen=True)
+class Named(Reader):
+    """A mapping from names of the user's own to sections of one kind (pools)."""
+
+    entry: Section
+    check: Check | None = None
+
+    def rebuilt(self, base: Mapping[str, Any], parts: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+        """What ``base`` is with other ``parts``, by name. Errors: InputError of ``check``."""
+        return _checked({**base, **parts}, self.check, place)
+
+    def inside(self, base: Mapping[str, Any]) -> dict[str, tuple[Field, Any]]:
+        """The names in ``base`` with their sections."""
+        return {name: (Field(self.entry), value) for name, value in base.items()}
+
+
+@dataclass(frozen=True)
+class Variant(Reader):
+    """A mapping one of whose keys chooses the table of the others. ``keys`` are those of all tables."""
+
+    keys: Table
+
+
+def _checked(built: Any, check: Check | None, place: Place) -> Any:
+    if check is not None:
+        check(built, place)
+    return built
+
+
+def section(table: Table, build: Callable[..., Any], later: Iterable[str] = (), check: Check | None = None) -> Section:
+    """A mapping with the keys of ``table``, given to ``build`` as keyword arguments.
+
+    ``check`` gets what was built and its place, and raises InputError where keys do not go together. ``later`` are
+    keys refused as not built yet.
+    """
+    later = tuple(later)
+
+    def read(value: Any, place: Place) -> Any:
+        return _checked(build(**read_section(value, table, place, later)), check, place)
+
+    return Section(read, lambda: section_schema(table), table, build, check, later)
+
+
+def named(entry: Section, check: Check | None = None) -> Named:
+    """A mapping, not empty, from names that the user gives to sections that ``entry`` reads; a dict."""
+
+    def read(value: Any, place: Place) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or not value:
+            raise place.error(f"expected sections by name, got {shown(value)}")
+        for name in value:
+            if not isinstance(name, str) or not name.isidentifier():
+                raise place.key(name).error("a name is made of letters, digits and _, and begins with no digit")
+        return _checked({name: entry(each, place.key(name)) for name, each in value.items()}, check, place)
+
+    def schema() -> Schema:
+        return {"type": "object", "additionalProperties": schema_of(entry), "minProperties": 1}
+
+    return Named(read, schema, entry, check)
+
+
+def variant(discriminator: str, tables: Mapping[str, Table], build: Callable[..., Any], says: str = "") -> Variant:
+    """A mapping whose key ``discriminator`` chooses the table of its other keys; keys of other tables are refused."""
+
+    def read(value: Any, place: Place) -> Any:
+        if not isinstance(value, Mapping):
+            example = f"{{{discriminator}: {next(iter(tables))}, ...}}"
+            raise place.error(f"expected a section such as {example}, got {shown(value)}")
+        if value.get(discriminator) is None:
+            raise place.key(discriminator).error(f"is required: one of {listed(tables)}")
+        name = choice(*tables)(value[discriminator], place.key(discriminator))
+        rest = {key: entry for key, entry in value.items() if key != discriminator and entry is not None}
+        for key in rest:
+            owners = [owner for owner, table in tables.items() if key in table]
+            if owners and name not in owners:
+                raise place.key(key).error(
+                    f"not a key of {discriminator} {name} (its keys: {listed(tables[name])}); "
+                    f"it belongs to {listed(owners)}"
+                )
+        return build(name, read_section(rest, tables[name], place), place)
+
+    def schema() -> Schema:
+        return {"oneOf": [_variant_schema(discriminator, name, table, says) for name, table in tables.items()]}
+
+    every = {key: field for table in tables.values() for key, field in table.items()}
+    return Variant(read, schema, {discriminator: Field(choice(*tables), says=says), **every})
+
+
+def _variant_schema(discriminator: str, name: str, table: Table, says: str) -> Schema:
+    below = section_schema(table)
+    first = {discriminator: {"const": name, "description": says}}
+    return {**below, "properties": {**first, **below["properties"]}, "required": [discriminator]}
+
+
+def read_section(value: Any, table: Table, place: Place, later: Iterable[str] = ()) -> dict[str, Any]:
+    """The values of a mapping by its table; null is as good as absent. ``later`` are keys refused as not built yet.
+
+    Errors: InputError for anything but a mapping, an unknown key (with the closest known one) or a missing one.
+    """
+    if not isinstance(value, Mapping):
+        raise place.error(f"expected a section with the keys {listed(table)}, got {shown(value)}")
+    for key in value:
+        if key not in table:
+            raise unknown_key(key, table, place, later)
+    return {key: read_key(value.get(key), key, table, place) for key in table}
+
+
+def read_key(value: Any, key: str, table: Table, place: Place) -> Any:
+    """The value of one key of the section at ``place``: read, or its default where it is null."""
+    entry = table[key]
+    if value is not None:
+        return entry.read(value, place.key(key))
+    if entry.default is REQUIRED:
+        raise place.key(key).error(f"is required; keys of {place.path or 'a scenario'}: {listed(table)}")
+    return entry.default
+
+
+def unknown_key(key: object, table: Iterable[str], place: Place, later: Iterable[str] = ()) -> InputError:
+    """The exception for a key that is not in the table."""
+    if key in tuple(later):
+        return place.key(key).error(f"{key} is not implemented yet; keys that are: {listed(table)}")
+    return place.key(key).error(f"unknown key{did_you_mean(key, table)}; allowed here: {listed(table)}")
+
+
+def schema_of(read: Reader) -> Schema:
+    """The JSON Schema of what a reader reads."""
+    return read.schema() if callable(read.schema) else read.schema
+
+
+def field_schema(field: Field) -> Schema:
+    """The same of a key, with its description; null stands for the default where there is one."""
+    schema = schema_of(field.read)
+    if field.default is not REQUIRED:
+        schema = {"anyOf": [schema, {"type": "null"}]}
+    return {"description": field.says, **schema} if field.says else schema
+
+
+def section_schema(table: Table) -> dict[str, Any]:
+    """The JSON Schema of a mapping with the keys of ``table``, all of which may be left out (a sweep may set them)."""
+    properties = {key: field_schema(field) for key, field in table.items()}
+    return {"type": "object", "properties": properties, "additionalProperties": False}

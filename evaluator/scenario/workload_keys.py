@@ -1,0 +1,180 @@
+"""The keys of ``workload``: what each holds, and what it is where absent. A new key is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evaluator.errors import InputError
+from evaluator.scenario.fields import (
+    Field,
+    Place,
+    Reader,
+    Schema,
+    Table,
+    count,
+    did_you_mean,
+    known,
+    listed,
+    many,
+    number,
+    quantity,
+    resolve_file,
+    text,
+)
+from evaluator.scenario.scenario import Arrivals, Lengths
+from evaluator.scenario.tables import Variant, read_section, schema_of, section_schema, variant
+
+RATE: Table = {"rate_rps": Field(quantity("1/s", above=0), says="Mean rate of the arrivals, requests per second.")}
+MOST_REQUESTS = 10_000_000
+"""Per seed: all requests of a configuration lie in memory at once, and those of 10 million take about 1 GB."""
+
+
+def _file(folder: Path) -> Reader:
+    return Reader(lambda value, place: resolve_file(text(value, place), (folder, Path.cwd()), place), text.schema)
+
+
+def arrival_tables(folder: Path) -> Mapping[str, Table]:
+    """The keys of each arrival process, beside ``process``. Relative files are looked for in ``folder`` first."""
+    return {
+        "poisson": RATE,
+        "gamma": {**RATE, "cv": Field(number(above=0), says="Coefficient of variation of the gaps; 1 is Poisson.")},
+        "uniform": RATE,
+        "normal": {**RATE, "std_s": Field(quantity("s", least=0), says="Standard deviation of the gaps.")},
+        "burst": {
+            **RATE,
+            "on_s": Field(quantity("s", above=0), says="How long a burst lasts."),
+            "off_s": Field(quantity("s", above=0), says="How long it is quieter between two bursts."),
+            "factor": Field(number(above=0), says="The rate in a burst over rate_rps, which stays the mean."),
+        },
+        "all_at_once": {},
+        "closed_loop": {
+            "users": Field(count(most=10**6), says="How many send their next request when the one before is answered.")
+        },
+        "trace": {
+            "file": Field(_file(folder), says="CSV or Parquet with arrival_s, prompt_tokens, output_tokens."),
+            "scale": Field(number(above=0), 1.0, "More than 1 sends the trace that many times as fast."),
+        },
+    }
+
+
+def _arrivals(process: str, values: dict[str, Any], place: Place) -> Arrivals:
+    arrivals = Arrivals(process, **values)
+    if process == "burst":
+        share = values["factor"] * values["on_s"] / (values["on_s"] + values["off_s"])
+        if share > 1 + 1e-12:
+            most = (values["on_s"] + values["off_s"]) / values["on_s"]
+            raise place.key("factor").error(
+                f"the bursts alone would exceed rate_rps: must be at most (on_s + off_s) / on_s = {most:g}, "
+                f"got {values['factor']:g}"
+            )
+    return arrivals
+
+
+def _both(**columns: Field) -> dict[str, Field]:
+    """The same keys for the prompt and for the output."""
+    return {
+        f"{side}_{key}": Field(field.read, field.default, field.says.format(side=f"{side}s"))
+        for side in ("prompt", "output")
+        for key, field in columns.items()
+    }
+
+
+_TOKENS = Field(count(), says="Tokens of all {side}.")
+_MEAN = Field(number(above=0, most=1e9), says="Mean tokens of {side}, before rounding and clips.")
+_LEAST = Field(count(), 1, "Fewest tokens of {side}.")
+_MOST = "Most tokens of {side}."
+_CLIPS = {"min": _LEAST, "max": Field(count(), None, _MOST)}
+
+LENGTHS: Mapping[str, Table] = {
+    "fixed": _both(tokens=_TOKENS),
+    "lognormal": _both(mean=_MEAN, cv=Field(number(above=0), says="Coefficient of variation of {side}."), **_CLIPS),
+    "normal": _both(mean=_MEAN, std=Field(number(least=0), says="Standard deviation of {side}, tokens."), **_CLIPS),
+    "uniform": _both(min=Field(count(), says=_LEAST.says), max=Field(count(), says=_MOST)),
+    "zipf": _both(
+        exponent=Field(number(least=0, most=20), says="Exponent of the law of {side}; 0 is uniform."),
+        min=_LEAST,
+        max=Field(count(most=10**7), says=_MOST),
+    ),
+}
+"""The keys of each length formula. ``mean``, ``cv`` and ``std`` are those before rounding and before the clips."""
+
+_SOURCE = "A named distribution of the catalog, or a formula: fixed, lognormal, normal, uniform, zipf."
+
+
+def lengths_reader(folder: Path) -> Variant:
+    """Reads {source: NAME, ...} or {trace: FILE}."""
+    trace: Table = {"trace": Field(_file(folder), says="CSV or Parquet with prompt_tokens and output_tokens.")}
+
+    def read(value: Any, place: Place) -> Lengths:
+        if isinstance(value, Mapping) and value.get("trace") is not None:
+            return Lengths("trace", file=read_section(value, trace, place)["trace"])
+        if isinstance(value, Mapping) and value.get("source") is None:
+            raise place.key("source").error(f"is required: {listed(LENGTHS)}, a name of the catalog, or trace: FILE")
+        if isinstance(value, Mapping) and str(value["source"]) not in LENGTHS:
+            name = _catalog_lengths(value["source"], place.key("source"))
+            read_section(value, {"source": Field(text), "trace": Field(text, None)}, place)  # nothing beside it
+            return Lengths(name)
+        return formula(value, place)
+
+    def schema() -> Schema:
+        catalog: Table = {"source": Field(known(_load_lengths, _length_names), says=_SOURCE)}
+        needed = [{**section_schema(table), "required": list(table)} for table in (catalog, trace)]
+        return {"anyOf": [*needed, schema_of(formula)]}
+
+    return Variant(read, schema, {**formula.keys, **trace})
+
+
+def _catalog_lengths(value: Any, place: Place) -> str:
+    try:
+        return known(_load_lengths, _length_names)(value, place)
+    except InputError as error:
+        raise InputError(f"{error}; or a formula: {listed(LENGTHS)}{did_you_mean(value, LENGTHS)}") from None
+
+
+def _load_lengths(name: str) -> Any:
+    from evaluator.catalog import load_lengths
+
+    return load_lengths(name)
+
+
+def _length_names() -> list[str]:
+    from evaluator.catalog import names
+
+    return names("lengths")
+
+
+def _formula(source: str, values: dict[str, Any], place: Place) -> Lengths:
+    for side in ("prompt", "output"):
+        low, high = values.get(f"{side}_min"), values.get(f"{side}_max")
+        if low is not None and high is not None and high < low:
+            raise place.key(f"{side}_max").error(f"must be at least {side}_min = {low}, got {high}")
+    return Lengths(source, {key: entry for key, entry in values.items() if entry is not None})
+
+
+formula = variant("source", LENGTHS, _formula, _SOURCE)
+
+
+def workload_table(folder: Path) -> Table:
+    """The keys of ``workload``. None: filled in from the other keys (``workload.finish``)."""
+    more = "a long run's statistics come as well from several seeds (workload.seeds), each in memory of its own"
+    process = "How requests are sent: by a random process, by users in a closed loop, or at a trace's times."
+    return {
+        "arrivals": Field(
+            variant("process", arrival_tables(folder), _arrivals, process), says="When requests are sent."
+        ),
+        "lengths": Field(lengths_reader(folder), None, "How long prompts and outputs are."),
+        "requests": Field(
+            count(most=MOST_REQUESTS, remedy=more), None, "Requests per seed; 1,000, or the whole trace, where absent."
+        ),
+        "warmup_requests": Field(
+            count(least=0), None, "First requests cut from the statistics, not from the run; a tenth where absent."
+        ),
+        "seeds": Field(
+            many(count(least=0, most=2**63 - 1)), (0,), "Repetitions of every design with other random numbers."
+        ),
+        "cached_tokens": Field(
+            count(least=0), 0, "Leading prompt tokens whose KV is there already, where a trace does not say."
+        ),
+    }

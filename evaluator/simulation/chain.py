@@ -1,0 +1,183 @@
+"""The stations of a member in tandem: the jobs of a chunk through one after the other, and what their clients see.
+
+There is no feedback: a station computes all its departures before the next starts, and these are the times at which the
+jobs come there. A station may change the order of the jobs; they are put together by their ids.
+
+A prefill side hands the tokens after the first on to the decode side. Requests of one token skip all up to and with the
+decode side and join the others behind it. The gap between the first token, which the client gets from the prefill side,
+and the second is one of the gaps between tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from evaluator.simulation.gaps import pooled
+from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, WeightedGaps, each, shape_of
+from evaluator.traffic.jobs import Jobs, Origin
+from evaluator.traffic.roles import hands_on
+
+Gaps = Sequence[Sequence[WeightedGaps]]  # [config][seed]
+
+
+@dataclass(frozen=True, eq=False)
+class Leg:
+    """One station of the way: who came there, and when they left."""
+
+    station: Station
+    jobs: ChunkJobs
+    departures: Departures
+
+
+@dataclass(frozen=True, eq=False)
+class Journey:
+    """What became of all requests of a chunk: (config, seed, request), by the id of a request.
+
+    ``arrival_s`` is at the first station; ``scheduled_s``, ``first_token_s`` and ``replica`` are of the first station
+    that gives tokens (of the last one, where none does), ``last_token_s`` of the last.
+    """
+
+    arrival_s: np.ndarray
+    scheduled_s: np.ndarray
+    first_token_s: np.ndarray
+    last_token_s: np.ndarray
+    replica: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray  # of all stations together
+    cached_tokens: np.ndarray
+    measured: np.ndarray  # (request,) where it is the same for all
+    uses: tuple[Use, ...]
+    itl: Gaps | None  # None: no station gives tokens
+
+
+def run_chain(stations: Sequence[Station], jobs: ChunkJobs) -> Journey:
+    """Serve the jobs of a chunk, all of its requests, at the stations one after the other."""
+    roles = [station.role for station in stations]
+    legs, uses = [], []
+    aside: dict[tuple[int, int], Jobs] = {}  # requests of one token while the others are at the decode side
+    for position, station in enumerate(stations):
+        departures, use = station.serve(jobs)
+        legs.append(Leg(station, jobs, departures))
+        uses.append(use)
+        if position + 1 < len(stations):
+            rejoin = station.role is not None and station.role.prompt_resident
+            jobs = _onwards(legs[-1], aside, hands_on(roles, position), rejoin)
+    return _journey(legs, tuple(uses))
+
+
+def _onwards(leg: Leg, aside: dict[tuple[int, int], Jobs], splits: bool, rejoin: bool) -> ChunkJobs:
+    """The jobs of the next station; ``aside`` is filled where the requests split, and emptied where they join."""
+    following: list[list[Jobs]] = [[] for _ in leg.jobs]
+    for at, one in each(leg.jobs):
+        left_s = leg.departures.last_token_s[at][: len(one)]
+        if leg.station.role is not None:
+            one = replace(one, origin=_origin(leg.departures, at, len(one)))
+        if splits:
+            on, done = one.after_prefill(left_s)
+            if done is not None:
+                aside[at] = done
+        else:
+            on = one.at(left_s)
+            if rejoin and at in aside:
+                on = on.joined(aside.pop(at))
+        following[at[0]].append(on)
+    return following
+
+
+def _origin(departures: Departures, at: tuple[int, int], count: int) -> Origin:
+    served_s = departures.first_token_s[at][:count] - departures.scheduled_s[at][:count]
+    return Origin(departures.replica[at][:count], served_s)
+
+
+def _journey(legs: list[Leg], uses: tuple[Use, ...]) -> Journey:
+    start = legs[0]
+    giving = [leg for leg in legs if leg.station.role is not None]
+    first = giving[0] if giving else legs[-1]
+    shape, times = shape_of(start.jobs), first.departures
+    (arrival_s,) = _spread(start, shape, start.departures.ready_s)
+    served = (times.scheduled_s, times.first_token_s, times.last_token_s, times.replica)
+    scheduled_s, first_token_s, last_token_s, replica = _spread(first, shape, *served)
+    found = Journey(
+        arrival_s=arrival_s,
+        scheduled_s=scheduled_s,
+        first_token_s=first_token_s,
+        last_token_s=last_token_s,
+        replica=replica,
+        prompt_tokens=_tokens(start, "prompt_tokens"),
+        output_tokens=_tokens(first, "output_tokens"),
+        cached_tokens=_tokens(start, "cached_tokens"),
+        measured=_measured(start),
+        uses=uses,
+        itl=uses[legs.index(first)].itl,
+    )
+    for leg in giving[1:]:
+        found = _later_tokens(found, leg, uses[legs.index(leg)].itl)
+    for leg in legs[legs.index(giving[-1]) + 1 :] if giving else ():
+        found = _behind(found, leg)
+    return found
+
+
+def _spread(leg: Leg, shape: tuple[int, int, int], *values: np.ndarray) -> Sequence[np.ndarray]:
+    """Values of jobs (config, seed, job) -> of requests (config, seed, request); not copied where they are the same."""
+    distinct = {id(one.id): one for _, one in each(leg.jobs)}
+    if values[0].shape == shape and all(_is_table(one) for one in distinct.values()):
+        return values
+    found = [np.zeros(shape, dtype=value.dtype) for value in values]
+    for at, one in each(leg.jobs):
+        for table, value in zip(found, values, strict=True):
+            table[at][one.id] = value[at][: len(one)]
+    return found
+
+
+def _is_table(jobs: Jobs) -> bool:
+    return bool((jobs.id == np.arange(len(jobs))).all())
+
+
+def _tokens(leg: Leg, name: str) -> np.ndarray:
+    found = np.zeros(shape_of(leg.jobs), dtype=np.int64)
+    for at, one in each(leg.jobs):
+        found[at][one.id] = getattr(one.demand, name)
+    return found
+
+
+def _measured(leg: Leg) -> np.ndarray:
+    masks = {id(one.measured): one for _, one in each(leg.jobs)}
+    if len(masks) == 1 and all(_is_table(one) for one in masks.values()):
+        return next(iter(masks.values())).measured
+    found = np.zeros(shape_of(leg.jobs), dtype=bool)
+    for at, one in each(leg.jobs):
+        found[at][one.id] = one.measured
+    return found
+
+
+def _later_tokens(found: Journey, leg: Leg, itl: Gaps | None) -> Journey:
+    """With the tokens that a later engine gives, and the gap before the first of them."""
+    last_token_s, output = found.last_token_s.copy(), found.output_tokens.copy()
+    assert found.itl is not None and itl is not None
+    gaps = [list(seeds) for seeds in found.itl]
+    for at, one in each(leg.jobs):
+        times, ids = leg.departures, one.id[one.measured]
+        across = times.first_token_s[at][: len(one)][one.measured] - last_token_s[at][ids]
+        gaps[at[0]][at[1]] = pooled([gaps[at[0]][at[1]], (across, np.ones(len(ids))), itl[at[0]][at[1]]])
+        last_token_s[at][one.id] = times.last_token_s[at][: len(one)]
+        output[at][one.id] += one.demand.output_tokens
+    return replace(found, last_token_s=last_token_s, output_tokens=output, itl=gaps)
+
+
+def _behind(found: Journey, leg: Leg) -> Journey:
+    """With what a station behind the last engine does to the answers: it passes on each token, or holds them all."""
+    first_token_s, last_token_s = found.first_token_s.copy(), found.last_token_s.copy()
+    for at, one in each(leg.jobs):
+        left_s = leg.departures.last_token_s[at][: len(one)]
+        seen_s = first_token_s[at][one.id] + (left_s - one.ready_s) if leg.station.streams else left_s
+        first_token_s[at][one.id], last_token_s[at][one.id] = seen_s, left_s
+    assert found.itl is not None
+    gaps = found.itl if leg.station.streams else [[_at_once(one) for one in seeds] for seeds in found.itl]
+    return replace(found, first_token_s=first_token_s, last_token_s=last_token_s, itl=gaps)
+
+
+def _at_once(gaps: WeightedGaps) -> WeightedGaps:
+    return np.zeros(1), np.array([gaps[1].sum()])

@@ -1,0 +1,60 @@
+"""A pool of the vectorised engine as a station: run its lanes and gather what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from evaluator.plan import Member, StationGroup
+from evaluator.simulation.lanes import run_slots
+from evaluator.simulation.slots import Slot, slots
+from evaluator.simulation.use import Totals, check_served, use_of
+from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps
+from evaluator.stations.engine import LaneResult
+from evaluator.stations.engine.common import histogram
+
+
+def serve_iterations(
+    members: Sequence[Member], seeds: Sequence[int], station: int, group: StationGroup, jobs: ChunkJobs
+) -> tuple[Departures, Use]:
+    """Serve the jobs of a chunk at the pool number ``station`` of its members, over all seeds and replicas."""
+    departures, totals = Departures.empty(jobs), Totals.empty(len(members), len(seeds))
+    bins = np.zeros((len(members), len(seeds), histogram.BINS))
+    lanes = slots(members, jobs, seeds, station)
+    pools = [member.stations[station] for member in members]
+    for slot, result in zip(lanes, run_slots(group, pools, lanes), strict=True):
+        _add(departures, totals, slot, result)
+        bins[slot.at] += result.itl_histogram
+    check_served(members, departures)
+    return departures, use_of(pools, jobs, totals, [[_weighted(one) for one in seeds] for seeds in bins])
+
+
+def _add(departures: Departures, totals: Totals, slot: Slot, result: LaneResult) -> None:
+    at, served, count = slot.at, slot.served, slot.count
+    departures.ready_s[at][served] = _release_times(slot, result)
+    departures.scheduled_s[at][served] = result.scheduled_s[:count]
+    departures.first_token_s[at][served] = result.first_token_s[:count]
+    departures.last_token_s[at][served] = result.last_token_s[:count]
+    departures.replica[at][served] = slot.replica
+    totals.busy_s[at] += result.busy_s
+    totals.iterations[at] += result.iterations
+    totals.experts_touched[at] += result.experts_touched
+    totals.kv_units_max[at] = max(totals.kv_units_max[at], result.kv_units_max)
+    if result.peaks.size:
+        totals.peaks[at] = np.maximum(totals.peaks[at], result.peaks)
+    totals.kv_unit_s[at] += result.kv_unit_s
+    totals.preemptions[at] += result.preemptions
+
+
+def _release_times(slot: Slot, result: LaneResult) -> np.ndarray:
+    """When each request is sent: at its timestamp, or in a closed loop when the request ``users`` before it is done."""
+    if slot.users >= slot.count:
+        return slot.jobs.ready_s[slot.served]
+    done = np.sort(result.last_token_s[: slot.count])
+    return np.concatenate([np.zeros(slot.users), done[: slot.count - slot.users]])
+
+
+def _weighted(bins: np.ndarray) -> WeightedGaps:
+    there = np.flatnonzero(bins)
+    return histogram.bin_middles()[there], bins[there]

@@ -1,0 +1,72 @@
+"""What became of the requests of a chunk, with what is known of its configurations: what the metrics are taken of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from evaluator.cost.fitted import verdict
+from evaluator.metrics import OK, Outcomes, bounds_of
+from evaluator.plan import Member
+from evaluator.simulation.chain import Journey
+from evaluator.simulation.frontend import client_times
+
+TRUST = ("datasheet", "extrapolated", "calibrated")
+"""Provenances of a prediction, the least sure first."""
+
+
+def outcomes_of(members: Sequence[Member], journey: Journey) -> Outcomes:
+    """The outcomes of a chunk. The rows of members that cannot run hold nothing of meaning."""
+    first_token, last_token = _as_clients_see(members, journey)
+    judged = [_judged(member, journey, position) for position, member in enumerate(members)]
+    return Outcomes(
+        arrival_s=journey.arrival_s,
+        scheduled_s=journey.scheduled_s,
+        first_token_s=first_token,
+        last_token_s=last_token,
+        prompt_tokens=journey.prompt_tokens,
+        output_tokens=journey.output_tokens,
+        cached_tokens=journey.cached_tokens,
+        measured=journey.measured,
+        makespan_s=journey.last_token_s.max(axis=-1) - journey.arrival_s.min(axis=-1),
+        stations=journey.uses,
+        open_loop=np.array([member.open_loop for member in members]),
+        status=np.array([status for status, _ in judged]),
+        engine=np.array([member.engine for member in members]),
+        provenance=np.array([provenance for _, provenance in judged]),
+        objectives=bounds_of([member.objectives for member in members]),
+        itl=journey.itl,
+        replica=journey.replica,
+    )
+
+
+def _judged(member: Member, journey: Journey, position: int) -> tuple[str, str]:
+    """Status and provenance: of costs fitted to measured iterations, whether the run kept to their range.
+
+    Of several pools the first problem counts, and the least sure provenance.
+    """
+    names = {station.design.provenance for station in member.stations}
+    if member.status == OK:
+        names = set()
+        uses = {use.name: use for use in journey.uses}
+        for station in member.stations:
+            peaks = uses[station.name].peaks[position].max(axis=0)
+            problem, provenance = verdict(station.design.calibration, station.design.ready.fit, peaks)
+            if problem is not None:
+                return f"unsupported: {problem}", provenance
+            names.add(provenance)
+    return member.status, min(names, key=lambda name: TRUST.index(name) if name in TRUST else len(TRUST))
+
+
+def _as_clients_see(members: Sequence[Member], journey: Journey) -> tuple[np.ndarray, np.ndarray]:
+    """First and last tokens (config, seed, request) with what a calibration says requests pay around the engine.
+
+    Clients talk to one frontend, so that of several pools the calibration of the first says it.
+    """
+    first, last = journey.first_token_s.copy(), journey.last_token_s.copy()
+    for position, member in enumerate(members):
+        if member.status == OK:
+            around, output = member.stations[0].design.calibration, journey.output_tokens[position]
+            first[position], last[position] = client_times(around, first[position], last[position], output)
+    return first, last

@@ -1,0 +1,109 @@
+"""What a chunk of configurations used of a pool: from the totals of its replicas. Without JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluator.catalog.hardware import Hardware
+from evaluator.cost.quantities import PEAKS
+from evaluator.cost.rates import peak_flops
+from evaluator.cost.utilisation import ideal_time
+from evaluator.plan import Member, StationPlan
+from evaluator.simulation.work import useful_work
+from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps, each
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums (config, seed) over the replicas of a pool, to be filled."""
+
+    busy_s: np.ndarray
+    iterations: np.ndarray
+    preemptions: np.ndarray
+    experts_touched: np.ndarray
+    kv_unit_s: np.ndarray  # units in use, integrated over time
+    kv_units_max: np.ndarray  # of any replica
+    peaks: np.ndarray  # (config, seed, quantity): largest of ``quantities.PEAKS``, under a fitted cost
+
+    @staticmethod
+    def empty(configs: int, seeds: int) -> Totals:
+        """Zeros."""
+        arrays: list[np.ndarray] = [np.zeros((configs, seeds)) for _ in range(6)]
+        arrays.append(np.zeros((configs, seeds, len(PEAKS))))
+        return Totals(*arrays)
+
+
+def check_served(members: Sequence[Member], departures: Departures) -> None:
+    """RuntimeError where an engine left a job unserved: the plan lets none pass that the limits never admit."""
+    for member, last_token_s in zip(members, departures.last_token_s, strict=True):
+        if not np.isfinite(last_token_s).all():
+            raise RuntimeError(
+                f"configuration {member.config}: the {member.engine} engine never admitted a request"
+                " that the plan let pass"
+            )
+
+
+def use_of(pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals, itl: Sequence[Sequence[WeightedGaps]]) -> Use:
+    """The use of a pool, which has the same place in all configurations of a chunk."""
+    hardware = [pool.design.hardware for pool in pools]
+    kvs = [None if pool.design.replica is None else pool.design.replica.kv for pool in pools]
+    flops, moved = _useful(pools, jobs, totals)
+    return Use(
+        name=pools[0].name,
+        devices=_column(pool.devices for pool in pools),
+        replicas=_column(pool.deployment.replicas for pool in pools),
+        peak_flops=_column(map(_peak, hardware)),
+        peak_bandwidth=_column(device.memory_bandwidth for device in hardware),
+        power_w=_column(device.power_w for device in hardware),
+        idle_power_w=_column(device.idle_power_w for device in hardware),
+        usd_per_hour=_column(map(_price, pools)),
+        kv_capacity_units=_column(None if kv is None else kv.capacity_units for kv in kvs),
+        kv_unit_bytes=_column(None if kv is None else kv.unit_bytes for kv in kvs),
+        busy_s=totals.busy_s,
+        iterations=totals.iterations,
+        preemptions=totals.preemptions,
+        experts_touched=totals.experts_touched,
+        kv_unit_s=totals.kv_unit_s,
+        kv_units_max=totals.kv_units_max,
+        flops=flops,
+        bytes=moved,
+        peaks=totals.peaks,
+        itl=itl,
+    )
+
+
+def _useful(pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals) -> tuple[np.ndarray, np.ndarray]:
+    """Useful FLOPs and bytes, (config, seed).
+
+    The ideal times are sums over the pipeline ranks, so they are worth the peaks of one rank's devices.
+    """
+    flops, moved = np.zeros_like(totals.busy_s), np.zeros_like(totals.busy_s)
+    for at, one in each(jobs):
+        design = pools[at[0]].design
+        if design.replica is None:
+            continue
+        devices = design.devices / len(design.replica.pipeline_ranks)
+        work = useful_work(one.demand, design.replica.kv.window)
+        counts = totals.iterations[at], totals.experts_touched[at]
+        flops[at] = ideal_time(design.replica.compute, work) * _peak(design.hardware) * devices
+        bandwidth = design.hardware.memory_bandwidth
+        moved[at] = ideal_time(design.replica.memory, work, *counts) * bandwidth * devices
+    return flops, moved
+
+
+def _column(values: Iterable[float | None]) -> np.ndarray:
+    """Floats, NaN for None."""
+    return np.array(list(values), dtype=float)
+
+
+def _peak(hardware: Hardware) -> float:
+    """MFU is stated against the dense 16-bit peak; work in narrower types counts by the time it would take there."""
+    return peak_flops(hardware.peak_flops, "bf16")
+
+
+def _price(pool: StationPlan) -> float | None:
+    own = pool.deployment.usd_per_device_hour
+    return pool.design.hardware.usd_per_hour if own is None else own

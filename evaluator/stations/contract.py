@@ -1,0 +1,100 @@
+"""What every station takes and gives: the jobs of a chunk go in, their departures and the use of the station come out.
+
+A chunk is some configurations under all seeds of their workload. Jobs are in any order and known by their id; the
+departures are in the order of the jobs, whatever the order in which the jobs leave. So the departures of one station,
+taken as they are, are the times at which the jobs come to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluator.cost.quantities import PEAKS
+from evaluator.metrics.use import Use, WeightedGaps
+from evaluator.traffic.jobs import Jobs
+from evaluator.traffic.roles import Role
+
+ChunkJobs = Sequence[Sequence[Jobs]]
+"""[config][seed]; also of configurations that cannot run, whose jobs an engine passes over."""
+
+__all__ = [
+    "ChunkJobs",
+    "Departures",
+    "Station",
+    "Use",
+    "WeightedGaps",
+    "each",
+    "ready_times",
+    "shape_of",
+    "use_without_devices",
+]
+
+TIMES = ("ready_s", "scheduled_s", "first_token_s", "last_token_s")
+
+
+@dataclass(frozen=True, eq=False)
+class Departures:
+    """When the jobs of a chunk were served, float64 (config, seed, job) in seconds, in the order of the jobs.
+
+    Where a configuration and seed has fewer jobs than others the rest is 0. ``ready_s`` is that of the jobs, but in a
+    closed loop, where the station itself finds out when a user sends the next request.
+    """
+
+    ready_s: np.ndarray
+    scheduled_s: np.ndarray  # the service starts
+    first_token_s: np.ndarray  # of a station that gives no tokens: the departure
+    last_token_s: np.ndarray  # the departure
+    replica: np.ndarray  # int32: which replica served it
+
+    @staticmethod
+    def empty(jobs: ChunkJobs) -> Departures:
+        """Zeros, to be filled."""
+        shape = shape_of(jobs)
+        arrays: list[np.ndarray] = [np.zeros(shape) for _ in TIMES]
+        arrays.append(np.zeros(shape, dtype=np.int32))
+        return Departures(*arrays)
+
+
+@dataclass(frozen=True, eq=False)
+class Station:
+    """A step of a request's way: ``serve`` takes the jobs of a chunk to their departures and to its use.
+
+    ``role`` is that of an engine's pool, None for a station that gives no tokens. Behind the last engine ``streams``
+    says what such a station does to an answer: it passes on every token as it comes, later by what it takes (a delay),
+    or it holds the answer until it is whole (a queue).
+    """
+
+    name: str
+    serve: Callable[[ChunkJobs], tuple[Departures, Use]]
+    role: Role | None = None
+    streams: bool = False
+
+
+def use_without_devices(name: str, jobs: ChunkJobs, servers: np.ndarray, busy_s: np.ndarray) -> Use:
+    """Of a station that costs nothing and keeps no KV: ``servers`` (config,) work ``busy_s`` (config, seed)."""
+    configs, seeds, _ = shape_of(jobs)
+    config, run = np.zeros(configs), np.zeros((configs, seeds))
+    peaks = np.zeros((configs, seeds, len(PEAKS)))
+    return Use(name, config, servers, *(config,) * 7, busy_s, *(run,) * 7, peaks)
+
+
+def shape_of(jobs: ChunkJobs) -> tuple[int, int, int]:
+    """(configs, seeds, jobs): the most of any configuration."""
+    seeds = max((len(config) for config in jobs), default=0)
+    return len(jobs), seeds, max((len(one) for config in jobs for one in config), default=0)
+
+
+def each(jobs: ChunkJobs) -> list[tuple[tuple[int, int], Jobs]]:
+    """Every configuration and seed that runs: its place in arrays (config, seed), its jobs."""
+    return [((config, seed), one) for config, seeds in enumerate(jobs) for seed, one in enumerate(seeds)]
+
+
+def ready_times(jobs: ChunkJobs, rest: float = 0.0) -> np.ndarray:
+    """``ready_s`` of all jobs, (config, seed, job); ``rest`` where a configuration and seed has fewer."""
+    found = np.full(shape_of(jobs), rest)
+    for at, one in each(jobs):
+        found[at][: len(one)] = one.ready_s
+    return found

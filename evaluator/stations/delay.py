@@ -1,0 +1,42 @@
+"""A station in which every job stays for a time of its own and none waits for another: a hop, a lookup, a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from evaluator.stations.contract import (
+    ChunkJobs,
+    Departures,
+    Station,
+    Use,
+    each,
+    ready_times,
+    shape_of,
+    use_without_devices,
+)
+from evaluator.traffic.jobs import Jobs
+
+Times = Callable[[int, Jobs], np.ndarray | float]
+"""Seconds that each job of a configuration, known by its position in the chunk, takes: (job,) or one number."""
+
+
+def delay(name: str, times: Times) -> Station:
+    """The station. Tokens that pass it after the last engine are all later by the same time."""
+    return Station(name, lambda jobs: _serve(name, jobs, times), streams=True)
+
+
+def times_of(jobs: ChunkJobs, times: Times) -> np.ndarray:
+    """The times of all jobs, (config, seed, job); 0 where a configuration and seed has fewer jobs."""
+    found = np.zeros(shape_of(jobs))
+    for at, one in each(jobs):
+        found[at][: len(one)] = times(at[0], one)
+    return found
+
+
+def _serve(name: str, jobs: ChunkJobs, times: Times) -> tuple[Departures, Use]:
+    ready_s, took_s = ready_times(jobs), times_of(jobs, times)
+    left_s = ready_s + took_s
+    departures = Departures(ready_s, ready_s, left_s, left_s, np.zeros(ready_s.shape, dtype=np.int32))
+    return departures, use_without_devices(name, jobs, np.ones(len(jobs)), took_s.sum(axis=-1))

@@ -1,0 +1,107 @@
+"""A lane with several pipeline ranks: as many batches in flight as there are ranks.
+
+Batches are numbered as they are sent and end in that order. Each trip of the loop sends a batch if there is room for
+one, and otherwise, or after the last that fits, moves the clock to what comes next: the end of the oldest batch, or an
+arrival that could be sent at once.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.cost.iteration import share_touched
+from evaluator.stations.engine.any_order.batch import Scheduled, form_batch, scheduled
+from evaluator.stations.engine.any_order.landing import Landing, land
+from evaluator.stations.engine.any_order.lane import Given
+from evaluator.stations.engine.any_order.state import State, no_batch
+from evaluator.stations.engine.any_order.waiting import arrive, next_arrival
+from evaluator.stations.engine.common.arrays import Array, Flag, Float
+from evaluator.stations.engine.common.leap import batch_time
+from evaluator.stations.engine.common.rings import NONE, read, read_once, write
+
+
+def pipeline_trip(given: Given, state: State) -> State:
+    """Send a batch, if there is room; if no other can follow at once, the clock goes on to what comes next.
+
+    A batch is not formed while the oldest one has ended but not landed, because its tokens come first.
+    """
+    ranks = given.structure.pipeline_ranks
+    oldest = state.landed % ranks
+    ended = (state.sent > state.landed) & (read(state.flights.end_s, oldest) <= state.clock)
+    room = (state.sent - state.landed < ranks) & ~ended
+    state = arrive(given, state._replace(batch=no_batch()))
+    start_s = jnp.maximum(state.clock, state.free_s[0])
+    state = form_batch(given, state, start_s, room)
+    batch = scheduled(given, state)
+    goes = room & batch.there
+    state = _send(given, state, batch, start_s, goes)
+    again = (goes | (room & state.batch.preempted)) & (state.sent - state.landed < ranks)
+    return _move_on(given, state, ~again)
+
+
+def _rank_times(given: Given, batch: Scheduled, on: Flag) -> tuple[Float, ...]:
+    """Seconds of the batch in each pipeline rank; many trips send none, and do not compute any."""
+    costs = given.pipeline_ranks
+    zeros = (jnp.zeros((), jnp.float64),) * len(costs)
+    return lax.cond(on, lambda: tuple(batch_time(cost, batch.sums) for cost in costs), lambda: zeros)
+
+
+def _send(given: Given, state: State, batch: Scheduled, start_s: Float, on: Flag) -> State:
+    """The batch enters the pipeline, if ``on``, and its decodes are no longer at rest.
+
+    Each rank begins with it when the rank before has ended with it and the rank has ended with the batch before.
+    """
+    clock, free, busy = start_s, [], jnp.zeros(())
+    for pipeline_rank, took_s in enumerate(_rank_times(given, batch, on)):
+        clock = jnp.maximum(clock, state.free_s[pipeline_rank]) + took_s
+        free.append(clock)
+        busy = busy + took_s
+    ranks = given.structure.pipeline_ranks
+    slot = state.sent % ranks
+    flights, decodes = state.flights, on & batch.decodes
+    spare = read(flights.cohort, slot)
+
+    def enter(array: Array, value: Array) -> Array:
+        return write(array, slot, jnp.where(on, value, read_once(array, slot)))
+
+    touched = jnp.asarray(share_touched(given.pipeline_ranks[0], batch.sums.decodes + batch.sums.prefill_tokens))
+    return state._replace(
+        flights=flights._replace(
+            end_s=enter(flights.end_s, clock),
+            decodes=enter(flights.decodes, batch.decodes),
+            cohort=write(flights.cohort, slot, jnp.where(decodes, state.at_rest, spare)),
+            completing=enter(flights.completing, state.batch.completing),
+        ),
+        at_rest=jnp.where(decodes, spare, state.at_rest),
+        sent=state.sent + on,
+        decode_iterations=state.decode_iterations + decodes,
+        free_s=jnp.where(on, jnp.stack(free), state.free_s),
+        kv_max=jnp.where(on, jnp.maximum(state.kv_max, state.kv), state.kv_max),
+        busy_s=state.busy_s + jnp.where(on, busy / ranks, 0.0),
+        experts_touched=state.experts_touched + jnp.where(on, touched, 0.0),
+    )
+
+
+def _move_on(given: Given, state: State, on: Flag) -> State:
+    """The clock goes on, if ``on``, to the end of the oldest batch or, if another may be sent, to the next arrival.
+
+    If no batch is in flight and no arrival is left, the lane can never finish: it stops with ``stuck``.
+    """
+    ranks = given.structure.pipeline_ranks
+    slot = state.landed % ranks
+    flies = state.sent > state.landed
+    end_s = jnp.where(flies, read(state.flights.end_s, slot), jnp.inf)
+    arrival_s = next_arrival(given, state.waiting)
+    may_send = (state.sent - state.landed < ranks) & (arrival_s > state.clock)
+    until_s = jnp.minimum(end_s, jnp.where(may_send, arrival_s, jnp.inf))
+    stuck = on & (until_s == jnp.inf)
+    clock = jnp.where(on & ~stuck, until_s, state.clock)
+    lands = on & flies & (end_s <= until_s)
+    decodes = lands & read(state.flights.decodes, slot)
+    completing = jnp.where(lands, read(state.flights.completing, slot), NONE)
+    landing = Landing(read(state.flights.cohort, slot), decodes.astype(jnp.int32), clock, clock, completing)
+    kv_unit_s = state.kv_unit_s + state.kv * (clock - state.clock)
+    state = state._replace(clock=clock, stuck=stuck, kv_unit_s=kv_unit_s, iterations=state.iterations + lands)
+    state = land(given, state, landing)
+    return state._replace(landed=state.landed + lands)

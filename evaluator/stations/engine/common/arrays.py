@@ -1,0 +1,41 @@
+"""Names for the arrays of a lane: what an annotation says of dtype and shape.
+
+Shapes are those of one lane. What goes into ``run_lanes`` and comes out of it has a leading ``lane`` axis on top;
+inside, ``lax.map`` or ``vmap`` takes it away. Inputs may be NumPy arrays, everything inside the loop is a JAX array.
+
+The axes: ``request`` is the number of request slots of the lane, ``ring`` the number of steps in a ring, ``cohort``
+the number of cohorts (sequences that decode together; 1 in the program for arrivals in order), ``rank`` the number of
+pipeline ranks, ``bin`` and ``peak`` the lengths of the histogram of gaps and of the peaks of a fitted cost. The ``+ 1``
+is the padding cell that masked writes go to, see ``rings``.
+
+The second part of each annotation is dtype and shape as text, which a test reads to check what the loop carries.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+Array = Any  # of any dtype and shape: helpers that work on all of them
+
+Flag = Annotated[Any, "bool"]
+Int = Annotated[Any, "int32"]
+Float = Annotated[Any, "float64"]
+
+FloatPerRequest = Annotated[Any, "float64", "request + 1"]
+IntPerRequest = Annotated[Any, "int32", "request + 1"]
+RequestTimes = Annotated[Any, "float64", "request"]  # in results, without the padding cell
+
+IntPerCohort = Annotated[Any, "int32", "cohort"]
+FloatPerCohort = Annotated[Any, "float64", "cohort"]
+
+FlagPerRank = Annotated[Any, "bool", "rank"]
+IntPerRank = Annotated[Any, "int32", "rank"]
+FloatPerRank = Annotated[Any, "float64", "rank"]
+
+StepBits = Annotated[Any, "uint64", "cohort * ring // 64"]  # one bit for each step of the ring
+StepLists = Annotated[Any, "int32", "cohort * ring + 1"]  # first request of a linked list for each step
+StepCounts = Annotated[Any, "int64", "cohort * ring + 1"]  # tagged counts, see ``rings.tagged_add``
+
+Heap = Annotated[Any, "int64", "request + 2"]  # priority << 32 | request; both children of an entry are read
+Bins = Annotated[Any, "float64", "bin"]
+Peaks = Annotated[Any, "float64", "peak"]

@@ -1,0 +1,55 @@
+"""The link between a prefill and a decode pool as a station: the KV of every request goes over it.
+
+It takes no part in the admission: a prefill replica frees the KV of a request with its first token, and a decode pool
+without room makes requests wait in its own queue. What a real prefill side would hold until then is not modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from evaluator.plan.link import LinkPlan
+from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, each, ready_times, shape_of
+from evaluator.stations.queue import single_server
+from evaluator.traffic.jobs import Jobs
+
+
+def link(name: str, links: Sequence[LinkPlan | None]) -> Station:
+    """The station: ``links`` are those of the configurations of the chunk; over None everything comes at once.
+
+    Jobs come from an engine. Those that a link could begin at one time go in the order of their ids.
+    """
+    return Station(name, lambda jobs: _serve(name, jobs, links))
+
+
+def _serve(name: str, jobs: ChunkJobs, links: Sequence[LinkPlan | None]) -> tuple[Departures, Use]:
+    ready_s = ready_times(jobs)
+    found = Departures(ready_s, ready_s.copy(), ready_s.copy(), ready_s.copy(), np.zeros(ready_s.shape, np.int32))
+    busy_s = np.zeros(shape_of(jobs)[:2])
+    for at, one in each(jobs):
+        plan = links[at[0]]
+        if plan is None or one.origin is None or len(one) == 0:
+            continue
+        service_s = plan.service_s(one.demand.prompt_tokens)
+        may_s = one.ready_s - plan.head_start_s(service_s, one.origin.served_s)
+        start_s = _starts(one, may_s, service_s) if plan.shared else may_s
+        found.scheduled_s[at][: len(one)] = start_s
+        found.replica[at][: len(one)] = one.origin.replica
+        found.last_token_s[at][: len(one)] = start_s + service_s + plan.latency_s
+        busy_s[at] = service_s.sum()
+    found.first_token_s[...] = found.last_token_s
+    replicas = np.array([0 if plan is None else plan.replicas for plan in links], dtype=float)
+    return found, Use.without_devices(name, jobs, replicas, busy_s)
+
+
+def _starts(jobs: Jobs, may_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:
+    """When each job starts, (job,), where every replica has a link of its own."""
+    assert jobs.origin is not None
+    start_s = np.empty_like(may_s)
+    order = np.lexsort((jobs.id, may_s, jobs.origin.replica))
+    edges = np.flatnonzero(np.diff(jobs.origin.replica[order])) + 1
+    for served in np.split(order, edges):
+        start_s[served] = single_server(may_s[served], service_s[served])
+    return start_s

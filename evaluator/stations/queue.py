@@ -1,0 +1,68 @@
+"""A first-come-first-served queue in front of identical servers, with service times that are known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, each, ready_times, use_without_devices
+from evaluator.stations.delay import Times, times_of
+
+
+def queue(name: str, times: Times, servers: Callable[[int], int] = lambda config: 1) -> Station:
+    """The station: ``times`` are service times, ``servers`` the servers of a configuration by its place in the chunk.
+
+    Jobs of one time are served in the order of their ids.
+    """
+    return Station(name, lambda jobs: _serve(name, jobs, times, servers))
+
+
+def _serve(name: str, jobs: ChunkJobs, times: Times, servers: Callable[[int], int]) -> tuple[Departures, Use]:
+    count = np.array([servers(config) for config in range(len(jobs))], dtype=np.int64)
+    ready_s, service_s = ready_times(jobs, rest=np.inf), times_of(jobs, times)
+    order = np.empty(ready_s.shape, dtype=np.int64)
+    order[...] = np.arange(ready_s.shape[-1])
+    for at, one in each(jobs):
+        order[at][: len(one)] = order[at][one.order]
+    waiting, asked = (np.take_along_axis(values, order, axis=-1) for values in (ready_s, service_s))
+    if (count == 1).all():
+        start, server = single_server(waiting, asked), np.zeros(waiting.shape, dtype=np.int32)
+    else:
+        start, server = _several(waiting, asked, count)
+    scheduled_s, replica = np.empty_like(start), np.empty_like(server)
+    np.put_along_axis(scheduled_s, order, start, axis=-1)
+    np.put_along_axis(replica, order, server, axis=-1)
+    there = np.isfinite(ready_s)
+    ready_s, scheduled_s = np.where(there, ready_s, 0.0), np.where(there, scheduled_s, 0.0)
+    left_s = scheduled_s + service_s
+    use = use_without_devices(name, jobs, count.astype(float), service_s.sum(axis=-1))
+    return Departures(ready_s, scheduled_s, left_s, left_s, replica), use
+
+
+def single_server(ready_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:
+    """When the services of one server start, (..., job) in order of arrival.
+
+    Lindley (1952): a job starts at its arrival, or when all work that came since some earlier arrival is done; so the
+    start less the work before is the running maximum of the arrivals less the work before them.
+    """
+    before = np.cumsum(service_s, axis=-1) - service_s
+    return np.maximum(np.maximum.accumulate(ready_s - before, axis=-1) + before, ready_s)
+
+
+def _several(ready_s: np.ndarray, service_s: np.ndarray, servers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and servers, (config, seed, job): every job in turn takes the server that is free first.
+
+    Kiefer and Wolfowitz (1955). The loop is over the jobs, for all configurations and seeds at a time.
+    """
+    configs, seeds, jobs = ready_s.shape
+    free_s = np.where(np.arange(servers.max()) < servers[:, None, None], 0.0, np.inf)
+    free_s = np.repeat(free_s, seeds, axis=1)  # (config, seed, server)
+    start, server = np.empty_like(ready_s), np.empty(ready_s.shape, dtype=np.int32)
+    config, seed = np.ogrid[:configs, :seeds]
+    for job in range(jobs):
+        chosen = np.argmin(free_s, axis=-1)
+        start[..., job] = np.maximum(free_s[config, seed, chosen], ready_s[..., job])
+        free_s[config, seed, chosen] = start[..., job] + service_s[..., job]
+        server[..., job] = chosen
+    return start, server

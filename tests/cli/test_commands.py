@@ -1,0 +1,225 @@
+"""The commands on whole scenarios, from the arguments to what is printed, written and returned."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from evaluator import results
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCENARIO = """
+name: small
+workload:
+  arrivals: {process: poisson, rate_rps: 4}
+  lengths: {source: azure-conv-2023}
+  requests: 40
+deployment:
+  model: llama-3.1-8b
+  hardware: h100-sxm
+slo: {ttft: {p90: 1s}}
+sweep:
+  deployment.hardware: [h100-sxm, l40s]
+  workload.arrivals.rate_rps: [1, 4]
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+@pytest.fixture
+def replay(tmp_path):
+    """A scenario that replays trace.csv, and a way to write that file."""
+    path = tmp_path / "replay.yaml"
+    path.write_text(
+        "workload:\n  arrivals: {process: trace, file: trace.csv}\n"
+        "deployment: {model: llama-3.1-8b, hardware: h100-sxm}\n"
+    )
+
+    def write(*rows, header="arrival_s,prompt_tokens,output_tokens"):
+        (tmp_path / "trace.csv").write_text("\n".join([header, *rows]) + "\n")
+        return path
+
+    return write
+
+
+# --- good
+
+
+def test_sweep(evaluator, small, tmp_path):
+    out, plot = tmp_path / "new" / "a.nc", tmp_path / "a.png"
+    code, table, err = evaluator("sweep", small, "--out", out, "--plot", plot)
+    assert code == 0
+    assert "h100-sxm" in table and "l40s" in table
+    assert "4/4 configurations" in err and err.endswith(f"wrote {out} and {plot}\n")
+    ds = results.read(out)
+    assert ds.sizes["config"] == 4 and (ds["status"].values == "ok").all()
+    assert plot.stat().st_size > 10_000
+    assert sorted(path.name for path in out.parent.iterdir()) == ["a.nc"]
+
+
+def test_sweep_of_a_changed_scenario(evaluator, small):
+    code, table, err = evaluator("sweep", small, "--set", "sweep=null", "--set", "deployment.hardware=l40s", "-q")
+    assert (code, err) == (0, "")
+    assert "TTFT p90" in table and "1 configuration: 1 feasible" in table
+
+
+def test_simulate(evaluator, small, tmp_path):
+    requests = tmp_path / "r.csv"
+    code, out, _ = evaluator("simulate", small, "--select", "hardware=l40s,rate=4", "--requests", requests)
+    assert code == 0
+    assert "ttft_s " in out and "l40s" in out
+    table = pd.read_csv(requests)
+    assert len(table) == 40 and table["e2e_s"].gt(0).all()
+
+
+def test_estimate(evaluator):
+    code, out, err = evaluator("estimate", "--model", "llama-3.1-70b", "--hardware", "h100-sxm", "--tp", "4")
+    assert (code, err) == (0, "")
+    assert "decode" in out and "prefill" in out
+
+
+def test_a_process_of_its_own_with_the_data_it_finds(small, tmp_path):
+    """From another directory, without the tests' settings of JAX."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    environment |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-m", "evaluator", "sweep", str(small), "--out", "a.nc", "--top", "2"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout and "Traceback" not in done.stderr
+    assert results.read(tmp_path / "a.nc").sizes["config"] == 4
+
+
+# --- bad: one line on stderr, nothing on stdout, exit code 2
+
+
+def refused(run, *parts: str) -> None:
+    code, out, err = run
+    assert (code, out) == (2, ""), err
+    line = err.splitlines()[-1]
+    assert line.startswith("error: ")
+    for part in parts:
+        assert part in line
+
+
+BAD_KEYS = {
+    "unknown key": ("deployment.batching.max_num_seq=3", "max_num_seq: unknown key (did you mean max_num_seqs?)"),
+    "misspelt unit": ("workload.arrivals.rate_rps=4rpz", "unknown unit 'rpz'"),
+    "negative rate": ("workload.arrivals.rate_rps=-4", "workload.arrivals.rate_rps: must be greater than 0, got -4"),
+    "NaN rate": ("workload.arrivals.rate_rps=.nan", "workload.arrivals.rate_rps: nan is not a finite number"),
+    "unknown hardware": ("deployment.hardware=h100-smx", "did you mean h100-sxm"),
+}
+
+
+@pytest.mark.parametrize("command", ["sweep", "simulate"])
+@pytest.mark.parametrize(("change", "message"), BAD_KEYS.values(), ids=list(BAD_KEYS))
+def test_bad_keys_and_values(evaluator, small, command, change, message):
+    refused(evaluator(command, small, "--set", "sweep=null", "--set", change), message)
+
+
+def test_a_bad_value_in_the_sweep_names_its_place(evaluator, small):
+    refused(
+        evaluator("sweep", small, "--set", "sweep={workload.arrivals.rate_rps: [1, -1]}"),
+        str(small), "workload.arrivals.rate_rps", "must be greater than 0, got -1",
+    )  # fmt: skip
+
+
+BAD_TRACES = {
+    "no column": (["0,10"], "arrival_s,prompt_tokens", "no column output_tokens; the columns there are arrival_s"),
+    "unsorted": (["1,10,5", "0.5,10,5"], None, "row 2, arrival_s: must not be earlier than in the row before"),
+    "negative time": (["-1,10,5"], None, "row 1, arrival_s: must not be negative"),
+    "NaN time": (["nan,10,5"], None, "row 1, arrival_s: must be a finite number"),
+    "zero output": (["0,10,5", "1,10,0"], None, "row 2, output_tokens: must be an integer of at least 1, got 0"),
+    "empty": ([], None, "the trace has no rows"),
+}
+
+
+@pytest.mark.parametrize(("rows", "header", "message"), BAD_TRACES.values(), ids=list(BAD_TRACES))
+def test_bad_traces(evaluator, replay, rows, header, message):
+    path = replay(*rows, **({} if header is None else {"header": header}))
+    refused(evaluator("sweep", path), "trace.csv", message)
+
+
+def test_a_trace_that_is_not_there(evaluator, replay, tmp_path):
+    path = replay("0,10,5")
+    (tmp_path / "trace.csv").unlink()
+    refused(evaluator("sweep", path), "trace.csv", "there is no such file")
+
+
+def test_simulate_of_what_cannot_run(evaluator, small):
+    refused(
+        evaluator("simulate", small, "--set", "sweep=null", "--set", "deployment.model=llama-3.1-70b"),
+        "infeasible: does not fit", "remedy: tensor_parallel >= 2",
+    )  # fmt: skip
+
+
+def test_a_request_that_is_too_long_for_the_model(evaluator, replay):
+    path = replay("0,10,5", "1,140000,5")
+    refused(evaluator("simulate", path), "a request of 140,005 tokens exceeds the 131,072 positions of llama-3.1-8b")
+
+
+def test_a_sweep_in_which_nothing_can_run(evaluator, small, tmp_path):
+    """Its dataset says why for each row, and the exit code that there is no answer."""
+    out = tmp_path / "a.nc"
+    code, printed, err = evaluator("sweep", small, "--set", "deployment.model=llama-3.1-70b", "--out", out)
+    assert code == 2
+    assert "does not fit" in printed
+    assert err.splitlines()[-1].startswith(f"error: {small}: none of 4 configurations can run: ")
+    assert all(text.startswith("infeasible") for text in results.read(out)["status"].values)
+
+
+def test_an_estimate_of_what_does_not_fit_is_shown_but_is_no_answer(evaluator):
+    code, out, err = evaluator("estimate", "--model", "llama-3.1-70b", "--hardware", "h100-sxm")
+    assert code == 2 and "decode" in out
+    assert err.startswith("error: llama-3.1-70b cannot run so on h100-sxm: does not fit: ") and err.count("\n") == 1
+
+
+def test_estimate_of_what_there_is_not(evaluator):
+    refused(evaluator("estimate", "--model", "llama-3.1-70", "--hardware", "h100-sxm"), "llama-3.1-70b")
+    refused(evaluator("estimate", "--model", "llama-3.1-8b", "--hardware", "h100"), "h100-sxm")
+    refused(evaluator("estimate", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--rate", "nan"), "rate")
+    refused(evaluator("estimate", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--rate", "-1"), "rate")
+
+
+def test_a_sweep_says_what_it_computed_token_by_token(evaluator, small):
+    axis = "sweep={deployment.router: [round_robin, least_work]}"
+    code, _, err = evaluator("sweep", small, "--set", axis, "--set", "deployment.replicas=2")
+    assert code == 0
+    assert "4 of 8 configurations were computed token by token: router least_work\n" in err
+    code, _, err = evaluator("sweep", small, "--engine", "token")
+    assert code == 0 and "token by token" not in err
+
+
+def test_simulate_on_the_reference_with_a_trace(evaluator, small, tmp_path):
+    chosen = ("--select", "hardware=h100-sxm,rate_rps=4")
+    code, out, err = evaluator("simulate", small, *chosen, "--engine", "token", "--trace", tmp_path / "t.json")
+    assert code == 0 and "engine" in out and "token" in out
+    assert f"wrote {tmp_path / 't.json'}; open it in https://ui.perfetto.dev" in err
+    assert (tmp_path / "t.json").is_file()
+    code, _, err = evaluator("simulate", small, *chosen, "--trace", tmp_path / "t.txt")
+    assert (code, err) == (2, f"error: --trace {tmp_path / 't.txt'}: the name must end in .json\n")
+
+
+def test_validate(evaluator, small, tmp_path):
+    table = tmp_path / "v.csv"
+    code, out, err = evaluator("validate", small, "--sample", "2", "--out", table)
+    assert code == 0 and "2 of 4 configurations compared\nall agree within 1e-09; the largest difference is" in out
+    assert f"wrote {table}" in err
+    assert pd.read_csv(table)["metric"].nunique() == 15
+    code, out, _ = evaluator("validate", small, "--sample", "1", "--tolerance", "0", "-q")
+    assert code == 3 and "1 of them differ by more than 0;" in out
+    assert " of configuration " in out.splitlines()[-1]
+    code, _, err = evaluator("validate", small, "--set", "deployment={router: least_work, replicas: 2}")
+    assert code == 2 and "no configuration that both engines can run" in err

@@ -1,0 +1,158 @@
+"""The closed-form estimate of one design."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from evaluator.catalog import load_calibration, load_hardware, load_model
+from evaluator.cost import Parallel, fold, iteration_time, operators
+from evaluator.cost.batch import decode_batch, prefill_batch
+from evaluator.cost.precision import Precision
+from evaluator.errors import InputError
+from evaluator.estimation import estimate
+from evaluator.report.estimate import format_estimate
+from tests.cost.fixtures import GPT_OSS_20B, H100, LLAMA_8B, LLAMA_70B, MAMBA, calibration
+
+
+def estimated(model=LLAMA_8B, **changes):
+    given = dict(calibration=calibration(), prompt_tokens=2048, output_tokens=256)
+    return estimate(model, H100, **(given | changes))
+
+
+def test_phases_are_the_iteration_time():
+    result = estimated(batch=4)
+    parameters = fold(operators(LLAMA_8B, Precision(), Parallel()), H100, calibration())
+    assert result.ttft_s == float(iteration_time(parameters, prefill_batch(4.0, 2048, None)))
+    middle = float(iteration_time(parameters, decode_batch(4.0, 2048 + 128, None)))
+    assert result.decode.time_s == middle
+    assert result.tpot_s == pytest.approx(middle, rel=1e-12)  # affine in the context: the mean is the middle
+    assert result.e2e_s == pytest.approx(result.ttft_s + 255 * result.tpot_s, rel=1e-12)
+    assert result.output_tok_per_s == pytest.approx(4 * 256 / result.e2e_s)
+
+
+def test_operators_add_up():
+    result = estimated(batch=4, tensor_parallel=2)
+    for phase in (result.prefill, result.decode):
+        assert sum(part.time_s for part in phase.operators) == pytest.approx(phase.time_s, rel=1e-12)
+        assert 0 < phase.mfu < 1 and 0 < phase.mbu < 1
+    assert result.prefill.mfu > result.decode.mfu
+    assert result.decode.mbu > result.prefill.mbu
+
+
+def test_memory():
+    result = estimated(LLAMA_70B, tensor_parallel=4)
+    assert result.status == "ok"
+    assert result.memory.weight_bytes == pytest.approx(2 * 70.55e9 / 4, rel=1e-3)
+    assert result.kv_bytes_per_token == 327_680 / 4
+    assert result.max_sequences == int(result.kv_capacity_tokens // (2048 + 256))
+
+
+def test_too_large_a_model_is_a_status_with_a_remedy():
+    result = estimated(LLAMA_70B)
+    assert result.status.startswith("does not fit: 141.1 GB of weights")
+    assert "tensor_parallel >= 4" in result.status
+    assert result.max_sequences == 0 and result.prefill.time_s > 0
+
+
+def test_too_large_a_batch_is_a_status():
+    result = estimated(batch=500)
+    assert result.max_sequences == (0.9 * 80e9 - 2 * 8030261248 - result.memory.activation_bytes) // (131072 * 2304)
+    assert "holds 178 such sequences at a time, not 500; remedy: a batch <= 178" in result.status
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt_tokens": 0}, "prompt: must be at least 1, not 0"),
+        ({"output_tokens": 0}, "output: must be at least 1"),
+        ({"batch": 0}, "batch: must be at least 1"),
+        ({"rate_rps": -1.0}, "rate: must be a positive number"),
+        ({"rate_rps": float("nan")}, "rate: must be a positive number"),
+        ({"prompt_tokens": 131072}, "exceed the 131072 positions of llama-8b"),
+        ({"tensor_parallel": 3}, "does not divide the 32 attention heads"),
+    ],
+)
+def test_unusable_input(changes, message):
+    with pytest.raises(InputError, match=message):
+        estimated(**changes)
+
+
+def test_single_token_output():
+    result = estimated(output_tokens=1)
+    assert result.e2e_s == result.ttft_s
+    assert result.tpot_s != result.tpot_s
+
+
+@pytest.mark.parametrize("model", [GPT_OSS_20B, MAMBA], ids=lambda model: model.name)
+def test_windows_and_states(model):
+    result = estimated(model, batch=2, rate_rps=0.1)
+    assert result.status == "ok" and result.load is not None and not result.load.saturated
+    assert "operator" in format_estimate(result)
+
+
+def test_pipeline_counts_a_batch_per_stage():
+    one, two = estimated(batch=2), estimated(batch=2, pipeline_parallel=2)
+    host = 256 * (1e-3 + 2 * 1e-5)  # the second rank has a host of its own, in every one of 256 iterations
+    assert two.e2e_s == pytest.approx(one.e2e_s + host, rel=0.01)
+    assert two.output_tok_per_s * two.e2e_s == pytest.approx(2 * one.output_tok_per_s * one.e2e_s, rel=1e-9)
+
+
+def test_text():
+    text = format_estimate(estimated(LLAMA_70B, tensor_parallel=4, batch=8, rate_rps=1.0))
+    for part in (
+        "llama-70b on 4 x h100 (TP 4, PP 1, EP 1)",
+        "KV capacity",
+        "attention.decode",
+        "memory",
+        "utilisation",
+    ):
+        assert part in text
+    assert "saturated" in format_estimate(estimated(rate_rps=1e6))
+    assert max(map(len, text.splitlines())) <= 120
+    infinite = format_estimate(estimated(MAMBA))
+    assert "no KV" in infinite
+
+
+def test_faster_hardware_is_faster():
+    fast = replace(H100, memory_bandwidth=2 * H100.memory_bandwidth)
+    slow = estimated()
+    quick = estimate(LLAMA_8B, fast, calibration=calibration(), prompt_tokens=2048, output_tokens=256)
+    assert quick.tpot_s < slow.tpot_s
+
+
+def test_needs_no_jax():
+    code = "import sys, evaluator.estimation; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_names_of_the_catalog_will_do():
+    by_name = estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=100, output_tokens=10)
+    assert by_name == estimate(
+        load_model("llama-3.1-8b"),
+        load_hardware("h100-sxm"),
+        calibration=load_calibration("datasheet", "h100-sxm"),
+        prompt_tokens=100,
+        output_tokens=10,
+    )
+
+
+@pytest.mark.parametrize("split", [dict(tensor_parallel=2), dict(tensor_parallel=2, pipeline_parallel=2)])
+def test_one_request_alone_is_the_simulators_request(split):
+    """A prompt in one piece, then decodes: both engines and the closed form count the same."""
+    from evaluator.run import simulate
+
+    alone = {
+        "name": "alone",
+        "workload": {
+            "arrivals": {"process": "all_at_once"},
+            "lengths": {"source": "fixed", "prompt_tokens": 1500, "output_tokens": 200},
+            "requests": 1,
+        },
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", "calibration": "datasheet", **split},
+    }
+    (row,) = simulate(alone).requests.to_dict("records")
+    known = estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=1500, output_tokens=200, **split)
+    assert row["ttft_s"] == pytest.approx(known.ttft_s, rel=1e-9)
+    assert row["e2e_s"] == pytest.approx(known.e2e_s, rel=1e-9)

@@ -1,0 +1,19 @@
+"""Interruptions of a run, for tests of what is kept of it."""
+
+from __future__ import annotations
+
+
+class Interrupting:
+    """Ctrl-C after the first chunk."""
+
+    def __init__(self, after: int = 1) -> None:
+        self.left = after
+        self.kept = 0
+
+    def keep(self, units: int) -> None:
+        self.kept += units
+
+    def advance(self, units: int = 1) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt

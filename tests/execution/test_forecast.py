@@ -1,0 +1,98 @@
+"""What a sweep would take: counts are exact where all designs are examined, the rest is said to be an estimate."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from evaluator.cli import app
+from evaluator.execution import forecast as module
+from evaluator.execution.forecast import forecast
+from evaluator.scenario import load_scenario
+
+SCENARIO = {
+    "workload": {
+        "arrivals": {"process": "poisson", "rate_rps": 2},
+        "lengths": {"source": "fixed", "prompt_tokens": 100, "output_tokens": 10},
+        "requests": 100,
+        "seeds": [0, 1],
+    },
+    "deployment": {"model": "llama-3.1-70b", "hardware": "h100-sxm"},
+    "sweep": {"deployment.tensor_parallel": [1, 2, 4], "deployment.hardware": ["h100-sxm", "l40s"]},
+}
+
+
+def foretold(sweep=None, overrides=(), **arguments):
+    scenario = SCENARIO if sweep is None else SCENARIO | {"sweep": sweep}
+    return forecast(load_scenario(scenario, overrides), **arguments)
+
+
+def test_counts():
+    found = foretold()
+    assert (found.designs, found.examined, found.feasible) == (6, 6, 3)
+    assert (found.groups, found.compilations, found.requests, found.by_token) == (1, 1, 600, 0)
+    assert sum(found.reasons.values()) == 3
+    assert all("does not fit: N GB" in reason for reason in found.reasons)
+
+
+def test_more_designs_and_requests_take_longer():
+    less, more = foretold(), foretold(overrides=["workload.requests=10000000"])
+    assert more.requests == 3 * 2 * 10_000_000
+    assert more.feasible == less.feasible
+    assert more.seconds > 5 * less.seconds and more.peak_bytes > 3e9
+    assert foretold(sensitivity=True).requests == 13 * 600  # six inputs up and down
+
+
+def test_requests_of_an_axis_are_what_they_are():
+    found = foretold({"deployment.tensor_parallel": [4], "workload.requests": [200_000, 400_000]})
+    assert (found.groups, found.compilations, found.requests) == (2, 2, 2 * 600_000)
+
+
+def test_what_only_the_reference_runs_is_told():
+    found = foretold({"deployment.tensor_parallel": [4]}, ["deployment.replicas=2", "deployment.router=least_work"])
+    assert (found.by_token, found.compilations) == (1, 0)
+    assert "1 designs token by token" in str(found)
+
+
+def test_of_a_large_sweep_some_designs_stand_for_all(monkeypatch):
+    monkeypatch.setattr(module, "MOST_EXAMINED", 100)
+    found = foretold({"deployment.tensor_parallel": [1, 4], "workload.arrivals.rate_rps": {"linspace": [1, 2, 500]}})
+    assert (found.designs, found.examined) == (1000, 100)
+    assert found.feasible == pytest.approx(500, abs=20)
+    assert "(estimated from 100 of them)" in str(found)
+
+
+def test_conditions_count():
+    found = foretold(SCENARIO["sweep"] | {"where": "tensor_parallel == 4"})
+    assert (found.designs, found.feasible) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "workload.requests=100000000",
+            "must be an integer from 1 to 10000000, got 100000000; a long run's statistics",
+        ),
+        ("deployment.replicas=1000000", "must be an integer from 1 to 10000, got 1000000; simulate one replica"),
+    ],
+)
+def test_what_would_never_end_is_refused(override, message):
+    with pytest.raises(ValueError, match=message):
+        load_scenario({**SCENARIO, "sweep": {}}, [override])
+
+
+def test_the_command(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(load_scenario(SCENARIO).text)
+    result = CliRunner().invoke(app, ["sweep", str(path), "--dry-run", "--out", str(tmp_path / "x.nc")])
+    assert result.exit_code == 0
+    for part in ("6: 3 feasible, 3 not", "1 compilations", "time             about", "(estimate)", "output "):
+        assert part in result.output
+    assert not (tmp_path / "x.nc").exists()
+
+
+def test_jax_is_not_loaded():
+    code = "import sys; from evaluator.execution.forecast import forecast; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

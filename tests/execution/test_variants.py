@@ -1,0 +1,57 @@
+"""Variants of a plan in one call: as scenarios that were written with them, whatever the engine and the chunks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evaluator.device import configure
+from evaluator.execution.variants import run_variants
+from evaluator.execution.workers import Crew
+from evaluator.plan import plan
+from evaluator.run import sweep
+from tests.scenario.build import scenario
+
+LEVELS = np.array([0.5, 0.9, 0.95, 0.99])
+RATES = [2.0, 5.5, 11.0]
+AXES = {"deployment__model": ["llama-3.1-8b", "llama-3.1-70b"], "deployment__tensor_parallel": [1, 2]}
+
+
+def equal(values, ds):
+    """To the bit, row by row."""
+    for name in values:
+        np.testing.assert_array_equal(values[name], np.asarray(ds[name]), err_msg=name)
+
+
+@pytest.mark.parametrize("engine", ["iteration", "token"])
+def test_members_at_other_rates_are_the_scenario_at_these_rates(engine, monkeypatch):
+    configure()
+    monkeypatch.setattr("evaluator.execution.schedule.CONFIGS_PER_CHUNK", 2)
+    known = sweep(scenario(**AXES, workload__arrivals__rate_rps=RATES), engine=engine)
+    whole = plan(scenario(**AXES), engine=engine)
+    members = [member for member in whole.members for _ in RATES]
+    equal(run_variants(whole, whole.at_rates(members, RATES * len(whole.members)), LEVELS), known)
+
+
+def test_variants_of_several_groups_keep_their_order():
+    configure()
+    axes = {"deployment__router": ["round_robin", "least_work"]}
+    known = sweep(scenario("deployment.replicas=2", **axes, workload__arrivals__rate_rps=RATES))
+    whole = plan(scenario("deployment.replicas=2", **axes))
+    one, two = whole.members
+    found = run_variants(whole, whole.at_rates([one, two, two, one], [2.0, 11.0, 2.0, 5.5]), LEVELS)
+    assert found["engine"].tolist() == ["iteration", "token", "token", "iteration"]
+    equal(found, known.isel(config=[0, 5, 3, 1]))
+    assert run_variants(whole, [], LEVELS) == {}
+
+
+def test_workers_make_the_same_variants(monkeypatch):
+    whole = plan(scenario(deployment__tensor_parallel=[1, 2]), engine="token")
+    variants = whole.at_rates([*whole.members, *whole.members], [3.0, 4.0, 5.0, 6.0])
+    here = run_variants(whole, variants, LEVELS)
+    monkeypatch.setattr("evaluator.execution.schedule.TOKEN_REQUESTS_PER_CHUNK", 120)
+    asked = []
+    compute = Crew.compute
+    monkeypatch.setattr(Crew, "compute", lambda crew, chunk: asked.append(len(chunk)) or compute(crew, chunk))
+    equal(run_variants(whole, variants, LEVELS), here)
+    assert asked == [2, 2]

@@ -1,0 +1,5 @@
+"""The small campaign."""
+
+from tests.campaign import campaign, small
+
+__all__ = ["campaign", "small"]

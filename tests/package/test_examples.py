@@ -1,0 +1,41 @@
+"""What the repository shows works: the shipped scenarios and the README's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evaluator.plan import plan
+from evaluator.scenario import load_scenario
+from evaluator.yaml import loads_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return [part.split("```")[0] for part in README.split(f"```{language}\n")[1:]]
+
+
+@pytest.mark.parametrize("name", ["policies", "closed-loop"])
+def test_every_design_of_a_shipped_scenario_can_run(name):
+    found = plan(load_scenario(ROOT / "scenarios" / f"{name}.yaml"))
+    assert {member.status for member in found.members} == {"ok"}
+
+
+def test_quickstart_has_no_room_only_where_the_model_is_too_large():
+    found = plan(load_scenario(ROOT / "scenarios" / "quickstart.yaml"))
+    status = [member.status for member in found.members]
+    assert len(status) >= 1000 and status.count("ok") > 0.8 * len(status)
+    assert all("does not fit" in one for one in status if one != "ok")
+
+
+def test_the_scenario_of_the_readme_can_run():
+    (text,) = blocks("yaml")
+    found = plan(load_scenario(loads_yaml(text)))
+    assert {member.status for member in found.members} == {"ok"}
+
+
+def test_the_readme_has_no_gaps():
+    assert not [word for word in README.split() if word.isupper() and "_" in word and word.endswith(("TABLE", "TIME"))]

@@ -1,0 +1,138 @@
+"""The records of the policies, and that one more record is all that a new combination of decisions needs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import evaluator
+from evaluator.errors import InputError
+from evaluator.policies import POLICIES, BatchingPolicy, policy
+from evaluator.reference import Limits
+from evaluator.reference.schedulers import UNBOUNDED, limits_under, scheduler
+from evaluator.run import simulate
+from evaluator.scenario import Scenario
+from evaluator.validation import validate
+from tests.scenario.build import scenario
+
+ORDERS = {
+    "static": "drained",
+    "continuous": "prompts_first",
+    "chunked": "decodes_first",
+    "mixed": "decodes_first",
+    "orca": "decodes_first",
+    "sarathi": "decodes_first",
+    "lightllm": "looking",
+}
+
+
+def test_every_policy_has_its_name_its_source_and_its_order():
+    assert {name: record.name for name, record in POLICIES.items()} == {name: name for name in POLICIES}
+    assert all(record.label and record.source for record in POLICIES.values())
+    assert {name: scheduler(record).__name__ for name, record in POLICIES.items()} == ORDERS
+
+
+def test_an_unknown_policy_is_refused_with_the_names():
+    with pytest.raises(InputError, match=r"^no batching policy 'fifo'; the policies are static, continuous, chunked, "):
+        policy("fifo")
+
+
+def test_limits_as_a_policy_takes_them():
+    given = Limits(8, 512, 100, admission="on_demand", block_tokens=1)
+    assert limits_under(policy("chunked"), given) == given
+    assert limits_under(policy("orca"), given) == replace(given, admission="reserve", max_num_batched_tokens=UNBOUNDED)
+    assert limits_under(policy("lightllm"), given).look_every == 10
+    assert limits_under(policy("lightllm"), replace(given, look_every=3)).look_every == 3
+
+
+LOOKING = {"look_every": 5, "prefill_alone": True, "admission": "on_demand", "any_order": True, "pipeline": False}
+
+
+@pytest.mark.parametrize(
+    ("decisions", "why"),
+    [
+        ({**LOOKING, "drain_first": True}, "drain_first and look_every both say when"),
+        ({"drain_first": True}, "drain_first and look_every need prefill_alone"),
+        ({**LOOKING, "prefill_alone": False}, "drain_first and look_every need prefill_alone"),
+        ({"prefill_alone": True, "whole_prompts": False}, "prefill_alone needs whole_prompts: chunks share iterations"),
+        ({"admission": "later"}, "admission 'later' is unknown"),
+        ({**LOOKING, "admission": None}, "look_every needs admission on_demand"),
+        ({**LOOKING, "pipeline": True}, "look_every needs any_order and no pipeline"),
+    ],
+)
+def test_decisions_that_no_engine_can_combine_are_refused(decisions, why):
+    with pytest.raises(ValueError, match=f"^policy made_up: {why}"):
+        BatchingPolicy("made_up", "", "", **decisions)
+
+
+# Decisions that others have made, in new combinations; and the policy that differs in one of them.
+MADE_UP = {
+    "mixed, but no token budget": ({"token_budget": False, "any_order": True}, "mixed"),
+    "chunked, KV of the whole prompt": ({"whole_prompts": False, "whole_kv": True}, "chunked"),
+    "prompts first, but no token budget": (
+        {"token_budget": False, "any_order": True, "prefill_alone": True},
+        "continuous",
+    ),
+    "prompts first, KV always reserved": ({"admission": "reserve", "prefill_alone": True}, "static"),
+    "looks more often": ({**LOOKING, "look_every": 3}, "lightllm"),
+}
+
+
+def crowded(policy: str, *more: str) -> Scenario:
+    """More requests than their KV has room for, so that every decision of a policy is taken."""
+    return scenario(
+        "deployment.hardware=rtx-4090",
+        "deployment.precision.weights=fp8",
+        "deployment.kv={memory_fraction: 0.55, block_tokens: 1}",
+        "workload.arrivals.rate_rps=60",
+        "workload.lengths={source: fixed, prompt_tokens: 1500, output_tokens: 600}",
+        f"deployment.batching.policy={policy}",
+        *more,
+    )
+
+
+@pytest.mark.parametrize(("decisions", "like"), MADE_UP.values(), ids=list(MADE_UP))
+def test_a_registered_policy_runs_in_both_engines_alike(monkeypatch, decisions, like):
+    monkeypatch.setitem(POLICIES, "made_up", BatchingPolicy("made_up", "nowhere", "this test", **decisions))
+    admission = decisions.get("admission") or "on_demand"
+    given = f"deployment.kv.admission={admission}"
+    result = validate(crowded("made_up", given))
+    assert (result.compared, result.apart) == (1, 0)
+    assert result.worst <= 1e-9
+    made_up, other = (simulate(crowded(each, given)).requests for each in ("made_up", like))
+    assert not np.array_equal(made_up["last_token_s"], other["last_token_s"])
+
+
+def test_a_new_name_is_allowed_in_scenarios(monkeypatch):
+    with pytest.raises(InputError, match=r"'made_up' is not one of static, .*lightllm"):
+        crowded("made_up")
+    monkeypatch.setitem(POLICIES, "made_up", BatchingPolicy("made_up", "nowhere", "this test"))
+    with pytest.raises(InputError, match=r"'made_down' is not one of static, .*lightllm, made_up"):
+        crowded("made_down")
+
+
+def test_policies_are_read_without_jax():
+    code = "import sys, evaluator.policies; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_no_other_room_knows_a_policy_by_its_name():
+    """A name in code is a default, a role or a kind of iteration; what a policy means is asked of its record."""
+    found = set()
+    root = Path(evaluator.__file__).parent
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and node.value in POLICIES and path.parent.name != "policies":
+                found.add((path.relative_to(root).as_posix(), node.value))
+    assert found == {
+        ("scenario/scenario.py", "chunked"),  # the default
+        ("scenario/scenario.py", "mixed"),  # the role
+        ("scenario/keys.py", "mixed"),  # the role
+        ("simulation/trace.py", "mixed"),  # an iteration of prompts and decodes
+    }

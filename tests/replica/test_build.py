@@ -1,0 +1,116 @@
+"""One builder: the same replica whoever asks for it, and why there is none where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from evaluator.calibrate.whole import document, fit_iterations, written
+from evaluator.catalog import load_calibration, load_hardware, load_model
+from evaluator.compare.servers import server
+from evaluator.errors import InputError
+from evaluator.estimation import estimate
+from evaluator.experiments import Experiment
+from evaluator.replica import Change, ReplicaSpec, build, design, passage, replica_spec, varied
+from evaluator.scenario.scenario import Batching, Deployment, KvCache
+from tests.calibrate.test_whole import iterations, roofline, timed
+from tests.cost.fixtures import H100, LLAMA_8B, LLAMA_70B, calibration
+
+SMALL = ReplicaSpec(LLAMA_8B, H100, calibration())
+DEPLOYMENT = Deployment("llama-3.1-8b", "h100-sxm", tensor_parallel=2, batching=Batching(max_num_seqs=128))
+
+
+def test_names_stand_for_what_the_catalog_has():
+    by_name = build(ReplicaSpec("llama-3.1-8b", "h100-sxm", "datasheet"))
+    model, hardware = load_model("llama-3.1-8b"), load_hardware("h100-sxm")
+    by_object = build(ReplicaSpec(model, hardware, load_calibration("datasheet", "h100-sxm")))
+    assert (by_name.model, by_name.hardware, by_name.status) == (model, hardware, "ok")
+    assert str(by_name.ready) == str(by_object.ready) and by_name.memory == by_object.memory
+    with pytest.raises(InputError, match=r"unknown model 'llama-3\.1-9b'; did you mean"):
+        build(ReplicaSpec("llama-3.1-9b", "h100-sxm"))
+
+
+def test_plan_estimate_and_comparison_have_the_same_replica():
+    planned = design(DEPLOYMENT, 100)
+    ran = server(Experiment("a", "a", "meta-llama/Llama-3.1-8B", "H100-SXM-80GB", tensor_parallel=2), "datasheet")
+    assert str(ran.replica) == str(planned.ready)
+    known = estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=100, output_tokens=10, tensor_parallel=2,
+                     max_num_seqs=128)  # fmt: skip
+    assert known.memory == planned.memory
+    assert str(passage(planned).cost) == str(planned.ready.cost)
+
+
+def test_deployments_with_the_same_replica_share_their_design():
+    first = design(DEPLOYMENT, 100)
+    assert design(replace(DEPLOYMENT, replicas=4, router="random"), 2000) is first
+    assert design(replace(DEPLOYMENT, kv=KvCache(block_tokens=32)), 100) is not first
+    assert replica_spec(DEPLOYMENT, 100) == first.spec and hash(first.spec) == hash(replica_spec(DEPLOYMENT, 100))
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"model": LLAMA_70B}, "infeasible: does not fit: 141.1 GB of weights per device exceed"),
+        ({"calibration": "l40s-vllm"}, "unsupported: calibration l40s-vllm is of l40s, not of h100; use auto"),
+    ],
+)
+def test_what_cannot_run_has_a_status(changes, status):
+    built = build(replace(SMALL, **changes))
+    assert built.status.startswith(status) and built.replica is None
+    assert built.problem is not None and built.status == f"{built.problem.kind}: {built.reason}"
+    with pytest.raises(AssertionError, match="no replica: "):
+        _ = built.ready
+
+
+def test_a_model_too_large_has_times_but_no_replica():
+    large = build(replace(SMALL, model=LLAMA_70B))
+    assert large.memory is not None and large.memory.kv.capacity_units == 0
+    spacious = build(replace(SMALL, model=LLAMA_70B, hardware=replace(H100, memory_bytes=1e12)))
+    assert str(passage(large).cost) == str(spacious.ready.cost)
+
+
+def test_a_split_that_cannot_be_has_no_times():
+    three = build(replace(SMALL, parallel=replace(SMALL.parallel, tensor=3)))
+    assert three.status == "infeasible: tensor_parallel 3 does not divide the 32 attention heads of llama-8b"
+    assert three.memory is None
+    with pytest.raises(AssertionError, match="no times: infeasible"):
+        passage(three)
+
+
+def test_stated_blocks_are_the_capacity_and_the_memory_is_no_question():
+    known, stated = build(SMALL), build(replace(SMALL, kv_blocks=77))
+    assert stated.ready.kv == replace(known.ready.kv, capacity_units=77)
+    assert build(replace(SMALL, model=LLAMA_70B, kv_blocks=77)).status == "ok"
+
+
+def test_only_experts_warm_up():
+    slow = replace(load_calibration("datasheet", "any"), warm_up_s=2.0)
+    warm = [build(ReplicaSpec(name, "b200-sxm", slow)).ready.warm_up_s for name in ("llama-3.1-8b", "gpt-oss-20b")]
+    assert warm == [0.0, 2.0]
+
+
+def test_every_pipeline_rank_pays_its_host():
+    built = build(replace(SMALL, parallel=replace(SMALL.parallel, pipeline=2)))
+    assert len(built.ready.pipeline_ranks) == 2 and built.devices == 2
+    assert passage(built).calibration.step_overhead_s == 2 * built.calibration.step_overhead_s
+    assert passage(built).calibration.sequence_overhead_s == 2 * built.calibration.sequence_overhead_s
+
+
+def test_a_change_is_of_times_alone():
+    built = design(DEPLOYMENT, 100)
+    slower = varied(built, Change("memory_bandwidth", 0.5))
+    assert slower is varied(built, Change("memory_bandwidth", 0.5))
+    assert slower.change == Change("memory_bandwidth", 0.5) and built.change is None
+    assert slower.hardware.memory_bandwidth == built.hardware.memory_bandwidth / 2
+    assert slower.ready.kv == built.ready.kv and slower.memory == built.memory
+    assert slower.ready.memory.token_s == 2 * built.ready.memory.token_s
+    assert str(build(replace(built.spec, change=slower.change)).ready) == str(slower.ready)
+
+
+def test_a_cost_that_is_not_known_is_no_replica(tmp_path):
+    fitted = fit_iterations([timed(iterations(False), roofline())], "h100-sxm", "table", "table")
+    (tmp_path / "table.yaml").write_text(written(document(fitted)))
+    spec = ReplicaSpec("llama-3.1-8b", "h100-sxm", str(tmp_path / "table.yaml"))
+    assert build(spec).ready.fit is not None
+    assert build(replace(spec, model="llama-2-7b")).status.startswith("unsupported: calibration table was fitted to")

@@ -1,0 +1,133 @@
+"""The schema for editors and the loader agree: what loads is valid, what is refused for one key alone is not."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from evaluator.cli import app
+from evaluator.scenario.keys import DEPLOYMENT, SLO
+from evaluator.scenario.names import key_readers
+from evaluator.scenario.schema import DRAFT, scenario_schema
+from evaluator.scenario.tables import Section, Variant
+from evaluator.scenario.tree import put, split_path
+from evaluator.scenario.workload_keys import workload_table
+from evaluator.yaml import load_yaml
+
+jsonschema = pytest.importorskip("jsonschema")
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
+
+
+@pytest.fixture(scope="module")
+def validator():
+    schema = scenario_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def test_the_command_prints_it(validator):
+    result = CliRunner().invoke(app, ["catalog", "schema"])
+    assert result.exit_code == 0
+    printed = json.loads(result.stdout)
+    assert printed["$schema"] == DRAFT
+    assert printed == json.loads(json.dumps(validator.schema))
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_examples_are_valid(validator, path):
+    validator.validate(load_yaml(path))
+
+
+GOOD = [
+    ("workload.arrivals", {"process": "gamma", "rate_rps": "4rps", "cv": 2}),
+    ("workload.arrivals", {"process": "trace", "file": "x.csv"}),
+    ("workload.lengths", {"source": "azure-conv-2023"}),
+    ("workload.lengths", {"trace": "x.parquet"}),
+    ("workload.lengths", {"source": "uniform", "prompt_min": 1, "prompt_max": 2, "output_min": 1, "output_max": 2}),
+    ("workload.seeds", [0, 1]),
+    ("workload.warmup_requests", None),
+    ("deployment.kv", {"swap_bandwidth": "25GB/s", "preemption": "swap", "memory_fraction": 0.5}),
+    ("deployment.calibration", "auto"),
+    ("deployment.usd_per_device_hour", "2.5USD/h"),
+    ("slo", {"ttft": {"p99.9": "1000s", "mean": 2}}),
+    ("sweep", {"deployment.tensor_parallel": [1, 2], "slo.ttft.p90": ["1s"], "where": "tensor_parallel < 2"}),
+    ("sweep", {"workload.arrivals.rate_rps": {"linspace": [1, 20, 20]}, "deployment.kv.block_tokens": None}),
+    ("sweep", {"deployment.batching": {"zip": [{"policy": "static"}]}, "table": "designs.csv"}),
+    ("sweep", {"pairs": {"zip": [{"deployment.replicas": 2}]}, "others": {"table": "x.csv"}, "where": ["a < 1"]}),
+    ("sweep", {"sample": {"size": 64}, "deployment.replicas": {"between": [1, 4], "log": True}}),
+    ("sweep", None),
+]
+BAD = [
+    ("workloads", {}),
+    ("name", "a/b"),
+    ("workload.arrivals", {"process": "poison", "rate_rps": 4}),
+    ("workload.arrivals", {"process": "poisson", "rate_rps": 4, "cv": 2}),
+    ("workload.arrivals.rate_rps", 0),
+    ("workload.arrivals.rate_rps", "4rpz"),
+    ("workload.lengths", {"source": "azure-conv"}),
+    ("workload.lengths", {"source": "azure-conv-2023", "prompt_tokens": 3}),
+    ("workload.lengths", {"source": "fixed", "prompt_cv": 1}),
+    ("workload.requests", 10**8),
+    ("workload.seeds", []),
+    ("workload.seeds", [1, 1]),
+    ("deployment.model", "llama"),
+    ("deployment.tensor_paralel", 2),
+    ("deployment.tensor_parallel", 0),
+    ("deployment.replicas", 1.5),
+    ("deployment.replicas", 10**6),
+    ("deployment.batching.policy", "chunky"),
+    ("deployment.kv.memory_fraction", 1.1),
+    ("deployment.kv.swap_bandwidth", "25GB"),
+    ("deployment.precision", "fp8"),
+    ("deployment.pools", {}),
+    ("slo", {"tftt": {"p90": 1}}),
+    ("slo", {"ttft": {"p90": 1000}}),
+    ("slo", {"ttft": {}}),
+    ("slo", {"ttft": {"q90": 1}}),
+    ("sweep", {"deployment.tensor_parallel": 4}),
+    ("sweep", {"deployment.tensor_parallel": [0]}),
+    ("sweep", {"deployment.tensor_parallel": {"linspce": [1, 2, 3]}}),
+    ("sweep", {"workload.seeds": [1, 2]}),
+    ("sweep", {"pairs": [1, 2]}),
+    ("sweep", {"sample": {"method": "sobol"}}),
+    ("sweep", {"where": 3}),
+]
+
+
+def changed(base, path, value):
+    """The value put at a path; a mapping replaces what is there."""
+    keys = split_path(path)
+    return put(put(base, keys, None), keys, value)
+
+
+@pytest.mark.parametrize(("path", "value"), GOOD)
+def test_what_loads_is_valid(validator, base, path, value):
+    validator.validate(changed(base, path, value))
+
+
+@pytest.mark.parametrize(("path", "value"), BAD)
+def test_what_is_refused_is_not_valid(validator, base, path, value):
+    assert not validator.is_valid(changed(base, path, value))
+
+
+def test_keys_that_must_be_there_may_be_swept_only(validator, base):
+    del base["deployment"]["hardware"]
+    assert not validator.is_valid(base)
+    assert validator.is_valid(base | {"sweep": {"deployment.hardware": ["l40s"]}})
+    assert not validator.is_valid({"deployment": {}})
+
+
+def test_every_key_says_what_it_is():
+    def silent(path, table):
+        for key, field in table.items():
+            if not field.says:
+                yield f"{path}.{key}"
+            if isinstance(field.read, Section):
+                yield from silent(f"{path}.{key}", field.read.table)
+            elif isinstance(field.read, Variant):
+                yield from silent(f"{path}.{key}", field.read.keys)
+
+    for name, table in (("workload", workload_table(Path())), ("deployment", DEPLOYMENT), ("slo", SLO)):
+        assert list(silent(name, table)) == []
+    assert {"workload.arrivals.users", "deployment.kv.watermark", "workload.lengths.trace"} < set(key_readers())

@@ -1,0 +1,47 @@
+"""Chunks of jobs without an engine, and members of several pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from evaluator.plan import Plan, plan
+from evaluator.plan.groups import groups_of
+from evaluator.plan.member import Setting, member_of_pools
+from evaluator.traffic.jobs import Demand, Jobs
+from evaluator.traffic.requests import Tokens
+from evaluator.traffic.roles import ROLES
+from tests.scenario.build import scenario
+
+
+def jobs(ready_s: Sequence[float] | np.ndarray, output: int = 5, warmup: int = 0) -> Jobs:
+    """Jobs with ids in the order given, of 10 prompt tokens."""
+    ready = np.asarray(ready_s, dtype=np.float64)
+    prompt = np.full(len(ready), 10)
+    tokens = Tokens(prompt, np.full(len(ready), output), np.zeros_like(prompt))
+    identity = np.arange(len(ready))
+    return Jobs(identity, ready, Demand.of(tokens, ROLES["mixed"]), identity >= warmup)
+
+
+def poisson(rate: float, count: int, seeds: int) -> list[list[Jobs]]:
+    """One configuration."""
+    rng = np.random.default_rng(7)
+    return [[jobs(np.cumsum(rng.exponential(1 / rate, count))) for _ in range(seeds)]]
+
+
+def shuffled(one: Jobs, seed: int = 0) -> Jobs:
+    """The same jobs in another order."""
+    at = np.random.default_rng(seed).permutation(len(one))
+    return Jobs(one.id[at], one.ready_s[at], one.demand[at], one.measured[at])
+
+
+def plan_of_pools(*overrides: str, roles: Sequence[str] = ("prefill", "decode"), engine: str = "iteration") -> Plan:
+    """A plan of one configuration whose deployment is there once for each role, in tandem."""
+    base = plan(scenario(*overrides), engine=engine)
+    workload, deployment, objectives = base.grid.points[0]
+    pools = [(role, replace(deployment, role=role)) for role in roles]
+    setting = Setting(base.traffics, base.seeds, base.engine)
+    member = member_of_pools(0, workload, objectives, pools, setting)
+    return replace(base, members=[member], groups=groups_of([member], base.seeds))

@@ -1,0 +1,154 @@
+"""Replicas with queues in any order: the same for the engine and for the plain loop over iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import jax
+import numpy as np
+
+from evaluator.cost.iteration import IterationCost
+from evaluator.cost.memory import KvLayout, kv_units, units_of
+from evaluator.device import configure
+from evaluator.policies import policy as policy_named
+from evaluator.reference import Limits, Outcome, Request, simulate
+from evaluator.stations.engine import LaneLimits, LaneResult, Requests
+from evaluator.stations.engine.any_order import KvUnits, Lane, Rules, Structure, run_lanes
+from tests.reference.build import random_cost
+from tests.stations.engine.in_order import build as in_order
+from tests.stations.engine.in_order.build import OPEN, RING, cut, policy_of, requests_of
+
+CHUNKING = ("chunked", "sarathi")
+POLICIES = ("static", "continuous", "mixed", "orca", *CHUNKING)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the cases of one compiled structure have in common. ``peaks``: half of them are of LightLLM."""
+
+    windowed: bool = False
+    experts: bool = False
+    pipeline_ranks: int = 1
+    peaks: bool = False
+
+    @property
+    def structure(self) -> Structure:
+        return Structure(RING, self.windowed, self.pipeline_ranks, self.peaks)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A case with the cost of every pipeline rank and, where a KV unit is more than a block, its KV layout."""
+
+    case: in_order.Case
+    costs: tuple[IterationCost, ...]
+    shared_units: np.ndarray  # of each request's prefix
+    layout: KvLayout | None = None
+
+    @property
+    def kv(self) -> KvLayout:
+        """Full attention alone unless another layout is given."""
+        block = self.case.limits.block_tokens
+        return self.layout or KvLayout(1.0, 0.0, None, 0.0, block, float(block), self.case.limits.kv_units)
+
+
+def random_layout(rng: np.random.Generator, block: int) -> KvLayout:
+    """Layers that keep all or a window, or none of the one, the other or both, and states up to three units large."""
+    full, window = rng.uniform(0.1, 1.0, 2) * (rng.random(2) < 0.7)
+    unit = block * (full + window) or 1.0
+    sequence = unit * rng.choice([0.0, 0.3, 3.0]) if full + window else unit
+    return KvLayout(full, window, int(rng.integers(1, 100)) if window else None, sequence, block, unit, 0)
+
+
+def random_case(seed: int, kind: Kind) -> Case:
+    """A random case with any policy, KV reserved or on demand, watermark, packing, and shares of long prompts."""
+    rng = np.random.default_rng([seed, kind.windowed, kind.experts, kind.pipeline_ranks, kind.peaks])
+    case = in_order.random_case(seed, kind.experts, kind.windowed)
+    policy = "lightllm" if kind.peaks and rng.random() < 0.5 else str(rng.choice(POLICIES))
+    on_demand = policy == "lightllm" or (policy not in ("static", "orca") and rng.random() < 0.7)
+    block = 1 if policy == "lightllm" else int(rng.integers(1, 17))
+    seats, budget = int(rng.integers(1, 41)), int(rng.choice([2, 16, 64, 512, 2048]))
+    if policy in CHUNKING:
+        seats = min(seats, budget)
+    else:  # whole prompts need room, after a preemption with all that was generated
+        longest = int((case.prompt_tokens + case.output_tokens).max())
+        budget = max(budget, longest + (40 if policy in ("mixed", "orca") else 0))
+    layout = random_layout(rng, block) if policy != "lightllm" and rng.random() < 0.3 else None
+    held = case.prompt_tokens + case.output_tokens - 1 + case.resident
+    units = -(-held // block) if layout is None else kv_units(layout, held)
+    watermark = int(rng.integers(0, 4)) if on_demand else 0
+    limits = Limits(
+        seats, budget, int(units.max() * rng.uniform(1, 3)) + watermark,
+        admission="on_demand" if on_demand else "reserve", block_tokens=block, watermark_units=watermark,
+        units_of_blocks=layout and kv_units(layout, np.arange(held.max() // block + 3) * block).tolist().__getitem__,
+        long_prefill_token_threshold=int(rng.choice([0, 1, 7, 50])) if policy in CHUNKING else 0,
+        packing=str(rng.choice(["fcfs", "least_work_left"])), look_every=int(rng.integers(1, 12)),
+    )  # fmt: skip
+    more = (random_cost(rng, experts=kind.experts, windowed=kind.windowed) for _ in range(kind.pipeline_ranks - 1))
+    shares = on_demand and layout is None and policy != "lightllm" and rng.random() < 0.3
+    shared = (case.prompt_tokens - case.compute_tokens) // block * shares
+    drawn = replace(case, policy=policy, limits=limits, kv_units=units - shared)
+    return Case(drawn, (case.cost, *more), shared, layout)
+
+
+@cache
+def random_cases(kind: Kind, count: int) -> list[Case]:
+    """``count`` random cases of one structure."""
+    return [random_case(seed, kind) for seed in range(count)]
+
+
+def _lane_of(given: Case, slots: int) -> Lane:
+    case, limits = given.case, given.case.limits
+    record = policy_named(case.policy)
+    budget = limits.max_num_batched_tokens if record.token_budget else np.inf
+    lane_limits = LaneLimits(
+        policy_of(case), np.bool_(case.resident),
+        np.float64(limits.max_num_seqs), np.float64(budget), np.float64(limits.kv_units), np.float64(case.window),
+        np.int32(OPEN if case.users is None else case.users), np.int32(len(case.arrival_s)),
+        np.int32(case.measured_from),
+    )  # fmt: skip
+    rules = Rules(
+        on_demand=np.bool_(limits.admission == "on_demand"),
+        whole_kv=np.bool_(record.whole_kv),
+        watermark_units=np.float64(limits.watermark_units),
+        long_prefill_tokens=np.float64(limits.long_prefill_token_threshold or np.inf),
+        least_work=np.bool_(limits.packing == "least_work_left"),
+        look_every=np.int32((limits.look_every or record.look_every) if record.by_future_peak else 0),
+        kv=KvUnits(*map(np.float64, units_of(given.kv))),
+    )
+    shared = np.zeros(slots + 1, np.int32)
+    shared[: len(given.shared_units)] = given.shared_units
+    return Lane(given.costs, lane_limits, rules, shared)
+
+
+def stacked(cases: Sequence[Case], slots: int = 0, padding: int = 0) -> tuple[Lane, Requests]:
+    """Cases of one structure with a leading lane axis, on at least ``slots`` slots.
+
+    ``padding``: so many lanes of zeros behind them, as in a call that is filled up.
+    """
+    slots = max(slots, *(len(given.case.arrival_s) for given in cases))
+    pairs = [(_lane_of(given, slots), requests_of(given.case, slots)) for given in cases]
+    pairs += [jax.tree.map(np.zeros_like, pairs[0])] * padding
+    return jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
+
+
+def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, **shape: int) -> list[LaneResult]:
+    """The engine's results, one per case, cut to the case's requests; ``shape`` as for ``stacked``."""
+    configure()
+    found = jax.tree.map(np.asarray, run_lanes(*stacked(cases, **shape), kind.structure, vectorise))
+    results = (LaneResult(*(field[lane] for field in found)) for lane in range(len(cases)))
+    return [cut(result, len(given.case.arrival_s)) for result, given in zip(results, cases, strict=True)]
+
+
+def run_reference(given: Case) -> Outcome:
+    """The plain loop on the same requests, every token of it."""
+    case = given.case
+    columns = (case.arrival_s, case.compute_tokens, case.prompt_tokens, case.output_tokens, case.kv_units)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    shared = given.shared_units.tolist()
+    requests = [Request(number, *row, shared_units=shared[number]) for number, row in enumerate(rows)]
+    return simulate(
+        given.costs, case.policy, case.limits, requests, users=case.users, window=case.window or None, tokens=True
+    )

@@ -1,0 +1,54 @@
+"""What the engine and the plain loop must agree on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evaluator.cost.iteration import decode_context_s
+from evaluator.reference import Outcome
+from evaluator.stations.engine import LaneResult
+from evaluator.stations.engine.common.histogram import RELATIVE_ERROR, bin_middles
+from tests.stations.engine.in_order.build import Case
+
+TOLERANCE = 1e-9
+QUANTILES = np.array([0.103, 0.507, 0.911, 0.9877])
+
+
+def assert_same(case: Case, result: LaneResult, expected: Outcome) -> None:
+    """Times and busy time to 1e-9 relative, counts exactly, gaps between tokens within the histogram's error."""
+    assert_same_times(case, result, expected)
+    np.testing.assert_allclose(result.busy_s, expected.busy_s, rtol=TOLERANCE, err_msg=f"busy_s of {case}")
+    assert result.iterations == expected.iterations, case
+    assert result.kv_units_max == expected.kv_units_max, case
+    if all(request.finished for request in expected.requests):
+        _assert_same_gaps(case, result, expected)
+
+
+def assert_same_times(case: Case, result: LaneResult, expected: Outcome) -> None:
+    """When each request is scheduled and has its first and last token, to 1e-9 relative; infinite where never."""
+    requests = expected.requests
+    times = {
+        "scheduled_s": [request.scheduled_s for request in requests],
+        "first_token_s": [request.token_s[0] if request.token_s else np.inf for request in requests],
+        "last_token_s": [request.token_s[-1] if request.finished else np.inf for request in requests],
+    }
+    for name, values in times.items():
+        np.testing.assert_allclose(getattr(result, name), values, rtol=TOLERANCE, atol=0, err_msg=f"{name} of {case}")
+
+
+def _assert_same_gaps(case: Case, result: LaneResult, expected: Outcome) -> None:
+    """Gaps count from the iteration on that follows the first token of the first measured request."""
+    since = expected.requests[case.measured_from].token_s[0]
+    tokens = [np.array(request.token_s) for request in expected.requests]
+    gaps = np.concatenate([np.diff(times)[times[1:] > since] for times in tokens])
+    histogram = result.itl_histogram
+    assert histogram.sum() == len(gaps), case
+    assert np.array_equal(histogram, np.round(histogram)) and (histogram >= 0).all(), case
+    if not len(gaps):
+        return
+    found = bin_middles()[np.searchsorted(np.cumsum(histogram), QUANTILES * len(gaps))]
+    exact = np.quantile(gaps, QUANTILES, method="inverted_cdf")
+    # The gaps of a leap, of at most 128 steps, are entered at their mean: half of what the leap's context grows.
+    decodes = min(case.limits.max_num_seqs, len(tokens))
+    growth_s = 64 * decodes * (decode_context_s(case.cost, float(decodes)) + case.cost.window_context_s)
+    assert (abs(found / exact - 1) <= RELATIVE_ERROR + growth_s / gaps.min() + 1e-12).all(), case

@@ -1,0 +1,175 @@
+"""Replicas for tests: the same requests, limits and cost for the engine and for the plain loop over iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from evaluator.cost.iteration import CostParameters
+from evaluator.device import configure
+from evaluator.policies import policy as policy_named
+from evaluator.reference import Limits, Outcome, Request, simulate_replica
+from evaluator.stations.engine import LaneLimits, LaneResult, Policy, Requests, decisions
+from evaluator.stations.engine.in_order import Lane, Structure, run_lanes
+from tests.reference.build import linear_cost, random_cost
+
+RING = 512  # longer than any output of the tests
+OPEN = 1 << 30  # users of an open loop
+POLICIES = ("static", "continuous", "chunked", "mixed")  # all that differ while KV is reserved
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One replica with its requests, all integers but ``arrival_s``, each (request,)."""
+
+    cost: CostParameters
+    policy: str
+    limits: Limits
+    arrival_s: np.ndarray
+    compute_tokens: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    kv_units: np.ndarray
+    users: int | None = None
+    resident: bool = False
+    window: int = 0
+    measured_from: int = 0
+
+    @property
+    def structure(self) -> Structure:
+        return Structure(RING, self.window > 0)
+
+    def __repr__(self) -> str:  # what a failing test prints
+        requests = zip(self.arrival_s, self.compute_tokens, self.prompt_tokens, self.output_tokens, strict=True)
+        listed = ", ".join(f"{at:.4g} s: {c} of {p} -> {o}" for at, c, p, o in requests)
+        told = f"users={self.users}, resident={self.resident}, window={self.window}"
+        return f"Case({self.policy}, {self.limits}, {told}, requests: {listed})"
+
+
+def constant_cost(iteration_s: float = 0.0, token_s: float = 0.0, sequence_s: float = 0.0) -> CostParameters:
+    """An iteration takes a time that is linear in its tokens and sequences, whatever the context."""
+    return linear_cost(iteration_s, token_s)._replace(sequence_s=sequence_s)
+
+
+def build(
+    cost: CostParameters,
+    policy: str,
+    arrival_s: Sequence[float] | np.ndarray,
+    prompt_tokens: Sequence[int] | np.ndarray,
+    output_tokens: Sequence[int] | np.ndarray,
+    *,
+    cached_tokens: Any = 0,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 1 << 20,
+    block_tokens: int = 1,
+    kv_units: int = 1 << 30,
+    **others: Any,
+) -> Case:
+    """A case with KV in blocks; ``cached_tokens`` of each prompt are there already (all of it where resident)."""
+    prompt, output = np.asarray(prompt_tokens), np.asarray(output_tokens)
+    resident = others.get("resident", False)
+    compute = np.zeros_like(prompt) if resident else prompt - cached_tokens
+    units = -(-(prompt + output - 1 + resident) // block_tokens)
+    limits = Limits(max_num_seqs, max_num_batched_tokens, kv_units)
+    return Case(cost, policy, limits, np.asarray(arrival_s, float), compute, prompt, output, units, **others)
+
+
+def random_case(seed: int, experts: bool, windowed: bool, requests: int = 30) -> Case:
+    """Policies, roles, loops, lengths, caches and limits from idle to full, drawn at random; all can be served."""
+    rng = np.random.default_rng([seed, experts, windowed])
+    policy = str(rng.choice(POLICIES))
+    resident = bool(rng.random() < 0.2)
+    users = int(rng.integers(1, 20)) if rng.random() < 0.3 else None
+    at_once = users is not None or rng.random() < 0.1
+    rate = 10 ** rng.uniform(-1, 2.5)
+    arrival = np.zeros(requests) if at_once else np.cumsum(rng.exponential(1 / rate, requests))
+    prompt = rng.integers(1, rng.choice([5, 100, 1500]), requests) + 1
+    output = rng.integers(1, rng.choice([2, 10, 50, 200], p=[0.3, 0.3, 0.25, 0.15]), requests)
+    cached = np.where(rng.random(requests) < 0.3, rng.integers(0, prompt), 0)
+    compute = np.where(resident, 0, prompt - cached)
+    budget = int(rng.choice([2, 16, 64, 512, 2048]))
+    if policy != "chunked":  # whole prompts need room
+        budget = max(budget, int(compute.max()) + (40 if policy == "mixed" else 0))
+    most = 40 if policy in ("static", "continuous") else min(40, budget)  # elsewhere decodes share the budget
+    case = build(
+        random_cost(rng, experts=experts, windowed=windowed), policy, arrival, prompt, output,
+        cached_tokens=cached, max_num_seqs=int(rng.integers(1, most + 1)), max_num_batched_tokens=budget,
+        block_tokens=int(rng.integers(1, 17)), users=users, resident=resident,
+        window=int(rng.integers(2, 200)) if windowed else 0, measured_from=int(rng.integers(0, 5)),
+    )  # fmt: skip
+    capacity = int(case.kv_units.max() * rng.uniform(1, 6))
+    return replace(case, limits=replace(case.limits, kv_units=capacity))
+
+
+def lane_of(case: Case) -> Lane:
+    """Scalars for the engine, without a lane axis."""
+    limits = (case.limits.max_num_seqs, case.limits.max_num_batched_tokens, case.limits.kv_units)
+    return Lane(
+        case.cost,
+        LaneLimits(
+            policy_of(case),
+            np.bool_(case.resident),
+            *map(np.float64, limits),
+            np.float64(case.window),
+            np.int32(OPEN if case.users is None else case.users),
+            np.int32(len(case.arrival_s)),
+            np.int32(case.measured_from),
+        ),
+    )
+
+
+def policy_of(case: Case) -> Policy:
+    """The decisions of the case's policy, scalars."""
+    return Policy(*(column[0] for column in decisions([policy_named(case.policy)])))
+
+
+def requests_of(case: Case, slots: int) -> Requests:
+    """The case's requests in ``slots`` slots and the padding behind them."""
+    missing = slots + 1 - len(case.arrival_s)
+    columns = (case.compute_tokens, case.prompt_tokens, case.output_tokens, case.kv_units)
+    return Requests(
+        np.append(case.arrival_s, np.full(missing, np.inf)),
+        *(np.append(column, np.zeros(missing)).astype(np.int32) for column in columns),
+    )
+
+
+def stacked(cases: Sequence[Case]) -> tuple[Lane, Requests]:
+    """Cases of one structure with a leading lane axis."""
+    slots = max(len(case.arrival_s) for case in cases)
+    pairs = [(lane_of(case), requests_of(case, slots)) for case in cases]
+    return jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
+
+
+def run_engine(cases: Sequence[Case], vectorise: bool = False) -> list[LaneResult]:
+    """The engine's results, one per case, cut to the case's requests; all cases must have the same structure."""
+    configure()
+    found = jax.tree.map(np.asarray, run_lanes(*stacked(cases), cases[0].structure, vectorise))
+    return [cut(LaneResult(*(field[lane] for field in found)), len(case.arrival_s)) for lane, case in enumerate(cases)]
+
+
+def cut(result: LaneResult, requests: int) -> LaneResult:
+    """The result without the slots behind the requests."""
+    times = ("scheduled_s", "first_token_s", "last_token_s")
+    return result._replace(**{name: getattr(result, name)[:requests] for name in times})
+
+
+def run_reference(case: Case) -> Outcome:
+    """The plain loop on the same requests."""
+    columns = (case.arrival_s, case.compute_tokens, case.prompt_tokens, case.output_tokens, case.kv_units)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    requests = [Request(number, *row) for number, row in enumerate(rows)]
+    return simulate_replica(
+        case.cost, case.policy, case.limits, requests,
+        users=case.users, prompts_resident=case.resident, window=case.window or None,
+    )  # fmt: skip
+
+
+@cache
+def random_cases(experts: bool, windowed: bool, count: int) -> list[Case]:
+    """``count`` random cases of one structure."""
+    return [random_case(seed, experts, windowed) for seed in range(count)]

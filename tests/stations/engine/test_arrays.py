@@ -1,0 +1,89 @@
+"""What the annotations say of dtypes and shapes is so: of all that a lane is given, carries, and gives back."""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from evaluator.device import configure
+from evaluator.stations.engine import LaneResult, Requests, any_order, in_order
+from evaluator.stations.engine.any_order import state as any_order_state
+from evaluator.stations.engine.any_order.lane import Given as AnyOrderGiven
+from evaluator.stations.engine.common.histogram import BINS
+from evaluator.stations.engine.in_order import state as in_order_state
+from evaluator.stations.engine.in_order.lane import Given as InOrderGiven
+from tests.stations.engine.any_order import build as any_order_build
+from tests.stations.engine.any_order.build import Kind
+from tests.stations.engine.in_order import build as in_order_build
+from tests.stations.engine.in_order.build import RING
+
+REQUESTS = 30
+
+
+def mismatches(value: Any, hint: Any, axes: dict[str, int], place: str) -> list[str]:
+    """The places below ``value`` where dtype or shape are not what the annotation ``hint`` says."""
+    if hasattr(hint, "__metadata__"):
+        dtype, *shape = hint.__metadata__
+        expected = (np.dtype(dtype), tuple(eval(size, {}, axes) for size in shape))
+        found = (np.dtype(value.dtype), value.shape)
+        return [] if found == expected else [f"{place} is {found}, not {expected}"]
+    if not isinstance(value, tuple) or not hasattr(value, "_fields"):
+        return []  # costs, which the cost model describes
+    hints = get_type_hints(type(value), include_extras=True)
+    fields = ((getattr(value, name), hints[name], axes, f"{place}.{name}") for name in value._fields)
+    return [text for field in fields for text in mismatches(*field)]
+
+
+def axes_of(structure: Any) -> dict[str, int]:
+    """Lengths of the axes that ``common.arrays`` names."""
+    ranks = getattr(structure, "pipeline_ranks", 1)
+    cohorts = structure.cohorts() if isinstance(structure, any_order.Structure) else 1
+    return {"request": REQUESTS, "ring": RING, "cohort": cohorts, "rank": ranks, "bin": BINS, "peak": 0}
+
+
+def lane_local(batch: Any) -> Any:
+    """The first lane of a batch, as JAX arrays."""
+    return jax.tree.map(lambda values: jnp.asarray(values[0]), batch)
+
+
+def result_of(program: Any, lanes: Any, requests: Requests, structure: Any) -> LaneResult:
+    """Dtypes and shapes of one lane's result."""
+    found = jax.eval_shape(lambda *inputs: program.run_lanes(*inputs, structure), lanes, requests)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), found)
+
+
+def test_in_order():
+    configure()
+    structure = in_order.Structure(RING, True)
+    lanes, requests = in_order_build.stacked(in_order_build.random_cases(True, True, 2))
+    lane, given_requests = lane_local((lanes, requests))
+    given = InOrderGiven(lane.cost, lane.limits, given_requests, structure)
+    axes = axes_of(structure)
+    state = in_order_state.initial_state(given)
+    result = result_of(in_order, lanes, requests, structure)
+    for value in (given, state, result):
+        assert mismatches(value, type(value), axes, type(value).__name__) == []
+
+
+@pytest.mark.parametrize("kind", [Kind(windowed=True, peaks=True), Kind(windowed=True, pipeline_ranks=2)], ids=str)
+def test_any_order(kind):
+    configure()
+    lanes, requests = any_order_build.stacked(any_order_build.random_cases(kind, 2))
+    given = AnyOrderGiven(*lane_local(lanes), lane_local(requests), kind.structure)
+    axes = axes_of(kind.structure)
+    state = any_order_state.initial_state(given)
+    if not kind.peaks:
+        state = state._replace(by_end=state.running)  # a chain without cells
+    result = result_of(any_order, lanes, requests, kind.structure)
+    for value in (given, state, result):
+        assert mismatches(value, type(value), axes, type(value).__name__) == []
+
+
+def test_a_wrong_shape_is_found():
+    requests = Requests(jnp.zeros(5), *jnp.zeros((4, 5), jnp.int32))._replace(kv_units=jnp.zeros(4))
+    (text,) = mismatches(requests, Requests, {"request": 4}, "requests")
+    assert text == "requests.kv_units is (dtype('float64'), (4,)), not (dtype('int32'), (5,))"

@@ -1,0 +1,90 @@
+"""Jobs: what a role asks of a station, who goes on to the next, and what configurations share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from evaluator.scenario import Arrivals, Lengths, Workload
+from evaluator.traffic.arrivals import arrival_times
+from evaluator.traffic.jobs import Extremes
+from evaluator.traffic.roles import ROLES, hands_on
+from evaluator.traffic.traffics import Traffics
+
+MIXED, PREFILL, DECODE = (ROLES[name] for name in ("mixed", "prefill", "decode"))
+FIXED = Workload(
+    Arrivals("poisson", 4.0), Lengths("fixed", {"prompt_tokens": 100, "output_tokens": 10}), 20, 2, (0,), 30
+)
+SHORT = Lengths("uniform", {"prompt_min": 5, "prompt_max": 9, "output_min": 1, "output_max": 3})
+
+
+def test_jobs_of_the_roles():
+    traffics = Traffics()
+    mixed, prefill, decode = (traffics.jobs(FIXED, 0, role) for role in (MIXED, PREFILL, DECODE))
+    assert (mixed.demand.compute_tokens == 70).all() and (mixed.demand.kv_tokens == 109).all()
+    assert (prefill.demand.output_tokens == 1).all() and (prefill.demand.kv_tokens == 100).all()
+    assert (prefill.demand.later_tokens == 9).all()
+    assert not decode.demand.compute_tokens.any() and (decode.demand.kv_tokens == 110).all()
+    assert decode.demand.extremes == Extremes(prompt=0, output=10, sequence=110, kv_tokens=110)
+    for jobs in (prefill, decode):
+        np.testing.assert_array_equal(jobs.ready_s, mixed.ready_s)
+        np.testing.assert_array_equal(jobs.id, np.arange(20))
+        np.testing.assert_array_equal(jobs.measured, np.arange(20) >= 2)
+
+
+def test_rates_share_demands_and_warmups_share_arrivals():
+    traffics = Traffics()
+    base, faster = traffics.jobs(FIXED, 0, MIXED), traffics.jobs(traffics.at_rate(FIXED, 8.0), 0, MIXED)
+    assert faster.demand is base.demand
+    np.testing.assert_array_equal(faster.ready_s, arrival_times(Arrivals("poisson", 8.0), 0, 20))
+    assert traffics.at_rate(FIXED, 8.0) is traffics.at_rate(FIXED, 8.0)
+    assert traffics.jobs(replace(FIXED, warmup_requests=5), 0, MIXED).ready_s is base.ready_s
+
+
+@pytest.mark.parametrize("process", ["closed_loop", "all_at_once"])
+def test_where_requests_have_no_rate_none_can_be_set(process):
+    users = 4 if process == "closed_loop" else None
+    with pytest.raises(ValueError, match=f"{process} arrivals have no rate"):
+        Traffics().at_rate(replace(FIXED, arrivals=Arrivals(process, users=users)), 2.0)
+
+
+def test_a_trace_is_sent_at_another_rate(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n2,20,6\n8,7,3\n")
+    replay = Workload(Arrivals("trace", file=str(path)), Lengths("trace", file=str(path)), 3, 0, (0,))
+    faster = Traffics().at_rate(replay, 1.5)  # three requests in 8 s become three in 2 s
+    np.testing.assert_allclose(arrival_times(faster.arrivals, 0, 3), [0.0, 0.5, 2.0])
+
+
+def test_the_decode_side_gives_the_tokens_after_the_first():
+    traffics = Traffics()
+    workload = replace(FIXED, lengths=SHORT, cached_tokens=0)
+    whole, jobs = traffics.jobs(workload, 0, MIXED).demand, traffics.jobs(workload, 0, PREFILL)
+    on, done = jobs.after_prefill(jobs.ready_s + 1.0)
+    single = whole.output_tokens == 1
+    assert 0 < single.sum() < 20
+    np.testing.assert_array_equal(on.id, np.flatnonzero(~single))
+    np.testing.assert_array_equal(done.id, np.flatnonzero(single))
+    np.testing.assert_array_equal(on.demand.output_tokens, whole.output_tokens[~single] - 1)
+    np.testing.assert_array_equal(on.demand.kv_tokens, (whole.prompt_tokens + whole.output_tokens)[~single] - 1)
+    assert not on.demand.compute_tokens.any()
+    np.testing.assert_array_equal(on.ready_s, jobs.ready_s[~single] + 1.0)
+    np.testing.assert_array_equal(on.measured, on.id >= 2)
+    assert jobs.after_prefill(jobs.ready_s)[0].demand is on.demand  # built once, whatever the times
+    both = on.joined(done)
+    assert sorted(both.id) == list(range(20)) and len(both.demand.prompt_tokens) == 20
+
+
+def test_the_order_is_by_time_then_by_id():
+    jobs = Traffics().jobs(FIXED, 0, MIXED)
+    assert jobs.order == slice(0, 20)
+    at = np.array([5, 3, 1, 0])
+    mixed = replace(jobs, id=jobs.id[at], ready_s=np.array([2.0, 1.0, 2.0, 0.5]))
+    np.testing.assert_array_equal(mixed.order, [3, 1, 2, 0])
+
+
+def test_only_a_decode_side_takes_over():
+    assert hands_on((PREFILL, None, DECODE), 0) and hands_on((None, PREFILL, DECODE), 1)
+    assert not hands_on((PREFILL, None), 0) and not hands_on((MIXED, DECODE), 0) and not hands_on((None, DECODE), 0)
