@@ -1,6 +1,7 @@
 """Families of models: published configs give the published sizes, and layers come from any of the ways to list them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -220,14 +221,13 @@ BAD = {
     "attn_type_list: 2 entries for 4 layers": {"model_type": "minimax", "attn_type_list": [0, 1]},
     "attn_type_list: unknown layer type 2 at layer 0": {"model_type": "minimax", "attn_type_list": [2, 0, 0, 1]},
     "per_layer_config: expected a mapping of layers": {"per_layer_config": [1]},
+    "is_encoder_decoder: True is a structure that is not supported": {"is_encoder_decoder": True},
     "vision_config: expected a mapping of keys": {"model_type": "qwen2_vl", "vision_config": 3},
 }
 
 
 @pytest.mark.parametrize(("message", "change"), BAD.items())
 def test_bad_configs_say_the_field_and_the_remedy(message, change):
-    import re
-
     with pytest.raises(InputError, match=re.escape(message)):
         small(**change)
 

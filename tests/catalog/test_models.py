@@ -118,6 +118,17 @@ REFUSED = {
     "layers: expected a list with at least one entry": ("layers:", "layers: []\nold:"),
     "old: unknown key": ("layers:", "old: 1\nlayers:"),
     "4 heads cannot share 3 kv_heads evenly": ("kv_heads: 2", "kv_heads: 3"),
+    "weight_sets: 3 sets of weights for 2 layers": ("- count: 2", "- count: 2\n    weight_sets: 3"),
+    "notes: expected a list of texts": ("layers:", "notes: [1]\nlayers:"),
+    "recurrence.form: 'mamba3' is unknown": (
+        "softmax_attention: {heads: 4, kv_heads: 2, head_dim: 16}",
+        "recurrence: {form: mamba3, heads: 1, width: 8, projected: 8}",
+    ),
+    "an indexer needs both index_heads and index_head_dim": (
+        "softmax_attention: {heads: 4, kv_heads: 2, head_dim: 16}",
+        "latent_attention: {heads: 4, kv_lora_rank: 8, nope_head_dim: 8, rope_head_dim: 8, v_head_dim: 8, "
+        "index_heads: 2}",
+    ),
     "chunked needs a window": ("head_dim: 16", "head_dim: 16, chunked: true"),
     "chunked: expected true or false, got 1": ("head_dim: 16", "head_dim: 16, chunked: 1"),
     "softmax_attention and state_space exclude each other": ("    dense:", "    state_space: {heads: 1}\n    dense:"),

@@ -25,10 +25,10 @@ from evaluator.errors import InputError
 # In the mapping, and no decoder-only language models: encoders with a head, halves of encoder-decoders, diffusion.
 OTHERS = frozenset(
     """
-    bart beam bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small blt camembert cpmant
-    data2vec-text electra ernie git marian mbart megatron-bert mllama moshi moss_transcribe_diarize musicgen
-    musicgen_melody mvp pegasus plbart prophetnet reformer rembert roberta roberta-prelayernorm roc_bert
-    roformer trocr whisper xlm xlm-roberta xlm-roberta-xl xlnet xmod gemma4_assistant gemma4_unified_assistant
+    bart bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert data2vec-text
+    electra ernie git marian mbart megatron-bert musicgen musicgen_melody mvp pegasus plbart prophetnet
+    reformer rembert roberta roberta-prelayernorm roc_bert roformer trocr whisper xlm xlm-roberta
+    xlm-roberta-xl xlnet xmod gemma4_assistant gemma4_unified_assistant
     """.split()
 )
 # Arguments without which the default config makes no model; none that the comparison could not see through.
@@ -136,7 +136,7 @@ def _table(rows: list[Row]) -> str:
         else:
             lines.append(f"| {row.name} | {row.counted:,} | {row.ours:,.0f} | {100 * (row.difference or 0):+.3f} % |")
     within = sum(1 for row in rows if row.difference is not None and abs(row.difference) <= 0.01)
-    summary = f"{within} of {len(rows)} within 1 % ({100 * within / max(len(rows), 1):.0f} %)."
+    summary = f"{within} of {len(rows)} within 1 % ({100 * within / max(len(rows), 1):.1f} %)."
     return "\n".join([summary, "", *lines])
 
 

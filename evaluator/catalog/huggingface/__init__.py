@@ -39,6 +39,9 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
     text.defaults, text.keys = family.defaults, family.keys
     if like is not None:
         notes.append(f"assumed: model_type {_stated_type(outer, text)} has the layers of {like} (--like {like})")
+    for level in (outer, text):
+        level.expect("is_encoder_decoder", False)
+        level.expect("add_cross_attention", False)
     model_name = name or _default_name(config)
     layers = family.layers(text)
     hidden = text.integer("hidden_size")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from evaluator.catalog.fields import Fields
-from evaluator.catalog.huggingface.names import ALIASES, is_ignored
+from evaluator.catalog.huggingface.names import ALIASES, MAY_DIFFER, is_ignored
 from evaluator.errors import InputError
 
 LARGEST = 10**9
@@ -72,7 +72,7 @@ class Config(Fields):
         self._asked += names
         found = [name for name in names if name in self.values]
         for other in found[1:]:
-            if self.values[other] != self.values[found[0]]:
+            if self.values[other] != self.values[found[0]] and key not in MAY_DIFFER:
                 raise InputError(
                     f"{self.place(found[0])}: {self.values[found[0]]!r} and {other} {self.values[other]!r} contradict"
                     " each other; keep the one that is right"

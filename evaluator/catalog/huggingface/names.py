@@ -49,10 +49,14 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "layers_block_type": ("layer_block_types",),
 }  # fmt: skip
 
+# Keys whose names need not agree: the activation function changes no size, and a model may be served for longer than
+# it was trained (Command-R). The first name counts.
+MAY_DIFFER = frozenset({"hidden_act", "max_position_embeddings"})
+
 # Whatever a key's owner: tokens, dropout, epsilons, initialisation, losses, switches of the Python class.
 _PATTERNS = re.compile(
     r".*_token_id$|.*_token_index$|.*_token_ids$|.*dropout.*|.*_pdrop$|.*_eps$|.*_epsilon$|^eps$|^initializer_.*"
-    r"|.*_initializer_range$|.*init_std$|.*_loss.*|^_.*|.*_aux_.*|^output_(attentions|hidden_states|router_logits)$"
+    r"|.*_initializer_range$|.*init_std$|.*_loss.*|^_.*|.*_aux_.*|^output_(attentions|hidden_states|router_logits|past)$"
     r"|^return_.*|^summary_.*|^(embedding|attention|residual|key|lm_head|attention_in|attention_out|ssm_in|ssm_out|"
     r"logits_mup_width)_multiplier$|^(ssm|mlp)_multipliers$|.*softcap.*|.*soft_cap.*|^rope_(theta|scaling|parameters|type|pct|interleave|dim|ratio|"
     r"local_base_freq|traditional|interleaved|layout)$"

@@ -16,7 +16,7 @@ from evaluator.errors import InputError
 
 _GPT2_UNUSED = keys(
     """
-    reorder_and_upcast_attn scale_attn_by_inverse_layer_idx scale_attn_weights attention_softmax_in_fp32
+    rotary reorder_and_upcast_attn scale_attn_by_inverse_layer_idx scale_attn_weights attention_softmax_in_fp32
     scale_attention_softmax_in_fp32 inference_runner_type validate_runner_input pad_key_length max_batch_size
     max_sequence_length pre_allocate_kv_cache n_ctx layer_norm_type use_position_embedding no_repeat_ngram_size
     predict_special_tokens control_codes gradient_checkpointing hidden_size_unused prefix do_sample

@@ -192,6 +192,7 @@ FAMILIES: Mapping[str, Family] = {
         """
         ),
     ),
+    "beam": replace(MOE, mixers=attention_kinds(softmax(gate=True))),
     "exaone_moe": replace(MOE, ignored=_FIRST_DENSE),
     "cohere2_moe": replace(
         MOE,

@@ -205,7 +205,7 @@ def _half_gated(config: Config) -> FeedForward:
 
 
 MAMBA = Family({"linear": mamba1}, {}, mixer_rule=always("linear"), block_rule=always("none"), tied=True,
-               ignored=_MAMBA_UNUSED | keys("intermediate_size use_falcon_mamba n_layer"))  # fmt: skip
+               ignored=_MAMBA_UNUSED | keys("intermediate_size use_falcon_mamba d_inner n_layer"))  # fmt: skip
 _MAMBA_ATTENTION = {"full": softmax(), "linear": mamba2}
 
 FAMILIES: Mapping[str, Family] = {

@@ -47,7 +47,9 @@ FAMILIES: Mapping[str, Family] = {
     "phi3": replace(GATED, mixer_rule=window_if_stated),
     "glm": replace(GATED, mixers=attention_kinds(softmax(bias=True)), defaults={"head_dim": 128}),
     "glm4": replace(GATED, mixers=attention_kinds(softmax(bias=True)), defaults={"head_dim": 128}),
-    "cohere": replace(GATED, tied=True),
+    "cohere": replace(
+        GATED, tied=True, keys={"max_position_embeddings": ("model_max_length", "max_position_embeddings")}
+    ),
     "cohere2": replace(GATED, tied=True, mixer_rule=every("sliding_window_pattern", "full", "window", default=4)),
     "olmo": GATED,
     "olmo2": GATED,
