@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from evaluator.metrics.use import Use
 from evaluator.plan.link import LinkPlan
-from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, each, ready_times, shape_of
+from evaluator.stations.contract import ChunkJobs, Departures, Station, each, ready_times, shape_of, use_without_devices
 from evaluator.stations.queue import single_server
 from evaluator.traffic.jobs import Jobs
 
@@ -41,7 +42,7 @@ def _serve(name: str, jobs: ChunkJobs, links: Sequence[LinkPlan | None]) -> tupl
         busy_s[at] = service_s.sum()
     found.first_token_s[...] = found.last_token_s
     replicas = np.array([0 if plan is None else plan.replicas for plan in links], dtype=float)
-    return found, Use.without_devices(name, jobs, replicas, busy_s)
+    return found, use_without_devices(name, jobs, replicas, busy_s)
 
 
 def _starts(jobs: Jobs, may_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:
