@@ -44,13 +44,13 @@ def test_kv_of_latent_and_sparse_attention():
 def test_sparse_attention_works_on_its_choice_and_indexes_everything():
     found = named([LayerKind(2, DSA, None)])
     decode, index = found["attention.decode_sparse"], found["attention.indexer.decode"]
-    assert decode.group == "decode_window"
+    assert decode.scaling == "decode_window"
     assert decode.flops == 2 * 2 * 128 * (2 * 512 + 64)
     assert decode.activation_bytes == 2 * 576 * 2
-    assert index.group == "decode"
+    assert index.scaling == "decode"
     assert index.flops == 2 * 2 * 64 * 128
     assert index.activation_bytes == 2 * 132
-    assert found["attention.indexer.prefill"].group == "prefill"
+    assert found["attention.indexer.prefill"].scaling == "prefill"
     assert found["attention.indexer.key"].outputs == 128 + 64
     assert model_window(model(LayerKind(2, DSA, None))) == 2048
 
