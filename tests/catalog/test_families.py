@@ -16,6 +16,7 @@ from evaluator.errors import InputError
 from evaluator.yaml import loads_yaml
 
 # One config.json a line, abridged to the fields that readers look at, with what the model's name or tensors say (1e9).
+# They were written down by hand in the shape of the published ones: they test the reader and are no source of figures.
 PUBLISHED = {
     entry["name"]: entry
     for line in (Path(__file__).parent / "published_configs.jsonl").read_text().splitlines()
