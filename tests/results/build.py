@@ -91,7 +91,7 @@ def sweep(*axes: Axis, objectives: tuple[Objective, ...] = OBJECTIVES, price: bo
 def same(one: xr.Dataset, other: xr.Dataset) -> None:
     """Equal but for the attributes: to the bit, but for means over requests, which may differ in their last bit.
 
-    The times of all requests are equal to the bit in every run; about one sweep in three hundred was seen to sum them to
+    The times of all requests are equal to the bit in every run; one sweep in three hundred or so sums them to
     another last bit in some thread. Quantiles, counts and texts are compared to the bit all the same.
     """
     one, other = one.drop_attrs(), other.drop_attrs()
