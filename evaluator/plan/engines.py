@@ -17,9 +17,9 @@ INDEPENDENT_ROUTERS = ("random", "round_robin")
 class Program:
     """Which program of the vectorised engine runs a configuration.
 
-    The first keeps its queues in the order of arrival; ``in_any_order`` needs the general one, which takes about three
-    times as long. ``pipeline_ranks`` and ``peaks`` (admission by the future peak of
-    KV) are structure of that one.
+    ``in_order`` keeps its queues in the order of arrival. ``in_any_order``: the configuration needs the program
+    ``any_order``, which takes about three times as long. ``pipeline_ranks`` and ``peaks`` (some lane admits by the
+    future peak of its KV) are compiled into ``any_order`` only.
     """
 
     in_any_order: bool = False
@@ -34,14 +34,14 @@ def program(deployment: Deployment) -> Program:
     """The program for a deployment."""
     batching, pipeline_ranks = deployment.batching, deployment.pipeline_parallel
     record = policy(batching.policy)
-    general = (
+    in_any_order = (
         pipeline_ranks > 1
         or record.any_order
         or on_demand(deployment)
         or batching.packing != "fcfs"
         or (batching.long_prefill_token_threshold > 0 and not record.whole_prompts)
     )
-    return Program(True, pipeline_ranks, record.by_future_peak) if general else IN_ORDER
+    return Program(True, pipeline_ranks, record.by_future_peak) if in_any_order else IN_ORDER
 
 
 def on_demand(deployment: Deployment) -> bool:

@@ -54,8 +54,9 @@ class Structure(NamedTuple):
 def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
     """Members by the structures of their stations, in the order of the first of each group.
 
-    A shape is the largest of all members that have a structure at any station, so that structures stay few. Members of
-    a group also have as many requests of warm-up, so that the statistics of a chunk are of one window.
+    The shapes of a structure (ring, rows, slots of a lane) are the largest that any member needs at any of its
+    stations, so that one compiled program serves all of them. Members of a group also have as many requests of warm-up,
+    so that the statistics of a chunk are of one window.
     """
     alike: dict[tuple, list[Member]] = {}  # the rates of a sweep share the object of their stations
     for member in members:

@@ -43,10 +43,11 @@ class LinkPlan:
         return self.size.of(prompt_tokens) / self.bandwidth
 
     def head_start_s(self, service_s: NDArray[np.float64], computed_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds before the first token from which on the link may be busy with a request without a break, (job,).
+        """Seconds before the first token from which on the link can send a request's KV without a pause, (job,).
 
-        The layers before the last take (1 - 1 / layers) of the prefill to compute and of the service to send; where the
-        link is slower it begins with the second layer's computation, else it keeps up and ends a layer behind.
+        With n layers, n - 1 of them may be sent while the prefill runs. If sending is slower than computing, the link
+        starts when the first layer is computed, 1 / n into the prefill, and the head start is (1 - 1/n) of the prefill.
+        If it is faster, only the last layer is left at the first token: (1 - 1/n) of the sending.
         """
         if not self.by_layer:
             return np.zeros_like(service_s)
@@ -72,7 +73,7 @@ def link_of(stations: Sequence[StationPlan], transfer: Transfer) -> LinkPlan | N
     prefill = stations[0]
     size = sequence_bytes(prefill.design.model, _sent_as(stations, transfer), prefill.deployment.precision.activations)
     return LinkPlan(
-        name="prefill->decode",  # which no pool can be named
+        name="prefill->decode",  # a name that no pool can have
         bandwidth=figures.bandwidth,
         latency_s=figures.latency,
         size=size,

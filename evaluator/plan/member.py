@@ -87,7 +87,11 @@ class Setting:
 
 
 def member(config: int, point: Point, setting: Setting) -> Member:
-    """The configuration at a point of the grid, checked. Points share their parts, which so are known by identity."""
+    """The configuration at a point of the grid, checked.
+
+    Points of a sweep share the objects of parts that they do not vary, so what was checked is kept by the identity
+    (``id``) of the deployment and the lengths.
+    """
     workload, deployment, objectives = point
     arrivals = workload.arrivals
     lengths = (id(workload.lengths), workload.requests, workload.cached_tokens, workload.sessions)

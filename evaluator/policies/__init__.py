@@ -1,8 +1,9 @@
 """The batching policies: one record each, by the name that scenario files use.
 
 A policy that combines decisions which others have made (see ``record.BatchingPolicy``) is a file here and its line in
-``POLICIES``: checks, the vectorised engine and the reference read the record. One whose order of decisions is new needs
-a scheduler in ``reference.schedulers``, too, and the same order in the engine.
+``POLICIES``: checks, the vectorised engine and the reference read the record. One whose order of decisions is new also
+needs a field of the record that tells it apart, a scheduler in ``reference.schedulers`` and the same order in the
+engine's program for any order.
 """
 
 from evaluator.errors import InputError

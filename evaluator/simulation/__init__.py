@@ -31,13 +31,14 @@ def simulate_chunk(plan: Plan, group: Group, members: list[Member], observe: Obs
 
 def stations_of(plan: Plan, group: Group, members: list[Member], observe: Observe | None = None) -> list[Station]:
     """The pools of members of a group as stations, in the order in which a request passes them, and their links."""
+    from evaluator.plan.engines import TOKEN
     from evaluator.simulation.tokens import serve_tokens
     from evaluator.stations.contract import Station
     from evaluator.stations.link import link
 
     found: list[Station] = []
     for number, pool in enumerate(members[0].stations):
-        if group.engine == "token":
+        if group.engine == TOKEN:
             serve = partial(serve_tokens, members, plan.seeds, number, observe=observe)
         else:
             from evaluator.simulation.engine import serve_iterations
@@ -45,6 +46,7 @@ def stations_of(plan: Plan, group: Group, members: list[Member], observe: Observ
             serve = partial(serve_iterations, members, plan.seeds, number, group.stations[number])
         found.append(Station(pool.name, serve, pool.role))
         links = [member.link for member in members]
-        if number == 0 and any(links):
-            found.append(link("prefill->decode", links))
+        there = next((one for one in links if one is not None), None)
+        if number == 0 and there is not None:
+            found.append(link(there.name, links))
     return found

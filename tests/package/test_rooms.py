@@ -36,7 +36,6 @@ ORDER = (
     ("execution",),
     # What becomes of it
     ("results",),
-    ("search",),
     ("report",),
     # Questions that a user asks as a whole
     ("run",),

@@ -48,11 +48,11 @@ def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> State:
 
 
 class Scheduled(NamedTuple):
-    """The batch that was formed, as the pipeline sees it."""
+    """What a batch that was formed costs and does: the sums for its time, and whether it has decodes, or anything."""
 
     sums: BatchStatistics  # each field a Float
     decodes: Flag  # the cohort at rest takes a step
-    there: Flag  # it is not empty
+    there: Flag  # it has decodes or prompt tokens
 
 
 def scheduled(given: Given, state: State) -> Scheduled:

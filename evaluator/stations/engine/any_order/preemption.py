@@ -90,10 +90,11 @@ def held_units(given: Given, state: State, i: Int) -> Float:
 
 
 def newest_at_rest(given: Given, state: State) -> Int:
-    """The running request admitted last of those in no batch in flight; the sentinel if all are.
+    """The running request admitted last of those in no batch in flight; the sentinel if all are in one.
 
-    Without a pipeline no batch is in flight while the next one is formed. Requests that are in the next one already
-    were admitted before the request that lacks KV, so they are not asked for.
+    Without a pipeline no batch is in flight while the next one is formed, so it is the newest. Prompts already put into
+    the next batch are older than the request that lacks KV, because they are continued in order of admission: that
+    request and all newer ones are preempted before them.
     """
     if given.structure.pipeline_ranks == 1:
         return state.running.newest()
@@ -111,7 +112,8 @@ def newest_at_rest(given: Given, state: State) -> Int:
 def preempt(given: Given, state: State, i: Int) -> State:
     """A running request goes back to the waiting queue and frees its KV: prompt and generated tokens are recomputed.
 
-    It was not admitted into this very batch: new requests are admitted last, and only if none was short of KV.
+    It was not admitted into the batch being formed: vLLM admits new requests after the running ones have their KV, and
+    only if none of these was short.
     """
     held = held_units(given, state, i)
     # The condition always holds. It makes every write below depend on what ``held_units`` reads (``common.rings``).
