@@ -67,7 +67,7 @@ def test_anchors_and_plain_keys():
         ("- 1\n---\n- 2", r"f\.yaml, line 2: expected a single document"),
         ("? [1]\n: 2", r"f\.yaml, line 1: a key must be a name or a number"),
         ("a: \x00", r"f\.yaml: not readable as YAML"),
-        ("a: &a [*a]", r"f\.yaml, line 1: found unconstructable recursive node"),
+        ("a: &a [*a]", r"f\.yaml, line 1: sections and lists are nested more than 64 levels deep"),
     ],
 )
 def test_errors_name_the_file_and_the_line(text, message):
