@@ -144,9 +144,11 @@ def _tokens(leg: Leg, name: str) -> np.ndarray:
 
 
 def _measured(leg: Leg) -> np.ndarray:
-    masks = {id(one.measured): one for _, one in each(leg.jobs)}
-    if len(masks) == 1 and all(_is_table(one) for one in masks.values()):
-        return next(iter(masks.values())).measured
+    # By value: threads that need a mask at the same time may each have built it, and statistics of one mask for all sum
+    # in another order than those of a mask for each.
+    distinct = list({id(one.measured): one for _, one in each(leg.jobs)}.values())
+    if distinct and all(_is_table(one) and np.array_equal(one.measured, distinct[0].measured) for one in distinct):
+        return distinct[0].measured
     found = np.zeros(shape_of(leg.jobs), dtype=bool)
     for at, one in each(leg.jobs):
         found[at][one.id] = one.measured
