@@ -36,3 +36,4 @@ class Hardware:
     idle_power_w: float | None
     usd_per_hour: float | None
     sources: Mapping[str, str]  # figure -> where it is from
+    hypothetical: bool = False  # its figures are those of a scenario, so that nothing can have been measured on it

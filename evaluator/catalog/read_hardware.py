@@ -16,6 +16,15 @@ from evaluator.yaml import load_yaml
 
 KINDS = ("gpu", "tpu", "npu", "cpu")
 PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
+PLAUSIBLE = {
+    "byte": (1e6, 1e18, "80GB"),
+    "byte/s": (1e6, 1e18, "3.35TB/s"),
+    "FLOP/s": (1e6, 1e21, "989TFLOP/s"),
+    "s": (0.0, 10.0, "5us"),
+    "W": (1e-3, 1e6, "700W"),
+    "USD/h": (0.0, 1e5, "2.5USD/h"),
+}
+"""Between which bounds a figure in some unit lies, many times beyond any device, and how one is written."""
 
 
 def load_hardware(name: str) -> Hardware:
@@ -39,8 +48,8 @@ def read_hardware(document: Any, where: str, expected_name: str | None = None) -
         name=name,
         kind=given.choice("kind", KINDS),
         peak_flops=_peaks(given.inner("peak_flops")),
-        memory_bytes=given.quantity("memory_bytes", "byte"),
-        memory_bandwidth=given.quantity("memory_bandwidth", "byte/s"),
+        memory_bytes=figure(given, "memory_bytes", "byte"),
+        memory_bandwidth=figure(given, "memory_bandwidth", "byte/s"),
         links=_links(given),
         power_w=_optional(given, "power_w", "W"),
         idle_power_w=_optional(given, "idle_power_w", "W"),
@@ -53,7 +62,7 @@ def read_hardware(document: Any, where: str, expected_name: str | None = None) -
 
 
 def _peaks(given: Fields) -> dict[str, float]:
-    peaks = {dtype: given.quantity(dtype, "FLOP/s") for dtype in PEAK_DTYPES if given.raw(dtype, None) is not None}
+    peaks = {dtype: figure(given, dtype, "FLOP/s") for dtype in PEAK_DTYPES if given.raw(dtype, None) is not None}
     given.finish()
     if not peaks:
         raise InputError(f"{given.where}: needs at least one of {', '.join(PEAK_DTYPES)}")
@@ -61,7 +70,16 @@ def _peaks(given: Fields) -> dict[str, float]:
 
 
 def _optional(given: Fields, key: str, unit: str) -> float | None:
-    return None if given.raw(key, None) is None else given.quantity(key, unit)
+    return None if given.raw(key, None) is None else figure(given, key, unit)
+
+
+def figure(given: Fields, key: str, unit: str) -> float:
+    """A figure of a device in SI. Errors: InputError for one that no device can have, since its unit was forgotten."""
+    value = given.quantity(key, unit, zero=unit in ("s", "USD/h"))
+    least, most, example = PLAUSIBLE[unit]
+    if not least <= value <= most:
+        raise InputError(f"{given.place(key)}: {value:g} {unit} is no figure of a device; write its unit, as {example}")
+    return value
 
 
 def _links(given: Fields) -> tuple[Link, ...]:
@@ -74,8 +92,8 @@ def _links(given: Fields) -> tuple[Link, ...]:
         links.append(
             Link(
                 name=inner.text("name"),
-                bandwidth=inner.quantity("bandwidth", "byte/s"),
-                latency_s=inner.quantity("latency_s", "s", zero=True),
+                bandwidth=figure(inner, "bandwidth", "byte/s"),
+                latency_s=figure(inner, "latency_s", "s"),
                 devices=inner.integer("devices", None, minimum=2),
                 mesh=_is_mesh(inner),
             )

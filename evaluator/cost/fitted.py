@@ -113,6 +113,11 @@ def fitted_problem(
     """Why a set cannot tell the time of this replica, and what to do; None where it can."""
     if calibration.hardware not in ("any", hardware.name):
         return f"calibration {calibration.name} is of {calibration.hardware}, not of {hardware.name}; use auto"
+    if calibration.form != "roofline" and hardware.hypothetical:
+        return (
+            f"calibration {calibration.name} has times of iterations on {hardware.name}, which say nothing of one "
+            "with other figures; use calibration auto"
+        )
     if calibration.form == "roofline" or fit_of(calibration, model, precision, parallel) is not None:
         return None
     mine = [each for each in calibration.iterations if each.model == model.name]

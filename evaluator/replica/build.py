@@ -9,6 +9,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model, MoeFeedForward
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
+from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.cost.fitted import fit_of, fitted_problem, iteration_cost
 from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
 from evaluator.cost.operators import operators
@@ -39,14 +40,28 @@ def build(spec: ReplicaSpec) -> Design:
 
 def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     """What the names stand for, changed. A set of other hardware is a problem of the design, no unknown name."""
-    model = load_model(spec.model) if isinstance(spec.model, str) else spec.model
-    hardware = load_hardware(spec.hardware) if isinstance(spec.hardware, str) else spec.hardware
+    model = _model(spec.model)
+    hardware = _hardware(spec.hardware)
     calibration = spec.calibration
     if isinstance(calibration, str):
         calibration = load_calibration(calibration, hardware.name, foreign=True)
+    if hardware.hypothetical and calibration.provenance == "calibrated":
+        calibration = replace(calibration, provenance="extrapolated")
     if spec.change is not None:
         hardware, calibration = changed(hardware, calibration, spec.change)
     return model, hardware, calibration
+
+
+def _model(of: Model | WhatIf | str) -> Model:
+    if isinstance(of, WhatIf):
+        return changed_model(of)
+    return load_model(of) if isinstance(of, str) else of
+
+
+def _hardware(of: Hardware | WhatIf | str) -> Hardware:
+    if isinstance(of, WhatIf):
+        return device(of)
+    return load_hardware(of) if isinstance(of, str) else of
 
 
 def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware) -> MemoryPlan:

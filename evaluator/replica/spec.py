@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
+from evaluator.catalog.what_if import WhatIf
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.replica.changes import Change
@@ -23,8 +24,8 @@ class ReplicaSpec:
     of the cost at a multiple of its value; memory stays.
     """
 
-    model: Model | str
-    hardware: Hardware | str
+    model: Model | WhatIf | str
+    hardware: Hardware | WhatIf | str
     calibration: Calibration | str = "datasheet"
     precision: Precision = field(default_factory=Precision)
     parallel: Parallel = field(default_factory=Parallel)

@@ -15,6 +15,7 @@ from evaluator.units import parse_quantity
 _RESERVED = {"config", "quantile", "input", "stage", "request", *VARIABLES}
 _DOT = re.compile(r"\.(?!\d)")  # slo.ttft.p99.9 has three parts
 _STATISTIC = re.compile(r"p[\d.]+|mean")
+_POOR = {"times"}  # says nothing without the figure that is multiplied
 
 
 class SweepAxis(Protocol):
@@ -30,10 +31,12 @@ class SweepAxis(Protocol):
     def keys(self) -> Sequence[str]: ...  # what designs set, where the axis has a name of its own
 
 
-def _flat(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Key paths down to scalars: what a mapping sets is told apart key by key."""
+def _flat(changes: Mapping[str, Any], whole: str = "") -> dict[str, Any]:
+    """Key paths down to scalars: what a mapping sets is told apart key by key, but at ``whole``."""
     flat: dict[str, Any] = {}
     for path, value in changes.items():
+        if isinstance(value, Mapping) and path == whole:
+            continue
         if isinstance(value, Mapping):
             flat |= _flat({f"{path}.{key}": inner for key, inner in value.items()})
         else:
@@ -62,7 +65,7 @@ def _short_names(paths: Sequence[str]) -> dict[str, str]:
         poor = [
             path
             for path, name in names.items()
-            if taken.count(name) > 1 or name in _RESERVED or _STATISTIC.fullmatch(name)
+            if taken.count(name) > 1 or name in _RESERVED | _POOR or _STATISTIC.fullmatch(name)
         ]
         longer = [path for path in poor if depth[path] < len(keys[path])]
         if not longer:
@@ -100,7 +103,7 @@ def _column(path: str, values: Sequence[Any]) -> np.ndarray:
 
 def axis_coordinates(axes: Sequence[SweepAxis]) -> list[dict[str, tuple[str, np.ndarray]]]:
     """For each axis its coordinates, name -> (key path, values over the axis); the first one names the dimension."""
-    steps = [[_own(axis, _flat(change)) for change in axis.changes] for axis in axes]
+    steps = [[_own(axis, _flat(change, axis.name)) for change in axis.changes] for axis in axes]
     swept = [list(dict.fromkeys(path for step in axis_steps for path in step)) for axis_steps in steps]
     paths = [[axis.name, *(path for path in own if path != axis.name)] for axis, own in zip(axes, swept, strict=True)]
     paths = [own if own[0] in found or len(own) != 2 else own[1:] for own, found in zip(paths, swept, strict=True)]
@@ -109,7 +112,9 @@ def axis_coordinates(axes: Sequence[SweepAxis]) -> list[dict[str, tuple[str, np.
     for axis, axis_steps, own in zip(axes, steps, paths, strict=True):
         columns = {}
         for path in own:
-            written = [step.get(path) for step in axis_steps] if any(path in s for s in axis_steps) else axis.values
+            set_by = sum(path in step for step in axis_steps)
+            named = path == axis.name and set_by < len(axis_steps)  # by other keys: then the labels tell it
+            written = axis.values if named else [step.get(path) for step in axis_steps]
             columns[short[path]] = (path, _column(path, written))
         result.append(columns)
     return result

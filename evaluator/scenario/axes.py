@@ -25,12 +25,7 @@ from evaluator.scenario.fields import (
 from evaluator.scenario.forms import MAX_POINTS, Between, sections, values_of
 from evaluator.scenario.names import SECTIONS, key_path
 from evaluator.scenario.tables import read_section
-from evaluator.scenario.tree import leaves, split_path
-
-_NO_FIGURES = (
-    "sweeping the figures of hardware or of a model is not implemented yet; "
-    "put files with the figures you want into folders of your own and sweep their names"
-)
+from evaluator.scenario.tree import FIGURES, leaves, split_path
 
 SAMPLE: Table = {
     "method": Field(
@@ -118,9 +113,6 @@ def _of_key(name: str, written: Any, where: Place) -> RawAxis | Between:
     values = values_of(written, where)
     if isinstance(values, Between):
         return values
-    for index, value in enumerate(values):
-        if name in ("deployment.hardware", "deployment.model") and isinstance(value, Mapping):
-            raise where.item(index).error(_NO_FIGURES)
 
     def place(step: int) -> Place:
         return Place(where.file, note=f" ({where.path}, value {step + 1} of {len(values)})")
@@ -189,9 +181,8 @@ def _sampled(
 
 def _check_path(path: str, where: Place) -> None:
     keys = split_path(path)
-    figures = keys[0] if keys[0] in ("hardware", "model", "models") else keys[1] if len(keys) > 2 else ""
-    if figures in ("hardware", "model", "models") and keys[0] in ("deployment", figures):
-        raise where.error(_NO_FIGURES)
+    if keys[0] in FIGURES:
+        raise where.error(f"an axis is a whole key path: write deployment.{path}")
     if keys[0] not in SECTIONS:
         raise where.error(f"an axis is a key path below {listed(SECTIONS)}{did_you_mean(keys[0], SECTIONS)}")
     if keys[:2] == ("workload", "seeds"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.scenario.fields import Place, Table
-from evaluator.scenario.tree import MISSING, Tree, get, put, split_path
+from evaluator.scenario.tree import FIGURES, MISSING, Tree, get, put, split_path
 from evaluator.scenario.workload_keys import LENGTHS, arrival_tables
 
 _ARRIVALS = arrival_tables(Path())  # only the names of the keys matter here
@@ -17,11 +17,13 @@ def apply(tree: Tree, changes: Mapping[str, Any], place: Place) -> dict[str, Any
     """``tree`` with every key path of ``changes`` set; mappings merge into what is there.
 
     Where a change chooses another arrival process or another source of lengths, the keys that only the old one takes
-    go, so that a Poisson base can be swept to a closed loop. Errors: InputError for a path through a plain value.
+    go, so that a Poisson base can be swept to a closed loop. A figure set below the name of a device or of a model
+    makes one that is like it; the names are set first. Errors: InputError for a path through a plain value.
     """
     result: Any = tree
-    for path, value in changes.items():
+    for path, value in sorted(changes.items(), key=lambda change: len(split_path(change[0]))):
         keys = split_path(path)
+        result = _without_name(result, keys)
         try:
             result = put(result, keys, value)
         except KeyError as error:
@@ -33,6 +35,22 @@ def apply(tree: Tree, changes: Mapping[str, Any], place: Place) -> dict[str, Any
         if field in touched or ("workload",) in touched:
             result = _replace(tree, result, field, drop)
     return dict(result)
+
+
+def _without_name(tree: Tree, keys: tuple[str, ...]) -> Any:
+    """The tree with ``{like: NAME}`` for a name of a device or model that ``keys`` lead through.
+
+    What is set in the place of a device or model itself replaces it: figures of one say nothing of another.
+    """
+    for depth, key in enumerate(keys, start=1):
+        if key not in FIGURES or keys[0] != "deployment":
+            continue
+        there = get(tree, keys[:depth])
+        if depth == len(keys) and isinstance(there, Mapping):
+            return put(tree, keys, None)
+        if depth < len(keys) and isinstance(there, str):
+            return put(tree, keys[:depth], {"like": there})
+    return tree
 
 
 def _replace(before: Tree, after: Tree, field: tuple[str, str], drop: Any) -> Tree:

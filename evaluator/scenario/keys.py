@@ -26,6 +26,7 @@ from evaluator.scenario.fields import (
     quantity,
     shown,
 )
+from evaluator.scenario.figures import device_reader, model_reader
 from evaluator.scenario.pool_keys import pools_reader, router_reader, transfer_reader
 from evaluator.scenario.pools import pools_of
 from evaluator.scenario.scenario import Batching, Deployment, KvCache, Objective, Routers, Transfer
@@ -105,18 +106,6 @@ def _check_kv(found: KvCache, place: Place) -> None:
         )
 
 
-def _load_model(name: str) -> Any:
-    from evaluator.catalog import load_model
-
-    return load_model(name)
-
-
-def _load_hardware(name: str) -> Any:
-    from evaluator.catalog import load_hardware
-
-    return load_hardware(name)
-
-
 def _find_calibration(name: str) -> Any:
     from evaluator.catalog.store import find
 
@@ -141,23 +130,11 @@ def _calibration() -> Reader:
     return Reader(lambda value, place: value if value == "auto" else named(value, place), schema)
 
 
-def _figures(read: Reader, kind: str) -> Reader:
-    def refuse(value: Any, place: Place) -> Any:
-        if isinstance(value, Mapping):
-            raise place.error(
-                f"expected the name of a {kind}: setting or sweeping its figures is not implemented yet; "
-                f"put a copy of its file with the figures you want into a folder models/{kind} of your own"
-            )
-        return read(value, place)
-
-    return Reader(refuse, read.schema)
-
-
 _MOST_REPLICAS = "simulate one replica under its share of the rate, or fewer replicas and scale the result"
 
 REPLICA: Table = {
-    "model": Field(_figures(known(_load_model, _names("models")), "llm"), says="A model of the catalog."),
-    "hardware": Field(_figures(known(_load_hardware, _names("hardware")), "hardware"), says="A device of the catalog."),
+    "model": Field(model_reader, says="A model of the catalog, or {like: NAME} with other layers, heads or experts."),
+    "hardware": Field(device_reader, says="A device of the catalog, or {like: NAME} with other figures."),
     "precision": Field(section(PRECISION, Precision), Precision(), "The number formats."),
     "calibration": Field(
         _calibration(),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.scenario.fields import Place, Reader, Table, did_you_mean, listed
+from evaluator.scenario.figures import Figures
 from evaluator.scenario.keys import DEPLOYMENT, METRICS
 from evaluator.scenario.tables import Section, Variant
 from evaluator.scenario.tree import split_path
@@ -33,6 +34,8 @@ def _below(path: str, table: Table) -> Iterator[tuple[str, Reader]]:
             yield from _below(f"{path}.{key}", field.read.keys)
         else:
             yield f"{path}.{key}", field.read
+            if isinstance(field.read, Figures):
+                yield from ((f"{path}.{key}.{below}", reader) for below, reader in field.read.keys.items())
 
 
 def key_path(name: Any, place: Place) -> str:

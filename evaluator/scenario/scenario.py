@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from evaluator.catalog.what_if import WhatIf
 from evaluator.cost.precision import Precision
 
 
@@ -101,8 +102,8 @@ class Pool:
     """
 
     role: str  # mixed | prefill | decode
-    model: str | None
-    hardware: str | None
+    model: str | WhatIf | None
+    hardware: str | WhatIf | None
     precision: Precision
     calibration: str | None
     replicas: int | None
@@ -149,8 +150,8 @@ class Transfer:
 class Deployment:
     """One pool of identical replicas, or with ``pools`` what holds for each of them that says nothing else."""
 
-    model: str
-    hardware: str
+    model: str | WhatIf
+    hardware: str | WhatIf
     precision: Precision = field(default_factory=Precision)
     calibration: str = "datasheet"
     replicas: int = 1

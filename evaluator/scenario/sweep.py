@@ -148,4 +148,6 @@ def _joined(normal: Mapping[str, Any], name: str) -> str:
 
 
 def _shown(leaf: Any) -> str:
+    if isinstance(leaf, Mapping):
+        return ",".join(f"{path}={_shown(entry)}" for path, entry in leaves(leaf, ""))
     return "none" if leaf is None else f"{leaf:g}" if isinstance(leaf, float) else str(leaf)

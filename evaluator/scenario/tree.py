@@ -9,10 +9,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from evaluator.catalog.what_if import WhatIf
 from evaluator.scenario.scenario import Arrivals, Lengths, Objective
 
 Tree = Mapping[str, Any]
 MISSING: Any = object()
+
+FIGURES = ("model", "hardware")
+"""Keys of a deployment, and of its pools, that hold a name, or in its place a section of figures."""
 
 # A dot before a digit belongs to the name (slo.ttft.p99.9): no key starts with a digit.
 _DOT = re.compile(r"\.(?![0-9])")
@@ -60,12 +64,21 @@ def merge(tree: Any, value: Any) -> Any:
 
 
 def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """(key path, value) of everything below that is not itself a mapping with keys."""
-    if isinstance(value, Mapping) and value:
+    """(key path, value) of everything below that is not itself a mapping with keys.
+
+    The figures of a device or of a model stay together: they replace those of another one.
+    """
+    if isinstance(value, Mapping) and value and not is_figures(path):
         for key, entry in value.items():
             yield from leaves(entry, f"{path}.{key}" if path else str(key))
     else:
         yield path, value
+
+
+def is_figures(path: str) -> bool:
+    """Whether a name or a section of figures stands at a key path."""
+    keys = split_path(path)
+    return keys[0] == "deployment" and keys[-1] in FIGURES
 
 
 def plain(value: Any) -> Any:
@@ -90,11 +103,15 @@ def field_tree(value: Any) -> Any:
         return given
     if isinstance(value, Lengths):
         return {"trace": value.file} if value.source == "trace" else {"source": value.source, **value.parameters}
+    if isinstance(value, WhatIf):
+        return value.parameters
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, Mapping):
         return {key: field_tree(entry) for key, entry in value.items()}
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else value
+    if hasattr(value, "__dataclass_fields__"):
+        return section_tree(value)
+    return value
 
 
 def slo_tree(slo: Sequence[Objective]) -> dict[str, dict[str, float]]:

@@ -173,7 +173,10 @@ BAD = {
     "dtype": ("deployment.precision.weights=bf15", r"precision\.weights: 'bf15' is not one of .*did you mean bf16"),
     "section": ("deployment.precision=fp8", r"expected a section with the keys weights, activations, kv, got 'fp8'"),
     "model": ("deployment.model=llama-3.1-70", r"deployment\.model: unknown model .*did you mean llama-3\.1-70b"),
-    "model type": ("deployment.model=7", r"deployment\.model: expected a name, got 7"),
+    "model type": (
+        "deployment.model=7",
+        r"deployment\.model: expected a name or {like: llama-3\.1-8b, layers: 40}, got 7",
+    ),
     "hardware": ("deployment.hardware=h100", r"deployment\.hardware: unknown hardware .*h100-sxm"),
     "lengths": ("workload.lengths={source: azure-conv}", r"lengths\.source: unknown length distribution 'azure-conv'"),
     "formula": ("workload.lengths={source: lognorml}", r"or a formula: fixed, .* \(did you mean lognormal\?\)"),
@@ -323,7 +326,7 @@ def test_an_override_to_another_process_drops_what_only_the_old_one_takes(base):
         ("deployment.replicas", r"--set 'deployment\.replicas': expected key\.path=value, such as"),
         ("=3", r"expected key\.path=value"),
         ("deployment..replicas=3", r"expected key\.path=value"),
-        ("deployment.model.layers=3", r"--set .*: deployment\.model holds a value, so nothing can be set below it"),
+        ("workload.arrivals.rate_rps.x=3", r"--set .*: workload\.arrivals\.rate_rps holds a value, so nothing can be"),
         ("deployment.replicas=[1", r"--set 'deployment\.replicas=\[1'.*: .*"),
         (
             "sweep.deployment.replica=null",

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from evaluator.errors import InputError
 from evaluator.scenario import expand, load_scenario
+from evaluator.scenario.changes import apply
+from evaluator.scenario.fields import Place
 from evaluator.scenario.names import key_readers
 from evaluator.scenario.tree import put, split_path
 from evaluator.yaml import DEEPEST, dumps_yaml, loads_yaml, plain_scalar
@@ -143,7 +145,7 @@ def _loads(tree):
 @given(path=st.sampled_from(_KEYS), value=_TREES)
 def test_any_value_of_any_key(base, path, value):
     keys = split_path(path)
-    _loads(put(put(base, keys, None) if len(keys) < 3 else base, keys, value))
+    _loads(apply(put(base, keys, None) if len(keys) < 3 else base, {path: value}, Place("--set")))
 
 
 @_BUDGET

@@ -201,11 +201,17 @@ BAD = {
         r"seeds are repetitions of one design, not designs: list them in workload\.seeds",
     ),
     "figures": (
-        {"deployment.hardware.memory_bandwidth": [1]},
-        r"sweeping the figures of hardware or of a model is not",
+        {"deployment.hardware.memory_bandwidth": ["3TB/s", 1]},
+        r"value 2 of 2\): 1 byte/s is no figure of a device; write its unit, as 3\.35TB/s",
     ),
-    "figures below": ({"deployment.hardware": [{"memory_bandwidth": 1}]}, r"hardware\[0\]: sweeping the figures of"),
-    "figures on top": ({"hardware.memory_bandwidth": [1]}, r"sweeping the figures of hardware"),
+    "figures below": (
+        {"deployment.hardware": [{"memory_bandwidth": "3TB/s"}]},
+        r"deployment\.hardware\.peak_flops \(.*value 1 of 1\): missing; or say which device .* {like: h100-sxm",
+    ),
+    "figures on top": (
+        {"hardware.memory_bandwidth": ["3TB/s"]},
+        r"an axis is a whole key path: write deployment\.hardware\.memory_bandwidth",
+    ),
     "same key twice": (
         {BATCHING: [{"policy": "static"}], f"{BATCHING}.policy": ["mixed"]},
         r"sweep\.deployment\.batching\."

@@ -1,0 +1,248 @@
+"""Devices and models that are in no file: one of the catalog with other figures, or a device described on the spot.
+
+    hardware: {like: h100-sxm, memory_bandwidth: 4.8TB/s, peak_flops: {times: 1.5}, links: {nvlink: {devices: 72}}}
+    model: {like: llama-3.1-8b, layers: 40}
+
+A figure is given anew, or as ``{times: 1.3}`` of what it was. What is not given stays. A device keeps the efficiencies
+that were measured on the one it is like, since a sweep over its figures would otherwise mix sets; what these say of a
+device that nobody measured is extrapolated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+from evaluator.catalog.fields import Fields
+from evaluator.catalog.hardware import Hardware, Link
+from evaluator.catalog.model import (
+    FeedForward,
+    LatentAttention,
+    LayerKind,
+    Mixer,
+    Model,
+    MoeFeedForward,
+    SoftmaxAttention,
+)
+from evaluator.catalog.read_hardware import PEAK_DTYPES, figure, load_hardware, read_hardware
+from evaluator.catalog.read_model import load_model
+from evaluator.errors import InputError
+from evaluator.units import parse_quantity
+
+DEVICE_FIGURES = {
+    "memory_bytes": "byte",
+    "memory_bandwidth": "byte/s",
+    "power_w": "W",
+    "idle_power_w": "W",
+    "usd_per_hour": "USD/h",
+}
+"""Figures of a device that are one number, with their units."""
+LINK_FIGURES = {"bandwidth": "byte/s", "latency_s": "s"}
+MODEL_FIGURES = ("layers", "heads", "kv_heads", "experts", "experts_per_token", "max_positions")
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A description in the place of a name: ``text`` is its JSON, so that equal ones are equal and can be kept."""
+
+    text: str
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> WhatIf:
+        """From the mapping that a scenario has, which was read without an error; quantities with units become SI."""
+        return cls(json.dumps({key: _in_si(entry, (key,)) for key, entry in document.items()}, sort_keys=True))
+
+    @cached_property
+    def parameters(self) -> dict[str, Any]:
+        """The mapping again."""
+        return json.loads(self.text)
+
+    def __str__(self) -> str:
+        shown = [f"{key} {json.dumps(value)}" for key, value in self.parameters.items() if key != "like"]
+        return ", ".join([f"like {self.parameters['like']}"] * ("like" in self.parameters) + shown).replace('"', "")
+
+
+def _in_si(value: Any, path: tuple[str, ...]) -> Any:
+    """A part of a description with its quantities as numbers; ``path`` are the keys down to it."""
+    if isinstance(value, Mapping):
+        return {key: _in_si(entry, (*path, key)) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_in_si(entry, path) for entry in value]
+    units = {**DEVICE_FIGURES, **LINK_FIGURES}
+    unit = "FLOP/s" if path[0] == "peak_flops" else units.get(path[-1])
+    return parse_quantity(value, unit, ".".join(path)) if isinstance(value, str) and unit else value
+
+
+@lru_cache(maxsize=65536)
+def device(described: WhatIf) -> Hardware:
+    """The device of a description that ``read_device`` has accepted."""
+    return read_device(described.parameters, "hardware")
+
+
+@lru_cache(maxsize=4096)
+def changed_model(described: WhatIf) -> Model:
+    """The model of a description that ``read_changed_model`` has accepted."""
+    return read_changed_model(described.parameters, "model")
+
+
+def read_device(document: Mapping[str, Any], where: str) -> Hardware:
+    """A device from ``{like: NAME, ...}``, or from all that a hardware file has but its sources.
+
+    Errors: InputError, at ``where``, for unknown figures, absurd ones, and a multiple of one that is not known.
+    """
+    if "like" not in document:
+        return _described(document, where)
+    given = Fields(document, where)
+    base = load_hardware(given.text("like"))
+    plain: dict[str, Any] = {
+        name: _figure(given, name, unit, getattr(base, name)) for name, unit in DEVICE_FIGURES.items()
+    }
+    found = replace(
+        base,
+        peak_flops=_peaks(given.inner("peak_flops", {}), base),
+        links=_links(given.inner("links", {}), base),
+        hypothetical=True,
+        **plain,
+    )
+    given.finish()
+    return found
+
+
+def _described(document: Mapping[str, Any], where: str) -> Hardware:
+    if "sources" in document:
+        raise InputError(f"{where}.sources: a device described in a scenario has none; leave them out")
+    figures = ("peak_flops", "memory_bytes", "memory_bandwidth", "links", "power_w", "idle_power_w", "usd_per_hour")
+    there = {name: "the scenario" for name in figures if document.get(name) is not None}
+    links = document.get("links")
+    named = [str(link.get("name")) for link in links if isinstance(link, Mapping)] if isinstance(links, list) else []
+    sources = {name: text for name, text in there.items() if name != "links"}
+    sources |= {f"links.{name}": "the scenario" for name in named}
+    whole = {"name": "described", "kind": "gpu", "links": None, **document, "sources": sources}
+    try:
+        return replace(read_hardware(whole, where), hypothetical=True)
+    except InputError as error:
+        raise InputError(f"{error}; or say which device of the catalog it is like: {{like: h100-sxm, ...}}") from None
+
+
+def _figure(given: Fields, name: str, unit: str, known: float | None) -> float | None:
+    """A figure given anew, as a multiple of the known one, or not at all."""
+    raw = given.raw(name, None)
+    if not isinstance(raw, Mapping):
+        return known if raw is None else figure(given, name, unit)
+    inner = Fields(raw, given.place(name))
+    times = inner.number("times")
+    inner.finish()
+    if times == 0.0:
+        raise InputError(f"{inner.place('times')}: must be above 0")
+    if known is None:
+        raise InputError(f"{inner.place('times')}: there is no {name} to multiply; give a figure")
+    return known * times
+
+
+def _peaks(given: Fields, base: Hardware) -> dict[str, float]:
+    """Peaks by dtype, given anew or multiplied; ``times`` multiplies those that are not named."""
+    times = given.number("times", 1.0)
+    peaks = {dtype: peak * times for dtype, peak in base.peak_flops.items()}
+    for dtype in PEAK_DTYPES:
+        peak = _figure(given, dtype, "FLOP/s", base.peak_flops.get(dtype))
+        if given.raw(dtype, None) is not None and peak is not None:
+            peaks[dtype] = peak
+    given.finish()
+    return peaks
+
+
+def _links(given: Fields, base: Hardware) -> tuple[Link, ...]:
+    """Links by name, or the same factor for a figure of all of them."""
+    every = {name: _figure(given, name, unit, 1.0) for name, unit in LINK_FIGURES.items()}
+    for name in LINK_FIGURES:
+        if isinstance(given.raw(name, None), int | float | str):
+            raise InputError(f"{given.place(name)}: expected {{times: 2}} for all links, or links: {{NAME: ...}}")
+    links = tuple(_link(given, link, every) for link in base.links)
+    given.finish()
+    return links
+
+
+def _link(given: Fields, link: Link, every: Mapping[str, float | None]) -> Link:
+    own = given.inner(link.name, {})
+    found: dict[str, Any] = {
+        name: _figure(own, name, unit, getattr(link, name) * (every[name] or 1.0))
+        for name, unit in LINK_FIGURES.items()
+    }
+    devices = own.integer("devices", link.devices, minimum=2)
+    own.finish()
+    return replace(link, devices=devices, **found)
+
+
+def read_changed_model(document: Mapping[str, Any], where: str) -> Model:
+    """A model from ``{like: NAME, ...}``: other numbers of layers, heads or experts, where its shapes allow them.
+
+    ``layers`` keeps the mixture of kinds of layers. ``heads`` and ``kv_heads`` keep the size of a head and the hidden
+    size. Errors: InputError, at ``where``, for what the model has not, or what does not divide.
+    """
+    whole = {key: int(n) if isinstance(n, float) and n.is_integer() else n for key, n in document.items()}
+    given = Fields(whole, where)
+    base = load_model(given.text("like"))
+    found = base
+    counts = {name: given.integer(name, None) for name in MODEL_FIGURES}
+    given.finish()
+    if counts["layers"] is not None:
+        found = _with_layers(found, counts["layers"], given.place("layers"))
+    if counts["max_positions"] is not None:
+        found = replace(found, max_positions=counts["max_positions"])
+    for name in ("heads", "kv_heads", "experts", "experts_per_token"):
+        if counts[name] is not None:
+            found = _with_parts(found, name, counts[name], given.place(name))
+    _check_shapes(found, where)
+    changed = {name: count for name, count in counts.items() if count is not None}
+    named = ", ".join(f"{name} {count}" for name, count in changed.items())
+    name = f"{base.name} with {named}" if named else base.name
+    return replace(found, name=name, published_parameters=None if changed else base.published_parameters)
+
+
+def _with_layers(model: Model, count: int, place: str) -> Model:
+    total = sum(kind.count for kind in model.layers)
+    if any(kind.count * count % total or kind.weight_sets for kind in model.layers):
+        raise InputError(
+            f"{place}: {count} layers do not keep the mixture of {model.name}'s {total} "
+            f"({' + '.join(str(kind.count) for kind in model.layers)}); use a number that does, such as {2 * total}"
+        )
+    kinds = tuple(replace(kind, count=kind.count * count // total) for kind in model.layers)
+    return replace(model, layers=kinds)
+
+
+def _with_parts(model: Model, name: str, count: int, place: str) -> Model:
+    """Every layer that has ``name`` with ``count`` of them."""
+    had = {getattr(part, name) for kind in model.layers for part in _parts(kind) if hasattr(part, name)}
+    if not had:
+        raise InputError(f"{place}: {model.name} has no {name}; leave it out")
+    if len(had) > 1:
+        raise InputError(f"{place}: the layers of {model.name} differ in {name} ({sorted(had)}); write a model file")
+
+    def changed(part: Any) -> Any:
+        return replace(part, **{name: count}) if hasattr(part, name) else part
+
+    kinds = (replace(kind, mixer=changed(kind.mixer), feed_forward=changed(kind.feed_forward)) for kind in model.layers)
+    return replace(model, layers=tuple(kinds))
+
+
+def _parts(kind: LayerKind) -> tuple[Mixer | FeedForward, ...]:
+    """What of a layer has heads or experts that can be changed."""
+    there = (kind.mixer, kind.feed_forward)
+    return tuple(part for part in there if isinstance(part, SoftmaxAttention | LatentAttention | MoeFeedForward))
+
+
+def _check_shapes(model: Model, where: str) -> None:
+    for kind in model.layers:
+        for part in _parts(kind):
+            if isinstance(part, SoftmaxAttention) and part.heads % part.kv_heads:
+                raise InputError(
+                    f"{where}: {part.heads} heads do not divide into groups for {part.kv_heads} KV heads; "
+                    "use a multiple of kv_heads"
+                )
+            if isinstance(part, MoeFeedForward) and part.experts_per_token > part.experts:
+                raise InputError(
+                    f"{where}: {part.experts_per_token} experts_per_token exceed the {part.experts} experts"
+                )

@@ -1,0 +1,121 @@
+"""Readers of ``model`` and ``hardware``: the name of an entry of the catalog, or one like it with other figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evaluator.errors import InputError
+from evaluator.scenario.fields import Place, Reader, Schema, count, known, number, quantity, shown
+from evaluator.scenario.tables import schema_of
+
+
+@dataclass(frozen=True)
+class Figures(Reader):
+    """A name, or a section of figures; ``keys`` are those that are one number, by their path below."""
+
+    keys: Mapping[str, Reader]
+
+
+def _device(value: Mapping[str, Any], place: str) -> None:
+    from evaluator.catalog.what_if import read_device
+
+    read_device(value, place)
+
+
+def _model(value: Mapping[str, Any], place: str) -> None:
+    from evaluator.catalog.what_if import read_changed_model
+
+    read_changed_model(value, place)
+
+
+def _load(kind: str) -> Callable[[str], Any]:
+    def load(name: str) -> Any:
+        from evaluator import catalog
+
+        return catalog.load_model(name) if kind == "models" else catalog.load_hardware(name)
+
+    return load
+
+
+def _names(kind: str) -> Callable[[], list[str]]:
+    def names() -> list[str]:
+        from evaluator.catalog.store import names
+
+        return names(kind)
+
+    return names
+
+
+_HERE = "@"
+"""The place of a section to the catalog, which does not know the scenario."""
+
+
+def _placed(message: str, place: Place) -> InputError:
+    """The exception for a message of the catalog, at the key that it names."""
+    if not message.startswith(_HERE):
+        return place.error(message)
+    key, _, rest = message.removeprefix(_HERE).partition(": ")
+    return (place.key(key.removeprefix(".")) if key else place).error(rest)
+
+
+def _figures(
+    kind: str, example: str, check: Callable[[Mapping[str, Any], str], None], keys: dict[str, Reader]
+) -> Figures:
+    named = known(_load(kind), _names(kind))
+
+    def read(value: Any, place: Place) -> Any:
+        if isinstance(value, str):
+            return named(value, place)
+        if not isinstance(value, Mapping):
+            raise place.error(f"expected a name or {example}, got {shown(value)}")
+        from evaluator.catalog.what_if import WhatIf
+
+        kept = {key: entry for key, entry in value.items() if entry is not None}
+        if kept.keys() == {"like"} and isinstance(kept["like"], str):
+            return named(kept["like"], place.key("like"))
+        try:
+            check(kept, _HERE)
+        except InputError as error:
+            raise _placed(str(error), place) from None
+        return WhatIf.of(kept)
+
+    def schema() -> Schema:
+        return {"anyOf": [*schema_of(named)["anyOf"], {"type": "object"}]}
+
+    return Figures(read, schema, keys)
+
+
+def _multiple(keys: dict[str, Reader]) -> dict[str, Reader]:
+    """The keys, and ``times`` below each."""
+    return {**keys, **{f"{key}.times": number(above=0) for key in keys}}
+
+
+device_reader = _figures(
+    "hardware",
+    "{like: h100-sxm, memory_bandwidth: 4.8TB/s}",
+    _device,
+    {
+        **_multiple(
+            {
+                "memory_bytes": quantity("byte", above=0),
+                "memory_bandwidth": quantity("byte/s", above=0),
+                "power_w": quantity("W", above=0),
+                "idle_power_w": quantity("W", above=0),
+                "usd_per_hour": quantity("USD/h", least=0),
+                "peak_flops.bf16": quantity("FLOP/s", above=0),
+                "peak_flops.fp8": quantity("FLOP/s", above=0),
+            }
+        ),
+        "peak_flops.times": number(above=0),
+        "links.bandwidth.times": number(above=0),
+        "links.latency_s.times": number(above=0),
+    },
+)
+model_reader = _figures(
+    "models",
+    "{like: llama-3.1-8b, layers: 40}",
+    _model,
+    {name: count() for name in ("layers", "heads", "kv_heads", "experts", "experts_per_token")},
+)
