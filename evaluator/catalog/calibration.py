@@ -91,7 +91,7 @@ def load_calibration(name: str, hardware: str, foreign: bool = False) -> Calibra
     """
     if name == "auto":
         return _best(hardware)
-    calibration = _load(find("calibrations", name).resolve())
+    calibration = _load(find("calibrations", name))
     if not foreign and calibration.hardware not in ("any", hardware):
         raise InputError(f"calibration '{name}' is of {calibration.hardware}, not of {hardware}")
     return calibration

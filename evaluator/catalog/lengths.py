@@ -95,7 +95,7 @@ def lengths_to_yaml(table: LengthTable) -> str:
 
 def load_lengths(name: str) -> LengthTable:
     """The length distribution ``name`` of the catalog, or of a path to a YAML; raises InputError."""
-    return _load(find("lengths", name).resolve())
+    return _load(find("lengths", name))
 
 
 @functools.cache

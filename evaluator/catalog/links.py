@@ -25,7 +25,7 @@ class PoolLink:
 
 def load_link(name: str) -> PoolLink:
     """The link ``name`` of the catalog, or of a path to a YAML; raises InputError where it is unusable."""
-    return _load(find("links", name).resolve())
+    return _load(find("links", name))
 
 
 @functools.cache

@@ -29,7 +29,7 @@ PLAUSIBLE = {
 
 def load_hardware(name: str) -> Hardware:
     """The hardware ``name`` of the catalog, or of a path to a YAML; raises InputError where it is unusable."""
-    return _load(find("hardware", name).resolve())
+    return _load(find("hardware", name))
 
 
 @functools.cache

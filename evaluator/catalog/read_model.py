@@ -51,7 +51,7 @@ _MAY_BE_ZERO = (
 
 def load_model(name: str) -> Model:
     """The model ``name`` of the catalog, or of a path to a YAML; raises InputError where it is unusable."""
-    return _load(find("models", name).resolve())
+    return _load(find("models", name))
 
 
 @functools.cache

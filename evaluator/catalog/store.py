@@ -20,6 +20,9 @@ _KINDS = {
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
+_FOUND: dict[tuple[str, str, str, str], Path] = {}
+
+
 def data_folder(kind: str) -> tuple[Path, ...]:
     """The existing folders that hold files of ``kind``, in the order in which they are searched.
 
@@ -47,16 +50,22 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str) -> Path:
-    """The file of the entry ``name``, or of a path to a YAML; raises InputError with close matches."""
+    """The file of the entry ``name``, or of a path to a YAML, absolute; InputError with close matches."""
     if not isinstance(name, str) or not name:
         raise InputError(f"{_kind(kind)[1]}: expected a name, got {name!r}")
     if name.endswith((".yaml", ".yml")):
         if Path(name).is_file():
-            return Path(name)
+            return Path(name).resolve()
         raise InputError(f"{_kind(kind)[1]}: there is no file '{name}'")
+    # A sweep over the figures of a device asks for the same few files a hundred thousand times.
+    asked = (kind, name, os.environ.get("EVALUATOR_PATH", ""), os.getcwd())
+    found = _FOUND.get(asked)
+    if found is not None and os.path.isfile(found):
+        return found
     for folder in data_folder(kind):
         if (folder / f"{name}.yaml").is_file() and Path(name).name == name:
-            return folder / f"{name}.yaml"
+            _FOUND[asked] = (folder / f"{name}.yaml").resolve()
+            return _FOUND[asked]
     raise InputError(f"unknown {_kind(kind)[1]} '{name}'{suggestion(name, names(kind))}")
 
 

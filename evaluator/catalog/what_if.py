@@ -41,6 +41,8 @@ DEVICE_FIGURES = {
 }
 """Figures of a device that are one number, with their units."""
 LINK_FIGURES = {"bandwidth": "byte/s", "latency_s": "s"}
+HERE = "@"
+"""The place of a description in messages: where it stands is for the scenario to say."""
 MODEL_FIGURES = ("layers", "heads", "kv_heads", "experts", "experts_per_token", "max_positions")
 
 
@@ -52,7 +54,10 @@ class WhatIf:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> WhatIf:
-        """From the mapping that a scenario has, which was read without an error; quantities with units become SI."""
+        """From the mapping that a scenario has; quantities with units become SI.
+
+        Errors: InputError, at ``HERE``, for a quantity that is none.
+        """
         return cls(json.dumps({key: _in_si(entry, (key,)) for key, entry in document.items()}, sort_keys=True))
 
     @cached_property
@@ -73,19 +78,19 @@ def _in_si(value: Any, path: tuple[str, ...]) -> Any:
         return [_in_si(entry, path) for entry in value]
     units = {**DEVICE_FIGURES, **LINK_FIGURES}
     unit = "FLOP/s" if path[0] == "peak_flops" else units.get(path[-1])
-    return parse_quantity(value, unit, ".".join(path)) if isinstance(value, str) and unit else value
+    return parse_quantity(value, unit, ".".join((HERE, *path))) if isinstance(value, str) and unit else value
 
 
 @lru_cache(maxsize=65536)
 def device(described: WhatIf) -> Hardware:
-    """The device of a description that ``read_device`` has accepted."""
-    return read_device(described.parameters, "hardware")
+    """The device of a description. Errors: those of ``read_device``, at ``HERE``."""
+    return read_device(described.parameters, HERE)
 
 
 @lru_cache(maxsize=4096)
 def changed_model(described: WhatIf) -> Model:
-    """The model of a description that ``read_changed_model`` has accepted."""
-    return read_changed_model(described.parameters, "model")
+    """The model of a description. Errors: those of ``read_changed_model``, at ``HERE``."""
+    return read_changed_model(described.parameters, HERE)
 
 
 def read_device(document: Mapping[str, Any], where: str) -> Hardware:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from evaluator.catalog.what_if import HERE, WhatIf, changed_model, device
 from evaluator.errors import InputError
 from evaluator.scenario.fields import Place, Reader, Schema, count, known, number, quantity, shown
 from evaluator.scenario.tables import schema_of
@@ -18,16 +19,12 @@ class Figures(Reader):
     keys: Mapping[str, Reader]
 
 
-def _device(value: Mapping[str, Any], place: str) -> None:
-    from evaluator.catalog.what_if import read_device
-
-    read_device(value, place)
-
-
-def _model(value: Mapping[str, Any], place: str) -> None:
-    from evaluator.catalog.what_if import read_changed_model
-
-    read_changed_model(value, place)
+def _check(described: WhatIf, kind: str) -> None:
+    """InputError where there can be no such device or model. What is found here is kept for those who ask again."""
+    if kind == "models":
+        changed_model(described)
+    else:
+        device(described)
 
 
 def _load(kind: str) -> Callable[[str], Any]:
@@ -48,21 +45,15 @@ def _names(kind: str) -> Callable[[], list[str]]:
     return names
 
 
-_HERE = "@"
-"""The place of a section to the catalog, which does not know the scenario."""
-
-
 def _placed(message: str, place: Place) -> InputError:
     """The exception for a message of the catalog, at the key that it names."""
-    if not message.startswith(_HERE):
+    if not message.startswith(HERE):
         return place.error(message)
-    key, _, rest = message.removeprefix(_HERE).partition(": ")
+    key, _, rest = message.removeprefix(HERE).partition(": ")
     return (place.key(key.removeprefix(".")) if key else place).error(rest)
 
 
-def _figures(
-    kind: str, example: str, check: Callable[[Mapping[str, Any], str], None], keys: dict[str, Reader]
-) -> Figures:
+def _figures(kind: str, example: str, keys: dict[str, Reader]) -> Figures:
     named = known(_load(kind), _names(kind))
 
     def read(value: Any, place: Place) -> Any:
@@ -70,16 +61,15 @@ def _figures(
             return named(value, place)
         if not isinstance(value, Mapping):
             raise place.error(f"expected a name or {example}, got {shown(value)}")
-        from evaluator.catalog.what_if import WhatIf
-
         kept = {key: entry for key, entry in value.items() if entry is not None}
         if kept.keys() == {"like"} and isinstance(kept["like"], str):
             return named(kept["like"], place.key("like"))
         try:
-            check(kept, _HERE)
+            described = WhatIf.of(kept)
+            _check(described, kind)
         except InputError as error:
             raise _placed(str(error), place) from None
-        return WhatIf.of(kept)
+        return described
 
     def schema() -> Schema:
         return {"anyOf": [*schema_of(named)["anyOf"], {"type": "object"}]}
@@ -95,7 +85,6 @@ def _multiple(keys: dict[str, Reader]) -> dict[str, Reader]:
 device_reader = _figures(
     "hardware",
     "{like: h100-sxm, memory_bandwidth: 4.8TB/s}",
-    _device,
     {
         **_multiple(
             {
@@ -116,6 +105,5 @@ device_reader = _figures(
 model_reader = _figures(
     "models",
     "{like: llama-3.1-8b, layers: 40}",
-    _model,
     {name: count() for name in ("layers", "heads", "kv_heads", "experts", "experts_per_token")},
 )
