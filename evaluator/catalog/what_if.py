@@ -58,7 +58,7 @@ class WhatIf:
 
         Errors: InputError, at ``HERE``, for a quantity that is none.
         """
-        return cls(json.dumps({key: _in_si(entry, (key,)) for key, entry in document.items()}, sort_keys=True))
+        return cls(json.dumps(_in_si(document, ()), sort_keys=True))
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
@@ -73,11 +73,14 @@ class WhatIf:
 def _in_si(value: Any, path: tuple[str, ...]) -> Any:
     """A part of a description with its quantities as numbers; ``path`` are the keys down to it."""
     if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise InputError(f"{'.'.join((HERE, *path))}: a key must be a name, got {key!r}")
         return {key: _in_si(entry, (*path, key)) for key, entry in value.items()}
     if isinstance(value, list):
         return [_in_si(entry, path) for entry in value]
     units = {**DEVICE_FIGURES, **LINK_FIGURES}
-    unit = "FLOP/s" if path[0] == "peak_flops" else units.get(path[-1])
+    unit = "FLOP/s" if "peak_flops" in path else units.get(path[-1])
     return parse_quantity(value, unit, ".".join((HERE, *path))) if isinstance(value, str) and unit else value
 
 
