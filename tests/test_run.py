@@ -61,7 +61,8 @@ def test_a_sweep_is_labelled_and_plausible(swept):
     assert swept.sizes["config"] == 12
     assert swept["config"].values.tolist() == list(range(12))
     assert swept["rate_rps"].values[:3].tolist() == [2, 20, 2]
-    assert set(swept["engine"].values) == {"iteration"} and set(swept["provenance"].values) == {"datasheet"}
+    assert set(swept["engine"].values) == {"iteration"} and set(swept["provenance"].values) == {"calibrated"}
+    assert set(swept["calibration_set"].values) == {"h100-sxm-vllm.serving"}
     plausible(swept)
     whole = results.unstack(swept)
     assert whole["ttft_s_mean"].dims == ("model", "policy", "rate_rps")
@@ -190,7 +191,8 @@ def test_what_cannot_run_says_why():
 
 def test_littles_law_of_a_run():
     """Requests inside over time, and blocks held over time, against what each request adds to them."""
-    one = scenario("workload.requests=400", "workload.warmup_requests=0", "workload.arrivals.rate_rps=10")
+    engine_alone = "deployment.calibration=datasheet"  # without a frontend: clients see what the replica does
+    one = scenario("workload.requests=400", "workload.warmup_requests=0", "workload.arrivals.rate_rps=10", engine_alone)
     result = simulate(one)
     table = result.requests
     makespan = table["last_token_s"].max() - table["arrival_s"].min()
@@ -256,7 +258,7 @@ def test_gaps_and_mfu_agree_with_the_requests():
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_a_closed_loop_never_has_more_requests_than_users(replicas):
     settings = ("workload.arrivals={process: closed_loop, users: 8}", f"deployment.replicas={replicas}")
-    result = simulate(scenario(*settings))
+    result = simulate(scenario(*settings, "deployment.calibration=datasheet"))
     table = result.requests
     ordered(table)
     events = np.concatenate([table["arrival_s"], table["last_token_s"]])

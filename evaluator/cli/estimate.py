@@ -25,7 +25,9 @@ def estimate(
     weights: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the weights.")] = "checkpoint",
     activations: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the activations.")] = "bf16",
     kv: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the KV cache.")] = "bf16",
-    calibration: Annotated[str, typer.Option(help="Efficiencies: a calibration set of the catalog.")] = "datasheet",
+    calibration: Annotated[
+        str, typer.Option(help="Efficiencies: auto (the best there are), or a set's name.")
+    ] = "auto",
 ) -> None:
     """Time, memory and throughput of one batch, operator by operator."""
     from evaluator.catalog import load_calibration, load_hardware, load_model

@@ -54,7 +54,7 @@ def estimate(
     model: Model | str,
     hardware: Hardware | str,
     *,
-    calibration: Calibration | str = "datasheet",
+    calibration: Calibration | str = "auto",
     prompt_tokens: int,
     output_tokens: int,
     tensor_parallel: int = 1,

@@ -75,6 +75,7 @@ class Outcomes:
     status: np.ndarray  # (config,) text: ``ok``, or why it cannot run and what to do
     engine: np.ndarray  # (config,) text: request | iteration | token
     provenance: np.ndarray  # (config,) text: calibrated | extrapolated | datasheet
+    calibration_set: np.ndarray  # (config,) text: the sets of its pools
 
     objectives: tuple[Bounds, ...] = ()
     itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed], all gaps after the first measured first token

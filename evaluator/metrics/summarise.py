@@ -40,7 +40,7 @@ def summarise(outcomes: Outcomes, levels: np.ndarray, sides: np.ndarray | None =
         values, parts = _summarised(outcomes, levels)
     else:
         values, parts = (place(found, able, rows) for found in _summarised(select(outcomes, able), levels))
-    values |= {"status": outcomes.status, "engine": outcomes.engine, "provenance": outcomes.provenance}
+    values |= {name: getattr(outcomes, name) for name in ("status", "engine", "provenance", "calibration_set")}
     if sides is None:
         return values
     return {name: value[: len(sides)] for name, value in values.items()} | elasticities(values, parts, sides)

@@ -90,6 +90,7 @@ _OTHERS = {
     "status": Variable("1", "status", "ok, or infeasible, why, and what to do"),
     "engine": Variable("1", "engine", "what computed the row: request | iteration | token"),
     "provenance": Variable("1", "provenance", "where the efficiencies are from: calibrated | extrapolated | datasheet"),
+    "calibration_set": Variable("1", "calibration set", "which set of efficiencies; of several pools all, joined by +"),
 }
 
 

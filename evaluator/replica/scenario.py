@@ -37,14 +37,16 @@ def token_budget(batching: Batching, longest_prompt: int) -> int:
 
 def replica_spec(deployment: Deployment, longest_prompt: int) -> ReplicaSpec:
     """One replica of a deployment, under prompts of at most ``longest_prompt`` tokens to compute."""
+    kv = deployment.kv
     return ReplicaSpec(
         deployment.model,
         deployment.hardware,
         deployment.calibration,
         deployment.precision,
         Parallel(deployment.tensor_parallel, deployment.pipeline_parallel, deployment.expert_parallel),
-        memory_fraction=deployment.kv.memory_fraction,
-        block_tokens=deployment.kv.block_tokens,
+        memory_fraction=kv.memory_fraction,
+        block_tokens=kv.block_tokens,
+        kv_blocks=None if kv.capacity_tokens is None else kv.capacity_tokens // kv.block_tokens,
         max_num_batched_tokens=token_budget(deployment.batching, longest_prompt),
         max_num_seqs=deployment.batching.max_num_seqs,
     )

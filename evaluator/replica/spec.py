@@ -26,7 +26,7 @@ class ReplicaSpec:
 
     model: Model | WhatIf | str
     hardware: Hardware | WhatIf | str
-    calibration: Calibration | str = "datasheet"
+    calibration: Calibration | str = "auto"
     precision: Precision = field(default_factory=Precision)
     parallel: Parallel = field(default_factory=Parallel)
     memory_fraction: float = 0.9

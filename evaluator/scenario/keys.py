@@ -92,6 +92,11 @@ KV: Table = {
         KvCache.swap_bytes,
         "Host memory per device for it; as much as it takes where absent.",
     ),
+    "capacity_tokens": Field(
+        count(),
+        KvCache.capacity_tokens,
+        "Tokens that the cache of a replica holds, as the log of an engine states it; what fits where absent.",
+    ),
     "prefix_caching": Field(
         flag, KvCache.prefix_caching, "Whether the whole blocks of system prompts are computed once and stay."
     ),
@@ -99,7 +104,12 @@ KV: Table = {
 
 
 def _check_kv(found: KvCache, place: Place) -> None:
-    """How fast a preempted sequence is copied to host memory is for the user to say."""
+    """The cache holds a block; how fast a preempted sequence is copied to host memory is for the user to say."""
+    if found.capacity_tokens is not None and found.capacity_tokens < found.block_tokens:
+        raise place.key("capacity_tokens").error(
+            f"{found.capacity_tokens} tokens are less than a block of {found.block_tokens}; raise it or lower "
+            "block_tokens"
+        )
     if found.preemption == "swap" and found.swap_bandwidth is None:
         raise place.key("swap_bandwidth").error(
             "is required with preemption swap: bytes per second of one device to host memory, such as 25GB/s"
@@ -138,7 +148,7 @@ REPLICA: Table = {
     "precision": Field(section(PRECISION, Precision), Precision(), "The number formats."),
     "calibration": Field(
         _calibration(),
-        "datasheet",
+        "auto",
         "Operator efficiencies. auto: the best set for this hardware; datasheet; or a name of the catalog.",
     ),
     "replicas": Field(count(most=MOST_REPLICAS, remedy=_MOST_REPLICAS), 1, "Identical copies of the model."),

@@ -91,6 +91,7 @@ class KvCache:
     preemption: str = "recompute"  # recompute | swap
     swap_bandwidth: float | None = None
     swap_bytes: float | None = None
+    capacity_tokens: int | None = None
     prefix_caching: bool = False
 
 
@@ -153,7 +154,7 @@ class Deployment:
     model: str | WhatIf
     hardware: str | WhatIf
     precision: Precision = field(default_factory=Precision)
-    calibration: str = "datasheet"
+    calibration: str = "auto"
     replicas: int = 1
     tensor_parallel: int = 1
     pipeline_parallel: int = 1

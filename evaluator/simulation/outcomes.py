@@ -35,6 +35,7 @@ def outcomes_of(members: Sequence[Member], journey: Journey) -> Outcomes:
         status=np.array([status for status, _ in judged]),
         engine=np.array([member.engine for member in members]),
         provenance=np.array([provenance for _, provenance in judged]),
+        calibration_set=np.array([_sets(member) for member in members]),
         objectives=bounds_of([member.objectives for member in members]),
         itl=journey.itl,
         replica=journey.replica,
@@ -57,6 +58,10 @@ def _judged(member: Member, journey: Journey, position: int) -> tuple[str, str]:
                 return f"unsupported: {problem}", provenance
             names.add(provenance)
     return member.status, min(names, key=lambda name: TRUST.index(name) if name in TRUST else len(TRUST))
+
+
+def _sets(member: Member) -> str:
+    return " + ".join(dict.fromkeys(station.design.calibration.name for station in member.stations))
 
 
 def _as_clients_see(members: Sequence[Member], journey: Journey) -> tuple[np.ndarray, np.ndarray]:

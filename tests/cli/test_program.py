@@ -291,7 +291,7 @@ def test_estimate_hands_over_the_design(evaluator, chain):
     assert (given["tensor_parallel"], given["pipeline_parallel"], given["expert_parallel"]) == (4, 1, 1)
     assert (given["prompt_tokens"], given["output_tokens"], given["batch"], given["rate_rps"]) == (512, 256, 8, 2.5)
     assert given["precision"] == Precision("fp8", "bf16", "fp8")
-    assert given["calibration"].name == "datasheet"
+    assert given["calibration"].name == "h100-sxm-vllm.serving"
 
 
 @pytest.mark.parametrize(

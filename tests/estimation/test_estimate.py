@@ -132,7 +132,7 @@ def test_names_of_the_catalog_will_do():
     assert by_name == estimate(
         load_model("llama-3.1-8b"),
         load_hardware("h100-sxm"),
-        calibration=load_calibration("datasheet", "h100-sxm"),
+        calibration=load_calibration("auto", "h100-sxm"),
         prompt_tokens=100,
         output_tokens=10,
     )
@@ -153,6 +153,8 @@ def test_one_request_alone_is_the_simulators_request(split):
         "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", "calibration": "datasheet", **split},
     }
     (row,) = simulate(alone).requests.to_dict("records")
-    known = estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=1500, output_tokens=200, **split)
+    known = estimate(
+        "llama-3.1-8b", "h100-sxm", calibration="datasheet", prompt_tokens=1500, output_tokens=200, **split
+    )
     assert row["ttft_s"] == pytest.approx(known.ttft_s, rel=1e-9)
     assert row["e2e_s"] == pytest.approx(known.e2e_s, rel=1e-9)

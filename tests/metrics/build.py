@@ -39,6 +39,7 @@ def outcomes(
         status=np.full(configs, "ok"),
         engine=np.full(configs, "iteration"),
         provenance=np.full(configs, "datasheet"),
+        calibration_set=np.full(configs, "datasheet"),
     )
     return replace(base, **changes)
 

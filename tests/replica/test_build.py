@@ -33,7 +33,7 @@ def test_names_stand_for_what_the_catalog_has():
 
 def test_plan_estimate_and_comparison_have_the_same_replica():
     planned = design(DEPLOYMENT, 100)
-    ran = server(Experiment("a", "a", "meta-llama/Llama-3.1-8B", "H100-SXM-80GB", tensor_parallel=2), "datasheet")
+    ran = server(Experiment("a", "a", "meta-llama/Llama-3.1-8B", "H100-SXM-80GB", tensor_parallel=2), "auto")
     assert str(ran.replica) == str(planned.ready)
     known = estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=100, output_tokens=10, tensor_parallel=2,
                      max_num_seqs=128)  # fmt: skip

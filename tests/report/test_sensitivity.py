@@ -115,9 +115,22 @@ def test_a_device_of_ones_own_with_more_bandwidth_gives_the_same(tmp_path, monke
         own = text.replace("memory_bandwidth: 3.35TB/s", f"memory_bandwidth: {3.35e12 * factor!r}")
         (folder / f"{name}.yaml").write_text(own.replace("name: h100-sxm", f"name: {name}"))
     monkeypatch.setenv("EVALUATOR_PATH", str(tmp_path))
+    load = ("workload.arrivals.rate_rps=20", "workload.seeds=[0, 1]", "deployment.calibration=datasheet")
+    found = sweep(scenario(*load), sensitivity=["memory_bandwidth"])
+    _is_the_difference(found, sweep(scenario(*load, deployment__hardware=["slower", "faster"])))
+
+
+def test_a_device_like_one_with_more_bandwidth_gives_the_same():
+    """It keeps the set that was fitted to the device."""
     load = ("workload.arrivals.rate_rps=20", "workload.seeds=[0, 1]")
     found = sweep(scenario(*load), sensitivity=["memory_bandwidth"])
-    own = sweep(scenario(*load, deployment__hardware=["slower", "faster"]))
+    own = sweep(scenario(*load, deployment__hardware__memory_bandwidth__times=[1 / 1.05, 1.05]))
+    assert (found["calibration_set"] == "h100-sxm-vllm.serving").all()
+    assert (own["calibration_set"] == "h100-sxm-vllm.serving").all() and (own["provenance"] == "extrapolated").all()
+    _is_the_difference(found, own)
+
+
+def _is_the_difference(found, own):
     for name in ("ttft_s", "tpot_s_mean", "e2e_s", "itl_s", "output_tok_per_s", "utilisation"):
         slow, fast = own[name].values
         np.testing.assert_allclose(
@@ -127,7 +140,11 @@ def test_a_device_of_ones_own_with_more_bandwidth_gives_the_same(tmp_path, monke
 
 def test_waits_of_a_single_server():
     """M/D/1: d ln W / d ln D = (2 - rho) / (1 - rho), shared among the inputs as the service time itself is."""
-    alone = ("deployment.role=prefill", "deployment.batching={policy: continuous, max_num_seqs: 1}")
+    alone = (
+        "deployment.role=prefill",
+        "deployment.batching={policy: continuous, max_num_seqs: 1}",
+        "deployment.calibration=datasheet",  # no frontend beside the server
+    )
     fixed = LENGTHS.format(4000, 1)
     idle = sweep(scenario(*alone, fixed, *ONE), sensitivity=True)
     service, load = idle["ttft_s_mean"].item(), 0.6

@@ -85,6 +85,7 @@ def sweep(*axes: Axis, objectives: tuple[Objective, ...] = OBJECTIVES, price: bo
     metrics["slo_met"] = met & ~absent & bool(objectives)
     metrics["status"] = np.where(absent, [NO_ROOM.format(140 / p) for p in parallel], "ok")
     metrics["engine"], metrics["provenance"] = np.full(count, "iteration"), np.full(count, "datasheet")
+    metrics["calibration_set"] = np.full(count, "datasheet")
     return to_dataset(metrics, LEVELS, axes, attributes("which gpu", "name: x\n", [0, 1], "datasheet", objectives))
 
 

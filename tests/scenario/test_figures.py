@@ -57,6 +57,7 @@ def test_axes_may_not_hide_each_other(base):
 
 def test_coordinates_are_numbers(base):
     base["workload"]["requests"] = 20
+    base["deployment"]["calibration"] = "datasheet"
     base["deployment"]["model"] = "llama-3.1-8b"
     base["sweep"] = {
         "deployment.hardware": ["h100-sxm", {"like": "h100-sxm", "peak_flops": {"times": 2}}],

@@ -70,7 +70,7 @@ def test_defaults(base):
     assert deployment.precision == Precision("checkpoint", "bf16", "bf16")
     assert deployment.batching == Batching("chunked", 256, None)
     assert deployment.kv == KvCache("reserve", 0.9, 16)
-    assert (deployment.router, deployment.role, deployment.calibration) == ("round_robin", "mixed", "datasheet")
+    assert (deployment.router, deployment.role, deployment.calibration) == ("round_robin", "mixed", "auto")
     assert (scenario.slo, scenario.sweep, scenario.name) == ((), (), "scenario")
 
 

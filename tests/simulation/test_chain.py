@@ -115,7 +115,7 @@ def test_two_queues_in_tandem_are_two_queues_of_their_own():
 @pytest.mark.parametrize("streams", [True, False])
 def test_what_stands_behind_an_engine(streams):
     """A delay is a later frontend: both tokens are later. A queue holds the answer until it is whole."""
-    whole = plan(scenario(), engine="token")
+    whole = plan(scenario("deployment.calibration=datasheet"), engine="token")
     (group,), (member,) = whole.groups, whole.members
     chunk = [[whole.traffics.jobs(member.workload, seed, member.stations[0].role) for seed in whole.seeds]]
     later = delay("hop", lambda config, one: 0.25)

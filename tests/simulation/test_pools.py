@@ -122,7 +122,10 @@ def test_nothing_is_lost_between_the_pools(systems):
 
 
 def test_the_first_token_comes_from_the_prefill_side_and_the_gap_counts_after_it():
-    near, far = (simulate(disaggregated(transfer={"link": link}), engine="token") for link in ("nvlink", "inter-rack"))
+    near, far = (
+        simulate(disaggregated(transfer={"link": link}, calibration="datasheet"), engine="token")
+        for link in ("nvlink", "inter-rack")
+    )
     np.testing.assert_array_equal(near.requests["first_token_s"], far.requests["first_token_s"])
     several = near.requests["output_tokens"] > 1
     later_s = (far.requests["last_token_s"] - near.requests["last_token_s"])[several]
@@ -169,7 +172,8 @@ def test_a_router_that_looks_at_the_state_chooses_among_the_replicas_of_its_pool
     (member,) = plan(disaggregated(pools=pools, router=routers)).members
     assert (member.status, member.engine) == (OK, "token")
     assert member.lacking == ("router least_work", "router least_outstanding")
-    run, turns = (simulate(disaggregated(pools=pools, router=one, rate_rps=60.0)) for one in (routers, "round_robin"))
+    busy = {"pools": pools, "rate_rps": 60.0, "calibration": "datasheet"}
+    run, turns = (simulate(disaggregated(router=one, **busy)) for one in (routers, "round_robin"))
     assert run.summary["engine"].item() == "token" and set(run.requests["replica"]) == {0, 1}
     assert run.summary["ttft_s_mean"].item() < turns.summary["ttft_s_mean"].item()  # long prompts block nobody
     assert (run.requests["output_tokens"] == turns.requests["output_tokens"]).all()

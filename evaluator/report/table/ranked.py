@@ -38,7 +38,7 @@ def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
         order, rule = ranking(ds, feasible)
         best = order[:top]
         shown = f"Best {best.size:,} of {feasible.size:,} feasible configurations" if feasible.size > 1 else "Result"
-        lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *_constant(ds), ""]
+        lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *_constant(ds), *_mixed(ds, feasible), ""]
         lines += [*lines_of(_columns(ds, best), width), ""]
     return "\n".join(lines + _summary(ds, feasible))
 
@@ -89,6 +89,22 @@ def _constant(ds: xr.Dataset) -> list[str]:
     """What is the same in every row goes into one line instead of a column."""
     same = [name for name in quantities(ds) if is_constant(ds, name)]
     return [f"all with {', '.join(f'{name}={ds[name].values[0]}' for name in same)}"] if same else []
+
+
+_TOLD = {
+    "calibrated": "fitted to measurements of the device",
+    "extrapolated": "fitted to measurements of others",
+    "datasheet": "of data sheets",
+}
+
+
+def _mixed(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
+    """Where rows rest on efficiencies of different kinds, a part of what sets them apart may be these."""
+    kinds, counts = np.unique(ds["provenance"].values[feasible], return_counts=True)
+    if kinds.size < 2:
+        return []
+    told = ", ".join(f"{count:,} {_TOLD.get(kind, kind)}" for kind, count in zip(kinds, counts, strict=True))
+    return [f"efficiencies of different kinds: {told}; calibration: datasheet treats all alike"]
 
 
 def _swept(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
