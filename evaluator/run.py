@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from evaluator.device import configure
 from evaluator.errors import InputError
+from evaluator.execution.lengthen import lengths, of_length, undecided
 from evaluator.metrics import OK, bounds_of, quantile_levels, summarise
 from evaluator.plan import Member, Plan, plan
 from evaluator.plan.engines import ENGINES, ITERATION, TOKEN
@@ -72,20 +73,41 @@ def sweep(
     _check_engine(engine)
     scenario = loaded(scenario)
     target = None if out is None else check_output(out)
-    whole = plan(scenario, engine=engine, inputs=chosen_inputs(sensitivity))
-    _configure(whole)
-    levels = levels_of(whole)
-    fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine, *whole.inputs)
+    inputs = chosen_inputs(sensitivity)
+    fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine, *inputs)
     kept = None if target is None else _Kept(target.with_name(f"{target.stem}.chunks"), fingerprint, resume)
-    done = _statistics(whole, levels, kept, progress)
+    whole, levels, found = _lengthened(scenario, engine, inputs, kept, progress)
     attrs = _attributes(scenario) | _engine_note(whole)
-    found = combine(done)
     found["config"] = whole.grid.numbers(found["config"])
     dataset = to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs)
     if target is not None and kept is not None:
         write(dataset, target)
         shutil.rmtree(kept.folder, ignore_errors=True)
     return dataset
+
+
+def _lengthened(
+    scenario: Scenario, engine: str, inputs: tuple[str, ...], kept: _Kept | None, progress: ProgressReport | None
+) -> tuple[Plan, np.ndarray, dict[str, np.ndarray]]:
+    """The first plan, with all configurations, the quantiles, and the rows; each of the longest run that it needed."""
+    first = plan(scenario, engine=engine, inputs=inputs)
+    levels, expected = levels_of(first), len(first.members)
+    whole, left = first, np.zeros(0, dtype=np.int64)
+    pieces: list[dict[str, np.ndarray]] = []
+    for number, requests in enumerate(lengths(scenario)):
+        if number:
+            whole = plan(of_length(scenario, requests), left, engine=engine, inputs=inputs)
+            expected += len(left)
+            if progress is not None:
+                progress.expect(expected)
+        _configure(whole)
+        found = combine(_statistics(whole, levels, kept if not number or kept is None else kept.of(requests), progress))
+        left = undecided(whole, found, levels)
+        if not left.size or requests == lengths(scenario)[-1]:
+            return first, levels, combine([*pieces, found])
+        decided = ~np.isin(found["config"], left)
+        pieces.append({name: values[decided] for name, values in found.items()})
+    raise AssertionError("the last length ends the loop")
 
 
 @dataclass(frozen=True)
@@ -95,6 +117,10 @@ class _Kept:
     folder: Path
     fingerprint: str
     resume: bool
+
+    def of(self, requests: int) -> _Kept:
+        """Those of runs that were made longer."""
+        return replace(self, folder=self.folder / f"requests-{requests}")
 
     def finished(self, chunks: list[Chunk]) -> dict[int, dict]:
         """Those that need not be computed, by number; without ``resume`` none, and what was there is put away."""
@@ -172,6 +198,7 @@ def _known(members: list[Member], devices: np.ndarray) -> dict[str, np.ndarray]:
     return {
         "config": np.array([member.config for member in members], dtype=np.int64),
         "devices": devices,
+        "requests_run": np.array([int(member.workload.requests) for member in members], dtype=np.int64),
         "weights_bytes": np.array([np.nan if replica is None else replica.weight_bytes for replica in replicas]),
         "kv_capacity_tokens": np.array([np.nan if one is None else one.kv.capacity_tokens for one in replicas]),
     }

@@ -179,7 +179,7 @@ def test_a_run_reports_every_request():
     assert len(table) == 120 and table.groupby("seed")["request"].nunique().tolist() == [60, 60]
     ordered(table)
     measured = table[table["measured"]]
-    assert len(measured) == 100
+    assert len(measured) == 88  # of 60 requests ten are cut at the start, six at the end
     assert result.summary["e2e_s_mean"].item() == pytest.approx(measured.groupby("seed")["e2e_s"].mean().mean())
     plausible(result.summary)
 

@@ -85,7 +85,7 @@ def forecast(scenario: Scenario, engine: str = ITERATION, sensitivity: bool = Fa
     scale = designs / examined
     reasons = Counter(_reason(member.status) for member in whole.members if member.status != OK)
     requests = {name: 0.0 for name in RATES}
-    kinds: set[tuple[int, tuple[int, int]]] = set()
+    kinds: set[tuple[int, tuple[int, tuple[int, int]]]] = set()
     compiled: list[str] = []
     by_token = 0
     for number, group in enumerate(whole.groups):
@@ -131,7 +131,7 @@ def _shortened(scenario: Scenario) -> Scenario:
         _LENGTH in change for a in scenario.sweep for change in a.changes
     ):
         return scenario
-    workload = _limited({"requests": scenario.workload.requests, "warmup_requests": scenario.workload.warmup_requests})
+    workload = _limited({key: getattr(scenario.workload, key) for key in _MOST})
     axes = tuple(
         replace(axis, changes=tuple(_limited(change, "workload.") for change in axis.changes))
         for axis in scenario.sweep
@@ -140,18 +140,19 @@ def _shortened(scenario: Scenario) -> Scenario:
 
 
 _LENGTH = "workload.requests"
+_MOST = {"requests": MOST_DRAWN, "warmup_requests": MOST_DRAWN // 2, "cooldown_requests": MOST_DRAWN // 4}
 
 
 def _limited(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    most = {f"{prefix}requests": MOST_DRAWN, f"{prefix}warmup_requests": MOST_DRAWN // 2}
+    most = {f"{prefix}{key}": limit for key, limit in _MOST.items()}
     return {key: min(value, most[key]) if key in most else value for key, value in values.items()}
 
 
-def _lengths(scenario: Scenario, whole: Plan) -> dict[int, tuple[int, int]]:
-    """Requests and warm-up of every examined design as they are, by its number."""
+def _lengths(scenario: Scenario, whole: Plan) -> dict[int, tuple[int, tuple[int, int]]]:
+    """Requests, and how many are cut at either end, of every examined design as they are, by its number."""
     points = expand(scenario).points
     workloads = ((member.config, points[member.config][0]) for member in whole.members)
-    return {config: (workload.requests, workload.warmup_requests) for config, workload in workloads}
+    return {config: (workload.requests, workload.ends) for config, workload in workloads}
 
 
 def _reason(status: str) -> str:

@@ -77,6 +77,7 @@ class Outcomes:
     provenance: np.ndarray  # (config,) text: calibrated | extrapolated | datasheet
     calibration_set: np.ndarray  # (config,) text: the sets of its pools
 
+    finds_warmup: np.ndarray  # (config,) boolean: a transient beyond the warm-up is cut, too
     objectives: tuple[Bounds, ...] = ()
     itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed], all gaps after the first measured first token
     replica: np.ndarray | None = None  # (config, seed, request) or (seed, request): which replica served it

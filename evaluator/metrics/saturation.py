@@ -13,10 +13,13 @@ def drift(arrival_s: np.ndarray, queue_wait_s: np.ndarray) -> np.ndarray:
     For a work-conserving queue offered ``rho`` times what it can serve it tends to rho - 1 above one and to 0 below,
     whatever the time scale: request i, that arrives at t, is scheduled at rho * t.
     """
-    arrival, span = _in_spans(arrival_s)
+    return _drift(*_in_spans(arrival_s), queue_wait_s)
+
+
+def _drift(arrival: np.ndarray, span: np.ndarray, queue_wait_s: np.ndarray) -> np.ndarray:
     centred = arrival - arrival.mean(axis=-1, keepdims=True)
-    square = (centred * centred).sum(axis=-1)
-    product = (centred * queue_wait_s).sum(axis=-1)
+    square = np.einsum("...r,...r->...", centred, centred)
+    product = np.einsum("...r,...r->...", centred, queue_wait_s)
     per_span = np.divide(product, square, out=np.full(square.shape, np.nan), where=square > 0)
     with np.errstate(over="ignore"):  # all at practically once: an infinite drift is the answer
         return np.divide(per_span, span, out=np.full(square.shape, np.nan), where=span > 0)
@@ -31,11 +34,15 @@ def _in_spans(arrival_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def noise(arrival_s: np.ndarray) -> np.ndarray:
     """How large a drift chance alone gives a queue at its limit: sqrt(max(1, cv^2 of the gaps) / requests)."""
-    gaps = np.diff(_in_spans(arrival_s)[0], axis=-1)
+    return _noise(_in_spans(arrival_s)[0])
+
+
+def _noise(arrival: np.ndarray) -> np.ndarray:
+    gaps = np.diff(arrival, axis=-1)
     average = gaps.mean(axis=-1)
     variance = gaps.var(axis=-1)
     square = np.divide(variance, average * average, out=np.ones(average.shape), where=average > 0)
-    return np.sqrt(np.maximum(1.0, square) / arrival_s.shape[-1])
+    return np.sqrt(np.maximum(1.0, square) / arrival.shape[-1])
 
 
 def saturated(arrival_s: np.ndarray, queue_wait_s: np.ndarray) -> np.ndarray:
@@ -53,5 +60,6 @@ def saturated(arrival_s: np.ndarray, queue_wait_s: np.ndarray) -> np.ndarray:
     third = requests // 3
     start = np.partition(queue_wait_s[..., :third], third // 2, axis=-1)[..., third // 2]
     end = np.partition(queue_wait_s[..., -third:], third // 10, axis=-1)[..., third // 10]
+    arrival, span = _in_spans(arrival_s)
     with np.errstate(invalid="ignore"):  # NaN, where there is no drift to speak of, compares as False
-        return (drift(arrival_s, queue_wait_s) > noise(arrival_s)) & (end > start)
+        return (_drift(arrival, span, queue_wait_s) > _noise(arrival)) & (end > start)

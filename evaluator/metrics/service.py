@@ -20,20 +20,30 @@ def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
 def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
     """throughput_rps, output_tok_per_s, total_tok_per_s and the same per GPU; (config, seed).
 
-    Work of the measured requests over the window from the arrival of the first to the last completion of any of
-    them. Edges: work done in the window for the warm-up requests is not counted, and the window includes the drain of
-    the last requests, so that the rate of an unloaded design reads low by about one e2e_s in the window.
+    What is completed from the arrival of the first measured request to the last arrival, all of it by requests that
+    came before or after: in a steady state as much as comes in. The drain behind the last arrival, in which the design
+    empties, is left out. Where nothing is completed by then, or all requests come at once, it is the work of the
+    measured requests up to their last completion.
     """
-    took_s = window.largest(outcomes.last_token_s) - window.least(outcomes.arrival_s)
-    output = np.broadcast_to(window.total(outcomes.output_tokens), took_s.shape)
-    prompt = np.broadcast_to(window.total(outcomes.prompt_tokens), took_s.shape)
+    first_s, last_s = window.least(outcomes.arrival_s), outcomes.arrival_s.max(axis=-1)
+    ended = outcomes.last_token_s
+    inside = (ended > first_s[..., None]) & (ended <= last_s[..., None])
+    completed = np.count_nonzero(inside, axis=-1).astype(np.float64)
+    steady = completed > 0
+    took_s = np.where(steady, last_s, window.largest(ended)) - first_s
+
+    def done(amount: np.ndarray) -> np.ndarray:
+        flowing = np.einsum("...r,...r->...", inside, np.asarray(amount), dtype=np.float64, casting="unsafe")
+        return flowing if steady.all() else np.where(steady, flowing, window.total(amount))
+
+    output, prompt = done(outcomes.output_tokens), done(outcomes.prompt_tokens)
     work = {
-        "throughput_rps": np.broadcast_to(window.count, took_s.shape),
+        "throughput_rps": np.where(steady, completed, window.count),
         "output_tok_per_s": output,
         "total_tok_per_s": prompt + output,
         "tok_per_s_per_gpu": _ratio(output, outcomes.summed("devices")[:, None]),
     }
-    return {name: _ratio(done, took_s) for name, done in work.items()}
+    return {name: _ratio(amount, took_s) for name, amount in work.items()}
 
 
 def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:

@@ -14,7 +14,9 @@ from evaluator.metrics.outcomes import OK, Bounds, Outcomes
 from evaluator.metrics.saturation import saturated
 from evaluator.metrics.service import energy, hardware_use, kv_used_max, price, throughput
 from evaluator.metrics.statistics import Summary, batch_means, mean, over_seeds, seed_stderr, summary, summary_of_gaps
+from evaluator.metrics.steady import FILLED, PASSAGES, drifts, growth, passages
 from evaluator.metrics.use import Use, WeightedGaps
+from evaluator.metrics.warmup import transient
 from evaluator.metrics.window import Window
 
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
@@ -37,13 +39,48 @@ def summarise(outcomes: Outcomes, levels: np.ndarray, sides: np.ndarray | None =
     """
     able, rows = np.flatnonzero(outcomes.status == OK), outcomes.status.size
     if able.size == rows:
-        values, parts = _summarised(outcomes, levels)
+        values, parts = _by_warmup(outcomes, levels, sides is None)
     else:
-        values, parts = (place(found, able, rows) for found in _summarised(select(outcomes, able), levels))
+        found = _by_warmup(select(outcomes, able), levels, sides is None)
+        values, parts = (place(some, able, rows) for some in found)
     values |= {name: getattr(outcomes, name) for name in ("status", "engine", "provenance", "calibration_set")}
     if sides is None:
         return values
     return {name: value[: len(sides)] for name, value in values.items()} | elasticities(values, parts, sides)
+
+
+Found = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
+
+
+def _by_warmup(outcomes: Outcomes, levels: np.ndarray, find: bool) -> Found:
+    """The variables and their parts; of runs whose transient goes beyond the warm-up without that, if ``find``.
+
+    Runs that are compared with one another (sensitivities) must have one window.
+    """
+    settled = np.ones(outcomes.arrival_s.shape[:-1], dtype=bool)
+    longer = np.zeros(outcomes.status.size, dtype=bool)
+    if outcomes.measured.size == outcomes.measured.shape[-1]:
+        window = Window.of(outcomes.measured)
+        passage_s = outcomes.last_token_s[..., : window.end] - outcomes.arrival_s[..., : window.end]
+        first, settled = transient(passage_s, window.start)
+        longer = find & outcomes.finds_warmup & (first > window.start).any(axis=1)
+    if not longer.any():
+        return _summarised(outcomes, levels, settled)
+    parts = []
+    for rows in (np.flatnonzero(~longer), np.flatnonzero(longer)):
+        if rows.size:
+            own = first[rows] if longer[rows[0]] else None
+            some = _summarised(select(outcomes, rows), levels, settled[rows], own)
+            parts.append([place(values, rows, longer.size) for values in some])
+    if len(parts) == 1:
+        return parts[0][0], parts[0][1]
+    plain, cut = parts
+    merged = [
+        {name: np.where(longer.reshape(-1, *(1,) * (value.ndim - 1)), cut[of][name], value) for name, value in
+         plain[of].items()}
+        for of in (0, 1)
+    ]  # fmt: skip
+    return merged[0], merged[1]
 
 
 def place(values: Mapping[str, np.ndarray], rows: np.ndarray, configs: int) -> dict[str, np.ndarray]:
@@ -87,9 +124,12 @@ def _per_config(outcomes: Outcomes, name: str) -> bool:
     return value is not None and (name not in traffic or value.ndim == 3)
 
 
-def _summarised(outcomes: Outcomes, levels: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The variables by name, and of those whose error is known by their spread the parts (config, part, ...)."""
-    window = Window.of(outcomes.measured)
+def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, first: np.ndarray | None = None) -> Found:
+    """The variables by name, and of those whose error is known by their spread the parts (config, part, ...).
+
+    ``settled`` (config, seed): the transient ends within the run. ``first`` as of ``Window.of``.
+    """
+    window = Window.of(outcomes.measured, first)
     values = {name: window.cut(value) for name, value in latencies(outcomes).items()}
     summaries = {name: summary(value, levels) for name, value in values.items()}
     if outcomes.itl is not None:
@@ -104,14 +144,13 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray) -> tuple[dict[str, np.nd
     for name, one in summaries.items():
         parts[name], parts[f"{name}_mean"] = one.quantile_parts, one.mean_parts
     inside = within_objectives(values, outcomes.objectives)
-    if inside is not None and window.common is None:
-        inside = window.cut(inside)
+    if inside is not None:
+        inside = window.blank(inside)
     met, parts["slo_attainment"] = _objectives(outcomes.objectives, inside, summaries, levels)
     result |= met
     tpot = summaries["tpot_s"].mean
     result["tok_per_s_per_user"] = np.divide(1.0, tpot, out=np.full(tpot.shape, np.nan), where=tpot > 0)
-    grows = _saturated(window, outcomes.arrival_s, values["queue_wait_s"])
-    result["saturated"] = outcomes.open_loop & (grows.mean(axis=1) >= 0.5)
+    result |= _state(outcomes, window, settled)
     result["devices"] = np.asarray(outcomes.summed("devices"), dtype=np.float64)
     return result, parts
 
@@ -122,10 +161,26 @@ def _inverse_parts(value: np.ndarray, rate: np.ndarray) -> np.ndarray:
     return value[:, None] * (2.0 - np.divide(rate, average, out=np.full(rate.shape, np.nan), where=average > 0))
 
 
-def _saturated(window: Window, arrival_s: np.ndarray, queue_wait_s: np.ndarray) -> np.ndarray:
-    """Whether the queue grows, (config, seed); run by run where each has a window of its own."""
+def _state(outcomes: Outcomes, window: Window, settled: np.ndarray) -> dict[str, np.ndarray]:
+    """saturated and steady, (config,): in at least half of the seeds."""
+    arrival_s, start, end = outcomes.arrival_s, window.start, window.end
+    grown, by_chance = growth(arrival_s, outcomes.last_token_s, start)
+    passage_s = outcomes.last_token_s - arrival_s
+    length = passages(arrival_s[..., :end], passage_s[..., :end], start)
+    rises = _waits_longer(window, arrival_s, outcomes.scheduled_s - arrival_s) | (
+        (grown > by_chance) & (length >= FILLED)
+    )
+    saturated = outcomes.open_loop & (rises.mean(axis=1) >= 0.5)
+    together = arrival_s[..., -1] == arrival_s[..., start]  # a batch has no other state than that it is done
+    level = settled & (np.abs(grown) <= by_chance) & ~drifts(passage_s[..., start:end]) & (length >= PASSAGES)
+    level = level | together
+    return {"saturated": saturated, "steady": ~saturated & (level.mean(axis=1) >= 0.5)}
+
+
+def _waits_longer(window: Window, arrival_s: np.ndarray, queue_wait_s: np.ndarray) -> np.ndarray:
+    """Whether the wait grows, (config, seed); run by run where each has a window of its own."""
     if window.common is not None:
-        return saturated(arrival_s[..., window.common], queue_wait_s)
+        return saturated(arrival_s[..., window.common], queue_wait_s[..., window.common])
     mask = np.broadcast_to(window.mask, arrival_s.shape)
     found = np.zeros(arrival_s.shape[:-1], dtype=bool)
     for at in np.ndindex(found.shape):

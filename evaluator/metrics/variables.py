@@ -36,14 +36,15 @@ _ERROR = (
     "Monte-Carlo standard error: standard deviation over the seeds / sqrt(seeds); with one seed from batch means "
     "within the run"
 )
-_RATE = "over the window from the arrival of the first measured request to the last completion of a measured request"
+_RATE = (
+    "completed from the arrival of the first measured request to the last arrival / that time; where none is completed "
+    "by then, or all come at once: measured requests / the time to their last completion"
+)
 
 _SERVICE = {
-    "throughput_rps": Variable("1/s", "request throughput", f"measured requests completed {_RATE}"),
-    "output_tok_per_s": Variable("token/s", "output throughput", f"output tokens of the measured requests {_RATE}"),
-    "total_tok_per_s": Variable(
-        "token/s", "total throughput", f"prompt and output tokens of the measured requests {_RATE}"
-    ),
+    "throughput_rps": Variable("1/s", "request throughput", f"requests {_RATE}"),
+    "output_tok_per_s": Variable("token/s", "output throughput", f"output tokens of requests {_RATE}"),
+    "total_tok_per_s": Variable("token/s", "total throughput", f"prompt and output tokens of requests {_RATE}"),
     "tok_per_s_per_gpu": Variable("token/s", "output throughput per GPU", "output_tok_per_s / devices"),
 }
 
@@ -74,7 +75,15 @@ _OTHERS = {
         "1",
         "saturated",
         "the queue grows without bound in the window: the wait drifts upwards by more than chance and does not come "
-        "back, in at least half of the seeds; never under closed loop or all at once",
+        "back, or the requests in the system still grow by more than chance in its second half, although it is as long "
+        "as 3 of their passages; in at least half of the seeds; never under closed loop or all at once",
+    ),
+    "steady": Variable(
+        "1",
+        "steady state",
+        "the run was long enough for its statistics: it is not saturated, its transient ends within the run, neither "
+        "e2e_s nor the requests in the system drift by more than chance, and the window is as long as 5 mean passages "
+        "of a request; in at least half of the seeds. False: more requests are needed",
     ),
     "usd_per_mtok": Variable(
         "USD", "cost per million output tokens", "devices x USD per hour / output tokens per hour x 1e6; NaN: no price"
@@ -87,6 +96,7 @@ _OTHERS = {
     "devices": Variable("1", "devices", "devices of all replicas: replicas x tensor_parallel x pipeline_parallel"),
     "weights_bytes": Variable("byte", "weights per device", "bytes of model weights on one device"),
     "kv_capacity_tokens": Variable("token", "KV capacity", "tokens of KV cache that one replica can hold"),
+    "requests_run": Variable("1", "requests simulated", "requests per seed; more than at first under requests: auto"),
     "status": Variable("1", "status", "ok, or infeasible, why, and what to do"),
     "engine": Variable("1", "engine", "what computed the row: request | iteration | token"),
     "provenance": Variable("1", "provenance", "where the efficiencies are from: calibrated | extrapolated | datasheet"),

@@ -12,44 +12,72 @@ class Window:
     """``common`` are the measured requests where they are the same for all configurations and seeds, so that the others
     are cut off; else ``mask`` (config, seed, request) says it, and the values of the others are NaN, which statistics
     leave out.
+
+    ``later`` (config, seed, common request) are those of the common ones that do count, where some do not: runs whose
+    transient goes beyond the warm-up.
     """
 
     common: np.ndarray | slice | None
     mask: np.ndarray
+    later: np.ndarray | None = None
 
     @staticmethod
-    def of(measured: np.ndarray) -> Window:
-        """Of a mask (request,) or one that broadcasts to (config, seed, request). Errors: ValueError without any."""
+    def of(measured: np.ndarray, first: np.ndarray | None = None) -> Window:
+        """Of a mask (request,) or one that broadcasts to (config, seed, request).
+
+        ``first`` (config, seed): numbers of the requests with which the statistics start, where that is later.
+        Errors: ValueError without any measured request.
+        """
         count = measured.sum(axis=-1)
         if not np.all(count):
             raise ValueError("no measured request: the warm-up must be shorter than the run")
         if measured.ndim > 1 and measured.size != measured.shape[-1]:
             return Window(None, measured)
         mask = measured.reshape(-1)
-        start = mask.size - int(mask.sum())
-        return Window(slice(start, None) if mask[start:].all() else mask, mask)  # a slice copies nothing
+        start, size = int(np.argmax(mask)), int(mask.sum())
+        common = slice(start, start + size) if mask[start : start + size].all() else mask  # a slice copies nothing
+        later = None if first is None else np.arange(mask.size)[common] >= first[..., None]
+        return Window(common, mask, later)
+
+    @property
+    def start(self) -> int:
+        """The first measured request of any configuration."""
+        return int(np.argmax(self.mask.reshape(-1, self.mask.shape[-1]).any(axis=0)))
+
+    @property
+    def end(self) -> int:
+        """Behind the last measured request of any configuration."""
+        there = np.atleast_1d(self.mask.reshape(-1, self.mask.shape[-1]).any(axis=0))
+        return there.size - int(np.argmax(there[::-1]))
 
     @property
     def count(self) -> np.ndarray:
         """How many are measured, float64, (config, seed) or one number."""
-        return self.mask.sum(axis=-1, dtype=np.float64)
+        return (self.mask if self.later is None else self.later).sum(axis=-1, dtype=np.float64)
 
     def cut(self, values: np.ndarray) -> np.ndarray:
         """The values (config, seed, request) that count: without the others, or with NaN in their places."""
-        return np.where(self.mask, values, np.nan) if self.common is None else values[..., self.common]
+        return self._cut(values, np.nan)
+
+    def blank(self, values: np.ndarray) -> np.ndarray:
+        """Values made of such that were cut, with NaN again in the places of those that do not count."""
+        there = self.mask if self.common is None else self.later
+        return values if there is None else np.where(there, values, np.nan)
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """Sum over the measured requests, float64."""
-        if self.common is None:
-            return np.where(self.mask, values, 0).sum(axis=-1, dtype=np.float64)
-        return np.asarray(values)[..., self.common].sum(axis=-1, dtype=np.float64)
+        return self._cut(np.asarray(values), 0).sum(axis=-1, dtype=np.float64)
 
     def largest(self, values: np.ndarray) -> np.ndarray:
         """Maximum over the measured requests."""
-        cut = self.cut(values)
-        return np.nanmax(cut, axis=-1) if self.common is None else cut.max(axis=-1)
+        return self._cut(values, -np.inf).max(axis=-1)
 
     def least(self, values: np.ndarray) -> np.ndarray:
         """Minimum over the measured requests."""
-        cut = self.cut(values)
-        return np.nanmin(cut, axis=-1) if self.common is None else cut.min(axis=-1)
+        return self._cut(values, np.inf).min(axis=-1)
+
+    def _cut(self, values: np.ndarray, other: float) -> np.ndarray:
+        if self.common is None:
+            return np.where(self.mask, values, other)
+        kept = values[..., self.common]
+        return kept if self.later is None else np.where(self.later, kept, other)

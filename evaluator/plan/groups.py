@@ -55,22 +55,22 @@ def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
     """Members by the structures of their stations, in the order of the first of each group.
 
     The shapes of a structure (ring, rows, slots of a lane) are the largest that any member needs at any of its
-    stations, so that one compiled program serves all of them. Members of a group also have as many requests of warm-up,
-    so that the statistics of a chunk are of one window.
+    stations, so that one compiled program serves all of them. Members of a group also measure the same
+    requests, so that the statistics of a chunk are of one window.
     """
     alike: dict[tuple, list[Member]] = {}  # the rates of a sweep share the object of their stations
     for member in members:
         workload = member.workload
-        key = (id(member.stations), member.engine, workload.requests, workload.warmup_requests)
+        key = (id(member.stations), member.engine, workload.requests, workload.ends)
         alike.setdefault(key, []).append(member)
     together: dict[tuple, list[Member]] = {}
     having: dict[Structure, list[tuple[Member, StationPlan]]] = {}
-    for (_, engine, requests, warmup), some in alike.items():
+    for (_, engine, requests, ends), some in alike.items():
         compiled = some[0].stations if engine == ITERATION else ()
         structures = tuple(_structure(station, requests) for station in compiled)
         for which, station in zip(structures, compiled, strict=True):
             having.setdefault(which, []).append((some[0], station))
-        together.setdefault((engine, requests, warmup, structures, _route(some[0])), []).extend(some)
+        together.setdefault((engine, requests, ends, structures, _route(some[0])), []).extend(some)
     shaped = {which: _shaped(which, stations, seeds) for which, stations in having.items()}
     place = {id(member): number for number, member in enumerate(members)}
     return [

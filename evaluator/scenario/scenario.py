@@ -46,9 +46,30 @@ class Sessions:
     system_tokens: int = 0
 
 
+class Auto(int):
+    """So many requests at first, and more, up to ``most``, for configurations that they leave undecided."""
+
+    most: int
+
+    def __new__(cls, first: int, most: int) -> Auto:
+        found = super().__new__(cls, first)
+        found.most = most
+        return found
+
+    def __repr__(self) -> str:
+        return f"Auto({int(self)}, most={self.most})"
+
+    def __reduce__(self) -> tuple[type[Auto], tuple[int, int]]:
+        return Auto, (int(self), self.most)
+
+
 @dataclass(frozen=True)
 class Workload:
-    """Traffic: ``requests`` per seed, of which the first ``warmup_requests`` are cut from the statistics."""
+    """Traffic: ``requests`` per seed, of which the first and the last are cut from the statistics.
+
+    They are ``warmup_requests``, with ``find_warmup`` also those after them that a run takes to settle, and
+    ``cooldown_requests``, behind which nobody comes, so that they are served while the design empties.
+    """
 
     arrivals: Arrivals
     lengths: Lengths
@@ -57,6 +78,13 @@ class Workload:
     seeds: tuple[int, ...]
     cached_tokens: int = 0  # leading prompt tokens whose KV is already there, where the trace does not say
     sessions: Sessions = field(default_factory=Sessions)
+    find_warmup: bool = True
+    cooldown_requests: int = 0
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """How many requests are cut at the start, whatever is found in a run, and at the end."""
+        return self.warmup_requests, self.cooldown_requests
 
 
 @dataclass(frozen=True)
@@ -189,6 +217,11 @@ class Axis:
     values: tuple[Any, ...]
     changes: tuple[Mapping[str, Any], ...]
     keys: tuple[str, ...] = ()
+
+    @property
+    def keys_set(self) -> set[str]:
+        """The key paths that any of its steps sets."""
+        return {path for change in self.changes for path in change}
 
 
 @dataclass(frozen=True)

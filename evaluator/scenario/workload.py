@@ -8,9 +8,9 @@ from typing import Any
 from evaluator.scenario.fields import Place
 from evaluator.scenario.scenario import Arrivals, Lengths, Workload
 from evaluator.scenario.trace import LENGTHS, TIMES, read_trace, trace_requests
+from evaluator.scenario.workload_keys import DEFAULT_REQUESTS
 
-DEFAULT_REQUESTS = 1000
-FOLLOWING = ("lengths", "requests", "warmup_requests")
+FOLLOWING = ("lengths", "requests", "warmup_requests", "cooldown_requests")
 """The keys that ``finish`` fills in from others."""
 
 
@@ -18,7 +18,9 @@ def finish(values: Mapping[str, Any], place: Place) -> Workload:
     """The Workload from the values of its keys, None where absent.
 
     Lengths default to those of the arrivals' trace, requests to the whole trace or else 1,000, and the warm-up to a
-    tenth of the requests. Errors: InputError where a trace is too short or the warm-up leaves nothing to measure.
+    tenth of the requests, in a closed loop to twice its users if that is more, but to no more than half. As many, but
+    at most a tenth, are cut at the end, except of traces and of requests that come all at once, which are whole.
+    Errors: InputError where a trace is too short or the warm-up leaves nothing to measure.
     """
     arrivals: Arrivals = values["arrivals"]
     lengths: Lengths | None = values["lengths"]
@@ -35,11 +37,22 @@ def finish(values: Mapping[str, Any], place: Place) -> Workload:
             f"{requests} are more than the {there} of the trace; leave it out to take all"
         )
     warmup: int | None = values["warmup_requests"]
+    users = arrivals.users or 0
     if warmup is None:
-        warmup = requests // 10
+        burst = 2 * users if users < requests else 0  # of a closed loop: all users begin at once
+        warmup = min(max(requests // 10, burst), requests // 2)
     elif warmup >= requests:
         raise place.key("warmup_requests").error(f"must be less than requests = {requests}, got {warmup}")
-    return Workload(arrivals, lengths, requests, warmup, values["seeds"], values["cached_tokens"], values["sessions"])
+    cooldown: int | None = values["cooldown_requests"]
+    if cooldown is None:
+        drains = arrivals.process not in ("trace", "all_at_once") and users < requests
+        cooldown = min(warmup, requests // 10, requests - warmup - 1) if drains else 0
+    elif cooldown >= requests - warmup:
+        raise place.key("cooldown_requests").error(
+            f"must leave some of {requests} requests, of which {warmup} are cut at the start, got {cooldown}"
+        )
+    rest = {key: values[key] for key in ("seeds", "cached_tokens", "sessions", "find_warmup")}
+    return Workload(arrivals, lengths, requests, warmup, cooldown_requests=cooldown, **rest)
 
 
 def check_cached(workload: Workload, place: Place) -> None:

@@ -15,6 +15,7 @@ from evaluator.scenario.fields import (
     Table,
     count,
     did_you_mean,
+    flag,
     known,
     listed,
     many,
@@ -23,10 +24,11 @@ from evaluator.scenario.fields import (
     resolve_file,
     text,
 )
-from evaluator.scenario.scenario import Arrivals, Lengths, Sessions
+from evaluator.scenario.scenario import Arrivals, Auto, Lengths, Sessions, Workload
 from evaluator.scenario.tables import Variant, read_section, schema_of, section, section_schema, variant
 
 RATE: Table = {"rate_rps": Field(quantity("1/s", above=0), says="Mean rate of the arrivals, requests per second.")}
+DEFAULT_REQUESTS = 1000
 MOST_REQUESTS = 10_000_000
 """Per seed: all requests of a configuration lie in memory at once, and those of 10 million take about 1 GB."""
 
@@ -176,6 +178,32 @@ def _check_sessions(found: Sessions, place: Place) -> None:
 _sessions = section(SESSIONS, Sessions, LATER_SESSIONS, _check_sessions)
 
 
+MOST_AUTO = 50_000
+
+
+def _requests(number: Reader) -> Reader:
+    """Reads a number of requests, ``auto`` or ``{auto: {most: 50000}}``."""
+    auto: Table = {"most": Field(number, MOST_AUTO, "Most requests of a seed.")}
+    outer: Table = {"auto": Field(section(auto, dict), says="As many as it takes to decide the objectives.")}
+
+    def read(value: Any, place: Place) -> int:
+        if value == "auto":
+            return Auto(DEFAULT_REQUESTS, MOST_AUTO)
+        if isinstance(value, Mapping):
+            most = read_section(value, outer, place)["auto"]["most"]
+            return Auto(min(DEFAULT_REQUESTS, most), most)
+        return number(value, place)
+
+    schema = {"anyOf": [schema_of(number), {"const": "auto"}, section_schema(outer)]}
+    return _Number(read, schema)
+
+
+class _Number(Reader):
+    """A reader of integers that reads something else, too."""
+
+    whole = True
+
+
 def workload_table(folder: Path) -> Table:
     """The keys of ``workload``. None: filled in from the other keys (``workload.finish``)."""
     more = "a long run's statistics come as well from several seeds (workload.seeds), each in memory of its own"
@@ -186,10 +214,24 @@ def workload_table(folder: Path) -> Table:
         ),
         "lengths": Field(lengths_reader(folder), None, "How long prompts and outputs are."),
         "requests": Field(
-            count(most=MOST_REQUESTS, remedy=more), None, "Requests per seed; 1,000, or the whole trace, where absent."
+            _requests(count(most=MOST_REQUESTS, remedy=more)),
+            None,
+            "Requests per seed; 1,000, or the whole trace, where absent. auto, or {auto: {most: 50000}}: as many as it "
+            "takes to decide the objectives.",
         ),
         "warmup_requests": Field(
-            count(least=0), None, "First requests cut from the statistics, not from the run; a tenth where absent."
+            count(least=0),
+            None,
+            "First requests cut from the statistics, not from the run; where absent a tenth, or two for each user.",
+        ),
+        "cooldown_requests": Field(
+            count(least=0),
+            None,
+            "Last requests cut from the statistics; where absent as many as warmup_requests, but at most a tenth, and "
+            "none of a trace or of requests all at once.",
+        ),
+        "find_warmup": Field(
+            flag, Workload.find_warmup, "Whether what a run takes to settle after that is cut, too (MSER-5)."
         ),
         "seeds": Field(
             many(count(least=0, most=2**63 - 1)), (0,), "Repetitions of every design with other random numbers."

@@ -36,6 +36,7 @@ def outcomes_of(members: Sequence[Member], journey: Journey) -> Outcomes:
         engine=np.array([member.engine for member in members]),
         provenance=np.array([provenance for _, provenance in judged]),
         calibration_set=np.array([_sets(member) for member in members]),
+        finds_warmup=np.array([member.workload.find_warmup for member in members]),
         objectives=bounds_of([member.objectives for member in members]),
         itl=journey.itl,
         replica=journey.replica,

@@ -28,7 +28,7 @@ class Traffics:
         self._arrivals = lru_cache(maxsize=4096)(self._build_arrivals)
         self._at_rate = lru_cache(maxsize=4096)(self._build_at_rate)
         self._identity = lru_cache(maxsize=64)(np.arange)
-        self._measured = lru_cache(maxsize=64)(lambda count, warmup: np.arange(count) >= warmup)
+        self._measured = lru_cache(maxsize=64)(_measured)
 
     def jobs(self, workload: Workload, seed: int, role: Role, shared_tokens: int = 0) -> Jobs:
         """All requests of ``workload`` under ``seed`` as they come to the first pool, which has this role.
@@ -40,7 +40,7 @@ class Traffics:
             self._identity(count),
             self._arrivals(self._key(workload.arrivals), seed, count),
             self.demand(workload, seed, role, shared_tokens),
-            self._measured(count, workload.warmup_requests),
+            self._measured(count, workload.ends),
         )
 
     def demand(self, workload: Workload, seed: int, role: Role, shared_tokens: int = 0) -> Demand:
@@ -70,3 +70,8 @@ class Traffics:
     def _build_demand(self, sizes: Hashable, seed: int, role: Role, shared_tokens: int) -> Demand:
         workload = cast(Workload, self._alive[sizes])
         return Demand.of(request_tokens(workload, seed, workload.requests), role, shared_tokens)
+
+
+def _measured(count: int, ends: tuple[int, int]) -> np.ndarray:
+    number = np.arange(count)
+    return (number >= ends[0]) & (number < count - ends[1])

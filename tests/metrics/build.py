@@ -40,6 +40,7 @@ def outcomes(
         engine=np.full(configs, "iteration"),
         provenance=np.full(configs, "datasheet"),
         calibration_set=np.full(configs, "datasheet"),
+        finds_warmup=np.zeros(configs, dtype=bool),
     )
     return replace(base, **changes)
 

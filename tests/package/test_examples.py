@@ -32,11 +32,17 @@ def test_quickstart_has_no_room_only_where_the_model_is_too_large():
 
 
 def test_the_scenario_of_the_readme_can_run():
-    text, forms, pools = map(loads_yaml, blocks("yaml"))
+    text, forms, pools, figures = map(loads_yaml, blocks("yaml"))
     found = plan(load_scenario(text))
     assert {member.status for member in found.members} == {"ok"}
     found = plan(load_scenario({key: text[key] for key in ("name", "workload", "slo")} | pools))
     assert len(found.members) == 4 and {member.status for member in found.members} == {"ok"}
+    found = plan(
+        load_scenario(
+            {**text, "deployment": {**text["deployment"], **figures["deployment"]}} | {"sweep": figures["sweep"]}
+        )
+    )
+    assert len(found.members) == 75 and {member.status for member in found.members} == {"ok"}
     where = {"deployment.tensor_parallel": [4, 8], "deployment.replicas": [1, 2], "where": forms["sweep"]["where"]}
     assert len(plan(load_scenario(text | {"sweep": where})).members) == 3
 

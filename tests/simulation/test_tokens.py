@@ -154,10 +154,11 @@ def test_preemptions_are_counted_and_swapping_takes_time():
 
 def test_replicas_of_a_pipeline_share_the_devices():
     """Two ranks of half the layers: as much useful work, twice the devices, each rank with the host's time."""
-    one, two = (outcomes("token", f"deployment.pipeline_parallel={pipeline_ranks}") for pipeline_ranks in (1, 2))
+    split = "deployment.pipeline_parallel="
+    one, two = (outcomes("token", f"{split}{pipeline_ranks}") for pipeline_ranks in (1, 2))
     assert (one.summed("devices").item(), two.summed("devices").item()) == (1, 2)
     np.testing.assert_allclose(one.summed("flops"), two.summed("flops"), rtol=1e-6)
-    whole = plan(scenario("deployment.pipeline_parallel=2")).members[0].stations[0].design.ready
+    whole = plan(scenario(f"{split}2", "deployment.calibration=datasheet")).members[0].stations[0].design.ready
     assert len(whole.pipeline_ranks) == 2 and all(
         pipeline_rank.iteration_s >= 1e-3 for pipeline_rank in whole.pipeline_ranks
     )

@@ -60,8 +60,9 @@ def _columns(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
             columns.append(Column(head, unit, _percent(ds[name].values[rows]), rank))
     if objectives_of(ds):
         columns.append(Column("SLO", "met", _yes(ds["slo_met"].values[rows]), 60))
-    if ds["saturated"].values[rows].any():
-        columns.append(Column("satu-", "rated", _yes(ds["saturated"].values[rows]), 50))
+    for name, head, unit, tells in (("saturated", "satu-", "rated", True), ("steady", "steady", "", False)):
+        if name in ds and (ds[name].values[rows].astype(bool) == tells).any():
+            columns.append(Column(head, unit, _yes(ds[name].values[rows]), 50))
     return columns
 
 
@@ -89,6 +90,18 @@ def _constant(ds: xr.Dataset) -> list[str]:
     """What is the same in every row goes into one line instead of a column."""
     same = [name for name in quantities(ds) if is_constant(ds, name)]
     return [f"all with {', '.join(f'{name}={ds[name].values[0]}' for name in same)}"] if same else []
+
+
+def _unsteady(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
+    """Rows whose run was too short to mean what they seem to."""
+    if "steady" not in ds:
+        return []
+    short = ~ds["steady"].values[feasible].astype(bool) & ~ds["saturated"].values[feasible].astype(bool)
+    if not short.any():
+        return []
+    return [
+        f"  {int(short.sum()):,} x not steady: the run is too short for its statistics; use requests: auto, or more"
+    ]
 
 
 _TOLD = {
@@ -131,6 +144,7 @@ def _summary(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
     lines = [f"{total:,} configuration{'s' if total != 1 else ''}: {', '.join(parts)}."]
     if not feasible.size:
         lines[0] += " Nothing can run as it stands:"
+    lines += _unsteady(ds, feasible)
     found = reasons(ds["status"].values)
     lines += [f"  {count:,} x {reason}" for reason, count in found[:REASONS]]
     if len(found) > REASONS:

@@ -1,0 +1,67 @@
+"""Runs that go on until they mean something: ``workload.requests: auto``.
+
+A sweep starts short. The configurations whose run was too short to be steady, whose objectives lie within the error of
+their statistics, or whose mean latency is not known to 5 %, are run again with four times the requests, up to the most
+that the scenario allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from evaluator.metrics.latency import VARIABLE
+from evaluator.metrics.outcomes import OK, bounds_of
+from evaluator.plan import Plan
+from evaluator.scenario import Scenario
+from evaluator.scenario.scenario import Auto
+
+FACTOR = 4
+DECIDED = 2.0
+"""Standard errors between a statistic and its bound."""
+PRECISE = 0.05
+"""Relative standard error of the mean of e2e_s: near the limit of a design it says first that a run is short."""
+
+
+def lengths(scenario: Scenario) -> list[int]:
+    """The numbers of requests to try, ascending: one, unless the scenario leaves it open."""
+    first = scenario.workload.requests
+    if not isinstance(first, Auto) or any("workload.requests" in axis.keys_set for axis in scenario.sweep):
+        return [first]
+    found = [int(first)]
+    while found[-1] < first.most:
+        found.append(min(found[-1] * FACTOR, first.most))
+    return found
+
+
+def of_length(scenario: Scenario, requests: int) -> Scenario:
+    """The scenario with so many requests, and as large a part of them cut at either end."""
+    workload = scenario.workload
+    warmup, cooldown = (end * requests // workload.requests for end in workload.ends)
+    longer = replace(workload, requests=requests, warmup_requests=warmup, cooldown_requests=cooldown)
+    return replace(scenario, workload=longer)
+
+
+def undecided(whole: Plan, values: Mapping[str, np.ndarray], levels: np.ndarray) -> np.ndarray:
+    """Which rows of ``values`` a longer run could change: their numbers of configurations.
+
+    Decided is a row that cannot run, one that is saturated and misses its objectives, and one that is steady, is known
+    to 5 % and whose objectives all hold or miss by more than two standard errors.
+    """
+    members = {member.config: member for member in whole.members}
+    rows = [members[int(config)] for config in values["config"]]
+    clear = np.ones(len(rows), dtype=bool)
+    for bound in bounds_of([member.objectives for member in rows]):
+        name = VARIABLE[bound.metric]
+        found, error = values[f"{name}_mean"], values[f"{name}_mean_stderr"]
+        if bound.quantile is not None:
+            place = int(np.argmin(np.abs(levels - bound.quantile)))
+            found, error = values[name][:, place], values[f"{name}_stderr"][:, place]
+        apart = np.abs(found - bound.bound_s)
+        clear &= np.isnan(bound.bound_s) | np.isnan(apart) | (apart > DECIDED * np.nan_to_num(error, nan=np.inf))
+    precise = ~(values["e2e_s_mean_stderr"] > PRECISE * values["e2e_s_mean"])
+    lost = values["saturated"] & ~values["slo_met"]
+    decided = (values["status"] != OK) | lost | (values["steady"] & clear & precise)
+    return values["config"][~decided]

@@ -1,0 +1,71 @@
+"""Whether a run was long enough: whether its requests in the system came to a level, or still grew when it ended."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evaluator.metrics.statistics import batch_means
+
+PASSAGES = 5.0
+"""A window must be as long as so many mean passages of a request: a batch needs some two of them to fill."""
+FILLED = 3.0
+"""After as many a batch is full, and what still grows then grows without bound."""
+BY_CHANCE = 2.0
+"""Standard deviations of the queue of a station at load 1, which a stable one stays below."""
+SIGNIFICANT = 3.0
+"""Standard errors of a trend."""
+MIN_BATCHES = 10
+
+
+def growth(arrival_s: np.ndarray, left_s: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
+    """By how many requests the backlog grew over the second half of the window, and how much chance explains.
+
+    Both (config, seed), of (config, seed, request) times in order of arrival. ``start`` is the first measured request.
+    The backlog at either end is the mean of what two requests find there. At load 1 the backlog of a station is a
+    reflected random walk, whose standard deviation after n arrivals is sqrt(n (ca^2 + cs^2)) (Kingman's heavy traffic),
+    ca and cs being the coefficients of variation of gaps and services; twice that is taken, with cs = 1 and ca at
+    least 1.
+    """
+    later = arrival_s.shape[-1] - 1
+    middle = (start + later) // 2
+    near = max((later - middle) // 10, 1)
+    found = [_found_by(place, arrival_s, left_s) for place in (middle, middle + near, max(later - near, 0), later)]
+    grown = (found[2] + found[3] - found[0] - found[1]) / 2.0
+    gaps = np.diff(arrival_s[..., start:], axis=-1)
+    if not gaps.shape[-1]:
+        return grown, np.full(grown.shape, np.inf)
+    average = gaps.mean(axis=-1)
+    varies = np.divide(gaps.var(axis=-1), average**2, out=np.ones(grown.shape), where=average > 0)
+    return grown, BY_CHANCE * np.sqrt((1.0 + np.maximum(varies, 1.0)) * max(later - middle, 1))
+
+
+def _found_by(place: int, arrival_s: np.ndarray, left_s: np.ndarray) -> np.ndarray:
+    """Requests in the system when number ``place`` arrives, itself among them; those behind it leave later."""
+    place = min(place, arrival_s.shape[-1] - 1)
+    return place + 1 - np.count_nonzero(left_s[..., : place + 1] <= arrival_s[..., place, None], axis=-1)
+
+
+def drifts(values: np.ndarray) -> np.ndarray:
+    """Whether values (config, seed, request) in order of arrival have a trend, (config, seed).
+
+    The slope of the means of 20 batches over their number, against 3 of its standard errors by the residuals.
+    Neighbours that are alike, as under high load, make it speak up sooner: such a run is short against its own
+    fluctuations.
+    """
+    means = batch_means(values)
+    count = means.shape[-1]
+    if count < MIN_BATCHES:
+        return np.zeros(means.shape[:-1], dtype=bool)
+    place = np.arange(count) - (count - 1) / 2.0
+    square = (place * place).sum()
+    slope = (means * place).sum(axis=-1) / square
+    residual = means - means.mean(axis=-1, keepdims=True) - slope[..., None] * place
+    error = np.sqrt((residual * residual).sum(axis=-1) / ((count - 2) * square))
+    return np.abs(slope) > SIGNIFICANT * error
+
+
+def passages(arrival_s: np.ndarray, passage_s: np.ndarray, start: int) -> np.ndarray:
+    """Length of the window, from its first arrival to the last, in mean passages of its requests, (config, seed)."""
+    span = arrival_s[..., -1] - arrival_s[..., start]
+    mean = passage_s[..., start:].mean(axis=-1)
+    return np.divide(span, mean, out=np.full(span.shape, np.inf), where=mean > 0)

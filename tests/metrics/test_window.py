@@ -1,0 +1,44 @@
+"""Which requests count, and throughput without the drain."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evaluator.metrics import quantile_levels, summarise
+from evaluator.metrics.window import Window
+from tests.metrics.build import outcomes
+
+LEVELS = quantile_levels(())
+
+
+def test_both_ends_are_cut_without_a_copy():
+    measured = (np.arange(10) >= 2) & (np.arange(10) < 9)
+    window, values = Window.of(measured), np.arange(10.0)[None, None]
+    assert np.shares_memory(window.cut(values), values)
+    assert (window.start, window.end, window.count) == (2, 9, 7)
+    assert (window.total(values).item(), window.least(values).item(), window.largest(values).item()) == (35, 2, 8)
+
+
+def test_a_later_start_blanks():
+    window, values = Window.of(np.arange(6) >= 1, np.array([[3]])), np.arange(6.0)[None, None]
+    np.testing.assert_array_equal(window.cut(values), [[[np.nan, np.nan, 3, 4, 5]]])
+    assert (window.count.item(), window.total(values).item(), window.least(values).item()) == (3, 12, 3)
+
+
+@pytest.mark.parametrize("requests", [500, 5000])
+def test_throughput_does_not_depend_on_the_length_of_the_run(requests):
+    """Passages of 50 s at one request per second: the drain would take a tenth of 500 s, and a hundredth of 5,000."""
+    arrival = np.arange(float(requests))[None, None]
+    times = {"arrival_s": arrival, "scheduled_s": arrival, "first_token_s": arrival, "last_token_s": arrival + 50.0}
+    found = summarise(outcomes(1, 1, requests, warmup=100, **times), LEVELS)
+    assert found["throughput_rps"].item() == pytest.approx(1.0, rel=0.01)
+    assert found["output_tok_per_s"].item() == pytest.approx(11.0, rel=0.01)
+    assert found["total_tok_per_s"].item() == pytest.approx(111.0, rel=0.01)
+
+
+def test_a_run_in_which_nothing_ends_before_the_last_arrival_counts_to_its_end():
+    arrival = np.arange(4.0)[None, None]
+    times = {"arrival_s": arrival, "scheduled_s": arrival, "first_token_s": arrival, "last_token_s": arrival + 50.0}
+    found = summarise(outcomes(1, 1, 4, warmup=0, **times), LEVELS)
+    assert found["throughput_rps"].item() == pytest.approx(4 / 53)
