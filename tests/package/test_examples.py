@@ -32,7 +32,7 @@ def test_quickstart_has_no_room_only_where_the_model_is_too_large():
 
 
 def test_the_scenario_of_the_readme_can_run():
-    text, forms, pools, figures = map(loads_yaml, blocks("yaml"))
+    text, forms, pools, auto, figures = map(loads_yaml, blocks("yaml"))
     found = plan(load_scenario(text))
     assert {member.status for member in found.members} == {"ok"}
     found = plan(load_scenario({key: text[key] for key in ("name", "workload", "slo")} | pools))
