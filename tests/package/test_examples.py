@@ -37,11 +37,9 @@ def test_the_scenario_of_the_readme_can_run():
     assert {member.status for member in found.members} == {"ok"}
     found = plan(load_scenario({key: text[key] for key in ("name", "workload", "slo")} | pools))
     assert len(found.members) == 4 and {member.status for member in found.members} == {"ok"}
-    found = plan(
-        load_scenario(
-            {**text, "deployment": {**text["deployment"], **figures["deployment"]}} | {"sweep": figures["sweep"]}
-        )
-    )
+    assert load_scenario(text | {"workload": text["workload"] | auto["workload"]}).workload.requests == 1000
+    deployment = text["deployment"] | figures["deployment"]
+    found = plan(load_scenario(text | {"deployment": deployment, "sweep": figures["sweep"]}))
     assert len(found.members) == 75 and {member.status for member in found.members} == {"ok"}
     where = {"deployment.tensor_parallel": [4, 8], "deployment.replicas": [1, 2], "where": forms["sweep"]["where"]}
     assert len(plan(load_scenario(text | {"sweep": where})).members) == 3
