@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evaluator.policies import policy
+from evaluator.routing import Choice, name_of, router_of
 from evaluator.scenario import Deployment, Workload
+from evaluator.scenario.scenario import Routers
 
 ITERATION, TOKEN = "iteration", "token"
 ENGINES = (ITERATION, TOKEN)
-
-INDEPENDENT_ROUTERS = ("random", "round_robin")
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,13 @@ def is_coupled(workload: Workload, deployment: Deployment) -> bool:
     """Which replica serves a request is known only when it is sent, so that replicas must run together."""
     if deployment.replicas == 1:
         return False
-    closed = workload.arrivals.process == "closed_loop"
-    return deployment.router not in INDEPENDENT_ROUTERS or (closed and deployment.router == "random")
+    return workload.arrivals.process == "closed_loop" or router_of(routed_by(deployment)).independent is None
+
+
+def routed_by(deployment: Deployment) -> Choice:
+    """The router of one pool."""
+    assert not isinstance(deployment.router, Routers)
+    return deployment.router
 
 
 def lacking(workload: Workload, deployment: Deployment) -> tuple[str, ...]:
@@ -63,6 +68,11 @@ def lacking(workload: Workload, deployment: Deployment) -> tuple[str, ...]:
     found = {
         "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
         f"policy {record.name} with pipeline_parallel": not record.pipeline and deployment.pipeline_parallel > 1,
-        f"router {deployment.router}": is_coupled(workload, deployment),
+        _coupling(workload, deployment): is_coupled(workload, deployment),
     }
     return tuple(name for name, applies in found.items() if applies)
+
+
+def _coupling(workload: Workload, deployment: Deployment) -> str:
+    closed = workload.arrivals.process == "closed_loop"
+    return f"router {name_of(deployment.router)}" + (" in a closed loop" if closed else "")

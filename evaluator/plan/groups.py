@@ -11,10 +11,10 @@ import numpy as np
 from evaluator.cost.iteration import CostParameters
 from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.metrics.outcomes import OK
-from evaluator.plan.engines import IN_ORDER, ITERATION, Program, program
+from evaluator.plan.engines import IN_ORDER, ITERATION, Program, program, routed_by
 from evaluator.plan.member import Member
 from evaluator.plan.station import StationPlan
-from evaluator.routing.independent import assign_replicas
+from evaluator.routing import Sent, assign, router_of, stream
 from evaluator.scenario import Deployment
 
 SMALLEST_RING = 256
@@ -116,4 +116,9 @@ def station_group(which: Program, stations: Sequence[StationPlan], most_jobs: in
 
 
 def _largest_share(deployment: Deployment, seeds: tuple[int, ...], requests: int) -> int:
-    return max(int(np.bincount(assign_replicas(deployment, seed, requests)).max()) for seed in seeds)
+    router = router_of(routed_by(deployment)).independent
+    if deployment.replicas == 1 or router is None or router.by_prompt:
+        return requests
+    prompts = np.zeros(requests, dtype=np.int64)
+    shares = (assign(routed_by(deployment), Sent(prompts, deployment.replicas, stream(seed))) for seed in seeds)
+    return max(int(np.bincount(chosen).max()) for chosen in shares)

@@ -9,7 +9,8 @@ import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.plan import Member
-from evaluator.routing.independent import assign_replicas
+from evaluator.plan.engines import routed_by
+from evaluator.routing import Sent, assign, stream
 from evaluator.stations.contract import ChunkJobs
 from evaluator.traffic.jobs import Jobs
 
@@ -49,10 +50,7 @@ def pool_slot(member: Member, at: tuple[int, int], jobs: Jobs, station: int = 0)
 def slots(
     members: Sequence[Member], jobs: ChunkJobs, seeds: Sequence[int], station: int, only: int | None = None
 ) -> list[Slot]:
-    """The lanes of the members that can run, or of the one at position ``only``, configuration by configuration.
-
-    In a closed loop users keep to their replica, user u to replica u mod replicas, so that replicas stay independent.
-    """
+    """The lanes of the members that can run, or of the one at position ``only``, configuration by configuration."""
     found = []
     for position, member in enumerate(members):
         if member.status != OK or only not in (None, position):
@@ -64,9 +62,9 @@ def slots(
                 found.append(Slot(position, number, 0, one, one.order, len(one), users or OPEN_LOOP, station))
                 continue
             order = np.arange(len(one))[one.order]
-            chosen = assign_replicas(deployment, seeds[number], len(one), station)
+            sent = Sent(one.demand.prompt_tokens[order], replicas, stream(seeds[number], station))
+            chosen = assign(routed_by(deployment), sent)
             for replica in range(replicas):
                 served = order[chosen == replica]
-                share = OPEN_LOOP if users is None else (users - replica + replicas - 1) // replicas
-                found.append(Slot(position, number, replica, one, served, len(served), share, station))
+                found.append(Slot(position, number, replica, one, served, len(served), OPEN_LOOP, station))
     return found

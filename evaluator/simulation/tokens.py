@@ -11,7 +11,7 @@ from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.metrics.outcomes import OK
 from evaluator.plan import Member, StationPlan
 from evaluator.plan.checks import watermark_units
-from evaluator.plan.engines import is_coupled
+from evaluator.plan.engines import is_coupled, routed_by
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.slots import Slot, pool_slot, slots
@@ -56,7 +56,6 @@ def _slots(members: Sequence[Member], jobs: ChunkJobs, seeds: Sequence[int], sta
 
 def _serve(pool: StationPlan, slot: Slot, seed: int, observe: Observe | None) -> tuple[Outcome, WeightedGaps]:
     deployment, replica = pool.deployment, pool.design.ready
-    assert isinstance(deployment.router, str)  # that of one pool
     requests = _requests(slot, replica.kv)
     gaps = Gaps(len(requests))
 
@@ -71,7 +70,7 @@ def _serve(pool: StationPlan, slot: Slot, seed: int, observe: Observe | None) ->
         limits_of(pool, slot.jobs.demand),
         requests,
         replicas=deployment.replicas if slot.replica < 0 else 1,
-        router=deployment.router if slot.replica < 0 else "round_robin",
+        router=routed_by(deployment) if slot.replica < 0 else "round_robin",
         seed=seed,
         users=slot.users if slot.users < slot.count else None,
         window=replica.kv.window,
