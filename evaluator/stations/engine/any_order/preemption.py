@@ -123,6 +123,11 @@ def preempt(given: Given, state: State, i: Int) -> State:
     known = known_tokens(given, i, read_once(sequences.generated, i)).astype(jnp.int32)
     cached = read(requests.prompt_tokens, i) - read(requests.compute_tokens, i)
     kept = jnp.where(given.limits.prompts_resident, 0, cached)
+    if state.tally is not None:
+        left = jnp.maximum(read_once(sequences.target, i) - read_once(sequences.computed, i), 0)
+        waiting_units = state.tally.waiting_units + read(requests.kv_units, i)
+        again = state.tally.again + known - kept - left
+        state = state._replace(tally=state.tally._replace(again=again, waiting_units=waiting_units))
     state = state._replace(
         kv=kv,
         sequences=sequences._replace(
