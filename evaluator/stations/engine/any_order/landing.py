@@ -15,6 +15,13 @@ from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import NONE, add, read, read_once, tagged_count, unmark, write
 
 
+class Measured(NamedTuple):
+    """Of several replicas that run together, another one may end the warm-up while this one is within a leap."""
+
+    since_s: Float  # the first token of the first measured request, if it is there
+    steps: Int  # how many of the steps after the first end later
+
+
 class Landing(NamedTuple):
     """A batch that has come to its end."""
 
@@ -23,21 +30,20 @@ class Landing(NamedTuple):
     first_end_s: Float  # end of the first of them
     end_s: Float  # end of the last
     completing: Int  # list of requests whose prompts are complete
-    late: Int | None = None  # of several replicas: how many of the steps after the first are past the warm-up
+    measured: Measured | None = None  # of several replicas
 
 
 def land(given: Given, state: State, landing: Landing) -> State:
     """The clock has reached the landing's end: its tokens are handed out, and finished requests leave.
 
-    Gaps count from the first token of the first measured request on, as in the other program. Of several replicas
-    that run together, another one may give it while this one is within a leap.
+    Gaps count from the first token of the first measured request on, as in the other program.
     """
-    first_token_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
-    if landing.late is None:
+    if landing.measured is None:
+        first_token_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
         weight = first_weight = jnp.where(first_token_s < jnp.inf, 1.0, 0.0)
     else:
-        weight = jnp.where(first_token_s < landing.end_s, 1.0, 0.0)
-        first_weight = jnp.where(first_token_s < landing.first_end_s, 1.0, 0.0)
+        weight = jnp.where(landing.measured.since_s < landing.end_s, 1.0, 0.0)
+        first_weight = jnp.where(landing.measured.since_s < landing.first_end_s, 1.0, 0.0)
     state = _enter_gaps(state, landing, first_weight)
     state = _take_steps(given, state, landing)
     state = _depart(given, state, landing)
@@ -72,11 +78,11 @@ def _enter_gaps(state: State, landing: Landing, weight: Float) -> State:
     gap_from, fresh = read(cohorts.gap_from, cohort), read(cohorts.fresh, cohort)
     others = jnp.where(moves, weight * (decodes - count), 0.0)
     bins = histogram.enter(state.itl_histogram, landing.first_end_s - gap_from, others)
-    if landing.late is None:
+    if landing.measured is None:
         bins = histogram.enter_later_steps(bins, steps, landing.first_end_s, landing.end_s, weight * decodes)
     else:
         mean_s = (landing.end_s - landing.first_end_s) / jnp.maximum(steps - 1, 1)
-        bins = histogram.enter(bins, mean_s, decodes * landing.late)
+        bins = histogram.enter(bins, mean_s, decodes * landing.measured.steps)
     # The count makes the write below depend on the loop, which starts from what it overwrites (``common.rings``).
     done = moves & (count >= 0.0)
     return state._replace(

@@ -24,7 +24,7 @@ from jax import lax
 from evaluator.cost.iteration import decode_growth, share_touched
 from evaluator.cost.quantities import raised
 from evaluator.stations.engine.any_order.batch import Scheduled, form_batch, scheduled
-from evaluator.stations.engine.any_order.landing import Landing, land
+from evaluator.stations.engine.any_order.landing import Landing, Measured, land
 from evaluator.stations.engine.any_order.lane import Given, Structure
 from evaluator.stations.engine.any_order.preemption import growth_at
 from evaluator.stations.engine.any_order.program import alike_iterations, result_of
@@ -128,7 +128,7 @@ def _landing(given: Given, state: State, flight: Flight) -> Landing:
         first_end_s=flight.end_of(jnp.float64(1.0)),
         end_s=flight.end_s,
         completing=flight.completing,
-        late=jnp.where(since_s < flight.end_s, late, 0.0).astype(jnp.int32),
+        measured=Measured(since_s, jnp.where(since_s < flight.end_s, late, 0.0).astype(jnp.int32)),
     )
 
 
