@@ -115,11 +115,19 @@ LACKING: dict[tuple[str, ...], dict[str, Any]] = {
         "deployment__pipeline_parallel": 2,
         "deployment__kv__block_tokens": 1,
     },
-    ("router least_work",): {"deployment__router": "least_work", "deployment__replicas": 2},
-    ("router random in a closed loop",): {
+    ("router least_work with pipeline_parallel",): {
+        "deployment__router": "least_work",
+        "deployment__replicas": 2,
+        "deployment__pipeline_parallel": 2,
+    },
+    ("a closed loop over replicas with packing least_work_left",): {
         "workload__arrivals": CLOSED.format(4),
         "deployment__replicas": 2,
-        "deployment__router": "random",
+        "deployment__batching__packing": "least_work_left",
+    },
+    ("router least_kv over more than 128 replicas",): {
+        "deployment__router": "least_kv",
+        "deployment__replicas": 129,
     },
 }
 

@@ -23,8 +23,8 @@ from jax import lax
 from evaluator.cost.iteration import alike_steps, decode_growth, share_touched
 from evaluator.cost.quantities import raised
 from evaluator.stations.engine.any_order.batch import Scheduled, form_batch, scheduled
-from evaluator.stations.engine.any_order.landing import Landing, land
 from evaluator.stations.engine.any_order.cohorts import steps_done
+from evaluator.stations.engine.any_order.landing import Landing, land
 from evaluator.stations.engine.any_order.lane import Given, Lane, Structure
 from evaluator.stations.engine.any_order.pipeline import pipeline_trip
 from evaluator.stations.engine.any_order.preemption import growth_at
@@ -80,7 +80,7 @@ def _until_arrival(given: Given, state: State, first_s: Float, slope_s: Float) -
 
 
 def alike_iterations(given: Given, state: State, batch: Scheduled, most: Float) -> Int:
-    """Iterations until something other than KV or an arrival changes the batch, a look or an event, at most ``most``."""
+    """Iterations, at most ``most``, until a look or an event changes the batch; arrivals and KV are left out."""
     rules, formed = given.rules, state.batch
     waits = any_waiting(given, state)
     most = jnp.minimum(most, alike_steps(given.pipeline_ranks[0], batch.sums)).astype(jnp.int32)

@@ -21,8 +21,9 @@ from evaluator.stations.engine.common.arrays import Array, Flag, Float, Heap, In
 from evaluator.stations.engine.common.rings import NONE, read, read_once, write
 
 
-def next_arrival(given: Given, waiting: Waiting) -> Float:
+def next_arrival(given: Given, waiting: Waiting | Line) -> Float:
     """When the next request arrives that is not here yet; infinite if none will before another has finished."""
+    assert isinstance(waiting, Waiting)
     comes = waiting.arrived < jnp.minimum(waiting.released, given.limits.requests)
     return jnp.where(comes, read(given.requests.arrival_s, waiting.arrived), jnp.inf)
 

@@ -83,9 +83,7 @@ Lanes = TypeVar("Lanes")
 Results = TypeVar("Results")
 
 
-def over_lanes(
-    run: Callable[[Lanes, Requests], Results], lanes: Lanes, requests: Requests, vectorise: bool
-) -> Results:
+def over_lanes(run: Callable[[Lanes, Requests], Results], lanes: Lanes, requests: Requests, vectorise: bool) -> Results:
     """``run`` on each lane of a batch; inputs and the result have a leading ``lane`` axis.
 
     ``vectorise`` runs all lanes in step by ``vmap``, for accelerators; else they run one after another, because on a

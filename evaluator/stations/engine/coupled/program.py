@@ -32,7 +32,7 @@ from evaluator.stations.engine.any_order.state import State, no_batch
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.lane import Requests, over_lanes
 from evaluator.stations.engine.common.leap import UNBOUNDED, batch_time
-from evaluator.stations.engine.common.rings import NONE, read, read_once, write
+from evaluator.stations.engine.common.rings import read, read_once, write
 from evaluator.stations.engine.coupled.lane import GivenPool, Pool, PoolResult
 from evaluator.stations.engine.coupled.routing import add_counts, counts_row, grow_to, next_arrival, send
 from evaluator.stations.engine.coupled.state import Fleet, Flight, initial_fleet, put_back, replica_at_hand

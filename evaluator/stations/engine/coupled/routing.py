@@ -15,7 +15,9 @@ from evaluator.stations.engine.common.rings import read, write
 from evaluator.stations.engine.coupled.lane import GivenPool
 from evaluator.stations.engine.coupled.state import Fleet
 
-BY_TOKEN = tuple({"work_tokens": -1.0, "output_tokens": -1.0, "context_tokens": 1.0}.get(name, 0.0) for name in COUNTERS)
+BY_TOKEN = tuple(
+    {"work_tokens": -1.0, "output_tokens": -1.0, "context_tokens": 1.0}.get(name, 0.0) for name in COUNTERS
+)
 """What one more output token adds to each of the counters."""
 KV = COUNTERS.index("kv_units")
 
@@ -28,7 +30,7 @@ def counts_row(**values: Float | Int) -> Array:
 def add_counts(counts: Array, r: Int, more: Array) -> Array:
     """The counters of the replicas with ``more`` (counter,) at replica r."""
     row = lax.dynamic_slice(counts, (r, jnp.int32(0)), (1, len(COUNTERS)))
-    return lax.dynamic_update_slice(counts, row + more, (r, jnp.int32(0)))
+    return lax.dynamic_update_slice(counts, row + more[None], (r, jnp.int32(0)))
 
 
 def next_arrival(pool: GivenPool, fleet: Fleet) -> Float:
@@ -96,7 +98,9 @@ def _come_in(fleet: Fleet, i: Int, r: Int) -> Fleet:
 def cut_short(fleet: Fleet, r: Int, on: Flag) -> Fleet:
     """The leap of replica r ends with the iteration under way, if ``on``."""
     flights = fleet.flights
-    flight = type(flights)(*(read(column, r) if name != "sums" else column for name, column in flights._asdict().items()))
+    flight = type(flights)(
+        *(read(column, r) if name != "sums" else column for name, column in flights._asdict().items())
+    )
     cut = on & (flight.iterations > 1.0)
     iterations = jnp.where(cut, flight.under_way(fleet.state.clock), flight.iterations)
     end_s = jnp.where(cut, flight.end_of(iterations), flight.end_s)

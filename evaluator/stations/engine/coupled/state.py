@@ -133,8 +133,6 @@ def put_back(fleet: Fleet, r: Int, state: State) -> Fleet:
     """The fleet after replica r has done something; its tally is left to the caller."""
     waiting = state.waiting
     assert isinstance(waiting, Line)
-    row = Rows(
-        waiting.first, waiting.last, state.running_count, state.decode_iterations, state.looked_at, state.kv
-    )
+    row = Rows(waiting.first, waiting.last, state.running_count, state.decode_iterations, state.looked_at, state.kv)
     rows = jax.tree.map(lambda column, value: write(column, r, value), fleet.rows, row)
     return fleet._replace(state=state, rows=rows)
