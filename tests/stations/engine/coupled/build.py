@@ -10,16 +10,15 @@ import jax
 import numpy as np
 
 from evaluator.device import configure
-from evaluator.reference import Iteration, Outcome, Request, simulate
+from evaluator.reference import Outcome, Request, simulate
 from evaluator.routing import COUNTERS, Choice, HeavyLight, Sent, assign, router_of, stream
-from evaluator.simulation.gaps import Gaps
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.any_order import Structure
 from evaluator.stations.engine.coupled import NO_COUNTER, Pool, PoolResult, run_pools
-from tests.reference.build import CHOICES
+from tests.reference.build import CHOICES, random_cost
 from tests.stations.engine.any_order import build as any_order
 from tests.stations.engine.any_order.build import Kind
-from tests.stations.engine.in_order.build import cut, requests_of
+from tests.stations.engine.in_order.build import cut
 
 MOST = 8  # replicas
 
@@ -42,7 +41,11 @@ def structure_of(kind: Kind) -> Structure:
 
 
 def random_case(seed: int, kind: Kind) -> Case:
-    """A random case with any router; first come, first served, as nothing else is in this program."""
+    """A random case with any router; first come, first served, as nothing else is in this program.
+
+    In one of three every iteration takes a second and requests arrive at whole seconds, so that all that happens
+    happens at the same time as something else.
+    """
     rng = np.random.default_rng([seed, 77])
     one = any_order.random_case(seed, kind)
     replicas = int(rng.integers(1, MOST + 1))
@@ -52,8 +55,11 @@ def random_case(seed: int, kind: Kind) -> Case:
     choice = CHOICES[int(rng.integers(len(CHOICES)))]
     if isinstance(choice, HeavyLight):
         choice = HeavyLight(int(rng.integers(1, 100)), int(rng.integers(1, replicas + 1)))
-    case = replace(one.case, limits=limits, users=users, arrival_s=arrival_s)
-    return Case(replace(one, case=case), replicas, choice, seed)
+    case, costs = replace(one.case, limits=limits, users=users, arrival_s=arrival_s), one.costs
+    if rng.random() < 1 / 3:
+        costs = (random_cost(rng, experts=kind.experts, windowed=kind.windowed, scale=0.0)._replace(iteration_s=1.0),)
+        case = replace(case, cost=costs[0], arrival_s=np.floor(arrival_s * rng.choice([1, 10])))
+    return Case(replace(one, case=case, costs=costs), replicas, choice, seed)
 
 
 @cache
@@ -91,23 +97,14 @@ def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, **sha
     return results
 
 
-def run_reference(given: Case, tokens: bool = True) -> tuple[Outcome, Gaps]:
-    """The reference on the same requests: every token of it, or leaping as it does in a sweep."""
+def run_reference(given: Case) -> Outcome:
+    """The reference on the same requests, every token of them."""
     case = given.one.case
     columns = (case.arrival_s, case.compute_tokens, case.prompt_tokens, case.output_tokens, case.kv_units)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     shared = given.one.shared_units.tolist()
     requests = [Request(number, *row, shared_units=shared[number]) for number, row in enumerate(rows)]
-    gaps = Gaps(len(requests))
-
-    def watch(iteration: Iteration) -> None:
-        gaps.add(iteration)
-
-    outcome = simulate(
+    return simulate(
         given.one.costs, case.policy, case.limits, requests, replicas=given.replicas, router=given.router,
-        seed=given.seed, users=case.users, window=case.window or None, tokens=tokens, observe=watch,
+        seed=given.seed, users=case.users, window=case.window or None, tokens=True,
     )  # fmt: skip
-    return outcome, gaps
-
-
-__all__ = ["Case", "random_case", "random_cases", "requests_of", "run_engine", "run_reference", "stacked"]
