@@ -35,7 +35,7 @@ from evaluator.stations.engine.common.leap import UNBOUNDED, batch_time
 from evaluator.stations.engine.common.rings import read, read_once, write
 from evaluator.stations.engine.coupled.lane import GivenPool, Pool, PoolResult
 from evaluator.stations.engine.coupled.routing import add_counts, counts_row, grow_to, next_arrival, send
-from evaluator.stations.engine.coupled.state import Fleet, Flight, initial_fleet, put_back, replica_at_hand
+from evaluator.stations.engine.coupled.state import Fleet, Flight, ends_at, initial_fleet, put_back, replica_at_hand
 
 
 def _where(on: Flag, do: Callable[[Fleet], Fleet], fleet: Fleet) -> Fleet:
@@ -52,11 +52,11 @@ def _trip(pool: GivenPool, fleet: Fleet) -> Fleet:
     """
 
     def ends_now(fleet: Fleet) -> Flag:
-        return fleet.ending & (jnp.min(fleet.flights.end_s) <= fleet.state.clock)
+        return fleet.ending & (fleet.next_s <= fleet.state.clock)
 
     def arrives(fleet: Fleet) -> Flag:
         arrival_s = next_arrival(pool, fleet)
-        ahead = (arrival_s < jnp.min(fleet.flights.end_s)) & ~fleet.touched.any()
+        ahead = (arrival_s < fleet.next_s) & (fleet.touched.top < 0)
         return fleet.ending & ((arrival_s <= fleet.state.clock) | ahead)
 
     def arrive(fleet: Fleet) -> Fleet:
@@ -66,9 +66,9 @@ def _trip(pool: GivenPool, fleet: Fleet) -> Fleet:
     fleet = _where(ends_now(fleet), functools.partial(_land, pool), fleet)
     more = ends_now(fleet)
     fleet = lax.while_loop(lambda fleet: ~more & arrives(fleet), arrive, fleet)
-    fleet = _where(~more & fleet.touched.any(), functools.partial(_launch, pool), fleet)
-    done = ~more & ~fleet.touched.any()
-    next_s = jnp.minimum(jnp.min(fleet.flights.end_s), next_arrival(pool, fleet))
+    fleet = _where(~more & (fleet.touched.top >= 0), functools.partial(_launch, pool), fleet)
+    done = ~more & (fleet.touched.top < 0)
+    next_s = jnp.minimum(fleet.next_s, next_arrival(pool, fleet))
     state, goes = fleet.state, done & (next_s < jnp.inf)
     return fleet._replace(
         state=state._replace(clock=jnp.where(goes, next_s, state.clock), stuck=done & ~goes), ending=more | done
@@ -77,7 +77,7 @@ def _trip(pool: GivenPool, fleet: Fleet) -> Fleet:
 
 def _land(pool: GivenPool, fleet: Fleet) -> Fleet:
     """The first flight that ends now: its tokens are handed out, and finished requests leave."""
-    r = jnp.argmin(fleet.flights.end_s).astype(jnp.int32)
+    r = fleet.next_replica
     fleet = grow_to(pool, fleet, r, jnp.where(pool.given.rules.on_demand, read(fleet.flights.iterations, r), 0.0))
     flight = jax.tree.map(lambda column: read(column, r), fleet.flights)
     before = _account(pool.given, replica_at_hand(fleet, r), flight)
@@ -92,11 +92,14 @@ def _land(pool: GivenPool, fleet: Fleet) -> Fleet:
         context_tokens=tokens - tally.left_context,
     )
     flights = fleet.flights
-    sums = flights.sums._replace(decodes=write(flights.sums.decodes, r, 0.0))
+    end_s, sums = write(flights.end_s, r, jnp.inf), flights.sums
+    following = jnp.argmin(end_s).astype(jnp.int32)
     return put_back(fleet, r, state)._replace(
         counts=add_counts(fleet.counts, r, more),
-        flights=flights._replace(end_s=write(flights.end_s, r, jnp.inf), sums=sums),
-        touched=write(fleet.touched, r, True),
+        flights=flights._replace(end_s=end_s, sums=sums._replace(decodes=write(sums.decodes, r, 0.0))),
+        next_s=read(end_s, following),
+        next_replica=following,
+        touched=fleet.touched.push(r, ~jnp.zeros((), bool)),
     )
 
 
@@ -133,12 +136,12 @@ def _landing(given: Given, state: State, flight: Flight) -> Landing:
 
 
 def _launch(pool: GivenPool, fleet: Fleet) -> Fleet:
-    """The first replica where something has happened sends a batch, if there is anything to do.
+    """A replica where something has happened sends a batch, if there is anything to do.
 
     If all that ran there was preempted, it is looked at once more: that takes no time, and some may be admitted again.
     """
     given = pool.given
-    r = jnp.argmax(fleet.touched).astype(jnp.int32)
+    r = fleet.touched.top
     state = replica_at_hand(fleet, r)._replace(batch=no_batch())
     state = form_batch(given, state, state.clock, ~jnp.zeros((), bool))
     batch = scheduled(given, state)
@@ -153,17 +156,18 @@ def _launch(pool: GivenPool, fleet: Fleet) -> Fleet:
         completing=state.batch.completing,
         sums=batch.sums,
     )
-    flight = flight._replace(end_s=jnp.where(batch.there, flight.end_of(iterations), jnp.inf))
+    end_s = jnp.where(batch.there, flight.end_of(iterations), jnp.inf)
     tally = state.tally
     assert tally is not None
     more = counts_row(work_tokens=tally.again, kv_units=tally.waiting_units)
     kv_unit_s = jnp.where(given.rules.on_demand & batch.there, state.kv * first_s, 0.0)
-    return put_back(fleet, r, state._replace(kv_unit_s=state.kv_unit_s + kv_unit_s))._replace(
+    fleet = put_back(fleet, r, state._replace(kv_unit_s=state.kv_unit_s + kv_unit_s))._replace(
         counts=add_counts(fleet.counts, r, more),
         flights=jax.tree.map(lambda column, value: write(column, r, value), fleet.flights, flight),
-        touched=write(fleet.touched, r, state.batch.preempted & ~batch.there),
+        touched=fleet.touched.pop(batch.there | ~state.batch.preempted),
         ending=jnp.zeros((), bool),
     )
+    return ends_at(fleet, r, end_s)
 
 
 def _leap(given: Given, state: State, batch: Scheduled) -> tuple[Float, Float, Float]:

@@ -13,7 +13,7 @@ from evaluator.stations.engine.any_order.waiting import come_in
 from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int
 from evaluator.stations.engine.common.rings import read, write
 from evaluator.stations.engine.coupled.lane import GivenPool
-from evaluator.stations.engine.coupled.state import Fleet
+from evaluator.stations.engine.coupled.state import Fleet, ends_at
 
 BY_TOKEN = tuple(
     {"work_tokens": -1.0, "output_tokens": -1.0, "context_tokens": 1.0}.get(name, 0.0) for name in COUNTERS
@@ -63,7 +63,7 @@ def send(pool: GivenPool, fleet: Fleet) -> Fleet:
     idle = read(fleet.flights.end_s, r) == jnp.inf
     return cut_short(fleet, r, may_come_in & ~idle)._replace(
         counts=add_counts(fleet.counts, r, more),
-        touched=write(fleet.touched, r, read(fleet.touched, r) | idle),
+        touched=fleet.touched.push(r, idle),
         arrived=i + 1,
         replica=write(fleet.replica, i, r),
     )
@@ -76,7 +76,11 @@ def _choice(pool: GivenPool, fleet: Fleet) -> Int:
         flights, counter = fleet.flights, pool.counter
         load = lax.dynamic_slice(fleet.counts, (jnp.int32(0), counter), (fleet.counts.shape[0], 1))[:, 0]
         by_token = read(jnp.array(BY_TOKEN), counter)
-        load = load + by_token * flights.done(fleet.state.clock) * flights.sums.decodes
+        load = lax.cond(
+            by_token != 0.0,
+            lambda: load + by_token * flights.done(fleet.state.clock) * flights.sums.decodes,
+            lambda: load,
+        )
         load = load + jnp.where(counter == KV, fleet.rows.kv, 0.0)
         there = jnp.arange(len(load), dtype=jnp.int32) < pool.replicas
         return jnp.argmin(jnp.where(there, load, jnp.inf)).astype(jnp.int32)
@@ -104,11 +108,8 @@ def cut_short(fleet: Fleet, r: Int, on: Flag) -> Fleet:
     cut = on & (flight.iterations > 1.0)
     iterations = jnp.where(cut, flight.under_way(fleet.state.clock), flight.iterations)
     end_s = jnp.where(cut, flight.end_of(iterations), flight.end_s)
-    return fleet._replace(
-        flights=flights._replace(
-            iterations=write(flights.iterations, r, iterations), end_s=write(flights.end_s, r, end_s)
-        )
-    )
+    fleet = fleet._replace(flights=flights._replace(iterations=write(flights.iterations, r, iterations)))
+    return ends_at(fleet, r, end_s)
 
 
 def count_kv(pool: GivenPool, fleet: Fleet, on: Flag) -> Fleet:

@@ -78,6 +78,32 @@ class Flight(NamedTuple):
         return under_way - jnp.where(self.end_of(under_way) <= time_s, 0.0, 1.0)
 
 
+class Touched(NamedTuple):
+    """Replicas where something ended or arrived and no batch was sent since: a stack, as a linked list."""
+
+    there: FlagPerReplica
+    below: IntPerReplica
+    top: Int  # or NONE
+
+    def push(self, r: Int, on: Flag) -> Touched:
+        """With replica r, if ``on`` and it is not in it."""
+        there = read(self.there, r)
+        new = on & ~there
+        return Touched(
+            there=write(self.there, r, there | on),
+            below=write(self.below, r, jnp.where(new, self.top, read(self.below, r))),
+            top=jnp.where(new, r, self.top),
+        )
+
+    def pop(self, on: Flag) -> Touched:
+        """Without the replica on top, if ``on``; there must be one."""
+        return Touched(
+            there=write(self.there, self.top, ~on),
+            below=self.below,
+            top=jnp.where(on, read(self.below, self.top), self.top),
+        )
+
+
 class Fleet(NamedTuple):
     """All replicas between two trips."""
 
@@ -85,7 +111,9 @@ class Fleet(NamedTuple):
     rows: Rows
     flights: Flight
     counts: Counts  # what a router may count, as of the last ends of flights; of the KV only what is waited for
-    touched: FlagPerReplica  # something ended or arrived there, and no batch was sent since
+    next_s: Float  # the least ``end_s`` of the flights
+    next_replica: Int  # whose it is
+    touched: Touched
     ending: Flag  # what ends at the time of the clock has still to be looked for
     arrived: Int  # requests sent so far
     replica: IntPerRequest
@@ -102,10 +130,22 @@ def initial_fleet(given: Given) -> Fleet:
         rows=Rows(none, none, zeros, ints, ints, zeros),
         flights=Flight(zeros, jnp.full(replicas, jnp.inf), zeros, jnp.ones(replicas), zeros, zeros, none, sums),
         counts=jnp.zeros((replicas, len(COUNTERS))),
-        touched=jnp.zeros(replicas, bool),
+        next_s=jnp.float64(jnp.inf),
+        next_replica=jnp.int32(0),
+        touched=Touched(jnp.zeros(replicas, bool), ints, jnp.int32(NONE)),
         ending=jnp.zeros((), bool) | True,
         arrived=jnp.int32(0),
         replica=jnp.full(given.requests.arrival_s.shape, NONE, jnp.int32),
+    )
+
+
+def ends_at(fleet: Fleet, r: Int, end_s: Float) -> Fleet:
+    """The fleet where the flight of replica r ends at ``end_s``, no later than it did."""
+    sooner = end_s < fleet.next_s
+    return fleet._replace(
+        flights=fleet.flights._replace(end_s=write(fleet.flights.end_s, r, end_s)),
+        next_s=jnp.where(sooner, end_s, fleet.next_s),
+        next_replica=jnp.where(sooner, r, fleet.next_replica),
     )
 
 
