@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from evaluator.cost.memory import KvLayout, kv_units
-from evaluator.plan.engines import is_coupled, on_demand
+from evaluator.plan.engines import on_demand
 from evaluator.policies import policy
 from evaluator.replica import Design, token_budget
+from evaluator.routing import HeavyLight
 from evaluator.scenario import Deployment, Workload
 from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.requests import shared_tokens
@@ -20,12 +21,15 @@ def longest_prompt(deployment: Deployment, extremes: Extremes) -> int:
     return extremes.prompt
 
 
-def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
-    """Where users of a closed loop keep to their replica, every replica needs one."""
-    users = workload.arrivals.users if workload.arrivals.process == "closed_loop" else None
-    if users is None or is_coupled(workload, deployment) or users >= deployment.replicas:
+def routing_problem(deployment: Deployment) -> str | None:
+    """Why a router has no replica for some requests."""
+    router, replicas = deployment.router, deployment.replicas
+    if not isinstance(router, HeavyLight) or replicas == 1 or router.heavy_replicas < replicas:
         return None
-    return f"infeasible: {users} users on {deployment.replicas} replicas; use at least one user for each"
+    return (
+        f"infeasible: router heavy_light has {router.heavy_replicas} of {replicas} replicas for long prompts, and none "
+        "is left for the others; use fewer heavy_replicas"
+    )
 
 
 def policy_problem(deployment: Deployment, built: Design) -> str | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evaluator.policies import policy
+from evaluator.routing import Choice, name_of, router_of
 from evaluator.scenario import Deployment, Workload
+from evaluator.scenario.scenario import Routers
 
 ITERATION, TOKEN = "iteration", "token"
 ENGINES = (ITERATION, TOKEN)
-
-INDEPENDENT_ROUTERS = ("random", "round_robin")
 
 
 @dataclass(frozen=True)
@@ -19,19 +19,25 @@ class Program:
 
     ``in_order`` keeps its queues in the order of arrival. ``in_any_order``: the configuration needs the program
     ``any_order``, which takes about three times as long. ``pipeline_ranks`` and ``peaks`` (some lane admits by the
-    future peak of its KV) are compiled into ``any_order`` only.
+    future peak of its KV) are compiled into ``any_order`` only. Where ``replicas`` are several, they run together, in
+    ``coupled``: as many or fewer of them, so that few programs serve a sweep over their number.
     """
 
     in_any_order: bool = False
     pipeline_ranks: int = 1
     peaks: bool = False
+    replicas: int = 1
 
 
 IN_ORDER = Program()
 
 
-def program(deployment: Deployment) -> Program:
-    """The program for a deployment."""
+FEWEST_TOGETHER, MOST_TOGETHER = 8, 128
+"""Replicas that run together. A few more than there are cost nothing; beyond the most, rings take too much memory."""
+
+
+def program(deployment: Deployment, coupled: bool = False) -> Program:
+    """The program for a deployment, whose replicas run together if ``coupled``."""
     batching, pipeline_ranks = deployment.batching, deployment.pipeline_parallel
     record = policy(batching.policy)
     in_any_order = (
@@ -41,6 +47,9 @@ def program(deployment: Deployment) -> Program:
         or batching.packing != "fcfs"
         or (batching.long_prefill_token_threshold > 0 and not record.whole_prompts)
     )
+    if coupled:
+        together = 1 << (max(deployment.replicas, FEWEST_TOGETHER) - 1).bit_length()
+        return Program(True, pipeline_ranks, record.by_future_peak, together)
     return Program(True, pipeline_ranks, record.by_future_peak) if in_any_order else IN_ORDER
 
 
@@ -53,8 +62,13 @@ def is_coupled(workload: Workload, deployment: Deployment) -> bool:
     """Which replica serves a request is known only when it is sent, so that replicas must run together."""
     if deployment.replicas == 1:
         return False
-    closed = workload.arrivals.process == "closed_loop"
-    return deployment.router not in INDEPENDENT_ROUTERS or (closed and deployment.router == "random")
+    return workload.arrivals.process == "closed_loop" or router_of(routed_by(deployment)).independent is None
+
+
+def routed_by(deployment: Deployment) -> Choice:
+    """The router of one pool."""
+    assert not isinstance(deployment.router, Routers)
+    return deployment.router
 
 
 def lacking(workload: Workload, deployment: Deployment) -> tuple[str, ...]:
@@ -63,6 +77,13 @@ def lacking(workload: Workload, deployment: Deployment) -> tuple[str, ...]:
     found = {
         "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
         f"policy {record.name} with pipeline_parallel": not record.pipeline and deployment.pipeline_parallel > 1,
-        f"router {deployment.router}": is_coupled(workload, deployment),
     }
+    if is_coupled(workload, deployment):
+        closed = workload.arrivals.process == "closed_loop"
+        what = "a closed loop over replicas" if closed else f"router {name_of(deployment.router)}"
+        found |= {
+            f"{what} with pipeline_parallel": deployment.pipeline_parallel > 1,
+            f"{what} with packing {deployment.batching.packing}": deployment.batching.packing != "fcfs",
+            f"{what} over more than {MOST_TOGETHER} replicas": deployment.replicas > MOST_TOGETHER,
+        }
     return tuple(name for name, applies in found.items() if applies)

@@ -11,11 +11,11 @@ import numpy as np
 from evaluator.cost.iteration import CostParameters
 from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.metrics.outcomes import OK
-from evaluator.plan.engines import IN_ORDER, ITERATION, Program, program
+from evaluator.plan.engines import IN_ORDER, ITERATION, Program, is_coupled, program, routed_by
 from evaluator.plan.member import Member
 from evaluator.plan.station import StationPlan
-from evaluator.routing.independent import assign_replicas
-from evaluator.scenario import Deployment
+from evaluator.routing import Sent, assign, router_of, stream
+from evaluator.scenario import Deployment, Workload
 
 SMALLEST_RING = 256
 
@@ -28,7 +28,7 @@ class StationGroup:
     ring: int
     windowed: bool
     rows: RowCounts
-    lane_requests: int  # slots of a lane: a power of two, at least the most requests that any replica gets
+    lane_requests: int  # slots of a lane: a power of two, at least the most requests that any lane gets
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
     having: dict[Structure, list[tuple[Member, StationPlan]]] = {}
     for (_, engine, requests, ends), some in alike.items():
         compiled = some[0].stations if engine == ITERATION else ()
-        structures = tuple(_structure(station, requests) for station in compiled)
+        structures = tuple(_structure(some[0].workload, station) for station in compiled)
         for which, station in zip(structures, compiled, strict=True):
             having.setdefault(which, []).append((some[0], station))
         together.setdefault((engine, requests, ends, structures, _route(some[0])), []).extend(some)
@@ -85,9 +85,10 @@ def _route(member: Member) -> tuple[str, ...]:
     return tuple(f"{station.role.name} {station.name}" for station in several)
 
 
-def _structure(station: StationPlan, requests: int) -> Structure:
-    replica = station.design.replica
-    which = IN_ORDER if replica is None else program(station.deployment)
+def _structure(workload: Workload, station: StationPlan) -> Structure:
+    replica, requests = station.design.replica, workload.requests
+    coupled = is_coupled(workload, station.deployment)
+    which = IN_ORDER if replica is None else program(station.deployment, coupled)
     if replica is None:
         return Structure(which, False, False, (), requests)
     experts = isinstance(replica.cost, CostParameters) and len(replica.cost.expert_rows.flop) > 0
@@ -97,14 +98,16 @@ def _structure(station: StationPlan, requests: int) -> Structure:
 def _shaped(which: Structure, having: list[tuple[Member, StationPlan]], seeds: tuple[int, ...]) -> StationGroup:
     able = [station for member, station in having if member.status == OK]
     routed = {(d.replicas, d.router): d for d in (station.deployment for station in able)}.values()
-    slots = max((_largest_share(deployment, seeds, which.requests) for deployment in routed), default=1)
+    together = which.program.replicas > 1
+    shares = (which.requests if together else _largest_share(one, seeds, which.requests) for one in routed)
+    slots = max(shares, default=1)
     return station_group(which.program, able, slots)
 
 
 def station_group(which: Program, stations: Sequence[StationPlan], most_jobs: int) -> StationGroup:
     """The shapes of a program that hold stations which can run, of one cost structure and alike in having windows.
 
-    ``most_jobs``: the most that any replica of theirs serves.
+    ``most_jobs``: the most that any lane of theirs serves, a replica or all that run together.
     """
     ring = SMALLEST_RING
     while ring < max((station.extremes.output for station in stations), default=0) + 2:
@@ -116,4 +119,9 @@ def station_group(which: Program, stations: Sequence[StationPlan], most_jobs: in
 
 
 def _largest_share(deployment: Deployment, seeds: tuple[int, ...], requests: int) -> int:
-    return max(int(np.bincount(assign_replicas(deployment, seed, requests)).max()) for seed in seeds)
+    router = router_of(routed_by(deployment)).independent
+    if deployment.replicas == 1 or router is None or router.by_prompt:
+        return requests
+    prompts = np.zeros(requests, dtype=np.int64)
+    shares = (assign(routed_by(deployment), Sent(prompts, deployment.replicas, stream(seed))) for seed in seeds)
+    return max(int(np.bincount(chosen).max()) for chosen in shares)

@@ -160,7 +160,7 @@ def _status(workload: Workload, stations: tuple[StationPlan, ...]) -> str:
         deployment, built = station.deployment, station.design
         problem: str | None = built.status
         if problem == OK:
-            problem = routing_problem(workload, deployment) or policy_problem(deployment, built)
+            problem = routing_problem(deployment) or policy_problem(deployment, built)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
             problem = problem or limit_problem(deployment, built, station.extremes)
         if problem is not None:

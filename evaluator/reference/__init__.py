@@ -15,10 +15,8 @@ from evaluator.reference.limits import Limits
 from evaluator.reference.replica import Iteration
 from evaluator.reference.request import Request
 from evaluator.reference.simulate import Outcome, simulate, simulate_replica
-from evaluator.routing.by_state import ROUTERS
 
 __all__ = [
-    "ROUTERS",
     "Iteration",
     "Limits",
     "Outcome",

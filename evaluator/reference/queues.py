@@ -42,6 +42,9 @@ class Queues:
         self.moved_units = 0  # swapped in or out since a batch was sent
         self.preemptions = 0
         self.work_tokens = 0  # tokens to compute and to generate of all requests here
+        self.output_tokens = 0  # tokens to generate of them
+        self.context_tokens = 0  # their prompts and tokens so far
+        self.waiting_units = 0  # KV that the waiting ones will hold when they finish
         self._admissions = 0
         self._swapped_units = 0
 
@@ -64,7 +67,16 @@ class Queues:
     def arrive(self, request: Request) -> None:
         """A request is here."""
         self.work_tokens += request.work_tokens
+        self.output_tokens += request.output_tokens - request.generated
+        self.context_tokens += request.known_tokens
+        self.waiting_units += request.kv_units
         self.waiting.push(request)
+
+    def add_tokens(self, count: int) -> None:
+        """So many output tokens have come."""
+        self.work_tokens -= count
+        self.output_tokens -= count
+        self.context_tokens += count
 
     # -- admission
 
@@ -124,6 +136,7 @@ class Queues:
         if not self.kv.admit(request, units, hit, keep_free):
             return False
         self.waiting.pop()
+        self.waiting_units -= request.kv_units
         self.running[request] = None
         if start < request.target:
             self.prompts[request] = None
@@ -196,6 +209,13 @@ class Queues:
                 assert fits
         self._register_filled(group, ahead)
 
+    def units_ahead(self, group: DecodeGroup, step: int) -> int:
+        """KV units that the members of a group take between its next step and the ``step``-th, on demand."""
+        if not self.on_demand:
+            return 0
+        held = ((request, self._units(request, group.computed(request) + step)) for request in group.members)
+        return sum(max(units - request.units, 0) for request, units in held)
+
     def _register_filled(self, group: DecodeGroup, ahead: int) -> None:
         if self.limits.prefix_caching:
             for request in group.due(ahead + 1):  # the token before fills a block
@@ -239,6 +259,7 @@ class Queues:
         request.preemptions += 1
         self.preemptions += 1
         self.preempted.append(request)
+        self.waiting_units += request.kv_units
         self.waiting.push_back(request)
 
     # -- after an iteration
@@ -246,4 +267,5 @@ class Queues:
     def depart(self, request: Request) -> None:
         """A request has its last token."""
         del self.running[request]
+        self.context_tokens -= request.known_tokens
         self.kv.release(request)

@@ -237,7 +237,7 @@ class Replica:
     def _finish_decodes(self, flight: Flight) -> list[Request]:
         queues, group, now = self.queues, flight.batch.decodes, flight.end_s
         assert group is not None
-        queues.work_tokens -= flight.iterations * len(group)
+        queues.add_tokens(flight.iterations * len(group))
         for request in group.members if self._tokens else ():
             request.token_s.append(now)
         for request in flight.newcomers:
@@ -252,7 +252,7 @@ class Replica:
         return finished
 
     def _finish_prompt(self, request: Request, now: float, finished: list[Request]) -> None:
-        self.queues.work_tokens -= 1
+        self.queues.add_tokens(1)
         request.generated += 1
         request.first_token_s = min(request.first_token_s, now)
         if self._tokens:
@@ -280,15 +280,23 @@ class Replica:
             slope_s=flight.slope_s,
         )
 
-    def work_at(self, now: float) -> int:
-        """Tokens to compute and to generate of the requests here, when the iterations that ended by now are counted."""
-        work = self.queues.work_tokens
+    def tokens_of_leaps(self, now: float) -> int:
+        """Tokens made by the iterations that have ended by now of a leap under way."""
+        tokens = 0
         for flight in self.flights:
             if flight.iterations > 1 and flight.batch.decodes is not None:
                 under_way = flight.iterations_until(now)
                 done = under_way if flight.end_of(under_way) <= now else under_way - 1
-                work -= done * len(flight.batch.decodes)
-        return work
+                tokens += done * len(flight.batch.decodes)
+        return tokens
+
+    def units_of_leaps(self, now: float) -> int:
+        """KV units that a leap under way has taken since its first iteration."""
+        units = 0
+        for flight in self.flights:
+            if flight.iterations > 1 and flight.batch.decodes is not None:
+                units += self.queues.units_ahead(flight.batch.decodes, flight.iterations_until(now))
+        return units
 
     @property
     def busy_s(self) -> float:

@@ -13,8 +13,9 @@ from evaluator.reference.limits import Limits
 from evaluator.reference.network import run
 from evaluator.reference.replica import Iteration, Replica
 from evaluator.reference.request import Request
+from evaluator.reference.routing import chooser
 from evaluator.reference.stations.pool import Pool
-from evaluator.routing.by_state import ROUTERS
+from evaluator.routing import Choice
 
 
 @dataclass
@@ -67,7 +68,7 @@ def simulate(
     requests: Sequence[Request],
     *,
     replicas: int = 1,
-    router: str = "round_robin",
+    router: Choice = "round_robin",
     seed: int = 0,
     users: int | None = None,
     window: int | None = None,
@@ -79,7 +80,7 @@ def simulate(
 
     ``cost``: of the replica, or of each of its pipeline ranks; as many batches are in flight as ranks. ``policy``: a
     name of ``evaluator.policies``. ``users``: closed loop, in which ``arrival_s`` is set when a request is sent, see
-    ``network.Clients``. ``window``: tokens, for models with sliding-window layers. ``seed``: of the random router.
+    ``network.Clients``. ``window``: tokens, for models with sliding-window layers. ``seed``: of a router that draws.
 
     ``tokens`` records the time of every token and computes each iteration from its sequences. Without it, iterations
     that differ only in contexts that grow by one are summed in closed form (a leap), which gives the same times;
@@ -93,7 +94,7 @@ def simulate(
         Replica(index, costs, policy, limits, window=window, leap=leap, tokens=tokens, observe=observe)
         for index in range(replicas)
     ]
-    run([Pool(pool, ROUTERS[router](pool, seed))], requests, users)
+    run([Pool(pool, chooser(router, pool, seed))], requests, users)
     return Outcome(list(requests), pool)
 
 

@@ -1,1 +1,64 @@
-"""Which replica serves a request."""
+"""The routers: one record each, by the name that scenario files use.
+
+A router that knows before the run where each request goes is a file here with both its forms (``record.Independent``);
+one that looks at the replicas names the counter of which it takes the least (``record.COUNTERS``). Its line in
+``ROUTERS`` is all that the checks, both engines and the scenario reader need.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluator.errors import InputError
+from evaluator.routing.heavy_light import HEAVY_LIGHT, HeavyLight
+from evaluator.routing.least import LEAST_CONTEXT, LEAST_KV, LEAST_OUTSTANDING, LEAST_TOKENS, LEAST_WORK
+from evaluator.routing.random import RANDOM
+from evaluator.routing.record import COUNTERS, Choice, InTurn, Router, Sent, name_of, stream
+from evaluator.routing.round_robin import ROUND_ROBIN
+
+__all__ = [
+    "COUNTERS",
+    "HEAVY_LIGHT",
+    "ROUTERS",
+    "Choice",
+    "HeavyLight",
+    "InTurn",
+    "Router",
+    "Sent",
+    "assign",
+    "name_of",
+    "router_of",
+    "stream",
+]
+
+ROUTERS: dict[str, Router] = {
+    each.name: each
+    for each in (
+        RANDOM,
+        ROUND_ROBIN,
+        LEAST_OUTSTANDING,
+        LEAST_WORK,
+        LEAST_TOKENS,
+        LEAST_KV,
+        LEAST_CONTEXT,
+        HEAVY_LIGHT,
+    )
+}
+
+
+def router_of(choice: Choice) -> Router:
+    """The record of the router that a deployment names. InputError if there is none of that name."""
+    name = name_of(choice)
+    if name not in ROUTERS:
+        raise InputError(f"no router {name!r}; the routers are {', '.join(ROUTERS)}")
+    return ROUTERS[name]
+
+
+def assign(choice: Choice, sent: Sent) -> NDArray[np.int64]:
+    """Which replica serves each request, int64 (request,), by a router that does not look at the replicas.
+
+    Errors: ValueError for a router that does.
+    """
+    independent = router_of(choice).independent
+    if independent is None:
+        raise ValueError(f"router {name_of(choice)} looks at the replicas: nothing is known before the run")
+    return independent.assign(choice, sent)

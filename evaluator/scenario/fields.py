@@ -203,15 +203,12 @@ flag = Reader(_flag, {"type": "boolean"})
 """True or False."""
 
 
-def choice(*allowed: str, later: Iterable[str] = ()) -> Reader:
-    """One of the words ``allowed``; those in ``later`` are refused as not implemented yet."""
-    later = tuple(later)
+def choice(*allowed: str) -> Reader:
+    """One of the words ``allowed``."""
 
     def read(value: Any, place: Place) -> str:
         if isinstance(value, str) and value in allowed:
             return value
-        if isinstance(value, str) and value in later:
-            raise place.error(f"{value} is not implemented yet; use {' or '.join(allowed)}")
         raise place.error(f"{shown(value)} is not one of {listed(allowed)}{did_you_mean(value, allowed)}")
 
     return Reader(read, {"enum": list(allowed)})

@@ -36,7 +36,6 @@ DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4")
 
 # Named in the design, not built yet: refused by name wherever they stand.
 LATER_TOP = ("pipeline",)
-LATER_ROUTERS = ("least_kv", "least_tokens", "heavy_light")
 
 MOST_REPLICAS = 10_000
 
@@ -45,9 +44,6 @@ PRECISION: Table = {
     "activations": Field(choice(*DTYPES), Precision.activations, "Activations, and the inputs of matrix products."),
     "kv": Field(choice(*DTYPES), Precision.kv, "The KV cache."),
 }
-
-ROUTERS = ("random", "round_robin", "least_outstanding", "least_work")
-
 
 # Those registered when a file is read or a schema written, so that a policy of one's own counts.
 _policy = Reader(lambda value, place: choice(*POLICIES)(value, place), lambda: schema_of(choice(*POLICIES)))
@@ -166,9 +162,9 @@ REPLICA: Table = {
 DEPLOYMENT: Table = {
     **{key: field for key, field in REPLICA.items() if key != "usd_per_device_hour"},
     "router": Field(
-        router_reader(choice(*ROUTERS, later=LATER_ROUTERS)),
+        router_reader,
         "round_robin",
-        "Which replica a request goes to; with two pools also {prefill: NAME, decode: NAME}.",
+        "Which replica a request goes to; with two pools also {prefill: ROUTER, decode: ROUTER}.",
     ),
     "role": Field(
         choice("mixed", "prefill", "decode"), "mixed", "Which phases the replicas compute; the other is elsewhere."

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evaluator.scenario.fields import Field, Place, Reader, Schema, Table, choice, known, listed, quantity, shown
+from evaluator.routing import HEAVY_LIGHT, ROUTERS, Choice, HeavyLight
+from evaluator.scenario.fields import Field, Place, Reader, Schema, Table, choice, count, known, listed, quantity, shown
 from evaluator.scenario.scenario import LinkFigures, Pool, Routers, Transfer
 from evaluator.scenario.tables import Named, Section, named, read_section, schema_of, section, section_schema
 
@@ -54,17 +55,51 @@ def _check_roles(pools: Mapping[str, Pool], place: Place) -> None:
 ROLE_NAMES = ("mixed", "prefill", "decode")
 
 
-def router_reader(name: Reader) -> Reader:
-    """Reads the name of a router, or {prefill: NAME, decode: NAME}."""
-    by_role: Table = {
-        "prefill": Field(name, Routers.prefill, "Of the prefill pool."),
-        "decode": Field(name, Routers.decode, "Of the decode pool."),
-    }
+HEAVY_LIGHT_KEYS: Table = {
+    "prompt_tokens": Field(count(), says="Prompts of at least so many tokens are heavy."),
+    "heavy_replicas": Field(
+        count(), HeavyLight.heavy_replicas, "The first so many replicas serve them, and only them."
+    ),
+}
+WITH_KEYS: dict[str, Section] = {HEAVY_LIGHT.name: section(HEAVY_LIGHT_KEYS, HeavyLight)}
+"""Routers with keys of their own, written {NAME: {KEY: VALUE}}."""
+_plain_router = choice(*(name for name in ROUTERS if name not in WITH_KEYS))
 
-    def read(value: Any, place: Place) -> Any:
-        return Routers(**read_section(value, by_role, place)) if isinstance(value, Mapping) else name(value, place)
 
-    return Reader(read, lambda: {"anyOf": [schema_of(name), section_schema(by_role)]})
+def _router(value: Any, place: Place) -> Choice:
+    if isinstance(value, str) and value in WITH_KEYS:
+        raise place.error(f"{value} needs its keys: {{{value}: {{{listed(WITH_KEYS[value].table)}}}}}")
+    if not isinstance(value, Mapping):
+        return _plain_router(value, place)
+    (name,) = value if len(value) == 1 else (None,)
+    if name not in WITH_KEYS:
+        raise place.error(f"expected the name of a router or {{{listed(WITH_KEYS)}: {{...}}}}, got {shown(value)}")
+    return WITH_KEYS[name](value[name], place.key(name))
+
+
+def _router_schema() -> Schema:
+    with_keys = [
+        {"type": "object", "properties": {name: schema_of(keys)}, "additionalProperties": False, "required": [name]}
+        for name, keys in WITH_KEYS.items()
+    ]
+    return {"anyOf": [schema_of(_plain_router), *with_keys]}
+
+
+_one_router = Reader(_router, _router_schema)
+ROLE_ROUTERS: Table = {
+    "prefill": Field(_one_router, Routers.prefill, "Of the prefill pool."),
+    "decode": Field(_one_router, Routers.decode, "Of the decode pool."),
+}
+
+
+def _routers(value: Any, place: Place) -> Choice | Routers:
+    if isinstance(value, Mapping) and not any(name in value for name in WITH_KEYS):
+        return Routers(**read_section(value, ROLE_ROUTERS, place))
+    return _router(value, place)
+
+
+router_reader = Reader(_routers, lambda: {"anyOf": [*_router_schema()["anyOf"], section_schema(ROLE_ROUTERS)]})
+"""Reads a router: its name, {heavy_light: {...}}, or {prefill: ROUTER, decode: ROUTER}."""
 
 
 def _load_link(name: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from evaluator.catalog.what_if import WhatIf
 from evaluator.cost.precision import Precision
+from evaluator.routing import Choice
 
 
 @dataclass(frozen=True)
@@ -148,8 +149,8 @@ class Pool:
 class Routers:
     """The routers of a prefill pool and of a decode pool."""
 
-    prefill: str = "round_robin"
-    decode: str = "round_robin"
+    prefill: Choice = "round_robin"
+    decode: Choice = "round_robin"
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class Deployment:
     expert_parallel: int = 1
     batching: Batching = field(default_factory=Batching)
     kv: KvCache = field(default_factory=KvCache)
-    router: str | Routers = "round_robin"
+    router: Choice | Routers = "round_robin"
     role: str = "mixed"  # mixed | prefill | decode
     usd_per_device_hour: float | None = None
     pools: Mapping[str, Pool] | None = None

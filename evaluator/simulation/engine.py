@@ -13,6 +13,7 @@ from evaluator.simulation.use import Totals, add_kept, check_served, use_of
 from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.common import histogram
+from evaluator.stations.engine.coupled import PoolResult
 
 
 def serve_iterations(
@@ -24,20 +25,22 @@ def serve_iterations(
     lanes = slots(members, jobs, seeds, station)
     pools = [member.stations[station] for member in members]
     for slot, result in zip(lanes, run_slots(group, pools, lanes), strict=True):
-        _add(departures, totals, slot, result)
-        bins[slot.at] += result.itl_histogram
+        together = isinstance(result, PoolResult)
+        lane = result.served if together else result
+        _add(departures, totals, slot, lane, result.replica[: slot.count] if together else slot.replica)
+        bins[slot.at] += lane.itl_histogram
     check_served(members, departures)
     add_kept(pools, jobs, departures, totals)
     return departures, use_of(pools, jobs, totals, [[_weighted(one) for one in seeds] for seeds in bins])
 
 
-def _add(departures: Departures, totals: Totals, slot: Slot, result: LaneResult) -> None:
+def _add(departures: Departures, totals: Totals, slot: Slot, result: LaneResult, replica: int | np.ndarray) -> None:
     at, served, count = slot.at, slot.served, slot.count
     departures.ready_s[at][served] = _release_times(slot, result)
     departures.scheduled_s[at][served] = result.scheduled_s[:count]
     departures.first_token_s[at][served] = result.first_token_s[:count]
     departures.last_token_s[at][served] = result.last_token_s[:count]
-    departures.replica[at][served] = slot.replica
+    departures.replica[at][served] = replica
     totals.busy_s[at] += result.busy_s
     totals.iterations[at] += result.iterations
     totals.experts_touched[at] += result.experts_touched

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,11 +14,12 @@ from evaluator.cost.lanes import stack
 from evaluator.cost.memory import KvLayout, units_of
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.checks import watermark_units
-from evaluator.plan.engines import on_demand
+from evaluator.plan.engines import on_demand, routed_by
 from evaluator.policies import BatchingPolicy, policy
+from evaluator.routing import COUNTERS, router_of
 from evaluator.scenario import Deployment
 from evaluator.simulation.slots import Slot
-from evaluator.stations.engine import LaneLimits, LaneResult, Requests, any_order, decisions, in_order
+from evaluator.stations.engine import LaneLimits, Requests, any_order, coupled, decisions, in_order
 from evaluator.stations.engine.any_order import KvUnits, Rules
 from evaluator.traffic.jobs import held_units, shared_units
 
@@ -29,10 +31,11 @@ REQUESTS_PER_CALL = 1 << 20
 
 def run_slots(
     group: StationGroup, pools: Sequence[StationPlan], slots: list[Slot], lanes_per_call: int = LANES_PER_CALL
-) -> Iterator[LaneResult]:
-    """The results of all lanes in NumPy, from calls of one shape; the last is filled up with lanes without requests.
+) -> Iterator[Any]:
+    """The results of all lanes in NumPy: a ``LaneResult`` each or, of replicas that run together, a ``PoolResult``.
 
-    ``pools`` are those of the configurations of the chunk, by position. Calls of another number of lanes compile anew.
+    Calls have one shape; the last is filled up with lanes without requests. ``pools`` are those of the configurations
+    of the chunk, by position. Calls of another number of lanes compile anew.
     """
     run = _program(group)
     size = max(1, min(lanes_per_call, REQUESTS_PER_CALL // group.lane_requests))
@@ -43,17 +46,18 @@ def run_slots(
         inputs = jax.tree.map(lambda values: _filled(values, size), given)
         found = jax.tree.map(np.asarray, run(*inputs))
         for lane in range(len(part)):
-            yield LaneResult(*(field[lane] for field in found))
+            yield jax.tree.map(lambda values, lane=lane: values[lane], found)
 
 
-def _program(group: StationGroup) -> Callable[[in_order.Lane | any_order.Lane, Requests], LaneResult]:
+def _program(group: StationGroup) -> Callable[[Any, Requests], Any]:
     vectorise = jax.default_backend() != "cpu"
     which = group.program
     if not which.in_any_order:
         simple = in_order.Structure(group.ring, group.windowed)
         return partial(in_order.run_lanes, structure=simple, vectorise=vectorise)
-    structure = any_order.Structure(group.ring, group.windowed, which.pipeline_ranks, which.peaks)
-    return partial(any_order.run_lanes, structure=structure, vectorise=vectorise)
+    structure = any_order.Structure(group.ring, group.windowed, which.pipeline_ranks, which.peaks, which.replicas)
+    run = any_order.run_lanes if which.replicas == 1 else coupled.run_pools
+    return partial(run, structure=structure, vectorise=vectorise)
 
 
 def _filled(values: np.ndarray, size: int) -> np.ndarray:
@@ -77,7 +81,7 @@ def _requests(group: StationGroup, serving: list[StationPlan], slots: list[Slot]
     return Requests(arrival, *tokens)
 
 
-def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -> in_order.Lane | any_order.Lane:
+def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -> Any:
     deployments = [pool.deployment for pool in serving]
     kvs = [pool.design.ready.kv for pool in serving]
     free = [kv.capacity_units - pool.kept_units for kv, pool in zip(kvs, serving, strict=True)]
@@ -103,7 +107,22 @@ def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -
     shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
     for row, slot, kv in zip(shared, slots, kvs, strict=True):
         row[: slot.count] = shared_units(slot.jobs.demand, kv)[slot.served]
-    return any_order.Lane(tuple(costs), limits, _rules(deployments, policies, kvs), shared)
+    lane = any_order.Lane(tuple(costs), limits, _rules(deployments, policies, kvs), shared)
+    return lane if group.program.replicas == 1 else _pools(group, deployments, slots, lane)
+
+
+def _pools(group: StationGroup, deployments: list[Deployment], slots: list[Slot], lane: any_order.Lane) -> coupled.Pool:
+    counts = [router_of(routed_by(deployment)).counts for deployment in deployments]
+    assigned = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
+    for row, slot in zip(assigned, slots, strict=True):
+        if slot.assigned is not None:
+            row[: slot.count] = slot.assigned
+    return coupled.Pool(
+        lane,
+        replicas=np.array([deployment.replicas for deployment in deployments], dtype=np.int32),
+        counter=np.array([coupled.NO_COUNTER if each is None else COUNTERS.index(each) for each in counts], np.int32),
+        assigned=assigned,
+    )
 
 
 def _rules(deployments: list[Deployment], policies: list[BatchingPolicy], kvs: list[KvLayout]) -> Rules:

@@ -1,4 +1,8 @@
-"""The lanes of a chunk at one station: one for each configuration, seed and replica, with the jobs that it serves."""
+"""The lanes of a chunk at one station, with the jobs that they serve.
+
+There is one for each configuration, seed and replica, or one for all replicas of a configuration and seed where they
+run together.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.plan import Member
-from evaluator.routing.independent import assign_replicas
+from evaluator.plan.engines import is_coupled, routed_by
+from evaluator.routing import Sent, assign, router_of, stream
+from evaluator.scenario import Deployment
 from evaluator.stations.contract import ChunkJobs
 from evaluator.traffic.jobs import Jobs
 
@@ -29,6 +35,7 @@ class Slot:
     count: int  # how many they are
     users: int  # closed loop: requests in flight
     station: int = 0  # number of the pool
+    assigned: np.ndarray | None = None  # of replicas that run together: that of each job, if the router knows it
 
     @property
     def at(self) -> tuple[int, int]:
@@ -41,18 +48,25 @@ class Slot:
         return int(measured.argmax()) if measured.any() else self.count
 
 
-def pool_slot(member: Member, at: tuple[int, int], jobs: Jobs, station: int = 0) -> Slot:
-    """All replicas of a pool under one seed, where its router looks at their state."""
-    return Slot(*at, -1, jobs, jobs.order, len(jobs), member.users or OPEN_LOOP, station)
+def _all_together(member: Member, at: tuple[int, int], jobs: Jobs, seed: int, station: int) -> Slot:
+    """All replicas of a pool under one seed."""
+    assigned = _assigned(member.stations[station].deployment, jobs, seed, station)
+    return Slot(*at, -1, jobs, jobs.order, len(jobs), member.users or OPEN_LOOP, station, assigned)
+
+
+def _assigned(deployment: Deployment, jobs: Jobs, seed: int, station: int) -> np.ndarray | None:
+    """The replica of each job in order of arrival; None where the router looks at the replicas."""
+    router = routed_by(deployment)
+    if router_of(router).independent is None:
+        return None
+    prompts = jobs.demand.prompt_tokens[jobs.order]
+    return assign(router, Sent(prompts, deployment.replicas, stream(seed, station)))
 
 
 def slots(
     members: Sequence[Member], jobs: ChunkJobs, seeds: Sequence[int], station: int, only: int | None = None
 ) -> list[Slot]:
-    """The lanes of the members that can run, or of the one at position ``only``, configuration by configuration.
-
-    In a closed loop users keep to their replica, user u to replica u mod replicas, so that replicas stay independent.
-    """
+    """The lanes of the members that can run, or of the one at position ``only``, configuration by configuration."""
     found = []
     for position, member in enumerate(members):
         if member.status != OK or only not in (None, position):
@@ -63,10 +77,12 @@ def slots(
             if replicas == 1:
                 found.append(Slot(position, number, 0, one, one.order, len(one), users or OPEN_LOOP, station))
                 continue
+            if is_coupled(member.workload, deployment):
+                found.append(_all_together(member, (position, number), one, seeds[number], station))
+                continue
             order = np.arange(len(one))[one.order]
-            chosen = assign_replicas(deployment, seeds[number], len(one), station)
+            chosen = _assigned(deployment, one, seeds[number], station)
             for replica in range(replicas):
                 served = order[chosen == replica]
-                share = OPEN_LOOP if users is None else (users - replica + replicas - 1) // replicas
-                found.append(Slot(position, number, replica, one, served, len(served), share, station))
+                found.append(Slot(position, number, replica, one, served, len(served), OPEN_LOOP, station))
     return found

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from evaluator.cost.memory import KvLayout, kv_units
-from evaluator.metrics.outcomes import OK
 from evaluator.plan import Member, StationPlan
 from evaluator.plan.checks import watermark_units
-from evaluator.plan.engines import is_coupled
+from evaluator.plan.engines import routed_by
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
 from evaluator.simulation.gaps import Gaps, pooled
-from evaluator.simulation.slots import Slot, pool_slot, slots
+from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.use import Totals, add_kept, check_served, use_of
 from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps
 from evaluator.traffic.jobs import Demand, held_units, shared_units
@@ -33,7 +32,7 @@ def serve_tokens(
     departures, totals = Departures.empty(jobs), Totals.empty(len(members), len(seeds))
     gaps: list[list[list[WeightedGaps]]] = [[[] for _ in seeds] for _ in members]
     pools = [member.stations[station] for member in members]
-    for slot in _slots(members, jobs, seeds, station):
+    for slot in slots(members, jobs, seeds, station):
         outcome, found = _serve(pools[slot.position], slot, seeds[slot.seed], observe)
         _add(departures, totals, slot, outcome)
         gaps[slot.position][slot.seed].append(found)
@@ -42,21 +41,8 @@ def serve_tokens(
     return departures, use_of(pools, jobs, totals, [[pooled(parts) for parts in row] for row in gaps])
 
 
-def _slots(members: Sequence[Member], jobs: ChunkJobs, seeds: Sequence[int], station: int) -> Iterator[Slot]:
-    """One for every replica where they are independent, as on the vectorised engine; else one for all of them."""
-    for position, member in enumerate(members):
-        if member.status != OK:
-            continue
-        if is_coupled(member.workload, member.stations[station].deployment):
-            for seed, one in enumerate(jobs[position]):
-                yield pool_slot(member, (position, seed), one, station)
-        else:
-            yield from slots(members, jobs, seeds, station, position)
-
-
 def _serve(pool: StationPlan, slot: Slot, seed: int, observe: Observe | None) -> tuple[Outcome, WeightedGaps]:
     deployment, replica = pool.deployment, pool.design.ready
-    assert isinstance(deployment.router, str)  # that of one pool
     requests = _requests(slot, replica.kv)
     gaps = Gaps(len(requests))
 
@@ -71,7 +57,7 @@ def _serve(pool: StationPlan, slot: Slot, seed: int, observe: Observe | None) ->
         limits_of(pool, slot.jobs.demand),
         requests,
         replicas=deployment.replicas if slot.replica < 0 else 1,
-        router=deployment.router if slot.replica < 0 else "round_robin",
+        router=routed_by(deployment) if slot.replica < 0 else "round_robin",
         seed=seed,
         users=slot.users if slot.users < slot.count else None,
         window=replica.kv.window,

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.benchmarks import (  # noqa: F401
     cold_start,
     compilations,
+    coupled,
     engine,
     grid,
     iteration,

@@ -194,10 +194,11 @@ def test_estimate_of_what_there_is_not(evaluator):
 
 
 def test_a_sweep_says_what_it_computed_token_by_token(evaluator, small):
-    axis = "sweep={deployment.router: [round_robin, least_work]}"
-    code, _, err = evaluator("sweep", small, "--set", axis, "--set", "deployment.replicas=2")
+    axis = "sweep={deployment.kv.preemption: [recompute, swap]}"
+    swap = "deployment.kv={admission: on_demand, swap_bandwidth: 25GB/s}"
+    code, _, err = evaluator("sweep", small, "--set", axis, "--set", swap)
     assert code == 0
-    assert "4 of 8 configurations were computed token by token: router least_work\n" in err
+    assert "4 of 8 configurations were computed token by token: preemption swap\n" in err
     code, _, err = evaluator("sweep", small, "--engine", "token")
     assert code == 0 and "token by token" not in err
 
@@ -221,5 +222,7 @@ def test_validate(evaluator, small, tmp_path):
     code, out, _ = evaluator("validate", small, "--sample", "1", "--tolerance", "0", "-q")
     assert code == 3 and "1 of them differ by more than 0;" in out
     assert " of configuration " in out.splitlines()[-1]
-    code, _, err = evaluator("validate", small, "--set", "deployment={router: least_work, replicas: 2}")
+    code, _, err = evaluator(
+        "validate", small, "--set", "deployment.kv={admission: on_demand, preemption: swap, swap_bandwidth: 25GB/s}"
+    )
     assert code == 2 and "no configuration that both engines can run" in err

@@ -50,7 +50,8 @@ def test_requests_of_an_axis_are_what_they_are():
 
 
 def test_what_only_the_reference_runs_is_told():
-    found = foretold({"deployment.tensor_parallel": [4]}, ["deployment.replicas=2", "deployment.router=least_work"])
+    swap = "deployment.kv={admission: on_demand, preemption: swap, swap_bandwidth: 25GB/s}"
+    found = foretold({"deployment.tensor_parallel": [4]}, [swap])
     assert (found.by_token, found.compilations) == (1, 0)
     assert "1 designs token by token" in str(found)
 

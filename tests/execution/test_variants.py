@@ -35,9 +35,10 @@ def test_members_at_other_rates_are_the_scenario_at_these_rates(engine, monkeypa
 
 def test_variants_of_several_groups_keep_their_order():
     configure()
-    axes = {"deployment__router": ["round_robin", "least_work"]}
-    known = sweep(scenario("deployment.replicas=2", **axes, workload__arrivals__rate_rps=RATES))
-    whole = plan(scenario("deployment.replicas=2", **axes))
+    fixed = "deployment.kv={admission: on_demand, swap_bandwidth: 25GB/s}"
+    axes = {"deployment__kv__preemption": ["recompute", "swap"]}
+    known = sweep(scenario(fixed, **axes, workload__arrivals__rate_rps=RATES))
+    whole = plan(scenario(fixed, **axes))
     one, two = whole.members
     found = run_variants(whole, whole.at_rates([one, two, two, one], [2.0, 11.0, 2.0, 5.5]), LEVELS)
     assert found["engine"].tolist() == ["iteration", "token", "token", "iteration"]

@@ -21,14 +21,14 @@ ORDER = (
     # What things are, and how long an iteration takes
     ("catalog",),
     ("cost",),
-    ("policies",),
+    ("policies", "routing"),
     # Formulas on results; they know no scenario, and give the others their names of variables and states
     ("metrics",),
     # From what the user asks to what has to be run
     ("scenario",),
     ("traffic",),
     ("replica",),
-    ("estimation", "routing"),
+    ("estimation",),
     ("plan",),
     # What runs it: JAX over many lanes, and plain Python token by token
     ("stations", "reference"),
@@ -51,7 +51,6 @@ ORDER = (
 )
 
 EXCEPTIONS = {
-    ("routing/by_state.py", "evaluator.reference.replica"): "a router by state looks at the reference's replicas",
     ("execution/workers.py", "evaluator"): "finds the package's folder for the processes that it starts",
 }
 

@@ -12,9 +12,8 @@ from evaluator.metrics import OK
 from evaluator.plan import plan
 from evaluator.plan.engines import Program
 from evaluator.replica.scenario import CHUNKED_TOKENS, token_budget
-from evaluator.routing.independent import assign_replicas
 from evaluator.scenario import load_scenario
-from evaluator.scenario.scenario import Batching, Deployment, Scenario
+from evaluator.scenario.scenario import Batching, Scenario
 
 
 def scenario(**changes: Any) -> Scenario:
@@ -100,9 +99,10 @@ STATUSES = {
         },
         "unsupported: policy lightllm on gpt-oss-20b, whose layers do not all keep every token; use policy chunked",
     ),
-    "few users": (
-        {"workload__arrivals": CLOSED.format(3), "deployment__replicas": 4},
-        "infeasible: 3 users on 4 replicas; use at least one user for each",
+    "no light replica": (
+        {"deployment__router": "{heavy_light: {prompt_tokens: 50, heavy_replicas: 2}}", "deployment__replicas": 2},
+        "infeasible: router heavy_light has 2 of 2 replicas for long prompts, and none is left for the others; use "
+        "fewer heavy_replicas",
     ),
 }
 
@@ -115,11 +115,19 @@ LACKING: dict[tuple[str, ...], dict[str, Any]] = {
         "deployment__pipeline_parallel": 2,
         "deployment__kv__block_tokens": 1,
     },
-    ("router least_work",): {"deployment__router": "least_work", "deployment__replicas": 2},
-    ("router random",): {
+    ("router least_work with pipeline_parallel",): {
+        "deployment__router": "least_work",
+        "deployment__replicas": 2,
+        "deployment__pipeline_parallel": 2,
+    },
+    ("a closed loop over replicas with packing least_work_left",): {
         "workload__arrivals": CLOSED.format(4),
         "deployment__replicas": 2,
-        "deployment__router": "random",
+        "deployment__batching__packing": "least_work_left",
+    },
+    ("router least_kv over more than 128 replicas",): {
+        "deployment__router": "least_kv",
+        "deployment__replicas": 129,
     },
 }
 
@@ -249,19 +257,7 @@ def test_a_part_of_the_grid_keeps_its_numbers():
     assert [member.config for member in whole.members] == [2]
 
 
-# --- traffic and routing
-
-
-def test_replicas_share_requests():
-    one, four = Deployment("m", "h"), Deployment("m", "h", replicas=4)
-    assert not assign_replicas(one, 0, 10).any()
-    assert assign_replicas(four, 0, 6).tolist() == [0, 1, 2, 3, 0, 1]
-    random = Deployment("m", "h", replicas=4, router="random")
-    chosen = assign_replicas(random, 0, 40_000)
-    np.testing.assert_allclose(np.bincount(chosen) / 10_000, 1, atol=0.05)
-    assert abs(np.corrcoef(chosen[1:], chosen[:-1])[0, 1]) < 0.02
-    np.testing.assert_array_equal(chosen[:500], assign_replicas(random, 0, 500))
-    assert (chosen != assign_replicas(random, 1, 40_000)).mean() == pytest.approx(0.75, abs=0.02)
+# --- traffic
 
 
 KEPT = {"workload__sessions": {"system_prompts": 4, "system_tokens": 1000}, "deployment__kv": {"prefix_caching": True}}

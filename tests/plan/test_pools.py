@@ -48,21 +48,31 @@ def test_a_group_is_of_one_sequence_of_structures():
     [
         ((), False, ()),
         (("deployment.replicas=2", "deployment.router=random"), False, ()),
-        (LEAST, True, ("router least_work",)),
+        (LEAST, True, ()),
         ((CLOSED,), True, ("closed loop over several pools",)),
     ],
 )
 def test_pools_that_look_at_each_other_are_coupled(overrides, coupled, lacking):
     (member,) = plan_of_pools(*overrides).members
     assert (member.coupled, member.lacking) == (coupled, lacking)
-    assert member.engine == ("token" if coupled else "iteration")
+    assert member.engine == ("token" if lacking else "iteration")
     if overrides == (CLOSED,):
         assert member.status == "unsupported: a closed loop over several pools; use arrivals with a rate"
     else:
         assert member.status == OK
 
 
-@pytest.mark.parametrize(("overrides", "coupled"), [((CLOSED,), False), (LEAST, True)])
-def test_a_single_pool_that_is_coupled_runs_on_the_reference(overrides, coupled):
+@pytest.mark.parametrize(
+    ("overrides", "coupled"),
+    [((CLOSED,), False), (LEAST, True), ((CLOSED, "deployment.replicas=2"), True), (("deployment.replicas=2",), False)],
+)
+def test_replicas_run_together_where_one_decides_what_comes_to_another(overrides, coupled):
     (member,) = plan(scenario(*overrides)).members
-    assert (member.coupled, member.status, member.engine) == (coupled, OK, "token" if coupled else "iteration")
+    assert (member.coupled, member.status, member.engine) == (coupled, OK, "iteration")
+
+
+def test_numbers_of_replicas_that_run_together_share_a_program():
+    axes = {"deployment__replicas": [2, 3, 5, 8, 9], "deployment__router": ["least_work", "least_kv"]}
+    groups = plan(scenario(**axes)).groups
+    assert [(len(group.members), group.stations[0].program.replicas) for group in groups] == [(8, 8), (2, 16)]
+    assert {group.stations[0].lane_requests for group in groups} == {64}  # all requests of a pool, a power of two

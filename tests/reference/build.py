@@ -11,7 +11,10 @@ import numpy as np
 from evaluator.cost.iteration import AttentionRows, CostParameters, Rows
 from evaluator.policies import POLICIES
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
+from evaluator.routing import HEAVY_LIGHT, ROUTERS, HeavyLight
 
+CHOICES = (*(name for name in ROUTERS if name != HEAVY_LIGHT.name), HeavyLight(50))
+"""Every router."""
 NO_ROWS = Rows(*(np.zeros(0) for _ in Rows._fields))
 NO_ATTENTION = AttentionRows(*(np.zeros(0) for _ in AttentionRows._fields))
 
@@ -155,7 +158,7 @@ def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
         {
             "users": users,
             "replicas": pick("replicas", 1, 1, 3),
-            "router": pick("router", "random", "round_robin", "least_outstanding", "least_work"),
+            "router": pick("router", *CHOICES),
             "window": int(rng.integers(2, 200)) if windowed else None,
         },
     )

@@ -10,10 +10,10 @@ import pytest
 from evaluator.reference import Limits, Request, simulate
 from evaluator.reference.network import Visit, run
 from evaluator.reference.replica import Replica
+from evaluator.reference.routing import chooser
 from evaluator.reference.stations.delay import Delay
 from evaluator.reference.stations.fifo import Fifo
 from evaluator.reference.stations.pool import Pool
-from evaluator.routing.by_state import ROUTERS
 from tests.reference.build import SECOND, Scenario, random_cost, random_scenario
 
 TIMES = ("scheduled_s", "first_token_s", "last_token_s")
@@ -31,13 +31,13 @@ def pool_of(scenario: Scenario) -> Pool:
     count, router = options.pop("replicas"), options.pop("router")
     options.pop("users")
     replicas = [Replica(index, scenario.cost, scenario.policy, scenario.limits, **options) for index in range(count)]
-    return Pool(replicas, ROUTERS[router](replicas, 0))
+    return Pool(replicas, chooser(router, replicas))
 
 
 def small_pool(policy: str = "chunked", replicas: int = 2) -> Pool:
     cost = random_cost(np.random.default_rng(1), experts=True, windowed=False)
     several = [Replica(index, [cost], policy, LIMITS) for index in range(replicas)]
-    return Pool(several, ROUTERS["least_work"](several, 0))
+    return Pool(several, chooser("least_work", several))
 
 
 def column(station, name: str) -> np.ndarray:
@@ -131,7 +131,7 @@ def test_a_request_comes_before_the_batch_of_that_time():
     """At 1 s an iteration ends and a request comes out of a station in front: it is in the next one."""
     requests = sent_at([0.0, 0.5])
     replicas = [Replica(0, [SECOND], "chunked", LIMITS)]
-    run([Delay([0.0, 0.5]), Pool(replicas, ROUTERS["round_robin"](replicas, 0))], requests)
+    run([Delay([0.0, 0.5]), Pool(replicas, chooser("round_robin", replicas))], requests)
     assert [request.scheduled_s for request in requests] == [0.0, 1.0]
 
 

@@ -181,10 +181,21 @@ BAD = {
     "lengths": ("workload.lengths={source: azure-conv}", r"lengths\.source: unknown length distribution 'azure-conv'"),
     "formula": ("workload.lengths={source: lognorml}", r"or a formula: fixed, .* \(did you mean lognormal\?\)"),
     "calibration": ("deployment.calibration=mine", r"deployment\.calibration: unknown calibration 'mine'"),
-    "router later": (
-        "deployment.router=least_kv",
-        r"deployment\.router: least_kv is not implemented "
-        r"yet; use random or round_robin or least_outstanding or least_work",
+    "router without its keys": (
+        "deployment.router=heavy_light",
+        r"deployment\.router: heavy_light needs its keys: \{heavy_light: \{prompt_tokens, heavy_replicas\}\}",
+    ),
+    "router with a wrong key": (
+        "deployment.router={heavy_light: {prompts: 5}}",
+        r"deployment\.router\.heavy_light\.prompts: unknown key .*allowed here: prompt_tokens, heavy_replicas",
+    ),
+    "router with a missing key": (
+        "deployment.router={heavy_light: {heavy_replicas: 5}}",
+        r"deployment\.router\.heavy_light\.prompt_tokens: is required",
+    ),
+    "two routers": (
+        "deployment.router={heavy_light: {prompt_tokens: 5}, random: 1}",
+        r"deployment\.router: expected the name of a router or \{heavy_light: \{\.\.\.\}\}, got ",
     ),
     "router": ("deployment.router=robin", r"deployment\.router: 'robin' is not one of random, round_robin"),
     "admission": ("deployment.kv.admission=demand", r"kv\.admission: 'demand' is not one of reserve, on_demand"),

@@ -159,7 +159,7 @@ BAD = {
     ),
     "nan": ({RATE: [1, float("nan")]}, r"rate_rps \(sweep.*value 2 of 2\): nan is not a finite number"),
     "model": ({"deployment.model": ["llama-3.1-7b"]}, r"deployment\.model \(sweep.*unknown model 'llama-3\.1-7b'"),
-    "later": ({"deployment.router": ["random", "least_kv"]}, r"least_kv is not implemented yet; use random"),
+    "router": ({"deployment.router": ["random", "least_kw"]}, r"'least_kw' is not one of .*did you mean least_kv"),
     "pools": (
         {"deployment.pools": [{"a": 1}]},
         r"deployment\.pools\.a.*: expected a section with the keys role, model",

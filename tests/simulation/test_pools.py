@@ -166,15 +166,14 @@ def test_a_trace_tells_the_pools_apart(tmp_path):
 
 
 def test_a_router_that_looks_at_the_state_chooses_among_the_replicas_of_its_pool():
-    """Over pools in tandem, too, its pool runs after those before it: the reference does that."""
+    """Over pools in tandem, too, its pool runs after those before it."""
     pools = {"p": {"role": "prefill", "replicas": 2}, "d": {"role": "decode", "replicas": 3}}
     routers = {"prefill": "least_work", "decode": "least_outstanding"}
     (member,) = plan(disaggregated(pools=pools, router=routers)).members
-    assert (member.status, member.engine) == (OK, "token")
-    assert member.lacking == ("router least_work", "router least_outstanding")
+    assert (member.status, member.engine, member.coupled) == (OK, "iteration", True)
     busy = {"pools": pools, "rate_rps": 60.0, "calibration": "datasheet"}
     run, turns = (simulate(disaggregated(router=one, **busy)) for one in (routers, "round_robin"))
-    assert run.summary["engine"].item() == "token" and set(run.requests["replica"]) == {0, 1}
+    assert run.summary["engine"].item() == "iteration" and set(run.requests["replica"]) == {0, 1}
     assert run.summary["ttft_s_mean"].item() < turns.summary["ttft_s_mean"].item()  # long prompts block nobody
     assert (run.requests["output_tokens"] == turns.requests["output_tokens"]).all()
 

@@ -15,6 +15,7 @@ from evaluator.errors import InputError
 from evaluator.execution.workers import Crew
 from evaluator.metrics import summarise
 from evaluator.plan import plan
+from evaluator.routing import ROUTERS
 from evaluator.run import simulate, sweep
 from evaluator.simulation import simulate_chunk
 from evaluator.simulation.gaps import Gaps, pooled
@@ -69,13 +70,31 @@ GENERAL = {
     "threshold": ("deployment.batching.long_prefill_token_threshold=64", "workload.arrivals.rate_rps=40"),
 }
 
+THREE = "deployment.replicas=3"
+TOGETHER = {
+    **{
+        router.name: (THREE, "workload.arrivals.rate_rps=60", f"deployment.router={router.name}")
+        for router in ROUTERS.values()
+        if router.counts is not None
+    },
+    "heavy_light": (THREE, "deployment.router={heavy_light: {prompt_tokens: 1000}}"),
+    "least_kv on demand": (*TIGHT, THREE, "deployment.router=least_kv", "workload.seeds=[3, 5]"),
+    "windows, least_context": (*TIGHT, THREE, "deployment.model=gpt-oss-20b", "deployment.router=least_context"),
+    "users at random": (THREE, CLOSED, "deployment.router=random", "workload.seeds=[3, 5]"),
+    "few users": (THREE, "workload.arrivals={process: closed_loop, users: 2}", "deployment.router=least_work"),
+    "lightllm, least_tokens": (
+        *TIGHT, THREE, "deployment.batching.policy=lightllm", "deployment.kv.block_tokens=1",
+        "deployment.router=least_tokens",
+    ),
+}  # fmt: skip
+
 
 def outcomes(engine, *overrides):
     whole = plan(scenario(*overrides), engine=engine)
     return simulate_chunk(whole, whole.groups[0], whole.members)
 
 
-@pytest.mark.parametrize("overrides", (SHARED | GENERAL).values(), ids=list(SHARED | GENERAL))
+@pytest.mark.parametrize("overrides", (SHARED | GENERAL | TOGETHER).values(), ids=list(SHARED | GENERAL | TOGETHER))
 def test_both_engines_give_the_same(overrides):
     configure()
     fast, exact = outcomes("iteration", *overrides), outcomes("token", *overrides)
@@ -125,8 +144,14 @@ BEYOND = {
         ("deployment.batching.policy=lightllm", "deployment.kv.block_tokens=1", PIPELINE),
         "policy lightllm with pipeline_parallel",
     ),
-    "router": (("deployment.replicas=2", "deployment.router=least_work"), "router least_work"),
-    "users at random": (("deployment.replicas=2", "deployment.router=random", CLOSED), "router random"),
+    "router": (
+        ("deployment.replicas=2", "deployment.router=least_work", PIPELINE),
+        "router least_work with pipeline_parallel",
+    ),
+    "closed loop": (
+        ("deployment.replicas=2", "deployment.batching.packing=least_work_left", CLOSED),
+        "a closed loop over replicas with packing least_work_left",
+    ),
 }
 
 
@@ -174,7 +199,8 @@ def test_a_sweep_may_mix_engines():
 
 
 def test_worker_processes_give_the_same(monkeypatch):
-    small = scenario(deployment__router=["least_work", "least_outstanding"], deployment__replicas=[2, 3])
+    swap = "deployment.kv={admission: on_demand, preemption: swap, swap_bandwidth: 25GB/s}"
+    small = scenario(swap, deployment__router=["round_robin", "random"], deployment__replicas=[2, 3])
     here = sweep(small)
     asked = []
     monkeypatch.setattr("evaluator.execution.schedule.TOKEN_REQUESTS_PER_CHUNK", 60)

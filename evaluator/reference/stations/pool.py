@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from evaluator.reference.replica import Flight, Replica
 from evaluator.reference.request import Request
-from evaluator.routing.by_state import Choose
+from evaluator.reference.routing import Choose
 
 
 class Pool:
@@ -41,7 +41,7 @@ class Pool:
         return leaving
 
     def submit(self, request: Request, now: float) -> None:
-        replica = self._choose(now)
+        replica = self._choose(request, now)
         cut_short = replica.submit(request, now)
         if cut_short is not None:
             self._enter(cut_short, replica)

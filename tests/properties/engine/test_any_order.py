@@ -40,9 +40,9 @@ KINDS = {
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, ranks: tuple[int, ...] = tuple(KINDS)) -> Case:
     """The cases of the other program under any policy, KV on demand or reserved, from barely enough of it on."""
-    case, pipeline_ranks = draw(in_order_cases()), draw(st.sampled_from(list(KINDS)))
+    case, pipeline_ranks = draw(in_order_cases()), draw(st.sampled_from(ranks))
     policy = draw(st.sampled_from([*POLICIES, "lightllm"] if pipeline_ranks == 1 else POLICIES))
     on_demand = policy == "lightllm" or (policy not in ("static", "orca") and draw(st.booleans()))
     block = 1 if policy == "lightllm" else draw(st.sampled_from([1, 3, 16]))

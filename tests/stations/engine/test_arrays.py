@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 
 from evaluator.device import configure
-from evaluator.stations.engine import LaneResult, Requests, any_order, in_order
+from evaluator.routing import COUNTERS
+from evaluator.stations.engine import LaneResult, Requests, any_order, coupled, in_order
 from evaluator.stations.engine.any_order import state as any_order_state
 from evaluator.stations.engine.any_order.lane import Given as AnyOrderGiven
 from evaluator.stations.engine.common.histogram import BINS
+from evaluator.stations.engine.coupled import state as coupled_state
+from evaluator.stations.engine.coupled.lane import GivenPool
 from evaluator.stations.engine.in_order import state as in_order_state
 from evaluator.stations.engine.in_order.lane import Given as InOrderGiven
 from tests.stations.engine.any_order import build as any_order_build
 from tests.stations.engine.any_order.build import Kind
+from tests.stations.engine.coupled import build as coupled_build
 from tests.stations.engine.in_order import build as in_order_build
 from tests.stations.engine.in_order.build import RING
 
@@ -80,6 +84,25 @@ def test_any_order(kind):
         state = state._replace(by_end=state.running)  # a chain without cells
     result = result_of(any_order, lanes, requests, kind.structure)
     for value in (given, state, result):
+        assert mismatches(value, type(value), axes, type(value).__name__) == []
+
+
+def test_coupled():
+    configure()
+    kind = Kind(windowed=True, peaks=True)
+    structure = coupled_build.structure_of(kind)
+    pools, requests = coupled_build.stacked(coupled_build.random_cases(kind, 2))
+    pool, of_lane = lane_local(pools), lane_local(requests)
+    given = GivenPool(AnyOrderGiven(*pool.lane, of_lane, structure), *pool[1:])
+    fleet = coupled_state.initial_fleet(given.given)
+    found = jax.eval_shape(lambda *inputs: coupled.run_pools(*inputs, structure), pools, requests)
+    result = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), found)
+    chains = ("running", "prompts", "by_end")  # of all replicas, with a sentinel for each
+    assert all(getattr(fleet.state, chain).newer.shape == (REQUESTS + structure.replicas,) for chain in chains)
+    one = any_order_state.initial_state(given.given._replace(structure=kind.structure))
+    fleet = fleet._replace(state=fleet.state._replace(**{chain: getattr(one, chain) for chain in chains}))
+    axes = axes_of(structure) | {"replica": structure.replicas, "counter": len(COUNTERS)}
+    for value in (given, fleet, result):
         assert mismatches(value, type(value), axes, type(value).__name__) == []
 
 

@@ -134,6 +134,9 @@ def _take_head(given: Given, state: State, start_s: Float) -> State:
     i = head(state.waiting)
     one = _candidate(given, state, i)
     batch = state.batch
+    if state.tally is not None:
+        waiting_units = state.tally.waiting_units - read(given.requests.kv_units, i)
+        state = state._replace(tally=state.tally._replace(waiting_units=waiting_units))
     state = state._replace(
         kv=state.kv + _needed_units(given, i, one),
         waiting=pop(state.waiting, i),

@@ -37,6 +37,11 @@ def known_tokens(given: Given, i: Int, generated: Int) -> Float:
     return (read(given.requests.prompt_tokens, i) + generated + given.limits.prompts_resident).astype(jnp.float64)
 
 
+def steps_done(given: Given, state: State) -> Int:
+    """Steps of the cohort at rest, where there is no pipeline."""
+    return state.cohorts.step[0] if given.structure.cohorts() == 1 else read(state.cohorts.step, state.at_rest)
+
+
 def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> State:
     """A sequence joins the cohort at rest, if ``on``; ``has_kv``: it has the KV of its first token there."""
     sequences, cohort = state.sequences, state.at_rest
@@ -47,7 +52,7 @@ def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> 
     one = Member(cohort, step, last, computed, attends, on)
     leaving, next_leaving = push(state.rings.leaving, _cell(given, cohort, last, on), state.next_leaving, i, on)
     fresh, next_fresh = push(state.cohorts.fresh, cohort, state.next_fresh, i, on)
-    events = _mark(given, state.rings.events, last, on)
+    events = _mark(given, state.rings.events, cohort, last, on)
     growth = _note_growth(given, state.rings.growth, one, step + has_kv, 1)
     sequences = sequences._replace(
         cohort=write(sequences.cohort, i, jnp.where(on, cohort, read_once(sequences.cohort, i))),
@@ -119,7 +124,7 @@ def _count(given: Given, state: State, one: Member, sign: int) -> State:
     rings = rings._replace(
         crossing=tagged_add(rings.crossing, _cell(given, one.cohort, full, grows), full, sign),
         # An event of a sequence that was taken out stays: it ends a leap early, which costs a trip and is still exact.
-        events=_mark(given, rings.events, full, grows) if sign > 0 else rings.events,
+        events=_mark(given, rings.events, one.cohort, full, grows) if sign > 0 else rings.events,
     )
     return state._replace(cohorts=cohorts, rings=rings)
 
@@ -146,9 +151,9 @@ def _note_growth(given: Given, growth: StepCounts, one: Member, start: Int, coun
     return lax.while_loop(lambda carry: carry[0] < stop, enter, (first, held, growth))[2]
 
 
-def _mark(given: Given, events: StepBits, step: Int, on: Flag) -> StepBits:
+def _mark(given: Given, events: StepBits, cohort: Int, step: Int, on: Flag) -> StepBits:
     """The ring with an event at ``step``, if ``on``; in a pipeline, which does not leap, events are not kept."""
-    return mark(events, step % given.structure.ring, on) if given.structure.pipeline_ranks == 1 else events
+    return mark(events, given.structure.event(cohort, step), on) if given.structure.pipeline_ranks == 1 else events
 
 
 def _cell(given: Given, cohort: Int, step: Int, on: Flag) -> Int:

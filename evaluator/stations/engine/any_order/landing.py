@@ -15,6 +15,13 @@ from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import NONE, add, read, read_once, tagged_count, unmark, write
 
 
+class Measured(NamedTuple):
+    """Of several replicas that run together, another one may end the warm-up while this one is within a leap."""
+
+    since_s: Float  # the first token of the first measured request, if it is there
+    steps: Int  # how many of the steps after the first end later
+
+
 class Landing(NamedTuple):
     """A batch that has come to its end."""
 
@@ -23,6 +30,7 @@ class Landing(NamedTuple):
     first_end_s: Float  # end of the first of them
     end_s: Float  # end of the last
     completing: Int  # list of requests whose prompts are complete
+    measured: Measured | None = None  # of several replicas
 
 
 def land(given: Given, state: State, landing: Landing) -> State:
@@ -30,9 +38,13 @@ def land(given: Given, state: State, landing: Landing) -> State:
 
     Gaps count from the first token of the first measured request on, as in the other program.
     """
-    first_token_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
-    weight = jnp.where(first_token_s < jnp.inf, 1.0, 0.0)
-    state = _enter_gaps(state, landing, weight)
+    if landing.measured is None:
+        first_token_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
+        weight = first_weight = jnp.where(first_token_s < jnp.inf, 1.0, 0.0)
+    else:
+        weight = jnp.where(landing.measured.since_s < landing.end_s, 1.0, 0.0)
+        first_weight = jnp.where(landing.measured.since_s < landing.first_end_s, 1.0, 0.0)
+    state = _enter_gaps(state, landing, first_weight)
     state = _take_steps(given, state, landing)
     state = _depart(given, state, landing)
     if given.structure.pipeline_ranks > 1:
@@ -66,7 +78,11 @@ def _enter_gaps(state: State, landing: Landing, weight: Float) -> State:
     gap_from, fresh = read(cohorts.gap_from, cohort), read(cohorts.fresh, cohort)
     others = jnp.where(moves, weight * (decodes - count), 0.0)
     bins = histogram.enter(state.itl_histogram, landing.first_end_s - gap_from, others)
-    bins = histogram.enter_later_steps(bins, steps, landing.first_end_s, landing.end_s, weight * decodes)
+    if landing.measured is None:
+        bins = histogram.enter_later_steps(bins, steps, landing.first_end_s, landing.end_s, weight * decodes)
+    else:
+        mean_s = (landing.end_s - landing.first_end_s) / jnp.maximum(steps - 1, 1)
+        bins = histogram.enter(bins, mean_s, decodes * landing.measured.steps)
     # The count makes the write below depend on the loop, which starts from what it overwrites (``common.rings``).
     done = moves & (count >= 0.0)
     return state._replace(
@@ -122,7 +138,7 @@ def _depart(given: Given, state: State, landing: Landing) -> State:
     left = jnp.where(landing.steps > 0, end, read_once(rings.leaving, cell))  # NONE after the walk: an empty list
     rings = rings._replace(leaving=write(rings.leaving, cell, left))
     if given.structure.pipeline_ranks == 1:
-        rings = rings._replace(events=unmark(rings.events, slot))
+        rings = rings._replace(events=unmark(rings.events, given.structure.event(cohort, slot)))
     return state._replace(rings=rings)
 
 
@@ -177,6 +193,8 @@ def _complete_prompts(given: Given, state: State, landing: Landing, weight: Floa
                 token_s=write(sequences.token_s, i, jnp.where(generated > 0, end_s, token_s)),
             ),
         )
+        if state.tally is not None:
+            state = state._replace(tally=state.tally._replace(completed=state.tally.completed + 1.0))
         ends = generated == read(given.requests.output_tokens, i)
         state = join(given, state, i, ~ends)
         return _finish(given, state, i, end_s, ends), read_once(state.next_completing, i)
@@ -187,6 +205,10 @@ def _complete_prompts(given: Given, state: State, landing: Landing, weight: Floa
 def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> State:
     """A request has its last token, if ``on``: it gives back its seat and its KV."""
     last_token_s = read_once(state.sequences.last_token_s, i)
+    if state.tally is not None:
+        whole = known_tokens(given, i, read(given.requests.output_tokens, i))
+        left_context = state.tally.left_context + jnp.where(on, whole, 0.0)
+        state = state._replace(tally=state.tally._replace(left_context=left_context))
     return state._replace(
         sequences=state.sequences._replace(
             last_token_s=write(state.sequences.last_token_s, i, jnp.where(on, end_s, last_token_s))

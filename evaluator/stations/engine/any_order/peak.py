@@ -15,6 +15,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
+from evaluator.stations.engine.any_order.cohorts import steps_done
 from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.state import State
 from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int
@@ -25,7 +26,7 @@ def _held_and_left(given: Given, state: State, i: Int) -> tuple[Int, Int]:
     """Tokens in the KV before the next decode, and decodes to go."""
     sequences = state.sequences
     decodes = read_once(sequences.cohort, i) >= 0
-    elapsed = jnp.where(decodes, state.cohorts.step[0] - read_once(sequences.since, i), 0)
+    elapsed = jnp.where(decodes, steps_done(given, state) - read_once(sequences.since, i), 0)
     held = jnp.where(decodes, read_once(sequences.computed, i) + elapsed, read_once(sequences.target, i))
     with_prompt = jnp.where(decodes | given.limits.prompts_resident, 0, 1)  # the first token comes with the prompt
     output = read(given.requests.output_tokens, i)

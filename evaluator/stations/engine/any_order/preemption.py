@@ -115,14 +115,20 @@ def preempt(given: Given, state: State, i: Int) -> State:
     It was not admitted into the batch being formed: vLLM admits new requests after the running ones have their KV, and
     only if none of these was short.
     """
-    held = held_units(given, state, i)
-    # The condition always holds. It makes every write below depend on what ``held_units`` reads (``common.rings``).
-    kv, i = state.kv - held, jnp.where(held >= 0.0, i, NONE)
+    held, left = held_units(given, state, i), jnp.int32(0)
+    if state.tally is not None:  # tokens left to compute before the preemption: none of a decode
+        left = read_once(state.sequences.target, i) - read_once(state.sequences.computed, i)
+    # The condition always holds. It makes every write below depend on what was read above (``common.rings``).
+    kv, i = state.kv - held, jnp.where((held >= 0.0) & (left < 1 << 30), i, NONE)
     state = leave(given, state, i, True)
     sequences, requests = state.sequences, given.requests
     known = known_tokens(given, i, read_once(sequences.generated, i)).astype(jnp.int32)
     cached = read(requests.prompt_tokens, i) - read(requests.compute_tokens, i)
     kept = jnp.where(given.limits.prompts_resident, 0, cached)
+    if state.tally is not None:
+        waiting_units = state.tally.waiting_units + read(requests.kv_units, i)
+        again = state.tally.again + known - kept - jnp.maximum(left, 0)
+        state = state._replace(tally=state.tally._replace(again=again, waiting_units=waiting_units))
     state = state._replace(
         kv=kv,
         sequences=sequences._replace(

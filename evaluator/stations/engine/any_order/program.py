@@ -23,6 +23,7 @@ from jax import lax
 from evaluator.cost.iteration import alike_steps, decode_growth, share_touched
 from evaluator.cost.quantities import raised
 from evaluator.stations.engine.any_order.batch import Scheduled, form_batch, scheduled
+from evaluator.stations.engine.any_order.cohorts import steps_done
 from evaluator.stations.engine.any_order.landing import Landing, land
 from evaluator.stations.engine.any_order.lane import Given, Lane, Structure
 from evaluator.stations.engine.any_order.pipeline import pipeline_trip
@@ -32,7 +33,7 @@ from evaluator.stations.engine.any_order.waiting import any_waiting, arrive, nex
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
 from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time, iterations_until
-from evaluator.stations.engine.common.rings import steps_to_event
+from evaluator.stations.engine.common.rings import WORD, steps_to_event
 
 
 class Usage(NamedTuple):
@@ -50,7 +51,7 @@ def _leap(given: Given, state: State, batch: Scheduled) -> tuple[Leap, Usage]:
     cost = given.pipeline_ranks[0]
     first_s = batch_time(cost, batch.sums)
     slope_s = jnp.where(batch.decodes, decode_growth(cost, batch.sums, state.cohorts.growing[0]), 0.0)
-    most = _most_iterations(given, state, batch, first_s, slope_s)
+    most = alike_iterations(given, state, batch, _until_arrival(given, state, first_s, slope_s))
     step, on_demand = state.cohorts.step[0], given.rules.on_demand
 
     def goes_on(carry: tuple[Int, Float, Float]) -> Flag:
@@ -69,20 +70,25 @@ def _leap(given: Given, state: State, batch: Scheduled) -> tuple[Leap, Usage]:
     return leap, Usage(kv, jnp.where(on_demand, kv_unit_s, state.kv * leap.duration_s()))
 
 
-def _most_iterations(given: Given, state: State, batch: Scheduled, first_s: Float, slope_s: Float) -> Int:
-    """Iterations until something other than KV changes the batch: an arrival, a look, an event of the cohort."""
-    rules, formed = given.rules, state.batch
-    waits = any_waiting(given, state)
+def _until_arrival(given: Given, state: State, first_s: Float, slope_s: Float) -> Float:
+    """Iterations until a request arrives that may come in at once."""
     arrival_s = next_arrival(given, state.waiting)
     until = iterations_until(arrival_s - state.clock, first_s, slope_s)
     may_come_in = (state.running_count < given.limits.max_num_seqs) & (arrival_s < jnp.inf)
-    may_come_in = may_come_in & (rules.least_work | ~waits)  # under FCFS an arrival waits behind those that wait
-    most = jnp.where(may_come_in, jnp.clip(until, 1.0, UNBOUNDED), UNBOUNDED)
+    may_come_in = may_come_in & (given.rules.least_work | ~any_waiting(given, state))  # FCFS: behind those that wait
+    return jnp.where(may_come_in, jnp.clip(until, 1.0, UNBOUNDED), UNBOUNDED)
+
+
+def alike_iterations(given: Given, state: State, batch: Scheduled, most: Float) -> Int:
+    """Iterations, at most ``most``, until a look or an event changes the batch; arrivals and KV are left out."""
+    rules, formed = given.rules, state.batch
+    waits = any_waiting(given, state)
     most = jnp.minimum(most, alike_steps(given.pipeline_ranks[0], batch.sums)).astype(jnp.int32)
     waited = state.decode_iterations - state.looked_at
     to_look = rules.look_every - waited % jnp.maximum(rules.look_every, 1)
     most = jnp.minimum(most, jnp.where((rules.look_every > 0) & waits, to_look, jnp.int32(1 << 30)))
-    to_event = steps_to_event(state.rings.events, state.cohorts.step[0], given.structure.ring)
+    first = 0 if given.structure.cohorts() == 1 else state.at_rest * given.structure.ring // WORD
+    to_event = steps_to_event(state.rings.events, steps_done(given, state), given.structure.ring, first)
     alone = (formed.prompts.tokens == 0) & (formed.admitted == 0) & ~formed.short
     return jnp.where(alone, jnp.minimum(most, to_event), 1)
 
@@ -129,6 +135,11 @@ def _run_lane(given: Given) -> LaneResult:
         lambda state: trip(given, state),
         initial_state(given),
     )
+    return result_of(final)
+
+
+def result_of(final: State) -> LaneResult:
+    """What is told of a lane that has come to its end."""
     return LaneResult(
         scheduled_s=final.sequences.scheduled_s[:-1],
         first_token_s=final.sequences.first_token_s[:-1],

@@ -50,6 +50,24 @@ class Waiting(NamedTuple):
     released: Int  # closed loop: requests sent so far
 
 
+class Line(NamedTuple):
+    """The waiting queue of one of several replicas that run together: a linked list, first come, first served."""
+
+    first: Int  # or NONE
+    last: Int
+    next: IntPerRequest  # of the queues of all replicas
+    released: Int  # closed loop: requests sent so far, to all replicas
+
+
+class Tally(NamedTuple):
+    """What a trip has changed of what a router may count of a replica (``routing.record.COUNTERS``)."""
+
+    completed: Float  # prompts that have come to their end: a token each
+    again: Float  # tokens that preempted requests have to compute once more
+    waiting_units: Float  # KV units that the waiting requests will hold, more than before
+    left_context: Float  # tokens of prompts and outputs of the requests that have finished
+
+
 class Sequences(NamedTuple):
     """What has happened to each request so far; for a decoding sequence, up to the step at which it joined.
 
@@ -113,11 +131,15 @@ class Batch(NamedTuple):
 
 
 class State(NamedTuple):
-    """A lane between two trips."""
+    """A lane between two trips.
+
+    Of several replicas that run together (``engine.coupled``) it is all of them where it has the axis ``request`` or
+    ``cohort`` (replica r has cohort r) or sums up what has happened; what is left is of the replica at hand.
+    """
 
     clock: Float
     stuck: Flag  # nothing runs and no arrival is left that could be admitted: the lane never finishes
-    waiting: Waiting
+    waiting: Waiting | Line
     sequences: Sequences
     running: Chain  # admitted requests, oldest admission first
     prompts: Chain  # those of them with prompt tokens that no batch has taken
@@ -147,6 +169,7 @@ class State(NamedTuple):
     experts_touched: Float
     peaks: Peaks  # without a pipeline only
     itl_histogram: Bins
+    tally: Tally | None = None  # None for a single replica: there is no router that asks
 
 
 def no_batch() -> Batch:
@@ -155,18 +178,25 @@ def no_batch() -> Batch:
     return Batch(PromptSums.empty(), zero, jnp.int32(NONE), jnp.int32(0), false, false, false)
 
 
+def no_tally() -> Tally:
+    """Nothing has changed."""
+    return Tally(*(jnp.zeros((), jnp.float64),) * len(Tally._fields))
+
+
 def initial_state(given: Given) -> State:
     """An idle lane at time 0."""
     slots = given.requests.arrival_s.shape[0]
+    several = given.structure.replicas > 1
+    cells = slots + given.structure.replicas - 1  # of a chain: a sentinel for each replica
     zero, number = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32)
     none = jnp.full(slots, NONE, jnp.int32)
     sentinel = slots - 1 + jnp.minimum(given.limits.requests, 0)  # traced, because ``Chain`` reads at it
     return State(
         clock=zero, stuck=jnp.zeros((), bool),
-        waiting=Waiting(jnp.zeros(slots + 1, jnp.int64), number, number, given.limits.users),
+        waiting=_nobody_waits(given),
         sequences=_initial_sequences(given),
-        running=Chain.empty(slots, sentinel), prompts=Chain.empty(slots, sentinel),
-        by_end=Chain.empty(slots if given.structure.peaks else 1, sentinel),
+        running=Chain.empty(cells, sentinel), prompts=Chain.empty(cells, sentinel),
+        by_end=Chain.empty(cells if given.structure.peaks else 1, sentinel),
         cohorts=_initial_cohorts(given), rings=_initial_rings(given), at_rest=number, flights=_initial_flights(given),
         sent=number, landed=number, free_s=jnp.zeros(given.structure.pipeline_ranks), batch=no_batch(),
         next_leaving=none, next_fresh=none, next_completing=none,
@@ -174,7 +204,16 @@ def initial_state(given: Given) -> State:
         looked_at=number, kv=zero, kv_max=zero, kv_unit_s=zero, busy_s=zero, iterations=zero, experts_touched=zero,
         peaks=no_peaks(given.pipeline_ranks[0]),
         itl_histogram=jnp.zeros(histogram.BINS),
+        tally=no_tally() if several else None,
     )  # fmt: skip
+
+
+def _nobody_waits(given: Given) -> Waiting | Line:
+    slots, number = given.requests.arrival_s.shape[0], jnp.zeros((), jnp.int32)
+    if given.structure.replicas > 1:
+        none = jnp.full(slots, NONE, jnp.int32)
+        return Line(none[0], none[0], none, given.limits.users)
+    return Waiting(jnp.zeros(slots + 1, jnp.int64), number, number, given.limits.users)
 
 
 def _initial_sequences(given: Given) -> Sequences:

@@ -5,6 +5,9 @@ top (vLLM prepends a preempted request to the waiting queue). Least work left: a
 the tokens that are left to compute and to generate, ties by request number.
 
 The heap is a binary one in an array; an entry is ``priority << 32 | request``, and the smallest entry goes first.
+
+Of several replicas that run together, a router puts the arrivals into a queue of each (``state.Line``), which is a
+linked list: arrivals come in behind, preempted requests in front.
 """
 
 from __future__ import annotations
@@ -13,30 +16,36 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.any_order.lane import Given
-from evaluator.stations.engine.any_order.state import Sequences, State, Waiting
+from evaluator.stations.engine.any_order.state import Line, Sequences, State, Waiting
 from evaluator.stations.engine.common.arrays import Array, Flag, Float, Heap, Int
-from evaluator.stations.engine.common.rings import read, read_once, write
+from evaluator.stations.engine.common.rings import NONE, read, read_once, write
 
 
-def next_arrival(given: Given, waiting: Waiting) -> Float:
+def next_arrival(given: Given, waiting: Waiting | Line) -> Float:
     """When the next request arrives that is not here yet; infinite if none will before another has finished."""
+    assert isinstance(waiting, Waiting)
     comes = waiting.arrived < jnp.minimum(waiting.released, given.limits.requests)
     return jnp.where(comes, read(given.requests.arrival_s, waiting.arrived), jnp.inf)
 
 
-def head(waiting: Waiting) -> Int:
+def head(waiting: Waiting | Line) -> Int:
     """The head of the waiting queue, if it is not empty."""
+    if isinstance(waiting, Line):
+        return waiting.first
     first = read_once(waiting.heap, jnp.minimum(waiting.size, 0))
     return jnp.where(waiting.size > 0, first.astype(jnp.int32), waiting.arrived)
 
 
 def any_waiting(given: Given, state: State) -> Flag:
     """The waiting queue is not empty."""
+    if isinstance(state.waiting, Line):
+        return state.waiting.first >= 0
     return (state.waiting.size > 0) | (next_arrival(given, state.waiting) <= state.clock)
 
 
 def arrive(given: Given, state: State) -> State:
     """Under least work left, requests that have arrived by now take their place in the heap."""
+    assert isinstance(state.waiting, Waiting)
 
     def arrived(waiting: Waiting) -> Flag:
         return given.rules.least_work & (next_arrival(given, waiting) <= state.clock)
@@ -53,13 +62,32 @@ def go_back(given: Given, state: State, i: Int) -> State:
 
     The number of preemptions so far, which counts this one already, makes the priority of a stack.
     """
+    waiting = state.waiting
+    if isinstance(waiting, Line):
+        last = jnp.where(waiting.first < 0, i, waiting.last)
+        return state._replace(
+            waiting=waiting._replace(first=i, last=last, next=write(waiting.next, i, waiting.first)),
+        )
     work = _work(given, state.sequences, i)
     priority = jnp.where(given.rules.least_work, work, -state.preemptions)
-    return state._replace(waiting=_push(state.waiting, priority, i))
+    return state._replace(waiting=_push(waiting, priority, i))
 
 
-def pop(waiting: Waiting, i: Int) -> Waiting:
+def come_in(waiting: Line, i: Int) -> Line:
+    """The queue of one of several replicas with an arrival behind all others."""
+    empty = waiting.first < 0
+    padding = waiting.next.shape[0] - 1
+    return waiting._replace(
+        first=jnp.where(empty, i, waiting.first),
+        last=i,
+        next=write(write(waiting.next, jnp.where(empty, padding, waiting.last), i), i, NONE),
+    )
+
+
+def pop(waiting: Waiting | Line, i: Int) -> Waiting | Line:
     """The waiting queue without its head, which is ``i``."""
+    if isinstance(waiting, Line):
+        return waiting._replace(first=read_once(waiting.next, i))
     in_heap = waiting.size > 0
     heap, size = waiting.heap, waiting.size - in_heap
     moved = read_once(heap, size + jnp.minimum(i, 0))  # with ``i``, so that it is read after the head was

@@ -5,8 +5,9 @@ inside, ``lax.map`` or ``vmap`` takes it away. Inputs may be NumPy arrays, every
 
 The axes: ``request`` is the number of request slots of the lane, ``ring`` the number of steps in a ring, ``cohort``
 the number of cohorts (sequences that decode together; 1 in the program for arrivals in order), ``rank`` the number of
-pipeline ranks, ``bin`` and ``peak`` the lengths of the histogram of gaps and of the peaks of a fitted cost. The ``+ 1``
-is the padding cell that masked writes go to, see ``rings``.
+pipeline ranks, ``replica`` the most replicas of a lane in which several run together, ``counter`` the number of things
+that their router may count, ``bin`` and ``peak`` the lengths of the histogram of gaps and of the peaks of a fitted
+cost. The ``+ 1`` is the padding cell that masked writes go to, see ``rings``.
 
 The second part of each annotation is dtype and shape as text, which a test reads to check what the loop carries.
 """
@@ -31,6 +32,12 @@ FloatPerCohort = Annotated[Any, "float64", "cohort"]
 FlagPerRank = Annotated[Any, "bool", "rank"]
 IntPerRank = Annotated[Any, "int32", "rank"]
 FloatPerRank = Annotated[Any, "float64", "rank"]
+
+IntPerReplica = Annotated[Any, "int32", "replica"]
+FlagPerReplica = Annotated[Any, "bool", "replica"]
+FloatPerReplica = Annotated[Any, "float64", "replica"]
+Counts = Annotated[Any, "float64", "replica", "counter"]  # see ``routing.record.COUNTERS``
+RequestReplicas = Annotated[Any, "int32", "request"]  # in results, without the padding cell
 
 StepBits = Annotated[Any, "uint64", "cohort * ring // 64"]  # one bit for each step of the ring
 StepLists = Annotated[Any, "int32", "cohort * ring + 1"]  # first request of a linked list for each step

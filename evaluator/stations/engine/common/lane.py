@@ -80,11 +80,10 @@ class LaneResult(NamedTuple):
 
 
 Lanes = TypeVar("Lanes")
+Results = TypeVar("Results")
 
 
-def over_lanes(
-    run: Callable[[Lanes, Requests], LaneResult], lanes: Lanes, requests: Requests, vectorise: bool
-) -> LaneResult:
+def over_lanes(run: Callable[[Lanes, Requests], Results], lanes: Lanes, requests: Requests, vectorise: bool) -> Results:
     """``run`` on each lane of a batch; inputs and the result have a leading ``lane`` axis.
 
     ``vectorise`` runs all lanes in step by ``vmap``, for accelerators; else they run one after another, because on a

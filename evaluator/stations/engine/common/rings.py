@@ -70,15 +70,15 @@ def unmark(events: StepBits, slot: Int) -> StepBits:
     return write(events, slot // WORD, read(events, slot // WORD) & ~_bit(slot))
 
 
-def steps_to_event(events: StepBits, step: Int, ring: int) -> Int:
-    """Steps from ``step`` to the next one with an event, at least 1.
+def steps_to_event(events: StepBits, step: Int, ring: int, first: Int | int = 0) -> Int:
+    """Steps from ``step`` to the next one with an event, at least 1; the ring begins at the word ``first``.
 
     Only the rest of the word and the next word are looked at. If they hold no event, the answer is the distance to
     their end (64 to 128 steps): a leap that ends there without an event costs one more trip, and is still exact.
     """
     slot = (step + 1) % ring
-    near = read(events, slot // WORD) >> (slot % WORD).astype(jnp.uint64)
-    far = read(events, (slot // WORD + 1) % (ring // WORD))
+    near = read(events, first + slot // WORD) >> (slot % WORD).astype(jnp.uint64)
+    far = read(events, first + (slot // WORD + 1) % (ring // WORD))
     return 1 + jnp.where(near != 0, _trailing_zeros(near), WORD - slot % WORD + _trailing_zeros(far))
 
 

@@ -1,0 +1,56 @@
+"""Long prompts on replicas of their own, so that short ones never wait behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluator.routing.record import Independent, InTurn, Router, Sent
+
+
+@dataclass(frozen=True)
+class HeavyLight:
+    """Requests with at least ``prompt_tokens`` go to the first ``heavy_replicas`` in turn, the others to the rest.
+
+    A pool of one replica has nothing to choose; in others both kinds of replicas must be there.
+    """
+
+    prompt_tokens: int
+    heavy_replicas: int = 1
+
+    @property
+    def router(self) -> str:
+        return HEAVY_LIGHT.name
+
+    def __str__(self) -> str:
+        return f"{self.router} from {self.prompt_tokens} prompt tokens on {self.heavy_replicas}"
+
+
+def _assign(choice: HeavyLight, sent: Sent) -> NDArray[np.int64]:
+    heavy = sent.prompt_tokens >= choice.prompt_tokens
+    first = min(choice.heavy_replicas, sent.replicas)
+    rest = max(sent.replicas - first, 1)
+    return np.where(heavy, (np.cumsum(heavy) - 1) % first, (sent.replicas - rest) + (np.cumsum(~heavy) - 1) % rest)
+
+
+def _in_turn(choice: HeavyLight, replicas: int, draws: np.random.Generator) -> InTurn:
+    first = min(choice.heavy_replicas, replicas)
+    rest = max(replicas - first, 1)
+    heavy, light = count(), count()
+
+    def choose(prompt_tokens: int) -> int:
+        if prompt_tokens >= choice.prompt_tokens:
+            return next(heavy) % first
+        return replicas - rest + next(light) % rest
+
+    return choose
+
+
+HEAVY_LIGHT = Router(
+    "heavy_light",
+    "Long prompts go to some of the replicas, others to the rest, in turn.",
+    Independent(_assign, _in_turn, by_prompt=True),
+)

@@ -1,0 +1,89 @@
+"""What is known of a router: how it chooses the replica of a request, as data that every engine and check reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+COUNTERS = ("requests", "work_tokens", "output_tokens", "kv_units", "context_tokens")
+"""What a router may count of a replica as of an arrival, over the requests that were sent there and have not finished.
+
+Iterations that ended by then are counted; the one under way has done nothing yet, but its KV is taken.
+
+* ``requests``: how many they are.
+* ``work_tokens``: tokens to compute and to generate. What a preempted request has to compute again is among them.
+* ``output_tokens``: tokens to generate, whatever is to be computed before.
+* ``kv_units``: KV units in use, and those that the waiting requests will hold when they finish, as a share of the
+  capacity. Without the waiting ones a replica with a full cache and a long queue would look like one with no queue.
+* ``context_tokens``: tokens of their prompts and outputs so far.
+"""
+
+
+class WithOptions(Protocol):
+    """The choice of a router that has keys of its own."""
+
+    @property
+    def router(self) -> str:
+        """The name of the router."""
+
+
+Choice = str | WithOptions
+"""A router as a deployment names it: its name alone, or its name with its keys."""
+
+
+def name_of(choice: Any) -> str:
+    """The name of the router of a choice."""
+    return choice if isinstance(choice, str) else choice.router
+
+
+class Sent(NamedTuple):
+    """Requests in the order in which they are sent to the replicas of a pool."""
+
+    prompt_tokens: NDArray[np.int64]  # (request,)
+    replicas: int
+    draws: np.random.Generator  # of this pool and seed, see ``stream``
+
+
+InTurn = Callable[[int], int]
+"""Chooses the replica of one request after the other, in the order in which they are sent, by its prompt tokens."""
+
+
+@dataclass(frozen=True)
+class Independent:
+    """A router that does not look at the replicas, in two forms which choose the same.
+
+    ``assign`` chooses for all requests at once, (choice, sent) -> int64 (request,); ``in_turn`` for one after the
+    other, (choice, replicas, draws) -> ``InTurn``, where their order is known only in the run.
+    """
+
+    assign: Callable[[Any, Sent], NDArray[np.int64]]
+    in_turn: Callable[[Any, int, np.random.Generator], InTurn]
+    by_prompt: bool = False  # it looks at the prompt, so that shares depend on the lengths
+
+
+@dataclass(frozen=True)
+class Router:
+    """One of two kinds: ``independent`` of the state of the replicas, or the replica with the least of ``counts``.
+
+    Of several replicas with the least, the first is taken. Errors: ValueError for none or both of the kinds.
+    """
+
+    name: str  # in scenario files
+    says: str
+    independent: Independent | None = None
+    counts: str | None = None  # one of COUNTERS
+
+    def __post_init__(self) -> None:
+        if (self.independent is None) == (self.counts is None):
+            raise ValueError(f"router {self.name} is either independent or counts something")
+        if self.counts is not None and self.counts not in COUNTERS:
+            raise ValueError(f"router {self.name} counts {self.counts}, which is none of {', '.join(COUNTERS)}")
+
+
+def stream(seed: int, station: int = 0) -> np.random.Generator:
+    """The draws of a router. ``station`` is the place of its pool: pools in tandem draw from streams of their own."""
+    return np.random.default_rng(np.random.SeedSequence([seed, 0x726F7574, *([station] if station else [])]))  # "rout"

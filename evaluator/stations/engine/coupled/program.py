@@ -1,0 +1,216 @@
+"""The engine's program for replicas that run together, of one configuration under one seed.
+
+A replica does here what it does alone in the program for any order, from whose functions this one is made. What is
+added is the clock that they share: as in ``reference.network``, it goes to the next end or arrival, wherever it is, and
+at one point in time ends come first, then arrivals, then new batches.
+
+A batch under way, or a leap over alike ones, is a *flight* of its replica (``state.Flight``). It is sent as far as
+nothing at the replica itself changes it, and does nothing before its end. An arrival that may join ends it early, with
+the iteration under way; a router that counts tokens adds what the iterations that have ended by then have made.
+
+Each phase of a trip is skipped where it has nothing to do, by a loop that runs once or not at all: XLA updates arrays
+in place through loops, not through conditionals.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.cost.iteration import decode_growth, share_touched
+from evaluator.cost.quantities import raised
+from evaluator.stations.engine.any_order.batch import Scheduled, form_batch, scheduled
+from evaluator.stations.engine.any_order.landing import Landing, Measured, land
+from evaluator.stations.engine.any_order.lane import Given, Structure
+from evaluator.stations.engine.any_order.preemption import growth_at
+from evaluator.stations.engine.any_order.program import alike_iterations, result_of
+from evaluator.stations.engine.any_order.state import State, no_batch
+from evaluator.stations.engine.common.arrays import Flag, Float, Int
+from evaluator.stations.engine.common.lane import Requests, over_lanes
+from evaluator.stations.engine.common.leap import UNBOUNDED, batch_time
+from evaluator.stations.engine.common.rings import read, read_once, write
+from evaluator.stations.engine.coupled.lane import GivenPool, Pool, PoolResult
+from evaluator.stations.engine.coupled.routing import add_counts, counts_row, grow_to, next_arrival, send
+from evaluator.stations.engine.coupled.state import Fleet, Flight, ends_at, initial_fleet, put_back, replica_at_hand
+
+
+def _where(on: Flag, do: Callable[[Fleet], Fleet], fleet: Fleet) -> Fleet:
+    """``do(fleet)`` if ``on``, else the fleet as it is."""
+    start = (on, fleet)
+    return lax.while_loop(lambda carry: carry[0], lambda carry: (jnp.zeros((), bool), do(carry[1])), start)[1]
+
+
+def _trip(pool: GivenPool, fleet: Fleet) -> Fleet:
+    """One end, or else all arrivals up to one that finds its replica idle, or up to the next end; and one new batch.
+
+    When nothing is left to do at this point in time, the clock goes on to the next end or arrival. If there is none,
+    the requests that are left can never be admitted: the lane stops with ``stuck``.
+    """
+
+    def ends_now(fleet: Fleet) -> Flag:
+        return fleet.ending & (fleet.next_s <= fleet.state.clock)
+
+    def arrives(fleet: Fleet) -> Flag:
+        arrival_s = next_arrival(pool, fleet)
+        ahead = (arrival_s < fleet.next_s) & (fleet.touched.top < 0)
+        return fleet.ending & ((arrival_s <= fleet.state.clock) | ahead)
+
+    def arrive(fleet: Fleet) -> Fleet:
+        clock = next_arrival(pool, fleet)
+        return send(pool, fleet._replace(state=fleet.state._replace(clock=clock)))
+
+    fleet = _where(ends_now(fleet), functools.partial(_land, pool), fleet)
+    more = ends_now(fleet)
+    fleet = lax.while_loop(lambda fleet: ~more & arrives(fleet), arrive, fleet)
+    fleet = _where(~more & (fleet.touched.top >= 0), functools.partial(_launch, pool), fleet)
+    done = ~more & (fleet.touched.top < 0)
+    next_s = jnp.minimum(fleet.next_s, next_arrival(pool, fleet))
+    state, goes = fleet.state, done & (next_s < jnp.inf)
+    return fleet._replace(
+        state=state._replace(clock=jnp.where(goes, next_s, state.clock), stuck=done & ~goes), ending=more | done
+    )
+
+
+def _land(pool: GivenPool, fleet: Fleet) -> Fleet:
+    """The first flight that ends now: its tokens are handed out, and finished requests leave."""
+    r = fleet.next_replica
+    fleet = grow_to(pool, fleet, r, jnp.where(pool.given.rules.on_demand, read(fleet.flights.iterations, r), 0.0))
+    flight = jax.tree.map(lambda column: read(column, r), fleet.flights)
+    before = _account(pool.given, replica_at_hand(fleet, r), flight)
+    state = land(pool.given, before, _landing(pool.given, before, flight))
+    tally, tokens = state.tally, flight.iterations * flight.sums.decodes
+    assert tally is not None
+    tokens = tokens + tally.completed
+    more = counts_row(
+        requests=before.finished - state.finished,
+        work_tokens=-flight.sums.prefill_tokens - tokens,
+        output_tokens=-tokens,
+        context_tokens=tokens - tally.left_context,
+    )
+    flights = fleet.flights
+    end_s, sums = write(flights.end_s, r, jnp.inf), flights.sums
+    following = jnp.argmin(end_s).astype(jnp.int32)
+    return put_back(fleet, r, state)._replace(
+        counts=add_counts(fleet.counts, r, more),
+        flights=flights._replace(end_s=end_s, sums=sums._replace(decodes=write(sums.decodes, r, 0.0))),
+        next_s=read(end_s, following),
+        next_replica=following,
+        touched=fleet.touched.push(r, ~jnp.zeros((), bool)),
+    )
+
+
+def _account(given: Given, state: State, flight: Flight) -> State:
+    """The sums over all that has happened, with a flight that has come to its end."""
+    took_s = flight.end_s - flight.start_s
+    cost, tokens = given.pipeline_ranks[0], flight.sums.decodes + flight.sums.prefill_tokens
+    return state._replace(
+        decode_iterations=state.decode_iterations + _steps(flight),
+        kv_max=jnp.maximum(state.kv_max, state.kv),
+        kv_unit_s=state.kv_unit_s + jnp.where(given.rules.on_demand, 0.0, state.kv * took_s),
+        busy_s=state.busy_s + took_s,
+        iterations=state.iterations + flight.iterations,
+        experts_touched=state.experts_touched + flight.iterations * share_touched(cost, tokens),
+        peaks=raised(cost, state.peaks, flight.sums, flight.iterations),
+    )
+
+
+def _steps(flight: Flight) -> Int:
+    return jnp.where(flight.sums.decodes > 0, flight.iterations, 0.0).astype(jnp.int32)
+
+
+def _landing(given: Given, state: State, flight: Flight) -> Landing:
+    since_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
+    late = flight.iterations - jnp.maximum(flight.done(since_s), 1.0)
+    return Landing(
+        cohort=state.at_rest,
+        steps=_steps(flight),
+        first_end_s=flight.end_of(jnp.float64(1.0)),
+        end_s=flight.end_s,
+        completing=flight.completing,
+        measured=Measured(since_s, jnp.where(since_s < flight.end_s, late, 0.0).astype(jnp.int32)),
+    )
+
+
+def _launch(pool: GivenPool, fleet: Fleet) -> Fleet:
+    """A replica where something has happened sends a batch, if there is anything to do.
+
+    If all that ran there was preempted, it is looked at once more: that takes no time, and some may be admitted again.
+    """
+    given = pool.given
+    r = fleet.touched.top
+    state = replica_at_hand(fleet, r)._replace(batch=no_batch())
+    state = form_batch(given, state, state.clock, ~jnp.zeros((), bool))
+    batch = scheduled(given, state)
+    iterations, first_s, slope_s = _leap(given, state, batch)
+    flight = Flight(
+        start_s=state.clock,
+        end_s=jnp.inf,
+        iterations=iterations,
+        first_s=first_s,
+        slope_s=slope_s,
+        seen=jnp.float64(1.0),
+        completing=state.batch.completing,
+        sums=batch.sums,
+    )
+    end_s = jnp.where(batch.there, flight.end_of(iterations), jnp.inf)
+    tally = state.tally
+    assert tally is not None
+    more = counts_row(work_tokens=tally.again, kv_units=tally.waiting_units)
+    kv_unit_s = jnp.where(given.rules.on_demand & batch.there, state.kv * first_s, 0.0)
+    fleet = put_back(fleet, r, state._replace(kv_unit_s=state.kv_unit_s + kv_unit_s))._replace(
+        counts=add_counts(fleet.counts, r, more),
+        flights=jax.tree.map(lambda column, value: write(column, r, value), fleet.flights, flight),
+        touched=fleet.touched.pop(batch.there | ~state.batch.preempted),
+        ending=jnp.zeros((), bool),
+    )
+    return ends_at(fleet, r, end_s)
+
+
+def _leap(given: Given, state: State, batch: Scheduled) -> tuple[Float, Float, Float]:
+    """As many iterations of this batch as pass before it changes if nobody arrives, and their times.
+
+    With KV on demand, the leap ends before the step that finds too little.
+    """
+    cost = given.pipeline_ranks[0]
+    first_s = batch_time(cost, batch.sums)
+    growing = read(state.cohorts.growing, state.at_rest)
+    slope_s = jnp.where(batch.decodes, decode_growth(cost, batch.sums, growing), 0.0)
+    most = alike_iterations(given, state, batch, jnp.float64(UNBOUNDED))
+    step, on_demand = read(state.cohorts.step, state.at_rest), given.rules.on_demand
+
+    def fits(carry: tuple[Int, Float]) -> Flag:
+        ahead, kv = carry
+        return on_demand & (ahead < most) & (kv + growth_at(given, state, step + ahead) <= given.limits.kv_units)
+
+    def go_on(carry: tuple[Int, Float]) -> tuple[Int, Float]:
+        ahead, kv = carry
+        return ahead + 1, kv + growth_at(given, state, step + ahead)
+
+    ahead, _ = lax.while_loop(fits, go_on, (jnp.int32(1), state.kv))
+    return jnp.where(on_demand, ahead, most).astype(jnp.float64), first_s, slope_s
+
+
+def _run_pool(pool: GivenPool) -> PoolResult:
+    final = lax.while_loop(
+        lambda fleet: (fleet.state.finished < pool.given.limits.requests) & ~fleet.state.stuck,
+        lambda fleet: _trip(pool, fleet),
+        initial_fleet(pool.given),
+    )
+    return PoolResult(result_of(final.state), final.replica[:-1])
+
+
+@functools.partial(jax.jit, static_argnames=("structure", "vectorise"))
+def run_pools(pools: Pool, requests: Requests, structure: Structure, vectorise: bool = False) -> PoolResult:
+    """Simulate lanes of several replicas each: ``pools`` and ``requests`` with a leading ``lane`` axis, as the result.
+
+    ``vectorise`` as in ``over_lanes``: for accelerators.
+    """
+
+    def run(pool: Pool, requests: Requests) -> PoolResult:
+        return _run_pool(GivenPool(Given(*pool.lane, requests, structure), *pool[1:]))
+
+    return over_lanes(run, pools, requests, vectorise)

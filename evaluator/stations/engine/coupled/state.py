@@ -1,0 +1,178 @@
+"""What the loop over several replicas carries from trip to trip.
+
+All arrays by request and by cohort are those of one replica's program (``any_order.state``), shared by all of them:
+replica r has cohort r, and the ends of its chains are sentinels of its own. What a replica alone has is a number in
+``Rows``. A trip takes it out (``replica_at_hand``), lets the replica do what it would do alone, and puts it back.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from evaluator.cost.iteration import BatchStatistics
+from evaluator.routing import COUNTERS
+from evaluator.stations.engine.any_order.lane import Given
+from evaluator.stations.engine.any_order.state import Line, State, initial_state, no_tally
+from evaluator.stations.engine.common.arrays import (
+    Counts,
+    Flag,
+    FlagPerReplica,
+    Float,
+    FloatPerReplica,
+    Int,
+    IntPerReplica,
+    IntPerRequest,
+)
+from evaluator.stations.engine.common.rings import NONE, read, write
+
+
+class Rows(NamedTuple):
+    """By replica: the numbers of ``State`` that are one replica's."""
+
+    first: IntPerReplica  # of its waiting queue
+    last: IntPerReplica
+    running_count: FloatPerReplica
+    decode_iterations: IntPerReplica
+    looked_at: IntPerReplica
+    kv: FloatPerReplica
+
+
+class Flight(NamedTuple):
+    """By replica: the batch under way, or, leaping, ``iterations`` alike one after the other.
+
+    The first of them takes ``first_s``, each next one ``slope_s`` more than the one before. Where no batch is under
+    way, ``end_s`` is infinite and ``sums`` has no decodes.
+    """
+
+    start_s: FloatPerReplica
+    end_s: FloatPerReplica
+    iterations: FloatPerReplica
+    first_s: FloatPerReplica
+    slope_s: FloatPerReplica
+    seen: FloatPerReplica  # iterations whose KV has been counted
+    completing: IntPerReplica  # list of requests whose prompts are complete with it
+    sums: BatchStatistics  # each field a FloatPerReplica
+
+    def end_of(self, iterations: FloatPerReplica) -> FloatPerReplica:
+        """When so many of the iterations are done."""
+        grown_s = 0.5 * self.slope_s * iterations * (iterations - 1.0)
+        return self.start_s + (iterations * self.first_s + grown_s)
+
+    def under_way(self, time_s: Float) -> FloatPerReplica:
+        """The first of the iterations, counted from 1, that does not end before a time; at most the last.
+
+        The root of the quadratic may be wrong by rounding; it is taken a little too low and corrected.
+        """
+        wait_s = jnp.maximum(time_s - self.start_s, 0.0)
+        b = self.first_s - 0.5 * self.slope_s
+        root = 2.0 * wait_s / (b + jnp.sqrt(b * b + 2.0 * self.slope_s * wait_s))
+        found = jnp.clip(jnp.ceil(root - 1e-6), 1.0, jnp.maximum(self.iterations, 1.0))
+        return found + jnp.where((found < self.iterations) & (self.end_of(found) < time_s), 1.0, 0.0)
+
+    def done(self, time_s: Float) -> FloatPerReplica:
+        """How many of the iterations have ended by a time."""
+        under_way = self.under_way(time_s)
+        return under_way - jnp.where(self.end_of(under_way) <= time_s, 0.0, 1.0)
+
+
+class Touched(NamedTuple):
+    """Replicas where something ended or arrived and no batch was sent since: a stack, as a linked list."""
+
+    there: FlagPerReplica
+    below: IntPerReplica
+    top: Int  # or NONE
+
+    def push(self, r: Int, on: Flag) -> Touched:
+        """With replica r, if ``on`` and it is not in it."""
+        there = read(self.there, r)
+        new = on & ~there
+        return Touched(
+            there=write(self.there, r, there | on),
+            below=write(self.below, r, jnp.where(new, self.top, read(self.below, r))),
+            top=jnp.where(new, r, self.top),
+        )
+
+    def pop(self, on: Flag) -> Touched:
+        """Without the replica on top, if ``on``; there must be one."""
+        return Touched(
+            there=write(self.there, self.top, ~on),
+            below=self.below,
+            top=jnp.where(on, read(self.below, self.top), self.top),
+        )
+
+
+class Fleet(NamedTuple):
+    """All replicas between two trips."""
+
+    state: State
+    rows: Rows
+    flights: Flight
+    counts: Counts  # what a router may count, as of the last ends of flights; of the KV only what is waited for
+    next_s: Float  # the least ``end_s`` of the flights
+    next_replica: Int  # whose it is
+    touched: Touched
+    ending: Flag  # what ends at the time of the clock has still to be looked for
+    arrived: Int  # requests sent so far
+    replica: IntPerRequest
+
+
+def initial_fleet(given: Given) -> Fleet:
+    """Idle replicas at time 0."""
+    replicas = given.structure.replicas
+    zeros, ints = jnp.zeros(replicas), jnp.zeros(replicas, jnp.int32)
+    none = jnp.full(replicas, NONE, jnp.int32)
+    sums = BatchStatistics(*(zeros,) * len(BatchStatistics._fields))
+    return Fleet(
+        state=initial_state(given),
+        rows=Rows(none, none, zeros, ints, ints, zeros),
+        flights=Flight(zeros, jnp.full(replicas, jnp.inf), zeros, jnp.ones(replicas), zeros, zeros, none, sums),
+        counts=jnp.zeros((replicas, len(COUNTERS))),
+        next_s=jnp.float64(jnp.inf),
+        next_replica=jnp.int32(0),
+        touched=Touched(jnp.zeros(replicas, bool), ints, jnp.int32(NONE)),
+        ending=jnp.zeros((), bool) | True,
+        arrived=jnp.int32(0),
+        replica=jnp.full(given.requests.arrival_s.shape, NONE, jnp.int32),
+    )
+
+
+def ends_at(fleet: Fleet, r: Int, end_s: Float) -> Fleet:
+    """The fleet where the flight of replica r ends at ``end_s``, no later than it did."""
+    sooner = end_s < fleet.next_s
+    return fleet._replace(
+        flights=fleet.flights._replace(end_s=write(fleet.flights.end_s, r, end_s)),
+        next_s=jnp.where(sooner, end_s, fleet.next_s),
+        next_replica=jnp.where(sooner, r, fleet.next_replica),
+    )
+
+
+def replica_at_hand(fleet: Fleet, r: Int) -> State:
+    """The state as of replica r, with an empty tally."""
+    state, rows = fleet.state, jax.tree.map(lambda column: read(column, r), fleet.rows)
+    waiting = state.waiting
+    assert isinstance(waiting, Line)
+    sentinel = jnp.int32(fleet.replica.shape[0] - 1) + r
+    return state._replace(
+        waiting=waiting._replace(first=rows.first, last=rows.last),
+        running=state.running._replace(sentinel=sentinel),
+        prompts=state.prompts._replace(sentinel=sentinel),
+        by_end=state.by_end._replace(sentinel=sentinel),
+        at_rest=r,
+        running_count=rows.running_count,
+        decode_iterations=rows.decode_iterations,
+        looked_at=rows.looked_at,
+        kv=rows.kv,
+        tally=no_tally(),
+    )
+
+
+def put_back(fleet: Fleet, r: Int, state: State) -> Fleet:
+    """The fleet after replica r has done something; its tally is left to the caller."""
+    waiting = state.waiting
+    assert isinstance(waiting, Line)
+    row = Rows(waiting.first, waiting.last, state.running_count, state.decode_iterations, state.looked_at, state.kv)
+    rows = jax.tree.map(lambda column, value: write(column, r, value), fleet.rows, row)
+    return fleet._replace(state=state, rows=rows)

@@ -1,0 +1,110 @@
+"""Pools of replicas that run together: the same for the engine and for the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import jax
+import numpy as np
+
+from evaluator.device import configure
+from evaluator.reference import Outcome, Request, simulate
+from evaluator.routing import COUNTERS, Choice, HeavyLight, Sent, assign, router_of, stream
+from evaluator.stations.engine import LaneResult
+from evaluator.stations.engine.any_order import Structure
+from evaluator.stations.engine.coupled import NO_COUNTER, Pool, PoolResult, run_pools
+from tests.reference.build import CHOICES, random_cost
+from tests.stations.engine.any_order import build as any_order
+from tests.stations.engine.any_order.build import Kind
+from tests.stations.engine.in_order.build import cut
+
+MOST = 8  # replicas
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A case of the program for any order on several replicas; users are those of all of them."""
+
+    one: any_order.Case
+    replicas: int
+    router: Choice
+    seed: int = 0
+
+    def __repr__(self) -> str:
+        return f"{self.replicas} replicas, {self.router}: {self.one.case}"
+
+
+def structure_of(kind: Kind) -> Structure:
+    return kind.structure._replace(replicas=MOST)
+
+
+def random_case(seed: int, kind: Kind) -> Case:
+    """A random case with any router; first come, first served, as nothing else is in this program.
+
+    In one of three every iteration takes a second and requests arrive at whole seconds, so that all that happens
+    happens at the same time as something else.
+    """
+    rng = np.random.default_rng([seed, 77])
+    one = any_order.random_case(seed, kind)
+    replicas = int(rng.integers(1, MOST + 1))
+    limits, users = replace(one.case.limits, packing="fcfs"), one.case.users
+    users = users and max(1, int(users * rng.choice([0.5, 1, replicas])))
+    arrival_s = one.case.arrival_s / rng.choice([1, replicas])
+    choice = CHOICES[int(rng.integers(len(CHOICES)))]
+    if isinstance(choice, HeavyLight):
+        choice = HeavyLight(int(rng.integers(1, 100)), int(rng.integers(1, replicas + 1)))
+    case, costs = replace(one.case, limits=limits, users=users, arrival_s=arrival_s), one.costs
+    if rng.random() < 1 / 3:
+        costs = (random_cost(rng, experts=kind.experts, windowed=kind.windowed, scale=0.0)._replace(iteration_s=1.0),)
+        case = replace(case, cost=costs[0], arrival_s=np.floor(arrival_s * rng.choice([1, 10])))
+    return Case(replace(one, case=case, costs=costs), replicas, choice, seed)
+
+
+@cache
+def random_cases(kind: Kind, count: int) -> list[Case]:
+    """``count`` random cases of one structure."""
+    return [random_case(seed, kind) for seed in range(count)]
+
+
+def stacked(cases: Sequence[Case], slots: int = 0, padding: int = 0) -> tuple[Pool, tuple]:
+    """Cases of one structure with a leading lane axis, as ``any_order.build.stacked``."""
+    lanes, requests = any_order.stacked([given.one for given in cases], slots, padding)
+    width = requests.arrival_s.shape[1]
+    assigned = np.zeros((len(cases) + padding, width), np.int32)
+    counters = np.full(len(cases) + padding, NO_COUNTER, np.int32)
+    for row, given in enumerate(cases):
+        router, prompts = router_of(given.router), given.one.case.prompt_tokens
+        if router.counts is None:
+            sent = Sent(prompts, given.replicas, stream(given.seed))
+            assigned[row, : len(prompts)] = assign(given.router, sent)
+        else:
+            counters[row] = COUNTERS.index(router.counts)
+    replicas = np.array([given.replicas for given in cases] + [0] * padding, np.int32)
+    return Pool(lanes, replicas, counters, assigned), requests
+
+
+def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, **shape: int) -> list[PoolResult]:
+    """The engine's results, one per case, cut to the case's requests."""
+    configure()
+    found = jax.tree.map(np.asarray, run_pools(*stacked(cases, **shape), structure_of(kind), vectorise))
+    results = []
+    for lane, given in enumerate(cases):
+        count = len(given.one.case.arrival_s)
+        served = LaneResult(*(field[lane] for field in found.served))
+        results.append(PoolResult(cut(served, count), found.replica[lane, :count]))
+    return results
+
+
+def run_reference(given: Case) -> Outcome:
+    """The reference on the same requests, every token of them."""
+    case = given.one.case
+    columns = (case.arrival_s, case.compute_tokens, case.prompt_tokens, case.output_tokens, case.kv_units)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    shared = given.one.shared_units.tolist()
+    requests = [Request(number, *row, shared_units=shared[number]) for number, row in enumerate(rows)]
+    return simulate(
+        given.one.costs, case.policy, case.limits, requests, replicas=given.replicas, router=given.router,
+        seed=given.seed, users=case.users, window=case.window or None, tokens=True,
+    )  # fmt: skip
