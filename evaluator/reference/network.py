@@ -13,8 +13,9 @@ batch, in front of the pool as behind it, where it releases the next request of 
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from evaluator.reference.request import Request
@@ -47,52 +48,68 @@ class Visit(NamedTuple):
     left_s: float
 
 
+Delay = Callable[[Request], float]
+"""Seconds between the end of a request at the last station and its user's next one."""
+
+
 class Clients:
     """Send the requests, in their order: at their times of arrival, or as ``users`` of a closed loop.
 
     A station, too: requests leave it when they are sent, and come back from the last station of the network. In a
-    closed loop the first ``users`` requests are sent at time 0 and one more whenever one comes back; ``arrival_s`` is
-    set then.
+    closed loop the first ``users`` requests are sent at time 0 and one more whenever an answer reaches its user, which
+    is ``delay_s`` of the request after it has come back; ``arrival_s`` is set then.
     """
 
     batches = False
 
-    def __init__(self, requests: Sequence[Request], users: int | None = None) -> None:
+    def __init__(self, requests: Sequence[Request], users: int | None = None, delay_s: Delay | None = None) -> None:
         self._requests = requests
         self._sent = 0
-        self._released = len(requests) if users is None else users  # so many may be sent, in a closed loop by now
+        self._at_once = len(requests) if users is None else users  # these wait for no answer
+        self._delay_s = delay_s
+        self._due: list[float] = []  # heap: when answers reach their users
         if users is not None:
             for position, request in enumerate(requests):
                 request.arrival_s = 0.0 if position < users else math.inf
         self.next_s = self._next_arrival()
 
     def _next_arrival(self) -> float:
-        return self._requests[self._sent].arrival_s if self._sent < len(self._requests) else math.inf
+        if self._sent >= len(self._requests):
+            return math.inf
+        if self._sent < self._at_once:
+            return self._requests[self._sent].arrival_s
+        return self._due[0] if self._due else math.inf
 
     def finish(self, now: float) -> Sequence[Request]:
         first = self._sent
         while self.next_s <= now:
+            if self._sent >= self._at_once:
+                self._requests[self._sent].arrival_s = heapq.heappop(self._due)
             self._sent += 1
             self.next_s = self._next_arrival()
         return self._requests[first : self._sent]
 
     def submit(self, request: Request, now: float) -> None:
-        if self._released < len(self._requests):
-            self._requests[self._released].arrival_s = now
-            self._released += 1
+        if self._at_once < len(self._requests):
+            heapq.heappush(self._due, now if self._delay_s is None else now + self._delay_s(request))
             self.next_s = self._next_arrival()
 
     def launch(self, now: float) -> None:
         pass
 
 
-def run(stations: Sequence[Station], requests: Sequence[Request], users: int | None = None) -> None:
+def run(
+    stations: Sequence[Station],
+    requests: Sequence[Request],
+    users: int | None = None,
+    delay_s: Delay | None = None,
+) -> None:
     """Send fresh requests, in order of arrival, through all stations one after the other, until nothing can happen.
 
-    ``users``: closed loop, see ``Clients``. What happened is in the requests and the stations. A request that a station
+    ``users``, ``delay_s``: closed loop, see ``Clients``. What happened is in the requests and the stations. A request that a station
     can never start stays there.
     """
-    clients = Clients(requests, users)
+    clients = Clients(requests, users, delay_s)
     ring: list[Station] = [clients, *stations]
     upstream_last = list(zip(ring, [*stations, clients], strict=True))[::-1]  # so that ends come before arrivals
     order = sorted(stations, key=lambda station: station.batches)

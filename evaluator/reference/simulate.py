@@ -10,7 +10,7 @@ from typing import Any
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.quantities import PEAKS
 from evaluator.reference.limits import Limits
-from evaluator.reference.network import run
+from evaluator.reference.network import Delay, run
 from evaluator.reference.replica import Iteration, Replica
 from evaluator.reference.request import Request
 from evaluator.reference.routing import chooser
@@ -71,6 +71,7 @@ def simulate(
     router: Choice = "round_robin",
     seed: int = 0,
     users: int | None = None,
+    delay_s: Delay | None = None,
     window: int | None = None,
     leap: bool = True,
     tokens: bool = False,
@@ -79,7 +80,7 @@ def simulate(
     """Serve fresh ``requests`` (in order of arrival) on identical replicas; their times are written into them.
 
     ``cost``: of the replica, or of each of its pipeline ranks; as many batches are in flight as ranks. ``policy``: a
-    name of ``evaluator.policies``. ``users``: closed loop, in which ``arrival_s`` is set when a request is sent, see
+    name of ``evaluator.policies``. ``users``, ``delay_s``: closed loop, in which ``arrival_s`` is set when a request is sent, see
     ``network.Clients``. ``window``: tokens, for models with sliding-window layers. ``seed``: of a router that draws.
 
     ``tokens`` records the time of every token and computes each iteration from its sequences. Without it, iterations
@@ -94,7 +95,7 @@ def simulate(
         Replica(index, costs, policy, limits, window=window, leap=leap, tokens=tokens, observe=observe)
         for index in range(replicas)
     ]
-    run([Pool(pool, chooser(router, pool, seed))], requests, users)
+    run([Pool(pool, chooser(router, pool, seed))], requests, users, delay_s)
     return Outcome(list(requests), pool)
 
 

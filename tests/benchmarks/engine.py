@@ -139,6 +139,8 @@ def any_order_input(
         least_work=full(least_work, bool),
         look_every=full(record.look_every, np.int32),
         kv=KvUnits(*map(full, (block, 1.0, 0.0, 0.0, 0.0, block))),
+        frontend_s=full(0.0),
+        lookahead_steps=full(0.0),
     )
     budget = 8192 if record.by_future_peak else given.max_num_batched_tokens if record.token_budget else np.inf
     limits = limits._replace(

@@ -9,7 +9,8 @@ from jax import lax
 
 from evaluator.stations.engine.any_order.cohorts import join, known_tokens, leave
 from evaluator.stations.engine.any_order.lane import Given
-from evaluator.stations.engine.any_order.state import State
+from evaluator.stations.engine.any_order.state import Line, State, Waiting
+from evaluator.stations.engine.any_order.waiting import deliver
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import NONE, add, read, read_once, tagged_count, unmark, write
@@ -218,5 +219,13 @@ def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> State
         running_count=state.running_count - on,
         kv=state.kv - jnp.where(on, read(given.requests.kv_units, i), 0),
         finished=state.finished + on,
-        waiting=state.waiting._replace(released=state.waiting.released + on),
+        waiting=_released(given, state, i, end_s, on),
     )
+
+
+def _released(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> Waiting | Line:
+    """Of a closed loop: a user may send the next request, at once or when the frontend has delivered the answer."""
+    waiting = state.waiting
+    if isinstance(waiting, Line) and given.structure.frontend:
+        return deliver(given, waiting, i, read_once(state.sequences.first_token_s, i), end_s, on)
+    return waiting._replace(released=waiting.released + on)

@@ -20,6 +20,8 @@ class Rules(NamedTuple):
     least_work: Flag  # the waiting request with the fewest tokens left goes first
     look_every: Int  # LightLLM: decode iterations between two looks at the waiting queue; 0: another policy
     kv: KvUnits  # each field a Float
+    frontend_s: Float  # closed loop with a frontend: an answer reaches its user so much later, and
+    lookahead_steps: Float  # so many iterations of the request's mean length
 
 
 class Lane(NamedTuple):
@@ -39,6 +41,7 @@ class Structure(NamedTuple):
     pipeline_ranks: int  # pipeline ranks, and batches in flight
     peaks: bool  # some lane admits by its future peak of KV (LightLLM); with one rank only
     replicas: int = 1  # most replicas of a lane, see ``engine.coupled``; several with one rank only
+    frontend: bool = False  # of a closed loop: users get their answers later than the engine has them; several replicas
 
     def cohorts(self) -> int:
         """Cohorts of decoding sequences, see ``state.Cohorts``.

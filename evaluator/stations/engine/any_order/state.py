@@ -35,6 +35,7 @@ from evaluator.stations.engine.common.arrays import (
     StepBits,
     StepCounts,
     StepLists,
+    TimeHeap,
 )
 from evaluator.stations.engine.common.leap import no_peaks
 from evaluator.stations.engine.common.prompts import PromptSums
@@ -57,6 +58,8 @@ class Line(NamedTuple):
     last: Int
     next: IntPerRequest  # of the queues of all replicas
     released: Int  # closed loop: requests sent so far, to all replicas
+    due: TimeHeap  # closed loop with a frontend: when answers reach their users
+    due_size: Int
 
 
 class Tally(NamedTuple):
@@ -212,7 +215,8 @@ def _nobody_waits(given: Given) -> Waiting | Line:
     slots, number = given.requests.arrival_s.shape[0], jnp.zeros((), jnp.int32)
     if given.structure.replicas > 1:
         none = jnp.full(slots, NONE, jnp.int32)
-        return Line(none[0], none[0], none, given.limits.users)
+        due = jnp.full(slots + 1 if given.structure.frontend else 1, jnp.inf)
+        return Line(none[0], none[0], none, given.limits.users, due, number)
     return Waiting(jnp.zeros(slots + 1, jnp.int64), number, number, given.limits.users)
 
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
+from evaluator.stations.engine.any_order.heap import enter, replace_first
 from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.state import Line, Sequences, State, Waiting
-from evaluator.stations.engine.common.arrays import Array, Flag, Float, Heap, Int
+from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import NONE, read, read_once, write
 
 
@@ -92,40 +93,34 @@ def pop(waiting: Waiting | Line, i: Int) -> Waiting | Line:
     heap, size = waiting.heap, waiting.size - in_heap
     moved = read_once(heap, size + jnp.minimum(i, 0))  # with ``i``, so that it is read after the head was
 
-    def smaller_child(heap: Heap, place: Int) -> tuple[Int, Array]:
-        left = 2 * place + 1
-        first, second = read_once(heap, left), read_once(heap, left + 1)
-        right = (left + 1 < size) & (second < first)
-        return left + right, jnp.where(right, second, first)
-
-    def sinks(carry: tuple[Int, Heap]) -> Flag:
-        place, heap = carry
-        return (2 * place + 1 < size) & (smaller_child(heap, place)[1] < moved)
-
-    def sink(carry: tuple[Int, Heap]) -> tuple[Int, Heap]:
-        place, heap = carry
-        child, value = smaller_child(heap, place)
-        return child, write(heap, place, value)
-
-    place, heap = lax.while_loop(sinks, sink, (jnp.int32(0), heap))
-    return waiting._replace(heap=write(heap, place, moved), size=size, arrived=waiting.arrived + ~in_heap)
+    heap = replace_first(heap, size, moved)
+    return waiting._replace(heap=heap, size=size, arrived=waiting.arrived + ~in_heap)
 
 
 def _push(waiting: Waiting, priority: Int, i: Int) -> Waiting:
     """With ``i`` in the heap at its priority; ties by request number."""
     entry = (priority.astype(jnp.int64) << 32) | i.astype(jnp.int64)
+    return waiting._replace(heap=enter(waiting.heap, waiting.size, entry), size=waiting.size + 1)
 
-    def rises(carry: tuple[Int, Heap]) -> Flag:
-        place, heap = carry
-        return (place > 0) & (read_once(heap, (place - 1) // 2) > entry)
 
-    def rise(carry: tuple[Int, Heap]) -> tuple[Int, Heap]:
-        place, heap = carry
-        parent = (place - 1) // 2
-        return parent, write(heap, place, read_once(heap, parent))
+def deliver(given: Given, waiting: Line, i: Int, first_s: Float, end_s: Float, on: Flag) -> Line:
+    """Of a closed loop, if ``on``: a user gets the answer to request ``i``, and sends the next one then.
 
-    place, heap = lax.while_loop(rises, rise, (waiting.size, waiting.heap))
-    return waiting._replace(heap=write(heap, place, entry), size=waiting.size + 1)
+    The engine is done with it at ``end_s``; the frontend takes some time, and iterations of the request's mean length
+    (``simulation.frontend``). Answers may overtake each other on the way, so that their times are in a heap.
+    """
+    rules, output = given.rules, read(given.requests.output_tokens, i)
+    gap_s = (end_s - first_s) / jnp.maximum(output - 1, 1)
+    at_s = end_s + (rules.frontend_s + rules.lookahead_steps * gap_s)
+    entered = jnp.where(on, at_s, jnp.inf)  # behind all others, where the size will not count it
+    return waiting._replace(due=enter(waiting.due, waiting.due_size, entered), due_size=waiting.due_size + on)
+
+
+def take_due(waiting: Line, on: Flag) -> Line:
+    """Without the next answer, if ``on``."""
+    size = waiting.due_size - on
+    moved = jnp.where(on, read_once(waiting.due, size), read_once(waiting.due, size * 0))
+    return waiting._replace(due=replace_first(waiting.due, size, moved), due_size=size)
 
 
 def _work(given: Given, sequences: Sequences, i: Int) -> Int:

@@ -9,9 +9,9 @@ from evaluator.routing import COUNTERS
 from evaluator.stations.engine.any_order.cohorts import known_tokens
 from evaluator.stations.engine.any_order.preemption import growth_at
 from evaluator.stations.engine.any_order.state import Line
-from evaluator.stations.engine.any_order.waiting import come_in
+from evaluator.stations.engine.any_order.waiting import come_in, take_due
 from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int
-from evaluator.stations.engine.common.rings import read, write
+from evaluator.stations.engine.common.rings import read, read_once, write
 from evaluator.stations.engine.coupled.lane import GivenPool
 from evaluator.stations.engine.coupled.state import Fleet, ends_at
 
@@ -35,10 +35,14 @@ def add_counts(counts: Array, r: Int, more: Array) -> Array:
 
 def next_arrival(pool: GivenPool, fleet: Fleet) -> Float:
     """When the next request is sent; infinite if none will be before another has finished."""
-    i, waiting = fleet.arrived, fleet.state.waiting
-    comes = i < jnp.minimum(waiting.released, pool.given.limits.requests)
-    at_s = jnp.maximum(read(pool.given.requests.arrival_s, i), fleet.state.clock)
-    return jnp.where(comes, at_s, jnp.inf)
+    i, waiting, given = fleet.arrived, fleet.state.waiting, pool.given
+    assert isinstance(waiting, Line)
+    at_s, comes = read(given.requests.arrival_s, i), i < waiting.released
+    if given.structure.frontend:
+        first_due = read_once(waiting.due, jnp.minimum(waiting.due_size, 0))
+        at_s = jnp.where(comes, at_s, first_due)
+        comes = comes | (waiting.due_size > 0)
+    return jnp.where(comes & (i < given.limits.requests), jnp.maximum(at_s, fleet.state.clock), jnp.inf)
 
 
 def send(pool: GivenPool, fleet: Fleet) -> Fleet:
@@ -47,6 +51,9 @@ def send(pool: GivenPool, fleet: Fleet) -> Fleet:
     A leap under way there, which would keep it waiting, ends with the iteration under way.
     """
     given, i = pool.given, fleet.arrived
+    waiting = fleet.state.waiting
+    if isinstance(waiting, Line) and given.structure.frontend:
+        fleet = fleet._replace(state=fleet.state._replace(waiting=take_due(waiting, i >= waiting.released)))
     fleet = count_kv(pool, fleet, pool.counter == KV)
     r = _choice(pool, fleet)
     empty = read(fleet.rows.first, r) < 0

@@ -117,6 +117,8 @@ def _lane_of(given: Case, slots: int) -> Lane:
         least_work=np.bool_(limits.packing == "least_work_left"),
         look_every=np.int32((limits.look_every or record.look_every) if record.by_future_peak else 0),
         kv=KvUnits(*map(np.float64, units_of(given.kv))),
+        frontend_s=np.float64(0.0),
+        lookahead_steps=np.float64(0.0),
     )
     shared = np.zeros(slots + 1, np.int32)
     shared[: len(given.shared_units)] = given.shared_units

@@ -31,16 +31,25 @@ class Case:
     replicas: int
     router: Choice
     seed: int = 0
+    frontend: tuple[float, float] = (
+        0.0,
+        0.0,
+    )  # closed loop: seconds, and iterations of a request, until it is delivered
+
+    def delay_s(self, request: Request) -> float:
+        """Of the answer to a request."""
+        steps = max(request.output_tokens - 1, 1)
+        return self.frontend[0] + self.frontend[1] * (request.last_token_s - request.first_token_s) / steps
 
     def __repr__(self) -> str:
         return f"{self.replicas} replicas, {self.router}: {self.one.case}"
 
 
-def structure_of(kind: Kind) -> Structure:
-    return kind.structure._replace(replicas=MOST)
+def structure_of(kind: Kind, frontend: bool) -> Structure:
+    return kind.structure._replace(replicas=MOST, frontend=frontend)
 
 
-def random_case(seed: int, kind: Kind) -> Case:
+def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
     """A random case with any router; first come, first served, as nothing else is in this program.
 
     In one of three every iteration takes a second and requests arrive at whole seconds, so that all that happens
@@ -59,13 +68,14 @@ def random_case(seed: int, kind: Kind) -> Case:
     if rng.random() < 1 / 3:
         costs = (random_cost(rng, experts=kind.experts, windowed=kind.windowed, scale=0.0)._replace(iteration_s=1.0),)
         case = replace(case, cost=costs[0], arrival_s=np.floor(arrival_s * rng.choice([1, 10])))
-    return Case(replace(one, case=case, costs=costs), replicas, choice, seed)
+    around = (float(rng.choice([0.0, 0.1, 3.0])), float(rng.choice([0.0, 1.2]))) if frontend else (0.0, 0.0)
+    return Case(replace(one, case=case, costs=costs), replicas, choice, seed, around)
 
 
 @cache
-def random_cases(kind: Kind, count: int) -> list[Case]:
+def random_cases(kind: Kind, count: int, frontend: bool = False) -> list[Case]:
     """``count`` random cases of one structure."""
-    return [random_case(seed, kind) for seed in range(count)]
+    return [random_case(seed, kind, frontend) for seed in range(count)]
 
 
 def stacked(cases: Sequence[Case], slots: int = 0, padding: int = 0) -> tuple[Pool, tuple]:
@@ -82,13 +92,16 @@ def stacked(cases: Sequence[Case], slots: int = 0, padding: int = 0) -> tuple[Po
         else:
             counters[row] = COUNTERS.index(router.counts)
     replicas = np.array([given.replicas for given in cases] + [0] * padding, np.int32)
+    around = np.array([given.frontend for given in cases] + [(0.0, 0.0)] * padding)
+    lanes = lanes._replace(rules=lanes.rules._replace(frontend_s=around[:, 0], lookahead_steps=around[:, 1]))
     return Pool(lanes, replicas, counters, assigned), requests
 
 
 def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, **shape: int) -> list[PoolResult]:
     """The engine's results, one per case, cut to the case's requests."""
     configure()
-    found = jax.tree.map(np.asarray, run_pools(*stacked(cases, **shape), structure_of(kind), vectorise))
+    structure = structure_of(kind, any(any(given.frontend) for given in cases))
+    found = jax.tree.map(np.asarray, run_pools(*stacked(cases, **shape), structure, vectorise))
     results = []
     for lane, given in enumerate(cases):
         count = len(given.one.case.arrival_s)
@@ -106,5 +119,5 @@ def run_reference(given: Case) -> Outcome:
     requests = [Request(number, *row, shared_units=shared[number]) for number, row in enumerate(rows)]
     return simulate(
         given.one.costs, case.policy, case.limits, requests, replicas=given.replicas, router=given.router,
-        seed=given.seed, users=case.users, window=case.window or None, tokens=True,
+        seed=given.seed, users=case.users, delay_s=given.delay_s, window=case.window or None, tokens=True,
     )  # fmt: skip
