@@ -40,6 +40,7 @@ def outcomes_of(members: Sequence[Member], journey: Journey) -> Outcomes:
         objectives=bounds_of([member.objectives for member in members]),
         itl=journey.itl,
         replica=journey.replica,
+        model=journey.model,
     )
 
 
