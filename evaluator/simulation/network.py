@@ -75,7 +75,7 @@ def _run(
     for side in member.sides:
         if runs:
             asked, _ = jobs.after_prefill(jobs.ready_s)
-        runs.append(_side_run(member, at, seed, side, asked, len(jobs), observe))
+        runs.append(_side_run(member, at, seed, side, asked, observe))
     links = None
     stages: list[Stage] = [runs[0].side]
     if len(runs) > 1:
@@ -88,7 +88,7 @@ def _run(
 
 
 def _side_run(
-    member: Member, at: tuple[int, int], seed: int, side: SidePlan, jobs: Jobs, requests: int, observe: Observe | None
+    member: Member, at: tuple[int, int], seed: int, side: SidePlan, jobs: Jobs, observe: Observe | None
 ) -> SideRun:
     slot = Slot(*at, -1, jobs, slice(0, len(jobs)), len(jobs), member.users or OPEN_LOOP, side.stations.start)
     pools: list[list[Replica]] = []
@@ -97,7 +97,7 @@ def _side_run(
     for number in side.stations:
         station = member.stations[number]
         built, limits = station.design.ready, replace(limits_of(station, jobs.demand), rooms=rooms)
-        own = [Gaps(requests) for _ in range(station.deployment.replicas)]
+        own = [Gaps(_until(jobs)) for _ in range(station.deployment.replicas)]
         pools.append(
             [
                 Replica(
@@ -109,8 +109,13 @@ def _side_run(
         )  # fmt: skip
         gaps += own
     replicas = [replica for pool in pools for replica in pool]
-    choose = _choose(member, seed, side, jobs, replicas, requests)
+    choose = _choose(member, seed, side, jobs, replicas)
     return SideRun(jobs, Side(Pool(replicas, choose), _parts(jobs), choose), tuple(pools), tuple(gaps))
+
+
+def _until(jobs: Jobs) -> int:
+    """All ids of the jobs are below it."""
+    return int(jobs.id.max(initial=-1)) + 1
 
 
 def _watch(gaps: Gaps, observe: Observe | None, slot: Slot, iteration: Iteration) -> None:
@@ -127,9 +132,7 @@ def _parts(jobs: Jobs) -> dict[int, Request]:
     return {index: Request(index, *row) for index, *row in rows}
 
 
-def _choose(
-    member: Member, seed: int, side: SidePlan, jobs: Jobs, replicas: Sequence[Replica], requests: int
-) -> Choose:
+def _choose(member: Member, seed: int, side: SidePlan, jobs: Jobs, replicas: Sequence[Replica]) -> Choose:
     """The router of a side; a request learns from its pool how much KV it takes there."""
     pools = [member.stations[number] for number in side.stations]
     pool_of = np.repeat(np.arange(len(pools)), [pool.deployment.replicas for pool in pools]).tolist()
@@ -139,7 +142,7 @@ def _choose(
     if side.replicas is None:
         router = chooser(side.router, replicas, seed, side.stations.start)
     else:
-        models = np.zeros(requests, dtype=np.int64)
+        models = np.zeros(_until(jobs), dtype=np.int64)
         models[jobs.id] = jobs.demand.model
         router = SideRouter(side.replicas, side.router, replicas, models.tolist(), stream(seed, side.number))
 
@@ -198,7 +201,7 @@ def _side_leg(
             getattr(found, name)[at][: len(parts)] = [getattr(part, own) for part in parts]
         found.replica[at][: len(parts)] = [part.replica for part in parts]
     check_served(members, found)
-    uses = [_use(members, seeds, side, place, jobs, found, runs) for place in range(len(side.stations))]
+    uses = [_use(members, side, place, jobs, found, runs) for place in range(len(side.stations))]
     name = members[0].stations[side.stations.start].name if len(uses) == 1 else side.role.name
     return Leg(Station(name, _never, side.role), jobs, found, tuple(uses))
 
@@ -209,7 +212,6 @@ def _never(jobs: ChunkJobs) -> tuple[Departures, *tuple[Use, ...]]:
 
 def _use(
     members: Sequence[Member],
-    seeds: Sequence[int],
     side: SidePlan,
     place: int,
     jobs: ChunkJobs,
@@ -218,8 +220,9 @@ def _use(
 ) -> Use:
     """Of the pool at a place on its side."""
     pools = [member.stations[member.sides[side.number].stations[place]] for member in members]
-    totals = Totals.empty(len(members), len(seeds))
-    itl: list[list[WeightedGaps]] = [[pooled([]) for _ in seeds] for _ in members]
+    configs, seeds, _ = shape_of(jobs)
+    totals = Totals.empty(configs, seeds)
+    itl: list[list[WeightedGaps]] = [[pooled([])] * seeds for _ in members]
     own = [list(of_seeds) for of_seeds in jobs]
     for at, of_run in runs.items():
         replicas, one = of_run.pools[place], jobs[at[0]][at[1]]

@@ -14,6 +14,7 @@ from evaluator.plan import Plan, plan
 from evaluator.scenario import Scenario, load_scenario
 from evaluator.simulation import simulate_chunk, stations_of
 from evaluator.simulation.chain import run_chain
+from evaluator.simulation.frontend import client_times
 from evaluator.traffic.jobs import Jobs
 from tests.simulation.test_pools import simulated
 
@@ -245,3 +246,21 @@ def test_models_with_lengths_of_their_own():
     same = ran(MODEL_POOLS, models={name: 0.5 for name in BOTH}, requests=300)
     plain = ran({"a": {"role": "mixed", "replicas": 2}}, requests=300)
     np.testing.assert_array_equal(same.prompt_tokens, plain.prompt_tokens)  # lengths are drawn as without models
+
+
+def test_a_request_pays_at_the_frontend_of_its_pool():
+    """Sets that were fitted to servers say what lies around the engine; the one of the H100 is none of the L40S."""
+    pools = {"h": {"role": "mixed", "calibration": "h100-sxm-vllm.serving"},
+             "l": {"role": "mixed", "hardware": "l40s", "calibration": "l40s-vllm.serving"}}  # fmt: skip
+    whole = plan(of_pools(pools), engine="token")
+    (member,), (group,) = whole.members, whole.groups
+    journey = run_chain(stations_of(whole, group, [member]), [whole.jobs(member)])
+    outcomes = simulate_chunk(whole, group, [member])
+    for replica, station in enumerate(member.stations):
+        at = journey.replica == replica
+        times = (journey.first_token_s[at], journey.last_token_s[at], journey.output_tokens[at])
+        first_s, last_s = client_times(station.design.calibration, *times)
+        np.testing.assert_array_equal(outcomes.first_token_s[at], first_s)
+        np.testing.assert_array_equal(outcomes.last_token_s[at], last_s)
+    frontends = {station.design.calibration.frontend_s for station in member.stations}
+    assert len(frontends) == 2
