@@ -25,6 +25,7 @@ from evaluator.results.requests import requests_table
 from evaluator.results.schema import attributes
 from evaluator.results.selection import select as select_configuration
 from evaluator.scenario import Scenario, load_scenario
+from evaluator.scenario.workload import model_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,7 +184,8 @@ def simulate(
     values = summarise(outcomes, levels) | _known(whole.members, outcomes.summed("devices"))
     values["config"] = grid.numbers(values["config"])
     summary = to_dataset(values, levels, whole.grid.axes, _attributes(scenario))
-    table = requests_table(outcomes, values["config"].tolist(), whole.seeds)
+    models = model_names(whole.members[0].workload)
+    table = requests_table(outcomes, values["config"].tolist(), whole.seeds, models)
     if progress is not None:
         progress.advance(len(table))
     return Simulation(table, summary)
@@ -265,6 +267,8 @@ def _attributes(scenario: Scenario) -> dict[str, str]:
 
 def _trace_stamp(scenario: Scenario) -> str:
     """Size and time of the trace files: chunks of an edited trace must not be taken up again."""
-    files = (scenario.workload.arrivals.file, scenario.workload.lengths.file)
+    workload = scenario.workload
+    lengths = [workload.lengths, *(one.lengths for one in workload.models.values() if one.lengths is not None)]
+    files = (workload.arrivals.file, *(one.file for one in lengths))
     stats = [Path(file).stat() for file in files if file is not None]
     return str([(stat.st_size, stat.st_mtime_ns) for stat in stats])

@@ -118,6 +118,7 @@ def _demand(load: Requests, shared_blocks_of: int | None = None) -> Demand:
         kv_tokens=prompt + output - 1,
         later_tokens=nothing,
         shared_tokens=nothing if shared_blocks_of is None else whole_blocks(load, shared_blocks_of),
+        model=nothing,
     )
 
 

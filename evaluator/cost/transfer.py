@@ -32,14 +32,35 @@ class SequenceBytes:
 
 def sequence_bytes(model: Model, kv: str, activations: str) -> SequenceBytes:
     """Of a model whose KV is sent in the dtype ``kv``; MLA's compressed vector is sent once, not once per rank."""
+    return _of_rank(model, kv, activations, 1, 1.0)
+
+
+def sharded(model: Model, kv: str, activations: str, tensor: int, pipeline: int, senders: int) -> SequenceBytes:
+    """What the busiest device sends or receives of a sequence, where each device has a link of its own.
+
+    Every device of the decode replica (``tensor`` x ``pipeline``) reads the shard that it keeps: the KV heads of its
+    tensor rank, of the layers of its pipeline rank, from those of the ``senders`` devices of the prefill replica that
+    hold them (vLLM's NixlConnector, whose workers read from remote ranks by the ratio of the two tensor-parallel sizes;
+    Mooncake and DistServe, arXiv:2401.09670 section 4.1, send between pairs of devices likewise). So a device of the
+    side with fewer devices has the most to do: without copies it is 1 / min(devices) of the bytes. What the decode
+    ranks hold alike, the latent vectors of MLA and KV heads that are fewer than the ranks, each of them reads for
+    itself. Layers are taken to be spread evenly over the pipeline ranks.
+    """
+    devices = tensor * pipeline
+    share = max(1.0, devices / senders) / pipeline  # of what a device of one tensor rank would read of all layers
+    return _of_rank(model, kv, activations, tensor, share)
+
+
+def _of_rank(model: Model, kv: str, activations: str, tensor: int, share: float) -> SequenceBytes:
+    """A ``share`` of what one of ``tensor`` ranks keeps of a sequence over all layers."""
     windows: dict[float, float] = {}
     states, layers = 0.0, 0
     for kind in model.layers:
-        size, state = kv_bytes(kind.mixer, kv, 1), state_bytes(kind.mixer, activations, 1)
+        size, state = kv_bytes(kind.mixer, kv, tensor), state_bytes(kind.mixer, activations, tensor)
         if size > 0:
             width = _kept(kind.mixer)
-            windows[width] = windows.get(width, 0.0) + kind.count * size
-        states += kind.count * state
+            windows[width] = windows.get(width, 0.0) + kind.count * size * share
+        states += kind.count * state * share
         layers += kind.count * (size + state > 0)
     return SequenceBytes(tuple((size, width) for width, size in windows.items()), states, layers)
 

@@ -82,6 +82,7 @@ class Outcomes:
     itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed], all gaps after the first measured first token
     replica: np.ndarray | None = None  # (config, seed, request) or (seed, request): which replica served it
     cached_tokens: np.ndarray | None = None  # shaped as prompt_tokens
+    model: np.ndarray | None = None  # shaped so, too: the number of the model asked for; None: the first for all
 
     def summed(self, name: str) -> np.ndarray:
         """A figure of the use, such as ``devices`` or ``iterations``, summed over the stations."""

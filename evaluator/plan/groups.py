@@ -82,7 +82,7 @@ def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
 def _route(member: Member) -> tuple[str, ...]:
     """What the way of a request depends on where there are several pools, and what their use is told by."""
     several = member.stations if len(member.stations) > 1 else ()
-    return tuple(f"{station.role.name} {station.name}" for station in several)
+    return (*(f"{station.role.name} {station.name}" for station in several), f"{member.in_one_loop}")
 
 
 def _structure(workload: Workload, station: StationPlan) -> Structure:
@@ -97,10 +97,11 @@ def _structure(workload: Workload, station: StationPlan) -> Structure:
 
 def _shaped(which: Structure, having: list[tuple[Member, StationPlan]], seeds: tuple[int, ...]) -> StationGroup:
     able = [station for member, station in having if member.status == OK]
-    routed = {(d.replicas, d.router): d for d in (station.deployment for station in able)}.values()
+    alone = (station.deployment for station in able if station.most_jobs is None)
+    routed = {(deployment.replicas, deployment.router): deployment for deployment in alone}.values()
     together = which.program.replicas > 1
-    shares = (which.requests if together else _largest_share(one, seeds, which.requests) for one in routed)
-    slots = max(shares, default=1)
+    shares = [which.requests if together else _largest_share(one, seeds, which.requests) for one in routed]
+    slots = max((*shares, *(station.most_jobs or 1 for station in able)), default=1)
     return station_group(which.program, able, slots)
 
 

@@ -1,4 +1,4 @@
-"""The link between a prefill and a decode pool: what is sent over it for a request, and how fast."""
+"""The links between a prefill and a decode side: what is sent over them for a request, and how fast."""
 
 from __future__ import annotations
 
@@ -10,24 +10,35 @@ from numpy.typing import NDArray
 
 from evaluator.catalog import load_link
 from evaluator.cost.dtypes import BYTES
-from evaluator.cost.transfer import SequenceBytes, sequence_bytes
+from evaluator.cost.transfer import SequenceBytes, sequence_bytes, sharded
+from evaluator.plan.sides import SidePlan, group_of_replicas
 from evaluator.plan.station import StationPlan
+from evaluator.policies import policy
 from evaluator.replica import Change
 from evaluator.scenario import Deployment, LinkFigures, Transfer
 
 
 @dataclass(frozen=True)
 class LinkPlan:
-    """A link from each replica of a prefill pool, which all devices of the replica send over together.
+    """A link from each replica of a prefill side.
 
     The latency delays what is sent and does not occupy the link. With ``shared`` a replica sends the KV of one request
     after the other, in the order in which it may begin; without it the requests do not wait for one another.
+
+    ``size`` is what the link carries of a sequence from the first prefill pool to the first decode pool; ``others`` is
+    the same by the numbers of other pairs of pools on their sides, where it differs. ``senders`` and ``receivers`` are
+    the replicas of the pools on either side. How many shards a replica has does not show in it where the figures are
+    those of a replica: all its devices send together, each its own shard, and the bytes of a sequence are split among
+    more or fewer of them (``cost.transfer.sharded`` for the figures of a device).
 
     ``by_layer``: a layer is sent as soon as it is computed. The KV is taken to come evenly, one of ``layers`` after the
     other, from the first iteration that computes the prompt to its first token. Then the last layer is sent after that
     token, and of the others as much before as the prefill or the sending itself has time for. This is exact for
     prompts that are computed in one iteration by layers of one duration (DistServe and Splitwise, arXiv:2311.18677,
     section 4.3, send so). Of n even chunks it is late by at most (1 - 1/n) / layers of the longer of both times.
+
+    ``backpressure``: what is sent waits for room on the decode replica (``reference.stations.rooms``). ``groups``: of
+    replicas, within which requests stay.
     """
 
     name: str
@@ -37,12 +48,55 @@ class LinkPlan:
     shared: bool
     by_layer: bool
     replicas: int
+    others: tuple[tuple[tuple[int, int], SequenceBytes], ...] = ()
+    senders: tuple[int, ...] = ()
+    receivers: tuple[int, ...] = ()
+    groups: int = 1
+    backpressure: bool = False
 
-    def service_s(self, prompt_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds that the KV of prompts occupies a link, (job,). Cached prefixes are sent too, the first token not."""
-        return self.size.of(prompt_tokens) / self.bandwidth
+    def service_s(self, prompt_tokens: NDArray[np.int64], way: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        """Seconds that the KV of prompts occupies a link, (job,). Cached prefixes are sent too, the first token not.
 
-    def head_start_s(self, service_s: NDArray[np.float64], computed_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        ``way`` (job,) are the pools that they come from and go to, see ``ways``; None: the first of both sides.
+        """
+        if way is None or not self.others:
+            return self.size.of(prompt_tokens) / self.bandwidth
+        found = self.size.of(prompt_tokens)
+        for pair, size in self.others:
+            at = way == self._way(*pair)
+            found[at] = size.of(prompt_tokens[at])
+        return found / self.bandwidth
+
+    def layers(self, way: NDArray[np.int64] | None = None) -> NDArray[np.float64] | float:
+        """Layers that are sent of each job, at least 1: (job,), or one number for all."""
+        if way is None or not self.others:
+            return float(max(self.size.layers, 1))
+        found = np.full(way.shape, float(max(self.size.layers, 1)))
+        for pair, size in self.others:
+            found[way == self._way(*pair)] = max(size.layers, 1)
+        return found
+
+    def ways(self, sender: NDArray[np.int32], receiver: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """What ``service_s`` and ``layers`` take, of jobs from and to replicas, (job,), that are numbered over a side.
+
+        ``receiver`` None: there is but one decode pool.
+        """
+        source = _pool_of(self.senders)[sender]
+        return self._way(source, 0 if receiver is None else _pool_of(self.receivers)[receiver])  # type: ignore[return-value]
+
+    def _way(self, source: NDArray[np.int64] | int, target: NDArray[np.int64] | int) -> NDArray[np.int64] | int:
+        return source * max(len(self.receivers), 1) + target
+
+    def group_of(self, sender: NDArray[np.int32]) -> NDArray[np.int64]:
+        """The groups of jobs from these replicas, (job,)."""
+        return group_of_replicas(self.senders, self.groups)[sender]
+
+    def head_start_s(
+        self,
+        service_s: NDArray[np.float64],
+        computed_s: NDArray[np.float64],
+        layers: NDArray[np.float64] | float | None = None,
+    ) -> NDArray[np.float64]:
         """Seconds before the first token from which on the link can send a request's KV without a pause, (job,).
 
         With n layers, n - 1 of them may be sent while the prefill runs. If sending is slower than computing, the link
@@ -51,7 +105,7 @@ class LinkPlan:
         """
         if not self.by_layer:
             return np.zeros_like(service_s)
-        return (1.0 - 1.0 / max(self.size.layers, 1)) * np.minimum(service_s, computed_s)
+        return (1.0 - 1.0 / (self.layers() if layers is None else layers)) * np.minimum(service_s, computed_s)
 
     def changed(self, change: Change) -> LinkPlan:
         """The link with an input changed; itself where that is none of its own."""
@@ -62,48 +116,82 @@ class LinkPlan:
         return self
 
 
-def link_of(stations: Sequence[StationPlan], transfer: Transfer) -> LinkPlan | None:
-    """The link behind a prefill pool with a decode pool; None for any other pools."""
-    if [station.deployment.role for station in stations] != ["prefill", "decode"]:
+def _pool_of(replicas: Sequence[int]) -> NDArray[np.int64]:
+    """The pool of each replica of a side, (replica,)."""
+    return np.repeat(np.arange(len(replicas)), replicas)
+
+
+def link_of(stations: Sequence[StationPlan], sides: Sequence[SidePlan], transfer: Transfer) -> LinkPlan | None:
+    """The links behind a prefill side with a decode side; None for any other pools."""
+    if [side.role.name for side in sides] != ["prefill", "decode"]:
         return None
     figures = transfer.link
     if not isinstance(figures, LinkFigures):
         found = load_link(figures)
         figures = LinkFigures(found.bandwidth, found.latency_s)
-    prefill = stations[0]
-    size = sequence_bytes(prefill.design.model, _sent_as(stations, transfer), prefill.deployment.precision.activations)
+    prefill, decode = ([stations[number] for number in side.stations] for side in sides)
+    sizes = {
+        (source, target): _size(one, other, transfer)
+        for source, one in enumerate(prefill)
+        for target, other in enumerate(decode)
+        if one.deployment.model == other.deployment.model
+    }
+    first = sizes.get((0, 0)) or next(iter(sizes.values()), None) or _size(prefill[0], decode[0], transfer)
+    senders, receivers = (tuple(one.deployment.replicas for one in side) for side in (prefill, decode))
     return LinkPlan(
         name="prefill->decode",  # a name that no pool can have
         bandwidth=figures.bandwidth,
         latency_s=figures.latency,
-        size=size,
+        size=first,
         shared=transfer.shared == "per_replica",
         by_layer=transfer.granularity == "layer",
-        replicas=prefill.deployment.replicas,
+        replicas=sum(senders),
+        others=tuple((pair, size) for pair, size in sizes.items() if size != first),
+        senders=senders,
+        receivers=receivers,
+        groups=transfer.groups,
+        backpressure=transfer.backpressure,
     )
 
 
+def _size(prefill: StationPlan, decode: StationPlan, transfer: Transfer) -> SequenceBytes:
+    """What the link carries of a sequence from one pool to the other."""
+    one, other = prefill.deployment, decode.deployment
+    sent_as = _narrower(one, other) if transfer.dtype == "auto" else transfer.dtype
+    model, activations = prefill.design.model, one.precision.activations
+    if transfer.figures == "per_replica":
+        return sequence_bytes(model, sent_as, activations)
+    return sharded(
+        model, sent_as, activations, other.tensor_parallel, other.pipeline_parallel,
+        one.tensor_parallel * one.pipeline_parallel,
+    )  # fmt: skip
+
+
 def link_problem(stations: Sequence[StationPlan], transfer: Transfer) -> str | None:
-    """Why the decode pool could do nothing with what the prefill pool sends; None where it can."""
-    prefill, decode = stations[0].deployment, stations[-1].deployment
-    if prefill.model != decode.model:
-        return (
-            f"infeasible: pool {stations[0].name} has {prefill.model} and pool {stations[-1].name} {decode.model}, "
-            "and the KV of one model means nothing to another; give both the same model"
-        )
-    cache = _narrower(prefill, decode)
-    if transfer.dtype != "auto" and BYTES[transfer.dtype] > BYTES[cache]:
-        return (
-            f"infeasible: transfer.dtype {transfer.dtype} is wider than the KV cache of {cache}, which has nothing "
-            f"more to send; use auto or {cache}"
-        )
+    """Why a decode pool could do nothing with what a prefill pool of its model sends; None where it can."""
+    if transfer.dtype == "auto":
+        return None
+    for prefill in (one.deployment for one in stations if one.role.first_token_only):
+        for decode in (one.deployment for one in stations if one.role.prompt_resident):
+            cache = _narrower(prefill, decode)
+            if prefill.model == decode.model and BYTES[transfer.dtype] > BYTES[cache]:
+                return (
+                    f"infeasible: transfer.dtype {transfer.dtype} is wider than the KV cache of {cache}, which has "
+                    f"nothing more to send; use auto or {cache}"
+                )
     return None
 
 
-def _sent_as(stations: Sequence[StationPlan], transfer: Transfer) -> str:
-    if transfer.dtype != "auto":
-        return transfer.dtype
-    return _narrower(stations[0].deployment, stations[-1].deployment)
+def backpressure_problem(stations: Sequence[StationPlan], transfer: Transfer) -> str | None:
+    """Why a decode pool cannot reserve room for what is sent; None where it can, or need not."""
+    for station in stations if transfer.backpressure else ():
+        record = policy(station.deployment.batching.policy)
+        if station.role.prompt_resident and record.by_future_peak:
+            return (
+                f"unsupported: pool {station.name}: policy {record.name} with transfer.backpressure: it admits by the "
+                "future peak of what runs and reserves nothing before; use policy chunked or continuous"
+            )
+    return None
 
 
 def _narrower(prefill: Deployment, decode: Deployment) -> str:

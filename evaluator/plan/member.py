@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from evaluator.cost.memory import kv_units
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, prefix_problem, routing_problem
 from evaluator.plan.engines import ITERATION, TOKEN, is_coupled, lacking
-from evaluator.plan.link import LinkPlan, link_of, link_problem
+from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
+from evaluator.plan.sides import Pools, SidePlan, model_of, most_jobs, sides_of, sides_problem
 from evaluator.plan.station import StationPlan
 from evaluator.replica import Change, design, token_budget
+from evaluator.routing import name_of
 from evaluator.scenario import Deployment, Objective, Transfer, Workload
 from evaluator.scenario.grid import Point
 from evaluator.scenario.pools import pools_of
+from evaluator.scenario.workload import model_names
 from evaluator.traffic.jobs import Demand, Extremes
 from evaluator.traffic.requests import shared_tokens
-from evaluator.traffic.roles import ROLES, Role, hands_on
+from evaluator.traffic.roles import Role, hands_on
 from evaluator.traffic.traffics import Traffics
 
 
@@ -32,12 +35,12 @@ class Rate(NamedTuple):
 class Member:
     """One configuration: ``config`` is its row of the grid, ``status`` is ok or why it cannot run.
 
-    ``stations`` are its pools in the order in which a request passes them. ``engine`` computes it; ``lacking`` are the
-    keys for which the vectorised engine cannot. ``coupled``: what one replica or station does decides what comes to
-    another, so that they cannot be computed one after the other: replicas of a pool whose router looks at their state,
-    which the reference runs together, or all stations in a closed loop over them. ``link`` is between a
-    prefill and a decode pool; None: what the one sends is there at once. ``changes`` are those by which a variant
-    differs from its configuration.
+    ``stations`` are its pools in the order in which a request passes them; ``sides`` says which of them serve one phase
+    side by side. ``engine`` computes it; ``lacking`` are the keys for which the vectorised engine cannot. ``coupled``:
+    what one replica or station does decides what comes to another, so that they cannot be computed one after the other.
+    ``in_one_loop``: that holds for pools, not only for the replicas of one, so that the reference runs all pools in one
+    event loop. ``link`` is between a prefill and a decode side; None: what the one sends is there at once. ``changes``
+    are those by which a variant differs from its configuration.
     """
 
     config: int
@@ -49,6 +52,8 @@ class Member:
     lacking: tuple[str, ...] = ()
     coupled: bool = False
     link: LinkPlan | None = None
+    sides: tuple[SidePlan, ...] = ()
+    in_one_loop: bool = False
     changes: tuple[Change | Rate, ...] = ()
 
     @property
@@ -67,9 +72,11 @@ class Checked:
     """What is known of pools in tandem under requests of some lengths, whatever their rate; fields as of ``Member``."""
 
     stations: tuple[StationPlan, ...]
+    sides: tuple[SidePlan, ...]
     status: str
     lacking: tuple[str, ...]
     coupled: bool
+    in_one_loop: bool
     link: LinkPlan | None
 
 
@@ -94,56 +101,91 @@ def member(config: int, point: Point, setting: Setting) -> Member:
     """
     workload, deployment, objectives = point
     arrivals = workload.arrivals
-    lengths = (id(workload.lengths), workload.requests, workload.cached_tokens, workload.sessions)
+    lengths = (
+        id(workload.lengths), id(workload.models), workload.requests, workload.cached_tokens, workload.sessions
+    )  # fmt: skip
     key = (id(deployment), arrivals.process, arrivals.users, *lengths)
     found = setting.known.get(key)
     if found is None:
-        found = setting.known[key] = _checked(workload, pools_of(deployment), setting, deployment.transfer)
-    return _member(config, workload, objectives, found, setting.engine)
+        found = setting.known[key] = _checked(workload, deployment, setting)
+    return Member(
+        config=config,
+        workload=workload,
+        objectives=objectives,
+        stations=found.stations,
+        status=found.status,
+        engine=TOKEN if found.lacking else setting.engine,
+        lacking=found.lacking,
+        coupled=found.coupled,
+        link=found.link,
+        sides=found.sides,
+        in_one_loop=found.in_one_loop,
+    )
 
 
-def member_of_pools(
-    config: int,
-    workload: Workload,
-    objectives: tuple[Objective, ...],
-    pools: Sequence[tuple[str, Deployment]],
-    setting: Setting,
-    transfer: Transfer | None = None,
-) -> Member:
-    """A configuration of several pools, (name, pool), in tandem, checked; without ``transfer`` nothing lies between."""
-    return _member(config, workload, objectives, _checked(workload, pools, setting, transfer), setting.engine)
-
-
-def _member(config: int, workload: Workload, objectives: tuple[Objective, ...], found: Checked, engine: str) -> Member:
-    engine = TOKEN if found.lacking else engine
-    stations, status = found.stations, found.status
-    return Member(config, workload, objectives, stations, status, engine, found.lacking, found.coupled, found.link)
-
-
-def _checked(
-    workload: Workload, pools: Sequence[tuple[str, Deployment]], setting: Setting, transfer: Transfer | None
-) -> Checked:
-    roles, shared = [ROLES[deployment.role] for _, deployment in pools], shared_tokens(workload, pools[0][1])
+def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Checked:
+    pools, transfer = pools_of(deployment), deployment.transfer
+    sides = sides_of(pools, model_names(workload), transfer.groups)
+    roles, shared = [side.role for side in sides], shared_tokens(workload, pools[0][1])
     demands = [_demands(setting.traffics, workload, seed, roles, shared) for seed in setting.seeds]
-    largest = [Extremes.of([demand.extremes for demand in column]) for column in zip(*demands, strict=True)]
-    stations = tuple(_station(*pool, workload, extremes) for pool, extremes in zip(pools, largest, strict=True))
-    missing = tuple(dict.fromkeys(name for _, deployment in pools for name in lacking(workload, deployment)))
-    coupled = any(is_coupled(workload, deployment) for _, deployment in pools)
-    if len(pools) > 1 and workload.arrivals.process == "closed_loop":
-        coupled, missing = True, (*missing, "closed loop over several pools")
-    link = None if transfer is None else link_of(stations, transfer)
-    status = _status(workload, stations)
-    if status == OK and link is not None and transfer is not None:
-        status = link_problem(stations, transfer) or OK
-    return Checked(stations, status, missing, coupled, link)
+    stations = _stations(workload, pools, sides, demands)
+    link = link_of(stations, sides, transfer)
+    status = sides_problem(workload, pools, sides, transfer.groups) or _status(workload, stations)
+    if status == OK and link is not None:
+        status = link_problem(stations, transfer) or backpressure_problem(stations, transfer) or OK
+    if status == OK:
+        stations = _with_shares(stations, sides, [of_seed[0] for of_seed in demands], setting.seeds)
+    missing = [name for _, pool in pools for name in lacking(workload, pool)]
+    several = _several_lacking(workload, sides, transfer if link is not None else None)
+    coupled = bool(several) or any(is_coupled(workload, pool) for _, pool in pools)
+    return Checked(stations, sides, status, tuple(dict.fromkeys((*missing, *several))), coupled, bool(several), link)
+
+
+def _several_lacking(workload: Workload, sides: Sequence[SidePlan], transfer: Transfer | None) -> tuple[str, ...]:
+    """What couples pools with one another, which only the reference knows: it runs all of them in one event loop."""
+    pools = sum(len(side.stations) for side in sides)
+    looking = [name_of(side.router) for side in sides if side.looks and side.replicas is not None]
+    found = {
+        "closed loop over several pools": pools > 1 and workload.arrivals.process == "closed_loop",
+        "transfer.backpressure": transfer is not None and transfer.backpressure,
+        **{f"router {router} over several pools": True for router in looking},
+    }
+    return tuple(name for name, applies in found.items() if applies)
 
 
 def _demands(traffics: Traffics, workload: Workload, seed: int, roles: Sequence[Role], shared: int) -> list[Demand]:
-    """What the requests ask of each pool; ``shared`` tokens of their prompts are kept at the first."""
+    """What the requests ask of each side; ``shared`` tokens of their prompts are kept at the first."""
     found = [traffics.demand(workload, seed, roles[0], shared)]
     for position in range(len(roles) - 1):
         found.append(found[-1].after_prefill[1] if hands_on(roles, position) else found[-1])
     return found
+
+
+def _stations(
+    workload: Workload, pools: Pools, sides: Sequence[SidePlan], demands: Sequence[Sequence[Demand]]
+) -> tuple[StationPlan, ...]:
+    """The pools with their largest requests. ``demands`` (seed, side)."""
+    names, found = model_names(workload), []
+    for side in sides:
+        for number in side.stations:
+            name, deployment = pools[number]
+            asked = [of_seed[side.number] for of_seed in demands]
+            if len(names) > 1 and model_of(deployment) in names:
+                model = names.index(model_of(deployment))
+                asked = [demand.by_model[model] for demand in asked if model in demand.by_model] or asked
+            found.append(_station(name, deployment, workload, Extremes.of([demand.extremes for demand in asked])))
+    return tuple(found)
+
+
+def _with_shares(
+    stations: tuple[StationPlan, ...], sides: Sequence[SidePlan], demands: Sequence[Demand], seeds: Sequence[int]
+) -> tuple[StationPlan, ...]:
+    """With the most jobs that any replica gets, where that is not for the pool's own router to say."""
+    if all(side.replicas is None for side in sides):
+        return stations
+    found = [most_jobs(sides, stations, demand, seed) for demand, seed in zip(demands, seeds, strict=True)]
+    most = [None if None in column else max(column) for column in zip(*found, strict=True)]
+    return tuple(replace(station, most_jobs=one) for station, one in zip(stations, most, strict=True))
 
 
 def _station(name: str, deployment: Deployment, workload: Workload, extremes: Extremes) -> StationPlan:
@@ -166,6 +208,4 @@ def _status(workload: Workload, stations: tuple[StationPlan, ...]) -> str:
         if problem is not None:
             kind, _, reason = problem.partition(": ")
             return problem if len(stations) == 1 else f"{kind}: pool {station.name}: {reason}"
-    if workload.arrivals.process == "closed_loop" and len(stations) > 1:
-        return "unsupported: a closed loop over several pools; use arrivals with a rate"
     return OK

@@ -14,7 +14,8 @@ from evaluator.traffic.roles import ROLES, Role
 class StationPlan:
     """One pool of a configuration: what it is deployed as, and what its largest jobs ask of a replica.
 
-    ``kept_units`` of the KV cache of each replica hold prefixes that jobs share, and never come free.
+    ``kept_units`` of the KV cache of each replica hold prefixes that jobs share, and never come free. ``most_jobs``:
+    the most that any replica serves under any seed, where the pool is one of several on its side or has groups.
     """
 
     name: str
@@ -23,6 +24,7 @@ class StationPlan:
     extremes: Extremes
     max_num_batched_tokens: int
     kept_units: int = 0
+    most_jobs: int | None = None
 
     @property
     def role(self) -> Role:

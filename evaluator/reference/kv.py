@@ -54,7 +54,8 @@ class CountedKv:
         return 0
 
     def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int) -> bool:
-        return units + keep_free <= self.free and self.extend(request, units)
+        more = max(units - request.units, 0)  # none where room was reserved
+        return (not more or more + keep_free <= self.free) and self.extend(request, units)
 
     def extend(self, request: Request, units: int) -> bool:
         more = max(units - request.units, 0)

@@ -28,6 +28,7 @@ class Limits:
     long_prefill_token_threshold: int = 0  # chunked: most prompt tokens of one request in an iteration; 0: no bound
     packing: str = "fcfs"  # or least_work_left: which waiting request is looked at first
     prefix_caching: bool = False
+    rooms: bool = False  # requests come with KV that was reserved for them: see ``queues.Queues.reserve``
     look_every: int = 0  # of a policy that looks at who waits now and then: 0 stands for the policy's own number
 
     def __post_init__(self) -> None:

@@ -27,8 +27,9 @@ class Station(Protocol):
     batches: bool
     """What it starts depends on all requests that are there (else each is served by itself)."""
 
-    next_s: float
-    """When the next of what is under way here ends, seconds; inf if nothing is. Kept up to date by the station."""
+    @property
+    def next_s(self) -> float:
+        """When the next of what is under way here ends, seconds; inf if nothing is. Kept up to date by the station."""
 
     def finish(self, now: float) -> Sequence[Request]:
         """End what ends at ``now``: the requests that leave, in the order in which they do."""
@@ -122,6 +123,8 @@ def run(
                 for request in station.finish(now):
                     following.submit(request, now)
         for station in order:
+            if station.batches and min([other.next_s for other in ring if other is not station]) <= now:
+                break  # a request that passes a station at once comes to the next before a batch is put together
             station.launch(now)
             if station.next_s <= now:
                 break

@@ -77,4 +77,35 @@ class LeastWorkLeft:
         return heapq.heappop(self._heap)[-1]
 
 
+class RoomsFirst:
+    """Those that hold KV, since room was reserved for them, before those that lost theirs in a preemption.
+
+    Else a preempted request that finds no KV would keep from running the very requests that have it.
+    """
+
+    stable = False
+
+    def __init__(self, packing: type[Fcfs] | type[LeastWorkLeft]) -> None:
+        self._holding: Waiting = packing()
+        self._preempted: Waiting = packing()
+
+    def __len__(self) -> int:
+        return len(self._holding) + len(self._preempted)
+
+    def push(self, request: Request) -> None:
+        self._holding.push(request)
+
+    def push_back(self, request: Request) -> None:
+        self._preempted.push_back(request)
+
+    def head(self) -> Request:
+        return self._first().head()
+
+    def pop(self) -> Request:
+        return self._first().pop()
+
+    def _first(self) -> Waiting:
+        return self._holding if self._holding else self._preempted
+
+
 PACKINGS: dict[str, type[Fcfs] | type[LeastWorkLeft]] = {"fcfs": Fcfs, "least_work_left": LeastWorkLeft}

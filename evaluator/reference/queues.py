@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from evaluator.reference.batch import Chunk
 from evaluator.reference.decoding import DecodeGroup
 from evaluator.reference.kv import CountedKv, Kv
 from evaluator.reference.limits import Limits
-from evaluator.reference.packing import PACKINGS, Waiting
+from evaluator.reference.packing import PACKINGS, RoomsFirst, Waiting
 from evaluator.reference.prefix_cache import PrefixCache
 from evaluator.reference.request import Request
 
@@ -28,7 +29,10 @@ class Queues:
         self.limits = limits
         self.kv: Kv = PrefixCache(limits) if limits.prefix_caching else CountedKv(limits)
         self.on_demand = limits.admission == "on_demand"
-        self.waiting: Waiting = PACKINGS[limits.packing]()
+        packing = PACKINGS[limits.packing]
+        self.waiting: Waiting = RoomsFirst(packing) if limits.rooms else packing()
+        self.expected: deque[Request] = deque()  # chosen to come here, without room yet
+        self.homeless = 0  # of the waiting, those that were preempted
         self.running: dict[Request, None] = {}  # in order of admission
         self.prompts: dict[Request, None] = {}
         self._window = window
@@ -64,13 +68,33 @@ class Queues:
         self.short_of_kv = False
         self.admitted = 0
 
-    def arrive(self, request: Request) -> None:
-        """A request is here."""
+    def announce(self, request: Request) -> None:
+        """A request will come here: routers count it from now on."""
         self.work_tokens += request.work_tokens
         self.output_tokens += request.output_tokens - request.generated
         self.context_tokens += request.known_tokens
         self.waiting_units += request.kv_units
+
+    def arrive(self, request: Request) -> None:
+        """A request that was announced is here."""
         self.waiting.push(request)
+
+    def reserve(self) -> list[Request]:
+        """Give KV to expected requests, first come first served, as far as there is room; those that got it.
+
+        Where KV is taken on demand that is the room of the prompt and the first token. While a preempted request waits
+        for KV nobody new gets room. So the rooms that are held become fewer until the preempted one is admitted: those
+        who hold them run, or are preempted in their turn, and in the end some request has all KV for itself.
+        """
+        granted: list[Request] = []
+        while self.expected and not self.homeless and not self.short_of_kv:
+            request = self.expected[0]
+            units = self._units(request, request.target + 1) if self.on_demand else request.kv_units
+            if not self.kv.admit(request, units, 0, self.limits.watermark_units if self.on_demand else 0):
+                break
+            granted.append(self.expected.popleft())
+            self.waiting_units -= request.kv_units
+        return granted
 
     def add_tokens(self, count: int) -> None:
         """So many output tokens have come."""
@@ -136,7 +160,10 @@ class Queues:
         if not self.kv.admit(request, units, hit, keep_free):
             return False
         self.waiting.pop()
-        self.waiting_units -= request.kv_units
+        returns = request.admission >= 0
+        self.homeless -= returns
+        if returns or not self.limits.rooms:  # else it has had its room
+            self.waiting_units -= request.kv_units
         self.running[request] = None
         if start < request.target:
             self.prompts[request] = None
@@ -259,6 +286,7 @@ class Queues:
         request.preemptions += 1
         self.preemptions += 1
         self.preempted.append(request)
+        self.homeless += 1
         self.waiting_units += request.kv_units
         self.waiting.push_back(request)
 
@@ -268,4 +296,5 @@ class Queues:
         """A request has its last token."""
         del self.running[request]
         self.context_tokens -= request.known_tokens
-        self.kv.release(request)
+        if not request.held:
+            self.kv.release(request)

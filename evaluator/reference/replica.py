@@ -93,6 +93,7 @@ class Replica:
         self.window = window or 0
         self.queues = Queues(self.limits, self.window)
         self.flights: deque[Flight] = deque()
+        self.granted: list[Request] = []  # who got room since somebody asked; for the asker to empty
         self.outstanding = 0  # requests that were sent here and have not finished
         self.iterations = 0
         self.kv_units_max = 0
@@ -107,17 +108,48 @@ class Replica:
         self._observe = observe
         self._preempted: list[Request] = []  # since the last batch was sent
 
+    def announce(self, request: Request) -> None:
+        """A request is to be served here, now or later."""
+        request.replica = self.index
+        self.outstanding += 1
+        self.queues.announce(request)
+
     def submit(self, request: Request, now: float) -> Flight | None:
         """A request arrives. A leap that may keep it waiting ends with the iteration under way.
 
         Returned is the flight whose end was brought forward, if there is one.
         """
-        request.replica = self.index
-        self.outstanding += 1
+        if request.replica < 0:
+            self.announce(request)
         queues = self.queues
         joins_early = not queues.waiting or not queues.waiting.stable
         queues.arrive(request)
-        if self._leap and joins_early and self.flights and self.flights[0].iterations > 1:
+        return self._cut_short(now) if joins_early else None
+
+    def expect(self, request: Request, now: float) -> Flight | None:
+        """A request will come when there is room for its KV: at once, or when requests leave; see ``submit``.
+
+        Where KV is taken on demand, iterations under way have yet to take theirs, and room is given between them.
+        """
+        self.announce(request)
+        self.queues.expected.append(request)
+        if self.queues.on_demand:
+            return self._cut_short(now)
+        self._integrate_kv(now)
+        self._reserve()
+        return None
+
+    def _reserve(self) -> None:
+        self.granted += self.queues.reserve()
+        self.kv_units_max = max(self.kv_units_max, self._kv_used())
+
+    def release(self, request: Request, now: float) -> None:
+        """The KV of a request that is done here, and was held, has been sent."""
+        self._integrate_kv(now)
+        self.queues.kv.release(request)
+
+    def _cut_short(self, now: float) -> Flight | None:
+        if self._leap and self.flights and self.flights[0].iterations > 1:
             flight, end_s = self.flights[0], self.flights[0].end_s
             flight.iterations = flight.iterations_until(now)
             flight.end_s = flight.end_of(flight.iterations)
@@ -130,6 +162,7 @@ class Replica:
         launched = []
         while len(self.flights) < len(self.pipeline):
             batch = self._next_batch()
+            self._reserve()
             if not batch:
                 break
             launched.append(self._send(batch, now))

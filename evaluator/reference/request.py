@@ -43,6 +43,7 @@ class Request:
     admission: int = -1  # how many were admitted before it
     swapped: bool = False  # preempted, with its KV kept in host memory
     units: int = 0  # KV units that it holds
+    held: bool = False  # its KV stays when it is done here, until it has been sent on
     blocks: list[int] = field(default_factory=list)  # the same as block numbers, with prefix caching
     flights: int = 0  # batches in flight that compute a chunk of its prompt
     group: DecodeGroup | None = None  # the sequences it decodes with; ``generated`` and ``computed`` are then as of

@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 
 def requests_table(
-    outcomes: Outcomes, configs: Sequence[int] | None = None, seeds: Sequence[int] | None = None
+    outcomes: Outcomes,
+    configs: Sequence[int] | None = None,
+    seeds: Sequence[int] | None = None,
+    models: Sequence[str] = (),
 ) -> pd.DataFrame:
     """One row per request, warm-up included (``measured`` tells), of every configuration that ran.
 
-    ``configs`` and ``seeds`` name the entries of the first two axes; their positions by default.
+    ``configs`` and ``seeds`` name the entries of the first two axes; their positions by default. ``models`` are those
+    that requests ask for, the same in all configurations; without them there is no such column.
     """
     import pandas as pd
 
@@ -32,6 +36,8 @@ def requests_table(
         "seed": np.asarray(range(seed_count) if seeds is None else seeds)[None, :, None],
         "request": np.arange(request_count),
     }
+    if models:
+        columns["model"] = np.asarray(models)[0 if outcomes.model is None else outcomes.model]
     if outcomes.replica is not None:
         columns["replica"] = outcomes.replica
     columns |= {name: getattr(outcomes, name) for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")}

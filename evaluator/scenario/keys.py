@@ -164,16 +164,18 @@ DEPLOYMENT: Table = {
     "router": Field(
         router_reader,
         "round_robin",
-        "Which replica a request goes to; with two pools also {prefill: ROUTER, decode: ROUTER}.",
+        "Which replica a request goes to; with prefill and decode pools also {prefill: ROUTER, decode: ROUTER}.",
     ),
     "role": Field(
         choice("mixed", "prefill", "decode"), "mixed", "Which phases the replicas compute; the other is elsewhere."
     ),
     "usd_per_device_hour": REPLICA["usd_per_device_hour"],
     "pools": Field(
-        pools_reader(REPLICA), None, "A prefill and a decode pool; keys beside them hold for each that says nothing."
+        pools_reader(REPLICA),
+        None,
+        "Pools of one role or of prefill and decode, by name; keys beside them hold for each that says nothing.",
     ),
-    "transfer": Field(transfer_reader(DTYPES), Transfer(), "How KV comes from the prefill to the decode pool."),
+    "transfer": Field(transfer_reader(DTYPES), Transfer(), "How KV comes from the prefill to the decode pools."),
 }
 
 
@@ -185,7 +187,7 @@ def _check_deployment(found: Deployment, place: Place) -> None:
         return
     if found.role != "mixed":
         raise place.key("role").error("say the role in each of the pools, not beside them")
-    if isinstance(found.router, Routers) and len(found.pools) == 1:
+    if isinstance(found.router, Routers) and all(pool.role == "mixed" for pool in found.pools.values()):
         raise place.key("router").error("routers by role are for a prefill and a decode pool; give one name here")
     for name, pool in pools_of(found):
         _check_kv(pool.kv, place.key(f"pools.{name}.kv"))

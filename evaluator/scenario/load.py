@@ -144,7 +144,8 @@ def _filled(tree: Mapping[str, Any], axes: Sequence[RawAxis], place: Place) -> M
 def _must_be_there(tree: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
     if keys[:2] == ("deployment", "pools"):
         beside = get(tree, ("deployment", keys[-1]))
-        return len(keys) == 4 and keys[3] in DEPLOYMENT and beside in (MISSING, None)
+        there = isinstance(get(tree, keys[:3]), Mapping)  # a pool that only some designs have is none of the base
+        return there and len(keys) == 4 and keys[3] in DEPLOYMENT and beside in (MISSING, None)
     if keys[0] == "deployment":
         return len(keys) == 2 and keys[1] in DEPLOYMENT and DEPLOYMENT[keys[1]].default is REQUIRED
     choices = (("arrivals", "process", arrival_tables(Path())), ("lengths", "source", LENGTHS))

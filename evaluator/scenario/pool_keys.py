@@ -6,16 +6,35 @@ from collections.abc import Mapping
 from typing import Any
 
 from evaluator.routing import HEAVY_LIGHT, ROUTERS, Choice, HeavyLight
-from evaluator.scenario.fields import Field, Place, Reader, Schema, Table, choice, count, known, listed, quantity, shown
+from evaluator.scenario.fields import (
+    Field,
+    Place,
+    Reader,
+    Schema,
+    Table,
+    choice,
+    count,
+    flag,
+    known,
+    listed,
+    number,
+    quantity,
+    shown,
+)
 from evaluator.scenario.scenario import LinkFigures, Pool, Routers, Transfer
 from evaluator.scenario.tables import Named, Section, named, read_section, schema_of, section, section_schema
 
 ROLE = Field(choice("mixed", "prefill", "decode"), says="Which phases of a request the replicas compute.")
+WEIGHT = Field(
+    number(above=0),
+    None,
+    "Share of the requests, relative to the other pools of this role and model; as many as its replicas where absent.",
+)
 
 
 def pools_reader(replica: Table) -> Named:
     """Reads {NAME: {role: ..., ...}}: the keys ``replica`` of a deployment, which may be left out, and a role."""
-    return named(section({"role": ROLE, **_optional(replica)}, Pool), _check_roles)
+    return named(section({"role": ROLE, **_optional(replica), "weight": WEIGHT}, Pool), _check_roles)
 
 
 def _optional(table: Table) -> dict[str, Field]:
@@ -32,17 +51,13 @@ def _optional(table: Table) -> dict[str, Field]:
 
 
 def _check_roles(pools: Mapping[str, Pool], place: Place) -> None:
-    """One mixed pool, or a prefill side and a decode side."""
+    """Mixed pools, or a prefill side and a decode side."""
     having = {role: [name for name, pool in pools.items() if pool.role == role] for role in ROLE_NAMES}
-    for role, names in having.items():
-        if len(names) > 1:
-            raise place.error(
-                f"several {role} pools ({listed(names)}) are not implemented yet; "
-                "make them one pool with as many replicas"
-            )
-    if having["mixed"] and len(pools) > 1:
+    if having["mixed"] and len(having["mixed"]) < len(pools):
+        others = [*having["prefill"], *having["decode"]]
         raise place.error(
-            "a mixed pool beside other pools is not implemented yet; use one mixed pool, or a prefill and a decode pool"
+            f"mixed pools ({listed(having['mixed'])}) beside prefill and decode pools ({listed(others)}) are not "
+            "implemented yet: a request would have two ways to go; use pools of mixed, or of prefill and decode"
         )
     for role, other in (("prefill", "decode"), ("decode", "prefill")):
         if having[role] and not having[other]:
@@ -87,8 +102,8 @@ def _router_schema() -> Schema:
 
 _one_router = Reader(_router, _router_schema)
 ROLE_ROUTERS: Table = {
-    "prefill": Field(_one_router, Routers.prefill, "Of the prefill pool."),
-    "decode": Field(_one_router, Routers.decode, "Of the decode pool."),
+    "prefill": Field(_one_router, Routers.prefill, "Of the prefill side."),
+    "decode": Field(_one_router, Routers.decode, "Of the decode side."),
 }
 
 
@@ -150,6 +165,22 @@ def transfer_reader(dtypes: tuple[str, ...]) -> Section:
             choice("per_replica", "none"),
             Transfer.shared,
             "per_replica: a prefill replica sends one request after the other. none: all at once, none waits.",
+        ),
+        "figures": Field(
+            choice("per_replica", "per_device"),
+            Transfer.figures,
+            "per_replica: the link is of all devices of a replica. per_device: every device has one, and the side with "
+            "fewer devices bounds a transfer.",
+        ),
+        "groups": Field(
+            count(),
+            Transfer.groups,
+            "1: any decode replica serves what any prefill replica computed. More: within fixed groups of replicas.",
+        ),
+        "backpressure": Field(
+            flag,
+            Transfer.backpressure,
+            "Whether a prefill replica keeps a request's KV until it is sent, which waits for room on the decode side.",
         ),
     }
     return section(table, Transfer)

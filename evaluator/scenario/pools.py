@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from evaluator.scenario.scenario import Deployment, Pool, Routers
+from evaluator.cost.precision import Precision
+from evaluator.scenario.scenario import Batching, Deployment, KvCache, Pool, Routers
 
 PASSED = ("prefill", "mixed", "decode")
 """Roles in the order in which a request passes their pools."""
+SECTIONS = (Precision, Batching, KvCache)
+"""What a pool may say key by key. A described device or model (``WhatIf``) is one value."""
 
 
 def pools_of(deployment: Deployment) -> tuple[tuple[str, Deployment], ...]:
@@ -30,7 +33,7 @@ def _told(beside: Any, own: Any) -> Any:
     """A key of a pool: what the pool says, else what is said beside the pools; sections key by key."""
     if own is None:
         return beside
-    if not hasattr(own, "__dataclass_fields__"):
+    if not isinstance(own, SECTIONS):
         return own
     given = {each.name: getattr(own, each.name) for each in fields(own)}
     return replace(beside, **{key: value for key, value in given.items() if value is not None})

@@ -10,6 +10,9 @@ from evaluator.catalog.what_if import WhatIf
 from evaluator.cost.precision import Precision
 from evaluator.routing import Choice
 
+NO_KEY = {"key": False}
+"""Metadata of a field that is none of the keys of its section: it is filled in for each of several pools."""
+
 
 @dataclass(frozen=True)
 class Arrivals:
@@ -34,6 +37,17 @@ class Lengths:
     source: str  # a catalog name | fixed | lognormal | normal | uniform | zipf | trace
     parameters: Mapping[str, float] = field(default_factory=dict)
     file: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelShare:
+    """Of the requests those that ask for one model: ``share`` of all, relative to the shares of the other models.
+
+    ``lengths`` None: as those of the workload.
+    """
+
+    share: float
+    lengths: Lengths | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,8 @@ class Workload:
 
     They are ``warmup_requests``, with ``find_warmup`` also those after them that a run takes to settle, and
     ``cooldown_requests``, behind which nobody comes, so that they are served while the design empties.
+
+    ``models``: which models the requests ask for, by name; none where a trace says it, or where there is but one.
     """
 
     arrivals: Arrivals
@@ -79,6 +95,7 @@ class Workload:
     seeds: tuple[int, ...]
     cached_tokens: int = 0  # leading prompt tokens whose KV is already there, where the trace does not say
     sessions: Sessions = field(default_factory=Sessions)
+    models: Mapping[str, ModelShare] = field(default_factory=dict)
     find_warmup: bool = True
     cooldown_requests: int = 0
 
@@ -129,9 +146,12 @@ class Pool:
     """What is said of one of several pools. None: as it is said beside the pools.
 
     ``precision``, ``batching`` and ``kv`` hold None, too, for each of their keys that the pool does not say.
+    ``weight`` is the pool's share of the requests, relative to the other pools that serve the same phase and model;
+    None: its replicas, so that every replica gets as many.
     """
 
     role: str  # mixed | prefill | decode
+    weight: float | None
     model: str | WhatIf | None
     hardware: str | WhatIf | None
     precision: Precision
@@ -147,7 +167,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Routers:
-    """The routers of a prefill pool and of a decode pool."""
+    """The routers of the prefill side and of the decode side."""
 
     prefill: Choice = "round_robin"
     decode: Choice = "round_robin"
@@ -163,17 +183,24 @@ class LinkFigures:
 
 @dataclass(frozen=True)
 class Transfer:
-    """How KV comes from a prefill pool to a decode pool; without these two pools it means nothing.
+    """How KV comes from the prefill side to the decode side; without both sides it means nothing.
 
     ``granularity`` cache: all of it once the prompt is computed. layer: every layer as soon as it is computed.
     ``dtype`` auto: that of the narrower KV cache of the two. ``shared`` per_replica: every prefill replica has a link
     of its own and sends one request after the other over it. none: requests do not wait for one another.
+    ``figures`` per_replica: those of the link are of all devices of a replica together. per_device: of each device.
+    ``groups``: the replicas of both sides are split into so many, and a request stays within its group.
+    ``backpressure``: a prefill replica keeps the KV of a request until it is sent, which begins when the decode replica
+    has reserved room for it.
     """
 
     link: str | LinkFigures = "rdma-400g"
     granularity: str = "cache"  # cache | layer
     dtype: str = "auto"
     shared: str = "per_replica"  # per_replica | none
+    figures: str = "per_replica"  # per_replica | per_device
+    groups: int = 1
+    backpressure: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,6 +220,7 @@ class Deployment:
     router: Choice | Routers = "round_robin"
     role: str = "mixed"  # mixed | prefill | decode
     usd_per_device_hour: float | None = None
+    weight: float | None = field(default=None, metadata=NO_KEY)  # of one of several pools, see ``Pool``
     pools: Mapping[str, Pool] | None = None
     transfer: Transfer = field(default_factory=Transfer)
 

@@ -138,7 +138,7 @@ def _read(base: Base, field: FieldPath, raw: Any, place: Place) -> Any:
         (reader, *_), value = reader.inside(value)[key]  # type: ignore[attr-defined]
     where = place.key(".".join(field[:-1]))
     if isinstance(reader, Named):
-        return reader.entry(raw, where.key(field[-1]))
+        return None if raw is None else reader.entry(raw, where.key(field[-1]))
     assert isinstance(reader, Section)
     if field[-1] not in reader.table:
         raise unknown_key(field[-1], reader.table, where, reader.later)

@@ -49,14 +49,15 @@ class Section(Reader):
 
 @dataclass(frozen=True)
 class Named(Reader):
-    """A mapping from names of the user's own to sections of one kind (pools)."""
+    """A mapping from names of the user's own to sections of one kind (pools). A name with null is as good as absent."""
 
     entry: Section
     check: Check | None = None
 
     def rebuilt(self, base: Mapping[str, Any], parts: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
         """What ``base`` is with other ``parts``, by name. Errors: InputError of ``check``."""
-        return _checked({**base, **parts}, self.check, place)
+        whole = {name: value for name, value in {**base, **parts}.items() if value is not None}
+        return _checked(whole, self.check, place)
 
     def inside(self, base: Mapping[str, Any]) -> dict[str, tuple[Field, Any]]:
         """The names in ``base`` with their sections."""
@@ -99,10 +100,12 @@ def named(entry: Section, check: Check | None = None) -> Named:
         for name in value:
             if not isinstance(name, str) or not name.isidentifier():
                 raise place.key(name).error("a name is made of letters, digits and _, and begins with no digit")
-        return _checked({name: entry(each, place.key(name)) for name, each in value.items()}, check, place)
+        there = {name: each for name, each in value.items() if each is not None}
+        return _checked({name: entry(each, place.key(name)) for name, each in there.items()}, check, place)
 
     def schema() -> Schema:
-        return {"type": "object", "additionalProperties": schema_of(entry), "minProperties": 1}
+        below = {"anyOf": [schema_of(entry), {"type": "null"}]}
+        return {"type": "object", "additionalProperties": below, "minProperties": 1}
 
     return Named(read, schema, entry, check)
 

@@ -17,6 +17,7 @@ from evaluator.yaml import read_text
 TIMES = ("arrival_s",)
 LENGTHS = ("prompt_tokens", "output_tokens")
 _OPTIONAL = ("cached_tokens",)  # `session` may be there too; nothing uses it yet
+MODEL = "model"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,8 @@ class Trace:
     output_tokens: np.ndarray | None  # int64
     cached_tokens: np.ndarray | None  # int64, less than the prompt
     requests: int
+    model: np.ndarray | None = None  # int64: which of ``models`` the request asks for
+    models: tuple[str, ...] = ()  # in the order in which they first come
 
 
 def read_trace(file: str, columns: Iterable[str] = TIMES + LENGTHS) -> Trace:
@@ -52,7 +55,7 @@ def read_trace(file: str, columns: Iterable[str] = TIMES + LENGTHS) -> Trace:
 def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...]]:
     wanted = TIMES + LENGTHS + _OPTIONAL
     parquet = Path(file).suffix.lower() in (".parquet", ".pq")
-    columns, there = (_read_parquet if parquet else _read_csv)(file, wanted)
+    columns, there, named = (_read_parquet if parquet else _read_csv)(file, wanted)
     rows = max((len(column) for column in columns.values()), default=-1)
     if rows == 0:
         raise InputError(f"{file}: the trace has no rows")
@@ -69,12 +72,23 @@ def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...
             columns["cached_tokens"],
             "must be less than prompt_tokens, since at least one token of a prompt is computed",
         )
+    models: tuple[str, ...] = ()
+    if named:
+        models, columns[MODEL] = _models(file, named)
     for column in columns.values():
         column.setflags(write=False)
-    return Trace(**{name: columns.get(name) for name in wanted}, requests=rows), there
+    return Trace(**{name: columns.get(name) for name in (*wanted, MODEL)}, requests=rows, models=models), there
 
 
-def _read_csv(file: str, wanted: Iterable[str]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def _models(file: str, named: list[str]) -> tuple[tuple[str, ...], np.ndarray]:
+    """The distinct names, and the number of each row's among them."""
+    if "" in named:
+        raise InputError(f"{file}: row {named.index('') + 1}, {MODEL}: must be the name of a model")
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(named))}
+    return tuple(numbers), np.array([numbers[name] for name in named], dtype=np.int64)
+
+
+def _read_csv(file: str, wanted: Iterable[str]) -> tuple[dict[str, np.ndarray], tuple[str, ...], list[str]]:
     reader = csv.reader(io.StringIO(read_text(file).removeprefix("\ufeff"), newline=""))
     header = tuple(name.strip() for name in next(reader, []))
     if not any(header):
@@ -87,7 +101,8 @@ def _read_csv(file: str, wanted: Iterable[str]) -> tuple[dict[str, np.ndarray], 
         if len(row) != len(header):
             raise InputError(f"{file}: row {number} has {len(row)} values for {len(header)} columns")
     places = {name: header.index(name) for name in wanted if name in header}
-    return {name: _numbers(file, name, [row[at] for row in rows]) for name, at in places.items()}, header
+    named = [row[header.index(MODEL)].strip() for row in rows] if MODEL in header else []
+    return {name: _numbers(file, name, [row[at] for row in rows]) for name, at in places.items()}, header, named
 
 
 def _numbers(file: str, name: str, texts: list[str]) -> np.ndarray:
@@ -100,22 +115,25 @@ def _numbers(file: str, name: str, texts: list[str]) -> np.ndarray:
     return values
 
 
-def _read_parquet(file: str, wanted: Iterable[str]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def _read_parquet(file: str, wanted: Iterable[str]) -> tuple[dict[str, np.ndarray], tuple[str, ...], list[str]]:
     import pyarrow
     from pyarrow import parquet
 
     try:
         header = tuple(parquet.read_schema(file).names)
-        table = parquet.read_table(file, columns=[name for name in wanted if name in header])
+        table = parquet.read_table(file, columns=[name for name in (*wanted, MODEL) if name in header])
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{file}: not readable as Parquet ({str(error).splitlines()[0]})") from None
-    columns = {}
+    columns, named = {}, []
     for name in table.column_names:
+        if name == MODEL:
+            named = ["" if value is None else str(value).strip() for value in table.column(name).to_pylist()]
+            continue
         try:
             columns[name] = np.array(table.column(name).cast(pyarrow.float64()).to_numpy(), dtype=np.float64)
         except pyarrow.ArrowException:
             raise InputError(f"{file}: column {name} is not numeric ({table.column(name).type})") from None
-    return columns, header
+    return columns, header, named
 
 
 def _refuse(file: str, name: str, bad: np.ndarray, values: np.ndarray, rule: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from evaluator.catalog.what_if import WhatIf
-from evaluator.scenario.scenario import Arrivals, Lengths, Objective
+from evaluator.scenario.scenario import Arrivals, Lengths, ModelShare, Objective
 
 Tree = Mapping[str, Any]
 MISSING: Any = object()
@@ -105,10 +105,13 @@ def field_tree(value: Any) -> Any:
         return {"trace": value.file} if value.source == "trace" else {"source": value.source, **value.parameters}
     if isinstance(value, WhatIf):
         return value.parameters
+    if isinstance(value, ModelShare):
+        lengths = {} if value.lengths is None else {"lengths": field_tree(value.lengths)}
+        return {"share": value.share, **lengths}
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, Mapping):
-        return {key: field_tree(entry) for key, entry in value.items()}
+        return {key: field_tree(entry) for key, entry in value.items()} or None
     if hasattr(value, "__dataclass_fields__"):
         return section_tree(value)
     return value
@@ -124,4 +127,5 @@ def slo_tree(slo: Sequence[Objective]) -> dict[str, dict[str, float]]:
 
 def section_tree(section: Any) -> dict[str, Any]:
     """A read Workload or Deployment as a tree in SI units."""
-    return {key: field_tree(getattr(section, key)) for key in section.__dataclass_fields__}
+    keys = [each.name for each in fields(section) if each.metadata.get("key", True)]
+    return {key: field_tree(getattr(section, key)) for key in keys}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evaluator.scenario.fields import Place
-from evaluator.scenario.scenario import Arrivals, Lengths, Workload
+from evaluator.scenario.scenario import Arrivals, Lengths, ModelShare, Workload
 from evaluator.scenario.trace import LENGTHS, TIMES, read_trace, trace_requests
 from evaluator.scenario.workload_keys import DEFAULT_REQUESTS
 
@@ -20,15 +20,13 @@ def finish(values: Mapping[str, Any], place: Place) -> Workload:
     Lengths default to those of the arrivals' trace, requests to the whole trace or else 1,000, and the warm-up to a
     tenth of the requests, in a closed loop to twice its users if that is more, but to no more than half. As many, but
     at most a tenth, are cut at the end, except of traces and of requests that come all at once, which are whole.
-    Errors: InputError where a trace is too short or the warm-up leaves nothing to measure.
+    Errors: InputError where a trace is too short, where the warm-up leaves nothing to measure, and where a trace and
+    ``models`` both say which model a request asks for.
     """
     arrivals: Arrivals = values["arrivals"]
-    lengths: Lengths | None = values["lengths"]
-    if lengths is None:
-        if arrivals.process != "trace":
-            raise place.key("lengths").error("is required (a trace of arrivals may do without: it has lengths too)")
-        lengths = Lengths("trace", file=arrivals.file)
-    there = trace_requests(_traces(arrivals, lengths))
+    models: Mapping[str, ModelShare] = values["models"]
+    lengths = _lengths(values["lengths"], arrivals, models, place)
+    there = trace_requests(_traces(arrivals, [lengths, *(one.lengths for one in models.values() if one.lengths)]))
     requests: int | None = values["requests"]
     if requests is None:
         requests = DEFAULT_REQUESTS if there is None else there
@@ -51,8 +49,37 @@ def finish(values: Mapping[str, Any], place: Place) -> Workload:
         raise place.key("cooldown_requests").error(
             f"must leave some of {requests} requests, of which {warmup} are cut at the start, got {cooldown}"
         )
-    rest = {key: values[key] for key in ("seeds", "cached_tokens", "sessions", "find_warmup")}
-    return Workload(arrivals, lengths, requests, warmup, cooldown_requests=cooldown, **rest)
+    rest = {key: values[key] for key in ("seeds", "cached_tokens", "sessions", "models", "find_warmup")}
+    found = Workload(arrivals, lengths, requests, warmup, cooldown_requests=cooldown, **rest)
+    if models and trace_models(found):
+        raise place.key("models").error(
+            f"{lengths.file} has a column model, which says it already; leave out the one or the other"
+        )
+    return found
+
+
+def _lengths(given: Lengths | None, arrivals: Arrivals, models: Mapping[str, ModelShare], place: Place) -> Lengths:
+    """The lengths of requests for models that have none of their own."""
+    if given is not None:
+        return given
+    if arrivals.process == "trace":
+        return Lengths("trace", file=arrivals.file)
+    own = [one.lengths for one in models.values()]
+    if not own or own[0] is None or None in own:
+        raise place.key("lengths").error("is required (a trace of arrivals may do without: it has lengths too)")
+    return own[0]  # of no request: each model has its own
+
+
+def trace_models(workload: Workload) -> tuple[str, ...]:
+    """The models that a trace says its requests ask for; none where the lengths are from no trace or it does not."""
+    if workload.lengths.source != "trace" or workload.lengths.file is None:
+        return ()
+    return read_trace(workload.lengths.file, LENGTHS).models
+
+
+def model_names(workload: Workload) -> tuple[str, ...]:
+    """The models that requests ask for, by their numbers; none where no request names one."""
+    return tuple(workload.models) or trace_models(workload)
 
 
 def check_cached(workload: Workload, place: Place) -> None:
@@ -65,7 +92,9 @@ def check_cached(workload: Workload, place: Place) -> None:
             "system_tokens and cached_tokens exclude each other: a system prompt is cached where the deployment has "
             "kv.prefix_caching; leave out the one or the other"
         )
-    prompt = workload.lengths.parameters.get("prompt_tokens")
+    several = [workload.lengths, *(one.lengths for one in workload.models.values() if one.lengths is not None)]
+    fixed = [lengths.parameters["prompt_tokens"] for lengths in several if "prompt_tokens" in lengths.parameters]
+    prompt = min(fixed, default=None)
     if prompt is not None and workload.cached_tokens >= prompt:
         raise place.key("cached_tokens").error(
             f"must be less than the prompt of {prompt} tokens (at least one is computed), got {workload.cached_tokens}"
@@ -80,10 +109,11 @@ def _cached(workload: Workload) -> bool:
     return workload.cached_tokens > 0
 
 
-def _traces(arrivals: Arrivals, lengths: Lengths) -> dict[str, tuple[str, ...]]:
+def _traces(arrivals: Arrivals, several: Sequence[Lengths]) -> dict[str, tuple[str, ...]]:
     needed: dict[str, tuple[str, ...]] = {}
     if arrivals.process == "trace" and arrivals.file is not None:
         needed[arrivals.file] = TIMES
-    if lengths.source == "trace" and lengths.file is not None:
-        needed[lengths.file] = needed.get(lengths.file, ()) + LENGTHS
+    for lengths in several:
+        if lengths.source == "trace" and lengths.file is not None:
+            needed[lengths.file] = needed.get(lengths.file, ()) + LENGTHS
     return needed

@@ -22,9 +22,10 @@ from evaluator.scenario.fields import (
     number,
     quantity,
     resolve_file,
+    shown,
     text,
 )
-from evaluator.scenario.scenario import Arrivals, Auto, Lengths, Sessions, Workload
+from evaluator.scenario.scenario import Arrivals, Auto, Lengths, ModelShare, Sessions, Workload
 from evaluator.scenario.tables import Variant, read_section, schema_of, section, section_schema, variant
 
 RATE: Table = {"rate_rps": Field(quantity("1/s", above=0), says="Mean rate of the arrivals, requests per second.")}
@@ -158,6 +159,45 @@ def _formula(source: str, values: dict[str, Any], place: Place) -> Lengths:
 formula = variant("source", LENGTHS, _formula, _SOURCE)
 
 
+def models_reader(folder: Path) -> Reader:
+    """Reads {MODEL: 0.7, MODEL: {share: 0.3, lengths: {...}}}: which models the requests ask for."""
+    share = number(above=0)
+    table: Table = {
+        "share": Field(share, says="Of all requests, relative to the shares of the other models."),
+        "lengths": Field(lengths_reader(folder), None, "Of this model's requests; as those of the workload if absent."),
+    }
+    name = known(_load_model, _model_names)
+
+    def read(value: Any, place: Place) -> dict[str, ModelShare]:
+        if not isinstance(value, Mapping) or not value:
+            raise place.error(f"expected shares by model such as {{llama-3.1-8b: 0.7}}, got {shown(value)}")
+        found = {}
+        for key, entry in value.items():
+            at = place.key(key)
+            name(key, at)
+            own = read_section(entry, table, at) if isinstance(entry, Mapping) else {"share": share(entry, at)}
+            found[str(key)] = ModelShare(**own)
+        return found
+
+    def schema() -> Schema:
+        below = {"anyOf": [schema_of(share), {**section_schema(table), "required": ["share"]}]}
+        return {"type": "object", "additionalProperties": below, "minProperties": 1}
+
+    return Reader(read, schema)
+
+
+def _load_model(name: str) -> Any:
+    from evaluator.catalog import load_model
+
+    return load_model(name)
+
+
+def _model_names() -> list[str]:
+    from evaluator.catalog import names
+
+    return names("models")
+
+
 LATER_SESSIONS = ("turns", "think_s")
 
 SESSIONS: Table = {
@@ -241,5 +281,10 @@ def workload_table(folder: Path) -> Table:
         ),
         "sessions": Field(
             Variant(_sessions.read, _sessions.schema, SESSIONS), Sessions(), "What the prompts have in common."
+        ),
+        "models": Field(
+            models_reader(folder),
+            {},
+            "Which models the requests ask for: {MODEL: SHARE} or {MODEL: {share: SHARE, lengths: {...}}}.",
         ),
     }

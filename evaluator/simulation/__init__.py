@@ -9,10 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from evaluator.metrics import Outcomes
     from evaluator.plan import Group, Member, Plan
+    from evaluator.simulation.sides import Serve
     from evaluator.simulation.tokens import Observe
     from evaluator.stations.contract import Station
+    from evaluator.traffic.jobs import Jobs
 
 __all__ = ["simulate_chunk", "stations_of"]
 
@@ -26,27 +30,45 @@ def simulate_chunk(plan: Plan, group: Group, members: list[Member], observe: Obs
     from evaluator.simulation.outcomes import outcomes_of
 
     jobs = [plan.jobs(member) for member in members]
+    if members[0].in_one_loop:
+        from evaluator.simulation.network import run_network
+
+        return outcomes_of(members, run_network(plan, members, jobs, observe))
     return outcomes_of(members, run_chain(stations_of(plan, group, members, observe), jobs))
 
 
 def stations_of(plan: Plan, group: Group, members: list[Member], observe: Observe | None = None) -> list[Station]:
-    """The pools of members of a group as stations, in the order in which a request passes them, and their links."""
-    from evaluator.plan.engines import TOKEN
-    from evaluator.simulation.tokens import serve_tokens
+    """The sides of members of a group as stations, in the order in which a request passes them, and their links."""
+    from evaluator.simulation.sides import chosen_replicas, serve_side
     from evaluator.stations.contract import Station
     from evaluator.stations.link import link
 
-    found: list[Station] = []
-    for number, pool in enumerate(members[0].stations):
-        if group.engine == TOKEN:
-            serve = partial(serve_tokens, members, plan.seeds, number, observe=observe)
-        else:
-            from evaluator.simulation.engine import serve_iterations
+    def sends(at: tuple[int, int], jobs: Jobs) -> np.ndarray | None:
+        return chosen_replicas(members[at[0]], plan.seeds[at[1]], 1, jobs)
 
-            serve = partial(serve_iterations, members, plan.seeds, number, group.stations[number])
-        found.append(Station(pool.name, serve, pool.role))
+    found: list[Station] = []
+    for side in members[0].sides:
+        pools = [_pool(plan, group, members, number, observe) for number in side.stations]
+        told = any(member.sides[side.number].replicas is not None for member in members)
+        serve = partial(serve_side, members, plan.seeds, side.number, pools) if told else pools[0]
+        prefill = side.role.first_token_only and len(members[0].sides) > 1
+        name = members[0].stations[side.stations.start].name if len(pools) == 1 else side.role.name
+        found.append(Station(name, serve, side.role, sends=sends if prefill else None))
         links = [member.link for member in members]
         there = next((one for one in links if one is not None), None)
-        if number == 0 and there is not None:
+        if side.number == 0 and there is not None:
             found.append(link(there.name, links))
     return found
+
+
+def _pool(plan: Plan, group: Group, members: list[Member], number: int, observe: Observe | None) -> Serve:
+    """What serves the jobs of a chunk at the pool of this number."""
+    from evaluator.plan.engines import TOKEN
+
+    if group.engine == TOKEN:
+        from evaluator.simulation.tokens import serve_tokens
+
+        return partial(serve_tokens, members, plan.seeds, number, observe=observe)
+    from evaluator.simulation.engine import serve_iterations
+
+    return partial(serve_iterations, members, plan.seeds, number, group.stations[number])

@@ -25,11 +25,20 @@ Gaps = Sequence[Sequence[WeightedGaps]]  # [config][seed]
 
 @dataclass(frozen=True, eq=False)
 class Leg:
-    """One station of the way: who came there, and when they left."""
+    """One station of the way: who came there, when they left, and what was used."""
 
     station: Station
     jobs: ChunkJobs
     departures: Departures
+    uses: tuple[Use, ...]
+
+    @property
+    def itl(self) -> Gaps | None:
+        """Gaps between the tokens that it gave, of all its pools."""
+        found = [use.itl for use in self.uses if use.itl is not None]
+        if len(found) < 2:
+            return found[0] if found else None
+        return [[pooled(parts) for parts in zip(*seeds, strict=True)] for seeds in zip(*found, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +57,7 @@ class Journey:
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray  # of all stations together
     cached_tokens: np.ndarray
+    model: np.ndarray | None  # numbers of the models that the requests ask for; None where it is the first of all
     measured: np.ndarray  # (request,) where it is the same for all
     uses: tuple[Use, ...]
     itl: Gaps | None  # None: no station gives tokens
@@ -56,16 +66,15 @@ class Journey:
 def run_chain(stations: Sequence[Station], jobs: ChunkJobs) -> Journey:
     """Serve the jobs of a chunk, all of its requests, at the stations one after the other."""
     roles = [station.role for station in stations]
-    legs, uses = [], []
+    legs = []
     aside: dict[tuple[int, int], Jobs] = {}  # requests of one token while the others are at the decode side
     for position, station in enumerate(stations):
-        departures, use = station.serve(jobs)
-        legs.append(Leg(station, jobs, departures))
-        uses.append(use)
+        departures, *uses = station.serve(jobs)
+        legs.append(Leg(station, jobs, departures, tuple(uses)))
         if position + 1 < len(stations):
             rejoin = station.role is not None and station.role.prompt_resident
             jobs = _onwards(legs[-1], aside, hands_on(roles, position), rejoin)
-    return _journey(legs, tuple(uses))
+    return journey_of(legs)
 
 
 def _onwards(leg: Leg, aside: dict[tuple[int, int], Jobs], splits: bool, rejoin: bool) -> ChunkJobs:
@@ -79,6 +88,8 @@ def _onwards(leg: Leg, aside: dict[tuple[int, int], Jobs], splits: bool, rejoin:
             on, done = one.after_prefill(left_s)
             if done is not None:
                 aside[at] = done
+            if leg.station.sends is not None:
+                on = replace(on, chosen=leg.station.sends(at, on))
         else:
             on = one.at(left_s)
             if rejoin and at in aside:
@@ -92,7 +103,8 @@ def _origin(departures: Departures, at: tuple[int, int], count: int) -> Origin:
     return Origin(departures.replica[at][:count], served_s)
 
 
-def _journey(legs: list[Leg], uses: tuple[Use, ...]) -> Journey:
+def journey_of(legs: Sequence[Leg]) -> Journey:
+    """What became of all requests that came to the first of these stations."""
     start = legs[0]
     giving = [leg for leg in legs if leg.station.role is not None]
     first = giving[0] if giving else legs[-1]
@@ -109,12 +121,13 @@ def _journey(legs: list[Leg], uses: tuple[Use, ...]) -> Journey:
         prompt_tokens=_tokens(start, "prompt_tokens"),
         output_tokens=_tokens(first, "output_tokens"),
         cached_tokens=_tokens(start, "cached_tokens"),
+        model=_tokens(start, "model") if _several_models(start) else None,
         measured=_measured(start),
-        uses=uses,
-        itl=uses[legs.index(first)].itl,
+        uses=tuple(use for leg in legs for use in leg.uses),
+        itl=first.itl,
     )
     for leg in giving[1:]:
-        found = _later_tokens(found, leg, uses[legs.index(leg)].itl)
+        found = _later_tokens(found, leg, leg.itl)
     for leg in legs[legs.index(giving[-1]) + 1 :] if giving else ():
         found = _behind(found, leg)
     return found
@@ -141,6 +154,10 @@ def _tokens(leg: Leg, name: str) -> np.ndarray:
     for at, one in each(leg.jobs):
         found[at][one.id] = getattr(one.demand, name)
     return found
+
+
+def _several_models(leg: Leg) -> bool:
+    return any(demand.model.any() for demand in {id(one.demand): one.demand for _, one in each(leg.jobs)}.values())
 
 
 def _measured(leg: Leg) -> np.ndarray:

@@ -40,6 +40,7 @@ def outcomes_of(members: Sequence[Member], journey: Journey) -> Outcomes:
         objectives=bounds_of([member.objectives for member in members]),
         itl=journey.itl,
         replica=journey.replica,
+        model=journey.model,
     )
 
 
@@ -68,11 +69,18 @@ def _sets(member: Member) -> str:
 def _as_clients_see(members: Sequence[Member], journey: Journey) -> tuple[np.ndarray, np.ndarray]:
     """First and last tokens (config, seed, request) with what a calibration says requests pay around the engine.
 
-    Clients talk to one frontend, so that of several pools the calibration of the first says it.
+    Clients talk to one frontend, so that of pools in tandem the calibration of the first says it; of several side by
+    side that of the pool to which the request goes.
     """
     first, last = journey.first_token_s.copy(), journey.last_token_s.copy()
     for position, member in enumerate(members):
-        if member.status == OK:
-            around, output = member.stations[0].design.calibration, journey.output_tokens[position]
-            first[position], last[position] = client_times(around, first[position], last[position], output)
+        if member.status != OK:
+            continue
+        output, replica = journey.output_tokens[position], journey.replica[position]
+        pools = [member.stations[number] for number in member.sides[0].stations]
+        until = 0
+        for pool in pools:
+            since, until = until, until + pool.deployment.replicas
+            at = (position, (replica >= since) & (replica < until) if len(pools) > 1 else ...)
+            first[at], last[at] = client_times(pool.design.calibration, first[at], last[at], output[at[1]])
     return first, last

@@ -56,6 +56,8 @@ def _all_together(member: Member, at: tuple[int, int], jobs: Jobs, seed: int, st
 
 def _assigned(deployment: Deployment, jobs: Jobs, seed: int, station: int) -> np.ndarray | None:
     """The replica of each job in order of arrival; None where the router looks at the replicas."""
+    if jobs.chosen is not None:
+        return jobs.chosen[jobs.order]
     router = routed_by(deployment)
     if router_of(router).independent is None:
         return None
@@ -66,7 +68,10 @@ def _assigned(deployment: Deployment, jobs: Jobs, seed: int, station: int) -> np
 def slots(
     members: Sequence[Member], jobs: ChunkJobs, seeds: Sequence[int], station: int, only: int | None = None
 ) -> list[Slot]:
-    """The lanes of the members that can run, or of the one at position ``only``, configuration by configuration."""
+    """The lanes of the members that can run, or of the one at position ``only``, configuration by configuration.
+
+    Of jobs that are already told where to go (``Jobs.chosen``) a lane has those of its replica, and others none.
+    """
     found = []
     for position, member in enumerate(members):
         if member.status != OK or only not in (None, position):
@@ -74,10 +79,10 @@ def slots(
         deployment, users = member.stations[station].deployment, member.users
         replicas = deployment.replicas
         for number, one in enumerate(jobs[position]):
-            if replicas == 1:
+            if replicas == 1 and one.chosen is None:
                 found.append(Slot(position, number, 0, one, one.order, len(one), users or OPEN_LOOP, station))
                 continue
-            if is_coupled(member.workload, deployment):
+            if one.chosen is None and is_coupled(member.workload, deployment):
                 found.append(_all_together(member, (position, number), one, seeds[number], station))
                 continue
             order = np.arange(len(one))[one.order]

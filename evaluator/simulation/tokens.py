@@ -117,6 +117,11 @@ def _add(departures: Departures, totals: Totals, slot: Slot, outcome: Outcome) -
     for name in ("scheduled_s", "first_token_s", "last_token_s"):
         getattr(departures, name)[at][served] = [getattr(request, name) for request in requests]
     departures.replica[at][served] = [request.replica for request in requests] if slot.replica < 0 else slot.replica
+    add_totals(totals, at, outcome)
+
+
+def add_totals(totals: Totals, at: tuple[int, int], outcome: Outcome) -> None:
+    """Add what replicas of a pool did in a configuration and seed."""
     for name in ("busy_s", "iterations", "experts_touched", "preemptions", "kv_unit_s"):
         getattr(totals, name)[at] += getattr(outcome, name)
     totals.kv_units_max[at] = max(totals.kv_units_max[at], outcome.kv_units_max)

@@ -12,8 +12,9 @@ from evaluator.cost.quantities import PEAKS
 from evaluator.cost.rates import peak_flops
 from evaluator.cost.utilisation import ideal_time
 from evaluator.plan import Member, StationPlan
-from evaluator.simulation.work import useful_work
+from evaluator.simulation.work import useful_work, work_of
 from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps, each
+from evaluator.traffic.jobs import Demand, Jobs
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,19 @@ def _useful(pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals) -> tu
         if design.replica is None:
             continue
         devices = design.devices / len(design.replica.pipeline_ranks)
-        work = useful_work(one.demand, design.replica.kv.window)
+        window = design.replica.kv.window
+        work = useful_work(one.demand, window) if one.chosen is None else work_of(_served(pools[at[0]], one), window)
         counts = totals.iterations[at], totals.experts_touched[at]
         flops[at] = ideal_time(design.replica.compute, work) * _peak(design.hardware) * devices
         bandwidth = design.hardware.memory_bandwidth
         moved[at] = ideal_time(design.replica.memory, work, *counts) * bandwidth * devices
     return flops, moved
+
+
+def _served(pool: StationPlan, jobs: Jobs) -> Demand:
+    """Of jobs that were told where to go, those of this pool."""
+    assert jobs.chosen is not None
+    return jobs.demand[np.flatnonzero((jobs.chosen >= 0) & (jobs.chosen < pool.deployment.replicas))]
 
 
 def _column(values: Iterable[float | None]) -> np.ndarray:

@@ -62,15 +62,19 @@ class Departures:
 class Station:
     """A step of a request's way: ``serve`` takes the jobs of a chunk to their departures and to its use.
 
+    Where several pools stand side by side there is a use of each, and replicas are numbered pool after pool.
+
     ``role`` is that of an engine's pool, None for a station that gives no tokens. Behind the last engine ``streams``
     says what such a station does to an answer: it passes on every token as it comes, later by what it takes (a delay),
-    or it holds the answer until it is whole (a queue).
+    or it holds the answer until it is whole (a queue). ``sends`` says of jobs that leave a prefill side, known by their
+    configuration and seed, which replica of the decode side serves them, where that is chosen before they get there.
     """
 
     name: str
-    serve: Callable[[ChunkJobs], tuple[Departures, Use]]
+    serve: Callable[[ChunkJobs], tuple[Departures, *tuple[Use, ...]]]
     role: Role | None = None
     streams: bool = False
+    sends: Callable[[tuple[int, int], Jobs], np.ndarray | None] | None = None
 
 
 def use_without_devices(name: str, jobs: ChunkJobs, servers: np.ndarray, busy_s: np.ndarray) -> Use:

@@ -1,7 +1,8 @@
-"""The link between a prefill and a decode pool as a station: the KV of every request goes over it.
+"""The links between a prefill and a decode side as a station: the KV of every request goes over one of them.
 
 It takes no part in the admission: a prefill replica frees the KV of a request with its first token, and a decode pool
-without room makes requests wait in its own queue. What a real prefill side would hold until then is not modelled.
+without room makes requests wait in its own queue. What a real prefill side would hold until then is modelled by the
+reference (``transfer.backpressure``).
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def _serve(name: str, jobs: ChunkJobs, links: Sequence[LinkPlan | None]) -> tupl
         plan = links[at[0]]
         if plan is None or one.origin is None or len(one) == 0:
             continue
-        service_s = plan.service_s(one.demand.prompt_tokens)
-        may_s = one.ready_s - plan.head_start_s(service_s, one.origin.served_s)
+        way = plan.ways(one.origin.replica, one.chosen) if plan.others else None
+        service_s = plan.service_s(one.demand.prompt_tokens, way)
+        may_s = one.ready_s - plan.head_start_s(service_s, one.origin.served_s, plan.layers(way))
         start_s = _starts(one, may_s, service_s) if plan.shared else may_s
         found.scheduled_s[at][: len(one)] = start_s
         found.replica[at][: len(one)] = one.origin.replica

@@ -47,6 +47,7 @@ class Demand:
     kv_tokens: NDArray[np.int64]  # tokens in the KV cache when the job is done
     later_tokens: NDArray[np.int64]  # that a decode side behind a prefill side has to give
     shared_tokens: NDArray[np.int64]  # leading prompt tokens, whole blocks, whose KV the station keeps for all jobs
+    model: NDArray[np.int64]  # the number of the model that they ask for, among those of the workload
 
     @staticmethod
     def of(tokens: Tokens, role: Role, shared_tokens: int = 0) -> Demand:
@@ -56,12 +57,13 @@ class Demand:
         """
         prompt, output, cached = tokens.prompt_tokens, tokens.output_tokens, tokens.cached_tokens
         if role.prompt_resident:
-            return _resident(prompt, output, cached)
+            return _resident(prompt, output, cached, tokens.model)
         given = np.ones_like(output) if role.first_token_only else output
         # The last token is sampled and never computed.
         shared = np.full_like(prompt, shared_tokens)
         cached = np.maximum(cached, shared)
-        return Demand(prompt, given, cached, prompt - cached, prompt + given - 1, output - given, shared)
+        kv = prompt + given - 1
+        return Demand(prompt, given, cached, prompt - cached, kv, output - given, shared, tokens.model)
 
     @cached_property
     def extremes(self) -> Extremes:
@@ -74,7 +76,16 @@ class Demand:
     def after_prefill(self) -> tuple[NDArray[np.int64], Demand]:
         """(jobs that go on to the decode side, what they ask of it). Jobs of one token are done with it and stay."""
         on = np.flatnonzero(self.later_tokens > 0)
-        return on, _resident(self.prompt_tokens[on], self.later_tokens[on], self.cached_tokens[on])
+        given = (self.prompt_tokens, self.later_tokens, self.cached_tokens, self.model)
+        return on, _resident(*(column[on] for column in given))
+
+    @cached_property
+    def by_model(self) -> dict[int, Demand]:
+        """The jobs of every model by themselves, by its number."""
+        return {int(number): self[self.model == number] for number in np.unique(self.model)}
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
 
     def __getitem__(self, at: NDArray) -> Demand:
         """The demand of some jobs."""
@@ -86,10 +97,10 @@ class Demand:
         return Demand(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in names))
 
 
-def _resident(prompt: NDArray, output: NDArray, cached: NDArray) -> Demand:
+def _resident(prompt: NDArray, output: NDArray, cached: NDArray, model: NDArray) -> Demand:
     """Of prompts whose KV is there: they came with a first token, which is computed and takes KV too."""
     nothing = np.zeros_like(prompt)
-    return Demand(prompt, output, cached, nothing, prompt + output, nothing, nothing)
+    return Demand(prompt, output, cached, nothing, prompt + output, nothing, nothing, model)
 
 
 class Origin(NamedTuple):
@@ -112,6 +123,7 @@ class Jobs:
     demand: Demand
     measured: NDArray[np.bool_]  # False for the warm-up
     origin: Origin | None = None  # None before the first engine, and where jobs of several ways have joined
+    chosen: NDArray[np.int64] | None = None  # the replica that serves it next; None: the pool's own router says
 
     def __len__(self) -> int:
         return len(self.id)

@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 
 from evaluator.scenario.scenario import Deployment, Workload
 from evaluator.scenario.trace import LENGTHS, read_trace
+from evaluator.traffic.arrivals import stream
 from evaluator.traffic.lengths import request_lengths
+
+_MODELS = 2  # the random stream of the models
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +22,7 @@ class Tokens:
     prompt_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     cached_tokens: NDArray[np.int64]  # leading prompt tokens whose KV is there; always less than the prompt
+    model: NDArray[np.int64]  # which one it asks for: its number among those of the workload, 0 where it names none
 
 
 def request_tokens(workload: Workload, seed: int, count: int) -> Tokens:
@@ -29,8 +33,29 @@ def request_tokens(workload: Workload, seed: int, count: int) -> Tokens:
     has the column says them itself. A system prompt comes before the prompt of the drawn length and counts as prompt.
     """
     prompt, output = request_lengths(workload.lengths, seed, count)
+    model = request_models(workload, seed, count)
+    for number, share in enumerate(workload.models.values()):
+        if share.lengths is not None:
+            own = request_lengths(share.lengths, seed, count)
+            prompt, output = (np.where(model == number, *pair) for pair in zip(own, (prompt, output), strict=True))
     cached = _cached(workload, prompt)
-    return Tokens(prompt + workload.sessions.system_tokens, output, cached)
+    return Tokens(prompt + workload.sessions.system_tokens, output, cached, model)
+
+
+def request_models(workload: Workload, seed: int, count: int) -> NDArray[np.int64]:
+    """The number of the model that each of the first ``count`` requests asks for, (request,).
+
+    They are drawn by their shares from a stream of their own, so that arrivals and lengths stay what they are.
+    """
+    if workload.models:
+        shares = np.cumsum([share.share for share in workload.models.values()])
+        drawn = stream(seed, _MODELS).random(count) * shares[-1]
+        return np.minimum(np.searchsorted(shares, drawn, side="right"), len(shares) - 1).astype(np.int64)
+    if workload.lengths.source == "trace" and workload.lengths.file is not None:
+        model = read_trace(workload.lengths.file, LENGTHS).model
+        if model is not None:
+            return model[:count]
+    return np.zeros(count, dtype=np.int64)
 
 
 def shared_tokens(workload: Workload, deployment: Deployment) -> int:

@@ -45,7 +45,8 @@ class Traffics:
 
     def demand(self, workload: Workload, seed: int, role: Role, shared_tokens: int = 0) -> Demand:
         """What they ask of that pool, whenever they come."""
-        sizes = (self._key(workload.lengths), workload.requests, workload.cached_tokens, workload.sessions)
+        lengths, models = self._key(workload.lengths), self._key(workload.models)
+        sizes = (lengths, models, workload.requests, workload.cached_tokens, workload.sessions)
         self._alive[sizes] = workload
         return self._demand(sizes, seed, role, shared_tokens)
 

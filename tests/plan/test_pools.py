@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.plan import plan
 from evaluator.plan.groups import groups_of
+from evaluator.scenario import load_scenario
 from tests.scenario.build import scenario
 from tests.simulation.build import plan_of_pools
 
@@ -56,10 +59,7 @@ def test_pools_that_look_at_each_other_are_coupled(overrides, coupled, lacking):
     (member,) = plan_of_pools(*overrides).members
     assert (member.coupled, member.lacking) == (coupled, lacking)
     assert member.engine == ("token" if lacking else "iteration")
-    if overrides == (CLOSED,):
-        assert member.status == "unsupported: a closed loop over several pools; use arrivals with a rate"
-    else:
-        assert member.status == OK
+    assert member.status == OK and member.in_one_loop == (overrides == (CLOSED,))
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,164 @@ def test_numbers_of_replicas_that_run_together_share_a_program():
     groups = plan(scenario(**axes)).groups
     assert [(len(group.members), group.stations[0].program.replicas) for group in groups] == [(8, 8), (2, 16)]
     assert {group.stations[0].lane_requests for group in groups} == {64}  # all requests of a pool, a power of two
+
+
+# --- several pools of one role, several models, groups
+
+BOTH = {"llama-3.1-8b": 3, "qwen3-8b": 1}
+LLAMA, QWEN = ({"model": model} for model in BOTH)
+PREFILL, DECODE, MIXED = ({"role": role} for role in ("prefill", "decode", "mixed"))
+
+
+def of_pools(pools, models=None, **deployment):
+    """The only member of a scenario with these pools."""
+    (member,) = plan(load(pools, models, **deployment)).members
+    return member
+
+
+def load(pools, models=None, lengths=None, **deployment):
+    workload = {"arrivals": {"process": "poisson", "rate_rps": 4}, "requests": 200, "models": models,
+                "lengths": lengths or {"source": "fixed", "prompt_tokens": 100, "output_tokens": 10}}  # fmt: skip
+    served = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "pools": pools, **deployment}
+    return load_scenario({"workload": workload, "deployment": served})
+
+
+def test_sides_and_the_most_jobs_of_their_replicas():
+    pools = {
+        "d": {**DECODE, "replicas": 3},
+        "a": {**PREFILL, "replicas": 6},
+        "b": {**PREFILL, "replicas": 2, "weight": 2},
+    }
+    member = of_pools(pools)
+    first, second = member.sides
+    assert [member.stations[number].name for number in first.stations] == ["a", "b"] and second.replicas is None
+    assert first.replicas.weight == (1.0,) * 8 and first.replicas.pool == (0,) * 6 + (1,) * 2
+    assert [station.most_jobs for station in member.stations] == [25, 25, None]
+    assert (member.link.senders, member.link.receivers, member.link.replicas) == ((6, 2), (3,), 8)
+
+
+def test_every_pool_is_checked_against_the_requests_of_its_model():
+    models = {"llama-3.1-8b": 1, "qwen3-8b": {"share": 1, "lengths": {"source": "fixed", "prompt_tokens": 7,
+              "output_tokens": 300}}}  # fmt: skip
+    member = of_pools({"l": {**MIXED, **LLAMA}, "q": {**MIXED, **QWEN}}, models)
+    assert [(one.extremes.prompt, one.extremes.output) for one in member.stations] == [(100, 10), (7, 300)]
+
+
+def test_a_described_model_serves_the_requests_for_what_it_is_like():
+    described = {"model": {"like": "llama-3.1-8b", "layers": 16}}
+    assert of_pools({"l": {**MIXED, **described}, "q": {**MIXED, **QWEN}}, BOTH).status == OK
+
+
+def test_links_between_unlike_pools():
+    """The narrower cache decides what is sent, from which pool to which; models have no link to one another."""
+    pools = {"p": {**PREFILL, **LLAMA}, "q": {**PREFILL, **QWEN},
+             "d": {**DECODE, **LLAMA}, "e": {**DECODE, **LLAMA, "precision": {"kv": "fp8"}},
+             "f": {**DECODE, **QWEN}}  # fmt: skip
+    link = of_pools(pools, BOTH).link
+    whole, half = 32 * 2 * 8 * 128 * 2, 32 * 2 * 8 * 128
+    sender, receiver = np.array([0, 0, 1]), np.array([0, 1, 2])
+    sent = link.service_s(np.array([10, 10, 10]), link.ways(sender, receiver)) * link.bandwidth
+    assert sent.tolist() == [10 * whole, 10 * half, 10 * 36 * 2 * 8 * 128 * 2]
+    assert link.layers(link.ways(sender, receiver)).tolist() == [32, 32, 36]
+
+
+@pytest.mark.parametrize(("prefill", "decode", "share"), [(1, 1, 1), (4, 4, 4), (4, 2, 2), (2, 8, 2), (8, 1, 1)])
+def test_devices_of_the_smaller_side_bound_a_transfer(prefill, decode, share):
+    """Links of a device: the two replicas have as many as the one with fewer devices."""
+    pools = {"p": {**PREFILL, "tensor_parallel": prefill}, "d": {**DECODE, "tensor_parallel": decode}}
+    together, apart = (of_pools(pools, transfer={"figures": figures}).link for figures in ("per_replica", "per_device"))
+    np.testing.assert_allclose(apart.service_s(np.array([100])) * share, together.service_s(np.array([100])))
+
+
+@pytest.mark.parametrize(("prefill", "decode", "copies"), [(8, 8, 8), (8, 16, 8)])
+def test_what_all_ranks_hold_is_sent_to_each_of_them(prefill, decode, copies):
+    """Latent vectors are the same on all ranks: each of 8 devices gets all of them, or sends them twice to 16."""
+    pools = {"p": {**PREFILL, "tensor_parallel": prefill}, "d": {**DECODE, "tensor_parallel": decode}}
+    model = {"model": "deepseek-v3", "hardware": "b200-sxm"}
+    together, apart = (
+        of_pools(pools, transfer={"figures": figures}, **model).link for figures in ("per_replica", "per_device")
+    )
+    times = decode // prefill
+    np.testing.assert_allclose(apart.service_s(np.array([100])), times * together.service_s(np.array([100])))
+
+
+def test_groups_take_as_many_of_each_pool():
+    pools = {"p": {**PREFILL, "replicas": 4}, "q": {**PREFILL, "replicas": 2}, "d": {**DECODE, "replicas": 6}}
+    member = of_pools(pools, transfer={"groups": 2})
+    prefill, decode = member.sides
+    assert prefill.replicas.group == (0, 0, 1, 1, 0, 1) and decode.replicas.group == (0, 0, 0, 1, 1, 1)
+    assert decode.grouped and not prefill.grouped
+    assert member.link.group_of(np.array([0, 3, 4, 5])).tolist() == [0, 1, 0, 1]
+
+
+THREE = {"replicas": 3}
+REFUSED = {
+    "groups": (
+        {"p": {**PREFILL, "replicas": 2}, "d": {**DECODE, **THREE}},
+        {"transfer": {"groups": 2}},
+        "infeasible: deployment.transfer.groups 2 does not divide the 3 replicas of pool d; every group takes as many",
+    ),
+    "model": (
+        {"a": MIXED},
+        {"models": BOTH},
+        "infeasible: workload.models.qwen3-8b: no pool serves it; the models of the pools are llama-3.1-8b. Add a pool "
+        "with model: qwen3-8b",
+    ),
+    "model of one side": (
+        {"p": PREFILL, "q": {**PREFILL, **QWEN}, "d": DECODE},
+        {"models": BOTH},
+        "infeasible: workload.models.qwen3-8b: no decode pool serves it",
+    ),
+    "nobody's model": (
+        {"a": MIXED, "b": {**MIXED, **QWEN}},
+        {"models": {"llama-3.1-8b": 1}},
+        "infeasible: pool b serves qwen3-8b, which no request asks for: workload.models has llama-3.1-8b",
+    ),
+    "two models": (
+        {"a": MIXED, "b": {**MIXED, **QWEN}},
+        {},
+        "infeasible: pool a has llama-3.1-8b and pool b qwen3-8b, and requests do not say which they ask for; give "
+        "both the same model, or shares such as workload.models: {llama-3.1-8b: 0.5, qwen3-8b: 0.5}",
+    ),
+    "weight": (
+        {"a": {**MIXED, "weight": 2}, "b": MIXED},
+        {"router": "least_work"},
+        "infeasible: pool a has a weight, which router least_work takes no heed of; leave it out or use router "
+        "round_robin or random",
+    ),
+    "heavy": (
+        {"a": MIXED, "b": MIXED},
+        {"router": {"heavy_light": {"prompt_tokens": 100}}},
+        "unsupported: router heavy_light over several pools of one role; use round_robin or random, or one pool",
+    ),
+    "prefix": (
+        {"a": {**MIXED, "kv": {"prefix_caching": True}}, "b": MIXED},
+        {},
+        "unsupported: kv.prefix_caching with several pools of one role; use one pool, or leave it out",
+    ),
+    "memory": (
+        {"a": MIXED, "b": {**MIXED, "hardware": "a30"}},
+        {"precision": {"weights": "fp32"}},
+        "infeasible: pool b: does not fit",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_run_says_why(case):
+    pools, more, message = REFUSED[case]
+    assert of_pools(pools, **more).status.startswith(message)
+
+
+def test_a_trace_says_which_model_a_request_asks_for(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("prompt_tokens,output_tokens,model\n" + "10,2,qwen3-8b\n20,3,llama-3.1-8b\n" * 100)
+    lengths = {"trace": str(path)}
+    member = of_pools({"l": {**MIXED, **LLAMA}, "q": {**MIXED, **QWEN}}, lengths=lengths)
+    assert member.status == OK and [one.extremes.prompt for one in member.stations] == [20, 10]
+    assert of_pools({"l": {**MIXED, **LLAMA}}, lengths=lengths).status == (
+        "infeasible: model qwen3-8b in the column model of the trace: no pool serves it; the models of the pools are "
+        "llama-3.1-8b. Add a pool with model: qwen3-8b"
+    )
+    with pytest.raises(InputError, match=r"workload\.models: .*t\.csv has a column model, which says it already"):
+        load({"l": {**MIXED, **LLAMA}}, BOTH, lengths)

@@ -82,6 +82,29 @@ def test_designs_with_pools_beside_designs_without():
     ]
 
 
+def test_several_pools_of_one_role_stand_side_by_side():
+    pools = {"late": {"role": "decode"}, "a": {"role": "prefill", "weight": 2}, "b": {"role": "prefill", "replicas": 6}}
+    found = pools_of(disaggregated(pools, router={"prefill": "random"}).deployment)
+    assert [(name, pool.role, pool.router) for name, pool in found] == [
+        ("a", "prefill", "random"), ("b", "prefill", "random"), ("late", "decode", "round_robin")
+    ]  # fmt: skip
+    assert [pool.weight for _, pool in found] == [2, None, None]
+
+
+def test_a_pool_may_have_a_device_that_is_in_no_file():
+    pools = {**BOTH, "first": {"role": "prefill", "hardware": {"like": "h100-sxm", "memory_bandwidth": "4TB/s"}}}
+    (_, prefill), (_, decode) = pools_of(disaggregated(pools).deployment)
+    assert (str(prefill.hardware), decode.hardware) == ("like h100-sxm, memory_bandwidth 4000000000000.0", "h100-sxm")
+
+
+def test_a_design_may_have_other_pools_than_another():
+    """A pool with null is as good as absent, so that designs can take away those of the base."""
+    mixes = [{"deployment.pools": {"third": {"role": "prefill"}}}, {"deployment.pools": {"first": None, "second": None,
+             "whole": {"role": "mixed"}}}]  # fmt: skip
+    points = [point[1] for point in expand(disaggregated(sweep={"mix": {"zip": mixes}})).points]
+    assert [[name for name, _ in pools_of(point)] for point in points] == [["first", "third", "second"], ["whole"]]
+
+
 def test_transfer():
     assert disaggregated().deployment.transfer == Transfer("rdma-400g", "cache", "auto", "per_replica")
     given = disaggregated(transfer={"link": {"bandwidth": "10GB/s", "latency": "1ms"}, "dtype": "fp8"}).deployment
@@ -95,16 +118,20 @@ PREFILL, DECODE, MIXED = ({"role": role} for role in ("prefill", "decode", "mixe
 REFUSED = {
     "no decode": ({"a": PREFILL}, {}, r"deployment\.pools: the prefill pool a needs a decode pool beside it; add one"),
     "no prefill": ({"a": DECODE}, {}, r"the decode pool a needs a prefill pool beside it; .* role: prefill"),
-    "several prefill": (
-        {"a": PREFILL, "b": PREFILL, "c": DECODE},
+    "several prefill, no decode": (
+        {"a": PREFILL, "b": PREFILL},
         {},
-        r"deployment\.pools: several prefill pools \(a, b\) are not implemented yet; make them one pool",
+        r"deployment\.pools: the prefill pool a needs a decode pool beside it; add one with role: decode",
     ),
     "mixed beside": (
         {"a": PREFILL, "b": DECODE, "c": MIXED},
         {},
-        r"a mixed pool beside other pools is not implemented",
+        r"mixed pools \(c\) beside prefill and decode pools \(a, b\) are not implemented yet: a request would have two",
     ),
+    "weight": ({"a": {**MIXED, "weight": 0}}, {}, r"deployment\.pools\.a\.weight: must be greater than 0, got 0"),
+    "groups": (BOTH, {"transfer": {"groups": 0}}, r"deployment\.transfer\.groups: must be an integer from 1"),
+    "figures": (BOTH, {"transfer": {"figures": "per_node"}}, r"'per_node' is not one of per_replica, per_device"),
+    "backpressure": (BOTH, {"transfer": {"backpressure": "on"}}, r"transfer\.backpressure: expected true or false"),
     "no role": ({"a": {}}, {}, r"deployment\.pools\.a\.role: is required"),
     "role": ({"a": {"role": "prefil"}}, {}, r"pools\.a\.role: 'prefil' is not one of mixed, .*did you mean prefill"),
     "key": ({"a": {**MIXED, "replica": 2}}, {}, r"pools\.a\.replica: unknown key \(did you mean replicas\?\)"),

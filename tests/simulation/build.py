@@ -9,7 +9,6 @@ import numpy as np
 
 from evaluator.plan import Plan, plan
 from evaluator.plan.groups import groups_of
-from evaluator.plan.member import Setting, member_of_pools
 from evaluator.traffic.jobs import Demand, Jobs
 from evaluator.traffic.requests import Tokens
 from evaluator.traffic.roles import ROLES
@@ -20,7 +19,7 @@ def jobs(ready_s: Sequence[float] | np.ndarray, output: int = 5, warmup: int = 0
     """Jobs with ids in the order given, of 10 prompt tokens."""
     ready = np.asarray(ready_s, dtype=np.float64)
     prompt = np.full(len(ready), 10)
-    tokens = Tokens(prompt, np.full(len(ready), output), np.zeros_like(prompt))
+    tokens = Tokens(prompt, np.full(len(ready), output), np.zeros_like(prompt), np.zeros_like(prompt))
     identity = np.arange(len(ready))
     return Jobs(identity, ready, Demand.of(tokens, ROLES["mixed"]), identity >= warmup)
 
@@ -37,11 +36,9 @@ def shuffled(one: Jobs, seed: int = 0) -> Jobs:
     return Jobs(one.id[at], one.ready_s[at], one.demand[at], one.measured[at])
 
 
-def plan_of_pools(*overrides: str, roles: Sequence[str] = ("prefill", "decode"), engine: str = "iteration") -> Plan:
-    """A plan of one configuration whose deployment is there once for each role, in tandem."""
-    base = plan(scenario(*overrides), engine=engine)
-    workload, deployment, objectives = base.grid.points[0]
-    pools = [(role, replace(deployment, role=role)) for role in roles]
-    setting = Setting(base.traffics, base.seeds, base.engine)
-    member = member_of_pools(0, workload, objectives, pools, setting)
-    return replace(base, members=[member], groups=groups_of([member], base.seeds))
+def plan_of_pools(*overrides: str, engine: str = "iteration") -> Plan:
+    """A plan of one configuration: the deployment once as a prefill and once as a decode pool, nothing between them."""
+    pools = "deployment.pools={prefill: {role: prefill}, decode: {role: decode}}"
+    whole = plan(scenario(*overrides, pools), engine=engine)
+    members = [replace(member, link=None) for member in whole.members]
+    return replace(whole, members=members, groups=groups_of(members, whole.seeds))

@@ -41,17 +41,39 @@ class Pool:
         return leaving
 
     def submit(self, request: Request, now: float) -> None:
-        replica = self._choose(request, now)
-        cut_short = replica.submit(request, now)
+        self.enter(request, self._choose(request, now), now)
+
+    def enter(self, request: Request, replica: Replica, now: float) -> None:
+        """A request comes to a replica that was chosen before."""
+        self._touch(replica, replica.submit(request, now))
+
+    def expect(self, request: Request, replica: Replica, now: float) -> None:
+        """A request will come to a replica when there is room for its KV."""
+        self._touch(replica, replica.expect(request, now))
+
+    def release(self, request: Request, now: float) -> None:
+        """The KV of a request that was held here has been sent."""
+        replica = self.replicas[request.replica]
+        replica.release(request, now)
+        self._touched[replica] = None
+
+    def _touch(self, replica: Replica, cut_short: Flight | None) -> None:
         if cut_short is not None:
             self._enter(cut_short, replica)
         self._touched[replica] = None
 
     def launch(self, now: float) -> None:
+        self.sent(now)
+
+    def sent(self, now: float) -> list[Flight]:
+        """Start what can start: the batches that were sent off."""
+        flights: list[Flight] = []
         for replica in self._touched:
             for flight in replica.launch(now):
                 self._enter(flight, replica)
+                flights.append(flight)
         self._touched.clear()
+        return flights
 
     def _enter(self, flight: Flight, replica: Replica) -> None:
         heapq.heappush(self._calendar, (flight.end_s, self._entries, flight, replica))

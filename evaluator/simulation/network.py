@@ -1,0 +1,279 @@
+"""Pools that depend on one another, on the reference: all of them in one event loop, configuration by configuration.
+
+That is so in a closed loop, whose users wait for the last pool; where a router looks at the replicas of several pools;
+and under back-pressure from a decode side. What happened is put into the departures of the same stations that the chain
+has, so that all that follows is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from evaluator.metrics.outcomes import OK
+from evaluator.metrics.use import Use, WeightedGaps
+from evaluator.plan import LinkPlan, Member, Plan
+from evaluator.plan.sides import SidePlan, group_of_replicas
+from evaluator.reference import Iteration, Outcome, Request
+from evaluator.reference.network import Station as Stage
+from evaluator.reference.network import run
+from evaluator.reference.replica import Replica
+from evaluator.reference.routing import chooser
+from evaluator.reference.side_routing import SideRouter
+from evaluator.reference.stations.pool import Pool
+from evaluator.reference.stations.side import Choose, Side
+from evaluator.reference.stations.transfers import Sending, Transfers
+from evaluator.routing import stream
+from evaluator.simulation.chain import Journey, Leg, journey_of
+from evaluator.simulation.gaps import Gaps, pooled
+from evaluator.simulation.slots import OPEN_LOOP, Slot
+from evaluator.simulation.tokens import Observe, add_totals, limits_of
+from evaluator.simulation.use import Totals, check_served, use_of
+from evaluator.stations.contract import ChunkJobs, Departures, Station, each, shape_of, use_without_devices
+from evaluator.traffic.jobs import Jobs, Origin, held_units
+
+
+@dataclass(frozen=True, eq=False)
+class SideRun:
+    """A side after a run: its jobs, its replicas by pool, and the gaps between the tokens that each replica gave."""
+
+    jobs: Jobs
+    side: Side
+    pools: tuple[list[Replica], ...]
+    gaps: tuple[Gaps, ...]
+
+
+def run_network(plan: Plan, members: Sequence[Member], jobs: ChunkJobs, observe: Observe | None = None) -> Journey:
+    """What became of the jobs of a chunk, over all seeds."""
+    runs = {
+        at: _run(members[at[0]], at, plan.seeds[at[1]], one, observe)
+        for at, one in each(jobs)
+        if members[at[0]].status == OK
+    }
+    legs: list[Leg] = []
+    for side in members[0].sides:
+        if side.number > 0:
+            legs.append(_link_leg(legs[-1], members, {at: links for at, (_, links) in runs.items()}))
+        came = jobs if side.number == 0 else _sent(legs[-1])
+        legs.append(
+            _side_leg(members, plan.seeds, side, came, {at: sides[side.number] for at, (sides, _) in runs.items()})
+        )
+    return journey_of(legs)
+
+
+# --- one configuration under one seed
+
+
+def _run(
+    member: Member, at: tuple[int, int], seed: int, jobs: Jobs, observe: Observe | None
+) -> tuple[list[SideRun], Transfers | None]:
+    asked = jobs
+    runs: list[SideRun] = []
+    for side in member.sides:
+        if runs:
+            asked, _ = jobs.after_prefill(jobs.ready_s)
+        runs.append(_side_run(member, at, seed, side, asked, observe))
+    links = None
+    stages: list[Stage] = [runs[0].side]
+    if len(runs) > 1:
+        assert member.link is not None
+        links = _transfers(member, member.link, jobs, runs[0].side, runs[1].side)
+        stages += [links, runs[1].side]
+    first = [runs[0].side.parts[index] for index in jobs.id.tolist()]
+    run(stages, first, member.users)
+    return runs, links
+
+
+def _side_run(
+    member: Member, at: tuple[int, int], seed: int, side: SidePlan, jobs: Jobs, observe: Observe | None
+) -> SideRun:
+    slot = Slot(*at, -1, jobs, slice(0, len(jobs)), len(jobs), member.users or OPEN_LOOP, side.stations.start)
+    pools: list[list[Replica]] = []
+    gaps: list[Gaps] = []
+    rooms = side.role.prompt_resident and member.link is not None and member.link.backpressure
+    for number in side.stations:
+        station = member.stations[number]
+        built, limits = station.design.ready, replace(limits_of(station, jobs.demand), rooms=rooms)
+        own = [Gaps(_until(jobs)) for _ in range(station.deployment.replicas)]
+        pools.append(
+            [
+                Replica(
+                    index, built.pipeline_ranks, station.deployment.batching.policy, limits,
+                    window=built.kv.window, observe=partial(_watch, of_replica, observe, slot),
+                )
+                for index, of_replica in enumerate(own, len(gaps))
+            ]
+        )  # fmt: skip
+        gaps += own
+    replicas = [replica for pool in pools for replica in pool]
+    choose = _choose(member, seed, side, jobs, replicas)
+    return SideRun(jobs, Side(Pool(replicas, choose), _parts(jobs), choose), tuple(pools), tuple(gaps))
+
+
+def _until(jobs: Jobs) -> int:
+    """All ids of the jobs are below it."""
+    return int(jobs.id.max(initial=-1)) + 1
+
+
+def _watch(gaps: Gaps, observe: Observe | None, slot: Slot, iteration: Iteration) -> None:
+    gaps.add(iteration)
+    if observe is not None:
+        observe(slot, iteration)
+
+
+def _parts(jobs: Jobs) -> dict[int, Request]:
+    """Requests by their ids. How much KV one takes is known with its pool."""
+    demand = jobs.demand
+    columns = (jobs.ready_s, demand.compute_tokens, demand.prompt_tokens, demand.output_tokens, np.zeros_like(jobs.id))
+    rows = zip(jobs.id.tolist(), *(column.tolist() for column in columns), strict=True)
+    return {index: Request(index, *row) for index, *row in rows}
+
+
+def _choose(member: Member, seed: int, side: SidePlan, jobs: Jobs, replicas: Sequence[Replica]) -> Choose:
+    """The router of a side; a request learns from its pool how much KV it takes there."""
+    pools = [member.stations[number] for number in side.stations]
+    pool_of = np.repeat(np.arange(len(pools)), [pool.deployment.replicas for pool in pools]).tolist()
+    places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
+    units = [held_units(jobs.demand, pool.design.ready.kv).tolist() for pool in pools]
+    router: Callable[..., Replica]  # of one pool without groups, of a side with them
+    if side.replicas is None:
+        router = chooser(side.router, replicas, seed, side.stations.start)
+    else:
+        models = np.zeros(_until(jobs), dtype=np.int64)
+        models[jobs.id] = jobs.demand.model
+        router = SideRouter(side.replicas, side.router, replicas, models.tolist(), stream(seed, side.number))
+
+    def choose(request: Request, now: float, group: int | None = None) -> Replica:
+        replica = router(request, now, *(() if group is None else (group,)))
+        request.kv_units = int(units[pool_of[replica.index]][places[request.index]])
+        return replica
+
+    return choose
+
+
+def _transfers(member: Member, link: LinkPlan, jobs: Jobs, prefill: Side, decode: Side) -> Transfers:
+    tokens = jobs.demand.prompt_tokens
+    kept: dict[int, tuple[list[float], float]] = {}
+
+    def sending(index: int, sender: int, receiver: int | None) -> Sending:
+        way = int(link.ways(np.array([sender]), None if receiver is None else np.array([receiver]))[0])
+        if way not in kept:
+            ways = np.full(len(tokens), way)
+            layers = float(np.broadcast_to(link.layers(ways), len(tokens))[0])
+            kept[way] = link.service_s(tokens, ways).tolist(), (1.0 - 1.0 / layers) if link.by_layer else 0.0
+        service_s, ahead = kept[way]
+        return Sending(service_s[index], ahead)
+
+    told = member.sides[1].replicas is not None or link.backpressure
+    return Transfers(
+        prefill,
+        decode,
+        sending,
+        latency_s=link.latency_s,
+        one_by_one=link.shared,
+        by_layer=link.by_layer,
+        backpressure=link.backpressure,
+        choose=decode.choose if told else None,
+        groups=group_of_replicas(link.senders, link.groups).tolist() if member.sides[1].grouped else None,
+    )
+
+
+# --- what became of it, as of the stations of a chain
+
+
+def _side_leg(
+    members: Sequence[Member],
+    seeds: Sequence[int],
+    side: SidePlan,
+    jobs: ChunkJobs,
+    runs: dict[tuple[int, int], SideRun],
+) -> Leg:
+    found = Departures.empty(jobs)
+    for at, of_run in runs.items():
+        parts = [of_run.side.parts[index] for index in of_run.jobs.id.tolist()]
+        for name, own in (
+            ("ready_s", "arrival_s"),
+            *((time, time) for time in ("scheduled_s", "first_token_s", "last_token_s")),
+        ):
+            getattr(found, name)[at][: len(parts)] = [getattr(part, own) for part in parts]
+        found.replica[at][: len(parts)] = [part.replica for part in parts]
+    check_served(members, found)
+    uses = [_use(members, side, place, jobs, found, runs) for place in range(len(side.stations))]
+    name = members[0].stations[side.stations.start].name if len(uses) == 1 else side.role.name
+    return Leg(Station(name, _never, side.role), jobs, found, tuple(uses))
+
+
+def _never(jobs: ChunkJobs) -> tuple[Departures, *tuple[Use, ...]]:
+    raise AssertionError("this station has served its jobs in the loop of the network")
+
+
+def _use(
+    members: Sequence[Member],
+    side: SidePlan,
+    place: int,
+    jobs: ChunkJobs,
+    served: Departures,
+    runs: dict[tuple[int, int], SideRun],
+) -> Use:
+    """Of the pool at a place on its side."""
+    pools = [member.stations[member.sides[side.number].stations[place]] for member in members]
+    configs, seeds, _ = shape_of(jobs)
+    totals = Totals.empty(configs, seeds)
+    itl: list[list[WeightedGaps]] = [[pooled([])] * seeds for _ in members]
+    own = [list(of_seeds) for of_seeds in jobs]
+    for at, of_run in runs.items():
+        replicas, one = of_run.pools[place], jobs[at[0]][at[1]]
+        add_totals(totals, at, Outcome([], replicas))
+        chosen = served.replica[at][: len(one)].astype(np.int64) - replicas[0].index
+        own[at[0]][at[1]] = replace(one, chosen=chosen)
+        itl[at[0]][at[1]] = pooled(
+            [_gaps_of(of_run.gaps[replica.index], replica.index, one, served, at) for replica in replicas]
+        )
+    return use_of(pools, own, totals, itl)
+
+
+def _gaps_of(gaps: Gaps, replica: int, jobs: Jobs, served: Departures, at: tuple[int, int]) -> WeightedGaps:
+    """Those of one replica after the first token of the first measured job that came to it."""
+    here = jobs.measured & (served.replica[at][: len(jobs)] == replica)
+    if not here.any():
+        return gaps.after(np.inf)
+    counted = np.flatnonzero(here)
+    first = counted[np.lexsort((jobs.id[counted], served.ready_s[at][counted]))[0]]
+    return gaps.after(float(served.first_token_s[at][first]))
+
+
+def _link_leg(before: Leg, members: Sequence[Member], links: dict[tuple[int, int], Transfers | None]) -> Leg:
+    """The link behind a prefill side, which requests of one token do not pass."""
+    jobs: list[list[Jobs]] = [[] for _ in before.jobs]
+    for at, one in each(before.jobs):
+        times = before.departures
+        served_s = (times.first_token_s - times.scheduled_s)[at][: len(one)]
+        came = replace(one, origin=Origin(times.replica[at][: len(one)], served_s))
+        jobs[at[0]].append(came.after_prefill(times.last_token_s[at][: len(one)])[0])
+    found, busy_s = Departures.empty(jobs), np.zeros(shape_of(jobs)[:2])
+    for at, one in each(jobs):
+        done = links.get(at)
+        if done is None:
+            continue
+        visits = [done.done[index] for index in one.id.tolist()]
+        columns = np.array(visits, dtype=float).reshape(-1, 3).T
+        for name, column in zip(("ready_s", "scheduled_s", "last_token_s"), columns, strict=True):
+            getattr(found, name)[at][: len(one)] = column
+        assert one.origin is not None
+        found.replica[at][: len(one)] = one.origin.replica
+        latency_s = members[at[0]].link.latency_s  # type: ignore[union-attr]
+        busy_s[at] = (columns[2] - columns[1] - latency_s).sum()
+    found.first_token_s[...] = found.last_token_s
+    replicas = np.array([0 if member.link is None else member.link.replicas for member in members], dtype=float)
+    name = next((member.link.name for member in members if member.link is not None), "link")
+    return Leg(Station(name, _never), jobs, found, (use_without_devices(name, jobs, replicas, busy_s),))
+
+
+def _sent(link: Leg) -> ChunkJobs:
+    return [
+        [one.at(link.departures.last_token_s[config, seed][: len(one)]) for seed, one in enumerate(of_seeds)]
+        for config, of_seeds in enumerate(link.jobs)
+    ]
