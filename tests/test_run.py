@@ -258,7 +258,7 @@ def test_gaps_and_mfu_agree_with_the_requests():
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_a_closed_loop_never_has_more_requests_than_users(replicas):
     settings = ("workload.arrivals={process: closed_loop, users: 8}", f"deployment.replicas={replicas}")
-    result = simulate(scenario(*settings, "deployment.calibration=datasheet"))
+    result = simulate(scenario(*settings))
     table = result.requests
     ordered(table)
     events = np.concatenate([table["arrival_s"], table["last_token_s"]])
@@ -268,6 +268,17 @@ def test_a_closed_loop_never_has_more_requests_than_users(replicas):
     assert (inside[8 : 60 - 8] >= 7).all()  # nobody pauses
     assert not result.summary["saturated"].item()
     plausible(result.summary)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_users_wait_for_the_frontend(replicas):
+    """Both engines send a request when an answer has reached a user, not when the engine has it."""
+    settings = ("workload.arrivals={process: closed_loop, users: 8}", f"deployment.replicas={replicas}")
+    exact, engine = (simulate(scenario(*settings), engine=name).requests for name in ("token", "iteration"))
+    for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s"):
+        np.testing.assert_allclose(engine[name], exact[name], rtol=1e-9, err_msg=name)
+    sent, answered = np.sort(engine["arrival_s"])[8:], np.sort(engine["last_token_s"])[: 60 - 8]
+    np.testing.assert_allclose(sent, answered, rtol=1e-9)
 
 
 def test_roles_split_the_work():

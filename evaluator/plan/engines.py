@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evaluator.catalog import Calibration
 from evaluator.policies import policy
 from evaluator.routing import Choice, name_of, router_of
 from evaluator.scenario import Deployment, Workload
@@ -20,13 +21,15 @@ class Program:
     ``in_order`` keeps its queues in the order of arrival. ``in_any_order``: the configuration needs the program
     ``any_order``, which takes about three times as long. ``pipeline_ranks`` and ``peaks`` (some lane admits by the
     future peak of its KV) are compiled into ``any_order`` only. Where ``replicas`` are several, they run together, in
-    ``coupled``: as many or fewer of them, so that few programs serve a sweep over their number.
+    ``coupled``: as many or fewer of them, so that few programs serve a sweep over their number. ``frontend``: there,
+    users of a closed loop get their answers later than the engine has them.
     """
 
     in_any_order: bool = False
     pipeline_ranks: int = 1
     peaks: bool = False
     replicas: int = 1
+    frontend: bool = False
 
 
 IN_ORDER = Program()
@@ -36,8 +39,8 @@ FEWEST_TOGETHER, MOST_TOGETHER = 8, 128
 """Replicas that run together. A few more than there are cost nothing; beyond the most, rings take too much memory."""
 
 
-def program(deployment: Deployment, coupled: bool = False) -> Program:
-    """The program for a deployment, whose replicas run together if ``coupled``."""
+def program(deployment: Deployment, coupled: bool = False, frontend: bool = False) -> Program:
+    """The program for a deployment, whose replicas run together if ``coupled``; ``frontend`` as of ``Program``."""
     batching, pipeline_ranks = deployment.batching, deployment.pipeline_parallel
     record = policy(batching.policy)
     in_any_order = (
@@ -49,7 +52,7 @@ def program(deployment: Deployment, coupled: bool = False) -> Program:
     )
     if coupled:
         together = 1 << (max(deployment.replicas, FEWEST_TOGETHER) - 1).bit_length()
-        return Program(True, pipeline_ranks, record.by_future_peak, together)
+        return Program(True, pipeline_ranks, record.by_future_peak, together, frontend)
     return Program(True, pipeline_ranks, record.by_future_peak) if in_any_order else IN_ORDER
 
 
@@ -58,11 +61,22 @@ def on_demand(deployment: Deployment) -> bool:
     return "on_demand" in (deployment.kv.admission, policy(deployment.batching.policy).admission)
 
 
-def is_coupled(workload: Workload, deployment: Deployment) -> bool:
-    """Which replica serves a request is known only when it is sent, so that replicas must run together."""
-    if deployment.replicas == 1:
+def has_frontend(workload: Workload, calibration: Calibration) -> bool:
+    """Whether users of a closed loop get their answers, and send the next request, later than the engine has them."""
+    users = workload.arrivals.users
+    if workload.arrivals.process != "closed_loop" or users is None or users >= workload.requests:
         return False
-    return workload.arrivals.process == "closed_loop" or router_of(routed_by(deployment)).independent is None
+    return calibration.frontend_s > 0 or calibration.lookahead_steps > 0
+
+
+def is_coupled(workload: Workload, deployment: Deployment, frontend: bool = False) -> bool:
+    """When or where a request is sent is known only in the run, so that replicas must run together.
+
+    ``frontend``: as of ``has_frontend``; then the program for several replicas runs one replica, too.
+    """
+    if deployment.replicas == 1 or workload.arrivals.process == "closed_loop":
+        return frontend or (deployment.replicas > 1 and workload.arrivals.process == "closed_loop")
+    return router_of(routed_by(deployment)).independent is None
 
 
 def routed_by(deployment: Deployment) -> Choice:
@@ -71,16 +85,20 @@ def routed_by(deployment: Deployment) -> Choice:
     return deployment.router
 
 
-def lacking(workload: Workload, deployment: Deployment) -> tuple[str, ...]:
+def lacking(workload: Workload, deployment: Deployment, frontend: bool = False) -> tuple[str, ...]:
     """The keys whose values only the reference knows; none where the vectorised engine can run the configuration."""
     record = policy(deployment.batching.policy)
     found = {
         "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
         f"policy {record.name} with pipeline_parallel": not record.pipeline and deployment.pipeline_parallel > 1,
     }
-    if is_coupled(workload, deployment):
+    if is_coupled(workload, deployment, frontend):
         closed = workload.arrivals.process == "closed_loop"
-        what = "a closed loop over replicas" if closed else f"router {name_of(deployment.router)}"
+        what = (
+            ("a closed loop with a frontend" if frontend else "a closed loop over replicas")
+            if closed
+            else f"router {name_of(deployment.router)}"
+        )
         found |= {
             f"{what} with pipeline_parallel": deployment.pipeline_parallel > 1,
             f"{what} with packing {deployment.batching.packing}": deployment.batching.packing != "fcfs",

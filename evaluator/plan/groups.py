@@ -11,7 +11,7 @@ import numpy as np
 from evaluator.cost.iteration import CostParameters
 from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.metrics.outcomes import OK
-from evaluator.plan.engines import IN_ORDER, ITERATION, Program, is_coupled, program, routed_by
+from evaluator.plan.engines import IN_ORDER, ITERATION, Program, has_frontend, is_coupled, program, routed_by
 from evaluator.plan.member import Member
 from evaluator.plan.station import StationPlan
 from evaluator.routing import Sent, assign, router_of, stream
@@ -87,8 +87,9 @@ def _route(member: Member) -> tuple[str, ...]:
 
 def _structure(workload: Workload, station: StationPlan) -> Structure:
     replica, requests = station.design.replica, workload.requests
-    coupled = is_coupled(workload, station.deployment)
-    which = IN_ORDER if replica is None else program(station.deployment, coupled)
+    frontend = has_frontend(workload, station.design.calibration)
+    coupled = is_coupled(workload, station.deployment, frontend)
+    which = IN_ORDER if replica is None else program(station.deployment, coupled, frontend)
     if replica is None:
         return Structure(which, False, False, (), requests)
     experts = isinstance(replica.cost, CostParameters) and len(replica.cost.expert_rows.flop) > 0

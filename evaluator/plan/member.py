@@ -9,7 +9,7 @@ from typing import NamedTuple
 from evaluator.cost.memory import kv_units
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, prefix_problem, routing_problem
-from evaluator.plan.engines import ITERATION, TOKEN, is_coupled, lacking
+from evaluator.plan.engines import ITERATION, TOKEN, has_frontend, is_coupled, lacking
 from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
 from evaluator.plan.sides import Pools, SidePlan, model_of, most_jobs, sides_of, sides_problem
 from evaluator.plan.station import StationPlan
@@ -135,9 +135,15 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
         status = link_problem(stations, transfer) or backpressure_problem(stations, transfer) or OK
     if status == OK:
         stations = _with_shares(stations, sides, [of_seed[0] for of_seed in demands], setting.seeds)
-    missing = [name for _, pool in pools for name in lacking(workload, pool)]
+    fronts = [has_frontend(workload, station.design.calibration) for station in stations]
+    missing = [
+        name for station, front in zip(stations, fronts, strict=True)
+        for name in lacking(workload, station.deployment, front)
+    ]  # fmt: skip
     several = _several_lacking(workload, sides, transfer if link is not None else None)
-    coupled = bool(several) or any(is_coupled(workload, pool) for _, pool in pools)
+    coupled = bool(several) or any(
+        is_coupled(workload, station.deployment, front) for station, front in zip(stations, fronts, strict=True)
+    )
     return Checked(stations, sides, status, tuple(dict.fromkeys((*missing, *several))), coupled, bool(several), link)
 
 

@@ -107,8 +107,8 @@ def run(
 ) -> None:
     """Send fresh requests, in order of arrival, through all stations one after the other, until nothing can happen.
 
-    ``users``, ``delay_s``: closed loop, see ``Clients``. What happened is in the requests and the stations. A request that a station
-    can never start stays there.
+    ``users``, ``delay_s``: closed loop, see ``Clients``. What happened is in the requests and the stations. A request
+    that a station can never start stays there.
     """
     clients = Clients(requests, users, delay_s)
     ring: list[Station] = [clients, *stations]

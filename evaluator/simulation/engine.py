@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from evaluator.catalog import Calibration
 from evaluator.plan import Member, StationGroup
+from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.lanes import run_slots
 from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.use import Totals, add_kept, check_served, use_of
@@ -27,16 +29,24 @@ def serve_iterations(
     for slot, result in zip(lanes, run_slots(group, pools, lanes), strict=True):
         together = isinstance(result, PoolResult)
         lane = result.served if together else result
-        _add(departures, totals, slot, lane, result.replica[: slot.count] if together else slot.replica)
+        replica = result.replica[: slot.count] if together else slot.replica
+        _add(departures, totals, slot, pools[slot.position].design.calibration, lane, replica)
         bins[slot.at] += lane.itl_histogram
     check_served(members, departures)
     add_kept(pools, jobs, departures, totals)
     return departures, use_of(pools, jobs, totals, [[_weighted(one) for one in seeds] for seeds in bins])
 
 
-def _add(departures: Departures, totals: Totals, slot: Slot, result: LaneResult, replica: int | np.ndarray) -> None:
+def _add(
+    departures: Departures,
+    totals: Totals,
+    slot: Slot,
+    calibration: Calibration,
+    result: LaneResult,
+    replica: int | np.ndarray,
+) -> None:
     at, served, count = slot.at, slot.served, slot.count
-    departures.ready_s[at][served] = _release_times(slot, result)
+    departures.ready_s[at][served] = _release_times(slot, calibration, result)
     departures.scheduled_s[at][served] = result.scheduled_s[:count]
     departures.first_token_s[at][served] = result.first_token_s[:count]
     departures.last_token_s[at][served] = result.last_token_s[:count]
@@ -51,12 +61,13 @@ def _add(departures: Departures, totals: Totals, slot: Slot, result: LaneResult,
     totals.preemptions[at] += result.preemptions
 
 
-def _release_times(slot: Slot, result: LaneResult) -> np.ndarray:
-    """When each request is sent: at its timestamp, or in a closed loop when the request ``users`` before it is done."""
+def _release_times(slot: Slot, calibration: Calibration, result: LaneResult) -> np.ndarray:
+    """When each request is sent: at its timestamp, or in a closed loop when another user has got an answer."""
     if slot.users >= slot.count:
         return slot.jobs.ready_s[slot.served]
-    done = np.sort(result.last_token_s[: slot.count])
-    return np.concatenate([np.zeros(slot.users), done[: slot.count - slot.users]])
+    last_s, output = result.last_token_s[: slot.count], slot.jobs.demand.output_tokens[slot.served]
+    answered_s = np.sort(last_s + delay_s(calibration, result.first_token_s[: slot.count], last_s, output))
+    return np.concatenate([np.zeros(slot.users), answered_s[: slot.count - slot.users]])
 
 
 def _weighted(bins: np.ndarray) -> WeightedGaps:

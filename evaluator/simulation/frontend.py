@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from evaluator.catalog.calibration import Calibration
 
 
-def client_times(
-    calibration: Calibration, first_token_s: np.ndarray, last_token_s: np.ndarray, output_tokens: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """First and last token (any shape, seconds) as the client sees them: both later by the same time.
+def delay_s(calibration: Calibration, first_token_s: Any, last_token_s: Any, output_tokens: Any) -> Any:
+    """How much later than the engine the client has a request's tokens, seconds; numbers or arrays of any shape.
 
     ``frontend_s`` is what happens outside the engine. ``lookahead_steps`` are iterations: an engine that plans
     asynchronously has the next one planned when a request comes, which then enters the one after; each lasts as long
     as the request's own iterations do on average. A single-token output says nothing of that and gets ``frontend_s``.
     """
     steps = np.maximum(output_tokens - 1, 1)
-    delay = calibration.frontend_s + calibration.lookahead_steps * (last_token_s - first_token_s) / steps
+    return calibration.frontend_s + calibration.lookahead_steps * (last_token_s - first_token_s) / steps
+
+
+def client_times(
+    calibration: Calibration, first_token_s: np.ndarray, last_token_s: np.ndarray, output_tokens: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """First and last token (any shape, seconds) as the client sees them: both later by the same time."""
+    delay = delay_s(calibration, first_token_s, last_token_s, output_tokens)
     return first_token_s + delay, last_token_s + delay

@@ -55,7 +55,9 @@ def _program(group: StationGroup) -> Callable[[Any, Requests], Any]:
     if not which.in_any_order:
         simple = in_order.Structure(group.ring, group.windowed)
         return partial(in_order.run_lanes, structure=simple, vectorise=vectorise)
-    structure = any_order.Structure(group.ring, group.windowed, which.pipeline_ranks, which.peaks, which.replicas)
+    structure = any_order.Structure(
+        group.ring, group.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend
+    )
     run = any_order.run_lanes if which.replicas == 1 else coupled.run_pools
     return partial(run, structure=structure, vectorise=vectorise)
 
@@ -107,7 +109,7 @@ def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -
     shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
     for row, slot, kv in zip(shared, slots, kvs, strict=True):
         row[: slot.count] = shared_units(slot.jobs.demand, kv)[slot.served]
-    lane = any_order.Lane(tuple(costs), limits, _rules(deployments, policies, kvs), shared)
+    lane = any_order.Lane(tuple(costs), limits, _rules(serving, policies, kvs), shared)
     return lane if group.program.replicas == 1 else _pools(group, deployments, slots, lane)
 
 
@@ -125,10 +127,11 @@ def _pools(group: StationGroup, deployments: list[Deployment], slots: list[Slot]
     )
 
 
-def _rules(deployments: list[Deployment], policies: list[BatchingPolicy], kvs: list[KvLayout]) -> Rules:
+def _rules(serving: list[StationPlan], policies: list[BatchingPolicy], kvs: list[KvLayout]) -> Rules:
     def column(values: Iterable[object], kind: type = float) -> np.ndarray:
         return np.array(list(values), dtype=kind)
 
+    deployments = [pool.deployment for pool in serving]
     batchings = [deployment.batching for deployment in deployments]
     return Rules(
         on_demand=column(map(on_demand, deployments), bool),
@@ -138,6 +141,8 @@ def _rules(deployments: list[Deployment], policies: list[BatchingPolicy], kvs: l
         least_work=column((batching.packing == "least_work_left" for batching in batchings), bool),
         look_every=column((record.look_every for record in policies), np.int32),
         kv=KvUnits(*map(column, zip(*map(units_of, kvs), strict=True))),
+        frontend_s=column(pool.design.calibration.frontend_s for pool in serving),
+        lookahead_steps=column(pool.design.calibration.lookahead_steps for pool in serving),
     )
 
 

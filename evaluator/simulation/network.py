@@ -28,6 +28,7 @@ from evaluator.reference.stations.side import Choose, Side
 from evaluator.reference.stations.transfers import Sending, Transfers
 from evaluator.routing import stream
 from evaluator.simulation.chain import Journey, Leg, journey_of
+from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.slots import OPEN_LOOP, Slot
 from evaluator.simulation.tokens import Observe, add_totals, limits_of
@@ -83,8 +84,18 @@ def _run(
         links = _transfers(member, member.link, jobs, runs[0].side, runs[1].side)
         stages += [links, runs[1].side]
     first = [runs[0].side.parts[index] for index in jobs.id.tolist()]
-    run(stages, first, member.users)
+    run(stages, first, member.users, partial(_delivered_after, member, runs))
     return runs, links
+
+
+def _delivered_after(member: Member, runs: Sequence[SideRun], request: Request) -> float:
+    """Seconds from the last token of a request to its user, by the frontend of the pool that it went to first."""
+    parts = [each.side.parts[request.index] for each in runs if request.index in each.side.parts]
+    replicas = np.cumsum([member.stations[number].deployment.replicas for number in member.sides[0].stations])
+    number = member.sides[0].stations[int(np.searchsorted(replicas, parts[0].replica, side="right"))]
+    output = sum(part.output_tokens for part in parts)
+    calibration = member.stations[number].design.calibration
+    return float(delay_s(calibration, parts[0].first_token_s, parts[-1].last_token_s, output))
 
 
 def _side_run(

@@ -13,7 +13,7 @@ import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.plan import Member
-from evaluator.plan.engines import is_coupled, routed_by
+from evaluator.plan.engines import has_frontend, is_coupled, routed_by
 from evaluator.routing import Sent, assign, router_of, stream
 from evaluator.scenario import Deployment
 from evaluator.stations.contract import ChunkJobs
@@ -76,14 +76,16 @@ def slots(
     for position, member in enumerate(members):
         if member.status != OK or only not in (None, position):
             continue
-        deployment, users = member.stations[station].deployment, member.users
+        pool, users = member.stations[station], member.users
+        deployment = pool.deployment
+        coupled = is_coupled(member.workload, deployment, has_frontend(member.workload, pool.design.calibration))
         replicas = deployment.replicas
         for number, one in enumerate(jobs[position]):
+            if one.chosen is None and coupled:
+                found.append(_all_together(member, (position, number), one, seeds[number], station))
+                continue
             if replicas == 1 and one.chosen is None:
                 found.append(Slot(position, number, 0, one, one.order, len(one), users or OPEN_LOOP, station))
-                continue
-            if one.chosen is None and is_coupled(member.workload, deployment):
-                found.append(_all_together(member, (position, number), one, seeds[number], station))
                 continue
             order = np.arange(len(one))[one.order]
             chosen = _assigned(deployment, one, seeds[number], station)

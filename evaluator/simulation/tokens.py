@@ -12,6 +12,7 @@ from evaluator.plan import Member, StationPlan
 from evaluator.plan.checks import watermark_units
 from evaluator.plan.engines import routed_by
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
+from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.use import Totals, add_kept, check_served, use_of
@@ -42,7 +43,7 @@ def serve_tokens(
 
 
 def _serve(pool: StationPlan, slot: Slot, seed: int, observe: Observe | None) -> tuple[Outcome, WeightedGaps]:
-    deployment, replica = pool.deployment, pool.design.ready
+    deployment, replica, calibration = pool.deployment, pool.design.ready, pool.design.calibration
     requests = _requests(slot, replica.kv)
     gaps = Gaps(len(requests))
 
@@ -60,6 +61,7 @@ def _serve(pool: StationPlan, slot: Slot, seed: int, observe: Observe | None) ->
         router=routed_by(deployment) if slot.replica < 0 else "round_robin",
         seed=seed,
         users=slot.users if slot.users < slot.count else None,
+        delay_s=lambda one: float(delay_s(calibration, one.first_token_s, one.last_token_s, one.output_tokens)),
         window=replica.kv.window,
         observe=watch,
     )

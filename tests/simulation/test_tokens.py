@@ -150,7 +150,7 @@ BEYOND = {
     ),
     "closed loop": (
         ("deployment.replicas=2", "deployment.batching.packing=least_work_left", CLOSED),
-        "a closed loop over replicas with packing least_work_left",
+        "a closed loop with a frontend with packing least_work_left",
     ),
 }
 
