@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from evaluator.search import optimize
     from evaluator.validation import validate
 
-__all__ = ["InputError", "__version__", "estimate", "iteration_time", "load_scenario", "optimize", "simulate", "sweep", "validate"]
+__all__ = [
+    "InputError",
+    "__version__",
+    "estimate",
+    "iteration_time",
+    "load_scenario",
+    "optimize",
+    "simulate",
+    "sweep",
+    "validate",
+]
 
 _HOME = {
     "InputError": "evaluator.errors",

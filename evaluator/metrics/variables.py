@@ -93,7 +93,9 @@ _OTHERS = {
         "energy per output token",
         "(busy time x power + idle time x idle power) of all devices / output tokens; NaN where a power is not known",
     ),
-    "tok_per_joule": Variable("token/J", "output tokens per joule", "1 / joule_per_tok; NaN where a power is not known"),
+    "tok_per_joule": Variable(
+        "token/J", "output tokens per joule", "1 / joule_per_tok; NaN where a power is not known"
+    ),
     "usd_per_hour": Variable("USD/h", "price per hour", "devices x USD per hour of a device; NaN: no price"),
     "devices": Variable("1", "devices", "devices of all replicas: replicas x tensor_parallel x pipeline_parallel"),
     "weights_bytes": Variable("byte", "weights per device", "bytes of model weights on one device"),
@@ -126,8 +128,9 @@ _SEARCH = {
     "goodput_per_usd": Variable("1/USD", "requests per dollar", "goodput_rps x 3600 / usd_per_hour; NaN: no price"),
     "goodput_limit": Variable("1", "objective that limits", "the one that goodput_high_rps misses by most"),
     "search_status": Variable(
-        "1", "what the search came to", "bracketed or met; else why there is no rate, or no end of the rates, or which "
-        "objective is missed"
+        "1",
+        "what the search came to",
+        "bracketed or met; else why there is no rate, or no end of the rates, or which objective is missed",
     ),
 }
 

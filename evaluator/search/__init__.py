@@ -1,5 +1,5 @@
-"""The search over designs: the most requests each can serve within its objectives, or the fewest replicas for a rate."""
+"""The search over designs: the highest rate that each serves within its objectives, or the fewest replicas for one."""
 
-from evaluator.search.optimize import optimize
+from evaluator.search.run import optimize
 
 __all__ = ["optimize"]

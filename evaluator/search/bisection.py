@@ -12,10 +12,10 @@ class Bisection:
     """For each search (search,), the largest number from ``floor`` to ``ceiling`` of which ``tell`` says that it holds.
 
     A search begins at ``start``, goes on in strides that double until one number holds and a higher one does not, and
-    halves the gap between the two. ``held`` is below the floor where nothing has held, ``failed`` above the ceiling where
-    nothing has failed. Where a number may hold though a lower one does not, the gap that is halved always has a lower
-    end that holds and an upper end that does not, so that the search ends at one such pair of neighbours, and what holds
-    above it is not found.
+    halves the gap between the two. ``held`` is below the floor where nothing has held, ``failed`` above the ceiling
+    where nothing has failed. A number may hold though a lower one does not: the gap that is halved always has a lower
+    end that holds and an upper end that does not, so that the search ends at one such pair of neighbours, and does not
+    see what holds above it.
     """
 
     def __init__(self, start: Whole, floor: Whole, ceiling: Whole, stride: int) -> None:

@@ -51,7 +51,8 @@ def designs_of(scenario: Scenario, engine: str) -> Designs:
     ladders: dict[int, list[Member]] = {}
     for row, member in zip(rows.tolist(), whole.members, strict=True):
         ladders.setdefault(row // most, []).append(within(member, scenario.budget))
-    found = [_filled(ladder) for ladder in ladders.values()] if scenario.budget.fill else list(ladders.values())
+    asked = scenario.demand.rate_rps is not None  # then the fewest replicas that serve the rate are looked for
+    found = list(ladders.values()) if asked else [_filled(ladder) for ladder in ladders.values()]
     return Designs(whole, found, note)
 
 
@@ -78,7 +79,8 @@ def without_rates(scenario: Scenario) -> tuple[Scenario, str]:
 
     Errors: InputError for an axis that changes the rate together with other keys.
     """
-    kept, dropped = [], []
+    kept: list[Axis] = []
+    dropped: list[Axis] = []
     for axis in scenario.sweep:
         rates = [path for path in _paths(axis) if path in RATES]
         if rates and len(_paths(axis)) > len(rates):

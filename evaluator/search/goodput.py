@@ -85,7 +85,10 @@ def goodput(
     step = np.log1p(bracket)
     start = np.array([round(np.log(starts.rate(member)) / step) for member in members], dtype=np.int64)
     bisection = Bisection(
-        start, start + round(np.log(LOWEST) / step), start + round(np.log(1e6) / step), max(1, round(FIRST_STRIDE / step))
+        start,
+        start + round(np.log(LOWEST) / step),
+        start + round(np.log(1e6) / step),
+        max(1, round(FIRST_STRIDE / step)),
     )
     kept, history = Kept(count), History([], [])
     lowest, unbounded = np.full(count, np.iinfo(np.int64).max), np.zeros(count, dtype=bool)
@@ -148,7 +151,7 @@ def _found(
             continue
         worst = int(np.nanargmax(above[0]))
         limit[design] = f"{objectives.bounds[worst].metric} {objectives.bounds[worst].statistic}"
-        slope = _slope(place * np.log1p(bracket), np.log(ratio[:, worst]), np.log(rate[design]), np.log(high[design]))
+        slope = _slope(place, np.log(ratio[:, worst]), int(bisection.held[design]), np.log1p(bracket))
         at = ratio[place == bisection.held[design], worst]
         if slope > 0.0 and at.size:
             stderr[design] = rate[design] * error[design, worst] / at[0] / slope
@@ -167,19 +170,15 @@ def _bracketed(member: Member, rate_rps: float, e2e_s: float) -> str:
     )
 
 
-def _slope(log_rates: np.ndarray, log_ratios: np.ndarray, low: float, high: float) -> float:
+def _slope(points: np.ndarray, log_ratios: np.ndarray, held: int, step: float) -> float:
     """d ln latency / d ln rate between the nearest trials that are ``SLOPE_SPAN`` or more below and above the goodput.
 
-    Where there is none so far away it is the farthest. NaN where the latency is not finite.
+    ``points`` (trial,) of the lattice are ``step`` apart in the logarithm; ``held`` is that of the goodput, and it and
+    its neighbour are among them. Where there is no trial so far away it is the farthest. NaN where one is not finite.
     """
-    below, above = log_rates <= low, log_rates >= high
-    far_below, far_above = log_rates <= low - SLOPE_SPAN, log_rates >= high + SLOPE_SPAN
-    first = np.flatnonzero(far_below)[np.argmax(log_rates[far_below])] if far_below.any() else _end(log_rates, below, -1)
-    last = np.flatnonzero(far_above)[np.argmin(log_rates[far_above])] if far_above.any() else _end(log_rates, above, 1)
-    return float((log_ratios[last] - log_ratios[first]) / (log_rates[last] - log_rates[first]))
-
-
-def _end(log_rates: np.ndarray, among: np.ndarray, sign: int) -> int:
-    """The trial ``among`` some that is farthest in a direction."""
-    places = np.flatnonzero(among)
-    return int(places[np.argmax(sign * log_rates[places])])
+    far = max(1, round(SLOPE_SPAN / step))
+    below, above = points[points <= held], points[points > held]
+    first = below[below <= held - far].max(initial=below.min())
+    last = above[above >= held + 1 + far].min(initial=above.max())
+    ends = [log_ratios[np.flatnonzero(points == point)[0]] for point in (first, last)]
+    return float((ends[1] - ends[0]) / ((last - first) * step))

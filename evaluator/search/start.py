@@ -68,4 +68,4 @@ def _capacity(station: StationPlan, prompt: float, output: float, pace: float) -
     times = np.array([np.broadcast_to(iteration_time(cost, batch), admitted.shape) for cost in replica.pipeline_ranks])
     rates = admitted / times.max(axis=0)
     allowed = station.role.first_token_only | (times.sum(axis=0) <= pace)
-    return float(np.where(allowed, rates, 0.0).max() or rates[0])
+    return float(np.where(allowed, rates, 0.0).max() or rates.max())

@@ -12,7 +12,7 @@ import numpy as np
 
 from evaluator.errors import InputError
 from evaluator.metrics import OK
-from evaluator.plan import Member, Plan
+from evaluator.plan import Member
 from evaluator.plan.engines import ITERATION
 from evaluator.results.dataset import to_dataset
 from evaluator.results.files import check_output, write
@@ -42,9 +42,9 @@ def optimize(
     """The goodput of every design of ``scenario``: the highest rate of arrivals at which all objectives hold.
 
     A design is a point of the sweep without its axis of the rate; ``budget`` of the scenario prunes designs before they
-    run, or fills each with replicas. The search ends where the rates that meet and that miss the objectives are a factor
-    1 + ``bracket`` apart. With ``rate_rps`` (or ``demand`` of the scenario) the question is the other way round: the
-    fewest replicas with which a design serves that rate, where the scenario does not say how many they are.
+    run, or fills each with replicas. The search ends where the rate that meets the objectives and the one that misses
+    them are a factor 1 + ``bracket`` apart. With ``rate_rps`` (or ``demand`` of the scenario) the question is the other
+    way round: the fewest replicas that serve this rate, where the scenario does not say how many they are.
 
     The dataset has a row for each design with the metrics of a sweep at that rate; ``search_status`` tells what the
     search came to and ``status`` which designs could not run. Written to ``out`` where given.
