@@ -127,6 +127,11 @@ _SEARCH = {
     "goodput_rps_per_gpu": Variable("1/s", "goodput per GPU", "goodput_rps / devices"),
     "goodput_per_usd": Variable("1/USD", "requests per dollar", "goodput_rps x 3600 / usd_per_hour; NaN: no price"),
     "goodput_limit": Variable("1", "objective that limits", "the one that goodput_high_rps misses by most"),
+    "pool_layout": Variable(
+        "1",
+        "layout",
+        "of each pool the replicas and how many devices share one: 4 x tp2 are four replicas of two devices",
+    ),
     "search_status": Variable(
         "1",
         "what the search came to",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,16 @@ _FEWEST = {"gpu": ("devices", "fewest devices"), "usd": ("usd_per_hour", "lowest
 def question_of(ds: xr.Dataset) -> dict[str, Any]:
     """What was searched: ``rate_rps`` (None: the goodput), ``bracket``, and the budget."""
     return json.loads(ds.attrs["search"])
+
+
+_IN_LAYOUT = re.compile(
+    r"swept: deployment\.(pools\.\w+\.)?(role|replicas|(tensor|pipeline|expert)_parallel)|swept: deployment\.pools"
+)
+
+
+def in_layout(ds: xr.Dataset, name: str) -> bool:
+    """Whether ``pool_layout`` tells a swept coordinate."""
+    return _IN_LAYOUT.fullmatch(str(ds[name].attrs.get("description", ""))) is not None
 
 
 def serves(ds: xr.Dataset) -> np.ndarray:

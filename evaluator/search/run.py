@@ -155,6 +155,7 @@ def _dataset(
     values |= known_of(members, devices)
     values["config"] = whole.grid.numbers(values["config"])
     values["usd_per_hour"] = np.array([np.nan if one.usd_per_hour is None else one.usd_per_hour for one in members])
+    values["pool_layout"] = np.array([layout_of(member) for member in members])
     with np.errstate(divide="ignore"):
         values["tok_per_joule"] = 1.0 / values["joule_per_tok"]
     attrs = attributes_of(scenario) | engine_note(whole) | {"search": _question(scenario, bracket)}
@@ -174,3 +175,18 @@ def _question(scenario: Scenario, bracket: float) -> str:
             "fill": budget.fill,
         }
     )
+
+
+def layout_of(member: Member) -> str:
+    """Replicas and parallelism of every pool, ``prefill 3 x tp2, decode 1 x tp2``, and hardware where pools differ."""
+    several = len(member.stations) > 1
+    mixed = len({station.design.hardware.name for station in member.stations}) > 1
+    told = []
+    for station in member.stations:
+        deployment = station.deployment
+        parts = [f"{deployment.replicas} x tp{deployment.tensor_parallel}"]
+        parts += [f"pp{deployment.pipeline_parallel}"] if deployment.pipeline_parallel > 1 else []
+        parts += [f"ep{deployment.expert_parallel}"] if deployment.expert_parallel > 1 else []
+        parts += [station.design.hardware.name] if mixed else []
+        told.append(f"{station.name} {' '.join(parts)}" if several else " ".join(parts))
+    return ", ".join(told)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from evaluator.report.picture.layout import Layout, choose, ordered
 from evaluator.report.picture.single import nothing
 from evaluator.report.picture.style import MARKERS, SMALL, grid_lines, shades_of
 from evaluator.report.ranking import is_constant, quantities
-from evaluator.report.search import question_of, serves
+from evaluator.report.search import in_layout, question_of, serves
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -48,15 +48,15 @@ def figure_of(ds: xr.Dataset) -> Any:
     good = np.flatnonzero(serves(ds))
     if not good.size:
         return nothing(ds)
-    layout = choose(ds, good, scale=False)
+    layout = _layout(ds, good)
     panels = [one for one in _panels(ds) if np.isfinite(one.x[layout.rows]).any()]
     names = (layout.colour, layout.style, layout.facet)
     levels = [ordered(ds, name, layout.rows) for name in names]
-    shades, sizes = shades_of(ds, layout.colour, levels[0]), sizes_of(levels[2], layout.rows.size)
-    figure = canvas(3.2 + 4.4 * len(panels), 5.2)
+    shades, sizes = shades_of(ds, layout.colour, levels[0]), sizes_of(levels[2], layout.rows.size // 4)
+    figure = canvas(3.2 + 4.9 * len(panels), 5.4)
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     width = figure.get_size_inches()[0]
-    figure.subplots_adjust(0.75 / width, 0.19, 1 - 2.05 / width, 0.83, wspace=0.24)
+    figure.subplots_adjust(0.75 / width, 0.20, 1 - 2.05 / width, 0.83, wspace=0.24)
     for axes, panel in zip(grid, panels, strict=True):
         for (shade, *place), some in marked(ds, names, levels, layout.rows, shades):
             axes.scatter(
@@ -72,6 +72,22 @@ def figure_of(ds: xr.Dataset) -> Any:
     legend(figure, list(zip(names, levels, handles_of(shades, levels, sizes), strict=True)), 1 - 1.85 / width)
     headings(figure, ds, _subtitle(ds), _notes(ds, layout))
     return figure
+
+
+def _layout(ds: xr.Dataset, rows: np.ndarray) -> Layout:
+    """Colours and markers; sizes of markers stand for nothing, and what else is swept has no mark of its own."""
+    chosen = choose(ds, rows, scale=False)
+    return replace(chosen, facet=None, notes=tuple(note for note in chosen.notes if "no mark" not in note))
+
+
+def _named(ds: xr.Dataset, row: int) -> str:
+    """A design in a few words: what it is on, its layout, how it is batched."""
+    swept = [name for name in quantities(ds) if not is_constant(ds, name)]
+    first = [name for name in ("model", "hardware") if name in swept]
+    layout = [str(ds["pool_layout"].values[row])] if any(in_layout(ds, name) for name in swept) else []
+    others = [name for name in swept if name not in first and not in_layout(ds, name)][: 2 if layout else 3]
+    words = [in_words(ds, row, [name]) for name in first], layout, [in_words(ds, row, [name]) for name in others]
+    return ", ".join(word for part in words for word in part if not word.endswith(("none", "nan")))
 
 
 def _panels(ds: xr.Dataset) -> list[Panel]:
@@ -98,7 +114,6 @@ def _front(axes: Any, ds: xr.Dataset, panel: Panel, rows: np.ndarray) -> None:
         return
     best = best[np.argsort(panel.x[best])]
     axes.step(panel.x[best], panel.y[best], where="post" if panel.less else "pre", color="black", lw=1.0, zorder=2)
-    names = [name for name in quantities(ds) if not is_constant(ds, name)][:3]
     gap, labelled = panel.y[rows].max() / MOST_LABELS, np.inf
     for row in best[np.argsort(-panel.y[best])]:
         if abs(panel.y[row] - labelled) < gap:
@@ -106,7 +121,7 @@ def _front(axes: Any, ds: xr.Dataset, panel: Panel, rows: np.ndarray) -> None:
         labelled = panel.y[row]
         left = panel.x[row] > np.mean(axes.get_xlim())  # keeps the label inside
         where = {"xytext": (-5 if left else 5, 6), "textcoords": "offset points", "ha": "right" if left else "left"}
-        axes.annotate(in_words(ds, row, names), (panel.x[row], panel.y[row]), fontsize=SMALL, zorder=4, **where)
+        axes.annotate(_named(ds, row), (panel.x[row], panel.y[row]), fontsize=SMALL, zorder=4, **where)
 
 
 def _subtitle(ds: xr.Dataset) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -120,11 +121,11 @@ def mixed(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
     return [f"efficiencies of different kinds: {told}; calibration: datasheet treats all alike"]
 
 
-def swept_columns(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
-    """A column for each swept quantity that is not the same in every row."""
+def swept_columns(ds: xr.Dataset, rows: np.ndarray, without: Collection[str] = ()) -> list[Column]:
+    """A column for each swept quantity that is not the same in every row, and not among ``without``."""
     columns = []
     for name in quantities(ds):
-        if is_constant(ds, name):
+        if name in without or is_constant(ds, name):
             continue
         values, head = ds[name].values[rows], _SHORT.get(name, name.replace("_", " "))
         unit = str(ds[name].attrs["units"])

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.metrics.outcomes import OK
-from evaluator.report.ranking import near
+from evaluator.report.ranking import is_constant, near, quantities
 from evaluator.report.reasons import reasons
-from evaluator.report.search import question_of, ranking, serves
+from evaluator.report.search import in_layout, question_of, ranking, serves
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.report.table.ranked import cells, constants, counted, percents, swept_columns
 
@@ -48,7 +48,11 @@ def _heading(shown: int, count: int, rule: str, question: dict[str, Any]) -> str
 
 
 def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any]) -> list[Column]:
-    columns = [Column("#", "", tuple(str(place + 1) for place in range(rows.size)), KEPT), *swept_columns(ds, rows)]
+    told = [name for name in quantities(ds) if in_layout(ds, name)]
+    columns = [Column("#", "", tuple(str(place + 1) for place in range(rows.size)), KEPT)]
+    columns += swept_columns(ds, rows, told)
+    if not all(is_constant(ds, name) for name in told):
+        columns.append(Column("layout", "", tuple(map(str, ds["pool_layout"].values[rows])), KEPT, text=True))
     if question["rate_rps"] is None:
         columns.append(Column("goodput", "1/s", cells(ds["goodput_rps"].values[rows]), KEPT))
         error = ds["goodput_rps_stderr"].values[rows] / ds["goodput_rps"].values[rows]
