@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evaluator.metrics.elasticity import METRICS, STEP
+from evaluator.metrics.power import BUSY, BYTES, FLOPS
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ _OTHERS = {
     "joule_per_tok": Variable(
         "J",
         "energy per output token",
-        "(busy time x power + idle time x idle power) of all devices / output tokens; NaN where a power is not known",
+        "(busy time x busy power + idle time x idle power) of all devices / output tokens; busy power: TDP x min(1, "
+        f"{BUSY} + {BYTES} MBU + {FLOPS} MFU), fitted to A100; NaN where a power is not known",
     ),
     "tok_per_joule": Variable(
         "token/J", "output tokens per joule", "1 / joule_per_tok; NaN where a power is not known"

@@ -13,6 +13,7 @@ from evaluator.metrics import OK
 from evaluator.plan import Member, Plan, plan
 from evaluator.scenario import Axis, Budget, Scenario
 from evaluator.search.start import Starts
+from evaluator.traffic.arrivals import at_rate
 
 RATES = ("workload.arrivals.rate_rps", "workload.arrivals.scale")
 REPLICAS = "deployment.replicas"
@@ -120,12 +121,17 @@ def _beyond(member: Member, budget: Budget) -> str | None:
 
 
 def _no_rate(member: Member) -> str | None:
-    if member.users is None:
-        return None
-    return (
-        "unsupported: a closed loop has no rate of arrivals to search; use arrivals with a rate, or sweep "
-        "workload.arrivals.users"
-    )
+    if member.users is not None:
+        return (
+            "unsupported: a closed loop has no rate of arrivals to search; use arrivals with a rate, or sweep "
+            "workload.arrivals.users"
+        )
+    if member.workload.arrivals.process == "trace":
+        try:
+            at_rate(member.workload.arrivals, 1.0, member.workload.requests)
+        except ValueError as error:
+            return f"unsupported: {error}; use more requests of it, or other arrivals"
+    return None
 
 
 def _filled(ladder: list[Member]) -> list[Member]:

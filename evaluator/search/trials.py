@@ -78,11 +78,16 @@ def _empty(rows: int, like: np.ndarray) -> np.ndarray:
     return np.zeros(shape, dtype=bool) if like.dtype == bool else np.full(shape, np.nan)
 
 
-def run(whole: Plan, members: Sequence[Member], rates_rps: np.ndarray, levels: np.ndarray) -> tuple[Values, np.ndarray]:
+def run(
+    whole: Plan, members: Sequence[Member], rates_rps: np.ndarray | None, levels: np.ndarray
+) -> tuple[Values, np.ndarray]:
     """The statistics of members at rates of their own, (member, ...), and whether each serves its rate.
 
-    It does so where it runs, meets its objectives, and is not saturated: a queue that grows all along would miss any
-    objective in a longer run.
+    Without rates the arrivals are those of the scenario.
+
+    A member does so where it runs, meets its objectives, and is not saturated: a queue that grows all along would miss
+    any objective in a longer run.
     """
-    found = run_variants(whole, whole.at_rates(members, rates_rps), levels)
+    variants = members if rates_rps is None else whole.at_rates(members, rates_rps)
+    found = run_variants(whole, variants, levels)
     return found, found["slo_met"] & ~found["saturated"] & (found["status"] == OK)

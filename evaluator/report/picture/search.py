@@ -66,7 +66,7 @@ def figure_of(ds: xr.Dataset) -> Any:
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
         least, most = np.nanmin(panel.x[layout.rows]), np.nanmax(panel.x[layout.rows])
         axes.set_xlim(0.0 if panel.less or least < 0.5 * most else 0.8 * least, 1.08 * most)
-        axes.set_ylim(0.0, 1.15 * np.nanmax(panel.y[layout.rows]))
+        axes.set_ylim(0.0, 1.2 * np.nanmax(panel.y[layout.rows]))
         grid_lines(axes)
         _front(axes, ds, panel, layout.rows)
     legend(figure, list(zip(names, levels, handles_of(shades, levels, sizes), strict=True)), 1 - 1.85 / width)
@@ -81,13 +81,11 @@ def _layout(ds: xr.Dataset, rows: np.ndarray) -> Layout:
 
 
 def _named(ds: xr.Dataset, row: int) -> str:
-    """A design in a few words: what it is on, its layout, how it is batched."""
+    """A design in a few words below each other: its layout, then what it is on and how it is batched."""
     swept = [name for name in quantities(ds) if not is_constant(ds, name)]
-    first = [name for name in ("model", "hardware") if name in swept]
     layout = [str(ds["pool_layout"].values[row])] if any(in_layout(ds, name) for name in swept) else []
-    others = [name for name in swept if name not in first and not in_layout(ds, name)][: 2 if layout else 3]
-    words = [in_words(ds, row, [name]) for name in first], layout, [in_words(ds, row, [name]) for name in others]
-    return ", ".join(word for part in words for word in part if not word.endswith(("none", "nan")))
+    others = [name for name in swept if not in_layout(ds, name) and ds[name].dtype.kind not in "iuf"][:3]
+    return "\n".join([*layout, in_words(ds, row, others)]).strip()
 
 
 def _panels(ds: xr.Dataset) -> list[Panel]:
@@ -121,7 +119,9 @@ def _front(axes: Any, ds: xr.Dataset, panel: Panel, rows: np.ndarray) -> None:
         labelled = panel.y[row]
         left = panel.x[row] > np.mean(axes.get_xlim())  # keeps the label inside
         where = {"xytext": (-5 if left else 5, 6), "textcoords": "offset points", "ha": "right" if left else "left"}
-        axes.annotate(_named(ds, row), (panel.x[row], panel.y[row]), fontsize=SMALL, zorder=4, **where)
+        axes.annotate(
+            _named(ds, row), (panel.x[row], panel.y[row]), fontsize=SMALL, linespacing=1.05, zorder=4, **where
+        )
 
 
 def _subtitle(ds: xr.Dataset) -> str:

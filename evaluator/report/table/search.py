@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _COLUMNS = (
-    ("goodput_rps_per_gpu", "per GPU", "1/s", 85),
-    ("goodput_per_usd", "per USD", "requests", 80),
+    ("goodput_rps_per_gpu", "per GPU", "1/s", KEPT),
+    ("goodput_per_usd", "per USD", "requests", KEPT),
     ("tok_per_joule", "per joule", "tokens", 60),
     ("devices", "GPUs", "", 75),
     ("usd_per_hour", "price", "USD/h", 70),
@@ -59,13 +59,15 @@ def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any]) -> list
         if np.isfinite(error).any():
             columns.append(Column("±", "", percents(error), 40))
         columns.append(Column("limit", "", tuple(map(str, ds["goodput_limit"].values[rows])), 30, text=True))
+    alike = _same(ds, "devices")  # then the goodput per GPU says what the goodput says
     for name, head, unit, rank in _COLUMNS:
         if name not in ds or not np.isfinite(ds[name].values[rows]).any():
             continue
-        whole = name == "devices"
-        if not (whole and _same(ds, name)):
-            values = ds[name].values[rows]
-            columns.append(Column(head, unit, tuple(f"{n:.0f}" for n in values) if whole else cells(values), rank))
+        if alike and name in ("devices", "goodput_rps_per_gpu"):
+            continue
+        values = ds[name].values[rows]
+        shown = tuple(f"{number:.0f}" for number in values) if name == "devices" else cells(values)
+        columns.append(Column(head, unit, shown, rank))
     columns.append(Column("TTFT p90", "ms", cells(1e3 * near(ds, "ttft_s", 0.9)[rows]), 65))
     columns.append(Column("TPOT p90", "ms", cells(1e3 * near(ds, "tpot_s", 0.9)[rows]), 65))
     columns.append(Column("busy", "", percents(ds["utilisation"].values[rows]), 20))
