@@ -57,7 +57,7 @@ def _capacity(station: StationPlan, prompt: float, output: float, pace: float) -
     fits = replica.kv.capacity_units / max(float(kv_units(replica.kv, int(prompt + output / 2.0))), 1.0)
     ranks = len(replica.pipeline_ranks)
     most = max(min(float(station.deployment.batching.max_num_seqs), fits) / ranks, 1.0)
-    admitted = np.geomspace(1e-3, 1.0, POINTS) * most / steps
+    admitted = np.geomspace(1.0, most, POINTS) / steps
     if station.role.first_token_only:
         admitted, decodes = np.geomspace(1e-2, 1.0, POINTS), np.zeros(POINTS)
     else:

@@ -106,12 +106,15 @@ def _panels(ds: xr.Dataset) -> list[Panel]:
 
 def _front(axes: Any, ds: xr.Dataset, panel: Panel, rows: np.ndarray) -> None:
     """The line of designs that no other beats in both measures, some of them named."""
+    from matplotlib.patheffects import withStroke
+
     rows = rows[np.isfinite(panel.x[rows]) & np.isfinite(panel.y[rows])]
     best = rows[front(-panel.x[rows] if panel.less else panel.x[rows], panel.y[rows])]
     if best.size < 2 and not panel.less:
         return
     best = best[np.argsort(panel.x[best])]
     axes.step(panel.x[best], panel.y[best], where="post" if panel.less else "pre", color="black", lw=1.0, zorder=2)
+    halo = [withStroke(linewidth=2.0, foreground="white")]
     gap, labelled = panel.y[rows].max() / MOST_LABELS, np.inf
     for row in best[np.argsort(-panel.y[best])]:
         if abs(panel.y[row] - labelled) < gap:
@@ -120,7 +123,13 @@ def _front(axes: Any, ds: xr.Dataset, panel: Panel, rows: np.ndarray) -> None:
         left = panel.x[row] > np.mean(axes.get_xlim())  # keeps the label inside
         where = {"xytext": (-5 if left else 5, 6), "textcoords": "offset points", "ha": "right" if left else "left"}
         axes.annotate(
-            _named(ds, row), (panel.x[row], panel.y[row]), fontsize=SMALL, linespacing=1.05, zorder=4, **where
+            _named(ds, row),
+            (panel.x[row], panel.y[row]),
+            fontsize=SMALL,
+            linespacing=1.05,
+            zorder=4,
+            path_effects=halo,
+            **where,
         )
 
 
