@@ -22,6 +22,7 @@ from evaluator.search.demand import fewest_replicas
 from evaluator.search.designs import Designs, designs_of
 from evaluator.search.goodput import Watch, goodput
 from evaluator.search.trials import Values
+from evaluator.simulation.outcomes import told_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -128,10 +129,9 @@ def _spread(found: Values, able: np.ndarray, members: Sequence[Member]) -> Value
         values[name][able] = value
     for place, member in enumerate(members):
         if member.status != OK:
-            values["status"][place], values["engine"][place] = member.status, member.engine
-            values["provenance"][place] = member.stations[0].design.provenance
-    for name in ("status", "engine", "provenance"):
-        values[name] = values[name].astype(str)
+            for name, text in told_of(member).items():
+                values[name][place] = text
+    values |= {name: value.astype(str) for name, value in values.items() if value.dtype == object}
     return values
 
 

@@ -52,6 +52,7 @@ def dataset(rate_rps: float | None = None, **changes) -> xr.Dataset:
         "slo_attainment": 0.95 * ones,
         "ttft_s": quantiles,
         "tpot_s": quantiles,
+        "provenance": np.full(5, "calibrated"),
         "pool_layout": np.array(["8 x tp1", "4 x tp2", "8 x tp1", "8 x tp1", "16 x tp1"]),
         **changes,
     }

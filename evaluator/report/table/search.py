@@ -11,7 +11,7 @@ from evaluator.report.ranking import is_constant, near, quantities
 from evaluator.report.reasons import reasons
 from evaluator.report.search import in_layout, question_of, ranking, serves
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
-from evaluator.report.table.ranked import cells, constants, counted, percents, swept_columns
+from evaluator.report.table.ranked import cells, constants, counted, mixed, percents, swept_columns
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -36,7 +36,7 @@ def search_table(ds: xr.Dataset, top: int = 10, by: str = "goodput", width: int 
     lines = []
     if order.size:
         best = order[:top]
-        lines += [_heading(best.size, order.size, rule, question), *constants(ds), ""]
+        lines += [_heading(best.size, order.size, rule, question), *constants(ds), *mixed(ds, order), ""]
         lines += [*lines_of(_columns(ds, best, question), width), ""]
     return "\n".join(lines + _summary(ds, question))
 
