@@ -34,24 +34,22 @@ def fewest_replicas(
     whole: Plan, ladders: Sequence[list[Member]], rate_rps: float, levels: np.ndarray, watch: Watch | None = None
 ) -> Fewest:
     """``ladders`` are the members of each design that can run, fewest replicas first. More replicas are taken to serve
-    no worse; every number of them is a run of its own, with the requests that the router gives to each replica.
+    no worse. Every number of them is a run of its own, with the requests that the router gives to each replica: what n
+    of them serve does not follow from one, whose arrivals a round robin makes more regular.
     """
-    count = len(ladders)
-    objectives, starts = Objectives.of([ladder[0] for ladder in ladders], levels), Starts(whole)
+    objectives = Objectives.of([ladder[0] for ladder in ladders], levels)
     last = np.array([len(ladder) - 1 for ladder in ladders], dtype=np.int64)
-    first = first_replicas(ladders, starts, rate_rps)
-    bisection = Bisection(-first, -last, np.zeros(count, dtype=np.int64), 1)
-    kept, most = Kept(count), np.full(count, -1)
-    missed = np.full(count, "", dtype=object)
-    done = 0
+    first = first_replicas(ladders, Starts(whole), rate_rps)
+    bisection = Bisection(-first, -last, np.zeros_like(last), 1)  # of places on the ladders, the fewest the largest
+    kept, missed = Kept(len(ladders)), np.full(len(ladders), "", dtype=object)
+    most, done = np.full(len(ladders), -1), 0
     while (open_ := bisection.open).size:
         places = -bisection.next(open_)
         members = [ladders[design][place] for design, place in zip(open_, places, strict=True)]
         found, met = run(whole, members, np.full(open_.size, rate_rps), levels)
-        ratios, _ = objectives.ratios(found, open_)
         more = ~bisection.found[open_] & (places > most[open_])
-        better = np.flatnonzero(met | more)
-        kept.keep(open_[better], found, better)
+        kept.keep(open_[met | more], found, np.flatnonzero(met | more))
+        ratios, _ = objectives.ratios(found, open_)
         for row in np.flatnonzero(~met & more):
             missed[open_[row]] = objectives.told(int(open_[row]), ratios[row])
         most[open_] = np.maximum(most[open_], places)
@@ -60,13 +58,15 @@ def fewest_replicas(
         if watch is not None:
             watch.expect(done + bisection.left())
             watch.advance(open_.size)
-    chosen = [
-        ladder[-int(held)] if found else ladder[-1]
-        for ladder, held, found in zip(ladders, bisection.held, bisection.found, strict=True)
-    ]
-    status = np.full(count, MET, dtype=object)
+    return _fewest(ladders, bisection, kept, missed)
+
+
+def _fewest(ladders: Sequence[list[Member]], bisection: Bisection, kept: Kept, missed: np.ndarray) -> Fewest:
+    places = np.where(bisection.found, -bisection.held, -1)
+    members = [ladder[place] for ladder, place in zip(ladders, places.tolist(), strict=True)]
+    status = np.full(len(ladders), MET, dtype=object)
     for design in np.flatnonzero(~bisection.found):
-        replicas = sum(station.deployment.replicas for station in chosen[design].stations)
+        replicas = sum(station.deployment.replicas for station in members[design].stations)
         if kept.values["status"][design] == OK:
-            status[design] = f"missed with {replicas:,} replicas: {missed[design]}"
-    return Fewest(chosen, status, kept)
+            status[design] = f"missed with {replicas:,} replica{'s' if replicas > 1 else ''}: {missed[design]}"
+    return Fewest(members, status, kept)

@@ -48,7 +48,7 @@ def test_how_many_replicas_for_a_rate(evaluator, file):
     code, text, _ = evaluator("optimize", file, "--rate", 20, "-q")
     assert code == 0 and text.startswith("Best 4 of 4 designs that serve 20 requests/s, by lowest price per hour")
     code, text, _ = evaluator("optimize", file, "-q", "--set", "demand.rate_rps=20", "--set", "budget.devices=1")
-    assert code == 0 and "0 serve 20 requests/s" in text and "missed with 1 replicas: ttft p90 is" in text
+    assert code == 0 and "0 serve 20 requests/s" in text and "missed with 1 replica: ttft p90 is" in text
 
 
 @pytest.mark.parametrize("by", RANKS)
