@@ -44,7 +44,7 @@ def serves(ds: xr.Dataset) -> np.ndarray:
     """Which designs serve some rate, or the one that was asked for, (config,)."""
     able = ds["status"].values == OK
     if question_of(ds)["rate_rps"] is not None:
-        return able & (ds["search_status"].values == "met")
+        return able & np.char.startswith(ds["search_status"].values.astype(str), "met")
     return able & (ds["goodput_rps"].values > 0.0)
 
 

@@ -13,7 +13,7 @@ from evaluator.search.bisection import Bisection
 from evaluator.search.designs import first_replicas
 from evaluator.search.goodput import Watch
 from evaluator.search.start import Starts
-from evaluator.search.trials import Kept, Objectives, run
+from evaluator.search.trials import Kept, Objectives, run, unsteady
 
 MET = "met"
 
@@ -22,7 +22,7 @@ MET = "met"
 class Fewest:
     """``members`` (design,) have the fewest replicas that meet the objectives, or where none does the most there are.
 
-    ``status`` is ``met``, or which objective is missed; ``kept`` are the runs of the members.
+    ``status`` begins with ``met``, or says which objective is missed; ``kept`` are the runs of the members.
     """
 
     members: list[Member]
@@ -64,7 +64,9 @@ def fewest_replicas(
 def _fewest(ladders: Sequence[list[Member]], bisection: Bisection, kept: Kept, missed: np.ndarray) -> Fewest:
     places = np.where(bisection.found, -bisection.held, -1)
     members = [ladder[place] for ladder, place in zip(ladders, places.tolist(), strict=True)]
-    status = np.full(len(ladders), MET, dtype=object)
+    steady = kept.values["steady"]
+    told = [MET if steady[design] else f"{MET}, {unsteady(member)}" for design, member in enumerate(members)]
+    status = np.array(told, dtype=object)
     for design in np.flatnonzero(~bisection.found):
         replicas = sum(station.deployment.replicas for station in members[design].stations)
         if kept.values["status"][design] == OK:

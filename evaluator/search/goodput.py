@@ -18,7 +18,7 @@ from evaluator.metrics import OK
 from evaluator.plan import Member, Plan
 from evaluator.search.bisection import Bisection
 from evaluator.search.start import Starts
-from evaluator.search.trials import Kept, Objectives, run
+from evaluator.search.trials import Kept, Objectives, run, unsteady
 
 FIRST_STRIDE = 0.15
 """Of the first step away from the closed form's rate, in the logarithm."""
@@ -28,10 +28,6 @@ UNBOUNDED = 8.0
 """A design that meets its objectives at so many times its throughput meets them at any rate."""
 SLOPE_SPAN = 0.05
 """How far apart from the goodput, relative to it, the rates are that its standard error takes the slope from."""
-
-SHORT = 10.0
-"""In a run in which requests come for fewer mean end-to-end latencies than this, batches that fill and empty weigh: on
-eight GPUs 3 of them gave goodputs up to 17 % above those of 12."""
 
 BRACKETED = "bracketed"
 SATURATION = "saturation"
@@ -60,22 +56,47 @@ class Goodput:
     status: np.ndarray
     limit: np.ndarray  # the objective that the next higher rate misses by most, empty where none
     kept: Kept
+    trials: int
+
+    @property
+    def undecided(self) -> np.ndarray:
+        """The designs with a rate whose run is not steady."""
+        return np.flatnonzero(~self.kept.values["steady"] & (self.rate_rps > 0.0))
+
+    def replaced(self, designs: np.ndarray, other: Goodput) -> Goodput:
+        """The same with what another search found of some designs."""
+        names = ("rate_rps", "high_rps", "stderr_rps", "status", "limit")
+        columns = {name: getattr(self, name).copy() for name in names}
+        for name, column in columns.items():
+            column[designs] = getattr(other, name)
+        self.kept.keep(designs, other.kept.values, np.arange(designs.size))
+        return Goodput(**columns, kept=self.kept, trials=self.trials + other.trials)
 
 
 def goodput(
-    whole: Plan, members: Sequence[Member], levels: np.ndarray, bracket: float, watch: Watch | None = None
+    whole: Plan,
+    members: Sequence[Member],
+    levels: np.ndarray,
+    bracket: float,
+    watch: Watch | None = None,
+    rates: np.ndarray | None = None,
+    before: int = 0,
 ) -> Goodput:
-    """Search the rates of designs that can run. Where all requests come at once there is no rate, and one run."""
-    search = _Search(whole, members, levels, bracket)
+    """Search the rates of designs that can run. Where all requests come at once there is no rate, and one run.
+
+    ``rates`` (design,) are where the search begins, such as the result of one with fewer requests that took ``before``
+    trials; the closed form says it where absent.
+    """
+    search = _Search(whole, members, levels, bracket, rates)
     search.run_at_once()
-    done = 0
+    done = before
     while (open_ := search.bisection.open).size:
         search.run_round(open_)
         done += open_.size
         if watch is not None:
             watch.expect(done + search.bisection.left())
             watch.advance(open_.size)
-    return search.result()
+    return search.result(done - before)
 
 
 @dataclass
@@ -89,12 +110,15 @@ class Trial:
 class _Search:
     """The state of a search; ``step`` is the distance of neighbouring rates in the logarithm."""
 
-    def __init__(self, whole: Plan, members: Sequence[Member], levels: np.ndarray, bracket: float) -> None:
+    def __init__(
+        self, whole: Plan, members: Sequence[Member], levels: np.ndarray, bracket: float, rates: np.ndarray | None
+    ) -> None:
         self.whole, self.members, self.levels, self.bracket = whole, members, levels, bracket
         self.step = step = float(np.log1p(bracket))
         count, starts = len(members), Starts(whole)
         self.objectives = Objectives.of(members, levels)
-        start = np.array([round(np.log(starts.rate(member)) / step) for member in members], dtype=np.int64)
+        first = np.array([starts.rate(member) for member in members]) if rates is None else rates
+        start = np.rint(np.log(first) / step).astype(np.int64)
         floor, ceiling = start + round(np.log(LOWEST) / step), start + round(np.log(HIGHEST) / step)
         self.bisection = Bisection(start, floor, ceiling, max(1, round(FIRST_STRIDE / step)))
         self.kept, self.error = Kept(count), np.full((count, len(self.objectives.bounds)), np.nan)
@@ -141,8 +165,8 @@ class _Search:
         self.unbounded[endless] = True
         self.bisection.close(endless)
 
-    def result(self) -> Goodput:
-        """What came of all designs."""
+    def result(self, trials: int) -> Goodput:
+        """What came of all designs, after so many trials."""
         rate = np.where(self.bisection.found, self.rates(self.bisection.held), 0.0)
         high = self.rates(self.bisection.failed)
         rate[self.unbounded], high[self.unbounded] = self.kept.values["throughput_rps"][self.unbounded], np.inf
@@ -153,10 +177,11 @@ class _Search:
             if not self.bisection.found[design]:
                 status[design] = self._without(design)
             elif not self.unbounded[design]:
-                status[design] = _bracketed(member, rate[design], self.kept.values["e2e_s_mean"][design])
+                steady = bool(self.kept.values["steady"][design])
+                status[design] = BRACKETED if steady else f"{BRACKETED}, {unsteady(member)}"
                 limit[design], relative = self._limit(design)
                 stderr[design] = rate[design] * relative
-        return Goodput(rate, high, stderr, status, limit, self.kept)
+        return Goodput(rate, high, stderr, status, limit, self.kept, trials)
 
     def _without(self, design: int) -> str:
         """Why no rate will do."""
@@ -181,18 +206,6 @@ class _Search:
             slope = _slope(points, logs, int(self.bisection.held[design]), self.step)
         relative = self.error[design, worst] / held[worst] / slope if slope > 0.0 else np.nan
         return f"{bound.metric} {bound.statistic}", float(relative)
-
-
-def _bracketed(member: Member, rate_rps: float, e2e_s: float) -> str:
-    """The status of a search that has found a bracket; it says where the run is too short to be relied on."""
-    requests = member.workload.requests
-    lifetimes = requests / (rate_rps * e2e_s) if rate_rps > 0.0 else np.inf
-    if not lifetimes < SHORT:
-        return BRACKETED
-    return (
-        f"{BRACKETED} in a short run: all {requests:,} requests come within {lifetimes:.2g} mean end-to-end latencies, "
-        f"and batches that fill and empty flatter the design below {SHORT:.0f}; use more workload.requests"
-    )
 
 
 def _slope(points: np.ndarray, log_ratios: np.ndarray, held: int, step: float) -> float:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.errors import InputError
+from evaluator.execution.lengthen import lengths, of_length
 from evaluator.metrics import OK
-from evaluator.plan import Member
+from evaluator.plan import Member, plan
 from evaluator.plan.engines import ITERATION
 from evaluator.results.dataset import to_dataset
 from evaluator.results.files import check_output, write
@@ -46,6 +47,8 @@ def optimize(
     run, or fills each with replicas. The search ends where the rate that meets the objectives and the one that misses
     them are a factor 1 + ``bracket`` apart. With ``rate_rps`` (or ``demand`` of the scenario) the question is the other
     way round: the fewest replicas that serve this rate, where the scenario does not say how many they are.
+
+    With ``workload.requests: auto`` the goodput of designs whose run is not steady is searched again in longer runs.
 
     The dataset has a row for each design with the metrics of a sweep at that rate; ``search_status`` tells what the
     search came to and ``status`` which designs could not run. Written to ``out`` where given.
@@ -89,6 +92,18 @@ def _by_goodput(
     members = [ladder[0] for ladder in designs.ladders]
     able = np.array([place for place, member in enumerate(members) if member.status == OK])
     found = goodput(designs.plan, [members[place] for place in able], levels, bracket, progress)
+    for requests in lengths(designs.plan.scenario)[1:]:
+        wanted = found.undecided
+        configs = np.array([members[place].config for place in able[wanted]], dtype=np.int64)
+        longer = plan(of_length(designs.plan.scenario, requests), configs, designs.plan.engine)
+        ready = np.array([member.status == OK for member in longer.members], dtype=bool)  # more requests, longer ones
+        if not ready.any():
+            break
+        rows, again = wanted[ready], [member for member in longer.members if member.status == OK]
+        more = goodput(longer, again, levels, bracket, progress, found.rate_rps[rows], found.trials)
+        found = found.replaced(rows, more)
+        for place, member in zip(able[rows], again, strict=True):
+            members[place] = member
     values = _spread(found.kept.values, able, members)
     columns = {
         "goodput_rps": found.rate_rps,

@@ -91,3 +91,11 @@ def run(
     variants = members if rates_rps is None else whole.at_rates(members, rates_rps)
     found = run_variants(whole, variants, levels)
     return found, found["slo_met"] & ~found["saturated"] & (found["status"] == OK)
+
+
+def unsteady(member: Member) -> str:
+    """What is to be said of a run that is not steady, and to be done."""
+    return (
+        f"but the run of {int(member.workload.requests):,} requests is not steady, so that it may flatter the design; "
+        "use more workload.requests, or auto"
+    )

@@ -70,9 +70,13 @@ def test_filling_contradicts_replicas_that_are_said():
 def test_the_fewest_replicas_for_a_rate():
     """Against every number of replicas."""
     sweep = axes(deployment__tensor_parallel=[1, 2])
-    ds = evaluator.optimize(scenario(sweep=sweep), rate_rps=20.0)
+    ds = evaluator.optimize(scenario("workload.requests=1000", sweep=sweep), rate_rps=20.0)
     assert (ds["search_status"] == "met").all() and (ds["slo_met"]).all()
-    every = scenario("workload.arrivals.rate_rps=20", sweep={**sweep, **axes(deployment__replicas=list(range(1, 9)))})
+    every = scenario(
+        "workload.requests=1000",
+        "workload.arrivals.rate_rps=20",
+        sweep={**sweep, **axes(deployment__replicas=list(range(1, 9)))},
+    )
     swept = evaluator.sweep(every)
     serves = (swept["slo_met"].values & ~swept["saturated"].values).reshape(2, 8)
     assert ds["replicas"].values.tolist() == [int(row.argmax()) + 1 for row in serves]

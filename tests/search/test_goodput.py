@@ -131,7 +131,7 @@ def test_objectives_that_no_rate_meets():
 def test_objectives_without_a_bound_on_waits_end_where_the_queue_grows():
     ds = evaluator.optimize(scenario("workload.requests=2000", slo={"tpot": {"p90": "10s"}}), bracket=BRACKET)
     assert ds["goodput_limit"].values[0] == SATURATION and np.isnan(ds["goodput_rps_stderr"].values[0])
-    overload = evaluator.sweep(scenario("workload.requests=2000", "workload.arrivals.rate_rps=1000"))
+    overload = evaluator.sweep(scenario("workload.requests=2000", "workload.arrivals.rate_rps=20"))
     assert ds["goodput_rps"].values[0] == pytest.approx(overload["throughput_rps"].values[0], rel=0.25)
 
 
@@ -150,8 +150,27 @@ def test_all_at_once_is_its_throughput():
 
 
 def test_a_short_run_is_told():
-    ds = evaluator.optimize(scenario("workload.requests=100", "workload.warmup_requests=10"), bracket=BRACKET)
-    assert "in a short run: all 100 requests come within" in str(ds["search_status"].values[0])
+    ds = evaluator.optimize(scenario("workload.requests=100", "deployment.replicas=3"), bracket=BRACKET)
+    assert not ds["steady"].values[0]
+    text = str(ds["search_status"].values[0])
+    assert text.startswith("bracketed, but the run of 100 requests is not steady") and text.endswith(
+        "requests, or auto"
+    )
+
+
+def test_short_runs_are_made_longer(monkeypatch):
+    monkeypatch.setattr("evaluator.scenario.workload_keys.DEFAULT_REQUESTS", 100)
+    sweep = axes(deployment__tensor_parallel=[1, 2])
+    many, sweep = "deployment.replicas=8", axes(deployment__tensor_parallel=[1, 2])
+    ds = evaluator.optimize(scenario(many, "workload.requests={auto: {most: 1600}}", sweep=sweep), bracket=BRACKET)
+    assert (ds["search_status"] == "bracketed").all() and ds["steady"].all()
+    assert set(ds["requests_run"].values.tolist()) <= {400, 1600}
+    for row in range(2):
+        parallel = f"deployment.tensor_parallel={int(ds['tensor_parallel'].values[row])}"
+        count = int(ds["requests_run"].values[row])
+        same = evaluator.optimize(scenario(many, parallel, f"workload.requests={count}"), bracket=BRACKET)
+        assert same["goodput_rps"].values[0] == ds["goodput_rps"].values[row]
+        np.testing.assert_array_equal(same["ttft_s"].values[0], ds["ttft_s"].values[row])
 
 
 def test_rates_of_the_sweep_are_left_out():
