@@ -17,15 +17,27 @@ if TYPE_CHECKING:
     from evaluator.estimation import estimate
     from evaluator.run import simulate, sweep
     from evaluator.scenario import load_scenario
+    from evaluator.search import optimize
     from evaluator.validation import validate
 
-__all__ = ["InputError", "__version__", "estimate", "iteration_time", "load_scenario", "simulate", "sweep", "validate"]
+__all__ = [
+    "InputError",
+    "__version__",
+    "estimate",
+    "iteration_time",
+    "load_scenario",
+    "optimize",
+    "simulate",
+    "sweep",
+    "validate",
+]
 
 _HOME = {
     "InputError": "evaluator.errors",
     "estimate": "evaluator.estimation",
     "iteration_time": "evaluator.cost.iteration",
     "load_scenario": "evaluator.scenario",
+    "optimize": "evaluator.search",
     "simulate": "evaluator.run",
     "sweep": "evaluator.run",
     "validate": "evaluator.validation",

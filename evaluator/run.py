@@ -71,14 +71,14 @@ def sweep(
     ``evaluator.metrics.variables``), from two more runs for each of them on the same requests.
     Errors: InputError for unusable input.
     """
-    _check_engine(engine)
+    check_engine(engine)
     scenario = loaded(scenario)
     target = None if out is None else check_output(out)
     inputs = chosen_inputs(sensitivity)
     fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine, *inputs)
     kept = None if target is None else _Kept(target.with_name(f"{target.stem}.chunks"), fingerprint, resume)
     whole, levels, found = _lengthened(scenario, engine, inputs, kept, progress)
-    attrs = _attributes(scenario) | _engine_note(whole)
+    attrs = attributes_of(scenario) | engine_note(whole)
     found["config"] = whole.grid.numbers(found["config"])
     dataset = to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs)
     if target is not None and kept is not None:
@@ -101,7 +101,7 @@ def _lengthened(
             expected += len(left)
             if progress is not None:
                 progress.expect(expected)
-        _configure(whole)
+        configure_for(whole)
         found = combine(_statistics(whole, levels, kept if not number or kept is None else kept.of(requests), progress))
         left = undecided(whole, found, levels)
         if not left.size or requests == lengths(scenario)[-1]:
@@ -143,7 +143,7 @@ def _statistics(
     if progress is not None and done:
         progress.keep(sum(len(values["config"]) for values in done.values()))
     for index, found in computed(whole, chunks, levels, set(done)):
-        values = done[index] = found | _known(chunks[index].members, found["devices"])
+        values = done[index] = found | known_of(chunks[index].members, found["devices"])
         if kept is not None:
             write_chunk(kept.folder, index, values, kept.fingerprint)
         if progress is not None:
@@ -166,7 +166,7 @@ def simulate(
     """
     from evaluator.simulation import simulate_chunk
 
-    _check_engine(engine)
+    check_engine(engine)
     scenario = loaded(scenario)
     everything = plan(scenario, np.array([], dtype=np.int64), engine if trace is None else TOKEN)
     grid = everything.grid
@@ -175,15 +175,15 @@ def simulate(
     whole = everything.of(np.array([config]))
     if whole.members[0].status != OK:
         raise InputError(f"{scenario.path or scenario.name}: {whole.members[0].status}")
-    _configure(whole)
+    configure_for(whole)
     group = whole.groups[0]
     outcomes = simulate_chunk(whole, group, group.members) if trace is None else _traced(whole, Path(trace))
     if outcomes.status[0] != OK:  # known only after the run: it left the range of a fitted cost
         raise InputError(f"{scenario.path or scenario.name}: {outcomes.status[0]}")
     levels = levels_of(whole)
-    values = summarise(outcomes, levels) | _known(whole.members, outcomes.summed("devices"))
+    values = summarise(outcomes, levels) | known_of(whole.members, outcomes.summed("devices"))
     values["config"] = grid.numbers(values["config"])
-    summary = to_dataset(values, levels, whole.grid.axes, _attributes(scenario))
+    summary = to_dataset(values, levels, whole.grid.axes, attributes_of(scenario))
     models = model_names(whole.members[0].workload)
     table = requests_table(outcomes, values["config"].tolist(), whole.seeds, models)
     if progress is not None:
@@ -191,7 +191,7 @@ def simulate(
     return Simulation(table, summary)
 
 
-def _known(members: list[Member], devices: np.ndarray) -> dict[str, np.ndarray]:
+def known_of(members: list[Member], devices: np.ndarray) -> dict[str, np.ndarray]:
     """What is known of every row, also of those that cannot run, and memory where there is a replica.
 
     Of several pools it is the last, which keeps the KV of whole requests.
@@ -226,18 +226,19 @@ def _traced(whole: Plan, path: Path) -> Outcomes:
     return outcomes
 
 
-def _check_engine(engine: str) -> None:
+def check_engine(engine: str) -> None:
+    """InputError where there is no such engine."""
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; use {' or '.join(ENGINES)}")
 
 
-def _configure(whole: Plan) -> None:
+def configure_for(whole: Plan) -> None:
     """Load JAX, where the vectorised engine has something to run."""
     if any(group.engine == ITERATION for group in whole.groups):
         configure()
 
 
-def _engine_note(whole: Plan) -> dict[str, str]:
+def engine_note(whole: Plan) -> dict[str, str]:
     """Which configurations the vectorised engine had to leave to the reference, as an attribute; none: nothing."""
     left = [member for member in whole.members if member.status == OK and member.engine == TOKEN]
     if not left or whole.engine == TOKEN:
@@ -259,7 +260,8 @@ def levels_of(whole: Plan) -> np.ndarray:
     return quantile_levels(bounds_of(list(slos)))
 
 
-def _attributes(scenario: Scenario) -> dict[str, str]:
+def attributes_of(scenario: Scenario) -> dict[str, str]:
+    """What a dataset says of its scenario."""
     return attributes(
         scenario.name, scenario.text, scenario.workload.seeds, scenario.deployment.calibration, scenario.slo
     )

@@ -12,6 +12,7 @@ from evaluator.cli.compare import compare
 from evaluator.cli.estimate import estimate
 from evaluator.cli.failures import Commands
 from evaluator.cli.measure import measure
+from evaluator.cli.optimize import optimize
 from evaluator.cli.simulate import simulate
 from evaluator.cli.sweep import sweep
 from evaluator.cli.validate import validate
@@ -45,6 +46,7 @@ def _options(
 
 app.command()(estimate)
 app.command()(sweep)
+app.command()(optimize)
 app.command()(simulate)
 app.command()(measure)
 app.command()(calibrate)

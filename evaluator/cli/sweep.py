@@ -58,8 +58,8 @@ def sweep(
 ) -> None:
     """Run all configurations of a scenario: table, dataset, picture."""
     check_engine(engine)
-    _check_dataset(out)
-    _check_plot(plot)
+    check_dataset(out)
+    check_plot(plot)
     if resume and out is None:
         raise InputError("--resume needs --out: the finished chunks lie beside it")
     loaded = read_scenario(scenario, changes)
@@ -126,7 +126,8 @@ def _run(
         raise Interrupted(kept) from None
 
 
-def _check_dataset(path: Path | None) -> None:
+def check_dataset(path: Path | None) -> None:
+    """InputError where a dataset could not be written to ``path``."""
     if path is not None:
         from evaluator.results.files import check_output as check_suffix
 
@@ -134,7 +135,8 @@ def _check_dataset(path: Path | None) -> None:
         check_folder(path, "--out")
 
 
-def _check_plot(path: Path | None) -> None:
+def check_plot(path: Path | None) -> None:
+    """InputError where no picture could be drawn to ``path``."""
     from importlib.util import find_spec
 
     if check_output(path, "--plot", PICTURE_SUFFIXES) is not None and find_spec("matplotlib") is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from evaluator.metrics.outcomes import Outcomes
+from evaluator.metrics.power import busy_power
 from evaluator.metrics.use import Use
 from evaluator.metrics.window import Window
 
@@ -106,13 +107,19 @@ def price(outcomes: Outcomes, output_tok_per_s: np.ndarray) -> np.ndarray:
 def energy(outcomes: Outcomes) -> np.ndarray:
     """joule_per_tok per output token, (config, seed); NaN where a power is not known.
 
-    Over the whole run a device takes power_w while its replica is busy and idle_power_w while it waits; where only
-    power_w is known the energy is not guessed.
+    Over the whole run a device takes idle_power_w while its replica waits, and while it is busy a part of power_w that
+    follows from its MFU and MBU (``power``). Where only power_w is known the energy is not guessed.
     """
     joule = np.zeros_like(outcomes.makespan_s)
     for use in outcomes.stations:
         per_replica = (use.devices / use.replicas)[:, None]
-        idle_s = use.replicas[:, None] * outcomes.makespan_s - use.busy_s
-        joule = joule + per_replica * (use.busy_s * use.power_w[:, None] + idle_s * use.idle_power_w[:, None])
+        busy_s, idle_s = (
+            use.busy_s * per_replica,
+            (use.replicas[:, None] * outcomes.makespan_s - use.busy_s) * per_replica,
+        )
+        tdp, idle = use.power_w[:, None], use.idle_power_w[:, None]
+        mfu = np.divide(use.flops, busy_s * use.peak_flops[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)
+        mbu = np.divide(use.bytes, busy_s * use.peak_bandwidth[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)
+        joule = joule + busy_s * busy_power(tdp, idle, mfu, mbu) + idle_s * idle
     tokens = np.asarray(outcomes.output_tokens).sum(axis=-1, dtype=np.float64)
     return _ratio(joule, np.broadcast_to(tokens, joule.shape))

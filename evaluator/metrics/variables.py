@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evaluator.metrics.elasticity import METRICS, STEP
+from evaluator.metrics.power import BUSY, BYTES, FLOPS
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,13 @@ _OTHERS = {
     "joule_per_tok": Variable(
         "J",
         "energy per output token",
-        "(busy time x power + idle time x idle power) of all devices / output tokens; NaN where a power is not known",
+        "(busy time x busy power + idle time x idle power) of all devices / output tokens; busy power: TDP x min(1, "
+        f"{BUSY} + {BYTES} MBU + {FLOPS} MFU), fitted to A100; NaN where a power is not known",
     ),
+    "tok_per_joule": Variable(
+        "token/J", "output tokens per joule", "1 / joule_per_tok; NaN where a power is not known"
+    ),
+    "usd_per_hour": Variable("USD/h", "price per hour", "devices x USD per hour of a device; NaN: no price"),
     "devices": Variable("1", "devices", "devices of all replicas: replicas x tensor_parallel x pipeline_parallel"),
     "weights_bytes": Variable("byte", "weights per device", "bytes of model weights on one device"),
     "kv_capacity_tokens": Variable("token", "KV capacity", "tokens of KV cache that one replica can hold"),
@@ -101,6 +107,38 @@ _OTHERS = {
     "engine": Variable("1", "engine", "what computed the row: request | iteration | token"),
     "provenance": Variable("1", "provenance", "where the efficiencies are from: calibrated | extrapolated | datasheet"),
     "calibration_set": Variable("1", "calibration set", "which set of efficiencies; of several pools all, joined by +"),
+}
+
+_SEARCH = {
+    "goodput_rps": Variable(
+        "1/s",
+        "goodput",
+        "the highest rate of arrivals tried at which every objective holds, the lower end of the search's bracket; the "
+        "other variables are of the run at this rate. 0 where no rate meets the objectives: then they are of the "
+        "lowest rate tried",
+    ),
+    "goodput_high_rps": Variable(
+        "1/s", "upper end of the goodput", "the lowest rate above goodput_rps at which an objective is missed"
+    ),
+    "goodput_rps_stderr": Variable(
+        "1/s",
+        "standard error of the goodput",
+        "delta method: goodput_rps x (standard error / value of the latency that limits it) / (d ln latency / d ln "
+        "rate), the slope between the trials next to the goodput that are 5 % or more away from it",
+    ),
+    "goodput_rps_per_gpu": Variable("1/s", "goodput per GPU", "goodput_rps / devices"),
+    "goodput_per_usd": Variable("1/USD", "requests per dollar", "goodput_rps x 3600 / usd_per_hour; NaN: no price"),
+    "goodput_limit": Variable("1", "objective that limits", "the one that goodput_high_rps misses by most"),
+    "pool_layout": Variable(
+        "1",
+        "layout",
+        "of each pool the replicas and how many devices share one: 4 x tp2 are four replicas of two devices",
+    ),
+    "search_status": Variable(
+        "1",
+        "what the search came to",
+        "bracketed or met; else why there is no rate, or no end of the rates, or which objective is missed",
+    ),
 }
 
 
@@ -118,7 +156,7 @@ def _table() -> dict[str, Variable]:
             f"standard error of the {variable.long_name}",
             "Monte-Carlo standard error: standard deviation over the seeds / sqrt(seeds); NaN with one seed",
         )
-    table |= _OTHERS
+    table |= _OTHERS | _SEARCH
     for name in METRICS:
         table |= _elasticity(name, table[name].long_name)
     return table

@@ -62,6 +62,19 @@ class Member:
         return self.workload.arrivals.process not in ("closed_loop", "all_at_once")
 
     @property
+    def devices(self) -> int:
+        """Of all pools."""
+        return sum(station.devices for station in self.stations)
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of all devices; None where the price of one is not known."""
+        prices = [(station.devices, station.usd_per_device_hour) for station in self.stations]
+        if any(price is None for _, price in prices):
+            return None
+        return sum(devices * price for devices, price in prices if price is not None)
+
+    @property
     def users(self) -> int | None:
         """Of a closed loop."""
         return self.workload.arrivals.users if self.workload.arrivals.process == "closed_loop" else None

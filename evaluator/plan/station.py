@@ -32,6 +32,12 @@ class StationPlan:
         return ROLES[self.deployment.role]
 
     @property
+    def usd_per_device_hour(self) -> float | None:
+        """What the scenario says, else the catalog; None: not known."""
+        own = self.deployment.usd_per_device_hour
+        return self.design.hardware.usd_per_hour if own is None else own
+
+    @property
     def devices(self) -> int:
         """Of all replicas."""
         return self.design.devices * self.deployment.replicas

@@ -1,9 +1,19 @@
-"""The dataset as people read it. Public: the ranked table, the table of elasticities, and a picture of either."""
+"""The dataset as people read it. Public: the tables of a sweep, of a search and of elasticities, and pictures."""
 
 from evaluator.report.elasticities import rows_with_elasticities
+from evaluator.report.picture.search import plot_search
 from evaluator.report.picture.sensitivity import plot_sensitivity
 from evaluator.report.picture.sweep import plot
 from evaluator.report.table.ranked import ranked_table
+from evaluator.report.table.search import search_table
 from evaluator.report.table.sensitivity import elasticity_table
 
-__all__ = ["elasticity_table", "plot", "plot_sensitivity", "ranked_table", "rows_with_elasticities"]
+__all__ = [
+    "elasticity_table",
+    "plot",
+    "plot_search",
+    "plot_sensitivity",
+    "ranked_table",
+    "rows_with_elasticities",
+    "search_table",
+]

@@ -16,8 +16,8 @@ def ranking(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
     """The rows of ``feasible``, best first, and the rule in words.
 
     ``feasible`` are positions along ``config`` of configurations that ran. A design that meets the SLO comes before one
-    that misses it, one that is not saturated before one that is; among equals the cheaper comes first, or, where no
-    price is known, the one with the higher throughput per GPU.
+    that misses it, one that is not saturated before one that is; among equals the cheaper comes first, or, where not
+    all prices are known, the one with the higher throughput per GPU.
     """
     objective, words = _objective(ds, feasible)
     keys = [objective, ds["saturated"].values[feasible].astype(float)]
@@ -39,9 +39,15 @@ def _objective(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
         ("usd_per_mtok", 1.0, "cost per million output tokens"),
         ("tok_per_s_per_gpu", -1.0, "output tokens/s per GPU"),
     ):
-        if name in ds and np.isfinite(values := ds[name].values[feasible]).any():
+        if name in ds and _known(values := ds[name].values[feasible], name == "usd_per_mtok"):
             return np.where(np.isnan(values), np.inf, sign * values), words
     return near(ds, "ttft_s", 0.9)[feasible], "TTFT p90"
+
+
+def _known(values: np.ndarray, everywhere: bool) -> bool:
+    """Whether a measure can rank designs: a price only if every design has one, or those without it would come last."""
+    known = np.isfinite(values)
+    return bool(known.all() if everywhere else known.any())
 
 
 def near(ds: xr.Dataset, name: str, level: float) -> np.ndarray:

@@ -203,8 +203,17 @@ _bound = quantity("s", above=0)
 
 
 def _objectives(value: Any, place: Place) -> tuple[Objective, ...]:
-    by_metric = read_section(value, SLO, place)
-    return tuple(Objective(metric, statistic, bound) for metric in value for statistic, bound in by_metric[metric])
+    read = read_section(value, SLO, place)
+    relax = read["relax"]
+    found = tuple(
+        Objective(metric, statistic, bound * (1.0 + relax), relax)
+        for metric in value
+        if metric in METRICS
+        for statistic, bound in read[metric]
+    )
+    if relax and not found:
+        raise place.key("relax").error("relaxes bounds, and there is none; add one such as ttft: {p90: 1s}")
+    return found
 
 
 def _statistics(value: Any, place: Place) -> tuple[tuple[str, float], ...]:
@@ -244,7 +253,10 @@ _SAYS = {
     "queue_wait": "Time until a request is first scheduled.",
 }
 METRICS = tuple(_SAYS)
-SLO: Table = {metric: Field(Reader(_statistics, _statistics_schema()), (), says) for metric, says in _SAYS.items()}
+SLO: Table = {
+    **{metric: Field(Reader(_statistics, _statistics_schema()), (), says) for metric, says in _SAYS.items()},
+    "relax": Field(number(least=0, most=10), 0.0, "Every bound is taken 1 + relax times as large (BestServe: 0.1)."),
+}
 
 read_slo = Reader(_objectives, lambda: section_schema(SLO))
 """{ttft: {p90: 1.5s}, e2e: {mean: 10s}} -> objectives, in the order written."""

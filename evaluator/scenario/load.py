@@ -19,7 +19,8 @@ from evaluator.scenario.keys import (
     deployment_reader,
     read_slo,
 )
-from evaluator.scenario.scenario import Scenario
+from evaluator.scenario.question_keys import budget_reader, demand_reader
+from evaluator.scenario.scenario import Budget, Demand, Scenario
 from evaluator.scenario.sections import Base
 from evaluator.scenario.sweep import check_axes
 from evaluator.scenario.tables import read_section
@@ -83,6 +84,8 @@ _TOP: Table = {
     "deployment": Field(Reader(lambda value, place: value, {})),
     "slo": Field(read_slo, ()),
     "sweep": Field(Reader(lambda value, place: None, {}), None),  # read on its own
+    "budget": Field(budget_reader, Budget()),
+    "demand": Field(demand_reader, Demand()),
 }
 
 
@@ -101,7 +104,17 @@ def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: S
     given = {key for key, value in (tree.get("workload") or {}).items() if value is not None}
     sweep = check_axes(axes, base, given)
     name = top["name"] or ("scenario" if path is None else path.stem)
-    scenario = Scenario(name, workload, deployment, top["slo"], sweep, where, path=None if path is None else str(path))
+    scenario = Scenario(
+        name=name,
+        workload=workload,
+        deployment=deployment,
+        slo=top["slo"],
+        sweep=sweep,
+        where=where,
+        budget=top["budget"],
+        demand=top["demand"],
+        path=None if path is None else str(path),
+    )
     kept_rows(scenario)  # its errors belong here
     return scenario
 

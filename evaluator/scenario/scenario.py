@@ -227,11 +227,31 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Objective:
-    """``metric`` (ttft, tpot, e2e, queue_wait, itl) at ``statistic`` (mean or p<percent>) at most ``bound_s``."""
+    """``metric`` (ttft, tpot, e2e, queue_wait, itl) at ``statistic`` (mean or p<percent>) at most ``bound_s``.
+
+    ``relax`` is in the bound already: it is 1 + relax times what the file says.
+    """
 
     metric: str
     statistic: str
     bound_s: float
+    relax: float = 0.0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a design may take; None: as much as it likes. ``fill``: each gets as many replicas as the budget takes."""
+
+    devices: int | None = None
+    usd_per_hour: float | None = None
+    fill: bool = False
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The rate that a design has to serve within its objectives; None: as much as it can."""
+
+    rate_rps: float | None = None
 
 
 @dataclass(frozen=True)
@@ -263,5 +283,7 @@ class Scenario:
     slo: tuple[Objective, ...] = ()
     sweep: tuple[Axis, ...] = ()
     where: tuple[str, ...] = ()  # conditions that a point of the sweep fulfils
+    budget: Budget = field(default_factory=Budget)  # of a search, as is the demand
+    demand: Demand = field(default_factory=Demand)
     text: str = ""
     path: str | None = None

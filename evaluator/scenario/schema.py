@@ -10,6 +10,7 @@ from evaluator.scenario.axes import SAMPLE
 from evaluator.scenario.fields import REQUIRED, Reader, Schema, file_name
 from evaluator.scenario.keys import deployment_reader, read_slo
 from evaluator.scenario.names import key_readers
+from evaluator.scenario.question_keys import BUDGET, DEMAND
 from evaluator.scenario.tables import schema_of, section_schema
 from evaluator.scenario.workload_keys import workload_table
 
@@ -34,6 +35,8 @@ def scenario_schema() -> dict[str, Any]:
         "deployment": {"description": "What serves it.", **schema_of(deployment_reader)},
         "slo": {"description": "Objectives: bounds in seconds.", "anyOf": [schema_of(read_slo), {"type": "null"}]},
         "sweep": {"description": "The axes of the grid, which is their product.", **_sweep()},
+        "budget": {"description": "What a design may take, for optimize.", **section_schema(BUDGET)},
+        "demand": {"description": "What a design has to serve, for optimize.", **section_schema(DEMAND)},
     }
     needed: dict[str, Any] = {
         name: {"required": [key for key, field in table.items() if field.default is REQUIRED]}

@@ -117,11 +117,13 @@ def field_tree(value: Any) -> Any:
     return value
 
 
-def slo_tree(slo: Sequence[Objective]) -> dict[str, dict[str, float]]:
+def slo_tree(slo: Sequence[Objective]) -> dict[str, Any]:
     """Objectives as the tree they could have been read from."""
-    tree: dict[str, dict[str, float]] = {}
+    tree: dict[str, Any] = {}
     for objective in slo:
-        tree.setdefault(objective.metric, {})[objective.statistic] = objective.bound_s
+        tree.setdefault(objective.metric, {})[objective.statistic] = objective.bound_s / (1.0 + objective.relax)
+        if objective.relax:
+            tree["relax"] = objective.relax
     return tree
 
 

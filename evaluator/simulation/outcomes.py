@@ -59,11 +59,22 @@ def _judged(member: Member, journey: Journey, position: int) -> tuple[str, str]:
             if problem is not None:
                 return f"unsupported: {problem}", provenance
             names.add(provenance)
-    return member.status, min(names, key=lambda name: TRUST.index(name) if name in TRUST else len(TRUST))
+    return member.status, _least_sure(names)
 
 
 def _sets(member: Member) -> str:
     return " + ".join(dict.fromkeys(station.design.calibration.name for station in member.stations))
+
+
+def _least_sure(names: set[str]) -> str:
+    return min(names, key=lambda name: TRUST.index(name) if name in TRUST else len(TRUST))
+
+
+def told_of(member: Member) -> dict[str, str]:
+    """The texts of the row of a member that was not run."""
+    provenance = _least_sure({station.design.provenance for station in member.stations})
+    known = {"status": member.status, "engine": member.engine}
+    return {**known, "provenance": provenance, "calibration_set": _sets(member)}
 
 
 def _as_clients_see(members: Sequence[Member], journey: Journey) -> tuple[np.ndarray, np.ndarray]:

@@ -70,7 +70,7 @@ def use_of(pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals, itl: S
         peak_bandwidth=_column(device.memory_bandwidth for device in hardware),
         power_w=_column(device.power_w for device in hardware),
         idle_power_w=_column(device.idle_power_w for device in hardware),
-        usd_per_hour=_column(map(_price, pools)),
+        usd_per_hour=_column(pool.usd_per_device_hour for pool in pools),
         kv_capacity_units=_column(None if kv is None else kv.capacity_units for kv in kvs),
         kv_unit_bytes=_column(None if kv is None else kv.unit_bytes for kv in kvs),
         busy_s=totals.busy_s,
@@ -120,8 +120,3 @@ def _column(values: Iterable[float | None]) -> np.ndarray:
 def _peak(hardware: Hardware) -> float:
     """MFU is stated against the dense 16-bit peak; work in narrower types counts by the time it would take there."""
     return peak_flops(hardware.peak_flops, "bf16")
-
-
-def _price(pool: StationPlan) -> float | None:
-    own = pool.deployment.usd_per_device_hour
-    return pool.design.hardware.usd_per_hour if own is None else own

@@ -14,6 +14,7 @@ from tests.benchmarks import (  # noqa: F401
     iteration,
     reference,
     request_level,
+    search,
     sweep,
 )
 from tests.benchmarks.registry import BENCHMARKS, Row

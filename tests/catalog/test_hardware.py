@@ -1,5 +1,7 @@
 """The hardware files: figures in SI units, a source for each, and what is refused."""
 
+import re
+
 import pytest
 
 from evaluator.catalog import load_hardware, names
@@ -42,7 +44,11 @@ def test_what_is_there():
 @pytest.mark.parametrize("name", names("hardware"))
 def test_figures_are_plausible(name):
     hardware = load_hardware(name)
-    assert hardware.usd_per_hour is None
+    if hardware.usd_per_hour is not None:
+        assert 0.1 < hardware.usd_per_hour < 20.0
+        assert re.search(r"read 20\d\d-\d\d-\d\d", hardware.sources["usd_per_hour"]), "a price needs its date"
+    if hardware.idle_power_w is not None:
+        assert hardware.power_w is not None and 0.05 < hardware.idle_power_w / hardware.power_w < 0.4
     assert hardware.peak_flops["bf16"] <= max(hardware.peak_flops.values())
     if hardware.kind == "gpu":
         assert hardware.peak_flops["fp16"] == hardware.peak_flops["bf16"]

@@ -6,6 +6,7 @@ import pytest
 from evaluator.errors import InputError
 from evaluator.metrics import Bounds, bounds_of, place, quantile_levels, select, summarise
 from evaluator.metrics.latency import latencies, within_objectives
+from evaluator.metrics.power import BUSY, BYTES, FLOPS
 from evaluator.metrics.variables import VARIABLES
 from evaluator.stations.contract import use_without_devices
 from tests.metrics.build import outcomes, use, used
@@ -64,7 +65,8 @@ def test_service_by_hand():
 def test_cost_by_hand():
     got = summarise(tiny(), LEVELS)
     assert got["usd_per_mtok"][0] == pytest.approx(2 * 3.6 / 3600 / (12 / 5.0) * 1e6)
-    assert got["joule_per_tok"][0] == pytest.approx(2 * (3.0 * 700 + 3.0 * 100) / 15)  # whole run: 15 tokens
+    busy_w = 700 * (BUSY + 0.25 * BYTES + 0.25 * FLOPS)  # MFU and MBU while it works: 1.5 / (2 devices x 3 s)
+    assert got["joule_per_tok"][0] == pytest.approx(2 * (3.0 * busy_w + 3.0 * 100) / 15)  # whole run: 15 tokens
 
 
 def test_energy_and_cost_are_not_guessed():
@@ -247,6 +249,7 @@ def test_stations_add_up():
     assert got["kv_used_max"][0] == 0.5
     assert got["mfu"][0] == pytest.approx(6 * 0.25 / (span.item() * (2 + 2)))
     assert got["iterations"][0] == 7 + 33
-    joule = span.item() * (2 * 500 + 2 * 700 + 2 * 100)
+    part = BUSY + (BYTES * 1.5 + FLOPS * 0.75) / (2 * span.item())  # of the TDP, at both pools
+    joule = span.item() * (2 * 500 * part + 2 * 700 * part + 2 * 100)
     assert got["joule_per_tok"][0] == pytest.approx(joule / 1100)
     assert got["usd_per_mtok"][0] == pytest.approx(6 * 3.6 / 3600 / got["output_tok_per_s"][0] * 1e6)

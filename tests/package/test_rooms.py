@@ -39,7 +39,7 @@ ORDER = (
     ("report",),
     # Questions that a user asks as a whole
     ("run",),
-    ("validation",),
+    ("validation", "search"),
     # Workshops beside the data flow: experiments that others measured, our own measurements, fits to both
     ("experiments",),
     ("compare",),

@@ -31,8 +31,8 @@ def pareto(ds: xr.Dataset, layout: Layout) -> Any:
     names = (layout.colour, layout.style, layout.facet)
     levels = [ordered(ds, name, rows) for name in names]
     shades = shades_of(ds, layout.colour, levels[0])
-    sizes = (34 if rows.size <= MANY else 8) * 2.0 ** (np.arange(len(levels[2])) - 0.5 * (len(levels[2]) - 1))
-    for (shade, *place), some in _groups(ds, names, levels, rows, shades):
+    sizes = sizes_of(levels[2], rows.size)
+    for (shade, *place), some in marked(ds, names, levels, rows, shades):
         marks = {"s": sizes[place[1]], "marker": MARKERS[place[0]], "rasterized": rows.size > 2000, "zorder": 3}
         _points(axes, ds, some, shade, marks)
     _front_line(axes, ds, rows)
@@ -40,20 +40,32 @@ def pareto(ds: xr.Dataset, layout: Layout) -> Any:
     axes.set_xlim(0.0, 1.08 * user[rows].max(initial=0.0) or 1.0)
     axes.set_ylim(0.0, 1.15 * gpu[rows].max(initial=0.0) or 1.0)
     grid_lines(axes)
-    handles = [
-        [spot(color=shade) for shade in shades],
-        [spot(marker=MARKERS[place]) for place in range(len(levels[1]))],
-        [spot(ms=float(np.sqrt(size))) for size in sizes],
-    ]
-    legend(figure, list(zip(names, levels, handles, strict=True)), 0.78)
+    legend(figure, list(zip(names, levels, handles_of(shades, levels, sizes), strict=True)), 0.78)
     headings(figure, ds, "Speed for the user against output per GPU; line: the front", footnotes(ds, layout))
     return figure
 
 
-def _groups(
+def handles_of(shades: Sequence[Any], levels: Sequence[list[Any]], sizes: np.ndarray) -> list[list[Any]]:
+    """Of a legend for colours, markers and sizes."""
+    return [
+        [spot(color=shade) for shade in shades],
+        [spot(marker=MARKERS[place]) for place in range(len(levels[1]))],
+        [spot(ms=float(np.sqrt(size))) for size in sizes],
+    ]
+
+
+def sizes_of(levels: Sequence[Any], points: int) -> np.ndarray:
+    """Areas of markers, one for each level; small ones where there are many points."""
+    return (34 if points <= MANY else 8) * 2.0 ** (np.arange(len(levels)) - 0.5 * (len(levels) - 1))
+
+
+def marked(
     ds: xr.Dataset, names: Sequence[str | None], levels: Sequence[list[Any]], rows: np.ndarray, shades: Sequence[Any]
 ) -> Iterator[tuple[tuple[Any, int, int], np.ndarray]]:
-    """(colour, which marker, which size) and the rows that are drawn so; the largest first, not to hide the others."""
+    """(colour, which marker, which size) and the rows that are drawn so; the largest first, not to hide the others.
+
+    ``names`` are the axes that colour, marker and size stand for, ``levels`` the values of each.
+    """
     places = product(*(range(len(each)) for each in levels))
     for first, second, third in sorted(places, key=lambda place: -place[2]):
         some = rows

@@ -40,13 +40,14 @@ class Layout:
     notes: tuple[str, ...]
 
 
-def choose(ds: xr.Dataset, feasible: np.ndarray) -> Layout:
+def choose(ds: xr.Dataset, feasible: np.ndarray, scale: bool = True) -> Layout:
     """Axes to x, colour, line style and facets; what is left over is held at its value in the best configuration.
 
     ``feasible`` are the positions along ``config`` that ran. Of too many levels the best are kept; ``notes`` say so.
+    Without ``scale`` no axis becomes x.
     """
     left = [name for name in quantities(ds) if not is_constant(ds, name)]
-    x = _x(ds, left)
+    x = _x(ds, left) if scale else None
     left = [name for name in left if name != x]
     colour = _take(left, _COLOUR, lambda name: True)
     style = _take(left, _STYLE, lambda name: _count(ds, name) <= MOST_STYLES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,26 +39,26 @@ def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
         order, rule = ranking(ds, feasible)
         best = order[:top]
         shown = f"Best {best.size:,} of {feasible.size:,} feasible configurations" if feasible.size > 1 else "Result"
-        lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *_constant(ds), *_mixed(ds, feasible), ""]
+        lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *constants(ds), *mixed(ds, feasible), ""]
         lines += [*lines_of(_columns(ds, best), width), ""]
     return "\n".join(lines + _summary(ds, feasible))
 
 
 def _columns(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
     columns = [Column("#", "", tuple(str(place + 1) for place in range(rows.size)), KEPT)]
-    columns += _swept(ds, rows)
-    columns.append(Column("TTFT p90", "ms", _cells(1e3 * near(ds, "ttft_s", 0.9)[rows]), KEPT))
-    columns.append(Column("TPOT p90", "ms", _cells(1e3 * near(ds, "tpot_s", 0.9)[rows]), KEPT))
+    columns += swept_columns(ds, rows)
+    columns.append(Column("TTFT p90", "ms", cells(1e3 * near(ds, "ttft_s", 0.9)[rows]), KEPT))
+    columns.append(Column("TPOT p90", "ms", cells(1e3 * near(ds, "tpot_s", 0.9)[rows]), KEPT))
     for name, head, unit, rank in (
         ("usd_per_mtok", "USD", "per Mtok", 80),
         ("tok_per_s_per_gpu", "per GPU", "tok/s", KEPT),
         ("output_tok_per_s", "output", "tok/s", 20),
     ):
         if name in ds and np.isfinite(ds[name].values[rows]).any():
-            columns.append(Column(head, unit, _cells(ds[name].values[rows]), rank))
+            columns.append(Column(head, unit, cells(ds[name].values[rows]), rank))
     for name, head, unit, rank in (("utilisation", "busy", "", 30), ("slo_attainment", "in SLO", "", 70)):
         if name in ds and np.isfinite(ds[name].values[rows]).any():
-            columns.append(Column(head, unit, _percent(ds[name].values[rows]), rank))
+            columns.append(Column(head, unit, percents(ds[name].values[rows]), rank))
     if objectives_of(ds):
         columns.append(Column("SLO", "met", _yes(ds["slo_met"].values[rows]), 60))
     for name, head, unit, tells in (("saturated", "satu-", "rated", True), ("steady", "steady", "", False)):
@@ -70,7 +71,7 @@ def _yes(flags: np.ndarray) -> tuple[str, ...]:
     return tuple("yes" if flag else "no" for flag in flags)
 
 
-def _cells(values: np.ndarray) -> tuple[str, ...]:
+def cells(values: np.ndarray) -> tuple[str, ...]:
     """One number of digits for the whole column, that of its largest entry."""
     finite = np.abs(values[np.isfinite(values)])
     largest = finite.max() if finite.size else 0.0
@@ -78,7 +79,7 @@ def _cells(values: np.ndarray) -> tuple[str, ...]:
     return tuple(f"{value:,.{digits}f}" if np.isfinite(value) else "-" for value in values)
 
 
-def _percent(values: np.ndarray) -> tuple[str, ...]:
+def percents(values: np.ndarray) -> tuple[str, ...]:
     """Whole percents, rounded down to below 100 so that a miss stays visible."""
     return tuple(
         f"{min(100 * v, 99.9) if v < 1 else 100:.{1 if 0.99 < v < 1 else 0}f}%" if np.isfinite(v) else "-"
@@ -86,7 +87,7 @@ def _percent(values: np.ndarray) -> tuple[str, ...]:
     )
 
 
-def _constant(ds: xr.Dataset) -> list[str]:
+def constants(ds: xr.Dataset) -> list[str]:
     """What is the same in every row goes into one line instead of a column."""
     same = [name for name in quantities(ds) if is_constant(ds, name)]
     return [f"all with {', '.join(f'{name}={ds[name].values[0]}' for name in same)}"] if same else []
@@ -111,7 +112,7 @@ _TOLD = {
 }
 
 
-def _mixed(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
+def mixed(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
     """Where rows rest on efficiencies of different kinds, a part of what sets them apart may be these."""
     kinds, counts = np.unique(ds["provenance"].values[feasible], return_counts=True)
     if kinds.size < 2:
@@ -120,10 +121,11 @@ def _mixed(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
     return [f"efficiencies of different kinds: {told}; calibration: datasheet treats all alike"]
 
 
-def _swept(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
+def swept_columns(ds: xr.Dataset, rows: np.ndarray, without: Collection[str] = ()) -> list[Column]:
+    """A column for each swept quantity that is not the same in every row, and not among ``without``."""
     columns = []
     for name in quantities(ds):
-        if is_constant(ds, name):
+        if name in without or is_constant(ds, name):
             continue
         values, head = ds[name].values[rows], _SHORT.get(name, name.replace("_", " "))
         unit = str(ds[name].attrs["units"])
@@ -145,10 +147,13 @@ def _summary(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
     if not feasible.size:
         lines[0] += " Nothing can run as it stands:"
     lines += _unsteady(ds, feasible)
-    found = reasons(ds["status"].values)
-    lines += [f"  {count:,} x {reason}" for reason, count in found[:REASONS]]
-    if len(found) > REASONS:
-        lines.append(
-            f"  {sum(count for _, count in found[REASONS:]):,} x {len(found) - REASONS} other reasons (status)"
-        )
+    return lines + counted(reasons(ds["status"].values))
+
+
+def counted(found: list[tuple[str, int]], most: int = REASONS, variable: str = "status") -> list[str]:
+    """The most frequent reasons with their counts, and how many others there are in a variable."""
+    lines = [f"  {count:,} x {reason}" for reason, count in found[:most]]
+    if len(found) > most:
+        others = sum(count for _, count in found[most:])
+        lines.append(f"  {others:,} x {len(found) - most} other reasons ({variable})")
     return lines

@@ -1,0 +1,77 @@
+"""``evaluator optimize``: what each design of a scenario can serve, or what it takes to serve a rate."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evaluator.cli.failures import Interrupted
+from evaluator.cli.options import EngineOption, QuietOption, ScenarioArgument, SetOption, check_engine, read_scenario
+from evaluator.cli.sweep import check_dataset, check_plot
+from evaluator.errors import InputError
+
+if TYPE_CHECKING:
+    import xarray
+
+    from evaluator.scenario.scenario import Scenario
+
+RANKS = ("goodput", "gpu", "usd", "joule")
+
+
+def optimize(
+    scenario: ScenarioArgument,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.nc", help="Write the dataset here (netCDF-4, or .zarr).")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the result (png, svg or pdf).")] = None,
+    changes: SetOption = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(metavar="RPS", help="Find the fewest replicas that serve this rate, instead of the highest rate."),
+    ] = None,
+    bracket: Annotated[float, typer.Option(metavar="PART", help="Relative width of the goodput's bracket.")] = 0.02,
+    rank_by: Annotated[
+        str, typer.Option(metavar="|".join(RANKS), help="Goodput, or goodput per GPU, per dollar; tokens per joule.")
+    ] = "goodput",
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="Rows of the ranked table; 0: no table.")] = 10,
+    engine: EngineOption = "iteration",
+    quiet: QuietOption = False,
+) -> None:
+    """Find the highest rate at which each design meets the objectives: table, dataset, picture."""
+    check_engine(engine)
+    if rank_by not in RANKS:
+        raise InputError(f"--rank-by {rank_by}: is no rule; allowed: {', '.join(RANKS)}")
+    check_dataset(out)
+    check_plot(plot)
+    dataset = _run(read_scenario(scenario, changes), rate, bracket, out, engine, quiet)
+    if not quiet and "search_note" in dataset.attrs:
+        typer.echo(dataset.attrs["search_note"], err=True)
+    if not quiet and "engine_note" in dataset.attrs:
+        typer.echo(dataset.attrs["engine_note"], err=True)
+    from evaluator import report
+
+    if top:
+        typer.echo(report.search_table(dataset, top, rank_by, get_terminal_size((100, 24)).columns))
+    if plot is not None:
+        report.plot_search(dataset, plot)
+    if not quiet:
+        names = " and ".join(str(path) for path in (out, plot) if path is not None)
+        typer.echo(f"wrote {names}" if names else "nothing saved; --out keeps the dataset", err=True)
+
+
+def _run(
+    scenario: Scenario, rate: float | None, bracket: float, out: Path | None, engine: str, quiet: bool
+) -> xarray.Dataset:
+    from evaluator.progress import Progress
+    from evaluator.search import optimize as search
+
+    requests = scenario.workload.requests * len(scenario.workload.seeds)
+    try:
+        with nullcontext() if quiet else Progress(0, "trials", requests) as progress:
+            return search(scenario, rate_rps=rate, bracket=bracket, out=out, engine=engine, progress=progress)
+    except KeyboardInterrupt:
+        raise Interrupted("nothing is kept of a search that is not over") from None

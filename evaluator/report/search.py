@@ -1,0 +1,74 @@
+"""The designs of a search: which serve something, and which come first."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluator.errors import InputError
+from evaluator.metrics.outcomes import OK
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+RANKS = {
+    "goodput": ("goodput_rps", "goodput"),
+    "gpu": ("goodput_rps_per_gpu", "goodput per GPU"),
+    "usd": ("goodput_per_usd", "requests per dollar"),
+    "joule": ("tok_per_joule", "output tokens per joule"),
+}
+"""What designs are ranked by, the larger the better: variable and words."""
+
+_FEWEST = {"gpu": ("devices", "fewest devices"), "usd": ("usd_per_hour", "lowest price per hour")}
+
+
+def question_of(ds: xr.Dataset) -> dict[str, Any]:
+    """What was searched: ``rate_rps`` (None: the goodput), ``bracket``, and the budget."""
+    return json.loads(ds.attrs["search"])
+
+
+_IN_LAYOUT = re.compile(
+    r"swept: deployment\.(pools\.\w+\.)?(role|replicas|(tensor|pipeline|expert)_parallel)|swept: deployment\.pools"
+)
+
+
+def in_layout(ds: xr.Dataset, name: str) -> bool:
+    """Whether ``pool_layout`` tells a swept coordinate."""
+    return _IN_LAYOUT.fullmatch(str(ds[name].attrs.get("description", ""))) is not None
+
+
+def serves(ds: xr.Dataset) -> np.ndarray:
+    """Which designs serve some rate, or the one that was asked for, (config,)."""
+    able = ds["status"].values == OK
+    if question_of(ds)["rate_rps"] is not None:
+        return able & np.char.startswith(ds["search_status"].values.astype(str), "met")
+    return able & (ds["goodput_rps"].values > 0.0)
+
+
+def ranking(ds: xr.Dataset, by: str = "goodput") -> tuple[np.ndarray, str]:
+    """The rows that serve something, best first, and the rule in words.
+
+    Where a rate was asked for designs are ranked by what they take: price, or devices where not all prices are known.
+    Errors: InputError for an unknown rule, and where no design has what it needs.
+    """
+    if by not in RANKS:
+        raise InputError(f"designs cannot be ranked by {by!r}; use {', '.join(RANKS)}")
+    rows = np.flatnonzero(serves(ds))
+    if not rows.size:
+        return rows, ""
+    name, words = RANKS[by]
+    sign = -1.0
+    if question_of(ds)["rate_rps"] is not None and by != "joule":
+        priced = bool(np.isfinite(ds["usd_per_hour"].values[rows]).all())
+        name, words = _FEWEST["usd" if by == "usd" or (by == "goodput" and priced) else "gpu"]
+        sign = 1.0
+    values = ds[name].values[rows]
+    if not np.isfinite(values).any():
+        missing = "price (deployment.usd_per_device_hour)" if "usd" in name else "power"
+        raise InputError(f"designs cannot be ranked by {by}: no {missing} of their hardware is known")
+    first = np.where(np.isnan(values), np.inf, sign * values)
+    second = -ds["goodput_rps_per_gpu"].values[rows] if "goodput_rps_per_gpu" in ds else ds["devices"].values[rows]
+    return rows[np.lexsort((second, first))], words

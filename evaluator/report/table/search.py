@@ -1,0 +1,102 @@
+"""The ranked table that a search for goodput, or for the fewest replicas, ends with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluator.metrics.outcomes import OK
+from evaluator.report.ranking import is_constant, near, quantities
+from evaluator.report.reasons import reasons
+from evaluator.report.search import in_layout, question_of, ranking, serves
+from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
+from evaluator.report.table.ranked import cells, constants, counted, mixed, percents, swept_columns
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_COLUMNS = (
+    ("goodput_rps_per_gpu", "per GPU", "1/s", KEPT),
+    ("goodput_per_usd", "per USD", "requests", KEPT),
+    ("tok_per_joule", "per joule", "tokens", 60),
+    ("devices", "GPUs", "", 75),
+    ("usd_per_hour", "price", "USD/h", 70),
+    ("usd_per_mtok", "USD", "per Mtok", 50),
+)
+
+
+def search_table(ds: xr.Dataset, top: int = 10, by: str = "goodput", width: int = WIDTH) -> str:
+    """The best ``top`` designs by a rule of ``report.search.RANKS``, then what became of the others.
+
+    ``width`` is that of the terminal, in characters. Errors: InputError as of the ranking.
+    """
+    order, rule = ranking(ds, by)
+    question = question_of(ds)
+    lines = []
+    if order.size:
+        best = order[:top]
+        lines += [_heading(best.size, order.size, rule, question), *constants(ds), *mixed(ds, order), ""]
+        lines += [*lines_of(_columns(ds, best, question), width), ""]
+    return "\n".join(lines + _summary(ds, question))
+
+
+def _heading(shown: int, count: int, rule: str, question: dict[str, Any]) -> str:
+    rate = question["rate_rps"]
+    does = "meet the objectives at some rate" if rate is None else f"serve {rate:g} requests/s"
+    return f"Best {shown:,} of {count:,} designs that {does}, by {rule}"
+
+
+def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any]) -> list[Column]:
+    told = [name for name in quantities(ds) if in_layout(ds, name)]
+    columns = [Column("#", "", tuple(str(place + 1) for place in range(rows.size)), KEPT)]
+    columns += swept_columns(ds, rows, told)
+    if not all(is_constant(ds, name) for name in told):
+        columns.append(Column("layout", "", tuple(map(str, ds["pool_layout"].values[rows])), KEPT, text=True))
+    if question["rate_rps"] is None:
+        columns.append(Column("goodput", "1/s", cells(ds["goodput_rps"].values[rows]), KEPT))
+        error = ds["goodput_rps_stderr"].values[rows] / ds["goodput_rps"].values[rows]
+        if np.isfinite(error).any():
+            columns.append(Column("±", "", percents(error), 40))
+        columns.append(Column("limit", "", tuple(map(str, ds["goodput_limit"].values[rows])), 30, text=True))
+    alike = _same(ds, "devices")  # then the goodput per GPU says what the goodput says
+    for name, head, unit, rank in _COLUMNS:
+        if name not in ds or not np.isfinite(ds[name].values[rows]).any():
+            continue
+        if alike and name in ("devices", "goodput_rps_per_gpu"):
+            continue
+        values = ds[name].values[rows]
+        shown = tuple(f"{number:.0f}" for number in values) if name == "devices" else cells(values)
+        columns.append(Column(head, unit, shown, rank))
+    columns.append(Column("TTFT p90", "ms", cells(1e3 * near(ds, "ttft_s", 0.9)[rows]), 65))
+    columns.append(Column("TPOT p90", "ms", cells(1e3 * near(ds, "tpot_s", 0.9)[rows]), 65))
+    columns.append(Column("busy", "", percents(ds["utilisation"].values[rows]), 20))
+    return columns
+
+
+def _same(ds: xr.Dataset, name: str) -> bool:
+    """Whether all designs that serve something have the same there."""
+    values = ds[name].values[serves(ds)]
+    return bool((values == values[0]).all())
+
+
+def _summary(ds: xr.Dataset, question: dict[str, Any]) -> list[str]:
+    status, search = ds["status"].values, ds["search_status"].values
+    able, good = status == OK, serves(ds)
+    over = np.char.startswith(status.astype(str), "over budget")
+    rate = question["rate_rps"]
+    parts = [f"{int(good.sum()):,} {'have a goodput' if rate is None else f'serve {rate:g} requests/s'}"]
+    parts += [f"{int((able & ~good).sum()):,} do not meet the objectives"]
+    parts += [f"{int(over.sum()):,} over budget", f"{int((~able & ~over).sum()):,} infeasible"]
+    total = ds.sizes["config"]
+    lines = [f"{total:,} design{'s' if total != 1 else ''}: {', '.join(parts)}."]
+    lines += counted(reasons(status[~over]))
+    lines += counted(reasons(status[over]), most=1)
+    lines += counted(_missed(search[able & ~good]), most=1, variable="search_status")
+    odd = search[good & (search != "bracketed") & (search != "met")]
+    return lines + counted(reasons(odd), most=2, variable="search_status")
+
+
+def _missed(texts: np.ndarray) -> list[tuple[str, int]]:
+    """Why designs do not serve, all in one with the first as the example."""
+    return [(f"e.g. {texts[0]}", texts.size)] if texts.size else []

@@ -1,0 +1,74 @@
+"""The fewest replicas with which each design serves a rate within its objectives, all designs in step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluator.metrics import OK
+from evaluator.plan import Member, Plan
+from evaluator.search.bisection import Bisection
+from evaluator.search.designs import first_replicas
+from evaluator.search.goodput import Watch
+from evaluator.search.start import Starts
+from evaluator.search.trials import Kept, Objectives, run, unsteady
+
+MET = "met"
+
+
+@dataclass(frozen=True)
+class Fewest:
+    """``members`` (design,) have the fewest replicas that meet the objectives, or where none does the most there are.
+
+    ``status`` begins with ``met``, or says which objective is missed; ``kept`` are the runs of the members.
+    """
+
+    members: list[Member]
+    status: np.ndarray
+    kept: Kept
+
+
+def fewest_replicas(
+    whole: Plan, ladders: Sequence[list[Member]], rate_rps: float, levels: np.ndarray, watch: Watch | None = None
+) -> Fewest:
+    """``ladders`` are the members of each design that can run, fewest replicas first. More replicas are taken to serve
+    no worse. Every number of them is a run of its own, with the requests that the router gives to each replica: what n
+    of them serve does not follow from one, whose arrivals a round robin makes more regular.
+    """
+    objectives = Objectives.of([ladder[0] for ladder in ladders], levels)
+    last = np.array([len(ladder) - 1 for ladder in ladders], dtype=np.int64)
+    first = first_replicas(ladders, Starts(whole), rate_rps)
+    bisection = Bisection(-first, -last, np.zeros_like(last), 1)  # of places on the ladders, the fewest the largest
+    kept, missed = Kept(len(ladders)), np.full(len(ladders), "", dtype=object)
+    most, done = np.full(len(ladders), -1), 0
+    while (open_ := bisection.open).size:
+        places = -bisection.next(open_)
+        members = [ladders[design][place] for design, place in zip(open_, places, strict=True)]
+        found, met = run(whole, members, np.full(open_.size, rate_rps), levels)
+        more = ~bisection.found[open_] & (places > most[open_])
+        kept.keep(open_[met | more], found, np.flatnonzero(met | more))
+        ratios, _ = objectives.ratios(found, open_)
+        for row in np.flatnonzero(~met & more):
+            missed[open_[row]] = objectives.told(int(open_[row]), ratios[row])
+        most[open_] = np.maximum(most[open_], places)
+        bisection.tell(open_, -places, met)
+        done += open_.size
+        if watch is not None:
+            watch.expect(done + bisection.left())
+            watch.advance(open_.size)
+    return _fewest(ladders, bisection, kept, missed)
+
+
+def _fewest(ladders: Sequence[list[Member]], bisection: Bisection, kept: Kept, missed: np.ndarray) -> Fewest:
+    places = np.where(bisection.found, -bisection.held, -1)
+    members = [ladder[place] for ladder, place in zip(ladders, places.tolist(), strict=True)]
+    steady = kept.values["steady"]
+    told = [MET if steady[design] else f"{MET}, {unsteady(member)}" for design, member in enumerate(members)]
+    status = np.array(told, dtype=object)
+    for design in np.flatnonzero(~bisection.found):
+        replicas = sum(station.deployment.replicas for station in members[design].stations)
+        if kept.values["status"][design] == OK:
+            status[design] = f"missed with {replicas:,} replica{'s' if replicas > 1 else ''}: {missed[design]}"
+    return Fewest(members, status, kept)

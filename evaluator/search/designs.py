@@ -1,0 +1,188 @@
+"""The designs of a scenario as a search sees them: its sweep without the rate, each with the replicas it may have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import floor
+
+import numpy as np
+
+from evaluator.errors import InputError
+from evaluator.metrics import OK
+from evaluator.plan import Member, Plan, plan
+from evaluator.scenario import Axis, Budget, Scenario
+from evaluator.search.start import Starts
+from evaluator.traffic.arrivals import at_rate
+
+RATES = ("workload.arrivals.rate_rps", "workload.arrivals.scale")
+REPLICAS = "deployment.replicas"
+MOST_REPLICAS = 512
+"""Of a design in the search for the fewest; more than that is a fleet whose parts are better looked at alone."""
+BEYOND = 3.0
+"""How many times the replicas of the closed form are tried before a rate is given up."""
+
+
+@dataclass(frozen=True)
+class Designs:
+    """``plan`` holds every design with every number of replicas it may have.
+
+    ``ladders``, one for each design, are the configurations of the plan that differ only in the replicas, fewest first;
+    those above the budget are among them and have that as their status. ``note`` says what of the scenario was not
+    taken as it stands.
+    """
+
+    plan: Plan
+    ladders: list[list[Member]]
+    note: str
+
+
+def designs_of(scenario: Scenario, engine: str) -> Designs:
+    """Errors: InputError where there is nothing to search, or where the question contradicts the sweep."""
+    check(scenario)
+    bare, note = without_rates(scenario)
+    most = _most_replicas(bare, engine)
+    if most is None:
+        whole = plan(bare, engine=engine)
+        members = [within(member, scenario.budget) for member in whole.members]
+        return Designs(whole, [[member] for member in members], note)
+    laddered = replace(bare, sweep=(*bare.sweep, replicas_axis(most)))
+    whole = plan(laddered, engine=engine)
+    rows = np.arange(len(whole.members)) if whole.grid.rows is None else whole.grid.rows
+    ladders: dict[int, list[Member]] = {}
+    for row, member in zip(rows.tolist(), whole.members, strict=True):
+        ladders.setdefault(row // most, []).append(within(member, scenario.budget))
+    asked = scenario.demand.rate_rps is not None  # then the fewest replicas that serve the rate are looked for
+    found = list(ladders.values()) if asked else [_filled(ladder) for ladder in ladders.values()]
+    return Designs(whole, found, note)
+
+
+def check(scenario: Scenario) -> None:
+    """InputError where the scenario asks for nothing that can be searched."""
+    where = scenario.path or scenario.name
+    bounds = scenario.slo or any(path.startswith("slo") for axis in scenario.sweep for path in _paths(axis))
+    if not bounds:
+        raise InputError(
+            f"{where}: slo: a search needs objectives that designs have to meet; add some such as "
+            "slo: {ttft: {p90: 1s}, tpot: {p90: 50ms}}"
+        )
+    if any("rate_rps" in condition for condition in scenario.where):
+        raise InputError(f"{where}: sweep.where: the rate of arrivals is searched, so that no condition can be on it")
+    if scenario.budget.fill and not _searches_replicas(scenario):
+        raise InputError(
+            f"{where}: budget.fill: the replicas are already said by the sweep or by deployment.pools; take them away "
+            f"(such as --set sweep.{REPLICAS}=null), or leave out fill"
+        )
+
+
+def without_rates(scenario: Scenario) -> tuple[Scenario, str]:
+    """The scenario without axes of the arrival rate, and what there is to say of it.
+
+    Errors: InputError for an axis that changes the rate together with other keys.
+    """
+    kept: list[Axis] = []
+    dropped: list[Axis] = []
+    for axis in scenario.sweep:
+        rates = [path for path in _paths(axis) if path in RATES]
+        if rates and len(_paths(axis)) > len(rates):
+            raise InputError(
+                f"{scenario.path or scenario.name}: sweep.{axis.name}: sets {rates[0]} beside other keys, and the rate "
+                "is what is searched; take the rate out of its designs"
+            )
+        (dropped if rates else kept).append(axis)
+    note = "".join(f"the axis {axis.name} is left out: the rate is searched. " for axis in dropped).strip()
+    return replace(scenario, sweep=tuple(kept)), note
+
+
+def replicas_axis(most: int) -> Axis:
+    """1, 2, ... replicas."""
+    numbers = tuple(range(1, most + 1))
+    return Axis(REPLICAS, numbers, tuple({REPLICAS: number} for number in numbers))
+
+
+def within(member: Member, budget: Budget) -> Member:
+    """The member, with a status that says so where it is above the budget or has no rate to search."""
+    problem = _beyond(member, budget) or _no_rate(member)
+    return member if member.status != OK or problem is None else replace(member, status=problem)
+
+
+def _beyond(member: Member, budget: Budget) -> str | None:
+    if budget.devices is not None and member.devices > budget.devices:
+        return f"over budget: {member.devices:,} devices, and the budget is {budget.devices:,}"
+    if budget.usd_per_hour is None:
+        return None
+    price = member.usd_per_hour
+    if price is None:
+        names = [one.design.hardware.name for one in member.stations if one.usd_per_device_hour is None]
+        return f"over budget: the price of {names[0]} is not known; set deployment.usd_per_device_hour"
+    if price > budget.usd_per_hour * (1.0 + 1e-12):
+        return f"over budget: {price:.2f} USD/h, and the budget is {budget.usd_per_hour:.2f} USD/h"
+    return None
+
+
+def _no_rate(member: Member) -> str | None:
+    if member.users is not None:
+        return (
+            "unsupported: a closed loop has no rate of arrivals to search; use arrivals with a rate, or sweep "
+            "workload.arrivals.users"
+        )
+    if member.workload.arrivals.process == "trace":
+        try:
+            at_rate(member.workload.arrivals, 1.0, member.workload.requests)
+        except ValueError as error:
+            return f"unsupported: {error}; use more requests of it, or other arrivals"
+    return None
+
+
+def _filled(ladder: list[Member]) -> list[Member]:
+    """The member with the most replicas that the budget takes; the smallest where it takes none."""
+    taken = [member for member in ladder if not member.status.startswith("over budget")]
+    return [taken[-1] if taken else ladder[0]]
+
+
+def _paths(axis: Axis) -> tuple[str, ...]:
+    """What the axis itself sets, without the defaults that follow from it."""
+    own = dict.fromkeys(path for change in axis.changes for path in change)
+    return tuple(path for path in own if path in axis.keys or path == axis.name or path.startswith(f"{axis.name}."))
+
+
+def _searches_replicas(scenario: Scenario) -> bool:
+    """Whether the replicas are free: of one pool, and not swept."""
+    paths = [path for axis in scenario.sweep for path in _paths(axis)]
+    swept = any(path == REPLICAS or path.startswith("deployment.pools") for path in paths)
+    return scenario.deployment.pools is None and not swept
+
+
+def _most_replicas(scenario: Scenario, engine: str) -> int | None:
+    """How many replicas a design can have at most; None where the scenario says how many they are."""
+    budget, rate = scenario.budget, scenario.demand.rate_rps
+    if not _searches_replicas(scenario) or not (budget.fill or rate is not None):
+        return None
+    single = replace(scenario, deployment=replace(scenario.deployment, replicas=1))
+    whole = plan(single, engine=engine)
+    able = [member for member in whole.members if member.status == OK and member.users is None]
+    starts = Starts(whole)
+    return min(MOST_REPLICAS, max((_most(member, budget, rate, starts) for member in able), default=1))
+
+
+def _most(member: Member, budget: Budget, rate: float | None, starts: Starts) -> int:
+    """Replicas that the budget takes, and that the rate may need."""
+    limits = []
+    if budget.devices is not None:
+        limits.append(budget.devices // member.devices)
+    if budget.usd_per_hour is not None and (price := member.usd_per_hour):
+        limits.append(floor(budget.usd_per_hour / price * (1.0 + 1e-12)))
+    if rate is not None:
+        limits.append(4 + round(BEYOND * rate / starts.rate(member)))
+    return max(min(limits), 1)
+
+
+def first_replicas(ladders: Sequence[list[Member]], starts: Starts, rate_rps: float) -> np.ndarray:
+    """The place on each ladder that the closed form takes for the rate, (design,)."""
+    places = []
+    for ladder in ladders:
+        one = starts.rate(ladder[0]) / ladder[0].stations[0].deployment.replicas
+        wanted = rate_rps / one
+        counts = np.array([member.stations[0].deployment.replicas for member in ladder])
+        places.append(min(int(np.searchsorted(counts, wanted)), len(ladder) - 1))
+    return np.array(places, dtype=np.int64)

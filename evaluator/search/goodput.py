@@ -1,0 +1,222 @@
+"""The highest rate at which each design meets its objectives, all designs in step and on the same requests.
+
+Rates are the points (1 + bracket)^k of one lattice that all designs share, so that a design is at the same rate under
+the same arrivals as in a sweep over these rates, and the result is the neighbouring pair of points of which the lower
+meets the objectives and the upper does not. Chance may let a run meet them at a rate above one that misses them; then
+the search ends at one of the pairs (``Bisection``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from evaluator.metrics import OK
+from evaluator.plan import Member, Plan
+from evaluator.search.bisection import Bisection
+from evaluator.search.start import Starts
+from evaluator.search.trials import Kept, Objectives, run, unsteady
+
+FIRST_STRIDE = 0.15
+"""Of the first step away from the closed form's rate, in the logarithm."""
+LOWEST, HIGHEST = 1e-3, 1e6
+"""Parts of the closed form's rate between which is searched: below requests are alone, above they all come at once."""
+UNBOUNDED = 8.0
+"""A design that meets its objectives at so many times its throughput meets them at any rate."""
+SLOPE_SPAN = 0.05
+"""How far apart from the goodput, relative to it, the rates are that its standard error takes the slope from."""
+
+BRACKETED = "bracketed"
+SATURATION = "saturation"
+UNBOUNDED_STATUS = (
+    "unbounded: the objectives hold however fast the requests come, and the throughput then is given; "
+    "stricter objectives, or more requests, bound it"
+)
+
+
+class Watch(Protocol):
+    """What is told how much has been done and how much is left, in runs of a design."""
+
+    def expect(self, units: int) -> None: ...
+    def advance(self, units: int = 1) -> None: ...
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """``rate_rps`` (design,) is 0 where no rate meets the objectives, ``status`` why. ``high_rps`` is the lowest rate
+    above it that misses them (infinite: none), ``kept`` the run at the rate, or of a design without one at the lowest.
+    """
+
+    rate_rps: np.ndarray
+    high_rps: np.ndarray
+    stderr_rps: np.ndarray
+    status: np.ndarray
+    limit: np.ndarray  # the objective that the next higher rate misses by most, empty where none
+    kept: Kept
+    trials: int
+
+    @property
+    def undecided(self) -> np.ndarray:
+        """The designs with a rate whose run is not steady."""
+        return np.flatnonzero(~self.kept.values["steady"] & (self.rate_rps > 0.0))
+
+    def replaced(self, designs: np.ndarray, other: Goodput) -> Goodput:
+        """The same with what another search found of some designs."""
+        names = ("rate_rps", "high_rps", "stderr_rps", "status", "limit")
+        columns = {name: getattr(self, name).copy() for name in names}
+        for name, column in columns.items():
+            column[designs] = getattr(other, name)
+        self.kept.keep(designs, other.kept.values, np.arange(designs.size))
+        return Goodput(**columns, kept=self.kept, trials=self.trials + other.trials)
+
+
+def goodput(
+    whole: Plan,
+    members: Sequence[Member],
+    levels: np.ndarray,
+    bracket: float,
+    watch: Watch | None = None,
+    rates: np.ndarray | None = None,
+    before: int = 0,
+) -> Goodput:
+    """Search the rates of designs that can run. Where all requests come at once there is no rate, and one run.
+
+    ``rates`` (design,) are where the search begins, such as the result of one with fewer requests that took ``before``
+    trials; the closed form says it where absent.
+    """
+    search = _Search(whole, members, levels, bracket, rates)
+    search.run_at_once()
+    done = before
+    while (open_ := search.bisection.open).size:
+        search.run_round(open_)
+        done += open_.size
+        if watch is not None:
+            watch.expect(done + search.bisection.left())
+            watch.advance(open_.size)
+    return search.result(done - before)
+
+
+@dataclass
+class Trial:
+    """One run of one design: the point of the lattice, and each latency as a part of its bound, (objective,)."""
+
+    point: int
+    ratios: np.ndarray
+
+
+class _Search:
+    """The state of a search; ``step`` is the distance of neighbouring rates in the logarithm."""
+
+    def __init__(
+        self, whole: Plan, members: Sequence[Member], levels: np.ndarray, bracket: float, rates: np.ndarray | None
+    ) -> None:
+        self.whole, self.members, self.levels, self.bracket = whole, members, levels, bracket
+        self.step = step = float(np.log1p(bracket))
+        count, starts = len(members), Starts(whole)
+        self.objectives = Objectives.of(members, levels)
+        first = np.array([starts.rate(member) for member in members]) if rates is None else rates
+        start = np.rint(np.log(first) / step).astype(np.int64)
+        floor, ceiling = start + round(np.log(LOWEST) / step), start + round(np.log(HIGHEST) / step)
+        self.bisection = Bisection(start, floor, ceiling, max(1, round(FIRST_STRIDE / step)))
+        self.kept, self.error = Kept(count), np.full((count, len(self.objectives.bounds)), np.nan)
+        self.trials: list[list[Trial]] = [[] for _ in members]
+        self.unbounded = np.zeros(count, dtype=bool)
+
+    def rates(self, points: np.ndarray) -> np.ndarray:
+        """Requests per second at points of the lattice."""
+        return (1.0 + self.bracket) ** points.astype(float)
+
+    def run_at_once(self) -> None:
+        """Designs whose requests all come at once serve what they serve, or miss their objectives."""
+        designs = np.flatnonzero([not member.open_loop for member in self.members])
+        if not designs.size:
+            return
+        found, met = run(self.whole, [self.members[int(design)] for design in designs], None, self.levels)
+        self.kept.keep(designs, found, np.arange(designs.size))
+        ratios, _ = self.objectives.ratios(found, designs)
+        for design, one in zip(designs, ratios, strict=True):
+            self.trials[design].append(Trial(0, one))
+        self.bisection.held[designs[met]] = self.bisection.start[designs[met]]
+        self.bisection.close(designs)
+        self.unbounded[designs[met]] = True
+
+    def run_round(self, designs: np.ndarray) -> None:
+        """One trial of each of these designs."""
+        points = self.bisection.next(designs)
+        rates = self.rates(points)
+        found, met = run(self.whole, [self.members[design] for design in designs], rates, self.levels)
+        ratios, errors = self.objectives.ratios(found, designs)
+        lower = np.array(
+            [
+                all(point < one.point for one in self.trials[design])
+                for design, point in zip(designs, points, strict=True)
+            ]
+        )
+        better = np.flatnonzero(met | (~self.bisection.found[designs] & lower))
+        self.kept.keep(designs[better], found, better)
+        self.error[designs[better]] = errors[better]
+        for design, point, one in zip(designs, points, ratios, strict=True):
+            self.trials[design].append(Trial(int(point), one))
+        self.bisection.tell(designs, points, met)
+        endless = designs[met & (rates > UNBOUNDED * found["throughput_rps"])]
+        self.unbounded[endless] = True
+        self.bisection.close(endless)
+
+    def result(self, trials: int) -> Goodput:
+        """What came of all designs, after so many trials."""
+        rate = np.where(self.bisection.found, self.rates(self.bisection.held), 0.0)
+        high = self.rates(self.bisection.failed)
+        rate[self.unbounded], high[self.unbounded] = self.kept.values["throughput_rps"][self.unbounded], np.inf
+        stderr = np.full(len(self.members), np.nan)
+        status = np.full(len(self.members), UNBOUNDED_STATUS, dtype=object)
+        limit = np.full(len(self.members), "", dtype=object)
+        for design, member in enumerate(self.members):
+            if not self.bisection.found[design]:
+                status[design] = self._without(design)
+            elif not self.unbounded[design]:
+                steady = bool(self.kept.values["steady"][design])
+                status[design] = BRACKETED if steady else f"{BRACKETED}, {unsteady(member)}"
+                limit[design], relative = self._limit(design)
+                stderr[design] = rate[design] * relative
+        return Goodput(rate, high, stderr, status, limit, self.kept, trials)
+
+    def _without(self, design: int) -> str:
+        """Why no rate will do."""
+        if self.kept.values["status"][design] != OK:
+            return str(self.kept.values["status"][design])
+        lowest = min(self.trials[design], key=lambda trial: trial.point)
+        rate = f"{float(self.rates(np.array(lowest.point))):.3g} requests/s"
+        when = f"at {rate}" if self.members[design].open_loop else "with all requests at once"
+        return f"no rate meets the objectives: {when} {self.objectives.told(design, lowest.ratios)}"
+
+    def _limit(self, design: int) -> tuple[str, float]:
+        """What limits the goodput of a design, and its relative standard error by the delta method."""
+        at = {trial.point: trial.ratios for trial in self.trials[design]}
+        held, failed = at[int(self.bisection.held[design])], at[int(self.bisection.failed[design])]
+        if not np.nanmax(failed, initial=0.0) > 1.0:
+            return SATURATION, np.nan
+        worst = int(np.nanargmax(failed))
+        bound = self.objectives.bounds[worst]
+        points = np.array(list(at))
+        with np.errstate(divide="ignore", invalid="ignore"):  # a wait of nothing has no logarithm
+            logs = np.log([ratios[worst] for ratios in at.values()])
+            slope = _slope(points, logs, int(self.bisection.held[design]), self.step)
+        relative = self.error[design, worst] / held[worst] / slope if slope > 0.0 else np.nan
+        return f"{bound.metric} {bound.statistic}", float(relative)
+
+
+def _slope(points: np.ndarray, log_ratios: np.ndarray, held: int, step: float) -> float:
+    """d ln latency / d ln rate between the nearest trials that are ``SLOPE_SPAN`` or more below and above the goodput.
+
+    ``points`` (trial,) of the lattice are ``step`` apart in the logarithm; ``held`` is that of the goodput, and it and
+    its neighbour are among them. Where there is no trial so far away it is the farthest. NaN where one is not finite.
+    """
+    far = max(1, round(SLOPE_SPAN / step))
+    below, above = points[points <= held], points[points > held]
+    first = below[below <= held - far].max(initial=below.min())
+    last = above[above >= held + 1 + far].min(initial=above.max())
+    ends = [log_ratios[np.flatnonzero(points == point)[0]] for point in (first, last)]
+    return float((ends[1] - ends[0]) / ((last - first) * step))

@@ -1,0 +1,207 @@
+"""The question as a whole: from a scenario to the dataset of its designs with what each of them can serve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evaluator.errors import InputError
+from evaluator.execution.lengthen import lengths, of_length
+from evaluator.metrics import OK
+from evaluator.plan import Member, plan
+from evaluator.plan.engines import ITERATION
+from evaluator.results.dataset import to_dataset
+from evaluator.results.files import check_output, write
+from evaluator.run import attributes_of, check_engine, configure_for, engine_note, known_of, levels_of, loaded
+from evaluator.scenario import Demand, Scenario
+from evaluator.search.demand import fewest_replicas
+from evaluator.search.designs import Designs, designs_of
+from evaluator.search.goodput import Watch, goodput
+from evaluator.search.trials import Values
+from evaluator.simulation.outcomes import told_of
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+BRACKET = 0.02
+SECONDS_PER_HOUR = 3600.0
+
+
+def optimize(
+    scenario: Scenario | str | Path | Mapping,
+    *,
+    rate_rps: float | None = None,
+    bracket: float = BRACKET,
+    out: str | Path | None = None,
+    progress: Watch | None = None,
+    engine: str = ITERATION,
+) -> xr.Dataset:
+    """The goodput of every design of ``scenario``: the highest rate of arrivals at which all objectives hold.
+
+    A design is a point of the sweep without its axis of the rate; ``budget`` of the scenario prunes designs before they
+    run, or fills each with replicas. The search ends where the rate that meets the objectives and the one that misses
+    them are a factor 1 + ``bracket`` apart. With ``rate_rps`` (or ``demand`` of the scenario) the question is the other
+    way round: the fewest replicas that serve this rate, where the scenario does not say how many they are.
+
+    With ``workload.requests: auto`` the goodput of designs whose run is not steady is searched again in longer runs.
+
+    The dataset has a row for each design with the metrics of a sweep at that rate; ``search_status`` tells what the
+    search came to and ``status`` which designs could not run. Written to ``out`` where given.
+    Errors: InputError for unusable input, and where no design can run within the budget.
+    """
+    check_engine(engine)
+    if not 1e-4 <= bracket <= 1.0:
+        raise InputError(f"bracket: must be from 0.0001 to 1, not {bracket:g}")
+    scenario = loaded(scenario)
+    if rate_rps is not None:
+        if not 0.0 < rate_rps < float("inf"):
+            raise InputError(f"rate: must be a positive number of requests per second, not {rate_rps:g}")
+        scenario = replace(scenario, demand=Demand(rate_rps))
+    target = None if out is None else check_output(out)
+    designs = designs_of(scenario, engine)
+    _check_any(scenario, designs)
+    configure_for(designs.plan)
+    levels = levels_of(designs.plan)
+    if scenario.demand.rate_rps is None:
+        members, values = _by_goodput(designs, levels, bracket, progress)
+    else:
+        members, values = _by_replicas(designs, levels, scenario.demand.rate_rps, progress)
+    dataset = _dataset(scenario, designs, members, values, levels, bracket)
+    if target is not None:
+        write(dataset, target)
+    return dataset
+
+
+def _check_any(scenario: Scenario, designs: Designs) -> None:
+    if any(member.status == OK for ladder in designs.ladders for member in ladder):
+        return
+    first = designs.ladders[0][0].status
+    count = len(designs.ladders)
+    which = f"the first of {count:,} designs is {first}" if count > 1 else first
+    raise InputError(f"{scenario.path or scenario.name}: no design can run: {which}")
+
+
+def _by_goodput(
+    designs: Designs, levels: np.ndarray, bracket: float, progress: Watch | None
+) -> tuple[list[Member], Values]:
+    members = [ladder[0] for ladder in designs.ladders]
+    able = np.array([place for place, member in enumerate(members) if member.status == OK])
+    found = goodput(designs.plan, [members[place] for place in able], levels, bracket, progress)
+    for requests in lengths(designs.plan.scenario)[1:]:
+        wanted = found.undecided
+        configs = np.array([members[place].config for place in able[wanted]], dtype=np.int64)
+        longer = plan(of_length(designs.plan.scenario, requests), configs, designs.plan.engine)
+        ready = np.array([member.status == OK for member in longer.members], dtype=bool)  # more requests, longer ones
+        if not ready.any():
+            break
+        rows, again = wanted[ready], [member for member in longer.members if member.status == OK]
+        more = goodput(longer, again, levels, bracket, progress, found.rate_rps[rows], found.trials)
+        found = found.replaced(rows, more)
+        for place, member in zip(able[rows], again, strict=True):
+            members[place] = member
+    values = _spread(found.kept.values, able, members)
+    columns = {
+        "goodput_rps": found.rate_rps,
+        "goodput_high_rps": found.high_rps,
+        "goodput_rps_stderr": found.stderr_rps,
+    }
+    values |= {name: _numbers(column, able, len(members)) for name, column in columns.items()}
+    values["search_status"] = _texts(found.status, able, len(members))
+    values["goodput_limit"] = _texts(found.limit, able, len(members))
+    devices = np.array([member.devices for member in members], dtype=np.float64)
+    price = np.array([np.nan if member.usd_per_hour is None else member.usd_per_hour for member in members])
+    values["goodput_rps_per_gpu"] = values["goodput_rps"] / devices
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values["goodput_per_usd"] = np.where(price > 0.0, SECONDS_PER_HOUR * values["goodput_rps"] / price, np.nan)
+    return members, values
+
+
+def _by_replicas(
+    designs: Designs, levels: np.ndarray, rate_rps: float, progress: Watch | None
+) -> tuple[list[Member], Values]:
+    ladders = [[member for member in ladder if member.status == OK] for ladder in designs.ladders]
+    able = np.array([place for place, ladder in enumerate(ladders) if ladder])
+    found = fewest_replicas(designs.plan, [ladders[place] for place in able], rate_rps, levels, progress)
+    members = [ladder[0] for ladder in designs.ladders]
+    for place, member in zip(able, found.members, strict=True):
+        members[place] = member
+    values = _spread(found.kept.values, able, members)
+    values["search_status"] = _texts(found.status, able, len(members))
+    return members, values
+
+
+def _spread(found: Values, able: np.ndarray, members: Sequence[Member]) -> Values:
+    """Values of some designs in their rows; the others have what is known of a design that does not run."""
+    values: Values = {}
+    for name, value in found.items():
+        empty = "" if value.dtype == object else False if value.dtype == bool else np.nan
+        values[name] = np.full((len(members), *value.shape[1:]), empty, dtype=value.dtype)
+        values[name][able] = value
+    for place, member in enumerate(members):
+        if member.status != OK:
+            for name, text in told_of(member).items():
+                values[name][place] = text
+    values |= {name: value.astype(str) for name, value in values.items() if value.dtype == object}
+    return values
+
+
+def _numbers(column: np.ndarray, able: np.ndarray, count: int) -> np.ndarray:
+    values = np.full(count, np.nan)
+    values[able] = column
+    return values
+
+
+def _texts(column: np.ndarray, able: np.ndarray, count: int) -> np.ndarray:
+    values = np.full(count, "", dtype=object)
+    values[able] = column
+    return values.astype(str)
+
+
+def _dataset(
+    scenario: Scenario, designs: Designs, members: list[Member], values: Values, levels: np.ndarray, bracket: float
+) -> xr.Dataset:
+    whole = designs.plan
+    devices = np.array([member.devices for member in members], dtype=np.float64)
+    values |= known_of(members, devices)
+    values["config"] = whole.grid.numbers(values["config"])
+    values["usd_per_hour"] = np.array([np.nan if one.usd_per_hour is None else one.usd_per_hour for one in members])
+    values["pool_layout"] = np.array([layout_of(member) for member in members])
+    with np.errstate(divide="ignore"):
+        values["tok_per_joule"] = 1.0 / values["joule_per_tok"]
+    attrs = attributes_of(scenario) | engine_note(whole) | {"search": _question(scenario, bracket)}
+    if designs.note:
+        attrs["search_note"] = designs.note
+    return to_dataset(values, levels, whole.grid.axes, attrs)
+
+
+def _question(scenario: Scenario, bracket: float) -> str:
+    budget = scenario.budget
+    return json.dumps(
+        {
+            "rate_rps": scenario.demand.rate_rps,
+            "bracket": bracket,
+            "devices": budget.devices,
+            "usd_per_hour": budget.usd_per_hour,
+            "fill": budget.fill,
+        }
+    )
+
+
+def layout_of(member: Member) -> str:
+    """Replicas and parallelism of every pool, ``prefill 3 x tp2, decode 1 x tp2``, and hardware where pools differ."""
+    several = len(member.stations) > 1
+    mixed = len({station.design.hardware.name for station in member.stations}) > 1
+    told = []
+    for station in member.stations:
+        deployment = station.deployment
+        parts = [f"{deployment.replicas} x tp{deployment.tensor_parallel}"]
+        parts += [f"pp{deployment.pipeline_parallel}"] if deployment.pipeline_parallel > 1 else []
+        parts += [f"ep{deployment.expert_parallel}"] if deployment.expert_parallel > 1 else []
+        parts += [station.design.hardware.name] if mixed else []
+        told.append(f"{station.name} {' '.join(parts)}" if several else " ".join(parts))
+    return ", ".join(told)

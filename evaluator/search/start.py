@@ -1,0 +1,71 @@
+"""Where a search for goodput begins: the rate at which a design's mean iteration reaches its bound, in closed form.
+
+It saves trials and decides nothing: the search leaves a start that is far off in a few doubling strides.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evaluator.cost.batch import decode_batch, prefill_batch, together
+from evaluator.cost.iteration import iteration_time
+from evaluator.cost.memory import kv_units
+from evaluator.plan import Member, Plan, StationPlan
+from evaluator.scenario import Objective
+
+POINTS = 48
+USED = 0.75
+"""Part of the capacity at which waits begin to count; typical of what the searches of the tests find."""
+
+PACE = ("tpot", "itl")
+
+
+class Starts:
+    """Starting rates of designs; those that share a replica and the lengths of their requests are computed once."""
+
+    def __init__(self, whole: Plan) -> None:
+        self._whole = whole
+        self._known: dict[tuple, float] = {}
+
+    def rate(self, member: Member) -> float:
+        """Requests per second, positive."""
+        demand = self._whole.jobs(member)[0].demand
+        prompt, output = float(demand.compute_tokens.mean()), float(demand.output_tokens.mean())
+        pace = _pace(member.objectives)
+        rates = []
+        for station in member.stations:
+            key = (id(station.design), id(demand), station.role.name, station.deployment.batching.max_num_seqs, pace)
+            if key not in self._known:
+                self._known[key] = _capacity(station, prompt, output, pace)
+            rates.append(self._known[key] * station.deployment.replicas)
+        return max(USED * min(rates), 1e-6)
+
+
+def _pace(objectives: tuple[Objective, ...]) -> float:
+    """Seconds between tokens that the objectives allow."""
+    return min((one.bound_s for one in objectives if one.metric in PACE), default=float("inf"))
+
+
+def _capacity(station: StationPlan, prompt: float, output: float, pace: float) -> float:
+    """Requests per second of one replica whose iterations take at most ``pace`` seconds on average.
+
+    Little's law: an iteration of n decodes admits n / (output - 1) prompts. In a pipeline as many batches are in flight
+    as there are ranks, and the slowest rank sets the pace of them all.
+    """
+    replica = station.design.ready
+    steps = max(output - 1.0, 1e-3)
+    fits = replica.kv.capacity_units / max(float(kv_units(replica.kv, int(prompt + output / 2.0))), 1.0)
+    ranks = len(replica.pipeline_ranks)
+    most = max(min(float(station.deployment.batching.max_num_seqs), fits) / ranks, 1.0)
+    admitted = np.geomspace(1.0, most, POINTS) / steps
+    if station.role.first_token_only:
+        admitted, decodes = np.geomspace(1e-2, 1.0, POINTS), np.zeros(POINTS)
+    else:
+        decodes = admitted * steps
+    prompts = 0.0 * admitted if station.role.prompt_resident else admitted
+    window = replica.kv.window
+    batch = together(prefill_batch(prompts, prompt, window), decode_batch(decodes, prompt + output / 2.0, window))
+    times = np.array([np.broadcast_to(iteration_time(cost, batch), admitted.shape) for cost in replica.pipeline_ranks])
+    rates = admitted / times.max(axis=0)
+    allowed = station.role.first_token_only | (times.sum(axis=0) <= pace)
+    return float(np.where(allowed, rates, 0.0).max() or rates.max())

@@ -1,0 +1,101 @@
+"""Runs of designs at rates of a search's choice, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from evaluator.execution.variants import run_variants
+from evaluator.metrics import OK, Bounds, bounds_of
+from evaluator.metrics.latency import VARIABLE
+from evaluator.plan import Member, Plan
+
+Values = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """The objectives of designs over the quantiles that are reported. Arrays are (row, objective)."""
+
+    bounds: tuple[Bounds, ...]
+    levels: np.ndarray
+
+    @staticmethod
+    def of(members: Sequence[Member], levels: np.ndarray) -> Objectives:
+        """Of one member for each design."""
+        return Objectives(bounds_of([member.objectives for member in members]), levels)
+
+    def ratios(self, values: Values, designs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Each latency as a part of its bound, above 1 where it misses it, and the standard error of that.
+
+        ``values`` have a row for each of ``designs``; NaN where a design has no such objective.
+        """
+        found = [self._ratio(values, bound, designs) for bound in self.bounds]
+        return np.stack([one for one, _ in found], axis=-1), np.stack([error for _, error in found], axis=-1)
+
+    def _ratio(self, values: Values, bound: Bounds, designs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        name, limit = VARIABLE[bound.metric], bound.bound_s[designs]
+        if bound.quantile is None:
+            return values[f"{name}_mean"] / limit, values[f"{name}_mean_stderr"] / limit
+        at = int(np.argmin(np.abs(self.levels - bound.quantile)))
+        return values[name][:, at] / limit, values[f"{name}_stderr"][:, at] / limit
+
+    def told(self, design: int, ratios: np.ndarray) -> str:
+        """The objective that a design misses by most, ``ratios`` (objective,), in words."""
+        if not np.nanmax(ratios, initial=0.0) > 1.0:
+            return "the queue grows without bound"
+        worst = int(np.nanargmax(ratios))
+        bound = self.bounds[worst]
+        limit = float(bound.bound_s[design])
+        return f"{bound.metric} {bound.statistic} is {_time(ratios[worst] * limit)}, and the bound is {_time(limit)}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
+
+
+@dataclass
+class Kept:
+    """Of every design the run that is to be reported. Rows of designs that were never run are NaN, false or empty."""
+
+    designs: int
+    values: Values = field(default_factory=dict)
+
+    def keep(self, designs: np.ndarray, found: Values, rows: np.ndarray) -> None:
+        """Take the ``rows`` of ``found`` for these designs."""
+        if not self.values:
+            self.values = {name: _empty(self.designs, value) for name, value in found.items()}
+        for name, value in found.items():
+            self.values[name][designs] = value[rows]
+
+
+def _empty(rows: int, like: np.ndarray) -> np.ndarray:
+    if like.dtype.kind in "US":
+        return np.full(rows, "", dtype=object)
+    shape = (rows, *like.shape[1:])
+    return np.zeros(shape, dtype=bool) if like.dtype == bool else np.full(shape, np.nan)
+
+
+def run(
+    whole: Plan, members: Sequence[Member], rates_rps: np.ndarray | None, levels: np.ndarray
+) -> tuple[Values, np.ndarray]:
+    """The statistics of members at rates of their own, (member, ...), and whether each serves its rate.
+
+    Without rates the arrivals are those of the scenario.
+
+    A member does so where it runs, meets its objectives, and is not saturated: a queue that grows all along would miss
+    any objective in a longer run.
+    """
+    variants = members if rates_rps is None else whole.at_rates(members, rates_rps)
+    found = run_variants(whole, variants, levels)
+    return found, found["slo_met"] & ~found["saturated"] & (found["status"] == OK)
+
+
+def unsteady(member: Member) -> str:
+    """What is to be said of a run that is not steady, and to be done."""
+    return (
+        f"but the run of {int(member.workload.requests):,} requests is not steady, so that it may flatter the design; "
+        "use more workload.requests, or auto"
+    )

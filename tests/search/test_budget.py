@@ -1,0 +1,98 @@
+"""Budgets, replicas that fill them, and the fewest replicas for a rate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import evaluator
+from evaluator.errors import InputError
+from tests.search.build import axes, scenario
+
+BRACKET = 0.1
+
+
+def test_designs_over_the_budget_never_run(monkeypatch):
+    sweep = axes(deployment__tensor_parallel=[1, 2, 4], deployment__replicas=[1, 2])
+    ran = []
+    from evaluator.search import trials
+
+    run_variants = trials.run_variants
+    monkeypatch.setattr(
+        trials,
+        "run_variants",
+        lambda whole, members, levels: ran.extend(members) or run_variants(whole, members, levels),
+    )
+    ds = evaluator.optimize(scenario(sweep=sweep, budget={"devices": 2}), bracket=BRACKET)
+    devices = ds["devices"].values
+    assert {member.devices for member in ran} == {1, 2}
+    over = np.char.startswith(ds["status"].values.astype(str), "over budget")
+    np.testing.assert_array_equal(over, devices > 2)
+    assert str(ds["status"].values[devices == 8][0]) == "over budget: 8 devices, and the budget is 2"
+    assert np.isnan(ds["goodput_rps"].values[over]).all() and np.isnan(ds["ttft_s"].values[over]).all()
+
+
+def test_a_budget_of_dollars():
+    sweep = axes(deployment__tensor_parallel=[1, 2])
+    ds = evaluator.optimize(scenario(sweep=sweep, budget={"usd_per_hour": "4USD/h"}), bracket=BRACKET)
+    assert ds["status"].values.tolist() == ["ok", "over budget: 6.70 USD/h, and the budget is 4.00 USD/h"]
+    own = evaluator.optimize(scenario("deployment.usd_per_device_hour=2", sweep=sweep, budget={"usd_per_hour": 4}))
+    assert own["usd_per_hour"].values.tolist() == [2.0, 4.0] and (own["status"] == "ok").all()
+    with pytest.raises(InputError, match=r"over budget: the price of mi300x is not known; set deployment\.usd_per_dev"):
+        evaluator.optimize(scenario("deployment.hardware=mi300x", budget={"usd_per_hour": 40}))
+
+
+def test_a_budget_that_nothing_fits():
+    with pytest.raises(InputError, match="no design can run: the first of 2 designs is over budget: 4 devices"):
+        sweep = axes(deployment__tensor_parallel=[4, 8])
+        evaluator.optimize(scenario(sweep=sweep, budget={"devices": 2}))
+
+
+def test_replicas_fill_the_budget():
+    sweep = axes(deployment__tensor_parallel=[1, 2, 4])
+    filled = evaluator.optimize(scenario(sweep=sweep, budget={"devices": 6, "fill": True}), bracket=BRACKET)
+    assert filled["replicas"].values.tolist() == [6, 3, 1] and filled["devices"].values.tolist() == [6, 6, 4]
+    assert filled["pool_layout"].values.tolist() == ["6 x tp1", "3 x tp2", "1 x tp4"]
+    said = evaluator.optimize(scenario("deployment.replicas=3", "deployment.tensor_parallel=2"), bracket=BRACKET)
+    assert filled["goodput_rps"].values[1] == said["goodput_rps"].values[0]
+
+
+def test_filling_contradicts_replicas_that_are_said():
+    sweep = axes(deployment__replicas=[1, 2])
+    with pytest.raises(
+        InputError, match=r"budget\.fill: the replicas are already said .*sweep\.deployment\.replicas=null"
+    ):
+        evaluator.optimize(scenario(sweep=sweep, budget={"devices": 8, "fill": True}))
+    with pytest.raises(InputError, match=r"budget\.fill: needs something to fill: add devices or usd_per_hour"):
+        scenario(budget={"fill": True})
+
+
+def test_the_fewest_replicas_for_a_rate():
+    """Against every number of replicas."""
+    sweep = axes(deployment__tensor_parallel=[1, 2])
+    ds = evaluator.optimize(scenario("workload.requests=1000", sweep=sweep), rate_rps=20.0)
+    assert (ds["search_status"] == "met").all() and (ds["slo_met"]).all()
+    every = scenario(
+        "workload.requests=1000",
+        "workload.arrivals.rate_rps=20",
+        sweep={**sweep, **axes(deployment__replicas=list(range(1, 9)))},
+    )
+    swept = evaluator.sweep(every)
+    serves = (swept["slo_met"].values & ~swept["saturated"].values).reshape(2, 8)
+    assert ds["replicas"].values.tolist() == [int(row.argmax()) + 1 for row in serves]
+    assert (ds["replicas"].values > 1).all()
+    place = np.array([0, 8]) + ds["replicas"].values - 1
+    np.testing.assert_array_equal(ds["ttft_s"].values, swept["ttft_s"].values[place])
+
+
+def test_a_rate_that_the_budget_does_not_serve():
+    ds = evaluator.optimize(scenario(budget={"devices": 2}, demand={"rate_rps": 100}))
+    assert ds["replicas"].values == 2
+    assert str(ds["search_status"].values[0]).startswith("missed with 2 replicas: ttft p90 is")
+
+
+def test_replicas_that_are_said_are_kept():
+    sweep = axes(deployment__replicas=[1, 4])
+    ds = evaluator.optimize(scenario(sweep=sweep), rate_rps=16.0)
+    assert ds["replicas"].values.tolist() == [1, 4]
+    assert [text.partition(" ")[0] for text in ds["search_status"].values.tolist()] == ["missed", "met"]
