@@ -44,6 +44,7 @@ class _State(NamedTuple):
     scheduled_s: Array
     first_token_s: Array
     last_token_s: Array
+    instance: Array
 
 
 class _Next(NamedTuple):
@@ -73,6 +74,7 @@ def _initial(lane: RequestLane, slots: int, structure: RequestLevelStructure) ->
         scheduled_s=never,
         first_token_s=never,
         last_token_s=never,
+        instance=jnp.zeros(wide, jnp.int32),
     )
 
 
@@ -133,6 +135,7 @@ def _prompts(
         # Without a start this writes behind the last batch, where the next one writes again.
         scheduled_s=spread(state.scheduled_s, now, head, size),
         first_token_s=spread(state.first_token_s, now + took_s, head, size),
+        instance=spread(state.instance, chosen, head, size),
     )
 
 
@@ -165,7 +168,7 @@ def _decode(lane: RequestLane, given: ServedRequests, state: _State, event: _Nex
 
 
 def collocated(lane: RequestLane, requests: ServedRequests, structure: RequestLevelStructure) -> Departures:
-    """The requests of a lane, seconds (request,)."""
+    """The requests of a lane."""
     slots = requests.arrival_s.shape[0]
     given = padded(requests, structure.prompts)
 
@@ -180,4 +183,4 @@ def collocated(lane: RequestLane, requests: ServedRequests, structure: RequestLe
     last_token_s = final.last_token_s.at[final.holder.ravel()].set(final.idle_s.ravel())
     real = jnp.arange(slots) < lane.requests
     times = final.scheduled_s, final.first_token_s, last_token_s
-    return Departures(*(jnp.where(real, each[:slots], jnp.inf) for each in times))
+    return Departures(*(jnp.where(real, each[:slots], jnp.inf) for each in times), final.instance[:slots])

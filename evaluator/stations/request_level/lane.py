@@ -44,8 +44,9 @@ class Departures(NamedTuple):
     """Absolute seconds (request,); infinite for slots that are not real."""
 
     scheduled_s: Array
-    first_token_s: Array
+    first_token_s: Array  # the first that these instances give
     last_token_s: Array
+    instance: Array  # int32: which computed the prompt, on a decode side which gave the tokens
 
 
 def draw_one(able: Array, draw: Array) -> Array:
