@@ -9,8 +9,9 @@ from typing import NamedTuple
 from evaluator.cost.memory import kv_units
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, prefix_problem, routing_problem
-from evaluator.plan.engines import ITERATION, TOKEN, is_coupled, lacking
+from evaluator.plan.engines import ITERATION, REQUEST, TOKEN, is_coupled, lacking
 from evaluator.plan.link import LinkPlan, link_of, link_problem
+from evaluator.plan.request_level import objective_problem, queue_problem, request_problem
 from evaluator.plan.station import StationPlan
 from evaluator.replica import Change, design, token_budget
 from evaluator.scenario import Deployment, Objective, Transfer, Workload
@@ -115,8 +116,11 @@ def member_of_pools(
 
 
 def _member(config: int, workload: Workload, objectives: tuple[Objective, ...], found: Checked, engine: str) -> Member:
-    engine = TOKEN if found.lacking else engine
     stations, status = found.stations, found.status
+    if engine == REQUEST:
+        status = (objective_problem(objectives) or OK) if status == OK else status
+        return Member(config, workload, objectives, stations, status, engine, link=found.link)
+    engine = TOKEN if found.lacking else engine
     return Member(config, workload, objectives, stations, status, engine, found.lacking, found.coupled, found.link)
 
 
@@ -132,7 +136,7 @@ def _checked(
     if len(pools) > 1 and workload.arrivals.process == "closed_loop":
         coupled, missing = True, (*missing, "closed loop over several pools")
     link = None if transfer is None else link_of(stations, transfer)
-    status = _status(workload, stations)
+    status = _status(workload, stations, setting.engine)
     if status == OK and link is not None and transfer is not None:
         status = link_problem(stations, transfer) or OK
     return Checked(stations, status, missing, coupled, link)
@@ -154,7 +158,7 @@ def _station(name: str, deployment: Deployment, workload: Workload, extremes: Ex
     return StationPlan(name, deployment, built, extremes, token_budget(deployment.batching, longest), kept)
 
 
-def _status(workload: Workload, stations: tuple[StationPlan, ...]) -> str:
+def _status(workload: Workload, stations: tuple[StationPlan, ...], engine: str) -> str:
     """ok, or the first problem of any station, which is named where there are several."""
     for station in stations:
         deployment, built = station.deployment, station.design
@@ -163,6 +167,7 @@ def _status(workload: Workload, stations: tuple[StationPlan, ...]) -> str:
             problem = routing_problem(deployment) or policy_problem(deployment, built)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
             problem = problem or limit_problem(deployment, built, station.extremes)
+            problem = problem or (request_problem(workload, station) if engine == REQUEST else queue_problem(station))
         if problem is not None:
             kind, _, reason = problem.partition(": ")
             return problem if len(stations) == 1 else f"{kind}: pool {station.name}: {reason}"

@@ -31,7 +31,7 @@ def simulate_chunk(plan: Plan, group: Group, members: list[Member], observe: Obs
 
 def stations_of(plan: Plan, group: Group, members: list[Member], observe: Observe | None = None) -> list[Station]:
     """The pools of members of a group as stations, in the order in which a request passes them, and their links."""
-    from evaluator.plan.engines import TOKEN
+    from evaluator.plan.engines import REQUEST, TOKEN
     from evaluator.simulation.tokens import serve_tokens
     from evaluator.stations.contract import Station
     from evaluator.stations.link import link
@@ -40,6 +40,10 @@ def stations_of(plan: Plan, group: Group, members: list[Member], observe: Observ
     for number, pool in enumerate(members[0].stations):
         if group.engine == TOKEN:
             serve = partial(serve_tokens, members, plan.seeds, number, observe=observe)
+        elif group.engine == REQUEST:
+            from evaluator.simulation.request_level import serve_requests
+
+            serve = partial(serve_requests, members, plan.seeds, number, group.request_stations[number])
         else:
             from evaluator.simulation.engine import serve_iterations
 

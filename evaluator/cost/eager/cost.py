@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from evaluator.catalog.eager import EagerFigures, EagerPhase
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
 from evaluator.cost.arrays import Batched, array_namespace
 from evaluator.cost.eager.modules import Dispatch, ModuleTime, Rates, iteration_s, module_times
 from evaluator.cost.eager.shape import EagerShape, eager_shape
-from evaluator.cost.eager.slips import Tables
+from evaluator.cost.eager.slips import AsPrinted, Tables
 from evaluator.cost.eager.tables import Corrected, Phase
 from evaluator.cost.iteration import BatchStatistics
+from evaluator.cost.rates import peak_flops
 from evaluator.cost.request_times import PromptBatch
 
 
@@ -76,31 +78,26 @@ class EagerCost(NamedTuple):
         return 1.0
 
 
-BEST_SERVE_DISPATCH = Dispatch(24e-6, 190e-6, 41e-6)
-"""Profiled, table 3."""
-BEST_SERVE_EFFICIENCIES: dict[Phase, tuple[float, float, float]] = {
-    "prefill": (0.65, 0.6, 0.6),
-    "decode": (0.65, 0.3, 0.3),
-}
-"""e_c, e_m and e_+ of section 4.1."""
+TABLES: dict[str, Tables] = {"corrected": Corrected(), "as_printed": AsPrinted()}
 
 
-def best_serve_cost(
-    model: Model, hardware: Hardware, tensor_parallel: int, tables: Tables | None = None, link: float | None = None
-) -> EagerCost:
-    """The eager set with the paper's efficiencies and dispatch times; ``tables``: the corrected ones unless given.
+def eager_cost(model: Model, hardware: Hardware, tensor_parallel: int, figures: EagerFigures) -> EagerCost:
+    """The eager set on ``tensor_parallel`` devices. ValueError for a model that the set does not know."""
+    peak = peak_flops(hardware.peak_flops, "fp16")
 
-    ``link``: byte/s of the interconnect, that of the nearest link unless given. Copies run at the rate of memory: the
-    paper names their rates, and states none. ValueError for a model that the set does not know.
-    """
-    peak = hardware.peak_flops.get("fp16", hardware.peak_flops["bf16"])
-    link = hardware.links[0].bandwidth if link is None else link
+    def rates(phase: EagerPhase) -> Rates:
+        update, repeat_kv, upcast = (share * hardware.memory_bandwidth for share in phase.copies)
+        return Rates(
+            flops=phase.flops_efficiency * peak,
+            memory=phase.bandwidth_efficiency * hardware.memory_bandwidth,
+            link=phase.link_efficiency * hardware.links[0].bandwidth,
+            update=update,
+            repeat_kv=repeat_kv,
+            upcast=upcast,
+            message_s=figures.message_s,
+        )
 
-    def rates(phase: Phase) -> Rates:
-        compute, memory, communication = BEST_SERVE_EFFICIENCIES[phase]
-        attained = memory * hardware.memory_bandwidth
-        return Rates(compute * peak, attained, communication * link, attained, attained, attained, 0.0)
-
-    tables = Corrected() if tables is None else tables
-    shape, devices = eager_shape(model), float(tensor_parallel)
-    return EagerCost(shape, devices, rates("prefill"), rates("decode"), BEST_SERVE_DISPATCH, False, tables)
+    dispatch = Dispatch(figures.norm_s, figures.attention_s, figures.feed_forward_s)
+    shape, tables = eager_shape(model), TABLES[figures.tables]
+    sides = rates(figures.prefill), rates(figures.decode)
+    return EagerCost(shape, float(tensor_parallel), *sides, dispatch, figures.runs_ahead, tables)

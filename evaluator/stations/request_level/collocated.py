@@ -183,4 +183,5 @@ def collocated(lane: RequestLane, requests: ServedRequests, structure: RequestLe
     last_token_s = final.last_token_s.at[final.holder.ravel()].set(final.idle_s.ravel())
     real = jnp.arange(slots) < lane.requests
     times = final.scheduled_s, final.first_token_s, last_token_s
-    return Departures(*(jnp.where(real, each[:slots], jnp.inf) for each in times), final.instance[:slots])
+    scheduled_s, first_token_s, last_token_s = (jnp.where(real, each[:slots], jnp.inf) for each in times)
+    return Departures(scheduled_s, first_token_s, last_token_s, final.instance[:slots])
