@@ -82,7 +82,7 @@ def _refused(found: dict[str, bool]) -> str | None:
     for what, applies in found.items():
         if applies:
             remedy = ", or engine iteration" if ";" in what else "; use engine iteration"
-            return f"unsupported: engine request knows no {what}{remedy}"
+            return f"unsupported: engine request does not cover {what}{remedy}"
     return None
 
 

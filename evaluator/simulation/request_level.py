@@ -128,11 +128,11 @@ def _requests(
         prompt[lane, :count] = demand.prompt_tokens[slot.served]
         output[lane, :count] = demand.output_tokens[slot.served] + _first_tokens(pools[slot.position])
         if slot.replica < 0:
-            prefill_draw[lane, :count], decode_draw[lane, :count] = _draws(seeds[slot.seed], count, slot.station)
+            prefill_draw[lane, :count], decode_draw[lane, :count] = draws(seeds[slot.seed], count, slot.station)
     return ServedRequests(arrival, prompt, output, prefill_draw, decode_draw)
 
 
-def _draws(seed: int, count: int, station: int) -> np.ndarray:
+def draws(seed: int, count: int, station: int) -> np.ndarray:
     """Which of the instances with room takes a request, by its place in the order of arrival, (2, job) in [0, 1)."""
     stream = np.random.default_rng(np.random.SeedSequence([seed, 0x64726177, station]))  # "draw"
     return stream.random((2, count))
