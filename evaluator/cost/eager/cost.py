@@ -17,6 +17,12 @@ from evaluator.cost.rates import peak_flops
 from evaluator.cost.request_times import PromptBatch
 
 
+LEAPS = (16.0, 4096.0)
+"""Steps of decoding, the shortest first."""
+ROUNDING = 1e-15
+"""Of a time, relative: the growth of one step is a difference of two, and its error is multiplied by a leap's steps."""
+
+
 class EagerCost(NamedTuple):
     """A replica of ``tensor_parallel`` devices. An ``IterationCost`` and ``RequestTimes``; numbers are traced."""
 
@@ -71,11 +77,26 @@ class EagerCost(NamedTuple):
 
     def growth(self, batch: BatchStatistics, window_growing: Batched) -> Batched:
         """By how much the next decode of the same sequences takes longer, seconds."""
-        return self.time(batch._replace(decode_context=batch.decode_context + batch.decodes)) - self.time(batch)
+        return self._decode_s(batch, 1.0) - self._decode_s(batch, 0.0)
 
     def steps(self, batch: BatchStatistics) -> Batched:
-        """One: operators may change sides anywhere, so that the engine asks for every iteration anew."""
-        return 1.0
+        """For how many decodes that holds: the longest of LEAPS within which no operator changes sides, or 1.
+
+        Times are sums and maxima of terms that are affine in the context, hence convex in it: where the growth over a
+        leap is that of its first step so many times, it is the same in every step between.
+        """
+        now_s = self._decode_s(batch, 0.0)
+        growth_s = self._decode_s(batch, 1.0) - now_s
+        xp, found = array_namespace(now_s), 1.0
+        for leap in LEAPS:
+            then_s = self._decode_s(batch, leap)
+            found = xp.where(then_s - now_s - leap * growth_s <= ROUNDING * leap * then_s, leap, found)
+        return found
+
+    def _decode_s(self, batch: BatchStatistics, later: float) -> Batched:
+        """The decodes after so many more steps of them all."""
+        xp = array_namespace(batch.decodes, self.decode.flops)
+        return self.pass_s("decode", batch.decodes, batch.decode_context / xp.maximum(batch.decodes, 1.0) + later)
 
 
 TABLES: dict[str, Tables] = {"corrected": Corrected(), "as_printed": AsPrinted()}
