@@ -17,6 +17,7 @@ from evaluator.execution.lengthen import lengths, of_length, undecided
 from evaluator.metrics import OK, bounds_of, quantile_levels, summarise
 from evaluator.plan import Member, Plan, plan
 from evaluator.plan.engines import ENGINES, REQUEST, TOKEN
+from evaluator.plan.request_level import ERROR_NOTE
 from evaluator.replica import chosen_inputs
 from evaluator.results.chunks import combine, fingerprint_of, read_chunks, write_chunk
 from evaluator.results.dataset import to_dataset
@@ -239,7 +240,11 @@ def _configure(whole: Plan) -> None:
 
 
 def _engine_note(whole: Plan) -> dict[str, str]:
-    """Which configurations the vectorised engine had to leave to the reference, as an attribute; none: nothing."""
+    """What is to be said of the engine, as an attribute: what the vectorised one had to leave to the reference, or how
+    far an approximation is off; nothing where all is exact and vectorised.
+    """
+    if whole.engine == REQUEST:
+        return {"engine_note": ERROR_NOTE}
     left = [member for member in whole.members if member.status == OK and member.engine == TOKEN]
     if not left or whole.engine == TOKEN:
         return {}

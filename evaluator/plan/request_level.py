@@ -18,6 +18,13 @@ from evaluator.plan.station import StationPlan
 from evaluator.policies import policy
 from evaluator.scenario import Objective, Workload
 
+ERROR_NOTE = (
+    "computed by BestServe's approximation of whole requests (engine request): against engine iteration tpot_s is a "
+    "tenth to a third too small and ttft_s of mixed pools up to a tenth, on its own scenarios up to 40 % load; near "
+    "saturation no error is stated"
+)
+"""What its rows are worth, measured in tests/simulation/test_request_level.py."""
+
 
 class RequestSizes(NamedTuple):
     """Of one lane: so many instances, each of at most so many prompts in a batch and so many decodes at a time."""

@@ -16,7 +16,6 @@ from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.rates import peak_flops
 from evaluator.cost.request_times import PromptBatch
 
-
 LEAPS = (16.0, 4096.0)
 """Steps of decoding, the shortest first."""
 ROUNDING = 1e-15
