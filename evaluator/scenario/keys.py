@@ -65,7 +65,7 @@ BATCHING: Table = {
     "tau": Field(
         number(above=0, most=1000),
         Batching.tau,
-        "Engine request: a request decodes all the time among the (running + 1) / tau that it finds (BestServe).",
+        "Engine request: a request decodes all the time among 1 / tau of those that it finds; 2.5 in BestServe.",
     ),
 }
 

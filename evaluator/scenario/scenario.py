@@ -102,7 +102,7 @@ class Batching:
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
     packing: str = "fcfs"  # fcfs | least_work_left
-    tau: float = 2.5  # BestServe, section 3.4.3
+    tau: float = 1.0  # BestServe takes 2.5, which lets all decode too fast (``plan.request_level``)
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def test_what_is_not_known_is_not_there_or_nan():
     assert ds["engine"].item() == "request" and ds["preemptions"].item() == 0
     for name in ("utilisation", "mfu", "mbu", "kv_used_mean", "kv_used_max", "iterations", "joule_per_tok"):
         assert np.isnan(ds[name]).all()
-    assert "itl_s" not in ds and "a tenth to a third too small" in ds.attrs["engine_note"]
+    assert "itl_s" not in ds and "BestServe's approximation" in ds.attrs["engine_note"]
     for name in ("ttft_s", "tpot_s", "e2e_s", "queue_wait_s", "throughput_rps"):
         assert np.isfinite(ds[name]).all()
 
@@ -180,7 +180,7 @@ def test_simulate():
         simulate(scenario("deployment.batching.policy=static"), engine="request")
 
 
-# How far it is from the exact engine
+# How far it is from the exact engine: what ERROR_NOTE says
 
 
 def errors(ds: xr.Dataset, exact: xr.Dataset, name: str) -> np.ndarray:
@@ -188,36 +188,60 @@ def errors(ds: xr.Dataset, exact: xr.Dataset, name: str) -> np.ndarray:
     return (ds[name].sel(quantile=0.9) / exact[name].sel(quantile=0.9) - 1.0).values
 
 
-@pytest.fixture(scope="module")
-def measured():
-    """2,048 prompt and 64 output tokens on one replica and on two pools, at 20 to 80 % of what prompts alone allow."""
+def compared(calibration: str, taus: tuple[float, ...], rates: list[float]) -> dict[str, tuple[xr.Dataset, ...]]:
+    """2,048 prompt and 64 output tokens on a replica and on two pools: engine request with each tau, then iteration."""
     lengths = {"source": "fixed", "prompt_tokens": 2048, "output_tokens": 64}
-    axes = {"workload.arrivals.rate_rps": [0.75, 1.5, 2.25, 3.0]}
-    found = {}
     batching = {"policy": "continuous", "max_num_seqs": 32, "max_num_batched_tokens": 8192}
-    sides = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
-    for name, pools in (("mixed", None), ("pools", sides)):
-        asked = scenario("workload.requests=400", lengths=lengths, batching=batching, sweep=axes, pools=pools)
-        found[name] = tuple(sweep(asked, engine=engine) for engine in ("request", "iteration"))
+    given = {"lengths": lengths, "batching": batching, "calibration": calibration}
+    given["sweep"] = {"workload.arrivals.rate_rps": rates}
+    found = {}
+    for name, pools in (("mixed", None), ("pools", {"p": {"role": "prefill"}, "d": {"role": "decode"}})):
+        fast = [
+            scenario("workload.requests=400", f"deployment.batching.tau={tau}", pools=pools, **given) for tau in taus
+        ]
+        exact = sweep(scenario("workload.requests=400", pools=pools, **given))
+        found[name] = (*(sweep(one, engine="request") for one in fast), exact)
     return found
 
 
-def test_the_prefill_side_is_exact(measured):
+@pytest.fixture(scope="module")
+def today():
+    """Operators of today's engines, at 20 to 80 % of what prompts alone allow."""
+    return compared("datasheet", (1.0, 2.5), [1.0, 2.0, 3.0, 4.0])
+
+
+@pytest.fixture(scope="module")
+def paper():
+    """BestServe's own operators and tau, likewise."""
+    return compared("ascend-910b3-bestserve", (2.5,), [0.75, 1.5, 2.25, 3.0])
+
+
+def test_the_prefill_side_is_exact(today, paper):
     """Nothing happens between the start and the end of a batch of prompts."""
-    assert np.abs(errors(*measured["pools"], "ttft_s")).max() < 1e-9
+    for fast, *_, exact in (today["pools"], paper["pools"]):
+        assert np.abs(errors(fast, exact, "ttft_s")).max() < 1e-9
 
 
-def test_decodes_are_too_fast_by_a_tenth_to_a_third(measured):
+def test_with_tau_1_decodes_are_within_4_per_cent(today):
+    """Below saturation; with the paper's 2.5 they are faster than that everywhere."""
+    for name, rates in (("pools", 4), ("mixed", 3)):
+        fast, faster, exact = today[name]
+        found = errors(fast, exact, "tpot_s")[:rates]
+        assert np.abs(found).max() < 0.04
+        assert (errors(faster, exact, "tpot_s")[:rates] < found - 0.01).all()
+
+
+def test_with_the_papers_tau_they_are_too_fast_by_a_tenth_to_a_third(paper):
     """The pseudo batch is 1 / 2.5 of the batch that a request finds: the more decode together, the larger the error."""
     for name, rates in (("pools", 4), ("mixed", 3)):
-        found = errors(*measured[name], "tpot_s")[:rates]
+        found = errors(*paper[name], "tpot_s")[:rates]
         assert (found > -0.31).all() and (found < -0.1).all() and (np.diff(found) < 0).all()
 
 
-def test_collocated_prompts_wait_too_little(measured):
-    """Up to 40 % of the load that prompts alone allow TTFT is 5 to 10 % too small. Near the exact engine's saturation,
-    which the fast decodes put off, no error is stated: it is more than half, and of either sign for TPOT.
+def test_prompts_of_mixed_replicas_wait_too_little(paper):
+    """They start without the iteration in work having to end: TTFT is 5 to 10 % too small up to 40 % load. At the exact
+    engine's saturation, which the fast decodes put off, it is too small by more than half, and TPOT too large.
     """
-    found = errors(*measured["mixed"], "ttft_s")
+    found = errors(*paper["mixed"], "ttft_s")
     assert (np.abs(found[:2] + 0.08) < 0.03).all()
-    assert (found[2:] < -0.5).all() and errors(*measured["mixed"], "tpot_s")[3] > 0.3
+    assert (found[2:] < -0.5).all() and errors(*paper["mixed"], "tpot_s")[3] > 0.3
