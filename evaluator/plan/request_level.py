@@ -19,15 +19,15 @@ from evaluator.policies import policy
 from evaluator.scenario import Objective, Workload
 
 ERROR_NOTE = (
-    "engine request is BestServe's approximation of whole requests. Against engine iteration, below saturation: ttft_s of "
-    "a prefill pool is exact, of mixed replicas too small by up to a decode step; tpot_s is within 4 % with tau 1, and up "
-    "to a half too small with the paper's tau 2.5"
+    "engine request is BestServe's approximation of whole requests. Against engine iteration, below saturation: ttft_s "
+    "of a prefill pool is exact, of mixed replicas too small by up to a decode step; tpot_s is within 4 % with tau 1, and "
+    "up to a half too small with the paper's tau 2.5"
 )
-"""What its rows are worth. Measured on BestServe's four mixes of lengths, one replica and two pools, at 25 to 95 % of
-the goodput; of a part in tests/simulation/test_request_level.py. The 4 % are with operators of the roofline: unfused ones
-count every step of a decode at the context of the last, as the paper does, so that long outputs are too slow with tau 1.
-At saturation mixed replicas are off by any amount, because a suspended decode keeps its place and prompts do not wait
-for one.
+"""What its rows are worth. Measured on BestServe's four mixes of lengths, one replica and two pools, from a quarter of
+the goodput up; tests/simulation/test_request_level.py has a part of it. The 4 % are with operators of the roofline:
+unfused ones count every step of a decode at the context of the last, as the paper does, so that long outputs are too
+slow with tau 1. At saturation mixed replicas are off by any amount, because a suspended decode keeps its place and
+prompts do not wait for one.
 """
 
 
