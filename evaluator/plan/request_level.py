@@ -20,8 +20,8 @@ from evaluator.scenario import Objective, Workload
 
 ERROR_NOTE = (
     "engine request is BestServe's approximation of whole requests. Against engine iteration, below saturation: ttft_s "
-    "of a prefill pool is exact, of mixed replicas too small by up to a decode step; tpot_s is within 4 % with tau 1, and "
-    "up to a half too small with the paper's tau 2.5"
+    "of a prefill pool is exact, of mixed replicas too small by up to a decode step; tpot_s is within 4 % with tau 1, "
+    "and up to a half too small with the paper's tau 2.5"
 )
 """What its rows are worth. Measured on BestServe's four mixes of lengths, one replica and two pools, from a quarter of
 the goodput up; tests/simulation/test_request_level.py has a part of it. The 4 % are with operators of the roofline:
