@@ -67,7 +67,7 @@ def _name(layout: str) -> str:
 
 @benchmark("bestserve")
 def bestserve(quick: bool) -> Iterator[Row]:
-    """Winners and goodputs of BestServe's strategies by its engine and by the exact one, and the errors of the first."""
+    """Winners and goodputs of BestServe's strategies by its engine and the exact one, and the errors of the first."""
     for limit in (16,) if quick else (16, 64):
         most = f"deployment.batching.max_num_seqs={limit}"
         for name, (prompt, output) in OPERATING.items():
@@ -112,8 +112,8 @@ def draw(path: Path) -> None:
             "BestServe's operating scenarios: CodeLlama-34B on Ascend 910B3", x=0.01, ha="left", fontsize=13
         )
         figure.supxlabel(
-            "strategies, sorted by engine request: 5m are five replicas that do both, 3p2d three for prompts and two for "
-            "decodes; 16 decodes at most",
+            "strategies, sorted by engine request: 5m are five replicas that do both, 3p2d three for prompts and two "
+            "for decodes; 16 decodes at most",
             fontsize=SMALL + 1,
             color=GREY,
         )
