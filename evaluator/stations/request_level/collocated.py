@@ -20,6 +20,7 @@ from evaluator.stations.request_level.lane import (
     RequestLevelStructure,
     ServedRequests,
     draw_one,
+    least_at,
     prompt_batch,
     when_idle,
 )
@@ -112,7 +113,7 @@ def _prompts(
     exists = jnp.arange(structure.instances) < lane.instances
     able = jnp.where(state.resume_s < jnp.inf, state.resume_s <= now, exists)
     drawn = draw_one(able, given.prefill_draw[head])
-    chosen = jnp.where(event.prefill, drawn, jnp.argmin(state.resume_s).astype(jnp.int32))
+    chosen = jnp.where(event.prefill, drawn, least_at(state.resume_s))
     batch = prompt_batch(lane, window(given.arrival_s, head, size), window(given.prompt_tokens, head, size), now)
     took_s = lane.cost.prompts_s(batch)
     started = jnp.where(event.prefill, batch.requests.astype(jnp.int32), 0)
@@ -151,7 +152,7 @@ def _decode(lane: RequestLane, given: ServedRequests, state: _State, event: _Nex
     able = (state.resume_s == jnp.inf) & jnp.any(state.idle_s <= now, axis=1)
     chosen = draw_one(able, given.decode_draw[request])
     row = state.idle_s[chosen]
-    box = jnp.argmin(row)
+    box = least_at(row)
     together = pseudo_batch(busy_boxes(row, now), lane.tau)
     took_s = lane.cost.decodes_s(together, given.prompt_tokens[request], output)
     enters = event.decode & (output > 1.0)

@@ -14,6 +14,7 @@ from evaluator.stations.request_level.lane import (
     RequestLevelStructure,
     ServedRequests,
     draw_one,
+    least_at,
     when_idle,
 )
 
@@ -55,7 +56,7 @@ def decode(lane: RequestLane, requests: ServedRequests, structure: RequestLevelS
         start = jnp.maximum(jnp.min(state.idle_s), arrival)
         chosen = draw_one(jnp.any(state.idle_s <= start, axis=1), requests.decode_draw[request])
         row = state.idle_s[chosen]
-        box = jnp.argmin(row)
+        box = least_at(row)
         together = pseudo_batch(busy_boxes(row, start), lane.tau)
         took_s = lane.cost.decodes_s(together, requests.prompt_tokens[request], output)
         finish, gap_s = start + took_s, took_s / jnp.maximum(output - 1.0, 1.0)

@@ -59,6 +59,15 @@ def draw_one(able: Array, draw: Array) -> Array:
     return jnp.argmax(jnp.cumsum(able.astype(jnp.int32)) > wanted).astype(jnp.int32)
 
 
+def least_at(values: Array) -> Array:
+    """The place of the least of ``values`` (n,), the first of them, int32.
+
+    XLA runs ``argmin``, which carries two values, one element after the other on a CPU, and two minima in vectors.
+    """
+    places = jnp.arange(values.shape[0], dtype=jnp.int32)
+    return jnp.min(jnp.where(values <= jnp.min(values), places, values.shape[0] - 1))
+
+
 def when_idle(shape: tuple[int, ...], *counts: Array) -> Array:
     """0 for each of the first ``counts`` (one per axis), infinity for what the lane does not have, float64 (shape)."""
     there = jnp.ones(shape, dtype=bool)
