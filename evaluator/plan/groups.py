@@ -11,7 +11,7 @@ import numpy as np
 from evaluator.cost.iteration import CostParameters
 from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.metrics.outcomes import OK
-from evaluator.plan.engines import IN_ORDER, REQUEST, TOKEN, Program, is_coupled, program, routed_by
+from evaluator.plan.engines import IN_ORDER, ITERATION, REQUEST, TOKEN, Program, is_coupled, program, routed_by
 from evaluator.plan.member import Member
 from evaluator.plan.request_level import RequestGroup, RequestStructure, request_group, request_structure
 from evaluator.plan.station import StationPlan
@@ -117,7 +117,9 @@ def _shaped(
     able = [station for member, station in having if member.status == OK]
     routed = {(d.replicas, d.router): d for d in (station.deployment for station in able)}.values()
     if isinstance(which, RequestStructure):
-        return request_group(which, able, max((_largest_share(one, seeds, which.requests) for one in routed), default=1))
+        return request_group(
+            which, able, max((_largest_share(one, seeds, which.requests) for one in routed), default=1)
+        )
     together = which.program.replicas > 1
     shares = (which.requests if together else _largest_share(one, seeds, which.requests) for one in routed)
     slots = max(shares, default=1)

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from evaluator.cost.iteration import CostParameters
 from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.cost.memory import kv_units
-from evaluator.plan.engines import INDEPENDENT_ROUTERS, SHARED_QUEUE, on_demand, shares_queue
+from evaluator.plan.engines import is_coupled, on_demand, shares_queue
 from evaluator.plan.station import StationPlan
 from evaluator.policies import policy
+from evaluator.routing import SHARED_QUEUE, name_of
 from evaluator.scenario import Objective, Workload
 
 ERROR_NOTE = (
@@ -68,14 +69,14 @@ def request_problem(workload: Workload, station: StationPlan) -> str | None:
     deployment, built = station.deployment, station.design
     batching, record = deployment.batching, policy(deployment.batching.policy)
     alone = (record.whole_prompts and record.prefill_alone) or station.role.prompt_resident
-    coupled = deployment.replicas > 1 and deployment.router not in (*INDEPENDENT_ROUTERS, SHARED_QUEUE)
     found = {
         "a closed loop; use arrivals with a rate": workload.arrivals.process == "closed_loop",
         f"batching.policy {record.name}; use continuous": not alone or record.drain_first or record.by_future_peak,
         "kv.admission on_demand; use reserve": on_demand(deployment),
         "pipeline_parallel; use tensor_parallel": deployment.pipeline_parallel > 1,
         f"batching.packing {batching.packing}; use fcfs": batching.packing != "fcfs",
-        f"router {deployment.router}; use {SHARED_QUEUE} or round_robin": coupled,
+        f"router {name_of(deployment.router)}; use {SHARED_QUEUE.name} or round_robin": is_coupled(workload, deployment)
+        and not shares_queue(deployment),
         "cached prompt tokens; leave out cached_tokens and prefix_caching": station.extremes.cached > 0
         and not station.role.prompt_resident,
         f"the windowed layers of {built.model.name}": built.ready.kv.window is not None,
@@ -103,7 +104,7 @@ def queue_problem(station: StationPlan) -> str | None:
     if not shares_queue(station.deployment):
         return None
     return (
-        f"unsupported: router {SHARED_QUEUE}: only engine request lets requests wait before the replicas; "
+        f"unsupported: router {SHARED_QUEUE.name}: only engine request lets requests wait before the replicas; "
         "use router least_outstanding, or engine request"
     )
 
@@ -125,10 +126,10 @@ def request_sizes(station: StationPlan) -> RequestSizes:
     )
 
 
-def request_structure(station: StationPlan, requests: int) -> RequestStructure:
+def request_structure(workload: Workload, station: StationPlan) -> RequestStructure:
     """The structure of a pool."""
     replica, alike = station.design.replica, station.extremes.alike
-    role = station.role.name
+    role, requests = station.role.name, int(workload.requests)
     if replica is None or alike:
         return RequestStructure(role, alike, False, (), requests)
     experts = isinstance(replica.cost, CostParameters) and len(replica.cost.expert_rows.flop) > 0

@@ -10,11 +10,9 @@ import numpy as np
 
 from evaluator.cost.lanes import stack
 from evaluator.cost.request_times import RequestTimes, TabulatedTimes, request_times, tabulate
-from evaluator.metrics.outcomes import OK
 from evaluator.plan import Design, Member, RequestGroup, StationPlan, request_sizes
-from evaluator.plan.engines import shares_queue
 from evaluator.simulation.lanes import LANES_PER_CALL, REQUESTS_PER_CALL, filled
-from evaluator.simulation.slots import Slot, pool_slot, slots
+from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.use import Totals, check_served, use_of
 from evaluator.stations import request_level
 from evaluator.stations.contract import ChunkJobs, Departures, Use
@@ -27,11 +25,12 @@ def serve_requests(
 ) -> tuple[Departures, Use]:
     """Serve the jobs of a chunk at the pool number ``station`` of its members, over all seeds and replicas.
 
-    Busy times, iterations, KV in use and the gaps between tokens are not known.
+    A lane has one replica, or all where they share a queue. Busy times, iterations, KV in use and the gaps between
+    tokens are not known.
     """
     departures = Departures.empty(jobs)
     pools = [member.stations[station] for member in members]
-    lanes = list(_slots(members, jobs, seeds, station))
+    lanes = slots(members, jobs, seeds, station)
     for slot, found in zip(lanes, _run(group, pools, lanes, seeds), strict=True):
         at, served, count = slot.at, slot.served, slot.count
         departures.ready_s[at][served] = slot.jobs.ready_s[served]
@@ -41,16 +40,6 @@ def serve_requests(
         departures.replica[at][served] = found.instance[:count] if slot.replica < 0 else slot.replica
     check_served(members, departures)
     return departures, use_of(pools, jobs, Totals.unknown(len(members), len(seeds)), None)
-
-
-def _slots(members: Sequence[Member], jobs: ChunkJobs, seeds: Sequence[int], station: int) -> Iterator[Slot]:
-    """One for each replica where requests wait at theirs, one for all where they wait in one queue before them."""
-    for position, member in enumerate(members):
-        if member.status == OK and shares_queue(member.stations[station].deployment):
-            for seed, one in enumerate(jobs[position]):
-                yield pool_slot(member, (position, seed), one, station)
-        else:
-            yield from slots(members, jobs, seeds, station, position)
 
 
 def _run(
