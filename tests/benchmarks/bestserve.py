@@ -15,7 +15,6 @@ import numpy as np
 import xarray as xr
 
 from evaluator.scenario import load_scenario
-from evaluator.search import optimize
 from tests.benchmarks.registry import Row, benchmark
 
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "bestserve.yaml"
@@ -49,6 +48,8 @@ class Strategies(NamedTuple):
 
 def strategies(operating: str, engine: str, *overrides: str) -> Strategies:
     """The search of the scenario's question."""
+    from evaluator.search import optimize
+
     prompt, output = OPERATING[operating]
     lengths = [f"workload.lengths.prompt_tokens={prompt}", f"workload.lengths.output_tokens={output}"]
     batch = f"deployment.batching.max_num_batched_tokens={PROMPTS * prompt}"
