@@ -16,7 +16,8 @@ from evaluator.errors import InputError
 from evaluator.execution.lengthen import lengths, of_length, undecided
 from evaluator.metrics import OK, bounds_of, quantile_levels, summarise
 from evaluator.plan import Member, Plan, plan
-from evaluator.plan.engines import ENGINES, ITERATION, TOKEN
+from evaluator.plan.engines import ENGINES, REQUEST, TOKEN
+from evaluator.plan.request_level import ERROR_NOTE
 from evaluator.replica import chosen_inputs
 from evaluator.results.chunks import combine, fingerprint_of, read_chunks, write_chunk
 from evaluator.results.dataset import to_dataset
@@ -65,7 +66,8 @@ def sweep(
 
     Finished chunks lie beside ``out`` (NAME.chunks) until the sweep is whole; ``resume`` takes them up again. A
     configuration that cannot run is a row with its reason in ``status``. ``engine`` iteration is the vectorised one,
-    which leaves what it lacks to the reference (as ``engine`` says, row by row); token is the reference for all.
+    which leaves what it lacks to the reference (as ``engine`` says, row by row); token is the reference for all;
+    request is BestServe's approximation, which says of what it cannot run so in ``status``.
 
     ``sensitivity`` adds the elasticities of the metrics to these inputs (True: all INPUTS of
     ``evaluator.metrics.variables``), from two more runs for each of them on the same requests.
@@ -167,6 +169,8 @@ def simulate(
     from evaluator.simulation import simulate_chunk
 
     check_engine(engine)
+    if trace is not None and engine == REQUEST:
+        raise InputError("a trace tells of iterations, which engine request does not compute; use engine token")
     scenario = loaded(scenario)
     everything = plan(scenario, np.array([], dtype=np.int64), engine if trace is None else TOKEN)
     grid = everything.grid
@@ -233,13 +237,17 @@ def check_engine(engine: str) -> None:
 
 
 def configure_for(whole: Plan) -> None:
-    """Load JAX, where the vectorised engine has something to run."""
-    if any(group.engine == ITERATION for group in whole.groups):
+    """Load JAX, where an engine that is compiled has something to run."""
+    if any(group.engine != TOKEN for group in whole.groups):
         configure()
 
 
 def engine_note(whole: Plan) -> dict[str, str]:
-    """Which configurations the vectorised engine had to leave to the reference, as an attribute; none: nothing."""
+    """What is to be said of the engine, as an attribute: what the vectorised one had to leave to the reference, or how
+    far an approximation is off; nothing where all is exact and vectorised.
+    """
+    if whole.engine == REQUEST:
+        return {"engine_note": ERROR_NOTE}
     left = [member for member in whole.members if member.status == OK and member.engine == TOKEN]
     if not left or whole.engine == TOKEN:
         return {}

@@ -120,8 +120,8 @@ def test_seeds_differ_and_are_averaged():
 
 
 def test_unusable_engine():
-    with pytest.raises(InputError, match="there is no engine 'request'; use iteration or token"):
-        sweep(scenario(), engine="request")
+    with pytest.raises(InputError, match="there is no engine 'fluid'; use iteration or request or token"):
+        sweep(scenario(), engine="fluid")
 
 
 # --- interrupted sweeps

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from evaluator.catalog.eager import EAGER, EagerFigures, read_eager, read_sources
 from evaluator.catalog.efficiency import BEYOND_ROOFLINE, GroupEfficiency, OperatorEfficiency, figures_of
 from evaluator.catalog.fields import Fields
 from evaluator.catalog.iterations import BEYOND, FORMS, Iterations, read_iterations
@@ -47,7 +48,8 @@ class Calibration:
     """One efficiency set. ``hardware`` is a catalog name or ``any``; ``sources`` has one entry per figure or class.
 
     ``fit`` is what a fitted set says of itself (data, errors, what was not identified); nothing computes with it.
-    A set of another form than ``roofline`` has fits of whole ``iterations`` instead of efficiencies.
+    A set of another form than ``roofline`` has fits of whole ``iterations`` instead of efficiencies, or those of the
+    ``eager`` operator set.
     """
 
     name: str
@@ -67,9 +69,10 @@ class Calibration:
     lookahead_steps: float = 0.0  # iterations that a request waits because they are planned ahead when it comes
     warm_up_s: float = 0.0  # that the first request waits for kernels of experts to be compiled; of single runs alone
     graph_tokens: float = 0.0  # batches are padded to multiples of so many tokens, of which graphs are kept (0: none)
-    form: str = "roofline"  # roofline | polynomial | table
+    form: str = "roofline"  # roofline | polynomial | table | eager
     beyond: str = "refuse"  # refuse | extend: configurations that leave the range of the measured iterations
     iterations: tuple[Iterations, ...] = ()
+    eager: EagerFigures | None = None
 
     def of(self, op_class: str) -> OperatorEfficiency:
         """The efficiencies of a class; for an optional one that the set has not, of the class it stands in for."""
@@ -128,12 +131,12 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
     name = given.text("name")
     if expected_name is not None and name != expected_name:
         raise InputError(f"{given.place('name')}: '{name}' is not the file's name '{expected_name}'")
-    form = given.choice("form", ("roofline", *FORMS), "roofline")
+    form = given.choice("form", ("roofline", *FORMS, EAGER), "roofline")
     calibration = Calibration(
         name=name,
         hardware=given.text("hardware"),
         provenance=given.choice("provenance", PROVENANCES),
-        **(_roofline(given) if form == "roofline" else _fitted(given, form)),
+        **(_FIGURES[form](given) if form in _FIGURES else _fitted(given, form)),
         engine=given.text("engine", "any"),
         engine_version=given.text("engine_version", "any"),
         fit=given.inner("fit", {}).values,
@@ -160,9 +163,16 @@ def _roofline(given: Fields) -> dict[str, Any]:
 
 def _fitted(given: Fields, form: str) -> dict[str, Any]:
     """Iterations were measured with their host and collectives: nothing comes on top."""
-    figures = {"efficiencies": {}, "link_efficiency": 1.0, "step_overhead_s": 0.0, "sequence_overhead_s": 0.0}
     fits = {"iterations": read_iterations(given, form), "beyond": given.choice("beyond", BEYOND, "refuse")}
-    return figures | fits | {"form": form, "sources": {}}
+    return _NO_EFFICIENCIES | fits | {"form": form, "sources": {}}
+
+
+def _eager(given: Fields) -> dict[str, Any]:
+    return _NO_EFFICIENCIES | {"form": EAGER, "eager": read_eager(given), "sources": read_sources(given)}
+
+
+_NO_EFFICIENCIES = {"efficiencies": {}, "link_efficiency": 1.0, "step_overhead_s": 0.0, "sequence_overhead_s": 0.0}
+_FIGURES = {"roofline": _roofline, EAGER: _eager}
 
 
 def _efficiencies(classes: Fields) -> dict[str, OperatorEfficiency]:

@@ -104,8 +104,9 @@ def _efficiencies(data: list[Path], hardware: str, name: str, start: str) -> tup
     """The fit, its document, and what is to be told of it."""
     from evaluator.catalog import load_calibration, load_hardware
 
-    if load_calibration(start, load_hardware(hardware).name).form != "roofline":  # before minutes of reading
-        raise InputError(f"--start {start}: is fitted to whole iterations and has no efficiencies to start from")
+    form = load_calibration(start, load_hardware(hardware).name).form
+    if form != "roofline":  # before minutes of reading
+        raise InputError(f"--start {start}: has the form {form} and has no efficiencies to start from; use datasheet")
 
     from evaluator.calibrate import calibrate as run_calibrate
     from evaluator.calibrate.document import document, written

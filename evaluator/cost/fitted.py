@@ -1,6 +1,7 @@
 """Which iteration cost a calibration set gives a replica, and whether a run stayed where that cost was measured.
 
-A set of the form ``roofline`` states efficiencies, which hold for any model on its hardware. A set of another form
+A set of the form ``roofline`` states efficiencies, which hold for any model on its hardware, one of the form ``eager``
+those of unfused modules, for the models that have them (``evaluator.cost.eager``). A set of another form
 (``polynomial``, ``table``) states the time of whole iterations of certain models, splits and precisions, as somebody
 measured them; it says nothing of other replicas (``fitted_problem``, before a run), and nothing of batches larger than
 the measured ones (``verdict``, after a run, when the largest batch is known).
@@ -17,6 +18,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.iterations import AXES, TERMS, Iterations, Phase
 from evaluator.catalog.model import Model
 from evaluator.cost.dispatched import Dispatched
+from evaluator.cost.eager import eager_cost, eager_problem, eager_split_problem
 from evaluator.cost.fold import fold
 from evaluator.cost.iteration import FittedCost, IterationCost
 from evaluator.cost.operators import operators
@@ -54,6 +56,8 @@ def iteration_cost(
     pipeline_rank: int | None = None,
 ) -> IterationCost:
     """The iteration cost of a replica, or of one of its pipeline ranks; ``fitted_problem`` must have found none."""
+    if calibration.eager is not None:
+        return eager_cost(model, hardware, parallel.tensor, calibration.eager)
     found = operators(model, precision, parallel, pipeline_rank)
     fit = fit_of(calibration, model, precision, parallel)
     if fit is None:
@@ -113,6 +117,9 @@ def fitted_problem(
     """Why a set cannot tell the time of this replica, and what to do; None where it can."""
     if calibration.hardware not in ("any", hardware.name):
         return f"calibration {calibration.name} is of {calibration.hardware}, not of {hardware.name}; use auto"
+    if calibration.eager is not None:
+        problem = eager_problem(model) or eager_split_problem(model, precision, parallel)
+        return problem and f"calibration {calibration.name}: {problem}"
     if calibration.form != "roofline" and hardware.hypothetical:
         return (
             f"calibration {calibration.name} has times of iterations on {hardware.name}, which say nothing of one "

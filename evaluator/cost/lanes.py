@@ -55,13 +55,16 @@ def structure(cost: IterationCost) -> Hashable:
     """What lanes must have in common to be stacked.
 
     Rooflines always can be, because ``pad_rows`` makes them alike. Fitted costs must be of the same form (polynomial,
-    table, dispatched), and their arrays of the same shapes (a table's knots).
+    table, dispatched, eager), and their arrays of the same shapes (a table's knots).
     """
     return () if isinstance(cost, CostParameters) else (type(cost).__name__, _shapes(cost))
 
 
 def _shapes(values: Any) -> Hashable:
-    return tuple(map(_shapes, values)) if isinstance(values, tuple) else np.shape(values)
+    """By type, because a cost may have its structure in the type of a part, which then has no numbers at all."""
+    if isinstance(values, tuple):
+        return type(values).__name__, *map(_shapes, values)
+    return np.shape(values)
 
 
 def common_counts(lanes: Sequence[IterationCost]) -> RowCounts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +19,7 @@ class PromptBatch(NamedTuple):
     area: Batched  # pairs of tokens: s (s + 1) / 2 of each prompt of s tokens
 
 
+@runtime_checkable
 class RequestTimes(Protocol):
     """Seconds of the two things that happen to a request."""
 
@@ -48,6 +49,11 @@ class IterationTimes(NamedTuple):
         context = sequences * (prompt_tokens + 0.5 * output_tokens)
         batch = BatchStatistics(none + sequences, context, context, none, none, none, none, none, none)
         return (output_tokens - 1.0) * iteration_time(self.cost, batch)
+
+
+def request_times(cost: IterationCost) -> RequestTimes:
+    """The times of requests on a replica; a cost that pads prompts to the longest says so itself."""
+    return cost if isinstance(cost, RequestTimes) else IterationTimes(cost)
 
 
 class TabulatedTimes(NamedTuple):

@@ -1,4 +1,4 @@
-"""A sweep in chunks, on all processors: threads for the vectorised engine, processes for the reference."""
+"""A sweep in chunks, on all processors: threads for the compiled engines, processes for the reference."""
 
 from __future__ import annotations
 

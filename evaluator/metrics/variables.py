@@ -29,7 +29,10 @@ _LATENCIES = {
         "(last token - first token) / (output_tokens - 1) of each request; single-token outputs are left out",
     ),
     "e2e_s": ("end-to-end latency", "last output token - arrival, waiting included"),
-    "itl_s": ("inter-token latency", "every gap between successive tokens, pooled over tokens"),
+    "itl_s": (
+        "inter-token latency",
+        "every gap between successive tokens, pooled over tokens; engine request does not know them",
+    ),
 }
 _OVER = "over the measured requests of a seed (the warm-up is cut), then the mean over the seeds"
 _QUANTILE = f"quantile {_OVER}; linear interpolation between order statistics"
@@ -41,6 +44,8 @@ _RATE = (
     "completed from the arrival of the first measured request to the last arrival / that time; where none is completed "
     "by then, or all come at once: measured requests / the time to their last completion"
 )
+
+_BY_ITERATION = "; NaN under engine request, which follows requests and not iterations"
 
 _SERVICE = {
     "throughput_rps": Variable("1/s", "request throughput", f"requests {_RATE}"),
@@ -61,16 +66,26 @@ _OTHERS = {
     "slo_met": Variable(
         "1", "SLO met", "every objective holds at its own statistic; false without an objective or where not feasible"
     ),
-    "utilisation": Variable("1", "utilisation", "busy time of the replicas / (replicas x makespan)"),
+    "utilisation": Variable("1", "utilisation", f"busy time of the replicas / (replicas x makespan){_BY_ITERATION}"),
     "mfu": Variable(
-        "1", "model FLOP utilisation", "useful FLOPs of the model / (busy time of the devices x peak FLOP/s)"
+        "1",
+        "model FLOP utilisation",
+        f"useful FLOPs of the model / (busy time of the devices x peak FLOP/s){_BY_ITERATION}",
     ),
     "mbu": Variable(
-        "1", "model bandwidth utilisation", "useful bytes of the model / (busy time of the devices x peak byte/s)"
+        "1",
+        "model bandwidth utilisation",
+        f"useful bytes of the model / (busy time of the devices x peak byte/s){_BY_ITERATION}",
     ),
-    "kv_used_mean": Variable("1", "mean KV cache use", "fraction of the KV capacity in use, mean over time and seeds"),
-    "kv_used_max": Variable("1", "highest KV cache use", "largest fraction of the KV capacity in use, over all seeds"),
-    "iterations": Variable("1", "engine iterations", "forward passes of all replicas, mean over the seeds"),
+    "kv_used_mean": Variable(
+        "1", "mean KV cache use", f"fraction of the KV capacity in use, mean over time and seeds{_BY_ITERATION}"
+    ),
+    "kv_used_max": Variable(
+        "1", "highest KV cache use", f"largest fraction of the KV capacity in use, over all seeds{_BY_ITERATION}"
+    ),
+    "iterations": Variable(
+        "1", "engine iterations", f"forward passes of all replicas, mean over the seeds{_BY_ITERATION}"
+    ),
     "preemptions": Variable("1", "preemptions", "requests sent back to the queue, mean over the seeds"),
     "saturated": Variable(
         "1",
@@ -93,7 +108,7 @@ _OTHERS = {
         "J",
         "energy per output token",
         "(busy time x busy power + idle time x idle power) of all devices / output tokens; busy power: TDP x min(1, "
-        f"{BUSY} + {BYTES} MBU + {FLOPS} MFU), fitted to A100; NaN where a power is not known",
+        f"{BUSY} + {BYTES} MBU + {FLOPS} MFU), fitted to A100; NaN where a power is not known and under engine request",
     ),
     "tok_per_joule": Variable(
         "token/J", "output tokens per joule", "1 / joule_per_tok; NaN where a power is not known"

@@ -1,4 +1,7 @@
-"""Which engine computes a configuration: the vectorised one, or the reference where that lacks a feature."""
+"""Which engine computes a configuration: the vectorised one, or the reference where that lacks a feature.
+
+The request-level engine (``request_level``) computes nothing for which it is not asked by name.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from evaluator.routing import Choice, name_of, router_of
 from evaluator.scenario import Deployment, Workload
 from evaluator.scenario.scenario import Routers
 
-ITERATION, TOKEN = "iteration", "token"
-ENGINES = (ITERATION, TOKEN)
+REQUEST, ITERATION, TOKEN = "request", "iteration", "token"
+ENGINES = (ITERATION, REQUEST, TOKEN)
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,11 @@ def routed_by(deployment: Deployment) -> Choice:
     """The router of one pool."""
     assert not isinstance(deployment.router, Routers)
     return deployment.router
+
+
+def shares_queue(deployment: Deployment) -> bool:
+    """Whether requests wait for whichever replica has room, and not at one of them."""
+    return deployment.replicas > 1 and router_of(routed_by(deployment)).queue
 
 
 def lacking(workload: Workload, deployment: Deployment, frontend: bool = False) -> tuple[str, ...]:

@@ -11,8 +11,19 @@ import numpy as np
 from evaluator.cost.iteration import CostParameters
 from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.metrics.outcomes import OK
-from evaluator.plan.engines import IN_ORDER, ITERATION, Program, has_frontend, is_coupled, program, routed_by
+from evaluator.plan.engines import (
+    IN_ORDER,
+    ITERATION,
+    REQUEST,
+    TOKEN,
+    Program,
+    has_frontend,
+    is_coupled,
+    program,
+    routed_by,
+)
 from evaluator.plan.member import Member
+from evaluator.plan.request_level import RequestGroup, RequestStructure, request_group, request_structure
 from evaluator.plan.station import StationPlan
 from evaluator.routing import Sent, assign, router_of, stream
 from evaluator.scenario import Deployment, Workload
@@ -38,7 +49,8 @@ class Group:
     members: list[Member]
     requests: int
     engine: str = ITERATION
-    stations: tuple[StationGroup, ...] = ()  # none where the reference computes them
+    stations: tuple[StationGroup, ...] = ()  # of the vectorised engine, else none
+    request_stations: tuple[RequestGroup, ...] = ()  # of the request-level engine, else none
 
 
 class Structure(NamedTuple):
@@ -49,6 +61,9 @@ class Structure(NamedTuple):
     experts: bool
     cost: Hashable
     requests: int  # which the width of a lane follows
+
+
+AnyStructure = Structure | RequestStructure
 
 
 def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
@@ -64,18 +79,29 @@ def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
         key = (id(member.stations), member.engine, workload.requests, workload.ends)
         alike.setdefault(key, []).append(member)
     together: dict[tuple, list[Member]] = {}
-    having: dict[Structure, list[tuple[Member, StationPlan]]] = {}
+    having: dict[AnyStructure, list[tuple[Member, StationPlan]]] = {}
     for (_, engine, requests, ends), some in alike.items():
-        compiled = some[0].stations if engine == ITERATION else ()
-        structures = tuple(_structure(some[0].workload, station) for station in compiled)
+        compiled = some[0].stations if engine != TOKEN else ()
+        structured = request_structure if engine == REQUEST else _structure
+        structures = tuple(structured(some[0].workload, station) for station in compiled)
         for which, station in zip(structures, compiled, strict=True):
             having.setdefault(which, []).append((some[0], station))
         together.setdefault((engine, requests, ends, structures, _route(some[0])), []).extend(some)
     shaped = {which: _shaped(which, stations, seeds) for which, stations in having.items()}
+
+    def group(engine: str, requests: int, structures: tuple[AnyStructure, ...], some: list[Member]) -> Group:
+        found = [shaped[which] for which in structures]
+        return Group(
+            sorted(some, key=lambda one: place[id(one)]),
+            requests,
+            engine,
+            tuple(one for one in found if isinstance(one, StationGroup)),
+            tuple(one for one in found if isinstance(one, RequestGroup)),
+        )
+
     place = {id(member): number for number, member in enumerate(members)}
     return [
-        Group(sorted(group, key=lambda one: place[id(one)]), requests, engine, tuple(shaped[one] for one in structures))
-        for (engine, requests, _, structures, _), group in together.items()
+        group(engine, requests, structures, some) for (engine, requests, _, structures, _), some in together.items()
     ]
 
 
@@ -96,13 +122,19 @@ def _structure(workload: Workload, station: StationPlan) -> Structure:
     return Structure(which, replica.kv.window is not None, experts, structure(replica.cost), requests)
 
 
-def _shaped(which: Structure, having: list[tuple[Member, StationPlan]], seeds: tuple[int, ...]) -> StationGroup:
+def _shaped(
+    which: AnyStructure, having: list[tuple[Member, StationPlan]], seeds: tuple[int, ...]
+) -> StationGroup | RequestGroup:
     able = [station for member, station in having if member.status == OK]
     alone = (station.deployment for station in able if station.most_jobs is None)
     routed = {(deployment.replicas, deployment.router): deployment for deployment in alone}.values()
+    told = [station.most_jobs or 1 for station in able]
+    if isinstance(which, RequestStructure):
+        shares = [_largest_share(one, seeds, which.requests) for one in routed]
+        return request_group(which, able, max((*shares, *told), default=1))
     together = which.program.replicas > 1
     shares = [which.requests if together else _largest_share(one, seeds, which.requests) for one in routed]
-    slots = max((*shares, *(station.most_jobs or 1 for station in able)), default=1)
+    slots = max((*shares, *told), default=1)
     return station_group(which.program, able, slots)
 
 

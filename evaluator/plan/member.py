@@ -9,8 +9,9 @@ from typing import NamedTuple
 from evaluator.cost.memory import kv_units
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, prefix_problem, routing_problem
-from evaluator.plan.engines import ITERATION, TOKEN, has_frontend, is_coupled, lacking
+from evaluator.plan.engines import ITERATION, REQUEST, TOKEN, has_frontend, is_coupled, lacking
 from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
+from evaluator.plan.request_level import objective_problem, queue_problem, request_problem
 from evaluator.plan.sides import Pools, SidePlan, model_of, most_jobs, sides_of, sides_problem
 from evaluator.plan.station import StationPlan
 from evaluator.replica import Change, design, token_budget
@@ -121,15 +122,19 @@ def member(config: int, point: Point, setting: Setting) -> Member:
     found = setting.known.get(key)
     if found is None:
         found = setting.known[key] = _checked(workload, deployment, setting)
+    by_request = setting.engine == REQUEST
+    status = found.status
+    if by_request and status == OK:
+        status = objective_problem(objectives) or OK
     return Member(
         config=config,
         workload=workload,
         objectives=objectives,
         stations=found.stations,
-        status=found.status,
-        engine=TOKEN if found.lacking else setting.engine,
-        lacking=found.lacking,
-        coupled=found.coupled,
+        status=status,
+        engine=TOKEN if found.lacking and not by_request else setting.engine,
+        lacking=() if by_request else found.lacking,
+        coupled=found.coupled and not by_request,
         link=found.link,
         sides=found.sides,
         in_one_loop=found.in_one_loop,
@@ -143,7 +148,7 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
     demands = [_demands(setting.traffics, workload, seed, roles, shared) for seed in setting.seeds]
     stations = _stations(workload, pools, sides, demands)
     link = link_of(stations, sides, transfer)
-    status = sides_problem(workload, pools, sides, transfer.groups) or _status(workload, stations)
+    status = sides_problem(workload, pools, sides, transfer.groups) or _status(workload, stations, setting.engine)
     if status == OK and link is not None:
         status = link_problem(stations, transfer) or backpressure_problem(stations, transfer) or OK
     if status == OK:
@@ -154,6 +159,8 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
         for name in lacking(workload, station.deployment, front)
     ]  # fmt: skip
     several = _several_lacking(workload, sides, transfer if link is not None else None)
+    if status == OK and several and setting.engine == REQUEST:
+        status = f"unsupported: engine request does not cover {several[0]}; use engine iteration"
     coupled = bool(several) or any(
         is_coupled(workload, station.deployment, front) for station, front in zip(stations, fronts, strict=True)
     )
@@ -215,7 +222,7 @@ def _station(name: str, deployment: Deployment, workload: Workload, extremes: Ex
     return StationPlan(name, deployment, built, extremes, token_budget(deployment.batching, longest), kept)
 
 
-def _status(workload: Workload, stations: tuple[StationPlan, ...]) -> str:
+def _status(workload: Workload, stations: tuple[StationPlan, ...], engine: str) -> str:
     """ok, or the first problem of any station, which is named where there are several."""
     for station in stations:
         deployment, built = station.deployment, station.design
@@ -224,6 +231,7 @@ def _status(workload: Workload, stations: tuple[StationPlan, ...]) -> str:
             problem = routing_problem(deployment) or policy_problem(deployment, built)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
             problem = problem or limit_problem(deployment, built, station.extremes)
+            problem = problem or (request_problem(workload, station) if engine == REQUEST else queue_problem(station))
         if problem is not None:
             kind, _, reason = problem.partition(": ")
             return problem if len(stations) == 1 else f"{kind}: pool {station.name}: {reason}"

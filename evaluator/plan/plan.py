@@ -78,7 +78,8 @@ def plan(
 ) -> Plan:
     """Check every configuration (or only ``configs``) and group those that can run; nothing is simulated yet.
 
-    ``engine`` iteration leaves to the reference what the vectorised engine lacks; token leaves it everything.
+    ``engine`` iteration leaves to the reference what the vectorised engine lacks; token leaves it everything; request
+    leaves nothing to others.
     """
     grid = expand(scenario)
     everything = Plan(scenario, grid, [], [], Traffics(), engine, inputs)

@@ -42,6 +42,9 @@ class WholeRequest:
     scheduled_s: float = math.inf
     first_token_s: float = math.inf
     last_token_s: float = math.inf
+    instance: int = -1  # that computed its prompt
+    decode_scheduled_s: float = math.inf
+    decode_instance: int = -1
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def prefill(instances: Instances, requests: Sequence[WholeRequest]) -> None:
         batch = take_batch(instances, waiting, now)
         idle_s[chosen] = now + prompts_s(instances, batch)
         for request in batch:
-            request.scheduled_s, request.first_token_s = now, idle_s[chosen]
+            request.scheduled_s, request.first_token_s, request.instance = now, idle_s[chosen], chosen
 
 
 def decode(instances: Instances, requests: Sequence[WholeRequest]) -> None:
@@ -137,6 +140,7 @@ def decode(instances: Instances, requests: Sequence[WholeRequest]) -> None:
         now = max(min(box.idle_s for boxes in pool for box in boxes), request.first_token_s)
         chosen = draw_one([any(box.idle_s <= now for box in boxes) for boxes in pool], request.decode_draw)
         _enter(instances, pool[chosen], request, now)
+        request.decode_scheduled_s, request.decode_instance = now, chosen
         request.last_token_s = max(box.idle_s for box in pool[chosen] if box.holder is request)
 
 
@@ -195,13 +199,14 @@ def _start_prompts(
 ) -> None:
     """Algorithm 6."""
     able = [not instance.prefilling or instance.resume_s <= now for instance in pool]
-    instance = pool[draw_one(able, waiting[0].prefill_draw)]
+    chosen = draw_one(able, waiting[0].prefill_draw)
+    instance = pool[chosen]
     if instance.prefilling:
         _resume(instance, ready)  # its decodes are suspended further
     batch = take_batch(instances, waiting, now)
     took_s = prompts_s(instances, batch)
     for request in batch:
-        request.scheduled_s, request.first_token_s = now, now + took_s
+        request.scheduled_s, request.first_token_s, request.instance = now, now + took_s, chosen
     instance.batch, instance.resume_s = batch, now + took_s
     for box in instance.boxes:
         if box.idle_s > now:
@@ -220,9 +225,11 @@ def _start_decode(instances: Instances, pool: list[CollocatedInstance], ready: l
     if request.output_tokens <= 1:
         request.last_token_s = request.first_token_s
         return
-    instance = pool[draw_one([each.free_s() <= now for each in pool], request.decode_draw)]
+    request.decode_instance = draw_one([each.free_s() <= now for each in pool], request.decode_draw)
+    instance = pool[request.decode_instance]
     _leave(min(instance.boxes, key=lambda each: each.idle_s))
     _enter(instances, instance.boxes, request, now)
+    request.decode_scheduled_s = now
 
 
 def _leave(box: Box) -> None:

@@ -47,11 +47,11 @@ def changed(hardware: Hardware, calibration: Calibration, change: Change) -> tup
             hardware = replace(hardware, links=links)
         case "link_latency":
             hardware = replace(hardware, links=tuple(_longer(link, factor) for link in hardware.links))
-            calibration = _classes_longer(calibration, factor, collectives=True)
+            calibration = _eager_longer(_classes_longer(calibration, factor, collectives=True), factor, ("message_s",))
         case "kernel_overhead":
             calibration = _classes_longer(calibration, factor, collectives=False)
         case "host_overhead":
-            calibration = _longer(calibration, factor)
+            calibration = _eager_longer(_longer(calibration, factor), factor, EAGER_HOST)
         case _:
             raise ValueError(f"no input {change.input!r}")
     return hardware, calibration
@@ -65,6 +65,17 @@ def _classes_longer(calibration: Calibration, factor: float, collectives: bool) 
             groups = {size: _longer(group, factor) for size, group in figures.devices.items()}
             efficiencies[name] = replace(_longer(figures, factor), devices=groups)
     return replace(calibration, efficiencies=efficiencies)
+
+
+EAGER_HOST = ("norm_s", "attention_s", "feed_forward_s")
+
+
+def _eager_longer(calibration: Calibration, factor: float, names: Sequence[str]) -> Calibration:
+    """These times of an eager set times ``factor``; other sets as they are."""
+    if calibration.eager is None:
+        return calibration
+    times = {name: getattr(calibration.eager, name) * factor for name in names}
+    return replace(calibration, eager=replace(calibration.eager, **times))
 
 
 def _longer(figures: Any, factor: float) -> Any:

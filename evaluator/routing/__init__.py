@@ -14,11 +14,13 @@ from evaluator.routing.least import LEAST_CONTEXT, LEAST_KV, LEAST_OUTSTANDING, 
 from evaluator.routing.random import RANDOM
 from evaluator.routing.record import COUNTERS, Choice, InTurn, Router, Sent, name_of, stream
 from evaluator.routing.round_robin import ROUND_ROBIN
+from evaluator.routing.shared_queue import SHARED_QUEUE
 
 __all__ = [
     "COUNTERS",
     "HEAVY_LIGHT",
     "ROUTERS",
+    "SHARED_QUEUE",
     "Choice",
     "HeavyLight",
     "InTurn",
@@ -41,6 +43,7 @@ ROUTERS: dict[str, Router] = {
         LEAST_KV,
         LEAST_CONTEXT,
         HEAVY_LIGHT,
+        SHARED_QUEUE,
     )
 }
 

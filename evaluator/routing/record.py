@@ -67,19 +67,21 @@ class Independent:
 
 @dataclass(frozen=True)
 class Router:
-    """One of two kinds: ``independent`` of the state of the replicas, or the replica with the least of ``counts``.
+    """One of three kinds: ``independent`` of the state of the replicas, the replica with the least of ``counts``, or a
+    ``queue`` before the replicas, none of which is chosen on arrival.
 
-    Of several replicas with the least, the first is taken. Errors: ValueError for none or both of the kinds.
+    Of several replicas with the least, the first is taken. Errors: ValueError for none or several of the kinds.
     """
 
     name: str  # in scenario files
     says: str
     independent: Independent | None = None
     counts: str | None = None  # one of COUNTERS
+    queue: bool = False
 
     def __post_init__(self) -> None:
-        if (self.independent is None) == (self.counts is None):
-            raise ValueError(f"router {self.name} is either independent or counts something")
+        if (self.independent is not None) + (self.counts is not None) + self.queue != 1:
+            raise ValueError(f"router {self.name} is either independent, or counts something, or is a queue")
         if self.counts is not None and self.counts not in COUNTERS:
             raise ValueError(f"router {self.name} counts {self.counts}, which is none of {', '.join(COUNTERS)}")
 

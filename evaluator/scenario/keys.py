@@ -62,6 +62,11 @@ BATCHING: Table = {
         "With chunks, the most prompt tokens of one request in an iteration; 0: no bound.",
     ),
     "packing": Field(choice("fcfs", "least_work_left"), Batching.packing, "Which waiting request is looked at first."),
+    "tau": Field(
+        number(above=0, most=1000),
+        Batching.tau,
+        "Engine request: a request decodes all the time among 1 / tau of those that it finds; 2.5 in BestServe.",
+    ),
 }
 
 KV: Table = {

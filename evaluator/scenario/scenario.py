@@ -110,7 +110,8 @@ class Batching:
     """``max_num_batched_tokens`` None: 2,048 for chunks, no limit beside the model's context for whole prompts.
 
     ``long_prefill_token_threshold``: of chunks, the most prompt tokens of one request in an iteration; 0: no bound.
-    ``packing``: which waiting request is looked at first.
+    ``packing``: which waiting request is looked at first. ``tau`` is of the request-level engine alone, which lets a
+    request decode all the time among a share 1 / tau of those that it finds.
     """
 
     policy: str = "chunked"  # a name of ``evaluator.policies``
@@ -118,6 +119,7 @@ class Batching:
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
     packing: str = "fcfs"  # fcfs | least_work_left
+    tau: float = 1.0  # BestServe takes 2.5, which lets all decode too fast (``plan.request_level``)
 
 
 @dataclass(frozen=True)

@@ -63,12 +63,16 @@ def stations_of(plan: Plan, group: Group, members: list[Member], observe: Observ
 
 def _pool(plan: Plan, group: Group, members: list[Member], number: int, observe: Observe | None) -> Serve:
     """What serves the jobs of a chunk at the pool of this number."""
-    from evaluator.plan.engines import TOKEN
+    from evaluator.plan.engines import REQUEST, TOKEN
 
     if group.engine == TOKEN:
         from evaluator.simulation.tokens import serve_tokens
 
         return partial(serve_tokens, members, plan.seeds, number, observe=observe)
+    if group.engine == REQUEST:
+        from evaluator.simulation.request_level import serve_requests
+
+        return partial(serve_requests, members, plan.seeds, number, group.request_stations[number])
     from evaluator.simulation.engine import serve_iterations
 
     return partial(serve_iterations, members, plan.seeds, number, group.stations[number])

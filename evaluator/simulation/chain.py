@@ -60,7 +60,7 @@ class Journey:
     model: np.ndarray | None  # numbers of the models that the requests ask for; None where it is the first of all
     measured: np.ndarray  # (request,) where it is the same for all
     uses: tuple[Use, ...]
-    itl: Gaps | None  # None: no station gives tokens
+    itl: Gaps | None  # None: no station gives tokens, or one does not say when each of them came
 
 
 def run_chain(stations: Sequence[Station], jobs: ChunkJobs) -> Journey:
@@ -175,12 +175,12 @@ def _measured(leg: Leg) -> np.ndarray:
 def _later_tokens(found: Journey, leg: Leg, itl: Gaps | None) -> Journey:
     """With the tokens that a later engine gives, and the gap before the first of them."""
     last_token_s, output = found.last_token_s.copy(), found.output_tokens.copy()
-    assert found.itl is not None and itl is not None
-    gaps = [list(seeds) for seeds in found.itl]
+    gaps = None if found.itl is None else [list(seeds) for seeds in found.itl]
     for at, one in each(leg.jobs):
         times, ids = leg.departures, one.id[one.measured]
-        across = times.first_token_s[at][: len(one)][one.measured] - last_token_s[at][ids]
-        gaps[at[0]][at[1]] = pooled([gaps[at[0]][at[1]], (across, np.ones(len(ids))), itl[at[0]][at[1]]])
+        if gaps is not None and itl is not None:
+            across = times.first_token_s[at][: len(one)][one.measured] - last_token_s[at][ids]
+            gaps[at[0]][at[1]] = pooled([gaps[at[0]][at[1]], (across, np.ones(len(ids))), itl[at[0]][at[1]]])
         last_token_s[at][one.id] = times.last_token_s[at][: len(one)]
         output[at][one.id] += one.demand.output_tokens
     return replace(found, last_token_s=last_token_s, output_tokens=output, itl=gaps)
@@ -193,8 +193,9 @@ def _behind(found: Journey, leg: Leg) -> Journey:
         left_s = leg.departures.last_token_s[at][: len(one)]
         seen_s = first_token_s[at][one.id] + (left_s - one.ready_s) if leg.station.streams else left_s
         first_token_s[at][one.id], last_token_s[at][one.id] = seen_s, left_s
-    assert found.itl is not None
-    gaps = found.itl if leg.station.streams else [[_at_once(one) for one in seeds] for seeds in found.itl]
+    gaps = found.itl
+    if gaps is not None and not leg.station.streams:
+        gaps = [[_at_once(one) for one in seeds] for seeds in gaps]
     return replace(found, first_token_s=first_token_s, last_token_s=last_token_s, itl=gaps)
 
 

@@ -43,7 +43,7 @@ def run_slots(
         part = slots[start : start + size]
         serving = [pools[slot.position] for slot in part]
         given = _lanes(group, serving, part), _requests(group, serving, part)
-        inputs = jax.tree.map(lambda values: _filled(values, size), given)
+        inputs = jax.tree.map(lambda values: filled(values, size), given)
         found = jax.tree.map(np.asarray, run(*inputs))
         for lane in range(len(part)):
             yield jax.tree.map(lambda values, lane=lane: values[lane], found)
@@ -62,7 +62,8 @@ def _program(group: StationGroup) -> Callable[[Any, Requests], Any]:
     return partial(run, structure=structure, vectorise=vectorise)
 
 
-def _filled(values: np.ndarray, size: int) -> np.ndarray:
+def filled(values: np.ndarray, size: int) -> np.ndarray:
+    """``values`` (lane, ...) with zeros behind, ``size`` lanes in all."""
     missing = size - len(values)
     if missing == 0:
         return values

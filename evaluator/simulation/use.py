@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,13 @@ class Totals:
     kv_unit_s: np.ndarray  # units in use, integrated over time
     kv_units_max: np.ndarray  # of any replica
     peaks: np.ndarray  # (config, seed, quantity): largest of ``quantities.PEAKS``, under a fitted cost
+
+    @staticmethod
+    def unknown(configs: int, seeds: int) -> Totals:
+        """NaN, but for preemptions: of an engine that follows requests, not iterations, and preempts none."""
+        unknown, empty = np.full((configs, seeds), np.nan), Totals.empty(configs, seeds)
+        names = ("busy_s", "iterations", "experts_touched", "kv_unit_s", "kv_units_max")
+        return replace(empty, **dict.fromkeys(names, unknown))
 
     @staticmethod
     def empty(configs: int, seeds: int) -> Totals:
@@ -57,8 +64,10 @@ def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, departures: Departur
             totals.kv_unit_s[at] += pool.kept_units * pool.deployment.replicas * (left_s.max() - ready_s.min())
 
 
-def use_of(pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals, itl: Sequence[Sequence[WeightedGaps]]) -> Use:
-    """The use of a pool, which has the same place in all configurations of a chunk."""
+def use_of(
+    pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals, itl: Sequence[Sequence[WeightedGaps]] | None
+) -> Use:
+    """The use of a pool, which has the same place in all configurations of a chunk. No ``itl``: it is not known."""
     hardware = [pool.design.hardware for pool in pools]
     kvs = [None if pool.design.replica is None else pool.design.replica.kv for pool in pools]
     flops, moved = _useful(pools, jobs, totals)

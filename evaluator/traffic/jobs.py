@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -17,19 +17,32 @@ from evaluator.traffic.roles import Role
 
 @dataclass(frozen=True)
 class Extremes:
-    """The largest requests of a demand, in tokens: what the limits of a replica are checked against."""
+    """The largest requests of a demand, in tokens: what the limits of a replica are checked against.
+
+    ``least_`` are the smallest: where they are the largest, all requests are alike.
+    """
 
     prompt: int  # to compute
     output: int
     sequence: int  # prompt and output
     kv_tokens: int
+    cached: int  # leading prompt tokens whose KV is there already
+    least_prompt: int
+    least_output: int
+    least_sequence: int
 
     @staticmethod
     def of(several: Sequence[Extremes]) -> Extremes:
-        """The largest of several."""
+        """Those of several demands together."""
         if len(several) == 1:
             return several[0]
-        return Extremes(*np.array([astuple(one) for one in several]).max(axis=0).tolist())
+        columns = zip(fields(Extremes), zip(*map(astuple, several), strict=True), strict=True)
+        return Extremes(*((min if field.name.startswith("least_") else max)(column) for field, column in columns))
+
+    @property
+    def alike(self) -> bool:
+        """Whether all requests have as many prompt tokens and as many output tokens."""
+        return (self.least_output, self.least_sequence) == (self.output, self.sequence)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +80,11 @@ class Demand:
 
     @cached_property
     def extremes(self) -> Extremes:
-        """The largest of its jobs."""
+        """The largest of its jobs, and the smallest."""
         whole = self.prompt_tokens + self.output_tokens
-        sizes = (self.compute_tokens, self.output_tokens, whole, self.kv_tokens)
-        return Extremes(*(int(size.max(initial=0)) for size in sizes))
+        sizes = (self.compute_tokens, self.output_tokens, whole)
+        most = (int(size.max(initial=0)) for size in (*sizes, self.kv_tokens, self.cached_tokens))
+        return Extremes(*most, *(int(size.min()) if len(size) else 0 for size in sizes))
 
     @cached_property
     def after_prefill(self) -> tuple[NDArray[np.int64], Demand]:

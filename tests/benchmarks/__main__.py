@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from tests.benchmarks import (  # noqa: F401
+    bestserve,
     cold_start,
     compilations,
     coupled,

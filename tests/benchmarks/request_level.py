@@ -19,7 +19,8 @@ from evaluator.stations.request_level import (
     RequestLevelStructure,
     ServedRequests,
     run_collocated,
-    run_disaggregated,
+    run_decode,
+    run_prefill,
 )
 from tests.benchmarks.registry import Row, benchmark
 from tests.benchmarks.timing import best_of
@@ -68,6 +69,13 @@ def lane(cost: Any, instances: int, prompts: int, decodes: int, requests: int = 
     )
 
 
+def disaggregated(sides: RequestLane, requests: ServedRequests) -> Departures:
+    """One instance for prompts and one that decodes."""
+    one = SIDES._replace(instances=1)
+    first_token_s = run_prefill(sides, requests, one).last_token_s
+    return run_decode(sides, requests._replace(arrival_s=first_token_s), one)
+
+
 @benchmark("request_level")
 def request_level(quick: bool) -> Iterator[Row]:
     """Requests/s of 256 lanes x 1,000 requests on two instances, from light load to overload."""
@@ -81,8 +89,7 @@ def request_level(quick: bool) -> Iterator[Row]:
         both, prefills = stacked([lane(cost, 2, 4, 16)] * LANES), stacked([lane(cost, 1, 4, 16)] * LANES)
         took = best_of(lambda both=both: jax.block_until_ready(run_collocated(both, requests, SIDES)))
         yield Row(f"collocated, {name}", LANES * REQUESTS / took.cpu_s / 1e6, "M requests/s", "per core-second")
-        one = (prefills, prefills), requests, (SIDES._replace(instances=1),) * 2
-        took = best_of(lambda one=one: jax.block_until_ready(run_disaggregated(*one)))
+        took = best_of(lambda one=prefills: jax.block_until_ready(disaggregated(one, requests)))
         yield Row(f"disaggregated, {name}", LANES * REQUESTS / took.cpu_s / 1e6, "M requests/s", "per core-second")
 
 
@@ -137,4 +144,4 @@ def _token_exact(cost: EagerCost, served: ServedRequests, count: int, decodes: i
     lanes = in_order.Lane(stacked([cost, cost]), limits)
     found = in_order.run_lanes(lanes, requests, in_order.Structure(RING, False))
     times = found.scheduled_s, found.first_token_s, found.last_token_s
-    return Departures(*(np.asarray(each)[:, :half].T.ravel() for each in times))
+    return Departures(*(np.asarray(each)[:, :half].T.ravel() for each in times), np.arange(count) % 2)

@@ -1,6 +1,7 @@
 """Calibration sets: the default one, and what is refused."""
 
 import json
+import math
 
 import pytest
 
@@ -69,3 +70,32 @@ def test_a_missing_class_is_named(content):
     efficiencies = {name: value for name, value in content["efficiencies"].items() if name != "gemm"}
     with pytest.raises(InputError, match=r"bad\.yaml: efficiencies\.gemm: missing"):
         read_calibration({**content, "efficiencies": efficiencies}, "bad.yaml")
+
+
+@pytest.fixture
+def eager():
+    return load_yaml(find("calibrations", "ascend-910b3-bestserve"))
+
+
+def test_a_set_of_unfused_operators(eager):
+    found = load_calibration("ascend-910b3-bestserve", "ascend-910b3")
+    assert (found.form, found.efficiencies, found.eager.tables) == ("eager", {}, "corrected")
+    assert found.eager.prefill.copies == (math.inf,) * 3
+    copies = {**eager["prefill"], "copies": {"update": 0.5, "upcast": 0.7}}
+    assert read_calibration({**eager, "prefill": copies}, "x.yaml").eager.prefill.copies == (0.5, math.inf, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("prefill", {"flops_efficiency": 0.5}, r"x\.yaml: prefill\.bandwidth_efficiency: missing"),
+        ("message_s", -1, r"x\.yaml: message_s: must be at least 0, got -1"),
+        ("tables", "as_printd", r"x\.yaml: tables: 'as_printd' is unknown; did you mean as_printed"),
+        ("dispatch", {"norm_s": 0, "attention_s": 0}, r"x\.yaml: dispatch\.feed_forward_s: missing"),
+        ("sources", {"prefill": "a", "decode": "b"}, r"x\.yaml: sources\.dispatch: missing"),
+        ("link_efficiency", 1.0, r"x\.yaml: link_efficiency: unknown key"),
+    ],
+)
+def test_bad_sets_of_unfused_operators_are_refused(eager, key, value, message):
+    with pytest.raises(InputError, match=message):
+        read_calibration({**eager, key: value}, "x.yaml")

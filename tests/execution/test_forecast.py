@@ -56,6 +56,15 @@ def test_what_only_the_reference_runs_is_told():
     assert "1 designs token by token" in str(found)
 
 
+def test_requests_at_the_level_of_requests():
+    only = {"deployment.tensor_parallel": [4]}
+    found = foretold(only, ["deployment.batching.policy=continuous"], engine="request")
+    assert (found.feasible, found.by_token, found.compilations, found.requests) == (1, 0, 1, 200)
+    assert foretold(only, engine="request").reasons == {
+        "unsupported: engine request does not cover batching.policy chunked": 1
+    }
+
+
 def test_of_a_large_sweep_some_designs_stand_for_all(monkeypatch):
     monkeypatch.setattr(module, "MOST_EXAMINED", 100)
     found = foretold({"deployment.tensor_parallel": [1, 4], "workload.arrivals.rate_rps": {"linspace": [1, 2, 500]}})

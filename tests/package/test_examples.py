@@ -24,6 +24,13 @@ def test_every_design_of_a_shipped_scenario_can_run(name):
     assert {member.status for member in found.members} == {"ok"}
 
 
+@pytest.mark.parametrize(("engine", "router"), [("request", "shared_queue"), ("iteration", "round_robin")])
+def test_bestserve_is_for_two_engines(engine, router):
+    found = plan(load_scenario(ROOT / "scenarios" / "bestserve.yaml", [f"deployment.router={router}"]), engine=engine)
+    assert len(found.members) == 30 and {member.status for member in found.members} == {"ok"}
+    assert {member.engine for member in found.members} == {engine}
+
+
 def test_quickstart_has_no_room_only_where_the_model_is_too_large():
     found = plan(load_scenario(ROOT / "scenarios" / "quickstart.yaml"))
     status = [member.status for member in found.members]

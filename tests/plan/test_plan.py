@@ -120,7 +120,7 @@ LACKING: dict[tuple[str, ...], dict[str, Any]] = {
         "deployment__replicas": 2,
         "deployment__pipeline_parallel": 2,
     },
-    ("a closed loop over replicas with packing least_work_left",): {
+    ("a closed loop with a frontend with packing least_work_left",): {
         "workload__arrivals": CLOSED.format(4),
         "deployment__replicas": 2,
         "deployment__batching__packing": "least_work_left",

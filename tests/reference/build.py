@@ -13,8 +13,8 @@ from evaluator.policies import POLICIES
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
 from evaluator.routing import HEAVY_LIGHT, ROUTERS, HeavyLight
 
-CHOICES = (*(name for name in ROUTERS if name != HEAVY_LIGHT.name), HeavyLight(50))
-"""Every router."""
+CHOICES = (*(each.name for each in ROUTERS.values() if each is not HEAVY_LIGHT and not each.queue), HeavyLight(50))
+"""Every router that chooses a replica when a request is sent."""
 NO_ROWS = Rows(*(np.zeros(0) for _ in Rows._fields))
 NO_ATTENTION = AttentionRows(*(np.zeros(0) for _ in AttentionRows._fields))
 

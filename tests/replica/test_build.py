@@ -9,6 +9,8 @@ import pytest
 from evaluator.calibrate.whole import document, fit_iterations, written
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.compare.servers import server
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.estimation import estimate
 from evaluator.experiments import Experiment
@@ -114,3 +116,25 @@ def test_a_cost_that_is_not_known_is_no_replica(tmp_path):
     spec = ReplicaSpec("llama-3.1-8b", "h100-sxm", str(tmp_path / "table.yaml"))
     assert build(spec).ready.fit is not None
     assert build(replace(spec, model="llama-2-7b")).status.startswith("unsupported: calibration table was fitted to")
+
+
+EAGER = ReplicaSpec("codellama-34b", "ascend-910b3", "ascend-910b3-bestserve", parallel=Parallel(4))
+UNFUSED = "unsupported: calibration ascend-910b3-bestserve: the eager operator set knows "
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({}, "ok"),
+        ({"precision": Precision("fp16", "fp16", "fp16")}, "ok"),
+        ({"model": "mixtral-8x7b"}, UNFUSED + "gated dense feed-forwards; mixtral-8x7b has another"),
+        ({"precision": Precision(kv="fp8")}, UNFUSED + "16-bit numbers, not kv in fp8; use bf16"),
+        ({"precision": Precision("int8")}, UNFUSED + "16-bit numbers, not weights in int8; use bf16"),
+        (
+            {"parallel": Parallel(4, 2)},
+            UNFUSED + "tensor_parallel alone; use neither pipeline_parallel nor expert_parallel",
+        ),
+    ],
+)
+def test_what_the_operators_of_a_set_cannot_be(change, status):
+    assert build(replace(EAGER, **change)).status == status

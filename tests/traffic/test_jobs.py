@@ -29,7 +29,9 @@ def test_jobs_of_the_roles():
     assert (prefill.demand.output_tokens == 1).all() and (prefill.demand.kv_tokens == 100).all()
     assert (prefill.demand.later_tokens == 9).all()
     assert not decode.demand.compute_tokens.any() and (decode.demand.kv_tokens == 110).all()
-    assert decode.demand.extremes == Extremes(prompt=0, output=10, sequence=110, kv_tokens=110)
+    assert decode.demand.extremes == Extremes(
+        0, 10, 110, 110, cached=30, least_prompt=0, least_output=10, least_sequence=110
+    )
     for jobs in (prefill, decode):
         np.testing.assert_array_equal(jobs.ready_s, mixed.ready_s)
         np.testing.assert_array_equal(jobs.id, np.arange(20))

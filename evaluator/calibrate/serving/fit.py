@@ -89,7 +89,8 @@ def fit_serving(
     for base in bases.values():
         if base.form != "roofline":
             raise InputError(
-                f"calibration {base.name} is a {base.form} of whole iterations: it has no efficiencies to fit"
+                f"calibration {base.name} has the form {base.form}: it has no efficiencies to fit; use one of the form "
+                "roofline, such as datasheet"
             )
     problem = _Problem(experiments, bases, centre or {})
     given = start or {}

@@ -4,9 +4,9 @@
 of modules and of an iteration whose operators a host dispatches, ``cost`` the cost that engines take.
 """
 
-from evaluator.cost.eager.cost import EagerCost, best_serve_cost
+from evaluator.cost.eager.cost import EagerCost, eager_cost
 from evaluator.cost.eager.modules import Dispatch, ModuleTime, Rates, block_s, iteration_s, module_times
-from evaluator.cost.eager.shape import EagerShape, eager_problem, eager_shape
+from evaluator.cost.eager.shape import EagerShape, eager_problem, eager_shape, eager_split_problem
 from evaluator.cost.eager.slips import AsPrinted
 from evaluator.cost.eager.tables import Corrected, Row
 
@@ -19,10 +19,11 @@ __all__ = [
     "ModuleTime",
     "Rates",
     "Row",
-    "best_serve_cost",
     "block_s",
+    "eager_cost",
     "eager_problem",
     "eager_shape",
+    "eager_split_problem",
     "iteration_s",
     "module_times",
 ]

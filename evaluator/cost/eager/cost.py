@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from evaluator.catalog.eager import EagerFigures, EagerPhase
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
 from evaluator.cost.arrays import Batched, array_namespace
 from evaluator.cost.eager.modules import Dispatch, ModuleTime, Rates, iteration_s, module_times
 from evaluator.cost.eager.shape import EagerShape, eager_shape
-from evaluator.cost.eager.slips import Tables
+from evaluator.cost.eager.slips import AsPrinted, Tables
 from evaluator.cost.eager.tables import Corrected, Phase
 from evaluator.cost.iteration import BatchStatistics
+from evaluator.cost.rates import peak_flops
 from evaluator.cost.request_times import PromptBatch
+
+LEAPS = (16.0, 4096.0)
+"""Steps of decoding, the shortest first."""
+ROUNDING = 1e-15
+"""Of a time, relative: the growth of one step is a difference of two, and its error is multiplied by a leap's steps."""
 
 
 class EagerCost(NamedTuple):
@@ -69,38 +76,48 @@ class EagerCost(NamedTuple):
 
     def growth(self, batch: BatchStatistics, window_growing: Batched) -> Batched:
         """By how much the next decode of the same sequences takes longer, seconds."""
-        return self.time(batch._replace(decode_context=batch.decode_context + batch.decodes)) - self.time(batch)
+        return self._decode_s(batch, 1.0) - self._decode_s(batch, 0.0)
 
     def steps(self, batch: BatchStatistics) -> Batched:
-        """One: operators may change sides anywhere, so that the engine asks for every iteration anew."""
-        return 1.0
+        """For how many decodes that holds: the longest of LEAPS within which no operator changes sides, or 1.
+
+        Times are sums and maxima of terms that are affine in the context, hence convex in it: where the growth over a
+        leap is that of its first step so many times, it is the same in every step between.
+        """
+        now_s = self._decode_s(batch, 0.0)
+        growth_s = self._decode_s(batch, 1.0) - now_s
+        xp, found = array_namespace(now_s), 1.0
+        for leap in LEAPS:
+            then_s = self._decode_s(batch, leap)
+            found = xp.where(then_s - now_s - leap * growth_s <= ROUNDING * leap * then_s, leap, found)
+        return found
+
+    def _decode_s(self, batch: BatchStatistics, later: float) -> Batched:
+        """The decodes after so many more steps of them all."""
+        xp = array_namespace(batch.decodes, self.decode.flops)
+        return self.pass_s("decode", batch.decodes, batch.decode_context / xp.maximum(batch.decodes, 1.0) + later)
 
 
-BEST_SERVE_DISPATCH = Dispatch(24e-6, 190e-6, 41e-6)
-"""Profiled, table 3."""
-BEST_SERVE_EFFICIENCIES: dict[Phase, tuple[float, float, float]] = {
-    "prefill": (0.65, 0.6, 0.6),
-    "decode": (0.65, 0.3, 0.3),
-}
-"""e_c, e_m and e_+ of section 4.1."""
+TABLES: dict[str, Tables] = {"corrected": Corrected(), "as_printed": AsPrinted()}
 
 
-def best_serve_cost(
-    model: Model, hardware: Hardware, tensor_parallel: int, tables: Tables | None = None, link: float | None = None
-) -> EagerCost:
-    """The eager set with the paper's efficiencies and dispatch times; ``tables``: the corrected ones unless given.
+def eager_cost(model: Model, hardware: Hardware, tensor_parallel: int, figures: EagerFigures) -> EagerCost:
+    """The eager set on ``tensor_parallel`` devices. ValueError for a model that the set does not know."""
+    peak = peak_flops(hardware.peak_flops, "fp16")
 
-    ``link``: byte/s of the interconnect, that of the nearest link unless given. Copies run at the rate of memory: the
-    paper names their rates, and states none. ValueError for a model that the set does not know.
-    """
-    peak = hardware.peak_flops.get("fp16", hardware.peak_flops["bf16"])
-    link = hardware.links[0].bandwidth if link is None else link
+    def rates(phase: EagerPhase) -> Rates:
+        update, repeat_kv, upcast = (share * hardware.memory_bandwidth for share in phase.copies)
+        return Rates(
+            flops=phase.flops_efficiency * peak,
+            memory=phase.bandwidth_efficiency * hardware.memory_bandwidth,
+            link=phase.link_efficiency * hardware.links[0].bandwidth,
+            update=update,
+            repeat_kv=repeat_kv,
+            upcast=upcast,
+            message_s=figures.message_s,
+        )
 
-    def rates(phase: Phase) -> Rates:
-        compute, memory, communication = BEST_SERVE_EFFICIENCIES[phase]
-        attained = memory * hardware.memory_bandwidth
-        return Rates(compute * peak, attained, communication * link, attained, attained, attained, 0.0)
-
-    tables = Corrected() if tables is None else tables
-    shape, devices = eager_shape(model), float(tensor_parallel)
-    return EagerCost(shape, devices, rates("prefill"), rates("decode"), BEST_SERVE_DISPATCH, False, tables)
+    dispatch = Dispatch(figures.norm_s, figures.attention_s, figures.feed_forward_s)
+    shape, tables = eager_shape(model), TABLES[figures.tables]
+    sides = rates(figures.prefill), rates(figures.decode)
+    return EagerCost(shape, float(tensor_parallel), *sides, dispatch, figures.runs_ahead, tables)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from evaluator.catalog.model import DenseFeedForward, Model, SoftmaxAttention
 from evaluator.cost.arrays import Batched
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
 
 
 class EagerShape(NamedTuple):
@@ -30,6 +32,20 @@ def eager_problem(model: Model) -> str | None:
         return f"the eager operator set needs heads x head_dim = hidden; {model.name} has other sizes"
     if not isinstance(feed_forward, DenseFeedForward) or not feed_forward.gated:
         return f"the eager operator set knows gated dense feed-forwards; {model.name} has another"
+    return None
+
+
+def eager_split_problem(model: Model, precision: Precision, parallel: Parallel) -> str | None:
+    """Why the set has no rows for such a replica of a model that it knows: all numbers are of 2 bytes, on TP alone."""
+    dtypes = {"activations": precision.activations, "kv": precision.kv, "weights": precision.weights}
+    if precision.weights == "checkpoint":
+        dtypes |= vars(model.checkpoint)
+        del dtypes["weights"]
+    for name, dtype in dtypes.items():
+        if dtype not in ("bf16", "fp16"):
+            return f"the eager operator set knows 16-bit numbers, not {name} in {dtype}; use bf16"
+    if parallel.pipeline > 1 or parallel.expert > 1:
+        return "the eager operator set knows tensor_parallel alone; use neither pipeline_parallel nor expert_parallel"
     return None
 
 

@@ -6,7 +6,7 @@ the same algorithms in plain Python, and says where they depart from the paper's
 """
 
 from evaluator.stations.request_level.lane import Departures, RequestLane, RequestLevelStructure, ServedRequests
-from evaluator.stations.request_level.run import run_collocated, run_disaggregated
+from evaluator.stations.request_level.run import run_collocated, run_decode, run_prefill
 
 __all__ = [
     "Departures",
@@ -14,5 +14,6 @@ __all__ = [
     "RequestLevelStructure",
     "ServedRequests",
     "run_collocated",
-    "run_disaggregated",
+    "run_decode",
+    "run_prefill",
 ]

@@ -20,6 +20,7 @@ from evaluator.stations.request_level.lane import (
     RequestLevelStructure,
     ServedRequests,
     draw_one,
+    least_at,
     prompt_batch,
     when_idle,
 )
@@ -44,6 +45,7 @@ class _State(NamedTuple):
     scheduled_s: Array
     first_token_s: Array
     last_token_s: Array
+    instance: Array
 
 
 class _Next(NamedTuple):
@@ -73,6 +75,7 @@ def _initial(lane: RequestLane, slots: int, structure: RequestLevelStructure) ->
         scheduled_s=never,
         first_token_s=never,
         last_token_s=never,
+        instance=jnp.zeros(wide, jnp.int32),
     )
 
 
@@ -110,7 +113,7 @@ def _prompts(
     exists = jnp.arange(structure.instances) < lane.instances
     able = jnp.where(state.resume_s < jnp.inf, state.resume_s <= now, exists)
     drawn = draw_one(able, given.prefill_draw[head])
-    chosen = jnp.where(event.prefill, drawn, jnp.argmin(state.resume_s).astype(jnp.int32))
+    chosen = jnp.where(event.prefill, drawn, least_at(state.resume_s))
     batch = prompt_batch(lane, window(given.arrival_s, head, size), window(given.prompt_tokens, head, size), now)
     took_s = lane.cost.prompts_s(batch)
     started = jnp.where(event.prefill, batch.requests.astype(jnp.int32), 0)
@@ -133,6 +136,7 @@ def _prompts(
         # Without a start this writes behind the last batch, where the next one writes again.
         scheduled_s=spread(state.scheduled_s, now, head, size),
         first_token_s=spread(state.first_token_s, now + took_s, head, size),
+        instance=spread(state.instance, chosen, head, size),
     )
 
 
@@ -148,7 +152,7 @@ def _decode(lane: RequestLane, given: ServedRequests, state: _State, event: _Nex
     able = (state.resume_s == jnp.inf) & jnp.any(state.idle_s <= now, axis=1)
     chosen = draw_one(able, given.decode_draw[request])
     row = state.idle_s[chosen]
-    box = jnp.argmin(row)
+    box = least_at(row)
     together = pseudo_batch(busy_boxes(row, now), lane.tau)
     took_s = lane.cost.decodes_s(together, given.prompt_tokens[request], output)
     enters = event.decode & (output > 1.0)
@@ -165,7 +169,7 @@ def _decode(lane: RequestLane, given: ServedRequests, state: _State, event: _Nex
 
 
 def collocated(lane: RequestLane, requests: ServedRequests, structure: RequestLevelStructure) -> Departures:
-    """The requests of a lane, seconds (request,)."""
+    """The requests of a lane."""
     slots = requests.arrival_s.shape[0]
     given = padded(requests, structure.prompts)
 
@@ -180,4 +184,5 @@ def collocated(lane: RequestLane, requests: ServedRequests, structure: RequestLe
     last_token_s = final.last_token_s.at[final.holder.ravel()].set(final.idle_s.ravel())
     real = jnp.arange(slots) < lane.requests
     times = final.scheduled_s, final.first_token_s, last_token_s
-    return Departures(*(jnp.where(real, each[:slots], jnp.inf) for each in times))
+    scheduled_s, first_token_s, last_token_s = (jnp.where(real, each[:slots], jnp.inf) for each in times)
+    return Departures(scheduled_s, first_token_s, last_token_s, final.instance[:slots])

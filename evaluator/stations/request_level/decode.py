@@ -9,10 +9,12 @@ from jax import lax
 
 from evaluator.cost.iteration import Array
 from evaluator.stations.request_level.lane import (
+    Departures,
     RequestLane,
     RequestLevelStructure,
     ServedRequests,
     draw_one,
+    least_at,
     when_idle,
 )
 
@@ -20,7 +22,10 @@ from evaluator.stations.request_level.lane import (
 class _State(NamedTuple):
     head: Array  # first request that waits
     idle_s: Array  # (instance, box) when the box is free
+    scheduled_s: Array  # (request,)
+    next_token_s: Array  # (request,)
     finished_s: Array  # (request,)
+    instance: Array  # (request,)
 
 
 def pseudo_batch(busy: Array, tau: Array) -> Array:
@@ -37,10 +42,11 @@ def busy_boxes(row: Array, now: Array) -> Array:
     return jnp.sum((row > now) & (row < jnp.inf)).astype(jnp.float64)
 
 
-def decode(lane: RequestLane, requests: ServedRequests, structure: RequestLevelStructure) -> Array:
-    """When the requests of a lane have their last token, seconds (request,).
+def decode(lane: RequestLane, requests: ServedRequests, structure: RequestLevelStructure) -> Departures:
+    """The requests of a lane from their second token on, which come evenly spaced.
 
-    ``requests`` arrive with their first token. Those that want no more have left before, and take no box.
+    ``requests`` arrive with their first token, which ``output_tokens`` counts. Those that want no more have left
+    before, and take no box.
     """
 
     def trip(state: _State) -> _State:
@@ -50,15 +56,22 @@ def decode(lane: RequestLane, requests: ServedRequests, structure: RequestLevelS
         start = jnp.maximum(jnp.min(state.idle_s), arrival)
         chosen = draw_one(jnp.any(state.idle_s <= start, axis=1), requests.decode_draw[request])
         row = state.idle_s[chosen]
-        box = jnp.argmin(row)
+        box = least_at(row)
         together = pseudo_batch(busy_boxes(row, start), lane.tau)
-        finish = start + lane.cost.decodes_s(together, requests.prompt_tokens[request], output)
+        took_s = lane.cost.decodes_s(together, requests.prompt_tokens[request], output)
+        finish, gap_s = start + took_s, took_s / jnp.maximum(output - 1.0, 1.0)
         return _State(
             head=request + 1,
             idle_s=state.idle_s.at[chosen, box].set(jnp.where(decodes, finish, row[box])),
+            scheduled_s=state.scheduled_s.at[request].set(jnp.where(decodes, start, arrival)),
+            next_token_s=state.next_token_s.at[request].set(jnp.where(decodes, start + gap_s, arrival)),
             finished_s=state.finished_s.at[request].set(jnp.where(decodes, finish, arrival)),
+            instance=state.instance.at[request].set(chosen),
         )
 
     idle_s = when_idle((structure.instances, structure.boxes), lane.instances, lane.max_decodes)
-    start = _State(jnp.zeros((), jnp.int32), idle_s, jnp.full(requests.arrival_s.shape[0], jnp.inf))
-    return lax.while_loop(lambda state: state.head < lane.requests, trip, start).finished_s
+    slots = requests.arrival_s.shape[0]
+    never, nobody = jnp.full(slots, jnp.inf), jnp.zeros(slots, jnp.int32)
+    start = _State(jnp.zeros((), jnp.int32), idle_s, never, never, never, nobody)
+    final = lax.while_loop(lambda state: state.head < lane.requests, trip, start)
+    return Departures(final.scheduled_s, final.next_token_s, final.finished_s, final.instance)

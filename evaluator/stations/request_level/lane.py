@@ -44,8 +44,9 @@ class Departures(NamedTuple):
     """Absolute seconds (request,); infinite for slots that are not real."""
 
     scheduled_s: Array
-    first_token_s: Array
+    first_token_s: Array  # the first that these instances give
     last_token_s: Array
+    instance: Array  # int32: which computed the prompt, on a decode side which gave the tokens
 
 
 def draw_one(able: Array, draw: Array) -> Array:
@@ -56,6 +57,15 @@ def draw_one(able: Array, draw: Array) -> Array:
     """
     wanted = jnp.floor(draw * jnp.sum(able)).astype(jnp.int32)
     return jnp.argmax(jnp.cumsum(able.astype(jnp.int32)) > wanted).astype(jnp.int32)
+
+
+def least_at(values: Array) -> Array:
+    """The place of the least of ``values`` (n,), the first of them, int32.
+
+    XLA runs ``argmin``, which carries two values, one element after the other on a CPU, and two minima in vectors.
+    """
+    places = jnp.arange(values.shape[0], dtype=jnp.int32)
+    return jnp.min(jnp.where(values <= jnp.min(values), places, values.shape[0] - 1))
 
 
 def when_idle(shape: tuple[int, ...], *counts: Array) -> Array:

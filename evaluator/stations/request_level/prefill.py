@@ -9,6 +9,7 @@ from jax import lax
 
 from evaluator.cost.iteration import Array
 from evaluator.stations.request_level.lane import (
+    Departures,
     RequestLane,
     RequestLevelStructure,
     ServedRequests,
@@ -23,6 +24,7 @@ class _State(NamedTuple):
     idle_s: Array  # (instance,) when the instance has finished
     scheduled_s: Array  # (request + prompt,)
     finished_s: Array  # (request + prompt,)
+    instance: Array  # (request + prompt,)
 
 
 def padded(requests: ServedRequests, prompts: int) -> ServedRequests:
@@ -45,8 +47,8 @@ def spread(values: Array, value: Array, first: Array, size: int) -> Array:
     return lax.dynamic_update_slice(values, jnp.broadcast_to(value, (size,)).astype(values.dtype), (first,))
 
 
-def prefill(lane: RequestLane, requests: ServedRequests, structure: RequestLevelStructure) -> tuple[Array, Array]:
-    """When the prompts of a lane are scheduled and when their first tokens are there, seconds (request,)."""
+def prefill(lane: RequestLane, requests: ServedRequests, structure: RequestLevelStructure) -> Departures:
+    """The requests of a lane up to their first token, which is the last that this side gives."""
     slots, size = requests.arrival_s.shape[0], structure.prompts
     given = padded(requests, size)
 
@@ -61,15 +63,16 @@ def prefill(lane: RequestLane, requests: ServedRequests, structure: RequestLevel
             idle_s=state.idle_s.at[chosen].set(finish),
             scheduled_s=spread(state.scheduled_s, start, state.head, size),
             finished_s=spread(state.finished_s, finish, state.head, size),
+            instance=spread(state.instance, chosen, state.head, size),
         )
 
     never = jnp.full(slots + size, jnp.inf)
     idle_s = when_idle((structure.instances,), lane.instances)
-    final = lax.while_loop(
-        lambda state: state.head < lane.requests, trip, _State(jnp.zeros((), jnp.int32), idle_s, never, never)
-    )
+    nobody = jnp.zeros(slots + size, jnp.int32)
+    start = _State(jnp.zeros((), jnp.int32), idle_s, never, never, nobody)
+    final = lax.while_loop(lambda state: state.head < lane.requests, trip, start)
     real = jnp.arange(slots) < lane.requests
     scheduled_s, finished_s = (
         jnp.where(real, times[:slots], jnp.inf) for times in (final.scheduled_s, final.finished_s)
     )
-    return scheduled_s, finished_s
+    return Departures(scheduled_s, finished_s, finished_s, final.instance[:slots])

@@ -5,14 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evaluator.catalog import load_hardware, load_model
-from evaluator.cost.eager import AsPrinted, Corrected, Rates, best_serve_cost, eager_problem, eager_shape
+from evaluator.catalog import load_calibration, load_hardware, load_model
+from evaluator.cost.eager import AsPrinted, Corrected, Rates, eager_cost, eager_problem, eager_shape
 from evaluator.cost.eager.modules import row_s
 from evaluator.cost.eager.slips import SLIPS
 from evaluator.cost.eager.tables import Row
 from evaluator.cost.iteration import BatchStatistics, iteration_time
 from tests.cost.eager.paper import paper_cost
 
+SET = "ascend-910b3-bestserve"
 SHAPE = eager_shape(load_model("codellama-34b"))
 H, H0, HQ, KV = 8192, 22016, 64, 1 / 8
 MODULES = [(module, phase) for module in ("norm", "attention", "feed_forward") for phase in ("prefill", "decode")]
@@ -101,4 +102,4 @@ def test_numpy_jax_and_floats_agree():
 def test_says_which_models_it_does_not_know(name, message):
     assert message in eager_problem(load_model(name))
     with pytest.raises(ValueError, match="eager operator set"):
-        best_serve_cost(load_model(name), load_hardware("ascend-910b3"), 1)
+        eager_cost(load_model(name), load_hardware("ascend-910b3"), 1, load_calibration(SET, "ascend-910b3").eager)

@@ -6,7 +6,7 @@ import pytest
 from evaluator.cost.eager import AsPrinted
 from evaluator.cost.request_times import tabulate
 from evaluator.reference import request_level as reference
-from evaluator.stations.request_level import run_collocated, run_disaggregated
+from evaluator.stations.request_level import run_collocated, run_decode, run_prefill
 from tests.cost.eager.paper import paper_cost
 from tests.stations.request_level.build import STRUCTURE, random_case, stacked
 
@@ -17,15 +17,16 @@ def check(cases, found, simulate):
     for lane, case in enumerate(cases):
         requests = case.reference_requests()
         simulate(case, requests)
-        for name in TIMES:
-            times = np.asarray(getattr(found, name)[lane])
-            np.testing.assert_allclose(times[: len(requests)], [getattr(each, name) for each in requests], rtol=1e-12)
-            assert np.isinf(times[len(requests) :]).all()
+        for name in (*TIMES, "instance"):
+            same(found, lane, name, [getattr(each, name) for each in requests])
+            if name in TIMES:
+                assert np.isinf(np.asarray(getattr(found, name)[lane])[len(requests) :]).all()
 
 
-def both_sides(case, requests):
-    reference.prefill(case.sides[0], requests)
-    reference.decode(case.sides[1], requests)
+def same(found, lane, name, expected, where=...):
+    """The real requests of a lane, or those where a mask says so."""
+    values = np.asarray(getattr(found, name)[lane])[: len(expected)]
+    np.testing.assert_allclose(values[where], np.array(expected)[where], rtol=1e-12)
 
 
 def collocated(case, requests):
@@ -69,12 +70,38 @@ def test_collocated_lanes_are_the_plain_algorithms(kind):
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_disaggregated_lanes_are_the_plain_algorithms(kind):
+def test_prefill_lanes_are_the_plain_algorithm(kind):
     cases = CASES[kind]()
-    lanes = tuple(stacked([case.lane(side) for case in cases]) for side in (0, 1))
-    requests = stacked([case.slots() for case in cases])
-    found = run_disaggregated(lanes, requests, (STRUCTURE, STRUCTURE))
-    check(cases, found, both_sides)
+    lanes, requests = stacked([case.lane(0) for case in cases]), stacked([case.slots() for case in cases])
+    found = run_prefill(lanes, requests, STRUCTURE)
+    np.testing.assert_array_equal(found.first_token_s, found.last_token_s)
+    for lane, case in enumerate(cases):
+        whole = case.reference_requests()
+        reference.prefill(case.sides[0], whole)
+        same(found, lane, "scheduled_s", [each.scheduled_s for each in whole])
+        same(found, lane, "first_token_s", [each.first_token_s for each in whole])
+        same(found, lane, "instance", [each.instance for each in whole])
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_decode_lanes_are_the_plain_algorithm(kind):
+    cases = CASES[kind]()
+    lanes, requests = stacked([case.lane(1) for case in cases]), stacked([case.slots() for case in cases])
+    found = run_decode(lanes, requests, STRUCTURE)
+    for lane, case in enumerate(cases):
+        whole = case.reference_requests()
+        for each in whole:
+            each.first_token_s = each.arrival_s
+        reference.decode(case.sides[1], whole)
+        same(found, lane, "last_token_s", [each.last_token_s for each in whole])
+        longer = [each.output_tokens > 1 for each in whole]
+        same(found, lane, "scheduled_s", [each.decode_scheduled_s for each in whole], longer)
+        same(found, lane, "instance", [each.decode_instance for each in whole], longer)
+        second = [
+            each.decode_scheduled_s + (each.last_token_s - each.decode_scheduled_s) / max(each.output_tokens - 1, 1)
+            for each in whole
+        ]
+        same(found, lane, "first_token_s", second, longer)
 
 
 def test_lanes_in_step_are_the_same_lanes():
