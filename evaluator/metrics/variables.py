@@ -71,6 +71,12 @@ _OTHERS = {
     "kv_used_max": Variable("1", "highest KV cache use", "largest fraction of the KV capacity in use, over all seeds"),
     "iterations": Variable("1", "engine iterations", "forward passes of all replicas, mean over the seeds"),
     "preemptions": Variable("1", "preemptions", "requests sent back to the queue, mean over the seeds"),
+    "prefix_hit_rate": Variable(
+        "1",
+        "prefix cache hit rate",
+        "prompt tokens of the measured requests whose KV was there when they were admitted / all their prompt tokens, "
+        "mean over the seeds",
+    ),
     "saturated": Variable(
         "1",
         "saturated",

@@ -8,6 +8,7 @@ from evaluator.policies import policy
 from evaluator.routing import Choice, name_of, router_of
 from evaluator.scenario import Deployment, Workload
 from evaluator.scenario.scenario import Routers
+from evaluator.traffic.requests import cached_by_content
 
 ITERATION, TOKEN = "iteration", "token"
 ENGINES = (ITERATION, TOKEN)
@@ -62,6 +63,8 @@ def is_coupled(workload: Workload, deployment: Deployment) -> bool:
     """Which replica serves a request is known only when it is sent, so that replicas must run together."""
     if deployment.replicas == 1:
         return False
+    if workload.sessions.feedback:
+        return True
     return workload.arrivals.process == "closed_loop" or router_of(routed_by(deployment)).independent is None
 
 
@@ -77,6 +80,8 @@ def lacking(workload: Workload, deployment: Deployment) -> tuple[str, ...]:
     found = {
         "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
         f"policy {record.name} with pipeline_parallel": not record.pipeline and deployment.pipeline_parallel > 1,
+        "sessions that think from the answer": workload.sessions.feedback,
+        "prefix caching by content": cached_by_content(workload, deployment),
     }
     if is_coupled(workload, deployment):
         closed = workload.arrivals.process == "closed_loop"

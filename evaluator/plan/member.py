@@ -95,7 +95,8 @@ def member(config: int, point: Point, setting: Setting) -> Member:
     workload, deployment, objectives = point
     arrivals = workload.arrivals
     lengths = (id(workload.lengths), workload.requests, workload.cached_tokens, workload.sessions)
-    key = (id(deployment), arrivals.process, arrivals.users, *lengths)
+    turns = id(arrivals) if workload.sessions.continued else None  # which of them are sent follows from the rate
+    key = (id(deployment), arrivals.process, arrivals.users, turns, *lengths)
     found = setting.known.get(key)
     if found is None:
         found = setting.known[key] = _checked(workload, pools_of(deployment), setting, deployment.transfer)
@@ -160,7 +161,7 @@ def _status(workload: Workload, stations: tuple[StationPlan, ...]) -> str:
         deployment, built = station.deployment, station.design
         problem: str | None = built.status
         if problem == OK:
-            problem = routing_problem(deployment) or policy_problem(deployment, built)
+            problem = routing_problem(workload, deployment) or policy_problem(deployment, built)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
             problem = problem or limit_problem(deployment, built, station.extremes)
         if problem is not None:
@@ -168,4 +169,9 @@ def _status(workload: Workload, stations: tuple[StationPlan, ...]) -> str:
             return problem if len(stations) == 1 else f"{kind}: pool {station.name}: {reason}"
     if workload.arrivals.process == "closed_loop" and len(stations) > 1:
         return "unsupported: a closed loop over several pools; use arrivals with a rate"
+    if workload.sessions.feedback and len(stations) > 1:
+        return (
+            "unsupported: sessions that think from the answer over several pools; use workload.sessions.think_from "
+            "arrival"
+        )
     return OK

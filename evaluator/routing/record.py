@@ -46,10 +46,12 @@ class Sent(NamedTuple):
     prompt_tokens: NDArray[np.int64]  # (request,)
     replicas: int
     draws: np.random.Generator  # of this pool and seed, see ``stream``
+    session: NDArray[np.int64] | None = None  # (request,): the numbers of their sessions, where they are known
 
 
-InTurn = Callable[[int], int]
-"""Chooses the replica of one request after the other, in the order in which they are sent, by its prompt tokens."""
+InTurn = Callable[[int, int], int]
+"""Chooses the replica of one request after the other, in the order in which they are sent, by its prompt tokens and the
+number of its session."""
 
 
 @dataclass(frozen=True)
@@ -63,23 +65,26 @@ class Independent:
     assign: Callable[[Any, Sent], NDArray[np.int64]]
     in_turn: Callable[[Any, int, np.random.Generator], InTurn]
     by_prompt: bool = False  # it looks at the prompt, so that shares depend on the lengths
+    by_session: bool = False  # it looks at the session, so that shares depend on who sends how much
 
 
 @dataclass(frozen=True)
 class Router:
-    """One of two kinds: ``independent`` of the state of the replicas, or the replica with the least of ``counts``.
+    """One of three kinds: ``independent`` of the state of the replicas, or the replica with the least of ``counts``, or
+    ``by_prefix``: by what is in their prefix caches, as the choice says (``PrefixAware.choose``).
 
-    Of several replicas with the least, the first is taken. Errors: ValueError for none or both of the kinds.
+    Of several replicas with the least, the first is taken. Errors: ValueError for none or several of the kinds.
     """
 
     name: str  # in scenario files
     says: str
     independent: Independent | None = None
     counts: str | None = None  # one of COUNTERS
+    by_prefix: bool = False
 
     def __post_init__(self) -> None:
-        if (self.independent is None) == (self.counts is None):
-            raise ValueError(f"router {self.name} is either independent or counts something")
+        if (self.independent is not None) + (self.counts is not None) + self.by_prefix != 1:
+            raise ValueError(f"router {self.name} is either independent or counts something or goes by prefixes")
         if self.counts is not None and self.counts not in COUNTERS:
             raise ValueError(f"router {self.name} counts {self.counts}, which is none of {', '.join(COUNTERS)}")
 

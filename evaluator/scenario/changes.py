@@ -37,12 +37,18 @@ def apply(tree: Tree, changes: Mapping[str, Any], place: Place) -> dict[str, Any
     return dict(result)
 
 
+_ROUTER = ("deployment", "router")
+
+
 def _without_name(tree: Tree, keys: tuple[str, ...]) -> Any:
     """The tree with ``{like: NAME}`` for a name of a device or model that ``keys`` lead through.
 
-    What is set in the place of a device or model itself replaces it: figures of one say nothing of another.
+    What is set in the place of a device or model itself replaces it: figures of one say nothing of another. A router
+    that has keys replaces the name of one that has none.
     """
     for depth, key in enumerate(keys, start=1):
+        if keys[:depth] == _ROUTER and depth < len(keys) and isinstance(get(tree, _ROUTER), str):
+            return put(tree, _ROUTER, None)
         if key not in FIGURES or keys[0] != "deployment":
             continue
         there = get(tree, keys[:depth])

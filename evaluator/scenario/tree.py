@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.catalog.what_if import WhatIf
+from evaluator.routing import HeavyLight, PrefixAware
 from evaluator.scenario.scenario import Arrivals, Lengths, Objective
 
 Tree = Mapping[str, Any]
@@ -105,6 +106,8 @@ def field_tree(value: Any) -> Any:
         return {"trace": value.file} if value.source == "trace" else {"source": value.source, **value.parameters}
     if isinstance(value, WhatIf):
         return value.parameters
+    if isinstance(value, HeavyLight | PrefixAware):
+        return {value.router: section_tree(value)}
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, Mapping):

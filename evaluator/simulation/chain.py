@@ -108,7 +108,7 @@ def _journey(legs: list[Leg], uses: tuple[Use, ...]) -> Journey:
         replica=replica,
         prompt_tokens=_tokens(start, "prompt_tokens"),
         output_tokens=_tokens(first, "output_tokens"),
-        cached_tokens=_tokens(start, "cached_tokens"),
+        cached_tokens=_cached_tokens(start),
         measured=_measured(start),
         uses=uses,
         itl=uses[legs.index(first)].itl,
@@ -140,6 +140,15 @@ def _tokens(leg: Leg, name: str) -> np.ndarray:
     found = np.zeros(shape_of(leg.jobs), dtype=np.int64)
     for at, one in each(leg.jobs):
         found[at][one.id] = getattr(one.demand, name)
+    return found
+
+
+def _cached_tokens(leg: Leg) -> np.ndarray:
+    """Prompt tokens that were not computed: those known before the run, and those found in a prefix cache."""
+    found, hits = _tokens(leg, "cached_tokens"), leg.departures.hit_tokens
+    if hits is not None:
+        for at, one in each(leg.jobs):
+            found[at][one.id] += hits[at][: len(one)]
     return found
 
 

@@ -12,7 +12,7 @@ from evaluator.cost.quantities import PEAKS
 from evaluator.cost.rates import peak_flops
 from evaluator.cost.utilisation import ideal_time
 from evaluator.plan import Member, StationPlan
-from evaluator.simulation.work import useful_work
+from evaluator.simulation.work import useful_work, work_of
 from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps, each
 
 
@@ -56,11 +56,20 @@ def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, departures: Departur
             totals.kv_unit_s[at] += pool.kept_units * pool.deployment.replicas * (left_s.max() - ready_s.min())
 
 
-def use_of(pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals, itl: Sequence[Sequence[WeightedGaps]]) -> Use:
-    """The use of a pool, which has the same place in all configurations of a chunk."""
+def use_of(
+    pools: Sequence[StationPlan],
+    jobs: ChunkJobs,
+    totals: Totals,
+    itl: Sequence[Sequence[WeightedGaps]],
+    hit_tokens: np.ndarray | None = None,
+) -> Use:
+    """The use of a pool, which has the same place in all configurations of a chunk.
+
+    ``hit_tokens`` (config, seed, job) are prompt tokens that a prefix cache had, so that nobody computed them.
+    """
     hardware = [pool.design.hardware for pool in pools]
     kvs = [None if pool.design.replica is None else pool.design.replica.kv for pool in pools]
-    flops, moved = _useful(pools, jobs, totals)
+    flops, moved = _useful(pools, jobs, totals, hit_tokens)
     return Use(
         name=pools[0].name,
         devices=_column(pool.devices for pool in pools),
@@ -85,7 +94,9 @@ def use_of(pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals, itl: S
     )
 
 
-def _useful(pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals) -> tuple[np.ndarray, np.ndarray]:
+def _useful(
+    pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals, hit_tokens: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Useful FLOPs and bytes, (config, seed).
 
     The ideal times are sums over the pipeline ranks, so they are worth the peaks of one rank's devices.
@@ -96,7 +107,11 @@ def _useful(pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals) -> tu
         if design.replica is None:
             continue
         devices = design.devices / len(design.replica.pipeline_ranks)
-        work = useful_work(one.demand, design.replica.kv.window)
+        window = design.replica.kv.window
+        if hit_tokens is None:
+            work = useful_work(one.demand, window)
+        else:
+            work = work_of(one.demand.with_hits(hit_tokens[at][: len(one)]), window)
         counts = totals.iterations[at], totals.experts_touched[at]
         flops[at] = ideal_time(design.replica.compute, work) * _peak(design.hardware) * devices
         bandwidth = design.hardware.memory_bandwidth

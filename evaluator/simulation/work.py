@@ -13,6 +13,11 @@ from evaluator.traffic.jobs import Demand
 
 @lru_cache(maxsize=4096)
 def useful_work(demand: Demand, window: int | None) -> BatchStatistics:
+    """``work_of``, kept for all configurations that share a demand."""
+    return work_of(demand, window)
+
+
+def work_of(demand: Demand, window: int | None) -> BatchStatistics:
     """Batch statistics of all jobs summed over all iterations, every prompt computed in one piece."""
     prompt, width = demand.prompt_tokens, window or 0
     computed = demand.compute_tokens > 0
