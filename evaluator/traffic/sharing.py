@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +14,29 @@ from evaluator.scenario.sessions import trace_of
 from evaluator.scenario.trace_content import Ragged
 from evaluator.traffic.sessions import Turns, system_prompts
 
-Content = tuple[int, ...]
-"""What is in the first whole blocks of a request's KV: the same numbers up to a block, the same tokens up to its end.
 
-A number stands for a source of text (a session, a system prompt, a block of a trace), not for a single block: where a
-block lies in its source follows from the blocks before it.
-"""
+@dataclass(frozen=True, slots=True)
+class Content(Sequence[int]):
+    """What is in the first whole blocks of a request's KV: the same numbers up to a block, the same tokens up to its end.
+
+    A number stands for a source of text (a session, a system prompt, a block of a trace), not for a single block: where
+    a block lies in its source follows from the blocks before it. ``each`` blocks in turn are of one of the ``sources``,
+    as far as these go, and the rest of ``blocks`` is of ``rest``.
+    """
+
+    sources: Sequence[int]
+    each: int
+    blocks: int
+    rest: int = 0
+
+    def __len__(self) -> int:
+        return self.blocks
+
+    def __getitem__(self, place: Any) -> Any:
+        if not 0 <= place < self.blocks:
+            raise IndexError(place)
+        source = place // self.each
+        return int(self.sources[source]) if source < len(self.sources) else self.rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +65,13 @@ class Sharing:
         if self.hashes is not None:
             each = self.hash_block_tokens // block_tokens
             for row, prompt in zip(ids.tolist(), prompt_tokens.tolist(), strict=True):
-                yield tuple(np.repeat(self.hashes[row], each)[: prompt // block_tokens].tolist())
+                yield Content(self.hashes[row], each, prompt // block_tokens)
             return
         assert self.session is not None
         system = np.zeros_like(ids) if self.system is None else self.system[ids]
+        shared = self.system_tokens // block_tokens
         for one, prompt, tokens in zip(self.session[ids].tolist(), system.tolist(), kv_tokens.tolist(), strict=True):
-            blocks, shared = tokens // block_tokens, self.system_tokens // block_tokens
-            yield (-1 - prompt,) * shared + (one,) * (blocks - shared)
+            yield Content((-1 - prompt,) if shared else (), max(shared, 1), tokens // block_tokens, one)
 
 
 def sharing_of(workload: Workload, seed: int, turns: Turns | None) -> Sharing | None:

@@ -10,6 +10,7 @@ import pytest
 from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.plan import plan
+from evaluator.routing import PrefixAware
 from evaluator.run import simulate, sweep
 from evaluator.simulation import simulate_chunk
 from tests.scenario.build import scenario
@@ -142,6 +143,31 @@ def test_the_reference_takes_what_the_engine_lacks_and_says_so():
     assert set(ds["engine"].values) == {"token"} and set(ds["status"].values) == {"ok"}
     note = ds.attrs["engine_note"]
     assert "prefix caching by content" in note and "sessions that think from the answer" in note
+
+
+def test_every_key_of_sessions_and_of_the_router_can_be_swept():
+    axes = {
+        "workload__sessions__turns__mean": [2, 5],
+        "workload__sessions__think_s__mean": ["1s", 9],
+        "deployment__router": ["session", {"prefix_aware": {"threshold": 0.9}}],
+    }
+    whole = plan(scenario(*TALKS[:3], "workload.sessions.system_prompts=3", CACHING, "deployment.replicas=2", **axes))
+    assert {member.status for member in whole.members} == {"ok"}
+    assert [whole.members[at].workload.sessions.turns.mean for at in (0, -1)] == [2, 5]
+    assert [whole.members[at].workload.sessions.think_s.mean for at in (0, -1)] == [1, 9]
+    assert whole.members[-1].stations[0].deployment.router == PrefixAware(0.9)
+    one = scenario(*TALKS[:3], workload__sessions__turns=[1, 3])
+    assert [member.workload.sessions.continued for member in plan(one).members] == [False, True]
+
+
+def test_a_run_that_lengthens_itself_has_the_same_requests_first():
+    few, many = (turns_of(*TALKS, f"workload.requests={count}") for count in (300, 900))
+    np.testing.assert_array_equal(many.ready_s[:300], few.ready_s)
+    np.testing.assert_array_equal(many.demand.prompt_tokens[:300], few.demand.prompt_tokens)
+    ds = sweep(
+        scenario(*TALKS, FROM_ARRIVAL, CACHING, "workload.requests={auto: {most: 2000}}", "slo={ttft: {p90: 1s}}")
+    )
+    assert ds["status"].item() == "ok" and ds["slo_met"].item()
 
 
 def trace_of(tmp_path, rows):

@@ -117,7 +117,7 @@ def test_single_turns_are_as_without_sessions():
 def test_contents_say_system_prompt_and_session():
     jobs = Traffics().jobs(WORKLOAD, 0, MIXED)
     sharing, demand = jobs.sharing, jobs.demand
-    contents = list(sharing.contents(jobs.id, demand.prompt_tokens, demand.kv_tokens, 16))
+    contents = [tuple(one) for one in sharing.contents(jobs.id, demand.prompt_tokens, demand.kv_tokens, 16)]
     for row, content in enumerate(contents):
         assert len(content) == demand.kv_tokens[row] // 16
         assert content[:2] == (-1 - sharing.system[row],) * 2  # 40 tokens are two whole blocks
