@@ -17,7 +17,7 @@ from evaluator.traffic.sessions import Turns, system_prompts
 
 @dataclass(frozen=True, slots=True)
 class Content(Sequence[int]):
-    """What is in the first whole blocks of a request's KV: the same numbers up to a block, the same tokens up to its end.
+    """What is in the first whole blocks of a request's KV: the same numbers up to a block, the same tokens so far.
 
     A number stands for a source of text (a session, a system prompt, a block of a trace), not for a single block: where
     a block lies in its source follows from the blocks before it. ``each`` blocks in turn are of one of the ``sources``,
