@@ -24,7 +24,7 @@ class Content(Sequence[int]):
     as far as these go, and the rest of ``blocks`` is of ``rest``.
     """
 
-    sources: Sequence[int]
+    sources: Sequence[int] | NDArray[np.int64]
     each: int
     blocks: int
     rest: int = 0
