@@ -72,6 +72,12 @@ def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
     }
 
 
+def prefix_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
+    """Prompt tokens of the measured requests that were in a cache when they came / all their prompt tokens."""
+    cached = np.zeros(1) if outcomes.cached_tokens is None else window.total(outcomes.cached_tokens)
+    return np.broadcast_to(_ratio(cached, window.total(outcomes.prompt_tokens)), outcomes.makespan_s.shape)
+
+
 def kv_used_mean(outcomes: Outcomes) -> np.ndarray:
     """Fraction of the KV capacity that is in use, over the whole run, (config, seed); stations weighed by their bytes.
 

@@ -12,7 +12,7 @@ from evaluator.metrics.elasticity import elasticities
 from evaluator.metrics.latency import VARIABLE, latencies, within_objectives
 from evaluator.metrics.outcomes import OK, Bounds, Outcomes
 from evaluator.metrics.saturation import saturated
-from evaluator.metrics.service import energy, hardware_use, kv_used_max, price, throughput
+from evaluator.metrics.service import energy, hardware_use, kv_used_max, prefix_hit_rate, price, throughput
 from evaluator.metrics.statistics import Summary, batch_means, mean, over_seeds, seed_stderr, summary, summary_of_gaps
 from evaluator.metrics.steady import FILLED, PASSAGES, drifts, growth, passages
 from evaluator.metrics.use import Use, WeightedGaps
@@ -136,6 +136,7 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
         summaries["itl_s"] = summary_of_gaps(outcomes.itl, levels)
     rates = throughput(outcomes, window)
     parts = rates | hardware_use(outcomes) | {"joule_per_tok": energy(outcomes)}
+    parts["prefix_hit_rate"] = prefix_hit_rate(outcomes, window)
     result = _named(summaries) | {name: over_seeds(part) for name, part in parts.items()}
     result |= {f"{name}_stderr": seed_stderr(rate) for name, rate in rates.items()}
     result["kv_used_max"] = kv_used_max(outcomes).max(axis=1)

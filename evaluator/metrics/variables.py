@@ -87,6 +87,12 @@ _OTHERS = {
         "1", "engine iterations", f"forward passes of all replicas, mean over the seeds{_BY_ITERATION}"
     ),
     "preemptions": Variable("1", "preemptions", "requests sent back to the queue, mean over the seeds"),
+    "prefix_hit_rate": Variable(
+        "1",
+        "prefix cache hit rate",
+        "prompt tokens of the measured requests whose KV was there when they were admitted / all their prompt tokens, "
+        "mean over the seeds",
+    ),
     "saturated": Variable(
         "1",
         "saturated",

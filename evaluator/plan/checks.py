@@ -6,10 +6,12 @@ from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.plan.engines import on_demand
 from evaluator.policies import policy
 from evaluator.replica import Design, token_budget
-from evaluator.routing import HeavyLight
+from evaluator.routing import HeavyLight, router_of
 from evaluator.scenario import Deployment, Workload
+from evaluator.scenario.scenario import Routers
+from evaluator.scenario.sessions import known_sessions, trace_of
 from evaluator.traffic.jobs import Extremes
-from evaluator.traffic.requests import shared_tokens
+from evaluator.traffic.requests import cached_by_content, shared_tokens
 
 LARGEST_OUTPUT = 1 << 22
 
@@ -21,9 +23,21 @@ def longest_prompt(deployment: Deployment, extremes: Extremes) -> int:
     return extremes.prompt
 
 
-def routing_problem(deployment: Deployment) -> str | None:
-    """Why a router has no replica for some requests."""
+def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
+    """Why a router has no replica for some requests, or nothing to go by."""
     router, replicas = deployment.router, deployment.replicas
+    if not isinstance(router, Routers):
+        record = router_of(router)
+        if record.independent is not None and record.independent.by_session and not known_sessions(workload):
+            return (
+                f"infeasible: router {record.name} without sessions; use workload.sessions.turns, a trace with a "
+                "column session, or another router"
+            )
+        if record.by_prefix and not cached_by_content(workload, deployment):
+            return (
+                f"infeasible: router {record.name} without a prefix cache; use kv.prefix_caching, and "
+                "workload.sessions.turns or a trace with a column session or hash_ids, or another router"
+            )
     if not isinstance(router, HeavyLight) or replicas == 1 or router.heavy_replicas < replicas:
         return None
     return (
@@ -50,9 +64,10 @@ def policy_problem(deployment: Deployment, built: Design) -> str | None:
 
 
 def prefix_problem(workload: Workload, deployment: Deployment, built: Design, extremes: Extremes) -> str | None:
-    """Why system prompts cannot be kept in the KV cache; None where they can, or are not."""
+    """Why prefixes cannot be kept in the KV cache; None where they can, or are not."""
     shared, kv = shared_tokens(workload, deployment), built.ready.kv
-    if not shared:
+    by_content = cached_by_content(workload, deployment)
+    if not shared and not by_content:
         return None
     record = policy(deployment.batching.policy)
     others = {
@@ -65,6 +80,8 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: Design, ex
     for what, applies in others.items():
         if applies:
             return f"unsupported: kv.prefix_caching with {what}, or leave it out"
+    if by_content:
+        return _content_problem(workload, kv)
     units, prompts = int(kv_units(kv, shared)), workload.sessions.system_prompts
     largest = int(kv_units(kv, extremes.kv_tokens)) - units + watermark_units(deployment, kv)
     if prompts * units + largest <= kv.capacity_units:
@@ -74,6 +91,24 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: Design, ex
         f"{kv.capacity_tokens:,.0f} tokens and leave too little for a request of {extremes.kv_tokens - shared:,} more; "
         "use fewer or shorter system_prompts, more tensor_parallel or no kv.prefix_caching"
     )
+
+
+def _content_problem(workload: Workload, kv: KvLayout) -> str | None:
+    """What a trace says that does not go with a cache of blocks by their content."""
+    trace, hashed = trace_of(workload), workload.sessions.hash_block_tokens
+    if trace is None:
+        return None
+    if workload.cached_tokens or (trace.cached_tokens is not None and trace.cached_tokens.any()):
+        return (
+            "infeasible: cached_tokens beside kv.prefix_caching, which finds out itself what is cached; leave out the "
+            "one or the other"
+        )
+    if trace.hash_ids is not None and hashed % kv.block_tokens:
+        return (
+            f"infeasible: hash_ids of blocks of {hashed} tokens do not say what is in blocks of {kv.block_tokens}; use "
+            f"a kv.block_tokens that divides {hashed}"
+        )
+    return None
 
 
 def limit_problem(deployment: Deployment, built: Design, extremes: Extremes) -> str | None:

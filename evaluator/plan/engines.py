@@ -12,6 +12,7 @@ from evaluator.policies import policy
 from evaluator.routing import Choice, name_of, router_of
 from evaluator.scenario import Deployment, Workload
 from evaluator.scenario.scenario import Routers
+from evaluator.traffic.requests import cached_by_content
 
 REQUEST, ITERATION, TOKEN = "request", "iteration", "token"
 ENGINES = (ITERATION, REQUEST, TOKEN)
@@ -77,9 +78,10 @@ def is_coupled(workload: Workload, deployment: Deployment, frontend: bool = Fals
 
     ``frontend``: as of ``has_frontend``; then the program for several replicas runs one replica, too.
     """
-    if deployment.replicas == 1 or workload.arrivals.process == "closed_loop":
-        return frontend or (deployment.replicas > 1 and workload.arrivals.process == "closed_loop")
-    return router_of(routed_by(deployment)).independent is None
+    closed, several = workload.arrivals.process == "closed_loop", deployment.replicas > 1
+    if closed:
+        return several or frontend
+    return several and (workload.sessions.feedback or router_of(routed_by(deployment)).independent is None)
 
 
 def routed_by(deployment: Deployment) -> Choice:
@@ -99,6 +101,8 @@ def lacking(workload: Workload, deployment: Deployment, frontend: bool = False) 
     found = {
         "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
         f"policy {record.name} with pipeline_parallel": not record.pipeline and deployment.pipeline_parallel > 1,
+        "sessions that think from the answer": workload.sessions.feedback,
+        "prefix caching by content": cached_by_content(workload, deployment),
     }
     if is_coupled(workload, deployment, frontend):
         closed = workload.arrivals.process == "closed_loop"

@@ -154,7 +154,7 @@ def station_group(which: Program, stations: Sequence[StationPlan], most_jobs: in
 
 def _largest_share(deployment: Deployment, seeds: tuple[int, ...], requests: int) -> int:
     router = router_of(routed_by(deployment)).independent
-    if deployment.replicas == 1 or router is None or router.by_prompt:
+    if deployment.replicas == 1 or router is None or router.by_prompt or router.by_session:
         return requests
     prompts = np.zeros(requests, dtype=np.int64)
     shares = (assign(routed_by(deployment), Sent(prompts, deployment.replicas, stream(seed))) for seed in seeds)

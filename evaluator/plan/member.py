@@ -118,7 +118,8 @@ def member(config: int, point: Point, setting: Setting) -> Member:
     lengths = (
         id(workload.lengths), id(workload.models), workload.requests, workload.cached_tokens, workload.sessions
     )  # fmt: skip
-    key = (id(deployment), arrivals.process, arrivals.users, *lengths)
+    turns = id(arrivals) if workload.sessions.continued else None  # which of them are sent follows from the rate
+    key = (id(deployment), arrivals.process, arrivals.users, turns, *lengths)
     found = setting.known.get(key)
     if found is None:
         found = setting.known[key] = _checked(workload, deployment, setting)
@@ -228,11 +229,16 @@ def _status(workload: Workload, stations: tuple[StationPlan, ...], engine: str) 
         deployment, built = station.deployment, station.design
         problem: str | None = built.status
         if problem == OK:
-            problem = routing_problem(deployment) or policy_problem(deployment, built)
+            problem = routing_problem(workload, deployment) or policy_problem(deployment, built)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
             problem = problem or limit_problem(deployment, built, station.extremes)
             problem = problem or (request_problem(workload, station) if engine == REQUEST else queue_problem(station))
         if problem is not None:
             kind, _, reason = problem.partition(": ")
             return problem if len(stations) == 1 else f"{kind}: pool {station.name}: {reason}"
+    if workload.sessions.feedback and len(stations) > 1:
+        return (
+            "unsupported: sessions that think from the answer over several pools; use workload.sessions.think_from "
+            "arrival"
+        )
     return OK

@@ -19,6 +19,10 @@ class Kv(Protocol):
     def free(self) -> int:
         """Units that nobody uses."""
 
+    @property
+    def known(self) -> int:
+        """Units that others may share, because it is known what they hold, whether somebody uses them or not."""
+
     def units(self, tokens: int) -> int:
         """Units that a sequence of so many tokens occupies."""
 
@@ -40,6 +44,8 @@ class Kv(Protocol):
 
 class CountedKv:
     """Units are counted, nothing is shared."""
+
+    known = 0
 
     def __init__(self, limits: Limits) -> None:
         self.capacity = self.free = limits.kv_units

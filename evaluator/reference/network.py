@@ -99,18 +99,67 @@ class Clients:
         pass
 
 
+class Conversations:
+    """Clients who send their next request some time after the answer to the one before.
+
+    ``follows``: for each request the index of the one before in its conversation, -1 for the first, and the seconds
+    between the answer to that one and this request. First requests are sent at their times of arrival; the others get
+    ``arrival_s`` when they are sent. ``seen_s`` says when a client has an answer, not before its last token; None: with
+    that token.
+    """
+
+    batches = False
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        follows: Sequence[tuple[int, float]],
+        seen_s: Callable[[Request], float] | None = None,
+    ) -> None:
+        self._seen_s = seen_s
+        by_index = {request.index: request for request in requests}
+        self._next: dict[int, tuple[Request, float]] = {}
+        self._calendar: list[tuple[float, int, Request]] = []  # heap: who is sent when
+        for request, (before, pause_s) in zip(requests, follows, strict=True):
+            if before < 0:
+                self._calendar.append((request.arrival_s, request.index, request))
+            else:
+                self._next[by_index[before].index] = request, pause_s
+        heapq.heapify(self._calendar)
+        self.next_s = self._calendar[0][0] if self._calendar else math.inf
+
+    def finish(self, now: float) -> Sequence[Request]:
+        sent = []
+        while self._calendar and self._calendar[0][0] <= now:
+            sent.append(heapq.heappop(self._calendar)[-1])
+        self.next_s = self._calendar[0][0] if self._calendar else math.inf
+        return sent
+
+    def submit(self, request: Request, now: float) -> None:
+        if request.index in self._next:
+            following, pause_s = self._next.pop(request.index)
+            following.arrival_s = (now if self._seen_s is None else self._seen_s(request)) + pause_s
+            heapq.heappush(self._calendar, (following.arrival_s, following.index, following))
+            self.next_s = self._calendar[0][0]
+
+    def launch(self, now: float) -> None:
+        pass
+
+
 def run(
     stations: Sequence[Station],
     requests: Sequence[Request],
     users: int | None = None,
     delay_s: Delay | None = None,
+    clients: Station | None = None,
 ) -> None:
     """Send fresh requests, in order of arrival, through all stations one after the other, until nothing can happen.
 
-    ``users``, ``delay_s``: closed loop, see ``Clients``. What happened is in the requests and the stations. A request
-    that a station can never start stays there.
+    ``users``, ``delay_s``: closed loop, see ``Clients``. ``clients``: others who send the requests, such as
+    ``Conversations``. What happened is in the requests and the stations. A request that a station can never start
+    stays there.
     """
-    clients = Clients(requests, users, delay_s)
+    clients = clients or Clients(requests, users, delay_s)
     ring: list[Station] = [clients, *stations]
     upstream_last = list(zip(ring, [*stations, clients], strict=True))[::-1]  # so that ends come before arrivals
     order = sorted(stations, key=lambda station: station.batches)

@@ -27,6 +27,7 @@ class PrefixCache:
         self._users = [0] * limits.kv_units
         self._name: list[Hashable] = [None] * limits.kv_units  # of the content, where the block is whole
         self._blocks_named: dict[Hashable, list[int]] = {}  # several may hold the same
+        self.known = 0
         self._names: dict[tuple[Hashable, int], int] = {}  # (name of the block before, content) -> name
 
     @property
@@ -79,6 +80,7 @@ class PrefixCache:
             name = self._name_of(request, place, name)
             block = request.blocks[place]
             self._name[block] = name
+            self.known += 1
             self._blocks_named.setdefault(name, []).append(block)
 
     def release(self, request: Request) -> None:
@@ -111,6 +113,7 @@ class PrefixCache:
         if name is None:
             return
         self._name[block] = None
+        self.known -= 1
         blocks = self._blocks_named[name]
         if len(blocks) == 1:
             del self._blocks_named[name]

@@ -33,6 +33,7 @@ class Flight:
     first_s: float = 0.0
     slope_s: float = 0.0
     experts_touched: float = 0.0  # fraction of them, by each iteration
+    grown: int = 1  # iterations for which KV was taken
     preempted: Sequence[Request] = ()
     newcomers: Sequence[Request] = ()  # admitted into this batch with nothing to compute before they decode
 
@@ -262,10 +263,23 @@ class Replica:
         self.pipeline.busy_s += flight.end_s - flight.start_s - flight.first_s
         queues.decode_iterations += flight.iterations - 1
         if queues.watches_blocks:
-            for ahead in range(1, flight.iterations):
-                self._integrate_kv(flight.end_of(ahead))
-                queues.grow_ahead(group, ahead)
+            self._grow(flight, flight.iterations)
             self.kv_units_max = max(self.kv_units_max, self._kv_used())
+
+    def _grow(self, flight: Flight, iterations: int) -> None:
+        """Take the KV of a leap up to the last of so many iterations, each when it begins."""
+        group = flight.batch.decodes
+        assert group is not None
+        for ahead in range(flight.grown, iterations):
+            self._integrate_kv(flight.end_of(ahead))
+            self.queues.grow_ahead(group, ahead)
+        flight.grown = max(flight.grown, iterations)
+
+    def catch_up(self, now: float) -> None:
+        """Put the KV in its state as of an arrival: the iterations of a leap that began before have taken theirs."""
+        for flight in self.flights:
+            if flight.iterations > 1 and self.queues.watches_blocks:
+                self._grow(flight, flight.iterations_until(now))
 
     def _finish_decodes(self, flight: Flight) -> list[Request]:
         queues, group, now = self.queues, flight.batch.decodes, flight.end_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,8 @@ class Request:
     prompt_tokens: int
     output_tokens: int
     kv_units: int  # KV that it occupies when finished; reserved on admission unless KV is taken on demand
-    content: tuple[int, ...] = ()  # prefix caching: what is in its first whole blocks; same number, same tokens
+    content: Sequence[int] = ()  # prefix caching: what is in its first whole blocks; same number, same tokens
+    session: int = 0  # the number of its session, where that is known
     shared_units: int = 0  # on demand: of its KV, a prefix that stays in the cache and is not counted
 
     replica: int = -1

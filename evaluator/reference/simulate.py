@@ -10,7 +10,7 @@ from typing import Any
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.quantities import PEAKS
 from evaluator.reference.limits import Limits
-from evaluator.reference.network import Delay, run
+from evaluator.reference.network import Delay, Station, run
 from evaluator.reference.replica import Iteration, Replica
 from evaluator.reference.request import Request
 from evaluator.reference.routing import chooser
@@ -72,6 +72,7 @@ def simulate(
     seed: int = 0,
     users: int | None = None,
     delay_s: Delay | None = None,
+    clients: Station | None = None,
     window: int | None = None,
     leap: bool = True,
     tokens: bool = False,
@@ -81,8 +82,8 @@ def simulate(
 
     ``cost``: of the replica, or of each of its pipeline ranks; as many batches are in flight as ranks. ``policy``: a
     name of ``evaluator.policies``. ``users``, ``delay_s``: closed loop, in which ``arrival_s`` is set when a request is
-    sent, see ``network.Clients``. ``window``: tokens, for models with sliding-window layers. ``seed``: of a router that
-    draws.
+    sent, see ``network.Clients``. ``clients``: others who send the requests, such as ``network.Conversations``.
+    ``window``: tokens, for models with sliding-window layers. ``seed``: of a router that draws.
 
     ``tokens`` records the time of every token and computes each iteration from its sequences. Without it, iterations
     that differ only in contexts that grow by one are summed in closed form (a leap), which gives the same times;
@@ -96,7 +97,7 @@ def simulate(
         Replica(index, costs, policy, limits, window=window, leap=leap, tokens=tokens, observe=observe)
         for index in range(replicas)
     ]
-    run([Pool(pool, chooser(router, pool, seed))], requests, users, delay_s)
+    run([Pool(pool, chooser(router, pool, seed))], requests, users, delay_s, clients)
     return Outcome(list(requests), pool)
 
 

@@ -1,7 +1,8 @@
 """The routers: one record each, by the name that scenario files use.
 
 A router that knows before the run where each request goes is a file here with both its forms (``record.Independent``);
-one that looks at the replicas names the counter of which it takes the least (``record.COUNTERS``). Its line in
+one that looks at the replicas names the counter of which it takes the least (``record.COUNTERS``), or goes by their
+prefix caches. Its line in
 ``ROUTERS`` is all that the checks, both engines and the scenario reader need.
 """
 
@@ -11,19 +12,23 @@ from numpy.typing import NDArray
 from evaluator.errors import InputError
 from evaluator.routing.heavy_light import HEAVY_LIGHT, HeavyLight
 from evaluator.routing.least import LEAST_CONTEXT, LEAST_KV, LEAST_OUTSTANDING, LEAST_TOKENS, LEAST_WORK
+from evaluator.routing.prefix_aware import PREFIX_AWARE, PrefixAware
 from evaluator.routing.random import RANDOM
 from evaluator.routing.record import COUNTERS, Choice, InTurn, Router, Sent, name_of, stream
 from evaluator.routing.round_robin import ROUND_ROBIN
+from evaluator.routing.session import SESSION
 from evaluator.routing.shared_queue import SHARED_QUEUE
 
 __all__ = [
     "COUNTERS",
     "HEAVY_LIGHT",
+    "PREFIX_AWARE",
     "ROUTERS",
     "SHARED_QUEUE",
     "Choice",
     "HeavyLight",
     "InTurn",
+    "PrefixAware",
     "Router",
     "Sent",
     "assign",
@@ -44,6 +49,8 @@ ROUTERS: dict[str, Router] = {
         LEAST_CONTEXT,
         HEAVY_LIGHT,
         SHARED_QUEUE,
+        SESSION,
+        PREFIX_AWARE,
     )
 }
 

@@ -41,7 +41,7 @@ def _in_turn(choice: HeavyLight, replicas: int, draws: np.random.Generator) -> I
     rest = max(replicas - first, 1)
     heavy, light = count(), count()
 
-    def choose(prompt_tokens: int) -> int:
+    def choose(prompt_tokens: int, session: int) -> int:
         if prompt_tokens >= choice.prompt_tokens:
             return next(heavy) % first
         return replicas - rest + next(light) % rest

@@ -13,7 +13,7 @@ def _assign(choice: str, sent: Sent) -> NDArray[np.int64]:
 
 
 def _in_turn(choice: str, replicas: int, draws: np.random.Generator) -> InTurn:
-    return lambda prompt_tokens: int(draws.random() * replicas)
+    return lambda prompt_tokens, session: int(draws.random() * replicas)
 
 
 RANDOM = Router("random", "Any replica, with equal probability.", Independent(_assign, _in_turn))

@@ -46,10 +46,12 @@ class Sent(NamedTuple):
     prompt_tokens: NDArray[np.int64]  # (request,)
     replicas: int
     draws: np.random.Generator  # of this pool and seed, see ``stream``
+    session: NDArray[np.int64] | None = None  # (request,): the numbers of their sessions, where they are known
 
 
-InTurn = Callable[[int], int]
-"""Chooses the replica of one request after the other, in the order in which they are sent, by its prompt tokens."""
+InTurn = Callable[[int, int], int]
+"""Chooses the replica of one request after the other, in the order in which they are sent, by its prompt tokens and the
+number of its session."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,14 @@ class Independent:
     assign: Callable[[Any, Sent], NDArray[np.int64]]
     in_turn: Callable[[Any, int, np.random.Generator], InTurn]
     by_prompt: bool = False  # it looks at the prompt, so that shares depend on the lengths
+    by_session: bool = False  # it looks at the session, so that shares depend on who sends how much
 
 
 @dataclass(frozen=True)
 class Router:
-    """One of three kinds: ``independent`` of the state of the replicas, the replica with the least of ``counts``, or a
-    ``queue`` before the replicas, none of which is chosen on arrival.
+    """One of four kinds: ``independent`` of the state of the replicas, the replica with the least of ``counts``,
+    ``by_prefix``: by what is in their prefix caches, as the choice says (``PrefixAware.choose``), or a ``queue`` before
+    the replicas, none of which is chosen on arrival.
 
     Of several replicas with the least, the first is taken. Errors: ValueError for none or several of the kinds.
     """
@@ -77,11 +81,14 @@ class Router:
     says: str
     independent: Independent | None = None
     counts: str | None = None  # one of COUNTERS
+    by_prefix: bool = False
     queue: bool = False
 
     def __post_init__(self) -> None:
-        if (self.independent is not None) + (self.counts is not None) + self.queue != 1:
-            raise ValueError(f"router {self.name} is either independent, or counts something, or is a queue")
+        if (self.independent is not None) + (self.counts is not None) + self.by_prefix + self.queue != 1:
+            raise ValueError(
+                f"router {self.name} is either independent, or counts something, or goes by prefixes, or is a queue"
+            )
         if self.counts is not None and self.counts not in COUNTERS:
             raise ValueError(f"router {self.name} counts {self.counts}, which is none of {', '.join(COUNTERS)}")
 

@@ -16,7 +16,7 @@ def _assign(choice: str, sent: Sent) -> NDArray[np.int64]:
 
 def _in_turn(choice: str, replicas: int, draws: np.random.Generator) -> InTurn:
     numbers = count()
-    return lambda prompt_tokens: next(numbers) % replicas
+    return lambda prompt_tokens, session: next(numbers) % replicas
 
 
 ROUND_ROBIN = Router("round_robin", "The replicas in turn.", Independent(_assign, _in_turn))

@@ -37,12 +37,23 @@ def apply(tree: Tree, changes: Mapping[str, Any], place: Place) -> dict[str, Any
     return dict(result)
 
 
+_VALUE_OR_KEYS = (("deployment", "router"), ("workload", "sessions", "turns"), ("workload", "sessions", "think_s"))
+"""Keys that hold a plain value, or a section of keys in its place."""
+
+
 def _without_name(tree: Tree, keys: tuple[str, ...]) -> Any:
     """The tree with ``{like: NAME}`` for a name of a device or model that ``keys`` lead through.
 
-    What is set in the place of a device or model itself replaces it: figures of one say nothing of another.
+    What is set in the place of a device or model itself replaces it: figures of one say nothing of another. Keys
+    replace a plain value that stands for them (``_VALUE_OR_KEYS``).
     """
     for depth, key in enumerate(keys, start=1):
+        if (
+            keys[:depth] in _VALUE_OR_KEYS
+            and depth < len(keys)
+            and isinstance(get(tree, keys[:depth]), str | int | float)
+        ):
+            return put(tree, keys[:depth], None)
         if key not in FIGURES or keys[0] != "deployment":
             continue
         there = get(tree, keys[:depth])

@@ -99,7 +99,9 @@ KV: Table = {
         "Tokens that the cache of a replica holds, as the log of an engine states it; what fits where absent.",
     ),
     "prefix_caching": Field(
-        flag, KvCache.prefix_caching, "Whether the whole blocks of system prompts are computed once and stay."
+        flag,
+        KvCache.prefix_caching,
+        "Whether blocks of prompts and outputs that are known by their content are computed once.",
     ),
 }
 

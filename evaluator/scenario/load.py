@@ -22,6 +22,7 @@ from evaluator.scenario.keys import (
 from evaluator.scenario.question_keys import budget_reader, demand_reader
 from evaluator.scenario.scenario import Budget, Demand, Scenario
 from evaluator.scenario.sections import Base
+from evaluator.scenario.sessions import check_sessions
 from evaluator.scenario.sweep import check_axes
 from evaluator.scenario.tables import read_section
 from evaluator.scenario.tree import MISSING, get, leaves, plain, split_path
@@ -99,6 +100,7 @@ def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: S
     at = place.key("workload")
     workload = finish(read_section(top["workload"], workload_table(folder), at), at)
     check_cached(workload, at)
+    check_sessions(workload, at)
     deployment = deployment_reader(top["deployment"], place.key("deployment"))
     base = Base(workload, deployment, top["slo"], folder, place)
     given = {key for key, value in (tree.get("workload") or {}).items() if value is not None}

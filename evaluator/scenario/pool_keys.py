@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evaluator.routing import HEAVY_LIGHT, ROUTERS, Choice, HeavyLight
+from evaluator.routing import HEAVY_LIGHT, PREFIX_AWARE, ROUTERS, Choice, HeavyLight, PrefixAware
 from evaluator.scenario.fields import (
+    REQUIRED,
     Field,
     Place,
     Reader,
@@ -76,19 +77,39 @@ HEAVY_LIGHT_KEYS: Table = {
         count(), HeavyLight.heavy_replicas, "The first so many replicas serve them, and only them."
     ),
 }
-WITH_KEYS: dict[str, Section] = {HEAVY_LIGHT.name: section(HEAVY_LIGHT_KEYS, HeavyLight)}
+PREFIX_AWARE_KEYS: Table = {
+    "threshold": Field(
+        number(least=0, most=1), PrefixAware.threshold, "Least part of a prompt in a cache for which it goes there."
+    ),
+    "imbalance": Field(
+        count(least=0), PrefixAware.imbalance, "So many requests more than on another replica are too uneven a load,"
+    ),
+    "imbalance_ratio": Field(
+        number(least=1), PrefixAware.imbalance_ratio, "if they are also more than so many times as many."
+    ),
+}
+WITH_KEYS: dict[str, Section] = {
+    HEAVY_LIGHT.name: section(HEAVY_LIGHT_KEYS, HeavyLight),
+    PREFIX_AWARE.name: section(PREFIX_AWARE_KEYS, PrefixAware),
+}
 """Routers with keys of their own, written {NAME: {KEY: VALUE}}."""
-_plain_router = choice(*(name for name in ROUTERS if name not in WITH_KEYS))
+NEEDING_KEYS = tuple(
+    name for name, keys in WITH_KEYS.items() if any(field.default is REQUIRED for field in keys.table.values())
+)
+_plain_router = choice(*(name for name in ROUTERS if name not in NEEDING_KEYS))
 
 
 def _router(value: Any, place: Place) -> Choice:
-    if isinstance(value, str) and value in WITH_KEYS:
+    if isinstance(value, str) and value in NEEDING_KEYS:
         raise place.error(f"{value} needs its keys: {{{value}: {{{listed(WITH_KEYS[value].table)}}}}}")
+    if value == PREFIX_AWARE.name:
+        return PrefixAware()
     if not isinstance(value, Mapping):
         return _plain_router(value, place)
     (name,) = value if len(value) == 1 else (None,)
     if name not in WITH_KEYS:
-        raise place.error(f"expected the name of a router or {{{listed(WITH_KEYS)}: {{...}}}}, got {shown(value)}")
+        forms = " or ".join(f"{{{name}: {{...}}}}" for name in WITH_KEYS)
+        raise place.error(f"expected the name of a router or {forms}, got {shown(value)}")
     return WITH_KEYS[name](value[name], place.key(name))
 
 

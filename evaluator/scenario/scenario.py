@@ -51,14 +51,48 @@ class ModelShare:
 
 
 @dataclass(frozen=True)
+class Geometric:
+    """Whole numbers from 1 on with P(n) = (1 - 1/mean)^(n - 1) / mean; larger ones than ``max`` become ``max``."""
+
+    mean: float
+    max: int | None = None
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Seconds from an exponential distribution."""
+
+    mean: float
+
+
+@dataclass(frozen=True)
 class Sessions:
     """What requests have in common: each begins with one of ``system_prompts`` prefixes of ``system_tokens`` tokens.
 
     The prompt of the drawn length follows it, so that a request's prompt is longer by ``system_tokens``.
+
+    A session has ``turns``. The prompt of a turn is all that was said before in its session, prompts and outputs, and
+    then new text, of which the drawn length is. A turn is sent ``think_s`` after the turn before: after its last token
+    (``think_from`` answer), or after its own arrival, however long it takes (arrival). ``hash_block_tokens`` are those
+    of a block of a trace's ``hash_ids``.
     """
 
     system_prompts: int = 0
     system_tokens: int = 0
+    turns: int | Geometric = 1
+    think_s: float | Exponential = 0.0
+    think_from: str = "answer"  # answer | arrival
+    hash_block_tokens: int = 512
+
+    @property
+    def continued(self) -> bool:
+        """Whether sessions have more than one turn."""
+        return self.turns.mean > 1 if isinstance(self.turns, Geometric) else self.turns > 1
+
+    @property
+    def feedback(self) -> bool:
+        """Whether it depends on the answers when requests are sent."""
+        return self.continued and self.think_from == "answer"
 
 
 class Auto(int):
@@ -128,8 +162,9 @@ class KvCache:
 
     on_demand: KV is taken as tokens come; an admission leaves the fraction ``watermark`` of the cache free, and where
     KV runs out the request admitted last is preempted: computed anew, or copied to ``swap_bytes`` of host memory per
-    device (None: as much as it takes) at ``swap_bandwidth`` (byte/s of a device). ``prefix_caching``: the whole blocks
-    of system prompts are computed once and stay in the cache.
+    device (None: as much as it takes) at ``swap_bandwidth`` (byte/s of a device). ``prefix_caching``: blocks whose
+    content is known (``Sessions``, or columns of a trace) are computed once; those of mere system prompts then stay in
+    the cache, others are evicted in the order in which they were last used.
     """
 
     admission: str = "reserve"

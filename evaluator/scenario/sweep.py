@@ -10,6 +10,7 @@ from evaluator.scenario.fields import Place
 from evaluator.scenario.keys import check_bare_bound
 from evaluator.scenario.scenario import Axis, Workload
 from evaluator.scenario.sections import Base, FieldPath, outermost, owner, read_field, rebuilt
+from evaluator.scenario.sessions import check_sessions
 from evaluator.scenario.tree import field_tree, get, leaves, slo_tree, split_path
 from evaluator.scenario.workload import FOLLOWING, check_cached, finish
 
@@ -128,6 +129,7 @@ def _following(base: Workload, read: dict[str, Any], follows: frozenset[str], wh
     values = {key: None if key in follows else getattr(base, key) for key in base.__dataclass_fields__}
     workload = finish(values | read, where.key("workload"))
     check_cached(workload, where.key("workload"))
+    check_sessions(workload, where.key("workload"))
     moved = [key for key in follows if getattr(workload, key) != getattr(base, key)]
     return {path: leaf for key in moved for path, leaf in leaves(field_tree(getattr(workload, key)), f"workload.{key}")}
 

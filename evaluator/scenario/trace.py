@@ -1,23 +1,33 @@
-"""Trace files: requests with their arrival times and lengths, from CSV or Parquet, checked row by row."""
+"""Trace files: requests with their arrival times and lengths, from CSV, Parquet or JSONL, checked row by row."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from evaluator.errors import InputError
+from evaluator.scenario.trace_content import CONTENT, Ragged, hash_ids, session_numbers
 from evaluator.yaml import read_text
 
 TIMES = ("arrival_s",)
 LENGTHS = ("prompt_tokens", "output_tokens")
-_OPTIONAL = ("cached_tokens",)  # `session` may be there too; nothing uses it yet
+_OPTIONAL = ("cached_tokens",)
 MODEL = "model"
+_MOONCAKE = {"timestamp": "arrival_s", "input_length": "prompt_tokens", "output_length": "output_tokens"}
+"""Keys of the traces of Mooncake (arXiv:2407.00079, github.com/kvcache-ai/Mooncake), whose times are milliseconds."""
+
+WORDS = (MODEL, *CONTENT)
+
+Columns = tuple[dict[str, np.ndarray], dict[str, Sequence[Any]], tuple[str, ...]]
+"""Columns of numbers, columns of ``WORDS`` as they are in the file, and the names of all columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,13 +41,17 @@ class Trace:
     requests: int
     model: np.ndarray | None = None  # int64: which of ``models`` the request asks for
     models: tuple[str, ...] = ()  # in the order in which they first come
+    session: np.ndarray | None = None  # int64: numbers of the sessions, in the order in which they first come
+    hash_ids: Ragged | None = None  # of the blocks of each prompt: the same number, the same tokens and all before
 
 
 def read_trace(file: str, columns: Iterable[str] = TIMES + LENGTHS) -> Trace:
-    """The trace in ``file`` (.parquet, or else CSV with a header); ``columns`` must be there.
+    """The trace in ``file`` (.parquet, .jsonl, or else CSV with a header); ``columns`` must be there.
 
-    Rows are counted from 1 below the header. Errors: InputError naming the file, and the row, for missing columns,
-    an empty file, NaN, unsorted or negative times, tokens that are no positive integers, more cached than prompt.
+    Rows are counted from 1 below the header. A column ``hash_ids`` holds lists of integers, in CSV written as JSON. The
+    keys of a .jsonl may be Mooncake's (timestamp in ms, input_length, output_length, hash_ids). Errors: InputError
+    naming the file, and the row, for missing columns, an empty file, NaN, unsorted or negative times, tokens that are
+    no positive integers, more cached than prompt.
     """
     path = Path(file)
     try:
@@ -54,8 +68,7 @@ def read_trace(file: str, columns: Iterable[str] = TIMES + LENGTHS) -> Trace:
 @lru_cache(maxsize=16)
 def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...]]:
     wanted = TIMES + LENGTHS + _OPTIONAL
-    parquet = Path(file).suffix.lower() in (".parquet", ".pq")
-    columns, there, named = (_read_parquet if parquet else _read_csv)(file, wanted)
+    columns, content, there = _READERS.get(Path(file).suffix.lower(), _read_csv)(file, wanted)
     rows = max((len(column) for column in columns.values()), default=-1)
     if rows == 0:
         raise InputError(f"{file}: the trace has no rows")
@@ -73,22 +86,27 @@ def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...
             "must be less than prompt_tokens, since at least one token of a prompt is computed",
         )
     models: tuple[str, ...] = ()
-    if named:
-        models, columns[MODEL] = _models(file, named)
+    if MODEL in content:
+        models, columns[MODEL] = _models(file, content[MODEL])
+    if "session" in content:
+        columns["session"] = session_numbers(content["session"])
     for column in columns.values():
         column.setflags(write=False)
-    return Trace(**{name: columns.get(name) for name in (*wanted, MODEL)}, requests=rows, models=models), there
+    numbers = {name: columns.get(name) for name in (*wanted, MODEL, "session")}
+    hashes = hash_ids(file, content["hash_ids"]) if "hash_ids" in content else None
+    return Trace(**numbers, requests=rows, models=models, hash_ids=hashes), there
 
 
-def _models(file: str, named: list[str]) -> tuple[tuple[str, ...], np.ndarray]:
+def _models(file: str, column: Sequence[Any]) -> tuple[tuple[str, ...], np.ndarray]:
     """The distinct names, and the number of each row's among them."""
+    named = ["" if value is None else str(value).strip() for value in column]
     if "" in named:
         raise InputError(f"{file}: row {named.index('') + 1}, {MODEL}: must be the name of a model")
     numbers = {name: number for number, name in enumerate(dict.fromkeys(named))}
     return tuple(numbers), np.array([numbers[name] for name in named], dtype=np.int64)
 
 
-def _read_csv(file: str, wanted: Iterable[str]) -> tuple[dict[str, np.ndarray], tuple[str, ...], list[str]]:
+def _read_csv(file: str, wanted: Iterable[str]) -> Columns:
     reader = csv.reader(io.StringIO(read_text(file).removeprefix("\ufeff"), newline=""))
     header = tuple(name.strip() for name in next(reader, []))
     if not any(header):
@@ -100,40 +118,64 @@ def _read_csv(file: str, wanted: Iterable[str]) -> tuple[dict[str, np.ndarray], 
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise InputError(f"{file}: row {number} has {len(row)} values for {len(header)} columns")
-    places = {name: header.index(name) for name in wanted if name in header}
-    named = [row[header.index(MODEL)].strip() for row in rows] if MODEL in header else []
-    return {name: _numbers(file, name, [row[at] for row in rows]) for name, at in places.items()}, header, named
+    texts = {name: [row[header.index(name)] for row in rows] for name in (*wanted, *WORDS) if name in header}
+    numbers = {name: _numbers(file, name, values) for name, values in texts.items() if name not in WORDS}
+    return numbers, {name: texts[name] for name in WORDS if name in texts}, header
 
 
-def _numbers(file: str, name: str, texts: list[str]) -> np.ndarray:
+def _read_jsonl(file: str, wanted: Iterable[str]) -> Columns:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(filter(str.strip, read_text(file).splitlines()), 1):
+        try:
+            row: Any = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise InputError(f"{file}: row {number} is no JSON object: {line[:60]}")
+        rows.append({str(_MOONCAKE.get(key, key)): value for key, value in row.items()})  # by our names
+        if "timestamp" in row and isinstance(row["timestamp"], int | float):
+            rows[-1]["arrival_s"] = row["timestamp"] / 1000.0
+    header: tuple[str, ...] = tuple(dict.fromkeys(key for each in rows for key in each))
+    found: dict[str, list[Any]] = {}
+    for name in (name for name in (*wanted, *WORDS) if name in header):
+        for number, each in enumerate(rows, 1):
+            if name not in each:
+                raise InputError(f"{file}: row {number} has no {name}")
+        found[name] = [each[name] for each in rows]
+    numbers = {name: _numbers(file, name, values) for name, values in found.items() if name not in WORDS}
+    return numbers, {name: found[name] for name in WORDS if name in found}, header
+
+
+def _numbers(file: str, name: str, texts: list[Any]) -> np.ndarray:
     values = np.empty(len(texts))
     for index, value in enumerate(texts):
         try:
             values[index] = float(value)
-        except ValueError:
+        except (ValueError, TypeError):
             raise InputError(f"{file}: row {index + 1}, {name}: {value!r} is not a number") from None
     return values
 
 
-def _read_parquet(file: str, wanted: Iterable[str]) -> tuple[dict[str, np.ndarray], tuple[str, ...], list[str]]:
+def _read_parquet(file: str, wanted: Iterable[str]) -> Columns:
     import pyarrow
     from pyarrow import parquet
 
     try:
         header = tuple(parquet.read_schema(file).names)
-        table = parquet.read_table(file, columns=[name for name in (*wanted, MODEL) if name in header])
+        table = parquet.read_table(file, columns=[name for name in (*wanted, *WORDS) if name in header])
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{file}: not readable as Parquet ({str(error).splitlines()[0]})") from None
-    columns, named = {}, []
-    for name in table.column_names:
-        if name == MODEL:
-            named = ["" if value is None else str(value).strip() for value in table.column(name).to_pylist()]
-            continue
+    columns = {}
+    content = {name: table.column(name).to_pylist() for name in WORDS if name in header}
+    for name in (name for name in table.column_names if name not in WORDS):
         try:
             columns[name] = np.array(table.column(name).cast(pyarrow.float64()).to_numpy(), dtype=np.float64)
         except pyarrow.ArrowException:
             raise InputError(f"{file}: column {name} is not numeric ({table.column(name).type})") from None
-    return columns, header, named
+    return columns, content, header
+
+
+_READERS = {".parquet": _read_parquet, ".pq": _read_parquet, ".jsonl": _read_jsonl}
 
 
 def _refuse(file: str, name: str, bad: np.ndarray, values: np.ndarray, rule: str) -> None:

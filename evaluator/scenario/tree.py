@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.catalog.what_if import WhatIf
+from evaluator.routing import HeavyLight, PrefixAware
 from evaluator.scenario.scenario import Arrivals, Lengths, ModelShare, Objective
 
 Tree = Mapping[str, Any]
@@ -108,6 +109,8 @@ def field_tree(value: Any) -> Any:
     if isinstance(value, ModelShare):
         lengths = {} if value.lengths is None else {"lengths": field_tree(value.lengths)}
         return {"share": value.share, **lengths}
+    if isinstance(value, HeavyLight | PrefixAware):
+        return {value.router: section_tree(value)}
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, Mapping):

@@ -26,6 +26,7 @@ from evaluator.scenario.fields import (
     text,
 )
 from evaluator.scenario.scenario import Arrivals, Auto, Lengths, ModelShare, Sessions, Workload
+from evaluator.scenario.session_keys import sessions_reader
 from evaluator.scenario.tables import Variant, read_section, schema_of, section, section_schema, variant
 
 RATE: Table = {"rate_rps": Field(quantity("1/s", above=0), says="Mean rate of the arrivals, requests per second.")}
@@ -56,7 +57,7 @@ def arrival_tables(folder: Path) -> Mapping[str, Table]:
             "users": Field(count(most=10**6), says="How many send their next request when the one before is answered.")
         },
         "trace": {
-            "file": Field(_file(folder), says="CSV or Parquet with arrival_s, prompt_tokens, output_tokens."),
+            "file": Field(_file(folder), says="CSV, Parquet or JSONL with arrival_s, prompt_tokens, output_tokens."),
             "scale": Field(number(above=0), 1.0, "More than 1 sends the trace that many times as fast."),
         },
     }
@@ -108,7 +109,7 @@ _SOURCE = "A named distribution of the catalog, or a formula: fixed, lognormal, 
 
 def lengths_reader(folder: Path) -> Variant:
     """Reads {source: NAME, ...} or {trace: FILE}."""
-    trace: Table = {"trace": Field(_file(folder), says="CSV or Parquet with prompt_tokens and output_tokens.")}
+    trace: Table = {"trace": Field(_file(folder), says="CSV, Parquet or JSONL with prompt_tokens and output_tokens.")}
 
     def read(value: Any, place: Place) -> Lengths:
         if isinstance(value, Mapping) and value.get("trace") is not None:
@@ -198,26 +199,6 @@ def _model_names() -> list[str]:
     return names("models")
 
 
-LATER_SESSIONS = ("turns", "think_s")
-
-SESSIONS: Table = {
-    "system_prompts": Field(
-        count(least=0), Sessions.system_prompts, "How many prefixes the requests share; each begins with one of them."
-    ),
-    "system_tokens": Field(
-        count(least=0), Sessions.system_tokens, "Tokens of each; the prompt of the drawn length follows them."
-    ),
-}
-
-
-def _check_sessions(found: Sessions, place: Place) -> None:
-    if found.system_tokens and not found.system_prompts:
-        raise place.key("system_prompts").error("must be at least 1 where there are system_tokens, got 0")
-
-
-_sessions = section(SESSIONS, Sessions, LATER_SESSIONS, _check_sessions)
-
-
 MOST_AUTO = 50_000
 
 
@@ -279,9 +260,7 @@ def workload_table(folder: Path) -> Table:
         "cached_tokens": Field(
             count(least=0), 0, "Leading prompt tokens whose KV is there already, where a trace does not say."
         ),
-        "sessions": Field(
-            Variant(_sessions.read, _sessions.schema, SESSIONS), Sessions(), "What the prompts have in common."
-        ),
+        "sessions": Field(sessions_reader, Sessions(), "What requests have in common: prompts, and their senders."),
         "models": Field(
             models_reader(folder),
             {},

@@ -120,7 +120,7 @@ def journey_of(legs: Sequence[Leg]) -> Journey:
         replica=replica,
         prompt_tokens=_tokens(start, "prompt_tokens"),
         output_tokens=_tokens(first, "output_tokens"),
-        cached_tokens=_tokens(start, "cached_tokens"),
+        cached_tokens=_cached_tokens(start),
         model=_tokens(start, "model") if _several_models(start) else None,
         measured=_measured(start),
         uses=tuple(use for leg in legs for use in leg.uses),
@@ -158,6 +158,15 @@ def _tokens(leg: Leg, name: str) -> np.ndarray:
 
 def _several_models(leg: Leg) -> bool:
     return any(demand.model.any() for demand in {id(one.demand): one.demand for _, one in each(leg.jobs)}.values())
+
+
+def _cached_tokens(leg: Leg) -> np.ndarray:
+    """Prompt tokens that were not computed: those known before the run, and those found in a prefix cache."""
+    found, hits = _tokens(leg, "cached_tokens"), leg.departures.hit_tokens
+    if hits is not None:
+        for at, one in each(leg.jobs):
+            found[at][one.id] += hits[at][: len(one)]
+    return found
 
 
 def _measured(leg: Leg) -> np.ndarray:

@@ -61,8 +61,9 @@ def _assigned(deployment: Deployment, jobs: Jobs, seed: int, station: int) -> np
     router = routed_by(deployment)
     if router_of(router).independent is None:
         return None
-    prompts = jobs.demand.prompt_tokens[jobs.order]
-    return assign(router, Sent(prompts, deployment.replicas, stream(seed, station)))
+    prompts, session = jobs.demand.prompt_tokens[jobs.order], jobs.session
+    session = None if session is None else session[jobs.order]
+    return assign(router, Sent(prompts, deployment.replicas, stream(seed, station), session))
 
 
 def slots(

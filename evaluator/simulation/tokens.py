@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from evaluator.catalog.calibration import Calibration
 from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.plan import Member, StationPlan
 from evaluator.plan.checks import watermark_units
 from evaluator.plan.engines import routed_by
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
-from evaluator.simulation.frontend import delay_s
+from evaluator.reference.network import Conversations
+from evaluator.simulation.frontend import client_times, delay_s
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.use import Totals, add_kept, check_served, use_of
 from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps
 from evaluator.traffic.jobs import Demand, held_units, shared_units
+from evaluator.traffic.requests import cached_by_content
 
 Observe = Callable[[Slot, Iteration], None]
 
@@ -31,20 +35,28 @@ def serve_tokens(
     ``observe`` is called after every iteration, or leap; request numbers are those within the slot.
     """
     departures, totals = Departures.empty(jobs), Totals.empty(len(members), len(seeds))
+    if any(cached_by_content(member.workload, member.stations[station].deployment) for member in members):
+        departures = replace(departures, hit_tokens=np.zeros(departures.replica.shape, dtype=np.int64))
     gaps: list[list[list[WeightedGaps]]] = [[[] for _ in seeds] for _ in members]
     pools = [member.stations[station] for member in members]
     for slot in slots(members, jobs, seeds, station):
-        outcome, found = _serve(pools[slot.position], slot, seeds[slot.seed], observe)
+        outcome, found = _serve(members[slot.position], pools[slot.position], slot, seeds[slot.seed], observe)
         _add(departures, totals, slot, outcome)
         gaps[slot.position][slot.seed].append(found)
     check_served(members, departures)
     add_kept(pools, jobs, departures, totals)
-    return departures, use_of(pools, jobs, totals, [[pooled(parts) for parts in row] for row in gaps])
+    itl = [[pooled(parts) for parts in row] for row in gaps]
+    return departures, use_of(pools, jobs, totals, itl, departures.hit_tokens)
 
 
-def _serve(pool: StationPlan, slot: Slot, seed: int, observe: Observe | None) -> tuple[Outcome, WeightedGaps]:
+def _serve(
+    member: Member, pool: StationPlan, slot: Slot, seed: int, observe: Observe | None
+) -> tuple[Outcome, WeightedGaps]:
     deployment, replica, calibration = pool.deployment, pool.design.ready, pool.design.calibration
+    by_content = cached_by_content(member.workload, deployment)
     requests = _requests(slot, replica.kv)
+    if by_content:
+        _say_content(requests, slot, replica.kv)
     gaps = Gaps(len(requests))
 
     def watch(iteration: Iteration) -> None:
@@ -55,13 +67,14 @@ def _serve(pool: StationPlan, slot: Slot, seed: int, observe: Observe | None) ->
     outcome = simulate(
         replica.pipeline_ranks,
         deployment.batching.policy,
-        limits_of(pool, slot.jobs.demand),
+        replace(limits_of(pool, slot.jobs.demand), prefix_caching=by_content),
         requests,
         replicas=deployment.replicas if slot.replica < 0 else 1,
         router=routed_by(deployment) if slot.replica < 0 else "round_robin",
         seed=seed,
         users=slot.users if slot.users < slot.count else None,
         delay_s=lambda one: float(delay_s(calibration, one.first_token_s, one.last_token_s, one.output_tokens)),
+        clients=_conversations(slot, requests, calibration),
         window=replica.kv.window,
         observe=watch,
     )
@@ -110,7 +123,38 @@ def _requests(slot: Slot, kv: KvLayout) -> list[Request]:
     found = [Request(index, *row) for index, row in enumerate(rows)]
     for request, units in zip(found, shared_units(demand, kv)[slot.served].tolist(), strict=True):
         request.shared_units = units
+    if slot.jobs.session is not None:
+        for request, session in zip(found, slot.jobs.session[slot.served].tolist(), strict=True):
+            request.session = session
     return found
+
+
+def _say_content(requests: Sequence[Request], slot: Slot, kv: KvLayout) -> None:
+    """Tell each request what is in its blocks, as far as it is known."""
+    jobs, at = slot.jobs, slot.served
+    assert jobs.sharing is not None
+    ids, prompt, tokens = jobs.id[at], jobs.demand.prompt_tokens[at], jobs.demand.kv_tokens[at]
+    for request, content in zip(requests, jobs.sharing.contents(ids, prompt, tokens, kv.block_tokens), strict=True):
+        request.content = content
+
+
+def _conversations(slot: Slot, requests: Sequence[Request], calibration: Calibration) -> Conversations | None:
+    """Clients who think about answers; None where nobody waits for an answer."""
+    sharing = slot.jobs.sharing
+    if sharing is None or sharing.turns is None or not sharing.feedback:
+        return None
+    ids = slot.jobs.id[slot.served]
+    position = np.empty(len(ids), dtype=np.int64)
+    position[ids] = np.arange(len(ids))
+    previous = sharing.turns.previous[ids]
+    before = np.where(previous < 0, -1, position[previous])
+    follows = list(zip(before.tolist(), sharing.turns.think_s[ids].tolist(), strict=True))
+
+    def seen_s(request: Request) -> float:
+        times = (request.first_token_s, request.last_token_s, request.output_tokens)
+        return float(client_times(calibration, *map(np.asarray, times))[1])
+
+    return Conversations(requests, follows, seen_s)
 
 
 def _add(departures: Departures, totals: Totals, slot: Slot, outcome: Outcome) -> None:
@@ -119,6 +163,8 @@ def _add(departures: Departures, totals: Totals, slot: Slot, outcome: Outcome) -
     for name in ("scheduled_s", "first_token_s", "last_token_s"):
         getattr(departures, name)[at][served] = [getattr(request, name) for request in requests]
     departures.replica[at][served] = [request.replica for request in requests] if slot.replica < 0 else slot.replica
+    if departures.hit_tokens is not None:
+        departures.hit_tokens[at][served] = [request.hit_tokens for request in requests]
     add_totals(totals, at, outcome)
 
 

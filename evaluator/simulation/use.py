@@ -65,12 +65,19 @@ def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, departures: Departur
 
 
 def use_of(
-    pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals, itl: Sequence[Sequence[WeightedGaps]] | None
+    pools: Sequence[StationPlan],
+    jobs: ChunkJobs,
+    totals: Totals,
+    itl: Sequence[Sequence[WeightedGaps]] | None,
+    hit_tokens: np.ndarray | None = None,
 ) -> Use:
-    """The use of a pool, which has the same place in all configurations of a chunk. No ``itl``: it is not known."""
+    """The use of a pool, which has the same place in all configurations of a chunk. No ``itl``: it is not known.
+
+    ``hit_tokens`` (config, seed, job) are prompt tokens that a prefix cache had, so that nobody computed them.
+    """
     hardware = [pool.design.hardware for pool in pools]
     kvs = [None if pool.design.replica is None else pool.design.replica.kv for pool in pools]
-    flops, moved = _useful(pools, jobs, totals)
+    flops, moved = _useful(pools, jobs, totals, hit_tokens)
     return Use(
         name=pools[0].name,
         devices=_column(pool.devices for pool in pools),
@@ -95,7 +102,9 @@ def use_of(
     )
 
 
-def _useful(pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals) -> tuple[np.ndarray, np.ndarray]:
+def _useful(
+    pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals, hit_tokens: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Useful FLOPs and bytes, (config, seed).
 
     The ideal times are sums over the pipeline ranks, so they are worth the peaks of one rank's devices.
@@ -107,7 +116,12 @@ def _useful(pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals) -> tu
             continue
         devices = design.devices / len(design.replica.pipeline_ranks)
         window = design.replica.kv.window
-        work = useful_work(one.demand, window) if one.chosen is None else work_of(_served(pools[at[0]], one), window)
+        if hit_tokens is not None:
+            work = work_of(one.demand.with_hits(hit_tokens[at][: len(one)]), window)
+        elif one.chosen is not None:
+            work = work_of(_served(pools[at[0]], one), window)
+        else:
+            work = useful_work(one.demand, window)
         counts = totals.iterations[at], totals.experts_touched[at]
         flops[at] = ideal_time(design.replica.compute, work) * _peak(design.hardware) * devices
         bandwidth = design.hardware.memory_bandwidth

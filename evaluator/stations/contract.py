@@ -48,6 +48,7 @@ class Departures:
     first_token_s: np.ndarray  # of a station that gives no tokens: the departure
     last_token_s: np.ndarray  # the departure
     replica: np.ndarray  # int32: which replica served it
+    hit_tokens: np.ndarray | None = None  # int64: prompt tokens found in a prefix cache; None: there is none
 
     @staticmethod
     def empty(jobs: ChunkJobs) -> Departures:

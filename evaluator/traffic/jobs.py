@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.traffic.requests import Tokens
 from evaluator.traffic.roles import Role
+from evaluator.traffic.sharing import Sharing
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,10 @@ class Demand:
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
+    def with_hits(self, tokens: NDArray[np.int64]) -> Demand:
+        """The same where so many tokens of each prompt, (job,), were found in a prefix cache."""
+        return replace(self, cached_tokens=self.cached_tokens + tokens, compute_tokens=self.compute_tokens - tokens)
+
     def __getitem__(self, at: NDArray) -> Demand:
         """The demand of some jobs."""
         return Demand(*(getattr(self, name)[at] for name in self.__dataclass_fields__))
@@ -138,6 +143,13 @@ class Jobs:
     measured: NDArray[np.bool_]  # False for the warm-up
     origin: Origin | None = None  # None before the first engine, and where jobs of several ways have joined
     chosen: NDArray[np.int64] | None = None  # the replica that serves it next; None: the pool's own router says
+    sharing: Sharing | None = None  # of all requests, by their ids; None: nothing is known of it
+
+    @property
+    def session(self) -> NDArray[np.int64] | None:
+        """The session of each job, (job,)."""
+        known = self.sharing is not None and self.sharing.session is not None
+        return self.sharing.session[self.id] if known else None  # type: ignore[union-attr, index]
 
     def __len__(self) -> int:
         return len(self.id)
@@ -161,17 +173,17 @@ class Jobs:
         """
         on, demand = self.demand.after_prefill
         if len(on) == len(self):
-            return Jobs(self.id, ready_s, demand, self.measured, self.origin), None
+            return replace(self, ready_s=ready_s, demand=demand), None
         off = np.flatnonzero(self.demand.later_tokens == 0)
-        done = Jobs(self.id[off], ready_s[off], self.demand[off], self.measured[off])
+        done = Jobs(self.id[off], ready_s[off], self.demand[off], self.measured[off], sharing=self.sharing)
         origin = None if self.origin is None else Origin(self.origin.replica[on], self.origin.served_s[on])
-        return Jobs(self.id[on], ready_s[on], demand, self.measured[on], origin), done
+        return Jobs(self.id[on], ready_s[on], demand, self.measured[on], origin, sharing=self.sharing), done
 
     def joined(self, other: Jobs) -> Jobs:
         """These jobs and the others, which took another way."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in ("id", "ready_s", "measured"))
         identity, ready_s, measured = (np.concatenate(pair) for pair in pairs)
-        return Jobs(identity, ready_s, self.demand.joined(other.demand), measured)
+        return Jobs(identity, ready_s, self.demand.joined(other.demand), measured, sharing=self.sharing)
 
 
 @lru_cache(maxsize=4096)

@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.scenario.scenario import Deployment, Workload
+from evaluator.scenario.sessions import known_content
 from evaluator.scenario.trace import LENGTHS, read_trace
 from evaluator.traffic.arrivals import stream
 from evaluator.traffic.lengths import request_lengths
+from evaluator.traffic.sessions import Turns
 
 _MODELS = 2  # the random stream of the models
 
@@ -58,14 +60,33 @@ def request_models(workload: Workload, seed: int, count: int) -> NDArray[np.int6
     return np.zeros(count, dtype=np.int64)
 
 
+def turn_tokens(workload: Workload, seed: int, turns: Turns) -> Tokens:
+    """Requests that are turns of sessions: a prompt is all that was said before in its session, and new text.
+
+    The drawn prompts are the new text. Every turn of every session has lengths of its own, whichever of them are sent.
+    """
+    new, output = request_lengths(workload.lengths, seed, int(turns.place.max()) + 1)
+    said = np.cumsum(new + output)
+    before = said[turns.place] - (said - new - output)[turns.first] - output[turns.place]
+    prompt = workload.sessions.system_tokens + before
+    return Tokens(prompt, output[turns.place], np.zeros_like(prompt), np.zeros_like(prompt))
+
+
 def shared_tokens(workload: Workload, deployment: Deployment) -> int:
     """Tokens at the beginning of every prompt whose KV the replicas keep: whole blocks of a system prompt.
 
     An approximation: all system prompts are there from the start and stay, as those that are sent again and again do.
-    So it makes no difference which of them a request begins with, and that is not drawn.
+    So it makes no difference which of them a request begins with, and that is not drawn. None where more is known of
+    what the prompts share, see ``cached_by_content``.
     """
     block = deployment.kv.block_tokens
-    return workload.sessions.system_tokens // block * block if deployment.kv.prefix_caching else 0
+    resident = deployment.kv.prefix_caching and not known_content(workload)
+    return workload.sessions.system_tokens // block * block if resident else 0
+
+
+def cached_by_content(workload: Workload, deployment: Deployment) -> bool:
+    """Whether replicas keep a prefix cache, whose blocks are known by their content and evicted when they are old."""
+    return deployment.kv.prefix_caching and known_content(workload)
 
 
 def _cached(workload: Workload, prompt: NDArray[np.int64]) -> NDArray[np.int64]:

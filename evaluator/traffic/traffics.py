@@ -12,14 +12,17 @@ import numpy as np
 from evaluator.scenario import Arrivals, Workload
 from evaluator.traffic.arrivals import arrival_times, at_rate
 from evaluator.traffic.jobs import Demand, Jobs
-from evaluator.traffic.requests import request_tokens
+from evaluator.traffic.requests import request_tokens, turn_tokens
 from evaluator.traffic.roles import Role
+from evaluator.traffic.sessions import Turns, turns_of
+from evaluator.traffic.sharing import Sharing, sharing_of
 
 
 class Traffics:
     """Builds jobs. Points of a sweep share the objects of their workloads, so identity is the cheapest key.
 
-    Rates share their lengths and their demands, warm-ups their arrivals.
+    Rates share their lengths and their demands, warm-ups their arrivals. Where sessions have several turns, which of
+    these are among the requests follows from the rate; only rates of ``at_rate`` share the requests of the first.
     """
 
     def __init__(self) -> None:
@@ -27,6 +30,9 @@ class Traffics:
         self._demand = lru_cache(maxsize=1024)(self._build_demand)
         self._arrivals = lru_cache(maxsize=4096)(self._build_arrivals)
         self._at_rate = lru_cache(maxsize=4096)(self._build_at_rate)
+        self._turns = lru_cache(maxsize=256)(self._build_turns)
+        self._sharing = lru_cache(maxsize=256)(self._build_sharing)
+        self._first_rate: dict[int, Arrivals] = {}  # of arrivals at another rate, those that they were made of
         self._identity = lru_cache(maxsize=64)(np.arange)
         self._measured = lru_cache(maxsize=64)(_measured)
 
@@ -36,19 +42,34 @@ class Traffics:
         ``shared_tokens`` of every prompt are kept there for all of them (``requests.shared_tokens``).
         """
         count = workload.requests
+        turns = self.turns(workload, seed)
         return Jobs(
             self._identity(count),
-            self._arrivals(self._key(workload.arrivals), seed, count),
+            self._arrivals(self._key(workload.arrivals), seed, count)
+            if turns is None
+            else turns.sent_under(workload.arrivals, workload.sessions, seed),
             self.demand(workload, seed, role, shared_tokens),
             self._measured(count, workload.ends),
+            sharing=self._sharing(self._traffic(workload), seed),
         )
+
+    def turns(self, workload: Workload, seed: int) -> Turns | None:
+        """Which requests are the turns of which sessions; None where every session is one request."""
+        return self._turns(self._traffic(workload), seed) if workload.sessions.continued else None
+
+    def _traffic(self, workload: Workload) -> Hashable:
+        """The key of what tells one table of requests from another; the rate is, where sessions have several turns."""
+        sessions, arrivals = workload.sessions, workload.arrivals
+        first = self._first_rate.get(id(arrivals), arrivals) if sessions.continued else None
+        which = None if first is None else self._key(first)
+        lengths, models = self._key(workload.lengths), self._key(workload.models)
+        sizes = (lengths, models, workload.requests, workload.cached_tokens, sessions, which)
+        self._alive[sizes] = workload if first is None else replace(workload, arrivals=first)
+        return sizes
 
     def demand(self, workload: Workload, seed: int, role: Role, shared_tokens: int = 0) -> Demand:
         """What they ask of that pool, whenever they come."""
-        lengths, models = self._key(workload.lengths), self._key(workload.models)
-        sizes = (lengths, models, workload.requests, workload.cached_tokens, workload.sessions)
-        self._alive[sizes] = workload
-        return self._demand(sizes, seed, role, shared_tokens)
+        return self._demand(self._traffic(workload), seed, role, shared_tokens)
 
     def at_rate(self, workload: Workload, rate_rps: float) -> Workload:
         """The workload at another rate of arrivals: the same lengths and the same unit gaps. One object for each rate.
@@ -63,14 +84,28 @@ class Traffics:
 
     def _build_at_rate(self, workload: int, rate_rps: float) -> Workload:
         found = cast(Workload, self._alive[workload])
-        return replace(found, arrivals=at_rate(found.arrivals, rate_rps, found.requests))
+        arrivals = at_rate(found.arrivals, rate_rps, found.requests)
+        self._first_rate[self._key(arrivals)] = self._first_rate.get(id(found.arrivals), found.arrivals)
+        return replace(found, arrivals=arrivals)
 
     def _build_arrivals(self, arrivals: int, seed: int, count: int) -> np.ndarray:
         return arrival_times(cast(Arrivals, self._alive[arrivals]), seed, count)
 
     def _build_demand(self, sizes: Hashable, seed: int, role: Role, shared_tokens: int) -> Demand:
         workload = cast(Workload, self._alive[sizes])
-        return Demand.of(request_tokens(workload, seed, workload.requests), role, shared_tokens)
+        turns = self.turns(workload, seed)
+        tokens = (
+            request_tokens(workload, seed, workload.requests) if turns is None else turn_tokens(workload, seed, turns)
+        )
+        return Demand.of(tokens, role, shared_tokens)
+
+    def _build_turns(self, traffic: Hashable, seed: int) -> Turns:
+        workload = cast(Workload, self._alive[traffic])
+        return turns_of(workload.arrivals, workload.sessions, seed, workload.requests)
+
+    def _build_sharing(self, traffic: Hashable, seed: int) -> Sharing | None:
+        workload = cast(Workload, self._alive[traffic])
+        return sharing_of(workload, seed, self.turns(workload, seed))
 
 
 def _measured(count: int, ends: tuple[int, int]) -> np.ndarray:

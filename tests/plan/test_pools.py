@@ -64,7 +64,13 @@ def test_pools_that_look_at_each_other_are_coupled(overrides, coupled, lacking):
 
 @pytest.mark.parametrize(
     ("overrides", "coupled"),
-    [((CLOSED,), False), (LEAST, True), ((CLOSED, "deployment.replicas=2"), True), (("deployment.replicas=2",), False)],
+    [
+        ((CLOSED, "deployment.calibration=datasheet"), False),
+        ((CLOSED,), True),
+        (LEAST, True),
+        ((CLOSED, "deployment.replicas=2"), True),
+        (("deployment.replicas=2",), False),
+    ],
 )
 def test_replicas_run_together_where_one_decides_what_comes_to_another(overrides, coupled):
     (member,) = plan(scenario(*overrides)).members

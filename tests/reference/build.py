@@ -11,9 +11,10 @@ import numpy as np
 from evaluator.cost.iteration import AttentionRows, CostParameters, Rows
 from evaluator.policies import POLICIES
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
-from evaluator.routing import HEAVY_LIGHT, ROUTERS, HeavyLight
+from evaluator.routing import ROUTERS, HeavyLight
 
-CHOICES = (*(each.name for each in ROUTERS.values() if each is not HEAVY_LIGHT and not each.queue), HeavyLight(50))
+WITH_MORE = ("heavy_light", "session", "prefix_aware")  # routers that have keys, or go by more than numbers of tokens
+CHOICES = (*(each.name for each in ROUTERS.values() if each.name not in WITH_MORE and not each.queue), HeavyLight(50))
 """Every router that chooses a replica when a request is sent."""
 NO_ROWS = Rows(*(np.zeros(0) for _ in Rows._fields))
 NO_ATTENTION = AttentionRows(*(np.zeros(0) for _ in AttentionRows._fields))

@@ -9,12 +9,12 @@ from evaluator.errors import InputError
 from evaluator.routing import ROUTERS, HeavyLight, Router, Sent, assign, name_of, router_of, stream
 from tests.reference.build import CHOICES
 
-INDEPENDENT = [choice for choice in CHOICES if router_of(choice).independent is not None]
+INDEPENDENT = ["session", *(choice for choice in CHOICES if router_of(choice).independent is not None)]
 
 
 def chosen(choice, count, replicas, seed=0, station=0):
     prompts = np.random.default_rng(1).integers(1, 100, count)
-    return assign(choice, Sent(prompts, replicas, stream(seed, station)))
+    return assign(choice, Sent(prompts, replicas, stream(seed, station), prompts // 3))
 
 
 @pytest.mark.parametrize("choice", INDEPENDENT, ids=str)
@@ -23,7 +23,7 @@ def test_both_forms_choose_the_same(choice):
     for replicas in (1, 2, 5):
         independent = router_of(choice).independent
         in_turn = independent.in_turn(choice, replicas, stream(3, 1))
-        one_by_one = [in_turn(prompt) for prompt in prompts.tolist()]
+        one_by_one = [in_turn(prompt, prompt // 3) for prompt in prompts.tolist()]
         assert one_by_one == chosen(choice, 500, replicas, 3, 1).tolist()
         assert set(one_by_one) == set(range(replicas))
 
@@ -49,7 +49,7 @@ def test_what_no_router_can_be():
         router_of("robin")
     with pytest.raises(ValueError, match="router least_work looks at the replicas: nothing is known before the run"):
         assign("least_work", Sent(np.ones(3, int), 2, stream(0)))
-    with pytest.raises(ValueError, match="either independent, or counts something, or is a queue"):
+    with pytest.raises(ValueError, match="either independent, or counts something, or goes by prefixes, or is a queue"):
         Router("none", "")
     with pytest.raises(ValueError, match="router odd counts luck, which is none of requests, work_tokens"):
         Router("odd", "", counts="luck")

@@ -195,7 +195,7 @@ BAD = {
     ),
     "two routers": (
         "deployment.router={heavy_light: {prompt_tokens: 5}, random: 1}",
-        r"deployment\.router: expected the name of a router or \{heavy_light: \{\.\.\.\}\}, got ",
+        r"deployment\.router: expected the name of a router or \{heavy_light: \{\.\.\.\}\} or \{pre",
     ),
     "router": ("deployment.router=robin", r"deployment\.router: 'robin' is not one of random, round_robin"),
     "admission": ("deployment.kv.admission=demand", r"kv\.admission: 'demand' is not one of reserve, on_demand"),
@@ -240,7 +240,25 @@ BAD = {
     ),
     "warm-up": ("workload.warmup_requests=1000", r"warmup_requests: must be less than requests = 1000, got 1000"),
     "cached": ("workload.cached_tokens=100", r"cached_tokens: must be less than the prompt of 100 tokens"),
-    "turns": ("workload.sessions={turns: {mean: 4}}", r"workload\.sessions\.turns: .*not implemented yet"),
+    "turns": (
+        "workload.sessions={turns: {mean: 0.5}}",
+        r"workload\.sessions\.turns\.mean: must be at least 1, got 0\.5",
+    ),
+    "no turns": ("workload.sessions.turns=0", r"workload\.sessions\.turns: must be an integer from 1 to 1000, got 0"),
+    "turns without a mean": ("workload.sessions={turns: {max: 4}}", r"sessions\.turns\.mean: is required"),
+    "think": ("workload.sessions={turns: 2, think_s: -1}", r"sessions\.think_s: must be at least 0, got -1"),
+    "think from": (
+        "workload.sessions.think_from=question",
+        r"sessions\.think_from: 'question' is not one of answer, arrival",
+    ),
+    "turns in a closed loop": (
+        "workload={arrivals: {process: closed_loop, users: 3, rate_rps: null}, sessions: {turns: 2}}",
+        r"workload\.sessions\.turns: users of a closed loop do not think between requests; use arrivals all_at_once",
+    ),
+    "turns beside cached tokens": (
+        "workload={cached_tokens: 9, sessions: {turns: 2}}",
+        r"workload\.sessions\.turns: excludes cached_tokens: what was said before is cached where",
+    ),
     "no system prompts": (
         "workload.sessions.system_tokens=9",
         r"sessions\.system_prompts: must be at least 1 where there are system_tokens, got 0",

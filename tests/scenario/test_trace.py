@@ -102,3 +102,48 @@ def test_the_traces_of_production_services(data_folder):
     trace = read_trace(str(data_folder / "azure_llm_trace_conv_2023.csv"))
     assert trace.requests == 19_366
     assert trace.arrival_s[0] == 0.0
+
+
+def test_jsonl_as_mooncake_writes_it(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text(
+        '{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}\n\n'
+        '{"timestamp": 1500, "input_length": 512, "output_length": 6, "hash_ids": [0]}\n',
+        encoding="utf-8",
+    )
+    trace = read_trace(str(path))
+    np.testing.assert_array_equal(trace.arrival_s, [0.0, 1.5])
+    np.testing.assert_array_equal(trace.prompt_tokens, [700, 512])
+    np.testing.assert_array_equal(trace.output_tokens, [5, 6])
+    assert [trace.hash_ids[row].tolist() for row in range(2)] == [[0, 1], [0]]
+    assert trace.session is None
+    path.write_text('{"arrival_s": 1, "prompt_tokens": 3, "output_tokens": 4}\n{"arrival_s": 2}\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"t\.jsonl: row 2 has no prompt_tokens"):
+        read_trace(str(path))
+    path.write_text('{"arrival_s": 1, "prompt_tokens": [3], "output_tokens": 4}\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"t\.jsonl: row 1, prompt_tokens: \[3\] is not a number"):
+        read_trace(str(path))
+    path.write_text("arrival_s,prompt_tokens\n1,2\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"t\.jsonl: row 1 is no JSON object: arrival_s,prompt_tokens"):
+        read_trace(str(path))
+    path.write_text("\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"t\.jsonl: no column arrival_s"):
+        read_trace(str(path))
+
+
+def test_sessions_and_hashes_of_blocks(tmp_path):
+    head = "session,hash_ids,prompt_tokens,output_tokens\n"
+    path = write(tmp_path, head + 'b,"[3, 4]",9,1\na,"[3]",2,1\nb,[],3,1\n')
+    trace = read_trace(path, ("prompt_tokens", "output_tokens"))
+    np.testing.assert_array_equal(trace.session, [0, 1, 0])
+    assert [trace.hash_ids[row].tolist() for row in range(3)] == [[3, 4], [3], []]
+    frame = pd.DataFrame(
+        {"prompt_tokens": [9, 2], "output_tokens": [1, 1], "session": [7, 5], "hash_ids": [[3, 4], [3]]}
+    )
+    frame.to_parquet(tmp_path / "t.parquet")
+    same = read_trace(str(tmp_path / "t.parquet"), ("prompt_tokens", "output_tokens"))
+    np.testing.assert_array_equal(same.session, [0, 1])
+    assert [same.hash_ids[row].tolist() for row in range(2)] == [[3, 4], [3]]
+    for bad in ("3 4", "[3.5]", '"[""x""]"', "{}"):
+        with pytest.raises(InputError, match=r"t\.csv: row 1, hash_ids: must be a list of integers, got"):
+            read_trace(write(tmp_path, head + f"a,{bad},9,1\n"), ("prompt_tokens", "output_tokens"))

@@ -1,0 +1,50 @@
+"""The replica whose prefix cache has most of the prompt, unless that leaves the load too uneven."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evaluator.routing.record import Router
+
+
+@dataclass(frozen=True)
+class PrefixAware:
+    """The policy ``cache_aware`` of the routers of SGLang and vLLM, whose defaults these are, with exact knowledge.
+
+    A request goes to the replica whose prefix cache has the longest prefix of its prompt, if that is at least
+    ``threshold`` of the prompt; of several to the one with the fewest requests. Else it goes to the replica with the
+    fewest requests, of several to the one whose cache knows the fewest blocks. Where one replica has more than
+    ``imbalance`` requests more than another, and more than ``imbalance_ratio`` times as many, prefixes do not count.
+
+    Those routers guess what a cache has from what they sent; here it is what it has as of the arrival, as where
+    replicas report it (llm-d, SGLang with KV events). The prompt of a request that waits there is not yet in it.
+    """
+
+    threshold: float = 0.3
+    imbalance: int = 64
+    imbalance_ratio: float = 1.5
+
+    @property
+    def router(self) -> str:
+        return PREFIX_AWARE.name
+
+    def __str__(self) -> str:
+        return f"{self.router} from {self.threshold:g} of a prompt, imbalance {self.imbalance}"
+
+    def choose(self, requests: Sequence[int], hit_share: Sequence[float], known_blocks: Sequence[int]) -> int:
+        """The number of a replica. By replica: requests there, share of the prompt in its cache, blocks it knows."""
+        most, least = max(requests), min(requests)
+        uneven = most - least > self.imbalance and most > self.imbalance_ratio * least
+        longest = max(hit_share)
+        replicas = range(len(requests))
+        if longest >= self.threshold and longest > 0 and not uneven:
+            return min((n for n in replicas if hit_share[n] == longest), key=lambda n: requests[n])
+        return min(replicas, key=lambda n: (requests[n], known_blocks[n]))
+
+
+PREFIX_AWARE = Router(
+    "prefix_aware",
+    "The replica with most of the prompt in its prefix cache, unless loads are too uneven.",
+    by_prefix=True,
+)

@@ -1,0 +1,95 @@
+"""What the requests of a workload share: sessions, and the content of their prompts, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluator.scenario.scenario import Workload
+from evaluator.scenario.sessions import trace_of
+from evaluator.scenario.trace_content import Ragged
+from evaluator.traffic.sessions import Turns, system_prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Content(Sequence[int]):
+    """What is in the first whole blocks of a request's KV: the same numbers up to a block, the same tokens so far.
+
+    A number stands for a source of text (a session, a system prompt, a block of a trace), not for a single block: where
+    a block lies in its source follows from the blocks before it. ``each`` blocks in turn are of one of the ``sources``,
+    as far as these go, and the rest of ``blocks`` is of ``rest``.
+    """
+
+    sources: Sequence[int] | NDArray[np.int64]
+    each: int
+    blocks: int
+    rest: int = 0
+
+    def __len__(self) -> int:
+        return self.blocks
+
+    def __getitem__(self, place: Any) -> Any:
+        if not 0 <= place < self.blocks:
+            raise IndexError(place)
+        source = place // self.each
+        return int(self.sources[source]) if source < len(self.sources) else self.rest
+
+
+@dataclass(frozen=True, eq=False)
+class Sharing:
+    """Of all requests of a table, (request,) by id. None: it is not known.
+
+    Prompts of a session are taken to continue one another: each begins with as much of the prompt and the output
+    before it as it has room for. ``hashes`` say of prompts what is in them, and nothing of outputs.
+    """
+
+    session: NDArray[np.int64] | None
+    turns: Turns | None  # where sessions send one request after the other
+    feedback: bool  # the answer to a turn decides when the next one is sent
+    system: NDArray[np.int64] | None  # which system prompt a session of several turns begins with
+    system_tokens: int
+    hashes: Ragged | None
+    hash_block_tokens: int
+
+    def contents(
+        self, ids: NDArray[np.int64], prompt_tokens: NDArray[np.int64], kv_tokens: NDArray[np.int64], block_tokens: int
+    ) -> Iterator[Content]:
+        """What is in the whole blocks of requests, all of (request,): as far as they are known.
+
+        ``kv_tokens``: of the prompt and the output. ``hash_block_tokens`` must be a multiple of ``block_tokens``.
+        """
+        if self.hashes is not None:
+            each = self.hash_block_tokens // block_tokens
+            for row, prompt in zip(ids.tolist(), prompt_tokens.tolist(), strict=True):
+                yield Content(self.hashes[row], each, prompt // block_tokens)
+            return
+        assert self.session is not None
+        system = np.zeros_like(ids) if self.system is None else self.system[ids]
+        shared = self.system_tokens // block_tokens
+        for one, prompt, tokens in zip(self.session[ids].tolist(), system.tolist(), kv_tokens.tolist(), strict=True):
+            yield Content((-1 - prompt,) if shared else (), max(shared, 1), tokens // block_tokens, one)
+
+
+def sharing_of(workload: Workload, seed: int, turns: Turns | None) -> Sharing | None:
+    """What is known of the requests under a seed; None where it is nothing, or no more than common system prompts."""
+    sessions, trace = workload.sessions, trace_of(workload)
+    session = None if turns is None else turns.session
+    hashes = None
+    if trace is not None:
+        session = None if trace.session is None else trace.session[: workload.requests]
+        hashes = trace.hash_ids
+    if session is None and hashes is None:
+        return None
+    return Sharing(
+        session=session,
+        turns=turns,
+        feedback=sessions.feedback,
+        system=None if session is None else system_prompts(sessions, seed, session),
+        system_tokens=sessions.system_tokens,
+        hashes=hashes,
+        hash_block_tokens=sessions.hash_block_tokens,
+    )

@@ -1,0 +1,142 @@
+"""The cache of blocks by their content against vLLM v1's block pool, said as plainly as can be."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluator.reference import Limits, Request, simulate
+from evaluator.reference.network import Conversations
+from evaluator.reference.prefix_cache import PrefixCache
+from tests.reference.build import SECOND, request
+
+BLOCK = 4
+
+
+class BlockPool:
+    """``BlockPool`` of vllm/v1/core/block_pool.py with whole prefixes for hashes, and lists for its queues.
+
+    Free blocks are taken from the front and forget what they hold; freed ones go to the back, a request's last first.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self.free = list(range(blocks))
+        self.users = dict.fromkeys(self.free, 0)
+        self.holds: dict[int, tuple] = {}  # the whole prefix up to the end of a block, in the order of caching
+
+    def hits(self, content: tuple, most: int) -> list[int]:
+        found = []
+        for end in range(1, most + 1):
+            having = [block for block, held in self.holds.items() if held == content[:end]]
+            if not having:
+                break
+            found.append(having[0])
+        return found
+
+    def admit(self, content: tuple, most_hits: int, units: int) -> list[int] | None:
+        shared = self.hits(content, most_hits)
+        if units - len(shared) > len([block for block in self.free if block not in shared]):
+            return None
+        for block in shared:
+            self.users[block] += 1
+            self.free = [other for other in self.free if other != block]
+        return shared + self.take(units - len(shared))
+
+    def take(self, count: int) -> list[int]:
+        taken, self.free = self.free[:count], self.free[count:]
+        for block in taken:
+            self.holds.pop(block, None)
+            self.users[block] = 1
+        return taken
+
+    def cache(self, blocks: list[int], content: tuple) -> None:
+        for end, block in enumerate(blocks[: len(content)], 1):
+            self.holds.setdefault(block, content[:end])
+
+    def release(self, blocks: list[int]) -> None:
+        for block in reversed(blocks):
+            self.users[block] -= 1
+            if not self.users[block]:
+                self.free.append(block)
+
+
+def limits(blocks: int) -> Limits:
+    return Limits(8, 64, blocks, "on_demand", BLOCK, prefix_caching=True)
+
+
+contents = st.lists(st.integers(0, 1), min_size=0, max_size=4).map(tuple)
+moves = st.lists(st.tuples(contents, st.integers(0, 6), st.integers(0, 5)), min_size=1, max_size=30)
+
+
+@settings(deadline=None, max_examples=300)
+@given(moves, st.integers(3, 9))
+def test_random_moves_are_those_of_the_block_pool(steps, blocks):
+    """A step admits a request and computes it all; then it releases the ``leaving``-th of those that are there."""
+    cache, pool = PrefixCache(limits(blocks)), BlockPool(blocks)
+    here: list[tuple[Request, list[int]]] = []
+    for number, (content, more, leaving) in enumerate(steps):
+        tokens = len(content) * BLOCK + more + 1
+        one, units = request(number, 0.0, tokens, 1, content=content), -(-tokens // BLOCK)
+        most = (tokens - 1) // BLOCK
+        # What is beyond the content is like nothing else.
+        whole = (*content, *((number, place) for place in range(len(content), tokens // BLOCK)))
+        hit = cache.lookup(one)
+        assert hit == len(pool.hits(whole, most)) * BLOCK
+        taken = pool.admit(whole, most, units)
+        assert cache.admit(one, units, hit, 0) == (taken is not None)
+        if taken is not None:
+            assert one.blocks == taken
+            cache.register(one, tokens)
+            pool.cache(taken, whole)
+            here.append((one, taken))
+        if leaving < len(here):
+            gone, theirs = here.pop(leaving)
+            cache.release(gone)
+            pool.release(theirs)
+        assert list(cache._free) == pool.free and cache.free == len(pool.free)
+        assert [cache.users(block) for block in range(blocks)] == [pool.users[block] for block in range(blocks)]
+
+
+def test_a_worked_example_of_eviction():
+    """Six blocks: A takes three, B two; when C needs three, A's last block goes before its first, and B's stay."""
+    cache = PrefixCache(limits(6))
+    a, b, c = (request(number, 0.0, 4 * size, 1, content=content) for number, size, content in
+               ((0, 3, (1, 2, 3)), (1, 2, (5, 6)), (2, 3, (7, 8, 9))))  # fmt: skip
+    for one in (a, b):
+        assert cache.admit(one, one.prompt_tokens // BLOCK, 0, 0)
+        cache.register(one, one.prompt_tokens)
+    cache.release(a)  # free: block 5, which was never used, then A's third, second and first
+    cache.release(b)  # and B's second and first
+    assert list(cache._free) == [5, 2, 1, 0, 4, 3]
+    assert cache.admit(c, 3, 0, 0) and c.blocks == [5, 2, 1]
+    again = request(3, 0.0, 13, 1, content=(1, 2, 3))
+    assert cache.lookup(again) == 4
+    assert cache.lookup(request(4, 0.0, 9, 1, content=(5, 6))) == 8
+
+
+def test_a_session_with_room_enough_finds_all_but_the_block_that_was_not_full():
+    """The closed form: turn n finds the whole blocks of what was computed before, and computes one token at least."""
+    turns, prompt = [], 0
+    for number, (new, output) in enumerate(((9, 5), (1, 1), (3, 8), (30, 2), (2, 2))):
+        prompt += new
+        content = (7,) * ((prompt + output) // BLOCK)
+        turns.append(request(number, 0.0, prompt, output, content=content))
+        prompt += output
+    follows = [(-1, 0.0), *((number, 10.0) for number in range(len(turns) - 1))]
+    found = simulate(SECOND, "chunked", limits(100), turns, clients=Conversations(turns, follows)).requests
+    computed = 0
+    for one in found:
+        assert one.hit_tokens == min(computed, one.prompt_tokens - 1) // BLOCK * BLOCK
+        computed = one.prompt_tokens + one.output_tokens - 1
+    for before, after in pairwise(found):
+        assert after.arrival_s == before.last_token_s + 10.0
+
+
+def test_conversations_beside_each_other_are_sent_in_the_order_of_their_times():
+    both = [request(0, 0.0, 4, 3), request(1, 0.5, 4, 1), request(2, 0.0, 4, 1), request(3, 0.0, 4, 1)]
+    clients = Conversations(both, [(-1, 0.0), (-1, 0.0), (1, 4.0), (0, 2.0)])
+    simulate(SECOND, "chunked", limits(100), both, clients=clients)
+    assert [one.arrival_s for one in both] == [0.0, 0.5, 6.0, 5.0]
+    assert [one.last_token_s for one in both] == [3.0, 2.0, 7.0, 6.0]

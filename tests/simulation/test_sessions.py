@@ -1,0 +1,254 @@
+"""Sessions of several turns and prefix caching by content in whole scenarios."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from evaluator.device import configure
+from evaluator.errors import InputError
+from evaluator.plan import plan
+from evaluator.routing import PrefixAware
+from evaluator.run import simulate, sweep
+from evaluator.simulation import simulate_chunk
+from tests.scenario.build import scenario
+
+LENGTHS = "workload.lengths={source: uniform, prompt_min: 20, prompt_max: 300, output_min: 1, output_max: 120}"
+TALKS = (
+    LENGTHS,
+    "workload.requests=300",
+    "workload.arrivals.rate_rps=10",
+    "workload.sessions={turns: {mean: 4}, think_s: {mean: 3}, system_prompts: 2, system_tokens: 500}",
+)
+FROM_ARRIVAL = "workload.sessions.think_from=arrival"
+CACHING = "deployment.kv.prefix_caching=true"
+TIMES = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
+
+
+def outcomes(engine, *overrides, observe=None):
+    whole = plan(scenario(*overrides), engine=engine)
+    return simulate_chunk(whole, whole.groups[0], whole.members, observe)
+
+
+def turns_of(*overrides):
+    """The requests as the plan has them, under the first seed."""
+    whole = plan(scenario(*overrides))
+    return whole.jobs(whole.members[0])[0]
+
+
+def test_without_a_cache_turns_are_longer_prompts_to_both_engines():
+    configure()
+    asked = (*TALKS, FROM_ARRIVAL, "deployment.replicas=2")
+    fast, exact = (outcomes(engine, *asked) for engine in ("iteration", "token"))
+    assert (fast.engine.item(), exact.engine.item()) == ("iteration", "token")
+    for name in TIMES:
+        np.testing.assert_allclose(getattr(fast, name), getattr(exact, name), rtol=1e-9, err_msg=name)
+    np.testing.assert_array_equal(fast.prompt_tokens, exact.prompt_tokens)
+    assert fast.cached_tokens is not None and not fast.cached_tokens.any()
+
+
+def test_a_session_keeps_to_its_replica():
+    configure()
+    asked = (*TALKS, FROM_ARRIVAL, "deployment.replicas=3", "deployment.router=session")
+    fast, exact = (outcomes(engine, *asked) for engine in ("iteration", "token"))
+    assert (fast.engine.item(), exact.engine.item()) == ("iteration", "token")
+    for name in TIMES:
+        np.testing.assert_allclose(getattr(fast, name), getattr(exact, name), rtol=1e-9, err_msg=name)
+    for found in (fast, exact, outcomes("token", *TALKS, *asked[-2:])):
+        np.testing.assert_array_equal(found.replica[0, 0], turns_of(*asked).session % 3)
+
+
+def test_routers_that_know_the_caches_save_time():
+    """Long conversations of few: without affinity every replica computes what another has."""
+    routers = ["round_robin", "least_outstanding", "session", "prefix_aware"]
+    ds = sweep(
+        scenario(*TALKS, CACHING, "deployment.replicas=4", "deployment.hardware=l40s", deployment__router=routers)
+    )
+    hits, ttft = ds["prefix_hit_rate"].values, ds["ttft_s"].sel(quantile=0.9).values
+    assert (hits[2:] > hits[:2].max() + 0.1).all() and (ttft[2:] < 0.9 * ttft[:2].min()).all()
+    assert hits[3] == pytest.approx(hits[2], abs=0.05)
+    assert set(ds["engine"].values) == {"token"}
+
+
+def test_a_turn_is_sent_when_its_sender_has_read_and_thought():
+    found, turns = outcomes("token", *TALKS), turns_of(*TALKS).sharing.turns
+    later = np.flatnonzero(turns.previous >= 0)
+    waited = found.arrival_s[0, 0, later] - found.last_token_s[0, 0, turns.previous[later]]
+    np.testing.assert_allclose(waited, turns.think_s[later], rtol=1e-9, atol=1e-9)
+    from_arrival = outcomes("token", *TALKS, FROM_ARRIVAL)
+    assert (found.arrival_s >= from_arrival.arrival_s - 1e-9).all()
+    waited = np.diff(from_arrival.arrival_s[0, 0][[turns.previous[later], later]], axis=0)[0]
+    np.testing.assert_allclose(waited, turns.think_s[later], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("admission", ["reserve", "on_demand"])
+@pytest.mark.parametrize("policy", ["chunked", "continuous"])
+def test_hits_are_the_closed_form_where_nothing_is_evicted(admission, policy):
+    asked = (*TALKS, CACHING, f"deployment.kv.admission={admission}", f"deployment.batching.policy={policy}")
+    found, jobs = outcomes("token", *asked), turns_of(*asked)
+    previous, prompt, kv = jobs.sharing.turns.previous, jobs.demand.prompt_tokens, jobs.demand.kv_tokens
+    hits = found.cached_tokens[0, 0]
+    later = previous >= 0
+    known = np.minimum(kv[previous[later]], prompt[later] - 1) // 16 * 16
+    np.testing.assert_array_equal(hits[later], known)
+    # Of a system prompt of 500 tokens, 31 blocks; the first request with either of the two finds nothing.
+    assert sorted(set(hits[~later])) == [0, 496] and (hits[~later] == 0).sum() == 2
+    assert (found.arrival_s[0, 0][~later] == jobs.ready_s[~later]).all()
+
+
+@pytest.mark.parametrize("more", [(), ("deployment.kv.memory_fraction=0.23",)], ids=["room", "evicting"])
+def test_tokens_are_either_computed_or_found(more):
+    """Conservation: a prompt is what was in the cache and what chunks computed."""
+    computed = np.zeros(300, dtype=int)
+
+    def observe(slot, iteration):
+        for request, tokens in iteration.chunks:
+            computed[request] += tokens
+
+    asked = (*TALKS, CACHING, *more)
+    found = outcomes("token", *asked, observe=observe)
+    assert not found.summed("preemptions").any()
+    np.testing.assert_array_equal(computed + found.cached_tokens[0, 0], found.prompt_tokens[0, 0])
+    assert (found.summed("kv_units_max") <= found.stations[0].kv_capacity_units).all()
+    hits, room = found.cached_tokens.sum(), outcomes("token", *TALKS, CACHING).cached_tokens.sum()
+    assert 0 < hits < room if more else hits == room
+
+
+def test_caching_saves_work_and_says_how_much():
+    cached, whole = (simulate(scenario(*TALKS, *more), engine="token") for more in ((CACHING,), ()))
+    rate = cached.summary["prefix_hit_rate"].item()
+    measured = cached.requests[cached.requests["measured"]]
+    assert rate == pytest.approx(measured["cached_tokens"].sum() / measured["prompt_tokens"].sum())
+    assert 0.5 < rate < 1 and whole.summary["prefix_hit_rate"].item() == 0
+    assert (cached.requests["cached_tokens"] < cached.requests["prompt_tokens"]).all()
+    assert cached.requests["ttft_s"].mean() < whole.requests["ttft_s"].mean()
+    # What was in the cache is no work that was done, and the same time was not spent on more of it.
+    assert cached.summary["mfu"].item() < whole.summary["mfu"].item()
+
+
+def test_what_is_known_before_the_run_counts_as_hits():
+    ds = sweep(
+        scenario("workload.lengths={source: fixed, prompt_tokens: 100, output_tokens: 5}"),
+    )
+    assert ds["prefix_hit_rate"].item() == 0
+    known = ("workload.lengths={source: fixed, prompt_tokens: 100, output_tokens: 5}", "workload.cached_tokens=40")
+    assert sweep(scenario(*known), engine="token")["prefix_hit_rate"].item() == pytest.approx(0.4)
+
+
+def test_the_reference_takes_what_the_engine_lacks_and_says_so():
+    ds = sweep(scenario(*TALKS, workload__sessions__think_from=["answer", "arrival"], deployment__kv=[
+        {"prefix_caching": True}, {"admission": "on_demand", "prefix_caching": True}]))  # fmt: skip
+    assert set(ds["engine"].values) == {"token"} and set(ds["status"].values) == {"ok"}
+    note = ds.attrs["engine_note"]
+    assert "prefix caching by content" in note and "sessions that think from the answer" in note
+
+
+def test_every_key_of_sessions_and_of_the_router_can_be_swept():
+    axes = {
+        "workload__sessions__turns__mean": [2, 5],
+        "workload__sessions__think_s__mean": ["1s", 9],
+        "deployment__router": ["session", {"prefix_aware": {"threshold": 0.9}}],
+    }
+    whole = plan(scenario(*TALKS[:3], "workload.sessions.system_prompts=3", CACHING, "deployment.replicas=2", **axes))
+    assert {member.status for member in whole.members} == {"ok"}
+    assert [whole.members[at].workload.sessions.turns.mean for at in (0, -1)] == [2, 5]
+    assert [whole.members[at].workload.sessions.think_s.mean for at in (0, -1)] == [1, 9]
+    assert whole.members[-1].stations[0].deployment.router == PrefixAware(0.9)
+    one = scenario(*TALKS[:3], workload__sessions__turns=[1, 3])
+    assert [member.workload.sessions.continued for member in plan(one).members] == [False, True]
+
+
+def test_a_run_that_lengthens_itself_has_the_same_requests_first():
+    few, many = (turns_of(*TALKS, f"workload.requests={count}") for count in (300, 900))
+    np.testing.assert_array_equal(many.ready_s[:300], few.ready_s)
+    np.testing.assert_array_equal(many.demand.prompt_tokens[:300], few.demand.prompt_tokens)
+    ds = sweep(
+        scenario(*TALKS, FROM_ARRIVAL, CACHING, "workload.requests={auto: {most: 2000}}", "slo={ttft: {p90: 1s}}")
+    )
+    assert ds["status"].item() == "ok" and ds["slo_met"].item()
+
+
+def trace_of(tmp_path, rows):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    arrivals = f"{{process: trace, file: '{path}', rate_rps: null}}"
+    return f"workload={{arrivals: {arrivals}, lengths: null, requests: null, warmup_requests: 0}}"
+
+
+MOONCAKE = [
+    {"timestamp": 0, "input_length": 1200, "output_length": 5, "hash_ids": [1, 2, 3]},
+    {"timestamp": 2000, "input_length": 1200, "output_length": 5, "hash_ids": [1, 2, 4]},
+    {"timestamp": 4000, "input_length": 1200, "output_length": 5, "hash_ids": [1, 2, 3]},
+    {"timestamp": 6000, "input_length": 600, "output_length": 5, "hash_ids": [2, 3]},
+    {"timestamp": 8000, "input_length": 512, "output_length": 5, "hash_ids": [1]},
+]
+
+
+def test_a_trace_says_what_its_prompts_share(tmp_path):
+    found = simulate(scenario(trace_of(tmp_path, MOONCAKE), CACHING)).requests
+    assert found["arrival_s"].tolist() == [0, 2, 4, 6, 8]
+    # Two blocks of 512 are 64 of 16; 1,200 tokens are 75 whole blocks, of which the last must leave one token.
+    assert found["cached_tokens"].tolist() == [0, 1024, 1184, 0, 496]
+    apart = simulate(scenario(trace_of(tmp_path, MOONCAKE))).requests
+    assert not apart["cached_tokens"].any()
+
+
+def test_rows_of_a_session_continue_one_another(tmp_path):
+    rows = [
+        {"arrival_s": 0, "prompt_tokens": 100, "output_tokens": 29, "session": "a"},
+        {"arrival_s": 0, "prompt_tokens": 100, "output_tokens": 29, "session": "b"},
+        {"arrival_s": 9, "prompt_tokens": 200, "output_tokens": 9, "session": "a"},
+        {"arrival_s": 19, "prompt_tokens": 50, "output_tokens": 9, "session": "b"},
+    ]
+    found = simulate(scenario(trace_of(tmp_path, rows), CACHING)).requests
+    assert found["cached_tokens"].tolist() == [0, 0, 128, 48]
+
+
+BAD = {
+    "session": (
+        ("workload.sessions={turns: 1}", "deployment.router=session"),
+        r"infeasible: router session without sessions; use workload\.sessions\.turns, a trace with a column session",
+    ),
+    "no cache": (
+        ("deployment.router=prefix_aware",),
+        r"infeasible: router prefix_aware without a prefix cache; use kv\.prefix_caching, and",
+    ),
+    "windows": ((CACHING, "deployment.model=gpt-oss-20b"), r"unsupported: kv\.prefix_caching with gpt-oss-20b, whose"),
+    "role": (
+        (CACHING, "deployment.role=prefill"),
+        r"unsupported: kv\.prefix_caching with role prefill; use role",
+    ),
+    "swap": (
+        (CACHING, "deployment.kv={admission: on_demand, preemption: swap, swap_bandwidth: 1e9}"),
+        r"unsupported: kv\.prefix_caching with preemption swap; use preemption recompute",
+    ),
+    "two pools": (
+        ("deployment.pools={p: {role: prefill}, d: {role: decode}}",),
+        r"unsupported: sessions that think from the answer over several pools; use workload\.sessions\.think_from",
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "message"), BAD.values(), ids=list(BAD))
+def test_what_cannot_be_has_a_reason(overrides, message):
+    with pytest.raises(InputError, match=message):
+        simulate(scenario(*TALKS, *overrides))
+
+
+def test_a_trace_that_does_not_fit(tmp_path):
+    short = [dict(MOONCAKE[0], hash_ids=[1, 2])]
+    with pytest.raises(InputError, match=r"jsonl: row 1, hash_ids: 2 blocks for a prompt of 1200 tokens, which are 3"):
+        scenario(trace_of(tmp_path, short))
+    with pytest.raises(InputError, match=r"row 1, hash_ids: 3 blocks for a prompt of 1200 tokens, which are 10 of 128"):
+        scenario(trace_of(tmp_path, MOONCAKE), "workload.sessions.hash_block_tokens=128")
+    with pytest.raises(InputError, match=r"system_tokens: .*trace\.jsonl has a column hash_ids, which says what"):
+        scenario(trace_of(tmp_path, MOONCAKE), "workload.sessions={system_prompts: 1, system_tokens: 16}")
+    with pytest.raises(InputError, match=r"turns: a trace says itself which requests are of one session"):
+        scenario(trace_of(tmp_path, MOONCAKE), "workload.sessions.turns=2")
+    with pytest.raises(InputError, match=r"hash_ids of blocks of 512 tokens do not say what is in blocks of 48; use a"):
+        simulate(scenario(trace_of(tmp_path, MOONCAKE), CACHING, "deployment.kv.block_tokens=48"))
+    cached = [dict(MOONCAKE[0], cached_tokens=5)]
+    with pytest.raises(InputError, match=r"cached_tokens beside kv\.prefix_caching, which finds out itself"):
+        simulate(scenario(trace_of(tmp_path, cached), CACHING))

@@ -1,0 +1,129 @@
+"""Sessions of several turns: who sends what when, and what the prompts have in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from evaluator.scenario import Arrivals, Workload
+from evaluator.scenario.scenario import Exponential, Geometric, Lengths, Sessions
+from evaluator.traffic.roles import ROLES
+from evaluator.traffic.sessions import mean_turns, turn_counts, turns_of
+from evaluator.traffic.traffics import Traffics
+
+POISSON = Arrivals("poisson", rate_rps=5.0)
+TALKS = Sessions(3, 40, turns=Geometric(4.0), think_s=Exponential(20.0))
+LENGTHS = Lengths("uniform", {"prompt_min": 5, "prompt_max": 60, "output_min": 1, "output_max": 40})
+WORKLOAD = Workload(POISSON, LENGTHS, 2000, 100, (0,), sessions=TALKS)
+MIXED = ROLES["mixed"]
+
+
+@pytest.mark.parametrize("turns", [3, Geometric(1.0), Geometric(4.0), Geometric(4.0, 5)])
+def test_mean_turns(turns):
+    sessions = Sessions(turns=turns)
+    counts = turn_counts(sessions, 0, 40_000)
+    assert counts.min() >= 1
+    np.testing.assert_allclose(counts.mean(), mean_turns(sessions), rtol=0.02)
+
+
+def test_geometric():
+    counts = turn_counts(Sessions(turns=Geometric(2.5)), 1, 100_000)
+    for number in range(1, 6):
+        np.testing.assert_allclose((counts == number).mean(), 0.6 ** (number - 1) * 0.4, atol=0.005)
+
+
+def test_a_turn_follows_the_one_before():
+    jobs = Traffics().jobs(WORKLOAD, 0, MIXED)
+    turns = jobs.sharing.turns
+    assert (np.diff(jobs.ready_s) >= 0).all()
+    later = np.flatnonzero(turns.previous >= 0)
+    before = turns.previous[later]
+    assert (turns.session[later] == turns.session[before]).all() and (before < later).all()
+    np.testing.assert_allclose(jobs.ready_s[later] - jobs.ready_s[before], turns.think_s[later], rtol=1e-9)
+    np.testing.assert_allclose(turns.think_s[later].mean(), 20.0, rtol=0.15)
+    assert (turns.think_s[turns.place == turns.first] == 0).all()
+    assert (turns.previous[turns.place == turns.first] == -1).all()
+    # The prompt is what was said, and at least five tokens more.
+    demand = jobs.demand
+    said = demand.prompt_tokens[before] + demand.output_tokens[before]
+    new = demand.prompt_tokens[later] - said
+    assert new.min() == 5 and new.max() == 60
+    first = demand.prompt_tokens[turns.place == turns.first]
+    assert first.min() == 45 and first.max() == 100  # with the system prompt
+
+
+def test_requests_come_at_the_rate_of_the_arrivals_from_the_beginning():
+    rates = []
+    for seed in range(16):
+        turns = turns_of(POISSON, TALKS, seed, 10_000)
+        cuts = np.searchsorted(turns.sent_s, [0.0, 500.0, 1000.0])
+        rates.append(np.diff(cuts) / 500.0)
+        assert cuts[0] == 0 and turns.sent_s[0] < 5.0
+    # Compound Poisson arrivals: 2,500 requests vary by sqrt(2,500 x E n^2 / E n) = 132, the mean of 16 by 33.
+    np.testing.assert_allclose(np.mean(rates, axis=0), 5.0, rtol=3 * 33 / 2500)
+
+
+def test_sessions_under_way_go_on_with_what_was_said():
+    jobs = Traffics().jobs(WORKLOAD, 0, MIXED)
+    turns = jobs.sharing.turns
+    under_way = (turns.previous < 0) & (turns.place > turns.first)
+    assert 20 < under_way.sum() < 120  # Little: sessions start at 5/4 per second and take 60 s, 75 are under way
+    prompts = jobs.demand.prompt_tokens
+    assert prompts[under_way].mean() > 1.5 * prompts[turns.place == turns.first].mean()
+
+
+def test_more_requests_are_the_same_and_more():
+    few, many = (turns_of(POISSON, TALKS, 3, count) for count in (200, 5000))
+    for name in ("session", "place", "first", "previous", "think_s", "sent_s"):
+        np.testing.assert_allclose(getattr(few, name), getattr(many, name)[:200], rtol=1e-9, err_msg=name)
+
+
+def test_all_at_once_takes_whole_sessions():
+    sessions = Sessions(turns=4, think_s=1.0)
+    turns = turns_of(Arrivals("all_at_once"), sessions, 0, 40)
+    assert (np.bincount(turns.session) == 4).all()
+
+
+def test_another_rate_has_the_same_requests():
+    """A search compares rates: sessions start closer together, and what they say and how long they think stays."""
+    traffics = Traffics()
+    faster = traffics.at_rate(WORKLOAD, 10.0)
+    one, other, again = (traffics.jobs(each, 0, MIXED) for each in (WORKLOAD, faster, traffics.at_rate(faster, 5.0)))
+    assert one.demand is other.demand and one.sharing is other.sharing
+    turns = one.sharing.turns
+    starts = turns.place == turns.first
+    np.testing.assert_allclose(np.diff(other.ready_s[starts]), np.diff(one.ready_s[starts]) / 2, atol=1e-9)
+    later = np.flatnonzero(turns.previous >= 0)
+    np.testing.assert_allclose(
+        other.ready_s[later] - other.ready_s[turns.previous[later]], turns.think_s[later], atol=1e-9
+    )
+    assert (other.ready_s >= 0).all()
+    np.testing.assert_array_equal(again.ready_s, one.ready_s)
+    scenario_s_own = traffics.jobs(replace(WORKLOAD, arrivals=Arrivals("poisson", rate_rps=10.0)), 0, MIXED)
+    assert not np.array_equal(scenario_s_own.demand.prompt_tokens, one.demand.prompt_tokens)
+
+
+def test_single_turns_are_as_without_sessions():
+    plain = replace(WORKLOAD, sessions=Sessions(3, 40))
+    jobs = Traffics().jobs(plain, 0, MIXED)
+    same = Traffics().jobs(replace(plain, sessions=Sessions(3, 40, turns=Geometric(1.0))), 0, MIXED)
+    assert jobs.sharing is None and same.sharing is None
+    np.testing.assert_array_equal(jobs.ready_s, same.ready_s)
+    np.testing.assert_array_equal(jobs.demand.prompt_tokens, same.demand.prompt_tokens)
+
+
+def test_contents_say_system_prompt_and_session():
+    jobs = Traffics().jobs(WORKLOAD, 0, MIXED)
+    sharing, demand = jobs.sharing, jobs.demand
+    contents = [tuple(one) for one in sharing.contents(jobs.id, demand.prompt_tokens, demand.kv_tokens, 16)]
+    for row, content in enumerate(contents):
+        assert len(content) == demand.kv_tokens[row] // 16
+        assert content[:2] == (-1 - sharing.system[row],) * 2  # 40 tokens are two whole blocks
+        assert set(content[2:]) <= {sharing.session[row]}
+    by_session = dict(zip(sharing.session.tolist(), sharing.system.tolist(), strict=True))
+    assert all(
+        by_session[one] == two for one, two in zip(sharing.session.tolist(), sharing.system.tolist(), strict=True)
+    )
+    np.testing.assert_allclose(np.bincount(list(by_session.values())) / len(by_session), 1 / 3, atol=0.06)
