@@ -17,8 +17,9 @@ import pandas as pd
 from evaluator.cost.batch import attention_area
 from evaluator.cost.coefficients import Coefficients, efficiency_class, size_weights
 from evaluator.cost.collectives import collective_terms
-from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES
+from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES, compute_dtype
 from evaluator.cost.fold import rows_of
+from evaluator.cost.gemm import input_bytes
 from evaluator.cost.iteration import (
     TOKEN_TILE,
     AttentionRows,
@@ -37,9 +38,13 @@ STREAM = 2.0  # bytes of an activation
 
 
 def known(op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, levels: int, **given: Any) -> Coefficients:
-    """Coefficients with one operator per row; what is not given is 0 (``layers`` and ``launches``: 1)."""
+    """Coefficients with one operator per row; what is not given is 0 (``layers`` and ``launches``: 1).
+
+    ``dtype`` is that of the weights and of the activations.
+    """
     zeros, ones = np.zeros(count), np.ones(count)
-    classes, dtypes = np.broadcast_to(op_class, count), np.broadcast_to(dtype, count)
+    classes = np.broadcast_to(op_class, count)
+    dtypes = [compute_dtype(each, each) for each in np.broadcast_to(dtype, count)]
     kinds = [OP_CLASSES.index(efficiency_class(kind, of)) for kind, of in zip(classes, dtypes, strict=True)]
     found: dict[str, Any] = {name: zeros for name in Coefficients._fields}
     found |= {"launches": ones, "layers": ones, "edges": ones, "log_expert_missed": 0.0, "scaling": {}}
@@ -50,13 +55,18 @@ def known(op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, level
     return Coefficients(**(found | given))
 
 
+def _input_bytes(rows: pd.DataFrame) -> np.ndarray:
+    """Bytes of one element of a product's input, (row,)."""
+    return rows["dtype"].map(lambda dtype: input_bytes(compute_dtype(dtype, dtype), STREAM)).to_numpy()
+
+
 def gemm(rows: pd.DataFrame, levels: int) -> Predict:
     """Matrix products of m x k with k x n."""
     m, n, k = (rows[name].to_numpy() for name in "mnk")
     width = rows["dtype"].map(BYTES).to_numpy()
     operators = known(
         "gemm", rows["dtype"].to_numpy(), len(rows), levels, flops=2 * n * k, weight_bytes=n * k * width,
-        activation_bytes=k * width + n * STREAM, inputs=k, outputs=n,
+        activation_bytes=k * _input_bytes(rows) + n * STREAM, inputs=k, outputs=n,
     )  # fmt: skip
     blocks = np.ceil(m / TOKEN_TILE)
 
@@ -89,13 +99,13 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     tokens, hidden, inner, top, experts, ranks = (rows[name].to_numpy() for name in names)
     halves = 1.0 + (rows["gated"].fillna(1.0).to_numpy() if "gated" in rows else 1.0)
     dtype, width = rows["dtype"].to_numpy(), rows["dtype"].map(BYTES).to_numpy()
-    visits, held = top / ranks, experts / ranks
+    visits, held, read = top / ranks, experts / ranks, _input_bytes(rows)
 
     def product(inputs: np.ndarray, outputs: np.ndarray) -> Coefficients:
         return known(
             "grouped_gemm", dtype, len(rows), levels, flops=2 * visits * inputs * outputs,
             weight_bytes=held * inputs * outputs * width,
-            activation_bytes=visits * (inputs * width + outputs * STREAM),
+            activation_bytes=visits * (inputs * read + outputs * STREAM),
         )  # fmt: skip
 
     up, down = product(hidden, halves * inner), product(inner, hidden)

@@ -64,7 +64,7 @@ FITTED: dict[str, tuple[str, ...]] = {
 }
 """The figures that a fit of each class looks for."""
 
-FITTED |= {"gemm_8bit": FITTED["gemm"], "grouped_gemm_8bit": FITTED["grouped_gemm"]}
+FITTED |= {f"{name}_{bits}": FITTED[name] for name in ("gemm", "grouped_gemm") for bits in ("8bit", "4bit")}
 
 
 def class_parameters(op_class: str, rate: Rates, without: Sequence[str] = ()) -> list[Parameter]:

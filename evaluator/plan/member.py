@@ -16,6 +16,7 @@ from evaluator.replica import Change, design, token_budget
 from evaluator.scenario import Deployment, Objective, Transfer, Workload
 from evaluator.scenario.grid import Point
 from evaluator.scenario.pools import pools_of
+from evaluator.scenario.unsaid import told
 from evaluator.traffic.jobs import Demand, Extremes
 from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.roles import ROLES, Role, hands_on
@@ -123,6 +124,7 @@ def _member(config: int, workload: Workload, objectives: tuple[Objective, ...], 
 def _checked(
     workload: Workload, pools: Sequence[tuple[str, Deployment]], setting: Setting, transfer: Transfer | None
 ) -> Checked:
+    pools = [(name, told(deployment)) for name, deployment in pools]
     roles, shared = [ROLES[deployment.role] for _, deployment in pools], shared_tokens(workload, pools[0][1])
     demands = [_demands(setting.traffics, workload, seed, roles, shared) for seed in setting.seeds]
     largest = [Extremes.of([demand.extremes for demand in column]) for column in zip(*demands, strict=True)]
@@ -151,7 +153,7 @@ def _station(name: str, deployment: Deployment, workload: Workload, extremes: Ex
     built, shared, kept = design(deployment, longest), shared_tokens(workload, deployment), 0
     if built.replica is not None and shared:
         kept = workload.sessions.system_prompts * int(kv_units(built.replica.kv, shared))
-    return StationPlan(name, deployment, built, extremes, token_budget(deployment.batching, longest), kept)
+    return StationPlan(name, deployment, built, extremes, token_budget(deployment, longest), kept)
 
 
 def _status(workload: Workload, stations: tuple[StationPlan, ...]) -> str:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from evaluator.catalog.engines import ENGINES
 from evaluator.cost.precision import Precision
 from evaluator.policies import POLICIES
 from evaluator.scenario.fields import (
@@ -48,13 +49,15 @@ PRECISION: Table = {
 # Those registered when a file is read or a schema written, so that a policy of one's own counts.
 _policy = Reader(lambda value, place: choice(*POLICIES)(value, place), lambda: schema_of(choice(*POLICIES)))
 
+_OF_ENGINE = "where absent as the engine has it"
+
 BATCHING: Table = {
-    "policy": Field(_policy, Batching.policy, "How the scheduler forms the batch of an iteration."),
-    "max_num_seqs": Field(count(), Batching.max_num_seqs, "Most sequences of an iteration."),
+    "policy": Field(_policy, None, f"How the scheduler forms the batch of an iteration; {_OF_ENGINE}."),
+    "max_num_seqs": Field(count(), None, f"Most sequences of an iteration; {_OF_ENGINE}."),
     "max_num_batched_tokens": Field(
         count(),
         Batching.max_num_batched_tokens,
-        "Most tokens of an iteration; where absent 2,048 with chunks, else room for the longest prompt.",
+        f"Most tokens of an iteration; {_OF_ENGINE}, and room for the longest prompt where it is computed whole.",
     ),
     "long_prefill_token_threshold": Field(
         count(least=0),
@@ -71,9 +74,12 @@ KV: Table = {
         "reserve: a request enters if its whole KV fits. on_demand: KV is taken as tokens come, with preemption.",
     ),
     "memory_fraction": Field(
-        number(above=0, most=1), KvCache.memory_fraction, "Part of a device's memory for weights, activations and KV."
+        number(above=0, most=1),
+        None,
+        "Part of a device's memory for weights, activations and KV (vllm), for weights and KV (sglang), or of what "
+        f"weights and activations leave for KV (trtllm); {_OF_ENGINE}.",
     ),
-    "block_tokens": Field(count(), KvCache.block_tokens, "Tokens of a block of the KV cache."),
+    "block_tokens": Field(count(), None, f"Tokens of a block of the KV cache; {_OF_ENGINE}."),
     "watermark": Field(
         number(least=0, most=0.5), KvCache.watermark, "on_demand: part of the cache that an admission leaves free."
     ),
@@ -136,23 +142,33 @@ def _calibration() -> Reader:
     return Reader(lambda value, place: value if value == "auto" else named(value, place), schema)
 
 
+def _absent(table: Table, build: Callable[..., Any]) -> Any:
+    """A section of which a file says nothing."""
+    return build(**{key: field.default for key, field in table.items()})
+
+
 _MOST_REPLICAS = "simulate one replica under its share of the rate, or fewer replicas and scale the result"
 
 REPLICA: Table = {
     "model": Field(model_reader, says="A model of the catalog, or {like: NAME} with other layers, heads or experts."),
     "hardware": Field(device_reader, says="A device of the catalog, or {like: NAME} with other figures."),
     "precision": Field(section(PRECISION, Precision), Precision(), "The number formats."),
+    "engine": Field(
+        choice(*ENGINES),
+        Deployment.engine,
+        "The serving engine: its kernels and host with calibration auto, and the defaults of its scheduler.",
+    ),
     "calibration": Field(
         _calibration(),
         "auto",
-        "Operator efficiencies. auto: the best set for this hardware; datasheet; or a name of the catalog.",
+        "Operator efficiencies. auto: the best set for this hardware and engine; datasheet; or a name of the catalog.",
     ),
     "replicas": Field(count(most=MOST_REPLICAS, remedy=_MOST_REPLICAS), 1, "Identical copies of the model."),
     "tensor_parallel": Field(count(most=4096), 1, "Devices that share every layer of a replica."),
     "pipeline_parallel": Field(count(most=4096), 1, "Groups of devices that each hold some of the layers."),
     "expert_parallel": Field(count(most=4096), 1, "Devices over which the experts of a layer are spread."),
-    "batching": Field(section(BATCHING, Batching), Batching(), "The scheduler of a replica."),
-    "kv": Field(section(KV, KvCache, check=_check_kv), KvCache(), "The KV cache of a replica."),
+    "batching": Field(section(BATCHING, Batching), _absent(BATCHING, Batching), "The scheduler of a replica."),
+    "kv": Field(section(KV, KvCache, check=_check_kv), _absent(KV, KvCache), "The KV cache of a replica."),
     "usd_per_device_hour": Field(
         quantity("USD/h", least=0), None, "Price of a device; that of the catalog where absent."
     ),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.what_if import WhatIf
 from evaluator.cost.precision import Precision
 from evaluator.routing import Choice
@@ -90,7 +91,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Batching:
-    """``max_num_batched_tokens`` None: 2,048 for chunks, no limit beside the model's context for whole prompts.
+    """``max_num_batched_tokens`` None: as the engine has it, with room for the longest prompt where that is whole.
+
+    As read from a file, ``policy`` and ``max_num_seqs`` are None where it does not say them, which means the engine's
+    defaults (``unsaid.told``).
 
     ``long_prefill_token_threshold``: of chunks, the most prompt tokens of one request in an iteration; 0: no bound.
     ``packing``: which waiting request is looked at first.
@@ -110,7 +114,8 @@ class KvCache:
     on_demand: KV is taken as tokens come; an admission leaves the fraction ``watermark`` of the cache free, and where
     KV runs out the request admitted last is preempted: computed anew, or copied to ``swap_bytes`` of host memory per
     device (None: as much as it takes) at ``swap_bandwidth`` (byte/s of a device). ``prefix_caching``: the whole blocks
-    of system prompts are computed once and stay in the cache.
+    of system prompts are computed once and stay in the cache. As read from a file, ``memory_fraction`` and
+    ``block_tokens`` are None where it does not say them: then they are the engine's (``unsaid.told``).
     """
 
     admission: str = "reserve"
@@ -143,6 +148,7 @@ class Pool:
     batching: Batching
     kv: KvCache
     usd_per_device_hour: float | None
+    engine: str | None
 
 
 @dataclass(frozen=True)
@@ -195,6 +201,7 @@ class Deployment:
     usd_per_device_hour: float | None = None
     pools: Mapping[str, Pool] | None = None
     transfer: Transfer = field(default_factory=Transfer)
+    engine: str = DEFAULT_ENGINE  # a name of ``catalog.engines``
 
 
 @dataclass(frozen=True)

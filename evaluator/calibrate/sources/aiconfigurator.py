@@ -1,5 +1,6 @@
 """aiconfigurator (ai-dynamo/aiconfigurator, Apache-2.0): isolated kernels and collectives, CUDA-graph timing.
 
+Kernels are those of vLLM, TensorRT-LLM (``trtllm``) and SGLang; the column ``engine`` tells whose a row is.
 ``message_size_bytes`` is derived from upstream's number of elements. fp8 GEMMs exclude the quantisation of activations.
 Routing by a power law gives an expert-parallel rank the load of the fullest one, which no column tells: those rows go.
 Experts of Nemotron 3 have no gate; no column tells that either, but their shapes do (A100's older table gates them).
@@ -45,21 +46,26 @@ def _attention(frame: pd.DataFrame, op_class: str) -> dict[str, object]:
 def prefill(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_context_attention``: whole prompts, no history."""
     more = {"new_tokens": frame["prompt_tokens_per_sequence"], "past_tokens": frame["past_kv_tokens"]}
-    return pd.DataFrame(_attention(frame, "attention_prefill") | more)
+    return pd.DataFrame(_attention(frame, "attention_prefill") | more)[_usual_attention(frame)]
 
 
 def decode(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_generation_attention``."""
-    return pd.DataFrame(_attention(frame, "attention_decode") | {"past_tokens": frame["kv_len_tokens"]})
+    rows = pd.DataFrame(_attention(frame, "attention_decode") | {"past_tokens": frame["kv_len_tokens"]})
+    return rows[_usual_attention(frame)]
+
+
+def _usual_attention(frame: pd.DataFrame) -> pd.Series:
+    """Not what TensorRT-LLM and SGLang only run on heads that their usual kernels do not know."""
+    return ~frame["kernel"].isin(("triton", "flashinfer", "torch_flow_flashinfer"))
 
 
 def moe(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_moe``: both grouped products of a call, with routing and permutation.
 
-    Block-scaled fp8 counts as fp8. Not taken: FlashInfer's CUTLASS kernel for ModelOpt checkpoints, which on Hopper is
-    twice as slow as bf16 and not what other fp8 checkpoints run on.
+    Block-scaled fp8 counts as fp8.
     """
-    frame = frame[~frame["kernel"].str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass")]
+    frame = frame[_usual_experts(frame)]
     balanced = frame["routing_distribution"] == "balanced"
     rows = pd.DataFrame(
         _common(frame, "grouped_gemm")
@@ -78,10 +84,31 @@ def moe(frame: pd.DataFrame) -> pd.DataFrame:
     return rows[balanced | (frame["moe_ep_size"] == 1)]
 
 
+def _usual_experts(frame: pd.DataFrame) -> pd.Series:
+    """Rows on the kernels that an engine's usual choice is; the others would be averaged with them.
+
+    Not taken: FlashInfer's CUTLASS kernel for ModelOpt checkpoints in vLLM, which on Hopper is twice as slow as bf16
+    and not what other fp8 checkpoints run on. Of TensorRT-LLM fp8 with one scale per tensor: block scales, with which
+    checkpoints of MoE models are published, take up to 1.7 times as long on Hopper; and ``min_latency``, which is not
+    its default backend.
+    """
+    kernel = frame["kernel"].astype(str)
+    per_tensor = (frame["engine"] == "trtllm") & (frame["dtype"] == "fp8")
+    modelopt = kernel.str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass")
+    return ~(per_tensor | modelopt | (kernel == "moe_torch_flow_min_latency"))
+
+
 def _nemotron(frame: pd.DataFrame) -> pd.Series:
     """Nemotron 3 Nano has 128 experts on a hidden size of 2,688, Super 512 experts of which a token visits 22."""
     shapes = (frame["hidden_size"] == 2688) | ((frame["num_experts"] == 512) & (frame["top_k"] == 22))
     return shapes & (frame["engine_version"] != "0.14.0")
+
+
+def sglang_all_reduce(frame: pd.DataFrame) -> pd.DataFrame:
+    """``aic_engines_all_reduce``: SGLang's own all-reduce."""
+    mode = frame["backend"].str.endswith("eager").map({True: "eager", False: "graph"})
+    more = {"mode": mode, "devices": frame["num_gpus"], "message_bytes": frame["message_size_bytes"]}
+    return pd.DataFrame(_common(frame, "all_reduce") | more)
 
 
 def custom_all_reduce(frame: pd.DataFrame) -> pd.DataFrame:
@@ -106,5 +133,6 @@ CONVERTERS = (
     ("aiconfigurator generation attention", {"kv_len_tokens", "window_size_tokens"}, decode),
     ("aiconfigurator moe", {"moe_tp_size", "moe_ep_size", "routing_distribution"}, moe),
     ("aiconfigurator custom all-reduce", {"mode", "message_size_bytes", "num_gpus"}, custom_all_reduce),
+    ("aiconfigurator all-reduce of engines", {"backend", "message_size_bytes", "num_gpus"}, sglang_all_reduce),
     ("aiconfigurator nccl", {"collective", "nccl_version"}, nccl),
 )
