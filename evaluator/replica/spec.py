@@ -20,9 +20,10 @@ class ReplicaSpec:
 
     Model, hardware and calibration are names of the catalog, or what its readers return. ``engine`` is the serving
     engine whose kernels and host ``auto`` looks for, and which says what ``memory_fraction`` is a fraction of.
-    ``max_num_batched_tokens`` and ``max_num_seqs`` bound an iteration, and with it the activations that take room from the KV cache. ``kv_blocks`` is the capacity of that cache in blocks where it is
-    known, from the log of a server for instance: whether the model fits is then no question. ``change`` puts one input
-    of the cost at a multiple of its value; memory stays.
+    ``max_num_batched_tokens`` and ``max_num_seqs`` bound an iteration, and with it the activations that take room from
+    the KV cache. ``kv_blocks`` is the capacity of that cache in blocks where it is known, from the log of a server for
+    instance: whether the model fits is then no question. ``change`` puts one input of the cost at a multiple of its
+    value; memory stays.
     """
 
     model: Model | WhatIf | str
