@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from evaluator.catalog.model import LatentAttention
 from evaluator.cost.batch import attention_area
 from evaluator.cost.coefficients import Coefficients, efficiency_class, size_weights
 from evaluator.cost.collectives import collective_terms
@@ -29,11 +30,15 @@ from evaluator.cost.iteration import (
     product_time,
     roofline,
 )
+from evaluator.cost.kernel import Operator
+from evaluator.cost.mixers import latent_kernels
+from evaluator.cost.precision import Precision
 from evaluator.cost.rates import HANDOVER_BYTES, OP_CLASSES, REDUCE_SIZES, Rates
 from evaluator.cost.unit_times import unit_times
 
 Predict = Callable[[Rates], Any]
 _ATTENTION_LAUNCH = OP_CLASSES.index("attention_decode")
+_LATENT_LAUNCH = OP_CLASSES.index("mla_decode")
 STREAM = 2.0  # bytes of an activation
 
 
@@ -72,7 +77,7 @@ def gemm(rows: pd.DataFrame, levels: int) -> Predict:
 
     def predict(rate: Rates) -> Any:
         times = unit_times(operators, rate)
-        return product_time(rows_of(times, Rows), m, 1.0, m, blocks) + times.fixed_s
+        return product_time(rows_of(times, Rows), m, 1.0, m, blocks) + times.fixed_s + times.quantise_s * m
 
     return predict
 
@@ -198,6 +203,47 @@ def mixed(rows: pd.DataFrame, levels: int) -> Predict:
     return lambda rate: chunks(rate) + decodes(rate) + rate.launch_s[_ATTENTION_LAUNCH]
 
 
+def _latent_kernels(rows: pd.DataFrame, decode: bool, levels: int) -> Coefficients:
+    """The kernels of MLA as the cost model has them, one per row."""
+    names = ["heads", "kv_rank", "nope_dim", "rope_dim", "value_dim", "kv_dtype"]
+    made: dict[tuple, Operator] = {}
+    for key in rows[names].drop_duplicates().itertuples(index=False, name=None):
+        mixer = LatentAttention(*(int(size) for size in key[:5]))
+        made[key] = latent_kernels(mixer, Precision(kv=key[5]))[decode]
+    found = [made[key] for key in rows[names].itertuples(index=False, name=None)]
+    figures = {
+        name: np.array([getattr(each, name) for each in found], dtype=float)
+        for name in ("flops", "activation_bytes", "heads", "kv_heads", "token_bytes", "launches")
+    }
+    return known(found[0].op_class, "bf16", len(rows), levels, **figures)
+
+
+def mla_prefill(rows: pd.DataFrame, levels: int) -> Predict:
+    """Prefill attention of MLA, on heads that are expanded already."""
+    batch, new, past = (rows[name].to_numpy() for name in ("batch", "new_tokens", "past_tokens"))
+    operators, area = _latent_kernels(rows, False, levels), attention_area(new + past, past, 1e12)
+
+    def predict(rate: Rates) -> Any:
+        times = unit_times(operators, rate)
+        time = attention_time(rows_of(times, AttentionRows), batch * area, batch * (new + past), batch * new, batch)
+        return time + times.store_s * batch * new + rate.launch_s[_LATENT_LAUNCH]
+
+    return predict
+
+
+def mla_decode(rows: pd.DataFrame, levels: int) -> Predict:
+    """Decode attention of MLA, on the latents."""
+    batch, past = rows["batch"].to_numpy(), rows["past_tokens"].to_numpy()
+    operators = _latent_kernels(rows, True, levels)
+
+    def predict(rate: Rates) -> Any:
+        times = unit_times(operators, rate)
+        time = roofline(times.flop_s, times.activation_s, times.knee) * batch * past + times.spread_s * past
+        return time + times.sequence_s * batch + times.join_s + rate.launch_s[_LATENT_LAUNCH]
+
+    return predict
+
+
 def _collective(rows: pd.DataFrame, reach: tuple[int | None, ...], collective: str, op_class: str) -> Predict:
     message = rows["message_bytes"].to_numpy()
     sizes = rows["devices"].to_numpy().astype(int)
@@ -222,5 +268,6 @@ def predictor(op_class: str, rows: pd.DataFrame, reach: tuple[int | None, ...]) 
     if op_class in collectives:
         return _collective(rows, reach, op_class, collectives[op_class])
     kernels = {"gemm": gemm, "grouped_gemm": grouped_gemm, "attention_prefill": prefill, "attention_decode": decode,
-               "attention_mixed": mixed, "elementwise": elementwise}  # fmt: skip
+               "attention_mixed": mixed, "elementwise": elementwise, "mla_prefill": mla_prefill,
+               "mla_decode": mla_decode}  # fmt: skip
     return kernels[op_class](rows, len(reach))

@@ -95,6 +95,8 @@ def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> l
     groups += [part.rows["tensor_parallel"] for part in parts if part.label == "iteration"]
     if "attention_mixed" in labels or "attention_prefill" in labels:
         wanted |= {"attention_prefill", "attention_decode"}
+    if "mla_prefill" in labels:
+        wanted.add("mla_decode")  # which has the launch of both
     if "iteration" in labels:
         wanted |= {"gemm", "attention_prefill", "attention_decode"}
     if any(part.op_class == "grouped_gemm" for part in parts):

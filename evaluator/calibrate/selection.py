@@ -35,6 +35,8 @@ _SHAPES = {
     "grouped_gemm": ("hidden", "intermediate", "experts", "top_k", "expert_parallel"),
     "attention_prefill": ("heads", "kv_heads", "head_dim", "window"),
     "attention_decode": ("heads", "kv_heads", "head_dim", "window"),
+    "mla_prefill": ("heads", "new_tokens"),
+    "mla_decode": ("heads", "past_tokens"),
     "attention_mixed": ("new_tokens", "decodes", "heads"),
     "elementwise": ("kernel", "bytes"),
     "iteration": ("model", "prompt_tokens", "context"),
@@ -109,11 +111,16 @@ def _other_engines(rows: pd.DataFrame, hardware: str, engine: str | None) -> set
 
 
 def _cached(rows: pd.DataFrame, processors: Processors) -> pd.Series:
-    decodes = rows["op_class"] == "attention_decode"
+    decodes = rows["op_class"].isin(("attention_decode", "mla_decode"))
     if not decodes.any():
         return decodes
     seen = rows["past_tokens"].where(rows["window"] == 0, np.minimum(rows["past_tokens"], rows["window"]))
-    read = rows["batch"] * seen * 2 * rows["kv_heads"] * rows["head_dim"] * rows["kv_dtype"].map(BYTES)
+    elements = pd.Series(np.nan, rows.index)
+    if "head_dim" in rows:
+        elements = 2 * rows["kv_heads"] * rows["head_dim"]
+    if "kv_rank" in rows:
+        elements = elements.fillna(rows["kv_rank"] + rows["rope_dim"])
+    read = rows["batch"] * seen * elements * rows["kv_dtype"].map(BYTES)
     return decodes & (read < processors.cache_bytes)
 
 

@@ -22,10 +22,11 @@ COLLECTIVE_CLASSES = ("all_reduce", "all_to_all", "p2p")
 OPERATOR_CLASSES = COMPUTE_CLASSES + COLLECTIVE_CLASSES
 OPTIONAL_CLASSES = {
     "gemm_8bit": "gemm", "grouped_gemm_8bit": "grouped_gemm", "gemm_4bit": "gemm_8bit",
-    "grouped_gemm_4bit": "grouped_gemm_8bit", "expert_elementwise": "elementwise",
+    "grouped_gemm_4bit": "grouped_gemm_8bit", "expert_elementwise": "elementwise", "mla_prefill": "attention_prefill",
+    "mla_decode": "attention_decode",
 }  # fmt: skip
-"""Classes that a set may have, and whose figures they take where it has not: products computed in 8 bits and in 4, and
-what permutes, activates and sums what the routed experts make."""
+"""Classes that a set may have, and whose figures they take where it has not: products computed in 8 bits and in 4, what
+permutes, activates and sums what the routed experts make, and attention on latents (MLA), whose kernels are others."""
 SORT = "sort"
 """One more: ordering the logits for top-p and top-k. An engine whose set has none does not order them."""
 PROVENANCES = ("datasheet", "calibrated", "extrapolated")

@@ -13,6 +13,12 @@ import pandas as pd
 from evaluator.calibrate.sources.names import dtype, hardware
 
 
+BLACKWELL = ("b200_sxm", "b300_sxm")
+
+TRTLLM_GROUP = 32
+"""Query heads per KV head for which TensorRT-LLM has decode kernels (XQA); it decodes others ten times slower."""
+
+
 def _common(frame: pd.DataFrame, op_class: str) -> dict[str, object]:
     version = frame["engine_version"] if "engine_version" in frame else frame["nccl_version"]
     return {
@@ -52,12 +58,39 @@ def prefill(frame: pd.DataFrame) -> pd.DataFrame:
 def decode(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_generation_attention``."""
     rows = pd.DataFrame(_attention(frame, "attention_decode") | {"past_tokens": frame["kv_len_tokens"]})
-    return rows[_usual_attention(frame)]
+    many = frame["num_heads"] > TRTLLM_GROUP * frame["num_kv_heads"]
+    return rows[_usual_attention(frame) & ~(many & (frame["engine"] == "trtllm"))]
 
 
 def _usual_attention(frame: pd.DataFrame) -> pd.Series:
     """Not what TensorRT-LLM and SGLang only run on heads that their usual kernels do not know."""
     return ~frame["kernel"].isin(("triton", "flashinfer", "torch_flow_flashinfer"))
+
+
+def mla(frame: pd.DataFrame) -> pd.DataFrame:
+    """``aic_mla``: attention kernels of MLA with the sizes of DeepSeek-V3; a decode attends to its own token, too.
+
+    Modules, which have the products around the kernel, are left out. So is SGLang's prefill on Hopper: it was measured
+    on latents, as a decode, which takes three times as long as the expanded heads that prompts are computed on.
+    """
+    absorbed = (frame["engine"] == "sglang") & ~frame["gpu"].isin(BLACKWELL) & (frame["phase"] == "prefill")
+    frame = frame[(frame["part"] == "core") & ~absorbed]
+    decodes = frame["phase"] == "decode"
+    return pd.DataFrame(
+        _common(frame, "mla_prefill")
+        | {
+            "op_class": decodes.map({True: "mla_decode", False: "mla_prefill"}),
+            "kv_dtype": dtype(frame["kv_cache_dtype"]),
+            "batch": frame["batch_size"],
+            "new_tokens": frame["tokens_per_sequence"],
+            "past_tokens": frame["past_kv_tokens"] + decodes,
+            "heads": frame["num_heads"],
+            "kv_rank": 512,
+            "nope_dim": 128,
+            "rope_dim": 64,
+            "value_dim": 128,
+        }
+    )
 
 
 def moe(frame: pd.DataFrame) -> pd.DataFrame:
@@ -90,12 +123,14 @@ def _usual_experts(frame: pd.DataFrame) -> pd.Series:
     Not taken: FlashInfer's CUTLASS kernel for ModelOpt checkpoints in vLLM, which on Hopper is twice as slow as bf16
     and not what other fp8 checkpoints run on. Of TensorRT-LLM fp8 with one scale per tensor: block scales, with which
     checkpoints of MoE models are published, take up to 1.7 times as long on Hopper; and ``min_latency``, which is not
-    its default backend.
+    its default backend. Of SGLang what runs experts without a gate on Hopper (FlashInfer's CUTLASS kernel, three times
+    as slow), and on Blackwell the Triton kernel of those models for which it does not choose TensorRT-LLM's.
     """
-    kernel = frame["kernel"].astype(str)
-    per_tensor = (frame["engine"] == "trtllm") & (frame["dtype"] == "fp8")
-    modelopt = kernel.str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass")
-    return ~(per_tensor | modelopt | (kernel == "moe_torch_flow_min_latency"))
+    kernel, engine = frame["kernel"].astype(str), frame["engine"]
+    left = kernel.str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass") | (kernel == "moe_torch_flow_min_latency")
+    left |= (engine == "trtllm") & (frame["dtype"] == "fp8")
+    left |= kernel == "sglang_flashinfer_cutlass_moe"
+    return ~(left | ((kernel == "sglang_fused_moe_triton") & frame["gpu"].isin(BLACKWELL)))
 
 
 def _nemotron(frame: pd.DataFrame) -> pd.Series:
@@ -131,6 +166,7 @@ CONVERTERS = (
     ("aiconfigurator gemm", {"gpu", "m", "n", "k", "latency_us", "kernel"}, gemm),
     ("aiconfigurator context attention", {"prompt_tokens_per_sequence", "window_size_tokens"}, prefill),
     ("aiconfigurator generation attention", {"kv_len_tokens", "window_size_tokens"}, decode),
+    ("aiconfigurator mla", {"part", "phase", "measured_model"}, mla),
     ("aiconfigurator moe", {"moe_tp_size", "moe_ep_size", "routing_distribution"}, moe),
     ("aiconfigurator custom all-reduce", {"mode", "message_size_bytes", "num_gpus"}, custom_all_reduce),
     ("aiconfigurator all-reduce of engines", {"backend", "message_size_bytes", "num_gpus"}, sglang_all_reduce),
