@@ -205,11 +205,11 @@ def mixed(rows: pd.DataFrame, levels: int) -> Predict:
 
 def _latent_kernels(rows: pd.DataFrame, decode: bool, levels: int) -> Coefficients:
     """The kernels of MLA as the cost model has them, one per row."""
-    names = ["heads", "kv_rank", "nope_dim", "rope_dim", "value_dim", "kv_dtype"]
+    names = ["kv_dtype", "heads", "kv_rank", "nope_dim", "rope_dim", "value_dim"]
     made: dict[tuple, Operator] = {}
     for key in rows[names].drop_duplicates().itertuples(index=False, name=None):
-        mixer = LatentAttention(*(int(size) for size in key[:5]))
-        made[key] = latent_kernels(mixer, Precision(kv=key[5]))[decode]
+        heads, rank, nope, rope, value = (int(size) for size in key[1:])
+        made[key] = latent_kernels(LatentAttention(heads, rank, nope, rope, value), Precision(kv=key[0]))[decode]
     found = [made[key] for key in rows[names].itertuples(index=False, name=None)]
     figures = {
         name: np.array([getattr(each, name) for each in found], dtype=float)

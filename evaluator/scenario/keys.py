@@ -32,6 +32,7 @@ from evaluator.scenario.pool_keys import pools_reader, router_reader, transfer_r
 from evaluator.scenario.pools import pools_of
 from evaluator.scenario.scenario import Batching, Deployment, KvCache, Objective, Routers, Transfer
 from evaluator.scenario.tables import read_section, schema_of, section, section_schema
+from evaluator.scenario.unsaid import told
 
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4")
 
@@ -106,12 +107,7 @@ KV: Table = {
 
 
 def _check_kv(found: KvCache, place: Place) -> None:
-    """The cache holds a block; how fast a preempted sequence is copied to host memory is for the user to say."""
-    if found.capacity_tokens is not None and found.capacity_tokens < found.block_tokens:
-        raise place.key("capacity_tokens").error(
-            f"{found.capacity_tokens} tokens are less than a block of {found.block_tokens}; raise it or lower "
-            "block_tokens"
-        )
+    """How fast a preempted sequence is copied to host memory is for the user to say."""
     if found.preemption == "swap" and found.swap_bandwidth is None:
         raise place.key("swap_bandwidth").error(
             "is required with preemption swap: bytes per second of one device to host memory, such as 25GB/s"
@@ -193,9 +189,19 @@ DEPLOYMENT: Table = {
 }
 
 
+def _check_capacity(found: Deployment, place: Place) -> None:
+    """The cache holds a block."""
+    stated = found.kv.capacity_tokens
+    if stated is not None and stated < (block := told(found).kv.block_tokens):
+        raise place.key("kv.capacity_tokens").error(
+            f"{stated} tokens are less than a block of {block}; raise it or lower block_tokens"
+        )
+
+
 def _check_deployment(found: Deployment, place: Place) -> None:
     """What several pools and the keys beside them may not say together."""
     if found.pools is None:
+        _check_capacity(found, place)
         if isinstance(found.router, Routers):
             raise place.key("router").error("routers by role are for a prefill and a decode pool: add deployment.pools")
         return
@@ -205,6 +211,7 @@ def _check_deployment(found: Deployment, place: Place) -> None:
         raise place.key("router").error("routers by role are for a prefill and a decode pool; give one name here")
     for name, pool in pools_of(found):
         _check_kv(pool.kv, place.key(f"pools.{name}.kv"))
+        _check_capacity(pool, place.key(f"pools.{name}"))
 
 
 deployment_reader = section(DEPLOYMENT, Deployment, check=_check_deployment)

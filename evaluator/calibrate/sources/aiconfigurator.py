@@ -12,7 +12,6 @@ import pandas as pd
 
 from evaluator.calibrate.sources.names import dtype, hardware
 
-
 BLACKWELL = ("b200_sxm", "b300_sxm")
 
 TRTLLM_GROUP = 32

@@ -1,0 +1,72 @@
+"""Serving engines: which set auto takes for each, and what an engine does where nothing is said."""
+
+import pytest
+
+from evaluator.catalog import load_calibration, load_hardware
+from evaluator.catalog.engines import DEFAULT_ENGINE, ENGINES, serving_engine
+from evaluator.errors import InputError
+
+SETS = [(hardware, engine) for hardware in ("h100-sxm", "h200-sxm", "b200-sxm") for engine in ("trtllm", "sglang")]
+
+
+@pytest.mark.parametrize(("hardware", "engine"), SETS)
+def test_auto_takes_the_kernels_of_the_engine_and_the_host_of_vllm(hardware, engine):
+    kernels, host = load_calibration(f"{hardware}-{engine}", hardware), load_calibration("vllm.serving", hardware)
+    found = load_calibration("auto", hardware, engine=engine)
+    assert found.name == f"{hardware}-{engine}, host of vllm.serving"
+    assert (kernels.provenance, found.provenance) == ("calibrated", "extrapolated")
+    assert found.of("gemm") == kernels.of("gemm") and found.step_overhead_s == host.step_overhead_s
+
+
+@pytest.mark.parametrize("engine", ["trtllm", "sglang"])
+def test_an_engine_without_kernels_on_a_device_has_those_of_vllm(engine):
+    own, found = load_calibration("auto", "l40s"), load_calibration("auto", "l40s", engine=engine)
+    assert (found.name, found.provenance) == (f"l40s-vllm.serving, for {engine}", "extrapolated")
+    assert found.efficiencies == own.efficiencies
+    assert load_calibration("auto", "mi300x", engine=engine) is load_calibration("datasheet", "mi300x")
+
+
+def test_the_default_engine_is_as_if_none_were_named():
+    for hardware in ("h100-sxm", "l40s", "mi300x"):
+        assert load_calibration("auto", hardware, engine=DEFAULT_ENGINE) is load_calibration("auto", hardware)
+
+
+def test_serving_runs_of_an_engine_come_first(tmp_path, monkeypatch):
+    (tmp_path / "calibration").mkdir()
+    text = (load_text("h100-sxm-vllm.serving")).replace("h100-sxm-vllm.serving", "h100-sxm-trtllm.serving", 1)
+    (tmp_path / "calibration" / "h100-sxm-trtllm.serving.yaml").write_text(text)
+    monkeypatch.setenv("EVALUATOR_PATH", str(tmp_path))
+    assert load_calibration("auto", "h100-sxm", engine="trtllm").name == "h100-sxm-trtllm.serving"
+
+
+def load_text(name):
+    from evaluator.catalog.store import find
+
+    return find("calibrations", name).read_text()
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(InputError, match="no serving engine 'tgi'; the engines are vllm, trtllm, sglang"):
+        load_calibration("auto", "h100-sxm", engine="tgi")
+    with pytest.raises(InputError, match="no serving engine"):
+        serving_engine("tgi")
+
+
+def test_defaults_of_the_engines():
+    memory = load_hardware("h100-sxm").memory_bytes
+    vllm, trtllm, sglang = (engine.defaults(memory, 1) for engine in ENGINES.values())
+    assert (vllm.policy, vllm.max_num_seqs, vllm.max_num_batched_tokens) == ("chunked", 256, 2048)
+    assert (trtllm.policy, trtllm.max_num_seqs, trtllm.max_num_batched_tokens) == ("mixed", 2048, 8192)
+    assert (sglang.policy, sglang.max_num_seqs, sglang.max_num_batched_tokens) == ("continuous", 2048, 8192)
+    assert (vllm.memory_fraction, trtllm.memory_fraction) == (0.9, 0.9)
+    # 512 MiB, 1.5 MiB per token of a chunk, 2 MiB per CUDA graph and 128 MiB of 80 GiB stay outside.
+    assert sglang.memory_fraction == round(1 - (512 + 1.5 * 8192 + 2 * 256 + 128) / (80 * 1024), 3)
+    assert [engine.memory_of for engine in ENGINES.values()] == ["device", "free", "static"]
+
+
+def test_sglang_chooses_by_the_memory_and_the_number_of_devices():
+    sglang = ENGINES["sglang"]
+    chunks = [sglang.defaults(gib * 2.0**30, 1).max_num_batched_tokens for gib in (24, 48, 80, 141, 180)]
+    assert chunks == [2048, 4096, 8192, 8192, 16384]
+    fractions = [sglang.defaults(80 * 2.0**30, devices).memory_fraction for devices in (1, 2, 4, 8)]
+    assert fractions == sorted(fractions, reverse=True)
