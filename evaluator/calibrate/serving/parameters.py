@@ -73,7 +73,7 @@ BANDWIDTH = ("bandwidth_efficiency", "activation_efficiency")
 LAUNCH = ("launch_s",)
 DENSE = ("gemm", "gemm_8bit", "gemm_4bit")
 ROUTED = ("grouped_gemm", "grouped_gemm_8bit", "grouped_gemm_4bit")
-ATTENTION = ("attention_decode", "mla_decode")
+ATTENTION = ("attention_decode",)
 KERNELS = (*COMPUTE_CLASSES, *OPTIONAL_CLASSES)
 
 PARAMETERS: tuple[Parameter, ...] = (

@@ -69,11 +69,12 @@ def _usual_attention(frame: pd.DataFrame) -> pd.Series:
 def mla(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_mla``: attention kernels of MLA with the sizes of DeepSeek-V3; a decode attends to its own token, too.
 
-    Modules, which have the products around the kernel, are left out. So is SGLang's prefill on Hopper: it was measured
-    on latents, as a decode, which takes three times as long as the expanded heads that prompts are computed on.
+    Modules, which have the products around the kernel, are left out. So are vLLM's kernels, which were timed with their
+    launch from Python (110 us at least, which no CUDA graph has), and SGLang's prefill on Hopper: it was measured on
+    latents, as a decode, which takes three times as long as the expanded heads that prompts are computed on.
     """
     absorbed = (frame["engine"] == "sglang") & ~frame["gpu"].isin(BLACKWELL) & (frame["phase"] == "prefill")
-    frame = frame[(frame["part"] == "core") & ~absorbed]
+    frame = frame[(frame["part"] == "core") & (frame["engine"] != "vllm") & ~absorbed]
     decodes = frame["phase"] == "decode"
     return pd.DataFrame(
         _common(frame, "mla_prefill")
