@@ -7,7 +7,6 @@ from typing import Annotated, get_args
 
 import typer
 
-from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.errors import InputError
 
 
@@ -28,7 +27,7 @@ def estimate(
     kv: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the KV cache.")] = "bf16",
     engine: Annotated[
         str, typer.Option(metavar="vllm|trtllm|sglang", help="The serving engine: its kernels, host and memory.")
-    ] = DEFAULT_ENGINE,
+    ] = "vllm",
     calibration: Annotated[
         str, typer.Option(help="Efficiencies: auto (the best there are), or a set's name.")
     ] = "auto",
