@@ -13,6 +13,7 @@ from evaluator.catalog.efficiency import BEYOND_ROOFLINE, GroupEfficiency, Opera
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.fields import Fields
 from evaluator.catalog.iterations import BEYOND, FORMS, Iterations, read_iterations
+from evaluator.catalog.served import as_served
 from evaluator.catalog.store import find, names
 from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
@@ -97,7 +98,7 @@ def load_calibration(name: str, hardware: str, foreign: bool = False, engine: st
 
     ``auto`` is the first there is of: fitted to serving runs of this hardware (HARDWARE-ENGINE.serving); fitted to its
     kernels (HARDWARE-ENGINE), with the host of serving runs on any hardware (ENGINE.serving); ``datasheet``. What was
-    not measured of an engine, its kernels on this hardware or its host, is as in vLLM, and the set ``extrapolated``.
+    not measured of an engine, its kernels on this hardware or its servers, is as in vLLM, and the set ``extrapolated``.
     """
     if name == "auto":
         return _best(hardware, serving_engine(engine).name)
@@ -110,19 +111,30 @@ def load_calibration(name: str, hardware: str, foreign: bool = False, engine: st
 def _best(hardware: str, engine: str) -> Calibration:
     there = names("calibrations")
     serving, kernels = f"{hardware}-{engine}.serving", f"{hardware}-{engine}"
-    own_host, other_host = f"{engine}.serving", f"{DEFAULT_ENGINE}.serving"
+    own_host = f"{engine}.serving"
     if serving in there:
         return load_calibration(serving, hardware)
     if kernels in there:
         found = load_calibration(kernels, hardware)
         if own_host in there:
             return with_host(found, load_calibration(own_host, hardware))
-        if other_host in there:
-            return replace(with_host(found, load_calibration(other_host, hardware)), provenance="extrapolated")
-        return found
+        return found if engine == DEFAULT_ENGINE else _served_as_default(found, hardware)
     if engine == DEFAULT_ENGINE:
         return load_calibration("datasheet", hardware)
     return _standing_in(_best(hardware, DEFAULT_ENGINE), engine)
+
+
+def _served_as_default(kernels: Calibration, hardware: str) -> Calibration:
+    """A set of kernels with what serving runs of the default engine say, on this hardware or at least of its host."""
+    there, one = names("calibrations"), f"{hardware}-{DEFAULT_ENGINE}"
+    if {one, f"{one}.serving"} <= set(there):
+        serving = load_calibration(f"{one}.serving", hardware)
+        found = with_host(as_served(kernels, load_calibration(one, hardware), serving), serving)
+        return replace(found, name=f"{kernels.name}, served as {serving.name}", provenance="extrapolated")
+    if f"{DEFAULT_ENGINE}.serving" in there:
+        serving = load_calibration(f"{DEFAULT_ENGINE}.serving", hardware)
+        return replace(with_host(kernels, serving), provenance="extrapolated")
+    return kernels
 
 
 def _standing_in(of: Calibration, engine: str) -> Calibration:

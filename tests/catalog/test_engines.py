@@ -1,21 +1,51 @@
 """Serving engines: which set auto takes for each, and what an engine does where nothing is said."""
 
+from dataclasses import asdict
+
 import pytest
 
 from evaluator.catalog import load_calibration, load_hardware
 from evaluator.catalog.engines import DEFAULT_ENGINE, ENGINES, serving_engine
+from evaluator.catalog.served import as_served
 from evaluator.errors import InputError
 
 SETS = [(hardware, engine) for hardware in ("h100-sxm", "h200-sxm", "b200-sxm") for engine in ("trtllm", "sglang")]
 
 
 @pytest.mark.parametrize(("hardware", "engine"), SETS)
-def test_auto_takes_the_kernels_of_the_engine_and_the_host_of_vllm(hardware, engine):
-    kernels, host = load_calibration(f"{hardware}-{engine}", hardware), load_calibration("vllm.serving", hardware)
+def test_auto_takes_the_kernels_of_the_engine_served_as_by_vllm(hardware, engine):
+    kernels = load_calibration(f"{hardware}-{engine}", hardware)
+    isolated, serving = (load_calibration(f"{hardware}-vllm{end}", hardware) for end in ("", ".serving"))
     found = load_calibration("auto", hardware, engine=engine)
-    assert found.name == f"{hardware}-{engine}, host of vllm.serving"
+    assert found.name == f"{hardware}-{engine}, served as {hardware}-vllm.serving"
     assert (kernels.provenance, found.provenance) == ("calibrated", "extrapolated")
-    assert found.of("gemm") == kernels.of("gemm") and found.step_overhead_s == host.step_overhead_s
+    assert (found.step_overhead_s, found.of("sort")) == (serving.step_overhead_s, serving.of("sort"))
+    for name in ("kv_head_sequence_s", "launch_s", "flops_efficiency"):
+        own, was, now = (getattr(each.of("attention_decode"), name) for each in (kernels, isolated, serving))
+        assert getattr(found.of("attention_decode"), name) == pytest.approx(own * now / was)
+    assert found.of("gemm").bandwidth_efficiency <= 1.0
+    assert found.of("mla_decode") == kernels.of("mla_decode")
+    two = [each.of("all_reduce").among(2).launch_s for each in (found, kernels, serving, isolated)]
+    assert two[0] / two[1] == pytest.approx(two[2] / two[3])
+
+
+def test_vllm_served_as_vllm_is_its_own_serving_set():
+    isolated, serving = (load_calibration(f"h100-sxm-vllm{end}", "h100-sxm") for end in ("", ".serving"))
+    found = as_served(isolated, isolated, serving)
+    for name, own in found.efficiencies.items():
+        given, stated = asdict(own), asdict(serving.of(name))
+        given.pop("devices"), stated.pop("devices")
+        assert given == pytest.approx(stated), name
+    assert found.link_efficiency == pytest.approx(serving.link_efficiency)
+
+
+def test_a_device_without_serving_runs_has_the_host_of_vllm_alone():
+    found, kernels = (
+        load_calibration("auto", "b300-sxm", engine="sglang"),
+        load_calibration("b300-sxm-sglang", "b300-sxm"),
+    )
+    assert (found.name, found.provenance) == ("b300-sxm-sglang, host of vllm.serving", "extrapolated")
+    assert found.of("gemm") == kernels.of("gemm")
 
 
 @pytest.mark.parametrize("engine", ["trtllm", "sglang"])

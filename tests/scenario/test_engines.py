@@ -55,7 +55,8 @@ def test_engines_are_an_axis():
     stations = [member.stations[0] for member in members]
     assert [station.deployment.batching.policy for station in stations] == ["chunked", "mixed", "continuous"]
     assert [station.design.calibration.name for station in stations] == [
-        "h100-sxm-vllm.serving", "h100-sxm-trtllm, host of vllm.serving", "h100-sxm-sglang, host of vllm.serving",
+        "h100-sxm-vllm.serving", "h100-sxm-trtllm, served as h100-sxm-vllm.serving",
+        "h100-sxm-sglang, served as h100-sxm-vllm.serving",
     ]  # fmt: skip
     assert [member.status for member in members] == ["ok"] * 3
     used = [station.design.memory.usable_bytes for station in stations]
