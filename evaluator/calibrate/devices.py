@@ -20,6 +20,7 @@ PROCESSORS = {
     "h200-sxm": Processors(132, 50e6),  # the H100's die
     "h20": Processors(78, 60e6),  # as published by resellers
     "b200-sxm": Processors(148, 126e6),  # cudaDeviceProp of a B200; two dies
+    "b300-sxm": Processors(148, 126e6),  # as the B200: Blackwell Ultra has the same number of processors
     "l40s": Processors(142, 96e6),  # NVIDIA Ada GPU Architecture whitepaper (2023)
     "rtx-pro-6000": Processors(188, 128e6),  # NVIDIA RTX Blackwell GPU Architecture whitepaper (2025)
 }

@@ -14,6 +14,7 @@ SIZES = ((0.0, 20e-6, "under 20 us"), (20e-6, 1e-4, "20 to 100 us"), (1e-4, 1e-3
          (1e-3, np.inf, "above 1 ms"))  # fmt: skip
 
 _LOADS = {"gemm": "m", "grouped_gemm": "tokens", "attention_prefill": "new_tokens", "attention_decode": "batch",
+          "mla_prefill": "new_tokens", "mla_decode": "batch",
           "attention_mixed": "decodes", "iteration": "decodes"}  # fmt: skip
 """What the load of a class is; it is split at the median of the rows."""
 

@@ -14,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from evaluator.catalog.model import LatentAttention
 from evaluator.cost.batch import attention_area
 from evaluator.cost.coefficients import Coefficients, efficiency_class, size_weights
 from evaluator.cost.collectives import collective_terms
-from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES
+from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES, compute_dtype
 from evaluator.cost.fold import rows_of
+from evaluator.cost.gemm import input_bytes
 from evaluator.cost.iteration import (
     TOKEN_TILE,
     AttentionRows,
@@ -28,18 +30,26 @@ from evaluator.cost.iteration import (
     product_time,
     roofline,
 )
+from evaluator.cost.kernel import Operator
+from evaluator.cost.mixers import latent_kernels
+from evaluator.cost.precision import Precision
 from evaluator.cost.rates import HANDOVER_BYTES, OP_CLASSES, REDUCE_SIZES, Rates
 from evaluator.cost.unit_times import unit_times
 
 Predict = Callable[[Rates], Any]
 _ATTENTION_LAUNCH = OP_CLASSES.index("attention_decode")
+_LATENT_LAUNCH = OP_CLASSES.index("mla_decode")
 STREAM = 2.0  # bytes of an activation
 
 
 def known(op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, levels: int, **given: Any) -> Coefficients:
-    """Coefficients with one operator per row; what is not given is 0 (``layers`` and ``launches``: 1)."""
+    """Coefficients with one operator per row; what is not given is 0 (``layers`` and ``launches``: 1).
+
+    ``dtype`` is that of the weights and of the activations.
+    """
     zeros, ones = np.zeros(count), np.ones(count)
-    classes, dtypes = np.broadcast_to(op_class, count), np.broadcast_to(dtype, count)
+    classes = np.broadcast_to(op_class, count)
+    dtypes = [compute_dtype(each, each) for each in np.broadcast_to(dtype, count)]
     kinds = [OP_CLASSES.index(efficiency_class(kind, of)) for kind, of in zip(classes, dtypes, strict=True)]
     found: dict[str, Any] = {name: zeros for name in Coefficients._fields}
     found |= {"launches": ones, "layers": ones, "edges": ones, "log_expert_missed": 0.0, "scaling": {}}
@@ -50,19 +60,24 @@ def known(op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, level
     return Coefficients(**(found | given))
 
 
+def _input_bytes(rows: pd.DataFrame) -> np.ndarray:
+    """Bytes of one element of a product's input, (row,)."""
+    return rows["dtype"].map(lambda dtype: input_bytes(compute_dtype(dtype, dtype), STREAM)).to_numpy()
+
+
 def gemm(rows: pd.DataFrame, levels: int) -> Predict:
     """Matrix products of m x k with k x n."""
     m, n, k = (rows[name].to_numpy() for name in "mnk")
     width = rows["dtype"].map(BYTES).to_numpy()
     operators = known(
         "gemm", rows["dtype"].to_numpy(), len(rows), levels, flops=2 * n * k, weight_bytes=n * k * width,
-        activation_bytes=k * width + n * STREAM, inputs=k, outputs=n,
+        activation_bytes=k * _input_bytes(rows) + n * STREAM, inputs=k, outputs=n,
     )  # fmt: skip
     blocks = np.ceil(m / TOKEN_TILE)
 
     def predict(rate: Rates) -> Any:
         times = unit_times(operators, rate)
-        return product_time(rows_of(times, Rows), m, 1.0, m, blocks) + times.fixed_s
+        return product_time(rows_of(times, Rows), m, 1.0, m, blocks) + times.fixed_s + times.quantise_s * m
 
     return predict
 
@@ -89,13 +104,13 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     tokens, hidden, inner, top, experts, ranks = (rows[name].to_numpy() for name in names)
     halves = 1.0 + (rows["gated"].fillna(1.0).to_numpy() if "gated" in rows else 1.0)
     dtype, width = rows["dtype"].to_numpy(), rows["dtype"].map(BYTES).to_numpy()
-    visits, held = top / ranks, experts / ranks
+    visits, held, read = top / ranks, experts / ranks, _input_bytes(rows)
 
     def product(inputs: np.ndarray, outputs: np.ndarray) -> Coefficients:
         return known(
             "grouped_gemm", dtype, len(rows), levels, flops=2 * visits * inputs * outputs,
             weight_bytes=held * inputs * outputs * width,
-            activation_bytes=visits * (inputs * width + outputs * STREAM),
+            activation_bytes=visits * (inputs * read + outputs * STREAM),
         )  # fmt: skip
 
     up, down = product(hidden, halves * inner), product(inner, hidden)
@@ -188,6 +203,47 @@ def mixed(rows: pd.DataFrame, levels: int) -> Predict:
     return lambda rate: chunks(rate) + decodes(rate) + rate.launch_s[_ATTENTION_LAUNCH]
 
 
+def _latent_kernels(rows: pd.DataFrame, decode: bool, levels: int) -> Coefficients:
+    """The kernels of MLA as the cost model has them, one per row."""
+    names = ["kv_dtype", "heads", "kv_rank", "nope_dim", "rope_dim", "value_dim"]
+    made: dict[tuple, Operator] = {}
+    for key in rows[names].drop_duplicates().itertuples(index=False, name=None):
+        heads, rank, nope, rope, value = (int(size) for size in key[1:])
+        made[key] = latent_kernels(LatentAttention(heads, rank, nope, rope, value), Precision(kv=key[0]))[decode]
+    found = [made[key] for key in rows[names].itertuples(index=False, name=None)]
+    figures = {
+        name: np.array([getattr(each, name) for each in found], dtype=float)
+        for name in ("flops", "activation_bytes", "heads", "kv_heads", "token_bytes", "launches")
+    }
+    return known(found[0].op_class, "bf16", len(rows), levels, **figures)
+
+
+def mla_prefill(rows: pd.DataFrame, levels: int) -> Predict:
+    """Prefill attention of MLA, on heads that are expanded already."""
+    batch, new, past = (rows[name].to_numpy() for name in ("batch", "new_tokens", "past_tokens"))
+    operators, area = _latent_kernels(rows, False, levels), attention_area(new + past, past, 1e12)
+
+    def predict(rate: Rates) -> Any:
+        times = unit_times(operators, rate)
+        time = attention_time(rows_of(times, AttentionRows), batch * area, batch * (new + past), batch * new, batch)
+        return time + times.store_s * batch * new + rate.launch_s[_LATENT_LAUNCH]
+
+    return predict
+
+
+def mla_decode(rows: pd.DataFrame, levels: int) -> Predict:
+    """Decode attention of MLA, on the latents."""
+    batch, past = rows["batch"].to_numpy(), rows["past_tokens"].to_numpy()
+    operators = _latent_kernels(rows, True, levels)
+
+    def predict(rate: Rates) -> Any:
+        times = unit_times(operators, rate)
+        time = roofline(times.flop_s, times.activation_s, times.knee) * batch * past + times.spread_s * past
+        return time + times.sequence_s * batch + times.join_s + rate.launch_s[_LATENT_LAUNCH]
+
+    return predict
+
+
 def _collective(rows: pd.DataFrame, reach: tuple[int | None, ...], collective: str, op_class: str) -> Predict:
     message = rows["message_bytes"].to_numpy()
     sizes = rows["devices"].to_numpy().astype(int)
@@ -212,5 +268,6 @@ def predictor(op_class: str, rows: pd.DataFrame, reach: tuple[int | None, ...]) 
     if op_class in collectives:
         return _collective(rows, reach, op_class, collectives[op_class])
     kernels = {"gemm": gemm, "grouped_gemm": grouped_gemm, "attention_prefill": prefill, "attention_decode": decode,
-               "attention_mixed": mixed, "elementwise": elementwise}  # fmt: skip
+               "attention_mixed": mixed, "elementwise": elementwise, "mla_prefill": mla_prefill,
+               "mla_decode": mla_decode}  # fmt: skip
     return kernels[op_class](rows, len(reach))

@@ -45,7 +45,7 @@ _STARTS = {
 _NEUTRAL = {"half_bytes": 1.0}
 """Values that stand for a figure's absence, where that is not 0."""
 
-_CLASS_STARTS = {"attention_prefill": {"knee": 0.3}}
+_CLASS_STARTS = {"attention_prefill": {"knee": 0.3}, "mla_prefill": {"knee": 0.3}}
 """Where both sides of a roofline add up, a start at its maximum would never find out."""
 
 _ROOFLINE: dict[str, tuple[str, ...]] = {
@@ -64,7 +64,10 @@ FITTED: dict[str, tuple[str, ...]] = {
 }
 """The figures that a fit of each class looks for."""
 
-FITTED |= {"gemm_8bit": FITTED["gemm"], "grouped_gemm_8bit": FITTED["grouped_gemm"]}
+FITTED["mla_prefill"] = FITTED["attention_prefill"]
+FITTED["mla_decode"] = tuple(each for each in FITTED["attention_decode"] if each not in ("unsplit_s", "window_rows"))
+FITTED |= {f"gemm_{bits}": (*FITTED["gemm"], "depth_s", "quantise_bytes") for bits in ("8bit", "4bit")}
+FITTED |= {f"grouped_gemm_{bits}": FITTED["grouped_gemm"] for bits in ("8bit", "4bit")}
 
 
 def class_parameters(op_class: str, rate: Rates, without: Sequence[str] = ()) -> list[Parameter]:

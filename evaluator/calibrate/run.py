@@ -49,14 +49,23 @@ class Calibrated:
 
 
 def calibrate(
-    tables: Sequence[str | Path | Table], hardware: str, name: str, *, start: str = "datasheet", most: int = MOST_ROWS
+    tables: Sequence[str | Path | Table],
+    hardware: str,
+    name: str,
+    *,
+    engine: str | None = None,
+    start: str = "datasheet",
+    most: int = MOST_ROWS,
 ) -> Calibrated:
-    """Fit the set ``name`` of ``hardware`` to measurements; ``start`` is the set it starts from and keeps near to."""
+    """Fit the set ``name`` of ``hardware`` to measurements; ``start`` is the set it starts from and keeps near to.
+
+    ``engine`` chooses among the kernels of several serving engines.
+    """
     jax.config.update("jax_enable_x64", True)
     read = tuple(table if isinstance(table, Table) else read_tables([table])[0] for table in tables)
     device = load_hardware(hardware)
     base, processors = load_calibration(start, device.name), PROCESSORS.get(device.name, UNKNOWN)
-    parts, left = select(read, device.name, processors)
+    parts, left = select(read, device.name, processors, engine)
     rate = _starting_rates(device, base, processors)
     found = _parameters(parts, rate, processors)
     result = fit(rate, found, [_target(part, thin(part, most), device) for part in parts])
@@ -74,7 +83,8 @@ def _starting_rates(device: Hardware, base: Calibration, processors: Processors)
     rate = rates(device, base)
     if not processors.tiles:
         return rate
-    return fixed(rate, {name: {"wave_tiles": float(processors.tiles)} for name in ("gemm", "gemm_8bit")})
+    products = ("gemm", "gemm_8bit", "gemm_4bit")
+    return fixed(rate, {name: {"wave_tiles": float(processors.tiles)} for name in products})
 
 
 def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> list[Parameter]:
@@ -85,6 +95,8 @@ def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> l
     groups += [part.rows["tensor_parallel"] for part in parts if part.label == "iteration"]
     if "attention_mixed" in labels or "attention_prefill" in labels:
         wanted |= {"attention_prefill", "attention_decode"}
+    if "mla_prefill" in labels:
+        wanted.add("mla_decode")  # which has the launch of both
     if "iteration" in labels:
         wanted |= {"gemm", "attention_prefill", "attention_decode"}
     if any(part.op_class == "grouped_gemm" for part in parts):

@@ -11,7 +11,9 @@ import pandas as pd
 
 from evaluator.calibrate.devices import Processors
 from evaluator.calibrate.table import COLUMNS, Table
-from evaluator.cost.dtypes import BYTES
+from evaluator.catalog.engines import ENGINES
+from evaluator.cost.coefficients import efficiency_class
+from evaluator.cost.dtypes import BYTES, compute_dtype
 from evaluator.errors import InputError
 
 SHORTEST_S = 5e-6
@@ -33,6 +35,8 @@ _SHAPES = {
     "grouped_gemm": ("hidden", "intermediate", "experts", "top_k", "expert_parallel"),
     "attention_prefill": ("heads", "kv_heads", "head_dim", "window"),
     "attention_decode": ("heads", "kv_heads", "head_dim", "window"),
+    "mla_prefill": ("heads", "new_tokens"),
+    "mla_decode": ("heads", "past_tokens"),
     "attention_mixed": ("new_tokens", "decodes", "heads"),
     "elementwise": ("kernel", "bytes"),
     "iteration": ("model", "prompt_tokens", "context"),
@@ -44,15 +48,20 @@ _SHAPES = {
 class Part:
     """Rows of one class, all on one device; ``fitted`` marks those that a fit may use, the rest are held out."""
 
-    label: str  # class, with _8bit where it applies
+    label: str  # class, with _8bit or _4bit where it applies
     op_class: str
     rows: pd.DataFrame
     fold: np.ndarray  # 0 .. HELD_OUT - 1, the same for all rows of a shape
     fitted: np.ndarray
 
 
-def select(tables: Sequence[Table], hardware: str, processors: Processors) -> tuple[tuple[Part, ...], dict[str, int]]:
-    """Usable rows of this hardware by class, and how many were left out and why. InputError where none is left."""
+def select(
+    tables: Sequence[Table], hardware: str, processors: Processors, engine: str | None = None
+) -> tuple[tuple[Part, ...], dict[str, int]]:
+    """Usable rows of this hardware by class, and how many were left out and why. InputError where none is left.
+
+    Of the kernels of several serving engines those of ``engine`` are used. InputError where it must be said and is not.
+    """
     rows = pd.concat([table.rows for table in tables], ignore_index=True)
     left: dict[str, int] = {}
 
@@ -66,6 +75,9 @@ def select(tables: Sequence[Table], hardware: str, processors: Processors) -> tu
     keep(rows["hardware"].isin([hardware, ""]), "other hardware")
     if not len(rows):
         raise InputError(f"the tables hold no measurement of {hardware}; there are: {', '.join(there)}")
+    keep(~rows["engine"].isin(_other_engines(rows, hardware, engine)), "other engines")
+    if not len(rows):
+        raise InputError(f"the tables hold no measurement of {engine} on {hardware}")
     keep(rows["dtype"].isin(BYTES), "dtype without a peak of its own (block scales)")
     keep(rows["kv_dtype"].isin(("bf16", "fp16", "fp32")), "KV in 8 bits: other kernels")
     keep(rows["mode"] == "graph", "eager launches")
@@ -75,9 +87,10 @@ def select(tables: Sequence[Table], hardware: str, processors: Processors) -> tu
         keep(~(rows["intermediate"] % VECTOR > 0), f"experts whose width is no multiple of {VECTOR}")
     keep(~_cached(rows, processors), "decode attention whose KV fits into the cache, as it never does in an engine")
     keep((rows["op_class"] == "iteration") | (rows["time_s"] >= SHORTEST_S), f"under {SHORTEST_S * 1e6:g} us")
-    rows["label"] = rows["op_class"]
-    narrow = rows["dtype"].isin(("fp8", "int8", "fp4")) & rows["op_class"].str.endswith("gemm")
-    rows.loc[narrow, "label"] += "_8bit"
+    rows["label"] = [
+        efficiency_class(op_class, compute_dtype(dtype, dtype))
+        for op_class, dtype in zip(rows["op_class"], rows["dtype"], strict=True)
+    ]
     found = []
     for label, part in rows.groupby("label"):
         part = part.dropna(axis=1, how="all").reset_index(drop=True)
@@ -87,12 +100,27 @@ def select(tables: Sequence[Table], hardware: str, processors: Processors) -> tu
     return tuple(found), left
 
 
+def _other_engines(rows: pd.DataFrame, hardware: str, engine: str | None) -> set[str]:
+    """The serving engines whose kernels are not wanted; what is no engine's (NCCL) is wanted always."""
+    there = set(rows["engine"]) & set(ENGINES)
+    if engine is None and len(there) > 1:
+        raise InputError(
+            f"the tables hold kernels of {' and '.join(sorted(there))} on {hardware}; choose one with --engine"
+        )
+    return there - {engine} if engine is not None else set()
+
+
 def _cached(rows: pd.DataFrame, processors: Processors) -> pd.Series:
-    decodes = rows["op_class"] == "attention_decode"
+    decodes = rows["op_class"].isin(("attention_decode", "mla_decode"))
     if not decodes.any():
         return decodes
     seen = rows["past_tokens"].where(rows["window"] == 0, np.minimum(rows["past_tokens"], rows["window"]))
-    read = rows["batch"] * seen * 2 * rows["kv_heads"] * rows["head_dim"] * rows["kv_dtype"].map(BYTES)
+    elements = pd.Series(np.nan, rows.index)
+    if "head_dim" in rows:
+        elements = 2 * rows["kv_heads"] * rows["head_dim"]
+    if "kv_rank" in rows:
+        elements = elements.fillna(rows["kv_rank"] + rows["rope_dim"])
+    read = rows["batch"] * seen * elements * rows["kv_dtype"].map(BYTES)
     return decodes & (read < processors.cache_bytes)
 
 

@@ -23,6 +23,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "grouped_gemm": ("tokens", "hidden", "intermediate", "top_k", "experts", "expert_parallel"),
     "attention_prefill": ("batch", "new_tokens", "past_tokens", "heads", "kv_heads", "head_dim"),
     "attention_decode": ("batch", "past_tokens", "heads", "kv_heads", "head_dim"),
+    "mla_prefill": ("batch", "new_tokens", "past_tokens", "heads", "kv_rank", "nope_dim", "rope_dim", "value_dim"),
+    "mla_decode": ("batch", "past_tokens", "heads", "kv_rank", "nope_dim", "rope_dim", "value_dim"),
     "attention_mixed": (
         "batch", "new_tokens", "past_tokens", "decodes", "decode_context", "heads", "kv_heads", "head_dim",
     ),

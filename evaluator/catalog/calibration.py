@@ -11,8 +11,10 @@ from typing import Any
 
 from evaluator.catalog.eager import EAGER, EagerFigures, read_eager, read_sources
 from evaluator.catalog.efficiency import BEYOND_ROOFLINE, GroupEfficiency, OperatorEfficiency, figures_of
+from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.fields import Fields
 from evaluator.catalog.iterations import BEYOND, FORMS, Iterations, read_iterations
+from evaluator.catalog.served import as_served
 from evaluator.catalog.store import find, names
 from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
@@ -20,15 +22,16 @@ from evaluator.yaml import load_yaml
 COMPUTE_CLASSES = ("gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise")
 COLLECTIVE_CLASSES = ("all_reduce", "all_to_all", "p2p")
 OPERATOR_CLASSES = COMPUTE_CLASSES + COLLECTIVE_CLASSES
-OPTIONAL_CLASSES = {"gemm_8bit": "gemm", "grouped_gemm_8bit": "grouped_gemm", "expert_elementwise": "elementwise"}
-"""Classes that a set may have, and whose figures they take where it has not: products in 8 bits and less, and what
-permutes, activates and sums what the routed experts make."""
+OPTIONAL_CLASSES = {
+    "gemm_8bit": "gemm", "grouped_gemm_8bit": "grouped_gemm", "gemm_4bit": "gemm_8bit",
+    "grouped_gemm_4bit": "grouped_gemm_8bit", "expert_elementwise": "elementwise", "mla_prefill": "attention_prefill",
+    "mla_decode": "attention_decode",
+}  # fmt: skip
+"""Classes that a set may have, and whose figures they take where it has not: products computed in 8 bits and in 4, what
+permutes, activates and sums what the routed experts make, and attention on latents (MLA), whose kernels are others."""
 SORT = "sort"
 """One more: ordering the logits for top-p and top-k. An engine whose set has none does not order them."""
 PROVENANCES = ("datasheet", "calibrated", "extrapolated")
-ENGINES = ("vllm",)
-"""Engines whose sets ``auto`` looks for, the default engine first: ``calibration/HARDWARE-ENGINE.yaml``."""
-
 HOST = (
     "step_overhead_s",
     "sequence_overhead_s",
@@ -78,38 +81,70 @@ class Calibration:
         """The efficiencies of a class; for an optional one that the set has not, of the class it stands in for."""
         if op_class in self.efficiencies:
             return self.efficiencies[op_class]
-        return _FREE if op_class == SORT else self.efficiencies[OPTIONAL_CLASSES[op_class]]
+        return _FREE if op_class == SORT else self.of(OPTIONAL_CLASSES[op_class])
 
 
 _FREE = OperatorEfficiency(1.0, math.inf, 0.0, 0.0)
 
 
-def load_calibration(name: str, hardware: str, foreign: bool = False) -> Calibration:
+def base_class(name: str) -> str:
+    """The class that every set has and that an optional one is a kind of; any other class is its own."""
+    while name in OPTIONAL_CLASSES:
+        name = OPTIONAL_CLASSES[name]
+    return "elementwise" if name == SORT else name
+
+
+def load_calibration(name: str, hardware: str, foreign: bool = False, engine: str = DEFAULT_ENGINE) -> Calibration:
     """The set ``name`` (a catalog name or a path to a YAML), of ``hardware`` or of any; else InputError.
 
     ``foreign`` lets a set of other hardware pass.
 
     ``auto`` is the first there is of: fitted to serving runs of this hardware (HARDWARE-ENGINE.serving); fitted to its
-    kernels (HARDWARE-ENGINE), with the host of serving runs on any hardware (ENGINE.serving); ``datasheet``.
+    kernels (HARDWARE-ENGINE), with the host of serving runs on any hardware (ENGINE.serving); ``datasheet``. What was
+    not measured of an engine, its kernels on this hardware or its servers, is as in vLLM, and the set ``extrapolated``.
     """
     if name == "auto":
-        return _best(hardware)
+        return _best(hardware, serving_engine(engine).name)
     calibration = _load(find("calibrations", name))
     if not foreign and calibration.hardware not in ("any", hardware):
         raise InputError(f"calibration '{name}' is of {calibration.hardware}, not of {hardware}")
     return calibration
 
 
-def _best(hardware: str) -> Calibration:
+def _best(hardware: str, engine: str) -> Calibration:
     there = names("calibrations")
-    for engine in ENGINES:
-        serving, kernels, anywhere = f"{hardware}-{engine}.serving", f"{hardware}-{engine}", f"{engine}.serving"
-        if serving in there:
-            return load_calibration(serving, hardware)
-        if kernels in there:
-            found = load_calibration(kernels, hardware)
-            return with_host(found, load_calibration(anywhere, hardware)) if anywhere in there else found
-    return load_calibration("datasheet", hardware)
+    serving, kernels = f"{hardware}-{engine}.serving", f"{hardware}-{engine}"
+    own_host = f"{engine}.serving"
+    if serving in there:
+        return load_calibration(serving, hardware)
+    if kernels in there:
+        found = load_calibration(kernels, hardware)
+        if own_host in there:
+            return with_host(found, load_calibration(own_host, hardware))
+        return found if engine == DEFAULT_ENGINE else _served_as_default(found, hardware)
+    if engine == DEFAULT_ENGINE:
+        return load_calibration("datasheet", hardware)
+    return _standing_in(_best(hardware, DEFAULT_ENGINE), engine)
+
+
+def _served_as_default(kernels: Calibration, hardware: str) -> Calibration:
+    """A set of kernels with what serving runs of the default engine say, on this hardware or at least of its host."""
+    there, one = names("calibrations"), f"{hardware}-{DEFAULT_ENGINE}"
+    if {one, f"{one}.serving"} <= set(there):
+        serving = load_calibration(f"{one}.serving", hardware)
+        found = with_host(as_served(kernels, load_calibration(one, hardware), serving), serving)
+        return replace(found, name=f"{kernels.name}, served as {serving.name}", provenance="extrapolated")
+    if f"{DEFAULT_ENGINE}.serving" in there:
+        serving = load_calibration(f"{DEFAULT_ENGINE}.serving", hardware)
+        return replace(with_host(kernels, serving), provenance="extrapolated")
+    return kernels
+
+
+def _standing_in(of: Calibration, engine: str) -> Calibration:
+    """A set for an engine of which nothing was measured on this hardware; a data sheet is one for any engine."""
+    if of.provenance == "datasheet":
+        return of
+    return replace(of, name=f"{of.name}, for {engine}", provenance="extrapolated")
 
 
 def with_host(kernels: Calibration, serving: Calibration) -> Calibration:
@@ -117,7 +152,8 @@ def with_host(kernels: Calibration, serving: Calibration) -> Calibration:
     figures: dict[str, Any] = {name: getattr(serving, name) for name in HOST}
     sort = {SORT: serving.efficiencies[SORT]} if SORT in serving.efficiencies else {}
     classes = {**kernels.efficiencies, **sort}
-    return replace(kernels, name=f"{kernels.name}, host of {serving.name}", efficiencies=classes, **figures)
+    name = f"{kernels.name}, host of {serving.name}"
+    return replace(kernels, name=name, efficiencies=classes, **figures)
 
 
 @functools.cache
@@ -178,9 +214,9 @@ _FIGURES = {"roofline": _roofline, EAGER: _eager}
 def _efficiencies(classes: Fields) -> dict[str, OperatorEfficiency]:
     efficiencies = {name: _compute(classes.inner(name), figures_of(name)) for name in COMPUTE_CLASSES}
     efficiencies |= {name: _collective(classes.inner(name)) for name in COLLECTIVE_CLASSES}
-    for name, base in {**OPTIONAL_CLASSES, SORT: "elementwise"}.items():
+    for name in (*OPTIONAL_CLASSES, SORT):
         if classes.raw(name, None) is not None:
-            efficiencies[name] = _compute(classes.inner(name), figures_of(base))
+            efficiencies[name] = _compute(classes.inner(name), figures_of(base_class(name)))
     classes.finish()
     return efficiencies
 

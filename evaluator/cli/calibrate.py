@@ -50,6 +50,10 @@ def calibrate(
             "DATA, by a polynomial or a table to interpolate in."
         ),
     ] = Form.roofline,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Whose kernels to fit, where DATA have those of several serving engines: vllm, trtllm, ..."),
+    ] = None,
     start: Annotated[
         str, typer.Option(help="The set to start from, and to stay at where the data are silent (roofline).")
     ] = "datasheet",
@@ -80,7 +84,7 @@ def calibrate(
     if axes is not None and form is not Form.table:
         raise InputError("--axes: only a table has them (--form table)")
     if form is Form.roofline:
-        fitted, text, told = _efficiencies(data, hardware, out.stem, start)
+        fitted, text, told = _efficiencies(data, hardware, out.stem, engine, start)
     else:
         chosen = None if axes is None else tuple(name.strip() for name in axes.split(","))
         fitted, text, told = _iterations(data, hardware, out.stem, form, chosen, beyond, _dtypes(precision))
@@ -100,7 +104,7 @@ def _deliver(fitted: Any, text: str, told: str, out: Path, plot: Path | None, qu
         typer.echo(f"wrote {out}" + (f" and {plot}" if plot is not None else ""), err=True)
 
 
-def _efficiencies(data: list[Path], hardware: str, name: str, start: str) -> tuple[Any, str, str]:
+def _efficiencies(data: list[Path], hardware: str, name: str, engine: str | None, start: str) -> tuple[Any, str, str]:
     """The fit, its document, and what is to be told of it."""
     from evaluator.catalog import load_calibration, load_hardware
 
@@ -112,7 +116,7 @@ def _efficiencies(data: list[Path], hardware: str, name: str, start: str) -> tup
     from evaluator.calibrate.document import document, written
     from evaluator.calibrate.errors import error_table
 
-    fitted = run_calibrate(data, hardware, name, start=start)
+    fitted = run_calibrate(data, hardware, name, engine=engine, start=start)
     told = error_table(fitted.judged)
     errors = {each.name: error for each, error in zip(fitted.result.parameters, fitted.result.errors, strict=True)}
     if silent := [name for name, error in errors.items() if error != error]:

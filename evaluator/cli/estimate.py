@@ -25,6 +25,9 @@ def estimate(
     weights: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the weights.")] = "checkpoint",
     activations: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the activations.")] = "bf16",
     kv: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the KV cache.")] = "bf16",
+    engine: Annotated[
+        str, typer.Option(metavar="vllm|trtllm|sglang", help="The serving engine: its kernels, host and memory.")
+    ] = "vllm",
     calibration: Annotated[
         str, typer.Option(help="Efficiencies: auto (the best there are), or a set's name.")
     ] = "auto",
@@ -40,7 +43,8 @@ def estimate(
     result = run_estimate(
         load_model(model),
         device,
-        calibration=load_calibration(calibration, device.name),
+        calibration=load_calibration(calibration, device.name, engine=engine),
+        engine=engine,
         precision=Precision(weights, activations, kv),
         tensor_parallel=tp,
         pipeline_parallel=pp,

@@ -91,8 +91,10 @@ def _terms(
 
 
 def efficiency_class(op_class: str, dtype: str) -> str:
-    """The class whose efficiencies an operator has: products in 8 bits and less are a class of their own."""
-    return f"{op_class}_8bit" if dtype in NARROW_DTYPES and op_class.endswith("gemm") else op_class
+    """The class whose efficiencies an operator has: products in 8 bits and in 4 are classes of their own."""
+    if dtype not in NARROW_DTYPES or not op_class.endswith("gemm"):
+        return op_class
+    return f"{op_class}_{NARROW_DTYPES[dtype]}"
 
 
 def size_weights(devices: float) -> np.ndarray:

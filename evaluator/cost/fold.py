@@ -82,8 +82,10 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
         expert_skew=rate.expert_skew,
         graph_tokens=rate.graph_tokens,
         iteration_s=xp.sum(times.fixed_s) + host * rate.step_overhead_s,
-        token_s=_proportional(known, times, "linear_tokens"),
-        sequence_s=_proportional(known, times, "linear_sequences") + host * rate.sequence_overhead_s,
+        token_s=_proportional(known, times, "linear_tokens") + total(times.quantise_s, "tokens", "experts"),
+        sequence_s=_proportional(known, times, "linear_sequences")
+        + total(times.quantise_s, "sequences")
+        + host * rate.sequence_overhead_s,
         context_s=_homogeneous(known, times, "decode"),
         spread_s=total(times.spread_s, "decode"),
         unsplit_s=total(times.unsplit_s, "decode"),

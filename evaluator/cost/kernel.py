@@ -8,7 +8,7 @@ from typing import Literal
 
 OpClass = Literal[
     "gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise", "expert_elementwise", "all_reduce",
-    "all_to_all", "p2p", "sort",
+    "all_to_all", "p2p", "sort", "mla_prefill", "mla_decode",
 ]  # fmt: skip
 Scaling = Literal[
     "tokens", "sequences", "experts", "prefill", "prefill_window", "decode", "decode_window",

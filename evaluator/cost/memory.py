@@ -98,22 +98,34 @@ def memory_plan(
     parallel: Parallel,
     *,
     memory_fraction: float = 0.9,
+    memory_of: str = "device",
     block_tokens: int = 16,
     max_num_batched_tokens: int = 2048,
     max_num_seqs: int = 256,
 ) -> MemoryPlan:
     """Weights, activations and KV capacity per device of the pipeline rank with the least room for KV.
 
-    The capacity is 0 where weights and activations leave nothing; ``memory_problem`` then says why.
+    ``memory_of`` says what ``memory_fraction`` is a fraction of (``catalog.engines.ServingEngine``). The capacity is 0
+    where weights and activations leave nothing; ``memory_problem`` then says why.
     """
-    usable = memory_fraction * hardware.memory_bytes
+    whole = hardware.memory_bytes
     active = RUNTIME_BYTES + activation_bytes(model, precision, parallel, max_num_batched_tokens, max_num_seqs)
     plans = []
     for pipeline_rank in range(parallel.pipeline):
         weights = weight_bytes(model, precision, parallel, pipeline_rank)
+        usable = _usable(memory_of, memory_fraction, whole, weights, active)
         layout = _layout(model, precision, parallel, pipeline_rank, block_tokens, usable - weights - active)
         plans.append(MemoryPlan(pipeline_rank, usable, weights, active, layout))
     return min(plans, key=lambda plan: (plan.kv.capacity_units, plan.usable_bytes - plan.weight_bytes))
+
+
+def _usable(memory_of: str, fraction: float, whole: float, weights: float, active: float) -> float:
+    """Bytes for weights, activations and KV together."""
+    if memory_of == "static":
+        return min(fraction * whole + active, whole)
+    if memory_of == "free":
+        return weights + active + fraction * (whole - weights - active)
+    return fraction * whole
 
 
 def _layout(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from evaluator.catalog.model import (
@@ -25,6 +26,7 @@ from evaluator.cost.projections import local_heads, mixer_projections
 
 _ATTENTION_LAUNCH = Operator("attention.launch", "attention_decode", "linear_tokens")
 """Starting the attention kernel: apart from its work, which is proportional to the context and nothing else."""
+_LATENT_LAUNCH = replace(_ATTENTION_LAUNCH, op_class="mla_decode")
 
 
 def mixer_operators(model: Model, mixer: Mixer | None, precision: Precision, parallel: Parallel) -> list[Operator]:
@@ -99,33 +101,37 @@ def _latent_attention(model: Model, mixer: LatentAttention, precision: Precision
     Expanding a chunk's history again is not counted. Sparse attention: see ``_sparse_attention``.
     """
     heads, rank, rope = mixer.heads // tensor, mixer.kv_lora_rank, mixer.rope_head_dim
-    stream, latent = stream_bytes(precision.activations), read_bytes(mixer, precision.kv, tensor)
-    dtype = _attention_dtype(precision)
-    key, value = mixer.nope_head_dim + rope, mixer.v_head_dim
     elements = (
         4 * model.hidden
         + 2 * ((mixer.q_lora_rank or 0) + rank)  # norms of the two compressed vectors
         + 2 * (heads + 1) * rope
-        + 3 * heads * value * mixer.output_gate
+        + 3 * heads * mixer.v_head_dim * mixer.output_gate
     )
+    elementwise = traffic("attention.elementwise", elements * stream_bytes(precision.activations), 4.0)
     if mixer.index_top_k is not None:
-        elementwise = traffic("attention.elementwise", elements * stream, 4.0)
         return [*_sparse_attention(mixer, precision, tensor), _ATTENTION_LAUNCH, elementwise]
+    return [*latent_kernels(mixer, precision, tensor), _LATENT_LAUNCH, elementwise]
+
+
+def latent_kernels(mixer: LatentAttention, precision: Precision, tensor: int = 1) -> tuple[Operator, Operator]:
+    """The kernels of MLA proper on one of ``tensor`` ranks, of prefill and of decode: see ``_latent_attention``."""
+    heads, rank, rope = mixer.heads // tensor, mixer.kv_lora_rank, mixer.rope_head_dim
+    stream, latent = stream_bytes(precision.activations), read_bytes(mixer, precision.kv, tensor)
+    dtype = _attention_dtype(precision)
+    key, value = mixer.nope_head_dim + rope, mixer.v_head_dim
     suffix: Literal["", "_window"] = "_window" if mixer.window is not None else ""
     prefill: Scaling = "prefill_window" if suffix else "prefill"
     decode: Scaling = "decode_window" if suffix else "decode"
     # The latent, read and stored; the attention kernel's queries and output.
     own = (rank + rope + heads * (key + value)) * stream + latent
-    return [
-        Operator(f"attention.prefill{suffix}", "attention_prefill", prefill, dtype=dtype,
+    return (
+        Operator(f"attention.prefill{suffix}", "mla_prefill", prefill, dtype=dtype,
                  flops=2.0 * heads * (key + value), activation_bytes=latent + heads * (key + value) * stream,
                  launches=0.0, heads=heads, kv_heads=heads, token_bytes=own),
-        Operator(f"attention.decode{suffix}", "attention_decode", decode, dtype=dtype,
+        Operator(f"attention.decode{suffix}", "mla_decode", decode, dtype=dtype,
                  flops=2.0 * heads * (2 * rank + rope), activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1,
                  token_bytes=own),
-        _ATTENTION_LAUNCH,
-        traffic("attention.elementwise", elements * stream, 4.0),
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def _sparse_attention(mixer: LatentAttention, precision: Precision, tensor: int) -> list[Operator]:

@@ -18,11 +18,14 @@ from evaluator.errors import InputError
 if TYPE_CHECKING:
     from evaluator.catalog import Calibration
 
-NARROW_DTYPES = ("fp8", "int8", "fp4")
-"""Products in these have efficiencies of their own: they reach less of a higher peak."""
+NARROW_DTYPES = {"fp8": "8bit", "int8": "8bit", "fp4": "4bit"}
+"""Products computed in these have efficiencies of their own, in classes with these suffixes: they reach less of a
+higher peak."""
 
-OP_CLASSES: tuple[str, ...] = (*get_args(OpClass), "gemm_8bit", "grouped_gemm_8bit")
-"""Operator classes that carry efficiencies; the order of the ``op_class`` axis. The last two are of NARROW_DTYPES."""
+OP_CLASSES: tuple[str, ...] = (
+    *get_args(OpClass), "gemm_8bit", "grouped_gemm_8bit", "gemm_4bit", "grouped_gemm_4bit",
+)  # fmt: skip
+"""Operator classes that carry efficiencies; the order of the ``op_class`` axis. The last are of NARROW_DTYPES."""
 
 REDUCE_SIZES = (2, 4, 8)
 """Devices per node for which an all-reduce has figures of its own; the ``size`` axis."""
@@ -54,6 +57,8 @@ class Rates(NamedTuple):
     prologue: PerClass  # elements of the inner dimension that a tile costs on top
     wave_share: PerClass  # how much of the FLOPs is done in whole waves
     wave_tiles: PerClass  # tiles in a wave
+    depth_s: PerClass  # s per element of the inner dimension of a product
+    quantise_bytes: PerClass  # bytes per element of a product's input, to quantise it
     score_flops: PerClass  # FLOPs that an attention score takes beside its products
     score_knee: PerClass  # how little of them is hidden behind the products
     fill: PerClass  # query rows x heads that fill the device

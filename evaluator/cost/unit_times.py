@@ -49,6 +49,7 @@ class UnitTimes(NamedTuple):
     unsplit_s: PerOperator  # s per token of the mean context
     ramp_s: PerOperator  # s per iteration, for large messages
     handover_s: PerOperator  # s per iteration, for messages from HANDOVER_BYTES on
+    quantise_s: PerOperator  # s per Z
 
 
 def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
@@ -57,6 +58,9 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     A matrix product is computed tile by tile. Filling and draining the pipeline of a tile costs as much as
     ``prologue`` more elements of its inner dimension, so that short products reach less of the peak. A ``wave_share``
     of the tiles is counted in whole waves over the processors (``iteration.whole_waves``), the rest in proportion.
+    One processor walks along the whole inner dimension of a tile that is not split: a product takes ``depth_s`` per
+    element of it on top, however few tiles it has. Where its inputs are quantised first, by a kernel of its own, that
+    kernel moves ``quantise_bytes`` per element.
     The figures of an all-reduce depend on how many devices of a node take part (``known.size`` interpolates them).
     """
     kind = known.op_class
@@ -75,12 +79,14 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
         weight_s=known.weight_bytes / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind]),
         activation_s=known.activation_bytes / activation_rate,
         message_s=known.message_bytes * (known.share @ (1.0 / rate.link_bandwidth)) / link_efficiency,
-        fixed_s=known.launches * (launch + known.steps @ rate.link_latency_s),
+        fixed_s=known.launches * (launch + known.steps @ rate.link_latency_s)
+        + rate.depth_s[kind] * known.inputs * known.layers,
         knee=rate.knee[kind],
         waves=np.ceil(known.outputs / OUTPUT_TILE) / tiles,
         wave_s=share * tile_flops * (known.inputs + rate.prologue[kind]) * tiles / flop_rate,
         ramp_s=known.launches * (known.size @ rate.reduce_ramp_s),
         handover_s=known.launches * (known.size @ rate.reduce_handover_s),
+        quantise_s=rate.quantise_bytes[kind] * known.inputs * known.layers / rate.memory_bandwidth,
         **attention,
     )
 

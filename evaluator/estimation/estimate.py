@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from evaluator.catalog import Calibration
+from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
+from evaluator.catalog.read_hardware import load_hardware
 from evaluator.cost.batch import decode_batch, prefill_batch, together
 from evaluator.cost.fitted import verdict
 from evaluator.cost.iteration import BatchStatistics
@@ -63,22 +65,29 @@ def estimate(
     batch: int = 1,
     rate_rps: float | None = None,
     precision: Precision | None = None,
-    memory_fraction: float = 0.9,
-    block_tokens: int = 16,
-    max_num_seqs: int = 256,
-    max_num_batched_tokens: int = 2048,
+    engine: str = DEFAULT_ENGINE,
+    memory_fraction: float | None = None,
+    block_tokens: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
 ) -> Estimate:
     """Estimate one replica. InputError where the split is impossible or a number is out of range.
 
-    Model, hardware and calibration are names of the catalog, or what its readers return.
+    Model, hardware and calibration are names of the catalog, or what its readers return. What is None of the last
+    four is as the serving ``engine`` has it.
     ``batch`` sequences are in one batch; a pipeline has one batch in flight per rank, each taking the latency
     through all ranks, so throughput counts all of them.
     """
+    device = load_hardware(hardware) if isinstance(hardware, str) else hardware
+    limits = {"memory_fraction": memory_fraction, "block_tokens": block_tokens, "max_num_seqs": max_num_seqs,
+              "max_num_batched_tokens": max_num_batched_tokens}  # fmt: skip
+    usual = serving_engine(engine).defaults(device.memory_bytes, tensor_parallel * pipeline_parallel)
+    used = replace(usual, **{name: value for name, value in limits.items() if value is not None})  # type: ignore[arg-type]
     spec = ReplicaSpec(
-        model, hardware, calibration, precision or Precision(),
+        model, device, calibration, precision or Precision(),
         Parallel(tensor_parallel, pipeline_parallel, expert_parallel),
-        memory_fraction=memory_fraction, block_tokens=block_tokens,
-        max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
+        memory_fraction=used.memory_fraction, block_tokens=used.block_tokens, engine=engine,
+        max_num_batched_tokens=used.max_num_batched_tokens, max_num_seqs=used.max_num_seqs,
     )  # fmt: skip
     _check_numbers(prompt_tokens, output_tokens, batch, rate_rps)
     built = build(spec)

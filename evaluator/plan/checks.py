@@ -114,7 +114,7 @@ def _content_problem(workload: Workload, kv: KvLayout) -> str | None:
 def limit_problem(deployment: Deployment, built: Design, extremes: Extremes) -> str | None:
     """Why some request could never be served within the limits; None where all can."""
     longest = longest_prompt(deployment, extremes)
-    budget = token_budget(deployment.batching, longest)
+    budget = token_budget(deployment, longest)
     if extremes.sequence > built.model.max_positions:
         return (
             f"infeasible: a request of {extremes.sequence:,} tokens exceeds the {built.model.max_positions:,} "

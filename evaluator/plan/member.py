@@ -19,6 +19,7 @@ from evaluator.routing import name_of
 from evaluator.scenario import Deployment, Objective, Transfer, Workload
 from evaluator.scenario.grid import Point
 from evaluator.scenario.pools import pools_of
+from evaluator.scenario.unsaid import told
 from evaluator.scenario.workload import model_names
 from evaluator.traffic.jobs import Demand, Extremes
 from evaluator.traffic.requests import shared_tokens
@@ -143,7 +144,7 @@ def member(config: int, point: Point, setting: Setting) -> Member:
 
 
 def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Checked:
-    pools, transfer = pools_of(deployment), deployment.transfer
+    pools, transfer = tuple((name, told(pool)) for name, pool in pools_of(deployment)), deployment.transfer
     sides = sides_of(pools, model_names(workload), transfer.groups)
     roles, shared = [side.role for side in sides], shared_tokens(workload, pools[0][1])
     demands = [_demands(setting.traffics, workload, seed, roles, shared) for seed in setting.seeds]
@@ -220,7 +221,7 @@ def _station(name: str, deployment: Deployment, workload: Workload, extremes: Ex
     built, shared, kept = design(deployment, longest), shared_tokens(workload, deployment), 0
     if built.replica is not None and shared:
         kept = workload.sessions.system_prompts * int(kv_units(built.replica.kv, shared))
-    return StationPlan(name, deployment, built, extremes, token_budget(deployment.batching, longest), kept)
+    return StationPlan(name, deployment, built, extremes, token_budget(deployment, longest), kept)
 
 
 def _status(workload: Workload, stations: tuple[StationPlan, ...], engine: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from evaluator.catalog.calibration import Calibration, load_calibration
+from evaluator.catalog.engines import serving_engine
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model, MoeFeedForward
 from evaluator.catalog.read_hardware import load_hardware
@@ -44,7 +45,7 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     hardware = _hardware(spec.hardware)
     calibration = spec.calibration
     if isinstance(calibration, str):
-        calibration = load_calibration(calibration, hardware.name, foreign=True)
+        calibration = load_calibration(calibration, hardware.name, foreign=True, engine=spec.engine)
     if hardware.hypothetical and calibration.provenance == "calibrated":
         calibration = replace(calibration, provenance="extrapolated")
     if spec.change is not None:
@@ -68,7 +69,8 @@ def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware) -> MemoryPlan:
     """What takes a device's memory; the KV cache has the blocks that are stated, else what is left."""
     plan = memory_plan(
         model, hardware, spec.precision, spec.parallel,
-        memory_fraction=spec.memory_fraction, block_tokens=spec.block_tokens,
+        memory_fraction=spec.memory_fraction, memory_of=serving_engine(spec.engine).memory_of,
+        block_tokens=spec.block_tokens,
         max_num_batched_tokens=spec.max_num_batched_tokens, max_num_seqs=spec.max_num_seqs,
     )  # fmt: skip
     if spec.kv_blocks is None:

@@ -12,27 +12,27 @@ from evaluator.replica.build import build
 from evaluator.replica.changes import Change
 from evaluator.replica.design import Design
 from evaluator.replica.spec import ReplicaSpec
+from evaluator.scenario.unsaid import scheduler_defaults
 
 if TYPE_CHECKING:
-    from evaluator.scenario.scenario import Batching, Deployment
-
-CHUNKED_TOKENS = 2048
-"""Default token budget of an iteration: vLLM's ``max_num_batched_tokens`` with chunked prefill."""
+    from evaluator.scenario.scenario import Deployment
 
 
-def token_budget(batching: Batching, longest_prompt: int) -> int:
-    """``max_num_batched_tokens``, or its default: 2,048 for chunks, just room for the longest prompt otherwise.
+def token_budget(deployment: Deployment, longest_prompt: int) -> int:
+    """``max_num_batched_tokens``, or its default: the engine's, and room for the longest prompt where it is computed
+    whole.
 
     Whole prompts that share an iteration with decodes need room for both. Where the policy itself has no token budget
     (Orca) this is what the activations are given memory for.
     """
+    batching = deployment.batching
     if batching.max_num_batched_tokens is not None:
         return batching.max_num_batched_tokens
-    record = policy(batching.policy)
+    record, least = policy(batching.policy), scheduler_defaults(deployment).max_num_batched_tokens
     if not record.whole_prompts:
-        return max(CHUNKED_TOKENS, batching.max_num_seqs)
+        return max(least, batching.max_num_seqs)
     beside = 0 if record.prefill_alone else batching.max_num_seqs
-    return max(CHUNKED_TOKENS, longest_prompt + beside)
+    return max(least, longest_prompt + beside)
 
 
 def replica_spec(deployment: Deployment, longest_prompt: int) -> ReplicaSpec:
@@ -47,8 +47,9 @@ def replica_spec(deployment: Deployment, longest_prompt: int) -> ReplicaSpec:
         memory_fraction=kv.memory_fraction,
         block_tokens=kv.block_tokens,
         kv_blocks=None if kv.capacity_tokens is None else kv.capacity_tokens // kv.block_tokens,
-        max_num_batched_tokens=token_budget(deployment.batching, longest_prompt),
+        max_num_batched_tokens=token_budget(deployment, longest_prompt),
         max_num_seqs=deployment.batching.max_num_seqs,
+        engine=deployment.engine,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
 from evaluator.catalog.what_if import WhatIf
@@ -17,11 +18,12 @@ from evaluator.replica.changes import Change
 class ReplicaSpec:
     """All that decides what one replica costs and holds. Hashable where it is of names.
 
-    Model, hardware and calibration are names of the catalog, or what its readers return. ``memory_fraction`` of a
-    device's memory is the engine's. ``max_num_batched_tokens`` and ``max_num_seqs`` bound an iteration, and with it the
-    activations that take room from the KV cache. ``kv_blocks`` is the capacity of that cache in blocks where it is
-    known, from the log of a server for instance: whether the model fits is then no question. ``change`` puts one input
-    of the cost at a multiple of its value; memory stays.
+    Model, hardware and calibration are names of the catalog, or what its readers return. ``engine`` is the serving
+    engine whose kernels and host ``auto`` looks for, and which says what ``memory_fraction`` is a fraction of.
+    ``max_num_batched_tokens`` and ``max_num_seqs`` bound an iteration, and with it the activations that take room from
+    the KV cache. ``kv_blocks`` is the capacity of that cache in blocks where it is known, from the log of a server for
+    instance: whether the model fits is then no question. ``change`` puts one input of the cost at a multiple of its
+    value; memory stays.
     """
 
     model: Model | WhatIf | str
@@ -35,3 +37,4 @@ class ReplicaSpec:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     change: Change | None = None
+    engine: str = DEFAULT_ENGINE

@@ -19,6 +19,7 @@ from evaluator.scenario.scenario import Axis, Deployment, Objective, Scenario, W
 from evaluator.scenario.sections import Base, FieldPath, outermost, owner, read_field
 from evaluator.scenario.tables import Named, Section
 from evaluator.scenario.tree import split_path
+from evaluator.scenario.unsaid import UNSAID, told
 from evaluator.scenario.where import column, fulfilled
 
 Point = tuple[Workload, Deployment, tuple[Objective, ...]]
@@ -107,7 +108,7 @@ def kept_rows(scenario: Scenario) -> np.ndarray | None:
     def values(name: str, where: Place) -> np.ndarray:
         path = resolve(name, owners, where) if any(is_end(name, one) for one in owners) else key_path(name, where)
         if path not in columns:
-            there = lookup(base, path)
+            there = None if _moves(path, owners) else lookup(base, path)
             if path not in owners and not isinstance(there, int | float | str):
                 raise where.error(
                     f"{name} has no value here; conditions are on keys that the sweep or the scenario sets"
@@ -126,6 +127,12 @@ def kept_rows(scenario: Scenario) -> np.ndarray | None:
     if not len(rows):
         raise place.error(f"leaves none of the {prod(shape):,} points of the sweep")
     return rows
+
+
+def _moves(path: str, owners: Mapping[str, int]) -> bool:
+    """Whether what stands at a key path may be a default that moves with the swept engines."""
+    section, *keys = split_path(path)
+    return "deployment.engine" in owners and section == "deployment" and keys[0] in UNSAID
 
 
 def base_of(scenario: Scenario) -> Base:
@@ -223,12 +230,14 @@ def _completed(axes: tuple[Axis, ...], firsts: list[dict[int, int]], points: lis
 
 
 def lookup(point: Point, path: str) -> Any:
-    """What a point has at a key path; None where it has nothing there."""
+    """What a point has at a key path, the engine's default where it says nothing; None where there is none."""
     section, *keys = split_path(path)
     if section == "slo":
         bounds = [one.bound_s for one in point[2] if [one.metric, one.statistic] == keys]
         return bounds[0] if bounds else None
     value: Any = point[0] if section == "workload" else point[1]
+    if section == "deployment" and keys[0] in UNSAID and value.pools is None:
+        value = told(value)
     for key in keys:
         inside = value.parameters if hasattr(value, "parameters") and not hasattr(value, key) else value
         value = inside.get(key) if isinstance(inside, Mapping) else getattr(inside, key, None)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from evaluator.catalog.engines import ENGINES
 from evaluator.cost.precision import Precision
 from evaluator.policies import POLICIES
 from evaluator.scenario.fields import (
@@ -31,6 +32,7 @@ from evaluator.scenario.pool_keys import pools_reader, router_reader, transfer_r
 from evaluator.scenario.pools import pools_of
 from evaluator.scenario.scenario import Batching, Deployment, KvCache, Objective, Routers, Transfer
 from evaluator.scenario.tables import read_section, schema_of, section, section_schema
+from evaluator.scenario.unsaid import told
 
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4")
 
@@ -48,13 +50,15 @@ PRECISION: Table = {
 # Those registered when a file is read or a schema written, so that a policy of one's own counts.
 _policy = Reader(lambda value, place: choice(*POLICIES)(value, place), lambda: schema_of(choice(*POLICIES)))
 
+_OF_ENGINE = "where absent as the engine has it"
+
 BATCHING: Table = {
-    "policy": Field(_policy, Batching.policy, "How the scheduler forms the batch of an iteration."),
-    "max_num_seqs": Field(count(), Batching.max_num_seqs, "Most sequences of an iteration."),
+    "policy": Field(_policy, None, f"How the scheduler forms the batch of an iteration; {_OF_ENGINE}."),
+    "max_num_seqs": Field(count(), None, f"Most sequences of an iteration; {_OF_ENGINE}."),
     "max_num_batched_tokens": Field(
         count(),
         Batching.max_num_batched_tokens,
-        "Most tokens of an iteration; where absent 2,048 with chunks, else room for the longest prompt.",
+        f"Most tokens of an iteration; {_OF_ENGINE}, and room for the longest prompt where it is computed whole.",
     ),
     "long_prefill_token_threshold": Field(
         count(least=0),
@@ -76,9 +80,12 @@ KV: Table = {
         "reserve: a request enters if its whole KV fits. on_demand: KV is taken as tokens come, with preemption.",
     ),
     "memory_fraction": Field(
-        number(above=0, most=1), KvCache.memory_fraction, "Part of a device's memory for weights, activations and KV."
+        number(above=0, most=1),
+        None,
+        "Part of a device's memory for weights, activations and KV (vllm), for weights and KV (sglang), or of what "
+        f"weights and activations leave for KV (trtllm); {_OF_ENGINE}.",
     ),
-    "block_tokens": Field(count(), KvCache.block_tokens, "Tokens of a block of the KV cache."),
+    "block_tokens": Field(count(), None, f"Tokens of a block of the KV cache; {_OF_ENGINE}."),
     "watermark": Field(
         number(least=0, most=0.5), KvCache.watermark, "on_demand: part of the cache that an admission leaves free."
     ),
@@ -107,12 +114,7 @@ KV: Table = {
 
 
 def _check_kv(found: KvCache, place: Place) -> None:
-    """The cache holds a block; how fast a preempted sequence is copied to host memory is for the user to say."""
-    if found.capacity_tokens is not None and found.capacity_tokens < found.block_tokens:
-        raise place.key("capacity_tokens").error(
-            f"{found.capacity_tokens} tokens are less than a block of {found.block_tokens}; raise it or lower "
-            "block_tokens"
-        )
+    """How fast a preempted sequence is copied to host memory is for the user to say."""
     if found.preemption == "swap" and found.swap_bandwidth is None:
         raise place.key("swap_bandwidth").error(
             "is required with preemption swap: bytes per second of one device to host memory, such as 25GB/s"
@@ -143,23 +145,33 @@ def _calibration() -> Reader:
     return Reader(lambda value, place: value if value == "auto" else named(value, place), schema)
 
 
+def _absent(table: Table, build: Callable[..., Any]) -> Any:
+    """A section of which a file says nothing."""
+    return build(**{key: field.default for key, field in table.items()})
+
+
 _MOST_REPLICAS = "simulate one replica under its share of the rate, or fewer replicas and scale the result"
 
 REPLICA: Table = {
     "model": Field(model_reader, says="A model of the catalog, or {like: NAME} with other layers, heads or experts."),
     "hardware": Field(device_reader, says="A device of the catalog, or {like: NAME} with other figures."),
     "precision": Field(section(PRECISION, Precision), Precision(), "The number formats."),
+    "engine": Field(
+        choice(*ENGINES),
+        Deployment.engine,
+        "The serving engine: its kernels and host with calibration auto, and the defaults of its scheduler.",
+    ),
     "calibration": Field(
         _calibration(),
         "auto",
-        "Operator efficiencies. auto: the best set for this hardware; datasheet; or a name of the catalog.",
+        "Operator efficiencies. auto: the best set for this hardware and engine; datasheet; or a name of the catalog.",
     ),
     "replicas": Field(count(most=MOST_REPLICAS, remedy=_MOST_REPLICAS), 1, "Identical copies of the model."),
     "tensor_parallel": Field(count(most=4096), 1, "Devices that share every layer of a replica."),
     "pipeline_parallel": Field(count(most=4096), 1, "Groups of devices that each hold some of the layers."),
     "expert_parallel": Field(count(most=4096), 1, "Devices over which the experts of a layer are spread."),
-    "batching": Field(section(BATCHING, Batching), Batching(), "The scheduler of a replica."),
-    "kv": Field(section(KV, KvCache, check=_check_kv), KvCache(), "The KV cache of a replica."),
+    "batching": Field(section(BATCHING, Batching), _absent(BATCHING, Batching), "The scheduler of a replica."),
+    "kv": Field(section(KV, KvCache, check=_check_kv), _absent(KV, KvCache), "The KV cache of a replica."),
     "usd_per_device_hour": Field(
         quantity("USD/h", least=0), None, "Price of a device; that of the catalog where absent."
     ),
@@ -186,9 +198,19 @@ DEPLOYMENT: Table = {
 }
 
 
+def _check_capacity(found: Deployment, place: Place) -> None:
+    """The cache holds a block."""
+    stated = found.kv.capacity_tokens
+    if stated is not None and stated < (block := told(found).kv.block_tokens):
+        raise place.key("kv.capacity_tokens").error(
+            f"{stated} tokens are less than a block of {block}; raise it or lower block_tokens"
+        )
+
+
 def _check_deployment(found: Deployment, place: Place) -> None:
     """What several pools and the keys beside them may not say together."""
     if found.pools is None:
+        _check_capacity(found, place)
         if isinstance(found.router, Routers):
             raise place.key("router").error("routers by role are for a prefill and a decode pool: add deployment.pools")
         return
@@ -198,6 +220,7 @@ def _check_deployment(found: Deployment, place: Place) -> None:
         raise place.key("router").error("routers by role are for a prefill and a decode pool; give one name here")
     for name, pool in pools_of(found):
         _check_kv(pool.kv, place.key(f"pools.{name}.kv"))
+        _check_capacity(pool, place.key(f"pools.{name}"))
 
 
 deployment_reader = section(DEPLOYMENT, Deployment, check=_check_deployment)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.what_if import WhatIf
 from evaluator.cost.precision import Precision
 from evaluator.routing import Choice
@@ -141,7 +142,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Batching:
-    """``max_num_batched_tokens`` None: 2,048 for chunks, no limit beside the model's context for whole prompts.
+    """``max_num_batched_tokens`` None: as the engine has it, with room for the longest prompt where that is whole.
+
+    As read from a file, ``policy`` and ``max_num_seqs`` are None where it does not say them, which means the engine's
+    defaults (``unsaid.told``).
 
     ``long_prefill_token_threshold``: of chunks, the most prompt tokens of one request in an iteration; 0: no bound.
     ``packing``: which waiting request is looked at first. ``tau`` is of the request-level engine alone, which lets a
@@ -164,7 +168,8 @@ class KvCache:
     KV runs out the request admitted last is preempted: computed anew, or copied to ``swap_bytes`` of host memory per
     device (None: as much as it takes) at ``swap_bandwidth`` (byte/s of a device). ``prefix_caching``: blocks whose
     content is known (``Sessions``, or columns of a trace) are computed once; those of mere system prompts then stay in
-    the cache, others are evicted in the order in which they were last used.
+    the cache, others are evicted in the order in which they were last used. As read from a file, ``memory_fraction``
+    and ``block_tokens`` are None where it does not say them: then they are the engine's (``unsaid.told``).
     """
 
     admission: str = "reserve"
@@ -200,6 +205,7 @@ class Pool:
     batching: Batching
     kv: KvCache
     usd_per_device_hour: float | None
+    engine: str | None
 
 
 @dataclass(frozen=True)
@@ -260,6 +266,7 @@ class Deployment:
     weight: float | None = field(default=None, metadata=NO_KEY)  # of one of several pools, see ``Pool``
     pools: Mapping[str, Pool] | None = None
     transfer: Transfer = field(default_factory=Transfer)
+    engine: str = DEFAULT_ENGINE  # a name of ``catalog.engines``
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from evaluator.cost import (
 )
 from evaluator.cost.precision import Precision
 from evaluator.replica import token_budget
-from evaluator.scenario import Batching
+from evaluator.scenario import Batching, Deployment
 
 LANES, REQUESTS = 1024, 1000
 KV_TOKENS = 400_000
@@ -54,7 +54,8 @@ def work(model_name: str, policy: str = "chunked", lanes: int = LANES, requests:
     model, hardware = load_model(model_name), load_hardware(HARDWARE)
     kv = memory_plan(model, hardware, Precision(), Parallel()).kv
     kv = replace(kv, capacity_units=KV_TOKENS // kv.block_tokens)
-    budget = token_budget(Batching(policy, MAX_NUM_SEQS), int(prompt.max()))
+    served = Deployment(model_name, HARDWARE, batching=Batching(policy, MAX_NUM_SEQS))
+    budget = token_budget(served, int(prompt.max()))
     costs = _costs(model_name, rng.uniform(120e12, 540e12, lanes), rng.uniform(1.05e12, 3.5e12, lanes))
     return Work(arrival, prompt, output, kv_units(kv, prompt + output - 1), costs, kv, policy, budget)
 

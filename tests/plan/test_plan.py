@@ -11,9 +11,9 @@ from evaluator.catalog import load_model
 from evaluator.metrics import OK
 from evaluator.plan import plan
 from evaluator.plan.engines import Program
-from evaluator.replica.scenario import CHUNKED_TOKENS, token_budget
+from evaluator.replica import token_budget
 from evaluator.scenario import load_scenario
-from evaluator.scenario.scenario import Batching, Scenario
+from evaluator.scenario.scenario import Batching, Deployment, Scenario
 
 
 def scenario(**changes: Any) -> Scenario:
@@ -206,10 +206,10 @@ def test_roles_have_limits_of_their_own():
 @pytest.mark.parametrize(
     ("batching", "longest", "budget"),
     [
-        (Batching("chunked"), 9000, CHUNKED_TOKENS),
+        (Batching("chunked"), 9000, 2048),
         (Batching("chunked", max_num_seqs=4096), 9000, 4096),
         (Batching("continuous"), 9000, 9000),
-        (Batching("continuous"), 10, CHUNKED_TOKENS),
+        (Batching("continuous"), 10, 2048),
         (Batching("static", max_num_seqs=100), 9000, 9000),
         (Batching("mixed", max_num_seqs=100), 9000, 9100),
         (Batching("chunked", max_num_batched_tokens=77), 9000, 77),
@@ -217,7 +217,7 @@ def test_roles_have_limits_of_their_own():
     ],
 )
 def test_default_token_budget(batching, longest, budget):
-    assert token_budget(batching, longest) == budget
+    assert token_budget(Deployment("llama-3.1-8b", "h100-sxm", batching=batching), longest) == budget
 
 
 # --- groups

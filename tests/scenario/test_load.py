@@ -8,6 +8,7 @@ from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.scenario import Batching, KvCache, Lengths, Objective, load_scenario
 from evaluator.scenario.tree import section_tree, slo_tree
+from evaluator.scenario.unsaid import told
 from evaluator.yaml import loads_yaml
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -68,8 +69,8 @@ def test_defaults(base):
     workload, deployment = scenario.workload, scenario.deployment
     assert (workload.requests, workload.warmup_requests, workload.seeds) == (1000, 100, (0,))
     assert deployment.precision == Precision("checkpoint", "bf16", "bf16")
-    assert deployment.batching == Batching("chunked", 256, None)
-    assert deployment.kv == KvCache("reserve", 0.9, 16)
+    assert (deployment.engine, told(deployment).batching) == ("vllm", Batching("chunked", 256, None))
+    assert told(deployment).kv == KvCache("reserve", 0.9, 16)
     assert (deployment.router, deployment.role, deployment.calibration) == ("round_robin", "mixed", "auto")
     assert (scenario.slo, scenario.sweep, scenario.name) == ((), (), "scenario")
 

@@ -70,7 +70,7 @@ def test_a_sweep_sets_keys_of_one_pool_and_of_the_link():
         for whole in points
         for (_, prefill), (_, decode) in [pools_of(whole)]
     ]
-    assert found[-1] == (2, 4, 256, "ethernet-25g") and found[2] == (1, 8, 256, "nvlink")
+    assert found[-1] == (2, 4, None, "ethernet-25g") and found[2] == (1, 8, None, "nvlink")
 
 
 def test_designs_with_pools_beside_designs_without():

@@ -1,5 +1,6 @@
 """aiconfigurator (ai-dynamo/aiconfigurator, Apache-2.0): isolated kernels and collectives, CUDA-graph timing.
 
+Kernels are those of vLLM, TensorRT-LLM (``trtllm``) and SGLang; the column ``engine`` tells whose a row is.
 ``message_size_bytes`` is derived from upstream's number of elements. fp8 GEMMs exclude the quantisation of activations.
 Routing by a power law gives an expert-parallel rank the load of the fullest one, which no column tells: those rows go.
 Experts of Nemotron 3 have no gate; no column tells that either, but their shapes do (A100's older table gates them).
@@ -10,6 +11,11 @@ from __future__ import annotations
 import pandas as pd
 
 from evaluator.calibrate.sources.names import dtype, hardware
+
+BLACKWELL = ("b200_sxm", "b300_sxm")
+
+TRTLLM_GROUP = 32
+"""Query heads per KV head for which TensorRT-LLM has decode kernels (XQA); it decodes others ten times slower."""
 
 
 def _common(frame: pd.DataFrame, op_class: str) -> dict[str, object]:
@@ -45,21 +51,54 @@ def _attention(frame: pd.DataFrame, op_class: str) -> dict[str, object]:
 def prefill(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_context_attention``: whole prompts, no history."""
     more = {"new_tokens": frame["prompt_tokens_per_sequence"], "past_tokens": frame["past_kv_tokens"]}
-    return pd.DataFrame(_attention(frame, "attention_prefill") | more)
+    return pd.DataFrame(_attention(frame, "attention_prefill") | more)[_usual_attention(frame)]
 
 
 def decode(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_generation_attention``."""
-    return pd.DataFrame(_attention(frame, "attention_decode") | {"past_tokens": frame["kv_len_tokens"]})
+    rows = pd.DataFrame(_attention(frame, "attention_decode") | {"past_tokens": frame["kv_len_tokens"]})
+    many = frame["num_heads"] > TRTLLM_GROUP * frame["num_kv_heads"]
+    return rows[_usual_attention(frame) & ~(many & (frame["engine"] == "trtllm"))]
+
+
+def _usual_attention(frame: pd.DataFrame) -> pd.Series:
+    """Not what TensorRT-LLM and SGLang only run on heads that their usual kernels do not know."""
+    return ~frame["kernel"].isin(("triton", "flashinfer", "torch_flow_flashinfer"))
+
+
+def mla(frame: pd.DataFrame) -> pd.DataFrame:
+    """``aic_mla``: attention kernels of MLA with the sizes of DeepSeek-V3; a decode attends to its own token, too.
+
+    Modules, which have the products around the kernel, are left out. So are vLLM's kernels, which were timed with their
+    launch from Python (110 us at least, which no CUDA graph has), and SGLang's prefill on Hopper: it was measured on
+    latents, as a decode, which takes three times as long as the expanded heads that prompts are computed on.
+    """
+    absorbed = (frame["engine"] == "sglang") & ~frame["gpu"].isin(BLACKWELL) & (frame["phase"] == "prefill")
+    frame = frame[(frame["part"] == "core") & (frame["engine"] != "vllm") & ~absorbed]
+    decodes = frame["phase"] == "decode"
+    return pd.DataFrame(
+        _common(frame, "mla_prefill")
+        | {
+            "op_class": decodes.map({True: "mla_decode", False: "mla_prefill"}),
+            "kv_dtype": dtype(frame["kv_cache_dtype"]),
+            "batch": frame["batch_size"],
+            "new_tokens": frame["tokens_per_sequence"],
+            "past_tokens": frame["past_kv_tokens"] + decodes,
+            "heads": frame["num_heads"],
+            "kv_rank": 512,
+            "nope_dim": 128,
+            "rope_dim": 64,
+            "value_dim": 128,
+        }
+    )
 
 
 def moe(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_moe``: both grouped products of a call, with routing and permutation.
 
-    Block-scaled fp8 counts as fp8. Not taken: FlashInfer's CUTLASS kernel for ModelOpt checkpoints, which on Hopper is
-    twice as slow as bf16 and not what other fp8 checkpoints run on.
+    Block-scaled fp8 counts as fp8.
     """
-    frame = frame[~frame["kernel"].str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass")]
+    frame = frame[_usual_experts(frame)]
     balanced = frame["routing_distribution"] == "balanced"
     rows = pd.DataFrame(
         _common(frame, "grouped_gemm")
@@ -78,10 +117,33 @@ def moe(frame: pd.DataFrame) -> pd.DataFrame:
     return rows[balanced | (frame["moe_ep_size"] == 1)]
 
 
+def _usual_experts(frame: pd.DataFrame) -> pd.Series:
+    """Rows on the kernels that an engine's usual choice is; the others would be averaged with them.
+
+    Not taken: FlashInfer's CUTLASS kernel for ModelOpt checkpoints in vLLM, which on Hopper is twice as slow as bf16
+    and not what other fp8 checkpoints run on. Of TensorRT-LLM fp8 with one scale per tensor: block scales, with which
+    checkpoints of MoE models are published, take up to 1.7 times as long on Hopper; and ``min_latency``, which is not
+    its default backend. Of SGLang what runs experts without a gate on Hopper (FlashInfer's CUTLASS kernel, three times
+    as slow), and on Blackwell the Triton kernel of those models for which it does not choose TensorRT-LLM's.
+    """
+    kernel, engine = frame["kernel"].astype(str), frame["engine"]
+    left = kernel.str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass") | (kernel == "moe_torch_flow_min_latency")
+    left |= (engine == "trtllm") & (frame["dtype"] == "fp8")
+    left |= kernel == "sglang_flashinfer_cutlass_moe"
+    return ~(left | ((kernel == "sglang_fused_moe_triton") & frame["gpu"].isin(BLACKWELL)))
+
+
 def _nemotron(frame: pd.DataFrame) -> pd.Series:
     """Nemotron 3 Nano has 128 experts on a hidden size of 2,688, Super 512 experts of which a token visits 22."""
     shapes = (frame["hidden_size"] == 2688) | ((frame["num_experts"] == 512) & (frame["top_k"] == 22))
     return shapes & (frame["engine_version"] != "0.14.0")
+
+
+def sglang_all_reduce(frame: pd.DataFrame) -> pd.DataFrame:
+    """``aic_engines_all_reduce``: SGLang's own all-reduce."""
+    mode = frame["backend"].str.endswith("eager").map({True: "eager", False: "graph"})
+    more = {"mode": mode, "devices": frame["num_gpus"], "message_bytes": frame["message_size_bytes"]}
+    return pd.DataFrame(_common(frame, "all_reduce") | more)
 
 
 def custom_all_reduce(frame: pd.DataFrame) -> pd.DataFrame:
@@ -104,7 +166,9 @@ CONVERTERS = (
     ("aiconfigurator gemm", {"gpu", "m", "n", "k", "latency_us", "kernel"}, gemm),
     ("aiconfigurator context attention", {"prompt_tokens_per_sequence", "window_size_tokens"}, prefill),
     ("aiconfigurator generation attention", {"kv_len_tokens", "window_size_tokens"}, decode),
+    ("aiconfigurator mla", {"part", "phase", "measured_model"}, mla),
     ("aiconfigurator moe", {"moe_tp_size", "moe_ep_size", "routing_distribution"}, moe),
     ("aiconfigurator custom all-reduce", {"mode", "message_size_bytes", "num_gpus"}, custom_all_reduce),
+    ("aiconfigurator all-reduce of engines", {"backend", "message_size_bytes", "num_gpus"}, sglang_all_reduce),
     ("aiconfigurator nccl", {"collective", "nccl_version"}, nccl),
 )

@@ -5,13 +5,17 @@ from __future__ import annotations
 import pandas as pd
 
 HARDWARE = {
-    "a100_sxm": "a100-sxm", "h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm", "b200_sxm": "b200-sxm", "l40s": "l40s",
+    "a100_sxm": "a100-sxm", "h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm", "l40s": "l40s",
+    "b200_sxm": "b200-sxm", "b300_sxm": "b300-sxm",
     "A100-80GB": "a100-sxm", "H100-80GB": "h100-sxm", "a100-80gb": "a100-sxm", "h100-80gb": "h100-sxm",
     "h100-80gb-pcap": "h100-sxm-capped", "a100_dgx": "a100-sxm", "h100_dgx": "h100-sxm", "RTXPRO6000": "rtx-pro-6000",
     "H20": "h20", "H800": "h800",
 }  # fmt: skip
 
-DTYPES = {"bfloat16": "bf16", "half": "fp16", "fp8": "fp8", "fp8_block": "fp8_block", "int8": "int8", "bf16": "bf16"}
+DTYPES = {
+    "bfloat16": "bf16", "half": "fp16", "fp8": "fp8", "fp8_block": "fp8_block", "int8": "int8", "bf16": "bf16",
+    "nvfp4": "nvfp4",
+}  # fmt: skip
 
 
 def hardware(column: pd.Series) -> pd.Series:

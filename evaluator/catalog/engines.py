@@ -1,0 +1,90 @@
+"""The serving engines that a deployment may name: what each of their schedulers does where nothing is said.
+
+Defaults of TensorRT-LLM: ``TorchLlmArgs`` and ``KvCacheConfig`` of 1.2 (tensorrt_llm/llmapi/llm_args.py: max_batch_size
+2048, max_num_tokens 8192, enable_chunked_prefill False, tokens_per_block 32, free_gpu_memory_fraction 0.9). Defaults of
+SGLang: ``ServerArgs._handle_gpu_memory_settings`` of 0.5 (python/sglang/srt/server_args.py: chunks and CUDA graphs by
+the size of the memory, mem_fraction_static from what they take), page_size 1, enable_mixed_chunk False, and at least
+2048 running requests (``ModelRunner``). Those of vLLM: max_num_batched_tokens 2048 and max_num_seqs 256 of
+``SchedulerConfig``, gpu_memory_utilization 0.9 and block_size 16 of ``CacheConfig``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from evaluator.errors import InputError
+
+MIB = 2.0**20
+
+
+@dataclass(frozen=True)
+class SchedulerDefaults:
+    """What an engine does where a deployment does not say it; the names are those of the keys in a scenario.
+
+    ``max_num_batched_tokens`` makes room for the longest prompt where prompts are computed whole.
+    """
+
+    policy: str  # a name of ``evaluator.policies``
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    memory_fraction: float
+    block_tokens: int
+
+
+@dataclass(frozen=True)
+class ServingEngine:
+    """One engine. ``memory_of`` says what ``memory_fraction`` is a fraction of.
+
+    * device: of a device's memory, for weights, activations and KV (vLLM ``gpu_memory_utilization``);
+    * static: of a device's memory, for weights and KV; activations take from the rest (SGLang ``mem_fraction_static``);
+    * free: of what weights and activations leave, for KV (TensorRT-LLM ``free_gpu_memory_fraction``).
+
+    ``defaults`` are those on a device with so many bytes of memory, for a replica of so many devices.
+    """
+
+    name: str
+    label: str
+    memory_of: str  # device | static | free
+    defaults: Callable[[float, int], SchedulerDefaults]
+
+
+def _vllm(memory_bytes: float, devices: int) -> SchedulerDefaults:
+    return SchedulerDefaults("chunked", 256, 2048, 0.9, 16)
+
+
+def _trtllm(memory_bytes: float, devices: int) -> SchedulerDefaults:
+    """Whole prompts beside the decodes, as in-flight batching does without chunked context."""
+    return SchedulerDefaults("mixed", 2048, 8192, 0.9, 32)
+
+
+def _sglang(memory_bytes: float, devices: int) -> SchedulerDefaults:
+    """Prompts first, decodes wait. SGLang cuts prompts longer than its chunk size; here they are computed whole."""
+    mib = memory_bytes / MIB
+    sizes = ((35, 2048, 24, 80), (60, 4096, 32, 160), (90, 8192, 256, 512), (160, 8192, 256, 512))
+    chunk, few, many = next((each[1:] for each in sizes if mib < each[0] * 1024), (16384, 512, 512))
+    graphs = few if devices < 4 else many
+    reserved = 512 + 1.5 * chunk + 2 * graphs + devices / 8 * 1024
+    if mib > 60 * 1024:
+        reserved = max(reserved, 10 * 1024)
+    return SchedulerDefaults("continuous", 2048, chunk, max(0.1, round(1.0 - reserved / mib, 3)), 1)
+
+
+ENGINES: dict[str, ServingEngine] = {
+    each.name: each
+    for each in (
+        ServingEngine("vllm", "vLLM", "device", _vllm),
+        ServingEngine("trtllm", "TensorRT-LLM", "free", _trtllm),
+        ServingEngine("sglang", "SGLang", "static", _sglang),
+    )
+}
+
+DEFAULT_ENGINE = "vllm"
+"""The engine where none is named: the one whose servers were measured, and whose kernels stand in for another's."""
+
+
+def serving_engine(name: str) -> ServingEngine:
+    """The engine of this name. InputError if there is none."""
+    if name not in ENGINES:
+        raise InputError(f"no serving engine {name!r}; the engines are {', '.join(ENGINES)}")
+    return ENGINES[name]

@@ -1,0 +1,58 @@
+"""What serving runs say beyond isolated kernels, carried over from an engine whose servers were measured to another.
+
+A kernel in a server is not as fast as alone: caches are warm or not, launches overlap. The fits to serving runs of vLLM
+say by which factor each figure differs. Engines are compared alike only if the kernels of both are changed by these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from evaluator.catalog.efficiency import OperatorEfficiency
+
+if TYPE_CHECKING:
+    from evaluator.catalog.calibration import Calibration
+
+_FRACTIONS = ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "link_efficiency")
+"""Figures of which no factor makes more than 1; those of one group of devices may be more, where a switch reduces."""
+
+
+def as_served(kernels: Calibration, isolated: Calibration, serving: Calibration) -> Calibration:
+    """``kernels`` of one engine, each figure times what it is in ``serving`` over what it is in ``isolated``.
+
+    The latter two are sets of another engine on the same hardware: fitted to serving runs, and to its kernels. Classes
+    that it has not stay as they are.
+    """
+    classes = {
+        name: _changed(own, isolated.efficiencies[name], serving.efficiencies[name])
+        if name in isolated.efficiencies and name in serving.efficiencies
+        else own
+        for name, own in kernels.efficiencies.items()
+    }
+    link = _times(kernels, isolated, serving, ("link_efficiency",))
+    return replace(kernels, efficiencies=classes, **link)
+
+
+def _changed(own: OperatorEfficiency, was: OperatorEfficiency, now: OperatorEfficiency) -> OperatorEfficiency:
+    names = tuple(each.name for each in fields(own) if each.name != "devices")
+    groups: Mapping[int, Any] = {
+        size: replace(group, **_times(group, was.devices[size], now.devices[size], ("launch_s", "ramp_s")))
+        if size in was.devices and size in now.devices
+        else group
+        for size, group in own.devices.items()
+    }
+    return replace(own, **_times(own, was, now, names), devices=groups)
+
+
+def _times(own: Any, was: Any, now: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """The figures that differ between ``was`` and ``now``, as they are in ``own`` times that factor."""
+    found = {}
+    for name in names:
+        before, after = getattr(was, name), getattr(now, name)
+        if before != after and 0.0 < before < math.inf:
+            value = getattr(own, name) * after / before
+            found[name] = min(value, 1.0) if name in _FRACTIONS else value
+    return found

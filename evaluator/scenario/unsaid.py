@@ -1,0 +1,35 @@
+"""What a deployment leaves unsaid of its scheduler and memory: the serving engine's own defaults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from evaluator.catalog.engines import SchedulerDefaults, serving_engine
+from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.what_if import WhatIf, device
+from evaluator.scenario.scenario import Batching, Deployment, KvCache
+
+UNSAID = {"batching": ("policy", "max_num_seqs"), "kv": ("memory_fraction", "block_tokens")}
+"""Keys that hold None where a file says nothing of them, by section. ``batching.max_num_batched_tokens`` stays None:
+its default depends on the prompts (``replica.token_budget``)."""
+
+
+def scheduler_defaults(deployment: Deployment) -> SchedulerDefaults:
+    """The defaults of the deployment's engine on its hardware."""
+    of = deployment.hardware
+    hardware = device(of) if isinstance(of, WhatIf) else load_hardware(of)
+    devices = deployment.tensor_parallel * deployment.pipeline_parallel
+    return serving_engine(deployment.engine).defaults(hardware.memory_bytes, devices)
+
+
+def told(deployment: Deployment) -> Deployment:
+    """The deployment with nothing left unsaid; itself where there is nothing to add."""
+    found: dict[str, Batching | KvCache] = {}
+    for section, keys in UNSAID.items():
+        of: Any = getattr(deployment, section)
+        if any(getattr(of, key) is None for key in keys):
+            defaults = scheduler_defaults(deployment)
+            more = {key: getattr(defaults, key) for key in keys if getattr(of, key) is None}
+            found[section] = replace(of, **more)
+    return replace(deployment, **found) if found else deployment  # type: ignore[arg-type]

@@ -1,0 +1,111 @@
+"""Kernels of several serving engines: whose rows a fit takes, what is left out, and the sets in the catalog."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from evaluator.calibrate import calibrate, read_tables
+from evaluator.calibrate.devices import PROCESSORS, UNKNOWN
+from evaluator.calibrate.errors import statistics
+from evaluator.calibrate.run import judge
+from evaluator.calibrate.selection import select
+from evaluator.calibrate.table import Table, checked
+from evaluator.catalog import load_calibration, load_hardware
+from evaluator.cost import rates
+from evaluator.errors import InputError
+
+HARDWARE = ("h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm")
+NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang"}
+SETS = [(hardware, engine) for engine in NAMES for hardware in HARDWARE]
+
+
+def table(*engines):
+    rows = pd.DataFrame({"op_class": "gemm", "m": 64, "n": 512, "k": 512, "time_s": 1e-5, "engine": engines})
+    return Table("t", "", "own", checked(rows.assign(hardware="h100-sxm"), "t"))
+
+
+def test_one_engine_is_chosen_among_several():
+    (part,), left = select([table("trtllm", "sglang", "sglang", "nccl", "any")], "h100-sxm", UNKNOWN, "sglang")
+    assert part.rows["engine"].tolist() == ["sglang", "sglang", "nccl", "any"] and left == {"other engines": 1}
+    (part,), left = select([table("vllm", "vllm", "nccl")], "h100-sxm", UNKNOWN)
+    assert len(part.rows) == 3 and not left
+
+
+def test_kernels_of_several_engines_are_not_averaged():
+    with pytest.raises(InputError, match="kernels of sglang and trtllm on h100-sxm; choose one with --engine"):
+        calibrate([table("trtllm", "sglang")], "h100-sxm", "x")
+    with pytest.raises(InputError, match="no measurement of vllm on h100-sxm"):
+        calibrate([table("trtllm")], "h100-sxm", "x", engine="vllm")
+
+
+def test_the_command_takes_an_engine(evaluator, tmp_path):
+    table("trtllm", "sglang").rows.to_csv(tmp_path / "mine.csv", index=False)
+    asked = ("calibrate", tmp_path / "mine.csv", "--hardware", "h100-sxm", "--out", tmp_path / "x.yaml")
+    code, _, told = evaluator(*asked)
+    assert code == 2 and "choose one with --engine" in told
+
+
+def test_products_in_four_bits_are_a_class():
+    rows = pd.DataFrame({"op_class": "gemm", "m": 64, "n": 512, "k": 512, "time_s": 1e-5, "dtype": ["fp8", "nvfp4"]})
+    parts, _ = select([Table("t", "", "own", checked(rows, "t"))], "b200-sxm", UNKNOWN)
+    assert [part.label for part in parts] == ["gemm_4bit", "gemm_8bit"]
+
+
+SOURCES = {
+    "aic_engines_gemm.parquet": {"gemm"},
+    "aic_engines_context_attention.parquet": {"attention_prefill"},
+    "aic_engines_generation_attention.parquet": {"attention_decode"},
+    "aic_engines_moe.parquet": {"grouped_gemm"},
+    "aic_engines_all_reduce.parquet": {"all_reduce"},
+    "aic_mla.parquet": {"mla_prefill", "mla_decode"},
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_known_sources(data_folder, name):
+    (found,) = read_tables([data_folder / name])
+    rows = found.rows
+    assert set(rows["op_class"]) == SOURCES[name] and set(rows["engine"]) == {"trtllm", "sglang"}
+    assert set(rows["hardware"]) == set(HARDWARE)
+    assert not rows["kernel"].isin(["triton", "flashinfer", "moe_torch_flow_min_latency"]).any()
+    if name == "aic_mla.parquet":
+        assert not ((rows["engine"] == "sglang") & (rows["hardware"] == "h100-sxm")
+                    & (rows["op_class"] == "mla_prefill")).any()  # fmt: skip
+        assert rows.loc[rows["op_class"] == "mla_decode", "past_tokens"].min() == 2
+
+
+@pytest.mark.parametrize(("hardware", "engine"), SETS)
+def test_a_set_tells_its_fit(hardware, engine):
+    found = load_calibration(f"{hardware}-{engine}", hardware)
+    assert (found.name, found.provenance, found.engine) == (f"{hardware}-{engine}", "calibrated", engine)
+    errors = found.fit["errors"]
+    blackwell = hardware.startswith("b")
+    assert ("gemm_4bit" in found.efficiencies) == blackwell and "mla_decode" in found.efficiencies
+    within = {"gemm": 0.07, "gemm_8bit": 0.115, "mla_decode": 0.04, "attention_prefill": 0.08, "attention_decode": 0.1}
+    for label, most in within.items():
+        assert errors[label]["held_out"]["median"] <= most, label
+
+
+def test_the_table_of_errors_is_that_of_the_sets():
+    """calibration/README.md, medians and 90th percentiles of what was held out, in per cent."""
+    text = (Path(__file__).resolve().parents[2] / "calibration" / "README.md").read_text()
+    for engine, name in NAMES.items():
+        lines = text[text.index(f"| {name} | H100 |") :].split("\n\n")[0].splitlines()[2:]
+        sets = [load_calibration(f"{hardware}-{engine}", hardware).fit["errors"] for hardware in HARDWARE]
+        table = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)}
+        assert set(table) == {label for errors in sets for label in errors}
+        for label, cells in table.items():
+            for cell, errors in zip(cells, sets, strict=True):
+                found = errors.get(label, {}).get("held_out")
+                assert cell == (f"{100 * found['median']:.1f} % ({100 * found['p90']:.0f} %)" if found else "–"), label
+
+
+def test_the_errors_of_latents_are_as_stated(data_folder):
+    device, found = load_hardware("b200-sxm"), load_calibration("b200-sxm-trtllm", "b200-sxm")
+    parts, _ = select(read_tables([data_folder / "aic_mla.parquet"]), "b200-sxm", PROCESSORS["b200-sxm"], "trtllm")
+    for part in parts:
+        judged = judge(part, rates(device, found), device)
+        judged = judged[(judged["time_s"] >= 20e-6) & ~judged["fitted"]]
+        stated = found.fit["errors"][part.label]["held_out"]["median"]
+        assert statistics(judged)["median"] == pytest.approx(stated, abs=3e-3)

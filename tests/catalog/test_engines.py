@@ -1,0 +1,102 @@
+"""Serving engines: which set auto takes for each, and what an engine does where nothing is said."""
+
+from dataclasses import asdict
+
+import pytest
+
+from evaluator.catalog import load_calibration, load_hardware
+from evaluator.catalog.engines import DEFAULT_ENGINE, ENGINES, serving_engine
+from evaluator.catalog.served import as_served
+from evaluator.errors import InputError
+
+SETS = [(hardware, engine) for hardware in ("h100-sxm", "h200-sxm", "b200-sxm") for engine in ("trtllm", "sglang")]
+
+
+@pytest.mark.parametrize(("hardware", "engine"), SETS)
+def test_auto_takes_the_kernels_of_the_engine_served_as_by_vllm(hardware, engine):
+    kernels = load_calibration(f"{hardware}-{engine}", hardware)
+    isolated, serving = (load_calibration(f"{hardware}-vllm{end}", hardware) for end in ("", ".serving"))
+    found = load_calibration("auto", hardware, engine=engine)
+    assert found.name == f"{hardware}-{engine}, served as {hardware}-vllm.serving"
+    assert (kernels.provenance, found.provenance) == ("calibrated", "extrapolated")
+    assert (found.step_overhead_s, found.of("sort")) == (serving.step_overhead_s, serving.of("sort"))
+    for name in ("kv_head_sequence_s", "launch_s", "flops_efficiency"):
+        own, was, now = (getattr(each.of("attention_decode"), name) for each in (kernels, isolated, serving))
+        assert getattr(found.of("attention_decode"), name) == pytest.approx(own * now / was)
+    assert found.of("gemm").bandwidth_efficiency <= 1.0
+    assert found.of("mla_decode") == kernels.of("mla_decode")
+    two = [each.of("all_reduce").among(2).launch_s for each in (found, kernels, serving, isolated)]
+    assert two[0] / two[1] == pytest.approx(two[2] / two[3])
+
+
+def test_vllm_served_as_vllm_is_its_own_serving_set():
+    isolated, serving = (load_calibration(f"h100-sxm-vllm{end}", "h100-sxm") for end in ("", ".serving"))
+    found = as_served(isolated, isolated, serving)
+    for name, own in found.efficiencies.items():
+        given, stated = asdict(own), asdict(serving.of(name))
+        given.pop("devices"), stated.pop("devices")
+        assert given == pytest.approx(stated), name
+    assert found.link_efficiency == pytest.approx(serving.link_efficiency)
+
+
+def test_a_device_without_serving_runs_has_the_host_of_vllm_alone():
+    found, kernels = (
+        load_calibration("auto", "b300-sxm", engine="sglang"),
+        load_calibration("b300-sxm-sglang", "b300-sxm"),
+    )
+    assert (found.name, found.provenance) == ("b300-sxm-sglang, host of vllm.serving", "extrapolated")
+    assert found.of("gemm") == kernels.of("gemm")
+
+
+@pytest.mark.parametrize("engine", ["trtllm", "sglang"])
+def test_an_engine_without_kernels_on_a_device_has_those_of_vllm(engine):
+    own, found = load_calibration("auto", "l40s"), load_calibration("auto", "l40s", engine=engine)
+    assert (found.name, found.provenance) == (f"l40s-vllm.serving, for {engine}", "extrapolated")
+    assert found.efficiencies == own.efficiencies
+    assert load_calibration("auto", "mi300x", engine=engine) is load_calibration("datasheet", "mi300x")
+
+
+def test_the_default_engine_is_as_if_none_were_named():
+    for hardware in ("h100-sxm", "l40s", "mi300x"):
+        assert load_calibration("auto", hardware, engine=DEFAULT_ENGINE) is load_calibration("auto", hardware)
+
+
+def test_serving_runs_of_an_engine_come_first(tmp_path, monkeypatch):
+    (tmp_path / "calibration").mkdir()
+    text = (load_text("h100-sxm-vllm.serving")).replace("h100-sxm-vllm.serving", "h100-sxm-trtllm.serving", 1)
+    (tmp_path / "calibration" / "h100-sxm-trtllm.serving.yaml").write_text(text)
+    monkeypatch.setenv("EVALUATOR_PATH", str(tmp_path))
+    assert load_calibration("auto", "h100-sxm", engine="trtllm").name == "h100-sxm-trtllm.serving"
+
+
+def load_text(name):
+    from evaluator.catalog.store import find
+
+    return find("calibrations", name).read_text()
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(InputError, match="no serving engine 'tgi'; the engines are vllm, trtllm, sglang"):
+        load_calibration("auto", "h100-sxm", engine="tgi")
+    with pytest.raises(InputError, match="no serving engine"):
+        serving_engine("tgi")
+
+
+def test_defaults_of_the_engines():
+    memory = load_hardware("h100-sxm").memory_bytes
+    vllm, trtllm, sglang = (engine.defaults(memory, 1) for engine in ENGINES.values())
+    assert (vllm.policy, vllm.max_num_seqs, vllm.max_num_batched_tokens) == ("chunked", 256, 2048)
+    assert (trtllm.policy, trtllm.max_num_seqs, trtllm.max_num_batched_tokens) == ("mixed", 2048, 8192)
+    assert (sglang.policy, sglang.max_num_seqs, sglang.max_num_batched_tokens) == ("continuous", 2048, 8192)
+    assert (vllm.memory_fraction, trtllm.memory_fraction) == (0.9, 0.9)
+    # 512 MiB, 1.5 MiB per token of a chunk, 2 MiB per CUDA graph and 128 MiB of 80 GiB stay outside.
+    assert sglang.memory_fraction == round(1 - (512 + 1.5 * 8192 + 2 * 256 + 128) / (80 * 1024), 3)
+    assert [engine.memory_of for engine in ENGINES.values()] == ["device", "free", "static"]
+
+
+def test_sglang_chooses_by_the_memory_and_the_number_of_devices():
+    sglang = ENGINES["sglang"]
+    chunks = [sglang.defaults(gib * 2.0**30, 1).max_num_batched_tokens for gib in (24, 48, 80, 141, 180)]
+    assert chunks == [2048, 4096, 8192, 8192, 16384]
+    fractions = [sglang.defaults(80 * 2.0**30, devices).memory_fraction for devices in (1, 2, 4, 8)]
+    assert fractions == sorted(fractions, reverse=True)

@@ -1,0 +1,110 @@
+"""deployment.engine: the defaults of its scheduler, which explicit keys win over, in one pool and in several."""
+
+import pytest
+
+from evaluator.errors import InputError
+from evaluator.plan import plan
+from evaluator.replica import token_budget
+from evaluator.scenario import expand, load_scenario
+from evaluator.scenario.pools import pools_of
+from evaluator.scenario.unsaid import told
+
+
+def tree(sweep=None, **deployment):
+    return {
+        "workload": {
+            "arrivals": {"process": "poisson", "rate_rps": 4},
+            "lengths": {"source": "fixed", "prompt_tokens": 9000, "output_tokens": 10},
+            "requests": 20,
+        },
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", **deployment},
+        "sweep": sweep,
+    }
+
+
+def limits(**deployment):
+    found = told(load_scenario(tree(**deployment)).deployment)
+    return (
+        found.batching.policy, found.batching.max_num_seqs, token_budget(found, 9000), found.kv.memory_fraction,
+        found.kv.block_tokens,
+    )  # fmt: skip
+
+
+def test_every_engine_has_defaults_of_its_own():
+    assert limits() == limits(engine="vllm") == ("chunked", 256, 2048, 0.9, 16)
+    assert limits(engine="trtllm") == ("mixed", 2048, 9000 + 2048, 0.9, 32)
+    assert limits(engine="sglang") == ("continuous", 2048, 9000, 0.836, 1)
+    assert limits(engine="sglang", hardware="b200-sxm")[2:4] == (16384, 0.858)
+
+
+def test_explicit_keys_win():
+    batching = {"policy": "chunked", "max_num_seqs": 64, "max_num_batched_tokens": 512}
+    assert limits(engine="trtllm", batching=batching) == ("chunked", 64, 512, 0.9, 32)
+    kv = {"memory_fraction": 0.5, "block_tokens": 16}
+    assert limits(engine="sglang", kv=kv)[3:] == (0.5, 16)
+    assert limits(engine="trtllm", batching={"policy": "chunked"})[:3] == ("chunked", 2048, 8192)
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(InputError, match=r"deployment\.engine: .*'tgi'.*vllm, trtllm, sglang"):
+        load_scenario(tree(engine="tgi"))
+
+
+def test_engines_are_an_axis():
+    members = plan(load_scenario(tree({"deployment.engine": ["vllm", "trtllm", "sglang"]}))).members
+    stations = [member.stations[0] for member in members]
+    assert [station.deployment.batching.policy for station in stations] == ["chunked", "mixed", "continuous"]
+    assert [station.design.calibration.name for station in stations] == [
+        "h100-sxm-vllm.serving", "h100-sxm-trtllm, served as h100-sxm-vllm.serving",
+        "h100-sxm-sglang, served as h100-sxm-vllm.serving",
+    ]  # fmt: skip
+    assert [member.status for member in members] == ["ok"] * 3
+    used = [station.design.memory.usable_bytes for station in stations]
+    assert len(set(used)) == 3
+
+
+def test_memory_is_counted_as_the_engine_counts_it():
+    members = plan(load_scenario(tree({"deployment.engine": ["vllm", "trtllm", "sglang"]}))).members
+    device, free, static = (member.stations[0].design for member in members)
+    whole = device.hardware.memory_bytes
+
+    def kv(design):
+        return design.memory.kv.capacity_units * design.memory.kv.unit_bytes
+
+    def left(design):
+        return whole - design.memory.weight_bytes - design.memory.activation_bytes
+
+    assert kv(device) == pytest.approx(left(device) - 0.1 * whole, rel=1e-3)
+    assert kv(free) == pytest.approx(0.9 * left(free), rel=1e-3)
+    assert kv(static) == pytest.approx(0.836 * whole - static.memory.weight_bytes, rel=1e-3)
+
+
+def test_pools_have_engines_of_their_own():
+    pools = {
+        "first": {"role": "prefill", "engine": "sglang"},
+        "second": {"role": "decode", "batching": {"max_num_seqs": 32}},
+    }
+    scenario = load_scenario(tree(engine="trtllm", pools=pools))
+    (_, first), (_, second) = pools_of(scenario.deployment)
+    assert (first.engine, told(first).batching.policy) == ("sglang", "continuous")
+    assert (second.engine, told(second).batching.policy) == ("trtllm", "mixed")
+    assert (told(first).batching.max_num_seqs, told(second).batching.max_num_seqs) == (2048, 32)
+    (member,) = plan(scenario).members
+    names = [station.design.calibration.name for station in member.stations]
+    assert [name.split(",")[0] for name in names] == ["h100-sxm-sglang", "h100-sxm-trtllm"]
+
+
+def test_conditions_see_the_defaults_of_the_engine():
+    axes = {"deployment.tensor_parallel": [1, 2, 4], "where": "max_num_seqs / tensor_parallel >= 512"}
+    points = expand(load_scenario(tree(axes, engine="trtllm"))).points
+    assert [point[1].tensor_parallel for point in points] == [1, 2, 4]
+    with pytest.raises(InputError, match="leaves none"):
+        expand(load_scenario(tree(axes, engine="vllm")))
+    with pytest.raises(InputError, match="max_num_seqs has no value here"):
+        expand(load_scenario(tree({"deployment.engine": ["vllm", "trtllm"], "where": "max_num_seqs > 1"})))
+
+
+def test_a_cache_of_less_than_a_block_is_refused():
+    assert load_scenario(tree(kv={"capacity_tokens": 20})).deployment.kv.capacity_tokens == 20
+    with pytest.raises(InputError, match=r"kv\.capacity_tokens: 20 tokens are less than a block of 32"):
+        load_scenario(tree(engine="trtllm", kv={"capacity_tokens": 20}))
