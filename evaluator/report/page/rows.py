@@ -1,0 +1,58 @@
+"""Which designs a page holds: all of them, or of very many the best and a sample that keeps its charts whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evaluator.metrics.outcomes import OK
+from evaluator.report.ranking import is_constant, quantities, ranking
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+MOST = 10_000
+"""Designs of one page. They take about 300 bytes each in the file and stay quick in a browser."""
+
+
+def ranked(ds: xr.Dataset) -> tuple[np.ndarray, str]:
+    """All positions along ``config``, the best first and those that cannot run last, and the rule in words."""
+    able = ds["status"].values == OK
+    order, rule = ranking(ds, np.flatnonzero(able)) if able.any() else (np.empty(0, dtype=int), "none can run")
+    return np.concatenate([order, np.flatnonzero(~able)]), rule
+
+
+def axes_shown(ds: xr.Dataset) -> list[str]:
+    """The swept quantities that are not the same in every design."""
+    return [name for name in quantities(ds) if not is_constant(ds, name)]
+
+
+def sample(ds: xr.Dataset, order: np.ndarray, most: int = MOST) -> np.ndarray:
+    """At most ``most`` places in ``order`` (positions along ``config``, best first), ascending.
+
+    Where there are more designs, these are taken until the page is full: the best; the best of every cell of two axes,
+    so that heat maps over any two axes show what they would with all designs; those that differ from the best design
+    in at most two quantities, so that curves through it are whole; every n-th of the ranking.
+    """
+    if order.size <= most:
+        return np.arange(order.size)
+    taken = np.zeros(order.size, dtype=bool)
+    for places in _wanted(ds, order, most):
+        new = places[~taken[places]]
+        taken[new[: most - int(taken.sum())]] = True
+    return np.flatnonzero(taken)
+
+
+def _wanted(ds: xr.Dataset, order: np.ndarray, most: int) -> Iterator[np.ndarray]:
+    """Places in ``order``, the most wanted first."""
+    codes = [np.unique(ds[name].values[order], return_inverse=True)[1] for name in axes_shown(ds)]
+    yield np.arange(most // 5)
+    for first, second in combinations(codes, 2):
+        yield np.sort(np.unique(first * (int(second.max()) + 1) + second, return_index=True)[1])
+    if codes:
+        yield np.flatnonzero(np.sum([code != code[0] for code in codes], axis=0) <= 2)
+    yield np.unique(np.linspace(0, order.size - 1, most).astype(int))
+    yield np.arange(most)

@@ -1,0 +1,181 @@
+"""The question and the answer of a sweep in words, as plain text; ``sections`` makes HTML of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluator.errors import InputError
+from evaluator.report.page.columns import Measure, Part, part_of
+from evaluator.report.page.data import objectives
+from evaluator.report.page.rows import axes_shown
+from evaluator.report.picture.labels import axis_title, in_words, text, title
+from evaluator.report.ranking import is_constant, quantities
+from evaluator.yaml import loads_yaml
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+MOST_LEVELS = 8  # of an axis, that are listed
+
+
+def number(value: float) -> str:
+    """Three significant digits, thousands with commas; large numbers in full."""
+    if not np.isfinite(value):
+        return "unknown"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    digits = f"{value:#.3g}"
+    return (digits.rstrip(".") if "e" not in digits else f"{value:.3g}") if value else "0"
+
+
+def with_error(value: float, error: float | None) -> str:
+    """A value and its standard error, as ``371 ± 18``: both with the digits that two digits of the error leave."""
+    if error is None or not np.isfinite(error):
+        return number(value)
+    if error == 0 or not np.isfinite(value):
+        return f"{number(value)} ± {number(error)}"
+    decimals = max(0, 1 - int(np.floor(np.log10(error))))
+    return f"{value:,.{min(decimals, 6)}f} ± {error:,.{min(decimals, 6)}f}"
+
+
+def measured(measure: Measure, part: Part, row: int) -> str:
+    """A statistic of one row with its error or bracket, and its unit."""
+    value = part.values[row]
+    error = None if part.stderr is None else part.stderr[row]
+    words = with_error(value, error)
+    if part.low is not None and part.high is not None and np.isfinite(part.low[row] + part.high[row]):
+        words += f" (between {number(part.low[row])} and {number(part.high[row])})"
+    return f"{words} {measure.unit}".rstrip()
+
+
+def named(measure: Measure, part: Part) -> str:
+    """A statistic by its name, as ``TTFT p90``."""
+    return f"{measure.short} {part.name}".rstrip()
+
+
+def own_words(scenario_text: str) -> str:
+    """What the scenario's author wrote above it: the comment that its file begins with; empty without one."""
+    lines = []
+    for line in scenario_text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# ").rstrip())
+    words = " ".join(lines).strip()
+    return "" if words.startswith("yaml-language-server") else words
+
+
+def swept(ds: xr.Dataset) -> list[tuple[str, str]]:
+    """Every quantity that differs between designs, and its values."""
+    found = []
+    for name in axes_shown(ds):
+        distinct, first = np.unique(ds[name].values, return_index=True)
+        numeric = ds[name].dtype.kind in "iuf"
+        some = distinct if numeric else ds[name].values[np.sort(first)]
+        values = [text(value) for value in some.tolist()]
+        if len(values) > MOST_LEVELS:
+            ends = f"{values[0]} to {values[-1]}" if numeric else ", ".join(values[:MOST_LEVELS]) + ", ..."
+            found.append((axis_title(ds, name), f"{len(values)} values, {ends}"))
+        else:
+            found.append((axis_title(ds, name), ", ".join(values)))
+    return found
+
+
+def held(ds: xr.Dataset) -> str:
+    """What is the same in every design although the scenario names it as an axis; empty without such."""
+    same = [name for name in quantities(ds) if is_constant(ds, name)]
+    return ", ".join(f"{title(name)} {text(ds[name].values[0])}" for name in same)
+
+
+def sections_of(scenario_text: str, swept_paths: set[str]) -> list[tuple[str, str]]:
+    """Workload and deployment of a scenario's text, as (section, words); nothing where the text cannot be read."""
+    try:
+        tree = loads_yaml(scenario_text, "scenario")
+    except InputError:
+        return []
+    if not isinstance(tree, Mapping):
+        return []
+    found = []
+    for section in ("workload", "deployment"):
+        words = ", ".join(_flat(tree.get(section), section, swept_paths))
+        if words:
+            found.append((section, words))
+    return found
+
+
+def _flat(value: Any, path: str, swept_paths: set[str]) -> Iterator[str]:
+    """``key value`` for every key below a section that is not swept."""
+    if path in swept_paths:
+        return
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{path}.{key}", swept_paths)
+    elif value is not None:
+        name = title(" ".join(path.split(".")[1:]))
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        yield re.sub(r"^(arrivals|lengths|batching|kv) ", "", f"{name} {shown}".strip())
+
+
+def answer(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) -> list[str]:
+    """Sentences about the best design: ``row`` is its position along ``config``, ``place`` that in the measures."""
+    names = axes_shown(ds)
+    design = in_words(ds, row, names) if names else "The one design"
+    gains = []
+    for key in ("goodput_rps", "goodput_rps_per_gpu", "usd_per_mtok", "tok_per_s_per_gpu", "output_tok_per_s"):
+        measure = next((one for one in measures if one.key == key), None)
+        if measure is not None and np.isfinite(measure.parts[0].values[place]):
+            gains.append(f"{measured(measure, measure.parts[0], place)} {_WORDS[key]}")
+    limits = [_held_against(measures, bound, place) for bound in objectives(ds, measures)]
+    sentences = [f"{design[0].upper()}{design[1:]}."]
+    if gains:
+        sentences.append(f"It gives {_listed(gains[:3])}.")
+    if limits:
+        sentences.append(f"{_listed(limits)}.")
+    return sentences
+
+
+_WORDS = {
+    "goodput_rps": "of goodput",
+    "goodput_rps_per_gpu": "per GPU",
+    "usd_per_mtok": "as cost of output tokens",
+    "tok_per_s_per_gpu": "of output per GPU",
+    "output_tok_per_s": "in all",
+}
+
+
+def _held_against(measures: Sequence[Measure], bound: Mapping[str, Any], place: int) -> str:
+    measure = next(one for one in measures if one.key == bound["key"])
+    part = part_of(measures, bound["key"], bound["part"])
+    assert part is not None  # ``objectives`` names only what is there
+    return (
+        f"{named(measure, part)} is {measured(measure, part, place)} (objective: {bound['bound']:g} {measure.unit})"
+    )
+
+
+def cautions(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) -> list[str]:
+    """What to doubt of the answer: objectives within chance of their bounds, axes whose end is the best, saturation."""
+    found = []
+    for bound in objectives(ds, measures):
+        part = part_of(measures, bound["key"], bound["part"])
+        if part is None or part.stderr is None or not np.isfinite(part.stderr[place]):
+            continue
+        margin = abs(bound["bound"] - part.values[place])
+        if margin < 2 * part.stderr[place]:
+            name = next(named(one, part) for one in measures if one.key == bound["key"])
+            found.append(
+                f"{name} is within two standard errors of its objective, so chance may decide; more seeds would tell."
+            )
+    if ds["saturated"].values[row]:
+        found.append("The design is saturated: its queue grows without bound, so its waits tell how long the run was.")
+    for name in axes_shown(ds):
+        values = ds[name].values
+        if values.dtype.kind in "iuf" and np.unique(values).size > 2 and values[row] == np.nanmax(values):
+            found.append(f"Its {title(name)}, {text(values[row])}, is the highest that was swept: more may be better.")
+    return found
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
