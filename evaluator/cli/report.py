@@ -19,12 +19,13 @@ def report(
 ) -> None:
     """Write a result as one page that opens without a network."""
     from evaluator.report.page import SUFFIXES, write_page
-    from evaluator.report.page.page import check_plotly
+    from evaluator.report.page.page import check_plotly, check_result
     from evaluator.results import read
 
     check_output(out, "--out", SUFFIXES)
     check_plotly("--out")
     dataset = read(result)
+    check_result(dataset, result)
     write_page(dataset, out)
     if not quiet:
         size = out.stat().st_size / 1e6

@@ -36,26 +36,32 @@ _SHORT = {
     "goodput_per_usd": "goodput per USD",
 }
 # Unit in the dataset -> (unit on the page, factor); a latency per token is read in ms, a share in percent.
-_UNITS = {"byte": ("GB", 1e-9), "USD": ("USD/Mtok", 1.0), "J": ("J/token", 1.0)}
+_UNITS = {
+    "byte": ("GB", 1e-9),
+    "USD": ("USD/Mtok", 1.0),
+    "J": ("J/token", 1.0),
+    "token/s": ("tokens/s", 1.0),
+    "1/s": ("requests/s", 1.0),
+    "1/USD": ("requests/USD", 1.0),
+}
 _IN_MS = ("tpot_s", "itl_s")
 _IN_PERCENT = ("slo_attainment", "utilisation", "mfu", "mbu", "kv_used_mean", "kv_used_max")
-_LOWER = ("_s", "usd_per_mtok", "joule_per_tok", "preemptions", "devices", "weights_bytes")
+_LOWER = ("usd_per_hour", "_s", "usd_per_mtok", "joule_per_tok", "preemptions", "devices", "weights_bytes")
 _HIGHER = ("slo_attainment", "goodput", "throughput_rps", "tok_per_s", "mfu", "mbu", "kv_capacity", "per_usd")
-# Bounds of a searched value: variable -> (its lower bound, its upper bound), shown with it and not by themselves.
-_BRACKETS = {"goodput_rps": ("goodput_low_rps", "goodput_high_rps")}
+# The upper end of what was searched for by bisection, shown with it and not by itself.
+_UPPER = {"goodput_rps": "goodput_high_rps"}
 
 
 @dataclass(frozen=True)
 class Part:
     """One statistic of a measure: values and Monte-Carlo standard errors (row,), NaN where unknown.
 
-    ``low`` and ``high``, where there are any, enclose a value that was searched for.
+    ``high`` is the upper end of the bracket where ``values`` are the lower ends of a search.
     """
 
     name: str
     values: np.ndarray
     stderr: np.ndarray | None
-    low: np.ndarray | None = None
     high: np.ndarray | None = None
 
 
@@ -87,7 +93,7 @@ def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[Measure]:
     found = []
     for key in map(str, ds.data_vars):
         variable = ds[key]
-        skip = key.endswith(("_stderr", "_step_error", "_elasticity")) or key in sum(_BRACKETS.values(), ())
+        skip = key.endswith(("_stderr", "_step_error", "_elasticity")) or key in _UPPER.values()
         if skip or variable.dims[:1] != ("config",) or variable.dtype.kind not in "iuf":
             continue
         if key.endswith("_mean") and key.removesuffix("_mean") in ds:
@@ -129,8 +135,7 @@ def _part(ds: xr.Dataset, key: str, name: str, rows: np.ndarray, at: tuple[int, 
 
     values = column(key)
     if values is not None:
-        low, high = map(column, _BRACKETS.get(key, ("", "")))
-        yield Part(name, values, column(f"{key}_stderr"), low, high)
+        yield Part(name, values, column(f"{key}_stderr"), column(_UPPER.get(key, "")))
 
 
 def part_of(measures: Sequence[Measure], key: str, name: str) -> Part | None:
@@ -165,7 +170,7 @@ def measure_json(measure: Measure) -> str:
     }
     parts = ",".join(
         f'{{"name":{json.dumps(part.name)},"values":{numbers(part.values)},'
-        f'"stderr":{numbers(part.stderr, ERROR_DIGITS)},"low":{numbers(part.low)},"high":{numbers(part.high)}}}'
+        f'"stderr":{numbers(part.stderr, ERROR_DIGITS)},"high":{numbers(part.high)}}}'
         for part in measure.parts
     )
     return f'{json.dumps(head)[:-1]},"parts":[{parts}]}}'

@@ -13,7 +13,7 @@ from evaluator.report.elasticities import MEASURES as ELASTIC
 from evaluator.report.elasticities import elasticity, rows_with_elasticities
 from evaluator.report.page.columns import Measure, levels, measure_json, part_of, scale_of
 from evaluator.report.page.rows import axes_shown
-from evaluator.report.picture.labels import axis_title, title
+from evaluator.report.picture.labels import axis_title, name_and_unit
 from evaluator.report.picture.style import COLOURS
 from evaluator.results.schema import objectives_of
 
@@ -84,11 +84,12 @@ def _axis(ds: xr.Dataset, name: str, rows: np.ndarray) -> dict[str, Any]:
     new[order] = np.arange(order.size)
     found = distinct[order].tolist()
     about = str(ds[name].attrs.get("description", ""))
+    label, unit = name_and_unit(ds, name)
     return {
         "key": name,
-        "label": title(name),
+        "label": label,
         "title": axis_title(ds, name),
-        "unit": "" if (unit := str(ds[name].attrs.get("units", "1"))) == "1" else unit,
+        "unit": unit,
         "path": about.removeprefix("swept: ") if about.startswith("swept: ") else "",
         "numeric": numeric,
         "levels": [None if level != level else level for level in found] if numeric else list(map(str, found)),

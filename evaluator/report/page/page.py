@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from evaluator.errors import InputError
 from evaluator.report.page import sections
+from evaluator.report.page.anatomy import anatomy
 from evaluator.report.page.columns import measures_of
 from evaluator.report.page.data import page_json
 from evaluator.report.page.rows import MOST, ranked, sample
@@ -22,7 +24,20 @@ if TYPE_CHECKING:
     import xarray as xr
 
 SUFFIXES = (".html", ".htm")
-_SCRIPTS = ("numbers", "designs", "controls", "charts", "table", "design", "front", "curves", "heat", "help", "time", "main")
+_SCRIPTS = (
+    "numbers",
+    "designs",
+    "controls",
+    "charts",
+    "table",
+    "design",
+    "front",
+    "curves",
+    "heat",
+    "help",
+    "time",
+    "main",
+)
 _NEEDED = ("status", "slo_met", "saturated", "ttft_s", "tpot_s", "quantile")
 
 
@@ -35,12 +50,11 @@ def write_page(ds: xr.Dataset, path: str | Path, most: int = MOST) -> Path:
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
-        raise InputError(f"{path}: a page is written as {' or '.join(SUFFIXES)}, not {path.suffix or 'without a suffix'}")
+        raise InputError(
+            f"{path}: a page is written as {' or '.join(SUFFIXES)}, not {path.suffix or 'without a suffix'}"
+        )
     check_plotly(path)
-    lacking = [name for name in _NEEDED if name not in ds.variables]
-    if lacking or not ds.sizes.get("config"):
-        what = f"there is no {lacking[0]} in it" if lacking else "it has no designs"
-        raise InputError(f"{path.name}: not made from a result of evaluator sweep or optimize: {what}")
+    check_result(ds, "the dataset")
     text = page_of(ds, most)
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
@@ -53,28 +67,34 @@ def check_plotly(path: str | Path) -> None:
         raise InputError(f"{path}: a page needs plotly; install it with: pip install 'evaluator[report]'")
 
 
+def check_result(ds: xr.Dataset, name: str | Path) -> None:
+    """InputError where a dataset, called ``name`` in the message, is none of a sweep or a search."""
+    lacking = [each for each in _NEEDED if each not in ds.variables]
+    if lacking or not ds.sizes.get("config"):
+        what = f"there is no {lacking[0]} in it" if lacking else "it has no designs"
+        raise InputError(f"{name}: not a result of evaluator sweep or optimize: {what}")
+
+
 def page_of(ds: xr.Dataset, most: int = MOST) -> str:
     """The page's HTML."""
-    from plotly.offline import get_plotlyjs
-
     order, rule = ranked(ds)
     places = sample(ds, order, most)
     rows = order[places]
     measures = measures_of(ds, rows)
     everything = measures if rows.size == order.size and (rows == order).all() else measures_of(ds, order)
-    data = page_json(ds, rows, places, measures, title=ds.attrs.get("title", "sweep"))
+    data = page_json(ds, rows, places, measures, anatomy=anatomy(ds, int(order[0])))
     return Template(_file("page.html")).substitute(
         title=sections.escaped(ds.attrs.get("title", "sweep")),
-        created=sections.escaped(ds.attrs.get("created", "")),
+        created=sections.escaped(str(ds.attrs.get("created", "")).partition("T")[0]),
         style=_file("style.css"),
-        question=sections.question(ds, rule),
+        question=sections.question(ds, rule, measures),
         answer=sections.answer(ds, int(order[0]), 0, measures),
         sampled=sections.paragraph(_sampled(ds, places), "caution"),
         breaks=sections.breaks(ds.isel(config=order), everything),
         provenance=sections.provenance(ds, measures),
         scenario=sections.scenario(ds),
         data=packed(data),
-        plotly=packed(get_plotlyjs()),
+        plotly=_charts(),
         scripts="\n".join(_file(f"{name}.js") for name in _SCRIPTS),
     )
 
@@ -89,6 +109,14 @@ def _sampled(ds: xr.Dataset, places: np.ndarray) -> str:
         "near the best design, and an even sample of the ranking. Sentences, counts and ranks above and below are of all "
         "of them; the table and the charts show those held."
     )
+
+
+@cache
+def _charts() -> str:
+    """The charts' library as it stands in the page."""
+    from plotly.offline import get_plotlyjs
+
+    return packed(get_plotlyjs())
 
 
 def packed(text: str) -> str:

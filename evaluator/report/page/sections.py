@@ -13,7 +13,6 @@ from evaluator.report.page import words
 from evaluator.report.page.columns import Measure, part_of
 from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, objectives, states
 from evaluator.report.reasons import Reason, reasons_of
-from evaluator.results.schema import objectives_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -38,12 +37,16 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], kind: str = ""
     """A table of texts; a cell that is a number stands on the right."""
     head = "".join(f"<th scope='col'>{escaped(name)}</th>" for name in heads)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    return f"<div class='scroll'><table class='{kind}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return (
+        f"<div class='scroll'><table class='{kind}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def _cell(value: object) -> str:
-    if isinstance(value, int | float):
+    if isinstance(value, int):
         return f"<td class='number'>{value:,}</td>"
+    if str(value).endswith(" %"):
+        return f"<td class='number'>{escaped(value)}</td>"
     return f"<td>{escaped(value)}</td>"
 
 
@@ -57,7 +60,7 @@ def paragraph(text: str, kind: str = "") -> str:
     return f"<p class='{kind}'>{escaped(text)}</p>" if text else ""
 
 
-def question(ds: xr.Dataset, rule: str) -> str:
+def question(ds: xr.Dataset, rule: str, measures: Sequence[Measure]) -> str:
     """What is swept, under which workload and objectives, and by what rule designs are ranked."""
     scenario = ds.attrs.get("scenario", "")
     count = ds.sizes["config"]
@@ -66,10 +69,15 @@ def question(ds: xr.Dataset, rule: str) -> str:
         pairs.append(("in all designs", same))
     paths = {str(ds[name].attrs.get("description", "")).removeprefix("swept: ") for name in ds.coords}
     pairs += words.sections_of(scenario, paths)
-    bounds = [f"{b['metric'].upper()} {b['statistic']} ≤ {b['bound_s']:g} s" for b in objectives_of(ds)]
+    units = {one.key: one for one in measures}
+    bounds = [
+        f"{units[b['key']].short} {b['part']} ≤ {b['bound']:g} {units[b['key']].unit}" for b in objectives(ds, measures)
+    ]
     pairs.append(("objectives", ", ".join(bounds) or "none"))
     pairs.append(("ranked by", rule))
-    asked = words.own_words(scenario) or f"Which of {count:,} design{'s' if count != 1 else ''} serves this workload best?"
+    asked = (
+        words.own_words(scenario) or f"Which of {count:,} design{'s' if count != 1 else ''} serves this workload best?"
+    )
     return paragraph(asked, "lead") + definitions(pairs)
 
 
@@ -81,7 +89,9 @@ def answer(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) ->
         first, *more = words.answer(ds, row, place, measures)
         best = paragraph(first, "lead") + paragraph(" ".join(more))
         best += "".join(paragraph(each, "caution") for each in words.cautions(ds, row, place, measures))
-        best += paragraph("± is one Monte-Carlo standard error. It does not cover errors of the model.", "note")
+        best += paragraph(
+            "± is one Monte-Carlo standard error, where one is known. It does not cover errors of the model.", "note"
+        )
     return best + _tallies(ds)
 
 
@@ -91,8 +101,13 @@ def _tallies(ds: xr.Dataset) -> str:
     counts = [(word, int((found == word).sum())) for word in (MEETS, RUNS, MISSES, SATURATED, CANNOT_RUN)]
     some = [(word, count) for word, count in counts if count]
     bar = "".join(f"<i class='{_kind(word)}' style='flex:{count}'></i>" for word, count in some)
-    legend = "".join(f"<li><i class='{_kind(word)}'></i><b>{count:,}</b> {escaped(word)}</li>" for word, count in some)
+    legend = "".join(
+        f"<li><i class='{_kind(word)}'></i><b>{count:,}</b> {_PLURAL.get(word, word)}</li>" for word, count in some
+    )
     return f"<div class='tally' aria-hidden='true'>{bar}</div><ul class='tally-legend'>{legend}</ul>"
+
+
+_PLURAL = {MEETS: "meet the objectives", RUNS: "run", MISSES: "miss objectives"}
 
 
 def _kind(word: str) -> str:
@@ -152,7 +167,9 @@ def provenance(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
     attrs, able = ds.attrs, ds["status"].values == OK
     seeds = attrs.get("seeds", "")
     several = "," in seeds
-    errors = "over the seeds" if several else "from batch means within the one run; none where a statistic has no batches"
+    errors = (
+        "over the seeds" if several else "from batch means within the one run; none where a statistic has no batches"
+    )
     pairs = [
         ("efficiencies", f"calibration set {attrs.get('calibration', 'unknown')}; {_counted(ds, 'provenance', able)}"),
         ("computed by", f"{_counted(ds, 'engine', able)}. {attrs.get('engine_note', '')}".strip()),
@@ -164,7 +181,9 @@ def provenance(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
         ("scenario's SHA-256", attrs.get("scenario_sha256", "unknown")),
         ("charts", "plotly.js, MIT licence, inside this file; nothing is loaded from a network"),
     ]  # fmt: skip
-    meanings = table(("measure", "unit", "meaning"), [(one.label, one.unit or "1", one.about) for one in measures], "wide")
+    meanings = table(
+        ("measure", "unit", "meaning"), [(one.label, one.unit or "1", one.about) for one in measures], "wide"
+    )
     return f"{definitions(pairs)}<details><summary>What every measure means</summary>{meanings}</details>"
 
 

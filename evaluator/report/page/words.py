@@ -12,7 +12,7 @@ from evaluator.errors import InputError
 from evaluator.report.page.columns import Measure, Part, part_of
 from evaluator.report.page.data import objectives
 from evaluator.report.page.rows import axes_shown
-from evaluator.report.picture.labels import axis_title, in_words, text, title
+from evaluator.report.picture.labels import axis_title, name_and_unit, text, title
 from evaluator.report.ranking import is_constant, quantities
 from evaluator.yaml import loads_yaml
 
@@ -47,9 +47,10 @@ def measured(measure: Measure, part: Part, row: int) -> str:
     value = part.values[row]
     error = None if part.stderr is None else part.stderr[row]
     words = with_error(value, error)
-    if part.low is not None and part.high is not None and np.isfinite(part.low[row] + part.high[row]):
-        words += f" (between {number(part.low[row])} and {number(part.high[row])})"
-    return f"{words} {measure.unit}".rstrip()
+    words = f"{words} {measure.unit}".rstrip()
+    if part.high is not None and np.isfinite(part.high[row]):
+        words += f" (at {number(part.high[row])} an objective is missed)"
+    return words
 
 
 def named(measure: Measure, part: Part) -> str:
@@ -58,14 +59,27 @@ def named(measure: Measure, part: Part) -> str:
 
 
 def own_words(scenario_text: str) -> str:
-    """What the scenario's author wrote above it: the comment that its file begins with; empty without one."""
+    """What the scenario's author wrote above it: the first paragraph of its comment; empty without one."""
     lines = []
     for line in scenario_text.splitlines():
-        if not line.startswith("#"):
+        words = line.lstrip("# ").rstrip()
+        if not line.startswith("#") or (lines and not words):
             break
-        lines.append(line.lstrip("# ").rstrip())
-    words = " ".join(lines).strip()
-    return "" if words.startswith("yaml-language-server") else words
+        if words and not words.startswith("yaml-language-server"):
+            lines.append(words)
+    return " ".join(lines)
+
+
+def design(ds: xr.Dataset, row: int) -> str:
+    """A design by what was swept: numbers with their names and units, names by themselves."""
+    known = [name for name in axes_shown(ds) if ds[name].values[row] == ds[name].values[row]]
+    return ", ".join(_quantity(ds, row, name) for name in known) or "the one design of the scenario"
+
+
+def _quantity(ds: xr.Dataset, row: int, name: str) -> str:
+    value = text(ds[name].values[row])
+    label, unit = name_and_unit(ds, name)
+    return f"{label} {value} {unit}".rstrip() if ds[name].dtype.kind in "iuf" else value
 
 
 def swept(ds: xr.Dataset) -> list[tuple[str, str]]:
@@ -75,7 +89,7 @@ def swept(ds: xr.Dataset) -> list[tuple[str, str]]:
         distinct, first = np.unique(ds[name].values, return_index=True)
         numeric = ds[name].dtype.kind in "iuf"
         some = distinct if numeric else ds[name].values[np.sort(first)]
-        values = [text(value) for value in some.tolist()]
+        values = [text(value) if value == value else "none" for value in some.tolist()]
         if len(values) > MOST_LEVELS:
             ends = f"{values[0]} to {values[-1]}" if numeric else ", ".join(values[:MOST_LEVELS]) + ", ..."
             found.append((axis_title(ds, name), f"{len(values)} values, {ends}"))
@@ -115,21 +129,25 @@ def _flat(value: Any, path: str, swept_paths: set[str]) -> Iterator[str]:
             yield from _flat(inner, f"{path}.{key}", swept_paths)
     elif value is not None:
         name = title(" ".join(path.split(".")[1:]))
-        shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        yield re.sub(r"^(arrivals|lengths|batching|kv) ", "", f"{name} {shown}".strip())
+        shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        yield re.sub(r"^(arrivals process|lengths source|arrivals|lengths|batching|kv) ", _lead, f"{name} {shown}")
+
+
+def _lead(found: re.Match[str]) -> str:
+    """``arrivals process poisson`` is read as ``arrivals poisson``, ``batching max num seqs`` as ``max num seqs``."""
+    section, _, key = found[1].partition(" ")
+    return f"{section} " if key else ""
 
 
 def answer(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) -> list[str]:
     """Sentences about the best design: ``row`` is its position along ``config``, ``place`` that in the measures."""
-    names = axes_shown(ds)
-    design = in_words(ds, row, names) if names else "The one design"
     gains = []
     for key in ("goodput_rps", "goodput_rps_per_gpu", "usd_per_mtok", "tok_per_s_per_gpu", "output_tok_per_s"):
         measure = next((one for one in measures if one.key == key), None)
         if measure is not None and np.isfinite(measure.parts[0].values[place]):
             gains.append(f"{measured(measure, measure.parts[0], place)} {_WORDS[key]}")
     limits = [_held_against(measures, bound, place) for bound in objectives(ds, measures)]
-    sentences = [f"{design[0].upper()}{design[1:]}."]
+    sentences = [f"{design(ds, row)}."]
     if gains:
         sentences.append(f"It gives {_listed(gains[:3])}.")
     if limits:
@@ -150,9 +168,7 @@ def _held_against(measures: Sequence[Measure], bound: Mapping[str, Any], place: 
     measure = next(one for one in measures if one.key == bound["key"])
     part = part_of(measures, bound["key"], bound["part"])
     assert part is not None  # ``objectives`` names only what is there
-    return (
-        f"{named(measure, part)} is {measured(measure, part, place)} (objective: {bound['bound']:g} {measure.unit})"
-    )
+    return f"{named(measure, part)} is {measured(measure, part, place)} (objective: {bound['bound']:g} {measure.unit})"
 
 
 def cautions(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) -> list[str]:
@@ -173,7 +189,9 @@ def cautions(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) 
     for name in axes_shown(ds):
         values = ds[name].values
         if values.dtype.kind in "iuf" and np.unique(values).size > 2 and values[row] == np.nanmax(values):
-            found.append(f"Its {title(name)}, {text(values[row])}, is the highest that was swept: more may be better.")
+            found.append(
+                f"{_quantity(ds, row, name)} is the highest value that was swept: a higher one may be better still."
+            )
     return found
 
 

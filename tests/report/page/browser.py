@@ -11,12 +11,22 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATIENCE_S = 60.0
+
+# Becomes the browser, with its two pipes where it looks for them.
+_START = """
+import fcntl, os, sys
+commands, answers = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
+os.dup2(commands, 3)
+os.dup2(answers, 4)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find() -> str | None:
@@ -33,9 +43,8 @@ class Browser:
         self._read, answers = os.pipe()
         options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe",
                    "--no-first-run", "--disable-extensions", "--disable-background-networking", f"--user-data-dir={profile}")  # fmt: skip
-        shell = f'exec "$0" "$@" 3<&{commands} 4>&{answers}'
         self._process = subprocess.Popen(
-            ["sh", "-c", shell, program, *options, "about:blank"],
+            [sys.executable, "-c", _START, str(commands), str(answers), program, *options, "about:blank"],
             pass_fds=(commands, answers),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -60,7 +69,9 @@ class Browser:
     def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Open a file at a size of the window and wait until its table is there."""
         self.errors, self.requests = [], []
-        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
         self._call("Page.navigate", url=path.resolve().as_uri())

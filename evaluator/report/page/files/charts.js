@@ -38,19 +38,19 @@ function layoutOf(node, { xaxis, yaxis, ...own }) {
   const axis = { gridcolor: line, zeroline: false, linecolor: themed("line"), tickcolor: themed("line"), automargin: true };
   return {
     font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif", size: isNarrow(node) ? 11 : 12.5, color: text },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 56, r: 16, t: 12, b: 48 },
+    dragmode: isNarrow(node) ? false : "zoom", paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 56, r: 16, t: 12, b: 48 },
     hoverlabel: { bgcolor: themed("raised"), bordercolor: themed("line"), font: { color: text }, align: "left" },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", title: { font: { size: 12 } } },
-    xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...own,
+    xaxis: { ...axis, ...xaxis, title: { font: { size: 13 }, ...xaxis.title } }, yaxis: { ...axis, ...yaxis, title: { font: { size: 13 }, ...yaxis.title } }, ...own,
   };
 }
 
-const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+const CONFIG = { responsive: true, displaylogo: false, displayModeBar: false };
 
 /** Ticks at 1, 2 and 5 of every decade, as plain numbers, for a logarithmic axis between two values. */
 function plainTicks(low, high) {
   const values = [];
-  const few = high / low > 300 ? [1] : [1, 2, 5];
+  const few = high / low > 3000 ? [1] : [1, 2, 5];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
     for (const first of few) values.push(first * 10 ** power);
   return { tickmode: "array", tickvals: values, ticktext: values.map((value) => String(Number(value.toPrecision(1)))) };
@@ -59,7 +59,7 @@ function plainTicks(low, high) {
 /** Draws a chart whose points carry rows of designs in `customdata`; a click chooses the design. */
 async function draw(page, node, traces, layout, caption) {
   const Plotly = await page.plotly();
-  await Plotly.react(node, traces, layoutOf(node, layout), { ...CONFIG, displayModeBar: !isNarrow(node) && "hover" });
+  await Plotly.react(node, traces, layoutOf(node, layout), CONFIG);
   if (!node.listens) {
     node.listens = true;
     node.on("plotly_click", (event) => {
@@ -98,5 +98,5 @@ function objectiveLine(series, axis, value = series.bound) {
 
 function objectiveLabel(series, axis, at) {
   const where = axis === "y" ? { xref: "paper", x: 0, xanchor: "left", y: at, yanchor: "bottom" } : { yref: "paper", y: 1, yanchor: "top", x: at, xanchor: "left" };
-  return { ...where, text: `objective ${figure(series.bound)} ${plain(series.unit)}`, showarrow: false, font: { size: 11, color: themed("text") } };
+  return { ...where, text: `objective ${series.bound} ${plain(series.unit)}`, showarrow: false, font: { size: 11, color: themed("text") } };
 }

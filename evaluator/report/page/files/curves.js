@@ -9,7 +9,7 @@ function curvesChart(page) {
 
   section(page, "curves", (part) => {
     if (!scales.length) return part.say("No number with three or more values was swept, such as workload.arrivals.rate_rps: there is nothing to draw curves over.");
-    const preferred = ["rate_rps", "users"].find((key) => scales.some((axis) => axis.key === key));
+    const preferred = LOADS.find((key) => scales.some((axis) => axis.key === key));
     const longest = [...scales].sort((a, b) => b.levels.length - a.levels.length)[0];
     const goal = data.objectives[0];
     const chosen = { x: preferred ?? longest.key, y: firstOf(data.byId, [goal ? `${goal.key} ${goal.part}` : "ttft_s p90", "ttft_s p90"]), colour: null, held: {} };
@@ -47,14 +47,38 @@ function drawCurves(page, node, chosen) {
   const label = chosen.colour === PERCENTILES ? series.title.replace(` ${series.part}`, "") : series.title;
   const limits = log ? range.map((power) => 10 ** power) : range;
   const span = rangeOf(x.levels, null, false);
+  const across = [Math.min(0, span[0]), x.levels.at(-1) * (isNarrow(node) ? 1.02 : 1.09)];
+  const labels = isNarrow(node) ? [] : endLabels(data, node, x, curves, across, range, log);
   const goal = series.bound === null ? null : log ? Math.log10(series.bound) : series.bound;
   return draw(page, node, curves.flatMap((curve) => curveTraces(data, x, curve)), {
-    xaxis: { title: { text: plain(x.title) }, range: [Math.min(0, span[0]), x.levels.at(-1) * 1.02] },
+    xaxis: { title: { text: plain(x.title) }, range: across },
     yaxis: { title: { text: plain(label) }, ...(log ? { type: "log", ...plainTicks(...limits) } : {}), range },
     shapes: goal === null ? [] : [objectiveLine(series, "y")],
-    annotations: goal === null ? [] : [objectiveLabel(series, "y", goal)],
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", title: { text: chosen.colour === PERCENTILES ? "" : plain(data.axisOf.get(chosen.colour).label) } },
+    annotations: [...(goal === null ? [] : [objectiveLabel(series, "y", goal)]), ...labels],
+    showlegend: !labels.length, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", title: { text: chosen.colour === PERCENTILES ? "" : plain(data.axisOf.get(chosen.colour).label) } },
   }, curvesCaption(data, x, series, chosen, curves));
+}
+
+/** The name of each curve right of its last point that is seen, apart from one another. */
+function endLabels(data, node, x, curves, across, range, log) {
+  const width = node.clientWidth - 90, height = node.clientHeight - 90;
+  const placed = [];
+  for (const curve of curves) {
+    const seen = curve.rows.filter((row) => {
+      const value = log ? Math.log10(curve.series.values[row]) : curve.series.values[row];
+      return !data.saturated[row] && value <= range[1];
+    });
+    if (!seen.length) continue;
+    const row = seen.at(-1), value = log ? Math.log10(curve.series.values[row]) : curve.series.values[row];
+    const label = { curve, x: x.levels[x.at[row]], y: value };
+    label.right = ((label.x - across[0]) / (across[1] - across[0])) * width;
+    label.up = ((value - range[0]) / (range[1] - range[0])) * height;
+    while (placed.some((other) => Math.abs(other.right - label.right) < 75 && Math.abs(other.up - label.up) < 14)) label.up += 5;
+    label.shift = label.up - ((value - range[0]) / (range[1] - range[0])) * height;
+    placed.push(label);
+  }
+  return placed.map((label) => ({ x: label.x, y: label.y, xanchor: "left", xshift: 7, yshift: label.shift, text: `<b>${label.curve.name}</b>`,
+    showarrow: false, font: { size: 11.5, color: label.curve.colour }, bgcolor: `${themed("ground")}b0` }));
 }
 
 function curvesCaption(data, x, series, chosen, curves) {
@@ -62,7 +86,7 @@ function curvesCaption(data, x, series, chosen, curves) {
     .map((axis) => `${axis.label} ${chosen.held[axis.key] === "" ? "the best of all" : levelText(axis, chosen.held[axis.key])}`);
   const known = curves.some((curve) => curve.series.stderr);
   return `${held.length ? `With ${held.join(", ")}. ` : ""}${known ? "Bars: two Monte-Carlo standard errors. " : "No standard errors are known. "}Hollow and faint: saturated, where waits tell how long the run was. ` +
-    `${curves.length ? "" : "No design of the page has these values. "}${series.about}.`;
+    `${curves.length ? "" : "No design of the page has these values. "}${capital(series.name)}: ${series.about}.`;
 }
 
 /** One curve for each level of an axis, the best designs' levels where there are more than colours. */
@@ -95,12 +119,10 @@ function curveTraces(data, x, { name, colour, dash = "solid", series, rows }) {
   const text = rows.map((row) => `<b>${name}</b> #${data.ranks[row] + 1} ${plain(inWords(data, row))}<br>${plain(series.name)} ${plain(inFigures(series, row))}, ${data.state(row)}`);
   const common = { type: "scatter", x: rows.map(at), customdata: rows, text, hovertemplate: "%{text}<extra></extra>", legendgroup: name, name };
   const values = rows.map((row) => series.values[row]), over = rows.map((row) => data.saturated[row]);
-  const bars = series.low && rows.every((row) => isKnown(series.low[row]))
-    ? { type: "data", symmetric: false, array: rows.map((row) => series.high[row] - series.values[row]), arrayminus: rows.map((row) => series.values[row] - series.low[row]) }
-    : { type: "data", array: rows.map((row) => (over[row] ? null : 2 * (series.stderr?.[row] ?? 0))) };
+  const bars = { type: "data", array: rows.map((row) => (over[row] ? null : 2 * (series.stderr?.[row] ?? 0))) };
   return [
     { ...common, y: values, mode: "lines+markers", showlegend: false, opacity: 0.4, line: { color: colour, width: 1, dash }, marker: { symbol: "circle-open", size: 5 } },
     { ...common, y: values.map((value, place) => (over[place] ? null : value)), mode: "lines+markers", line: { color: colour, width: 2, dash }, marker: { size: 5, color: colour },
-      error_y: { ...bars, visible: Boolean(series.stderr || series.low), thickness: 1, width: 2, color: colour } },
+      error_y: { ...bars, visible: Boolean(series.stderr), thickness: 1, width: 2, color: colour } },
   ];
 }

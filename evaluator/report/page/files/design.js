@@ -36,7 +36,7 @@ function figures(data, row) {
   const latencies = make("table", { className: "figures" }, make("thead", {}, head),
     make("tbody", {}, ...many.map((measure) => make("tr", {}, label(measure), ...names.map((name) => cell(measure, name))))));
   const others = make("table", { className: "figures" }, make("tbody", {}, ...single.map((measure) => make("tr", {}, label(measure), cell(measure, "")))));
-  return make("div", {}, make("div", { className: "scroll" }, latencies), make("div", { className: "scroll" }, others));
+  return make("div", { className: "tables" }, make("div", { className: "scroll" }, latencies), make("div", { className: "scroll" }, others));
 }
 
 /** A small table below the answer: the best design of each level of a chosen axis. */
@@ -59,7 +59,7 @@ function bestOfEach(page) {
     root.replaceChildren(
       make("h3", {}, "The best design of each"),
       make("div", { className: "controls" }, choice("of each", axes.map((each) => [each.key, each.label]), axis.key, (key) => show(data.axisOf.get(key)))),
-      make("div", { className: "scroll" }, make("table", { className: "figures ranking plain" },
+      make("div", { className: "scroll" }, make("table", { className: "figures best" },
         make("thead", {}, make("tr", {}, ...heads.map((name, at) => make("th", { scope: "col", className: numeric(at) }, name)))), make("tbody", {}, ...lines))));
   }
   show(axes.find((axis) => axis.key === "hardware") ?? axes[0]);

@@ -2,6 +2,8 @@
 
 const REACHED = ["meets objectives", "runs", "misses objectives", "saturated"];  // states of designs that ran
 
+const LOADS = ["rate_rps", "users"];  // axes that are a load, not a part of a design
+
 /** Adds to the data what every section asks for. */
 function prepare(data) {
   data.count = data.ranks.length;
@@ -21,7 +23,8 @@ function seriesOf(data, measure, part) {
   return {
     id: part.name ? `${measure.key} ${part.name}` : measure.key, key: measure.key, part: part.name, name,
     unit: measure.unit, title: measure.unit ? `${name} (${measure.unit})` : name, about: measure.about,
-    better: measure.better, values: part.values, stderr: part.stderr, low: part.low, high: part.high,
+    better: measure.better, values: part.values, stderr: part.stderr, high: part.high,
+    whole: part.values.every((value) => !isKnown(value) || Number.isInteger(value)),
     bound: goal ? goal.bound : null,
   };
 }
@@ -35,7 +38,7 @@ function reciprocals(data) {
     const values = from.values.map((value) => (value ? 1 / value : null));
     const stderr = from.stderr && from.stderr.map((error, row) => (isKnown(error) && values[row] ? error * values[row] ** 2 : null));
     return [{ id: `1/${id}`, key: id, part: "", name, unit, title: `${name} (${unit})`, about: `1 / ${from.about}`,
-      better: "high", values, stderr, low: null, high: null, bound: null, derived: true }];
+      better: "high", values, stderr, high: null, bound: null, derived: true }];
   });
 }
 
@@ -47,9 +50,9 @@ function levelText(axis, at) {
 
 /** A design in words: numbers with their names, texts by themselves. */
 function inWords(data, row, axes = data.axes) {
-  const words = axes.map((axis) => {
+  const words = axes.filter((axis) => axis.levels[axis.at[row]] !== null).map((axis) => {
     const value = levelText(axis, axis.at[row]);
-    return axis.numeric ? `${axis.label} ${value}` : value;
+    return axis.numeric ? `${axis.label} ${value}${axis.unit ? ` ${axis.unit}` : ""}` : value;
   });
   return words.join(", ") || "the one design";
 }
@@ -59,8 +62,8 @@ function inFigures(series, row) {
   const value = series.values[row];
   if (!isKnown(value)) return "–";
   const error = series.stderr && isKnown(series.stderr[row]) ? ` ± ${errorFigure(series.stderr[row], value)}` : "";
-  const bracket = series.low && isKnown(series.low[row]) ? ` (${figure(series.low[row])} to ${figure(series.high[row])})` : "";
-  return `${figure(value)}${error}${bracket}${series.unit ? ` ${series.unit}` : ""}`;
+  const bracket = series.high && isKnown(series.high[row]) ? ` (missed at ${figure(series.high[row])})` : "";
+  return `${figure(value, series.whole)}${error}${series.unit ? ` ${series.unit}` : ""}${bracket}`;
 }
 
 /** The best row of every group: `fits` says which rows count, `group` gives a row's group. Rows are in the order of ranks. */

@@ -49,10 +49,14 @@ function drawFront(page, node, x, y, colour, among, ran) {
   }
   traces.push(frontLine(best, x, y, words));
   traces.push(points([page.chosen].filter((row) => rows.includes(row)), { color: "rgba(0,0,0,0)", size: size + 9, line: { color: themed("text"), width: 2 } }, { name: "chosen design" }));
+  const room = isNarrow(node) ? 0 : 0.28;  // beside the front, for the words of its designs
   const range = (series, isLog) => rangeOf(calm.length ? calm.map((row) => series.values[row]) : rows.map((row) => series.values[row]), series.bound, isLog);
+  const across = range(x, log);
+  if (x.better === "low" && log) across[0] -= room * (across[1] - across[0]);
+  if (x.better === "high") across[1] += room * (across[1] - across[0]);
   const goals = log && x.bound !== null ? Math.log10(x.bound) : x.bound;
   return draw(page, node, traces, {
-    xaxis: { title: { text: plain(x.title) }, ...(log ? { type: "log", ...plainTicks(...range(x, true).map((power) => 10 ** power)) } : {}), range: range(x, log) },
+    xaxis: { title: { text: plain(x.title) }, ...(log ? { type: "log", ...plainTicks(...across.map((power) => 10 ** power)) } : {}), range: across },
     yaxis: { title: { text: plain(y.title) }, range: range(y, false) },
     shapes: x.bound === null ? [] : [objectiveLine(x, "x")],
     annotations: [...(x.bound === null ? [] : [objectiveLabel(x, "x", goals)]), ...frontLabels(page, node, best, x, y, log)],
@@ -78,7 +82,7 @@ function frontOf(rows, x, y) {
 }
 
 function frontLine(best, x, y, words) {
-  const bars = (series) => ({ type: "data", array: best.map((row) => 2 * (series.stderr?.[row] ?? 0)), thickness: 1, width: 0, color: themed("soft") });
+  const bars = (series) => ({ type: "data", array: best.map((row) => 2 * (series.stderr?.[row] ?? 0)), thickness: 1, width: 0, color: themed("cannot") });
   return {
     type: "scatter", mode: "lines+markers", name: "front", x: best.map((row) => x.values[row]), y: best.map((row) => y.values[row]), customdata: best,
     text: words(best), hovertemplate: "%{text}<extra></extra>", line: { color: themed("text"), width: 1.5, shape: x.better === "low" ? "hv" : "vh" },
@@ -89,18 +93,21 @@ function frontLine(best, x, y, words) {
 /** Some designs of the front by their words, apart from one another. */
 function frontLabels(page, node, best, x, y, log) {
   if (isNarrow(node) || !best.length) return [];
-  const names = page.data.axes.filter((axis) => axis.levels.length > 1).slice(0, 3);
+  const names = page.data.axes.filter((axis) => axis.levels.length > 1 && !LOADS.includes(axis.key)).slice(0, 3);
+  const words = (row) => plain(inWords(page.data, row, names));
   const top = Math.max(...best.map((row) => y.values[row]));
-  let last = Infinity;
-  const chosen = [...best].reverse().filter((row) => {
-    if (Math.abs(last - y.values[row]) < top / MOST_LABELS) return false;
-    last = y.values[row];
+  let last = Infinity, said = "";
+  const chosen = [...best].sort((a, b) => y.values[b] - y.values[a]).filter((row) => {
+    if (Math.abs(last - y.values[row]) < top / MOST_LABELS || words(row) === said) return false;
+    [last, said] = [y.values[row], words(row)];
     return true;
   });
-  return chosen.map((row) => ({
-    x: log ? Math.log10(x.values[row]) : x.values[row], y: y.values[row], text: plain(inWords(page.data, row, names)), showarrow: true, arrowhead: 0,
-    arrowwidth: 0.7, arrowcolor: themed("soft"), ax: x.better === "low" ? -14 : 14, ay: -16, xanchor: x.better === "low" ? "right" : "left", font: { size: 10.5 }, bgcolor: `${themed("ground")}cc`,
-  }));
+  return chosen.map((row) => {
+    const at = log ? Math.log10(x.values[row]) : x.values[row];
+    const left = x.better === "low";
+    return { x: at, y: y.values[row], text: words(row), showarrow: true, arrowhead: 0, arrowwidth: 0.7, arrowcolor: themed("soft"),
+      ax: left ? -14 : 14, ay: -16, xanchor: left ? "right" : "left", font: { size: 10.5 }, bgcolor: `${themed("ground")}cc` };
+  });
 }
 
 /** Limits of an axis around values and a bound; of a logarithmic one as powers of ten. */

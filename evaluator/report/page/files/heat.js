@@ -9,10 +9,9 @@ function heatChart(page) {
   section(page, "heat", (part) => {
     if (axes.length < 2) return part.say("Fewer than two quantities were swept: there is no map to draw.");
     const bySize = [...axes].sort((a, b) => b.levels.length - a.levels.length);
-    const x = bySize.find((axis) => ["rate_rps", "users"].includes(axis.key)) ?? bySize.find((axis) => axis.numeric) ?? bySize[0];
+    const x = bySize.find((axis) => LOADS.includes(axis.key)) ?? bySize.find((axis) => axis.numeric) ?? bySize[0];
     const y = axes.find((axis) => axis !== x && axis.key === "hardware") ?? bySize.find((axis) => axis !== x);
-    const goal = data.objectives[0];
-    const chosen = { x: x.key, y: y.key, z: firstOf(data.byId, ["goodput_rps_per_gpu", "goodput_rps", goal ? `${goal.key} ${goal.part}` : "tok_per_s_per_gpu", "tok_per_s_per_gpu"]), held: {} };
+    const chosen = { x: x.key, y: y.key, z: firstOf(data.byId, ["goodput_rps_per_gpu", "goodput_rps", "tok_per_s_per_gpu"]), held: {} };
     axes.forEach((axis) => { chosen.held[axis.key] = ""; });
 
     function build() {

@@ -12,21 +12,23 @@ async function unpacked(id) {
 
 const isKnown = (value) => value !== null && value !== undefined;
 
-/** Three significant digits and more where the number is large; a dash for what is not known. */
-function figure(value) {
+/** Three significant digits, all before the point where there are more; a dash for what is not known. */
+function figure(value, whole = false) {
   if (!isKnown(value)) return "–";
   const size = Math.abs(value);
-  if (size >= 1000) return Math.round(value).toLocaleString("en-US");
-  if (size > 0 && size < 0.001) return value.toExponential(1);
-  return String(Number(value.toPrecision(size >= 100 ? 4 : 3)));
+  if (size >= 99.95 || whole || value === 0) return Math.round(value).toLocaleString("en-US");
+  return size < 0.001 ? value.toExponential(1) : value.toPrecision(3);
 }
 
 /** A standard error with the decimals that its value is shown with, or two digits where it is smaller. */
 function errorFigure(error, value) {
   const decimals = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value) || 1)));
   const shown = error.toFixed(Math.min(decimals, 6));
-  return Number(shown) === 0 && error > 0 ? figure(Number(error.toPrecision(2))) : figure(Number(shown));
+  return Number(shown) === 0 && error > 0 ? String(Number(error.toPrecision(1))) : shown;
 }
+
+/** A sentence begins with a capital, but a name such as h100-sxm stays as it is. */
+const capital = (text) => (/^[a-z]+( |$)/.test(text) ? text[0].toUpperCase() + text.slice(1) : text);
 
 /** Text for Plotly, which takes some HTML: nothing of it is markup. */
 const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;");

@@ -8,7 +8,7 @@ function firstColumns(data) {
   const at = (key) => data.objectives.find((each) => each.key === key)?.part ?? "p90";
   const wanted = ["goodput_rps", "goodput_rps_per_gpu", "goodput_per_usd", ...["ttft_s", "tpot_s"].map((key) => `${key} ${at(key)}`),
     ...data.objectives.map((each) => `${each.key} ${each.part}`),
-    "slo_attainment", "tok_per_s_per_gpu", "output_tok_per_s", "usd_per_mtok", "joule_per_tok", "utilisation"];
+    "slo_attainment", "tok_per_s_per_gpu", "output_tok_per_s", "usd_per_mtok", "joule_per_tok"];
   return [...new Set(wanted)].filter((id) => data.byId.has(id));
 }
 
@@ -109,9 +109,8 @@ const stateCell = (state) => make("span", {}, make("i", { className: `dot state-
 function figureCell(series, row) {
   const value = series.values[row];
   if (!isKnown(value)) return "–";
-  if (series.low && isKnown(series.low[row])) return make("span", {}, `${figure(value)} `, make("small", {}, `${figure(series.low[row])}–${figure(series.high[row])}`));
   const error = series.stderr?.[row];
-  return isKnown(error) ? make("span", {}, `${figure(value)} `, make("small", {}, `±${errorFigure(error, value)}`)) : figure(value);
+  return isKnown(error) ? make("span", {}, `${figure(value, series.whole)} `, make("small", {}, `±${errorFigure(error, value)}`)) : figure(value, series.whole);
 }
 
 /** The form above the table. */

@@ -1,0 +1,52 @@
+import numpy as np
+
+from evaluator.report.page.rows import axes_shown, ranked, sample
+from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, sweep
+
+
+def test_the_best_come_first_and_what_cannot_run_comes_last():
+    ds = sweep(HARDWARE, PARALLEL, RATE)
+    order, rule = ranked(ds)
+    able = ds["status"].values[order] == "ok"
+    assert sorted(order) == list(range(ds.sizes["config"])) and (np.diff(able.astype(int)) <= 0).all()
+    assert ds["slo_met"].values[order[0]] and "meet the SLO first" in rule
+
+
+def test_a_page_of_few_designs_holds_them_all():
+    order, _ = ranked(ds := sweep(HARDWARE, RATE))
+    assert (sample(ds, order) == np.arange(order.size)).all()
+
+
+def test_of_many_designs_the_best_and_the_best_of_every_cell_are_held():
+    ds = sweep(HARDWARE, PARALLEL, POLICY, RATE)  # 144 designs; cells of two axes: at most 24
+    order, _ = ranked(ds)
+    places = sample(ds, order, most=100)
+    assert places.size == 100 and (np.diff(places) > 0).all()
+    assert set(range(20)) <= set(places.tolist())
+    hardware, rate = ds["hardware"].values[order], ds["rate_rps"].values[order]
+    for kind in np.unique(hardware):
+        for each in np.unique(rate):
+            assert np.flatnonzero((hardware == kind) & (rate == each))[0] in places
+
+
+def test_curves_through_the_best_design_are_whole():
+    ds = sweep(HARDWARE, PARALLEL, POLICY, RATE)
+    order, _ = ranked(ds)
+    places = sample(ds, order, most=120)
+    same = np.ones(order.size, dtype=bool)
+    for name in set(axes_shown(ds)) - {"rate_rps"}:
+        values = ds[name].values[order]
+        same &= values == values[0]
+    assert set(np.flatnonzero(same).tolist()) <= set(places.tolist())
+
+
+def test_never_more_than_asked_for():
+    ds = sweep(HARDWARE, PARALLEL, POLICY, RATE)
+    order, _ = ranked(ds)
+    for most in (1, 7, 50, 143):
+        assert sample(ds, order, most).size == most
+
+
+def test_axes_that_do_not_vary_are_not_shown():
+    assert axes_shown(sweep(HARDWARE, RATE).isel(config=slice(0, 8))) == ["rate_rps"]
+    assert axes_shown(sweep()) == []
