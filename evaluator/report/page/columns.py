@@ -89,7 +89,7 @@ def scale_of(key: str, unit: str) -> tuple[str, float]:
 
 
 def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[Measure]:
-    """Every numeric variable of ``rows`` (positions along ``config``) that is known for any; quantiles are its parts."""
+    """Every numeric variable that is known for any of ``rows``, positions along ``config``; quantiles are its parts."""
     found = []
     for key in map(str, ds.data_vars):
         variable = ds[key]
@@ -139,7 +139,7 @@ def _part(ds: xr.Dataset, key: str, name: str, rows: np.ndarray, at: tuple[int, 
 
 
 def part_of(measures: Sequence[Measure], key: str, name: str) -> Part | None:
-    """The statistic ``name`` of the measure ``key``; where it was not kept, the nearest percentile; None without any."""
+    """The statistic ``name`` of the measure ``key``; the nearest percentile where it was not kept; None without any."""
     measure = next((one for one in measures if one.key == key), None)
     if measure is None:
         return None

@@ -24,20 +24,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 SUFFIXES = (".html", ".htm")
-_SCRIPTS = (
-    "numbers",
-    "designs",
-    "controls",
-    "charts",
-    "table",
-    "design",
-    "front",
-    "curves",
-    "heat",
-    "help",
-    "time",
-    "main",
-)
+_SCRIPTS = "numbers designs controls charts filters table design front curves heat help time main".split()
 _NEEDED = ("status", "slo_met", "saturated", "ttft_s", "tpot_s", "quantile")
 
 
@@ -105,9 +92,9 @@ def _sampled(ds: xr.Dataset, places: np.ndarray) -> str:
     if places.size == total:
         return ""
     return (
-        f"This page holds {places.size:,} of {total:,} designs: the best, the best of every cell of the heat maps, those "
-        "near the best design, and an even sample of the ranking. Sentences, counts and ranks above and below are of all "
-        "of them; the table and the charts show those held."
+        f"This page holds {places.size:,} of {total:,} designs: the best, the best of every cell of the heat maps, "
+        "those near the best design, and an even sample of the ranking. Sentences, counts and ranks are of all of "
+        "them; the table and the charts show those held."
     )
 
 

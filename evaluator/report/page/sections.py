@@ -147,7 +147,7 @@ def _misses(ds: xr.Dataset, measures: Sequence[Measure], missing: np.ndarray) ->
         over.append(part.values > bound["bound"])
         names.append(f"{words.named(measure, part)} above {bound['bound']:g} {measure.unit}")
     kinds, counts = np.unique(np.stack(over, axis=-1)[missing], axis=0, return_counts=True)
-    found = []
+    found: list[tuple[object, ...]] = []
     for kind, count in sorted(zip(kinds.tolist(), counts.tolist(), strict=True), key=lambda pair: -pair[1]):
         missed = [name for name, bad in zip(names, kind, strict=True) if bad]
         metrics = [bound["key"].removesuffix("_s") for bound, bad in zip(bounds, kind, strict=True) if bad]
@@ -175,7 +175,7 @@ def provenance(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
         ("computed by", f"{_counted(ds, 'engine', able)}. {attrs.get('engine_note', '')}".strip()),
         ("seeds", seeds or "unknown"),
         ("errors", f"± and bars are Monte-Carlo standard errors, {errors}. They tell of chance alone: "
-         "how far the model is from a real system is told by `evaluator compare` and by the calibration set's own errors."),
+         "how far the model is from a real system, `evaluator compare` and the calibration set's own errors tell."),
         ("made by", f"evaluator {attrs.get('evaluator_version', '?')}, JAX {attrs.get('jax_version', '?')}, "
          f"{attrs.get('created', 'at an unknown time')}, schema {attrs.get('schema_version', '?')}"),
         ("scenario's SHA-256", attrs.get("scenario_sha256", "unknown")),

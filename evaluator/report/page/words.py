@@ -60,7 +60,7 @@ def named(measure: Measure, part: Part) -> str:
 
 def own_words(scenario_text: str) -> str:
     """What the scenario's author wrote above it: the first paragraph of its comment; empty without one."""
-    lines = []
+    lines: list[str] = []
     for line in scenario_text.splitlines():
         words = line.lstrip("# ").rstrip()
         if not line.startswith("#") or (lines and not words):

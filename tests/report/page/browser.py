@@ -41,8 +41,10 @@ class Browser:
     def __init__(self, program: str, profile: Path) -> None:
         commands, self._write = os.pipe()
         self._read, answers = os.pipe()
-        options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe",
-                   "--no-first-run", "--disable-extensions", "--disable-background-networking", f"--user-data-dir={profile}")  # fmt: skip
+        options = (
+            "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe",
+            "--no-first-run", "--disable-extensions", "--disable-background-networking", f"--user-data-dir={profile}",
+        )  # fmt: skip
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, str(commands), str(answers), program, *options, "about:blank"],
             pass_fds=(commands, answers),

@@ -157,7 +157,7 @@ def test_the_front_has_no_design_that_another_beats(page):
     choose(page, ("#front", "up"), "1/usd_per_mtok")
     page.wait("document.querySelector('#front .ytitle').textContent.startsWith('output per dollar')")
     x, y = page.run(
-        "(() => { const f = document.querySelector('#front .chart').data.find((t) => t.name === 'front'); return [f.x, f.y]; })()"
+        "(({x, y}) => [x, y])(document.querySelector('#front .chart').data.find((trace) => trace.name === 'front'))"
     )
     assert len(x) > 1 and (np.diff(x) > 0).all() and (np.diff(y) > 0).all()
 

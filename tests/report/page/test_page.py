@@ -114,7 +114,8 @@ def test_an_answer_that_chance_may_decide_or_that_ends_the_sweep_says_so(page):
 
 
 @pytest.mark.parametrize("value, error, text", [
-    (0.3714, 0.0341, "0.371 ± 0.034"), (973.2, None, "973"), (48.4, 1.62, "48.4 ± 1.6"), (12345.6, 210.0, "12,346 ± 210"),
+    (0.3714, 0.0341, "0.371 ± 0.034"), (973.2, None, "973"), (48.4, 1.62, "48.4 ± 1.6"),
+    (12345.6, 210.0, "12,346 ± 210"),
     (1.5, np.nan, "1.50"), (0.0, 0.0, "0 ± 0"), (np.nan, None, "unknown"),
 ])  # fmt: skip
 def test_numbers_have_the_digits_that_their_errors_leave(value, error, text):

@@ -2,8 +2,11 @@
 
 /** A labelled choice; options are [value, text] pairs. `changed` gets the value. */
 function choice(label, options, value, changed) {
-  const select = make("select", { onchange: () => changed(select.value) },
-    ...options.map(([key, text]) => make("option", { value: key, selected: String(key) === String(value) }, text)));
+  const select = make(
+    "select",
+    { onchange: () => changed(select.value) },
+    ...options.map(([key, text]) => make("option", { value: key, selected: String(key) === String(value) }, text)),
+  );
   return make("label", {}, label, select);
 }
 
@@ -37,7 +40,9 @@ function copyButton(button, text) {
     } catch {
       button.textContent = "Not allowed here: select the text";
     }
-    setTimeout(() => { button.textContent = label; }, 1500);
+    setTimeout(() => {
+      button.textContent = label;
+    }, 1500);
   });
   return button;
 }

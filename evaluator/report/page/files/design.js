@@ -10,10 +10,17 @@ function designCard(page) {
     const command = make("pre", { tabIndex: 0 }, commandOf(data, row));
     root.replaceChildren(
       make("p", { className: "lead" }, `#${data.ranks[row] + 1}: ${inWords(data, row)}`),
-      make("p", {}, stateCell(data.state(row)), ` · computed by ${word("engine", row)}, efficiencies: ${word("provenance", row)}`),
+      make(
+        "p",
+        {},
+        stateCell(data.state(row)),
+        ` · computed by ${word("engine", row)}, efficiencies: ${word("provenance", row)}`,
+      ),
       ...(failed ? [failed] : [figures(data, row)]),
-      make("h3", {}, "Every request of this design"), command,
-      copyButton(make("button", { type: "button" }, "Copy"), () => command.textContent));
+      make("h3", {}, "Every request of this design"),
+      command,
+      copyButton(make("button", { type: "button" }, "Copy"), () => command.textContent),
+    );
   }
 
   const word = (name, row) => (data[name] ? data[name].levels[data[name].at[row]] : "unknown");
@@ -23,20 +30,49 @@ function designCard(page) {
 
 /** All measures of a row: those with percentiles in one table, the others in a second. */
 function figures(data, row) {
-  const names = [...new Set(data.measures.flatMap((measure) => measure.parts.map((part) => part.name)))].filter(Boolean);
+  const names = [...new Set(data.measures.flatMap((measure) => measure.parts.map((part) => part.name)))].filter(
+    Boolean,
+  );
   const cell = (measure, name) => {
     const series = data.byId.get(name ? `${measure.key} ${name}` : measure.key);
     return make("td", { className: "number" }, series ? figureCell(series, row) : "");
   };
-  const label = (measure) => make("th", { scope: "row", title: measure.about }, measure.unit ? `${measure.label} (${measure.unit})` : measure.label);
+  const label = (measure) =>
+    make(
+      "th",
+      { scope: "row", title: measure.about },
+      measure.unit ? `${measure.label} (${measure.unit})` : measure.label,
+    );
   const known = (measure) => measure.parts.some((part) => isKnown(part.values[row]));
   const many = data.measures.filter((measure) => measure.parts[0].name && known(measure));
   const single = data.measures.filter((measure) => !measure.parts[0].name && known(measure));
-  const head = make("tr", {}, make("th", { scope: "col" }, "latency"), ...names.map((name) => make("th", { scope: "col", className: "number" }, name)));
-  const latencies = make("table", { className: "figures" }, make("thead", {}, head),
-    make("tbody", {}, ...many.map((measure) => make("tr", {}, label(measure), ...names.map((name) => cell(measure, name))))));
-  const others = make("table", { className: "figures" }, make("tbody", {}, ...single.map((measure) => make("tr", {}, label(measure), cell(measure, "")))));
-  return make("div", { className: "tables" }, make("div", { className: "scroll" }, latencies), make("div", { className: "scroll" }, others));
+  const head = make(
+    "tr",
+    {},
+    make("th", { scope: "col" }, "latency"),
+    ...names.map((name) => make("th", { scope: "col", className: "number" }, name)),
+  );
+  const latencies = make(
+    "table",
+    { className: "figures" },
+    make("thead", {}, head),
+    make(
+      "tbody",
+      {},
+      ...many.map((measure) => make("tr", {}, label(measure), ...names.map((name) => cell(measure, name)))),
+    ),
+  );
+  const others = make(
+    "table",
+    { className: "figures" },
+    make("tbody", {}, ...single.map((measure) => make("tr", {}, label(measure), cell(measure, "")))),
+  );
+  return make(
+    "div",
+    { className: "tables" },
+    make("div", { className: "scroll" }, latencies),
+    make("div", { className: "scroll" }, others),
+  );
 }
 
 /** A small table below the answer: the best design of each level of a chosen axis. */
@@ -45,22 +81,61 @@ function bestOfEach(page) {
   const axes = data.axes.filter((axis) => axis.levels.length > 1 && axis.levels.length <= 40);
   const root = document.getElementById("best-of");
   if (!axes.length || !data.ran(0)) return;
-  const columns = firstColumns(data).slice(0, 6).map((id) => data.byId.get(id));
+  const columns = firstColumns(data)
+    .slice(0, 6)
+    .map((id) => data.byId.get(id));
 
   function show(axis) {
     const others = data.axes.filter((each) => each !== axis);
-    const best = bestOf(data, () => true, (row) => axis.at[row]);
-    const lines = [...best].map(([at, row]) => make("tr", { className: row === page.chosen ? "chosen" : "", onclick: () => page.choose(row) },
-      make("td", { className: "number" }, make("button", { type: "button", className: "rank" }, `#${data.ranks[row] + 1}`)),
-      make("td", {}, make("b", {}, levelText(axis, at))), make("td", {}, inWords(data, row, others)), make("td", {}, stateCell(data.state(row))),
-      ...columns.map((series) => make("td", { className: "number" }, figureCell(series, row)))));
+    const best = bestOf(
+      data,
+      () => true,
+      (row) => axis.at[row],
+    );
+    const lines = [...best].map(([at, row]) =>
+      make(
+        "tr",
+        { className: row === page.chosen ? "chosen" : "", onclick: () => page.choose(row) },
+        make(
+          "td",
+          { className: "number" },
+          make("button", { type: "button", className: "rank" }, `#${data.ranks[row] + 1}`),
+        ),
+        make("td", {}, make("b", {}, levelText(axis, at))),
+        make("td", {}, inWords(data, row, others)),
+        make("td", {}, stateCell(data.state(row))),
+        ...columns.map((series) => make("td", { className: "number" }, figureCell(series, row))),
+      ),
+    );
     const heads = ["rank", axis.label, "with", "state", ...columns.map((series) => series.title)];
     const numeric = (at) => (at === 0 || at > 3 ? "number" : "");
     root.replaceChildren(
       make("h3", {}, "The best design of each"),
-      make("div", { className: "controls" }, choice("of each", axes.map((each) => [each.key, each.label]), axis.key, (key) => show(data.axisOf.get(key)))),
-      make("div", { className: "scroll" }, make("table", { className: "figures best" },
-        make("thead", {}, make("tr", {}, ...heads.map((name, at) => make("th", { scope: "col", className: numeric(at) }, name)))), make("tbody", {}, ...lines))));
+      make(
+        "div",
+        { className: "controls" },
+        choice(
+          "of each",
+          axes.map((each) => [each.key, each.label]),
+          axis.key,
+          (key) => show(data.axisOf.get(key)),
+        ),
+      ),
+      make(
+        "div",
+        { className: "scroll" },
+        make(
+          "table",
+          { className: "figures best" },
+          make(
+            "thead",
+            {},
+            make("tr", {}, ...heads.map((name, at) => make("th", { scope: "col", className: numeric(at) }, name))),
+          ),
+          make("tbody", {}, ...lines),
+        ),
+      ),
+    );
   }
   show(axes.find((axis) => axis.key === "hardware") ?? axes[0]);
 }

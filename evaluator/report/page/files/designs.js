@@ -1,8 +1,8 @@
 // The designs of the page: rows 0, 1, ... in the order of their ranks, axes (what is swept) and series (what was found).
 
-const REACHED = ["meets objectives", "runs", "misses objectives", "saturated"];  // states of designs that ran
+const REACHED = ["meets objectives", "runs", "misses objectives", "saturated"]; // states of designs that ran
 
-const LOADS = ["rate_rps", "users"];  // axes that are a load, not a part of a design
+const LOADS = ["rate_rps", "users"]; // axes that are a load, not a part of a design
 
 /** Adds to the data what every section asks for. */
 function prepare(data) {
@@ -21,9 +21,17 @@ function seriesOf(data, measure, part) {
   const goal = data.objectives.find((each) => each.key === measure.key && each.part === part.name);
   const name = part.name ? `${measure.short} ${part.name}` : measure.short;
   return {
-    id: part.name ? `${measure.key} ${part.name}` : measure.key, key: measure.key, part: part.name, name,
-    unit: measure.unit, title: measure.unit ? `${name} (${measure.unit})` : name, about: measure.about,
-    better: measure.better, values: part.values, stderr: part.stderr, high: part.high,
+    id: part.name ? `${measure.key} ${part.name}` : measure.key,
+    key: measure.key,
+    part: part.name,
+    name,
+    unit: measure.unit,
+    title: measure.unit ? `${name} (${measure.unit})` : name,
+    about: measure.about,
+    better: measure.better,
+    values: part.values,
+    stderr: part.stderr,
+    high: part.high,
     whole: part.values.every((value) => !isKnown(value) || Number.isInteger(value)),
     bound: goal ? goal.bound : null,
   };
@@ -31,14 +39,33 @@ function seriesOf(data, measure, part) {
 
 /** Output per dollar and per joule: one over cost and energy per token, with the same relative error. */
 function reciprocals(data) {
-  const wanted = [["usd_per_mtok", "output per dollar", "Mtok/USD"], ["joule_per_tok", "output per joule", "token/J"]];
+  const wanted = [
+    ["usd_per_mtok", "output per dollar", "Mtok/USD"],
+    ["joule_per_tok", "output per joule", "token/J"],
+  ];
   return wanted.flatMap(([id, name, unit]) => {
     const from = data.series.find((series) => series.id === id);
     if (!from) return [];
     const values = from.values.map((value) => (value ? 1 / value : null));
-    const stderr = from.stderr && from.stderr.map((error, row) => (isKnown(error) && values[row] ? error * values[row] ** 2 : null));
-    return [{ id: `1/${id}`, key: id, part: "", name, unit, title: `${name} (${unit})`, about: `1 / ${from.about}`,
-      better: "high", values, stderr, high: null, bound: null, derived: true }];
+    const stderr =
+      from.stderr && from.stderr.map((error, row) => (isKnown(error) && values[row] ? error * values[row] ** 2 : null));
+    return [
+      {
+        id: `1/${id}`,
+        key: id,
+        part: "",
+        name,
+        unit,
+        title: `${name} (${unit})`,
+        about: `1 / ${from.about}`,
+        better: "high",
+        values,
+        stderr,
+        high: null,
+        bound: null,
+        derived: true,
+      },
+    ];
   });
 }
 
@@ -50,10 +77,12 @@ function levelText(axis, at) {
 
 /** A design in words: numbers with their names, texts by themselves. */
 function inWords(data, row, axes = data.axes) {
-  const words = axes.filter((axis) => axis.levels[axis.at[row]] !== null).map((axis) => {
-    const value = levelText(axis, axis.at[row]);
-    return axis.numeric ? `${axis.label} ${value}${axis.unit ? ` ${axis.unit}` : ""}` : value;
-  });
+  const words = axes
+    .filter((axis) => axis.levels[axis.at[row]] !== null)
+    .map((axis) => {
+      const value = levelText(axis, axis.at[row]);
+      return axis.numeric ? `${axis.label} ${value}${axis.unit ? ` ${axis.unit}` : ""}` : value;
+    });
   return words.join(", ") || "the one design";
 }
 
@@ -80,9 +109,16 @@ function bestOf(data, fits, group) {
 /** The words of a command that runs one design by itself. */
 function commandOf(data, row) {
   const quoted = (text) => (/^[\w.,:=\/@%+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
-  const sets = data.axes.filter((axis) => axis.path.includes(".")).map((axis) => {
-    const level = axis.levels[axis.at[row]];
-    return level === null ? null : `--set ${quoted(`${axis.path}=${level}`)}`;
-  });
-  return ["evaluator simulate SCENARIO.yaml", "--set sweep=null", ...sets.filter(isKnown), "--requests requests.csv"].join(" \\\n  ");
+  const sets = data.axes
+    .filter((axis) => axis.path.includes("."))
+    .map((axis) => {
+      const level = axis.levels[axis.at[row]];
+      return level === null ? null : `--set ${quoted(`${axis.path}=${level}`)}`;
+    });
+  return [
+    "evaluator simulate SCENARIO.yaml",
+    "--set sweep=null",
+    ...sets.filter(isKnown),
+    "--requests requests.csv",
+  ].join(" \\\n  ");
 }

@@ -11,7 +11,11 @@ async function start() {
   const data = prepare(JSON.parse(await unpacked("data")));
   let library = null;
   const page = {
-    data, chosen: 0, parts: [], onChoice: [], filtered: data.rows,
+    data,
+    chosen: 0,
+    parts: [],
+    onChoice: [],
+    filtered: data.rows,
     choose(row) {
       page.chosen = row;
       page.onChoice.forEach((tell) => tell());
@@ -40,6 +44,9 @@ async function start() {
 start().catch((error) => {
   const place = document.getElementById("failure");
   place.hidden = false;
-  place.textContent = typeof DecompressionStream === "undefined" ? "Tables and charts need a browser of 2023 or later." : `Tables and charts could not be drawn: ${error.message}`;
+  place.textContent =
+    typeof DecompressionStream === "undefined"
+      ? "Tables and charts need a browser of 2023 or later."
+      : `Tables and charts could not be drawn: ${error.message}`;
   throw error;
 });

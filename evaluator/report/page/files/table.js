@@ -1,14 +1,23 @@
 // The table of all designs: sorted by a click on a heading, filtered by the form above, a page of rows at a time.
 
 const PAGE_ROWS = 20;
-const FEW_LEVELS = 12;  // of a number, up to which a filter lists them
+const FEW_LEVELS = 12; // of a number, up to which a filter lists them
 
 /** Measures that stand in the table at first, by their ids; latencies at the statistic of their objective, or p90. */
 function firstColumns(data) {
   const at = (key) => data.objectives.find((each) => each.key === key)?.part ?? "p90";
-  const wanted = ["goodput_rps", "goodput_rps_per_gpu", "goodput_per_usd", ...["ttft_s", "tpot_s"].map((key) => `${key} ${at(key)}`),
+  const wanted = [
+    "goodput_rps",
+    "goodput_rps_per_gpu",
+    "goodput_per_usd",
+    ...["ttft_s", "tpot_s"].map((key) => `${key} ${at(key)}`),
     ...data.objectives.map((each) => `${each.key} ${each.part}`),
-    "slo_attainment", "tok_per_s_per_gpu", "output_tok_per_s", "usd_per_mtok", "joule_per_tok"];
+    "slo_attainment",
+    "tok_per_s_per_gpu",
+    "output_tok_per_s",
+    "usd_per_mtok",
+    "joule_per_tok",
+  ];
   return [...new Set(wanted)].filter((id) => data.byId.has(id));
 }
 
@@ -19,10 +28,42 @@ function rankingTable(page) {
   const table = document.getElementById("ranking");
 
   const columns = () => [
-    { name: "#", unit: "", key: (row) => data.ranks[row], cell: (row) => make("button", { type: "button", className: "rank", ariaLabel: `choose design ${data.ranks[row] + 1}` }, String(data.ranks[row] + 1)), number: true },
-    ...data.axes.map((axis) => ({ name: axis.label, unit: axis.unit, number: axis.numeric, key: (row) => (axis.numeric ? axis.levels[axis.at[row]] : levelText(axis, axis.at[row])), cell: (row) => levelText(axis, axis.at[row]) })),
-    { name: "state", unit: "", key: (row) => REACHED.concat("cannot run").indexOf(data.state(row)), cell: (row) => stateCell(data.state(row)) },
-    ...shown.columns.map((id) => data.byId.get(id)).map((series) => ({ name: series.name, unit: series.unit, about: series.about, number: true, key: (row) => series.values[row], down: series.better === "high", cell: (row) => figureCell(series, row) })),
+    {
+      name: "#",
+      unit: "",
+      key: (row) => data.ranks[row],
+      cell: (row) =>
+        make(
+          "button",
+          { type: "button", className: "rank", ariaLabel: `choose design ${data.ranks[row] + 1}` },
+          String(data.ranks[row] + 1),
+        ),
+      number: true,
+    },
+    ...data.axes.map((axis) => ({
+      name: axis.label,
+      unit: axis.unit,
+      number: axis.numeric,
+      key: (row) => (axis.numeric ? axis.levels[axis.at[row]] : levelText(axis, axis.at[row])),
+      cell: (row) => levelText(axis, axis.at[row]),
+    })),
+    {
+      name: "state",
+      unit: "",
+      key: (row) => REACHED.concat("cannot run").indexOf(data.state(row)),
+      cell: (row) => stateCell(data.state(row)),
+    },
+    ...shown.columns
+      .map((id) => data.byId.get(id))
+      .map((series) => ({
+        name: series.name,
+        unit: series.unit,
+        about: series.about,
+        number: true,
+        key: (row) => series.values[row],
+        down: series.better === "high",
+        cell: (row) => figureCell(series, row),
+      })),
   ];
 
   function sortBy(column) {
@@ -52,7 +93,8 @@ function rankingTable(page) {
     const column = columns().find((each) => each.name === shown.sort);
     if (!column) return rows;
     const keyed = rows.map((row) => [column.key(row), row]);
-    const known = keyed.filter(([key]) => isKnown(key)), unknown = keyed.filter(([key]) => !isKnown(key));
+    const known = keyed.filter(([key]) => isKnown(key)),
+      unknown = keyed.filter(([key]) => !isKnown(key));
     const order = typeof known[0]?.[0] === "string" ? (a, b) => a[0].localeCompare(b[0]) : (a, b) => a[0] - b[0];
     known.sort((a, b) => (shown.down ? -order(a, b) : order(a, b)) || a[1] - b[1]);
     return [...known, ...unknown].map(([, row]) => row);
@@ -66,11 +108,13 @@ function rankingTable(page) {
 
   function turn(first) {
     shown.first = Math.max(0, Math.min(first, Math.floor((shown.rows.length - 1) / PAGE_ROWS) * PAGE_ROWS));
-    const visible = shown.rows.slice(shown.first, shown.first + PAGE_ROWS), list = columns();
+    const visible = shown.rows.slice(shown.first, shown.first + PAGE_ROWS),
+      list = columns();
     table.replaceChildren(
       make("caption", { className: "note", hidden: true }, "All designs, ranked"),
       make("thead", {}, make("tr", {}, ...list.map((column) => heading(column)))),
-      make("tbody", {}, ...visible.map((row) => line(row, list))));
+      make("tbody", {}, ...visible.map((row) => line(row, list))),
+    );
     const range = visible.length ? `${shown.first + 1} to ${shown.first + visible.length} of ` : "";
     document.getElementById("table-state").textContent =
       `${range}${shown.rows.length.toLocaleString("en-US")} designs${shown.rows.length < data.count ? ` that pass the filters, out of ${data.count.toLocaleString("en-US")}` : ""}; ` +
@@ -81,22 +125,61 @@ function rankingTable(page) {
   function heading(column) {
     const sorts = shown.sort === column.name;
     const mark = sorts ? (shown.down ? " ▼" : " ▲") : "";
-    const button = make("button", { type: "button", title: column.about ?? "", onclick: () => { sortBy(column); document.querySelector("#ranking th[aria-sort$='ending'] button")?.focus({ preventScroll: true }); } }, `${column.name}${mark}`, make("small", {}, column.unit || "\u00a0"));
-    return make("th", { scope: "col", className: column.number ? "number" : "", data: { "aria-sort": sorts ? (shown.down ? "descending" : "ascending") : "none" } }, button);
+    const button = make(
+      "button",
+      {
+        type: "button",
+        title: column.about ?? "",
+        onclick: () => {
+          sortBy(column);
+          document.querySelector("#ranking th[aria-sort$='ending'] button")?.focus({ preventScroll: true });
+        },
+      },
+      `${column.name}${mark}`,
+      make("small", {}, column.unit || "\u00a0"),
+    );
+    return make(
+      "th",
+      {
+        scope: "col",
+        className: column.number ? "number" : "",
+        data: { "aria-sort": sorts ? (shown.down ? "descending" : "ascending") : "none" },
+      },
+      button,
+    );
   }
 
   function line(row, list) {
     const cells = list.map((column) => make("td", { className: column.number ? "number" : "" }, column.cell(row)));
-    return make("tr", { className: row === page.chosen ? "chosen" : "", onclick: () => { page.choose(row); turn(shown.first); } }, ...cells);
+    return make(
+      "tr",
+      {
+        className: row === page.chosen ? "chosen" : "",
+        onclick: () => {
+          page.choose(row);
+          turn(shown.first);
+        },
+      },
+      ...cells,
+    );
   }
 
   function pager() {
     const last = Math.max(0, Math.floor((shown.rows.length - 1) / PAGE_ROWS) * PAGE_ROWS);
     const step = (text, to, off) => make("button", { type: "button", disabled: off, onclick: () => turn(to) }, text);
-    document.getElementById("pager").replaceChildren(
-      step("First", 0, shown.first === 0), step("Previous", shown.first - PAGE_ROWS, shown.first === 0),
-      step("Next", shown.first + PAGE_ROWS, shown.first >= last), step("Last", last, shown.first >= last),
-      make("button", { type: "button", className: "push", onclick: () => download("designs.csv", asCsv(data, shown.rows)) }, "Save these as CSV"));
+    document
+      .getElementById("pager")
+      .replaceChildren(
+        step("First", 0, shown.first === 0),
+        step("Previous", shown.first - PAGE_ROWS, shown.first === 0),
+        step("Next", shown.first + PAGE_ROWS, shown.first >= last),
+        step("Last", last, shown.first >= last),
+        make(
+          "button",
+          { type: "button", className: "push", onclick: () => download("designs.csv", asCsv(data, shown.rows)) },
+          "Save these as CSV",
+        ),
+      );
   }
 
   buildFilters(page, filters, shown, () => refresh());
@@ -110,59 +193,7 @@ function figureCell(series, row) {
   const value = series.values[row];
   if (!isKnown(value)) return "–";
   const error = series.stderr?.[row];
-  return isKnown(error) ? make("span", {}, `${figure(value, series.whole)} `, make("small", {}, `±${errorFigure(error, value)}`)) : figure(value, series.whole);
-}
-
-/** The form above the table. */
-function buildFilters(page, filters, shown, refresh) {
-  const { data } = page;
-  const form = document.getElementById("filters");
-  form.onsubmit = (event) => event.preventDefault();
-  const search = make("input", { type: "search", placeholder: "b200 chunked", oninput: () => { filters.words = search.value; refresh(); } });
-  const states = [...new Set(data.rows.map(data.state))].map((state) => [state, state]);
-  const numberField = (changed, label) => make("input", { type: "number", step: "any", ariaLabel: label, oninput: (event) => changed(event.target.value === "" ? null : Number(event.target.value)) });
-  const axisFilter = (axis) => {
-    if (!axis.numeric || axis.levels.length <= FEW_LEVELS)
-      return choice(axis.label, [["", "all"], ...axis.levels.map((_, at) => [at, levelText(axis, at)])], "", (value) => {
-        filters.axes[axis.key] = (row) => value === "" || axis.at[row] === Number(value);
-        refresh();
-      });
-    const range = { from: null, to: null };
-    filters.axes[axis.key] = (row) => {
-      const level = axis.levels[axis.at[row]];
-      return (range.from === null || level >= range.from) && (range.to === null || level <= range.to);
-    };
-    return make("div", { className: "group" }, axis.unit ? `${axis.label}, ${axis.unit}` : axis.label, make("div", { className: "pair" },
-      numberField((value) => { range.from = value; refresh(); }, `${axis.label} from`), numberField((value) => { range.to = value; refresh(); }, `${axis.label} to`)));
-  };
-  const bound = numberField((value) => { filters.bound = value; refresh(); }, "bound of the measure");
-  form.replaceChildren(
-    make("label", {}, "words", search), choice("state", [["", "all"], ...states], "", (value) => { filters.state = value; refresh(); }),
-    ...data.axes.map(axisFilter),
-    make("div", { className: "group" }, "a measure", make("div", { className: "pair" },
-      choice("", [["", "none"], ...seriesOptions(data.series)], "", (value) => { filters.measure = value; refresh(); }),
-      choice("", [["≤", "≤"], ["≥", "≥"]], "≤", (value) => { filters.sign = value; refresh(); }), bound)),
-    columnChooser(data, shown, refresh));
-}
-
-function columnChooser(data, shown, refresh) {
-  const boxes = data.series.map((series) => {
-    const box = make("input", { type: "checkbox", checked: shown.columns.includes(series.id), onchange: () => {
-      shown.columns = data.series.filter((each) => each.id === series.id ? box.checked : shown.columns.includes(each.id)).map((each) => each.id);
-      refresh();
-    } });
-    return make("label", { title: series.about }, box, series.title);
-  });
-  return make("details", { className: "columns" }, make("summary", {}, "Choose columns"), make("div", { className: "choices" }, ...boxes));
-}
-
-/** Rows with all their quantities and measures, errors beside them, in the units of the page. */
-function asCsv(data, rows) {
-  const quoted = (value) => (!isKnown(value) ? "" : /[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
-  const columns = [["rank", (row) => data.ranks[row] + 1], ...data.axes.map((axis) => [axis.key, (row) => axis.levels[axis.at[row]]]), ["status", (row) => data.status.levels[data.status.at[row]]]];
-  for (const series of data.series.filter((each) => !each.derived)) {
-    columns.push([series.unit ? `${series.id} [${series.unit}]` : series.id, (row) => series.values[row]]);
-    if (series.stderr) columns.push([`${series.id} stderr`, (row) => series.stderr[row]]);
-  }
-  return [columns.map(([name]) => quoted(name)).join(","), ...rows.map((row) => columns.map(([, value]) => quoted(value(row))).join(","))].join("\n");
+  return isKnown(error)
+    ? make("span", {}, `${figure(value, series.whole)} `, make("small", {}, `±${errorFigure(error, value)}`))
+    : figure(value, series.whole);
 }
