@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from evaluator.estimation.phases import Phase, phase
 from evaluator.metrics.outcomes import OK
 from evaluator.plan import Member, plan
 from evaluator.replica import passage
+from evaluator.report.page.axes import settings
 from evaluator.report.page.words import design, number
 from evaluator.report.ranking import quantities
 from evaluator.scenario import load_scenario
@@ -69,16 +69,7 @@ def _member(ds: xr.Dataset, row: int) -> Member:
     if not isinstance(tree, Mapping):
         raise InputError("the scenario is no mapping")
     alone = {key: value for key, value in tree.items() if key not in ("sweep", "budget", "demand")}
-    return plan(load_scenario(alone, tuple(_settings(ds, row)))).members[0]
-
-
-def _settings(ds: xr.Dataset, row: int) -> Iterator[str]:
-    """``key.path=value`` for everything swept that the design has a value of."""
-    for name in quantities(ds):
-        path = str(ds[name].attrs.get("description", "")).removeprefix("swept: ")
-        value = ds[name].values[row].item()
-        if "." in path and value == value and value != "none":
-            yield f"{path}={json.dumps(value)}"
+    return plan(load_scenario(alone, settings(ds, tuple(quantities(ds)), row))).members[0]
 
 
 def _described(member: Member, station: int, title: str, about: str, batch: BatchStatistics) -> dict[str, Any]:

@@ -11,9 +11,8 @@ import numpy as np
 from evaluator.metrics.outcomes import OK
 from evaluator.report.elasticities import MEASURES as ELASTIC
 from evaluator.report.elasticities import elasticity, rows_with_elasticities
+from evaluator.report.page.axes import axes_shown, axis_json
 from evaluator.report.page.columns import Measure, levels, measure_json, part_of, scale_of
-from evaluator.report.page.rows import axes_shown
-from evaluator.report.picture.labels import axis_title, name_and_unit
 from evaluator.report.picture.style import COLOURS
 from evaluator.results.schema import objectives_of
 
@@ -51,7 +50,7 @@ def page_json(ds: xr.Dataset, rows: np.ndarray, ranks: np.ndarray, measures: Seq
         "objectives": objectives(ds, measures),
         "palette": {"light": COLOURS, "dark": COLOURS_ON_DARK},
         "elasticities": _elasticities(ds, rows),
-        "axes": [_axis(ds, name, rows) for name in axes_shown(ds)],
+        "axes": [axis_json(ds, axis, rows) for axis in axes_shown(ds)],
         **more,
     }
     texts = {name: ds[name].values[rows] for name in ("status", "engine", "provenance") if name in ds}
@@ -72,29 +71,6 @@ def objectives(ds: xr.Dataset, measures: Sequence[Measure]) -> list[dict[str, An
             factor = scale_of(key, "s")[1]
             found.append({"key": key, "part": part.name, "bound": float(f"{bound['bound_s'] * factor:.6g}")})
     return found
-
-
-def _axis(ds: xr.Dataset, name: str, rows: np.ndarray) -> dict[str, Any]:
-    """A swept quantity: its levels in order (numbers ascending, texts as first swept), and which each row has."""
-    values = ds[name].values
-    numeric = values.dtype.kind in "iuf"
-    distinct, first, places = np.unique(values, return_index=True, return_inverse=True)
-    order = np.arange(distinct.size) if numeric else np.argsort(first, kind="stable")
-    new = np.empty_like(order)
-    new[order] = np.arange(order.size)
-    found = distinct[order].tolist()
-    about = str(ds[name].attrs.get("description", ""))
-    label, unit = name_and_unit(ds, name)
-    return {
-        "key": name,
-        "label": label,
-        "title": axis_title(ds, name),
-        "unit": unit,
-        "path": about.removeprefix("swept: ") if about.startswith("swept: ") else "",
-        "numeric": numeric,
-        "levels": [None if level != level else level for level in found] if numeric else list(map(str, found)),
-        "at": new[places][rows].tolist(),
-    }
 
 
 def _elasticities(ds: xr.Dataset, rows: np.ndarray) -> dict[str, Any] | None:

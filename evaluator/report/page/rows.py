@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.metrics.outcomes import OK
-from evaluator.report.ranking import is_constant, quantities, ranking
+from evaluator.report.page.axes import axes_shown
+from evaluator.report.ranking import ranking
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -23,11 +24,6 @@ def ranked(ds: xr.Dataset) -> tuple[np.ndarray, str]:
     able = ds["status"].values == OK
     order, rule = ranking(ds, np.flatnonzero(able)) if able.any() else (np.empty(0, dtype=int), "none can run")
     return np.concatenate([order, np.flatnonzero(~able)]), rule
-
-
-def axes_shown(ds: xr.Dataset) -> list[str]:
-    """The swept quantities that are not the same in every design."""
-    return [name for name in quantities(ds) if not is_constant(ds, name)]
 
 
 def sample(ds: xr.Dataset, order: np.ndarray, most: int = MOST) -> np.ndarray:
@@ -48,7 +44,7 @@ def sample(ds: xr.Dataset, order: np.ndarray, most: int = MOST) -> np.ndarray:
 
 def _wanted(ds: xr.Dataset, order: np.ndarray, most: int) -> Iterator[np.ndarray]:
     """Places in ``order``, the most wanted first."""
-    codes = [np.unique(ds[name].values[order], return_inverse=True)[1] for name in axes_shown(ds)]
+    codes = [axis.at[order] for axis in axes_shown(ds)]
     yield np.arange(most // 5)
     for first, second in combinations(codes, 2):
         yield np.sort(np.unique(first * (int(second.max()) + 1) + second, return_index=True)[1])

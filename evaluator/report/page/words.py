@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.errors import InputError
+from evaluator.report.page.axes import Axis, axes_shown
 from evaluator.report.page.columns import Measure, Part, part_of
 from evaluator.report.page.data import objectives
-from evaluator.report.page.rows import axes_shown
-from evaluator.report.picture.labels import axis_title, name_and_unit, text, title
+from evaluator.report.picture.labels import text, title
 from evaluator.report.ranking import is_constant, quantities
 from evaluator.yaml import loads_yaml
 
@@ -72,29 +72,20 @@ def own_words(scenario_text: str) -> str:
 
 def design(ds: xr.Dataset, row: int) -> str:
     """A design by what was swept: numbers with their names and units, names by themselves."""
-    known = [name for name in axes_shown(ds) if ds[name].values[row] == ds[name].values[row]]
-    return ", ".join(_quantity(ds, row, name) for name in known) or "the one design of the scenario"
-
-
-def _quantity(ds: xr.Dataset, row: int, name: str) -> str:
-    value = text(ds[name].values[row])
-    label, unit = name_and_unit(ds, name)
-    return f"{label} {value} {unit}".rstrip() if ds[name].dtype.kind in "iuf" else value
+    return ", ".join(axis.quantity(ds, row) for axis in axes_shown(ds)) or "the one design of the scenario"
 
 
 def swept(ds: xr.Dataset) -> list[tuple[str, str]]:
-    """Every quantity that differs between designs, and its values."""
+    """Every axis on which designs differ, and its values."""
     found = []
-    for name in axes_shown(ds):
-        distinct, first = np.unique(ds[name].values, return_index=True)
-        numeric = ds[name].dtype.kind in "iuf"
-        some = distinct if numeric else ds[name].values[np.sort(first)]
-        values = [text(value) if value == value else "none" for value in some.tolist()]
+    for axis in axes_shown(ds):
+        values = [axis.words(ds, row) for row in axis.first.tolist()]
+        apart = "; " if len(axis.names) > 1 else ", "
+        listed = apart.join(values)
         if len(values) > MOST_LEVELS:
-            ends = f"{values[0]} to {values[-1]}" if numeric else ", ".join(values[:MOST_LEVELS]) + ", ..."
-            found.append((axis_title(ds, name), f"{len(values)} values, {ends}"))
-        else:
-            found.append((axis_title(ds, name), ", ".join(values)))
+            ends = f"{values[0]} to {values[-1]}" if axis.numeric else apart.join([*values[:MOST_LEVELS], "..."])
+            listed = f"{len(values)} values, {ends}"
+        found.append((axis.title, listed))
     return found
 
 
@@ -186,13 +177,16 @@ def cautions(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) 
             )
     if ds["saturated"].values[row]:
         found.append("The design is saturated: its queue grows without bound, so its waits tell how long the run was.")
-    for name in axes_shown(ds):
-        values = ds[name].values
-        if values.dtype.kind in "iuf" and np.unique(values).size > 2 and values[row] == np.nanmax(values):
-            found.append(
-                f"{_quantity(ds, row, name)} is the highest value that was swept: a higher one may be better still."
-            )
+    for axis in axes_shown(ds):
+        if axis.numeric and axis.first.size > 2 and axis.at[row] == _last(ds, axis):
+            words = axis.quantity(ds, row)
+            found.append(f"{words} is the highest value that was swept: a higher one may be better still.")
     return found
+
+
+def _last(ds: xr.Dataset, axis: Axis) -> int:
+    """The level of an axis of numbers that is the highest; designs without a value come behind it."""
+    return int(np.isfinite(ds[axis.key].values[axis.first]).sum()) - 1
 
 
 def _listed(words: Sequence[str]) -> str:

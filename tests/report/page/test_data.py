@@ -50,7 +50,9 @@ def test_what_is_not_known_is_null_and_what_nobody_knows_is_left_out():
 def test_axes_are_in_the_order_of_the_sweep_and_know_their_keys(page):
     ds, rows, _, data = page
     hardware, parallel, rate = data["axes"]
-    assert hardware["levels"] == ["h100-sxm", "l40s", "mi300x"] and hardware["path"] == "deployment.hardware"
+    assert hardware["levels"] == ["h100-sxm", "l40s", "mi300x"] and hardware["sets"][0] == [
+        "deployment.hardware=h100-sxm"
+    ]
     assert parallel["levels"] == [2, 4, 8] and parallel["numeric"]
     assert (rate["label"], rate["unit"], rate["title"]) == ("arrival rate", "requests/s", "arrival rate (requests/s)")
     found = [hardware["levels"][at] for at in hardware["at"]]

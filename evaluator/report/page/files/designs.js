@@ -109,16 +109,11 @@ function bestOf(data, fits, group) {
 /** The words of a command that runs one design by itself. */
 function commandOf(data, row) {
   const quoted = (text) => (/^[\w.,:=\/@%+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
-  const sets = data.axes
-    .filter((axis) => axis.path.includes("."))
-    .map((axis) => {
-      const level = axis.levels[axis.at[row]];
-      return level === null ? null : `--set ${quoted(`${axis.path}=${level}`)}`;
-    });
+  const sets = data.axes.flatMap((axis) => axis.sets[axis.at[row]]).map((setting) => `--set ${quoted(setting)}`);
   return [
     "evaluator simulate SCENARIO.yaml",
     "--set sweep=null",
-    ...sets.filter(isKnown),
+    ...sets,
     "--requests requests.csv",
   ].join(" \\\n  ");
 }
