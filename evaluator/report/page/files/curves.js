@@ -1,6 +1,7 @@
 // A measure over the load, or another scale that was swept: one curve for each level of an axis, or each percentile.
 
 const PERCENTILES = "(percentiles)";
+const LONGEST_LABEL = 16; // characters of a name beside its curve; longer ones stand in a legend
 const CUT = 5; // times the objective: how much longer a latency is, is of no interest
 
 function curvesChart(page) {
@@ -88,7 +89,8 @@ function drawCurves(page, node, chosen) {
   const limits = log ? range.map((power) => 10 ** power) : range;
   const span = rangeOf(x.levels, null, false);
   const across = [Math.min(0, span[0]), x.levels.at(-1) * (isNarrow(node) ? 1.02 : 1.09)];
-  const labels = isNarrow(node) ? [] : endLabels(data, node, x, curves, across, range, log);
+  const wide = curves.some((curve) => curve.name.length > LONGEST_LABEL);
+  const labels = isNarrow(node) || wide ? [] : endLabels(data, node, x, curves, across, range, log);
   const goal = series.bound === null ? null : log ? Math.log10(series.bound) : series.bound;
   return draw(
     page,

@@ -102,7 +102,7 @@ function bestOfEach(page) {
           make("button", { type: "button", className: "rank" }, `#${data.ranks[row] + 1}`),
         ),
         make("td", {}, make("b", {}, levelText(axis, at))),
-        make("td", {}, inWords(data, row, others)),
+        make("td", { className: "words" }, inWords(data, row, others)),
         make("td", {}, stateCell(data.state(row))),
         ...columns.map((series) => make("td", { className: "number" }, figureCell(series, row))),
       ),
