@@ -10,19 +10,22 @@ import numpy as np
 
 from evaluator.report.picture.labels import axis_title, name_and_unit, text, title
 from evaluator.report.ranking import is_constant, quantities
+from evaluator.report.search import in_layout
 from evaluator.results.schema import axes_of
 
 if TYPE_CHECKING:
     import xarray as xr
 
+_LAYOUT = "pool_layout"
 MOST_STEPS = 40
 """Steps of an axis with several keys up to which it is shown as one; a table or a sample of designs has more."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Axis:
     """Something that differs between designs: ``names`` are the coordinates that it stands for.
 
+    ``told_by`` is the variable that has its words, where it is not the coordinates themselves.
     ``first`` are positions along ``config``, one for each level, in the order of the levels; ``at``, (config,), says
     which level each design has. A single number is ``numeric``, and its levels ascend.
     """
@@ -35,9 +38,12 @@ class Axis:
     label: str
     title: str
     unit: str
+    told_by: str = ""
 
     def words(self, ds: xr.Dataset, row: int) -> str:
         """The design's level as text: numbers of several with their names, what is not set left out."""
+        if self.told_by:
+            return str(ds[self.told_by].values[row])
         if len(self.names) == 1:
             return _shown(ds[self.names[0]].values[row])
         words = [_named(ds, name, row) for name in self.names if _is_set(ds, name, row) and not name.endswith("_role")]
@@ -49,26 +55,37 @@ class Axis:
 
 
 def axes_shown(ds: xr.Dataset) -> list[Axis]:
-    """The axes of the sweep without what is the same in every design."""
+    """The axes of the sweep without what is the same in every design; of a search, how pools are laid out is one."""
     varying = [name for name in quantities(ds) if not is_constant(ds, name)]
-    found = []
+    layout = _layout(ds, varying)
+    told = layout.names if layout else ()
+    found: list[Axis] = []
     for coordinates in axes_of(ds):
-        names = tuple(name for name in coordinates if name in varying)
+        names = tuple(name for name in coordinates if name in varying and name not in told)
+        if layout and layout not in found and set(coordinates) & set(told):
+            found.append(layout)
         if len(names) > 1 and _steps(ds, names)[0].size <= MOST_STEPS:
             found.append(_axis(ds, coordinates[0], names))
         else:
             found += [_axis(ds, name, (name,)) for name in names]
-    return found
+    return found if layout is None or layout in found else [*found, layout]
+
+
+def _layout(ds: xr.Dataset, varying: list[str]) -> Axis | None:
+    """How the pools of a search are laid out, in the place of the quantities that say so; None where it is the same."""
+    if _LAYOUT not in ds or is_constant(ds, _LAYOUT):
+        return None
+    names = tuple(name for name in varying if in_layout(ds, name))
+    first, at = _in_order(*_steps(ds, (_LAYOUT,)))
+    label = str(ds[_LAYOUT].attrs.get("long_name", "layout"))
+    return Axis(_LAYOUT, names, first, at, False, label, label, "", told_by=_LAYOUT)
 
 
 def _axis(ds: xr.Dataset, key: str, names: tuple[str, ...]) -> Axis:
     first, at = _steps(ds, names)
     numeric = len(names) == 1 and ds[key].dtype.kind in "iuf"
-    if not numeric:  # as first swept
-        order = np.argsort(first, kind="stable")
-        places = np.empty_like(order)
-        places[order] = np.arange(order.size)
-        first, at = first[order], places[at]
+    if not numeric:
+        first, at = _in_order(first, at)
     if len(names) > 1:
         return Axis(key, names, first, at, False, title(key), title(key), "")
     label, unit = name_and_unit(ds, key)
@@ -80,6 +97,14 @@ def _steps(ds: xr.Dataset, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarr
     codes = np.stack([np.unique(ds[name].values, return_inverse=True)[1] for name in names], axis=-1)
     _, first, at = np.unique(codes, axis=0, return_index=True, return_inverse=True)
     return first, at.reshape(-1)
+
+
+def _in_order(first: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same levels in the order in which they were first swept."""
+    order = np.argsort(first, kind="stable")
+    places = np.empty_like(order)
+    places[order] = np.arange(order.size)
+    return first[order], places[at]
 
 
 def _is_set(ds: xr.Dataset, name: str, row: int) -> bool:

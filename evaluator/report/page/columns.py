@@ -33,7 +33,9 @@ _SHORT = {
     "kv_used_max": "KV used, highest",
     "goodput_rps": "goodput",
     "goodput_rps_per_gpu": "goodput per GPU",
-    "goodput_per_usd": "goodput per USD",
+    "goodput_per_usd": "requests per USD",
+    "tok_per_joule": "output per joule",
+    "usd_per_hour": "price",
 }
 # Unit in the dataset -> (unit on the page, factor); a latency per token is read in ms, a share in percent.
 _UNITS = {
@@ -41,6 +43,7 @@ _UNITS = {
     "USD": ("USD/Mtok", 1.0),
     "J": ("J/token", 1.0),
     "token/s": ("tokens/s", 1.0),
+    "token/J": ("tokens/J", 1.0),
     "1/s": ("requests/s", 1.0),
     "1/USD": ("requests/USD", 1.0),
 }

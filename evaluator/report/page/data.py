@@ -14,11 +14,13 @@ from evaluator.report.elasticities import elasticity, rows_with_elasticities
 from evaluator.report.page.axes import axes_shown, axis_json
 from evaluator.report.page.columns import Measure, levels, measure_json, part_of, scale_of
 from evaluator.report.picture.style import COLOURS
+from evaluator.report.search import question_of, serves
 from evaluator.results.schema import objectives_of
 
 if TYPE_CHECKING:
     import xarray as xr
 
+_TEXTS = ("status", "engine", "provenance", "calibration_set", "search_status", "goodput_limit")
 MEETS, RUNS, MISSES, SATURATED, CANNOT_RUN = (
     "meets objectives",
     "runs",
@@ -34,8 +36,9 @@ COLOURS_ON_DARK = ("#4FA8E0", "#FF8A3D", "#2EC29A", "#E59AC4", "#F2B632", "#8FD0
 
 def states(ds: xr.Dataset) -> np.ndarray:
     """What became of each design, (config,) text: one of the five words of this module."""
-    able, met, over = ds["status"].values == OK, ds["slo_met"].values, ds["saturated"].values
-    calm = MISSES if objectives_of(ds) else RUNS
+    able, over = ds["status"].values == OK, ds["saturated"].values
+    met = serves(ds) if "search" in ds.attrs else ds["slo_met"].values
+    calm = MISSES if objectives_of(ds) or "search" in ds.attrs else RUNS
     return np.select([~able, met.astype(bool), over.astype(bool)], [CANNOT_RUN, MEETS, SATURATED], calm)
 
 
@@ -50,10 +53,11 @@ def page_json(ds: xr.Dataset, rows: np.ndarray, ranks: np.ndarray, measures: Seq
         "objectives": objectives(ds, measures),
         "palette": {"light": COLOURS, "dark": COLOURS_ON_DARK},
         "elasticities": _elasticities(ds, rows),
+        "search": question_of(ds) if "search" in ds.attrs else None,
         "axes": [axis_json(ds, axis, rows) for axis in axes_shown(ds)],
         **more,
     }
-    texts = {name: ds[name].values[rows] for name in ("status", "engine", "provenance") if name in ds}
+    texts = {name: ds[name].values[rows] for name in _TEXTS if name in ds}
     texts["states"] = states(ds)[rows]
     entries = [f"{json.dumps(name)}:{levels(values)}" for name, values in texts.items()]
     entries.append(f'"measures":[{",".join(map(measure_json, measures))}]')

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.metrics.outcomes import OK
+from evaluator.report import search
 from evaluator.report.page.axes import axes_shown
 from evaluator.report.ranking import ranking
 
@@ -22,8 +23,16 @@ MOST = 10_000
 def ranked(ds: xr.Dataset) -> tuple[np.ndarray, str]:
     """All positions along ``config``, the best first and those that cannot run last, and the rule in words."""
     able = ds["status"].values == OK
-    order, rule = ranking(ds, np.flatnonzero(able)) if able.any() else (np.empty(0, dtype=int), "none can run")
-    return np.concatenate([order, np.flatnonzero(~able)]), rule
+    if not able.any():
+        return np.arange(able.size), "none can run"
+    if "search" not in ds.attrs:
+        order, rule = ranking(ds, np.flatnonzero(able))
+        return np.concatenate([order, np.flatnonzero(~able)]), rule
+    order, rule = search.ranking(ds)
+    others = np.setdiff1d(np.flatnonzero(able), order)
+    near = others[np.argsort(-np.nan_to_num(ds["slo_attainment"].values[others]), kind="stable")]
+    rule = f"{rule}; those that do not meet the objectives last, by SLO attainment" if rule else "SLO attainment"
+    return np.concatenate([order, near, np.flatnonzero(~able)]), rule
 
 
 def sample(ds: xr.Dataset, order: np.ndarray, most: int = MOST) -> np.ndarray:

@@ -67,7 +67,10 @@ def question(ds: xr.Dataset, rule: str, measures: Sequence[Measure]) -> str:
     pairs = [(f"swept: {name}", values) for name, values in words.swept(ds)]
     if same := words.held(ds):
         pairs.append(("in all designs", same))
+    pairs += words.asked(ds)
     paths = {str(ds[name].attrs.get("description", "")).removeprefix("swept: ") for name in ds.coords}
+    if "search" in ds.attrs:
+        paths.add("workload.arrivals.rate_rps")
     pairs += words.sections_of(scenario, paths)
     units = {one.key: one for one in measures}
     bounds = [
@@ -119,9 +122,12 @@ def breaks(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
     total = ds.sizes["config"]
     rows: list[tuple[object, ...]] = [_reason_row(reason, total) for reason in reasons_of(ds["status"].values)]
     found = states(ds)
-    if count := int((found == SATURATED).sum()):
-        rows.append((count, _share(count, total), "saturated: the queue grows without bound", _OVERLOADED))
-    rows += _misses(ds, measures, found == MISSES)
+    if "search_status" in ds:
+        rows += _searched(ds, found)
+    else:
+        if count := int((found == SATURATED).sum()):
+            rows.append((count, _share(count, total), "saturated: the queue grows without bound", _OVERLOADED))
+        rows += _misses(ds, measures, found == MISSES)
     if not rows:
         return paragraph("Every design runs, and meets the objectives where there are any.")
     return table(("designs", "share", "why", "what to do"), rows, "wide")
@@ -132,6 +138,19 @@ def _reason_row(reason: Reason, total: int) -> tuple[object, ...]:
     said, _, remedy = reason.text.partition("; remedy: ")
     example = "e.g. " if reason.several else ""
     return count, _share(count, total), f"cannot run: {example}{said}", remedy or reason.remedy or "as it says"
+
+
+def _searched(ds: xr.Dataset, found: np.ndarray) -> list[tuple[object, ...]]:
+    """What a search came to where it is not plainly a rate: no rate meets the objectives, or its bracket has a flaw."""
+    texts = np.where(found == CANNOT_RUN, OK, ds["search_status"].values.astype(str))
+    plain = np.where(np.isin(texts, ("bracketed", "met")), OK, texts)
+    rows: list[tuple[object, ...]] = []
+    for reason in reasons_of(plain):
+        said, _, remedy = reason.text.partition("; ")
+        count, example = reason.positions.size, "e.g. " if reason.several else ""
+        missed = [words for metric, words in _MISSED.items() if f"{metric} " in said]
+        rows.append((count, _share(count, ds.sizes["config"]), f"{example}{said}", remedy or "; ".join(missed)))
+    return rows
 
 
 def _misses(ds: xr.Dataset, measures: Sequence[Measure], missing: np.ndarray) -> list[tuple[object, ...]]:
@@ -171,8 +190,10 @@ def provenance(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
         "over the seeds" if several else "from batch means within the one run; none where a statistic has no batches"
     )
     pairs = [
-        ("efficiencies", f"calibration set {attrs.get('calibration', 'unknown')}; {_counted(ds, 'provenance', able)}"),
+        ("efficiencies", _counted(ds, "provenance", able)),
+        ("calibration", _sets(ds, able)),
         ("computed by", f"{_counted(ds, 'engine', able)}. {attrs.get('engine_note', '')}".strip()),
+        *([("search", str(attrs["search_note"]))] if attrs.get("search_note") else []),
         ("seeds", seeds or "unknown"),
         ("errors", f"± and bars are Monte-Carlo standard errors, {errors}. They tell of chance alone: "
          "how far the model is from a real system, `evaluator compare` and the calibration set's own errors tell."),
@@ -185,6 +206,12 @@ def provenance(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
         ("measure", "unit", "meaning"), [(one.label, one.unit or "1", one.about) for one in measures], "wide"
     )
     return f"{definitions(pairs)}<details><summary>What every measure means</summary>{meanings}</details>"
+
+
+def _sets(ds: xr.Dataset, able: np.ndarray) -> str:
+    """The calibration sets of designs, where the result says them row by row, and what the scenario asked for."""
+    asked = f"asked for: {ds.attrs.get('calibration', 'unknown')}"
+    return f"{asked}; {_counted(ds, 'calibration_set', able)}" if "calibration_set" in ds else asked
 
 
 def _counted(ds: xr.Dataset, name: str, able: np.ndarray) -> str:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.errors import InputError
+from evaluator.metrics.outcomes import OK
 from evaluator.report.page.axes import Axis, axes_shown
 from evaluator.report.page.columns import Measure, Part, part_of
 from evaluator.report.page.data import objectives
 from evaluator.report.picture.labels import text, title
 from evaluator.report.ranking import is_constant, quantities
+from evaluator.report.search import question_of
 from evaluator.yaml import loads_yaml
 
 if TYPE_CHECKING:
@@ -23,10 +25,10 @@ MOST_LEVELS = 8  # of an axis, that are listed
 
 
 def number(value: float) -> str:
-    """Three significant digits, thousands with commas; large numbers in full."""
+    """Three significant digits, thousands with commas; large and whole numbers in full."""
     if not np.isfinite(value):
         return "unknown"
-    if abs(value) >= 1000:
+    if abs(value) >= 1000 or float(value).is_integer():
         return f"{value:,.0f}"
     digits = f"{value:#.3g}"
     return (digits.rstrip(".") if "e" not in digits else f"{value:.3g}") if value else "0"
@@ -95,6 +97,22 @@ def held(ds: xr.Dataset) -> str:
     return ", ".join(f"{title(name)} {text(ds[name].values[0])}" for name in same)
 
 
+def asked(ds: xr.Dataset) -> list[tuple[str, str]]:
+    """What a search was for, and within what budget; nothing of a sweep."""
+    if "search" not in ds.attrs:
+        return []
+    question = question_of(ds)
+    rate, devices, price = question["rate_rps"], question.get("devices"), question.get("usd_per_hour")
+    if rate is None:
+        found = [
+            ("searched", f"the highest arrival rate at which all objectives hold, to {100 * question['bracket']:g} %")
+        ]
+    else:
+        found = [("searched", f"the fewest replicas that serve {rate:g} requests/s")]
+    limits = [f"{most:g} {unit}" for most, unit in ((devices, "devices"), (price, "USD/h")) if most is not None]
+    return [*found, ("budget", ", ".join(limits))] if limits else found
+
+
 def sections_of(scenario_text: str, swept_paths: set[str]) -> list[tuple[str, str]]:
     """Workload and deployment of a scenario's text, as (section, words); nothing where the text cannot be read."""
     try:
@@ -133,23 +151,31 @@ def _lead(found: re.Match[str]) -> str:
 def answer(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) -> list[str]:
     """Sentences about the best design: ``row`` is its position along ``config``, ``place`` that in the measures."""
     gains = []
-    for key in ("goodput_rps", "goodput_rps_per_gpu", "usd_per_mtok", "tok_per_s_per_gpu", "output_tok_per_s"):
+    served = question_of(ds)["rate_rps"] if "search" in ds.attrs else None
+    for key in _WORDS if served is None else (*_TAKES, *_WORDS):
         measure = next((one for one in measures if one.key == key), None)
         if measure is not None and np.isfinite(measure.parts[0].values[place]):
-            gains.append(f"{measured(measure, measure.parts[0], place)} {_WORDS[key]}")
+            gains.append(
+                f"{measured(measure, measure.parts[0], place)} {_TAKES.get(key) or _WORDS.get(key, '')}".strip()
+            )
     limits = [_held_against(measures, bound, place) for bound in objectives(ds, measures)]
     sentences = [f"{design(ds, row)}."]
     if gains:
-        sentences.append(f"It gives {_listed(gains[:3])}.")
+        serving = "It gives" if served is None else f"It serves {served:g} requests/s with"
+        sentences.append(f"{serving} {_listed(gains[:4])}.")
     if limits:
         sentences.append(f"{_listed(limits)}.")
     return sentences
 
 
+# What the best design takes to serve a rate that was asked for.
+_TAKES = {"devices": "devices", "usd_per_hour": ""}
+# What the best design gives, the most telling first.
 _WORDS = {
     "goodput_rps": "of goodput",
-    "goodput_rps_per_gpu": "per GPU",
-    "usd_per_mtok": "as cost of output tokens",
+    "goodput_rps_per_gpu": "of goodput per GPU",
+    "goodput_per_usd": "",
+    "usd_per_mtok": "of output",
     "tok_per_s_per_gpu": "of output per GPU",
     "output_tok_per_s": "in all",
 }
@@ -165,7 +191,7 @@ def _held_against(measures: Sequence[Measure], bound: Mapping[str, Any], place: 
 def cautions(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) -> list[str]:
     """What to doubt of the answer: objectives within chance of their bounds, axes whose end is the best, saturation."""
     found = []
-    for bound in objectives(ds, measures):
+    for bound in objectives(ds, measures) if "search" not in ds.attrs else []:  # a search ends at an objective
         part = part_of(measures, bound["key"], bound["part"])
         if part is None or part.stderr is None or not np.isfinite(part.stderr[place]):
             continue
@@ -175,6 +201,14 @@ def cautions(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) 
             found.append(
                 f"{name} is within two standard errors of its objective, so chance may decide; more seeds would tell."
             )
+    kinds = np.unique(ds["provenance"].values[ds["status"].values == OK])
+    if kinds.size > 1:
+        found.append(
+            f"Efficiencies are of different kinds ({', '.join(kinds)}), a part of what sets designs apart; "
+            "`calibration: datasheet` treats all alike."
+        )
+    if "search_status" in ds and ds["search_status"].values[row] not in ("bracketed", "met"):
+        found.append(f"The search came to: {ds['search_status'].values[row]}.")
     if ds["saturated"].values[row]:
         found.append("The design is saturated: its queue grows without bound, so its waits tell how long the run was.")
     for axis in axes_shown(ds):

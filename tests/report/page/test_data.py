@@ -76,18 +76,6 @@ def test_states_of_designs():
     assert set(states(sweep(HARDWARE, PARALLEL, RATE, objectives=()))) == {RUNS, SATURATED, CANNOT_RUN}
 
 
-def test_a_search_shows_the_upper_end_of_its_bracket_with_the_goodput():
-    values = {"goodput_rps": np.array([4.0, 0.0]), "goodput_high_rps": np.array([4.1, np.nan])}
-    ds = sweep(HARDWARE).isel(config=slice(0, 2))
-    for name, value in values.items():
-        ds[name] = ("config", value, {"units": "1/s", "long_name": "goodput"})
-    measures = measures_of(ds, np.arange(2))
-    goodput = next(measure for measure in measures if measure.key == "goodput_rps")
-    assert goodput.better == "high" and goodput.unit == "requests/s"
-    np.testing.assert_array_equal(goodput.parts[0].high, values["goodput_high_rps"])
-    assert "goodput_high_rps" not in {measure.key for measure in measures}
-
-
 def test_elasticities_of_the_best_rows(page):
     ds, rows, measures, data = page
     assert data["elasticities"] is None

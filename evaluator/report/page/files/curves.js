@@ -18,7 +18,7 @@ function curvesChart(page) {
     const goal = data.objectives[0];
     const chosen = {
       x: preferred ?? longest.key,
-      y: firstOf(data.byId, [goal ? `${goal.key} ${goal.part}` : "ttft_s p90", "ttft_s p90"]),
+      y: firstOf(data.byId, ["goodput_rps", goal ? `${goal.key} ${goal.part}` : "ttft_s p90", "ttft_s p90"]),
       colour: null,
       held: {},
     };

@@ -14,15 +14,26 @@ function designCard(page) {
         "p",
         {},
         stateCell(data.state(row)),
-        ` · computed by ${word("engine", row)}, efficiencies: ${word("provenance", row)}`,
+        ` · computed by ${word("engine", row)}, efficiencies: ${word("provenance", row)}${set(row)}`,
       ),
+      ...(found(row) ? [make("p", {}, found(row))] : []),
       ...(failed ? [failed] : [figures(data, row)]),
       make("h3", {}, "Every request of this design"),
+      ...(data.search && (data.search.fill || data.search.rate_rps !== null)
+        ? [make("p", { className: "note" }, "Add deployment.replicas as the layout says: the search chose them.")]
+        : []),
       command,
       copyButton(make("button", { type: "button" }, "Copy"), () => command.textContent),
     );
   }
 
+  const set = (row) => (data.calibration_set ? ` (set ${word("calibration_set", row)})` : "");
+  /** What a search came to, and which objective limits the design. */
+  const found = (row) => {
+    if (!data.search_status || !data.ran(row)) return "";
+    const limit = data.goodput_limit && word("goodput_limit", row);
+    return `The search: ${word("search_status", row)}${limit ? `; limited by ${limit}` : ""}.`;
+  };
   const word = (name, row) => (data[name] ? data[name].levels[data[name].at[row]] : "unknown");
   page.onChoice.push(show);
   show();

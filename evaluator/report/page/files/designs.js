@@ -109,11 +109,15 @@ function bestOf(data, fits, group) {
 /** The words of a command that runs one design by itself. */
 function commandOf(data, row) {
   const quoted = (text) => (/^[\w.,:=\/@%+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+  const goodput = data.byId.get("goodput_rps")?.values[row];
+  const rate = data.search?.rate_rps ?? goodput;
+  const searched = data.search && isKnown(rate) ? [`--set workload.arrivals.rate_rps=${rate}`] : [];
   const sets = data.axes.flatMap((axis) => axis.sets[axis.at[row]]).map((setting) => `--set ${quoted(setting)}`);
   return [
     "evaluator simulate SCENARIO.yaml",
     "--set sweep=null",
     ...sets,
+    ...searched,
     "--requests requests.csv",
   ].join(" \\\n  ");
 }

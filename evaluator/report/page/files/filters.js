@@ -1,5 +1,7 @@
 // The form above the table: what it filters by, which columns it shows; and its rows as CSV.
 
+const FEW_LEVELS = 12; // of a number, up to which they are listed
+
 /** The form above the table. */
 function buildFilters(page, filters, shown, refresh) {
   const { data } = page;

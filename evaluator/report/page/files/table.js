@@ -1,12 +1,12 @@
 // The table of all designs: sorted by a click on a heading, filtered by the form above, a page of rows at a time.
 
 const PAGE_ROWS = 20;
-const FEW_LEVELS = 12; // of a number, up to which a filter lists them
 
 /** Measures that stand in the table at first, by their ids; latencies at the statistic of their objective, or p90. */
 function firstColumns(data) {
   const at = (key) => data.objectives.find((each) => each.key === key)?.part ?? "p90";
   const wanted = [
+    ...(data.search ? ["devices", "usd_per_hour"] : []),
     "goodput_rps",
     "goodput_rps_per_gpu",
     "goodput_per_usd",
