@@ -196,7 +196,7 @@ def provenance(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
         *([("search", str(attrs["search_note"]))] if attrs.get("search_note") else []),
         ("seeds", seeds or "unknown"),
         ("errors", f"± and bars are Monte-Carlo standard errors, {errors}. They tell of chance alone: "
-         "how far the model is from a real system, `evaluator compare` and the calibration set's own errors tell."),
+         "how far the model is from a real system, evaluator compare and the calibration set's own errors tell."),
         ("made by", f"evaluator {attrs.get('evaluator_version', '?')}, JAX {attrs.get('jax_version', '?')}, "
          f"{attrs.get('created', 'at an unknown time')}, schema {attrs.get('schema_version', '?')}"),
         ("scenario's SHA-256", attrs.get("scenario_sha256", "unknown")),

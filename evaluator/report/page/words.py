@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 MOST_LEVELS = 8  # of an axis, that are listed
+MOST_GAINS = 4  # of the best design, that are told
 
 
 def number(value: float) -> str:
@@ -162,7 +163,7 @@ def answer(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) ->
     sentences = [f"{design(ds, row)}."]
     if gains:
         serving = "It gives" if served is None else f"It serves {served:g} requests/s with"
-        sentences.append(f"{serving} {_listed(gains[:4])}.")
+        sentences.append(f"{serving} {_listed(gains[:MOST_GAINS])}.")
     if limits:
         sentences.append(f"{_listed(limits)}.")
     return sentences
@@ -175,9 +176,9 @@ _WORDS = {
     "goodput_rps": "of goodput",
     "goodput_rps_per_gpu": "of goodput per GPU",
     "goodput_per_usd": "",
-    "usd_per_mtok": "of output",
     "tok_per_s_per_gpu": "of output per GPU",
     "output_tok_per_s": "in all",
+    "usd_per_mtok": "of output",
 }
 
 
@@ -205,7 +206,7 @@ def cautions(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) 
     if kinds.size > 1:
         found.append(
             f"Efficiencies are of different kinds ({', '.join(kinds)}), a part of what sets designs apart; "
-            "`calibration: datasheet` treats all alike."
+            "calibration: datasheet treats all alike."
         )
     if "search_status" in ds and ds["search_status"].values[row] not in ("bracketed", "met"):
         found.append(f"The search came to: {ds['search_status'].values[row]}.")

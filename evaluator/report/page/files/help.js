@@ -6,7 +6,7 @@ function helpChart(page) {
     const known = data.elasticities;
     if (!known)
       return part.say(
-        "The sweep was run without sensitivities. `evaluator sweep SCENARIO.yaml --sensitivity --out RESULT.nc` adds what 1 % more memory bandwidth, FLOP/s or link bandwidth, or 1 % longer fixed times, change in every design.",
+        "The sweep was run without sensitivities. evaluator sweep SCENARIO.yaml --sensitivity --out RESULT.nc adds what 1 % more memory bandwidth, FLOP/s or link bandwidth, or 1 % longer fixed times, change in every design.",
       );
     part.chart.classList.add("low");
     const redraw = () => drawHelp(page, part.chart, known);
