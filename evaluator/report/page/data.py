@@ -42,6 +42,14 @@ def states(ds: xr.Dataset) -> np.ndarray:
     return np.select([~able, met.astype(bool), over.astype(bool)], [CANNOT_RUN, MEETS, SATURATED], calm)
 
 
+def too_short(ds: xr.Dataset) -> np.ndarray:
+    """Designs whose run was too short for its statistics, (config,) boolean; saturated ones say so by themselves."""
+    if "steady" not in ds:
+        return np.zeros(ds.sizes["config"], dtype=bool)
+    calm = (ds["status"].values == OK) & ~ds["saturated"].values.astype(bool)
+    return calm & ~ds["steady"].values.astype(bool)
+
+
 def page_json(ds: xr.Dataset, rows: np.ndarray, ranks: np.ndarray, measures: Sequence[Measure], **more: Any) -> str:
     """The designs at the positions ``rows`` along ``config``, which have these ``ranks`` (0 is the best), as JSON.
 
@@ -59,6 +67,7 @@ def page_json(ds: xr.Dataset, rows: np.ndarray, ranks: np.ndarray, measures: Seq
     }
     texts = {name: ds[name].values[rows] for name in _TEXTS if name in ds}
     texts["states"] = states(ds)[rows]
+    texts["steady"] = np.where(too_short(ds)[rows], "no", "yes")
     entries = [f"{json.dumps(name)}:{levels(values)}" for name, values in texts.items()]
     entries.append(f'"measures":[{",".join(map(measure_json, measures))}]')
     entries.append(f'"saturated":{json.dumps(ds["saturated"].values[rows].astype(int).tolist())}')

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 MOST = 10_000
-"""Designs of one page. They take about 300 bytes each in the file and stay quick in a browser."""
+"""Designs of one page. They take about 200 bytes each in the file and stay quick in a browser."""
 
 
 def ranked(ds: xr.Dataset) -> tuple[np.ndarray, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from evaluator.metrics.outcomes import OK
 from evaluator.report.page import words
 from evaluator.report.page.columns import Measure, part_of
-from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, objectives, states
+from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, objectives, states, too_short
 from evaluator.report.reasons import Reason, reasons_of
 
 if TYPE_CHECKING:
@@ -128,6 +128,8 @@ def breaks(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
         if count := int((found == SATURATED).sum()):
             rows.append((count, _share(count, total), "saturated: the queue grows without bound", _OVERLOADED))
         rows += _misses(ds, measures, found == MISSES)
+    if count := int(too_short(ds).sum()):
+        rows.append((count, _share(count, total), "not steady: the run is too short for its statistics", words.LONGER))
     if not rows:
         return paragraph("Every design runs, and meets the objectives where there are any.")
     return table(("designs", "share", "why", "what to do"), rows, "wide")

@@ -12,7 +12,7 @@ from evaluator.errors import InputError
 from evaluator.metrics.outcomes import OK
 from evaluator.report.page.axes import Axis, axes_shown
 from evaluator.report.page.columns import Measure, Part, part_of
-from evaluator.report.page.data import objectives
+from evaluator.report.page.data import objectives, too_short
 from evaluator.report.picture.labels import text, title
 from evaluator.report.ranking import is_constant, quantities
 from evaluator.report.search import question_of
@@ -21,6 +21,7 @@ from evaluator.yaml import loads_yaml
 if TYPE_CHECKING:
     import xarray as xr
 
+LONGER = "use workload.requests: auto, or more of them"
 MOST_LEVELS = 8  # of an axis, that are listed
 MOST_GAINS = 4  # of the best design, that are told
 
@@ -210,6 +211,8 @@ def cautions(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) 
         )
     if "search_status" in ds and ds["search_status"].values[row] not in ("bracketed", "met"):
         found.append(f"The search came to: {ds['search_status'].values[row]}.")
+    if too_short(ds)[row]:
+        found.append(f"Its run is too short for its statistics (not steady): {LONGER}.")
     if ds["saturated"].values[row]:
         found.append("The design is saturated: its queue grows without bound, so its waits tell how long the run was.")
     for axis in axes_shown(ds):

@@ -113,6 +113,16 @@ def test_an_answer_that_chance_may_decide_or_that_ends_the_sweep_says_so(page):
     assert "arrival rate 8 requests/s is the highest value that was swept" in text_of(page(ds))
 
 
+def test_a_run_that_is_too_short_says_so(page):
+    ds = sweep(HARDWARE, RATE)
+    ds["steady"] = ("config", ds["saturated"].values | (np.arange(24) % 2 == 0) & (ds["status"].values != "ok"))
+    html = page(ds)
+    assert "Its run is too short for its statistics (not steady): use workload.requests: auto" in text_of(html)
+    calm = (ds["status"].values == "ok") & ~ds["saturated"].values
+    assert f"{int(calm.sum())} {100 * calm.mean():.1f} % not steady: the run is too short" in text_of(html)
+    assert "no" in data_of(html)["steady"]["levels"]
+
+
 @pytest.mark.parametrize("value, error, text", [
     (0.3714, 0.0341, "0.371 ± 0.034"), (973.2, None, "973"), (48.4, 1.62, "48.4 ± 1.6"),
     (12345.6, 210.0, "12,346 ± 210"),

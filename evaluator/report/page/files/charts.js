@@ -106,6 +106,8 @@ async function draw(page, node, traces, layout, caption) {
     });
   }
   node.closest("figure").querySelector("figcaption").textContent = caption;
+  node.setAttribute("role", "img");
+  node.setAttribute("aria-label", caption);
   node.dataset.drawn = String(Number(node.dataset.drawn ?? 0) + 1);
 }
 

@@ -1,10 +1,10 @@
 // Controls that several sections use.
 
-/** A labelled choice; options are [value, text] pairs. `changed` gets the value. */
-function choice(label, options, value, changed) {
+/** A labelled choice; options are [value, text] pairs. `changed` gets the value; `name` stands in for no label. */
+function choice(label, options, value, changed, name = "") {
   const select = make(
     "select",
-    { onchange: () => changed(select.value) },
+    { onchange: () => changed(select.value), ...(name ? { ariaLabel: name } : {}) },
     ...options.map(([key, text]) => make("option", { value: key, selected: String(key) === String(value) }, text)),
   );
   return make("label", {}, label, select);

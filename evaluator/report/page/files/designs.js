@@ -113,11 +113,7 @@ function commandOf(data, row) {
   const rate = data.search?.rate_rps ?? goodput;
   const searched = data.search && isKnown(rate) ? [`--set workload.arrivals.rate_rps=${rate}`] : [];
   const sets = data.axes.flatMap((axis) => axis.sets[axis.at[row]]).map((setting) => `--set ${quoted(setting)}`);
-  return [
-    "evaluator simulate SCENARIO.yaml",
-    "--set sweep=null",
-    ...sets,
-    ...searched,
-    "--requests requests.csv",
-  ].join(" \\\n  ");
+  return ["evaluator simulate SCENARIO.yaml", "--set sweep=null", ...sets, ...searched, "--requests requests.csv"].join(
+    " \\\n  ",
+  );
 }

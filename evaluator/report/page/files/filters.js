@@ -75,10 +75,16 @@ function buildFilters(page, filters, shown, refresh) {
       make(
         "div",
         { className: "pair" },
-        choice("", [["", "none"], ...seriesOptions(data.series)], "", (value) => {
-          filters.measure = value;
-          refresh();
-        }),
+        choice(
+          "",
+          [["", "none"], ...seriesOptions(data.series)],
+          "",
+          (value) => {
+            filters.measure = value;
+            refresh();
+          },
+          "measure to filter by",
+        ),
         choice(
           "",
           [
@@ -90,6 +96,7 @@ function buildFilters(page, filters, shown, refresh) {
             filters.sign = value;
             refresh();
           },
+          "at most or at least",
         ),
         bound,
       ),

@@ -53,6 +53,7 @@ function rankingTable(page) {
       key: (row) => REACHED.concat("cannot run").indexOf(data.state(row)),
       cell: (row) => stateCell(data.state(row)),
     },
+    ...(data.steady.levels.includes("no") ? [steadyColumn(data)] : []),
     ...shown.columns
       .map((id) => data.byId.get(id))
       .map((series) => ({
@@ -196,4 +197,16 @@ function figureCell(series, row) {
   return isKnown(error)
     ? make("span", {}, `${figure(value, series.whole)} `, make("small", {}, `±${errorFigure(error, value)}`))
     : figure(value, series.whole);
+}
+
+/** Whether the run of a design was long enough for its statistics. */
+function steadyColumn(data) {
+  const word = (row) => (data.ran(row) ? data.steady.levels[data.steady.at[row]] : null);
+  return {
+    name: "steady",
+    unit: "",
+    about: "whether the run was long enough for its statistics",
+    key: word,
+    cell: (row) => word(row) ?? "–",
+  };
 }
