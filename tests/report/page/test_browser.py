@@ -142,6 +142,16 @@ def test_charts_are_drawn_and_tell_of_a_point_under_the_mouse(page):
     assert "TTFT p90" in page.run("document.querySelector('#curves .hovertext').textContent")
 
 
+def test_a_point_of_a_chart_chooses_its_design(page):
+    page.show("#curves")
+    point = "#curves .chart .scatterlayer .trace:nth-child(2) .point:nth-child(2)"
+    page.hover(point)
+    page.wait("document.querySelector('#curves .hovertext')")
+    page.click(point)
+    page.wait("!document.querySelector('#design').innerText.startsWith('#1:')")
+    assert "arrival rate 2 requests/s" in page.run("document.querySelector('#design').innerText")
+
+
 def test_a_heat_map_over_any_two_axes(page):
     page.show("#heat")
     choose(page, ("#heat", "across"), "policy")
