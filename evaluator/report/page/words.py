@@ -11,7 +11,7 @@ import numpy as np
 from evaluator.errors import InputError
 from evaluator.metrics.outcomes import OK
 from evaluator.report.page.axes import Axis, axes_shown
-from evaluator.report.page.columns import Measure, Part, part_of
+from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, Measure, Part, part_of
 from evaluator.report.page.data import objectives, too_short
 from evaluator.report.picture.labels import text, title
 from evaluator.report.ranking import is_constant, quantities
@@ -47,9 +47,9 @@ def with_error(value: float, error: float | None) -> str:
 
 
 def measured(measure: Measure, part: Part, row: int) -> str:
-    """A statistic of one row with its error or bracket, and its unit."""
-    value = part.values[row]
-    error = None if part.stderr is None else part.stderr[row]
+    """A statistic of one row with its error or bracket, and its unit; rounded once, as the table's numbers are."""
+    value = float(f"{part.values[row]:.{VALUE_DIGITS}g}")
+    error = None if part.stderr is None else float(f"{part.stderr[row]:.{ERROR_DIGITS}g}")
     words = with_error(value, error)
     words = f"{words} {measure.unit}".rstrip()
     if part.high is not None and np.isfinite(part.high[row]):
