@@ -10,12 +10,13 @@ import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.report import search
-from evaluator.report.page.axes import axes_shown
+from evaluator.report.page.axes import Axis, axes_shown
 from evaluator.report.ranking import ranking
 
 if TYPE_CHECKING:
     import xarray as xr
 
+MANY_LEVELS = 40  # designs.js takes axes with more in steps
 MOST = 10_000
 """Designs of one page. They take about 200 bytes each in the file and stay quick in a browser."""
 
@@ -51,9 +52,15 @@ def sample(ds: xr.Dataset, order: np.ndarray, most: int = MOST) -> np.ndarray:
     return np.flatnonzero(taken)
 
 
+def _steps(axis: Axis, order: np.ndarray) -> np.ndarray:
+    """Which level each design has; of a number with very many levels, as a sample has, about which tenth of them."""
+    count = axis.first.size
+    return axis.at[order] if count <= MANY_LEVELS else axis.at[order] * 10 // count
+
+
 def _wanted(ds: xr.Dataset, order: np.ndarray, most: int) -> Iterator[np.ndarray]:
     """Places in ``order``, the most wanted first."""
-    codes = [axis.at[order] for axis in axes_shown(ds)]
+    codes = [_steps(axis, order) for axis in axes_shown(ds)]
     yield np.arange(most // 5)
     for first, second in combinations(codes, 2):
         yield np.sort(np.unique(first * (int(second.max()) + 1) + second, return_index=True)[1])

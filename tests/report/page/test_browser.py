@@ -9,7 +9,7 @@ import pytest
 from evaluator.report.page import write_page
 from evaluator.report.page.rows import ranked
 from tests.report.page.browser import Browser, find
-from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, measured, sweep
+from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, axis, measured, sweep
 
 pytest.importorskip("plotly")
 
@@ -160,6 +160,17 @@ def test_a_heat_map_over_any_two_axes(page):
     page.wait("document.querySelector('#heat .xtitle').textContent === 'policy'")
     assert page.run("document.querySelector('#heat .ytitle').textContent") == "tensor parallel"
     assert page.run("document.querySelector('#heat .chart').data[0].z.length") == 3
+
+
+def test_a_sample_of_numbers_is_mapped_in_steps_and_drawn_as_points(browser, tmp_path):
+    rates = axis("workload.arrivals.rate_rps", *np.linspace(1.0, 8.0, 60).tolist())
+    browser.open(write_page(sweep(HARDWARE, rates), tmp_path / "page.html"))
+    browser.show("#heat")
+    levels = browser.run("document.querySelector('#heat .chart').data[0].x")
+    assert len(levels) == 10 and levels[0] == "1 to 1.7"
+    browser.show("#curves")
+    assert browser.run("document.querySelector('#curves .chart').data[1].mode") == "markers"
+    assert browser.errors == []
 
 
 def test_the_front_has_no_design_that_another_beats(page):

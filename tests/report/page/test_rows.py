@@ -2,7 +2,7 @@ import numpy as np
 
 from evaluator.report.page.axes import axes_shown
 from evaluator.report.page.rows import ranked, sample
-from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, sweep
+from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, axis, sweep
 
 
 def test_the_best_come_first_and_what_cannot_run_comes_last():
@@ -37,6 +37,16 @@ def test_curves_through_the_best_design_are_whole():
     others = [axis.at[order] for axis in axes_shown(ds) if axis.key != "rate_rps"]
     same = np.all([at == at[0] for at in others], axis=0)
     assert set(np.flatnonzero(same).tolist()) <= set(places.tolist())
+
+
+def test_of_a_sample_every_tenth_of_its_numbers_is_held():
+    ds = sweep(HARDWARE, axis("workload.arrivals.rate_rps", *np.linspace(1.0, 8.0, 200).tolist()))
+    order, _ = ranked(ds)
+    places = sample(ds, order, most=60)
+    held = ds.isel(config=order[places])
+    for kind in ("h100-sxm", "mi300x"):
+        rates = held["rate_rps"].values[held["hardware"].values == kind]
+        assert (np.histogram(rates, bins=10, range=(1.0, 8.0))[0] > 0).sum() >= 9
 
 
 def test_never_more_than_asked_for():

@@ -42,7 +42,7 @@ function mixed(scale, share) {
 /** A colour for every level: distinct for names, shades that follow the order for numbers. */
 function shadesOf(data, axis) {
   const count = axis.levels.length;
-  if (axis.numeric && count > 2) {
+  if ((axis.numeric || axis.inSteps) && count > 2) {
     const [from, to] = isDark() ? [0.25, 1] : [0, 0.88];
     return axis.levels.map((_, at) => mixed(VIRIDIS, from + ((to - from) * at) / (count - 1)));
   }

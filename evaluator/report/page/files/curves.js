@@ -23,13 +23,13 @@ function curvesChart(page) {
       held: {},
     };
     const followBest = () =>
-      data.axes.forEach((axis) => {
-        chosen.held[axis.key] = axis.at[page.chosen];
+      data.steps.forEach((axis) => {
+        chosen.held[axis.key] = axis.inSteps ? "" : axis.at[page.chosen];
       });
     followBest();
 
     function build() {
-      const others = data.axes.filter((axis) => axis.key !== chosen.x && axis.levels.length > 1);
+      const others = data.steps.filter((axis) => axis.key !== chosen.x && axis.levels.length > 1);
       if (chosen.colour !== PERCENTILES && !others.some((axis) => axis.key === chosen.colour))
         chosen.colour = (others.find((axis) => axis.key === "hardware") ?? others[0])?.key ?? PERCENTILES;
       const change = (key) => (value) => {
@@ -75,7 +75,7 @@ function drawCurves(page, node, chosen) {
   const curves =
     chosen.colour === PERCENTILES
       ? percentileCurves(data, x, series, chosen.held)
-      : levelCurves(data, x, series, data.axisOf.get(chosen.colour), chosen.held);
+      : levelCurves(data, x, series, data.stepOf.get(chosen.colour), chosen.held);
   const calm = curves
     .flatMap((curve) => curve.rows.filter((row) => !data.saturated[row]).map((row) => curve.series.values[row]))
     .filter(isKnown);
@@ -149,8 +149,8 @@ function endLabels(data, node, x, curves, across, range, log) {
 }
 
 function curvesCaption(data, x, series, chosen, curves) {
-  const held = data.axes
-    .filter((axis) => axis !== x && axis.key !== chosen.colour && axis.levels.length > 1)
+  const held = data.steps
+    .filter((axis) => axis.key !== x.key && axis.key !== chosen.colour && axis.levels.length > 1)
     .map(
       (axis) =>
         `${axis.label} ${chosen.held[axis.key] === "" ? "the best of all" : levelText(axis, chosen.held[axis.key])}`,
@@ -164,7 +164,7 @@ function curvesCaption(data, x, series, chosen, curves) {
 
 /** One curve for each level of an axis, the best designs' levels where there are more than colours. */
 function levelCurves(data, x, series, colour, held) {
-  const others = data.axes.filter((axis) => axis !== x && axis !== colour);
+  const others = data.steps.filter((axis) => axis.key !== x.key && axis !== colour);
   const best = bestOf(
     data,
     (row) => data.ran(row) && isKnown(series.values[row]) && isHeld(others, held, row),
@@ -186,7 +186,7 @@ function levelCurves(data, x, series, colour, held) {
 
 /** One curve for each percentile that is known of a measure, and its mean. */
 function percentileCurves(data, x, series, held) {
-  const others = data.axes.filter((axis) => axis !== x);
+  const others = data.steps.filter((axis) => axis.key !== x.key);
   const best = bestOf(
     data,
     (row) => data.ran(row) && isHeld(others, held, row),
@@ -212,6 +212,7 @@ function percentileCurves(data, x, series, held) {
 /** A curve as traces: full where designs are not saturated, faint and hollow where they are, with bars of two errors. */
 function curveTraces(data, x, { name, colour, dash = "solid", series, rows }) {
   const at = (row) => x.levels[x.at[row]];
+  const mode = x.levels.length > MOST_LEVELS ? "markers" : "lines+markers"; // a sample is no curve
   const text = rows.map(
     (row) =>
       `<b>${name}</b> #${data.ranks[row] + 1} ${plain(inWords(data, row))}<br>${plain(series.name)} ${plain(inFigures(series, row))}, ${data.state(row)}`,
@@ -232,7 +233,7 @@ function curveTraces(data, x, { name, colour, dash = "solid", series, rows }) {
     {
       ...common,
       y: values,
-      mode: "lines+markers",
+      mode,
       showlegend: false,
       opacity: 0.4,
       line: { color: colour, width: 1, dash },
@@ -241,7 +242,7 @@ function curveTraces(data, x, { name, colour, dash = "solid", series, rows }) {
     {
       ...common,
       y: values.map((value, place) => (over[place] ? null : value)),
-      mode: "lines+markers",
+      mode,
       line: { color: colour, width: 2, dash },
       marker: { size: 5, color: colour },
       error_y: { ...bars, visible: Boolean(series.stderr), thickness: 1, width: 2, color: colour },

@@ -89,7 +89,7 @@ function figures(data, row) {
 /** A small table below the answer: the best design of each level of a chosen axis. */
 function bestOfEach(page) {
   const { data } = page;
-  const axes = data.axes.filter((axis) => axis.levels.length > 1 && axis.levels.length <= 40);
+  const axes = data.steps.filter((axis) => axis.levels.length > 1 && axis.levels.length <= 40);
   const root = document.getElementById("best-of");
   if (!axes.length || !data.ran(0)) return;
   const columns = firstColumns(data)
@@ -97,7 +97,7 @@ function bestOfEach(page) {
     .map((id) => data.byId.get(id));
 
   function show(axis) {
-    const others = data.axes.filter((each) => each !== axis);
+    const others = data.axes.filter((each) => each.key !== axis.key);
     const best = bestOf(
       data,
       () => true,
@@ -129,7 +129,7 @@ function bestOfEach(page) {
           "of each",
           axes.map((each) => [each.key, each.label]),
           axis.key,
-          (key) => show(data.axisOf.get(key)),
+          (key) => show(data.stepOf.get(key)),
         ),
       ),
       make(

@@ -2,6 +2,8 @@
 
 const REACHED = ["meets objectives", "runs", "misses objectives", "saturated"]; // states of designs that ran
 
+const MOST_LEVELS = 40; // of a number, up to which a chart shows each by itself
+const STEPS = 10;
 const LOADS = ["rate_rps", "users"]; // axes that are a load, not a part of a design
 
 /** Adds to the data what every section asks for. */
@@ -14,6 +16,8 @@ function prepare(data) {
   data.series.push(...reciprocals(data));
   data.byId = new Map(data.series.map((series) => [series.id, series]));
   data.axisOf = new Map(data.axes.map((axis) => [axis.key, axis]));
+  data.steps = data.axes.map(inSteps);
+  data.stepOf = new Map(data.steps.map((axis) => [axis.key, axis]));
   return data;
 }
 
@@ -69,6 +73,19 @@ function reciprocals(data) {
   });
 }
 
+/** An axis as charts take it: a number with very many levels, as a sample of designs has, in steps of equal width. */
+function inSteps(axis) {
+  const known = axis.levels.filter(isKnown);
+  if (!axis.numeric || known.length <= MOST_LEVELS) return axis;
+  const low = Math.min(...known);
+  const width = (Math.max(...known) - low) / STEPS;
+  const step = (level) => (level === null ? STEPS : Math.min(STEPS - 1, Math.floor((level - low) / width)));
+  const text = (value) => String(Number(value.toPrecision(3)));
+  const levels = [...Array(STEPS).keys()].map((at) => `${text(low + at * width)} to ${text(low + (at + 1) * width)}`);
+  if (known.length < axis.levels.length) levels.push("none");
+  return { ...axis, levels, at: axis.at.map((at) => step(axis.levels[at])), numeric: false, inSteps: true };
+}
+
 /** A level of an axis as text. */
 function levelText(axis, at) {
   const level = axis.levels[at];
@@ -81,7 +98,7 @@ function inWords(data, row, axes = data.axes) {
     .filter((axis) => axis.levels[axis.at[row]] !== null)
     .map((axis) => {
       const value = levelText(axis, axis.at[row]);
-      return axis.numeric ? `${axis.label} ${value}${axis.unit ? ` ${axis.unit}` : ""}` : value;
+      return axis.numeric || axis.inSteps ? `${axis.label} ${value}${axis.unit ? ` ${axis.unit}` : ""}` : value;
     });
   return words.join(", ") || "the one design";
 }

@@ -26,7 +26,7 @@ function frontChart(page) {
     const chosen = {
       x: firstOf(xs, [goal ? `${goal.key} ${goal.part}` : "ttft_s p90", "ttft_s p90"]),
       y: firstOf(ys, ["goodput_rps_per_gpu", "tok_per_s_per_gpu"]),
-      colour: data.axes.length ? firstOf(data.axisOf, ["hardware", "model", "policy"]) : "",
+      colour: data.steps.length ? firstOf(data.stepOf, ["hardware", "model", "policy"]) : "",
       among: data.objectives.length && data.state(0) === "meets objectives" ? "meets objectives" : "calm",
     };
     const change = (key) => (value) => {
@@ -38,7 +38,7 @@ function frontChart(page) {
       choice("up", seriesOptions([...ys.values()]), chosen.y, change("y")),
       choice(
         "colour",
-        data.axes.map((axis) => [axis.key, axis.label]),
+        data.steps.map((axis) => [axis.key, axis.label]),
         chosen.colour,
         change("colour"),
       ),
@@ -58,7 +58,7 @@ function frontChart(page) {
         part.chart,
         xs.get(chosen.x),
         ys.get(chosen.y),
-        data.axisOf.get(chosen.colour),
+        data.stepOf.get(chosen.colour),
         chosen.among,
         ran,
       );

@@ -4,7 +4,7 @@ const MOST_TEXTS = 260; // cells up to which their values are written
 
 function heatChart(page) {
   const { data } = page;
-  const axes = data.axes.filter((axis) => axis.levels.length > 1);
+  const axes = data.steps.filter((axis) => axis.levels.length > 1);
 
   section(page, "heat", (part) => {
     if (axes.length < 2) return part.say("Fewer than two quantities were swept: there is no map to draw.");
@@ -49,8 +49,8 @@ function heatChart(page) {
 
 function drawHeat(page, node, chosen, axes) {
   const { data } = page;
-  const x = data.axisOf.get(chosen.x),
-    y = data.axisOf.get(chosen.y),
+  const x = data.stepOf.get(chosen.x),
+    y = data.stepOf.get(chosen.y),
     series = data.byId.get(chosen.z);
   const others = axes.filter((axis) => axis !== x && axis !== y);
   const best = bestOf(

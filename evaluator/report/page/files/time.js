@@ -7,7 +7,7 @@ function timeChart(page) {
     anatomy(page);
     if (!mean("e2e_s") || !mean("ttft_s") || !mean("queue_wait_s"))
       return part.say("The result holds no means of latencies to take apart.");
-    const scales = data.axes.filter((axis) => axis.levels.length > 1);
+    const scales = data.steps.filter((axis) => axis.levels.length > 1);
     const chosen = { over: (scales.find((axis) => LOADS.includes(axis.key)) ?? scales[0])?.key ?? "", scale: "whole" };
     const change = (key) => (value) => {
       chosen[key] = value;
@@ -36,7 +36,7 @@ function timeChart(page) {
       ),
     );
     part.chart.classList.add("low");
-    const redraw = () => drawTime(page, part.chart, data.axisOf.get(chosen.over), chosen.scale, mean);
+    const redraw = () => drawTime(page, part.chart, data.stepOf.get(chosen.over), chosen.scale, mean);
     page.onChoice.push(() => part.seen && redraw());
     return redraw;
   });
@@ -44,7 +44,7 @@ function timeChart(page) {
 
 function drawTime(page, node, axis, scale, mean) {
   const { data } = page;
-  const others = data.axes.filter((each) => each !== axis);
+  const others = data.steps.filter((each) => each !== axis);
   const rows = axis
     ? [
         ...bestOf(
