@@ -79,6 +79,14 @@ class Browser:
         self._call("Page.navigate", url=path.resolve().as_uri())
         self.wait("document.documentElement?.dataset.ready || document.querySelector('#failure')?.hidden === false")
 
+    def before(self, script: str) -> str:
+        """Run a script before those of every page that is opened from now on; ``after`` takes it back by its name."""
+        return self._call("Page.addScriptToEvaluateOnNewDocument", source=script)["identifier"]
+
+    def after(self, name: str) -> None:
+        """Take back what ``before`` gave this name."""
+        self._call("Page.removeScriptToEvaluateOnNewDocument", identifier=name)
+
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression; promises are awaited."""
         answer = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)

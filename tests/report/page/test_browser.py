@@ -238,6 +238,17 @@ def test_texts_of_the_user_run_no_script(browser, tmp_path):
     assert browser.errors == []
 
 
+def test_an_old_browser_says_what_it_lacks_and_keeps_the_text(browser, file):
+    name = browser.before("delete window.DecompressionStream")
+    browser.open(file)
+    browser.after(name)
+    assert (
+        browser.run("document.querySelector('#failure').innerText")
+        == "Tables and charts need a browser of 2023 or later."
+    )
+    assert "meet the objectives" in browser.run("document.querySelector('#answer').innerText")
+
+
 def test_pages_without_choices(browser, tmp_path):
     for ds in (sweep(), sweep(HARDWARE, room=False), sweep(HARDWARE, RATE, objectives=(), price=False)):
         browser.open(write_page(ds, tmp_path / "page.html"))

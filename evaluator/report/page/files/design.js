@@ -6,8 +6,16 @@ function designCard(page) {
 
   function show() {
     const row = page.chosen;
-    const failed = data.ran(row) ? null : make("p", { className: "caution" }, data.status.levels[data.status.at[row]]);
     const command = make("pre", { tabIndex: 0 }, commandOf(data, row));
+    const run = [
+      make("h3", {}, "Every request of this design"),
+      ...(data.search && (data.search.fill || data.search.rate_rps !== null)
+        ? [make("p", { className: "note" }, "Add deployment.replicas as the layout says: the search chose them.")]
+        : []),
+      command,
+      copyButton(make("button", { type: "button" }, "Copy"), () => command.textContent),
+    ];
+    const failed = make("p", { className: "caution" }, data.status.levels[data.status.at[row]]);
     root.replaceChildren(
       make("p", { className: "lead" }, `#${data.ranks[row] + 1}: ${inWords(data, row)}`),
       make(
@@ -17,13 +25,7 @@ function designCard(page) {
         ` · computed by ${word("engine", row)}, efficiencies: ${word("provenance", row)}${set(row)}`,
       ),
       ...(found(row) ? [make("p", {}, found(row))] : []),
-      ...(failed ? [failed] : [figures(data, row)]),
-      make("h3", {}, "Every request of this design"),
-      ...(data.search && (data.search.fill || data.search.rate_rps !== null)
-        ? [make("p", { className: "note" }, "Add deployment.replicas as the layout says: the search chose them.")]
-        : []),
-      command,
-      copyButton(make("button", { type: "button" }, "Copy"), () => command.textContent),
+      data.ran(row) ? figures(data, row, run) : failed,
     );
   }
 
@@ -39,8 +41,8 @@ function designCard(page) {
   show();
 }
 
-/** All measures of a row: those with percentiles in one table, the others in a second. */
-function figures(data, row) {
+/** All measures of a row: those with percentiles in one table, with `below` under it, the others in a second. */
+function figures(data, row, below) {
   const names = [...new Set(data.measures.flatMap((measure) => measure.parts.map((part) => part.name)))].filter(
     Boolean,
   );
@@ -81,7 +83,7 @@ function figures(data, row) {
   return make(
     "div",
     { className: "tables" },
-    make("div", { className: "scroll" }, latencies),
+    make("div", {}, make("div", { className: "scroll" }, latencies), ...below),
     make("div", { className: "scroll" }, others),
   );
 }
