@@ -122,14 +122,16 @@ def breaks(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
     total = ds.sizes["config"]
     rows: list[tuple[object, ...]] = [_reason_row(reason, total) for reason in reasons_of(ds["status"].values)]
     found = states(ds)
-    if "search_status" in ds:
+    if "search_status" in ds:  # which tells of saturated designs and of runs that are too short, too
         rows += _searched(ds, found)
     else:
         if count := int((found == SATURATED).sum()):
             rows.append((count, _share(count, total), "saturated: the queue grows without bound", _OVERLOADED))
         rows += _misses(ds, measures, found == MISSES)
-    if count := int(too_short(ds).sum()):
-        rows.append((count, _share(count, total), "not steady: the run is too short for its statistics", words.LONGER))
+        if count := int(too_short(ds).sum()):
+            rows.append(
+                (count, _share(count, total), "not steady: the run is too short for its statistics", words.LONGER)
+            )
     if not rows:
         return paragraph("Every design runs, and meets the objectives where there are any.")
     return table(("designs", "share", "why", "what to do"), rows, "wide")

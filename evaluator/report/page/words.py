@@ -211,7 +211,7 @@ def cautions(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) 
         )
     if "search_status" in ds and ds["search_status"].values[row] not in ("bracketed", "met"):
         found.append(f"The search came to: {ds['search_status'].values[row]}.")
-    if too_short(ds)[row]:
+    if "search_status" not in ds and too_short(ds)[row]:  # a search says so itself
         found.append(f"Its run is too short for its statistics (not steady): {LONGER}.")
     if ds["saturated"].values[row]:
         found.append("The design is saturated: its queue grows without bound, so its waits tell how long the run was.")
