@@ -52,5 +52,5 @@ bench: $(READY)
 	$(BIN)/python -m tests.benchmarks
 
 clean:
-	rm -rf $(VENV) build dist .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache results/*.nc results/*.png results/*.chunks
+	rm -rf $(VENV) build dist .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache results/*.nc results/*.png results/*.html results/*.chunks
 	find evaluator tests -name __pycache__ -type d -prune -exec rm -rf {} +

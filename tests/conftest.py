@@ -24,6 +24,7 @@ SLOW = (
     "measure/test_measure.py",
     "properties",
     "reference/test_leap.py",
+    "report/page/test_browser.py",
     "report/test_sensitivity.py",
     "simulation/test_perfetto.py",
     "simulation/test_tokens.py",

@@ -13,6 +13,7 @@ from evaluator.cli.estimate import estimate
 from evaluator.cli.failures import Commands
 from evaluator.cli.measure import measure
 from evaluator.cli.optimize import optimize
+from evaluator.cli.report import report
 from evaluator.cli.simulate import simulate
 from evaluator.cli.sweep import sweep
 from evaluator.cli.validate import validate
@@ -47,6 +48,7 @@ def _options(
 app.command()(estimate)
 app.command()(sweep)
 app.command()(optimize)
+app.command()(report)
 app.command()(simulate)
 app.command()(measure)
 app.command()(calibrate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,23 +18,42 @@ _REMEDIES = (
 )
 
 
+@dataclass(frozen=True)
+class Reason:
+    """Statuses that differ only in their figures: the first of them, and where they stand.
+
+    ``text`` is without the word infeasible; ``remedy`` is empty where the text names one itself or none is known;
+    ``positions`` are those along ``config``, ascending. ``several``: the figures of other rows are others.
+    """
+
+    text: str
+    remedy: str
+    positions: np.ndarray
+    several: bool
+
+    def __str__(self) -> str:
+        return f"{'e.g. ' if self.several else ''}{self.text}{f' (try {self.remedy})' if self.remedy else ''}"
+
+
+def reasons_of(statuses: np.ndarray) -> list[Reason]:
+    """Why configurations cannot run, the most frequent reason first; ``statuses``, (config,), are texts."""
+    failed = np.flatnonzero(statuses != OK)
+    texts, places = np.unique(statuses[failed], return_inverse=True)
+    kinds: dict[str, list[int]] = {}
+    for place, text in enumerate(texts.tolist()):
+        kinds.setdefault(re.sub(r"\d[\d.,]*", "#", text), []).append(place)
+    found = []
+    for members in kinds.values():
+        text = str(texts[members[0]]).removeprefix("infeasible: ")
+        remedy = next((remedy for words, remedy in _REMEDIES if re.search(words, text, re.IGNORECASE)), "")
+        found.append(Reason(text, remedy, failed[np.isin(places, members)], len(members) > 1))
+    return sorted(found, key=lambda reason: -reason.positions.size)
+
+
 def reasons(statuses: np.ndarray) -> list[tuple[str, int]]:
     """Why configurations cannot run, and how many for each reason, the most frequent first.
 
     ``statuses``, (config,), are texts. Those that differ only in their figures count as one reason and are shown by the
     first of them, with a remedy where the text does not name one itself.
     """
-    texts, counts = np.unique(statuses[statuses != OK], return_counts=True)
-    kinds: Counter[str] = Counter()
-    examples: dict[str, list[str]] = {}
-    for text, count in zip(map(str, texts), counts.tolist(), strict=True):
-        kind = re.sub(r"\d[\d.,]*", "#", text)
-        kinds[kind] += count
-        examples.setdefault(kind, []).append(text)
-    result = []
-    for kind, count in kinds.most_common():
-        text = examples[kind][0].removeprefix("infeasible: ")
-        remedy = next((remedy for words, remedy in _REMEDIES if re.search(words, text, re.IGNORECASE)), "")
-        several = "e.g. " if len(examples[kind]) > 1 else ""
-        result.append((f"{several}{text}{f' (try {remedy})' if remedy else ''}", count))
-    return result
+    return [(str(reason), reason.positions.size) for reason in reasons_of(statuses)]

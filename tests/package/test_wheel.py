@@ -49,7 +49,9 @@ def test_the_wheel_holds_all_data_files_and_nothing_else_of_the_repository(wheel
         for kind in ("models", "calibration", "scenarios")
         for path in (ROOT / kind).rglob("*.yaml")
     }
-    assert len(wanted) > 40
+    page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "evaluator/report/page/files").iterdir()}
+    assert len(wanted) > 40 and len(page) > 10
+    wanted |= page
     assert wanted <= held
     assert {name.split("/")[0] for name in held} == {"evaluator", f"evaluator-{evaluator.__version__}.dist-info"}
     assert "evaluator/py.typed" in held

@@ -18,6 +18,15 @@ def title(name: str) -> str:
     return name.replace("_", " ")
 
 
+def name_and_unit(ds: xr.Dataset, name: str) -> tuple[str, str]:
+    """An axis as it stands before a value, and the unit after it: ``arrival rate``, ``requests/s``."""
+    if name in _NAMES:
+        words, _, unit = _NAMES[name].partition(" (")
+        return words, unit.rstrip(")")
+    unit = str(ds[name].attrs.get("units", "1"))
+    return title(name), "" if unit == "1" else unit
+
+
 def text(value: Any) -> str:
     """A level as short text."""
     return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)

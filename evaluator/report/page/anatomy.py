@@ -1,0 +1,91 @@
+"""Where an iteration of one design goes, operator by operator, at the load that it was simulated under."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluator.cost.batch import decode_batch, prefill_batch
+from evaluator.cost.memory import model_window
+from evaluator.errors import InputError
+from evaluator.estimation.phases import Phase, phase
+from evaluator.metrics.outcomes import OK
+from evaluator.plan import Member, plan
+from evaluator.replica import passage
+from evaluator.report.page.axes import settings
+from evaluator.report.page.words import design, number
+from evaluator.report.ranking import quantities
+from evaluator.scenario import load_scenario
+from evaluator.yaml import loads_yaml
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from evaluator.cost.iteration import BatchStatistics
+
+_READ = ("throughput_rps", "output_tok_per_s", "total_tok_per_s", "e2e_s_mean", "ttft_s_mean")
+LEAST_SHARE = 0.005
+"""Operators that take less of an iteration are added up."""
+
+
+def anatomy(ds: xr.Dataset, row: int) -> dict[str, Any] | None:
+    """The prefill of one mean prompt and a decode step with the mean batch of a design, by operators, for the scripts.
+
+    ``row`` is the design's position along ``config``. Mean lengths and, by Little's law, the mean number of sequences
+    that decode on a replica are those of its simulation. None where the design did not run, where its scenario cannot
+    be read here (a trace or a table that is elsewhere), or where its times are fitted to whole iterations.
+    """
+    if ds["status"].values[row] != OK:
+        return None
+    try:
+        member = _member(ds, row)
+    except InputError:
+        return None
+    if member.status != OK:
+        return None
+    if not set(_READ) <= set(ds.variables):
+        return None
+    rate, out, total = (float(ds[name].values[row]) for name in _READ[:3])
+    decoding_s = float(ds["e2e_s_mean"].values[row] - ds["ttft_s_mean"].values[row])
+    if not np.isfinite([rate, out, total, decoding_s]).all() or rate <= 0.0:
+        return None
+    prompt, output = (total - out) / rate, out / rate
+    batch = max(1.0, rate * decoding_s / member.stations[-1].deployment.replicas)
+    window = model_window(member.stations[0].design.model)
+    steps = [
+        (0, "Prefill", f"one prompt of the mean {number(prompt)} tokens alone", prefill_batch(1.0, prompt, window)),
+        (-1, "Decode step", f"the mean {number(batch)} sequences of a replica, half of their outputs written",
+         decode_batch(batch, prompt + output / 2, window)),
+    ]  # fmt: skip
+    phases = [_described(member, *step) for step in steps]
+    return {"design": design(ds, row), "phases": phases} if all(each["operators"] for each in phases) else None
+
+
+def _member(ds: xr.Dataset, row: int) -> Member:
+    """The design by itself. InputError where its scenario cannot be read."""
+    tree = loads_yaml(ds.attrs.get("scenario", ""), "scenario")
+    if not isinstance(tree, Mapping):
+        raise InputError("the scenario is no mapping")
+    alone = {key: value for key, value in tree.items() if key not in ("sweep", "budget", "demand")}
+    return plan(load_scenario(alone, settings(ds, tuple(quantities(ds)), row))).members[0]
+
+
+def _described(member: Member, station: int, title: str, about: str, batch: BatchStatistics) -> dict[str, Any]:
+    """An iteration of a station, as the page shows it."""
+    built = member.stations[station].design
+    found: Phase = phase(passage(built), built.hardware, batch)
+    rows = [(one.name, one.time_s, one.share, one.bound) for one in found.operators if one.share >= LEAST_SHARE]
+    rest = [one for one in found.operators if one.share < LEAST_SHARE]
+    if sum(one.time_s for one in rest) > 0.0:
+        rows.append(("all others", sum(one.time_s for one in rest), sum(one.share for one in rest), ""))
+    rows.sort(key=lambda each: -each[1])
+    return {
+        "title": f"{title}: {number(1e3 * found.time_s)} ms",
+        "about": f"{about}. MFU {100 * found.mfu:.0f} %, MBU {100 * found.mbu:.0f} %.",
+        "operators": [
+            {"name": name, "milliseconds": float(f"{1e3 * time:.4g}"), "share": round(100 * share, 2), "bound": bound}
+            for name, time, share, bound in rows
+        ],
+    }

@@ -1,0 +1,148 @@
+"""What was swept, as a page shows it: an axis of the sweep with several keys is one axis with a text for each step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluator.report.picture.labels import axis_title, name_and_unit, text, title
+from evaluator.report.ranking import is_constant, quantities
+from evaluator.report.search import in_layout
+from evaluator.results.schema import axes_of
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_LAYOUT = "pool_layout"
+MOST_STEPS = 40
+"""Steps of an axis with several keys up to which it is shown as one; a table or a sample of designs has more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """Something that differs between designs: ``names`` are the coordinates that it stands for.
+
+    ``told_by`` is the variable that has its words, where it is not the coordinates themselves.
+    ``first`` are positions along ``config``, one for each level, in the order of the levels; ``at``, (config,), says
+    which level each design has. A single number is ``numeric``, and its levels ascend.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    first: np.ndarray
+    at: np.ndarray
+    numeric: bool
+    label: str
+    title: str
+    unit: str
+    told_by: str = ""
+
+    def words(self, ds: xr.Dataset, row: int) -> str:
+        """The design's level as text: numbers of several with their names, what is not set left out."""
+        if self.told_by:
+            return str(ds[self.told_by].values[row])
+        if len(self.names) == 1:
+            return _shown(ds[self.names[0]].values[row])
+        words = [_named(ds, name, row) for name in self.names if _is_set(ds, name, row) and not name.endswith("_role")]
+        return ", ".join(words) or "as the scenario says"
+
+    def quantity(self, ds: xr.Dataset, row: int) -> str:
+        """The design's level in a sentence: ``arrival rate 4 requests/s``, ``h100-sxm``."""
+        return f"{self.label} {self.words(ds, row)} {self.unit}".rstrip() if self.numeric else self.words(ds, row)
+
+
+def axes_shown(ds: xr.Dataset) -> list[Axis]:
+    """The axes of the sweep without what is the same in every design; of a search, how pools are laid out is one."""
+    varying = [name for name in quantities(ds) if not is_constant(ds, name)]
+    layout = _layout(ds, varying)
+    told = layout.names if layout else ()
+    found: list[Axis] = []
+    for coordinates in axes_of(ds):
+        names = tuple(name for name in coordinates if name in varying and name not in told)
+        if layout and layout not in found and set(coordinates) & set(told):
+            found.append(layout)
+        if len(names) > 1 and _steps(ds, names)[0].size <= MOST_STEPS:
+            found.append(_axis(ds, coordinates[0], names))
+        else:
+            found += [_axis(ds, name, (name,)) for name in names]
+    return found if layout is None or layout in found else [*found, layout]
+
+
+def _layout(ds: xr.Dataset, varying: list[str]) -> Axis | None:
+    """How the pools of a search are laid out, in the place of the quantities that say so; None where it is the same."""
+    if _LAYOUT not in ds or is_constant(ds, _LAYOUT):
+        return None
+    names = tuple(name for name in varying if in_layout(ds, name))
+    first, at = _in_order(*_steps(ds, (_LAYOUT,)))
+    label = str(ds[_LAYOUT].attrs.get("long_name", "layout"))
+    return Axis(_LAYOUT, names, first, at, False, label, label, "", told_by=_LAYOUT)
+
+
+def _axis(ds: xr.Dataset, key: str, names: tuple[str, ...]) -> Axis:
+    first, at = _steps(ds, names)
+    numeric = len(names) == 1 and ds[key].dtype.kind in "iuf"
+    if not numeric:
+        first, at = _in_order(first, at)
+    if len(names) > 1:
+        return Axis(key, names, first, at, False, title(key), title(key), "")
+    label, unit = name_and_unit(ds, key)
+    return Axis(key, names, first, at, numeric, label, axis_title(ds, key), unit)
+
+
+def _steps(ds: xr.Dataset, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The first position of every distinct step, and which step each design has."""
+    codes = np.stack([np.unique(ds[name].values, return_inverse=True)[1] for name in names], axis=-1)
+    _, first, at = np.unique(codes, axis=0, return_index=True, return_inverse=True)
+    return first, at.reshape(-1)
+
+
+def _in_order(first: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same levels in the order in which they were first swept."""
+    order = np.argsort(first, kind="stable")
+    places = np.empty_like(order)
+    places[order] = np.arange(order.size)
+    return first[order], places[at]
+
+
+def _is_set(ds: xr.Dataset, name: str, row: int) -> bool:
+    value = ds[name].values[row]
+    return bool(value == value) and str(value) != "none"
+
+
+def _shown(value: Any) -> str:
+    return text(value) if value == value else "none"
+
+
+def _named(ds: xr.Dataset, name: str, row: int) -> str:
+    value = ds[name].values[row]
+    return f"{title(name)} {text(value)}" if ds[name].dtype.kind in "iuf" else text(value)
+
+
+def settings(ds: xr.Dataset, names: tuple[str, ...], row: int) -> list[str]:
+    """``key.path=value`` of the coordinates ``names`` that a design has set, as ``--set`` takes it."""
+    found = []
+    for name in names:
+        path = str(ds[name].attrs.get("description", "")).removeprefix("swept: ")
+        if "." in path and _is_set(ds, name, row):
+            value = ds[name].values[row].item()
+            whole = isinstance(value, float) and value.is_integer()  # a count, in a column where others have none
+            found.append(f"{path}={value if isinstance(value, str) else json.dumps(int(value) if whole else value)}")
+    return found
+
+
+def axis_json(ds: xr.Dataset, axis: Axis, rows: np.ndarray) -> dict[str, Any]:
+    """An axis for the scripts: its levels, which of them each of ``rows`` has, and what sets them."""
+    numbers = ds[axis.key].values[axis.first].tolist() if axis.numeric else []
+    return {
+        "key": axis.key,
+        "label": axis.label,
+        "title": axis.title,
+        "unit": axis.unit,
+        "numeric": axis.numeric,
+        "levels": [None if n != n else n for n in numbers] or [axis.words(ds, row) for row in axis.first.tolist()],
+        "at": axis.at[rows].tolist(),
+        "sets": [settings(ds, axis.names, row) for row in axis.first.tolist()],
+    }

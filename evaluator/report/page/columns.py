@@ -1,0 +1,179 @@
+"""The measures of a dataset as columns of a page: in units that people read, with their errors and what they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+VALUE_DIGITS, ERROR_DIGITS = 5, 3
+
+_SHORT = {
+    "queue_wait_s": "queue wait",
+    "ttft_s": "TTFT",
+    "tpot_s": "TPOT",
+    "itl_s": "ITL",
+    "e2e_s": "end to end",
+    "slo_attainment": "within SLO",
+    "tok_per_s_per_gpu": "output per GPU",
+    "tok_per_s_per_user": "speed per user",
+    "output_tok_per_s": "output",
+    "throughput_rps": "throughput",
+    "usd_per_mtok": "cost",
+    "joule_per_tok": "energy",
+    "mfu": "MFU",
+    "mbu": "MBU",
+    "kv_used_mean": "KV used",
+    "kv_used_max": "KV used, highest",
+    "goodput_rps": "goodput",
+    "goodput_rps_per_gpu": "goodput per GPU",
+    "goodput_per_usd": "requests per USD",
+    "tok_per_joule": "output per joule",
+    "usd_per_hour": "price",
+}
+# Unit in the dataset -> (unit on the page, factor); a latency per token is read in ms, a share in percent.
+_UNITS = {
+    "byte": ("GB", 1e-9),
+    "USD": ("USD/Mtok", 1.0),
+    "J": ("J/token", 1.0),
+    "token/s": ("tokens/s", 1.0),
+    "token/J": ("tokens/J", 1.0),
+    "1/s": ("requests/s", 1.0),
+    "1/USD": ("requests/USD", 1.0),
+}
+_IN_MS = ("tpot_s", "itl_s")
+_IN_PERCENT = ("slo_attainment", "utilisation", "mfu", "mbu", "kv_used_mean", "kv_used_max")
+_LOWER = ("usd_per_hour", "_s", "usd_per_mtok", "joule_per_tok", "preemptions", "devices", "weights_bytes")
+_HIGHER = ("slo_attainment", "goodput", "throughput_rps", "tok_per_s", "mfu", "mbu", "kv_capacity", "per_usd")
+# The upper end of what was searched for by bisection, shown with it and not by itself.
+_UPPER = {"goodput_rps": "goodput_high_rps"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One statistic of a measure: values and Monte-Carlo standard errors (row,), NaN where unknown.
+
+    ``high`` is the upper end of the bracket where ``values`` are the lower ends of a search.
+    """
+
+    name: str
+    values: np.ndarray
+    stderr: np.ndarray | None
+    high: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A variable of the dataset: ``better`` is low, high or empty where neither is better."""
+
+    key: str
+    label: str
+    short: str
+    unit: str
+    about: str
+    better: str
+    parts: tuple[Part, ...]
+
+
+def scale_of(key: str, unit: str) -> tuple[str, float]:
+    """The unit in which the page shows a variable, and the factor to it."""
+    if key.removesuffix("_mean") in _IN_MS:
+        return "ms", 1e3
+    if key in _IN_PERCENT:
+        return "%", 100.0
+    shown, factor = _UNITS.get(unit, (unit, 1.0))
+    return ("" if shown == "1" else shown), factor
+
+
+def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[Measure]:
+    """Every numeric variable that is known for any of ``rows``, positions along ``config``; quantiles are its parts."""
+    found = []
+    for key in map(str, ds.data_vars):
+        variable = ds[key]
+        skip = key.endswith(("_stderr", "_step_error", "_elasticity")) or key in _UPPER.values()
+        if skip or variable.dims[:1] != ("config",) or variable.dtype.kind not in "iuf":
+            continue
+        if key.endswith("_mean") and key.removesuffix("_mean") in ds:
+            continue
+        if parts := tuple(_parts(ds, key, rows)):
+            found.append(_measure(ds, key, parts))
+    return found
+
+
+def _measure(ds: xr.Dataset, key: str, parts: tuple[Part, ...]) -> Measure:
+    attrs = ds[key].attrs
+    label = str(attrs.get("long_name", key.replace("_", " ")))
+    unit, _ = scale_of(key, str(attrs.get("units", "1")))
+    better = "high" if any(word in key for word in _HIGHER) else "low" if key.endswith(_LOWER) else ""
+    return Measure(key, label, _SHORT.get(key, label), unit, str(attrs.get("description", "")), better, parts)
+
+
+def _parts(ds: xr.Dataset, key: str, rows: np.ndarray) -> Iterator[Part]:
+    """The statistics of a variable that are known for any row: a value, or every quantile and the mean."""
+    if ds[key].ndim == 1:
+        yield from _part(ds, key, "", rows, ())
+    elif ds[key].ndim == 2:
+        along = ds[key].dims[1]
+        levels = ds[along].values.tolist() if along in ds.coords else range(ds.sizes[along])
+        for place, level in enumerate(levels):
+            yield from _part(ds, key, f"p{100 * level:g}" if along == "quantile" else str(level), rows, (place,))
+    if f"{key}_mean" in ds:
+        yield from _part(ds, f"{key}_mean", "mean", rows, ())
+
+
+def _part(ds: xr.Dataset, key: str, name: str, rows: np.ndarray, at: tuple[int, ...]) -> Iterator[Part]:
+    _, factor = scale_of(key, str(ds[key].attrs.get("units", "1")))
+
+    def column(other: str) -> np.ndarray | None:
+        if other not in ds or ds[other].ndim != 1 + len(at):
+            return None
+        values = ds[other].values[(rows, *at)].astype(float) * factor
+        return values if np.isfinite(values).any() else None
+
+    values = column(key)
+    if values is not None:
+        yield Part(name, values, column(f"{key}_stderr"), column(_UPPER.get(key, "")))
+
+
+def part_of(measures: Sequence[Measure], key: str, name: str) -> Part | None:
+    """The statistic ``name`` of the measure ``key``; the nearest percentile where it was not kept; None without any."""
+    measure = next((one for one in measures if one.key == key), None)
+    if measure is None:
+        return None
+    exact = next((part for part in measure.parts if part.name == name), None)
+    percentiles = [part for part in measure.parts if part.name.startswith("p")]
+    if exact is not None or not percentiles or not name.startswith("p"):
+        return exact
+    return min(percentiles, key=lambda part: abs(float(part.name[1:]) - float(name[1:])))
+
+
+def numbers(values: np.ndarray | None, digits: int = VALUE_DIGITS) -> str:
+    """Numbers as JSON with so many significant digits, null where they are not finite."""
+    if values is None:
+        return "null"
+    return f"[{','.join('null' if not -1e308 < v < 1e308 else f'{v:.{digits}g}' for v in values.tolist())}]"
+
+
+def levels(values: np.ndarray) -> str:
+    """Repeated texts as JSON: the distinct ones, and for each row which."""
+    distinct, places = np.unique(values.astype(str), return_inverse=True)
+    return f'{{"levels":{json.dumps(distinct.tolist())},"at":{json.dumps(places.tolist(), separators=(",", ":"))}}}'
+
+
+def measure_json(measure: Measure) -> str:
+    """A measure as JSON."""
+    head: dict[str, Any] = {
+        name: getattr(measure, name) for name in ("key", "label", "short", "unit", "about", "better")
+    }
+    parts = ",".join(
+        f'{{"name":{json.dumps(part.name)},"values":{numbers(part.values)},'
+        f'"stderr":{numbers(part.stderr, ERROR_DIGITS)},"high":{numbers(part.high)}}}'
+        for part in measure.parts
+    )
+    return f'{json.dumps(head)[:-1]},"parts":[{parts}]}}'

@@ -1,0 +1,111 @@
+"""What the scripts of a page read: the designs shown, the best first, as one JSON text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluator.metrics.outcomes import OK
+from evaluator.report.elasticities import MEASURES as ELASTIC
+from evaluator.report.elasticities import elasticity, rows_with_elasticities
+from evaluator.report.page.axes import axes_shown, axis_json
+from evaluator.report.page.columns import Measure, levels, measure_json, part_of, scale_of
+from evaluator.report.picture.style import COLOURS
+from evaluator.report.search import question_of, serves
+from evaluator.results.schema import objectives_of
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_TEXTS = ("status", "engine", "provenance", "calibration_set", "search_status", "goodput_limit")
+MEETS, RUNS, MISSES, SATURATED, CANNOT_RUN = (
+    "meets objectives",
+    "runs",
+    "misses objectives",
+    "saturated",
+    "cannot run",
+)
+ELASTIC_ROWS = 200
+"""Designs whose elasticities a page holds, the best."""
+# The colours of pictures, lighter on a dark ground; the last is for text-like marks.
+COLOURS_ON_DARK = ("#4FA8E0", "#FF8A3D", "#2EC29A", "#E59AC4", "#F2B632", "#8FD0F7", "#A99BE8", "#BBBBBB")
+
+
+def states(ds: xr.Dataset) -> np.ndarray:
+    """What became of each design, (config,) text: one of the five words of this module."""
+    able, over = ds["status"].values == OK, ds["saturated"].values
+    met = serves(ds) if "search" in ds.attrs else ds["slo_met"].values
+    calm = MISSES if objectives_of(ds) or "search" in ds.attrs else RUNS
+    return np.select([~able, met.astype(bool), over.astype(bool)], [CANNOT_RUN, MEETS, SATURATED], calm)
+
+
+def too_short(ds: xr.Dataset) -> np.ndarray:
+    """Designs whose run was too short for its statistics, (config,) boolean; saturated ones say so by themselves."""
+    if "steady" not in ds:
+        return np.zeros(ds.sizes["config"], dtype=bool)
+    calm = (ds["status"].values == OK) & ~ds["saturated"].values.astype(bool)
+    return calm & ~ds["steady"].values.astype(bool)
+
+
+def page_json(ds: xr.Dataset, rows: np.ndarray, ranks: np.ndarray, measures: Sequence[Measure], **more: Any) -> str:
+    """The designs at the positions ``rows`` along ``config``, which have these ``ranks`` (0 is the best), as JSON.
+
+    ``more`` are further entries: what JSON can hold.
+    """
+    simple = {
+        "total": ds.sizes["config"],
+        "ranks": ranks.tolist(),
+        "objectives": objectives(ds, measures),
+        "palette": {"light": COLOURS, "dark": COLOURS_ON_DARK},
+        "elasticities": _elasticities(ds, rows),
+        "search": question_of(ds) if "search" in ds.attrs else None,
+        "axes": [axis_json(ds, axis, rows) for axis in axes_shown(ds)],
+        **more,
+    }
+    texts = {name: ds[name].values[rows] for name in _TEXTS if name in ds}
+    texts["states"] = states(ds)[rows]
+    texts["steady"] = np.where(too_short(ds)[rows], "no", "yes")
+    entries = [f"{json.dumps(name)}:{levels(values)}" for name, values in texts.items()]
+    entries.append(f'"measures":[{",".join(map(measure_json, measures))}]')
+    entries.append(f'"saturated":{json.dumps(ds["saturated"].values[rows].astype(int).tolist())}')
+    return f"{json.dumps(simple, allow_nan=False)[:-1]},{','.join(entries)}}}"
+
+
+def objectives(ds: xr.Dataset, measures: Sequence[Measure]) -> list[dict[str, Any]]:
+    """The objectives of the scenario in the units of the page, of the measures that are there."""
+    found = []
+    for bound in objectives_of(ds):
+        key = f"{bound['metric']}_s"
+        part = part_of(measures, key, str(bound["statistic"]))
+        if part is not None:
+            factor = scale_of(key, "s")[1]
+            found.append({"key": key, "part": part.name, "bound": float(f"{bound['bound_s'] * factor:.6g}")})
+    return found
+
+
+def _elasticities(ds: xr.Dataset, rows: np.ndarray) -> dict[str, Any] | None:
+    """Elasticities of the best rows of the page that have any, with their errors; None where the sweep has none."""
+    if "input" not in ds.coords or not (known := rows_with_elasticities(ds)).size:
+        return None
+    places = np.flatnonzero(np.isin(rows, known))[:ELASTIC_ROWS]
+    inputs = ds["input"].values.tolist()
+
+    def table(name: str) -> dict[str, Any]:
+        pairs = [elasticity(ds, name, rows[places], at) for at in range(len(inputs))]
+        slopes, errors = (np.stack(each, axis=-1) for each in zip(*pairs, strict=True))
+        return {"key": name, "label": ELASTIC[name], "slopes": _rounded(slopes), "errors": _rounded(errors)}
+
+    meaning = str(ds["input"].attrs.get("description", ""))
+    return {
+        "inputs": inputs,
+        "about": meaning,
+        "rows": places.tolist(),
+        "measures": [table(name) for name in ELASTIC if f"{name}_elasticity" in ds],
+    }
+
+
+def _rounded(table: np.ndarray) -> list[list[float | None]]:
+    return [[float(f"{v:.4g}") if np.isfinite(v) else None for v in row] for row in table.tolist()]

@@ -1,0 +1,115 @@
+"""The page as a file: the template with its parts put in."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from functools import cache
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+from evaluator.errors import InputError
+from evaluator.report.page import sections
+from evaluator.report.page.anatomy import anatomy
+from evaluator.report.page.columns import measures_of
+from evaluator.report.page.data import page_json
+from evaluator.report.page.rows import MOST, ranked, sample
+from evaluator.results.files import replacing
+
+if TYPE_CHECKING:
+    import numpy as np
+    import xarray as xr
+
+SUFFIXES = (".html", ".htm")
+_SCRIPTS = "numbers designs controls charts filters table design front curves heat help time main".split()
+_NEEDED = ("status", "slo_met", "saturated", "ttft_s", "tpot_s", "quantile")
+
+
+def write_page(ds: xr.Dataset, path: str | Path, most: int = MOST) -> Path:
+    """Write the result of a sweep or a search as one HTML file that needs no network, and return the path.
+
+    At most ``most`` designs are on it, see ``rows.sample``; sentences and counts are of all of them.
+    Errors: InputError for another suffix, for a dataset that is no result, where plotly is missing, and where the file
+    cannot be written.
+    """
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise InputError(
+            f"{path}: a page is written as {' or '.join(SUFFIXES)}, not {path.suffix or 'without a suffix'}"
+        )
+    check_plotly(path)
+    check_result(ds, "the dataset")
+    text = page_of(ds, most)
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+    return path
+
+
+def check_plotly(path: str | Path) -> None:
+    """InputError where the charts' library is missing."""
+    if find_spec("plotly") is None:
+        raise InputError(f"{path}: a page needs plotly; install it with: pip install 'evaluator[report]'")
+
+
+def check_result(ds: xr.Dataset, name: str | Path) -> None:
+    """InputError where a dataset, called ``name`` in the message, is none of a sweep or a search."""
+    lacking = [each for each in _NEEDED if each not in ds.variables]
+    if lacking or not ds.sizes.get("config"):
+        what = f"there is no {lacking[0]} in it" if lacking else "it has no designs"
+        raise InputError(f"{name}: not a result of evaluator sweep or optimize: {what}")
+
+
+def page_of(ds: xr.Dataset, most: int = MOST) -> str:
+    """The page's HTML."""
+    order, rule = ranked(ds)
+    places = sample(ds, order, most)
+    rows = order[places]
+    measures = measures_of(ds, rows)
+    everything = measures if rows.size == order.size and (rows == order).all() else measures_of(ds, order)
+    data = page_json(ds, rows, places, measures, anatomy=anatomy(ds, int(order[0])))
+    return Template(_file("page.html")).substitute(
+        title=sections.escaped(ds.attrs.get("title", "sweep")),
+        created=sections.escaped(str(ds.attrs.get("created", "")).partition("T")[0]),
+        style=_file("style.css"),
+        question=sections.question(ds, rule, measures),
+        answer=sections.answer(ds, int(order[0]), 0, measures),
+        sampled=sections.paragraph(_sampled(ds, places), "caution"),
+        breaks=sections.breaks(ds.isel(config=order), everything),
+        provenance=sections.provenance(ds, measures),
+        scenario=sections.scenario(ds),
+        data=packed(data),
+        plotly=_charts(),
+        scripts="\n".join(_file(f"{name}.js") for name in _SCRIPTS),
+    )
+
+
+def _sampled(ds: xr.Dataset, places: np.ndarray) -> str:
+    """What the page leaves out; empty where it holds every design."""
+    total = ds.sizes["config"]
+    if places.size == total:
+        return ""
+    return (
+        f"This page holds {places.size:,} of {total:,} designs: the best, the best of every cell of the heat maps, "
+        "those near the best design, and an even sample of the ranking. Sentences, counts and ranks are of all of "
+        "them; the table and the charts show those held."
+    )
+
+
+@cache
+def _charts() -> str:
+    """The charts' library as it stands in the page."""
+    from plotly.offline import get_plotlyjs
+
+    return packed(get_plotlyjs())
+
+
+def packed(text: str) -> str:
+    """A text as base64 of gzip, which no character of it can end early; the browser unpacks it."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode("ascii")
+
+
+def _file(name: str) -> str:
+    return (files("evaluator.report.page") / "files" / name).read_text(encoding="utf-8")

@@ -1,0 +1,70 @@
+"""Which designs a page holds: all of them, or of very many the best and a sample that keeps its charts whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evaluator.metrics.outcomes import OK
+from evaluator.report import search
+from evaluator.report.page.axes import Axis, axes_shown
+from evaluator.report.ranking import ranking
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+MANY_LEVELS = 40  # designs.js takes axes with more in steps
+MOST = 10_000
+"""Designs of one page. They take about 200 bytes each in the file and stay quick in a browser."""
+
+
+def ranked(ds: xr.Dataset) -> tuple[np.ndarray, str]:
+    """All positions along ``config``, the best first and those that cannot run last, and the rule in words."""
+    able = ds["status"].values == OK
+    if not able.any():
+        return np.arange(able.size), "none can run"
+    if "search" not in ds.attrs:
+        order, rule = ranking(ds, np.flatnonzero(able))
+        return np.concatenate([order, np.flatnonzero(~able)]), rule
+    order, rule = search.ranking(ds)
+    others = np.setdiff1d(np.flatnonzero(able), order)
+    near = others[np.argsort(-np.nan_to_num(ds["slo_attainment"].values[others]), kind="stable")]
+    rule = f"{rule}; those that do not meet the objectives last, by SLO attainment" if rule else "SLO attainment"
+    return np.concatenate([order, near, np.flatnonzero(~able)]), rule
+
+
+def sample(ds: xr.Dataset, order: np.ndarray, most: int = MOST) -> np.ndarray:
+    """At most ``most`` places in ``order`` (positions along ``config``, best first), ascending.
+
+    Where there are more designs, these are taken until the page is full: the best; the best of every cell of two axes,
+    so that heat maps over any two axes show what they would with all designs; those that differ from the best design
+    in at most two quantities, so that curves through it are whole; every n-th of the ranking.
+    """
+    if order.size <= most:
+        return np.arange(order.size)
+    taken = np.zeros(order.size, dtype=bool)
+    for places in _wanted(ds, order, most):
+        new = places[~taken[places]]
+        taken[new[: most - int(taken.sum())]] = True
+    return np.flatnonzero(taken)
+
+
+def _steps(axis: Axis, order: np.ndarray) -> np.ndarray:
+    """Which level each design has; of a number with very many levels, as a sample has, about which tenth of them."""
+    count = axis.first.size
+    return axis.at[order] if count <= MANY_LEVELS else axis.at[order] * 10 // count
+
+
+def _wanted(ds: xr.Dataset, order: np.ndarray, most: int) -> Iterator[np.ndarray]:
+    """Places in ``order``, the most wanted first."""
+    codes = [_steps(axis, order) for axis in axes_shown(ds)]
+    yield np.arange(most // 5)
+    for first, second in combinations(codes, 2):
+        yield np.sort(np.unique(first * (int(second.max()) + 1) + second, return_index=True)[1])
+    if codes:
+        yield np.flatnonzero(np.sum([code != code[0] for code in codes], axis=0) <= 2)
+    yield np.unique(np.linspace(0, order.size - 1, most).astype(int))
+    yield np.arange(most)

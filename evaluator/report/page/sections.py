@@ -1,0 +1,232 @@
+"""The sections of a page that need no script, as HTML. Every text of the dataset passes ``escaped``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evaluator.metrics.outcomes import OK
+from evaluator.report.page import words
+from evaluator.report.page.columns import Measure, part_of
+from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, objectives, states, too_short
+from evaluator.report.reasons import Reason, reasons_of
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_OVERLOADED = "a lower arrival rate, more replicas or faster devices"
+# What helps where an objective is missed, by its metric.
+_MISSED = {
+    "ttft": "less waiting and a faster prefill: more replicas, more FLOP/s per replica, whole prompts before decodes",
+    "tpot": "faster decode steps: more memory bandwidth or tensor parallelism, smaller batches or chunks",
+    "itl": "steps without long prompts in them: smaller chunks, or prefill and decode apart",
+    "e2e": "fewer requests per replica, faster devices, or shorter outputs",
+    "queue_wait": "more replicas, or more KV cache and sequences per replica",
+}
+
+
+def escaped(text: object) -> str:
+    """A text as it is put into HTML, in elements and in attributes."""
+    return escape(str(text), quote=True)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], kind: str = "") -> str:
+    """A table of texts; a cell that is a number stands on the right."""
+    head = "".join(f"<th scope='col'>{escaped(name)}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return (
+        f"<div class='scroll'><table class='{kind}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int):
+        return f"<td class='number'>{value:,}</td>"
+    if str(value).endswith(" %"):
+        return f"<td class='number'>{escaped(value)}</td>"
+    return f"<td>{escaped(value)}</td>"
+
+
+def definitions(pairs: Iterable[tuple[str, str]]) -> str:
+    """Terms and what is said of each."""
+    return f"<dl>{''.join(f'<dt>{escaped(term)}</dt><dd>{escaped(said)}</dd>' for term, said in pairs)}</dl>"
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    """One paragraph of plain text."""
+    return f"<p class='{kind}'>{escaped(text)}</p>" if text else ""
+
+
+def question(ds: xr.Dataset, rule: str, measures: Sequence[Measure]) -> str:
+    """What is swept, under which workload and objectives, and by what rule designs are ranked."""
+    scenario = ds.attrs.get("scenario", "")
+    count = ds.sizes["config"]
+    pairs = [(f"swept: {name}", values) for name, values in words.swept(ds)]
+    if same := words.held(ds):
+        pairs.append(("in all designs", same))
+    pairs += words.asked(ds)
+    paths = {str(ds[name].attrs.get("description", "")).removeprefix("swept: ") for name in ds.coords}
+    if "search" in ds.attrs:
+        paths.add("workload.arrivals.rate_rps")
+    pairs += words.sections_of(scenario, paths)
+    units = {one.key: one for one in measures}
+    bounds = [
+        f"{units[b['key']].short} {b['part']} ≤ {b['bound']:g} {units[b['key']].unit}" for b in objectives(ds, measures)
+    ]
+    pairs.append(("objectives", ", ".join(bounds) or "none"))
+    pairs.append(("ranked by", rule))
+    asked = (
+        words.own_words(scenario) or f"Which of {count:,} design{'s' if count != 1 else ''} serves this workload best?"
+    )
+    return paragraph(asked, "lead") + definitions(pairs)
+
+
+def answer(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) -> str:
+    """The best design in sentences, or that none can run, and how many designs became what."""
+    if ds["status"].values[row] != OK:
+        best = paragraph(f"None of the {ds.sizes['config']:,} designs can run. Below is why, and what to do.", "lead")
+    else:
+        first, *more = words.answer(ds, row, place, measures)
+        best = paragraph(first, "lead") + paragraph(" ".join(more))
+        best += "".join(paragraph(each, "caution") for each in words.cautions(ds, row, place, measures))
+        best += paragraph(
+            "± is one Monte-Carlo standard error, where one is known. It does not cover errors of the model.", "note"
+        )
+    return best + _tallies(ds)
+
+
+def _tallies(ds: xr.Dataset) -> str:
+    """How many designs became what, as a bar in proportion with its legend."""
+    found = states(ds)
+    counts = [(word, int((found == word).sum())) for word in (MEETS, RUNS, MISSES, SATURATED, CANNOT_RUN)]
+    some = [(word, count) for word, count in counts if count]
+    bar = "".join(f"<i class='{_kind(word)}' style='flex:{count}'></i>" for word, count in some)
+    legend = "".join(
+        f"<li><i class='{_kind(word)}'></i><b>{count:,}</b> {_PLURAL.get(word, word)}</li>" for word, count in some
+    )
+    return f"<div class='tally' aria-hidden='true'>{bar}</div><ul class='tally-legend'>{legend}</ul>"
+
+
+_PLURAL = {MEETS: "meet the objectives", RUNS: "run", MISSES: "miss objectives"}
+
+
+def _kind(word: str) -> str:
+    return f"state-{word.split()[0]}"
+
+
+def breaks(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
+    """Designs that cannot run, that are saturated and that miss objectives: how many, why, and what to do."""
+    total = ds.sizes["config"]
+    rows: list[tuple[object, ...]] = [_reason_row(reason, total) for reason in reasons_of(ds["status"].values)]
+    found = states(ds)
+    if "search_status" in ds:  # which tells of saturated designs and of runs that are too short, too
+        rows += _searched(ds, found)
+    else:
+        if count := int((found == SATURATED).sum()):
+            rows.append((count, _share(count, total), "saturated: the queue grows without bound", _OVERLOADED))
+        rows += _misses(ds, measures, found == MISSES)
+        if count := int(too_short(ds).sum()):
+            rows.append(
+                (count, _share(count, total), "not steady: the run is too short for its statistics", words.LONGER)
+            )
+    if not rows:
+        return paragraph("Every design runs, and meets the objectives where there are any.")
+    return table(("designs", "share", "why", "what to do"), rows, "wide")
+
+
+def _reason_row(reason: Reason, total: int) -> tuple[object, ...]:
+    count = reason.positions.size
+    said, _, remedy = reason.text.partition("; remedy: ")
+    example = "e.g. " if reason.several else ""
+    return count, _share(count, total), f"cannot run: {example}{said}", remedy or reason.remedy or "as it says"
+
+
+def _searched(ds: xr.Dataset, found: np.ndarray) -> list[tuple[object, ...]]:
+    """What a search came to where it is not plainly a rate: no rate meets the objectives, or its bracket has a flaw."""
+    texts = np.where(found == CANNOT_RUN, OK, ds["search_status"].values.astype(str))
+    plain = np.where(np.isin(texts, ("bracketed", "met")), OK, texts)
+    rows: list[tuple[object, ...]] = []
+    for reason in reasons_of(plain):
+        said, _, remedy = reason.text.partition("; ")
+        count, example = reason.positions.size, "e.g. " if reason.several else ""
+        missed = [words for metric, words in _MISSED.items() if f"{metric} " in said]
+        rows.append((count, _share(count, ds.sizes["config"]), f"{example}{said}", remedy or "; ".join(missed)))
+    return rows
+
+
+def _misses(ds: xr.Dataset, measures: Sequence[Measure], missing: np.ndarray) -> list[tuple[object, ...]]:
+    """Designs that are not saturated and yet miss objectives, by which of them they miss."""
+    bounds = objectives(ds, measures)
+    if not missing.any() or not bounds:
+        return []
+    over, names = [], []
+    for bound in bounds:
+        measure = next(one for one in measures if one.key == bound["key"])
+        part = part_of(measures, bound["key"], bound["part"])
+        assert part is not None  # ``objectives`` names only what is there
+        over.append(part.values > bound["bound"])
+        names.append(f"{words.named(measure, part)} above {bound['bound']:g} {measure.unit}")
+    kinds, counts = np.unique(np.stack(over, axis=-1)[missing], axis=0, return_counts=True)
+    found: list[tuple[object, ...]] = []
+    for kind, count in sorted(zip(kinds.tolist(), counts.tolist(), strict=True), key=lambda pair: -pair[1]):
+        missed = [name for name, bad in zip(names, kind, strict=True) if bad]
+        metrics = [bound["key"].removesuffix("_s") for bound, bad in zip(bounds, kind, strict=True) if bad]
+        remedy = "; ".join(_MISSED.get(metric, "") for metric in metrics)
+        why = f"misses objectives: {' and '.join(missed) if missed else 'only in some of the seeds'}"
+        found.append((count, _share(count, ds.sizes["config"]), why, remedy))
+    return found
+
+
+def _share(count: int, total: int) -> str:
+    percent = 100 * count / total
+    return f"{percent:.1f} %" if percent >= 0.1 else "< 0.1 %"
+
+
+def provenance(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
+    """Where the numbers are from and how sure they are, and what every measure means."""
+    attrs, able = ds.attrs, ds["status"].values == OK
+    seeds = attrs.get("seeds", "")
+    several = "," in seeds
+    errors = (
+        "over the seeds" if several else "from batch means within the one run; none where a statistic has no batches"
+    )
+    pairs = [
+        ("efficiencies", _counted(ds, "provenance", able)),
+        ("calibration", _sets(ds, able)),
+        ("computed by", f"{_counted(ds, 'engine', able)}. {attrs.get('engine_note', '')}".strip()),
+        *([("search", str(attrs["search_note"]))] if attrs.get("search_note") else []),
+        ("seeds", seeds or "unknown"),
+        ("errors", f"± and bars are Monte-Carlo standard errors, {errors}. They tell of chance alone: "
+         "how far the model is from a real system, evaluator compare and the calibration set's own errors tell."),
+        ("made by", f"evaluator {attrs.get('evaluator_version', '?')}, JAX {attrs.get('jax_version', '?')}, "
+         f"{attrs.get('created', 'at an unknown time')}, schema {attrs.get('schema_version', '?')}"),
+        ("scenario's SHA-256", attrs.get("scenario_sha256", "unknown")),
+        ("charts", "plotly.js, MIT licence, inside this file; nothing is loaded from a network"),
+    ]  # fmt: skip
+    meanings = table(
+        ("measure", "unit", "meaning"), [(one.label, one.unit or "1", one.about) for one in measures], "wide"
+    )
+    return f"{definitions(pairs)}<details><summary>What every measure means</summary>{meanings}</details>"
+
+
+def _sets(ds: xr.Dataset, able: np.ndarray) -> str:
+    """The calibration sets of designs, where the result says them row by row, and what the scenario asked for."""
+    asked = f"asked for: {ds.attrs.get('calibration', 'unknown')}"
+    return f"{asked}; {_counted(ds, 'calibration_set', able)}" if "calibration_set" in ds else asked
+
+
+def _counted(ds: xr.Dataset, name: str, able: np.ndarray) -> str:
+    """``1,020 datasheet, 3 calibrated``: of the designs that can run."""
+    if name not in ds or not able.any():
+        return "nothing"
+    kinds, counts = np.unique(ds[name].values[able].astype(str), return_counts=True)
+    pairs = sorted(zip(counts.tolist(), kinds.tolist(), strict=True), reverse=True)
+    return ", ".join(f"{count:,} designs: {kind}" for count, kind in pairs)
+
+
+def scenario(ds: xr.Dataset) -> str:
+    """The scenario's text, to copy."""
+    return f"<pre id='scenario-text' tabindex='0'>{escaped(ds.attrs.get('scenario', ''))}</pre>"

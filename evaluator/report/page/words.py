@@ -1,0 +1,231 @@
+"""The question and the answer of a sweep in words, as plain text; ``sections`` makes HTML of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluator.errors import InputError
+from evaluator.metrics.outcomes import OK
+from evaluator.report.page.axes import Axis, axes_shown
+from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, Measure, Part, part_of
+from evaluator.report.page.data import objectives, too_short
+from evaluator.report.picture.labels import text, title
+from evaluator.report.ranking import is_constant, quantities
+from evaluator.report.search import question_of
+from evaluator.yaml import loads_yaml
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+LONGER = "use workload.requests: auto, or more of them"
+MOST_LEVELS = 8  # of an axis, that are listed
+MOST_GAINS = 4  # of the best design, that are told
+
+
+def number(value: float) -> str:
+    """Three significant digits, thousands with commas; large and whole numbers in full."""
+    if not np.isfinite(value):
+        return "unknown"
+    if abs(value) >= 1000 or float(value).is_integer():
+        return f"{value:,.0f}"
+    digits = f"{value:#.3g}"
+    return (digits.rstrip(".") if "e" not in digits else f"{value:.3g}") if value else "0"
+
+
+def with_error(value: float, error: float | None) -> str:
+    """A value and its standard error, as ``371 ± 18``: both with the digits that two digits of the error leave."""
+    if error is None or not np.isfinite(error):
+        return number(value)
+    if error == 0 or not np.isfinite(value):
+        return f"{number(value)} ± {number(error)}"
+    decimals = max(0, 1 - int(np.floor(np.log10(error))))
+    return f"{value:,.{min(decimals, 6)}f} ± {error:,.{min(decimals, 6)}f}"
+
+
+def measured(measure: Measure, part: Part, row: int) -> str:
+    """A statistic of one row with its error or bracket, and its unit; rounded once, as the table's numbers are."""
+    value = float(f"{part.values[row]:.{VALUE_DIGITS}g}")
+    error = None if part.stderr is None else float(f"{part.stderr[row]:.{ERROR_DIGITS}g}")
+    words = with_error(value, error)
+    words = f"{words} {measure.unit}".rstrip()
+    if part.high is not None and np.isfinite(part.high[row]):
+        words += f" (at {number(part.high[row])} an objective is missed)"
+    return words
+
+
+def named(measure: Measure, part: Part) -> str:
+    """A statistic by its name, as ``TTFT p90``."""
+    return f"{measure.short} {part.name}".rstrip()
+
+
+def own_words(scenario_text: str) -> str:
+    """What the scenario's author wrote above it: the first paragraph of its comment; empty without one."""
+    lines: list[str] = []
+    for line in scenario_text.splitlines():
+        words = line.lstrip("# ").rstrip()
+        if not line.startswith("#") or (lines and not words):
+            break
+        if words and not words.startswith("yaml-language-server"):
+            lines.append(words)
+    return " ".join(lines)
+
+
+def design(ds: xr.Dataset, row: int) -> str:
+    """A design by what was swept: numbers with their names and units, names by themselves."""
+    return ", ".join(axis.quantity(ds, row) for axis in axes_shown(ds)) or "the one design of the scenario"
+
+
+def swept(ds: xr.Dataset) -> list[tuple[str, str]]:
+    """Every axis on which designs differ, and its values."""
+    found = []
+    for axis in axes_shown(ds):
+        values = [axis.words(ds, row) for row in axis.first.tolist()]
+        apart = "; " if len(axis.names) > 1 else ", "
+        listed = apart.join(values)
+        if len(values) > MOST_LEVELS:
+            ends = f"{values[0]} to {values[-1]}" if axis.numeric else apart.join([*values[:MOST_LEVELS], "..."])
+            listed = f"{len(values)} values, {ends}"
+        found.append((axis.title, listed))
+    return found
+
+
+def held(ds: xr.Dataset) -> str:
+    """What is the same in every design although the scenario names it as an axis; empty without such."""
+    same = [name for name in quantities(ds) if is_constant(ds, name)]
+    return ", ".join(f"{title(name)} {text(ds[name].values[0])}" for name in same)
+
+
+def asked(ds: xr.Dataset) -> list[tuple[str, str]]:
+    """What a search was for, and within what budget; nothing of a sweep."""
+    if "search" not in ds.attrs:
+        return []
+    question = question_of(ds)
+    rate, devices, price = question["rate_rps"], question.get("devices"), question.get("usd_per_hour")
+    if rate is None:
+        found = [
+            ("searched", f"the highest arrival rate at which all objectives hold, to {100 * question['bracket']:g} %")
+        ]
+    else:
+        found = [("searched", f"the fewest replicas that serve {rate:g} requests/s")]
+    limits = [f"{most:g} {unit}" for most, unit in ((devices, "devices"), (price, "USD/h")) if most is not None]
+    return [*found, ("budget", ", ".join(limits))] if limits else found
+
+
+def sections_of(scenario_text: str, swept_paths: set[str]) -> list[tuple[str, str]]:
+    """Workload and deployment of a scenario's text, as (section, words); nothing where the text cannot be read."""
+    try:
+        tree = loads_yaml(scenario_text, "scenario")
+    except InputError:
+        return []
+    if not isinstance(tree, Mapping):
+        return []
+    found = []
+    for section in ("workload", "deployment"):
+        words = ", ".join(_flat(tree.get(section), section, swept_paths))
+        if words:
+            found.append((section, words))
+    return found
+
+
+def _flat(value: Any, path: str, swept_paths: set[str]) -> Iterator[str]:
+    """``key value`` for every key below a section that is not swept."""
+    if path in swept_paths:
+        return
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{path}.{key}", swept_paths)
+    elif value is not None:
+        name = title(" ".join(path.split(".")[1:]))
+        shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        yield re.sub(r"^(arrivals process|lengths source|arrivals|lengths|batching|kv) ", _lead, f"{name} {shown}")
+
+
+def _lead(found: re.Match[str]) -> str:
+    """``arrivals process poisson`` is read as ``arrivals poisson``, ``batching max num seqs`` as ``max num seqs``."""
+    section, _, key = found[1].partition(" ")
+    return f"{section} " if key else ""
+
+
+def answer(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) -> list[str]:
+    """Sentences about the best design: ``row`` is its position along ``config``, ``place`` that in the measures."""
+    gains = []
+    served = question_of(ds)["rate_rps"] if "search" in ds.attrs else None
+    for key in _WORDS if served is None else (*_TAKES, *_WORDS):
+        measure = next((one for one in measures if one.key == key), None)
+        if measure is not None and np.isfinite(measure.parts[0].values[place]):
+            gains.append(
+                f"{measured(measure, measure.parts[0], place)} {_TAKES.get(key) or _WORDS.get(key, '')}".strip()
+            )
+    limits = [_held_against(measures, bound, place) for bound in objectives(ds, measures)]
+    sentences = [f"{design(ds, row)}."]
+    if gains:
+        serving = "It gives" if served is None else f"It serves {served:g} requests/s with"
+        sentences.append(f"{serving} {_listed(gains[:MOST_GAINS])}.")
+    if limits:
+        sentences.append(f"{_listed(limits)}.")
+    return sentences
+
+
+# What the best design takes to serve a rate that was asked for.
+_TAKES = {"devices": "devices", "usd_per_hour": ""}
+# What the best design gives, the most telling first.
+_WORDS = {
+    "goodput_rps": "of goodput",
+    "goodput_rps_per_gpu": "of goodput per GPU",
+    "goodput_per_usd": "",
+    "tok_per_s_per_gpu": "of output per GPU",
+    "output_tok_per_s": "in all",
+    "usd_per_mtok": "of output",
+}
+
+
+def _held_against(measures: Sequence[Measure], bound: Mapping[str, Any], place: int) -> str:
+    measure = next(one for one in measures if one.key == bound["key"])
+    part = part_of(measures, bound["key"], bound["part"])
+    assert part is not None  # ``objectives`` names only what is there
+    return f"{named(measure, part)} is {measured(measure, part, place)} (objective: {bound['bound']:g} {measure.unit})"
+
+
+def cautions(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) -> list[str]:
+    """What to doubt of the answer: objectives within chance of their bounds, axes whose end is the best, saturation."""
+    found = []
+    for bound in objectives(ds, measures) if "search" not in ds.attrs else []:  # a search ends at an objective
+        part = part_of(measures, bound["key"], bound["part"])
+        if part is None or part.stderr is None or not np.isfinite(part.stderr[place]):
+            continue
+        margin = abs(bound["bound"] - part.values[place])
+        if margin < 2 * part.stderr[place]:
+            name = next(named(one, part) for one in measures if one.key == bound["key"])
+            found.append(
+                f"{name} is within two standard errors of its objective, so chance may decide; more seeds would tell."
+            )
+    kinds = np.unique(ds["provenance"].values[ds["status"].values == OK])
+    if kinds.size > 1:
+        found.append(
+            f"Efficiencies are of different kinds ({', '.join(kinds)}), a part of what sets designs apart; "
+            "calibration: datasheet treats all alike."
+        )
+    if "search_status" in ds and ds["search_status"].values[row] not in ("bracketed", "met"):
+        found.append(f"The search came to: {ds['search_status'].values[row]}.")
+    if "search_status" not in ds and too_short(ds)[row]:  # a search says so itself
+        found.append(f"Its run is too short for its statistics (not steady): {LONGER}.")
+    if ds["saturated"].values[row]:
+        found.append("The design is saturated: its queue grows without bound, so its waits tell how long the run was.")
+    for axis in axes_shown(ds):
+        if axis.numeric and axis.first.size > 2 and axis.at[row] == _last(ds, axis):
+            words = axis.quantity(ds, row)
+            found.append(f"{words} is the highest value that was swept: a higher one may be better still.")
+    return found
+
+
+def _last(ds: xr.Dataset, axis: Axis) -> int:
+    """The level of an axis of numbers that is the highest; designs without a value come behind it."""
+    return int(np.isfinite(ds[axis.key].values[axis.first]).sum()) - 1
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

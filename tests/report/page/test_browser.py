@@ -1,0 +1,257 @@
+"""The page in a real browser: opened from disk, sorted, filtered, hovered, on a desk and on a phone.
+
+Where no Chromium is installed these tests skip; EVALUATOR_BROWSER names one that is elsewhere.
+"""
+
+import numpy as np
+import pytest
+
+from evaluator.report.page import write_page
+from evaluator.report.page.rows import ranked
+from tests.report.page.browser import Browser, find
+from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, axis, measured, sweep
+
+pytest.importorskip("plotly")
+
+CHARTS = ("#front", "#curves", "#heat")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    program = find()
+    if program is None:
+        pytest.skip("no Chromium or Chrome is installed (Debian: apt install chromium)")
+    one = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield one
+    one.close()
+
+
+@pytest.fixture(scope="module")
+def design_sweep():
+    return sweep(HARDWARE, PARALLEL, POLICY, RATE)  # 144 designs
+
+
+@pytest.fixture(scope="module")
+def file(design_sweep, tmp_path_factory):
+    return write_page(design_sweep, tmp_path_factory.mktemp("pages") / "page.html")
+
+
+@pytest.fixture
+def page(browser, file):
+    """The page on a desk, freshly opened; at the end nothing has failed and nothing was asked of a network."""
+    browser.open(file)
+    yield browser
+    assert browser.errors == []
+    assert [url for url in browser.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def column(page, heading):
+    """The cells of a column of the table, as shown."""
+    return page.run(
+        f"""(() => {{
+        const at = [...document.querySelectorAll('#ranking thead th')].findIndex(
+            (cell) => cell.innerText.startsWith({heading!r}));
+        return [...document.querySelectorAll('#ranking tbody tr')].map((row) => row.cells[at].innerText);
+        }})()"""
+    )
+
+
+def heading(name):
+    return f"#ranking thead th:nth-child({name}) button"
+
+
+def choose(page, control, value):
+    """Set a control of the filters or of a chart, by the words of its label."""
+    page.run(
+        f"""(() => {{
+        const [root, words] = {list(control)!r};
+        const label = [...document.querySelectorAll(root + ' label')].find((one) => one.firstChild.data === words);
+        const field = label.querySelector('select, input');
+        field.value = {value!r};
+        field.dispatchEvent(new Event(field.tagName === 'SELECT' ? 'change' : 'input'));
+        }})()"""
+    )
+
+
+def numbers(cells):
+    return [float(cell.split()[0].replace(",", "")) for cell in cells if cell != "–"]
+
+
+def test_the_table_is_there_best_first(page, design_sweep):
+    order, _ = ranked(design_sweep)
+    assert [int(cell) for cell in column(page, "#")] == list(range(1, 21))
+    assert column(page, "hardware") == design_sweep["hardware"].values[order[:20]].tolist()
+    assert set(column(page, "state")) == {"meets objectives"}
+    assert "±" in column(page, "TTFT p90")[0]
+
+
+def test_a_heading_sorts_down_and_up_and_what_is_not_known_stays_last(page):
+    at = page.run(
+        "[...document.querySelectorAll('#ranking thead th')].findIndex((c) => c.innerText.startsWith('TTFT'))"
+    )
+    page.click(heading(at + 1))
+    rising = numbers(column(page, "TTFT p90"))
+    assert rising == sorted(rising) and len(rising) == 20
+    assert page.run(f"document.querySelector('#ranking th:nth-child({at + 1})').ariaSort") == "ascending"
+    page.press("Enter")  # the heading keeps the focus
+    falling = numbers(column(page, "TTFT p90"))
+    assert falling == sorted(falling, reverse=True) and max(falling) > max(rising)
+    page.click("#pager button:nth-child(4)")
+    assert column(page, "TTFT p90")[-1] == "–"
+
+
+def test_filters_by_axis_words_and_measure(page, design_sweep):
+    choose(page, ("#filters", "hardware"), "1")
+    assert set(column(page, "hardware")) == {"l40s"}
+    choose(page, ("#filters", "words"), "chunked cannot")
+    assert set(column(page, "policy")) == {"chunked"} and set(column(page, "state")) == {"cannot run"}
+    choose(page, ("#filters", "words"), "")
+    choose(page, ("#filters", "hardware"), "")
+    count = int(design_sweep["slo_met"].sum())
+    choose(page, ("#filters", "state"), "meets objectives")
+    assert f"of {count} designs that pass the filters, out of 144" in page.run(
+        "document.querySelector('#table-state').innerText"
+    )
+
+
+def test_pages_of_the_table(page):
+    page.click("#pager button:nth-child(3)")
+    assert column(page, "#")[0] == "21"
+    page.click("#pager button:nth-child(4)")
+    assert column(page, "#")[-1] == "144" and page.run("document.querySelector('#pager button:nth-child(3)').disabled")
+
+
+def test_a_row_chooses_the_design(page, design_sweep):
+    order, _ = ranked(design_sweep)
+    page.click("#ranking tbody tr:nth-child(5) td:nth-child(2)")
+    text = page.run("document.querySelector('#design').innerText")
+    row = design_sweep.isel(config=order[4])
+    assert text.startswith(f"#5: {row['hardware'].item()}, tensor parallel {row['tensor_parallel'].item()}")
+    assert f"--set deployment.hardware={row['hardware'].item()}" in text and "time to first token" in text
+
+
+def test_charts_are_drawn_and_tell_of_a_point_under_the_mouse(page):
+    for chart in CHARTS:
+        page.show(chart)
+        assert page.run(f"document.querySelector('{chart} figcaption').innerText.length") > 40
+    page.show("#curves")
+    assert page.run("document.querySelectorAll('#curves .errorbar').length") > 0
+    assert page.run("document.querySelectorAll('#curves .shapelayer path').length") == 1  # the objective
+    page.hover("#curves .chart .scatterlayer .trace:nth-child(2) .point:nth-child(3)")
+    page.wait("document.querySelector('#curves .hovertext')")
+    assert "TTFT p90" in page.run("document.querySelector('#curves .hovertext').textContent")
+
+
+def test_a_point_of_a_chart_chooses_its_design(page):
+    page.show("#curves")
+    point = "#curves .chart .scatterlayer .trace:nth-child(2) .point:nth-child(2)"
+    page.hover(point)
+    page.wait("document.querySelector('#curves .hovertext')")
+    page.click(point)
+    page.wait("!document.querySelector('#design').innerText.startsWith('#1:')")
+    assert "arrival rate 2 requests/s" in page.run("document.querySelector('#design').innerText")
+
+
+def test_a_heat_map_over_any_two_axes(page):
+    page.show("#heat")
+    choose(page, ("#heat", "across"), "policy")
+    choose(page, ("#heat", "up"), "tensor_parallel")
+    choose(page, ("#heat", "measure"), "tpot_s p99")
+    page.wait("document.querySelector('#heat .xtitle').textContent === 'policy'")
+    assert page.run("document.querySelector('#heat .ytitle').textContent") == "tensor parallel"
+    assert page.run("document.querySelector('#heat .chart').data[0].z.length") == 3
+
+
+def test_a_sample_of_numbers_is_mapped_in_steps_and_drawn_as_points(browser, tmp_path):
+    rates = axis("workload.arrivals.rate_rps", *np.linspace(1.0, 8.0, 60).tolist())
+    browser.open(write_page(sweep(HARDWARE, rates), tmp_path / "page.html"))
+    browser.show("#heat")
+    levels = browser.run("document.querySelector('#heat .chart').data[0].x")
+    assert len(levels) == 10 and levels[0] == "1 to 1.7"
+    browser.show("#curves")
+    assert browser.run("document.querySelector('#curves .chart').data[1].mode") == "markers"
+    assert browser.errors == []
+
+
+def test_the_front_has_no_design_that_another_beats(page):
+    page.show("#front")
+    choose(page, ("#front", "up"), "1/usd_per_mtok")
+    page.wait("document.querySelector('#front .ytitle').textContent.startsWith('output per dollar')")
+    x, y = page.run(
+        "(({x, y}) => [x, y])(document.querySelector('#front .chart').data.find((trace) => trace.name === 'front'))"
+    )
+    assert len(x) > 1 and (np.diff(x) > 0).all() and (np.diff(y) > 0).all()
+
+
+def test_where_time_goes_adds_up_to_the_end_to_end_time(browser, tmp_path):
+    ds = measured((HARDWARE, RATE))
+    browser.open(write_page(ds, tmp_path / "page.html"))
+    browser.show("#time")
+    stacks = browser.run("document.querySelector('#time .chart').data.map((trace) => trace.y)")
+    rows = browser.run("document.querySelector('#time .chart').data[0].customdata")
+    order, _ = ranked(ds)
+    np.testing.assert_allclose(np.sum(stacks, axis=0), ds["e2e_s_mean"].values[order[rows]], rtol=2e-4)
+    assert browser.errors == []
+
+
+def test_a_phone_scrolls_only_down_and_the_table_and_charts_are_there(browser, file):
+    browser.open(file, width=390, height=844)
+    for chart in CHARTS:
+        browser.show(chart)
+        assert browser.run(f"document.querySelector('{chart} .chart').clientWidth") <= 390
+    assert browser.run("document.documentElement.scrollWidth") == 390
+    assert len(column(browser, "hardware")) == 20 and browser.errors == []
+
+
+def test_dark_where_the_reader_has_it_so_and_by_the_button(browser, file):
+    browser.open(file, dark=True)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = browser.run(ground)
+    browser.click("#theme")
+    assert dark == "rgb(20, 23, 26)" and browser.run(ground) == "rgb(255, 255, 255)"
+
+
+def test_the_keyboard_reaches_the_table(page):
+    page.press("Tab")
+    assert page.run("document.activeElement.className") == "skip"
+    page.run("document.querySelector('#ranking .rank').focus()")
+    page.press("Tab")
+    assert page.run("document.activeElement.className") == "rank"
+    page.press("Enter")
+    assert page.run("document.querySelector('#design').innerText").startswith("#2: ")
+
+
+def test_texts_of_the_user_run_no_script(browser, tmp_path):
+    hostile = "</script><img src=x onerror=\"document.title='broken'\">"
+    ds = sweep(HARDWARE, PARALLEL, RATE)
+    names = np.where(ds["hardware"] == "h100-sxm", hostile, ds["hardware"]).astype(str)
+    ds = ds.assign_coords(hardware=("config", names, ds["hardware"].attrs))
+    ds.attrs |= {"title": hostile, "scenario": f"# {hostile}\nname: x\n"}
+    ds["status"] = ("config", np.where(ds["status"] == "ok", "ok", f"infeasible: {hostile}"), ds["status"].attrs)
+    browser.open(write_page(ds, tmp_path / "page.html"))
+    for chart in CHARTS:
+        browser.show(chart)
+    choose(browser, ("#filters", "state"), "cannot run")
+    browser.click("#ranking tbody tr:nth-child(1) td:nth-child(2)")
+    assert hostile in browser.run("document.querySelector('#design').innerText")
+    assert browser.run("document.title").endswith("– Evaluator") and browser.run("document.images.length") == 0
+    assert browser.errors == []
+
+
+def test_an_old_browser_says_what_it_lacks_and_keeps_the_text(browser, file):
+    name = browser.before("delete window.DecompressionStream")
+    browser.open(file)
+    browser.after(name)
+    assert (
+        browser.run("document.querySelector('#failure').innerText")
+        == "Tables and charts need a browser of 2023 or later."
+    )
+    assert "meet the objectives" in browser.run("document.querySelector('#answer').innerText")
+
+
+def test_pages_without_choices(browser, tmp_path):
+    for ds in (sweep(), sweep(HARDWARE, room=False), sweep(HARDWARE, RATE, objectives=(), price=False)):
+        browser.open(write_page(ds, tmp_path / "page.html"))
+        for part in ("#best-of", *CHARTS, "#help", "#time"):
+            browser.show(part)
+        assert browser.errors == [] and browser.run("document.querySelector('#failure').hidden")
