@@ -34,10 +34,10 @@ class Member:
 
     ``stations`` are its pools in the order in which a request passes them. ``engine`` computes it; ``lacking`` are the
     keys for which the vectorised engine cannot. ``coupled``: what one replica or station does decides what comes to
-    another, so that they cannot be computed one after the other: replicas of a pool whose router looks at their state,
-    which the reference runs together, or all stations in a closed loop over them. ``link`` is between a
-    prefill and a decode pool; None: what the one sends is there at once. ``changes`` are those by which a variant
-    differs from its configuration.
+    another, so that they cannot be computed one after the other: replicas run together where the router of their pool
+    looks at them or users send again when they are served, and so do all stations in a closed loop over several.
+    ``link`` is between a prefill and a decode pool; None: what the one sends is there at once. ``changes`` are those by
+    which a variant differs from its configuration.
     """
 
     config: int
