@@ -112,7 +112,6 @@ def lacking(workload: Workload, deployment: Deployment, frontend: bool = False) 
             else f"router {name_of(deployment.router)}"
         )
         found |= {
-            f"{what} with pipeline_parallel": deployment.pipeline_parallel > 1,
             f"{what} with packing {deployment.batching.packing}": deployment.batching.packing != "fcfs",
             f"{what} over more than {MOST_TOGETHER} replicas": deployment.replicas > MOST_TOGETHER,
         }

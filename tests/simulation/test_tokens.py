@@ -80,6 +80,7 @@ TOGETHER = {
     "heavy_light": (THREE, "deployment.router={heavy_light: {prompt_tokens: 1000}}"),
     "least_kv on demand": (*TIGHT, THREE, "deployment.router=least_kv", "workload.seeds=[3, 5]"),
     "windows, least_context": (*TIGHT, THREE, "deployment.model=gpt-oss-20b", "deployment.router=least_context"),
+    "pipelines, least_work": (PIPELINE, *TIGHT, THREE, "deployment.router=least_work"),
     "users at random": (THREE, CLOSED, "deployment.router=random", "workload.seeds=[3, 5]"),
     "few users": (THREE, "workload.arrivals={process: closed_loop, users: 2}", "deployment.router=least_work"),
     "lightllm, least_tokens": (
@@ -145,8 +146,8 @@ BEYOND = {
         "policy lightllm with pipeline_parallel",
     ),
     "router": (
-        ("deployment.replicas=2", "deployment.router=least_work", PIPELINE),
-        "router least_work with pipeline_parallel",
+        ("deployment.replicas=2", "deployment.router=least_work", "deployment.batching.packing=least_work_left"),
+        "router least_work with packing least_work_left",
     ),
     "closed loop": (
         ("deployment.replicas=2", "deployment.batching.packing=least_work_left", CLOSED),

@@ -87,9 +87,9 @@ def test_any_order(kind):
         assert mismatches(value, type(value), axes, type(value).__name__) == []
 
 
-def test_coupled():
+@pytest.mark.parametrize("kind", [Kind(windowed=True, peaks=True), Kind(windowed=True, pipeline_ranks=2)], ids=str)
+def test_coupled(kind):
     configure()
-    kind = Kind(windowed=True, peaks=True)
     structure = coupled_build.structure_of(kind)
     pools, requests = coupled_build.stacked(coupled_build.random_cases(kind, 2))
     pool, of_lane = lane_local(pools), lane_local(requests)
@@ -97,10 +97,14 @@ def test_coupled():
     fleet = coupled_state.initial_fleet(given.given)
     found = jax.eval_shape(lambda *inputs: coupled.run_pools(*inputs, structure), pools, requests)
     result = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), found)
-    chains = ("running", "prompts", "by_end")  # of all replicas, with a sentinel for each
+    chains = ("running", "prompts", *(["by_end"] if kind.peaks else []))  # with a sentinel for each replica
     assert all(getattr(fleet.state, chain).newer.shape == (REQUESTS + structure.replicas,) for chain in chains)
     one = any_order_state.initial_state(given.given._replace(structure=kind.structure))
-    fleet = fleet._replace(state=fleet.state._replace(**{chain: getattr(one, chain) for chain in chains}))
+    same = {chain: getattr(one, chain) for chain in chains} | ({} if kind.peaks else {"by_end": one.running})
+    fleet = fleet._replace(state=fleet.state._replace(**same))
+    if fleet.pipelines is not None:  # a row of ranks for each replica
+        assert fleet.pipelines.flights.end_s.shape == (structure.replicas, structure.pipeline_ranks)
+        fleet = fleet._replace(pipelines=fleet.pipelines._replace(flights=fleet.state.flights))
     axes = axes_of(structure) | {"replica": structure.replicas, "counter": len(COUNTERS)}
     for value in (given, fleet, result):
         assert mismatches(value, type(value), axes, type(value).__name__) == []

@@ -40,16 +40,16 @@ class Structure(NamedTuple):
     windowed: bool  # the model has sliding-window layers
     pipeline_ranks: int  # pipeline ranks, and batches in flight
     peaks: bool  # some lane admits by its future peak of KV (LightLLM); with one rank only
-    replicas: int = 1  # most replicas of a lane, see ``engine.coupled``; several with one rank only
+    replicas: int = 1  # most replicas of a lane, see ``engine.coupled``
     frontend: bool = False  # of a closed loop: users get their answers later than the engine has them; several replicas
 
     def cohorts(self) -> int:
         """Cohorts of decoding sequences, see ``state.Cohorts``.
 
-        A pipeline has one in each batch in flight and one at rest. Without a pipeline a single one will do for each
-        replica, because a batch is formed only after the one before has ended.
+        A pipeline has one in each batch in flight and one at rest. Without a pipeline a single one will do, because a
+        batch is formed only after the one before has ended. Each replica has its own.
         """
-        return self.replicas if self.pipeline_ranks == 1 else self.pipeline_ranks + 1
+        return self.replicas * (1 if self.pipeline_ranks == 1 else self.pipeline_ranks + 1)
 
     def event(self, cohort: Int, step: Int) -> Int:
         """Where a cohort's step is in the ring of events."""

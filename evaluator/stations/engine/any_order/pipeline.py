@@ -35,7 +35,7 @@ def pipeline_trip(given: Given, state: State) -> State:
     state = form_batch(given, state, start_s, room)
     batch = scheduled(given, state)
     goes = room & batch.there
-    state = _send(given, state, batch, start_s, goes)
+    state = send_batch(given, state, batch, start_s, goes)
     again = (goes | (room & state.batch.preempted)) & (state.sent - state.landed < ranks)
     return _move_on(given, state, ~again)
 
@@ -47,7 +47,7 @@ def _rank_times(given: Given, batch: Scheduled, on: Flag) -> tuple[Float, ...]:
     return lax.cond(on, lambda: tuple(batch_time(cost, batch.sums) for cost in costs), lambda: zeros)
 
 
-def _send(given: Given, state: State, batch: Scheduled, start_s: Float, on: Flag) -> State:
+def send_batch(given: Given, state: State, batch: Scheduled, start_s: Float, on: Flag) -> State:
     """The batch enters the pipeline, if ``on``, and its decodes are no longer at rest.
 
     Each rank begins with it when the rank before has ended with it and the rank has ended with the batch before.

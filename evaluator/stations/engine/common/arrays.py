@@ -36,6 +36,7 @@ FloatPerRank = Annotated[Any, "float64", "rank"]
 IntPerReplica = Annotated[Any, "int32", "replica"]
 FlagPerReplica = Annotated[Any, "bool", "replica"]
 FloatPerReplica = Annotated[Any, "float64", "replica"]
+FloatPerReplicaRank = Annotated[Any, "float64", "replica", "rank"]
 Counts = Annotated[Any, "float64", "replica", "counter"]  # see ``routing.record.COUNTERS``
 RequestReplicas = Annotated[Any, "int32", "request"]  # in results, without the padding cell
 

@@ -34,6 +34,7 @@ from evaluator.stations.engine.common.lane import Requests, over_lanes
 from evaluator.stations.engine.common.leap import UNBOUNDED, batch_time
 from evaluator.stations.engine.common.rings import read, read_once, write
 from evaluator.stations.engine.coupled.lane import GivenPool, Pool, PoolResult
+from evaluator.stations.engine.coupled.pipeline import land_batch, launch_batch
 from evaluator.stations.engine.coupled.routing import add_counts, counts_row, grow_to, next_arrival, send
 from evaluator.stations.engine.coupled.state import Fleet, Flight, ends_at, initial_fleet, put_back, replica_at_hand
 
@@ -63,10 +64,11 @@ def _trip(pool: GivenPool, fleet: Fleet) -> Fleet:
         clock = next_arrival(pool, fleet)
         return send(pool, fleet._replace(state=fleet.state._replace(clock=clock)))
 
-    fleet = _where(ends_now(fleet), functools.partial(_land, pool), fleet)
+    lands, launches = (_land, _launch) if fleet.pipelines is None else (land_batch, launch_batch)
+    fleet = _where(ends_now(fleet), functools.partial(lands, pool), fleet)
     more = ends_now(fleet)
     fleet = lax.while_loop(lambda fleet: ~more & arrives(fleet), arrive, fleet)
-    fleet = _where(~more & (fleet.touched.top >= 0), functools.partial(_launch, pool), fleet)
+    fleet = _where(~more & (fleet.touched.top >= 0), functools.partial(launches, pool), fleet)
     done = ~more & (fleet.touched.top < 0)
     next_s = jnp.minimum(fleet.next_s, next_arrival(pool, fleet))
     state, goes = fleet.state, done & (next_s < jnp.inf)

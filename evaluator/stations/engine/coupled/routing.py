@@ -7,6 +7,7 @@ from jax import lax
 
 from evaluator.routing import COUNTERS
 from evaluator.stations.engine.any_order.cohorts import known_tokens
+from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.preemption import growth_at
 from evaluator.stations.engine.any_order.state import Line
 from evaluator.stations.engine.any_order.waiting import come_in, take_due
@@ -48,13 +49,13 @@ def next_arrival(pool: GivenPool, fleet: Fleet) -> Float:
 def send(pool: GivenPool, fleet: Fleet) -> Fleet:
     """The next request is sent at the time of the clock: it comes into the queue of the replica chosen for it.
 
-    A leap under way there, which would keep it waiting, ends with the iteration under way.
+    A leap under way there, which would keep it waiting, ends with the iteration under way. In a pipeline nothing leaps.
     """
     given, i = pool.given, fleet.arrived
     waiting = fleet.state.waiting
     if isinstance(waiting, Line) and given.structure.frontend:
         fleet = fleet._replace(state=fleet.state._replace(waiting=take_due(waiting, i >= waiting.released)))
-    fleet = count_kv(pool, fleet, pool.counter == KV)
+    fleet = count_kv(pool, fleet, pool.counter == KV) if fleet.pipelines is None else fleet
     r = _choice(pool, fleet)
     empty = read(fleet.rows.first, r) < 0
     fleet = _come_in(fleet, i, r)
@@ -66,14 +67,24 @@ def send(pool: GivenPool, fleet: Fleet) -> Fleet:
         kv_units=read(given.requests.kv_units, i),
         context_tokens=context,
     )
+    room = has_room(given, fleet, r)
     may_come_in = empty & (read(fleet.rows.running_count, r) < given.limits.max_num_seqs)
-    idle = read(fleet.flights.end_s, r) == jnp.inf
-    return cut_short(fleet, r, may_come_in & ~idle)._replace(
+    if fleet.pipelines is None:
+        fleet = cut_short(fleet, r, may_come_in & ~room)
+    return fleet._replace(
         counts=add_counts(fleet.counts, r, more),
-        touched=fleet.touched.push(r, idle),
+        touched=fleet.touched.push(r, room),
         arrived=i + 1,
         replica=write(fleet.replica, i, r),
     )
+
+
+def has_room(given: Given, fleet: Fleet, r: Int) -> Flag:
+    """Replica r may send a batch: none is under way, or fewer than it has pipeline ranks."""
+    pipelines = fleet.pipelines
+    if pipelines is None:
+        return read(fleet.flights.end_s, r) == jnp.inf
+    return read(pipelines.sent, r) - read(pipelines.landed, r) < given.structure.pipeline_ranks
 
 
 def _choice(pool: GivenPool, fleet: Fleet) -> Int:

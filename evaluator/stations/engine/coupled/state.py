@@ -1,7 +1,8 @@
 """What the loop over several replicas carries from trip to trip.
 
 All arrays by request and by cohort are those of one replica's program (``any_order.state``), shared by all of them:
-replica r has cohort r, and the ends of its chains are sentinels of its own. What a replica alone has is a number in
+replica r has cohort r, or with a pipeline as many in a row as it needs, and the ends of its chains are sentinels of its
+own. What a replica alone has is a number in
 ``Rows``. A trip takes it out (``replica_at_hand``), lets the replica do what it would do alone, and puts it back.
 """
 
@@ -11,17 +12,20 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.routing import COUNTERS
 from evaluator.stations.engine.any_order.lane import Given
-from evaluator.stations.engine.any_order.state import Line, State, initial_state, no_tally
+from evaluator.stations.engine.any_order.state import Flights, Line, State, initial_state, no_tally
 from evaluator.stations.engine.common.arrays import (
+    Array,
     Counts,
     Flag,
     FlagPerReplica,
     Float,
     FloatPerReplica,
+    FloatPerReplicaRank,
     Int,
     IntPerReplica,
     IntPerRequest,
@@ -104,12 +108,25 @@ class Touched(NamedTuple):
         )
 
 
+class Pipelines(NamedTuple):
+    """By replica, what its pipeline alone has: the numbers of ``State``, and cells for each of its ranks."""
+
+    sent: IntPerReplica
+    landed: IntPerReplica
+    at_rest: IntPerReplica
+    counted_s: FloatPerReplica  # up to when the integral of its KV goes
+    flights: Flights  # each field with a row of ranks for each replica
+    free_s: FloatPerReplicaRank
+    prefill_tokens: FloatPerReplicaRank  # of each batch in flight
+
+
 class Fleet(NamedTuple):
     """All replicas between two trips."""
 
     state: State
     rows: Rows
-    flights: Flight
+    pipelines: Pipelines | None  # None: one rank
+    flights: Flight  # in a pipeline only ``end_s``, that of the oldest batch
     counts: Counts  # what a router may count, as of the last ends of flights; of the KV only what is waited for
     next_s: Float  # the least ``end_s`` of the flights
     next_replica: Int  # whose it is
@@ -128,6 +145,7 @@ def initial_fleet(given: Given) -> Fleet:
     return Fleet(
         state=initial_state(given),
         rows=Rows(none, none, zeros, ints, ints, zeros),
+        pipelines=_empty_pipelines(given),
         flights=Flight(zeros, jnp.full(replicas, jnp.inf), zeros, jnp.ones(replicas), zeros, zeros, none, sums),
         counts=jnp.zeros((replicas, len(COUNTERS))),
         next_s=jnp.float64(jnp.inf),
@@ -137,6 +155,24 @@ def initial_fleet(given: Given) -> Fleet:
         arrived=jnp.int32(0),
         replica=jnp.full(given.requests.arrival_s.shape, NONE, jnp.int32),
     )
+
+
+def _empty_pipelines(given: Given) -> Pipelines | None:
+    """No batch in flight; of the cohorts of a replica the first is at rest, each cell of a flight has another one."""
+    replicas, ranks = given.structure.replicas, given.structure.pipeline_ranks
+    if ranks == 1:
+        return None
+    none = jnp.zeros(replicas, jnp.int32)
+    first = jnp.arange(replicas, dtype=jnp.int32) * (ranks + 1)
+    shape = (replicas, ranks)
+    flights = Flights(
+        end_s=jnp.full(shape, jnp.inf),
+        decodes=jnp.zeros(shape, bool),
+        cohort=jnp.broadcast_to(first[:, None], shape) + jnp.broadcast_to(jnp.arange(1, ranks + 1)[None], shape),
+        completing=jnp.full(shape, NONE, jnp.int32),
+    )
+    flights = flights._replace(cohort=flights.cohort.astype(jnp.int32))
+    return Pipelines(none, none, first, jnp.zeros(replicas), flights, jnp.zeros(shape), jnp.zeros(shape))
 
 
 def ends_at(fleet: Fleet, r: Int, end_s: Float) -> Fleet:
@@ -155,12 +191,12 @@ def replica_at_hand(fleet: Fleet, r: Int) -> State:
     waiting = state.waiting
     assert isinstance(waiting, Line)
     sentinel = jnp.int32(fleet.replica.shape[0] - 1) + r
+    state = _with_pipeline(state, fleet.pipelines, r)
     return state._replace(
         waiting=waiting._replace(first=rows.first, last=rows.last),
         running=state.running._replace(sentinel=sentinel),
         prompts=state.prompts._replace(sentinel=sentinel),
         by_end=state.by_end._replace(sentinel=sentinel),
-        at_rest=r,
         running_count=rows.running_count,
         decode_iterations=rows.decode_iterations,
         looked_at=rows.looked_at,
@@ -169,10 +205,36 @@ def replica_at_hand(fleet: Fleet, r: Int) -> State:
     )
 
 
+def _with_pipeline(state: State, pipelines: Pipelines | None, r: Int) -> State:
+    if pipelines is None:
+        return state._replace(at_rest=r)
+    mine = jax.tree.map(lambda column: row(column, r), pipelines)
+    return state._replace(
+        sent=mine.sent, landed=mine.landed, at_rest=mine.at_rest, flights=mine.flights, free_s=mine.free_s
+    )
+
+
 def put_back(fleet: Fleet, r: Int, state: State) -> Fleet:
     """The fleet after replica r has done something; its tally is left to the caller."""
     waiting = state.waiting
     assert isinstance(waiting, Line)
-    row = Rows(waiting.first, waiting.last, state.running_count, state.decode_iterations, state.looked_at, state.kv)
-    rows = jax.tree.map(lambda column, value: write(column, r, value), fleet.rows, row)
-    return fleet._replace(state=state, rows=rows)
+    mine = Rows(waiting.first, waiting.last, state.running_count, state.decode_iterations, state.looked_at, state.kv)
+    rows = jax.tree.map(lambda column, value: write(column, r, value), fleet.rows, mine)
+    pipelines = fleet.pipelines
+    if pipelines is not None:
+        new = pipelines._replace(
+            sent=state.sent, landed=state.landed, at_rest=state.at_rest, counted_s=state.clock,
+            flights=state.flights, free_s=state.free_s, prefill_tokens=row(pipelines.prefill_tokens, r),
+        )  # fmt: skip
+        pipelines = jax.tree.map(lambda column, value: write_row(column, r, value), pipelines, new)
+    return fleet._replace(state=state, rows=rows, pipelines=pipelines)
+
+
+def row(column: Array, r: Int) -> Array:
+    """Row r of an array."""
+    return lax.dynamic_index_in_dim(column, r, keepdims=False)
+
+
+def write_row(column: Array, r: Int, value: Array) -> Array:
+    """The array with ``value`` in row r."""
+    return lax.dynamic_update_index_in_dim(column, value, r, 0)

@@ -66,7 +66,8 @@ def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
         choice = HeavyLight(int(rng.integers(1, 100)), int(rng.integers(1, replicas + 1)))
     case, costs = replace(one.case, limits=limits, users=users, arrival_s=arrival_s), one.costs
     if rng.random() < 1 / 3:
-        costs = (random_cost(rng, experts=kind.experts, windowed=kind.windowed, scale=0.0)._replace(iteration_s=1.0),)
+        free = random_cost(rng, experts=kind.experts, windowed=kind.windowed, scale=0.0)
+        costs = (free._replace(iteration_s=1.0),) * kind.pipeline_ranks
         case = replace(case, cost=costs[0], arrival_s=np.floor(arrival_s * rng.choice([1, 10])))
     around = (float(rng.choice([0.0, 0.1, 3.0])), float(rng.choice([0.0, 1.2]))) if frontend else (0.0, 0.0)
     return Case(replace(one, case=case, costs=costs), replicas, choice, seed, around)

@@ -15,7 +15,11 @@ from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.coupled.build import Case, random_cases, run_engine, run_reference
 
 CASES = 250
-KINDS = {"all policies": Kind(peaks=True), "windows and experts": Kind(windowed=True, experts=True)}
+KINDS = {
+    "all policies": Kind(peaks=True),
+    "windows and experts": Kind(windowed=True, experts=True),
+    "two pipeline ranks, windows": Kind(windowed=True, pipeline_ranks=2),
+}
 
 
 @pytest.mark.parametrize(

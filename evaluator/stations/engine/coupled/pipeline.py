@@ -1,0 +1,91 @@
+"""Replicas with several pipeline ranks: batches land and are sent as in ``any_order.pipeline``, none is leapt over."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from evaluator.stations.engine.any_order.batch import form_batch, scheduled
+from evaluator.stations.engine.any_order.landing import Landing, Measured, land
+from evaluator.stations.engine.any_order.pipeline import send_batch
+from evaluator.stations.engine.any_order.state import State, no_batch
+from evaluator.stations.engine.common.arrays import Float, Int
+from evaluator.stations.engine.common.rings import read, read_once, write
+from evaluator.stations.engine.coupled.lane import GivenPool
+from evaluator.stations.engine.coupled.routing import add_counts, counts_row
+from evaluator.stations.engine.coupled.state import Fleet, Pipelines, ends_at, put_back, replica_at_hand, row, write_row
+
+
+def land_batch(pool: GivenPool, fleet: Fleet) -> Fleet:
+    """The oldest batch of the replica where something ends now has come to its end."""
+    given, r = pool.given, fleet.next_replica
+    before = _at_hand(fleet, r)
+    slot = before.landed % given.structure.pipeline_ranks
+    cohort, flies = read(before.flights.cohort, slot), read(before.flights.decodes, slot)
+    decodes = jnp.where(flies, read(before.cohorts.decodes, cohort), 0.0)
+    since_s = read_once(before.sequences.first_token_s, given.limits.measured_from)
+    clock, completing = before.clock, read(before.flights.completing, slot)
+    landing = Landing(cohort, flies.astype(jnp.int32), clock, clock, completing, Measured(since_s, jnp.int32(0)))
+    state = land(given, before._replace(iterations=before.iterations + 1.0), landing)
+    tally = state.tally
+    assert tally is not None
+    tokens = decodes + tally.completed
+    more = counts_row(
+        requests=before.finished - state.finished,
+        work_tokens=-read(row(_pipelines(fleet).prefill_tokens, r), slot) - tokens,
+        output_tokens=-tokens,
+        context_tokens=tokens - tally.left_context,
+    )
+    state = state._replace(landed=before.landed + 1)
+    end_s = write(fleet.flights.end_s, r, _oldest_end(state))
+    following = jnp.argmin(end_s).astype(jnp.int32)
+    return put_back(fleet, r, state)._replace(
+        counts=add_counts(fleet.counts, r, more),
+        flights=fleet.flights._replace(end_s=end_s),
+        next_s=read(end_s, following),
+        next_replica=following,
+        touched=fleet.touched.push(r, ~jnp.zeros((), bool)),
+    )
+
+
+def launch_batch(pool: GivenPool, fleet: Fleet) -> Fleet:
+    """A replica where something has happened sends a batch, if it has one; it is looked at again if there is room."""
+    given, r, ranks = pool.given, fleet.touched.top, pool.given.structure.pipeline_ranks
+    state = _at_hand(fleet, r)._replace(batch=no_batch())
+    start_s = jnp.maximum(state.clock, state.free_s[0])
+    state = form_batch(given, state, start_s, ~jnp.zeros((), bool))
+    batch = scheduled(given, state)
+    slot, goes = state.sent % ranks, batch.there
+    state = send_batch(given, state, batch, start_s, goes)
+    again = (goes | state.batch.preempted) & (state.sent - state.landed < ranks)
+    tally = state.tally
+    assert tally is not None
+    more = counts_row(work_tokens=tally.again, kv_units=tally.waiting_units)
+    fleet = put_back(fleet, r, state)
+    pipelines = _pipelines(fleet)
+    tokens = row(pipelines.prefill_tokens, r)
+    tokens = write(tokens, slot, jnp.where(goes, batch.sums.prefill_tokens, read(tokens, slot)))
+    fleet = fleet._replace(
+        counts=add_counts(fleet.counts, r, more),
+        pipelines=pipelines._replace(prefill_tokens=write_row(pipelines.prefill_tokens, r, tokens)),
+        touched=fleet.touched.pop(~again),
+        ending=jnp.zeros((), bool),
+    )
+    return ends_at(fleet, r, _oldest_end(state))
+
+
+def _pipelines(fleet: Fleet) -> Pipelines:
+    assert fleet.pipelines is not None
+    return fleet.pipelines
+
+
+def _at_hand(fleet: Fleet, r: Int) -> State:
+    """The state as of replica r, with the integral of its KV up to now; ``put_back`` takes down how far it goes."""
+    state = replica_at_hand(fleet, r)
+    held_s = state.clock - read(_pipelines(fleet).counted_s, r)
+    return state._replace(kv_unit_s=state.kv_unit_s + state.kv * held_s)
+
+
+def _oldest_end(state: State) -> Float:
+    """When the oldest batch in flight ends; infinite if there is none."""
+    ranks = state.flights.end_s.shape[0]
+    return jnp.where(state.sent > state.landed, read(state.flights.end_s, state.landed % ranks), jnp.inf)
