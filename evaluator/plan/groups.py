@@ -26,7 +26,7 @@ from evaluator.plan.member import Member
 from evaluator.plan.request_level import RequestGroup, RequestStructure, request_group, request_structure
 from evaluator.plan.station import StationPlan
 from evaluator.routing import Sent, assign, router_of, stream
-from evaluator.scenario import Deployment, Workload
+from evaluator.scenario import Workload
 
 SMALLEST_RING = 256
 
@@ -126,14 +126,13 @@ def _shaped(
     which: AnyStructure, having: list[tuple[Member, StationPlan]], seeds: tuple[int, ...]
 ) -> StationGroup | RequestGroup:
     able = [station for member, station in having if member.status == OK]
-    alone = (station.deployment for station in able if station.most_jobs is None)
-    routed = {(deployment.replicas, deployment.router): deployment for deployment in alone}.values()
+    alone = {(one.deployment.replicas, one.deployment.router, one.number): one for one in able if one.most_jobs is None}
     told = [station.most_jobs or 1 for station in able]
     if isinstance(which, RequestStructure):
-        shares = [_largest_share(one, seeds, which.requests) for one in routed]
+        shares = [_largest_share(one, seeds, which.requests) for one in alone.values()]
         return request_group(which, able, max((*shares, *told), default=1))
     together = which.program.replicas > 1
-    shares = [which.requests if together else _largest_share(one, seeds, which.requests) for one in routed]
+    shares = [which.requests if together else _largest_share(one, seeds, which.requests) for one in alone.values()]
     slots = max((*shares, *told), default=1)
     return station_group(which.program, able, slots)
 
@@ -152,10 +151,14 @@ def station_group(which: Program, stations: Sequence[StationPlan], most_jobs: in
     return StationGroup(which, ring, windowed, rows, 1 << max(most_jobs - 1, 1).bit_length())
 
 
-def _largest_share(deployment: Deployment, seeds: tuple[int, ...], requests: int) -> int:
+def _largest_share(station: StationPlan, seeds: tuple[int, ...], requests: int) -> int:
+    deployment = station.deployment
     router = router_of(routed_by(deployment)).independent
     if deployment.replicas == 1 or router is None or router.by_prompt or router.by_session:
         return requests
     prompts = np.zeros(requests, dtype=np.int64)
-    shares = (assign(routed_by(deployment), Sent(prompts, deployment.replicas, stream(seed))) for seed in seeds)
+    shares = (
+        assign(routed_by(deployment), Sent(prompts, deployment.replicas, stream(seed, station.number)))
+        for seed in seeds
+    )
     return max(int(np.bincount(chosen).max()) for chosen in shares)

@@ -201,7 +201,8 @@ def _stations(
             if len(names) > 1 and model_of(deployment) in names:
                 model = names.index(model_of(deployment))
                 asked = [demand.by_model[model] for demand in asked if model in demand.by_model] or asked
-            found.append(_station(name, deployment, workload, Extremes.of([demand.extremes for demand in asked])))
+            station = _station(name, deployment, workload, Extremes.of([demand.extremes for demand in asked]))
+            found.append(replace(station, number=number) if number else station)
     return tuple(found)
 
 

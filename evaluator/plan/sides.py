@@ -41,7 +41,7 @@ class SidePlan:
     @property
     def looks(self) -> bool:
         """Its router looks at the state of the replicas."""
-        return router_of(self.router).independent is None
+        return router_of(self.router).counts is not None
 
     def assigned(self, asking: Asking, seed: int) -> np.ndarray:
         """The replica that serves each request, (job,), numbered pool after pool."""
@@ -186,8 +186,9 @@ def most_jobs(
     for side in sides:
         pools = [stations[number].deployment for number in side.stations]
         counts = [pool.replicas for pool in pools]
-        if side.looks:
-            return found  # the reference runs it
+        if router_of(side.router).independent is None:  # known only in the run
+            found[side.stations.start :] = [len(jobs)] * (len(found) - side.stations.start)
+            return found
         if side.replicas is None:
             sent = Sent(demand.prompt_tokens, pools[0].replicas, stream(seed, side.stations.start))
             chosen = assign(side.router, sent)

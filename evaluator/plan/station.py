@@ -14,6 +14,7 @@ from evaluator.traffic.roles import ROLES, Role
 class StationPlan:
     """One pool of a configuration: what it is deployed as, and what its largest jobs ask of a replica.
 
+    ``number`` is its place among the pools of its configuration, in the order in which a request passes them.
     ``kept_units`` of the KV cache of each replica hold prefixes that jobs share, and never come free. ``most_jobs``:
     the most that any replica serves under any seed, where the pool is one of several on its side or has groups.
     """
@@ -25,6 +26,7 @@ class StationPlan:
     max_num_batched_tokens: int
     kept_units: int = 0
     most_jobs: int | None = None
+    number: int = 0
 
     @property
     def role(self) -> Role:

@@ -62,13 +62,13 @@ def assign_on_side(side: Side, router: str, draws: np.random.Generator, asking: 
     ``round_robin``: the able replicas in turn, see ``turns``. ``random``: by a number that is drawn for each request by
     its id, so that it does not depend on the order in which they come.
     """
-    group = np.zeros_like(asking.model) if asking.group is None else asking.group
-    kinds, kind = np.unique(np.stack([asking.model, group]), axis=1, return_inverse=True)
+    groups = 1 if asking.group is None else max(side.group) + 1
+    kind = asking.model if asking.group is None else asking.model * groups + asking.group
     drawn = draws.random(int(asking.id.max(initial=-1)) + 1) if router == "random" else None
     found = np.empty(len(asking.id), dtype=np.int64)
-    for number, (model, own) in enumerate(kinds.T.tolist()):
-        at = np.flatnonzero(kind.reshape(-1) == number)
-        able = side.able(model, None if asking.group is None else own)
+    for number in np.flatnonzero(np.bincount(kind)).tolist():
+        at = np.flatnonzero(kind == number)
+        able = side.able(number // groups, None if asking.group is None else number % groups)
         weights = side.weights(able)
         which = turns(weights, len(at)) if drawn is None else drawn_by(weights, drawn[asking.id[at]])
         found[at] = able[which]

@@ -98,10 +98,14 @@ def of_pools(pools, models=None, **deployment):
 
 
 def load(pools, models=None, lengths=None, **deployment):
+    return load_scenario(_tree(pools, models, lengths, **deployment))
+
+
+def _tree(pools, models, lengths, **deployment):
     workload = {"arrivals": {"process": "poisson", "rate_rps": 4}, "requests": 200, "models": models,
                 "lengths": lengths or {"source": "fixed", "prompt_tokens": 100, "output_tokens": 10}}  # fmt: skip
     served = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "pools": pools, **deployment}
-    return load_scenario({"workload": workload, "deployment": served})
+    return {"workload": workload, "deployment": served}
 
 
 def test_sides_and_the_most_jobs_of_their_replicas():
@@ -243,3 +247,12 @@ def test_a_trace_says_which_model_a_request_asks_for(tmp_path):
     )
     with pytest.raises(InputError, match=r"workload\.models: .*t\.csv has a column model, which says it already"):
         load({"l": {**MIXED, **LLAMA}}, BOTH, lengths)
+
+
+def test_lanes_hold_what_the_draws_of_their_own_pool_bring():
+    """Of 1,448 requests the decode pool gives 514 to one of three replicas, where a first pool would give 511."""
+    pools = {"p": {**PREFILL, "replicas": 4}, "d": {**DECODE, **THREE}}
+    workload = {"workload.requests": 1448, "workload.seeds": [4]}
+    overrides = [f"{key}={value}" for key, value in workload.items()]
+    whole = plan(load_scenario(_tree(pools, None, None, router={"decode": "random"}), overrides))
+    assert [group.lane_requests for group in whole.groups[0].stations] == [1024, 1024]
