@@ -9,6 +9,7 @@ import pytest
 from evaluator.errors import InputError
 from evaluator.scenario import LinkFigures, Scenario, Transfer, expand, load_scenario
 from evaluator.scenario.pools import pools_of
+from evaluator.scenario.tree import section_tree
 
 BOTH = {"second": {"role": "decode"}, "first": {"role": "prefill"}}
 
@@ -164,3 +165,42 @@ def test_what_is_refused(case):
 def test_routers_by_role_without_pools():
     with pytest.raises(InputError, match=r"deployment\.router: routers by role are .*: add deployment\.pools"):
         disaggregated(None, router={"prefill": "random"})
+
+
+MODELS = {
+    "unknown": ({"llama-3.1-7b": 1}, r"workload\.models\.llama-3\.1-7b: unknown model 'llama-3\.1-7b'; did you mean"),
+    "share": ({"qwen3-8b": -1}, r"workload\.models\.qwen3-8b: must be greater than 0, got -1"),
+    "no share": ({"qwen3-8b": {}}, r"workload\.models\.qwen3-8b\.share: is required; keys of .*: share, lengths"),
+    "lengths": ({"qwen3-8b": {"share": 1, "lengths": {"source": "fixd"}}}, r"qwen3-8b\.lengths\.source: .*mean fixed"),
+    "key": ({"qwen3-8b": {"share": 1, "length": 3}}, r"qwen3-8b\.length: unknown key \(did you mean lengths\?\)"),
+    "no mapping": (["qwen3-8b"], r"workload\.models: expected shares by model such as \{llama-3\.1-8b: 0\.7\}, got"),
+    "empty": ({}, r"workload\.models: expected shares by model"),
+}  # fmt: skip
+
+
+def of_models(models: Any, lengths: Any = None) -> Scenario:
+    workload = {"arrivals": {"process": "poisson", "rate_rps": 4}, "models": models, "lengths": lengths}
+    return load_scenario({"workload": workload, "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm"}})
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_models_that_are_refused(case):
+    models, message = MODELS[case]
+    with pytest.raises(InputError, match=message):
+        of_models(models, FIXED)
+
+
+FIXED = {"source": "fixed", "prompt_tokens": 100, "output_tokens": 10}
+
+
+def test_lengths_may_be_those_of_each_model():
+    own = {"share": 1, "lengths": FIXED}
+    found = of_models({"llama-3.1-8b": own, "qwen3-8b": own}).workload
+    assert [share.lengths.source for share in found.models.values()] == ["fixed", "fixed"]
+    with pytest.raises(InputError, match=r"workload\.lengths: is required"):
+        of_models({"llama-3.1-8b": own, "qwen3-8b": 1})
+    again = section_tree(found)
+    assert (
+        load_scenario({"workload": again, "deployment": section_tree(of_models(None, FIXED).deployment)}).workload
+        == found
+    )
