@@ -64,9 +64,12 @@ def _with_trace(scenario: Scenario, trace: Path, count: int) -> Scenario:
         lengths=Lengths("trace", file=str(trace)),
         requests=count,
         warmup_requests=0,
+        cooldown_requests=0,
+        find_warmup=False,
         seeds=(0,),
         cached_tokens=0,
         sessions=Sessions(),
+        models={},
     )
     return replace(scenario, workload=workload)
 
