@@ -93,7 +93,7 @@ SECOND = FREE._replace(iteration_s=1.0)
 def by_hand(requests: list[tuple[float, int, int]], replicas: int, router: str, kv_units: int) -> PoolResult:
     """Requests (arrival, prompt, output) with KV on demand in blocks of four tokens, checked against the reference."""
     arrival_s, prompt, output = (np.array(column) for column in zip(*requests, strict=True))
-    case = build(SECOND, "chunked", arrival_s, prompt, output, block_tokens=4, window=50)
+    case = build(SECOND, "chunked", arrival_s, prompt, output, block_tokens=4, window=1000)
     limits = Limits(8, 64, kv_units, admission="on_demand", block_tokens=4)
     one = any_order.Case(replace(case, limits=limits), (SECOND,), 0 * prompt)
     given = Case(one, replicas, router)
@@ -110,10 +110,10 @@ def test_a_router_that_looks_at_the_kv_sees_into_a_leap():
 
 
 def test_an_arrival_waits_behind_one_that_was_preempted():
-    """Request 1 is preempted after 12 s and waits, alone, for the end of request 0; request 2 comes in behind it."""
-    found = by_hand([(0.0, 8, 30), (0.0, 8, 30), (20.0, 8, 4)], 1, "least_work", 10)
+    """Request 1 is preempted when request 2 has left, and waits for the end of request 0; then request 3 comes."""
+    found = by_hand([(0.0, 8, 30), (0.0, 8, 30), (2.0, 1, 1), (20.0, 8, 4)], 1, "least_work", 10)
     assert found.served.preemptions == 1
-    assert found.served.scheduled_s[2] >= found.served.last_token_s[0] > 20.0
+    assert found.served.scheduled_s[3] >= found.served.last_token_s[0] > 20.0
 
 
 def test_the_same_gives_the_same_result_to_the_bit():
