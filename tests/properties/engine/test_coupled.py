@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluator.device import configure
+from evaluator.reference import Limits
 from evaluator.routing import HeavyLight, router_of
 from evaluator.stations.engine.coupled import PoolResult, run_pools
 from tests.properties.engine.test_any_order import KINDS, QUICK
 from tests.properties.engine.test_any_order import cases as any_order_cases
 from tests.properties.engine.test_in_order import SLOTS
-from tests.reference.build import CHOICES
+from tests.reference.build import CHOICES, random_cost
+from tests.stations.engine.any_order import build as any_order
 from tests.stations.engine.any_order.build import Kind
 from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.coupled.build import (
@@ -28,6 +30,7 @@ from tests.stations.engine.coupled.build import (
     stacked,
     structure_of,
 )
+from tests.stations.engine.in_order.build import build
 
 KIND = KINDS[1]
 LOOKING = [choice for choice in CHOICES if router_of(choice).counts is not None]
@@ -80,6 +83,37 @@ def test_a_closed_loop_has_never_more_requests_than_users(given):
     assert (served.scheduled_s >= sent_s).all()
     inside = np.arange(1, len(left_s) + 1) - np.searchsorted(left_s, sent_s, side="right")
     assert inside.max() <= 2
+
+
+FREE = random_cost(np.random.default_rng(0), experts=True, windowed=True, scale=0.0)
+SECOND = FREE._replace(iteration_s=1.0)
+"""Every iteration takes one second."""
+
+
+def by_hand(requests: list[tuple[float, int, int]], replicas: int, router: str, kv_units: int) -> PoolResult:
+    """Requests (arrival, prompt, output) with KV on demand in blocks of four tokens, checked against the reference."""
+    arrival_s, prompt, output = (np.array(column) for column in zip(*requests, strict=True))
+    case = build(SECOND, "chunked", arrival_s, prompt, output, block_tokens=4, window=1000)
+    limits = Limits(8, 64, kv_units, admission="on_demand", block_tokens=4)
+    one = any_order.Case(replace(case, limits=limits), (SECOND,), 0 * prompt)
+    given = Case(one, replicas, router)
+    found, expected = run(given), run_reference(given)
+    assert found.replica.tolist() == [request.replica for request in expected.requests]
+    assert_same(one.case, found.served, expected)
+    return found
+
+
+def test_a_router_that_looks_at_the_kv_sees_into_a_leap():
+    """At 52.5 s request 0 has 14 blocks, though it had 2 when its leap began, and request 1 has 7."""
+    found = by_hand([(0.0, 4, 200), (50.0, 24, 50), (52.5, 1, 1)], 2, "least_kv", 100)
+    assert found.replica.tolist() == [0, 1, 1]
+
+
+def test_an_arrival_waits_behind_one_that_was_preempted():
+    """Request 1 is preempted when request 2 has left, and waits for the end of request 0; then request 3 comes."""
+    found = by_hand([(0.0, 8, 30), (0.0, 8, 30), (2.0, 1, 1), (20.0, 8, 4)], 1, "least_work", 10)
+    assert found.served.preemptions == 1
+    assert found.served.scheduled_s[3] >= found.served.last_token_s[0] > 20.0
 
 
 def test_the_same_gives_the_same_result_to_the_bit():
