@@ -130,9 +130,18 @@ def test_no_other_room_knows_a_policy_by_its_name():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and node.value in POLICIES and path.parent.name != "policies":
                 found.add((path.relative_to(root).as_posix(), node.value))
-    roles = ("plan/checks.py", "scenario/keys.py", "scenario/pool_keys.py", "scenario/pools.py", "traffic/roles.py")
+    roles = (
+        "plan/checks.py",
+        "plan/sides.py",
+        "scenario/keys.py",
+        "scenario/pool_keys.py",
+        "scenario/pools.py",
+        "traffic/roles.py",
+    )
     assert found == {
         ("scenario/scenario.py", "chunked"),  # the default
+        *(("catalog/engines.py", name) for name in ("chunked", "continuous", "mixed")),  # defaults of serving engines
+        *((path, "static") for path in ("catalog/engines.py", "cost/memory.py")),  # SGLang's mem_fraction_static
         ("scenario/scenario.py", "mixed"),  # the role
         *((path, "mixed") for path in roles),  # the role too
         ("simulation/trace.py", "mixed"),  # an iteration of prompts and decodes

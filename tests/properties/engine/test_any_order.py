@@ -161,7 +161,8 @@ def _changed(given: Lane, name: str) -> Lane:
 
 
 def test_every_rule_is_tried():
-    assert {name.partition(".")[0] for name in RULES} == {*Rules._fields}
+    around = {"frontend_s", "lookahead_steps"}  # of users, who are those of several replicas: coupled/test_program.py
+    assert {name.partition(".")[0] for name in RULES} == {*Rules._fields} - around
 
 
 @pytest.mark.parametrize("name", RULES)

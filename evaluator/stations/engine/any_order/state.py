@@ -215,8 +215,7 @@ def _nobody_waits(given: Given) -> Waiting | Line:
     slots, number = given.requests.arrival_s.shape[0], jnp.zeros((), jnp.int32)
     if given.structure.replicas > 1:
         none = jnp.full(slots, NONE, jnp.int32)
-        due = jnp.full(slots + 1 if given.structure.frontend else 1, jnp.inf)
-        return Line(none[0], none[0], none, given.limits.users, due, number)
+        return Line(none[0], none[0], none, given.limits.users, jnp.full(slots + 1, jnp.inf), number)
     return Waiting(jnp.zeros(slots + 1, jnp.int64), number, number, given.limits.users)
 
 

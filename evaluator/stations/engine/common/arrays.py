@@ -44,7 +44,7 @@ StepBits = Annotated[Any, "uint64", "cohort * ring // 64"]  # one bit for each s
 StepLists = Annotated[Any, "int32", "cohort * ring + 1"]  # first request of a linked list for each step
 StepCounts = Annotated[Any, "int64", "cohort * ring + 1"]  # tagged counts, see ``rings.tagged_add``
 
-TimeHeap = Annotated[Any, "float64", "request + 2, or 1"]
+TimeHeap = Annotated[Any, "float64", "request + 2"]
 Heap = Annotated[Any, "int64", "request + 2"]  # priority << 32 | request; both children of an entry are read
 Bins = Annotated[Any, "float64", "bin"]
 Peaks = Annotated[Any, "float64", "peak"]

@@ -45,7 +45,7 @@ class Case:
         return f"{self.replicas} replicas, {self.router}: {self.one.case}"
 
 
-def structure_of(kind: Kind, frontend: bool) -> Structure:
+def structure_of(kind: Kind, frontend: bool = False) -> Structure:
     return kind.structure._replace(replicas=MOST, frontend=frontend)
 
 

@@ -24,7 +24,7 @@ KINDS = {
 
 @pytest.mark.parametrize(
     ("kind", "frontend"),
-    [(KINDS["all policies"], False), (KINDS["windows and experts"], False), (Kind(), True)],
+    [*((kind, False) for kind in KINDS.values()), (Kind(), True)],
     ids=[*KINDS, "frontend"],
 )
 def test_equal_to_the_reference(kind, frontend):
