@@ -79,7 +79,12 @@ def validate(
     able = [member for member in whole.members if member.status == OK and member.engine == ITERATION]
     beyond = sum(member.status == OK and member.engine == TOKEN for member in whole.members)
     if not able:
-        raise InputError(f"{whole.scenario.path or whole.scenario.name}: no configuration that both engines can run")
+        first = whole.members[0]
+        reason = first.status if first.status != OK else f"computed by the reference alone: {', '.join(first.lacking)}"
+        raise InputError(
+            f"{whole.scenario.path or whole.scenario.name}: no configuration that both engines can run; the first is "
+            f"{reason}"
+        )
     configure()
     infeasible = sum(member.status != OK for member in whole.members)
     chosen = whole.of(np.array([member.config for member in stratified(whole, able, sample, seed)]))

@@ -141,18 +141,23 @@ def _figure(given: Fields, name: str, unit: str, known: float | None) -> float |
     if not isinstance(raw, Mapping):
         return known if raw is None else figure(given, name, unit)
     inner = Fields(raw, given.place(name))
-    times = inner.number("times")
+    times = _positive(inner, inner.number("times"))
     inner.finish()
-    if times == 0.0:
-        raise InputError(f"{inner.place('times')}: must be above 0")
     if known is None:
         raise InputError(f"{inner.place('times')}: there is no {name} to multiply; give a figure")
     return known * times
 
 
+def _positive(given: Fields, times: float) -> float:
+    """The multiple of a section, which is 0 or more."""
+    if times == 0.0:
+        raise InputError(f"{given.place('times')}: must be above 0")
+    return times
+
+
 def _peaks(given: Fields, base: Hardware) -> dict[str, float]:
     """Peaks by dtype, given anew or multiplied; ``times`` multiplies those that are not named."""
-    times = given.number("times", 1.0)
+    times = _positive(given, given.number("times", 1.0))
     peaks = {dtype: peak * times for dtype, peak in base.peak_flops.items()}
     for dtype in PEAK_DTYPES:
         peak = _figure(given, dtype, "FLOP/s", base.peak_flops.get(dtype))

@@ -238,8 +238,20 @@ COORDINATE_UNITS = {
     "power_w": "W",
     "idle_power_w": "W",
     "usd_per_hour": "USD/h",
+    "bandwidth": "byte/s",  # of a link
+    "latency": "s",
+    "times": "1",  # multiples of a figure
+    "relax": "1",  # a part of the bounds
 }
-_SUFFIXES = {"_s": "s", "_tokens": "token", "_bytes": "byte", "_rps": "1/s", "_w": "W", "_flops": "FLOP/s"}
+_SUFFIXES = {
+    "_s": "s",
+    "_tokens": "token",
+    "_bytes": "byte",
+    "_rps": "1/s",
+    "_w": "W",
+    "_flops": "FLOP/s",
+    "_bandwidth": "byte/s",
+}
 
 
 def coordinate_units(path: str) -> str:
@@ -247,7 +259,7 @@ def coordinate_units(path: str) -> str:
     leaf = path.rsplit(".", 1)[-1]
     if leaf in COORDINATE_UNITS:
         return COORDINATE_UNITS[leaf]
-    if path.startswith("slo."):
+    if path.startswith("slo.") or ".think_s." in path:
         return "s"
     if "peak_flops" in path:
         return "FLOP/s"

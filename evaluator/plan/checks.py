@@ -74,7 +74,7 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: Design, ex
         f"role {deployment.role}; use role mixed": deployment.role != "mixed",
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
         f"policy {record.name}; use policy chunked or continuous": record.by_future_peak,
-        f"{built.model.name}, whose layers do not all keep every token": kv.window is not None
+        f"{built.model.name}, whose layers do not all keep every token; use another model": kv.window is not None
         or kv.bytes_per_sequence > 0,
     }
     for what, applies in others.items():

@@ -156,10 +156,11 @@ def _one_model_problem(pools: Pools) -> str | None:
                 f"infeasible: pool {first} has {one.model} and pool {name} {other.model}, "
                 "and the KV of one model means nothing to another; give both the same model"
             )
+        asked = model_of(one), model_of(other)
+        shares = f", or shares such as workload.models: {{{asked[0]}: 0.5, {asked[1]}: 0.5}}"
         return (
             f"infeasible: pool {first} has {one.model} and pool {name} {other.model}, and requests do not say which "
-            "they ask for; give both the same model, or shares such as workload.models: "
-            f"{{{model_of(one)}: 0.5, {model_of(other)}: 0.5}}"
+            f"they ask for; give both the same model{shares if asked[0] != asked[1] else ''}"
         )
     return None
 

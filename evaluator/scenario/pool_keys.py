@@ -53,6 +53,8 @@ def _optional(table: Table) -> dict[str, Field]:
 
 def _check_roles(pools: Mapping[str, Pool], place: Place) -> None:
     """Mixed pools, or a prefill side and a decode side."""
+    if not pools:
+        raise place.error("holds no pool: all are null; describe one such as {a: {role: mixed}}, or leave pools out")
     having = {role: [name for name, pool in pools.items() if pool.role == role] for role in ROLE_NAMES}
     if having["mixed"] and len(having["mixed"]) < len(pools):
         others = [*having["prefill"], *having["decode"]]

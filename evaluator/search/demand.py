@@ -28,21 +28,43 @@ class Fewest:
     members: list[Member]
     status: np.ndarray
     kept: Kept
+    trials: int
+
+    @property
+    def undecided(self) -> np.ndarray:
+        """The designs that serve the rate in a run that is not steady."""
+        met = np.array([str(text).startswith(MET) for text in self.status], dtype=bool)
+        return np.flatnonzero(met & ~self.kept.values["steady"])
+
+    def replaced(self, designs: np.ndarray, other: Fewest) -> Fewest:
+        """The same with what another search found of some designs."""
+        members, status = list(self.members), self.status.copy()
+        for design, member in zip(designs.tolist(), other.members, strict=True):
+            members[design] = member
+        status[designs] = other.status
+        self.kept.keep(designs, other.kept.values, np.arange(designs.size))
+        return Fewest(members, status, self.kept, self.trials + other.trials)
 
 
 def fewest_replicas(
-    whole: Plan, ladders: Sequence[list[Member]], rate_rps: float, levels: np.ndarray, watch: Watch | None = None
+    whole: Plan,
+    ladders: Sequence[list[Member]],
+    rate_rps: float,
+    levels: np.ndarray,
+    watch: Watch | None = None,
+    before: int = 0,
 ) -> Fewest:
     """``ladders`` are the members of each design that can run, fewest replicas first. More replicas are taken to serve
     no worse. Every number of them is a run of its own, with the requests that the router gives to each replica: what n
-    of them serve does not follow from one, whose arrivals a round robin makes more regular.
+    of them serve does not follow from one, whose arrivals a round robin makes more regular. ``before`` trials were done
+    by a search with fewer requests.
     """
     objectives = Objectives.of([ladder[0] for ladder in ladders], levels)
     last = np.array([len(ladder) - 1 for ladder in ladders], dtype=np.int64)
     first = first_replicas(ladders, Starts(whole), rate_rps)
     bisection = Bisection(-first, -last, np.zeros_like(last), 1)  # of places on the ladders, the fewest the largest
     kept, missed = Kept(len(ladders)), np.full(len(ladders), "", dtype=object)
-    most, done = np.full(len(ladders), -1), 0
+    most, done = np.full(len(ladders), -1), before
     while (open_ := bisection.open).size:
         places = -bisection.next(open_)
         members = [ladders[design][place] for design, place in zip(open_, places, strict=True)]
@@ -58,10 +80,12 @@ def fewest_replicas(
         if watch is not None:
             watch.expect(done + bisection.left())
             watch.advance(open_.size)
-    return _fewest(ladders, bisection, kept, missed)
+    return _fewest(ladders, bisection, kept, missed, done - before)
 
 
-def _fewest(ladders: Sequence[list[Member]], bisection: Bisection, kept: Kept, missed: np.ndarray) -> Fewest:
+def _fewest(
+    ladders: Sequence[list[Member]], bisection: Bisection, kept: Kept, missed: np.ndarray, trials: int
+) -> Fewest:
     places = np.where(bisection.found, -bisection.held, -1)
     members = [ladder[place] for ladder, place in zip(ladders, places.tolist(), strict=True)]
     steady = kept.values["steady"]
@@ -71,4 +95,4 @@ def _fewest(ladders: Sequence[list[Member]], bisection: Bisection, kept: Kept, m
         replicas = sum(station.deployment.replicas for station in members[design].stations)
         if kept.values["status"][design] == OK:
             status[design] = f"missed with {replicas:,} replica{'s' if replicas > 1 else ''}: {missed[design]}"
-    return Fewest(members, status, kept)
+    return Fewest(members, status, kept, trials)

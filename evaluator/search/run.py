@@ -13,7 +13,7 @@ import numpy as np
 from evaluator.errors import InputError
 from evaluator.execution.lengthen import lengths, of_length
 from evaluator.metrics import OK
-from evaluator.plan import Member, plan
+from evaluator.plan import Member, Plan, plan
 from evaluator.plan.engines import ITERATION
 from evaluator.results.dataset import to_dataset
 from evaluator.results.files import check_output, write
@@ -48,7 +48,7 @@ def optimize(
     them are a factor 1 + ``bracket`` apart. With ``rate_rps`` (or ``demand`` of the scenario) the question is the other
     way round: the fewest replicas that serve this rate, where the scenario does not say how many they are.
 
-    With ``workload.requests: auto`` the goodput of designs whose run is not steady is searched again in longer runs.
+    With ``workload.requests: auto`` designs whose run is not steady are searched again in longer runs.
 
     The dataset has a row for each design with the metrics of a sweep at that rate; ``search_status`` tells what the
     search came to and ``status`` which designs could not run. Written to ``out`` where given.
@@ -127,12 +127,29 @@ def _by_replicas(
     ladders = [[member for member in ladder if member.status == OK] for ladder in designs.ladders]
     able = np.array([place for place, ladder in enumerate(ladders) if ladder])
     found = fewest_replicas(designs.plan, [ladders[place] for place in able], rate_rps, levels, progress)
+    for requests in lengths(designs.plan.scenario)[1:]:
+        wanted = found.undecided
+        longer, again = _longer(designs, [ladders[place] for place in able[wanted]], requests)
+        ready = np.array([bool(ladder) for ladder in again], dtype=bool)  # more requests, longer ones
+        if not ready.any():
+            break
+        again = [ladder for ladder in again if ladder]
+        more = fewest_replicas(longer, again, rate_rps, levels, progress, found.trials)
+        found = found.replaced(wanted[ready], more)
     members = [ladder[0] for ladder in designs.ladders]
     for place, member in zip(able, found.members, strict=True):
         members[place] = member
     values = _spread(found.kept.values, able, members)
     values["search_status"] = _texts(found.status, able, len(members))
     return members, values
+
+
+def _longer(designs: Designs, ladders: Sequence[list[Member]], requests: int) -> tuple[Plan, list[list[Member]]]:
+    """The plan of some ladders with so many requests, and their members that can run, in the order of the ladders."""
+    configs = np.array([member.config for ladder in ladders for member in ladder], dtype=np.int64)
+    longer = plan(of_length(designs.plan.scenario, requests), configs, designs.plan.engine)
+    able = {member.config: member for member in longer.members if member.status == OK}
+    return longer, [[able[member.config] for member in ladder if member.config in able] for ladder in ladders]
 
 
 def _spread(found: Values, able: np.ndarray, members: Sequence[Member]) -> Values:

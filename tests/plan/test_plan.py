@@ -275,7 +275,7 @@ def test_system_prompts_need_room_in_the_kv_cache():
     ("more", "message"),
     [
         ({"deployment__role": "prefill"}, "with role prefill; use role mixed"),
-        ({"deployment__model": "gpt-oss-20b"}, "with gpt-oss-20b, whose layers do not all keep every token"),
+        ({"deployment__model": "gpt-oss-20b"}, "do not all keep every token; use another model, or leave it out"),
         (
             {
                 "deployment__kv": {

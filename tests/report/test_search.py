@@ -103,6 +103,11 @@ def test_the_table_says_what_became_of_all():
     assert max(map(len, search_table(dataset(), width=80).splitlines())) <= 100
 
 
+def test_a_goodput_without_a_bound_is_a_least_one():
+    lines = search_table(dataset(goodput_high_rps=np.array([10.2, np.inf, 20.4, 0.1, np.nan])), width=120).splitlines()
+    assert [line.split()[2] for line in lines[5:8]] == ["20.0", "10.0", "≥4.0"]
+
+
 def test_the_table_without_a_design_that_serves():
     none = dataset(goodput_rps=np.zeros(5))
     assert search_table(none).splitlines()[0].startswith("5 designs: 0 have a goodput, 4 do not meet")

@@ -57,7 +57,21 @@ def test_values_are_numbers_where_all_of_them_are(path, values, expected):
 
 
 @pytest.mark.parametrize(
-    ("path", "unit"), [("a.rate_rps", "1/s"), ("slo.ttft.p90", "s"), ("a.block_tokens", "token"), ("a.hardware", "1")]
+    ("path", "unit"),
+    [
+        ("a.rate_rps", "1/s"),
+        ("slo.ttft.p90", "s"),
+        ("slo.relax", "1"),
+        ("a.block_tokens", "token"),
+        ("a.hardware", "1"),
+        ("deployment.hardware.peak_flops.bf16", "FLOP/s"),
+        ("deployment.hardware.peak_flops.times", "1"),
+        ("deployment.hardware.links.nvlink.bandwidth", "byte/s"),
+        ("deployment.transfer.link.latency", "s"),
+        ("deployment.kv.swap_bandwidth", "byte/s"),
+        ("workload.sessions.think_s.mean", "s"),
+        ("workload.sessions.turns.mean", "1"),
+    ],
 )
 def test_units_of_coordinates(path, unit):
     assert coordinate_units(path) == unit

@@ -133,6 +133,7 @@ REFUSED = {
     "groups": (BOTH, {"transfer": {"groups": 0}}, r"deployment\.transfer\.groups: must be an integer from 1"),
     "figures": (BOTH, {"transfer": {"figures": "per_node"}}, r"'per_node' is not one of per_replica, per_device"),
     "backpressure": (BOTH, {"transfer": {"backpressure": "on"}}, r"transfer\.backpressure: expected true or false"),
+    "null": ({"a": None}, {}, r"deployment\.pools: holds no pool: all are null; describe one such as"),
     "no role": ({"a": {}}, {}, r"deployment\.pools\.a\.role: is required"),
     "role": ({"a": {"role": "prefil"}}, {}, r"pools\.a\.role: 'prefil' is not one of mixed, .*did you mean prefill"),
     "key": ({"a": {**MIXED, "replica": 2}}, {}, r"pools\.a\.replica: unknown key \(did you mean replicas\?\)"),

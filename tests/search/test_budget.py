@@ -85,6 +85,19 @@ def test_the_fewest_replicas_for_a_rate():
     np.testing.assert_array_equal(ds["ttft_s"].values, swept["ttft_s"].values[place])
 
 
+def test_short_runs_for_a_rate_are_made_longer(monkeypatch):
+    monkeypatch.setattr("evaluator.scenario.workload_keys.DEFAULT_REQUESTS", 100)
+    sweep = axes(deployment__tensor_parallel=[1, 2])
+    ds = evaluator.optimize(scenario("workload.requests={auto: {most: 1600}}", sweep=sweep), rate_rps=20.0)
+    assert (ds["search_status"] == "met").all() and ds["steady"].all()
+    for row, count in enumerate(ds["requests_run"].values.tolist()):
+        assert count > 100
+        parallel = f"deployment.tensor_parallel={int(ds['tensor_parallel'].values[row])}"
+        same = evaluator.optimize(scenario(parallel, f"workload.requests={count}"), rate_rps=20.0)
+        assert same["replicas"].values[0] == ds["replicas"].values[row]
+        np.testing.assert_array_equal(same["ttft_s"].values[0], ds["ttft_s"].values[row])
+
+
 def test_a_rate_that_the_budget_does_not_serve():
     ds = evaluator.optimize(scenario(budget={"devices": 2}, demand={"rate_rps": 100}))
     assert ds["replicas"].values == 2

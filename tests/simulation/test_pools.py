@@ -187,6 +187,11 @@ LACKING = {
         {"precision": {"kv": "fp8"}, "transfer": {"dtype": "bf16"}},
         "infeasible: transfer.dtype bf16 is wider than the KV cache of fp8, which has nothing more to send; use auto",
     ),
+    "versions of a model": (
+        {"pools": {"a": {"role": "mixed"}, "b": {"role": "mixed", "model": {"like": "llama-3.1-8b", "layers": 40}}}},
+        "infeasible: pool a has llama-3.1-8b and pool b like llama-3.1-8b, layers 40, and requests do not say which "
+        "they ask for; give both the same model",
+    ),
     "too large": ({"model": "llama-3.1-70b"}, "infeasible: pool p: does not fit: 141.1 GB of weights"),
 }
 

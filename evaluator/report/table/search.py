@@ -54,7 +54,10 @@ def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any]) -> list
     if not all(is_constant(ds, name) for name in told):
         columns.append(Column("layout", "", tuple(map(str, ds["pool_layout"].values[rows])), KEPT, text=True))
     if question["rate_rps"] is None:
-        columns.append(Column("goodput", "1/s", cells(ds["goodput_rps"].values[rows]), KEPT))
+        endless = np.isinf(ds["goodput_high_rps"].values[rows])  # no rate misses the objectives: it may be more
+        goodput = cells(ds["goodput_rps"].values[rows])
+        told_as = tuple(f"≥{cell}" if open_ else cell for cell, open_ in zip(goodput, endless, strict=True))
+        columns.append(Column("goodput", "1/s", told_as, KEPT))
         error = ds["goodput_rps_stderr"].values[rows] / ds["goodput_rps"].values[rows]
         if np.isfinite(error).any():
             columns.append(Column("±", "", percents(error), 40))
