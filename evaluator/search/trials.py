@@ -104,12 +104,12 @@ def _at_rates(whole: Plan, members: Sequence[Member], rates_rps: np.ndarray, lev
     moved, parts = ~talks, []
     for rate_rps in np.unique(rates_rps[talks]):
         rows = np.flatnonzero(talks & (rates_rps == rate_rps))
-        there = _planned_at(whole, [members[row].config for row in rows], float(rate_rps))
+        there = _planned_at(whole, [members[int(row)].config for row in rows], float(rate_rps))
         able = np.array([member.status == OK for member in there.members], dtype=bool)
         parts.append((there, [member for member in there.members if member.status == OK], rows[able]))
         moved[rows[~able]] = True
     rows = np.flatnonzero(moved)
-    parts.append((whole, whole.at_rates([members[row] for row in rows], rates_rps[rows]), rows))
+    parts.append((whole, whole.at_rates([members[int(row)] for row in rows], rates_rps[rows]), rows))
     ran = [(run_variants(at, variants, levels), rows) for at, variants, rows in parts if rows.size]
     back = np.argsort(np.concatenate([rows for _, rows in ran]))
     return {name: np.concatenate([found[name] for found, _ in ran])[back] for name in ran[0][0]}
