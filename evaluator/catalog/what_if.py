@@ -43,6 +43,8 @@ DEVICE_FIGURES = {
 LINK_FIGURES = {"bandwidth": "byte/s", "latency_s": "s"}
 HERE = "@"
 """The place of a description in messages: where it stands is for the scenario to say."""
+MOST_TIMES = 1e6
+"""Of what a figure was: more is no device, and overflows."""
 MODEL_FIGURES = ("layers", "heads", "kv_heads", "experts", "experts_per_token", "max_positions")
 
 
@@ -141,23 +143,25 @@ def _figure(given: Fields, name: str, unit: str, known: float | None) -> float |
     if not isinstance(raw, Mapping):
         return known if raw is None else figure(given, name, unit)
     inner = Fields(raw, given.place(name))
-    times = _positive(inner, inner.number("times"))
+    times = _plausible(inner, inner.number("times"))
     inner.finish()
     if known is None:
         raise InputError(f"{inner.place('times')}: there is no {name} to multiply; give a figure")
     return known * times
 
 
-def _positive(given: Fields, times: float) -> float:
+def _plausible(given: Fields, times: float) -> float:
     """The multiple of a section, which is 0 or more."""
     if times == 0.0:
         raise InputError(f"{given.place('times')}: must be above 0")
+    if times > MOST_TIMES:
+        raise InputError(f"{given.place('times')}: must be at most {MOST_TIMES:g}, got {times:g}")
     return times
 
 
 def _peaks(given: Fields, base: Hardware) -> dict[str, float]:
     """Peaks by dtype, given anew or multiplied; ``times`` multiplies those that are not named."""
-    times = _positive(given, given.number("times", 1.0))
+    times = _plausible(given, given.number("times", 1.0))
     peaks = {dtype: peak * times for dtype, peak in base.peak_flops.items()}
     for dtype in PEAK_DTYPES:
         peak = _figure(given, dtype, "FLOP/s", base.peak_flops.get(dtype))

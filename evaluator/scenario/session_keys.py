@@ -10,6 +10,8 @@ from evaluator.scenario.scenario import Exponential, Geometric, Sessions
 from evaluator.scenario.tables import Variant, read_section, schema_of, section, section_schema
 
 MOST_TURNS = 1000
+MOST_THINK_S = 86_400.0
+"""A day: a run begins when several times as long has passed, and draws all sessions that started until then."""
 
 _GEOMETRIC: Table = {
     "mean": Field(number(least=1, most=MOST_TURNS), says="Mean of a geometric number of turns, before the clip."),
@@ -62,6 +64,9 @@ SESSIONS: Table = {
 def _check(found: Sessions, place: Place) -> None:
     if found.system_tokens and not found.system_prompts:
         raise place.key("system_prompts").error("must be at least 1 where there are system_tokens, got 0")
+    think_s = found.think_s.mean if isinstance(found.think_s, Exponential) else found.think_s
+    if think_s > MOST_THINK_S:
+        raise place.key("think_s").error(f"must be at most {MOST_THINK_S:,.0f} s, a day, got {think_s:g} s")
 
 
 _sessions = section(SESSIONS, Sessions, check=_check)

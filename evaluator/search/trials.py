@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from evaluator.execution.variants import run_variants
 from evaluator.metrics import OK, Bounds, bounds_of
 from evaluator.metrics.latency import VARIABLE
-from evaluator.plan import Member, Plan
+from evaluator.plan import Member, Plan, plan
+from evaluator.traffic.arrivals import at_rate
 
 Values = dict[str, np.ndarray]
 
@@ -88,9 +89,38 @@ def run(
     A member does so where it runs, meets its objectives, and is not saturated: a queue that grows all along would miss
     any objective in a longer run.
     """
-    variants = members if rates_rps is None else whole.at_rates(members, rates_rps)
-    found = run_variants(whole, variants, levels)
+    found = run_variants(whole, members, levels) if rates_rps is None else _at_rates(whole, members, rates_rps, levels)
     return found, found["slo_met"] & ~found["saturated"] & (found["status"] == OK)
+
+
+def _at_rates(whole: Plan, members: Sequence[Member], rates_rps: np.ndarray, levels: np.ndarray) -> Values:
+    """Statistics of members at rates of their own, (member, ...).
+
+    Where sessions have several turns, those that are under way when a run begins follow from the rate, and with them
+    the requests: such members are planned anew at each rate, as a sweep over the rates does. One that cannot run the
+    requests of a rate, as some prompt is too long, has those of the scenario's own rate.
+    """
+    talks = np.array([member.workload.sessions.continued for member in members], dtype=bool)
+    moved, parts = ~talks, []
+    for rate_rps in np.unique(rates_rps[talks]):
+        rows = np.flatnonzero(talks & (rates_rps == rate_rps))
+        there = _planned_at(whole, [members[int(row)].config for row in rows], float(rate_rps))
+        able = np.array([member.status == OK for member in there.members], dtype=bool)
+        parts.append((there, [member for member in there.members if member.status == OK], rows[able]))
+        moved[rows[~able]] = True
+    rows = np.flatnonzero(moved)
+    parts.append((whole, whole.at_rates([members[int(row)] for row in rows], rates_rps[rows]), rows))
+    ran = [(run_variants(at, variants, levels), rows) for at, variants, rows in parts if rows.size]
+    back = np.argsort(np.concatenate([rows for _, rows in ran]))
+    return {name: np.concatenate([found[name] for found, _ in ran])[back] for name in ran[0][0]}
+
+
+def _planned_at(whole: Plan, configs: Sequence[int], rate_rps: float) -> Plan:
+    """The plan of some configurations with the scenario's arrivals at another rate."""
+    workload = whole.scenario.workload
+    arrivals = at_rate(workload.arrivals, rate_rps, workload.requests)
+    scenario = replace(whole.scenario, workload=replace(workload, arrivals=arrivals))
+    return plan(scenario, np.array(configs, dtype=np.int64), whole.engine)
 
 
 def unsteady(member: Member) -> str:

@@ -49,6 +49,7 @@ BAD_DEVICES = {
     "huge": ({"like": "h100-sxm", "memory_bytes": 1e30}, r"1e\+30 byte is no figure of a device"),
     "below zero": ({"like": "h100-sxm", "memory_bandwidth": "-3TB/s"}, r"must be above 0"),
     "times zero": ({"like": "h100-sxm", "memory_bandwidth": {"times": 0}}, r"memory_bandwidth\.times: must be above 0"),
+    "huge times": ({"like": "h100-sxm", "memory_bandwidth": {"times": 1e300}}, r"times: must be at most 1e\+06"),
     "no peaks": ({"like": "h100-sxm", "peak_flops": {"times": 0}}, r"peak_flops\.times: must be above 0"),
     "unknown times": ({"like": "ascend-910b3", "power_w": {"time": 2}}, r"power_w\.times: missing"),
     "link": ({"like": "h100-sxm", "links": {"nvlnk": {}}}, r"links\.nvlnk: unknown key; did you mean nvlink"),

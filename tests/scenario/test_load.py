@@ -264,6 +264,10 @@ BAD = {
         "workload.sessions.system_tokens=9",
         r"sessions\.system_prompts: must be at least 1 where there are system_tokens, got 0",
     ),
+    "endless thinking": (
+        "workload.sessions={turns: 2, think_s: {mean: 1e9}}",
+        r"workload\.sessions\.think_s: must be at most 86,400 s, a day, got 1e\+09 s",
+    ),
     "cached beside system prompts": (
         "workload={cached_tokens: 5, sessions: {system_prompts: 1, system_tokens: 9}}",
         r"workload\.sessions: system_tokens and cached_tokens exclude each other",

@@ -232,3 +232,18 @@ def test_numbers_out_of_range():
         evaluator.optimize(scenario(), bracket=0.0)
     with pytest.raises(InputError, match="rate: must be a positive number"):
         evaluator.optimize(scenario(), rate_rps=-1.0)
+
+
+def test_sessions_are_those_of_the_rate():
+    """What a search finds does not depend on the rate that the scenario happens to have, and is what a sweep finds."""
+    talks = "{turns: {mean: 3}, think_s: {mean: 5}, think_from: arrival}"
+
+    def asked(rate: float):
+        more = [f"workload.arrivals.rate_rps={rate}", "workload.requests=1000", f"workload.sessions={talks}"]
+        return scenario(*more)
+
+    ds = [evaluator.optimize(asked(rate), bracket=BRACKET) for rate in (1.0, 16.0)]
+    goodput = float(ds[0]["goodput_rps"].values[0])
+    assert goodput > 1.0 and [float(one["goodput_rps"].values[0]) for one in ds] == [goodput] * 2
+    swept = evaluator.sweep(asked(goodput))
+    np.testing.assert_allclose(ds[0]["ttft_s"].values, swept["ttft_s"].values, rtol=1e-12)
