@@ -19,11 +19,14 @@ from evaluator.results.dataset import to_dataset
 from evaluator.results.files import check_output, write
 from evaluator.run import attributes_of, check_engine, configure_for, engine_note, known_of, levels_of, loaded
 from evaluator.scenario import Demand, Scenario
+from evaluator.scenario.scenario import Auto
+from evaluator.scenario.workload_keys import MOST_AUTO
 from evaluator.search.demand import fewest_replicas
 from evaluator.search.designs import Designs, designs_of
 from evaluator.search.goodput import Watch, goodput
 from evaluator.search.trials import Values
 from evaluator.simulation.outcomes import told_of
+from evaluator.yaml import loads_yaml
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -48,7 +51,8 @@ def optimize(
     them are a factor 1 + ``bracket`` apart. With ``rate_rps`` (or ``demand`` of the scenario) the question is the other
     way round: the fewest replicas that serve this rate, where the scenario does not say how many they are.
 
-    With ``workload.requests: auto`` designs whose run is not steady are searched again in longer runs.
+    With ``workload.requests: auto``, which is the default here, designs whose run is not steady are searched again in
+    longer runs: short ones that have not filled flatter a design, and a search would go where they flatter most.
 
     The dataset has a row for each design with the metrics of a sweep at that rate; ``search_status`` tells what the
     search came to and ``status`` which designs could not run. Written to ``out`` where given.
@@ -57,7 +61,7 @@ def optimize(
     check_engine(engine)
     if not 1e-4 <= bracket <= 1.0:
         raise InputError(f"bracket: must be from 0.0001 to 1, not {bracket:g}")
-    scenario = loaded(scenario)
+    scenario = _long_enough(loaded(scenario))
     if rate_rps is not None:
         if not 0.0 < rate_rps < float("inf"):
             raise InputError(f"rate: must be a positive number of requests per second, not {rate_rps:g}")
@@ -75,6 +79,15 @@ def optimize(
     if target is not None:
         write(dataset, target)
     return dataset
+
+
+def _long_enough(scenario: Scenario) -> Scenario:
+    """The scenario with runs that lengthen themselves, where it does not say how long they are."""
+    workload = scenario.workload
+    said = "requests" in (loads_yaml(scenario.text, scenario.name).get("workload") or {})
+    if said or "trace" in (workload.arrivals.process, workload.lengths.source):
+        return scenario
+    return replace(scenario, workload=replace(workload, requests=Auto(workload.requests, MOST_AUTO)))
 
 
 def _check_any(scenario: Scenario, designs: Designs) -> None:

@@ -247,3 +247,19 @@ def test_sessions_are_those_of_the_rate():
     assert goodput > 1.0 and [float(one["goodput_rps"].values[0]) for one in ds] == [goodput] * 2
     swept = evaluator.sweep(asked(goodput))
     np.testing.assert_allclose(ds[0]["ttft_s"].values, swept["ttft_s"].values, rtol=1e-12)
+
+
+def test_runs_are_as_long_as_it_takes_unless_the_scenario_says_how_long():
+    said = scenario()
+    unsaid = {key: value for key, value in _tree(said).items() if key != "sweep"}
+    del unsaid["workload"]["requests"]
+    unsaid["workload"].pop("warmup_requests", None)
+    ds = evaluator.optimize(unsaid, bracket=0.5)
+    assert ds["steady"].all() and ds["requests_run"].item() >= 1000
+    assert evaluator.optimize(said, bracket=0.5)["requests_run"].item() == said.workload.requests
+
+
+def _tree(one):
+    from evaluator.yaml import loads_yaml
+
+    return loads_yaml(one.text, "test")
