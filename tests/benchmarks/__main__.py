@@ -12,11 +12,13 @@ from tests.benchmarks import (  # noqa: F401
     coupled,
     engine,
     grid,
+    hermes,
     iteration,
     reference,
     request_level,
     search,
     sweep,
+    vidur,
 )
 from tests.benchmarks.registry import BENCHMARKS, Row
 from tests.benchmarks.report import line, table, write_json
