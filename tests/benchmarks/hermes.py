@@ -23,7 +23,7 @@ SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 CLIENTS = 32
 GPUS = 2
 """Of a client."""
-SERVED = 0.97
+SERVED = 0.85
 """A line of the picture ends where less than this part of the arrivals is served."""
 RATE = "workload.arrivals.rate_rps"
 TRACES = ("azure-conv-2023", "azure-code-2023")
@@ -79,8 +79,8 @@ def draw_batching(path: Path) -> None:
     """TTFT, TPOT and tokens per joule over the rate of a client; a column for each trace and number format."""
     import matplotlib.pyplot as plt
 
-    from evaluator.run import sweep
     from evaluator.report.picture.style import SETTINGS
+    from evaluator.run import sweep
 
     ds = sweep(load_scenario(SCENARIOS / "hermes-batching.yaml"))
     with plt.rc_context(SETTINGS):
@@ -123,8 +123,8 @@ def draw_scaling(path: Path) -> None:
     """TTFT and TPOT over the number of clients by router, and the goodput for each client."""
     import matplotlib.pyplot as plt
 
-    from evaluator.run import sweep
     from evaluator.report.picture.style import COLOURS, GREY, SETTINGS, grid_lines
+    from evaluator.run import sweep
 
     ds, found = sweep(load_scenario(SCENARIOS / "client-scaling.yaml")), goodput_by_size(TRACES[0])
     with plt.rc_context(SETTINGS):
@@ -176,7 +176,7 @@ def _plain(axes: Any, ticks: tuple[float, ...]) -> None:
 
 def _finish(figure: Any, first: Any, title: str, path: Path) -> None:
     handles, labels = first.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13)
     figure.savefig(path, dpi=90)
 
