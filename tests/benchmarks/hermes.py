@@ -144,16 +144,7 @@ def draw_scaling(path: Path) -> None:
                 axes.set_ylim(low, high)
         for axes in panels[0, :3]:
             _plain(axes, SECONDS[:-1])
-        for axes, values in zip(panels[:, 3], (found["goodput_rps"], found["tok_per_joule"]), strict=True):
-            for marker, kind in zip("os^", KINDS, strict=True):
-                chosen = _kinds(found) == kind
-                clients = found["devices"].values[chosen] // GPUS
-                per = clients if values.name == "goodput_rps" else 1
-                axes.plot(clients, values.values[chosen] / per, f"{marker}-", color=GREY, label=kind)
-            axes.set_ylim(bottom=0)
-        panels[0, 3].set_title("goodput of a client (requests/s)", loc="left", fontsize=10)
-        panels[1, 3].set_title("output tokens per joule there", loc="left", fontsize=10)
-        panels[0, 3].legend(frameon=False, fontsize=8)
+        _goodputs(panels[:, 3], found)
         for axes in panels.flat:
             axes.set_xscale("log", base=2)
             axes.set_xticks([2, 4, 8, 16, 32], ["2", "4", "8", "16", "32"])
@@ -161,6 +152,21 @@ def draw_scaling(path: Path) -> None:
         for axes in panels[1]:
             axes.set_xlabel("clients")
         _finish(figure, panels[0, 0], "2 to 32 clients of two H100, Llama-3.1-70B in fp8, conversation", path)
+
+
+def _goodputs(column: Any, found: xr.Dataset) -> None:
+    from evaluator.report.picture.style import GREY
+
+    for marker, kind in zip("os^", KINDS, strict=True):
+        one = found.isel(config=_kinds(found) == kind)
+        clients = one["devices"].values // GPUS
+        column[0].plot(clients, one["goodput_rps"].values / clients, f"{marker}-", color=GREY, label=kind)
+        column[1].plot(clients, one["tok_per_joule"].values, f"{marker}-", color=GREY)
+    column[0].set_title("goodput of a client (requests/s)", loc="left", fontsize=10)
+    column[1].set_title("output tokens per joule there", loc="left", fontsize=10)
+    column[0].legend(frameon=False, fontsize=8)
+    for axes in column:
+        axes.set_ylim(bottom=0)
 
 
 def _kinds(ds: xr.Dataset) -> np.ndarray:
