@@ -10,6 +10,9 @@ PASSAGES = 5.0
 """A window must be as long as so many mean passages of a request: a batch needs some two of them to fill."""
 FILLED = 3.0
 """After as many a batch is full, and what still grows then grows without bound."""
+OVERLOAD = 0.3
+"""Seconds that a passage becomes longer by in a second of arrivals: a station offered 1.3 times what it can serve. A
+batch that only fills slows down by less in the second half of a window."""
 BY_CHANCE = 2.0
 """Standard deviations of the queue of a station at load 1, which a stable one stays below."""
 SIGNIFICANT = 3.0

@@ -11,10 +11,10 @@ from evaluator.errors import InputError
 from evaluator.metrics.elasticity import elasticities
 from evaluator.metrics.latency import VARIABLE, latencies, within_objectives
 from evaluator.metrics.outcomes import OK, Bounds, Outcomes
-from evaluator.metrics.saturation import saturated
+from evaluator.metrics.saturation import drift, saturated
 from evaluator.metrics.service import energy, hardware_use, kv_used_max, prefix_hit_rate, price, throughput
 from evaluator.metrics.statistics import Summary, batch_means, mean, over_seeds, seed_stderr, summary, summary_of_gaps
-from evaluator.metrics.steady import FILLED, PASSAGES, drifts, growth, passages
+from evaluator.metrics.steady import FILLED, OVERLOAD, PASSAGES, drifts, growth, passages
 from evaluator.metrics.use import Use, WeightedGaps
 from evaluator.metrics.warmup import transient
 from evaluator.metrics.window import Window
@@ -168,9 +168,11 @@ def _state(outcomes: Outcomes, window: Window, settled: np.ndarray) -> dict[str,
     grown, by_chance = growth(arrival_s, outcomes.last_token_s, start)
     passage_s = outcomes.last_token_s - arrival_s
     length = passages(arrival_s[..., :end], passage_s[..., :end], start)
-    rises = _waits_longer(window, arrival_s, outcomes.scheduled_s - arrival_s) | (
-        (grown > by_chance) & (length >= FILLED)
-    )
+    half = slice((start + end) // 2, end)
+    with np.errstate(invalid="ignore"):  # NaN, of arrivals all at once, compares as False
+        slower = drift(arrival_s[..., half], passage_s[..., half]) > OVERLOAD
+    grows = (grown > by_chance) & ((length >= FILLED) | slower)
+    rises = _waits_longer(window, arrival_s, outcomes.scheduled_s - arrival_s) | grows
     saturated = outcomes.open_loop & (rises.mean(axis=1) >= 0.5)
     together = arrival_s[..., -1] == arrival_s[..., start]  # a batch has no other state than that it is done
     level = settled & (np.abs(grown) <= by_chance) & ~drifts(passage_s[..., start:end]) & (length >= PASSAGES)

@@ -61,6 +61,15 @@ def test_a_system_that_fills_without_a_queue_is_not_steady():
     assert summarise(outcomes(4, 1, 1000, **times), LEVELS)["steady"].all()
 
 
+def test_an_overload_behind_the_first_wait_is_seen():
+    """The second of two stations serves half of what comes: nobody waits at the first, and passages fill the window."""
+    arrival = np.cumsum(np.random.default_rng(0).exponential(1.0, (4, 1, 1000)), axis=-1)
+    left = fifo(arrival, np.full_like(arrival, 2.0)) + 2.0
+    times = {"arrival_s": arrival, "scheduled_s": arrival, "first_token_s": arrival, "last_token_s": left}
+    found = summarise(outcomes(4, 1, 1000, warmup=100, **times), LEVELS)
+    assert found["saturated"].all() and not found["steady"].any()
+
+
 def test_growth_counts_requests():
     """A server half as fast as its arrivals: of those that come in the second half, every other one stays."""
     arrival = np.arange(1000.0)[None, None]
