@@ -78,6 +78,7 @@ class Outcomes:
     calibration_set: np.ndarray  # (config,) text: the sets of its pools
 
     finds_warmup: np.ndarray  # (config,) boolean: a transient beyond the warm-up is cut, too
+    asked_rps: np.ndarray  # (config,) rate that clients who wait for answers would send at; NaN where they do not wait
     objectives: tuple[Bounds, ...] = ()
     itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed], all gaps after the first measured first token
     replica: np.ndarray | None = None  # (config, seed, request) or (seed, request): which replica served it

@@ -15,6 +15,8 @@ OVERLOAD = 0.3
 batch that only fills slows down by less in the second half of a window."""
 BY_CHANCE = 2.0
 """Standard deviations of the queue of a station at load 1, which a stable one stays below."""
+KEPT_UP = 0.9
+"""Part of the rate asked for that clients who wait for answers must send at: a slow design holds them up."""
 SIGNIFICANT = 3.0
 """Standard errors of a trend."""
 MIN_BATCHES = 10

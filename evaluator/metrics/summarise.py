@@ -14,7 +14,7 @@ from evaluator.metrics.outcomes import OK, Bounds, Outcomes
 from evaluator.metrics.saturation import drift, saturated
 from evaluator.metrics.service import energy, hardware_use, kv_used_max, prefix_hit_rate, price, throughput
 from evaluator.metrics.statistics import Summary, batch_means, mean, over_seeds, seed_stderr, summary, summary_of_gaps
-from evaluator.metrics.steady import FILLED, OVERLOAD, PASSAGES, drifts, growth, passages
+from evaluator.metrics.steady import FILLED, KEPT_UP, OVERLOAD, PASSAGES, drifts, growth, passages
 from evaluator.metrics.use import Use, WeightedGaps
 from evaluator.metrics.warmup import transient
 from evaluator.metrics.window import Window
@@ -176,7 +176,9 @@ def _state(outcomes: Outcomes, window: Window, settled: np.ndarray) -> dict[str,
     saturated = outcomes.open_loop & (rises.mean(axis=1) >= 0.5)
     together = arrival_s[..., -1] == arrival_s[..., start]  # a batch has no other state than that it is done
     level = settled & (np.abs(grown) <= by_chance) & ~drifts(passage_s[..., start:end]) & (length >= PASSAGES)
-    level = level | together
+    span_s = arrival_s[..., end - 1] - arrival_s[..., start]
+    behind = (end - 1 - start) < KEPT_UP * outcomes.asked_rps[:, None] * span_s  # NaN compares as False
+    level = (level | together) & ~behind
     return {"saturated": saturated, "steady": ~saturated & (level.mean(axis=1) >= 0.5)}
 
 

@@ -106,7 +106,8 @@ _OTHERS = {
         "steady state",
         "the run was long enough for its statistics: it is not saturated, its transient ends within the run, neither "
         "e2e_s nor the requests in the system drift by more than chance, and the window is as long as 5 mean passages "
-        "of a request; in at least half of the seeds. False: more requests are needed",
+        "of a request, and clients who wait for answers send at 0.9 of the rate asked for; in at least half of the "
+        "seeds. False: more requests are needed, or the design does not keep up",
     ),
     "usd_per_mtok": Variable(
         "USD", "cost per million output tokens", "devices x USD per hour / output tokens per hour x 1e6; NaN: no price"

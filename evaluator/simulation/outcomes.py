@@ -37,6 +37,7 @@ def outcomes_of(members: Sequence[Member], journey: Journey) -> Outcomes:
         provenance=np.array([provenance for _, provenance in judged]),
         calibration_set=np.array([_sets(member) for member in members]),
         finds_warmup=np.array([member.workload.find_warmup for member in members]),
+        asked_rps=np.array([_asked_rps(member) for member in members]),
         objectives=bounds_of([member.objectives for member in members]),
         itl=journey.itl,
         replica=journey.replica,
@@ -60,6 +61,11 @@ def _judged(member: Member, journey: Journey, position: int) -> tuple[str, str]:
                 return f"unsupported: {problem}", provenance
             names.add(provenance)
     return member.status, _least_sure(names)
+
+
+def _asked_rps(member: Member) -> float:
+    rate = member.workload.arrivals.rate_rps
+    return rate if member.workload.sessions.feedback and rate is not None else np.nan
 
 
 def _sets(member: Member) -> str:

@@ -41,6 +41,7 @@ def outcomes(
         provenance=np.full(configs, "datasheet"),
         calibration_set=np.full(configs, "datasheet"),
         finds_warmup=np.zeros(configs, dtype=bool),
+        asked_rps=np.full(configs, np.nan),
     )
     return replace(base, **changes)
 

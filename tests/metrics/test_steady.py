@@ -70,6 +70,14 @@ def test_an_overload_behind_the_first_wait_is_seen():
     assert found["saturated"].all() and not found["steady"].any()
 
 
+def test_clients_who_are_held_up_are_told():
+    """They ask for one request per second and send at 0.8, or 0.95, because they wait for answers."""
+    arrival = np.arange(1000.0)[None, None] / np.array([0.8, 0.95])[:, None, None]
+    times = {"arrival_s": arrival, "scheduled_s": arrival, "first_token_s": arrival, "last_token_s": arrival + 1.0}
+    found = summarise(outcomes(2, 1, 1000, asked_rps=np.ones(2), **times), LEVELS)
+    assert found["steady"].tolist() == [False, True]
+
+
 def test_growth_counts_requests():
     """A server half as fast as its arrivals: of those that come in the second half, every other one stays."""
     arrival = np.arange(1000.0)[None, None]
