@@ -19,6 +19,8 @@ KEPT_UP = 0.9
 """Part of the rate asked for that clients who wait for answers must send at: a slow design holds them up."""
 SIGNIFICANT = 3.0
 """Standard errors of a trend."""
+MATTERS = 0.01
+"""Part of the mean that a trend comes to over the window; equal values drift with the rounding of clocks."""
 MIN_BATCHES = 10
 
 
@@ -66,7 +68,8 @@ def drifts(values: np.ndarray) -> np.ndarray:
     slope = (means * place).sum(axis=-1) / square
     residual = means - means.mean(axis=-1, keepdims=True) - slope[..., None] * place
     error = np.sqrt((residual * residual).sum(axis=-1) / ((count - 2) * square))
-    return np.abs(slope) > SIGNIFICANT * error
+    matters = np.abs(slope) * (count - 1) > MATTERS * np.abs(means.mean(axis=-1))
+    return matters & (np.abs(slope) > SIGNIFICANT * error)
 
 
 def passages(arrival_s: np.ndarray, passage_s: np.ndarray, start: int) -> np.ndarray:

@@ -29,7 +29,11 @@ from evaluator.scenario.scenario import Arrivals, Auto, Lengths, ModelShare, Ses
 from evaluator.scenario.session_keys import sessions_reader
 from evaluator.scenario.tables import Variant, read_section, schema_of, section, section_schema, variant
 
-RATE: Table = {"rate_rps": Field(quantity("1/s", above=0), says="Mean rate of the arrivals, requests per second.")}
+LOWEST_RPS = 1e-6
+"""Requests per second. A clock that counts the years between them would lose the milliseconds that they take."""
+RATE: Table = {
+    "rate_rps": Field(quantity("1/s", least=LOWEST_RPS), says="Mean rate of the arrivals, requests per second.")
+}
 DEFAULT_REQUESTS = 1000
 MOST_REQUESTS = 10_000_000
 """Per seed: all requests of a configuration lie in memory at once, and those of 10 million take about 1 GB."""
@@ -127,7 +131,11 @@ def lengths_reader(folder: Path) -> Variant:
         needed = [{**section_schema(table), "required": list(table)} for table in (catalog, trace)]
         return {"anyOf": [*needed, schema_of(formula)]}
 
-    return Variant(read, schema, {**formula.keys, **trace})
+    # A key of its own in an axis may be a name of the catalog, too.
+    either = Reader(
+        text.read, lambda: {"anyOf": [{"enum": list(LENGTHS)}, schema_of(known(_load_lengths, _length_names))]}
+    )
+    return Variant(read, schema, {**formula.keys, "source": Field(either, says=_SOURCE), **trace})
 
 
 def _catalog_lengths(value: Any, place: Place) -> str:

@@ -92,6 +92,7 @@ def test_a_trend_is_seen_and_noise_is_not():
     assert drifts(noise).mean() < 0.05
     assert drifts(noise + np.linspace(0.0, 1.0, 1000)).all() and drifts(noise - np.linspace(0.0, 1.0, 1000)).all()
     assert not drifts(noise[..., :20]).any()  # too few to tell
+    assert not drifts(1.0 + 1e-9 * np.linspace(0.0, 1.0, 1000)[None, None]).any()  # rounding
 
 
 def test_a_batch_is_steady():
