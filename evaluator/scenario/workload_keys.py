@@ -31,8 +31,18 @@ from evaluator.scenario.tables import Variant, read_section, schema_of, section,
 
 LOWEST_RPS = 1e-6
 """Requests per second. A clock that counts the years between them would lose the milliseconds that they take."""
+_above_zero = quantity("1/s", above=0)
+
+
+def _rate(value: Any, place: Place) -> float:
+    rate = _above_zero(value, place)
+    if rate < LOWEST_RPS:
+        raise place.error(f"{shown(value)} is too low for the clock of a run; use at least {LOWEST_RPS:g} requests/s")
+    return rate
+
+
 RATE: Table = {
-    "rate_rps": Field(quantity("1/s", least=LOWEST_RPS), says="Mean rate of the arrivals, requests per second.")
+    "rate_rps": Field(Reader(_rate, _above_zero.schema), says="Mean rate of the arrivals, requests per second.")
 }
 DEFAULT_REQUESTS = 1000
 MOST_REQUESTS = 10_000_000

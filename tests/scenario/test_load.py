@@ -159,7 +159,7 @@ BAD = {
     "bool": ("deployment.replicas=true", r"deployment\.replicas: expected an integer, got True"),
     "fraction": ("deployment.replicas=1.5", r"deployment\.replicas: expected an integer, got 1\.5"),
     "zero": ("deployment.tensor_parallel=0", r"must be an integer from 1 to 4096, got 0"),
-    "negative": ("workload.arrivals.rate_rps=-4", r"workload\.arrivals\.rate_rps: must be at least 1e-06, got -4"),
+    "negative": ("workload.arrivals.rate_rps=-4", r"workload\.arrivals\.rate_rps: must be greater than 0, got -4"),
     "nan": ("workload.arrivals.rate_rps=.nan", r"workload\.arrivals\.rate_rps: nan is not a finite number"),
     "infinite": ("workload.arrivals.rate_rps=.inf", r"workload\.arrivals\.rate_rps: inf is not a finite number"),
     "unit": ("workload.arrivals.rate_rps=4rpz", r"unknown unit 'rpz' .* did you mean rps\?"),
@@ -174,6 +174,10 @@ BAD = {
     "dtype": ("deployment.precision.weights=bf15", r"precision\.weights: 'bf15' is not one of .*did you mean bf16"),
     "section": ("deployment.precision=fp8", r"expected a section with the keys weights, activations, kv, got 'fp8'"),
     "model": ("deployment.model=llama-3.1-70", r"deployment\.model: unknown model .*did you mean llama-3\.1-70b"),
+    "slow": (
+        "workload.arrivals.rate_rps=1e-7",
+        r"rate_rps: 1e-07 is too low for the clock of a run; use at least 1e-06",
+    ),
     "model type": (
         "deployment.model=7",
         r"deployment\.model: expected a name or {like: llama-3\.1-8b, layers: 40}, got 7",
