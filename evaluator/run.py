@@ -200,7 +200,7 @@ def known_of(members: list[Member], devices: np.ndarray) -> dict[str, np.ndarray
 
     Of several pools it is the last, which keeps the KV of whole requests.
     """
-    replicas = [member.stations[-1].design.replica for member in members]
+    replicas = [member.answering[-1].design.replica for member in members]
     return {
         "config": np.array([member.config for member in members], dtype=np.int64),
         "devices": devices,

@@ -108,7 +108,8 @@ def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
 def _route(member: Member) -> tuple[str, ...]:
     """What the way of a request depends on where there are several pools, and what their use is told by."""
     several = member.stations if len(member.stations) > 1 else ()
-    return (*(f"{station.role.name} {station.name}" for station in several), f"{member.in_one_loop}")
+    stages = () if member.pipeline is None else member.pipeline.route
+    return (*(f"{station.role.name} {station.name}" for station in several), f"{member.in_one_loop}", *stages)
 
 
 def _structure(workload: Workload, station: StationPlan) -> Structure:

@@ -6,24 +6,33 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from evaluator.cost.memory import kv_units
 from evaluator.metrics.outcomes import OK
-from evaluator.plan.checks import limit_problem, longest_prompt, policy_problem, prefix_problem, routing_problem
+from evaluator.plan.checks import limit_problem, policy_problem, prefix_problem, routing_problem
 from evaluator.plan.engines import ITERATION, REQUEST, TOKEN, has_frontend, is_coupled, lacking
 from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
+from evaluator.plan.pipeline import (
+    PipelinePlan,
+    Walked,
+    pass_stations,
+    passes_problem,
+    pipeline_of,
+    stages_problem,
+    with_steps,
+)
 from evaluator.plan.request_level import objective_problem, queue_problem, request_problem
 from evaluator.plan.sides import Pools, SidePlan, model_of, most_jobs, sides_of, sides_problem
-from evaluator.plan.station import StationPlan
-from evaluator.replica import Change, design, token_budget
+from evaluator.plan.station import StationPlan, station_of
+from evaluator.replica import Change
 from evaluator.routing import name_of
 from evaluator.scenario import Deployment, Objective, Transfer, Workload
 from evaluator.scenario.grid import Point
-from evaluator.scenario.pools import pools_of
+from evaluator.scenario.pipeline_keys import pipeline_problem
+from evaluator.scenario.pools import STAGE, pools_of
 from evaluator.scenario.unsaid import told
 from evaluator.scenario.workload import model_names
 from evaluator.traffic.jobs import Demand, Extremes
 from evaluator.traffic.requests import shared_tokens
-from evaluator.traffic.roles import Role, hands_on
+from evaluator.traffic.roles import ROLES, Role, hands_on
 from evaluator.traffic.traffics import Traffics
 
 
@@ -38,7 +47,8 @@ class Member:
     """One configuration: ``config`` is its row of the grid, ``status`` is ok or why it cannot run.
 
     ``stations`` are its pools in the order in which a request passes them; ``sides`` says which of them serve one phase
-    side by side. ``engine`` computes it; ``lacking`` are the keys for which the vectorised engine cannot. ``coupled``:
+    side by side. Behind the pools that give the answers come those that compute models for stages of the ``pipeline``.
+    ``engine`` computes it; ``lacking`` are the keys for which the vectorised engine cannot. ``coupled``:
     what one replica or station does decides what comes to another, so that they cannot be computed one after the other.
     ``in_one_loop``: that holds for pools, not only for the replicas of one, so that the reference runs all pools in one
     event loop. ``link`` is between a prefill and a decode side; None: what the one sends is there at once. ``changes``
@@ -56,6 +66,7 @@ class Member:
     link: LinkPlan | None = None
     sides: tuple[SidePlan, ...] = ()
     in_one_loop: bool = False
+    pipeline: PipelinePlan | None = None
     changes: tuple[Change | Rate, ...] = ()
 
     @property
@@ -66,15 +77,25 @@ class Member:
     @property
     def devices(self) -> int:
         """Of all pools."""
-        return sum(station.devices for station in self.stations)
+        return sum(devices for devices, _ in self._priced)
+
+    @property
+    def answering(self) -> tuple[StationPlan, ...]:
+        """The stations that give the answers."""
+        return tuple(station for station in self.stations if station.role is not ROLES[STAGE])
+
+    @property
+    def _priced(self) -> list[tuple[int, float | None]]:
+        """(devices, USD per hour of one) of all pools; those for stages once, however many stages they serve."""
+        own = [(station.devices, station.usd_per_device_hour) for station in self.answering]
+        return own if self.pipeline is None else [*own, *self.pipeline.priced]
 
     @property
     def usd_per_hour(self) -> float | None:
         """Of all devices; None where the price of one is not known."""
-        prices = [(station.devices, station.usd_per_device_hour) for station in self.stations]
-        if any(price is None for _, price in prices):
+        if any(price is None for _, price in self._priced):
             return None
-        return sum(devices * price for devices, price in prices if price is not None)
+        return sum(devices * price for devices, price in self._priced if price is not None)
 
     @property
     def users(self) -> int | None:
@@ -93,6 +114,7 @@ class Checked:
     coupled: bool
     in_one_loop: bool
     link: LinkPlan | None
+    pipeline: PipelinePlan | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +139,8 @@ def member(config: int, point: Point, setting: Setting) -> Member:
     workload, deployment, objectives = point
     arrivals = workload.arrivals
     lengths = (
-        id(workload.lengths), id(workload.models), workload.requests, workload.cached_tokens, workload.sessions
+        id(workload.lengths), id(workload.models), id(workload.pipelines), workload.requests,
+        workload.cached_tokens, workload.sessions,
     )  # fmt: skip
     turns = id(arrivals) if workload.sessions.continued else None  # which of them are sent follows from the rate
     key = (id(deployment), arrivals.process, arrivals.users, turns, *lengths)
@@ -140,6 +163,7 @@ def member(config: int, point: Point, setting: Setting) -> Member:
         link=found.link,
         sides=found.sides,
         in_one_loop=found.in_one_loop,
+        pipeline=found.pipeline,
     )
 
 
@@ -147,7 +171,13 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
     pools, transfer = tuple((name, told(pool)) for name, pool in pools_of(deployment)), deployment.transfer
     sides = sides_of(pools, model_names(workload), transfer.groups)
     roles, shared = [side.role for side in sides], shared_tokens(workload, pools[0][1])
-    demands = [_demands(setting.traffics, workload, seed, roles, shared) for seed in setting.seeds]
+    problem = pipeline_problem(workload, deployment)
+    pipeline = None if problem is not None else pipeline_of(workload, deployment)
+    walks: list[Walked] = []
+    if pipeline is not None:
+        walks = [setting.traffics.walked(workload, seed, pipeline) for seed in setting.seeds]
+        pipeline = with_steps(pipeline, walks[0].works, len(pools))
+    demands = [_demands(setting.traffics, workload, seed, roles, shared, pipeline) for seed in setting.seeds]
     stations = _stations(workload, pools, sides, demands)
     link = link_of(stations, sides, transfer)
     status = sides_problem(workload, pools, sides, transfer.groups) or _status(workload, stations, setting.engine)
@@ -155,35 +185,51 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
         status = link_problem(stations, transfer) or backpressure_problem(stations, transfer) or OK
     if status == OK:
         stations = _with_shares(stations, sides, [of_seed[0] for of_seed in demands], setting.seeds)
+    passes: tuple[StationPlan, ...] = ()
+    if problem is not None:
+        status = f"infeasible: {': '.join(problem)}"
+    elif pipeline is not None:
+        passes = pass_stations(pipeline, walks)
+        status = (
+            status
+            if status != OK
+            else (stages_problem(workload, pools[0][1], pipeline, walks) or passes_problem(passes) or OK)
+        )
     fronts = [has_frontend(workload, station.design.calibration) for station in stations]
     missing = [
         name for station, front in zip(stations, fronts, strict=True)
         for name in lacking(workload, station.deployment, front)
     ]  # fmt: skip
-    several = _several_lacking(workload, sides, transfer if link is not None else None)
+    several = _several_lacking(workload, sides, transfer if link is not None else None, pipeline)
     if status == OK and several and setting.engine == REQUEST:
         status = f"unsupported: engine request does not cover {several[0]}; use engine iteration"
     coupled = bool(several) or any(
         is_coupled(workload, station.deployment, front) for station, front in zip(stations, fronts, strict=True)
     )
-    return Checked(stations, sides, status, tuple(dict.fromkeys((*missing, *several))), coupled, bool(several), link)
+    lack = tuple(dict.fromkeys((*missing, *several)))
+    return Checked((*stations, *passes), sides, status, lack, coupled, bool(several), link, pipeline)
 
 
-def _several_lacking(workload: Workload, sides: Sequence[SidePlan], transfer: Transfer | None) -> tuple[str, ...]:
+def _several_lacking(
+    workload: Workload, sides: Sequence[SidePlan], transfer: Transfer | None, pipeline: PipelinePlan | None
+) -> tuple[str, ...]:
     """What couples pools with one another, which only the reference knows: it runs all of them in one event loop."""
     pools = sum(len(side.stations) for side in sides)
     looking = [name_of(side.router) for side in sides if side.looks and side.replicas is not None]
     found = {
         "closed loop over several pools": pools > 1 and workload.arrivals.process == "closed_loop",
+        "closed loop over a pipeline": pipeline is not None and workload.arrivals.process == "closed_loop",
         "transfer.backpressure": transfer is not None and transfer.backpressure,
         **{f"router {router} over several pools": True for router in looking},
     }
     return tuple(name for name, applies in found.items() if applies)
 
 
-def _demands(traffics: Traffics, workload: Workload, seed: int, roles: Sequence[Role], shared: int) -> list[Demand]:
+def _demands(
+    traffics: Traffics, workload: Workload, seed: int, roles: Sequence[Role], shared: int, pipeline: PipelinePlan | None
+) -> list[Demand]:
     """What the requests ask of each side; ``shared`` tokens of their prompts are kept at the first."""
-    found = [traffics.demand(workload, seed, roles[0], shared)]
+    found = [traffics.demand(workload, seed, roles[0], shared, pipeline)]
     for position in range(len(roles) - 1):
         found.append(found[-1].after_prefill[1] if hands_on(roles, position) else found[-1])
     return found
@@ -201,7 +247,7 @@ def _stations(
             if len(names) > 1 and model_of(deployment) in names:
                 model = names.index(model_of(deployment))
                 asked = [demand.by_model[model] for demand in asked if model in demand.by_model] or asked
-            station = _station(name, deployment, workload, Extremes.of([demand.extremes for demand in asked]))
+            station = station_of(name, deployment, Extremes.of([demand.extremes for demand in asked]), workload)
             found.append(replace(station, number=number) if number else station)
     return tuple(found)
 
@@ -215,14 +261,6 @@ def _with_shares(
     found = [most_jobs(sides, stations, demand, seed) for demand, seed in zip(demands, seeds, strict=True)]
     most = [None if None in column else max(column) for column in zip(*found, strict=True)]
     return tuple(replace(station, most_jobs=one) for station, one in zip(stations, most, strict=True))
-
-
-def _station(name: str, deployment: Deployment, workload: Workload, extremes: Extremes) -> StationPlan:
-    longest = longest_prompt(deployment, extremes)
-    built, shared, kept = design(deployment, longest), shared_tokens(workload, deployment), 0
-    if built.replica is not None and shared:
-        kept = workload.sessions.system_prompts * int(kv_units(built.replica.kv, shared))
-    return StationPlan(name, deployment, built, extremes, token_budget(deployment, longest), kept)
 
 
 def _status(workload: Workload, stations: tuple[StationPlan, ...], engine: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from evaluator.plan.engines import ITERATION
 from evaluator.plan.groups import Group, groups_of
 from evaluator.plan.member import Member, Rate, Setting, member
+from evaluator.plan.pipeline import Walked
 from evaluator.plan.variants import variant
 from evaluator.replica import Change
 from evaluator.scenario import Grid, Scenario, expand
@@ -41,10 +42,15 @@ class Plan:
         return len(self.seeds) * (1 + 2 * len(self.inputs))
 
     def jobs(self, member: Member) -> list[Jobs]:
-        """The requests of a configuration, for each seed, as they come to its first pool."""
+        """The requests of a configuration, for each seed, as they come to its first pool, or to the stages before."""
         pool, workload = member.stations[0], member.workload
         shared = shared_tokens(workload, pool.deployment)
-        return [self.traffics.jobs(workload, seed, pool.role, shared) for seed in self.seeds]
+        return [self.traffics.jobs(workload, seed, pool.role, shared, member.pipeline) for seed in self.seeds]
+
+    def walked(self, member: Member) -> list[Walked]:
+        """What the stages of a configuration do with its requests, for each seed."""
+        assert member.pipeline is not None
+        return [self.traffics.walked(member.workload, seed, member.pipeline) for seed in self.seeds]
 
     def of(self, configs: np.ndarray) -> Plan:
         """The plan of these configurations alone."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evaluator.replica import Design
-from evaluator.scenario import Deployment
+from evaluator.cost.memory import kv_units
+from evaluator.plan.checks import longest_prompt
+from evaluator.replica import Design, design, token_budget
+from evaluator.scenario import Deployment, Workload
 from evaluator.traffic.jobs import Extremes
+from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.roles import ROLES, Role
 
 
@@ -43,3 +46,13 @@ class StationPlan:
     def devices(self) -> int:
         """Of all replicas."""
         return self.design.devices * self.deployment.replicas
+
+
+def station_of(name: str, deployment: Deployment, extremes: Extremes, workload: Workload | None = None) -> StationPlan:
+    """A pool whose largest requests are these. Prefixes that those of a ``workload`` share are kept there."""
+    longest = longest_prompt(deployment, extremes)
+    built, kept = design(deployment, longest), 0
+    shared = 0 if workload is None else shared_tokens(workload, deployment)
+    if built.replica is not None and workload is not None and shared:
+        kept = workload.sessions.system_prompts * int(kv_units(built.replica.kv, shared))
+    return StationPlan(name, deployment, built, extremes, token_budget(deployment, longest), kept)

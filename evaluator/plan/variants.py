@@ -24,8 +24,10 @@ def variant(member: Member, change: Change | Rate, traffics: Traffics) -> Member
         return member
     stations = tuple(_varied(station, change) for station in member.stations)
     link = None if member.link is None else member.link.changed(change)
-    same = link is member.link and all(one is other for one, other in zip(stations, member.stations, strict=True))
-    return member if same else replace(member, stations=stations, link=link, changes=changes)
+    pipeline = None if member.pipeline is None else member.pipeline.changed(change)
+    same = link is member.link and pipeline is member.pipeline
+    same = same and all(one is other for one, other in zip(stations, member.stations, strict=True))
+    return member if same else replace(member, stations=stations, link=link, pipeline=pipeline, changes=changes)
 
 
 def _varied(station: StationPlan, change: Change) -> StationPlan:

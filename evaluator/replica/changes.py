@@ -37,16 +37,9 @@ def changed(hardware: Hardware, calibration: Calibration, change: Change) -> tup
     """The same with one input changed. Memory capacity, power and price stay."""
     factor = change.factor
     match change.input:
-        case "memory_bandwidth":
-            hardware = replace(hardware, memory_bandwidth=hardware.memory_bandwidth * factor)
-        case "flops":
-            peaks = {dtype: peak * factor for dtype, peak in hardware.peak_flops.items()}
-            hardware = replace(hardware, peak_flops=peaks)
-        case "link_bandwidth":
-            links = tuple(replace(link, bandwidth=link.bandwidth * factor) for link in hardware.links)
-            hardware = replace(hardware, links=links)
+        case "memory_bandwidth" | "flops" | "link_bandwidth":
+            pass
         case "link_latency":
-            hardware = replace(hardware, links=tuple(_longer(link, factor) for link in hardware.links))
             calibration = _eager_longer(_classes_longer(calibration, factor, collectives=True), factor, ("message_s",))
         case "kernel_overhead":
             calibration = _classes_longer(calibration, factor, collectives=False)
@@ -54,7 +47,24 @@ def changed(hardware: Hardware, calibration: Calibration, change: Change) -> tup
             calibration = _eager_longer(_longer(calibration, factor), factor, EAGER_HOST)
         case _:
             raise ValueError(f"no input {change.input!r}")
-    return hardware, calibration
+    return changed_hardware(hardware, change), calibration
+
+
+def changed_hardware(hardware: Hardware, change: Change) -> Hardware:
+    """The device with one input changed; itself where that is none of its own."""
+    factor = change.factor
+    match change.input:
+        case "memory_bandwidth":
+            return replace(hardware, memory_bandwidth=hardware.memory_bandwidth * factor)
+        case "flops":
+            peaks = {dtype: peak * factor for dtype, peak in hardware.peak_flops.items()}
+            return replace(hardware, peak_flops=peaks)
+        case "link_bandwidth":
+            links = tuple(replace(link, bandwidth=link.bandwidth * factor) for link in hardware.links)
+            return replace(hardware, links=links)
+        case "link_latency":
+            return replace(hardware, links=tuple(_longer(link, factor) for link in hardware.links))
+    return hardware
 
 
 def _classes_longer(calibration: Calibration, factor: float, collectives: bool) -> Calibration:

@@ -52,7 +52,7 @@ def _own(axis: SweepAxis, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_key_path(name: str) -> bool:
-    return name.partition(".")[0] in ("workload", "deployment", "slo")
+    return name.partition(".")[0] in ("workload", "deployment", "pipeline", "slo")
 
 
 def _short_names(paths: Sequence[str]) -> dict[str, str]:

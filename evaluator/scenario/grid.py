@@ -18,7 +18,7 @@ from evaluator.scenario.parts import Part, combined, interned
 from evaluator.scenario.scenario import Axis, Deployment, Objective, Scenario, Workload
 from evaluator.scenario.sections import Base, FieldPath, outermost, owner, read_field
 from evaluator.scenario.tables import Named, Section
-from evaluator.scenario.tree import split_path
+from evaluator.scenario.tree import field_tree, split_path
 from evaluator.scenario.unsaid import UNSAID, told
 from evaluator.scenario.where import column, fulfilled
 
@@ -75,15 +75,28 @@ def expand(scenario: Scenario) -> Grid:
     if rows is not None:
         steps = list(np.unravel_index(rows, shape))
     read = _read_fields(base, axes, steps)
+    deployment, pipeline = (
+        assembled(base.sections[name], getattr(base, name), (name,), read, base.place)
+        for name in ("deployment", "pipeline")
+    )
     parts = (
         assembled(base.sections["workload"], base.workload, ("workload",), read, base.place),
-        assembled(base.sections["deployment"], base.deployment, ("deployment",), read, base.place),
+        _with_pipelines(deployment, pipeline),
         read.get(("slo",)) or Part([base.slo]),
     )
     over = shape if rows is None else (len(rows),)
     points = list(zip(*(part.spread(over) for part in parts), strict=True))
     firsts = [_first_points(number, shape, step, rows is None) for number, step in enumerate(steps)]
     return Grid(_completed(axes, firsts, points), shape, points, rows)
+
+
+def _with_pipelines(deployment: Part, pipeline: Part) -> Part:
+    """The deployments with their pipelines, every combination once."""
+    if len(pipeline.values) == 1 and not pipeline.values[0]:
+        return deployment
+    (which, stages), codes = combined([(part.codes, len(part.values)) for part in (deployment, pipeline)])
+    pairs = zip(which.tolist(), stages.tolist(), strict=True)
+    return Part([replace(deployment.values[one], pipeline=pipeline.values[other]) for one, other in pairs], codes)
 
 
 def size(scenario: Scenario) -> int:
@@ -236,6 +249,8 @@ def lookup(point: Point, path: str) -> Any:
         bounds = [one.bound_s for one in point[2] if [one.metric, one.statistic] == keys]
         return bounds[0] if bounds else None
     value: Any = point[0] if section == "workload" else point[1]
+    if section == "pipeline":
+        value = field_tree(point[1].pipeline) or {}
     if section == "deployment" and keys[0] in UNSAID and value.pools is None:
         value = told(value)
     for key in keys:

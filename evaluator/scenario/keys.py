@@ -29,15 +29,12 @@ from evaluator.scenario.fields import (
 )
 from evaluator.scenario.figures import device_reader, model_reader
 from evaluator.scenario.pool_keys import pools_reader, router_reader, transfer_reader
-from evaluator.scenario.pools import pools_of
+from evaluator.scenario.pools import STAGE, pools_of, stage_pools_of
 from evaluator.scenario.scenario import Batching, Deployment, KvCache, Objective, Routers, Transfer
 from evaluator.scenario.tables import read_section, schema_of, section, section_schema
 from evaluator.scenario.unsaid import told
 
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4")
-
-# Named in the design, not built yet: refused by name wherever they stand.
-LATER_TOP = ("pipeline",)
 
 MOST_REPLICAS = 10_000
 
@@ -209,14 +206,17 @@ def _check_capacity(found: Deployment, place: Place) -> None:
 
 def _check_deployment(found: Deployment, place: Place) -> None:
     """What several pools and the keys beside them may not say together."""
-    if found.pools is None:
+    for name, pool in stage_pools_of(found).items():
+        _check_kv(pool.kv, place.key(f"pools.{name}.kv"))
+        _check_capacity(pool, place.key(f"pools.{name}"))
+    if found.pools is None or all(pool.role == STAGE for pool in found.pools.values()):
         _check_capacity(found, place)
         if isinstance(found.router, Routers):
             raise place.key("router").error("routers by role are for a prefill and a decode pool: add deployment.pools")
         return
     if found.role != "mixed":
         raise place.key("role").error("say the role in each of the pools, not beside them")
-    if isinstance(found.router, Routers) and all(pool.role == "mixed" for pool in found.pools.values()):
+    if isinstance(found.router, Routers) and all(pool.role in ("mixed", STAGE) for pool in found.pools.values()):
         raise place.key("router").error("routers by role are for a prefill and a decode pool; give one name here")
     for name, pool in pools_of(found):
         _check_kv(pool.kv, place.key(f"pools.{name}.kv"))

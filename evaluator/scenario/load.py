@@ -14,13 +14,13 @@ from evaluator.scenario.fields import REQUIRED, Field, Place, Reader, Table, did
 from evaluator.scenario.grid import kept_rows
 from evaluator.scenario.keys import (
     DEPLOYMENT,
-    LATER_TOP,
     check_bare_bound,
     deployment_reader,
     read_slo,
 )
+from evaluator.scenario.pipeline_keys import by_name, pipeline_problem, pipeline_reader
 from evaluator.scenario.question_keys import budget_reader, demand_reader
-from evaluator.scenario.scenario import Budget, Demand, Scenario
+from evaluator.scenario.scenario import Budget, Demand, Deployment, Scenario, Workload
 from evaluator.scenario.sections import Base
 from evaluator.scenario.sessions import check_sessions
 from evaluator.scenario.sweep import check_axes
@@ -46,8 +46,9 @@ def load_scenario(source: str | Path | Mapping[str, Any], overrides: Sequence[st
     place = Place(file)
     if not isinstance(tree, Mapping):
         raise place.error(f"expected a scenario with the keys {', '.join(_TOP)}, got {shown(tree)}")
+    tree = _named_stages(tree, place)
     for override in overrides:
-        tree = _override(tree, override)
+        tree = _named_stages(_override(tree, override), place)
     path = None if isinstance(source, Mapping) else Path(source)
     scenario = _read(tree, place, path, overrides)
     if written is None or overrides:
@@ -83,6 +84,7 @@ _TOP: Table = {
     "name": Field(file_name, ""),
     "workload": Field(Reader(lambda value, place: value, {})),
     "deployment": Field(Reader(lambda value, place: value, {})),
+    "pipeline": Field(pipeline_reader, {}),
     "slo": Field(read_slo, ()),
     "sweep": Field(Reader(lambda value, place: None, {}), None),  # read on its own
     "budget": Field(budget_reader, Budget()),
@@ -95,13 +97,16 @@ def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: S
     axes = raw_axes(tree.get("sweep"), place.key("sweep"), folder)
     where = raw_conditions(tree.get("sweep"), place.key("sweep"))
     _refuse_hidden(axes, overrides)
-    top = read_section(_filled(tree, axes, place), _TOP, place, LATER_TOP)
+    top = read_section(_filled(tree, axes, place), _TOP, place)
     _check_bounds(tree.get("slo"), place.key("slo"))
     at = place.key("workload")
     workload = finish(read_section(top["workload"], workload_table(folder), at), at)
     check_cached(workload, at)
     check_sessions(workload, at)
     deployment = deployment_reader(top["deployment"], place.key("deployment"))
+    if top["pipeline"]:
+        deployment = replace(deployment, pipeline=top["pipeline"])
+    _check_pipeline(workload, deployment, axes, place)
     base = Base(workload, deployment, top["slo"], folder, place)
     given = {key for key, value in (tree.get("workload") or {}).items() if value is not None}
     sweep = check_axes(axes, base, given)
@@ -119,6 +124,22 @@ def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: S
     )
     kept_rows(scenario)  # its errors belong here
     return scenario
+
+
+def _check_pipeline(workload: Workload, deployment: Deployment, axes: Sequence[RawAxis], place: Place) -> None:
+    """Refuses stages that name what is not there; where a sweep may bring it, the plan finds out point by point."""
+    problem = pipeline_problem(workload, deployment)
+    swept = ("pipeline", "deployment.pools", "workload.pipelines")
+    if problem is not None and not any(path.startswith(swept) for axis in axes for path in axis.keys):
+        key, reason = problem
+        raise place.key(key).error(reason)
+
+
+def _named_stages(tree: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+    """The tree with stages by their names, so that keys below them can be set."""
+    if not isinstance(tree.get("pipeline"), list | tuple):
+        return tree
+    return {**tree, "pipeline": by_name(tree["pipeline"], place.key("pipeline"))}
 
 
 def _check_bounds(slo: Any, place: Place) -> None:

@@ -15,7 +15,7 @@ from evaluator.scenario.tables import Section, Variant
 from evaluator.scenario.tree import split_path
 from evaluator.scenario.workload_keys import workload_table
 
-SECTIONS = ("workload", "deployment", "slo")
+SECTIONS = ("workload", "deployment", "pipeline", "slo")
 _OBJECTIVE = re.compile(rf"({'|'.join(METRICS)})[._](mean|p[0-9]+(?:\.[0-9]+)?)")
 
 

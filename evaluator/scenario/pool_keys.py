@@ -22,10 +22,14 @@ from evaluator.scenario.fields import (
     quantity,
     shown,
 )
+from evaluator.scenario.pools import STAGE
 from evaluator.scenario.scenario import LinkFigures, Pool, Routers, Transfer
 from evaluator.scenario.tables import Named, Section, named, read_section, schema_of, section, section_schema
 
-ROLE = Field(choice("mixed", "prefill", "decode"), says="Which phases of a request the replicas compute.")
+ROLE = Field(
+    choice("mixed", "prefill", "decode", STAGE),
+    says="Which phases of a request the replicas compute; stage: none, they serve stages of the pipeline.",
+)
 WEIGHT = Field(
     number(above=0),
     None,
@@ -52,9 +56,10 @@ def _optional(table: Table) -> dict[str, Field]:
 
 
 def _check_roles(pools: Mapping[str, Pool], place: Place) -> None:
-    """Mixed pools, or a prefill side and a decode side."""
+    """Mixed pools, or a prefill side and a decode side; with any number of pools for stages."""
     if not pools:
         raise place.error("holds no pool: all are null; describe one such as {a: {role: mixed}}, or leave pools out")
+    pools = {name: pool for name, pool in pools.items() if pool.role != STAGE}
     having = {role: [name for name, pool in pools.items() if pool.role == role] for role in ROLE_NAMES}
     if having["mixed"] and len(having["mixed"]) < len(pools):
         others = [*having["prefill"], *having["decode"]]

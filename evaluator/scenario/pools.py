@@ -10,16 +10,39 @@ from evaluator.scenario.scenario import Batching, Deployment, KvCache, Pool, Rou
 
 PASSED = ("prefill", "mixed", "decode")
 """Roles in the order in which a request passes their pools."""
+STAGE = "stage"
+"""The role of a pool that computes no part of the answers, for stages of the pipeline."""
 SECTIONS = (Precision, Batching, KvCache)
 """What a pool may say key by key. A described device or model (``WhatIf``) is one value."""
 
 
 def pools_of(deployment: Deployment) -> tuple[tuple[str, Deployment], ...]:
-    """(name, pool) in the order in which a request passes them; a deployment without ``pools`` is one, ``engine``."""
-    if deployment.pools is None:
-        return (("engine", deployment),)
-    named = sorted(deployment.pools.items(), key=lambda one: PASSED.index(one[1].role))
+    """(name, pool) of those that give the answers, in the order in which a request passes them.
+
+    A deployment without ``pools``, or with pools for stages alone, is one, ``engine``.
+    """
+    given = {name: pool for name, pool in (deployment.pools or {}).items() if pool.role != STAGE}
+    if not given:
+        return (("engine", replace(deployment, pools=None) if deployment.pools else deployment),)
+    named = sorted(given.items(), key=lambda one: PASSED.index(one[1].role))
     return tuple((name, _pool(deployment, pool)) for name, pool in named)
+
+
+def stage_pools_of(deployment: Deployment) -> dict[str, Deployment]:
+    """The pools for stages, by name. Of what is said beside the pools only the hardware and the engine hold for them.
+
+    Their model is what their stages say.
+    """
+    bare = Deployment(
+        deployment.model,
+        deployment.hardware,
+        batching=Batching(policy=None, max_num_seqs=None),  # type: ignore[arg-type]
+        kv=KvCache(memory_fraction=None, block_tokens=None),  # type: ignore[arg-type]
+        role=STAGE,
+        engine=deployment.engine,
+    )
+    pools = (deployment.pools or {}).items()
+    return {name: _pool(bare, pool) for name, pool in pools if pool.role == STAGE}
 
 
 def _pool(deployment: Deployment, pool: Pool) -> Deployment:

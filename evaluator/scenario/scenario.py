@@ -42,7 +42,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class ModelShare:
-    """Of the requests those that ask for one model: ``share`` of all, relative to the shares of the other models.
+    """Of the requests those that ask for one model, or take one pipeline: ``share`` of all, relative to the others.
 
     ``lengths`` None: as those of the workload.
     """
@@ -121,6 +121,7 @@ class Workload:
     ``cooldown_requests``, behind which nobody comes, so that they are served while the design empties.
 
     ``models``: which models the requests ask for, by name; none where a trace says it, or where there is but one.
+    ``pipelines``: which of several ways through the stages they take, likewise (``Stage.only``).
     """
 
     arrivals: Arrivals
@@ -132,6 +133,7 @@ class Workload:
     sessions: Sessions = field(default_factory=Sessions)
     models: Mapping[str, ModelShare] = field(default_factory=dict)
     find_warmup: bool = True
+    pipelines: Mapping[str, ModelShare] = field(default_factory=dict)
     cooldown_requests: int = 0
 
     @property
@@ -192,7 +194,7 @@ class Pool:
     None: its replicas, so that every replica gets as many.
     """
 
-    role: str  # mixed | prefill | decode
+    role: str  # mixed | prefill | decode | stage
     weight: float | None
     model: str | WhatIf | None
     hardware: str | WhatIf | None
@@ -247,8 +249,33 @@ class Transfer:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A stage of the pipeline: ``kind`` is prefill, decode or a name of ``evaluator.stages``.
+
+    ``parameters`` are those of the kind, None for prefill and decode. ``pool`` is a pool with role stage; None: none is
+    described. ``only``: names of ``workload.pipelines``, whose requests alone pass it; empty: all do.
+    """
+
+    kind: str
+    parameters: Any = None
+    pool: str | None = None
+    only: tuple[str, ...] = ()
+
+    @property
+    def of_llm(self) -> bool:
+        """Whether the pools that give the answers are meant."""
+        return self.kind in LLM_STAGES
+
+
+LLM_STAGES = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
 class Deployment:
-    """One pool of identical replicas, or with ``pools`` what holds for each of them that says nothing else."""
+    """One pool of identical replicas, or with ``pools`` what holds for each of them that says nothing else.
+
+    ``pipeline`` are the stages by name, in their order; none means prefill and decode.
+    """
 
     model: str | WhatIf
     hardware: str | WhatIf
@@ -267,6 +294,7 @@ class Deployment:
     pools: Mapping[str, Pool] | None = None
     transfer: Transfer = field(default_factory=Transfer)
     engine: str = DEFAULT_ENGINE  # a name of ``catalog.engines``
+    pipeline: Mapping[str, Stage] = field(default_factory=dict, metadata=NO_KEY)  # a section of its own
 
 
 @dataclass(frozen=True)

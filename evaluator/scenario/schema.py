@@ -10,6 +10,7 @@ from evaluator.scenario.axes import SAMPLE
 from evaluator.scenario.fields import REQUIRED, Reader, Schema, file_name
 from evaluator.scenario.keys import deployment_reader, read_slo
 from evaluator.scenario.names import key_readers
+from evaluator.scenario.pipeline_keys import pipeline_reader
 from evaluator.scenario.question_keys import BUDGET, DEMAND
 from evaluator.scenario.tables import schema_of, section_schema
 from evaluator.scenario.workload_keys import workload_table
@@ -33,6 +34,10 @@ def scenario_schema() -> dict[str, Any]:
         "name": {"description": "Names the files of the results.", **schema_of(file_name)},
         "workload": {"description": "What is asked of the servers.", **section_schema(workload)},
         "deployment": {"description": "What serves it.", **schema_of(deployment_reader)},
+        "pipeline": {
+            "description": "The stages that a request passes; prefill and decode where absent.",
+            "anyOf": [schema_of(pipeline_reader), {"type": "null"}],
+        },
         "slo": {"description": "Objectives: bounds in seconds.", "anyOf": [schema_of(read_slo), {"type": "null"}]},
         "sweep": {"description": "The axes of the grid, which is their product.", **_sweep()},
         "budget": {"description": "What a design may take, for optimize.", **section_schema(BUDGET)},
@@ -73,7 +78,7 @@ def _sweep() -> Schema:
                 "anyOf": [{"type": ["string", "null"]}, conditions],
             },
         },
-        "patternProperties": {r"^(workload|deployment|slo)(\.|$)": _axis(None)},
+        "patternProperties": {r"^(workload|deployment|pipeline|slo)(\.|$)": _axis(None)},
         "additionalProperties": {"anyOf": [*(_only(form) for form in designs), {"type": "null"}]},
         "propertyNames": {"not": {"const": "workload.seeds"}},
     }

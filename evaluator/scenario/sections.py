@@ -15,9 +15,10 @@ from typing import Any
 from evaluator.scenario.changes import apply
 from evaluator.scenario.fields import Place, Reader
 from evaluator.scenario.keys import deployment_reader, read_slo
-from evaluator.scenario.scenario import Deployment, Objective, Workload
+from evaluator.scenario.pipeline_keys import pipeline_reader
+from evaluator.scenario.scenario import Deployment, Objective, Stage, Workload
 from evaluator.scenario.tables import Named, Section, read_key, section, unknown_key
-from evaluator.scenario.tree import get, put, section_tree, slo_tree, split_path
+from evaluator.scenario.tree import field_tree, get, put, section_tree, slo_tree, split_path
 from evaluator.scenario.workload import finish
 from evaluator.scenario.workload_keys import workload_table
 
@@ -40,15 +41,21 @@ class Base:
         return {
             "workload": section_tree(self.workload),
             "deployment": section_tree(self.deployment),
+            "pipeline": field_tree(self.pipeline),
             "slo": slo_tree(self.slo),
         }
 
+    @property
+    def pipeline(self) -> Mapping[str, Stage]:
+        """The stages by their names, which are a section beside the deployment."""
+        return self.deployment.pipeline
+
     @cached_property
-    def sections(self) -> dict[str, Section]:
-        """The two sections that have keys."""
+    def sections(self) -> dict[str, Section | Named]:
+        """The sections that have keys."""
         where = self.place.key("workload")
         workload = section(workload_table(self.folder), lambda **values: finish(values, where))
-        return {"workload": workload, "deployment": deployment_reader}
+        return {"workload": workload, "deployment": deployment_reader, "pipeline": pipeline_reader}
 
     @cached_property
     def _known(self) -> dict[str, FieldPath]:

@@ -39,6 +39,10 @@ def _check_turns(workload: Workload, place: Place) -> None:
         raise place.error(
             "several turns with workload.models are not there: all turns are of one model; leave out models"
         )
+    if workload.pipelines:
+        raise place.error(
+            "several turns with workload.pipelines are not there: all turns take one pipeline; leave out pipelines"
+        )
     if workload.arrivals.process == "closed_loop":
         raise place.error(
             "users of a closed loop do not think between requests; use arrivals all_at_once, or a process with a rate"

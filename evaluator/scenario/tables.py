@@ -51,7 +51,7 @@ class Section(Reader):
 class Named(Reader):
     """A mapping from names of the user's own to sections of one kind (pools). A name with null is as good as absent."""
 
-    entry: Section
+    entry: Reader
     check: Check | None = None
 
     def rebuilt(self, base: Mapping[str, Any], parts: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
@@ -91,7 +91,7 @@ def section(table: Table, build: Callable[..., Any], later: Iterable[str] = (), 
     return Section(read, lambda: section_schema(table), table, build, check, later)
 
 
-def named(entry: Section, check: Check | None = None) -> Named:
+def named(entry: Reader, check: Check | None = None) -> Named:
     """A mapping, not empty, from names that the user gives to sections that ``entry`` reads; a dict."""
 
     def read(value: Any, place: Place) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from evaluator.catalog.what_if import WhatIf
 from evaluator.routing import HeavyLight, PrefixAware
-from evaluator.scenario.scenario import Arrivals, Lengths, ModelShare, Objective
+from evaluator.scenario.scenario import Arrivals, Lengths, ModelShare, Objective, Stage
 
 Tree = Mapping[str, Any]
 MISSING: Any = object()
@@ -109,6 +109,9 @@ def field_tree(value: Any) -> Any:
     if isinstance(value, ModelShare):
         lengths = {} if value.lengths is None else {"lengths": field_tree(value.lengths)}
         return {"share": value.share, **lengths}
+    if isinstance(value, Stage):
+        own = {} if value.parameters is None else section_tree(value.parameters)
+        return {"stage": value.kind, **own, "pool": value.pool, "only": list(value.only) or None}
     if isinstance(value, HeavyLight | PrefixAware):
         return {value.router: section_tree(value)}
     if isinstance(value, tuple):

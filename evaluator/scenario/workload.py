@@ -25,8 +25,9 @@ def finish(values: Mapping[str, Any], place: Place) -> Workload:
     """
     arrivals: Arrivals = values["arrivals"]
     models: Mapping[str, ModelShare] = values["models"]
-    lengths = _lengths(values["lengths"], arrivals, models, place)
-    there = trace_requests(_traces(arrivals, [lengths, *(one.lengths for one in models.values() if one.lengths)]))
+    shares = [*models.values(), *values["pipelines"].values()]
+    lengths = _lengths(values["lengths"], arrivals, models or values["pipelines"], place)
+    there = trace_requests(_traces(arrivals, [lengths, *(one.lengths for one in shares if one.lengths)]))
     requests: int | None = values["requests"]
     if requests is None:
         requests = DEFAULT_REQUESTS if there is None else there
@@ -49,7 +50,7 @@ def finish(values: Mapping[str, Any], place: Place) -> Workload:
         raise place.key("cooldown_requests").error(
             f"must leave some of {requests} requests, of which {warmup} are cut at the start, got {cooldown}"
         )
-    rest = {key: values[key] for key in ("seeds", "cached_tokens", "sessions", "models", "find_warmup")}
+    rest = {key: values[key] for key in ("seeds", "cached_tokens", "sessions", "models", "pipelines", "find_warmup")}
     found = Workload(arrivals, lengths, requests, warmup, cooldown_requests=cooldown, **rest)
     if models and trace_models(found):
         raise place.key("models").error(
@@ -59,7 +60,7 @@ def finish(values: Mapping[str, Any], place: Place) -> Workload:
 
 
 def _lengths(given: Lengths | None, arrivals: Arrivals, models: Mapping[str, ModelShare], place: Place) -> Lengths:
-    """The lengths of requests for models that have none of their own."""
+    """The lengths of requests for models (or of pipelines) that have none of their own."""
     if given is not None:
         return given
     if arrivals.process == "trace":
@@ -92,7 +93,8 @@ def check_cached(workload: Workload, place: Place) -> None:
             "system_tokens and cached_tokens exclude each other: a system prompt is cached where the deployment has "
             "kv.prefix_caching; leave out the one or the other"
         )
-    several = [workload.lengths, *(one.lengths for one in workload.models.values() if one.lengths is not None)]
+    shares = [*workload.models.values(), *workload.pipelines.values()]
+    several = [workload.lengths, *(one.lengths for one in shares if one.lengths is not None)]
     fixed = [lengths.parameters["prompt_tokens"] for lengths in several if "prompt_tokens" in lengths.parameters]
     prompt = min(fixed, default=None)
     if prompt is not None and workload.cached_tokens >= prompt:

@@ -180,16 +180,26 @@ formula = variant("source", LENGTHS, _formula, _SOURCE)
 
 def models_reader(folder: Path) -> Reader:
     """Reads {MODEL: 0.7, MODEL: {share: 0.3, lengths: {...}}}: which models the requests ask for."""
+    return _shares_reader(folder, "model", "llama-3.1-8b", known(_load_model, _model_names))
+
+
+def pipelines_reader(folder: Path) -> Reader:
+    """Reads {NAME: 0.7, NAME: {share: 0.3, lengths: {...}}}: which way through the pipeline the requests take."""
+    return _shares_reader(folder, "pipeline", "rag", text)
+
+
+def _shares_reader(folder: Path, kind: str, example: str, name: Reader) -> Reader:
     share = number(above=0)
     table: Table = {
-        "share": Field(share, says="Of all requests, relative to the shares of the other models."),
-        "lengths": Field(lengths_reader(folder), None, "Of this model's requests; as those of the workload if absent."),
+        "share": Field(share, says=f"Of all requests, relative to the shares of the other {kind}s."),
+        "lengths": Field(
+            lengths_reader(folder), None, f"Of this {kind}'s requests; as those of the workload if absent."
+        ),
     }
-    name = known(_load_model, _model_names)
 
     def read(value: Any, place: Place) -> dict[str, ModelShare]:
         if not isinstance(value, Mapping) or not value:
-            raise place.error(f"expected shares by model such as {{llama-3.1-8b: 0.7}}, got {shown(value)}")
+            raise place.error(f"expected shares by {kind} such as {{{example}: 0.7}}, got {shown(value)}")
         found = {}
         for key, entry in value.items():
             at = place.key(key)
@@ -283,5 +293,11 @@ def workload_table(folder: Path) -> Table:
             models_reader(folder),
             {},
             "Which models the requests ask for: {MODEL: SHARE} or {MODEL: {share: SHARE, lengths: {...}}}.",
+        ),
+        "pipelines": Field(
+            pipelines_reader(folder),
+            {},
+            "Which ways through the pipeline the requests take: {NAME: SHARE} or {NAME: {share: SHARE, lengths: "
+            "{...}}}; stages say with only whom they serve.",
         ),
     }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from evaluator.metrics import Outcomes
     from evaluator.plan import Group, Member, Plan
+    from evaluator.plan.pipeline import Walked
     from evaluator.simulation.sides import Serve
     from evaluator.simulation.tokens import Observe
     from evaluator.stations.contract import Station
@@ -38,7 +39,8 @@ def simulate_chunk(plan: Plan, group: Group, members: list[Member], observe: Obs
 
 
 def stations_of(plan: Plan, group: Group, members: list[Member], observe: Observe | None = None) -> list[Station]:
-    """The sides of members of a group as stations, in the order in which a request passes them, and their links."""
+    """What a request passes in members of a group, in this order: stages before the LLM, its sides with their links,
+    stages behind it."""
     from evaluator.simulation.sides import chosen_replicas, serve_side
     from evaluator.stations.contract import Station
     from evaluator.stations.link import link
@@ -46,9 +48,16 @@ def stations_of(plan: Plan, group: Group, members: list[Member], observe: Observ
     def sends(at: tuple[int, int], jobs: Jobs) -> np.ndarray | None:
         return chosen_replicas(members[at[0]], plan.seeds[at[1]], 1, jobs)
 
+    walks: list[list[Walked]] = []
     found: list[Station] = []
+    if members[0].pipeline is not None:
+        from evaluator.simulation.stages import stage_stations
+
+        walks = [plan.walked(member) for member in members]
+        around = partial(stage_stations, members, walks, pool=partial(_pool, plan, group, members, observe=observe))
+        found += around(before=True)
     for side in members[0].sides:
-        pools = [_pool(plan, group, members, number, observe) for number in side.stations]
+        pools = [_pool(plan, group, members, number, observe=observe) for number in side.stations]
         told = any(member.sides[side.number].replicas is not None for member in members)
         serve = partial(serve_side, members, plan.seeds, side.number, pools) if told else pools[0]
         prefill = side.role.first_token_only and len(members[0].sides) > 1
@@ -58,10 +67,10 @@ def stations_of(plan: Plan, group: Group, members: list[Member], observe: Observ
         there = next((one for one in links if one is not None), None)
         if side.number == 0 and there is not None:
             found.append(link(there.name, links))
-    return found
+    return [*found, *around(before=False)] if walks else found
 
 
-def _pool(plan: Plan, group: Group, members: list[Member], number: int, observe: Observe | None) -> Serve:
+def _pool(plan: Plan, group: Group, members: list[Member], number: int, *, observe: Observe | None) -> Serve:
     """What serves the jobs of a chunk at the pool of this number."""
     from evaluator.plan.engines import REQUEST, TOKEN
 

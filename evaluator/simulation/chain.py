@@ -120,7 +120,7 @@ def journey_of(legs: Sequence[Leg]) -> Journey:
         replica=replica,
         prompt_tokens=_tokens(start, "prompt_tokens"),
         output_tokens=_tokens(first, "output_tokens"),
-        cached_tokens=_cached_tokens(start),
+        cached_tokens=_cached_tokens(start, first),
         model=_tokens(start, "model") if _several_models(start) else None,
         measured=_measured(start),
         uses=tuple(use for leg in legs for use in leg.uses),
@@ -160,9 +160,9 @@ def _several_models(leg: Leg) -> bool:
     return any(demand.model.any() for demand in {id(one.demand): one.demand for _, one in each(leg.jobs)}.values())
 
 
-def _cached_tokens(leg: Leg) -> np.ndarray:
+def _cached_tokens(start: Leg, leg: Leg) -> np.ndarray:
     """Prompt tokens that were not computed: those known before the run, and those found in a prefix cache."""
-    found, hits = _tokens(leg, "cached_tokens"), leg.departures.hit_tokens
+    found, hits = _tokens(start, "cached_tokens"), leg.departures.hit_tokens
     if hits is not None:
         for at, one in each(leg.jobs):
             found[at][one.id] += hits[at][: len(one)]
@@ -201,10 +201,13 @@ def _behind(found: Journey, leg: Leg) -> Journey:
     for at, one in each(leg.jobs):
         left_s = leg.departures.last_token_s[at][: len(one)]
         seen_s = first_token_s[at][one.id] + (left_s - one.ready_s) if leg.station.streams else left_s
+        if leg.departures.visited is not None:
+            seen_s = np.where(leg.departures.visited[at][: len(one)], seen_s, first_token_s[at][one.id])
         first_token_s[at][one.id], last_token_s[at][one.id] = seen_s, left_s
     gaps = found.itl
     if gaps is not None and not leg.station.streams:
-        gaps = [[_at_once(one) for one in seeds] for seeds in gaps]
+        some = leg.departures.visited is not None  # of pooled gaps nobody knows whose they are
+        gaps = None if some else [[_at_once(one) for one in seeds] for seeds in gaps]
     return replace(found, first_token_s=first_token_s, last_token_s=last_token_s, itl=gaps)
 
 

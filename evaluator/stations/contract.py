@@ -49,6 +49,7 @@ class Departures:
     last_token_s: np.ndarray  # the departure
     replica: np.ndarray  # int32: which replica served it
     hit_tokens: np.ndarray | None = None  # int64: prompt tokens found in a prefix cache; None: there is none
+    visited: np.ndarray | None = None  # bool: False for jobs that only passed by; None: all were served
 
     @staticmethod
     def empty(jobs: ChunkJobs) -> Departures:
@@ -69,6 +70,7 @@ class Station:
     says what such a station does to an answer: it passes on every token as it comes, later by what it takes (a delay),
     or it holds the answer until it is whole (a queue). ``sends`` says of jobs that leave a prefill side, known by their
     configuration and seed, which replica of the decode side serves them, where that is chosen before they get there.
+    ``stage``: the stage of the pipeline of which this is a step.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Station:
     role: Role | None = None
     streams: bool = False
     sends: Callable[[tuple[int, int], Jobs], np.ndarray | None] | None = None
+    stage: str | None = None
 
 
 def use_without_devices(name: str, jobs: ChunkJobs, servers: np.ndarray, busy_s: np.ndarray) -> Use:

@@ -24,7 +24,7 @@ Times = Callable[[int, Jobs], np.ndarray | float]
 
 def delay(name: str, times: Times) -> Station:
     """The station. Tokens that pass it after the last engine are all later by the same time."""
-    return Station(name, lambda jobs: _serve(name, jobs, times), streams=True)
+    return Station(name, lambda jobs: serve_delayed(name, jobs, times_of(jobs, times)), streams=True)
 
 
 def times_of(jobs: ChunkJobs, times: Times) -> np.ndarray:
@@ -35,8 +35,9 @@ def times_of(jobs: ChunkJobs, times: Times) -> np.ndarray:
     return found
 
 
-def _serve(name: str, jobs: ChunkJobs, times: Times) -> tuple[Departures, Use]:
-    ready_s, took_s = ready_times(jobs), times_of(jobs, times)
+def serve_delayed(name: str, jobs: ChunkJobs, took_s: np.ndarray) -> tuple[Departures, Use]:
+    """Serve the jobs of a chunk; ``took_s`` as of ``times_of``."""
+    ready_s = ready_times(jobs)
     left_s = ready_s + took_s
     departures = Departures(ready_s, ready_s, left_s, left_s, np.zeros(ready_s.shape, dtype=np.int32))
     return departures, use_without_devices(name, jobs, np.ones(len(jobs)), took_s.sum(axis=-1))

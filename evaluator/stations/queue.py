@@ -15,12 +15,17 @@ def queue(name: str, times: Times, servers: Callable[[int], int] = lambda config
 
     Jobs of one time are served in the order of their ids.
     """
-    return Station(name, lambda jobs: _serve(name, jobs, times, servers))
+
+    def serve(jobs: ChunkJobs) -> tuple[Departures, Use]:
+        count = np.array([servers(config) for config in range(len(jobs))], dtype=np.int64)
+        return serve_in_turn(name, jobs, times_of(jobs, times), count)
+
+    return Station(name, serve)
 
 
-def _serve(name: str, jobs: ChunkJobs, times: Times, servers: Callable[[int], int]) -> tuple[Departures, Use]:
-    count = np.array([servers(config) for config in range(len(jobs))], dtype=np.int64)
-    ready_s, service_s = ready_times(jobs, rest=np.inf), times_of(jobs, times)
+def serve_in_turn(name: str, jobs: ChunkJobs, service_s: np.ndarray, count: np.ndarray) -> tuple[Departures, Use]:
+    """Serve the jobs of a chunk; ``service_s`` as of ``times_of``, ``count`` (config,) are the servers."""
+    ready_s = ready_times(jobs, rest=np.inf)
     order = np.empty(ready_s.shape, dtype=np.int64)
     order[...] = np.arange(ready_s.shape[-1])
     for at, one in each(jobs):

@@ -162,6 +162,11 @@ class Jobs:
             return slice(0, len(self))
         return np.lexsort((self.id, self.ready_s))
 
+    def some(self, positions: NDArray[np.int64]) -> Jobs:
+        """Those at these positions."""
+        own = self.id[positions], self.ready_s[positions], self.demand[positions], self.measured[positions]
+        return Jobs(*own, sharing=self.sharing)
+
     def at(self, ready_s: NDArray[np.float64]) -> Jobs:
         """The same jobs at the next station, where they come at ``ready_s`` (job,)."""
         return replace(self, ready_s=ready_s)

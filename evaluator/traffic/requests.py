@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.scenario.scenario import Deployment, Workload
+from evaluator.scenario.scenario import Deployment, ModelShare, Workload
 from evaluator.scenario.sessions import known_content
 from evaluator.scenario.trace import LENGTHS, read_trace
 from evaluator.traffic.arrivals import stream
@@ -15,6 +16,7 @@ from evaluator.traffic.lengths import request_lengths
 from evaluator.traffic.sessions import Turns
 
 _MODELS = 2  # the random stream of the models
+_PIPELINES = 9  # that of the pipelines
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +27,7 @@ class Tokens:
     output_tokens: NDArray[np.int64]
     cached_tokens: NDArray[np.int64]  # leading prompt tokens whose KV is there; always less than the prompt
     model: NDArray[np.int64]  # which one it asks for: its number among those of the workload, 0 where it names none
+    pipeline: NDArray[np.int64]  # which one it takes, likewise
 
 
 def request_tokens(workload: Workload, seed: int, count: int) -> Tokens:
@@ -35,13 +38,14 @@ def request_tokens(workload: Workload, seed: int, count: int) -> Tokens:
     has the column says them itself. A system prompt comes before the prompt of the drawn length and counts as prompt.
     """
     prompt, output = request_lengths(workload.lengths, seed, count)
-    model = request_models(workload, seed, count)
-    for number, share in enumerate(workload.models.values()):
-        if share.lengths is not None:
-            own = request_lengths(share.lengths, seed, count)
-            prompt, output = (np.where(model == number, *pair) for pair in zip(own, (prompt, output), strict=True))
+    model, pipeline = request_models(workload, seed, count), request_pipelines(workload, seed, count)
+    for which, shares in ((model, workload.models), (pipeline, workload.pipelines)):
+        for number, share in enumerate(shares.values()):
+            if share.lengths is not None:
+                own = request_lengths(share.lengths, seed, count)
+                prompt, output = (np.where(which == number, *pair) for pair in zip(own, (prompt, output), strict=True))
     cached = _cached(workload, prompt)
-    return Tokens(prompt + workload.sessions.system_tokens, output, cached, model)
+    return Tokens(prompt + workload.sessions.system_tokens, output, cached, model, pipeline)
 
 
 def request_models(workload: Workload, seed: int, count: int) -> NDArray[np.int64]:
@@ -50,14 +54,24 @@ def request_models(workload: Workload, seed: int, count: int) -> NDArray[np.int6
     They are drawn by their shares from a stream of their own, so that arrivals and lengths stay what they are.
     """
     if workload.models:
-        shares = np.cumsum([share.share for share in workload.models.values()])
-        drawn = stream(seed, _MODELS).random(count) * shares[-1]
-        return np.minimum(np.searchsorted(shares, drawn, side="right"), len(shares) - 1).astype(np.int64)
+        return _drawn(workload.models, stream(seed, _MODELS).random(count))
     if workload.lengths.source == "trace" and workload.lengths.file is not None:
         model = read_trace(workload.lengths.file, LENGTHS).model
         if model is not None:
             return model[:count]
     return np.zeros(count, dtype=np.int64)
+
+
+def request_pipelines(workload: Workload, seed: int, count: int) -> NDArray[np.int64]:
+    """The number of the pipeline that each of the first ``count`` requests takes, (request,), drawn likewise."""
+    if workload.pipelines:
+        return _drawn(workload.pipelines, stream(seed, _PIPELINES).random(count))
+    return np.zeros(count, dtype=np.int64)
+
+
+def _drawn(shares: Mapping[str, ModelShare], numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+    ends = np.cumsum([share.share for share in shares.values()])
+    return np.minimum(np.searchsorted(ends, numbers * ends[-1], side="right"), len(ends) - 1).astype(np.int64)
 
 
 def turn_tokens(workload: Workload, seed: int, turns: Turns) -> Tokens:
@@ -69,7 +83,8 @@ def turn_tokens(workload: Workload, seed: int, turns: Turns) -> Tokens:
     said = np.cumsum(new + output)
     before = said[turns.place] - (said - new - output)[turns.first] - output[turns.place]
     prompt = workload.sessions.system_tokens + before
-    return Tokens(prompt, output[turns.place], np.zeros_like(prompt), np.zeros_like(prompt))
+    none = np.zeros_like(prompt)
+    return Tokens(prompt, output[turns.place], none, none, none)
 
 
 def shared_tokens(workload: Workload, deployment: Deployment) -> int:

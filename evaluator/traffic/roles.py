@@ -21,7 +21,12 @@ class Role:
 
 ROLES = {
     role.name: role
-    for role in (Role("mixed"), Role("prefill", first_token_only=True), Role("decode", prompt_resident=True))
+    for role in (
+        Role("mixed"),
+        Role("prefill", first_token_only=True),
+        Role("decode", prompt_resident=True),
+        Role("stage", first_token_only=True),  # passes of a model for a stage: their token is for nobody
+    )
 }
 
 

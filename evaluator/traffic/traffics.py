@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import lru_cache
-from typing import cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from evaluator.scenario import Arrivals, Workload
 from evaluator.traffic.arrivals import arrival_times, at_rate
 from evaluator.traffic.jobs import Demand, Jobs
-from evaluator.traffic.requests import request_tokens, turn_tokens
+from evaluator.traffic.requests import Tokens, request_tokens, turn_tokens
 from evaluator.traffic.roles import Role
 from evaluator.traffic.sessions import Turns, turns_of
 from evaluator.traffic.sharing import Sharing, sharing_of
+
+
+class Pipeline(Hashable, Protocol):
+    """What the stages before an LLM make of requests (``plan.pipeline``)."""
+
+    def walk(self, tokens: Tokens, seed: int) -> Any:
+        """What they do; ``tokens`` of it are the requests as they come to the LLM."""
 
 
 class Traffics:
@@ -32,14 +39,18 @@ class Traffics:
         self._at_rate = lru_cache(maxsize=4096)(self._build_at_rate)
         self._turns = lru_cache(maxsize=256)(self._build_turns)
         self._sharing = lru_cache(maxsize=256)(self._build_sharing)
+        self._walked = lru_cache(maxsize=1024)(self._build_walked)
         self._first_rate: dict[int, Arrivals] = {}  # of arrivals at another rate, those that they were made of
         self._identity = lru_cache(maxsize=64)(np.arange)
         self._measured = lru_cache(maxsize=64)(_measured)
 
-    def jobs(self, workload: Workload, seed: int, role: Role, shared_tokens: int = 0) -> Jobs:
+    def jobs(
+        self, workload: Workload, seed: int, role: Role, shared_tokens: int = 0, pipeline: Pipeline | None = None
+    ) -> Jobs:
         """All requests of ``workload`` under ``seed`` as they come to the first pool, which has this role.
 
-        ``shared_tokens`` of every prompt are kept there for all of them (``requests.shared_tokens``).
+        ``shared_tokens`` of every prompt are kept there for all of them (``requests.shared_tokens``). With stages
+        before that pool the requests are such as these make them, and come to the first of them.
         """
         count = workload.requests
         turns = self.turns(workload, seed)
@@ -48,7 +59,7 @@ class Traffics:
             self._arrivals(self._key(workload.arrivals), seed, count)
             if turns is None
             else turns.sent_under(workload.arrivals, workload.sessions, seed),
-            self.demand(workload, seed, role, shared_tokens),
+            self.demand(workload, seed, role, shared_tokens, pipeline),
             self._measured(count, workload.ends),
             sharing=self._sharing(self._traffic(workload), seed),
         )
@@ -63,13 +74,20 @@ class Traffics:
         first = self._first_rate.get(id(arrivals), arrivals) if sessions.continued else None
         which = None if first is None else self._key(first)
         lengths, models = self._key(workload.lengths), self._key(workload.models)
-        sizes = (lengths, models, workload.requests, workload.cached_tokens, sessions, which)
+        pipelines = self._key(workload.pipelines) if workload.pipelines else 0
+        sizes = (lengths, models, pipelines, workload.requests, workload.cached_tokens, sessions, which)
         self._alive[sizes] = workload if first is None else replace(workload, arrivals=first)
         return sizes
 
-    def demand(self, workload: Workload, seed: int, role: Role, shared_tokens: int = 0) -> Demand:
+    def demand(
+        self, workload: Workload, seed: int, role: Role, shared_tokens: int = 0, pipeline: Pipeline | None = None
+    ) -> Demand:
         """What they ask of that pool, whenever they come."""
-        return self._demand(self._traffic(workload), seed, role, shared_tokens)
+        return self._demand(self._traffic(workload), seed, role, shared_tokens, pipeline)
+
+    def walked(self, workload: Workload, seed: int, pipeline: Pipeline) -> Any:
+        """What the stages do with the requests (``Pipeline.walk``), which does not depend on when they come."""
+        return self._walked(self._traffic(workload), seed, pipeline)
 
     def at_rate(self, workload: Workload, rate_rps: float) -> Workload:
         """The workload at another rate of arrivals: the same lengths and the same unit gaps. One object for each rate.
@@ -91,13 +109,21 @@ class Traffics:
     def _build_arrivals(self, arrivals: int, seed: int, count: int) -> np.ndarray:
         return arrival_times(cast(Arrivals, self._alive[arrivals]), seed, count)
 
-    def _build_demand(self, sizes: Hashable, seed: int, role: Role, shared_tokens: int) -> Demand:
+    def _build_demand(
+        self, sizes: Hashable, seed: int, role: Role, shared_tokens: int, pipeline: Pipeline | None
+    ) -> Demand:
+        tokens = self._tokens(sizes, seed) if pipeline is None else self._walked(sizes, seed, pipeline).tokens
+        return Demand.of(tokens, role, shared_tokens)
+
+    def _build_walked(self, sizes: Hashable, seed: int, pipeline: Pipeline) -> Any:
+        return pipeline.walk(self._tokens(sizes, seed), seed)
+
+    def _tokens(self, sizes: Hashable, seed: int) -> Tokens:
         workload = cast(Workload, self._alive[sizes])
         turns = self.turns(workload, seed)
-        tokens = (
-            request_tokens(workload, seed, workload.requests) if turns is None else turn_tokens(workload, seed, turns)
-        )
-        return Demand.of(tokens, role, shared_tokens)
+        if turns is None:
+            return request_tokens(workload, seed, workload.requests)
+        return turn_tokens(workload, seed, turns)
 
     def _build_turns(self, traffic: Hashable, seed: int) -> Turns:
         workload = cast(Workload, self._alive[traffic])

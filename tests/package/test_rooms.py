@@ -25,6 +25,7 @@ ORDER = (
     # Formulas on results; they know no scenario, and give the others their names of variables and states
     ("metrics",),
     # From what the user asks to what has to be run
+    ("stages",),
     ("scenario",),
     ("traffic",),
     ("replica",),
@@ -51,6 +52,8 @@ ORDER = (
 )
 
 EXCEPTIONS = {
+    ("stages/keys.py", "evaluator.scenario.fields"): "reads the keys of stages with the readers of all keys",
+    ("stages/keys.py", "evaluator.scenario.tables"): "reads the keys of stages with the readers of all keys",
     ("execution/workers.py", "evaluator"): "finds the package's folder for the processes that it starts",
 }
 

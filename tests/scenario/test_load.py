@@ -212,7 +212,7 @@ BAD = {
     "swap unit": ("deployment.kv.swap_bandwidth=25GB", r"kv\.swap_bandwidth: .*25GB"),
     "watermark": ("deployment.kv.watermark=0.9", r"kv\.watermark: must be at most 0\.5, got 0\.9"),
     "no pools": ("deployment.pools={}", r"deployment\.pools: expected sections by name, got \{\}"),
-    "pipeline": ("pipeline=[]", r"pipeline: pipeline is not implemented yet"),
+    "pipeline": ("pipeline=[]", r"pipeline: holds no stage; leave it out for \[prefill, decode\]"),
     "packing": ("deployment.batching.packing=lifo", r"batching\.packing: 'lifo' is not one of fcfs, least_work_left"),
     "threshold": (
         "deployment.batching.long_prefill_token_threshold=-1",

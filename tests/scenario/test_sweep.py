@@ -143,7 +143,7 @@ BAD = {
     "unknown section": (
         {"deploymnet.replicas": [1]},
         r"sweep\.deploymnet\.replicas: an axis is a key path below "
-        r"workload, deployment, slo \(did you mean deployment\?\)",
+        r"workload, deployment, pipeline, slo \(did you mean deployment\?\)",
     ),
     "unknown key below": (
         {"deployment.batching.polcy": ["static"]},

@@ -19,7 +19,7 @@ def jobs(ready_s: Sequence[float] | np.ndarray, output: int = 5, warmup: int = 0
     """Jobs with ids in the order given, of 10 prompt tokens."""
     ready = np.asarray(ready_s, dtype=np.float64)
     prompt = np.full(len(ready), 10)
-    tokens = Tokens(prompt, np.full(len(ready), output), np.zeros_like(prompt), np.zeros_like(prompt))
+    tokens = Tokens(prompt, np.full(len(ready), output), *[np.zeros_like(prompt)] * 3)
     identity = np.arange(len(ready))
     return Jobs(identity, ready, Demand.of(tokens, ROLES["mixed"]), identity >= warmup)
 

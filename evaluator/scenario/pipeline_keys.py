@@ -1,0 +1,135 @@
+"""The section ``pipeline``: the stages of a request's way, by name, in their order.
+
+It may be written as a list; stages are then named after their kinds (``tool``, ``tool_2``). Every stage has the keys of
+its kind (``evaluator.stages``) and those that are read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from evaluator.scenario.fields import Field, Place, Reader, Schema, Table, listed, many, shown, text
+from evaluator.scenario.pools import stage_pools_of
+from evaluator.scenario.scenario import LLM_STAGES, Deployment, Stage, Workload
+from evaluator.scenario.tables import named, schema_of, variant
+
+SAYS = "What the stage is."
+COMMON: Table = {
+    "pool": Field(text, None, "A pool of deployment.pools with role stage, on whose devices it runs."),
+    "only": Field(many(text), (), "Of workload.pipelines those whose requests pass it; all where absent."),
+}
+
+
+@cache
+def _kinds() -> Any:
+    import evaluator.stages as stages  # reads its keys with the readers of this room, and so comes after it
+
+    return stages
+
+
+def _tables() -> dict[str, Table]:
+    """The keys by kind, as they are now: a kind of one's own may be registered at any time."""
+    own = {name: kind.table for name, kind in _kinds().KINDS.items()}
+    return {**{name: {} for name in LLM_STAGES}, **{name: {**table, **COMMON} for name, table in own.items()}}
+
+
+def _stage(name: str, values: dict[str, Any], place: Place) -> Stage:
+    if name in LLM_STAGES:
+        return Stage(name)
+    kind = _kinds().kind_of(name)
+    parameters = kind.parameters(**{key: values[key] for key in kind.table})
+    if kind.check is not None:
+        kind.check(parameters, place)
+    return Stage(name, parameters, **{key: values[key] for key in COMMON})
+
+
+def _read_stage(value: Any, place: Place) -> Stage:
+    written = {"stage": value} if isinstance(value, str) else value
+    return variant("stage", _tables(), _stage, SAYS)(written, place)
+
+
+def _stage_schema() -> Schema:
+    return {"anyOf": [{"enum": [*_tables()]}, schema_of(variant("stage", _tables(), _stage, SAYS))]}
+
+
+_by_name = named(Reader(_read_stage, _stage_schema), lambda found, place: _check_order(found, place))
+
+
+def _read(value: Any, place: Place) -> dict[str, Stage]:
+    return _by_name.read(by_name(value, place), place)
+
+
+def _schema() -> Schema:
+    below = schema_of(_by_name.entry)
+    return {"anyOf": [{"type": "array", "items": below, "minItems": 1}, schema_of(_by_name)]}
+
+
+pipeline_reader = type(_by_name)(_read, _schema, _by_name.entry, _by_name.check)
+"""Reads a pipeline, written as a list or by names."""
+
+
+def by_name(value: Any, place: Place) -> Any:
+    """A list of stages as a mapping from names to them; anything else as it is."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return value
+    if not value:
+        raise place.error("holds no stage; leave it out for [prefill, decode]")
+    found: dict[str, Any] = {}
+    for index, written in enumerate(value):
+        kind = written if isinstance(written, str) else written.get("stage") if isinstance(written, Mapping) else None
+        if not isinstance(kind, str):
+            raise place.item(index).error(
+                f"expected a stage such as {{stage: tool, seconds: 1s}}, got {shown(written)}"
+            )
+        number = 1 + sum(name == kind or name.startswith(f"{kind}_") for name in found)
+        found[kind if number == 1 else f"{kind}_{number}"] = written
+    return found
+
+
+def _check_order(stages: Mapping[str, Stage], place: Place) -> None:
+    """Prefill and decode are there, the one right before the other."""
+    kinds = [stage.kind for stage in stages.values()]
+    for kind in LLM_STAGES:
+        if kind not in kinds:
+            raise place.error(f"has no stage {kind}; a pipeline holds prefill and decode, as in [prefill, decode]")
+    for one, other in pairwise([*kinds, ""]):
+        if (one == "prefill") != (other == "decode"):
+            raise place.error(
+                f"{'decode' if one == 'prefill' else one or 'nothing'}: prefill and decode stand together, in this "
+                f"order; put other stages before prefill or behind decode"
+            )
+
+
+def pipeline_problem(workload: Workload, deployment: Deployment) -> tuple[str, str] | None:
+    """(key, what is wrong) where stages name pools or pipelines that are not there; None where all are."""
+    pools, pipelines = stage_pools_of(deployment), tuple(workload.pipelines)
+    for name, stage in deployment.pipeline.items():
+        if stage.pool is not None and stage.pool not in pools:
+            there = f"those with role stage are {listed(pools)}"
+            return (
+                f"pipeline.{name}.pool",
+                f"no pool {stage.pool} serves it; {there}. Add deployment.pools.{stage.pool}: "
+                "{role: stage, hardware: ...}",
+            )
+        missing = [one for one in stage.only if one not in pipelines]
+        if missing:
+            return (
+                f"pipeline.{name}.only",
+                f"no request takes the pipeline {missing[0]}; workload.pipelines has {listed(pipelines)}",
+            )
+    used = {stage.pool for stage in deployment.pipeline.values()}
+    for pool in pools:
+        if pool not in used and not _named_inside(deployment.pipeline.values(), pool):
+            return (
+                f"deployment.pools.{pool}",
+                "no stage of the pipeline runs on it; name it as the pool of one, or leave it out",
+            )
+    return None
+
+
+def _named_inside(stages: Any, pool: str) -> bool:
+    """Whether the parameters of a stage name the pool: a stage may have steps on several."""
+    return any(pool in vars(stage.parameters).values() for stage in stages if stage.parameters is not None)

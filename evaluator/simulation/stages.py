@@ -1,0 +1,251 @@
+"""The stages around the LLM as stations of the chain: a station for each of their steps.
+
+A step serves the requests whose pipeline passes its stage; the others pass it in no time. Where a step has several
+queues side by side, each is served as if it were a configuration of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from evaluator.metrics.use import Use
+from evaluator.plan import Member
+from evaluator.plan.pipeline import StagePlan, StepPlan, Walked
+from evaluator.simulation.sides import Serve
+from evaluator.stages import Delay, Pass, Served, Shipped
+from evaluator.stations.contract import ChunkJobs, Departures, Station, each, ready_times
+from evaluator.stations.delay import serve_delayed
+from evaluator.stations.queue import serve_in_turn
+from evaluator.traffic.jobs import Jobs
+
+At = tuple[int, int]
+Row = tuple[At, NDArray[np.int64]]
+"""A configuration and seed, and the positions of some of its jobs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stop:
+    """A step of a stage in the configurations of a chunk; ``walks`` [config][seed] say what it does there.
+
+    ``serve`` is the engine's pool of a step that computes a model.
+    """
+
+    members: Sequence[Member]
+    walks: Sequence[Sequence[Walked]]
+    place: int  # of the stage
+    number: int  # of the step
+    serve: Serve | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name in results."""
+        return self.planned(0).label
+
+    def planned(self, config: int) -> StepPlan:
+        """What the plan of a configuration says of it."""
+        pipeline = self.members[config].pipeline
+        assert pipeline is not None
+        return pipeline.stages[self.place].steps[self.number]
+
+    def step(self, at: At) -> Any:
+        """What it does in a configuration and seed."""
+        return self.walks[at[0]][at[1]].works[self.place].steps[self.number]
+
+    def visited(self, at: At) -> NDArray[np.bool_] | None:
+        """Which requests come here, (request,); None: all."""
+        return self.walks[at[0]][at[1]].visited[self.place]
+
+    def servers(self, config: int) -> int:
+        """As many as the step says, else as its pool has replicas."""
+        pipeline, pool = self.members[config].pipeline, self.planned(config).pool
+        assert pipeline is not None
+        own = self.step((config, 0)).servers
+        return int(own or (1 if pool is None else pipeline.pools[pool].replicas))
+
+    def factor(self, config: int, name: str) -> float:
+        """By how much a variant changes an input of the hardware."""
+        change = self.members[config].pipeline.change  # type: ignore[union-attr]
+        return change.factor if change is not None and change.input == name else 1.0
+
+
+def stage_stations(
+    members: Sequence[Member],
+    walks: Sequence[Sequence[Walked]],
+    before: bool,
+    pool: Callable[[int], Serve],
+) -> list[Station]:
+    """The stations before the LLM, or those behind it. ``pool`` gives the engine's pool of a number."""
+    pipeline = members[0].pipeline
+    found: list[Station] = []
+    for place, stage in enumerate(pipeline.stages if pipeline is not None else ()):
+        if stage.before == before:
+            found += [
+                _station(
+                    stage, Stop(members, walks, place, number, None if step.station is None else pool(step.station))
+                )
+                for number, step in enumerate(stage.steps)
+            ]
+    return found
+
+
+def _station(stage: StagePlan, stop: Stop) -> Station:
+    run = _RUN[stop.planned(0).kind]
+    return Station(stop.label, lambda jobs: _serve(stop, run, jobs), streams=stage.kind.streams, stage=stage.name)
+
+
+def _serve(stop: Stop, run: Run, jobs: ChunkJobs) -> tuple[Departures, Use]:
+    """Those who come here are served, queue by queue."""
+    rows = [_rows(stop, at, one) for at, one in each(jobs)]
+    queues = max(map(len, rows), default=1)
+    partial = any(len(row) != 1 or row[0] is not None for row in rows)
+    if not partial:
+        departures, use = run(stop, jobs, 1)
+        return departures, _on_pool(stop, use)
+    seeds = len(jobs[0])
+    own: list[list[Jobs]] = [[_none(one) for one in jobs[row // queues]] for row in range(len(jobs) * queues)]
+    for (at, one), row in zip(each(jobs), rows, strict=True):
+        for queue, positions in enumerate(row):
+            own[at[0] * queues + queue][at[1]] = one if positions is None else one.some(positions)
+    served, use = run(stop, own, queues)
+    ready_s = ready_times(jobs)
+    found = Departures(ready_s, ready_s.copy(), ready_s.copy(), ready_s.copy(), np.zeros(ready_s.shape, np.int32))
+    visited = np.zeros(ready_s.shape, dtype=bool)
+    for (at, one), row in zip(each(jobs), rows, strict=True):
+        for queue, given in enumerate(row):
+            positions = np.arange(len(one)) if given is None else given
+            source = at[0] * queues + queue, at[1]
+            for name in ("scheduled_s", "first_token_s", "last_token_s", "replica"):
+                getattr(found, name)[at][positions] = getattr(served, name)[source][: len(positions)]
+            visited[at][positions] = True
+    busy_s = use.busy_s.reshape(len(jobs), queues, seeds).sum(axis=1)
+    whole = {name: value[::queues] for name, value in vars(use).items() if isinstance(value, np.ndarray)}
+    use = replace(use, **{**whole, "busy_s": busy_s, "replicas": whole["replicas"] * queues})
+    return replace(found, visited=visited), _on_pool(stop, use)
+
+
+def _rows(stop: Stop, at: At, jobs: Jobs) -> list[NDArray[np.int64] | None]:
+    """The positions of the jobs in each queue; None: all of them."""
+    visited, queue = stop.visited(at), getattr(stop.step(at), "queue", None)
+    if visited is None and queue is None:
+        return [None]
+    there = np.ones(len(jobs), dtype=bool) if visited is None else visited[jobs.id]
+    if queue is None:
+        return [np.flatnonzero(there)]
+    numbers = np.asarray(queue)[jobs.id]
+    return [np.flatnonzero(there & (numbers == number)) for number in range(int(np.max(queue, initial=0)) + 1)]
+
+
+def _none(jobs: Jobs) -> Jobs:
+    return jobs.some(np.zeros(0, dtype=np.int64))
+
+
+# --- how each kind of step is served; ``queues`` rows of the jobs are of one configuration
+
+
+Run = Callable[[Stop, ChunkJobs, int], tuple[Departures, Use]]
+
+
+def _by_job(stop: Stop, jobs: ChunkJobs, queues: int, values: Callable[[Any], ArrayLike]) -> np.ndarray:
+    """A figure of the step, (config, seed, job)."""
+    found = np.zeros(ready_times(jobs).shape)
+    for (row, seed), one in each(jobs):
+        value = np.asarray(values(stop.step((row // queues, seed))), dtype=np.float64)
+        found[row, seed, : len(one)] = value if value.ndim == 0 else value[one.id]
+    return found
+
+
+def _delayed(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
+    return serve_delayed(stop.label, jobs, _by_job(stop, jobs, queues, lambda step: step.seconds))
+
+
+def _in_turn(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
+    count = np.array([stop.servers(row // queues) for row in range(len(jobs))], dtype=np.int64)
+    return serve_in_turn(stop.label, jobs, _by_job(stop, jobs, queues, lambda step: step.seconds), count)
+
+
+def _shipped(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
+    took_s = _by_job(stop, jobs, queues, lambda step: np.asarray(step.bytes) / step.bandwidth)
+    configs = range(len(jobs) // queues)
+    faster = np.repeat([stop.factor(config, "link_bandwidth") for config in configs], queues)
+    slower = [stop.step((config, 0)).latency_s * stop.factor(config, "link_latency") for config in configs]
+    shared = np.repeat([stop.step((config, 0)).shared for config in configs], queues)
+    took_s /= faster[:, None, None]
+    found, use = serve_in_turn(stop.label, jobs, took_s, np.ones(len(jobs), dtype=np.int64))
+    if not shared.all():
+        alone, _ = serve_delayed(stop.label, jobs, took_s)
+        found = _chosen(shared, found, alone)
+    left_s = found.last_token_s + np.repeat(slower, queues)[:, None, None]
+    return replace(found, first_token_s=left_s, last_token_s=left_s), use
+
+
+def _chosen(first: np.ndarray, one: Departures, other: Departures) -> Departures:
+    """The departures of ``one`` for the configurations where ``first`` (config,), else those of ``other``."""
+    names = ("scheduled_s", "first_token_s", "last_token_s")
+    return replace(
+        one, **{name: np.where(first[:, None, None], getattr(one, name), getattr(other, name)) for name in names}
+    )
+
+
+def _passed(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
+    """Through the engine's pool, in which a request is as many jobs as it has sequences."""
+    assert stop.serve is not None
+    asked = [[_passes(stop, (config, seed), one) for seed, one in enumerate(own)] for config, own in enumerate(jobs)]
+    served, *uses = stop.serve(asked)
+    found = Departures.empty(jobs)
+    for at, one in each(jobs):
+        shape = len(one), stop.step(at).sequences
+        of = {name: getattr(served, name)[at][: shape[0] * shape[1]].reshape(shape) for name in _SERVED}
+        last = of["last_token_s"].argmax(axis=1)[:, None] if len(one) else np.zeros((0, 1), dtype=np.int64)
+        left_s = np.take_along_axis(of["last_token_s"], last, axis=1)[:, 0]
+        found.ready_s[at][: len(one)] = one.ready_s
+        found.scheduled_s[at][: len(one)] = of["scheduled_s"].min(axis=1, initial=np.inf)
+        found.first_token_s[at][: len(one)] = found.last_token_s[at][: len(one)] = left_s
+        found.replica[at][: len(one)] = np.take_along_axis(of["replica"], last, axis=1)[:, 0]
+    return found, replace(uses[0], itl=None)
+
+
+_SERVED = ("scheduled_s", "last_token_s", "replica")
+
+
+def _passes(stop: Stop, at: At, jobs: Jobs) -> Jobs:
+    step: Pass = stop.step(at)
+    each_of = np.arange(step.sequences)
+    return Jobs(
+        (jobs.id[:, None] * step.sequences + each_of).ravel(),
+        np.repeat(jobs.ready_s, step.sequences),
+        stop.walks[at[0]][at[1]].asked(stop.place, stop.number, jobs.id),
+        np.repeat(jobs.measured, step.sequences),
+    )
+
+
+_RUN: Mapping[type, Run] = {Delay: _delayed, Served: _in_turn, Shipped: _shipped, Pass: _passed}
+
+
+# --- the devices of a pool
+
+
+def _on_pool(stop: Stop, use: Use) -> Use:
+    """With the devices of the pools on which the step runs; those of an engine's pool are there already."""
+    if stop.serve is not None or all(stop.planned(config).pool is None for config in range(len(stop.members))):
+        return use
+    figures: dict[str, list[float]] = {name: [] for name in _FIGURES}
+    for config, member in enumerate(stop.members):
+        name, pipeline = stop.planned(config).pool, member.pipeline
+        assert pipeline is not None and name is not None
+        pool, price = pipeline.pools[name], pipeline.price(name)
+        device = pool.hardware
+        row = (
+            float(pool.replicas * pool.devices), device.peak_flops.get("bf16", np.nan), device.memory_bandwidth,
+            device.power_w, device.idle_power_w, price,
+        )  # fmt: skip
+        for column, value in zip(figures.values(), row, strict=True):
+            column.append(np.nan if value is None else float(value))
+    return replace(use, **{name: np.array(column) for name, column in figures.items()})  # type: ignore[arg-type]
+
+
+_FIGURES = ("devices", "peak_flops", "peak_bandwidth", "power_w", "idle_power_w", "usd_per_hour")

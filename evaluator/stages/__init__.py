@@ -1,0 +1,93 @@
+"""The stages of a request's pipeline beside the LLM: one file each.
+
+The contract. A file holds the stage's parameters, a frozen dataclass whose fields say with ``key`` how the scenario
+writes them, and its latency function: from the parameters and a ``Visit`` (all requests of a configuration under one
+seed, the pool's hardware, the served model) to ``Work``, the steps that a request passes and what it is like behind
+them. Both go into one ``StageKind``, which is listed in ``KINDS`` below; a kind of one's own is registered from
+anywhere with ``register``:
+
+    @dataclass(frozen=True)
+    class Translate:
+        seconds_per_token: float = key(quantity("s", above=0), 2e-5, "Per token of the prompt.")
+
+    def work(translate: Translate, visit: Visit) -> Work:
+        return Work((Served(translate.seconds_per_token * visit.prompt_tokens),), adds_tokens=8)
+
+    register(StageKind("translate", Translate, work))
+
+What runs the steps is not the stage's business: ``Delay``, ``Served``, ``Batched``, ``Pass`` and ``Shipped`` are
+stations of the chain and of the reference alike. A step on a pool (``deployment.pools.NAME: {role: stage}``) uses the
+pool's devices, which are paid for and draw power; ``Pass`` needs one. Everything random is drawn from ``visit.rng()``
+for all requests, so that it depends on seed and request only. No stage reads a clock: what depends on times (queues) is
+in the steps.
+"""
+
+from evaluator.errors import InputError
+from evaluator.stages.keys import (
+    Place,
+    Reader,
+    choice,
+    count,
+    flag,
+    key,
+    known,
+    many,
+    number,
+    quantity,
+    section,
+    text,
+)
+from evaluator.stages.record import StageKind, StagePool, Visit, Work
+from evaluator.stages.steps import Batched, Delay, Pass, Served, Shipped, Step
+from evaluator.stages.tool import TOOL
+
+__all__ = [
+    "KINDS",
+    "Batched",
+    "Delay",
+    "Pass",
+    "Place",
+    "Reader",
+    "Served",
+    "Shipped",
+    "StageKind",
+    "StagePool",
+    "Step",
+    "Visit",
+    "Work",
+    "choice",
+    "count",
+    "flag",
+    "key",
+    "kind_of",
+    "known",
+    "many",
+    "number",
+    "quantity",
+    "register",
+    "section",
+    "text",
+]
+
+KINDS: dict[str, StageKind] = {each.name: each for each in (TOOL,)}
+
+OF_EVERY_STAGE = ("stage", "pool", "only")
+"""Keys that the pipeline itself reads, so that no kind can have them."""
+
+
+def register(kind: StageKind) -> None:
+    """Make a kind known to scenarios. ValueError for a name that is taken, or keys that every stage has."""
+    taken = {**KINDS, "prefill": None, "decode": None}
+    if kind.name in taken and taken[kind.name] is not kind:
+        raise ValueError(f"there is a stage {kind.name} already")
+    both = [name for name in kind.table if name in OF_EVERY_STAGE]
+    if both:
+        raise ValueError(f"stage {kind.name}: every stage has the key {both[0]}; give it another name")
+    KINDS[kind.name] = kind
+
+
+def kind_of(name: str) -> StageKind:
+    """The kind of this name. InputError if there is none."""
+    if name not in KINDS:
+        raise InputError(f"no stage {name!r}; the stages are prefill, decode, {', '.join(KINDS)}")
+    return KINDS[name]
