@@ -82,7 +82,7 @@ def sweep(
     whole, levels, found = _lengthened(scenario, engine, inputs, kept, progress)
     attrs = attributes_of(scenario) | engine_note(whole)
     found["config"] = whole.grid.numbers(found["config"])
-    dataset = to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs)
+    dataset = to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs, whole.stage_names)
     if target is not None and kept is not None:
         write(dataset, target)
         shutil.rmtree(kept.folder, ignore_errors=True)
@@ -187,7 +187,7 @@ def simulate(
     levels = levels_of(whole)
     values = summarise(outcomes, levels) | known_of(whole.members, outcomes.summed("devices"))
     values["config"] = grid.numbers(values["config"])
-    summary = to_dataset(values, levels, whole.grid.axes, attributes_of(scenario))
+    summary = to_dataset(values, levels, whole.grid.axes, attributes_of(scenario), stages=whole.stage_names)
     models = model_names(whole.members[0].workload)
     table = requests_table(outcomes, values["config"].tolist(), whole.seeds, models)
     if progress is not None:
@@ -278,7 +278,10 @@ def attributes_of(scenario: Scenario) -> dict[str, str]:
 def _trace_stamp(scenario: Scenario) -> str:
     """Size and time of the trace files: chunks of an edited trace must not be taken up again."""
     workload = scenario.workload
-    lengths = [workload.lengths, *(one.lengths for one in workload.models.values() if one.lengths is not None)]
+    lengths = [
+        workload.lengths,
+        *(one.lengths for one in (*workload.models.values(), *workload.pipelines.values()) if one.lengths),
+    ]
     files = (workload.arrivals.file, *(one.file for one in lengths))
     stats = [Path(file).stat() for file in files if file is not None]
     return str([(stat.st_size, stat.st_mtime_ns) for stat in stats])

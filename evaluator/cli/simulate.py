@@ -80,24 +80,32 @@ def _described(summary: xarray.Dataset) -> str:
     What is not known (a price, an error from one seed) is left out.
     """
     one = summary.isel(config=0)
-    lines = [(str(name), _text(one[name].values.item())) for name in one.coords if name not in ("config", "quantile")]
+    own = [name for name in one.coords if name not in ("config", *one.dims)]
+    lines = [(str(name), _text(one[name].values.item())) for name in own]
     for name in map(str, one.data_vars):
         if name.endswith("_stderr"):
             continue
         values, errors = one[name], one.get(f"{name}_stderr")
-        unit = values.attrs.get("units", "1")
-        after = "" if unit == "1" else f" {unit}"
-        if values.ndim == 0:
-            lines.append(
-                (name, _with_error(values.values.item(), None if errors is None else errors.values.item(), after))
-            )
+        if "stage" not in values.dims:
+            lines.append((name, _told(values, errors)))
             continue
-        error = [None] * values.size if errors is None else errors.values.tolist()
-        quantiles = zip(one["quantile"].values.tolist(), values.values.tolist(), error, strict=True)
-        lines.append((name, "   ".join(f"p{100 * q:g} {_with_error(value, e, after)}" for q, value, e in quantiles)))
-    shown = [(name, text) for name, text in lines if not text.startswith("nan")]
+        for place, stage in enumerate(values["stage"].values.tolist()):
+            at_stage = None if errors is None else errors.isel(stage=place)
+            lines.append((f"{name} {stage}", _told(values.isel(stage=place), at_stage)))
+    shown = [(name, text) for name, text in lines if not text.removeprefix("p50 ").startswith("nan")]
     width = max(len(name) for name, _ in shown)
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in shown)
+
+
+def _told(values: xarray.DataArray, errors: xarray.DataArray | None) -> str:
+    """A value, or its quantiles, with their errors and unit."""
+    unit = values.attrs.get("units", "1")
+    after = "" if unit == "1" else f" {unit}"
+    if values.ndim == 0:
+        return _with_error(values.values.item(), None if errors is None else errors.values.item(), after)
+    error = [None] * values.size if errors is None else errors.values.tolist()
+    quantiles = zip(values["quantile"].values.tolist(), values.values.tolist(), error, strict=True)
+    return "   ".join(f"p{100 * q:g} {_with_error(value, e, after)}" for q, value, e in quantiles)
 
 
 def _with_error(value: object, error: float | None, unit: str) -> str:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from evaluator.metrics.stages import StageTimes
 from evaluator.metrics.use import Use, WeightedGaps
 
 OK = "ok"
@@ -84,6 +85,8 @@ class Outcomes:
     replica: np.ndarray | None = None  # (config, seed, request) or (seed, request): which replica served it
     cached_tokens: np.ndarray | None = None  # shaped as prompt_tokens
     model: np.ndarray | None = None  # shaped so, too: the number of the model asked for; None: the first for all
+    stages: tuple[StageTimes, ...] = ()  # of a pipeline
+    stage_names: tuple[str, ...] = ()  # of all configurations of the plan, in the order in which they are reported
 
     def summed(self, name: str) -> np.ndarray:
         """A figure of the use, such as ``devices`` or ``iterations``, summed over the stations."""

@@ -13,6 +13,7 @@ from evaluator.metrics.latency import VARIABLE, latencies, within_objectives
 from evaluator.metrics.outcomes import OK, Bounds, Outcomes
 from evaluator.metrics.saturation import drift, saturated
 from evaluator.metrics.service import energy, hardware_use, kv_used_max, prefix_hit_rate, price, throughput
+from evaluator.metrics.stages import stage_statistics
 from evaluator.metrics.statistics import Summary, batch_means, mean, over_seeds, seed_stderr, summary, summary_of_gaps
 from evaluator.metrics.steady import FILLED, KEPT_UP, OVERLOAD, PASSAGES, drifts, growth, passages
 from evaluator.metrics.use import Use, WeightedGaps
@@ -95,7 +96,7 @@ def place(values: Mapping[str, np.ndarray], rows: np.ndarray, configs: int) -> d
 
 def select(outcomes: Outcomes, rows: np.ndarray) -> Outcomes:
     """The outcomes of some configurations."""
-    shared = ("measured", "objectives", "itl", "stations")
+    shared = ("measured", "objectives", "itl", "stations", "stages", "stage_names")
     changes = {
         field.name: getattr(outcomes, field.name)[rows]
         for field in fields(outcomes)
@@ -105,7 +106,10 @@ def select(outcomes: Outcomes, rows: np.ndarray) -> Outcomes:
     stations = tuple(_rows_of(use, rows) for use in outcomes.stations)
     measured = outcomes.measured[rows] if outcomes.measured.ndim == 3 else outcomes.measured
     gaps = _gaps_of(outcomes.itl, rows)
-    return replace(outcomes, **changes, objectives=bounds, itl=gaps, stations=stations, measured=measured)
+    stages = tuple(stage.rows(rows) for stage in outcomes.stages)
+    return replace(
+        outcomes, **changes, objectives=bounds, itl=gaps, stations=stations, measured=measured, stages=stages
+    )
 
 
 def _rows_of(use: Use, rows: np.ndarray) -> Use:
@@ -152,6 +156,7 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     tpot = summaries["tpot_s"].mean
     result["tok_per_s_per_user"] = np.divide(1.0, tpot, out=np.full(tpot.shape, np.nan), where=tpot > 0)
     result |= _state(outcomes, window, settled)
+    result |= stage_statistics(outcomes.stage_names, outcomes.stages, window, levels)
     result["devices"] = np.asarray(outcomes.summed("devices"), dtype=np.float64)
     return result, parts
 

@@ -179,9 +179,32 @@ def _table() -> dict[str, Variable]:
             f"standard error of the {variable.long_name}",
             "Monte-Carlo standard error: standard deviation over the seeds / sqrt(seeds); NaN with one seed",
         )
-    table |= _OTHERS | _SEARCH
+    table |= _OTHERS | _SEARCH | _stages()
     for name in METRICS:
         table |= _elasticity(name, table[name].long_name)
+    return table
+
+
+def _stages() -> dict[str, Variable]:
+    told = {
+        "stage_wait_s": ("wait at a stage", "start of its service - arrival there; of several steps the sum"),
+        "stage_service_s": ("service time of a stage", "departure - start of its service; of several steps the sum"),
+    }
+    table: dict[str, Variable] = {}
+    one, many = ("config", "stage"), ("config", "stage", "quantile")
+    for name, (long_name, formula) in told.items():
+        formula = f"{formula}; of the requests that pass the stage"
+        table[name] = Variable("s", long_name, f"{formula}; {_QUANTILE}", many)
+        table[f"{name}_mean"] = Variable("s", f"mean {long_name}", f"{formula}; mean {_OVER}", one)
+        table[f"{name}_stderr"] = Variable("s", f"standard error of the {long_name}", _ERROR, many)
+        table[f"{name}_mean_stderr"] = Variable("s", f"standard error of the mean {long_name}", _ERROR, one)
+    table["stage_utilisation"] = Variable(
+        "1",
+        "utilisation of a stage",
+        "busy time of its servers or replicas / (their number x makespan), of several steps that of the busiest; NaN "
+        "without a number of servers",
+        one,
+    )
     return table
 
 

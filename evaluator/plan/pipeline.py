@@ -19,6 +19,7 @@ from evaluator.plan.station import StationPlan, station_of
 from evaluator.replica import Change
 from evaluator.replica.changes import changed_hardware
 from evaluator.scenario import Deployment, Workload
+from evaluator.scenario.pipeline_keys import pipeline_problem
 from evaluator.scenario.pools import STAGE, pools_of, stage_pools_of
 from evaluator.scenario.unsaid import told
 from evaluator.stages import Delay, Pass, Shipped, StageKind, StagePool, Step, Visit, Work, kind_of
@@ -54,6 +55,11 @@ class StagePlan:
     only: tuple[int, ...] | None
     before: bool
     steps: tuple[StepPlan, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The stage, and its steps where it has several."""
+        return (self.name, *(step.label for step in self.steps if len(self.steps) > 1))
 
     def visited(self, tokens: Tokens) -> NDArray[np.bool_] | None:
         """Which requests pass it, (request,); None: all of them."""
@@ -97,7 +103,7 @@ class PipelinePlan:
     def route(self) -> tuple[str, ...]:
         """What configurations must have in common to be run together: their stages and the kinds of their steps."""
         return tuple(
-            f"{step.label} {step.kind.__name__} {step.station} {stage.before}"
+            f"{step.label} {step.kind.__name__} {step.station} {stage.before} {stage.kind.streams(stage.parameters)}"
             for stage in self.stages
             for step in stage.steps
         )
@@ -217,6 +223,30 @@ def _label(stage: StagePlan, step: Step, work: Work) -> str:
     if len(work.steps) == 1:
         return stage.name
     return f"{stage.name}.{step.name or work.steps.index(step) + 1}"
+
+
+def stage_names(workload: Workload, deployment: Deployment) -> tuple[str, ...]:
+    """What results are told of: the stages, the steps of those that have several, and the LLM's own.
+
+    None where there are no stages beside these, or where they name what is not there.
+    """
+    if pipeline_problem(workload, deployment) is not None:
+        return ()
+    pipeline = pipeline_of(workload, deployment)
+    if pipeline is None:
+        return ()
+    one = np.ones(1, dtype=np.int64)
+    request = Tokens(one, one, one - 1, one - 1, one - 1)
+    pipeline = with_steps(pipeline, pipeline.walk(request, 0).works, 0)
+    pools = [pool.role for _, pool in pools_of(deployment)]
+    llm = LLM_TIMES if "decode" in pools and "prefill" in pools else (LLM_TIMES[0], LLM_TIMES[-1])
+    before = [name for stage in pipeline.stages if stage.before for name in stage.names]
+    behind = [name for stage in pipeline.stages if not stage.before for name in stage.names]
+    return (*before, *llm, *behind)
+
+
+LLM_TIMES = ("prefill", "transfer", "decode")
+"""The stages of the pools that give the answers, as results tell of them; a transfer is between two sides."""
 
 
 def pass_demand(step: Pass, ids: NDArray[np.int64], requests: int) -> Demand:

@@ -11,7 +11,7 @@ import numpy as np
 from evaluator.plan.engines import ITERATION
 from evaluator.plan.groups import Group, groups_of
 from evaluator.plan.member import Member, Rate, Setting, member
-from evaluator.plan.pipeline import Walked
+from evaluator.plan.pipeline import Walked, stage_names
 from evaluator.plan.variants import variant
 from evaluator.replica import Change
 from evaluator.scenario import Grid, Scenario, expand
@@ -51,6 +51,16 @@ class Plan:
         """What the stages of a configuration do with its requests, for each seed."""
         assert member.pipeline is not None
         return [self.traffics.walked(member.workload, seed, member.pipeline) for seed in self.seeds]
+
+    @cached_property
+    def stage_names(self) -> tuple[str, ...]:
+        """The stages of all pipelines of the grid, each once; none where all have nothing but prefill and decode."""
+        points = {id(deployment): (workload, deployment) for workload, deployment, _ in self.grid.points}
+        found: dict[str, None] = {}
+        for workload, deployment in points.values():
+            if deployment.pipeline:
+                found |= dict.fromkeys(stage_names(workload, deployment))
+        return tuple(found)
 
     def of(self, configs: np.ndarray) -> Plan:
         """The plan of these configurations alone."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _CONFIG = Variable("1", "configuration", "row of the grid")
+_STAGE = Variable("1", "stage", "stage of the pipeline, STAGE.STEP for a step of a stage that has several")
 _QUANTILE = Variable("1", "quantile", "fraction of the requests")
 
 
@@ -26,12 +27,14 @@ def to_dataset(
     axes: Sequence[SweepAxis] = (),
     attrs: Mapping[str, str] | None = None,
     inputs: Sequence[str] = (),
+    stages: Sequence[str] = (),
 ) -> xr.Dataset:
     """The variables of ``metrics.summarise`` as labelled arrays, with the swept quantities along ``config``.
 
     ``metrics`` hold (config,) or (config, quantile) arrays, elasticities (config, input) or (config, input, quantile)
-    where ``inputs`` name what they are to. Rows are configurations of the grid of ``axes`` in C order;
-    ``metrics["config"]``, where given, says which ones. ``levels``, (quantile,), are fractions.
+    where ``inputs`` name what they are to, and times by stage (config, stage) or (config, stage, quantile) where there
+    are ``stages``. Rows are configurations of the grid of ``axes`` in C order; ``metrics["config"]``, where given, says
+    which ones. ``levels``, (quantile,), are fractions.
     Errors: KeyError for a variable that the table of variables does not know.
     """
     import xarray as xr
@@ -47,6 +50,8 @@ def to_dataset(
     if inputs:
         meaning = "; ".join(f"{name}: {INPUTS[name]}" for name in inputs)
         coords["input"] = _described(("input",), np.array(inputs), Variable("1", "input", meaning))
+    if stages:
+        coords["stage"] = _described(("stage",), np.array(stages), _STAGE)
     variables = {
         name: _described(VARIABLES[name].dims[: np.ndim(values)], np.asarray(values), VARIABLES[name])
         for name, values in metrics.items()

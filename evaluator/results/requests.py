@@ -26,7 +26,8 @@ def requests_table(
     """One row per request, warm-up included (``measured`` tells), of every configuration that ran.
 
     ``configs`` and ``seeds`` name the entries of the first two axes; their positions by default. ``models`` are those
-    that requests ask for, the same in all configurations; without them there is no such column.
+    that requests ask for, the same in all configurations; without them there is no such column. Of a pipeline there
+    are the wait and the service time at every stage, NaN where a request passes it by.
     """
     import pandas as pd
 
@@ -48,6 +49,8 @@ def requests_table(
         "output_tokens": outcomes.output_tokens,
         "cached_tokens": cached,
     }
+    for stage in outcomes.stages:
+        columns[f"{stage.name}_wait_s"], columns[f"{stage.name}_service_s"] = stage.wait_s, stage.service_s
     columns["measured"] = outcomes.measured
     ran = outcomes.status == OK
     return pd.DataFrame({name: np.broadcast_to(values, shape)[ran].ravel() for name, values in columns.items()})

@@ -79,7 +79,7 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 def is_figures(path: str) -> bool:
     """Whether a name or a section of figures stands at a key path."""
     keys = split_path(path)
-    return keys[0] == "deployment" and keys[-1] in FIGURES
+    return keys[0] in ("deployment", "pipeline") and keys[-1] in FIGURES
 
 
 def plain(value: Any) -> Any:

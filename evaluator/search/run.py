@@ -206,7 +206,7 @@ def _dataset(
     attrs = attributes_of(scenario) | engine_note(whole) | {"search": _question(scenario, bracket)}
     if designs.note:
         attrs["search_note"] = designs.note
-    return to_dataset(values, levels, whole.grid.axes, attrs)
+    return to_dataset(values, levels, whole.grid.axes, attrs, stages=whole.stage_names)
 
 
 def _question(scenario: Scenario, bracket: float) -> str:

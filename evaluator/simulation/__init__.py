@@ -34,8 +34,8 @@ def simulate_chunk(plan: Plan, group: Group, members: list[Member], observe: Obs
     if members[0].in_one_loop:
         from evaluator.simulation.network import run_network
 
-        return outcomes_of(members, run_network(plan, members, jobs, observe))
-    return outcomes_of(members, run_chain(stations_of(plan, group, members, observe), jobs))
+        return outcomes_of(members, run_network(plan, members, jobs, observe), plan.stage_names)
+    return outcomes_of(members, run_chain(stations_of(plan, group, members, observe), jobs), plan.stage_names)
 
 
 def stations_of(plan: Plan, group: Group, members: list[Member], observe: Observe | None = None) -> list[Station]:

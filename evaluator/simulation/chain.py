@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from evaluator.metrics.stages import StageTimes
 from evaluator.simulation.gaps import pooled
+from evaluator.simulation.times import stage_times
 from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, WeightedGaps, each, shape_of
 from evaluator.traffic.jobs import Jobs, Origin
 from evaluator.traffic.roles import hands_on
@@ -61,6 +63,7 @@ class Journey:
     measured: np.ndarray  # (request,) where it is the same for all
     uses: tuple[Use, ...]
     itl: Gaps | None  # None: no station gives tokens, or one does not say when each of them came
+    stages: tuple[StageTimes, ...] = ()  # of a pipeline: in front of, at and behind the stations that give tokens
 
 
 def run_chain(stations: Sequence[Station], jobs: ChunkJobs) -> Journey:
@@ -130,6 +133,9 @@ def journey_of(legs: Sequence[Leg]) -> Journey:
         found = _later_tokens(found, leg, leg.itl)
     for leg in legs[legs.index(giving[-1]) + 1 :] if giving else ():
         found = _behind(found, leg)
+    if any(leg.station.stage is not None for leg in legs):
+        makespan_s = found.last_token_s.max(axis=-1) - found.arrival_s.min(axis=-1)
+        found = replace(found, stages=stage_times(legs, makespan_s))
     return found
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from evaluator.cost.fitted import verdict
 from evaluator.metrics import OK, Outcomes, bounds_of
+from evaluator.metrics.use import Use
 from evaluator.plan import Member
 from evaluator.simulation.chain import Journey
 from evaluator.simulation.frontend import client_times
@@ -16,8 +18,11 @@ TRUST = ("datasheet", "extrapolated", "calibrated")
 """Provenances of a prediction, the least sure first."""
 
 
-def outcomes_of(members: Sequence[Member], journey: Journey) -> Outcomes:
-    """The outcomes of a chunk. The rows of members that cannot run hold nothing of meaning."""
+def outcomes_of(members: Sequence[Member], journey: Journey, stage_names: Sequence[str] = ()) -> Outcomes:
+    """The outcomes of a chunk. The rows of members that cannot run hold nothing of meaning.
+
+    ``stage_names`` are those of all configurations of the plan.
+    """
     first_token, last_token = _as_clients_see(members, journey)
     judged = [_judged(member, journey, position) for position, member in enumerate(members)]
     return Outcomes(
@@ -30,7 +35,7 @@ def outcomes_of(members: Sequence[Member], journey: Journey) -> Outcomes:
         cached_tokens=journey.cached_tokens,
         measured=journey.measured,
         makespan_s=journey.last_token_s.max(axis=-1) - journey.arrival_s.min(axis=-1),
-        stations=journey.uses,
+        stations=by_pool(members, journey.uses),
         open_loop=np.array([member.open_loop for member in members]),
         status=np.array([status for status, _ in judged]),
         engine=np.array([member.engine for member in members]),
@@ -42,7 +47,35 @@ def outcomes_of(members: Sequence[Member], journey: Journey) -> Outcomes:
         itl=journey.itl,
         replica=journey.replica,
         model=journey.model,
+        stages=journey.stages,
+        stage_names=tuple(stage_names),
     )
+
+
+def by_pool(members: Sequence[Member], uses: Sequence[Use]) -> tuple[Use, ...]:
+    """The uses with those of one pool together: a pool may serve several steps of the pipeline, and is paid for once.
+
+    Busy times are in seconds of the replicas of the first.
+    """
+    pipeline = members[0].pipeline
+    if pipeline is None:
+        return tuple(uses)
+    pools = {step.label: step.pool for stage in pipeline.stages for step in stage.steps if step.pool is not None}
+    found: dict[str, Use] = {}
+    for use in uses:
+        name = f"pool {pools[use.name]}" if use.name in pools else use.name
+        found[name] = _together(found[name], use) if name in found else use
+    return tuple(found.values())
+
+
+def _together(one: Use, other: Use) -> Use:
+    same = (one.replicas / other.replicas)[:, None]
+    sums = {name: getattr(one, name) + getattr(other, name) for name in _SUMMED}
+    most = {name: np.maximum(getattr(one, name), getattr(other, name)) for name in ("kv_units_max", "peaks")}
+    return replace(one, busy_s=one.busy_s + other.busy_s * same, **sums, **most)
+
+
+_SUMMED = ("iterations", "preemptions", "experts_touched", "kv_unit_s", "flops", "bytes")
 
 
 def _judged(member: Member, journey: Journey, position: int) -> tuple[str, str]:

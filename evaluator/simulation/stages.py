@@ -95,7 +95,13 @@ def stage_stations(
 
 def _station(stage: StagePlan, stop: Stop) -> Station:
     run = _RUN[stop.planned(0).kind]
-    return Station(stop.label, lambda jobs: _serve(stop, run, jobs), streams=stage.kind.streams, stage=stage.name)
+    return Station(
+        stop.label,
+        lambda jobs: _serve(stop, run, jobs),
+        streams=stage.kind.streams(stage.parameters),
+        stage=stage.name,
+        waits=run is not _delayed,
+    )
 
 
 def _serve(stop: Stop, run: Run, jobs: ChunkJobs) -> tuple[Departures, Use]:

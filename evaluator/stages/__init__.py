@@ -32,11 +32,14 @@ from evaluator.stages.keys import (
     key,
     known,
     many,
+    model_name,
     number,
     quantity,
     section,
     text,
 )
+from evaluator.stages.postprocess import POSTPROCESS
+from evaluator.stages.preprocess import PREPROCESS
 from evaluator.stages.record import StageKind, StagePool, Visit, Work
 from evaluator.stages.steps import Batched, Delay, Pass, Served, Shipped, Step
 from evaluator.stages.tool import TOOL
@@ -62,6 +65,7 @@ __all__ = [
     "kind_of",
     "known",
     "many",
+    "model_name",
     "number",
     "quantity",
     "register",
@@ -69,7 +73,7 @@ __all__ = [
     "text",
 ]
 
-KINDS: dict[str, StageKind] = {each.name: each for each in (TOOL,)}
+KINDS: dict[str, StageKind] = {each.name: each for each in (PREPROCESS, TOOL, POSTPROCESS)}
 
 OF_EVERY_STAGE = ("stage", "pool", "only")
 """Keys that the pipeline itself reads, so that no kind can have them."""

@@ -20,6 +20,7 @@ from evaluator.scenario.fields import (
     quantity,
     text,
 )
+from evaluator.scenario.figures import model_reader as model_name
 from evaluator.scenario.tables import section
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "key",
     "known",
     "many",
+    "model_name",
     "number",
     "quantity",
     "section",

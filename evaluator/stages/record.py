@@ -83,8 +83,9 @@ class StageKind:
     """A kind of stage: ``parameters`` is a frozen dataclass whose fields are ``keys.key``, ``work`` its latency.
 
     ``work`` gets the parameters and the visit, and must be a pure function: it is asked more than once. Which kinds of
-    steps there are, and their names, may depend on the parameters alone. ``streams``: behind the LLM it passes every
-    token on as it comes (else it holds the answer until it is whole). ``check`` raises InputError where keys do not go
+    steps there are, and their names, may depend on the parameters alone. ``streams`` says of the parameters whether
+    such a stage, behind the LLM, passes every token on, each later by its time (else it holds the answer until it is
+    whole). ``check`` raises InputError where keys do not go
     together.
     """
 
@@ -92,7 +93,7 @@ class StageKind:
     parameters: type
     work: Callable[[Any, Visit], Work]
     says: str = ""
-    streams: bool = False
+    streams: Callable[[Any], bool] = lambda parameters: False
     check: Callable[[Any, Place], None] | None = None
 
     @cached_property

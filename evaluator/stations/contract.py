@@ -70,7 +70,7 @@ class Station:
     says what such a station does to an answer: it passes on every token as it comes, later by what it takes (a delay),
     or it holds the answer until it is whole (a queue). ``sends`` says of jobs that leave a prefill side, known by their
     configuration and seed, which replica of the decode side serves them, where that is chosen before they get there.
-    ``stage``: the stage of the pipeline of which this is a step.
+    ``stage``: the stage of the pipeline of which this is a step. ``waits``: a job may wait for others there.
     """
 
     name: str
@@ -79,6 +79,7 @@ class Station:
     streams: bool = False
     sends: Callable[[tuple[int, int], Jobs], np.ndarray | None] | None = None
     stage: str | None = None
+    waits: bool = True
 
 
 def use_without_devices(name: str, jobs: ChunkJobs, servers: np.ndarray, busy_s: np.ndarray) -> Use:

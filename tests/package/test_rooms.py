@@ -53,6 +53,7 @@ ORDER = (
 
 EXCEPTIONS = {
     ("stages/keys.py", "evaluator.scenario.fields"): "reads the keys of stages with the readers of all keys",
+    ("stages/keys.py", "evaluator.scenario.figures"): "reads the keys of stages with the readers of all keys",
     ("stages/keys.py", "evaluator.scenario.tables"): "reads the keys of stages with the readers of all keys",
     ("execution/workers.py", "evaluator"): "finds the package's folder for the processes that it starts",
 }
