@@ -12,6 +12,7 @@ from evaluator.plan.engines import ITERATION, REQUEST, TOKEN, has_frontend, is_c
 from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
 from evaluator.plan.pipeline import (
     PipelinePlan,
+    Visited,
     Walked,
     pass_stations,
     passes_problem,
@@ -176,9 +177,10 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
     walks: list[Walked] = []
     if pipeline is not None:
         walks = [setting.traffics.walked(workload, seed, pipeline) for seed in setting.seeds]
-        pipeline = with_steps(pipeline, walks[0].works, len(pools))
+        pipeline = with_steps(pipeline, walks[0], len(pools))
     demands = [_demands(setting.traffics, workload, seed, roles, shared, pipeline) for seed in setting.seeds]
-    stations = _stations(workload, pools, sides, demands)
+    later = [_later_demands(roles, visit, shared) for walked in walks for visit in walked.llm[1:]]
+    stations = _stations(workload, pools, sides, [*demands, *later])
     link = link_of(stations, sides, transfer)
     status = sides_problem(workload, pools, sides, transfer.groups) or _status(workload, stations, setting.engine)
     if status == OK and link is not None:
@@ -219,6 +221,8 @@ def _several_lacking(
     found = {
         "closed loop over several pools": pools > 1 and workload.arrivals.process == "closed_loop",
         "closed loop over a pipeline": pipeline is not None and workload.arrivals.process == "closed_loop",
+        "pipeline that comes to the LLM more than once": pipeline is not None and pipeline.repeats,
+        "pipeline with a pool for several stages": pipeline is not None and pipeline.shared is not None,
         "transfer.backpressure": transfer is not None and transfer.backpressure,
         **{f"router {router} over several pools": True for router in looking},
     }
@@ -230,6 +234,14 @@ def _demands(
 ) -> list[Demand]:
     """What the requests ask of each side; ``shared`` tokens of their prompts are kept at the first."""
     found = [traffics.demand(workload, seed, roles[0], shared, pipeline)]
+    for position in range(len(roles) - 1):
+        found.append(found[-1].after_prefill[1] if hands_on(roles, position) else found[-1])
+    return found
+
+
+def _later_demands(roles: Sequence[Role], visit: Visited, shared: int) -> list[Demand]:
+    """What requests ask of each side that come to the LLM again."""
+    found = [Demand.of(visit.tokens, roles[0], shared)[visit.ids]]
     for position in range(len(roles) - 1):
         found.append(found[-1].after_prefill[1] if hands_on(roles, position) else found[-1])
     return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +23,9 @@ from evaluator.replica.changes import changed_hardware
 from evaluator.scenario import Deployment, Workload
 from evaluator.scenario.pipeline_keys import pipeline_problem
 from evaluator.scenario.pools import STAGE, pools_of, stage_pools_of
+from evaluator.scenario.scenario import Geometric
 from evaluator.scenario.unsaid import told
-from evaluator.stages import Delay, Pass, Shipped, StageKind, StagePool, Step, Visit, Work, kind_of
+from evaluator.stages import Delay, Pass, Shipped, StageKind, StagePool, Step, Visit, Work, kind_of, stage_rng
 from evaluator.traffic.jobs import Demand, Extremes
 from evaluator.traffic.requests import Tokens, cached_by_content, shared_tokens
 from evaluator.traffic.roles import ROLES
@@ -66,37 +69,88 @@ class StagePlan:
         return None if self.only is None else np.isin(tokens.pipeline, self.only)
 
 
-@dataclass(frozen=True, eq=False)
-class Walked:
-    """What the stages do with all requests of a seed: ``works`` and ``visited`` (as of ``StagePlan``) by stage.
+class Entry(NamedTuple):
+    """A place on the way: a stage by its number, or the LLM (None), which gives ``tokens``; None: the request's output.
 
-    ``tokens`` are the requests as they come to the LLM.
+    From behind ``back_to``, the number of an entry, requests come back to it ``times`` times.
     """
 
-    works: tuple[Work, ...]
-    visited: tuple[NDArray[np.bool_] | None, ...]
-    tokens: Tokens
-    _demands: dict[tuple[int, int], tuple[NDArray[np.int64], Demand]] = field(default_factory=dict)
+    stage: int | None
+    tokens: int | None = None
+    back_to: int | None = None
+    times: int | Geometric | None = None
 
-    def asked(self, stage: int, step: int, ids: NDArray[np.int64]) -> Demand:
-        """What the passes of a step ask of its pool for these requests; kept, since rates share it."""
-        kept = self._demands.get((stage, step))
-        if kept is None or not np.array_equal(kept[0], ids):
-            work = self.works[stage].steps[step]
+
+@dataclass(frozen=True, eq=False)
+class Visited:
+    """One visit of the requests to a stage (``work`` is what it does) or to the LLM (``stage`` None).
+
+    ``there`` (request,) are those that come; None: all. ``tokens`` are the requests as they come.
+    """
+
+    stage: int | None
+    there: NDArray[np.bool_] | None
+    tokens: Tokens
+    work: Work | None = None
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The requests that come."""
+        return np.arange(len(self.tokens.prompt_tokens)) if self.there is None else np.flatnonzero(self.there)
+
+
+@dataclass(frozen=True, eq=False)
+class Walked:
+    """What becomes of all requests of a seed on their way, visit by visit, if nobody asks when."""
+
+    visits: tuple[Visited, ...]
+    _demands: dict[tuple[int, int], Demand] = field(default_factory=dict)
+
+    @cached_property
+    def llm(self) -> tuple[Visited, ...]:
+        """The visits to the LLM."""
+        return tuple(visit for visit in self.visits if visit.stage is None)
+
+    @property
+    def tokens(self) -> Tokens:
+        """The requests as they first come to the LLM."""
+        return self.llm[0].tokens
+
+    @cached_property
+    def first(self) -> dict[int, Visited]:
+        """The first visit to every stage."""
+        found: dict[int, Visited] = {}
+        for visit in self.visits:
+            if visit.stage is not None:
+                found.setdefault(visit.stage, visit)
+        return found
+
+    def asked(self, visit: Visited, step: int) -> Demand:
+        """What the passes of a step ask of its pool for those who come; kept, since rates share it."""
+        key = id(visit), step
+        if key not in self._demands:
+            assert visit.work is not None
+            work = visit.work.steps[step]
             assert isinstance(work, Pass)
-            kept = self._demands[stage, step] = ids, pass_demand(work, ids, len(self.tokens.prompt_tokens))
-        return kept[1]
+            self._demands[key] = pass_demand(work, visit.ids, len(visit.tokens.prompt_tokens))
+        return self._demands[key]
 
 
 @dataclass(frozen=True, eq=False)
 class PipelinePlan:
-    """The stages in their order, the pools for them, and the model that gives the answers."""
+    """The stages in their order, the way through them, the pools for them, and the model that gives the answers.
+
+    ``keeps_kv``: the KV of what was said stays in the cache while stages between two visits to the LLM run. An
+    approximation: it takes no room meanwhile.
+    """
 
     stages: tuple[StagePlan, ...]
+    entries: tuple[Entry, ...]
     pools: Mapping[str, StagePool]
     deployments: Mapping[str, Deployment]  # of the pools
     model: Model
     precision: Precision
+    keeps_kv: bool = False
     change: Change | None = None  # of a variant: an input of the hardware that differs
 
     @property
@@ -120,16 +174,61 @@ class PipelinePlan:
 
     def walk(self, tokens: Tokens, seed: int) -> Walked:
         """Requests, as the workload has them, through all stages. InputError where a stage cannot be computed."""
-        works, visits = [], []
-        for stage in self.stages:
-            visited = stage.visited(tokens)
-            work = stage.kind.work(stage.parameters, self._visit(stage, tokens, seed))
-            tokens = _behind(tokens, work, visited)
-            works.append(work)
-            visits.append(visited)
-        return Walked(tuple(works), tuple(visits), tokens)
+        visits: list[Visited] = []
+        turns: dict[int, int] = {}
+        answered: Tokens | None = None  # with what the last visit to the LLM gave
+        for entry, there in self._way(tokens, seed):
+            if entry.stage is None:
+                tokens = _asking(tokens, entry, answered, self.keeps_kv)
+                answered = tokens
+                visits.append(Visited(None, there, tokens))
+                continue
+            stage, turn = self.stages[entry.stage], turns.get(entry.stage, 0)
+            turns[entry.stage] = turn + 1
+            work = stage.kind.work(stage.parameters, self._visit(stage, tokens, seed, turn))
+            visits.append(Visited(entry.stage, there, tokens, work))
+            tokens = _behind(tokens, work, there)
+        return Walked(tuple(visits))
 
-    def _visit(self, stage: StagePlan, tokens: Tokens, seed: int) -> Visit:
+    def _way(self, tokens: Tokens, seed: int) -> Iterator[tuple[Entry, NDArray[np.bool_] | None]]:
+        """The entries in the order in which they are visited, loops unrolled, with those who come."""
+        for entry in self.entries:
+            there = None if entry.stage is None else self.stages[entry.stage].visited(tokens)
+            if entry.back_to is None:
+                yield entry, there
+                continue
+            rounds = self._rounds(entry, there, len(tokens.prompt_tokens), seed)
+            again = self.entries[entry.back_to : self.entries.index(entry)]
+            for number in range(1, int(rounds.max(initial=0)) + 1):
+                yield entry, rounds >= number
+                for one in again:
+                    own = None if one.stage is None else self.stages[one.stage].visited(tokens)
+                    yield one, (rounds >= number) & (True if own is None else own)
+
+    def _rounds(self, entry: Entry, there: NDArray[np.bool_] | None, count: int, seed: int) -> NDArray[np.int64]:
+        """How often each request goes back from an entry, (request,)."""
+        assert entry.stage is not None
+        times: Any = entry.times
+        if isinstance(times, Geometric):
+            drawn = stage_rng(f"{self.stages[entry.stage].name} times", seed).random(count)
+            more = np.log1p(-drawn) / np.log1p(-1.0 / times.mean) if times.mean > 1.0 else np.zeros(count)
+            times = np.minimum(1 + np.floor(more), times.max or np.inf)
+        rounds = np.broadcast_to(np.asarray(times, dtype=np.int64), count)
+        return rounds if there is None else np.where(there, rounds, 0)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether requests come to the LLM more than once."""
+        answers = [entry for entry in self.entries if entry.stage is None]
+        return len(answers) > 1 or any(entry.back_to is not None for entry in self.entries)
+
+    @property
+    def shared(self) -> str | None:
+        """A pool that several steps of one kind use, so that they wait in one queue; None: there is none."""
+        used = [(step.pool, step.kind) for stage in self.stages for step in stage.steps if step.pool is not None]
+        return next((str(pool) for pool, kind in used if used.count((pool, kind)) > 1), None)
+
+    def _visit(self, stage: StagePlan, tokens: Tokens, seed: int, turn: int) -> Visit:
         return Visit(
             stage.name,
             tokens.prompt_tokens,
@@ -140,6 +239,7 @@ class PipelinePlan:
             self.precision,
             None if stage.pool is None else self.pools[stage.pool],
             self.pools,
+            turn,
         )
 
     def changed(self, change: Change) -> PipelinePlan:
@@ -165,30 +265,49 @@ def _behind(tokens: Tokens, work: Work, visited: NDArray[np.bool_] | None) -> To
     return tokens
 
 
+def _asking(tokens: Tokens, entry: Entry, answered: Tokens | None, keeps_kv: bool) -> Tokens:
+    """Requests as they come to the LLM; ``answered`` is how they came before.
+
+    What was said then, prompt and output, is at the beginning of the prompt. With ``keeps_kv`` its KV is there still.
+    """
+    output = tokens.output_tokens
+    if answered is not None:
+        said = answered.prompt_tokens + answered.output_tokens
+        cached = np.maximum(tokens.cached_tokens, said - 1) if keeps_kv else tokens.cached_tokens
+        prompt = tokens.prompt_tokens + answered.output_tokens
+        tokens = replace(tokens, prompt_tokens=prompt, cached_tokens=cached)
+    if entry.tokens is not None:
+        output = np.full_like(output, entry.tokens)
+    return replace(tokens, output_tokens=output)
+
+
 def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | None:
     """The stages around the LLM, without their steps; None where there are none."""
     stages = deployment.pipeline
     if all(stage.of_llm for stage in stages.values()):
         return None
     deployments = stage_pools_of(deployment)
-    names, llm = tuple(workload.pipelines), list(stages.values())
-    first = next(number for number, stage in enumerate(llm) if stage.of_llm)
-    found = [
-        StagePlan(
-            name,
-            kind_of(stage.kind),
-            stage.parameters,
-            stage.pool,
-            tuple(names.index(one) for one in stage.only) or None,
-            number < first,
-        )
-        for number, (name, stage) in enumerate(stages.items())
-        if not stage.of_llm
-    ]
+    names, at = tuple(workload.pipelines), dict[str, int]()
+    found: list[StagePlan] = []
+    entries: list[Entry] = []
+    for name, stage in stages.items():
+        at[name] = len(entries)
+        if stage.kind == "decode":
+            entries[-1] = entries[-1]._replace(tokens=stage.tokens)
+        elif stage.of_llm:
+            entries.append(Entry(None))
+        else:
+            back_to = None if stage.back_to is None else at[stage.back_to]
+            entries.append(Entry(len(found), None, back_to, stage.times))
+            only = tuple(names.index(one) for one in stage.only) or None
+            before = all(entry.stage is not None for entry in entries)
+            found.append(StagePlan(name, kind_of(stage.kind), stage.parameters, stage.pool, only, before))
     _, served = pools_of(deployment)[0]
     model = changed_model(served.model) if isinstance(served.model, WhatIf) else load_model(served.model)
     pools = {name: _stage_pool(name, pool) for name, pool in deployments.items()}
-    return PipelinePlan(tuple(found), pools, deployments, model, served.precision)
+    return PipelinePlan(
+        tuple(found), tuple(entries), pools, deployments, model, served.precision, served.kv.prefix_caching
+    )
 
 
 def _stage_pool(name: str, pool: Deployment) -> StagePool:
@@ -197,16 +316,18 @@ def _stage_pool(name: str, pool: Deployment) -> StagePool:
     return StagePool(name, hardware, pool.replicas, pool.tensor_parallel * pool.pipeline_parallel)
 
 
-def with_steps(pipeline: PipelinePlan, works: tuple[Work, ...], first_station: int) -> PipelinePlan:
+def with_steps(pipeline: PipelinePlan, walked: Walked, first_station: int) -> PipelinePlan:
     """With the steps that its stages are found to have. Engines that run them are numbered from ``first_station``."""
-    stages, number = [], first_station
-    for stage, work in zip(pipeline.stages, works, strict=True):
-        steps = []
+    stages = []
+    engines: dict[str | None, int] = {}  # a pool computes one model, for all steps that run on it
+    for place, stage in enumerate(pipeline.stages):
+        work, steps = walked.first[place].work, []
+        assert work is not None
         for step in work.steps:
-            runs = isinstance(step, Pass)
             pool = pool_of_step(stage, step)
-            steps.append(StepPlan(_label(stage, step, work), type(step), pool, number if runs else None))
-            number += runs
+            runs = isinstance(step, Pass)
+            number = engines.setdefault(pool, first_station + len(engines)) if runs else None
+            steps.append(StepPlan(_label(stage, step, work), type(step), pool, number))
         stages.append(replace(stage, steps=tuple(steps)))
     return replace(pipeline, stages=tuple(stages))
 
@@ -237,7 +358,7 @@ def stage_names(workload: Workload, deployment: Deployment) -> tuple[str, ...]:
         return ()
     one = np.ones(1, dtype=np.int64)
     request = Tokens(one, one, one - 1, one - 1, one - 1)
-    pipeline = with_steps(pipeline, pipeline.walk(request, 0).works, 0)
+    pipeline = with_steps(pipeline, pipeline.walk(request, 0), 0)
     pools = [pool.role for _, pool in pools_of(deployment)]
     llm = LLM_TIMES if "decode" in pools and "prefill" in pools else (LLM_TIMES[0], LLM_TIMES[-1])
     before = [name for stage in pipeline.stages if stage.before for name in stage.names]
@@ -258,26 +379,44 @@ def pass_demand(step: Pass, ids: NDArray[np.int64], requests: int) -> Demand:
 
 
 def pass_stations(pipeline: PipelinePlan, walks: Sequence[Walked]) -> tuple[StationPlan, ...]:
-    """The pools that compute models for stages, one for each step that does, with the largest of their requests."""
+    """The pools that compute models for stages, in the order of their numbers, with the largest of their requests.
+
+    A pool is named after the first step that it serves.
+    """
     found = []
-    for place, stage in enumerate(pipeline.stages):
-        for number, planned in enumerate(stage.steps):
-            if planned.station is None or planned.pool is None:
-                continue
-            step = walks[0].works[place].steps[number]
-            assert isinstance(step, Pass)
-            demands = []
-            for walked in walks:
-                visited, count = walked.visited[place], len(walked.tokens.prompt_tokens)
-                demands.append(
-                    walked.asked(place, number, np.arange(count) if visited is None else np.flatnonzero(visited))
-                )
-            deployment = told(replace(pipeline.deployments[planned.pool], model=step.model))
-            extremes = Extremes.of([demand.extremes for demand in demands])
-            station = station_of(planned.label, deployment, extremes)
-            most = max(len(demand) for demand in demands)
-            found.append(replace(station, number=planned.station, most_jobs=most))
+    for number, steps in _passes(pipeline).items():
+        place, step, planned = steps[0]
+        model = _pass(walks[0], place, step).model
+        demands = [
+            walked.asked(visit, step)
+            for place, step, _ in steps
+            for walked in walks
+            for visit in walked.visits
+            if visit.stage == place
+        ]
+        if planned.pool is None:
+            continue
+        deployment = told(replace(pipeline.deployments[planned.pool], model=model))
+        station = station_of(planned.label, deployment, Extremes.of([demand.extremes for demand in demands]))
+        most = max(len(demand) for demand in demands)
+        found.append(replace(station, number=number, most_jobs=most))
     return tuple(found)
+
+
+def _passes(pipeline: PipelinePlan) -> dict[int, list[tuple[int, int, StepPlan]]]:
+    """(stage, step, what is planned) of the steps that compute models, by the number of their station."""
+    found: dict[int, list[tuple[int, int, StepPlan]]] = {}
+    for place, stage in enumerate(pipeline.stages):
+        for step, planned in enumerate(stage.steps):
+            if planned.station is not None:
+                found.setdefault(planned.station, []).append((place, step, planned))
+    return found
+
+
+def _pass(walked: Walked, stage: int, step: int) -> Pass:
+    work = walked.first[stage].work
+    assert work is not None and isinstance(work.steps[step], Pass)
+    return work.steps[step]  # type: ignore[return-value]
 
 
 def passes_problem(passes: Sequence[StationPlan]) -> str | None:
@@ -302,12 +441,22 @@ def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, 
                     f"infeasible: pipeline.{step.label}: it computes a model, and no pool serves it; add a pool such "
                     f"as deployment.pools.{stage.name}: {{role: stage, hardware: l4}} and say pool: {stage.name}"
                 )
+    for steps in _passes(pipeline).values():
+        models = {str(_pass(walks[0], place, step).model): planned for place, step, planned in steps}
+        if len(models) > 1:
+            (one, first), (other, second) = list(models.items())[:2]
+            return (
+                f"infeasible: pipeline.{second.label}: pool {second.pool} computes {one} for {first.label} and cannot "
+                f"compute {other} too; give it a pool of its own"
+            )
     if workload.sessions.feedback:
         return (
             "unsupported: sessions that think from the answer with a pipeline; use workload.sessions.think_from arrival"
         )
-    longer = any(np.any(np.asarray(work.adds_tokens)) for walked in walks for work in walked.works)
-    if longer and (cached_by_content(workload, llm) or shared_tokens(workload, llm)):
+    works = [visit.work for walked in walks for visit in walked.visits if visit.work is not None]
+    if any(np.any(np.asarray(work.adds_tokens)) for work in works) and (
+        cached_by_content(workload, llm) or shared_tokens(workload, llm)
+    ):
         return (
             "unsupported: kv.prefix_caching with stages that add tokens to prompts: what these are is not known; "
             "leave it out"

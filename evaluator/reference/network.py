@@ -3,7 +3,8 @@
 Why one loop for all stations: a station whose departures do not depend on what follows could be computed alone, before
 the next one starts. A network with feedback cannot: users of a closed loop send again when the last station is done
 with a request, and routers look at the state of replicas. Next-event simulation (Law, Simulation Modeling and Analysis,
-section 1.3) runs both kinds: the clock goes to the next end or arrival, wherever it is.
+section 1.3) runs both kinds: the clock goes to the next end or arrival, wherever it is. Stations stand in tandem, or
+requests have ways of their own (``Onward``): agents that come back to a pool, stages that share one.
 
 Order at one point in time: ends, then arrivals, then new batches. Stations that serve each request by itself start
 before those that put batches together, and these from the first to the last; whenever something that was just started
@@ -51,6 +52,10 @@ class Visit(NamedTuple):
 
 Delay = Callable[[Request], float]
 """Seconds between the end of a request at the last station and its user's next one."""
+
+
+Onward = Callable[[Station, Request], tuple[Station, Request]]
+"""Where a request goes that leaves a station, and as what: a record that tells this visit from its others."""
 
 
 class Clients:
@@ -152,25 +157,29 @@ def run(
     users: int | None = None,
     delay_s: Delay | None = None,
     clients: Station | None = None,
+    onward: Onward | None = None,
 ) -> None:
     """Send fresh requests, in order of arrival, through all stations one after the other, until nothing can happen.
 
     ``users``, ``delay_s``: closed loop, see ``Clients``. ``clients``: others who send the requests, such as
-    ``Conversations``. What happened is in the requests and the stations. A request that a station can never start
-    stays there.
+    ``Conversations``. ``onward``: requests have ways of their own; it must say of every station, the clients too, where
+    a request goes from there, and may send it back to the clients or to a station where it has been. What happened is
+    in the requests and the stations. A request that a station can never start stays there.
     """
     clients = clients or Clients(requests, users, delay_s)
     ring: list[Station] = [clients, *stations]
-    upstream_last = list(zip(ring, [*stations, clients], strict=True))[::-1]  # so that ends come before arrivals
+    next_of = dict(zip(map(id, ring), [*stations, clients], strict=True))
+    onward = onward or (lambda station, request: (next_of[id(station)], request))
     order = sorted(stations, key=lambda station: station.batches)
     while True:
         now = min([station.next_s for station in ring])
         if now == math.inf:
             return
-        for station, following in upstream_last:
+        for station in reversed(ring):  # so that ends come before arrivals
             if station.next_s <= now:
                 for request in station.finish(now):
-                    following.submit(request, now)
+                    following, same = onward(station, request)
+                    following.submit(same, now)
         for station in order:
             if station.batches and min([other.next_s for other in ring if other is not station]) <= now:
                 break  # a request that passes a station at once comes to the next before a batch is put together

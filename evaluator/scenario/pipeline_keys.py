@@ -11,15 +11,49 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from evaluator.scenario.fields import Field, Place, Reader, Schema, Table, listed, many, shown, text
+from evaluator.scenario.fields import (
+    Field,
+    Place,
+    Reader,
+    Schema,
+    Table,
+    count,
+    listed,
+    many,
+    number,
+    shown,
+    text,
+)
 from evaluator.scenario.pools import stage_pools_of
-from evaluator.scenario.scenario import LLM_STAGES, Deployment, Stage, Workload
+from evaluator.scenario.scenario import LLM_STAGES, Deployment, Geometric, Stage, Workload
+from evaluator.scenario.session_keys import fixed_or
 from evaluator.scenario.tables import named, schema_of, variant
 
 SAYS = "What the stage is."
+MOST_ROUNDS = 100
+_GEOMETRIC: Table = {
+    "mean": Field(number(least=1, most=MOST_ROUNDS), says="Mean of a geometric number of rounds, before the clip."),
+    "max": Field(count(most=MOST_ROUNDS), 8, "Most rounds."),
+}
+
+
+def _read_names(value: Any, place: Place) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) and value else many(text)(value, place)
+
+
+_names = Reader(_read_names, lambda: {"anyOf": [schema_of(text), schema_of(many(text))]})
 COMMON: Table = {
     "pool": Field(text, None, "A pool of deployment.pools with role stage, on whose devices it runs."),
-    "only": Field(many(text), (), "Of workload.pipelines those whose requests pass it; all where absent."),
+    "only": Field(_names, (), "Of workload.pipelines those whose requests pass it; all where absent."),
+    "back_to": Field(text, None, "A stage before it, to which requests go back from here."),
+    "times": Field(
+        fixed_or(count(most=MOST_ROUNDS), _GEOMETRIC, Geometric),
+        None,
+        "How often a request comes here and goes back, before it passes the stage by: a number, or {mean: 2, max: 8}.",
+    ),
+}
+DECODE: Table = {
+    "tokens": Field(count(), None, "What it gives, such as a call of a tool; the request's output where absent."),
 }
 
 
@@ -33,12 +67,12 @@ def _kinds() -> Any:
 def _tables() -> dict[str, Table]:
     """The keys by kind, as they are now: a kind of one's own may be registered at any time."""
     own = {name: kind.table for name, kind in _kinds().KINDS.items()}
-    return {**{name: {} for name in LLM_STAGES}, **{name: {**table, **COMMON} for name, table in own.items()}}
+    return {"prefill": {}, "decode": DECODE, **{name: {**table, **COMMON} for name, table in own.items()}}
 
 
 def _stage(name: str, values: dict[str, Any], place: Place) -> Stage:
     if name in LLM_STAGES:
-        return Stage(name)
+        return Stage(name, **values)
     kind = _kinds().kind_of(name)
     parameters = kind.parameters(**{key: values[key] for key in kind.table})
     if kind.check is not None:
@@ -89,18 +123,50 @@ def by_name(value: Any, place: Place) -> Any:
     return found
 
 
+_OWN_NAMES = ("prefill", "transfer", "decode")
+
+
 def _check_order(stages: Mapping[str, Stage], place: Place) -> None:
     """Prefill and decode are there, the one right before the other."""
     kinds = [stage.kind for stage in stages.values()]
     for kind in LLM_STAGES:
         if kind not in kinds:
             raise place.error(f"has no stage {kind}; a pipeline holds prefill and decode, as in [prefill, decode]")
+    taken = [name for name, stage in stages.items() if name in _OWN_NAMES and stage.kind not in LLM_STAGES]
+    if taken:
+        raise place.key(taken[0]).error("is the name of a stage of the LLM; give this one another name")
+    _check_loops(stages, place)
     for one, other in pairwise([*kinds, ""]):
         if (one == "prefill") != (other == "decode"):
             raise place.error(
                 f"{'decode' if one == 'prefill' else one or 'nothing'}: prefill and decode stand together, in this "
                 f"order; put other stages before prefill or behind decode"
             )
+
+
+def _check_loops(stages: Mapping[str, Stage], place: Place) -> None:
+    """Every way back leads to a stage before, passes the LLM or a stage, and has an end."""
+    names, until = list(stages), -1
+    for place_of, (name, stage) in enumerate(stages.items()):
+        at = place.key(name)
+        if stage.back_to is None:
+            if stage.times is not None:
+                raise at.key("times").error("says how often requests go back; say where to with back_to")
+            continue
+        if stage.back_to not in names[:place_of]:
+            raise at.key("back_to").error(
+                f"{stage.back_to} is no stage before {name}; those are {listed(names[:place_of])}"
+            )
+        if stages[stage.back_to].kind == "decode":
+            raise at.key("back_to").error("requests do not go back to decode without a prefill; go back to prefill")
+        if stage.times is None:
+            raise at.key("times").error(
+                f"is required: {name} sends requests back to {stage.back_to}, a cycle without an end; say how often, "
+                "such as times: 3 or times: {mean: 2}"
+            )
+        if names.index(stage.back_to) <= until:
+            raise at.key("back_to").error(f"the way back to {stage.back_to} crosses another one; loops cannot overlap")
+        until = place_of
 
 
 def pipeline_problem(workload: Workload, deployment: Deployment) -> tuple[str, str] | None:

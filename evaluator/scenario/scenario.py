@@ -254,12 +254,18 @@ class Stage:
 
     ``parameters`` are those of the kind, None for prefill and decode. ``pool`` is a pool with role stage; None: none is
     described. ``only``: names of ``workload.pipelines``, whose requests alone pass it; empty: all do.
+
+    ``back_to`` is the name of a stage before it: a request comes here ``times`` times, each time goes back there, and
+    then passes it by. ``tokens``: of a decode, what it gives, in the place of the request's output.
     """
 
     kind: str
     parameters: Any = None
     pool: str | None = None
     only: tuple[str, ...] = ()
+    back_to: str | None = None
+    times: int | Geometric | None = None
+    tokens: int | None = None
 
     @property
     def of_llm(self) -> bool:

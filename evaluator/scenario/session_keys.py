@@ -20,7 +20,7 @@ _GEOMETRIC: Table = {
 _EXPONENTIAL: Table = {"mean": Field(quantity("s", least=0), says="Mean of exponential times.")}
 
 
-def _fixed_or(fixed: Reader, table: Table, build: Any) -> Reader:
+def fixed_or(fixed: Reader, table: Table, build: Any) -> Reader:
     """Reads one value for all, or the section of a distribution."""
 
     def read(value: Any, place: Place) -> Any:
@@ -41,12 +41,12 @@ SESSIONS: Table = {
         count(least=0), Sessions.system_tokens, "Tokens of each; the prompt of the drawn length follows them."
     ),
     "turns": Field(
-        _fixed_or(count(most=MOST_TURNS), _GEOMETRIC, Geometric),
+        fixed_or(count(most=MOST_TURNS), _GEOMETRIC, Geometric),
         Sessions.turns,
         "Requests of a session, each with all that was said before; drawn prompts are the new text of a turn.",
     ),
     "think_s": Field(
-        _fixed_or(quantity("s", least=0), _EXPONENTIAL, Exponential),
+        fixed_or(quantity("s", least=0), _EXPONENTIAL, Exponential),
         Sessions.think_s,
         "Seconds after which a session sends its next turn.",
     ),

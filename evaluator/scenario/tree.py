@@ -111,7 +111,8 @@ def field_tree(value: Any) -> Any:
         return {"share": value.share, **lengths}
     if isinstance(value, Stage):
         own = {} if value.parameters is None else section_tree(value.parameters)
-        return {"stage": value.kind, **own, "pool": value.pool, "only": list(value.only) or None}
+        common = {name: field_tree(getattr(value, name)) for name in ("pool", "back_to", "times", "tokens")}
+        return {"stage": value.kind, **common, "only": list(value.only) or None, **own}
     if isinstance(value, HeavyLight | PrefixAware):
         return {value.router: section_tree(value)}
     if isinstance(value, tuple):

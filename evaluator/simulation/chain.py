@@ -33,6 +33,7 @@ class Leg:
     jobs: ChunkJobs
     departures: Departures
     uses: tuple[Use, ...]
+    visit: int = 0  # of several visits to the LLM, which one
 
     @property
     def itl(self) -> Gaps | None:
@@ -130,7 +131,8 @@ def journey_of(legs: Sequence[Leg]) -> Journey:
         itl=first.itl,
     )
     for leg in giving[1:]:
-        found = _later_tokens(found, leg, leg.itl)
+        again = leg.visit > 0 and leg.station.role is not None and not leg.station.role.prompt_resident
+        found = _another_answer(found, leg) if again else _later_tokens(found, leg, leg.itl)
     for leg in legs[legs.index(giving[-1]) + 1 :] if giving else ():
         found = _behind(found, leg)
     if any(leg.station.stage is not None for leg in legs):
@@ -199,6 +201,21 @@ def _later_tokens(found: Journey, leg: Leg, itl: Gaps | None) -> Journey:
         last_token_s[at][one.id] = times.last_token_s[at][: len(one)]
         output[at][one.id] += one.demand.output_tokens
     return replace(found, last_token_s=last_token_s, output_tokens=output, itl=gaps)
+
+
+def _another_answer(found: Journey, leg: Leg) -> Journey:
+    """With the answer of a later visit, for those who come again: the client sees the last one, the others are calls.
+
+    How the gaps between tokens are spread over the answers is not known.
+    """
+    times = {name: getattr(found, name).copy() for name in ("first_token_s", "last_token_s")}
+    tokens = {name: getattr(found, name).copy() for name in ("prompt_tokens", "output_tokens", "cached_tokens")}
+    for at, one in each(leg.jobs):
+        for name, table in times.items():
+            table[at][one.id] = getattr(leg.departures, name)[at][: len(one)]
+        for name, table in tokens.items():
+            table[at][one.id] = getattr(one.demand, name)
+    return replace(found, **times, **tokens, itl=None)
 
 
 def _behind(found: Journey, leg: Leg) -> Journey:

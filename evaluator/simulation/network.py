@@ -8,18 +8,21 @@ has, so that all that follows is the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
+from evaluator.cost.memory import kv_units
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.use import Use, WeightedGaps
-from evaluator.plan import LinkPlan, Member, Plan
+from evaluator.plan import LinkPlan, Member, Plan, StationPlan
+from evaluator.plan.engines import routed_by
+from evaluator.plan.pipeline import Walked
 from evaluator.plan.sides import SidePlan, group_of_replicas
 from evaluator.reference import Iteration, Outcome, Request
+from evaluator.reference.network import Clients, run
 from evaluator.reference.network import Station as Stage
-from evaluator.reference.network import run
 from evaluator.reference.replica import Replica
 from evaluator.reference.routing import chooser
 from evaluator.reference.side_routing import SideRouter
@@ -31,10 +34,14 @@ from evaluator.simulation.chain import Journey, Leg, journey_of
 from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.slots import OPEN_LOOP, Slot
+from evaluator.simulation.stages import Stop, on_pool
 from evaluator.simulation.tokens import Observe, add_totals, limits_of
 from evaluator.simulation.use import Totals, check_served, use_of
+from evaluator.simulation.ways import Hop, Itinerary, Ways, ways_of
+from evaluator.stages import Delay
 from evaluator.stations.contract import ChunkJobs, Departures, Station, each, shape_of, use_without_devices
-from evaluator.traffic.jobs import Jobs, Origin, held_units
+from evaluator.traffic.jobs import Demand, Jobs, Origin, held_units
+from evaluator.traffic.requests import Tokens, shared_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,45 +54,132 @@ class SideRun:
     gaps: tuple[Gaps, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class NetworkRun:
+    """One configuration under one seed after its run. ``asked`` are its jobs at the LLM, of all visits.
+
+    ``passes`` are the runs of pools for stages, by the number of their station.
+    """
+
+    sides: list[SideRun]
+    links: Transfers | None
+    asked: Jobs
+    arrival_s: np.ndarray
+    ways: Ways | None = None
+    passes: dict[int, SideRun] = field(default_factory=dict)
+
+
 def run_network(plan: Plan, members: Sequence[Member], jobs: ChunkJobs, observe: Observe | None = None) -> Journey:
     """What became of the jobs of a chunk, over all seeds."""
-    runs = {
-        at: _run(members[at[0]], at, plan.seeds[at[1]], one, observe)
-        for at, one in each(jobs)
-        if members[at[0]].status == OK
-    }
+    walks = [plan.walked(member) if member.pipeline is not None else [] for member in members]
+    runs = {at: _run(plan, members, walks, at, one, observe) for at, one in each(jobs) if members[at[0]].status == OK}
+    asked = [
+        [runs[config, seed].asked if (config, seed) in runs else one for seed, one in enumerate(of_seeds)]
+        for config, of_seeds in enumerate(jobs)
+    ]
     legs: list[Leg] = []
     for side in members[0].sides:
         if side.number > 0:
-            legs.append(_link_leg(legs[-1], members, {at: links for at, (_, links) in runs.items()}))
-        came = jobs if side.number == 0 else _sent(legs[-1])
+            legs.append(_link_leg(legs[-1], members, {at: one.links for at, one in runs.items()}))
+        came = asked if side.number == 0 else _sent(legs[-1])
         legs.append(
-            _side_leg(members, plan.seeds, side, came, {at: sides[side.number] for at, (sides, _) in runs.items()})
+            _side_leg(members, plan.seeds, side, came, {at: one.sides[side.number] for at, one in runs.items()})
         )
-    return journey_of(legs)
+    if members[0].pipeline is None:
+        return journey_of(legs)
+    return journey_of(legs_of_ways(members, walks, jobs, legs, runs))
 
 
 # --- one configuration under one seed
 
 
 def _run(
-    member: Member, at: tuple[int, int], seed: int, jobs: Jobs, observe: Observe | None
-) -> tuple[list[SideRun], Transfers | None]:
-    asked = jobs
+    plan: Plan,
+    members: Sequence[Member],
+    walks: Sequence[Sequence[Walked]],
+    at: tuple[int, int],
+    jobs: Jobs,
+    observe: Observe | None,
+) -> NetworkRun:
+    member, seed = members[at[0]], plan.seeds[at[1]]
+    walked = walks[at[0]][at[1]] if member.pipeline is not None else None
+    whole = asked = jobs if walked is None else _all_visits(member, walked, jobs)
     runs: list[SideRun] = []
     for side in member.sides:
         if runs:
-            asked, _ = jobs.after_prefill(jobs.ready_s)
+            asked, _ = whole.after_prefill(whole.ready_s)
         runs.append(_side_run(member, at, seed, side, asked, observe))
     links = None
     stages: list[Stage] = [runs[0].side]
     if len(runs) > 1:
         assert member.link is not None
-        links = _transfers(member, member.link, jobs, runs[0].side, runs[1].side)
+        links = _transfers(member, member.link, whole, runs[0].side, runs[1].side)
         stages += [links, runs[1].side]
-    first = [runs[0].side.parts[index] for index in jobs.id.tolist()]
-    run(stages, first, member.users, partial(_delivered_after, member, runs))
-    return runs, links
+    delivered = partial(_delivered_after, member, runs)
+    if walked is None:
+        first = [runs[0].side.parts[index] for index in jobs.id.tolist()]
+        run(stages, first, member.users, delivered)
+        return NetworkRun(runs, links, whole, np.zeros(0))
+    passes: dict[int, SideRun] = {}
+
+    def open_pool(number: int) -> SideRun:
+        passes[number] = _pool_run(member, at, seed, number, walked, observe)
+        return passes[number]
+
+    def stop(place: int, step: int) -> Stop:
+        return Stop(members, walks, place, step)
+
+    ways = ways_of(walked, stop, at, stages, open_pool)
+    requests = [Request(index, ready_s, 1, 1, 1, 0) for index, ready_s in enumerate(jobs.ready_s.tolist())]
+    last = _last_visits(walked, len(jobs))
+    clients = Clients(requests, member.users, lambda request: delivered(runs[0].side.parts[last[request.index]]))
+    run([*stages, *ways.stations.values()], requests, clients=clients, onward=Itinerary(ways, clients, requests))
+    return NetworkRun(runs, links, whole, np.array([one.arrival_s for one in requests]), ways, passes)
+
+
+def _all_visits(member: Member, walked: Walked, jobs: Jobs) -> Jobs:
+    """The jobs of all visits to the LLM; that of request i at its visit v has the id ``v x requests + i``."""
+    role, shared = member.sides[0].role, shared_tokens(member.workload, member.stations[0].deployment)
+    found = jobs
+    for number, visit in enumerate(walked.llm[1:], 1):
+        ids = visit.ids
+        own = Demand.of(visit.tokens, role, shared)[ids]
+        more = Jobs(ids + number * len(jobs), jobs.ready_s[ids], own, jobs.measured[ids])
+        found = found.joined(more)
+    return found
+
+
+def _last_visits(walked: Walked, count: int) -> list[int]:
+    """The index of the last visit of each request to the LLM."""
+    found = np.arange(count)
+    for number, visit in enumerate(walked.llm[1:], 1):
+        found[visit.ids] = visit.ids + number * count
+    return found.tolist()
+
+
+def _pool_run(
+    member: Member, at: tuple[int, int], seed: int, number: int, walked: Walked, observe: Observe | None
+) -> SideRun:
+    """A pool for stages, ready to run; its parts come with the visits."""
+    station, none = member.stations[number], np.zeros(0, dtype=np.int64)
+    nobody = Demand.of(Tokens(none, none, none, none, none), station.role)
+    jobs = Jobs(none, none.astype(float), nobody, none.astype(bool))
+    slot = Slot(*at, -1, jobs, slice(0, 0), 0, OPEN_LOOP, number)
+    built, limits = station.design.ready, limits_of(station, nobody)
+    replicas = [
+        Replica(
+            index, built.pipeline_ranks, station.deployment.batching.policy, limits,
+            window=built.kv.window, observe=None if observe is None else partial(observe, slot),
+        )
+        for index in range(station.deployment.replicas)
+    ]  # fmt: skip
+    router = chooser(routed_by(station.deployment), replicas, seed, number)
+
+    def choose(request: Request, now: float, group: int | None = None) -> Replica:
+        request.kv_units = int(kv_units(built.kv, request.prompt_tokens))
+        return router(request, now)
+
+    return SideRun(jobs, Side(Pool(replicas, choose), {}, choose), (replicas,), ())
 
 
 def _delivered_after(member: Member, runs: Sequence[SideRun], request: Request) -> float:
@@ -167,6 +261,7 @@ def _choose(member: Member, seed: int, side: SidePlan, jobs: Jobs, replicas: Seq
 
 def _transfers(member: Member, link: LinkPlan, jobs: Jobs, prefill: Side, decode: Side) -> Transfers:
     tokens = jobs.demand.prompt_tokens
+    places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
     kept: dict[int, tuple[list[float], float]] = {}
 
     def sending(index: int, sender: int, receiver: int | None) -> Sending:
@@ -176,7 +271,7 @@ def _transfers(member: Member, link: LinkPlan, jobs: Jobs, prefill: Side, decode
             layers = float(np.broadcast_to(link.layers(ways), len(tokens))[0])
             kept[way] = link.service_s(tokens, ways).tolist(), (1.0 - 1.0 / layers) if link.by_layer else 0.0
         service_s, ahead = kept[way]
-        return Sending(service_s[index], ahead)
+        return Sending(service_s[places[index]], ahead)
 
     told = member.sides[1].replicas is not None or link.backpressure
     return Transfers(
@@ -288,3 +383,119 @@ def _sent(link: Leg) -> ChunkJobs:
         [one.at(link.departures.last_token_s[config, seed][: len(one)]) for seed, one in enumerate(of_seeds)]
         for config, of_seeds in enumerate(link.jobs)
     ]
+
+
+def legs_of_ways(
+    members: Sequence[Member],
+    walks: Sequence[Sequence[Walked]],
+    jobs: ChunkJobs,
+    llm: Sequence[Leg],
+    runs: dict[tuple[int, int], NetworkRun],
+) -> list[Leg]:
+    """The legs of all visits in their order: those of the stages, and between them those of the LLM, ``llm``."""
+    numbers = max((len(one.ways.hops) for one in runs.values() if one.ways is not None), default=0)
+    now_s = {at: one.arrival_s.copy() for at, one in runs.items()}
+    found: list[Leg] = []
+    told: set[tuple[int, int]] = set()
+    longest = max(runs.values(), key=lambda one: len(one.ways.hops) if one.ways is not None else 0)
+    for number in range(numbers):
+        kind = longest.ways.hops[number]  # type: ignore[union-attr]
+        if isinstance(kind, int):
+            found += [_visit_leg(leg, kind, jobs, now_s) for leg in llm]
+            continue
+        stop = Stop(members, walks, kind.place, kind.step)
+        hops: dict[tuple[int, int], Hop] = {
+            at: one.ways.hops[number]  # type: ignore[union-attr, misc]
+            for at, one in runs.items()
+            if number < len(one.ways.hops)  # type: ignore[union-attr]
+        }
+        first = (kind.place, kind.step) not in told
+        told.add((kind.place, kind.step))
+        found.append(_hop_leg(stop, jobs, hops, runs, now_s, first))
+    return found
+
+
+def _visit_leg(leg: Leg, visit: int, jobs: ChunkJobs, now_s: dict[tuple[int, int], np.ndarray]) -> Leg:
+    """Of a leg with all visits to the LLM one visit; the first tells of the use."""
+    own: list[list[Jobs]] = [[] for _ in jobs]
+    places: dict[tuple[int, int], np.ndarray] = {}
+    for at, one in each(leg.jobs):
+        count = len(jobs[at[0]][at[1]])
+        places[at] = np.flatnonzero(one.id // count == visit)
+        some = one.some(places[at])
+        own[at[0]].append(replace(some, id=some.id - visit * count))
+    departures = Departures.empty(own)
+    for at, one in each(own):
+        for name in ("ready_s", "scheduled_s", "first_token_s", "last_token_s", "replica"):
+            getattr(departures, name)[at][: len(one)] = getattr(leg.departures, name)[at][places[at]]
+        own[at[0]][at[1]] = one.at(departures.ready_s[at][: len(one)])
+        if at in now_s:
+            now_s[at][one.id] = departures.last_token_s[at][: len(one)]
+    return replace(leg, jobs=own, departures=departures, uses=leg.uses if visit == 0 else (), visit=visit)
+
+
+def _hop_leg(
+    stop: Stop,
+    jobs: ChunkJobs,
+    hops: dict[tuple[int, int], Hop],
+    runs: dict[tuple[int, int], NetworkRun],
+    now_s: dict[tuple[int, int], np.ndarray],
+    first: bool,
+) -> Leg:
+    """Of one step of one visit; its first visit tells of the use."""
+    found = Departures.empty(jobs)
+    visited = np.zeros(found.ready_s.shape, dtype=bool)
+    own = [list(of_seeds) for of_seeds in jobs]
+    for at, one in each(jobs):
+        if at not in runs:
+            continue
+        for name in ("ready_s", "scheduled_s", "first_token_s", "last_token_s"):
+            getattr(found, name)[at][: len(one)] = now_s[at]
+        own[at[0]][at[1]] = one.at(now_s[at].copy())
+        if at not in hops:
+            continue
+        hop = hops[at]
+        for request in hop.ids.tolist():
+            came_s, began_s, left_s, replica = hop.times(request)
+            found.ready_s[at][request], found.scheduled_s[at][request] = came_s, began_s
+            found.first_token_s[at][request] = found.last_token_s[at][request] = left_s
+            found.replica[at][request] = replica
+            visited[at][request] = True
+        now_s[at][:] = found.last_token_s[at][: len(one)]
+    stage = stop.stage(0)
+    station = Station(
+        stop.label,
+        _never,
+        streams=stage.kind.streams(stage.parameters),
+        stage=stage.name,
+        waits=stop.planned(0).kind is not Delay,
+    )
+    uses = (_hop_use(stop, jobs, runs),) if first else ()
+    return Leg(station, own, replace(found, visited=visited), uses)
+
+
+def _hop_use(stop: Stop, jobs: ChunkJobs, runs: dict[tuple[int, int], NetworkRun]) -> Use:
+    """What a step used in all its visits; where stages share a pool, the first of them tells of it."""
+    number = stop.planned(0).station
+    if number is not None:
+        pools = [member.stations[number] for member in stop.members]
+        totals = Totals.empty(*shape_of(jobs)[:2])
+        own = [list(of_seeds) for of_seeds in jobs]
+        for at, one in runs.items():
+            add_totals(totals, at, Outcome([], list(one.passes[number].pools[0])))
+            own[at[0]][at[1]] = _computed(pools[at[0]], one.passes[number])
+        return replace(use_of(pools, own, totals, None), name=stop.label)
+    busy_s = np.zeros(shape_of(jobs)[:2])
+    for at, one in runs.items():
+        assert one.ways is not None
+        busy_s[at] = sum(hop.busy_s for hop in one.ways.hops if isinstance(hop, Hop) and hop.of(stop))
+    servers = np.array([float(stop.all_servers(config)) for config in range(len(stop.members))])
+    return on_pool(stop, use_without_devices(stop.label, jobs, servers, busy_s))
+
+
+def _computed(pool: StationPlan, of_run: SideRun) -> Jobs:
+    """The passes that a pool computed."""
+    prompt = np.array([part.prompt_tokens for part in of_run.side.parts.values()], dtype=np.int64)
+    none = np.zeros_like(prompt)
+    demand = Demand.of(Tokens(prompt, none + 1, none, none, none), pool.role)
+    return Jobs(np.arange(len(prompt)), none.astype(float), demand, none.astype(bool))

@@ -60,10 +60,16 @@ def by_pool(members: Sequence[Member], uses: Sequence[Use]) -> tuple[Use, ...]:
     pipeline = members[0].pipeline
     if pipeline is None:
         return tuple(uses)
-    pools = {step.label: step.pool for stage in pipeline.stages for step in stage.steps if step.pool is not None}
+    steps = {step.label: step for stage in pipeline.stages for step in stage.steps if step.pool is not None}
     found: dict[str, Use] = {}
+    told: set[int | None] = set()  # engines that compute for several steps, each of which tells of all
     for use in uses:
-        name = f"pool {pools[use.name]}" if use.name in pools else use.name
+        step = steps.get(use.name)
+        name = use.name if step is None else f"pool {step.pool}"
+        engine = None if step is None else step.station
+        if engine is not None and engine in told:
+            continue
+        told.add(engine)
         found[name] = _together(found[name], use) if name in found else use
     return tuple(found.values())
 

@@ -21,7 +21,7 @@ from evaluator.stages import Delay, Pass, Served, Shipped
 from evaluator.stations.contract import ChunkJobs, Departures, Station, each, ready_times
 from evaluator.stations.delay import serve_delayed
 from evaluator.stations.queue import serve_in_turn
-from evaluator.traffic.jobs import Jobs
+from evaluator.traffic.jobs import Demand, Jobs
 
 At = tuple[int, int]
 Row = tuple[At, NDArray[np.int64]]
@@ -54,11 +54,13 @@ class Stop:
 
     def step(self, at: At) -> Any:
         """What it does in a configuration and seed."""
-        return self.walks[at[0]][at[1]].works[self.place].steps[self.number]
+        work = self.walks[at[0]][at[1]].first[self.place].work
+        assert work is not None
+        return work.steps[self.number]
 
     def visited(self, at: At) -> NDArray[np.bool_] | None:
         """Which requests come here, (request,); None: all."""
-        return self.walks[at[0]][at[1]].visited[self.place]
+        return self.walks[at[0]][at[1]].first[self.place].there
 
     def servers(self, config: int) -> int:
         """As many as the step says, else as its pool has replicas."""
@@ -66,6 +68,19 @@ class Stop:
         assert pipeline is not None
         own = self.step((config, 0)).servers
         return int(own or (1 if pool is None else pipeline.pools[pool].replicas))
+
+    def stage(self, config: int) -> StagePlan:
+        """The stage of which it is a step."""
+        pipeline = self.members[config].pipeline
+        assert pipeline is not None
+        return pipeline.stages[self.place]
+
+    def all_servers(self, config: int) -> int:
+        """Those of all its queues; of what has no end of them, one."""
+        step, count = self.step((config, 0)), 1
+        if getattr(step, "queue", None) is not None:
+            count = int(np.max(step.queue, initial=0)) + 1
+        return count * (self.servers(config) if isinstance(step, Served) else 1)
 
     def factor(self, config: int, name: str) -> float:
         """By how much a variant changes an input of the hardware."""
@@ -111,7 +126,7 @@ def _serve(stop: Stop, run: Run, jobs: ChunkJobs) -> tuple[Departures, Use]:
     partial = any(len(row) != 1 or row[0] is not None for row in rows)
     if not partial:
         departures, use = run(stop, jobs, 1)
-        return departures, _on_pool(stop, use)
+        return departures, on_pool(stop, use)
     seeds = len(jobs[0])
     own: list[list[Jobs]] = [[_none(one) for one in jobs[row // queues]] for row in range(len(jobs) * queues)]
     for (at, one), row in zip(each(jobs), rows, strict=True):
@@ -131,7 +146,7 @@ def _serve(stop: Stop, run: Run, jobs: ChunkJobs) -> tuple[Departures, Use]:
     busy_s = use.busy_s.reshape(len(jobs), queues, seeds).sum(axis=1)
     whole = {name: value[::queues] for name, value in vars(use).items() if isinstance(value, np.ndarray)}
     use = replace(use, **{**whole, "busy_s": busy_s, "replicas": whole["replicas"] * queues})
-    return replace(found, visited=visited), _on_pool(stop, use)
+    return replace(found, visited=visited), on_pool(stop, use)
 
 
 def _rows(stop: Stop, at: At, jobs: Jobs) -> list[NDArray[np.int64] | None]:
@@ -224,9 +239,20 @@ def _passes(stop: Stop, at: At, jobs: Jobs) -> Jobs:
     return Jobs(
         (jobs.id[:, None] * step.sequences + each_of).ravel(),
         np.repeat(jobs.ready_s, step.sequences),
-        stop.walks[at[0]][at[1]].asked(stop.place, stop.number, jobs.id),
+        _asked(stop, at, jobs.id),
         np.repeat(jobs.measured, step.sequences),
     )
+
+
+def _asked(stop: Stop, at: At, ids: NDArray[np.int64]) -> Demand:
+    """What jobs ask of the pool, in their order."""
+    walked = stop.walks[at[0]][at[1]]
+    visit = walked.first[stop.place]
+    demand, sequences = walked.asked(visit, stop.number), stop.step(at).sequences
+    if np.array_equal(ids, visit.ids):
+        return demand
+    order = np.searchsorted(visit.ids, ids)[:, None] * sequences + np.arange(sequences)
+    return demand[order.ravel()]
 
 
 _RUN: Mapping[type, Run] = {Delay: _delayed, Served: _in_turn, Shipped: _shipped, Pass: _passed}
@@ -235,7 +261,7 @@ _RUN: Mapping[type, Run] = {Delay: _delayed, Served: _in_turn, Shipped: _shipped
 # --- the devices of a pool
 
 
-def _on_pool(stop: Stop, use: Use) -> Use:
+def on_pool(stop: Stop, use: Use) -> Use:
     """With the devices of the pools on which the step runs; those of an engine's pool are there already."""
     if stop.serve is not None or all(stop.planned(config).pool is None for config in range(len(stop.members))):
         return use

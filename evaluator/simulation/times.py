@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,21 +21,33 @@ PREFILL, TRANSFER, DECODE = LLM_TIMES
 def stage_times(legs: Sequence[Leg], makespan_s: np.ndarray) -> tuple[StageTimes, ...]:
     """Of every stage, and of each step of a stage that has several."""
     shape = shape_of(legs[0].jobs)
-    steps: dict[str, list[StageTimes]] = {}  # in the order of the legs
+    steps: dict[str, dict[str, StageTimes]] = {}  # by stage, in the order of the legs
     for leg in legs:
         if leg.station.stage is not None:
-            steps.setdefault(leg.station.stage, []).append(_step(leg, shape, makespan_s))
+            visit = [_step(leg, shape, makespan_s)]
         elif leg.station.role is None:
-            steps[TRANSFER] = [_step(leg, shape, makespan_s, TRANSFER)]
+            visit = [_step(leg, shape, makespan_s, TRANSFER)]
         elif leg.station.role.prompt_resident:
-            steps[DECODE] = [_step(leg, shape, makespan_s, DECODE)]
+            visit = [_step(leg, shape, makespan_s, DECODE)]
         else:
-            steps |= {one.name: [one] for one in _engine(leg, shape, makespan_s)}
-    return tuple(
-        one
-        for stage, of_stage in steps.items()
-        for one in ((_whole(stage, of_stage), *of_stage) if len(of_stage) > 1 else of_stage)
-    )
+            visit = _engine(leg, shape, makespan_s)
+        for one in visit:
+            of_stage = steps.setdefault(leg.station.stage or one.name, {})
+            of_stage[one.name] = _once_more(of_stage[one.name], one) if one.name in of_stage else one
+    found = []
+    for stage, of_stage in steps.items():
+        several = [*of_stage.values()]
+        found += several if len(several) == 1 else [_whole(stage, several), *several]
+    return tuple(found)
+
+
+def _once_more(one: StageTimes, again: StageTimes) -> StageTimes:
+    """With what a later visit takes, of those who come again."""
+    return replace(one, wait_s=_plus(one.wait_s, again.wait_s), service_s=_plus(one.service_s, again.service_s))
+
+
+def _plus(one: np.ndarray, again: np.ndarray) -> np.ndarray:
+    return np.where(np.isnan(again), one, np.nan_to_num(one) + again)
 
 
 def _step(leg: Leg, shape: tuple[int, int, int], makespan_s: np.ndarray, name: str = "") -> StageTimes:
@@ -68,7 +81,7 @@ def _engine(leg: Leg, shape: tuple[int, int, int], makespan_s: np.ndarray) -> li
 
 def _utilisation(leg: Leg, makespan_s: np.ndarray) -> np.ndarray:
     """Busy time of the servers, or of the replicas of all pools, over what they had; NaN without a number of them."""
-    if not leg.station.waits:
+    if not leg.station.waits or not leg.uses:
         return np.full(makespan_s.shape, np.nan)
     busy_s = sum(use.busy_s for use in leg.uses)
     servers = sum(use.replicas for use in leg.uses)

@@ -53,8 +53,7 @@ class Visit:
 
     def rng(self) -> np.random.Generator:
         """Random numbers of this stage and seed: the same for all configurations."""
-        name = zlib.crc32(self.stage.encode())
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, _STAGES, name, self.turn])))
+        return stage_rng(self.stage, self.seed, self.turn)
 
     @cached_property
     def kv(self) -> SequenceBytes:
@@ -63,6 +62,13 @@ class Visit:
 
 
 _STAGES = 101  # the random streams of stages, apart from those of the traffic
+
+
+def stage_rng(name: str, seed: int, turn: int = 0) -> np.random.Generator:
+    """The random numbers of what is named so."""
+    return np.random.Generator(
+        np.random.PCG64(np.random.SeedSequence([seed, _STAGES, zlib.crc32(name.encode()), turn]))
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from evaluator.reference.network import Visit
 from evaluator.reference.request import Request
 
 
 class Delay:
-    """``delay_s``: seconds by request index. Requests may overtake each other."""
+    """``seconds``: seconds by request index. Requests may overtake each other."""
 
     batches = False
 
-    def __init__(self, delay_s: Sequence[float]) -> None:
+    def __init__(self, seconds: Sequence[float] | Mapping[int, float]) -> None:
         self.next_s = math.inf
         self.visits: dict[int, Visit] = {}  # by request index, of those that have left
-        self._delay_s = delay_s
+        self.seconds = seconds
         self._under_way: list[tuple[float, int, Request, float]] = []  # heap: end, entry, request, arrival
         self._entries = 0
 
@@ -32,7 +32,7 @@ class Delay:
         return leaving
 
     def submit(self, request: Request, now: float) -> None:
-        heapq.heappush(self._under_way, (now + self._delay_s[request.index], self._entries, request, now))
+        heapq.heappush(self._under_way, (now + self.seconds[request.index], self._entries, request, now))
         self._entries += 1
         self.next_s = self._under_way[0][0]
 

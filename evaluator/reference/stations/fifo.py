@@ -5,24 +5,29 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from evaluator.reference.network import Visit
 from evaluator.reference.request import Request
 
 
 class Fifo:
-    """``servers`` serve one request each at a time; ``service_s``: seconds by request index."""
+    """``servers`` serve one request each at a time; ``seconds``: seconds by request index.
+
+    Requests that come at one time are served in the order of their index.
+    """
 
     batches = False
 
-    def __init__(self, servers: int, service_s: Sequence[float]) -> None:
+    def __init__(self, servers: int, seconds: Sequence[float] | Mapping[int, float]) -> None:
         if servers < 1:
             raise ValueError(f"servers must be at least 1, got {servers}")
         self.next_s = math.inf
         self.visits: dict[int, Visit] = {}  # by request index, of those that have left
         self._servers = servers
-        self._service_s = service_s
+        self.busy_s = 0.0
+        self.seconds = seconds
+        self._arrived: list[tuple[Request, float]] = []  # since the last launch
         self._waiting: deque[tuple[Request, float]] = deque()  # with its time of arrival
         self._served: list[tuple[float, int, Request, float, float]] = []  # heap: end, entry, request, arrival, start
         self._entries = 0
@@ -37,12 +42,15 @@ class Fifo:
         return leaving
 
     def submit(self, request: Request, now: float) -> None:
-        self._waiting.append((request, now))
+        self._arrived.append((request, now))
 
     def launch(self, now: float) -> None:
+        self._waiting.extend(sorted(self._arrived, key=lambda arrival: arrival[0].index))
+        self._arrived.clear()
         while self._waiting and len(self._served) < self._servers:
             request, arrived_s = self._waiting.popleft()
-            end_s = now + self._service_s[request.index]
+            end_s = now + self.seconds[request.index]
+            self.busy_s += self.seconds[request.index]
             heapq.heappush(self._served, (end_s, self._entries, request, arrived_s, now))
             self._entries += 1
             self.next_s = self._served[0][0]

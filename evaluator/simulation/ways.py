@@ -1,0 +1,189 @@
+"""The stages of one configuration under one seed as stations of the reference, and the way of every request.
+
+A request visits stations, some of them several times: an agent comes back to the LLM, stages share a pool. So every
+visit has an index of its own, under which the station knows the request: ``number x requests + request``, where visits
+to the LLM have the first numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluator.plan.pipeline import Visited, Walked
+from evaluator.reference.network import Station
+from evaluator.reference.request import Request
+from evaluator.reference.stations.delay import Delay as DelayStation
+from evaluator.reference.stations.fifo import Fifo
+from evaluator.reference.stations.several import Several
+from evaluator.simulation.stages import Stop
+from evaluator.stages import Delay, Pass, Served, Shipped
+
+OpenPool = Callable[[int], Any]
+"""Gives the side of an engine's pool for stages by its number, without parts, and its replicas with their gaps."""
+
+
+@dataclass(eq=False)
+class Hop:
+    """One step of one visit: the ``stations`` that a request passes for it, by its queue, and under which index.
+
+    ``left`` are the stations from which it departs: others than those where its service starts, if bytes arrive later.
+    """
+
+    place: int  # of the stage
+    step: int
+    base: int  # index of request 0
+    ids: NDArray[np.int64]
+    starts: dict[int, Station]  # by request
+    left: dict[int, Station]
+    busy_s: float = 0.0
+
+    def of(self, stop: Stop) -> bool:
+        """Whether it is a visit to this step."""
+        return (self.place, self.step) == (stop.place, stop.number)
+
+    def times(self, request: int) -> tuple[float, float, float, int]:
+        """When a request came, its service began and it left, and the replica that served it."""
+        index, start, left = self.base + request, self.starts[request], self.left[request]
+        if isinstance(start, Several):
+            parts = [start.side.parts[number] for number in start.sequences[index]]
+            last = max(parts, key=lambda part: part.last_token_s)
+            return parts[0].arrival_s, min(part.scheduled_s for part in parts), last.last_token_s, last.replica
+        visit, end = start.visits[index], left.visits[index]  # type: ignore[attr-defined]
+        return visit.arrived_s, visit.started_s, end.left_s, 0
+
+
+@dataclass(eq=False)
+class Ways:
+    """All stations of the stages, and the way of every request: (station, index) of each visit, by request."""
+
+    hops: list[Hop | int] = field(default_factory=list)  # in the order of the visits; a number is a visit to the LLM
+    stations: dict[Hashable, Station] = field(default_factory=dict)
+    steps: list[list[tuple[Station, int]]] = field(default_factory=list)
+    passes: dict[Hashable, Any] = field(default_factory=dict)  # runs of pools, by the pool that they share
+
+
+def ways_of(
+    walked: Walked, stops: Callable[[int, int], Stop], at: tuple[int, int], llm: Sequence[Station], open_pool: OpenPool
+) -> Ways:
+    """The way of every request through the stations of the LLM, ``llm``, and those of its stages.
+
+    ``stops`` gives the step of a stage by their numbers.
+    """
+    count = len(walked.tokens.prompt_tokens)
+    found = Ways(steps=[[] for _ in range(count)])
+    answers, number = 0, len(walked.llm)
+    for visit in walked.visits:
+        if visit.stage is None:
+            for request in visit.ids.tolist():
+                found.steps[request] += [(station, answers * count + request) for station in llm]
+            found.hops.append(answers)
+            answers += 1
+            continue
+        assert visit.work is not None
+        for step, work in enumerate(visit.work.steps):
+            stop = stops(visit.stage, step)
+            hop = _hop(found, stop, visit, walked, work, number * count, at, open_pool)
+            found.hops.append(hop)
+            number += 1
+            for request in visit.ids.tolist():
+                index = hop.base + request
+                found.steps[request].append((hop.starts[request], index))
+                if hop.left[request] is not hop.starts[request]:
+                    found.steps[request].append((hop.left[request], index))
+    return found
+
+
+def _hop(
+    ways: Ways, stop: Stop, visit: Visited, walked: Walked, work: Any, base: int,
+    at: tuple[int, int], open_pool: OpenPool,
+) -> Hop:  # fmt: skip
+    """The stations of a step, made where they are not there yet, with what they need to know of those who come."""
+    config = at[0]
+    assert visit.stage is not None
+    planned, ids = stop.planned(config), visit.ids
+    own: Hashable = (visit.stage, stop.number)
+    shared = own if planned.pool is None else (planned.pool, planned.kind)
+    hop = Hop(visit.stage, stop.number, base, ids, {}, {})
+    if isinstance(work, Pass):
+        station = _engine(ways, shared, planned.station, open_pool)
+        _add_parts(station, work, walked, visit, stop.number, base)
+        hop.starts = hop.left = dict.fromkeys(ids.tolist(), station)
+        return hop
+    seconds = _by_request(_seconds(work, stop, config), walked)
+    queue = getattr(work, "queue", None)
+    queues = np.zeros(len(seconds), dtype=np.int64) if queue is None else np.asarray(queue)
+    servers = stop.servers(config) if isinstance(work, Served) else 1
+    alone = isinstance(work, Delay) or (isinstance(work, Shipped) and not work.shared)
+    for request in ids.tolist():
+        key = shared, int(queues[request])
+        if key not in ways.stations:
+            ways.stations[key] = DelayStation({}) if alone else Fifo(servers, {})
+        hop.starts[request] = ways.stations[key]
+        ways.stations[key].seconds[base + request] = float(seconds[request])  # type: ignore[attr-defined]
+    hop.left, hop.busy_s = dict(hop.starts), float(seconds[ids].sum())
+    if isinstance(work, Shipped) and work.latency_s > 0:
+        later = ways.stations.setdefault((own, "latency"), DelayStation({}))
+        latency_s = work.latency_s * stop.factor(config, "link_latency")
+        later.seconds.update((base + request, latency_s) for request in ids.tolist())  # type: ignore[attr-defined]
+        hop.left = dict.fromkeys(ids.tolist(), later)
+    return hop
+
+
+def _seconds(work: Any, stop: Stop, config: int) -> Any:
+    if isinstance(work, Shipped):
+        return np.asarray(work.bytes, dtype=np.float64) / work.bandwidth / stop.factor(config, "link_bandwidth")
+    return work.seconds
+
+
+def _by_request(values: Any, walked: Walked) -> NDArray[np.float64]:
+    return np.broadcast_to(np.asarray(values, dtype=np.float64), len(walked.tokens.prompt_tokens))
+
+
+def _engine(ways: Ways, shared: Hashable, number: int | None, open_pool: OpenPool) -> Several:
+    if shared not in ways.stations:
+        ways.passes[shared] = run = open_pool(number)  # type: ignore[arg-type]
+        ways.stations[shared] = Several(run.side, {})
+    found = ways.stations[shared]
+    assert isinstance(found, Several)
+    return found
+
+
+def _add_parts(station: Several, work: Pass, walked: Walked, visit: Visited, step: int, base: int) -> None:
+    """The sequences of those who come. Indices of parts go on from those of the visits before."""
+    demand = walked.asked(visit, step)
+    parts, sequences = station.side.parts, station.sequences
+    first = len(parts)
+    rows = zip(
+        demand.compute_tokens.tolist(), demand.prompt_tokens.tolist(), demand.output_tokens.tolist(), strict=True
+    )
+    for number, row in enumerate(rows, first):
+        parts[number] = Request(number, 0.0, *row, 0)  # type: ignore[index]
+    for place, request in enumerate(visit.ids.tolist()):
+        start = first + place * work.sequences
+        sequences[base + request] = range(start, start + work.sequences)  # type: ignore[index]
+
+
+class Itinerary:
+    """Sends every request on its way, from the clients back to the clients (``reference.network.Onward``)."""
+
+    def __init__(self, ways: Ways, clients: Station, requests: Sequence[Request]) -> None:
+        self._ways, self._clients, self._requests = ways, clients, requests
+        self._next = [0] * len(requests)
+        self._records: dict[int, Request] = {}
+
+    def __call__(self, station: Station, request: Request) -> tuple[Station, Request]:
+        """The next station, and the record under whose index it knows the request."""
+        number = request.index % len(self._requests)
+        steps, step = self._ways.steps[number], self._next[number]
+        self._next[number] += 1
+        if step == len(steps):
+            return self._clients, self._requests[number]
+        following, index = steps[step]
+        return following, request if request.index == index and station is not self._clients else Request(
+            index, 0.0, 1, 1, 1, 0
+        )
