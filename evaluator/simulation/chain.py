@@ -64,6 +64,7 @@ class Journey:
     measured: np.ndarray  # (request,) where it is the same for all
     uses: tuple[Use, ...]
     itl: Gaps | None  # None: no station gives tokens, or one does not say when each of them came
+    given_s: tuple[np.ndarray, np.ndarray] | None = None  # first and last token behind the engine; None: as above
     stages: tuple[StageTimes, ...] = ()  # of a pipeline: in front of, at and behind the stations that give tokens
 
 
@@ -133,7 +134,10 @@ def journey_of(legs: Sequence[Leg]) -> Journey:
     for leg in giving[1:]:
         again = leg.visit > 0 and leg.station.role is not None and not leg.station.role.prompt_resident
         found = _another_answer(found, leg) if again else _later_tokens(found, leg, leg.itl)
-    for leg in legs[legs.index(giving[-1]) + 1 :] if giving else ():
+    behind = legs[legs.index(giving[-1]) + 1 :] if giving else []
+    if behind:
+        found = replace(found, given_s=(found.first_token_s, found.last_token_s))
+    for leg in behind:
         found = _behind(found, leg)
     if any(leg.station.stage is not None for leg in legs):
         makespan_s = found.last_token_s.max(axis=-1) - found.arrival_s.min(axis=-1)

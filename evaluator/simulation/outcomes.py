@@ -12,7 +12,7 @@ from evaluator.metrics import OK, Outcomes, bounds_of
 from evaluator.metrics.use import Use
 from evaluator.plan import Member
 from evaluator.simulation.chain import Journey
-from evaluator.simulation.frontend import client_times
+from evaluator.simulation.frontend import delay_s
 
 TRUST = ("datasheet", "extrapolated", "calibrated")
 """Provenances of a prediction, the least sure first."""
@@ -138,5 +138,7 @@ def _as_clients_see(members: Sequence[Member], journey: Journey) -> tuple[np.nda
         for pool in pools:
             since, until = until, until + pool.deployment.replicas
             at = (position, (replica >= since) & (replica < until) if len(pools) > 1 else ...)
-            first[at], last[at] = client_times(pool.design.calibration, first[at], last[at], output[at[1]])
+            given_first, given_last = journey.given_s or (first, last)
+            later = delay_s(pool.design.calibration, given_first[at], given_last[at], output[at[1]])
+            first[at], last[at] = first[at] + later, last[at] + later
     return first, last

@@ -1,0 +1,311 @@
+"""Pipelines: the chain against the event loop of the reference, and what is conserved from stage to stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evaluator.metrics import OK
+from evaluator.plan import Plan, plan
+from evaluator.scenario import load_scenario
+from evaluator.simulation import simulate_chunk, stations_of
+from evaluator.simulation.chain import Journey, run_chain
+from evaluator.simulation.network import run_network
+from evaluator.stages import (
+    KINDS,
+    Delay,
+    Pass,
+    Served,
+    Shipped,
+    StageKind,
+    Visit,
+    Work,
+    choice,
+    count,
+    key,
+    quantity,
+    register,
+)
+
+TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
+WHAT = ("replica", "prompt_tokens", "output_tokens", "cached_tokens")
+
+
+@dataclass(frozen=True)
+class Bag:
+    """Steps of all kinds, with times by request."""
+
+    step: str = key(choice("delay", "served", "queues", "shipped", "alone", "pass", "two"))
+    seconds: float = key(quantity("s", least=0), 0.1)
+    servers: int = key(count(), 1)
+    adds: int = key(count(least=0), 0)
+    cached: int = key(count(least=0), 0)
+
+
+def bag_work(bag: Bag, visit: Visit) -> Work:
+    drawn = visit.rng().random(len(visit))
+    seconds = bag.seconds * drawn
+    queue = (drawn * 3).astype(np.int64)
+    sent = 1e9 * seconds
+    steps: dict[str, tuple[Any, ...]] = {
+        "delay": (Delay(seconds),),
+        "served": (Served(seconds, bag.servers),),
+        "queues": (Served(seconds, bag.servers, queue),),
+        "shipped": (Shipped(sent, 1e9, 0.01, queue=queue),),
+        "alone": (Shipped(sent, 1e9, 0.02, shared=False),),
+        "pass": (Pass("qwen3-0.6b", visit.prompt_tokens // 2 + 1, sequences=3),),
+        "two": (Served(seconds, name="wait"), Pass("qwen3-0.6b", visit.prompt_tokens, name="read")),
+    }
+    cached = np.minimum(visit.cached_tokens + bag.cached, visit.prompt_tokens - 1) if bag.cached else None
+    return Work(steps[bag.step], adds_tokens=bag.adds * (drawn > 0.5), cached_tokens=cached)
+
+
+BAG = StageKind("bag", Bag, bag_work)
+
+
+@pytest.fixture(autouse=True)
+def _bag():
+    register(BAG)
+    yield
+    del KINDS["bag"]
+
+
+def random_scenario(number: int) -> dict[str, Any]:
+    """A pipeline of up to five stages around one pool, or around a prefill and a decode side."""
+    rng = np.random.default_rng(number)
+    pools: dict[str, Any] = {}
+    if rng.random() < 0.4:
+        roles = {"p": "prefill", "d": "decode"}
+        pools = {name: {"role": role, "replicas": int(rng.integers(1, 3))} for name, role in roles.items()}
+
+    def stage(place: int) -> dict[str, Any]:
+        step = str(rng.choice(["delay", "served", "queues", "shipped", "alone", "pass", "two"]))
+        found: dict[str, Any] = {"stage": "bag", "step": step, "seconds": float(rng.uniform(0, 0.3))}
+        found |= {"servers": int(rng.integers(1, 4)), "adds": int(rng.integers(0, 50)), "cached": int(rng.integers(20))}
+        if step in ("pass", "two") or rng.random() < 0.2:
+            pools[f"s{place}"] = {"role": "stage", "hardware": "l4", "replicas": int(rng.integers(1, 3))}
+            found["pool"] = f"s{place}"
+        if rng.random() < 0.3:
+            found["only"] = [str(rng.choice(["a", "b"]))]
+        return found
+
+    before, behind = int(rng.integers(0, 4)), int(rng.integers(0, 3))
+    stages = [stage(place) for place in range(before + max(behind, before == 0))]
+    source = {"source": "uniform", "prompt_min": 1, "prompt_max": 300, "output_min": 1, "output_max": 12}
+    process = [{"process": "poisson", "rate_rps": float(rng.uniform(1, 20))}, {"process": "all_at_once"}]
+    return {
+        "workload": {
+            "arrivals": process[int(rng.random() < 0.15)],
+            "lengths": source,
+            "requests": 40,
+            "pipelines": {"a": 0.5, "b": {"share": 0.5, "lengths": {**source, "prompt_max": 50}}},
+            "seeds": [number, number + 1],
+        },
+        "deployment": {
+            "model": "llama-3.1-8b",
+            "hardware": "h100-sxm",
+            "replicas": int(rng.integers(1, 3)),
+            "batching": {"policy": str(rng.choice(["chunked", "continuous"])), "max_num_seqs": int(rng.integers(2, 9))},
+            **({"pools": pools} if pools else {}),
+        },
+        "pipeline": [*stages[:before], "prefill", "decode", *stages[before:]],
+    }
+
+
+def both_ways(whole: Plan) -> list[tuple[Journey, Journey]]:
+    """What the chain makes of the configurations of a plan, and what the event loop does."""
+    found = []
+    for group in whole.groups:
+        assert all(member.status == OK for member in group.members), [member.status for member in group.members]
+        jobs = [whole.jobs(member) for member in group.members]
+        chain = run_chain(stations_of(whole, group, group.members), jobs)
+        found.append((chain, run_network(whole, group.members, jobs)))
+    return found
+
+
+def assert_same(chain: Journey, network: Journey) -> None:
+    for name in TIMES:
+        np.testing.assert_allclose(getattr(chain, name), getattr(network, name), rtol=1e-9, atol=1e-9, err_msg=name)
+    for name in WHAT:
+        np.testing.assert_array_equal(getattr(chain, name), getattr(network, name), err_msg=name)
+    assert [stage.name for stage in chain.stages] == [stage.name for stage in network.stages]
+    for one, other in zip(chain.stages, network.stages, strict=True):
+        for name in ("wait_s", "service_s", "utilisation"):
+            told = f"{name} of {one.name}"
+            np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-9, err_msg=told)
+    for use, same in zip(chain.uses, network.uses, strict=True):
+        for name in ("devices", "busy_s", "iterations", "flops", "bytes", "replicas", "usd_per_hour"):
+            told = f"{name} of {use.name}"
+            np.testing.assert_allclose(getattr(use, name), getattr(same, name), rtol=1e-9, err_msg=told)
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_random_pipelines(number):
+    """The stations of the chain, one after the other, against all of them on one clock."""
+    for chain, network in both_ways(plan(load_scenario(random_scenario(number)), engine="token")):
+        assert_same(chain, network)
+
+
+GUARDED: dict[str, Any] = {
+    "workload": {
+        "arrivals": {"process": "poisson", "rate_rps": 6},
+        "lengths": {"source": "uniform", "prompt_min": 1, "prompt_max": 300, "output_min": 1, "output_max": 12},
+        "requests": 120,
+        "pipelines": {"a": 0.5, "b": 0.5},
+        "seeds": [0, 1],
+    },
+    "deployment": {
+        "model": "llama-3.1-8b",
+        "hardware": "h100-sxm",
+        "pools": {"small": {"role": "stage", "hardware": "l4", "replicas": 2}},
+    },
+    "pipeline": [
+        {"stage": "tool", "seconds": 0.1, "servers": 1, "tokens": 200, "only": "a"},
+        "prefill",
+        "decode",
+        {"stage": "postprocess", "kind": "guard", "model": "qwen3-0.6b", "pool": "small", "only": ["a"]},
+        {"stage": "postprocess", "seconds_per_token": 1e-4},
+    ],
+}
+
+
+def scenario(**changes: Any) -> dict[str, Any]:
+    return {**GUARDED, **changes}
+
+
+def test_the_vectorised_engine_runs_pools_of_stages():
+    """All configurations of a sweep in one chunk, with the passes of a guard by the compiled engine."""
+    axes = {"workload.arrivals.rate_rps": [2, 6, 9], "pipeline.tool.seconds": [0, 0.2]}
+    axes["deployment.pools.small.replicas"] = [1, 2]
+    found = both_ways(plan(load_scenario(scenario(sweep=axes))))
+    assert len(found) == 1 and len(found[0][0].arrival_s) == 12
+    assert_same(*found[0])
+
+
+# --- what is conserved
+
+
+def journeys(raw: dict[str, Any]) -> list[Journey]:
+    """Of the network and, where it can run them, of the chain."""
+    whole = plan(load_scenario(raw), engine="token")
+    group = whole.groups[0]
+    jobs = [whole.jobs(member) for member in group.members]
+    found = [run_network(whole, group.members, jobs)]
+    if not group.members[0].in_one_loop:
+        found.append(run_chain(stations_of(whole, group, group.members), jobs))
+    return found
+
+
+@pytest.mark.parametrize("number", [3, 5, 8, 13])
+def test_times_of_the_stages_add_up_to_the_passage(number):
+    """Nobody is lost between stages: a request is at one stage after the other, from its arrival to its end."""
+    for journey in journeys(random_scenario(number)):
+        steps = [stage for stage in journey.stages if "." not in stage.name]
+        total = sum(np.nan_to_num(stage.wait_s) + np.nan_to_num(stage.service_s) for stage in steps)
+        np.testing.assert_allclose(total, journey.last_token_s - journey.arrival_s, rtol=1e-9, atol=1e-9)
+
+
+def test_requests_and_tokens_from_stage_to_stage():
+    (whole,) = [plan(load_scenario(GUARDED), engine="token")]
+    walked = whole.walked(whole.members[0])[0]
+    here = walked.visits[0].there
+    assert 40 < here.sum() < 80  # half of them take pipeline a
+    asked, came = walked.visits[0].tokens, walked.tokens
+    np.testing.assert_array_equal(came.prompt_tokens, asked.prompt_tokens + 200 * here)
+    guard = next(visit for visit in walked.visits if visit.stage == 1)
+    read = walked.asked(guard, 0)
+    np.testing.assert_array_equal(read.compute_tokens, (came.prompt_tokens + came.output_tokens)[here])
+    for journey in journeys(GUARDED):
+        for stage in journey.stages:
+            passed = ~np.isnan(stage.wait_s[0, 0])
+            np.testing.assert_array_equal(passed, here if stage.name in ("tool", "postprocess") else True)
+
+
+# --- agents, and stages that share a pool
+
+AGENT = [
+    {"stage": "prefill"},
+    {"stage": "decode", "tokens": 5},
+    {"stage": "tool", "seconds": 0.1, "tokens": 30, "back_to": "prefill", "times": 2},
+]
+
+
+def test_an_agent_comes_back_with_all_that_was_said():
+    raw = scenario(pipeline=AGENT, deployment={"model": "llama-3.1-8b", "hardware": "h100-sxm"})
+    whole = plan(load_scenario(raw))
+    (member,) = whole.members
+    assert member.engine == "token" and member.lacking == ("pipeline that comes to the LLM more than once",)
+    walked = whole.walked(member)[0]
+    first, second, third = (visit.tokens for visit in walked.llm)
+    np.testing.assert_array_equal(second.prompt_tokens, first.prompt_tokens + 5 + 30)
+    np.testing.assert_array_equal(third.prompt_tokens, second.prompt_tokens + 5 + 30)
+    assert [visit.stage for visit in walked.visits] == [None, 0, None, 0, None]
+    outcomes = simulate_chunk(whole, whole.groups[0], [member])
+    np.testing.assert_array_equal(outcomes.prompt_tokens[0, 0], third.prompt_tokens)
+    assert (outcomes.output_tokens == 5).all()
+    tool = next(stage for stage in outcomes.stages if stage.name == "tool")
+    np.testing.assert_allclose(tool.service_s, 0.2)
+    steps = sum(stage.wait_s + stage.service_s for stage in outcomes.stages)
+    delays = outcomes.last_token_s - outcomes.arrival_s - steps  # of the frontend, once
+    assert (delays >= 0).all() and delays.max() < 0.05
+
+
+def test_a_kept_context_is_not_computed_again():
+    kept = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "kv": {"prefix_caching": True}}
+    deployment = {**kept, "kv": {"prefix_caching": False}}
+    found = []
+    for one in (kept, deployment):
+        whole = plan(load_scenario(scenario(pipeline=AGENT, deployment=one)), engine="token")
+        found.append(whole.walked(whole.members[0])[0].llm[1].tokens.cached_tokens)
+    first = whole.walked(whole.members[0])[0].llm[0].tokens
+    np.testing.assert_array_equal(found[0], first.prompt_tokens + 5 - 1)
+    assert not found[1].any()
+
+
+def test_rounds_are_geometric():
+    loop = {**AGENT[2], "times": {"mean": 3, "max": 100}}
+    raw = scenario(pipeline=[*AGENT[:2], loop], deployment={"model": "llama-3.1-8b", "hardware": "h100-sxm"})
+    raw["workload"] = {**raw["workload"], "requests": 4000}
+    whole = plan(load_scenario(raw), engine="token")
+    visits = whole.walked(whole.members[0])[0].visits
+    rounds = sum(visit.there.astype(int) for visit in visits if visit.stage == 0)
+    assert rounds.min() == 1 and abs(rounds.mean() - 3) < 4 * np.sqrt(6 / 4000)
+
+
+def test_stages_of_one_pool_wait_in_one_queue():
+    """Two tools on a pool of one replica: requests that call both at a time wait for one another."""
+    tools = {"stage": "tool", "seconds": 0.5, "pool": "small"}
+    raw = scenario(pipeline=[tools, tools, "prefill", "decode"])
+    raw["workload"] = {
+        "arrivals": {"process": "all_at_once"},
+        "lengths": {"source": "fixed", "prompt_tokens": 10, "output_tokens": 1},
+        "requests": 2,
+        "warmup_requests": 0,
+    }
+    raw["deployment"] = {**raw["deployment"], "pools": {"small": {"role": "stage", "hardware": "l4"}}}
+    whole = plan(load_scenario(raw))
+    (member,) = whole.members
+    assert member.lacking == ("pipeline with a pool for several stages",)
+    outcomes = simulate_chunk(whole, whole.groups[0], [member])
+    waits = {stage.name: stage.wait_s[0, 0].tolist() for stage in outcomes.stages}
+    assert waits["tool"] == [0.0, 0.5]  # 0 calls at 0, 1 at 0.5, 0 again at 1.0, 1 again at 1.5
+    assert waits["tool_2"] == [0.5, 0.5]
+    (small,) = [use for use in outcomes.stations if use.name == "tool"]
+    assert small.devices[0] == 1 and small.busy_s[0, 0] == pytest.approx(2.0)
+    assert member.devices == 2
+
+
+@pytest.mark.parametrize("users", [1, 5])
+def test_users_of_a_closed_loop_wait_for_the_last_stage(users):
+    raw = scenario()
+    raw["workload"] = {**raw["workload"], "arrivals": {"process": "closed_loop", "users": users}}
+    whole = plan(load_scenario(raw))
+    (member,) = whole.members
+    assert member.lacking == ("closed loop over a pipeline",)
+    outcomes = simulate_chunk(whole, whole.groups[0], [member])
+    for arrival_s, last_token_s in zip(outcomes.arrival_s[0], outcomes.last_token_s[0], strict=True):
+        answered = np.sort(last_token_s)
+        np.testing.assert_allclose(arrival_s[users:], answered[: len(arrival_s) - users], rtol=1e-12)
