@@ -14,6 +14,7 @@ from tests.benchmarks import (  # noqa: F401
     grid,
     hermes,
     iteration,
+    pipeline,
     reference,
     request_level,
     search,
