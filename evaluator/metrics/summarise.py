@@ -9,7 +9,7 @@ import numpy as np
 
 from evaluator.errors import InputError
 from evaluator.metrics.elasticity import elasticities
-from evaluator.metrics.latency import VARIABLE, latencies, within_objectives
+from evaluator.metrics.latency import VARIABLE, latencies, place_of, within_objectives
 from evaluator.metrics.outcomes import OK, Bounds, Outcomes
 from evaluator.metrics.saturation import drift, saturated
 from evaluator.metrics.service import energy, hardware_use, kv_used_max, prefix_hit_rate, price, throughput
@@ -234,4 +234,4 @@ def _objectives(
 def _statistic(one: Summary, quantile: float | None, levels: np.ndarray) -> np.ndarray:
     if quantile is None:
         return one.mean
-    return one.quantiles[:, int(np.argmin(np.abs(levels - quantile)))]
+    return one.quantiles[:, place_of(quantile, levels)]

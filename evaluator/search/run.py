@@ -13,6 +13,7 @@ import numpy as np
 from evaluator.errors import InputError
 from evaluator.execution.lengthen import lengths, of_length
 from evaluator.metrics import OK
+from evaluator.metrics.service import SECONDS_PER_HOUR
 from evaluator.plan import Member, Plan, plan
 from evaluator.plan.engines import ITERATION
 from evaluator.results.dataset import to_dataset
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 BRACKET = 0.02
-SECONDS_PER_HOUR = 3600.0
 
 
 def optimize(
@@ -107,12 +107,11 @@ def _by_goodput(
     found = goodput(designs.plan, [members[place] for place in able], levels, bracket, progress)
     for requests in lengths(designs.plan.scenario)[1:]:
         wanted = found.undecided
-        configs = np.array([members[place].config for place in able[wanted]], dtype=np.int64)
-        longer = plan(of_length(designs.plan.scenario, requests), configs, designs.plan.engine)
-        ready = np.array([member.status == OK for member in longer.members], dtype=bool)  # more requests, longer ones
+        longer, ladders = _longer(designs, [[members[place]] for place in able[wanted]], requests)
+        ready = np.array([bool(ladder) for ladder in ladders], dtype=bool)  # more requests, longer ones
         if not ready.any():
             break
-        rows, again = wanted[ready], [member for member in longer.members if member.status == OK]
+        rows, again = wanted[ready], [member for ladder in ladders for member in ladder]
         more = goodput(longer, again, levels, bracket, progress, found.rate_rps[rows], found.trials)
         found = found.replaced(rows, more)
         for place, member in zip(able[rows], again, strict=True):
@@ -126,11 +125,6 @@ def _by_goodput(
     values |= {name: _numbers(column, able, len(members)) for name, column in columns.items()}
     values["search_status"] = _texts(found.status, able, len(members))
     values["goodput_limit"] = _texts(found.limit, able, len(members))
-    devices = np.array([member.devices for member in members], dtype=np.float64)
-    price = np.array([np.nan if member.usd_per_hour is None else member.usd_per_hour for member in members])
-    values["goodput_rps_per_gpu"] = values["goodput_rps"] / devices
-    with np.errstate(divide="ignore", invalid="ignore"):
-        values["goodput_per_usd"] = np.where(price > 0.0, SECONDS_PER_HOUR * values["goodput_rps"] / price, np.nan)
     return members, values
 
 
@@ -199,7 +193,12 @@ def _dataset(
     devices = np.array([member.devices for member in members], dtype=np.float64)
     values |= known_of(members, devices)
     values["config"] = whole.grid.numbers(values["config"])
-    values["usd_per_hour"] = np.array([np.nan if one.usd_per_hour is None else one.usd_per_hour for one in members])
+    price = np.array([np.nan if one.usd_per_hour is None else one.usd_per_hour for one in members])
+    values["usd_per_hour"] = price
+    if "goodput_rps" in values:
+        values["goodput_rps_per_gpu"] = values["goodput_rps"] / devices
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values["goodput_per_usd"] = np.where(price > 0.0, SECONDS_PER_HOUR * values["goodput_rps"] / price, np.nan)
     values["pool_layout"] = np.array([layout_of(member) for member in members])
     with np.errstate(divide="ignore"):
         values["tok_per_joule"] = 1.0 / values["joule_per_tok"]
