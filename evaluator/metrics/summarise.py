@@ -44,6 +44,7 @@ def summarise(outcomes: Outcomes, levels: np.ndarray, sides: np.ndarray | None =
         found = _by_warmup(select(outcomes, able), levels, sides is None)
         values, parts = (place(some, able, rows) for some in found)
     values |= {name: getattr(outcomes, name) for name in ("status", "engine", "provenance", "calibration_set")}
+    values["devices"] = np.asarray(outcomes.summed("devices")).astype(np.int64)  # also of rows that cannot run
     if sides is None:
         return values
     return {name: value[: len(sides)] for name, value in values.items()} | elasticities(values, parts, sides)
@@ -152,7 +153,6 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     tpot = summaries["tpot_s"].mean
     result["tok_per_s_per_user"] = np.divide(1.0, tpot, out=np.full(tpot.shape, np.nan), where=tpot > 0)
     result |= _state(outcomes, window, settled)
-    result["devices"] = np.asarray(outcomes.summed("devices"), dtype=np.float64)
     return result, parts
 
 

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 _CONFIG = Variable("1", "configuration", "row of the grid")
 _QUANTILE = Variable("1", "quantile", "fraction of the requests")
+# What stands as a coordinate where it is not swept, too: one value where all designs have the same.
+_OF_ALL = {
+    "model": Variable("1", "model", "what is served; of several pools all, joined by +"),
+    "hardware": Variable("1", "hardware", "on what; of several pools all, joined by +"),
+}
 
 
 def to_dataset(
@@ -31,7 +36,8 @@ def to_dataset(
 
     ``metrics`` hold (config,) or (config, quantile) arrays, elasticities (config, input) or (config, input, quantile)
     where ``inputs`` name what they are to. Rows are configurations of the grid of ``axes`` in C order;
-    ``metrics["config"]``, where given, says which ones. ``levels``, (quantile,), are fractions.
+    ``metrics["config"]``, where given, says which ones; ``model`` and ``hardware``, (config,), become coordinates
+    where they are not swept. ``levels``, (quantile,), are fractions.
     Errors: KeyError for a variable that the table of variables does not know.
     """
     import xarray as xr
@@ -47,10 +53,15 @@ def to_dataset(
     if inputs:
         meaning = "; ".join(f"{name}: {INPUTS[name]}" for name in inputs)
         coords["input"] = _described(("input",), np.array(inputs), Variable("1", "input", meaning))
+    for name, variable in _OF_ALL.items():
+        if name in metrics and name not in coords:
+            values = np.asarray(metrics[name])
+            same = values.size > 0 and (values == values[0]).all()
+            coords[name] = _described((), values[0], variable) if same else _described(("config",), values, variable)
     variables = {
         name: _described(VARIABLES[name].dims[: np.ndim(values)], np.asarray(values), VARIABLES[name])
         for name, values in metrics.items()
-        if name != "config"
+        if name != "config" and name not in _OF_ALL
     }
     return xr.Dataset(variables, coords, {**(attrs or {}), **_grid(columns, shape)})
 

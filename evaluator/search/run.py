@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,15 +16,25 @@ from evaluator.metrics import OK
 from evaluator.metrics.service import SECONDS_PER_HOUR
 from evaluator.plan import Member, Plan, plan
 from evaluator.plan.engines import ITERATION
+from evaluator.progress import ProgressReport, followed
 from evaluator.results.dataset import to_dataset
 from evaluator.results.files import check_output, write
-from evaluator.run import attributes_of, check_engine, configure_for, engine_note, known_of, levels_of, loaded
+from evaluator.run import (
+    AnyScenario,
+    attributes_of,
+    check_engine,
+    configure_for,
+    engine_note,
+    known_of,
+    levels_of,
+    loaded,
+)
 from evaluator.scenario import Demand, Scenario
 from evaluator.scenario.scenario import Auto
 from evaluator.scenario.workload_keys import MOST_AUTO
 from evaluator.search.demand import fewest_replicas
 from evaluator.search.designs import Designs, designs_of
-from evaluator.search.goodput import Watch, goodput
+from evaluator.search.goodput import goodput
 from evaluator.search.trials import Values
 from evaluator.simulation.outcomes import told_of
 from evaluator.yaml import loads_yaml
@@ -36,12 +46,12 @@ BRACKET = 0.02
 
 
 def optimize(
-    scenario: Scenario | str | Path | Mapping,
+    scenario: AnyScenario,
     *,
     rate_rps: float | None = None,
     bracket: float = BRACKET,
     out: str | Path | None = None,
-    progress: Watch | None = None,
+    progress: ProgressReport | bool | None = None,
     engine: str = ITERATION,
 ) -> xr.Dataset:
     """The goodput of every design of ``scenario``: the highest rate of arrivals at which all objectives hold.
@@ -71,10 +81,12 @@ def optimize(
     _check_any(scenario, designs)
     configure_for(designs.plan)
     levels = levels_of(designs.plan)
-    if scenario.demand.rate_rps is None:
-        members, values = _by_goodput(designs, levels, bracket, progress)
-    else:
-        members, values = _by_replicas(designs, levels, scenario.demand.rate_rps, progress)
+    requests = scenario.workload.requests * len(scenario.workload.seeds)
+    with followed(progress, 0, "trials", requests) as watched:
+        if scenario.demand.rate_rps is None:
+            members, values = _by_goodput(designs, levels, bracket, watched)
+        else:
+            members, values = _by_replicas(designs, levels, scenario.demand.rate_rps, watched)
     dataset = _dataset(scenario, designs, members, values, levels, bracket)
     if target is not None:
         write(dataset, target)
@@ -100,7 +112,7 @@ def _check_any(scenario: Scenario, designs: Designs) -> None:
 
 
 def _by_goodput(
-    designs: Designs, levels: np.ndarray, bracket: float, progress: Watch | None
+    designs: Designs, levels: np.ndarray, bracket: float, progress: ProgressReport | None
 ) -> tuple[list[Member], Values]:
     members = [ladder[0] for ladder in designs.ladders]
     able = np.array([place for place, member in enumerate(members) if member.status == OK])
@@ -129,7 +141,7 @@ def _by_goodput(
 
 
 def _by_replicas(
-    designs: Designs, levels: np.ndarray, rate_rps: float, progress: Watch | None
+    designs: Designs, levels: np.ndarray, rate_rps: float, progress: ProgressReport | None
 ) -> tuple[list[Member], Values]:
     ladders = [[member for member in ladder if member.status == OK] for ladder in designs.ladders]
     able = np.array([place for place, ladder in enumerate(ladders) if ladder])
@@ -190,13 +202,12 @@ def _dataset(
     scenario: Scenario, designs: Designs, members: list[Member], values: Values, levels: np.ndarray, bracket: float
 ) -> xr.Dataset:
     whole = designs.plan
-    devices = np.array([member.devices for member in members], dtype=np.float64)
-    values |= known_of(members, devices)
+    values |= known_of(members)
     values["config"] = whole.grid.numbers(values["config"])
     price = np.array([np.nan if one.usd_per_hour is None else one.usd_per_hour for one in members])
     values["usd_per_hour"] = price
     if "goodput_rps" in values:
-        values["goodput_rps_per_gpu"] = values["goodput_rps"] / devices
+        values["goodput_rps_per_gpu"] = values["goodput_rps"] / values["devices"]
         with np.errstate(divide="ignore", invalid="ignore"):
             values["goodput_per_usd"] = np.where(price > 0.0, SECONDS_PER_HOUR * values["goodput_rps"] / price, np.nan)
     values["pool_layout"] = np.array([layout_of(member) for member in members])
