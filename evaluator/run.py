@@ -59,6 +59,7 @@ def sweep(
     resume: bool = False,
     engine: str = "iteration",
     sensitivity: bool | Sequence[str] = False,
+    by_seed: bool = False,
 ) -> xr.Dataset:
     """Simulate every configuration of ``scenario`` and return the labelled dataset; written to ``out`` where given.
 
@@ -68,7 +69,8 @@ def sweep(
     request is BestServe's approximation, which says of what it cannot run so in ``status``.
 
     ``sensitivity`` adds the elasticities of the metrics to these inputs (True: all INPUTS of
-    ``evaluator.metrics.variables``), from two more runs for each of them on the same requests.
+    ``evaluator.metrics.variables``), from two more runs for each of them on the same requests. ``by_seed`` adds what
+    each seed says (``ttft_s_by_seed`` and the like) along a dimension ``seed``.
 
     ``progress`` as of ``evaluator.progress.followed``: a notebook shows a bar unless it is False.
     Errors: InputError for unusable input.
@@ -77,14 +79,15 @@ def sweep(
     scenario = loaded(scenario)
     target = None if out is None else check_output(out)
     inputs = chosen_inputs(sensitivity)
-    fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine, *inputs)
+    fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine, *inputs, f"{by_seed}")
     kept = None if target is None else _Kept(target.with_name(f"{target.stem}.chunks"), fingerprint, resume)
     requests = scenario.workload.requests * len(scenario.workload.seeds)
     with followed(progress, size(scenario), requests_per_unit=requests) as watched:
-        whole, levels, found = _lengthened(scenario, engine, inputs, kept, watched)
+        whole, levels, found = _lengthened(plan(scenario, None, engine, inputs, by_seed), kept, watched)
     attrs = attributes_of(scenario) | engine_note(whole)
     found["config"] = whole.grid.numbers(found["config"])
-    dataset = to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs)
+    seeds = whole.seeds if by_seed else ()
+    dataset = to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs, seeds)
     if target is not None and kept is not None:
         write(dataset, target)
         shutil.rmtree(kept.folder, ignore_errors=True)
@@ -92,16 +95,16 @@ def sweep(
 
 
 def _lengthened(
-    scenario: Scenario, engine: str, inputs: tuple[str, ...], kept: _Kept | None, progress: ProgressReport | None
+    first: Plan, kept: _Kept | None, progress: ProgressReport | None
 ) -> tuple[Plan, np.ndarray, dict[str, np.ndarray]]:
-    """The first plan, with all configurations, the quantiles, and the rows; each of the longest run that it needed."""
-    first = plan(scenario, engine=engine, inputs=inputs)
+    """The plan with all configurations, the quantiles, and the rows; each of the longest run that it needed."""
+    scenario = first.scenario
     levels, expected = levels_of(first), len(first.members)
     whole, left = first, np.zeros(0, dtype=np.int64)
     pieces: list[dict[str, np.ndarray]] = []
     for number, requests in enumerate(lengths(scenario)):
         if number:
-            whole = plan(of_length(scenario, requests), left, engine=engine, inputs=inputs)
+            whole = plan(of_length(scenario, requests), left, first.engine, first.inputs, first.by_seed)
             expected += len(left)
             if progress is not None:
                 progress.expect(expected)

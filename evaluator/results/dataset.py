@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _CONFIG = Variable("1", "configuration", "row of the grid")
 _QUANTILE = Variable("1", "quantile", "fraction of the requests")
+_SEED = Variable("1", "seed", "of the random numbers of a repetition")
 # What stands as a coordinate where it is not swept, too: one value where all designs have the same.
 _OF_ALL = {
     "model": Variable("1", "model", "what is served; of several pools all, joined by +"),
@@ -31,13 +32,14 @@ def to_dataset(
     axes: Sequence[SweepAxis] = (),
     attrs: Mapping[str, str] | None = None,
     inputs: Sequence[str] = (),
+    seeds: Sequence[int] = (),
 ) -> xr.Dataset:
     """The variables of ``metrics.summarise`` as labelled arrays, with the swept quantities along ``config``.
 
     ``metrics`` hold (config,) or (config, quantile) arrays, elasticities (config, input) or (config, input, quantile)
     where ``inputs`` name what they are to. Rows are configurations of the grid of ``axes`` in C order;
     ``metrics["config"]``, where given, says which ones; ``model`` and ``hardware``, (config,), become coordinates
-    where they are not swept. ``levels``, (quantile,), are fractions.
+    where they are not swept. ``levels``, (quantile,), are fractions; ``seeds`` name the dimension of variables by seed.
     Errors: KeyError for a variable that the table of variables does not know.
     """
     import xarray as xr
@@ -53,6 +55,10 @@ def to_dataset(
     if inputs:
         meaning = "; ".join(f"{name}: {INPUTS[name]}" for name in inputs)
         coords["input"] = _described(("input",), np.array(inputs), Variable("1", "input", meaning))
+    if seeds:
+        coords["seed"] = _described(
+            ("seed",), np.array(seeds, dtype=np.int64), Variable("1", "seed", "of the requests")
+        )
     for name, variable in _OF_ALL.items():
         if name in metrics and name not in coords:
             values = np.asarray(metrics[name])
