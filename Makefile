@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-fast check bench clean
+.PHONY: help setup demo test test-fast check typed bench clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
@@ -14,6 +14,7 @@ help:
 	@echo "make test       the tests, in two processes (WORKERS=4: in four; 3 GB of memory each)"
 	@echo "make test-fast  the quick ones among them (90 s)"
 	@echo "make check      formatting, lint and types"
+	@echo "make typed      write evaluator/typed.py anew, after a change of the scenario's keys"
 	@echo "make bench      the benchmarks (minutes)"
 	@echo "make clean      remove what the targets made, .venv and results included"
 
@@ -47,6 +48,11 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+typed: $(READY)
+	@mkdir -p .cache
+	$(BIN)/python -m evaluator.scenario.python_types | $(BIN)/ruff format - > .cache/typed.py
+	mv .cache/typed.py evaluator/typed.py
 
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks

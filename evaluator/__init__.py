@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from evaluator.cost.iteration import iteration_time
     from evaluator.errors import InputError
     from evaluator.estimation import estimate
+    from evaluator.report.accessor import read
     from evaluator.run import simulate, sweep
     from evaluator.scenario import load_scenario
     from evaluator.search import optimize
@@ -27,6 +28,7 @@ __all__ = [
     "iteration_time",
     "load_scenario",
     "optimize",
+    "read",
     "simulate",
     "sweep",
     "validate",
@@ -38,15 +40,21 @@ _HOME = {
     "iteration_time": "evaluator.cost.iteration",
     "load_scenario": "evaluator.scenario",
     "optimize": "evaluator.search",
+    "read": "evaluator.report.accessor",
     "simulate": "evaluator.run",
     "sweep": "evaluator.run",
     "validate": "evaluator.validation",
 }
 
 
+_GIVE_DATASETS = ("optimize", "simulate", "sweep")
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'evaluator' has no attribute {name!r}")
+    if name in _GIVE_DATASETS:
+        import_module("evaluator.report.accessor")  # so that their datasets have ``.evaluator``
     value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value

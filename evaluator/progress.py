@@ -1,15 +1,25 @@
-"""How far a long run has come, for people who wait: one line on a terminal, a line now and then in a log."""
+"""How far a long run has come, for people who wait: a line on a terminal, lines in a log, a bar in a notebook."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 
 TERMINAL_INTERVAL_S = 0.1
+NOTEBOOK_INTERVAL_S = 0.2
 LOG_INTERVAL_S = 10.0
+
+
+class ProgressReport(Protocol):
+    """What a long run tells of itself."""
+
+    def expect(self, units: int) -> None: ...
+    def keep(self, units: int) -> None: ...
+    def advance(self, units: int = 1) -> None: ...
 
 
 class Progress:
@@ -113,6 +123,51 @@ class Progress:
         else:
             self._stream.write(line + "\n")
         self._stream.flush()
+
+
+class NotebookProgress(Progress):
+    """The same as a bar and a line under a cell of a notebook, which is drawn anew in its place."""
+
+    def __init__(self, total: int, unit: str = "configurations", requests_per_unit: float = 0.0) -> None:
+        super().__init__(total, unit, requests_per_unit)
+        self._on_terminal = False
+        self._interval_s = NOTEBOOK_INTERVAL_S
+        self._cell: Any = None
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._write(self.line(self._start))
+        return self
+
+    def _write(self, line: str) -> None:
+        from IPython.display import HTML, display
+
+        bar = f"<progress style='width: 16em' value='{self.done}' max='{max(self.total, self.done, 1)}'></progress>"
+        shown = HTML(f"{bar} <code>{line}</code>")
+        if self._cell is None:
+            self._cell = display(shown, display_id=True)
+        else:
+            self._cell.update(shown)
+
+
+def in_notebook() -> bool:
+    """Whether this runs in a kernel that has a notebook before it. IPython is not loaded to find that out."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+@contextmanager
+def followed(
+    progress: ProgressReport | bool | None, total: int, unit: str = "configurations", requests_per_unit: float = 0.0
+) -> Iterator[ProgressReport | None]:
+    """What a run reports to: the caller's own; with True a line or a bar; with None a bar, but only in a notebook."""
+    if not isinstance(progress, bool) and progress is not None:
+        yield progress
+    elif progress is True or (progress is None and in_notebook()):
+        with (NotebookProgress if in_notebook() else Progress)(total, unit, requests_per_unit) as own:
+            yield own
+    else:
+        yield None
 
 
 def _short(value: float) -> str:

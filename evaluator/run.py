@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -15,9 +15,10 @@ from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.execution.lengthen import lengths, of_length, undecided
 from evaluator.metrics import OK, bounds_of, quantile_levels, summarise
-from evaluator.plan import Member, Plan, plan
+from evaluator.plan import Member, Plan, StationPlan, plan
 from evaluator.plan.engines import ENGINES, REQUEST, TOKEN
 from evaluator.plan.request_level import ERROR_NOTE
+from evaluator.progress import ProgressReport, followed
 from evaluator.replica import chosen_inputs
 from evaluator.results.chunks import combine, fingerprint_of, read_chunks, write_chunk
 from evaluator.results.dataset import to_dataset
@@ -26,6 +27,7 @@ from evaluator.results.requests import requests_table
 from evaluator.results.schema import attributes
 from evaluator.results.selection import select as select_configuration
 from evaluator.scenario import Scenario, load_scenario
+from evaluator.scenario.grid import size
 from evaluator.scenario.workload import model_names
 
 if TYPE_CHECKING:
@@ -35,14 +37,10 @@ if TYPE_CHECKING:
     from evaluator.execution.schedule import Chunk
     from evaluator.metrics import Outcomes
     from evaluator.reference import Iteration
+    from evaluator.typed import Scenario as ScenarioKeys
 
-
-class ProgressReport(Protocol):
-    """What a long run tells of itself."""
-
-    def expect(self, units: int) -> None: ...
-    def keep(self, units: int) -> None: ...
-    def advance(self, units: int = 1) -> None: ...
+AnyScenario: TypeAlias = "Scenario | ScenarioKeys | Mapping[str, Any] | str | Path"
+"""A scenario as it was loaded, as mappings (``evaluator.typed`` has their types), or the path of a file."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,14 @@ class Simulation:
 
 
 def sweep(
-    scenario: Scenario | str | Path | Mapping,
+    scenario: AnyScenario,
     *,
     out: str | Path | None = None,
-    progress: ProgressReport | None = None,
+    progress: ProgressReport | bool | None = None,
     resume: bool = False,
     engine: str = "iteration",
     sensitivity: bool | Sequence[str] = False,
+    by_seed: bool = False,
 ) -> xr.Dataset:
     """Simulate every configuration of ``scenario`` and return the labelled dataset; written to ``out`` where given.
 
@@ -70,19 +69,25 @@ def sweep(
     request is BestServe's approximation, which says of what it cannot run so in ``status``.
 
     ``sensitivity`` adds the elasticities of the metrics to these inputs (True: all INPUTS of
-    ``evaluator.metrics.variables``), from two more runs for each of them on the same requests.
+    ``evaluator.metrics.variables``), from two more runs for each of them on the same requests. ``by_seed`` adds what
+    each seed says (``ttft_s_by_seed`` and the like) along a dimension ``seed``.
+
+    ``progress`` as of ``evaluator.progress.followed``: a notebook shows a bar unless it is False.
     Errors: InputError for unusable input.
     """
     check_engine(engine)
     scenario = loaded(scenario)
     target = None if out is None else check_output(out)
     inputs = chosen_inputs(sensitivity)
-    fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine, *inputs)
+    fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine, *inputs, f"{by_seed}")
     kept = None if target is None else _Kept(target.with_name(f"{target.stem}.chunks"), fingerprint, resume)
-    whole, levels, found = _lengthened(scenario, engine, inputs, kept, progress)
+    requests = scenario.workload.requests * len(scenario.workload.seeds)
+    with followed(progress, size(scenario), requests_per_unit=requests) as watched:
+        whole, levels, found = _lengthened(plan(scenario, None, engine, inputs, by_seed), kept, watched)
     attrs = attributes_of(scenario) | engine_note(whole)
     found["config"] = whole.grid.numbers(found["config"])
-    dataset = to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs, whole.stage_names)
+    seeds = whole.seeds if by_seed else ()
+    dataset = to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs, seeds, whole.stage_names)
     if target is not None and kept is not None:
         write(dataset, target)
         shutil.rmtree(kept.folder, ignore_errors=True)
@@ -90,16 +95,16 @@ def sweep(
 
 
 def _lengthened(
-    scenario: Scenario, engine: str, inputs: tuple[str, ...], kept: _Kept | None, progress: ProgressReport | None
+    first: Plan, kept: _Kept | None, progress: ProgressReport | None
 ) -> tuple[Plan, np.ndarray, dict[str, np.ndarray]]:
-    """The first plan, with all configurations, the quantiles, and the rows; each of the longest run that it needed."""
-    first = plan(scenario, engine=engine, inputs=inputs)
+    """The plan with all configurations, the quantiles, and the rows; each of the longest run that it needed."""
+    scenario = first.scenario
     levels, expected = levels_of(first), len(first.members)
     whole, left = first, np.zeros(0, dtype=np.int64)
     pieces: list[dict[str, np.ndarray]] = []
     for number, requests in enumerate(lengths(scenario)):
         if number:
-            whole = plan(of_length(scenario, requests), left, engine=engine, inputs=inputs)
+            whole = plan(of_length(scenario, requests), left, first.engine, first.inputs, first.by_seed)
             expected += len(left)
             if progress is not None:
                 progress.expect(expected)
@@ -145,7 +150,7 @@ def _statistics(
     if progress is not None and done:
         progress.keep(sum(len(values["config"]) for values in done.values()))
     for index, found in computed(whole, chunks, levels, set(done)):
-        values = done[index] = found | known_of(chunks[index].members, found["devices"])
+        values = done[index] = found | known_of(chunks[index].members)
         if kept is not None:
             write_chunk(kept.folder, index, values, kept.fingerprint)
         if progress is not None:
@@ -154,7 +159,7 @@ def _statistics(
 
 
 def simulate(
-    scenario: Scenario | str | Path | Mapping,
+    scenario: AnyScenario,
     *,
     select: Mapping[str, str] | None = None,
     progress: ProgressReport | None = None,
@@ -185,7 +190,7 @@ def simulate(
     if outcomes.status[0] != OK:  # known only after the run: it left the range of a fitted cost
         raise InputError(f"{scenario.path or scenario.name}: {outcomes.status[0]}")
     levels = levels_of(whole)
-    values = summarise(outcomes, levels) | known_of(whole.members, outcomes.summed("devices"))
+    values = summarise(outcomes, levels) | known_of(whole.members)
     values["config"] = grid.numbers(values["config"])
     summary = to_dataset(values, levels, whole.grid.axes, attributes_of(scenario), stages=whole.stage_names)
     models = model_names(whole.members[0].workload)
@@ -195,7 +200,7 @@ def simulate(
     return Simulation(table, summary)
 
 
-def known_of(members: list[Member], devices: np.ndarray) -> dict[str, np.ndarray]:
+def known_of(members: list[Member]) -> dict[str, np.ndarray]:
     """What is known of every row, also of those that cannot run, and memory where there is a replica.
 
     Of several pools it is the last, which keeps the KV of whole requests.
@@ -203,11 +208,18 @@ def known_of(members: list[Member], devices: np.ndarray) -> dict[str, np.ndarray
     replicas = [member.answering[-1].design.replica for member in members]
     return {
         "config": np.array([member.config for member in members], dtype=np.int64),
-        "devices": devices,
+        "devices": np.array([member.devices for member in members], dtype=np.int64),
+        "model": _joined(members, lambda station: str(station.design.model.name)),
+        "hardware": _joined(members, lambda station: str(station.design.hardware.name)),
         "requests_run": np.array([int(member.workload.requests) for member in members], dtype=np.int64),
         "weights_bytes": np.array([np.nan if replica is None else replica.weight_bytes for replica in replicas]),
         "kv_capacity_tokens": np.array([np.nan if one is None else one.kv.capacity_tokens for one in replicas]),
     }
+
+
+def _joined(members: list[Member], named: Callable[[StationPlan], str]) -> np.ndarray:
+    """What the pools that give the answers are called, (config,), each name once."""
+    return np.array([" + ".join(dict.fromkeys(map(named, member.answering))) for member in members])
 
 
 def _traced(whole: Plan, path: Path) -> Outcomes:
@@ -257,7 +269,7 @@ def engine_note(whole: Plan) -> dict[str, str]:
     return {"engine_note": of}
 
 
-def loaded(scenario: Scenario | str | Path | Mapping) -> Scenario:
+def loaded(scenario: AnyScenario) -> Scenario:
     """The scenario, read where it is not yet."""
     return scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
 

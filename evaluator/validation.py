@@ -17,8 +17,9 @@ from evaluator.metrics import OK, Outcomes, summarise
 from evaluator.metrics.service import kv_used_max, kv_used_mean
 from evaluator.plan import Member, Plan, plan
 from evaluator.plan.engines import ITERATION, TOKEN, program
+from evaluator.progress import ProgressReport
 from evaluator.results.coordinates import axis_coordinates
-from evaluator.run import ProgressReport, levels_of, loaded
+from evaluator.run import levels_of, loaded
 from evaluator.scenario import Scenario
 from evaluator.simulation import simulate_chunk
 from evaluator.traffic.jobs import held_units

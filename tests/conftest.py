@@ -22,6 +22,7 @@ SLOW = (
     "compare/test_simulate.py",
     "cost/test_fold.py::test_gradients_are_finite_differences",
     "measure/test_measure.py",
+    "package/test_notebooks.py",
     "properties",
     "reference/test_leap.py",
     "report/page/test_browser.py",

@@ -1,8 +1,10 @@
 import io
+import sys
+import types
 
 import pytest
 
-from evaluator.progress import Progress, format_duration
+from evaluator.progress import Progress, followed, format_duration
 
 
 class Terminal(io.StringIO):
@@ -103,3 +105,49 @@ def test_an_interrupted_run_tells_how_far_it_came():
 )
 def test_durations_are_readable(seconds, text):
     assert format_duration(seconds) == text
+
+
+# --- notebooks
+
+
+class Kernel:
+    """As much of IPython as a bar needs; ``shown`` is what stands under the cell, one after the other."""
+
+    def __init__(self, monkeypatch, kernel=True):
+        self.shown = []
+        shell = types.SimpleNamespace(kernel=None) if kernel else types.SimpleNamespace()
+        display = types.ModuleType("IPython.display")
+        display.HTML, display.display = str, self._display
+        ipython = types.ModuleType("IPython")
+        ipython.get_ipython, ipython.display = lambda: shell, display
+        monkeypatch.setitem(sys.modules, "IPython", ipython)
+        monkeypatch.setitem(sys.modules, "IPython.display", display)
+
+    def _display(self, what, display_id):
+        assert display_id
+        self.shown.append(what)
+        return types.SimpleNamespace(update=self.shown.append)
+
+
+def test_a_notebook_gets_a_bar_without_being_asked(monkeypatch):
+    kernel = Kernel(monkeypatch)
+    with followed(None, 4) as progress:
+        progress.advance(4)
+    assert "max='4'" in kernel.shown[0] and "starting" in kernel.shown[0]
+    assert "value='4'" in kernel.shown[-1] and "4/4 configurations in" in kernel.shown[-1]
+
+
+def test_no_bar_where_it_is_not_wanted_and_none_outside_a_notebook(monkeypatch):
+    kernel = Kernel(monkeypatch)
+    with followed(False, 4) as progress:
+        assert progress is None
+    Kernel(monkeypatch, kernel=False)
+    with followed(None, 4) as progress:
+        assert progress is None
+    assert kernel.shown == []
+
+
+def test_one_of_the_caller_s_own_is_left_alone():
+    own = Progress(4, stream=io.StringIO())
+    with followed(own, 9) as progress:
+        assert progress is own

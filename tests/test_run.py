@@ -70,6 +70,18 @@ def test_a_sweep_is_labelled_and_plausible(swept):
     assert (able.sel(rate_rps=20) > able.sel(rate_rps=2)).all()
 
 
+def test_what_each_seed_says_is_there_if_it_is_asked_for(grid, swept):
+    both = sweep(grid, by_seed=True)
+    same(both.drop_vars([name for name in both.variables if name == "seed" or str(name).endswith("_by_seed")]), swept)
+    assert both["seed"].values.tolist() == [0, 1] and both["ttft_s_by_seed"].dims == ("config", "seed", "quantile")
+    for name in ("ttft_s", "e2e_s_mean", "throughput_rps", "slo_attainment", "utilisation"):
+        xr.testing.assert_allclose(both[f"{name}_by_seed"].mean("seed"), both[name], rtol=1e-12)
+    apart = both["ttft_s_by_seed"].diff("seed").squeeze() / np.sqrt(2)
+    np.testing.assert_allclose(np.abs(apart) / np.sqrt(2), both["ttft_s_stderr"], rtol=1e-9)
+    alone = sweep(scenario("workload.seeds=[1]", **GRID), by_seed=True)
+    np.testing.assert_array_equal(alone["ttft_s_by_seed"][:, 0], both["ttft_s_by_seed"].sel(seed=1))
+
+
 def test_every_row_of_a_sweep_is_the_run_of_its_point(grid, swept):
     for config in (0, 3, 5, 6):
         row = swept.isel(config=config)

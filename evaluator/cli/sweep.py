@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -48,6 +48,9 @@ def sweep(
             "kernels and host changes in each metric, in %. Takes 9 times the runs, 13 on several devices.",
         ),
     ] = False,
+    by_seed: Annotated[
+        bool, typer.Option("--by-seed", help="Keep what each seed says in the dataset, beside the means over them.")
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -68,7 +71,7 @@ def sweep(
 
         typer.echo(str(forecast(loaded, engine, sensitivity)))
         return
-    dataset = _run(loaded, out, resume, engine, sensitivity, quiet)
+    dataset = _run(loaded, out, quiet, resume=resume, engine=engine, sensitivity=sensitivity, by_seed=by_seed)
     if top:
         _tables(dataset, top)
     written = [*([] if out is None else [out]), *([] if plot is None else _pictures(dataset, plot))]
@@ -107,9 +110,7 @@ def _has_elasticities(dataset: xarray.Dataset) -> bool:
     return "input" in dataset.coords and bool((dataset["status"].values == "ok").any())
 
 
-def _run(
-    scenario: Scenario, out: Path | None, resume: bool, engine: str, sensitivity: bool, quiet: bool
-) -> xarray.Dataset:
+def _run(scenario: Scenario, out: Path | None, quiet: bool, **asked: Any) -> xarray.Dataset:
     from evaluator.progress import Progress
     from evaluator.run import sweep as run_sweep
     from evaluator.scenario.grid import size
@@ -118,9 +119,7 @@ def _run(
     requests = scenario.workload.requests * len(scenario.workload.seeds)
     try:
         with nullcontext() if quiet else Progress(total, requests_per_unit=requests) as progress:
-            return run_sweep(
-                scenario, out=out, progress=progress, resume=resume, engine=engine, sensitivity=sensitivity
-            )
+            return run_sweep(scenario, out=out, progress=progress, **asked)
     except KeyboardInterrupt:
         kept = "finished chunks are kept, go on with --resume" if out else "nothing is kept without --out"
         raise Interrupted(kept) from None

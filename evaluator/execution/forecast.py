@@ -165,11 +165,12 @@ def _reason(status: str) -> str:
 def _row_bytes(whole: Plan) -> float:
     """Bytes of a design in the dataset, which is not compressed."""
     objectives = {id(point[2]): point[2] for point in whole.grid.points}.values()
-    sizes = {"config": 1, "input": len(whole.inputs), "quantile": len(quantile_levels(bounds_of(list(objectives))))}
+    levels, seeds = quantile_levels(bounds_of(list(objectives))), len(whole.seeds) if whole.by_seed else 0
+    sizes = {"config": 1, "input": len(whole.inputs), "quantile": len(levels), "seed": seeds}
     numbers = 0
     for name, variable in VARIABLES.items():
         by_quantile = (
-            f"{re.split('_stderr|_elasticity', name)[0]}_mean" in VARIABLES
+            f"{re.split('_stderr|_elasticity|_by_seed', name)[0]}_mean" in VARIABLES
         )  # quantiles have a mean beside them
         dims = [dim for dim in variable.dims if dim != "quantile" or by_quantile]
         numbers += math.prod(sizes[dim] for dim in dims)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from evaluator.metrics.latency import VARIABLE
+from evaluator.metrics.latency import statistic_of
 from evaluator.metrics.outcomes import OK, bounds_of
 from evaluator.plan import Plan
 from evaluator.scenario import Scenario
@@ -54,11 +54,7 @@ def undecided(whole: Plan, values: Mapping[str, np.ndarray], levels: np.ndarray)
     rows = [members[int(config)] for config in values["config"]]
     clear = np.ones(len(rows), dtype=bool)
     for bound in bounds_of([member.objectives for member in rows]):
-        name = VARIABLE[bound.metric]
-        found, error = values[f"{name}_mean"], values[f"{name}_mean_stderr"]
-        if bound.quantile is not None:
-            place = int(np.argmin(np.abs(levels - bound.quantile)))
-            found, error = values[name][:, place], values[f"{name}_stderr"][:, place]
+        found, error = statistic_of(values, bound, levels)
         apart = np.abs(found - bound.bound_s)
         clear &= np.isnan(bound.bound_s) | np.isnan(apart) | (apart > DECIDED * np.nan_to_num(error, nan=np.inf))
     precise = ~(values["e2e_s_mean_stderr"] > PRECISE * values["e2e_s_mean"])

@@ -29,7 +29,7 @@ class Crew:
     """Workers that are started as they are needed, one for each thread that asks at a time; ``close`` ends them."""
 
     def __init__(self, whole: Plan, levels: np.ndarray) -> None:
-        self._task = pickle.dumps((whole.scenario, whole.inputs, levels))
+        self._task = pickle.dumps((whole.scenario, whole.inputs, whole.by_seed, levels))
         self._idle: list[subprocess.Popen] = []
         self._all: list[subprocess.Popen] = []
         self._lock = Lock()

@@ -28,6 +28,23 @@ def latencies(outcomes: Outcomes) -> dict[str, np.ndarray]:
     }
 
 
+def statistic_of(values: Mapping[str, np.ndarray], bound: Bounds, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What a bound is held against and its standard error, (config,), of variables by name as ``summarise`` gives them.
+
+    ``levels`` (quantile,) are those of the variables, with that of the bound among them.
+    """
+    name = VARIABLE[bound.metric]
+    if bound.quantile is None:
+        return values[f"{name}_mean"], values[f"{name}_mean_stderr"]
+    at = place_of(bound.quantile, levels)
+    return values[name][:, at], values[f"{name}_stderr"][:, at]
+
+
+def place_of(quantile: float, levels: np.ndarray) -> int:
+    """Where a quantile stands among ``levels`` (quantile,)."""
+    return int(np.argmin(np.abs(levels - quantile)))
+
+
 def within_objectives(values: Mapping[str, np.ndarray], objectives: tuple[Bounds, ...]) -> np.ndarray | None:
     """1.0 where a request is within all its bounds, else 0.0, (config, seed, request); NaN without an objective.
 

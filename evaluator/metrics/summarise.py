@@ -9,7 +9,7 @@ import numpy as np
 
 from evaluator.errors import InputError
 from evaluator.metrics.elasticity import elasticities
-from evaluator.metrics.latency import VARIABLE, latencies, within_objectives
+from evaluator.metrics.latency import VARIABLE, latencies, place_of, within_objectives
 from evaluator.metrics.outcomes import OK, Bounds, Outcomes
 from evaluator.metrics.saturation import drift, saturated
 from evaluator.metrics.service import energy, hardware_use, kv_used_max, prefix_hit_rate, price, throughput
@@ -17,6 +17,7 @@ from evaluator.metrics.stages import stage_statistics
 from evaluator.metrics.statistics import Summary, batch_means, mean, over_seeds, seed_stderr, summary, summary_of_gaps
 from evaluator.metrics.steady import FILLED, KEPT_UP, OVERLOAD, PASSAGES, drifts, growth, passages
 from evaluator.metrics.use import Use, WeightedGaps
+from evaluator.metrics.variables import BY_SEED, by_seed_name
 from evaluator.metrics.warmup import transient
 from evaluator.metrics.window import Window
 
@@ -29,7 +30,9 @@ def quantile_levels(objectives: Sequence[Bounds], extra: Sequence[float] = DEFAU
     return np.array(sorted({*extra, *(level for level in named if level is not None)}))
 
 
-def summarise(outcomes: Outcomes, levels: np.ndarray, sides: np.ndarray | None = None) -> dict[str, np.ndarray]:
+def summarise(
+    outcomes: Outcomes, levels: np.ndarray, sides: np.ndarray | None = None, by_seed: bool = False
+) -> dict[str, np.ndarray]:
     """Every variable of the dataset for a chunk: (config,) or (config, quantile) NumPy arrays by name.
 
     ``levels`` (quantile,) must hold every percentile of the objectives (``quantile_levels``). Rows whose status is
@@ -37,6 +40,8 @@ def summarise(outcomes: Outcomes, levels: np.ndarray, sides: np.ndarray | None =
 
     ``sides`` (config, input, 2) asks for elasticities: the rows in which an input of the configuration is a step
     lower and higher. Then the configurations are the first rows, and what is returned is theirs.
+
+    ``by_seed`` adds the variables of BY_SEED for each seed, (config, seed) or (config, seed, quantile).
     """
     able, rows = np.flatnonzero(outcomes.status == OK), outcomes.status.size
     if able.size == rows:
@@ -45,9 +50,21 @@ def summarise(outcomes: Outcomes, levels: np.ndarray, sides: np.ndarray | None =
         found = _by_warmup(select(outcomes, able), levels, sides is None)
         values, parts = (place(some, able, rows) for some in found)
     values |= {name: getattr(outcomes, name) for name in ("status", "engine", "provenance", "calibration_set")}
+    values["devices"] = np.asarray(outcomes.summed("devices")).astype(np.int64)  # also of rows that cannot run
+    if by_seed:
+        values |= _by_seed(values, parts, outcomes.arrival_s.shape[1])
     if sides is None:
         return values
     return {name: value[: len(sides)] for name, value in values.items()} | elasticities(values, parts, sides)
+
+
+def _by_seed(values: dict[str, np.ndarray], parts: dict[str, np.ndarray], seeds: int) -> dict[str, np.ndarray]:
+    """What the means over the seeds are of; the parts of one seed are of its batches, and it is the mean itself."""
+    found = {name: parts[name] if seeds > 1 else values[name][:, None] for name in BY_SEED if name in parts}
+    return {  # what is not known of any seed has one part
+        by_seed_name(name): np.broadcast_to(value, (value.shape[0], seeds, *value.shape[2:]))
+        for name, value in found.items()
+    }
 
 
 Found = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
@@ -157,7 +174,6 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     result["tok_per_s_per_user"] = np.divide(1.0, tpot, out=np.full(tpot.shape, np.nan), where=tpot > 0)
     result |= _state(outcomes, window, settled)
     result |= stage_statistics(outcomes.stage_names, outcomes.stages, window, levels)
-    result["devices"] = np.asarray(outcomes.summed("devices"), dtype=np.float64)
     return result, parts
 
 
@@ -239,4 +255,4 @@ def _objectives(
 def _statistic(one: Summary, quantile: float | None, levels: np.ndarray) -> np.ndarray:
     if quantile is None:
         return one.mean
-    return one.quantiles[:, int(np.argmin(np.abs(levels - quantile)))]
+    return one.quantiles[:, place_of(quantile, levels)]

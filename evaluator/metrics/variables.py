@@ -165,6 +165,27 @@ _SEARCH = {
 }
 
 
+BY_SEED = (
+    *(name for latency in _LATENCIES for name in (latency, f"{latency}_mean")),
+    *_SERVICE,
+    "slo_attainment",
+    "utilisation",
+    "mfu",
+    "mbu",
+    "kv_used_mean",
+    "iterations",
+    "preemptions",
+    "prefix_hit_rate",
+    "joule_per_tok",
+)
+"""Variables that are means over the seeds, and can be had of each."""
+
+
+def by_seed_name(name: str) -> str:
+    """What the values of a variable by seed are called."""
+    return f"{name}_by_seed"
+
+
 def _table() -> dict[str, Variable]:
     table: dict[str, Variable] = {}
     for name, (long_name, formula) in _LATENCIES.items():
@@ -180,6 +201,12 @@ def _table() -> dict[str, Variable]:
             "Monte-Carlo standard error: standard deviation over the seeds / sqrt(seeds); NaN with one seed",
         )
     table |= _OTHERS | _SEARCH | _stages()
+    for name in BY_SEED:
+        one = table[name]
+        dims = ("config", "seed", "quantile") if name in _LATENCIES else ("config", "seed")
+        table[by_seed_name(name)] = Variable(
+            one.units, f"{one.long_name} by seed", f"{one.description}; here of each", dims
+        )
     for name in METRICS:
         table |= _elasticity(name, table[name].long_name)
     return table

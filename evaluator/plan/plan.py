@@ -31,6 +31,7 @@ class Plan:
     traffics: Traffics
     engine: str = ITERATION
     inputs: tuple[str, ...] = ()  # of INPUTS: those to which elasticities are asked for
+    by_seed: bool = False  # whether the statistics of each seed are asked for
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -90,7 +91,11 @@ class Plan:
 
 
 def plan(
-    scenario: Scenario, configs: np.ndarray | None = None, engine: str = ITERATION, inputs: tuple[str, ...] = ()
+    scenario: Scenario,
+    configs: np.ndarray | None = None,
+    engine: str = ITERATION,
+    inputs: tuple[str, ...] = (),
+    by_seed: bool = False,
 ) -> Plan:
     """Check every configuration (or only ``configs``) and group those that can run; nothing is simulated yet.
 
@@ -98,5 +103,5 @@ def plan(
     leaves nothing to others.
     """
     grid = expand(scenario)
-    everything = Plan(scenario, grid, [], [], Traffics(), engine, inputs)
+    everything = Plan(scenario, grid, [], [], Traffics(), engine, inputs, by_seed)
     return everything.of(np.arange(len(grid.points)) if configs is None else np.asarray(configs))

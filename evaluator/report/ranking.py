@@ -71,3 +71,10 @@ def is_constant(ds: xr.Dataset, name: str) -> bool:
     """Whether a coordinate is the same in every row."""
     values = ds[name].values
     return bool((values == values[0]).all())
+
+
+def front(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Indices of the points (point,) that no other beats in both, where more is better, from the largest x down."""
+    order = np.lexsort((-y, -x))
+    best = np.maximum.accumulate(np.r_[-np.inf, y[order][:-1]])
+    return order[y[order] > best]

@@ -20,25 +20,29 @@ _REMEDIES = (
 
 @dataclass(frozen=True)
 class Reason:
-    """Statuses that differ only in their figures: the first of them, and where they stand.
+    """Statuses that differ only in their figures: the first of them, and of how many configurations they are.
 
-    ``text`` is without the word infeasible; ``remedy`` is empty where the text names one itself or none is known;
-    ``positions`` are those along ``config``, ascending. ``several``: the figures of other rows are others.
+    ``text`` is without the word infeasible; ``remedy`` is empty where the text names one itself or none is known.
+    ``several``: the figures of other rows are others.
     """
 
     text: str
     remedy: str
-    positions: np.ndarray
+    count: int
     several: bool
 
+    @property
+    def example(self) -> str:
+        """The text, told to be one of several where it is."""
+        return f"{'e.g. ' if self.several else ''}{self.text}"
+
     def __str__(self) -> str:
-        return f"{'e.g. ' if self.several else ''}{self.text}{f' (try {self.remedy})' if self.remedy else ''}"
+        return f"{self.example}{f' (try {self.remedy})' if self.remedy else ''}"
 
 
 def reasons_of(statuses: np.ndarray) -> list[Reason]:
     """Why configurations cannot run, the most frequent reason first; ``statuses``, (config,), are texts."""
-    failed = np.flatnonzero(statuses != OK)
-    texts, places = np.unique(statuses[failed], return_inverse=True)
+    texts, counts = np.unique(statuses[statuses != OK], return_counts=True)
     kinds: dict[str, list[int]] = {}
     for place, text in enumerate(texts.tolist()):
         kinds.setdefault(re.sub(r"\d[\d.,]*", "#", text), []).append(place)
@@ -46,8 +50,8 @@ def reasons_of(statuses: np.ndarray) -> list[Reason]:
     for members in kinds.values():
         text = str(texts[members[0]]).removeprefix("infeasible: ")
         remedy = next((remedy for words, remedy in _REMEDIES if re.search(words, text, re.IGNORECASE)), "")
-        found.append(Reason(text, remedy, failed[np.isin(places, members)], len(members) > 1))
-    return sorted(found, key=lambda reason: -reason.positions.size)
+        found.append(Reason(text, remedy, int(counts[members].sum()), len(members) > 1))
+    return sorted(found, key=lambda reason: -reason.count)
 
 
 def reasons(statuses: np.ndarray) -> list[tuple[str, int]]:
@@ -56,4 +60,4 @@ def reasons(statuses: np.ndarray) -> list[tuple[str, int]]:
     ``statuses``, (config,), are texts. Those that differ only in their figures count as one reason and are shown by the
     first of them, with a remedy where the text does not name one itself.
     """
-    return [(str(reason), reason.positions.size) for reason in reasons_of(statuses)]
+    return [(str(reason), reason.count) for reason in reasons_of(statuses)]

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 _CONFIG = Variable("1", "configuration", "row of the grid")
 _STAGE = Variable("1", "stage", "stage of the pipeline, STAGE.STEP for a step of a stage that has several")
 _QUANTILE = Variable("1", "quantile", "fraction of the requests")
+_SEED = Variable("1", "seed", "of the random numbers of a repetition")
+# What stands as a coordinate where it is not swept, too: one value where all designs have the same.
+_OF_ALL = {
+    "model": Variable("1", "model", "what is served; of several pools all, joined by +"),
+    "hardware": Variable("1", "hardware", "on what; of several pools all, joined by +"),
+}
 
 
 def to_dataset(
@@ -27,6 +33,7 @@ def to_dataset(
     axes: Sequence[SweepAxis] = (),
     attrs: Mapping[str, str] | None = None,
     inputs: Sequence[str] = (),
+    seeds: Sequence[int] = (),
     stages: Sequence[str] = (),
 ) -> xr.Dataset:
     """The variables of ``metrics.summarise`` as labelled arrays, with the swept quantities along ``config``.
@@ -34,7 +41,8 @@ def to_dataset(
     ``metrics`` hold (config,) or (config, quantile) arrays, elasticities (config, input) or (config, input, quantile)
     where ``inputs`` name what they are to, and times by stage (config, stage) or (config, stage, quantile) where there
     are ``stages``. Rows are configurations of the grid of ``axes`` in C order; ``metrics["config"]``, where given, says
-    which ones. ``levels``, (quantile,), are fractions.
+    which ones; ``model`` and ``hardware``, (config,), become coordinates where they are not swept. ``levels``,
+    (quantile,), are fractions; ``seeds`` name the dimension of variables by seed.
     Errors: KeyError for a variable that the table of variables does not know.
     """
     import xarray as xr
@@ -52,10 +60,19 @@ def to_dataset(
         coords["input"] = _described(("input",), np.array(inputs), Variable("1", "input", meaning))
     if stages:
         coords["stage"] = _described(("stage",), np.array(stages), _STAGE)
+    if seeds:
+        coords["seed"] = _described(
+            ("seed",), np.array(seeds, dtype=np.int64), Variable("1", "seed", "of the requests")
+        )
+    for name, variable in _OF_ALL.items():
+        if name in metrics and name not in coords:
+            values = np.asarray(metrics[name])
+            same = values.size > 0 and (values == values[0]).all()
+            coords[name] = _described((), values[0], variable) if same else _described(("config",), values, variable)
     variables = {
         name: _described(VARIABLES[name].dims[: np.ndim(values)], np.asarray(values), VARIABLES[name])
         for name, values in metrics.items()
-        if name != "config"
+        if name != "config" and name not in _OF_ALL
     }
     return xr.Dataset(variables, coords, {**(attrs or {}), **_grid(columns, shape)})
 

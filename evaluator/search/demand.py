@@ -9,9 +9,9 @@ import numpy as np
 
 from evaluator.metrics import OK
 from evaluator.plan import Member, Plan
+from evaluator.progress import ProgressReport
 from evaluator.search.bisection import Bisection
 from evaluator.search.designs import first_replicas
-from evaluator.search.goodput import Watch
 from evaluator.search.start import Starts
 from evaluator.search.trials import Kept, Objectives, run, unsteady
 
@@ -51,7 +51,7 @@ def fewest_replicas(
     ladders: Sequence[list[Member]],
     rate_rps: float,
     levels: np.ndarray,
-    watch: Watch | None = None,
+    watch: ProgressReport | None = None,
     before: int = 0,
 ) -> Fewest:
     """``ladders`` are the members of each design that can run, fewest replicas first. More replicas are taken to serve

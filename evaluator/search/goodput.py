@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from evaluator.metrics import OK
 from evaluator.plan import Member, Plan
+from evaluator.progress import ProgressReport
 from evaluator.search.bisection import Bisection
 from evaluator.search.start import Starts
 from evaluator.search.trials import Kept, Objectives, run, unsteady
@@ -35,13 +35,6 @@ UNBOUNDED_STATUS = (
     "unbounded: the objectives hold however fast the requests come, and the throughput then is given; "
     "stricter objectives, or more requests, bound it"
 )
-
-
-class Watch(Protocol):
-    """What is told how much has been done and how much is left, in runs of a design."""
-
-    def expect(self, units: int) -> None: ...
-    def advance(self, units: int = 1) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,7 @@ def goodput(
     members: Sequence[Member],
     levels: np.ndarray,
     bracket: float,
-    watch: Watch | None = None,
+    watch: ProgressReport | None = None,
     rates: np.ndarray | None = None,
     before: int = 0,
 ) -> Goodput:

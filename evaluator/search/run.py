@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,17 +13,28 @@ import numpy as np
 from evaluator.errors import InputError
 from evaluator.execution.lengthen import lengths, of_length
 from evaluator.metrics import OK
+from evaluator.metrics.service import SECONDS_PER_HOUR
 from evaluator.plan import Member, Plan, plan
 from evaluator.plan.engines import ITERATION
+from evaluator.progress import ProgressReport, followed
 from evaluator.results.dataset import to_dataset
 from evaluator.results.files import check_output, write
-from evaluator.run import attributes_of, check_engine, configure_for, engine_note, known_of, levels_of, loaded
+from evaluator.run import (
+    AnyScenario,
+    attributes_of,
+    check_engine,
+    configure_for,
+    engine_note,
+    known_of,
+    levels_of,
+    loaded,
+)
 from evaluator.scenario import Demand, Scenario
 from evaluator.scenario.scenario import Auto
 from evaluator.scenario.workload_keys import MOST_AUTO
 from evaluator.search.demand import fewest_replicas
 from evaluator.search.designs import Designs, designs_of
-from evaluator.search.goodput import Watch, goodput
+from evaluator.search.goodput import goodput
 from evaluator.search.trials import Values
 from evaluator.simulation.outcomes import told_of
 from evaluator.yaml import loads_yaml
@@ -32,16 +43,15 @@ if TYPE_CHECKING:
     import xarray as xr
 
 BRACKET = 0.02
-SECONDS_PER_HOUR = 3600.0
 
 
 def optimize(
-    scenario: Scenario | str | Path | Mapping,
+    scenario: AnyScenario,
     *,
     rate_rps: float | None = None,
     bracket: float = BRACKET,
     out: str | Path | None = None,
-    progress: Watch | None = None,
+    progress: ProgressReport | bool | None = None,
     engine: str = ITERATION,
 ) -> xr.Dataset:
     """The goodput of every design of ``scenario``: the highest rate of arrivals at which all objectives hold.
@@ -71,10 +81,12 @@ def optimize(
     _check_any(scenario, designs)
     configure_for(designs.plan)
     levels = levels_of(designs.plan)
-    if scenario.demand.rate_rps is None:
-        members, values = _by_goodput(designs, levels, bracket, progress)
-    else:
-        members, values = _by_replicas(designs, levels, scenario.demand.rate_rps, progress)
+    requests = scenario.workload.requests * len(scenario.workload.seeds)
+    with followed(progress, 0, "trials", requests) as watched:
+        if scenario.demand.rate_rps is None:
+            members, values = _by_goodput(designs, levels, bracket, watched)
+        else:
+            members, values = _by_replicas(designs, levels, scenario.demand.rate_rps, watched)
     dataset = _dataset(scenario, designs, members, values, levels, bracket)
     if target is not None:
         write(dataset, target)
@@ -100,19 +112,18 @@ def _check_any(scenario: Scenario, designs: Designs) -> None:
 
 
 def _by_goodput(
-    designs: Designs, levels: np.ndarray, bracket: float, progress: Watch | None
+    designs: Designs, levels: np.ndarray, bracket: float, progress: ProgressReport | None
 ) -> tuple[list[Member], Values]:
     members = [ladder[0] for ladder in designs.ladders]
     able = np.array([place for place, member in enumerate(members) if member.status == OK])
     found = goodput(designs.plan, [members[place] for place in able], levels, bracket, progress)
     for requests in lengths(designs.plan.scenario)[1:]:
         wanted = found.undecided
-        configs = np.array([members[place].config for place in able[wanted]], dtype=np.int64)
-        longer = plan(of_length(designs.plan.scenario, requests), configs, designs.plan.engine)
-        ready = np.array([member.status == OK for member in longer.members], dtype=bool)  # more requests, longer ones
+        longer, ladders = _longer(designs, [[members[place]] for place in able[wanted]], requests)
+        ready = np.array([bool(ladder) for ladder in ladders], dtype=bool)  # more requests, longer ones
         if not ready.any():
             break
-        rows, again = wanted[ready], [member for member in longer.members if member.status == OK]
+        rows, again = wanted[ready], [member for ladder in ladders for member in ladder]
         more = goodput(longer, again, levels, bracket, progress, found.rate_rps[rows], found.trials)
         found = found.replaced(rows, more)
         for place, member in zip(able[rows], again, strict=True):
@@ -126,16 +137,11 @@ def _by_goodput(
     values |= {name: _numbers(column, able, len(members)) for name, column in columns.items()}
     values["search_status"] = _texts(found.status, able, len(members))
     values["goodput_limit"] = _texts(found.limit, able, len(members))
-    devices = np.array([member.devices for member in members], dtype=np.float64)
-    price = np.array([np.nan if member.usd_per_hour is None else member.usd_per_hour for member in members])
-    values["goodput_rps_per_gpu"] = values["goodput_rps"] / devices
-    with np.errstate(divide="ignore", invalid="ignore"):
-        values["goodput_per_usd"] = np.where(price > 0.0, SECONDS_PER_HOUR * values["goodput_rps"] / price, np.nan)
     return members, values
 
 
 def _by_replicas(
-    designs: Designs, levels: np.ndarray, rate_rps: float, progress: Watch | None
+    designs: Designs, levels: np.ndarray, rate_rps: float, progress: ProgressReport | None
 ) -> tuple[list[Member], Values]:
     ladders = [[member for member in ladder if member.status == OK] for ladder in designs.ladders]
     able = np.array([place for place, ladder in enumerate(ladders) if ladder])
@@ -196,10 +202,14 @@ def _dataset(
     scenario: Scenario, designs: Designs, members: list[Member], values: Values, levels: np.ndarray, bracket: float
 ) -> xr.Dataset:
     whole = designs.plan
-    devices = np.array([member.devices for member in members], dtype=np.float64)
-    values |= known_of(members, devices)
+    values |= known_of(members)
     values["config"] = whole.grid.numbers(values["config"])
-    values["usd_per_hour"] = np.array([np.nan if one.usd_per_hour is None else one.usd_per_hour for one in members])
+    price = np.array([np.nan if one.usd_per_hour is None else one.usd_per_hour for one in members])
+    values["usd_per_hour"] = price
+    if "goodput_rps" in values:
+        values["goodput_rps_per_gpu"] = values["goodput_rps"] / values["devices"]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values["goodput_per_usd"] = np.where(price > 0.0, SECONDS_PER_HOUR * values["goodput_rps"] / price, np.nan)
     values["pool_layout"] = np.array([layout_of(member) for member in members])
     with np.errstate(divide="ignore"):
         values["tok_per_joule"] = 1.0 / values["joule_per_tok"]

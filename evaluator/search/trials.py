@@ -9,7 +9,7 @@ import numpy as np
 
 from evaluator.execution.variants import run_variants
 from evaluator.metrics import OK, Bounds, bounds_of
-from evaluator.metrics.latency import VARIABLE
+from evaluator.metrics.latency import statistic_of
 from evaluator.plan import Member, Plan, plan
 from evaluator.traffic.arrivals import at_rate
 
@@ -37,11 +37,8 @@ class Objectives:
         return np.stack([one for one, _ in found], axis=-1), np.stack([error for _, error in found], axis=-1)
 
     def _ratio(self, values: Values, bound: Bounds, designs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        name, limit = VARIABLE[bound.metric], bound.bound_s[designs]
-        if bound.quantile is None:
-            return values[f"{name}_mean"] / limit, values[f"{name}_mean_stderr"] / limit
-        at = int(np.argmin(np.abs(self.levels - bound.quantile)))
-        return values[name][:, at] / limit, values[f"{name}_stderr"][:, at] / limit
+        (found, error), limit = statistic_of(values, bound, self.levels), bound.bound_s[designs]
+        return found / limit, error / limit
 
     def told(self, design: int, ratios: np.ndarray) -> str:
         """The objective that a design misses by most, ``ratios`` (objective,), in words."""

@@ -14,9 +14,9 @@ from evaluator.simulation import simulate_chunk
 def summaries(plan: Plan, group: Group, members: list[Member], levels: np.ndarray) -> dict[str, np.ndarray]:
     """Statistics of members of a group, (config,) or (config, quantile), and elasticities to the plan's inputs."""
     if not plan.inputs:
-        return summarise(simulate_chunk(plan, group, members), levels)
+        return summarise(simulate_chunk(plan, group, members), levels, by_seed=plan.by_seed)
     rows, sides = with_sides(plan, members)
-    values = summarise(simulate_chunk(plan, group, rows), levels, sides)
+    values = summarise(simulate_chunk(plan, group, rows), levels, sides, plan.by_seed)
     fitted = [any(_is_fitted(station.design) for station in member.stations) for member in members]
     for name in (name for name in values if "_elasticity" in name):
         values[name][fitted] = np.nan  # measured iterations do not say what bounds them

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "evaluator"
 ORDER = (
     # What knows nothing of serving
     ("errors", "version", "progress", "device"),
-    ("units", "yaml"),
+    ("units", "yaml", "typed"),
     # What things are, and how long an iteration takes
     ("catalog",),
     ("cost",),

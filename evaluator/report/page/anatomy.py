@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from evaluator.estimation.phases import Phase, phase
 from evaluator.metrics.outcomes import OK
 from evaluator.plan import Member, plan
 from evaluator.replica import passage
-from evaluator.report.page.axes import settings
+from evaluator.report.page.axes import Axis, settings
 from evaluator.report.page.words import design, number
 from evaluator.report.ranking import quantities
 from evaluator.scenario import load_scenario
@@ -30,26 +30,24 @@ LEAST_SHARE = 0.005
 """Operators that take less of an iteration are added up."""
 
 
-def anatomy(ds: xr.Dataset, row: int) -> dict[str, Any] | None:
+def anatomy(ds: xr.Dataset, axes: Sequence[Axis], row: int) -> dict[str, Any] | None:
     """The prefill of one mean prompt and a decode step with the mean batch of a design, by operators, for the scripts.
 
     ``row`` is the design's position along ``config``. Mean lengths and, by Little's law, the mean number of sequences
     that decode on a replica are those of its simulation. None where the design did not run, where its scenario cannot
     be read here (a trace or a table that is elsewhere), or where its times are fitted to whole iterations.
     """
-    if ds["status"].values[row] != OK:
+    if ds["status"].values[row] != OK or not set(_READ) <= set(ds.variables):
+        return None
+    rate, out, total = (float(ds[name].values[row]) for name in _READ[:3])
+    decoding_s = float(ds["e2e_s_mean"].values[row] - ds["ttft_s_mean"].values[row])
+    if not np.isfinite([rate, out, total, decoding_s]).all() or rate <= 0.0:
         return None
     try:
         member = _member(ds, row)
     except InputError:
         return None
     if member.status != OK:
-        return None
-    if not set(_READ) <= set(ds.variables):
-        return None
-    rate, out, total = (float(ds[name].values[row]) for name in _READ[:3])
-    decoding_s = float(ds["e2e_s_mean"].values[row] - ds["ttft_s_mean"].values[row])
-    if not np.isfinite([rate, out, total, decoding_s]).all() or rate <= 0.0:
         return None
     prompt, output = (total - out) / rate, out / rate
     batch = max(1.0, rate * decoding_s / member.stations[-1].deployment.replicas)
@@ -60,7 +58,7 @@ def anatomy(ds: xr.Dataset, row: int) -> dict[str, Any] | None:
          decode_batch(batch, prompt + output / 2, window)),
     ]  # fmt: skip
     phases = [_described(member, *step) for step in steps]
-    return {"design": design(ds, row), "phases": phases} if all(each["operators"] for each in phases) else None
+    return {"design": design(ds, axes, row), "phases": phases} if all(each["operators"] for each in phases) else None
 
 
 def _member(ds: xr.Dataset, row: int) -> Member:

@@ -110,8 +110,12 @@ def _measure(ds: xr.Dataset, key: str, parts: tuple[Part, ...]) -> Measure:
     attrs = ds[key].attrs
     label = str(attrs.get("long_name", key.replace("_", " ")))
     unit, _ = scale_of(key, str(attrs.get("units", "1")))
-    better = "high" if any(word in key for word in _HIGHER) else "low" if key.endswith(_LOWER) else ""
-    return Measure(key, label, _SHORT.get(key, label), unit, str(attrs.get("description", "")), better, parts)
+    return Measure(key, label, _SHORT.get(key, label), unit, str(attrs.get("description", "")), better_of(key), parts)
+
+
+def better_of(key: str) -> str:
+    """Which values of a variable are the better ones: high, low, or empty where neither is."""
+    return "high" if any(word in key for word in _HIGHER) else "low" if key.endswith(_LOWER) else ""
 
 
 def _parts(ds: xr.Dataset, key: str, rows: np.ndarray) -> Iterator[Part]:

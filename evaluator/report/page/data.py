@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import numpy as np
 from evaluator.metrics.outcomes import OK
 from evaluator.report.elasticities import MEASURES as ELASTIC
 from evaluator.report.elasticities import elasticity, rows_with_elasticities
-from evaluator.report.page.axes import axes_shown, axis_json
-from evaluator.report.page.columns import Measure, levels, measure_json, part_of, scale_of
+from evaluator.report.page.axes import Axis, axis_json
+from evaluator.report.page.columns import Measure, Part, levels, measure_json, part_of, scale_of
 from evaluator.report.picture.style import COLOURS
 from evaluator.report.search import question_of, serves
 from evaluator.results.schema import objectives_of
@@ -50,20 +51,29 @@ def too_short(ds: xr.Dataset) -> np.ndarray:
     return calm & ~ds["steady"].values.astype(bool)
 
 
-def page_json(ds: xr.Dataset, rows: np.ndarray, ranks: np.ndarray, measures: Sequence[Measure], **more: Any) -> str:
+def page_json(
+    ds: xr.Dataset,
+    rows: np.ndarray,
+    ranks: np.ndarray,
+    measures: Sequence[Measure],
+    axes: Sequence[Axis],
+    anatomy: dict[str, Any] | None = None,
+) -> str:
     """The designs at the positions ``rows`` along ``config``, which have these ``ranks`` (0 is the best), as JSON.
 
-    ``more`` are further entries: what JSON can hold.
+    ``anatomy`` is that of the best design.
     """
     simple = {
         "total": ds.sizes["config"],
         "ranks": ranks.tolist(),
-        "objectives": objectives(ds, measures),
+        "objectives": [
+            {"key": one.measure.key, "part": one.part.name, "bound": one.most} for one in bounds_of(ds, measures)
+        ],
         "palette": {"light": COLOURS, "dark": COLOURS_ON_DARK},
         "elasticities": _elasticities(ds, rows),
         "search": question_of(ds) if "search" in ds.attrs else None,
-        "axes": [axis_json(ds, axis, rows) for axis in axes_shown(ds)],
-        **more,
+        "axes": [axis_json(ds, axis, rows) for axis in axes],
+        "anatomy": anatomy,
     }
     texts = {name: ds[name].values[rows] for name in _TEXTS if name in ds}
     texts["states"] = states(ds)[rows]
@@ -74,15 +84,28 @@ def page_json(ds: xr.Dataset, rows: np.ndarray, ranks: np.ndarray, measures: Seq
     return f"{json.dumps(simple, allow_nan=False)[:-1]},{','.join(entries)}}}"
 
 
-def objectives(ds: xr.Dataset, measures: Sequence[Measure]) -> list[dict[str, Any]]:
-    """The objectives of the scenario in the units of the page, of the measures that are there."""
-    found = []
+@dataclass(frozen=True)
+class Bound:
+    """An objective: ``part`` of ``measure`` is to be at most ``most``, in the unit of the page."""
+
+    measure: Measure
+    part: Part
+    most: float
+
+    @property
+    def words(self) -> str:
+        """The bound and its unit."""
+        return f"{self.most:g} {self.measure.unit}"
+
+
+def bounds_of(ds: xr.Dataset, measures: Sequence[Measure]) -> list[Bound]:
+    """The objectives of the scenario, of the measures that are there."""
+    by_key, found = {one.key: one for one in measures}, []
     for bound in objectives_of(ds):
         key = f"{bound['metric']}_s"
         part = part_of(measures, key, str(bound["statistic"]))
         if part is not None:
-            factor = scale_of(key, "s")[1]
-            found.append({"key": key, "part": part.name, "bound": float(f"{bound['bound_s'] * factor:.6g}")})
+            found.append(Bound(by_key[key], part, float(f"{bound['bound_s'] * scale_of(key, 's')[1]:.6g}")))
     return found
 
 

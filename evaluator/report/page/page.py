@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from evaluator.errors import InputError
 from evaluator.report.page import sections
 from evaluator.report.page.anatomy import anatomy
+from evaluator.report.page.axes import axes_shown
 from evaluator.report.page.columns import measures_of
 from evaluator.report.page.data import page_json
 from evaluator.report.page.rows import MOST, ranked, sample
@@ -65,17 +66,18 @@ def check_result(ds: xr.Dataset, name: str | Path) -> None:
 def page_of(ds: xr.Dataset, most: int = MOST) -> str:
     """The page's HTML."""
     order, rule = ranked(ds)
-    places = sample(ds, order, most)
+    axes = axes_shown(ds)
+    places = sample(axes, order, most)
     rows = order[places]
     measures = measures_of(ds, rows)
     everything = measures if rows.size == order.size and (rows == order).all() else measures_of(ds, order)
-    data = page_json(ds, rows, places, measures, anatomy=anatomy(ds, int(order[0])))
+    data = page_json(ds, rows, places, measures, axes, anatomy(ds, axes, int(order[0])))
     return Template(_file("page.html")).substitute(
         title=sections.escaped(ds.attrs.get("title", "sweep")),
         created=sections.escaped(str(ds.attrs.get("created", "")).partition("T")[0]),
         style=_file("style.css"),
-        question=sections.question(ds, rule, measures),
-        answer=sections.answer(ds, int(order[0]), 0, measures),
+        question=sections.question(ds, axes, rule, measures),
+        answer=sections.answer(ds, axes, int(order[0]), measures),
         sampled=sections.paragraph(_sampled(ds, places), "caution"),
         breaks=sections.breaks(ds.isel(config=order), everything),
         provenance=sections.provenance(ds, measures),

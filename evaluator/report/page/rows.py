@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.report import search
-from evaluator.report.page.axes import Axis, axes_shown
+from evaluator.report.page.axes import Axis
 from evaluator.report.ranking import ranking
 
 if TYPE_CHECKING:
@@ -36,17 +36,18 @@ def ranked(ds: xr.Dataset) -> tuple[np.ndarray, str]:
     return np.concatenate([order, near, np.flatnonzero(~able)]), rule
 
 
-def sample(ds: xr.Dataset, order: np.ndarray, most: int = MOST) -> np.ndarray:
+def sample(axes: Sequence[Axis], order: np.ndarray, most: int = MOST) -> np.ndarray:
     """At most ``most`` places in ``order`` (positions along ``config``, best first), ascending.
 
-    Where there are more designs, these are taken until the page is full: the best; the best of every cell of two axes,
-    so that heat maps over any two axes show what they would with all designs; those that differ from the best design
-    in at most two quantities, so that curves through it are whole; every n-th of the ranking.
+    ``axes`` are those of the dataset. Where there are more designs, these are taken until the page is full: the best;
+    the best of every cell of two axes, so that heat maps over any two axes show what they would with all designs; those
+    that differ from the best design in at most two quantities, so that curves through it are whole; every n-th of the
+    ranking.
     """
     if order.size <= most:
         return np.arange(order.size)
     taken = np.zeros(order.size, dtype=bool)
-    for places in _wanted(ds, order, most):
+    for places in _wanted(axes, order, most):
         new = places[~taken[places]]
         taken[new[: most - int(taken.sum())]] = True
     return np.flatnonzero(taken)
@@ -58,9 +59,9 @@ def _steps(axis: Axis, order: np.ndarray) -> np.ndarray:
     return axis.at[order] if count <= MANY_LEVELS else axis.at[order] * 10 // count
 
 
-def _wanted(ds: xr.Dataset, order: np.ndarray, most: int) -> Iterator[np.ndarray]:
+def _wanted(axes: Sequence[Axis], order: np.ndarray, most: int) -> Iterator[np.ndarray]:
     """Places in ``order``, the most wanted first."""
-    codes = [_steps(axis, order) for axis in axes_shown(ds)]
+    codes = [_steps(axis, order) for axis in axes]
     yield np.arange(most // 5)
     for first, second in combinations(codes, 2):
         yield np.sort(np.unique(first * (int(second.max()) + 1) + second, return_index=True)[1])

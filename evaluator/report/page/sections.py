@@ -10,8 +10,9 @@ import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.report.page import words
-from evaluator.report.page.columns import Measure, part_of
-from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, objectives, states, too_short
+from evaluator.report.page.axes import Axis
+from evaluator.report.page.columns import Measure
+from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, bounds_of, states, too_short
 from evaluator.report.reasons import Reason, reasons_of
 
 if TYPE_CHECKING:
@@ -60,11 +61,11 @@ def paragraph(text: str, kind: str = "") -> str:
     return f"<p class='{kind}'>{escaped(text)}</p>" if text else ""
 
 
-def question(ds: xr.Dataset, rule: str, measures: Sequence[Measure]) -> str:
+def question(ds: xr.Dataset, axes: Sequence[Axis], rule: str, measures: Sequence[Measure]) -> str:
     """What is swept, under which workload and objectives, and by what rule designs are ranked."""
     scenario = ds.attrs.get("scenario", "")
     count = ds.sizes["config"]
-    pairs = [(f"swept: {name}", values) for name, values in words.swept(ds)]
+    pairs = [(f"swept: {name}", values) for name, values in words.swept(ds, axes)]
     if same := words.held(ds):
         pairs.append(("in all designs", same))
     pairs += words.asked(ds)
@@ -72,10 +73,7 @@ def question(ds: xr.Dataset, rule: str, measures: Sequence[Measure]) -> str:
     if "search" in ds.attrs:
         paths.add("workload.arrivals.rate_rps")
     pairs += words.sections_of(scenario, paths)
-    units = {one.key: one for one in measures}
-    bounds = [
-        f"{units[b['key']].short} {b['part']} ≤ {b['bound']:g} {units[b['key']].unit}" for b in objectives(ds, measures)
-    ]
+    bounds = [f"{one.measure.short} {one.part.name} ≤ {one.words}" for one in bounds_of(ds, measures)]
     pairs.append(("objectives", ", ".join(bounds) or "none"))
     pairs.append(("ranked by", rule))
     asked = (
@@ -84,14 +82,14 @@ def question(ds: xr.Dataset, rule: str, measures: Sequence[Measure]) -> str:
     return paragraph(asked, "lead") + definitions(pairs)
 
 
-def answer(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) -> str:
+def answer(ds: xr.Dataset, axes: Sequence[Axis], row: int, measures: Sequence[Measure]) -> str:
     """The best design in sentences, or that none can run, and how many designs became what."""
     if ds["status"].values[row] != OK:
         best = paragraph(f"None of the {ds.sizes['config']:,} designs can run. Below is why, and what to do.", "lead")
     else:
-        first, *more = words.answer(ds, row, place, measures)
+        first, *more = words.answer(ds, axes, row, measures)
         best = paragraph(first, "lead") + paragraph(" ".join(more))
-        best += "".join(paragraph(each, "caution") for each in words.cautions(ds, row, place, measures))
+        best += "".join(paragraph(each, "caution") for each in words.cautions(ds, axes, row, measures))
         best += paragraph(
             "± is one Monte-Carlo standard error, where one is known. It does not cover errors of the model.", "note"
         )
@@ -138,10 +136,9 @@ def breaks(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
 
 
 def _reason_row(reason: Reason, total: int) -> tuple[object, ...]:
-    count = reason.positions.size
-    said, _, remedy = reason.text.partition("; remedy: ")
-    example = "e.g. " if reason.several else ""
-    return count, _share(count, total), f"cannot run: {example}{said}", remedy or reason.remedy or "as it says"
+    count = reason.count
+    said, _, remedy = reason.example.partition("; remedy: ")
+    return count, _share(count, total), f"cannot run: {said}", remedy or reason.remedy or "as it says"
 
 
 def _searched(ds: xr.Dataset, found: np.ndarray) -> list[tuple[object, ...]]:
@@ -150,30 +147,24 @@ def _searched(ds: xr.Dataset, found: np.ndarray) -> list[tuple[object, ...]]:
     plain = np.where(np.isin(texts, ("bracketed", "met")), OK, texts)
     rows: list[tuple[object, ...]] = []
     for reason in reasons_of(plain):
-        said, _, remedy = reason.text.partition("; ")
-        count, example = reason.positions.size, "e.g. " if reason.several else ""
+        said, _, remedy = reason.example.partition("; ")
         missed = [words for metric, words in _MISSED.items() if f"{metric} " in said]
-        rows.append((count, _share(count, ds.sizes["config"]), f"{example}{said}", remedy or "; ".join(missed)))
+        rows.append((reason.count, _share(reason.count, ds.sizes["config"]), said, remedy or "; ".join(missed)))
     return rows
 
 
 def _misses(ds: xr.Dataset, measures: Sequence[Measure], missing: np.ndarray) -> list[tuple[object, ...]]:
     """Designs that are not saturated and yet miss objectives, by which of them they miss."""
-    bounds = objectives(ds, measures)
+    bounds = bounds_of(ds, measures)
     if not missing.any() or not bounds:
         return []
-    over, names = [], []
-    for bound in bounds:
-        measure = next(one for one in measures if one.key == bound["key"])
-        part = part_of(measures, bound["key"], bound["part"])
-        assert part is not None  # ``objectives`` names only what is there
-        over.append(part.values > bound["bound"])
-        names.append(f"{words.named(measure, part)} above {bound['bound']:g} {measure.unit}")
+    over = [bound.part.values > bound.most for bound in bounds]
+    names = [f"{words.named(bound.measure, bound.part)} above {bound.words}" for bound in bounds]
     kinds, counts = np.unique(np.stack(over, axis=-1)[missing], axis=0, return_counts=True)
     found: list[tuple[object, ...]] = []
     for kind, count in sorted(zip(kinds.tolist(), counts.tolist(), strict=True), key=lambda pair: -pair[1]):
         missed = [name for name, bad in zip(names, kind, strict=True) if bad]
-        metrics = [bound["key"].removesuffix("_s") for bound, bad in zip(bounds, kind, strict=True) if bad]
+        metrics = [bound.measure.key.removesuffix("_s") for bound, bad in zip(bounds, kind, strict=True) if bad]
         remedy = "; ".join(_MISSED.get(metric, "") for metric in metrics)
         why = f"misses objectives: {' and '.join(missed) if missed else 'only in some of the seeds'}"
         found.append((count, _share(count, ds.sizes["config"]), why, remedy))

@@ -10,9 +10,9 @@ import numpy as np
 
 from evaluator.errors import InputError
 from evaluator.metrics.outcomes import OK
-from evaluator.report.page.axes import Axis, axes_shown
-from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, Measure, Part, part_of
-from evaluator.report.page.data import objectives, too_short
+from evaluator.report.page.axes import Axis
+from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, Measure, Part
+from evaluator.report.page.data import bounds_of, too_short
 from evaluator.report.picture.labels import text, title
 from evaluator.report.ranking import is_constant, quantities
 from evaluator.report.search import question_of
@@ -74,15 +74,15 @@ def own_words(scenario_text: str) -> str:
     return " ".join(lines)
 
 
-def design(ds: xr.Dataset, row: int) -> str:
+def design(ds: xr.Dataset, axes: Sequence[Axis], row: int) -> str:
     """A design by what was swept: numbers with their names and units, names by themselves."""
-    return ", ".join(axis.quantity(ds, row) for axis in axes_shown(ds)) or "the one design of the scenario"
+    return ", ".join(axis.quantity(ds, row) for axis in axes) or "the one design of the scenario"
 
 
-def swept(ds: xr.Dataset) -> list[tuple[str, str]]:
+def swept(ds: xr.Dataset, axes: Sequence[Axis]) -> list[tuple[str, str]]:
     """Every axis on which designs differ, and its values."""
     found = []
-    for axis in axes_shown(ds):
+    for axis in axes:
         values = [axis.words(ds, row) for row in axis.first.tolist()]
         apart = "; " if len(axis.names) > 1 else ", "
         listed = apart.join(values)
@@ -150,18 +150,19 @@ def _lead(found: re.Match[str]) -> str:
     return f"{section} " if key else ""
 
 
-def answer(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) -> list[str]:
-    """Sentences about the best design: ``row`` is its position along ``config``, ``place`` that in the measures."""
+def answer(ds: xr.Dataset, axes: Sequence[Axis], row: int, measures: Sequence[Measure]) -> list[str]:
+    """Sentences about the best design: ``row`` is its position along ``config``; in the measures it is the first."""
     gains = []
     served = question_of(ds)["rate_rps"] if "search" in ds.attrs else None
     for key in _WORDS if served is None else (*_TAKES, *_WORDS):
         measure = next((one for one in measures if one.key == key), None)
-        if measure is not None and np.isfinite(measure.parts[0].values[place]):
-            gains.append(
-                f"{measured(measure, measure.parts[0], place)} {_TAKES.get(key) or _WORDS.get(key, '')}".strip()
-            )
-    limits = [_held_against(measures, bound, place) for bound in objectives(ds, measures)]
-    sentences = [f"{design(ds, row)}."]
+        if measure is not None and np.isfinite(measure.parts[0].values[0]):
+            gains.append(f"{measured(measure, measure.parts[0], 0)} {_TAKES.get(key) or _WORDS.get(key, '')}".strip())
+    limits = [
+        f"{named(one.measure, one.part)} is {measured(one.measure, one.part, 0)} (objective: {one.words})"
+        for one in bounds_of(ds, measures)
+    ]
+    sentences = [f"{design(ds, axes, row)}."]
     if gains:
         serving = "It gives" if served is None else f"It serves {served:g} requests/s with"
         sentences.append(f"{serving} {_listed(gains[:MOST_GAINS])}.")
@@ -183,25 +184,17 @@ _WORDS = {
 }
 
 
-def _held_against(measures: Sequence[Measure], bound: Mapping[str, Any], place: int) -> str:
-    measure = next(one for one in measures if one.key == bound["key"])
-    part = part_of(measures, bound["key"], bound["part"])
-    assert part is not None  # ``objectives`` names only what is there
-    return f"{named(measure, part)} is {measured(measure, part, place)} (objective: {bound['bound']:g} {measure.unit})"
-
-
-def cautions(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) -> list[str]:
+def cautions(ds: xr.Dataset, axes: Sequence[Axis], row: int, measures: Sequence[Measure]) -> list[str]:
     """What to doubt of the answer: objectives within chance of their bounds, axes whose end is the best, saturation."""
     found = []
-    for bound in objectives(ds, measures) if "search" not in ds.attrs else []:  # a search ends at an objective
-        part = part_of(measures, bound["key"], bound["part"])
-        if part is None or part.stderr is None or not np.isfinite(part.stderr[place]):
+    for bound in bounds_of(ds, measures) if "search" not in ds.attrs else []:  # a search ends at an objective
+        part = bound.part
+        if part.stderr is None or not np.isfinite(part.stderr[0]):
             continue
-        margin = abs(bound["bound"] - part.values[place])
-        if margin < 2 * part.stderr[place]:
-            name = next(named(one, part) for one in measures if one.key == bound["key"])
+        if abs(bound.most - part.values[0]) < 2 * part.stderr[0]:
             found.append(
-                f"{name} is within two standard errors of its objective, so chance may decide; more seeds would tell."
+                f"{named(bound.measure, part)} is within two standard errors of its objective, so chance may decide; "
+                "more seeds would tell."
             )
     kinds = np.unique(ds["provenance"].values[ds["status"].values == OK])
     if kinds.size > 1:
@@ -215,7 +208,7 @@ def cautions(ds: xr.Dataset, row: int, place: int, measures: Sequence[Measure]) 
         found.append(f"Its run is too short for its statistics (not steady): {LONGER}.")
     if ds["saturated"].values[row]:
         found.append("The design is saturated: its queue grows without bound, so its waits tell how long the run was.")
-    for axis in axes_shown(ds):
+    for axis in axes:
         if axis.numeric and axis.first.size > 2 and axis.at[row] == _last(ds, axis):
             words = axis.quantity(ds, row)
             found.append(f"{words} is the highest value that was swept: a higher one may be better still.")

@@ -12,7 +12,7 @@ from evaluator.report.picture.canvas import canvas, footnotes, headings, legend
 from evaluator.report.picture.labels import in_words
 from evaluator.report.picture.layout import Layout, ordered, pick
 from evaluator.report.picture.style import MARKERS, SMALL, grid_lines, shades_of, spot
-from evaluator.report.ranking import is_constant, quantities
+from evaluator.report.ranking import front, is_constant, quantities
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -100,10 +100,3 @@ def _front_line(axes: Any, ds: xr.Dataset, rows: np.ndarray) -> None:
         left = user[row] > 0.5 * user[rows].max()  # keep the label inside
         where = {"xytext": (-5 if left else 5, 6), "textcoords": "offset points", "ha": "right" if left else "left"}
         axes.annotate(in_words(ds, row, names), (user[row], gpu[row]), fontsize=SMALL, zorder=4, **where)
-
-
-def front(user: np.ndarray, gpu: np.ndarray) -> np.ndarray:
-    """Indices of the points that no other beats in both, from the fastest for the user down."""
-    order = np.lexsort((-gpu, -user))
-    best = np.maximum.accumulate(np.r_[-np.inf, gpu[order][:-1]])
-    return order[gpu[order] > best]

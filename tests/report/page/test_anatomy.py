@@ -3,6 +3,7 @@ import pytest
 
 from evaluator.estimation import estimate
 from evaluator.report.page.anatomy import anatomy
+from evaluator.report.page.axes import axes_shown
 from tests.results.build import HARDWARE, PARALLEL, measured
 
 SCENARIO = """
@@ -37,7 +38,7 @@ def ds():
 
 
 def test_times_are_those_of_the_estimate_at_the_load_of_the_run(ds):
-    found = anatomy(ds, 4)  # l40s, tensor parallel 4
+    found = anatomy(ds, axes_shown(ds), 4)  # l40s, tensor parallel 4
     given = {"calibration": "datasheet", "prompt_tokens": 1024, "output_tokens": 128, "tensor_parallel": 4}
     alone, together = (estimate("llama-3.1-8b", "l40s", batch=batch, **given) for batch in (1, 8))
     for phase, time_s in zip(found["phases"], (alone.prefill.time_s, together.decode.time_s), strict=True):
@@ -48,21 +49,21 @@ def test_times_are_those_of_the_estimate_at_the_load_of_the_run(ds):
 
 
 def test_the_largest_operators_come_first(ds):
-    for phase in anatomy(ds, 0)["phases"]:
+    for phase in anatomy(ds, axes_shown(ds), 0)["phases"]:
         times = [one["milliseconds"] for one in phase["operators"]]
         assert times == sorted(times, reverse=True) and phase["operators"][0]["bound"]
 
 
 def test_a_design_that_did_not_run_has_none(ds):
     ds["status"] = ("config", np.full(9, "infeasible: no room"))
-    assert anatomy(ds, 0) is None
+    assert anatomy(ds, axes_shown(ds), 0) is None
 
 
 @pytest.mark.parametrize("text", ["", "name: [", "name: x\n", "just words", SCENARIO.replace("1024", "many")])
 def test_a_scenario_that_cannot_be_read_here_has_none(ds, text):
     ds.attrs["scenario"] = text
-    assert anatomy(ds, 0) is None
+    assert anatomy(ds, axes_shown(ds), 0) is None
 
 
 def test_a_result_without_means_has_none(ds):
-    assert anatomy(ds.drop_vars("ttft_s_mean"), 0) is None
+    assert anatomy(ds.drop_vars("ttft_s_mean"), axes_shown(ds), 0) is None

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from evaluator.report.page.axes import axes_shown
 from evaluator.report.page.columns import measures_of, numbers, part_of
 from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, page_json, states
 from evaluator.report.page.rows import ranked
@@ -15,7 +16,7 @@ def page():
     ds = sweep(HARDWARE, PARALLEL, RATE)
     rows, _ = ranked(ds)
     measures = measures_of(ds, rows)
-    return ds, rows, measures, json.loads(page_json(ds, rows, np.arange(rows.size), measures))
+    return ds, rows, measures, json.loads(page_json(ds, rows, np.arange(rows.size), measures, axes_shown(ds)))
 
 
 def test_latencies_per_token_are_in_ms_and_shares_in_percent(page):
@@ -88,7 +89,9 @@ def test_elasticities_of_the_best_rows(page):
     for name in ("slo_attainment", "usd_per_mtok", "output_tok_per_s"):
         for suffix in ("", "_stderr", "_step_error"):
             with_inputs[f"{name}_elasticity{suffix}"] = (("config", "input"), np.full(shape, np.nan))
-    found = json.loads(page_json(with_inputs, rows, np.arange(rows.size), measures))["elasticities"]
+    found = json.loads(page_json(with_inputs, rows, np.arange(rows.size), measures, axes_shown(with_inputs)))[
+        "elasticities"
+    ]
     assert found["inputs"] == ["flops", "memory_bandwidth"] and found["rows"][0] == 0
     ttft = found["measures"][0]
     assert ttft["slopes"][0] == [-0.5, -0.5] and ttft["errors"][0] == [0.05, 0.05]

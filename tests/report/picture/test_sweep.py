@@ -6,10 +6,10 @@ import pytest
 from evaluator.errors import InputError
 from evaluator.report import plot
 from evaluator.report.picture import canvas
-from evaluator.report.picture.front import front
 from evaluator.report.picture.layout import choose
 from evaluator.report.picture.measures import log_limits
 from evaluator.report.picture.sweep import figure_of
+from evaluator.report.ranking import front
 from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, axis, sweep
 
 needs_matplotlib = pytest.mark.skipif(

@@ -9,9 +9,7 @@ function helpChart(page) {
         "The sweep was run without sensitivities. evaluator sweep SCENARIO.yaml --sensitivity --out RESULT.nc adds what 1 % more memory bandwidth, FLOP/s or link bandwidth, or 1 % longer fixed times, change in every design.",
       );
     part.chart.classList.add("low");
-    const redraw = () => drawHelp(page, part.chart, known);
-    page.onChoice.push(() => part.seen && redraw());
-    return redraw;
+    return () => drawHelp(page, part.chart, known);
   });
 }
 

@@ -15,7 +15,6 @@ async function start() {
     chosen: 0,
     parts: [],
     onChoice: [],
-    filtered: data.rows,
     choose(row) {
       page.chosen = row;
       page.onChoice.forEach((tell) => tell());

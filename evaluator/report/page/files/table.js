@@ -103,7 +103,6 @@ function rankingTable(page) {
 
   function refresh(first = 0) {
     shown.rows = sorted(matching());
-    page.filtered = shown.rows;
     turn(first);
   }
 
@@ -156,10 +155,7 @@ function rankingTable(page) {
       "tr",
       {
         className: row === page.chosen ? "chosen" : "",
-        onclick: () => {
-          page.choose(row);
-          turn(shown.first);
-        },
+        onclick: () => page.choose(row),
       },
       ...cells,
     );

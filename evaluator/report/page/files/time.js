@@ -37,7 +37,6 @@ function timeChart(page) {
     );
     part.chart.classList.add("low");
     const redraw = () => drawTime(page, part.chart, data.stepOf.get(chosen.over), chosen.scale, mean);
-    page.onChoice.push(() => part.seen && redraw());
     return redraw;
   });
 }
