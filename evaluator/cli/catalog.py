@@ -150,6 +150,7 @@ def _model_row(model: Model) -> tuple[str, ...]:
     from evaluator.cost.memory import kv_bytes_per_token
 
     kinds = ", ".join(f"{kind.count} x {_kind(kind)}" for kind in model.layers)
+    kinds += "" if model.gives_tokens else "; gives a vector"
     kinds += "; assumptions in its notes" if any(note.startswith("assumed") for note in model.notes) else ""
     layers = sum(kind.count for kind in model.layers)
     kv_bytes = kv_bytes_per_token(model, "bf16")
@@ -176,7 +177,7 @@ def _kind(kind: LayerKind) -> str:
     parts = []
     if isinstance(mixer, SoftmaxAttention):
         shape = "MHA" if mixer.kv_heads == mixer.heads else "MQA" if mixer.kv_heads == 1 else "GQA"
-        shape += " of an earlier layer's KV" if mixer.shared_kv else ""
+        shape += " of an earlier layer's KV" if mixer.shared_kv else " both ways" if mixer.bidirectional else ""
         parts.append(shape if mixer.window is None else f"{shape} window {mixer.window:,}")
     elif isinstance(mixer, LatentAttention):
         window = "" if mixer.window is None else f" window {mixer.window:,}"

@@ -27,6 +27,9 @@ RUNTIME_BYTES = 1.6e9
 """Bytes per device that an engine cannot use: what the driver keeps, CUDA context and graphs, communicators. Median of
 what the KV blocks that vLLM 0.15 reported on H100 leave over for five dense models (1.0 to 2.0 GB; TP 1 to 4)."""
 
+UNUSED_UNIT = 1e6
+"""Bytes of a unit of memory that no sequence takes, in a model that keeps nothing of them."""
+
 
 def model_window(model: Model) -> int | None:
     """How many tokens windowed layers attend to, or sparse ones choose (the most, should they differ); None without."""
@@ -58,7 +61,8 @@ class KvLayout:
     Layers with full attention keep KV of every token, windowed layers of the last ``window`` tokens only, recurrent
     layers a state of fixed size per sequence. So that one number can count the room of all three, the memory is cut
     into units: one is the KV of ``block_tokens`` tokens in all attention layers together (in a model without attention
-    the state of one sequence). ``kv_units`` says how many a sequence takes.
+    the state of one sequence; in an encoder, which keeps nothing, a UNUSED_UNIT). ``kv_units`` says how many a sequence
+    takes.
     """
 
     bytes_per_token_full: float  # in the layers that keep every token
@@ -139,7 +143,7 @@ def _layout(
         else:
             full += size
         per_sequence += count * state_bytes(kind.mixer, precision.activations, parallel.tensor)
-    unit = block_tokens * (full + window) or per_sequence
+    unit = block_tokens * (full + window) or per_sequence or UNUSED_UNIT
     capacity = max(0, math.floor(free / unit * (1 + 1e-12)))
     return KvLayout(full, window, model_window(model), per_sequence, block_tokens, unit, capacity)
 

@@ -12,6 +12,7 @@ from evaluator.scenario.scenario import Routers
 from evaluator.scenario.sessions import known_sessions, trace_of
 from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.requests import cached_by_content, shared_tokens
+from evaluator.traffic.roles import ROLES
 
 LARGEST_OUTPUT = 1 << 22
 
@@ -47,8 +48,19 @@ def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
 
 
 def policy_problem(deployment: Deployment, built: Design) -> str | None:
-    """What a policy cannot do with the KV cache."""
+    """What a policy cannot do with the KV cache, or with a model that has none."""
     record, kv = policy(deployment.batching.policy), built.ready.kv
+    role = ROLES.get(deployment.role)
+    if not built.model.gives_tokens and role is not None and not role.first_token_only:
+        return (
+            f"infeasible: {built.model.name} gives a vector and no tokens; use it in a stage of the pipeline, or "
+            "another model"
+        )
+    if built.model.whole_texts and not record.whole_prompts:
+        return (
+            f"infeasible: policy {record.name} cuts prompts into chunks, and {built.model.name} attends to later "
+            "tokens; use policy continuous or static"
+        )
     if record.admission == "reserve" and deployment.kv.admission == "on_demand":
         return f"infeasible: policy {record.name} reserves the KV of a whole request; use kv.admission reserve"
     if not record.by_future_peak:
