@@ -1,0 +1,138 @@
+"""The steps of a retrieval: what is embedded, searched, re-ranked and sent, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from evaluator.catalog import load_hardware, load_model
+from evaluator.cost.precision import Precision
+from evaluator.cost.vector_search import VectorIndex, search_time
+from evaluator.errors import InputError
+from evaluator.scenario import load_scenario
+from evaluator.stages import Batched, Pass, Shipped, StagePool, Visit
+from evaluator.stages.retrieve import Index, Retrieve, work
+
+INDEX = Index(centroids=4_000_000, probes=50, points_per_probe=5000.0, pq_bytes=32.0)
+ASKED = Retrieve(INDEX, documents=20, tokens_per_document=512, embedding="e5-base")
+CPU = replace(load_hardware("cpu-grace"), memory_bytes=1e12)
+
+
+def visit(prompt=(100, 2_000), pool: StagePool | None = StagePool("cpu", CPU, 1, 1)) -> Visit:
+    tokens = np.array(prompt, dtype=np.int64)
+    nothing = np.zeros_like(tokens)
+    return Visit("retrieve", tokens, nothing + 1, nothing, 0, load_model("llama-3.1-8b"), Precision(), pool)
+
+
+def steps(asked: Retrieve, **changes) -> dict:
+    return {step.name: step for step in work(asked, visit(**changes)).steps}
+
+
+def test_steps_of_a_retrieval():
+    asked = replace(ASKED, reranker="bge-reranker-v2-m3", reranker_pool="gpu", candidates=100, link="pcie-gen4-x4")
+    found = steps(asked)
+    assert list(found) == ["embed", "search", "rerank", "transfer"]
+    assert [type(step) for step in found.values()] == [Pass, Batched, Pass, Shipped]
+    assert (found["embed"].model, found["embed"].pool) == ("e5-base", None)
+    np.testing.assert_array_equal(found["embed"].tokens, [100, 511])  # cut to the positions of the encoder
+    assert (found["rerank"].model, found["rerank"].pool, found["rerank"].sequences) == (asked.reranker, "gpu", 100)
+    np.testing.assert_array_equal(found["rerank"].tokens, [612, 2512])
+    assert (found["transfer"].bytes, found["transfer"].bandwidth) == (20 * 512 * 4, 8e9)
+    assert work(asked, visit()).adds_tokens == 20 * 512
+
+
+def test_a_search_is_the_cost_model_by_batch_size():
+    """Vectors of the embedder's 768 dimensions in fp32; PQ codes of a byte for 8 dimensions unless said otherwise."""
+    search = steps(replace(ASKED, max_batch=16, max_wait_s=0.01))["search"]
+    index = VectorIndex(4e6, 50, 5000, 32, 3072, vector_bytes=3072)
+    wanted = search_time(index, np.arange(1.0, 17.0), 72.0, 512e9)
+    np.testing.assert_allclose(search.seconds, wanted, rtol=1e-12)
+    assert (search.max_wait_s, search.servers) == (0.01, None)
+    assert Index(10, 1, 10.0).vectors(768).pq_bytes == 96.0
+
+
+def test_devices_of_a_server_share_the_index():
+    one, two = (steps(ASKED, pool=StagePool("cpu", CPU, 1, devices))["search"].seconds for devices in (1, 2))
+    np.testing.assert_allclose(two, one / 2, rtol=0.01)
+    large = replace(ASKED, index=replace(INDEX, pq_bytes=96.0))
+    with pytest.raises(InputError, match=r"1,932 GB .* exceeds the 1,000 GB of 1 x cpu-grace; use smaller pq_bytes"):
+        steps(large)
+    assert steps(large, pool=StagePool("cpu", CPU, 1, 2))["search"].seconds[0] > 0
+
+
+def test_a_search_needs_cores():
+    with pytest.raises(InputError, match=r"a search needs a CPU; add deployment.pools.cpu"):
+        steps(ASKED, pool=None)
+    with pytest.raises(InputError, match=r"pool gpu: a search needs a CPU, and l4 has no cores"):
+        steps(ASKED, pool=StagePool("gpu", load_hardware("l4"), 1, 1))
+
+
+def scenario(retrieve: str):
+    """Of one request a second, with a stage of these keys."""
+    return load_scenario(
+        {
+            "name": "rag",
+            "workload": {
+                "arrivals": {"process": "poisson", "rate_rps": 1},
+                "lengths": {"source": "fixed", "prompt_tokens": 100, "output_tokens": 5},
+                "requests": 10,
+            },
+            "deployment": {
+                "model": "llama-3.1-8b",
+                "hardware": "h100-sxm",
+                "pools": {"llm": {"role": "mixed"}, "cpu": {"role": "stage", "hardware": "cpu-grace"}},
+            },
+            "pipeline": [retrieve, "prefill", "decode"],
+        }
+    )
+
+
+GOOD = {
+    "stage": "retrieve",
+    "pool": "cpu",
+    "embedding": "e5-base",
+    "index": {"centroids": 1000, "probes": 10, "points_per_probe": 100},
+    "documents": 5,
+    "tokens_per_document": 100,
+}
+REFUSED = {
+    "more probes than centroids": (
+        {"index": {"centroids": 10, "probes": 50, "points_per_probe": 100}},
+        r"pipeline\.retrieve\.index\.probes: 50 probes are more than the 10 centroids",
+    ),
+    "no documents": ({"documents": 0}, r"pipeline\.retrieve\.documents: must be an integer from 1"),
+    "documents below zero": ({"documents": -3}, r"pipeline\.retrieve\.documents: must be an integer from 1"),
+    "tokens below zero": ({"tokens_per_document": -1}, r"tokens_per_document: must be an integer from 1"),
+    "points below zero": (
+        {"index": {"centroids": 10, "probes": 5, "points_per_probe": -1}},
+        r"index\.points_per_probe: must be greater than 0, got -1",
+    ),
+    "an index of nothing": ({"index": None}, r"pipeline\.retrieve\.index: is required"),
+    "another index": (
+        {"index": {"kind": "hnsw", "centroids": 10, "probes": 5, "points_per_probe": 1}},
+        r"index\.kind: 'hnsw' is not one of ivf_pq",
+    ),
+    "too many to compare again": (
+        {"index": {"centroids": 10, "probes": 2, "points_per_probe": 3, "rescored": 7}},
+        r"index\.rescored: 7 vectors are more than the 6 of all probes",
+    ),
+    "no dimensions": ({"embedding": None}, r"index\.dimensions: must be there where there is no embedding model"),
+    "an unknown model": ({"embedding": "e5-bse"}, r"pipeline\.retrieve\.embedding: .*did you mean e5-base"),
+    "an unknown link": ({"link": "pcie"}, r"pipeline\.retrieve\.link: unknown link 'pcie'"),
+    "candidates for nobody": ({"candidates": 9}, r"candidates: there is no reranker to read them"),
+    "a pool for nobody": ({"reranker_pool": "cpu"}, r"reranker_pool: there is no reranker to run on it"),
+    "fewer candidates than documents": (
+        {"reranker": "bge-reranker-v2-m3", "candidates": 2},
+        r"candidates: 2 are fewer than the 5 documents that are kept of them",
+    ),
+    "a batch of none": ({"max_batch": 0}, r"max_batch: must be an integer from 1"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_input_has_one_message_with_its_place(changes, message):
+    scenario(GOOD)
+    with pytest.raises(InputError, match=message):
+        scenario(GOOD | changes)
