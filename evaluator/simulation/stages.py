@@ -17,7 +17,8 @@ from evaluator.metrics.use import Use
 from evaluator.plan import Member
 from evaluator.plan.pipeline import StagePlan, StepPlan, Walked
 from evaluator.simulation.sides import Serve
-from evaluator.stages import Delay, Pass, Served, Shipped
+from evaluator.stages import Batched, Delay, Pass, Served, Shipped
+from evaluator.stations.batch import BatchServers, serve_in_batches
 from evaluator.stations.contract import ChunkJobs, Departures, Station, each, ready_times
 from evaluator.stations.delay import serve_delayed
 from evaluator.stations.queue import serve_in_turn
@@ -189,6 +190,15 @@ def _in_turn(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]
     return serve_in_turn(stop.label, jobs, _by_job(stop, jobs, queues, lambda step: step.seconds), count)
 
 
+def _batched(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
+    servers = []
+    for row in range(len(jobs)):
+        step: Batched = stop.step((row // queues, 0))
+        seconds = np.asarray(step.seconds, dtype=np.float64)
+        servers.append(BatchServers(seconds, stop.servers(row // queues), step.max_wait_s))
+    return serve_in_batches(stop.label, jobs, servers)
+
+
 def _shipped(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
     took_s = _by_job(stop, jobs, queues, lambda step: np.asarray(step.bytes) / step.bandwidth)
     configs = range(len(jobs) // queues)
@@ -255,7 +265,7 @@ def _asked(stop: Stop, at: At, ids: NDArray[np.int64]) -> Demand:
     return demand[order.ravel()]
 
 
-_RUN: Mapping[type, Run] = {Delay: _delayed, Served: _in_turn, Shipped: _shipped, Pass: _passed}
+_RUN: Mapping[type, Run] = {Delay: _delayed, Served: _in_turn, Batched: _batched, Shipped: _shipped, Pass: _passed}
 
 
 # --- the devices of a pool

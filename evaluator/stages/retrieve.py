@@ -29,8 +29,20 @@ from evaluator.catalog.what_if import WhatIf, changed_model
 from evaluator.cost.dtypes import BYTES
 from evaluator.cost.vector_search import SPREADS, VectorIndex, search_time
 from evaluator.errors import InputError
-from evaluator.scenario.figures import model_reader
-from evaluator.stages.keys import Place, choice, count, flag, key, known, number, quantity, section, table_of, text
+from evaluator.stages.keys import (
+    Place,
+    choice,
+    count,
+    flag,
+    key,
+    known,
+    model_name,
+    number,
+    quantity,
+    section,
+    table_of,
+    text,
+)
 from evaluator.stages.record import StageKind, StagePool, Visit, Work
 from evaluator.stages.steps import Batched, Pass, Shipped, Step
 
@@ -88,9 +100,9 @@ class Retrieve:
     index: Index = key(section(table_of(Index), Index, check=_check_index), says="What is searched.")
     documents: int = key(count(), says="Documents that are added to the prompt.")
     tokens_per_document: int = key(count(), says="Tokens that each adds.")
-    embedding: str | WhatIf | None = key(model_reader, None, "A model that embeds the prompt; none where absent.")
+    embedding: str | WhatIf | None = key(model_name, None, "A model that embeds the prompt; none where absent.")
     embedding_pool: str | None = key(text, None, "Where that is done; the stage's pool where absent.")
-    reranker: str | WhatIf | None = key(model_reader, None, "A model that reads the prompt with every candidate.")
+    reranker: str | WhatIf | None = key(model_name, None, "A model that reads the prompt with every candidate.")
     reranker_pool: str | None = key(text, None, "Where that is done; the stage's pool where absent.")
     candidates: int | None = key(count(), None, "Documents that the re-ranker reads; as many as it keeps where absent.")
     max_batch: int = key(count(most=65_536), 64, "Queries that are searched for together at most.")
@@ -128,7 +140,9 @@ def _search(asked: Retrieve, pool: StagePool | None) -> Batched:
     """The servers are the pool's replicas. The devices of one hold a share of the index each and search it at the same
     time, in which the queries are not split (RAGO's servers). InputError where the pool cannot."""
     if pool is None:
-        raise InputError("a search needs a CPU; add deployment.pools.cpu: {role: stage, hardware: cpu-grace}, pool: cpu")
+        raise InputError(
+            "a search needs a CPU; add deployment.pools.cpu: {role: stage, hardware: cpu-grace}, pool: cpu"
+        )
     hardware = pool.hardware
     if hardware.cores is None:
         raise InputError(

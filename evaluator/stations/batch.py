@@ -3,7 +3,7 @@ queries in one pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +40,7 @@ def batch(name: str, servers: Callable[[int], BatchServers]) -> Station:
     Jobs are served in the order in which they come, those of one time in the order of their ids; jobs that come at the
     moment at which a batch starts are part of it. Of several free servers the one that is free for longest serves.
     """
-    return Station(name, lambda jobs: _serve(name, jobs, servers))
+    return Station(name, lambda jobs: serve_in_batches(name, jobs, [servers(config) for config in range(len(jobs))]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +54,9 @@ class _Lanes:
     max_wait_s: np.ndarray
 
 
-def _serve(name: str, jobs: ChunkJobs, servers: Callable[[int], BatchServers]) -> tuple[Departures, Use]:
+def serve_in_batches(name: str, jobs: ChunkJobs, known: Sequence[BatchServers]) -> tuple[Departures, Use]:
+    """Serve the jobs of a chunk; ``known`` are the servers of each configuration."""
     shape = configs, seeds, count = shape_of(jobs)
-    known = [servers(config) for config in range(configs)]
     ready_s = ready_times(jobs, rest=np.inf)
     order = np.empty(shape, dtype=np.int64)
     order[...] = np.arange(count)
@@ -75,7 +75,7 @@ def _serve(name: str, jobs: ChunkJobs, servers: Callable[[int], BatchServers]) -
     return Departures(ready_s, scheduled_s, left_s, left_s, np.where(there, server, 0).astype(np.int32)), use
 
 
-def _lanes(known: list[BatchServers], ready_s: np.ndarray, seeds: int) -> _Lanes:
+def _lanes(known: Sequence[BatchServers], ready_s: np.ndarray, seeds: int) -> _Lanes:
     most = np.array([len(one.service_s) for one in known], dtype=np.int64)
     largest = most.max(initial=1)
     service_s = np.zeros((len(known), largest + 1))

@@ -18,9 +18,10 @@ from evaluator.stages.retrieve import Index, Retrieve, work
 INDEX = Index(centroids=4_000_000, probes=50, points_per_probe=5000.0, pq_bytes=32.0)
 ASKED = Retrieve(INDEX, documents=20, tokens_per_document=512, embedding="e5-base")
 CPU = replace(load_hardware("cpu-grace"), memory_bytes=1e12)
+ONE = StagePool("cpu", CPU, 1, 1)
 
 
-def visit(prompt=(100, 2_000), pool: StagePool | None = StagePool("cpu", CPU, 1, 1)) -> Visit:
+def visit(prompt=(100, 2_000), pool: StagePool | None = ONE) -> Visit:
     tokens = np.array(prompt, dtype=np.int64)
     nothing = np.zeros_like(tokens)
     return Visit("retrieve", tokens, nothing + 1, nothing, 0, load_model("llama-3.1-8b"), Precision(), pool)
