@@ -449,6 +449,10 @@ def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, 
                 f"infeasible: pipeline.{second.label}: pool {second.pool} computes {one} for {first.label} and cannot "
                 f"compute {other} too; give it a pool of its own"
             )
+    for walked in walks:
+        for visit in walked.visits:
+            if visit.stage is not None and visit.work is not None and visit.work.problem is not None:
+                return f"infeasible: pipeline.{pipeline.stages[visit.stage].name}: {visit.work.problem}"
     if workload.sessions.feedback:
         return (
             "unsupported: sessions that think from the answer with a pipeline; use workload.sessions.think_from arrival"

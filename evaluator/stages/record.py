@@ -76,12 +76,14 @@ class Work:
     """What a stage does with its requests: the ``steps`` that each passes, one after the other, and what it leaves.
 
     ``adds_tokens``: behind the stage the prompt is longer by so many. ``cached_tokens``: leading tokens of the prompt
-    whose KV is there behind the stage, less than the prompt (one is always computed); None: as before.
+    whose KV is there behind the stage, less than the prompt (one is always computed); None: as before. ``problem``: why
+    the stage can do nothing for its requests, for the status of the configuration.
     """
 
     steps: tuple[Step, ...]
     adds_tokens: ArrayLike = 0
     cached_tokens: ArrayLike | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from evaluator.catalog.store import names
 from evaluator.catalog.what_if import WhatIf, changed_model
 from evaluator.cost.dtypes import BYTES
 from evaluator.cost.vector_search import SPREADS, VectorIndex, search_time
-from evaluator.errors import InputError
 from evaluator.stages.keys import (
     Place,
     choice,
@@ -63,8 +62,8 @@ class Index:
     centroid_dtype: str = key(choice("fp32", "bf16", "fp16", "fp8", "int8"), "fp32", "Of centroids and plain vectors.")
     rescored: int = key(count(least=0), 0, "Vectors that are compared again with their plain ones.")
     reuse_centroids: bool = key(flag, False, "A batch of queries reads the centroids once, not each for itself.")
-    cores: str = key(
-        choice(*SPREADS), "best", "Each query on one core, or on all; best: the faster for the size of the batch."
+    spread: str = key(
+        choice(*SPREADS), "best", "Of queries over cores: each on one, or each on all; best: the faster for the size of the batch."
     )
 
     def vectors(self, dimensions: int) -> VectorIndex:
@@ -133,53 +132,65 @@ def _model(of: str | WhatIf) -> Model:
 
 def _pass(of: str | WhatIf, tokens: NDArray[np.int64], name: str, pool: str | None, sequences: int = 1) -> Pass:
     """A pass over texts, cut to what the model has positions for; encoders were trained on texts cut so, too."""
-    return Pass(of, np.minimum(tokens, _model(of).max_positions - 1), sequences, name, pool)
+    most = _model(of).max_positions - 1  # an engine's pool leaves a position for a token to come
+    return Pass(of, np.minimum(tokens, most), sequences, name, pool)
 
 
-def _search(asked: Retrieve, pool: StagePool | None) -> Batched:
-    """The servers are the pool's replicas. The devices of one hold a share of the index each and search it at the same
-    time, in which the queries are not split (RAGO's servers). InputError where the pool cannot."""
+def _vectors(asked: Retrieve) -> VectorIndex:
+    known = asked.index.dimensions
+    if known is None:
+        assert asked.embedding is not None  # ``_check``
+        known = _model(asked.embedding).hidden
+    return asked.index.vectors(known)
+
+
+def _problem(index: VectorIndex, pool: StagePool | None) -> str | None:
+    """Why the pool cannot search the index, and what to do."""
     if pool is None:
-        raise InputError(
-            "a search needs a CPU; add deployment.pools.cpu: {role: stage, hardware: cpu-grace}, pool: cpu"
-        )
-    hardware = pool.hardware
+        return "a search needs a CPU; add deployment.pools.cpu: {role: stage, hardware: cpu-grace} and say pool: cpu"
+    hardware, memory = pool.hardware, pool.devices * pool.hardware.memory_bytes
     if hardware.cores is None:
-        raise InputError(
+        return (
             f"pool {pool.name}: a search needs a CPU, and {hardware.name} has no cores; use cpu-grace or "
             f"cpu-sapphire-rapids, or state its cores, as hardware: {{like: {hardware.name}, cores: 64}}"
         )
-    known = asked.index.dimensions
-    index = asked.index.vectors(_model(asked.embedding).hidden if known is None and asked.embedding else known or 1)
-    memory = pool.devices * hardware.memory_bytes
     if index.bytes > memory:
-        raise InputError(
+        return (
             f"pool {pool.name}: does not fit: an index of {index.bytes / 1e9:,.0f} GB ({index.points:,.0f} vectors of "
             f"{index.pq_bytes:g} bytes, {index.centroids:,.0f} centroids) exceeds the {memory / 1e9:,.0f} GB of "
             f"{pool.devices} x {hardware.name}; use smaller pq_bytes, fewer points, or more tensor_parallel"
         )
+    return None
+
+
+def _search_s(asked: Retrieve, index: VectorIndex, pool: StagePool) -> NDArray[np.float64]:
+    """Seconds of a search for 1, 2, ... queries together. The devices of a replica hold a share of the index each, and
+    search it at the same time (RAGO's servers, over which its load is even)."""
+    hardware, share = pool.hardware, 1.0 / pool.devices
+    own = replace(
+        index, centroids=index.centroids * share, probes=index.probes * share, rescored=index.rescored * share
+    )
     queries = np.arange(1.0, asked.max_batch + 1.0)
-    share = replace(index, centroids=index.centroids / pool.devices, probes=index.probes / pool.devices,
-                    rescored=index.rescored / pool.devices)  # fmt: skip
-    seconds = search_time(share, queries, float(hardware.cores), hardware.memory_bandwidth, asked.index.cores)  # type: ignore[arg-type]
-    return Batched(seconds, None, asked.max_wait_s, "search")
+    return search_time(own, queries, float(hardware.cores or 1), hardware.memory_bandwidth, asked.index.spread)  # type: ignore[arg-type]
 
 
 def work(asked: Retrieve, visit: Visit) -> Work:
     """The steps of one retrieval for each request."""
     prompt, found = visit.prompt_tokens, asked.documents * asked.tokens_per_document
+    index, pool = _vectors(asked), visit.pool
+    problem = _problem(index, pool)
     steps: list[Step] = []
     if asked.embedding is not None:
         steps.append(_pass(asked.embedding, prompt, "embed", asked.embedding_pool))
-    steps.append(_search(asked, visit.pool))
+    seconds = np.zeros(asked.max_batch) if pool is None else _search_s(asked, index, pool)
+    steps.append(Batched(seconds, None, asked.max_wait_s, "search"))  # by as many servers as the pool has replicas
     if asked.reranker is not None:
-        read = prompt + asked.tokens_per_document
-        candidates = asked.candidates or asked.documents
+        read, candidates = prompt + asked.tokens_per_document, asked.candidates or asked.documents
         steps.append(_pass(asked.reranker, read, "rerank", asked.reranker_pool, candidates))
     if asked.link is not None:
         link = load_link(asked.link)
         steps.append(Shipped(found * asked.bytes_per_token, link.bandwidth, link.latency_s, name="transfer"))
-    return Work(tuple(steps), adds_tokens=found)
+    return Work(tuple(steps), adds_tokens=found, problem=problem)
 
 
 RETRIEVE = StageKind(
