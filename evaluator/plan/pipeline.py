@@ -155,9 +155,10 @@ class PipelinePlan:
 
     @property
     def route(self) -> tuple[str, ...]:
-        """What configurations must have in common to be run together: their stages and the kinds of their steps."""
+        """What configurations must have in common to be run together: stages, kinds of their steps, who shares a pool."""
         return tuple(
-            f"{step.label} {step.kind.__name__} {step.station} {stage.before} {stage.kind.streams(stage.parameters)}"
+            f"{step.label} {step.kind.__name__} {step.pool} {step.station} {stage.before} "
+            f"{stage.kind.streams(stage.parameters)}"
             for stage in self.stages
             for step in stage.steps
         )

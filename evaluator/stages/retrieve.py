@@ -63,7 +63,9 @@ class Index:
     rescored: int = key(count(least=0), 0, "Vectors that are compared again with their plain ones.")
     reuse_centroids: bool = key(flag, False, "A batch of queries reads the centroids once, not each for itself.")
     spread: str = key(
-        choice(*SPREADS), "best", "Of queries over cores: each on one, or each on all; best: the faster for the size of the batch."
+        choice(*SPREADS),
+        "best",
+        "Of queries over cores: each on one, or each on all; best: the faster for the size of the batch.",
     )
 
     def vectors(self, dimensions: int) -> VectorIndex:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from evaluator.scenario import load_scenario
 from evaluator.stages import Batched, Pass, Shipped, StagePool, Visit
 from evaluator.stages.retrieve import Index, Retrieve, work
 
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 INDEX = Index(centroids=4_000_000, probes=50, points_per_probe=5000.0, pq_bytes=32.0)
 ASKED = Retrieve(INDEX, documents=20, tokens_per_document=512, embedding="e5-base")
 CPU = replace(load_hardware("cpu-grace"), memory_bytes=1e12)
@@ -203,3 +205,16 @@ def test_statuses_of_pools_that_cannot():
     assert "infeasible: pipeline.retrieve: pool gpu: a search needs a CPU" in str(nowhere["status"].values[0])
     chunked = sweep(scenario(GOOD, cpu={**ENCODING, "hardware": "cpu-grace", "batching": {"policy": "chunked"}}))
     assert "pipeline.retrieve.embed: policy chunked cuts prompts into chunks" in str(chunked["status"].values[0])
+
+
+def test_placements_of_a_retrieval():
+    """Designs whose embedding is on one pool or another, in one sweep: every pool is paid for, once; and the findings
+    of the study: a large model on a small CPU decides over the first token, and sending the documents is nothing."""
+    found = sweep(load_scenario(SCENARIOS / "rag-placement.yaml", ["workload.requests=50"]))
+    np.testing.assert_array_equal(found["devices"].values, [2, 2, 3, 2] * 2)
+    seconds = found["stage_service_s_mean"]
+    share = {name: seconds.sel(stage=name).values for name in seconds["stage"].values}
+    small_s = share["retrieve.embed"][5]
+    assert small_s == max(share["retrieve.embed"]) and small_s > 0.85 * found["ttft_s_mean"].values[5]
+    assert (share["retrieve.transfer"] < 0.01 * found["e2e_s_mean"].values).all()
+    assert (share["retrieve.embed"][:4] < share["prefill"][:4]).all()
