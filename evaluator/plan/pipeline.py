@@ -155,7 +155,7 @@ class PipelinePlan:
 
     @property
     def route(self) -> tuple[str, ...]:
-        """What configurations must have in common to be run together: stages, kinds of their steps, who shares a pool."""
+        """What configurations must have in common to be run together: stages, kinds of steps, who shares a pool."""
         return tuple(
             f"{step.label} {step.kind.__name__} {step.pool} {step.station} {stage.before} "
             f"{stage.kind.streams(stage.parameters)}"

@@ -215,6 +215,6 @@ def test_placements_of_a_retrieval():
     seconds = found["stage_service_s_mean"]
     share = {name: seconds.sel(stage=name).values for name in seconds["stage"].values}
     small_s = share["retrieve.embed"][5]
-    assert small_s == max(share["retrieve.embed"]) and small_s > 0.85 * found["ttft_s_mean"].values[5]
+    assert small_s == max(share["retrieve.embed"]) and small_s > 0.8 * found["ttft_s_mean"].values[5]
     assert (share["retrieve.transfer"] < 0.01 * found["e2e_s_mean"].values).all()
     assert (share["retrieve.embed"][:4] < share["prefill"][:4]).all()
