@@ -15,6 +15,7 @@ from tests.benchmarks import (  # noqa: F401
     hermes,
     iteration,
     pipeline,
+    rag,
     reference,
     request_level,
     search,
