@@ -25,7 +25,7 @@ from evaluator.scenario.pipeline_keys import pipeline_problem
 from evaluator.scenario.pools import STAGE, pools_of, stage_pools_of
 from evaluator.scenario.scenario import Geometric
 from evaluator.scenario.unsaid import told
-from evaluator.stages import Delay, Pass, Shipped, StageKind, StagePool, Step, Visit, Work, kind_of, stage_rng
+from evaluator.stages import Batched, Delay, Pass, Shipped, StageKind, StagePool, Step, Visit, Work, kind_of, stage_rng
 from evaluator.traffic.jobs import Demand, Extremes
 from evaluator.traffic.requests import Tokens, cached_by_content, shared_tokens
 from evaluator.traffic.roles import ROLES
@@ -449,6 +449,14 @@ def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, 
             return (
                 f"infeasible: pipeline.{second.label}: pool {second.pool} computes {one} for {first.label} and cannot "
                 f"compute {other} too; give it a pool of its own"
+            )
+    together: dict[str | None, str] = {}
+    for batched in (step for stage in pipeline.stages for step in stage.steps if step.kind is Batched):
+        served = together.setdefault(batched.pool, batched.label)
+        if batched.pool is not None and served != batched.label:
+            return (
+                f"infeasible: pipeline.{batched.label}: pool {batched.pool} serves {served} in batches, and no others "
+                "fit into them; give it a pool of its own"
             )
     for walked in walks:
         for visit in walked.visits:

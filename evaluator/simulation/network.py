@@ -393,7 +393,9 @@ def legs_of_ways(
     runs: dict[tuple[int, int], NetworkRun],
 ) -> list[Leg]:
     """The legs of all visits in their order: those of the stages, and between them those of the LLM, ``llm``."""
-    numbers = max((len(one.ways.hops) for one in runs.values() if one.ways is not None), default=0)
+    if not runs:  # no configuration of the chunk can run
+        return list(llm)
+    numbers = max(len(one.ways.hops) for one in runs.values() if one.ways is not None)
     now_s = {at: one.arrival_s.copy() for at, one in runs.items()}
     found: list[Leg] = []
     told: set[tuple[int, int]] = set()

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from evaluator.plan.pipeline import Visited, Walked
 from evaluator.reference.network import Station
 from evaluator.reference.request import Request
+from evaluator.reference.stations.batch import Batch
 from evaluator.reference.stations.delay import Delay as DelayStation
 from evaluator.reference.stations.fifo import Fifo
 from evaluator.reference.stations.several import Several
 from evaluator.simulation.stages import Stop
-from evaluator.stages import Delay, Pass, Served, Shipped
+from evaluator.stages import Batched, Delay, Pass, Served, Shipped
 
 OpenPool = Callable[[int], Any]
 """Gives the side of an engine's pool for stages by its number, without parts, and its replicas with their gaps."""
@@ -40,7 +41,13 @@ class Hop:
     ids: NDArray[np.int64]
     starts: dict[int, Station]  # by request
     left: dict[int, Station]
-    busy_s: float = 0.0
+    service_s: float = 0.0
+    batches: Batch | None = None  # the servers, where it is the first of their hops
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of its servers, after the run."""
+        return self.service_s if self.batches is None else self.batches.busy_s
 
     def of(self, stop: Stop) -> bool:
         """Whether it is a visit to this step."""
@@ -114,6 +121,12 @@ def _hop(
         _add_parts(station, work, walked, visit, stop.number, base)
         hop.starts = hop.left = dict.fromkeys(ids.tolist(), station)
         return hop
+    if isinstance(work, Batched):
+        if shared not in ways.stations:
+            hop.batches = Batch(stop.servers(config), np.asarray(work.seconds).tolist(), work.max_wait_s)
+            ways.stations[shared] = hop.batches
+        hop.starts = hop.left = dict.fromkeys(ids.tolist(), ways.stations[shared])
+        return hop
     seconds = _by_request(_seconds(work, stop, config), walked)
     queue = getattr(work, "queue", None)
     queues = np.zeros(len(seconds), dtype=np.int64) if queue is None else np.asarray(queue)
@@ -125,7 +138,7 @@ def _hop(
             ways.stations[key] = DelayStation({}) if alone else Fifo(servers, {})
         hop.starts[request] = ways.stations[key]
         ways.stations[key].seconds[base + request] = float(seconds[request])  # type: ignore[attr-defined]
-    hop.left, hop.busy_s = dict(hop.starts), float(seconds[ids].sum())
+    hop.left, hop.service_s = dict(hop.starts), float(seconds[ids].sum())
     if isinstance(work, Shipped) and work.latency_s > 0:
         later = ways.stations.setdefault((own, "latency"), DelayStation({}))
         latency_s = work.latency_s * stop.factor(config, "link_latency")

@@ -79,23 +79,27 @@ def test_a_search_needs_cores():
     assert work(ASKED, visit()).problem is None
 
 
-def scenario(retrieve, rate_rps=1.0, llm=None, **pools):
-    """Ten requests of 100 tokens, with a stage of these keys."""
+FIXED = {"source": "fixed", "prompt_tokens": 100, "output_tokens": 5}
+
+
+def scenario(retrieve, rate_rps=None, lengths=FIXED, requests=10, llm=None, more=(), **pools):
+    """Requests of 100 tokens, with a stage of these keys; evenly sent, or by chance where there are many."""
+    process = "uniform" if requests == 10 else "poisson"
     stage_pools = {"cpu": {"role": "stage", "hardware": "cpu-grace"}, **pools}
     return load_scenario(
         {
             "name": "rag",
             "workload": {
-                "arrivals": {"process": "uniform", "rate_rps": rate_rps},
-                "lengths": {"source": "fixed", "prompt_tokens": 100, "output_tokens": 5},
-                "requests": 10,
+                "arrivals": {"process": process, "rate_rps": rate_rps or 1.0},
+                "lengths": lengths,
+                "requests": requests,
             },
             "deployment": {
                 "model": "llama-3.1-8b",
                 "hardware": "h100-sxm",
                 "pools": {"llm": llm or {"role": "mixed"}, **stage_pools},
             },
-            "pipeline": [retrieve, "prefill", "decode"],
+            "pipeline": [retrieve, *more, "prefill", "decode"],
         }
     )
 
@@ -164,6 +168,7 @@ def one_by_one(**keys) -> float:
     return float(sweep(found)["ttft_s_mean"].values[0])
 
 
+LIKE = {"index": {**GOOD["index"], "dimensions": 768}}
 ENCODING = {"role": "stage", "calibration": "datasheet", "batching": {"policy": "continuous"}}
 
 
@@ -192,10 +197,13 @@ def test_the_first_token_is_the_sum_of_the_steps():
 
 
 def test_an_encoder_is_as_fast_as_its_hardware():
-    """Mistral-7B embeds on a CPU in much longer than on a GPU, and all else is as it was."""
-    of = {"embedding": "e5-mistral-7b", "reranker": "bge-reranker-v2-m3", "reranker_pool": "gpu"}
-    cpu_s, gpu_s = (one_by_one(**of, embedding_pool=pool) for pool in ("cpu", "gpu"))
-    wanted_s = pass_s("e5-mistral-7b", "cpu-grace", 100) - pass_s("e5-mistral-7b", "l4", 100)
+    """An embedder on a CPU and a re-ranker on a GPU change places, and all else is as it was."""
+    of = {"embedding": "e5-mistral-7b", "reranker": "bge-reranker-v2-m3"}
+    cpu_s = one_by_one(**of, embedding_pool="cpu", reranker_pool="gpu")
+    gpu_s = one_by_one(**of, embedding_pool="gpu", reranker_pool="cpu")
+    rerank_s = {name: pass_s("bge-reranker-v2-m3", name, 200, 5) for name in ("cpu-grace", "l4")}
+    embed_s = {name: pass_s("e5-mistral-7b", name, 100) for name in ("cpu-grace", "l4")}
+    wanted_s = embed_s["cpu-grace"] + rerank_s["l4"] - embed_s["l4"] - rerank_s["cpu-grace"]
     assert cpu_s - gpu_s == pytest.approx(wanted_s, rel=1e-9)
 
 
@@ -205,6 +213,10 @@ def test_statuses_of_pools_that_cannot():
     assert "infeasible: pipeline.retrieve: pool gpu: a search needs a CPU" in str(nowhere["status"].values[0])
     chunked = sweep(scenario(GOOD, cpu={**ENCODING, "hardware": "cpu-grace", "batching": {"policy": "chunked"}}))
     assert "pipeline.retrieve.embed: policy chunked cuts prompts into chunks" in str(chunked["status"].values[0])
+    both = sweep(scenario(GOOD | {"reranker": "bge-reranker-v2-m3"}, cpu={**ENCODING, "hardware": "cpu-grace"}))
+    assert "pool cpu computes e5-base for retrieve.embed" in str(both["status"].values[0])
+    twice = sweep(scenario(GOOD, cpu={**ENCODING, "hardware": "cpu-grace"}, more=[GOOD | {"embedding": None, **LIKE}]))
+    assert "pool cpu serves retrieve.search in batches, and no others fit" in str(twice["status"].values[0])
 
 
 def test_placements_of_a_retrieval():
@@ -218,3 +230,33 @@ def test_placements_of_a_retrieval():
     assert small_s == max(share["retrieve.embed"]) and small_s > 0.8 * found["ttft_s_mean"].values[5]
     assert (share["retrieve.transfer"] < 0.01 * found["e2e_s_mean"].values).all()
     assert (share["retrieve.embed"][:4] < share["prefill"][:4]).all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_chain_and_reference_are_equal(seed):
+    """Random retrievals under load, whose searches come in batches, several in one pass of the re-ranker."""
+    rng = np.random.default_rng(seed)
+    keys = {
+        "index": {"centroids": 4e5, "probes": 10, "points_per_probe": float(rng.integers(100, 5_000))},
+        "max_batch": int(rng.integers(1, 9)),
+        "max_wait_s": float(rng.choice([0.0, 0.01, 0.1])),
+        "documents": int(rng.integers(1, 4)),
+        "link": "pcie-gen4-x4",
+    }
+    if rng.random() < 0.5:
+        keys |= {"reranker": "bge-reranker-v2-m3", "reranker_pool": "gpu", "candidates": 4}
+    pools = {"cpu": {**ENCODING, "hardware": "cpu-grace", "replicas": int(rng.integers(1, 3))}}
+    if "reranker" in keys:
+        pools["gpu"] = {**ENCODING, "hardware": "l4", "replicas": int(rng.integers(1, 3))}
+    lengths = {
+        "source": "lognormal",
+        "prompt_mean": 200,
+        "prompt_cv": 0.5,
+        "output_mean": 4,
+        "output_cv": 0.5,
+    }
+    asked = scenario(GOOD | keys, rate_rps=float(rng.uniform(5, 80)), lengths=lengths, requests=120, **pools)
+    one, other = (sweep(asked, engine=engine) for engine in ("iteration", "token"))
+    assert one["engine"].values[0] == "iteration" and other["engine"].values[0] == "token"
+    for name in ("ttft_s", "e2e_s", "queue_wait_s", "stage_wait_s", "stage_service_s", "stage_utilisation"):
+        np.testing.assert_allclose(one[name].values, other[name].values, rtol=1e-9, atol=1e-12, err_msg=name)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import math
-from collections import deque
 from collections.abc import Sequence
 
 from evaluator.reference.network import Visit
 from evaluator.reference.request import Request
+
+Waiting = tuple[float, int, Request]
+"""When a request came, and its index."""
 
 
 class Batch:
@@ -17,6 +20,7 @@ class Batch:
 
     A free server takes all who wait, first come, first served, up to the largest batch. If there are fewer, it waits
     until ``max_wait_s`` after the first of them came. Of several free servers the one that is free for longest serves.
+    Requests that come at one time are served in the order of their index.
     """
 
     batches = True
@@ -28,9 +32,9 @@ class Batch:
         self.server: dict[int, int] = {}  # by request index
         self.busy_s = 0.0
         self._service_s, self._max_wait_s = service_s, max_wait_s
-        self._waiting: deque[tuple[Request, float]] = deque()  # with its time of arrival
+        self._waiting: list[Waiting] = []  # in order
         self._free = [(0.0, number) for number in range(servers)]  # heap: since when, which
-        self._served: list[tuple[float, int, float, list[tuple[Request, float]]]] = []  # heap: end, server, start, who
+        self._served: list[tuple[float, int, float, list[Waiting]]] = []  # heap: end, server, start, who
 
     @property
     def next_s(self) -> float:
@@ -42,27 +46,28 @@ class Batch:
         if not self._free or not self._waiting:
             return math.inf
         most = len(self._service_s)
-        full_s = self._waiting[most - 1][1] if len(self._waiting) >= most else math.inf
-        return max(self._free[0][0], min(full_s, self._waiting[0][1] + self._max_wait_s))
+        full_s = self._waiting[most - 1][0] if len(self._waiting) >= most else math.inf
+        return max(self._free[0][0], min(full_s, self._waiting[0][0] + self._max_wait_s))
 
     def finish(self, now: float) -> list[Request]:
         leaving = []
         while self._served and self._served[0][0] <= now:
             end_s, number, started_s, members = heapq.heappop(self._served)
             heapq.heappush(self._free, (end_s, number))
-            for request, arrived_s in members:
-                self.visits[request.index] = Visit(arrived_s, started_s, now)
+            for arrived_s, index, request in members:
+                self.visits[index] = Visit(arrived_s, started_s, now)
                 leaving.append(request)
         return leaving
 
     def submit(self, request: Request, now: float) -> None:
-        self._waiting.append((request, now))
+        bisect.insort(self._waiting, (now, request.index, request))
 
     def launch(self, now: float) -> None:
         while self._starts_s() <= now:
             _, number = heapq.heappop(self._free)
-            size = min(len(self._waiting), len(self._service_s))
-            members = [self._waiting.popleft() for _ in range(size)]
-            self.server.update((request.index, number) for request, _ in members)
-            heapq.heappush(self._served, (now + self._service_s[size - 1], number, now, members))
-            self.busy_s += self._service_s[size - 1]
+            members = self._waiting[: len(self._service_s)]
+            del self._waiting[: len(members)]
+            took_s = self._service_s[len(members) - 1]
+            self.server.update((index, number) for _, index, _ in members)
+            heapq.heappush(self._served, (now + took_s, number, now, members))
+            self.busy_s += took_s
