@@ -304,11 +304,15 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
             before = all(entry.stage is not None for entry in entries)
             found.append(StagePlan(name, kind_of(stage.kind), stage.parameters, stage.pool, only, before))
     _, served = pools_of(deployment)[0]
-    model = changed_model(served.model) if isinstance(served.model, WhatIf) else load_model(served.model)
+    model = _model_of(served)
     pools = {name: _stage_pool(name, pool) for name, pool in deployments.items()}
     return PipelinePlan(
         tuple(found), tuple(entries), pools, deployments, model, served.precision, served.kv.prefix_caching
     )
+
+
+def _model_of(pool: Deployment) -> Model:
+    return changed_model(pool.model) if isinstance(pool.model, WhatIf) else load_model(pool.model)
 
 
 def _stage_pool(name: str, pool: Deployment) -> StagePool:
@@ -397,11 +401,18 @@ def pass_stations(pipeline: PipelinePlan, walks: Sequence[Walked]) -> tuple[Stat
         ]
         if planned.pool is None:
             continue
-        deployment = told(replace(pipeline.deployments[planned.pool], model=model))
+        deployment = told(_whole_texts(replace(pipeline.deployments[planned.pool], model=model)))
         station = station_of(planned.label, deployment, Extremes.of([demand.extremes for demand in demands]))
         most = max(len(demand) for demand in demands)
         found.append(replace(station, number=number, most_jobs=most))
     return tuple(found)
+
+
+def _whole_texts(pool: Deployment) -> Deployment:
+    """With a policy that computes whole prompts, where none is said and the model is an encoder, which needs that."""
+    if pool.batching.policy is not None or not _model_of(pool).whole_texts:
+        return pool
+    return replace(pool, batching=replace(pool.batching, policy="continuous"))
 
 
 def _passes(pipeline: PipelinePlan) -> dict[int, list[tuple[int, int, StepPlan]]]:

@@ -213,6 +213,7 @@ def test_statuses_of_pools_that_cannot():
     assert "infeasible: pipeline.retrieve: pool gpu: a search needs a CPU" in str(nowhere["status"].values[0])
     chunked = sweep(scenario(GOOD, cpu={**ENCODING, "hardware": "cpu-grace", "batching": {"policy": "chunked"}}))
     assert "pipeline.retrieve.embed: policy chunked cuts prompts into chunks" in str(chunked["status"].values[0])
+    assert sweep(scenario(GOOD))["status"].values[0] == "ok"  # where no policy is said, one for whole texts
     both = sweep(scenario(GOOD | {"reranker": "bge-reranker-v2-m3"}, cpu={**ENCODING, "hardware": "cpu-grace"}))
     assert "pool cpu computes e5-base for retrieve.embed" in str(both["status"].values[0])
     twice = sweep(scenario(GOOD, cpu={**ENCODING, "hardware": "cpu-grace"}, more=[GOOD | {"embedding": None, **LIKE}]))
