@@ -123,12 +123,13 @@ class Flights(NamedTuple):
 
 
 class Paces(NamedTuple):
-    """How long the next batch of each cohort takes, if it is the last one over again, a token later (``rounds``)."""
+    """What the last batch of each cohort took, for the batches of the same decodes that follow it (``rounds``)."""
 
-    decodes: FloatPerCohort  # of the last batch; 0 if it computed prompts, too
-    took_s: FloatPerCohortRank  # the next batch in each pipeline rank; cell ``cohort * ranks + rank``
-    slope_s: FloatPerCohortRank  # by how much each further one takes longer
-    steps: FloatPerCohort  # batches to come for which that holds
+    decodes: FloatPerCohort  # in it; 0 if it computed prompts, too
+    step: IntPerCohort  # of the cohort when it was sent
+    took_s: FloatPerCohortRank  # in each pipeline rank; cell ``cohort * ranks + rank``
+    slope_s: FloatPerCohortRank  # by how much each further batch takes longer
+    alike: FloatPerCohort  # batches, the last one included, for which that holds
     touched: FloatPerCohort  # share of the experts that a batch touches
 
 
@@ -257,7 +258,7 @@ def _initial_paces(given: Given) -> Paces | None:
         return None
     count = jnp.zeros(structure.cohorts())
     times = jnp.zeros(structure.cohorts() * structure.pipeline_ranks)
-    return Paces(count, times, times, count, count)
+    return Paces(count, count.astype(jnp.int32), times, times, count, count)
 
 
 def _initial_rings(given: Given) -> Rings:
