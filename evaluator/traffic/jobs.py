@@ -157,8 +157,7 @@ class Jobs:
     @cached_property
     def order(self) -> NDArray[np.int64] | slice:
         """The jobs by their time, those of one time by their id: an index, a slice where they are in order already."""
-        later = self.ready_s[1:] - self.ready_s[:-1]
-        if (later > 0.0).all() or ((later >= 0.0).all() and (self.id[1:] > self.id[:-1])[later == 0.0].all()):
+        if in_order(self.id, self.ready_s):
             return slice(0, len(self))
         return np.lexsort((self.id, self.ready_s))
 
@@ -189,6 +188,12 @@ class Jobs:
         pairs = ((getattr(self, name), getattr(other, name)) for name in ("id", "ready_s", "measured"))
         identity, ready_s, measured = (np.concatenate(pair) for pair in pairs)
         return Jobs(identity, ready_s, self.demand.joined(other.demand), measured, sharing=self.sharing)
+
+
+def in_order(ids: NDArray[np.int64], times_s: NDArray[np.float64]) -> bool:
+    """Whether jobs are in the order of their times, those of one time in that of their ids."""
+    later = times_s[1:] - times_s[:-1]
+    return bool((later > 0.0).all() or ((later >= 0.0).all() and (ids[1:] > ids[:-1])[later == 0.0].all()))
 
 
 @lru_cache(maxsize=4096)

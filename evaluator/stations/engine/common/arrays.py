@@ -29,6 +29,8 @@ RequestTimes = Annotated[Any, "float64", "request"]  # in results, without the p
 IntPerCohort = Annotated[Any, "int32", "cohort"]
 FloatPerCohort = Annotated[Any, "float64", "cohort"]
 
+FloatPerCohortRank = Annotated[Any, "float64", "cohort * rank"]
+
 FlagPerRank = Annotated[Any, "bool", "rank"]
 IntPerRank = Annotated[Any, "int32", "rank"]
 FloatPerRank = Annotated[Any, "float64", "rank"]

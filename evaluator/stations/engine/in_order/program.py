@@ -30,7 +30,7 @@ from evaluator.cost.iteration import BatchStatistics, alike_steps, decode_growth
 from evaluator.cost.quantities import raised
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
-from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time, iterations_until
+from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time, iterations_until, once
 from evaluator.stations.engine.common.rings import read, steps_to_event, tagged_count, unmark, write
 from evaluator.stations.engine.in_order.admission import Intake, admit
 from evaluator.stations.engine.in_order.departures import depart
@@ -54,16 +54,19 @@ def _batch(given: Given, state: State, intake: Intake, stalled: Flag) -> BatchSt
 def _leap(given: Given, state: State, intake: Intake, now: Float, batch: BatchStatistics) -> tuple[Leap, Int]:
     """One iteration where it admits a request, else as many as pass before the batch changes; and their number, int32.
 
+    Requests whose prompts are resident decode from the iteration on that admits them. The batch then stays as it is, so
+    that this iteration is the first of a leap; only a windowed context grows by another law from the second token on.
     If the batch is empty although the clock has reached the arrival of the waiting queue's head, the head can never be
     admitted (no event is left that would free KV or seats): the leap then has 0 iterations.
     """
     stuck = (batch.prefill_tokens == 0) & (batch.decodes == 0)
-    first_s = batch_time(given.cost, batch)
+    first_s = once(~stuck, lambda: batch_time(given.cost, batch))
     slope_s = decode_growth(given.cost, batch, state.window_growing)
     until_arrival = iterations_until(jnp.maximum(intake.next_arrival - now, 0.0), first_s, slope_s)
     most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
     most = jnp.minimum(most, alike_steps(given.cost, batch)).astype(jnp.int32)
-    alone = (intake.prompts.tokens == 0) & (intake.joined == 0)
+    stays = False if given.structure.windowed else given.limits.prompts_resident
+    alone = (intake.prompts.tokens == 0) & ((intake.joined == 0) | stays)
     to_event = steps_to_event(intake.events, state.step, given.structure.ring)
     count = jnp.where(stuck, 0, jnp.where(alone, jnp.minimum(to_event, most), 1))
     return Leap(count.astype(jnp.float64), first_s, slope_s), count
@@ -81,22 +84,23 @@ def _trip(given: Given, state: State) -> State:
     leap, count = _leap(given, state, intake, now, batch)
     took_s = leap.duration_s()
     clock = jnp.where(count == 0, jnp.inf, now + took_s)  # a lane that is stuck never ends
-    steps = Steps(jnp.where(stalled, 0, count), now + leap.first_s, clock)
-    first_token_s = first_tokens(state.first_token_s, state.head, intake.head, clock)
-    gaps = enter_gaps(given, state, first_token_s, steps)
+    steps = Steps(jnp.where(stalled, 0, count), now + leap.first_s, now + (2.0 * leap.first_s + leap.slope_s), clock)
+    first_token_s = first_tokens(state.first_token_s, state.head, intake.head, now + leap.first_s)
+    gaps = enter_gaps(given, state, intake, first_token_s, steps)
     step = state.step + steps.count
     slot = step % ring
     out = depart(given, intake.next_leaving, read(intake.leaving, slot), state.last_token_s, clock)
     full = tagged_count(intake.crossing, slot, step) if given.structure.windowed else 0.0
     touched = leap.iterations * share_touched(given.cost, batch.decodes + batch.prefill_tokens)
     grown = steps.count.astype(jnp.float64)
+    later = jnp.maximum(leap.iterations - 1.0, 0.0)  # the steps in which those that joined attend to a token more
     return State(
         clock=clock,
         head=jnp.where(clock == jnp.inf, given.limits.requests, intake.head),
         progress=intake.progress,
         step=step,
         decodes=state.decodes + intake.joined - out.count.astype(jnp.float64),
-        context=state.context + grown * state.decodes + intake.joined_context - out.context,
+        context=state.context + grown * state.decodes + (intake.joined_context + later * intake.joined) - out.context,
         window_context=state.window_context
         + grown * state.window_growing
         + intake.joined_window_context
@@ -105,7 +109,7 @@ def _trip(given: Given, state: State) -> State:
         kv=intake.kv - out.kv,
         released=state.released + out.count,
         gap_from=jnp.where(stalled, state.gap_from, clock),
-        first_gap=jnp.where(stalled, state.first_gap, state.head),
+        first_gap=jnp.where(stalled, state.first_gap, jnp.where(steps.count > 1, intake.head, state.head)),
         busy_s=state.busy_s + took_s,
         iterations=state.iterations + leap.iterations,
         kv_max=jnp.maximum(state.kv_max, intake.kv),
