@@ -49,7 +49,7 @@ def run_slots(
         found, fields = jax.tree.flatten(run(*inputs))
         arrays = [np.asarray(values) for values in found]
         for lane in range(len(part)):
-            yield fields.unflatten([values[lane] for values in arrays])
+            yield jax.tree.unflatten(fields, [values[lane] for values in arrays])
 
 
 def _program(group: StationGroup) -> Callable[[Any, Requests], Any]:
