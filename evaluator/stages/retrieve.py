@@ -9,9 +9,10 @@
       link: pcie-gen4-x4
 
 The search is that of RAGO (``cost.vector_search``): the queries that wait are searched for together. Embedding and
-re-ranking are passes of encoders, batched by the policy of their pool; a pool that does several of these does them
-beside one another, without one slowing down the other. The text of the documents goes over the link to the model, and
-is computed with the prompt.
+re-ranking are passes of encoders, batched by the policy of their pool, which computes one model: a re-ranker beside an
+embedding model needs a pool of its own. A pool that embeds and searches does so at the same time, neither slowing down
+the other, and its memory is held against the index and against the model one by one. The text of the documents goes
+over the link to the model, and is computed with the prompt.
 """
 
 from __future__ import annotations
