@@ -25,6 +25,7 @@ from evaluator.stations.engine.common.rings import NONE, read, read_once, write
 def pipeline_trip(given: Given, state: State) -> State:
     """Send a batch, if there is room; if no other can follow at once, the clock goes on to what comes next.
 
+    Before it does, all batches pass that only decode what was decoded before (``rounds``).
     A batch is not formed while the oldest one has ended but not landed, because its tokens come first.
     """
     ranks = given.structure.pipeline_ranks
