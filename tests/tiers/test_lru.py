@@ -49,19 +49,23 @@ class TestAgainstRealLru:
         popularity, tiers = Popularity(CONTEXTS, zipf), (TierSize(fitting, 1),)
         assert hit_rates(popularity, tiers, 1) == pytest.approx(real_rates(popularity, tiers, 1)[0], abs=POINTS)
 
-    def test_private_tiers_above_a_shared_one(self, zipf, fitting):
-        """The filtered stream: within 2 points of all requests, and 4 of those that come to a tier."""
+    def test_private_tiers_above_shared_ones(self, zipf, fitting):
+        """The filtered stream: of those that come to a tier, not only of all requests."""
         popularity = Popularity(CONTEXTS, zipf)
         tiers = (TierSize(fitting // 8, 1), TierSize(fitting // 2, 4), TierSize(fitting, 8))
-        rates, (real, real_found) = hit_rates(popularity, tiers, 8), real_rates(popularity, tiers, 8)
-        assert all_found(rates) == pytest.approx(real_found, abs=POINTS)
-        assert rates == pytest.approx(real, abs=2 * POINTS)
+        assert hit_rates(popularity, tiers, 8) == pytest.approx(real_rates(popularity, tiers, 8)[0], abs=POINTS)
 
-    def test_contexts_at_home(self, zipf, fitting):
-        """Requests of a context that always come to one replica make its tier as good as one for all."""
-        popularity, tiers = Popularity(CONTEXTS, zipf, at_home=True), (TierSize(fitting // 8, 1), TierSize(fitting, 8))
+    @pytest.mark.parametrize(("larger", "points"), [(1.6, POINTS), (1.0, 0.025)])
+    def test_contexts_at_home(self, zipf, fitting, larger, points):
+        """Tiers of contexts that always come to one replica, and one below them all; of all requests.
+
+        Where that keeps just as much as the upper ones together, it finds only what these lost by chance: the
+        approximation is at its worst.
+        """
+        popularity = Popularity(CONTEXTS, zipf, at_home=True)
+        tiers = (TierSize(fitting // 8, 1), TierSize(larger * fitting, 8))
         rates, (_, real_found) = hit_rates(popularity, tiers, 8), real_rates(popularity, tiers, 8)
-        assert rates[0] == pytest.approx(real_found[0], abs=POINTS)
+        assert all_found(rates) == pytest.approx(real_found, abs=points)
 
 
 def test_private_contexts_of_users_who_are_alike():
