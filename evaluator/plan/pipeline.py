@@ -151,6 +151,7 @@ class PipelinePlan:
     model: Model
     precision: Precision
     keeps_kv: bool = False
+    replicas: int = 1  # of the pools that requests come to first
     change: Change | None = None  # of a variant: an input of the hardware that differs
 
     @property
@@ -241,6 +242,7 @@ class PipelinePlan:
             None if stage.pool is None else self.pools[stage.pool],
             self.pools,
             turn,
+            self.replicas,
         )
 
     def changed(self, change: Change) -> PipelinePlan:
@@ -303,11 +305,19 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
             only = tuple(names.index(one) for one in stage.only) or None
             before = all(entry.stage is not None for entry in entries)
             found.append(StagePlan(name, kind_of(stage.kind), stage.parameters, stage.pool, only, before))
-    _, served = pools_of(deployment)[0]
+    answering = [pool for _, pool in pools_of(deployment)]
+    served, replicas = answering[0], sum(pool.replicas for pool in answering if pool.role == answering[0].role)
     model = _model_of(served)
     pools = {name: _stage_pool(name, pool) for name, pool in deployments.items()}
     return PipelinePlan(
-        tuple(found), tuple(entries), pools, deployments, model, served.precision, served.kv.prefix_caching
+        tuple(found),
+        tuple(entries),
+        pools,
+        deployments,
+        model,
+        served.precision,
+        served.kv.prefix_caching,
+        replicas,
     )
 
 

@@ -47,6 +47,7 @@ class Visit:
     pool: StagePool | None  # on which the stage runs; None: on nothing that is described
     pools: Mapping[str, StagePool] = field(default_factory=dict)  # all pools with role stage
     turn: int = 0  # how often its requests have come here before
+    replicas: int = 1  # among which the requests are spread when they are first computed
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)

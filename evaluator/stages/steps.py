@@ -28,7 +28,7 @@ class Served:
     """First come, first served by ``servers`` alike; None: as many as the pool has replicas, or one without a pool.
 
     ``queue`` (request,), whole numbers from 0: requests of different numbers wait in different queues, each with so
-    many servers of its own (the devices of a storage tier, the links of racks).
+    many servers of its own (the devices of a storage tier, the links of racks); those of -1 pass the step by.
     """
 
     seconds: ArrayLike

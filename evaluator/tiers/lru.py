@@ -32,7 +32,7 @@ class TierSize(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """Requests for each class of contexts, (class,), that come by one way: at a rate, and one ``pause_s`` after another.
+    """Requests for each class of contexts, (class,), that come by one way: their rate, and a pause after each of them.
 
     The gaps are the pause and an exponential time.
     """
@@ -50,7 +50,7 @@ class Stream(NamedTuple):
         return -np.expm1(-self.fades * max(0.0, within_s - self.pause_s))
 
     def lately(self, within_s: float) -> Floats:
-        """Probability that the last request, seen at any time, was at most so long ago: the age of a renewal process."""
+        """Probability that the last request was at most so long ago, seen at any time: the age of a renewal process."""
         tail = self.again(within_s) / self.fades
         return np.minimum(self.rate * (min(within_s, self.pause_s) + tail), 1.0)
 

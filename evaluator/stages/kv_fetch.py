@@ -1,0 +1,226 @@
+"""The KV of contexts that were computed before, from tiers of storage: where it is found, it need not be computed.
+
+A request asks the tiers one after the other. The first that has its context sends it, one context after the other over
+the bandwidth of the tier, which all replicas that share the tier wait for; a context that no tier has is computed by
+the prefill. A request queues for the prefill when its KV is there: the fetch overlaps with the service of those who
+came before, and a request whose KV takes longer is overtaken. In which tier a context lies, and whose tiers are asked,
+is drawn by seed and request from the hit rates; it does not follow the router that chooses a replica later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluator.catalog import load_storage, names
+from evaluator.catalog.storage import Storage
+from evaluator.stages.keys import (
+    Field,
+    Place,
+    Reader,
+    Table,
+    count,
+    flag,
+    key,
+    known,
+    number,
+    quantity,
+    section,
+    shown,
+)
+from evaluator.stages.record import StageKind, Visit, Work
+from evaluator.stages.steps import Delay, Served, Step
+from evaluator.tiers import Popularity, TierSize, found, hit_rates
+
+ALL, ANY = "all", "any"
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One tier. Figures that are None are those of the ``storage``, a name of the catalog.
+
+    ``shared_by`` replicas have one such tier together. ``hit`` is, of the requests that come to it, the part that finds
+    its context there; None: it follows from the capacity and the popularity of the contexts. ``transfers`` run at a
+    time, each at the whole bandwidth.
+    """
+
+    storage: str | None = None
+    hit: float | None = None
+    shared_by: int | str = 1
+    bandwidth: float | None = None
+    latency: float | None = None
+    capacity: float | None = None
+    transfers: int | str = 1
+
+    @property
+    def figures(self) -> Storage:
+        """What it is made of."""
+        base = Storage("", math.nan, 0.0, math.inf, {}) if self.storage is None else load_storage(self.storage)
+        own: dict[str, Any] = {
+            "bandwidth": self.bandwidth,
+            "latency_s": self.latency,
+            "capacity_bytes": self.capacity,
+        }
+        return replace(base, **{name: value for name, value in own.items() if value is not None})
+
+    def sharing(self, replicas: int) -> int:
+        """Replicas that have one such tier together, of so many in all."""
+        return replicas if isinstance(self.shared_by, str) else min(self.shared_by, replicas)
+
+
+def _count_or(word: str) -> Reader:
+    whole = count()
+
+    def read(value: Any, place: Place) -> int | str:
+        return word if value == word else whole(value, place)
+
+    return Reader(read, {"anyOf": [{"const": word}, whole.schema]})
+
+
+_storage = known(load_storage, lambda: names("storage"))
+TIER: Table = {
+    "storage": Field(_storage, None, "A storage of the catalog; absent: described by the other keys."),
+    "hit": Field(number(least=0, most=1), None, "Of the requests that come to it, the part that finds its context."),
+    "shared_by": Field(_count_or(ALL), 1, "Replicas that have one together: their capacity and bandwidth; or all."),
+    "bandwidth": Field(quantity("byte/s", above=0), None, "Instead of the storage's."),
+    "latency": Field(quantity("s", least=0), None, "Of a lookup, whether it finds something or not; instead of it."),
+    "capacity": Field(quantity("byte", least=0), None, "Of KV that it keeps; instead of the storage's."),
+    "transfers": Field(_count_or(ANY), 1, "At a time, each at the whole bandwidth; any: none waits for another."),
+}
+
+
+def _check_tier(tier: Tier, place: Place) -> None:
+    if tier.storage is None and tier.bandwidth is None:
+        raise place.error("needs a storage of the catalog, or a bandwidth")
+
+
+_tier = section(TIER, Tier, check=_check_tier)
+
+
+def _tiers(value: Any, place: Place) -> tuple[Tier, ...]:
+    if not isinstance(value, list | tuple):
+        raise place.error(
+            f"expected a list of tiers such as [hbm, {{storage: nvme, shared_by: 4}}], got {shown(value)}"
+        )
+    return tuple(
+        _tier(entry if isinstance(entry, Mapping) else {"storage": entry}, place.item(index))
+        for index, entry in enumerate(value)
+    )
+
+
+def _tiers_schema() -> dict[str, Any]:
+    schemas = (reader.schema() if callable(reader.schema) else reader.schema for reader in (_storage, _tier))
+    return {"type": "array", "items": {"anyOf": list(schemas)}}
+
+
+POPULARITY: Table = {
+    "contexts": Field(count(), says="How many different ones are asked for: users, documents."),
+    "zipf": Field(number(least=0), 0.0, "The k-th of them in proportion to k^-zipf; 0: all alike."),
+    "at_home": Field(
+        flag, False, "true: the requests of a context always come to the same tiers. false: to those of any replica."
+    ),
+}
+_popularity = section(POPULARITY, Popularity)
+
+
+@dataclass(frozen=True)
+class KvFetch:
+    """Without ``tokens`` the contexts are those leading tokens of a prompt that the workload says to be cached."""
+
+    tiers: tuple[Tier, ...] = key(
+        Reader(_tiers, _tiers_schema), says="Asked one after the other; [] is no cache: all is computed."
+    )
+    tokens: int | None = key(count(), None, "Of the context of each request, in front of its prompt.")
+    popularity: Popularity | None = key(
+        _popularity,
+        None,
+        "Of the contexts, from which hit rates follow; all tiers keep the last (LRU).",
+    )
+
+
+def _check(fetch: KvFetch, place: Place) -> None:
+    at = place.key("tiers")
+    for index, tier in enumerate(fetch.tiers):
+        if fetch.popularity is None and tier.hit is None:
+            raise at.item(index).error("needs a hit rate, or say the popularity of the contexts beside the tiers")
+        if fetch.popularity is not None and tier.hit is not None:
+            raise at.item(index).key("hit").error("follows from the popularity; leave one of them out")
+    for index, (tier, following) in enumerate(pairwise(fetch.tiers)):
+        if following.sharing(10**9) < tier.sharing(10**9):
+            raise (
+                at.item(index + 1)
+                .key("shared_by")
+                .error(f"a tier is shared by at least as many replicas as the one before, of {tier.shared_by}")
+            )
+
+
+def work(fetch: KvFetch, visit: Visit) -> Work:
+    """Lookups and transfers of each request, and the tokens that it need not compute."""
+    tokens = visit.cached_tokens if fetch.tokens is None else np.full(len(visit), fetch.tokens)
+    size, asks = visit.kv.of(tokens), tokens > 0
+    draws = visit.rng().random((len(visit), 2))
+    mean = float(size[asks].mean()) if asks.any() else 0.0
+    rates = _rates(fetch, visit.replicas, mean)
+    at = np.searchsorted(np.cumsum(found(np.array(rates)))[:-1], draws[:, 0], side="right")
+    there = asks & (at < len(fetch.tiers))
+    replica = (draws[:, 1] * visit.replicas).astype(np.int64)
+    asked = np.where(asks, np.minimum(at + 1, len(fetch.tiers)), 0)  # tiers in which the context was looked up
+    lookups_s = np.cumsum([0.0, *(tier.figures.latency_s for tier in fetch.tiers)])
+    steps: list[Step] = [Delay(lookups_s[asked], "lookup")]
+    for place, (name, tier) in enumerate(_named(fetch.tiers).items()):
+        steps.append(_transfer(name, tier, np.where(there & (at == place), size, 0.0), replica, visit.replicas))
+    problem = _problem(fetch.tiers, mean)
+    if fetch.tokens is None:
+        return Work(tuple(steps), 0, np.where(there, tokens, 0), problem)
+    return Work(tuple(steps), tokens, np.where(there, tokens + visit.cached_tokens, 0), problem)
+
+
+def _problem(tiers: tuple[Tier, ...], context_bytes: float) -> str | None:
+    """Why no tier could keep any context of this size; None where one can, or there is none."""
+    largest = max((tier.figures.capacity_bytes for tier in tiers), default=math.inf)
+    if context_bytes <= largest:
+        return None
+    return (
+        f"the KV of a context, {context_bytes / 1e9:.3g} GB, is larger than every tier; give one of them more than the "
+        f"{largest / 1e9:.3g} GB of the largest, or say tiers: [] for no cache"
+    )
+
+
+def _rates(fetch: KvFetch, replicas: int, context_bytes: float) -> tuple[float, ...]:
+    """Hit rates of the tiers, given or derived; where contexts differ in size their mean counts."""
+    if fetch.popularity is None or context_bytes == 0.0:
+        return tuple(tier.hit or 0.0 for tier in fetch.tiers)
+    sizes = []
+    for tier in fetch.tiers:
+        fitting = tier.figures.capacity_bytes / context_bytes
+        sizes.append(TierSize(math.floor(fitting) if math.isfinite(fitting) else fitting, tier.sharing(replicas)))
+    return hit_rates(fetch.popularity, tuple(sizes), replicas)
+
+
+def _named(tiers: tuple[Tier, ...]) -> dict[str, Tier]:
+    """The tiers by the names of their storage, with their numbers where these are not enough."""
+    named = [tier.storage or "tier" for tier in tiers]
+    alone = [name != "tier" and named.count(name) == 1 for name in named]
+    return {
+        name if once else f"{name}_{place}": tier
+        for place, (name, once, tier) in enumerate(zip(named, alone, tiers, strict=True), start=1)
+    }
+
+
+def _transfer(name: str, tier: Tier, size: NDArray[np.float64], replica: NDArray[np.int64], replicas: int) -> Step:
+    """Of contexts of ``size`` bytes that lie in this tier; of 0 bytes are those of the requests that pass it by."""
+    seconds = size / tier.figures.bandwidth
+    if isinstance(tier.transfers, str):
+        return Delay(seconds, name)
+    return Served(seconds, tier.transfers, np.where(size > 0.0, replica // tier.sharing(replicas), -1), name)
+
+
+KV_FETCH = StageKind(
+    "kv_fetch", KvFetch, work, "The KV of a context, from the tier of storage that keeps it.", check=_check
+)
