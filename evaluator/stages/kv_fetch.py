@@ -78,6 +78,8 @@ def _count_or(word: str) -> Reader:
     whole = count()
 
     def read(value: Any, place: Place) -> int | str:
+        if isinstance(value, str) and value != word:
+            raise place.error(f"expected an integer or {word}, got {shown(value)}")
         return word if value == word else whole(value, place)
 
     return Reader(read, {"anyOf": [{"const": word}, whole.schema]})
@@ -108,10 +110,13 @@ def _tiers(value: Any, place: Place) -> tuple[Tier, ...]:
         raise place.error(
             f"expected a list of tiers such as [hbm, {{storage: nvme, shared_by: 4}}], got {shown(value)}"
         )
-    return tuple(
-        _tier(entry if isinstance(entry, Mapping) else {"storage": entry}, place.item(index))
-        for index, entry in enumerate(value)
-    )
+    return tuple(_one_tier(entry, place.item(index)) for index, entry in enumerate(value))
+
+
+def _one_tier(value: Any, place: Place) -> Tier:
+    if isinstance(value, Tier):  # read before: a sweep changes other keys of the stage
+        return value
+    return _tier(value if isinstance(value, Mapping) else {"storage": value}, place)
 
 
 def _tiers_schema() -> dict[str, Any]:
@@ -153,10 +158,10 @@ def _check(fetch: KvFetch, place: Place) -> None:
             raise at.item(index).key("hit").error("follows from the popularity; leave one of them out")
     for index, (tier, following) in enumerate(pairwise(fetch.tiers)):
         if following.sharing(10**9) < tier.sharing(10**9):
-            raise (
-                at.item(index + 1)
-                .key("shared_by")
-                .error(f"a tier is shared by at least as many replicas as the one before, of {tier.shared_by}")
+            place = at.item(index + 1).key("shared_by")
+            raise place.error(
+                f"{following.shared_by} is less than the {tier.shared_by} of the tier before; those who share a tier "
+                "share the ones behind it"
             )
 
 

@@ -5,10 +5,13 @@ import pytest
 
 from evaluator.catalog import load_model
 from evaluator.cost.precision import Precision
+from evaluator.errors import InputError
+from evaluator.plan import plan
 from evaluator.reference.lru import find_contexts
 from evaluator.stages import Delay, Served, Visit
 from evaluator.stages.kv_fetch import KvFetch, Tier, work
 from evaluator.tiers import Popularity, TierSize, expected_s, hit_rates
+from tests.scenario.build import scenario
 
 MODEL = load_model("llama-3.1-8b")
 TOKEN_BYTES = 2 * 32 * 8 * 128 * 2  # K and V of 32 layers, 8 heads of 128, in bf16
@@ -116,3 +119,65 @@ def test_latency_of_real_caches():
     real = np.array([80e-9 + size / 150e9, 80e-9 + 50e-6 + size / 7e9, 80e-9 + 50e-6])[at]
     assert taken.mean() == pytest.approx(real.mean(), rel=0.03)
     assert hit_rates(popularity, sizes, 8)[0] == pytest.approx((at == 0).mean(), abs=0.01)
+
+
+# --- what is refused, and what is said of it
+
+
+def loaded(stage: str):
+    return scenario(f"pipeline=[{{stage: kv_fetch, {stage}}}, prefill, decode]")
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("tokens: 64", "pipeline.kv_fetch.tiers: is required"),
+        (
+            "tiers: nvme",
+            r"kv_fetch.tiers: expected a list of tiers such as \[hbm, {storage: nvme, ",
+        ),
+        ("tiers: [nmve]", r"tiers\[0\].storage: unknown storage 'nmve'; did you mean nvme"),
+        ("tiers: [{hit: 0.5}]", r"tiers\[0\]: needs a storage of the catalog, or a bandwidth"),
+        ("tiers: [{storage: nvme, hit: 1.5}]", r"tiers\[0\].hit: must be at most 1, got 1.5"),
+        ("tiers: [{storage: nvme, hit: -0.1}]", r"tiers\[0\].hit: must be at least 0, got -0.1"),
+        ("tiers: [{storage: nvme, hits: 1}]", r"tiers\[0\].hits: unknown key \(did you mean hit\?\)"),
+        ("tiers: [hbm]", r"tiers\[0\]: needs a hit rate, or say the popularity of the contexts beside the tiers"),
+        (
+            "tiers: [{storage: hbm, hit: 1}], popularity: {contexts: 9}",
+            r"tiers\[0\].hit: follows from the popularity; leave one of them out",
+        ),
+        ("tiers: [hbm], popularity: {zipf: 1}", "popularity.contexts: is required"),
+        ("tiers: [hbm], popularity: {contexts: 0}", "popularity.contexts: must be an integer from 1 to"),
+        ("tiers: [{storage: hbm, hit: 1, shared_by: some}]", r"tiers\[0\].shared_by: expected an integer or all, got"),
+        ("tiers: [{storage: hbm, hit: 1, transfers: 0}]", r"tiers\[0\].transfers: must be an integer from 1 to"),
+        (
+            "tiers: [{storage: rack-pool, hit: 0.1, shared_by: 4}, {storage: nvme, hit: 0.1}]",
+            r"tiers\[1\].shared_by: 1 is less than the 4 of the tier before",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused(stage, message):
+    with pytest.raises(InputError, match=message):
+        loaded(stage)
+
+
+def test_slower_tiers_before_faster_ones_are_allowed():
+    assert len(loaded("tiers: [{storage: nvme, hit: 0.5}, {storage: ddr4, hit: 0.5}]").deployment.pipeline) == 3
+
+
+def test_a_context_larger_than_every_tier_is_a_status():
+    (member,) = plan(loaded("tokens: 8192, tiers: [{storage: nvme, hit: 1, capacity: 1GB}]")).members
+    assert member.status == (
+        "infeasible: pipeline.kv_fetch: the KV of a context, 1.07 GB, is larger than every tier; give one of them more "
+        "than the 1 GB of the largest, or say tiers: [] for no cache"
+    )
+
+
+def test_keys_of_the_stage_can_be_swept():
+    swept = scenario(
+        "pipeline=[{stage: kv_fetch, tokens: 64, tiers: [nvme], popularity: {contexts: 100}}, prefill, decode]",
+        pipeline__kv_fetch__tokens=[64, 128],
+        pipeline__kv_fetch__popularity__zipf=[0.0, 0.9],
+    )
+    found = [member.pipeline.stages[0].parameters for member in plan(swept).members]
+    assert [(each.tokens, each.popularity.zipf) for each in found] == [(64, 0.0), (64, 0.9), (128, 0.0), (128, 0.9)]

@@ -1,0 +1,119 @@
+"""The stage kv_fetch in the chain: against a loop over events in which requests really ask tier after tier."""
+
+import numpy as np
+import pytest
+
+from evaluator.device import configure
+from evaluator.plan import plan
+from evaluator.reference import Request
+from evaluator.reference.lru import Lru
+from evaluator.reference.network import run
+from evaluator.reference.stations.tiers import Tier, Tiers
+from evaluator.simulation import stations_of
+from evaluator.tiers import Popularity, TierSize, expected_s, hit_rates
+from tests.scenario.build import scenario
+
+CONTEXT = 4096 * 131072  # bytes of the KV of 4,096 tokens of Llama-3.1-8B in bf16
+
+
+def chain_of(tiers: str, *overrides: str, rate: float = 40, requests: int = 400, replicas: int = 8):
+    """(departure from the stage by request, arrivals, tokens found by request) of the chain."""
+    whole = plan(
+        scenario(
+            f"workload.arrivals.rate_rps={rate}", f"workload.requests={requests}", f"deployment.replicas={replicas}",
+            f"pipeline=[{{stage: kv_fetch, tokens: 4096, tiers: {tiers}}}, prefill, decode]", *overrides,
+        )
+    )  # fmt: skip
+    (member,) = whole.members
+    assert member.status == "ok", member.status
+    jobs = [whole.jobs(member)]
+    for station in stations_of(whole, whole.group_of(member), [member]):
+        if station.role is not None:
+            break
+        departures, _ = station.serve(jobs)
+        jobs = [[one.at(departures.last_token_s[0, seed][: len(one)]) for seed, one in enumerate(jobs[0])]]
+    (one,) = jobs[0]
+    (walked,) = whole.walked(member)
+    return one.ready_s, whole.jobs(member)[0].ready_s, walked
+
+
+def sent_at(arrival_s) -> list[Request]:
+    return [Request(index, float(at), 4, 4, 3, 2) for index, at in enumerate(arrival_s)]
+
+
+TIERS = {
+    "own": ("[{storage: nvme, hit: 0.7}]", [Tier(50e-6, 7e9)]),
+    "shared": (
+        "[{storage: ddr4, hit: 0.3}, {storage: nvme, hit: 0.6, shared_by: 3}, {storage: object-store, hit: 0.9, "
+        "shared_by: all, transfers: any}]",
+        [Tier(80e-9, 150e9), Tier(50e-6, 7e9, 3), Tier(0.15, 12.5e9, 8, np.inf)],
+    ),
+    "several transfers": (
+        "[{bandwidth: 2GB/s, latency: 1ms, hit: 0.8, shared_by: 4, transfers: 3}]", [Tier(1e-3, 2e9, 4, 3)]
+    ),
+    "slower before faster": (
+        "[{storage: nvme, hit: 0.5}, {storage: ddr4, hit: 0.9}]", [Tier(50e-6, 7e9), Tier(80e-9, 150e9)]
+    ),
+    "none": ("[]", []),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _configured():
+    configure()
+
+
+@pytest.mark.parametrize("rate", [5, 60])
+@pytest.mark.parametrize("case", list(TIERS))
+def test_the_chain_is_the_loop_over_events(case, rate):
+    written, tiers = TIERS[case]
+    left_s, arrival_s, walked = chain_of(written, rate=rate)
+    draws = [step for step in walked.works[0].steps][1:]
+    at = np.full(len(arrival_s), len(tiers))
+    for number, step in enumerate(draws):
+        at[np.asarray(step.seconds) > 0] = number
+    replica = np.zeros(len(arrival_s), dtype=int)
+    for tier, step in zip(tiers, draws, strict=True):
+        queue = getattr(step, "queue", None)
+        if queue is not None:
+            replica = np.where(queue >= 0, queue * tier.sharing, replica)
+    station = Tiers(tiers, [CONTEXT] * len(at), replica.tolist(), lambda request, tier, _: at[request.index] == tier)
+    run([station], sent_at(arrival_s))
+    wanted = [station.visits[index].left_s for index in range(len(at))]
+    np.testing.assert_allclose(left_s, wanted, rtol=1e-9)
+    np.testing.assert_array_equal([station.found[index] for index in range(len(at))], at)
+    found = np.where(at < len(tiers), 4096, 0)
+    np.testing.assert_array_equal(walked.tokens.cached_tokens, found)
+
+
+def test_waits_for_a_shared_bandwidth_are_those_of_a_queue():
+    """M/D/1: a quarter of the arrivals at each of four tiers, whose waits are rho / (2 (1 - rho)) services."""
+    rate, service_s = 160.0, CONTEXT / 30e9
+    left_s, arrival_s, _ = chain_of(
+        "[{bandwidth: 30GB/s, latency: 0s, hit: 1, shared_by: 2}]", rate=rate, requests=40_000
+    )
+    rho = rate / 4 * service_s
+    wait_s = (left_s - arrival_s)[4000:].mean() - service_s
+    assert wait_s == pytest.approx(service_s * rho / (2 * (1 - rho)), rel=0.06)
+
+
+def test_the_recursion_is_the_mean_over_caches_that_keep_the_last_contexts():
+    """Requests that ask real LRU caches in a loop over events, against hit rates by approximation and the recursion."""
+    tiers, sizes = [Tier(1e-3, 20e9), Tier(5e-3, 5e9, 4, np.inf)], (TierSize(60, 1), TierSize(500, 4))
+    popularity, count = Popularity(4000, 0.9), 40_000
+    rng = np.random.default_rng(5)
+    weights = np.arange(1.0, 4001) ** -0.9
+    context = np.searchsorted(np.cumsum(weights) / weights.sum(), rng.random(count)).tolist()
+    caches = [[Lru(int(size.contexts)) for _ in range(0, 8, size.replicas)] for size in sizes]
+    station = Tiers(
+        [tier._replace(transfers=np.inf) for tier in tiers],
+        [CONTEXT] * count,
+        rng.integers(0, 8, count).tolist(),
+        lambda request, tier, group: caches[tier][group].ask(context[request.index]),
+    )
+    run([station], sent_at(np.cumsum(rng.exponential(10.0, count))))
+    visits = [station.visits[index] for index in range(count // 2, count)]
+    taken = np.array([visit.left_s - visit.arrived_s for visit in visits])
+    hit = np.array(hit_rates(popularity, sizes, 8))
+    expected = expected_s(CONTEXT, hit, np.array([1e-3, 5e-3]), np.array([20e9, 5e9]))
+    assert expected == pytest.approx(taken.mean(), abs=4 * taken.std() / np.sqrt(len(taken)))
