@@ -14,6 +14,7 @@ from evaluator.plan.pipeline import (
     PipelinePlan,
     Visited,
     Walked,
+    ahead_problem,
     pass_stations,
     passes_problem,
     pipeline_of,
@@ -203,6 +204,8 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
         for name in lacking(workload, station.deployment, front)
     ]  # fmt: skip
     several = _several_lacking(workload, sides, transfer if link is not None else None, pipeline)
+    if status == OK and several and pipeline is not None:
+        status = ahead_problem(pipeline, walks[0].works, several[0]) or OK
     if status == OK and several and setting.engine == REQUEST:
         status = f"unsupported: engine request does not cover {several[0]}; use engine iteration"
     coupled = bool(several) or any(

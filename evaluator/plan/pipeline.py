@@ -496,3 +496,11 @@ def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, 
             "leave it out"
         )
     return None
+
+
+def ahead_problem(pipeline: PipelinePlan, works: Sequence[Work], coupled: str) -> str | None:
+    """Why no stage can begin before its turn where all stations run in one loop, for what is ``coupled``."""
+    for stage, work in zip(pipeline.stages, works, strict=True):
+        if work.ahead:
+            return f"unsupported: pipeline.{stage.name}: prefetch with {coupled}; use prefetch: false"
+    return None

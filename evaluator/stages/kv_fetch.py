@@ -3,8 +3,10 @@
 A request asks the tiers one after the other. The first that has its context sends it, one context after the other over
 the bandwidth of the tier, which all replicas that share the tier wait for; a context that no tier has is computed by
 the prefill. A request queues for the prefill when its KV is there: the fetch overlaps with the service of those who
-came before, and a request whose KV takes longer is overtaken. In which tier a context lies, and whose tiers are asked,
-is drawn by seed and request from the hit rates; it does not follow the router that chooses a replica later.
+came before, and a request whose KV takes longer is overtaken. With ``prefetch`` the tiers are asked when the client
+sends, beside the stages before this one, and a request goes on when it is through with both. In which tier a context
+lies, and whose tiers are asked, is drawn by seed and request from the hit rates; it does not follow the router that
+chooses a replica later.
 """
 
 from __future__ import annotations
@@ -147,6 +149,7 @@ class KvFetch:
         None,
         "Of the contexts, from which hit rates follow; all tiers keep the last (LRU).",
     )
+    prefetch: bool = key(flag, False, "true: asked for when the client sends, beside the stages before this one.")
 
 
 def _check(fetch: KvFetch, place: Place) -> None:
@@ -180,10 +183,9 @@ def work(fetch: KvFetch, visit: Visit) -> Work:
     steps: list[Step] = [Delay(lookups_s[asked], "lookup")]
     for place, (name, tier) in enumerate(_named(fetch.tiers).items()):
         steps.append(_transfer(name, tier, np.where(there & (at == place), size, 0.0), replica, visit.replicas))
-    problem = _problem(fetch.tiers, mean)
-    if fetch.tokens is None:
-        return Work(tuple(steps), 0, np.where(there, tokens, 0), problem)
-    return Work(tuple(steps), tokens, np.where(there, tokens + visit.cached_tokens, 0), problem)
+    added = np.zeros_like(tokens) if fetch.tokens is None else tokens
+    cached = np.where(there, added + visit.cached_tokens, 0)
+    return Work(tuple(steps), added, cached, _problem(fetch.tiers, mean), fetch.prefetch)
 
 
 def _problem(tiers: tuple[Tier, ...], context_bytes: float) -> str | None:

@@ -78,13 +78,15 @@ class Work:
 
     ``adds_tokens``: behind the stage the prompt is longer by so many. ``cached_tokens``: leading tokens of the prompt
     whose KV is there behind the stage, less than the prompt (one is always computed); None: as before. ``problem``: why
-    the stage can do nothing for its requests, for the status of the configuration.
+    the stage can do nothing for its requests, for the status of the configuration. ``ahead``: the steps begin when the
+    client sends, beside the stages before this one, and a request goes on when it is through with both.
     """
 
     steps: tuple[Step, ...]
     adds_tokens: ArrayLike = 0
     cached_tokens: ArrayLike | None = None
     problem: str | None = None
+    ahead: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from tests.scenario.build import scenario
 CONTEXT = 4096 * 131072  # bytes of the KV of 4,096 tokens of Llama-3.1-8B in bf16
 
 
-def chain_of(tiers: str, *overrides: str, rate: float = 40, requests: int = 400, replicas: int = 8):
+def chain_of(tiers: str, before: str = "", more: str = "", rate: float = 40, requests: int = 400, replicas: int = 8):
     """(departure from the stage by request, arrivals, tokens found by request) of the chain."""
     whole = plan(
         scenario(
             f"workload.arrivals.rate_rps={rate}", f"workload.requests={requests}", f"deployment.replicas={replicas}",
-            f"pipeline=[{{stage: kv_fetch, tokens: 4096, tiers: {tiers}}}, prefill, decode]", *overrides,
+            f"pipeline=[{before}{{stage: kv_fetch, tokens: 4096, tiers: {tiers}{more}}}, prefill, decode]",
         )
     )  # fmt: skip
     (member,) = whole.members
@@ -84,6 +84,32 @@ def test_the_chain_is_the_loop_over_events(case, rate):
     np.testing.assert_array_equal([station.found[index] for index in range(len(at))], at)
     found = np.where(at < len(tiers), 4096, 0)
     np.testing.assert_array_equal(walked.tokens.cached_tokens, found)
+
+
+TOOL = "{stage: tool, seconds: 60ms, distribution: exponential, servers: 3}, "
+
+
+def test_a_prefetch_runs_beside_the_stages_before():
+    """Who is through with both goes on; requests queue at the tier by when they were sent."""
+    written, _ = TIERS["own"]
+    alone, sent_s, _ = chain_of(written)
+    behind_tool, _, _ = chain_of("[]", TOOL)
+    both, _, walked = chain_of(written, TOOL, ", prefetch: true")
+    np.testing.assert_allclose(both, np.maximum(alone, behind_tool), rtol=1e-12)
+    assert (alone > behind_tool).any() and (alone < behind_tool).any() and walked.works[1].ahead
+    serial, _, _ = chain_of(written, TOOL)
+    assert (serial - sent_s).mean() > (both - sent_s).mean()
+    first, _, _ = chain_of(written, more=", prefetch: true")  # nothing is before it
+    np.testing.assert_array_equal(first, alone)
+
+
+def test_a_prefetch_needs_a_chain():
+    fetch = "{stage: kv_fetch, tiers: [{storage: nvme, hit: 1}], prefetch: true}"
+    stages = f"pipeline=[{{stage: tool, seconds: 1ms}}, {fetch}, prefill, decode]"
+    (member,) = plan(scenario("workload.arrivals={process: closed_loop, users: 4}", stages)).members
+    assert member.status == (
+        "unsupported: pipeline.kv_fetch: prefetch with closed loop over a pipeline; use prefetch: false"
+    )
 
 
 def test_waits_for_a_shared_bandwidth_are_those_of_a_queue():
