@@ -156,7 +156,10 @@ def _serve(stop: Stop, run: Run, jobs: ChunkJobs) -> tuple[Departures, Use]:
             visited[at][positions] = True
     busy_s = use.busy_s.reshape(len(jobs), queues, seeds).sum(axis=1)
     whole = {name: value[::queues] for name, value in vars(use).items() if isinstance(value, np.ndarray)}
-    use = replace(use, **{**whole, "busy_s": busy_s, "replicas": whole["replicas"] * queues})
+    own_queues = np.zeros(len(jobs))
+    for (at, _), row in zip(each(jobs), rows, strict=True):
+        own_queues[at[0]] = max(own_queues[at[0]], len(row))
+    use = replace(use, **{**whole, "busy_s": busy_s, "replicas": whole["replicas"] * own_queues})
     return replace(found, visited=visited), on_pool(stop, use)
 
 

@@ -143,3 +143,18 @@ def test_the_recursion_is_the_mean_over_caches_that_keep_the_last_contexts():
     hit = np.array(hit_rates(popularity, sizes, 8))
     expected = expected_s(CONTEXT, hit, np.array([1e-3, 5e-3]), np.array([20e9, 5e9]))
     assert expected == pytest.approx(taken.mean(), abs=4 * taken.std() / np.sqrt(len(taken)))
+
+
+def test_a_tier_has_as_many_queues_as_groups_of_replicas():
+    """Also beside configurations of the same chunk that have more; its utilisation is of all of them."""
+    stages = (
+        "pipeline=[{stage: kv_fetch, tokens: 4096, tiers: [{storage: nvme, hit: 1, shared_by: 2}]}, prefill, decode]"
+    )
+    whole = plan(scenario("workload.requests=400", stages, deployment__replicas=[2, 4, 8]))
+    walked = [whole.walked(member)[0] for member in whole.members]
+    jobs = [whole.jobs(member) for member in whole.members]
+    station = stations_of(whole, whole.groups[0], whole.members)[1]
+    departures, use = station.serve(jobs)
+    assert station.name == "kv_fetch.nvme" and use.replicas.tolist() == [1, 2, 4]
+    assert use.busy_s[:, 0] == pytest.approx([400 * CONTEXT / 7e9] * 3) and departures.visited.all()
+    assert [int(one.works[0].steps[1].queue.max()) for one in walked] == [0, 1, 3]
