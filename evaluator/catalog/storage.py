@@ -13,18 +13,23 @@ from evaluator.catalog.store import find
 from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
 
+ALL = "all"
 _FIGURES = ("bandwidth", "latency", "capacity")
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes per second read from it, seconds to look a context up in it, bytes that it keeps (inf: no limit)."""
+    """Bytes per second read from it, seconds to look a context up in it, bytes that it keeps (inf: no limit).
+
+    ``shared_by`` replicas have one together: 1, more, or ``all``.
+    """
 
     name: str
     bandwidth: float
     latency_s: float
     capacity_bytes: float
     sources: Mapping[str, str]
+    shared_by: int | str = 1
 
 
 def load_storage(name: str) -> Storage:
@@ -40,12 +45,15 @@ def _load(path: Path) -> Storage:
         raise InputError(f"{given.place('name')}: '{name}' is not the file's name '{path.stem}'")
     given.text("note", None)
     sources = given.inner("sources")
+    shared = ALL if given.raw("shared_by", 1) == ALL else given.integer("shared_by", 1)
+    figures = _FIGURES if shared == 1 else (*_FIGURES, "shared_by")
     storage = Storage(
         name,
         given.quantity("bandwidth", "byte/s"),
         given.quantity("latency", "s", zero=True),
         math.inf if given.raw("capacity") is None else given.quantity("capacity", "byte"),
-        {key: sources.text(key) for key in _FIGURES},
+        {key: sources.text(key) for key in figures},
+        shared,
     )
     sources.finish()
     given.finish()

@@ -57,15 +57,14 @@ def list_links() -> None:
 
 @catalog.command("storage")
 def list_storage() -> None:
-    """Memories and stores that keep KV: bandwidth, lookup latency, capacity."""
+    """Memories and stores that keep KV: bandwidth, lookup latency, capacity, replicas that share one."""
     from evaluator.catalog import load_storage, names
 
-    entries = [load_storage(name) for name in names("storage")]
-    rows = [
-        (one.name, f"{one.bandwidth / 1e9:.4g}", f"{1e6 * one.latency_s:.4g}", f"{one.capacity_bytes / 1e9:.4g}")
-        for one in entries
-    ]
-    typer.echo(format_table(("name", "GB/s", "latency us", "GB"), rows, left=(0,)))
+    rows = []
+    for one in map(load_storage, names("storage")):
+        figures = (one.bandwidth / 1e9, 1e6 * one.latency_s, one.capacity_bytes / 1e9)
+        rows.append((one.name, *(f"{figure:.4g}" for figure in figures), str(one.shared_by)))
+    typer.echo(format_table(("name", "GB/s", "latency us", "GB", "shared by"), rows, left=(0,)))
 
 
 @catalog.command("lengths")

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.catalog import load_storage, names
-from evaluator.catalog.storage import Storage
+from evaluator.catalog.storage import ALL, Storage
 from evaluator.stages.keys import (
     Field,
     Place,
@@ -40,21 +40,20 @@ from evaluator.stages.record import StageKind, Visit, Work
 from evaluator.stages.steps import Delay, Served, Step
 from evaluator.tiers import Popularity, TierSize, found, hit_rates
 
-ALL, ANY = "all", "any"
+ANY = "any"
 
 
 @dataclass(frozen=True)
 class Tier:
     """One tier. Figures that are None are those of the ``storage``, a name of the catalog.
 
-    ``shared_by`` replicas have one such tier together. ``hit`` is, of the requests that come to it, the part that finds
-    its context there; None: it follows from the capacity and the popularity of the contexts. ``transfers`` run at a
-    time, each at the whole bandwidth.
+    ``hit`` is, of the requests that come to it, the part that finds its context there; None: it follows from the
+    capacity and the popularity of the contexts. ``transfers`` run at a time, each at the whole bandwidth.
     """
 
     storage: str | None = None
     hit: float | None = None
-    shared_by: int | str = 1
+    shared_by: int | str | None = None
     bandwidth: float | None = None
     latency: float | None = None
     capacity: float | None = None
@@ -68,12 +67,14 @@ class Tier:
             "bandwidth": self.bandwidth,
             "latency_s": self.latency,
             "capacity_bytes": self.capacity,
+            "shared_by": self.shared_by,
         }
         return replace(base, **{name: value for name, value in own.items() if value is not None})
 
     def sharing(self, replicas: int) -> int:
         """Replicas that have one such tier together, of so many in all."""
-        return replicas if isinstance(self.shared_by, str) else min(self.shared_by, replicas)
+        sharing = self.figures.shared_by
+        return replicas if isinstance(sharing, str) else min(sharing, replicas)
 
 
 def _count_or(word: str) -> Reader:
@@ -91,9 +92,11 @@ _storage = known(load_storage, lambda: names("storage"))
 TIER: Table = {
     "storage": Field(_storage, None, "A storage of the catalog; absent: described by the other keys."),
     "hit": Field(number(least=0, most=1), None, "Of the requests that come to it, the part that finds its context."),
-    "shared_by": Field(_count_or(ALL), 1, "Replicas that have one together: their capacity and bandwidth; or all."),
+    "shared_by": Field(
+        _count_or(ALL), None, "Replicas that share one, its capacity and bandwidth; or all. Instead of the storage's."
+    ),
     "bandwidth": Field(quantity("byte/s", above=0), None, "Instead of the storage's."),
-    "latency": Field(quantity("s", least=0), None, "Of a lookup, whether it finds something or not; instead of it."),
+    "latency": Field(quantity("s", least=0), None, "Of a lookup, whether it finds something or not."),
     "capacity": Field(quantity("byte", least=0), None, "Of KV that it keeps; instead of the storage's."),
     "transfers": Field(_count_or(ANY), 1, "At a time, each at the whole bandwidth; any: none waits for another."),
 }
@@ -161,10 +164,10 @@ def _check(fetch: KvFetch, place: Place) -> None:
             raise at.item(index).key("hit").error("follows from the popularity; leave one of them out")
     for index, (tier, following) in enumerate(pairwise(fetch.tiers)):
         if following.sharing(10**9) < tier.sharing(10**9):
-            place = at.item(index + 1).key("shared_by")
+            place, own = at.item(index + 1).key("shared_by"), following.figures.shared_by
             raise place.error(
-                f"{following.shared_by} is less than the {tier.shared_by} of the tier before; those who share a tier "
-                "share the ones behind it"
+                f"{own} is less than the {tier.figures.shared_by} of the tier before; those who share a tier share the "
+                "ones behind it"
             )
 
 

@@ -97,7 +97,8 @@ def test_hit_rates_follow_from_capacity_and_popularity():
     assert (found.cached_tokens > 0).mean() == pytest.approx(0.2, abs=0.015)
     home = work(KvFetch(tiers, tokens=4096, popularity=Popularity(1000, at_home=True)), visit())
     assert (home.cached_tokens > 0).mean() == pytest.approx(0.4, abs=0.015)
-    everything = work(KvFetch((Tier("object-store"),), tokens=4096, popularity=Popularity(10**9)), visit())
+    store = KvFetch((Tier("object-store"),), tokens=4096, popularity=Popularity(10**9))
+    everything = work(store, visit())
     assert (everything.cached_tokens == 4096).all()
 
 
