@@ -205,7 +205,7 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
     ]  # fmt: skip
     several = _several_lacking(workload, sides, transfer if link is not None else None, pipeline)
     if status == OK and several and pipeline is not None:
-        status = ahead_problem(pipeline, walks[0].works, several[0]) or OK
+        status = ahead_problem(pipeline, walks[0], several[0]) or OK
     if status == OK and several and setting.engine == REQUEST:
         status = f"unsupported: engine request does not cover {several[0]}; use engine iteration"
     coupled = bool(several) or any(

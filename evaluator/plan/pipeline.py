@@ -125,6 +125,11 @@ class Walked:
                 found.setdefault(visit.stage, visit)
         return found
 
+    def ahead(self, stage: int) -> bool:
+        """Whether a stage begins before its turn."""
+        work = self.first[stage].work
+        return work is not None and work.ahead
+
     def asked(self, visit: Visited, step: int) -> Demand:
         """What the passes of a step ask of its pool for those who come; kept, since rates share it."""
         key = id(visit), step
@@ -498,9 +503,9 @@ def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, 
     return None
 
 
-def ahead_problem(pipeline: PipelinePlan, works: Sequence[Work], coupled: str) -> str | None:
+def ahead_problem(pipeline: PipelinePlan, walked: Walked, coupled: str) -> str | None:
     """Why no stage can begin before its turn where all stations run in one loop, for what is ``coupled``."""
-    for stage, work in zip(pipeline.stages, works, strict=True):
-        if work.ahead:
-            return f"unsupported: pipeline.{stage.name}: prefetch with {coupled}; use prefetch: false"
+    for place in walked.first:
+        if walked.ahead(place):
+            return f"unsupported: pipeline.{pipeline.stages[place].name}: prefetch with {coupled}; use prefetch: false"
     return None

@@ -108,7 +108,7 @@ def stage_stations(
                 )
                 for number, step in enumerate(stage.steps)
             ]
-            if found and before and any(walked.works[place].ahead for seeds in walks for walked in seeds):
+            if found and before and any(walked.ahead(place) for seeds in walks for walked in seeds):
                 found[0] = telling(found[0], sent_s)
                 steps = begun_ahead(steps, sent_s, partial(_is_ahead, walks, place))
             found += steps
@@ -116,7 +116,7 @@ def stage_stations(
 
 
 def _is_ahead(walks: Sequence[Sequence[Walked]], place: int, at: At) -> bool:
-    return walks[at[0]][at[1]].works[place].ahead
+    return walks[at[0]][at[1]].ahead(place)
 
 
 def _station(stage: StagePlan, stop: Stop) -> Station:

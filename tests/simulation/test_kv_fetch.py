@@ -10,6 +10,8 @@ from evaluator.reference.lru import Lru
 from evaluator.reference.network import run
 from evaluator.reference.stations.tiers import Tier, Tiers
 from evaluator.simulation import stations_of
+from evaluator.simulation.chain import run_chain
+from evaluator.simulation.network import run_network
 from evaluator.tiers import Popularity, TierSize, expected_s, hit_rates
 from tests.scenario.build import scenario
 
@@ -68,7 +70,7 @@ def _configured():
 def test_the_chain_is_the_loop_over_events(case, rate):
     written, tiers = TIERS[case]
     left_s, arrival_s, walked = chain_of(written, rate=rate)
-    draws = [step for step in walked.works[0].steps][1:]
+    draws = [step for step in walked.first[0].work.steps][1:]
     at = np.full(len(arrival_s), len(tiers))
     for number, step in enumerate(draws):
         at[np.asarray(step.seconds) > 0] = number
@@ -96,7 +98,7 @@ def test_a_prefetch_runs_beside_the_stages_before():
     behind_tool, _, _ = chain_of("[]", TOOL)
     both, _, walked = chain_of(written, TOOL, ", prefetch: true")
     np.testing.assert_allclose(both, np.maximum(alone, behind_tool), rtol=1e-12)
-    assert (alone > behind_tool).any() and (alone < behind_tool).any() and walked.works[1].ahead
+    assert (alone > behind_tool).any() and (alone < behind_tool).any() and walked.ahead(1)
     serial, _, _ = chain_of(written, TOOL)
     assert (serial - sent_s).mean() > (both - sent_s).mean()
     first, _, _ = chain_of(written, more=", prefetch: true")  # nothing is before it
@@ -110,6 +112,21 @@ def test_a_prefetch_needs_a_chain():
     assert member.status == (
         "unsupported: pipeline.kv_fetch: prefetch with closed loop over a pipeline; use prefetch: false"
     )
+
+
+@pytest.mark.parametrize("case", ["shared", "several transfers"])
+def test_one_event_loop_over_all_stations_says_the_same(case):
+    """The reference of whole networks, which also runs closed loops over a pipeline."""
+    stages = f"pipeline=[{{stage: kv_fetch, tokens: 4096, tiers: {TIERS[case][0]}}}, prefill, decode]"
+    whole = plan(scenario("workload.arrivals.rate_rps=20", "workload.requests=200", "deployment.replicas=8", stages))
+    (member,), jobs = whole.members, [whole.jobs(whole.members[0])]
+    chain = run_chain(stations_of(whole, whole.group_of(member), [member]), jobs)
+    loop = run_network(whole, [member], jobs)
+    for name in ("scheduled_s", "first_token_s", "last_token_s"):
+        np.testing.assert_allclose(getattr(loop, name), getattr(chain, name), rtol=1e-9)
+    for one, other in zip(chain.stages, loop.stages, strict=True):
+        np.testing.assert_allclose(other.wait_s, one.wait_s, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(other.service_s, one.service_s, rtol=1e-9, atol=1e-9)
 
 
 def test_waits_for_a_shared_bandwidth_are_those_of_a_queue():
@@ -157,4 +174,4 @@ def test_a_tier_has_as_many_queues_as_groups_of_replicas():
     departures, use = station.serve(jobs)
     assert station.name == "kv_fetch.nvme" and use.replicas.tolist() == [1, 2, 4]
     assert use.busy_s[:, 0] == pytest.approx([400 * CONTEXT / 7e9] * 3) and departures.visited.all()
-    assert [int(one.works[0].steps[1].queue.max()) for one in walked] == [0, 1, 3]
+    assert [int(one.first[0].work.steps[1].queue.max()) for one in walked] == [0, 1, 3]
