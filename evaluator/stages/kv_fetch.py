@@ -171,6 +171,18 @@ def _check(fetch: KvFetch, place: Place) -> None:
             )
 
 
+def _note(fetch: KvFetch) -> str | None:
+    """Which tiers are slower than those that are asked after them."""
+    names = list(_named(fetch.tiers))
+    for place, (tier, following) in enumerate(pairwise(tier.figures for tier in fetch.tiers)):
+        if tier.bandwidth < following.bandwidth and tier.latency_s >= following.latency_s:
+            return (
+                f"{names[place]} is slower than {names[place + 1]}, which is asked after it; a context that both have "
+                "comes from the slower one"
+            )
+    return None
+
+
 def work(fetch: KvFetch, visit: Visit) -> Work:
     """Lookups and transfers of each request, and the tokens that it need not compute."""
     tokens = visit.cached_tokens if fetch.tokens is None else np.full(len(visit), fetch.tokens)
@@ -232,5 +244,5 @@ def _transfer(name: str, tier: Tier, size: NDArray[np.float64], replica: NDArray
 
 
 KV_FETCH = StageKind(
-    "kv_fetch", KvFetch, work, "The KV of a context, from the tier of storage that keeps it.", check=_check
+    "kv_fetch", KvFetch, work, "The KV of a context, from the tier of storage that keeps it.", check=_check, note=_note
 )

@@ -96,8 +96,8 @@ class StageKind:
     ``work`` gets the parameters and the visit, and must be a pure function: it is asked more than once. Which kinds of
     steps there are, and their names, may depend on the parameters alone. ``streams`` says of the parameters whether
     such a stage, behind the LLM, passes every token on, each later by its time (else it holds the answer until it is
-    whole). ``check`` raises InputError where keys do not go
-    together.
+    whole). ``check`` raises InputError where keys do not go together; ``note`` says of parameters that are allowed what
+    is odd about them.
     """
 
     name: str
@@ -106,6 +106,7 @@ class StageKind:
     says: str = ""
     streams: Callable[[Any], bool] = lambda parameters: False
     check: Callable[[Any, Place], None] | None = None
+    note: Callable[[Any], str | None] = lambda parameters: None
 
     @cached_property
     def table(self) -> Table:

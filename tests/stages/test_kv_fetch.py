@@ -8,8 +8,9 @@ from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.plan import plan
 from evaluator.reference.lru import find_contexts
+from evaluator.run import stage_note
 from evaluator.stages import Delay, Served, Visit
-from evaluator.stages.kv_fetch import KvFetch, Tier, work
+from evaluator.stages.kv_fetch import KV_FETCH, KvFetch, Tier, work
 from evaluator.tiers import Popularity, TierSize, expected_s, hit_rates
 from tests.scenario.build import scenario
 
@@ -162,8 +163,15 @@ def test_what_cannot_be_read_is_refused(stage, message):
         loaded(stage)
 
 
-def test_slower_tiers_before_faster_ones_are_allowed():
-    assert len(loaded("tiers: [{storage: nvme, hit: 0.5}, {storage: ddr4, hit: 0.5}]").deployment.pipeline) == 3
+def test_slower_tiers_before_faster_ones_are_allowed_and_said():
+    tiers = (Tier("nvme", 0.5), Tier("ddr4", 0.5), Tier("nvme", 0.5))
+    assert KV_FETCH.note(KvFetch(tiers)) == (
+        "nvme_1 is slower than ddr4, which is asked after it; a context that both have comes from the slower one"
+    )
+    assert KV_FETCH.note(KvFetch(tiers[1:])) is None
+    one = loaded("tiers: [{storage: nvme, hit: 0.5}, {storage: ddr4, hit: 0.5}]")
+    assert stage_note(plan(one))["stage_note"].startswith("pipeline.kv_fetch: nvme is slower than ddr4")
+    assert stage_note(plan(scenario())) == {}
 
 
 def test_a_context_larger_than_every_tier_is_a_status():
