@@ -17,6 +17,7 @@ from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.cost.precision import Precision
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, policy_problem
+from evaluator.plan.link import LinkPlan
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.replica import Change
 from evaluator.replica.changes import changed_hardware
@@ -124,6 +125,11 @@ class Walked:
             if visit.stage is not None:
                 found.setdefault(visit.stage, visit)
         return found
+
+    @property
+    def on_decode(self) -> int | None:
+        """The first stage that brings KV to a decode side; None: there is none."""
+        return next((stage for stage, visit in self.first.items() if visit.work and visit.work.on_decode), None)
 
     def ahead(self, stage: int) -> bool:
         """Whether a stage begins before its turn."""
@@ -509,3 +515,16 @@ def ahead_problem(pipeline: PipelinePlan, walked: Walked, coupled: str) -> str |
         if walked.ahead(place):
             return f"unsupported: pipeline.{pipeline.stages[place].name}: prefetch with {coupled}; use prefetch: false"
     return None
+
+
+def with_own_kv(pipeline: PipelinePlan, walked: Walked, link: LinkPlan | None) -> tuple[LinkPlan | None, str | None]:
+    """The links where a stage brings KV to the decode side, and why it cannot; both as they are where none does."""
+    if walked.on_decode is None:
+        return link, None
+    if link is None:
+        name = pipeline.stages[walked.on_decode].name
+        return (
+            link,
+            f"infeasible: pipeline.{name}: to_decode without a decode side; leave it out, or use pools with roles",
+        )
+    return replace(link, computed_only=True), None

@@ -4,7 +4,9 @@ A request asks the tiers one after the other. The first that has its context sen
 the bandwidth of the tier, which all replicas that share the tier wait for; a context that no tier has is computed by
 the prefill. A request queues for the prefill when its KV is there: the fetch overlaps with the service of those who
 came before, and a request whose KV takes longer is overtaken. With ``prefetch`` the tiers are asked when the client
-sends, beside the stages before this one, and a request goes on when it is through with both. In which tier a context
+sends, beside the stages before this one, and a request goes on when it is through with both. With ``to_decode`` a
+tier sends a context to the prefill and to the decode side at once, each with half of the bandwidth, and the prefill
+side has only what it computed to send on; the KV takes no room on the decode side until then. In which tier a context
 lies, and whose tiers are asked, is drawn by seed and request from the hit rates; it does not follow the router that
 chooses a replica later.
 """
@@ -152,6 +154,11 @@ class KvFetch:
         None,
         "Of the contexts, from which hit rates follow; all tiers keep the last (LRU).",
     )
+    to_decode: bool = key(
+        flag,
+        False,
+        "true: a decode side gets it as well, over the same bandwidth; the prefill side sends only the rest.",
+    )
     prefetch: bool = key(flag, False, "true: asked for when the client sends, beside the stages before this one.")
 
 
@@ -197,10 +204,11 @@ def work(fetch: KvFetch, visit: Visit) -> Work:
     lookups_s = np.cumsum([0.0, *(tier.figures.latency_s for tier in fetch.tiers)])
     steps: list[Step] = [Delay(lookups_s[asked], "lookup")]
     for place, (name, tier) in enumerate(_named(fetch.tiers).items()):
-        steps.append(_transfer(name, tier, np.where(there & (at == place), size, 0.0), replica, visit.replicas))
+        sent = np.where(there & (at == place), size * (2.0 if fetch.to_decode else 1.0), 0.0)
+        steps.append(_transfer(name, tier, sent, replica, visit.replicas))
     added = np.zeros_like(tokens) if fetch.tokens is None else tokens
     cached = np.where(there, added + visit.cached_tokens, 0)
-    return Work(tuple(steps), added, cached, _problem(fetch.tiers, mean), fetch.prefetch)
+    return Work(tuple(steps), added, cached, _problem(fetch.tiers, mean), fetch.prefetch, fetch.to_decode)
 
 
 def _problem(tiers: tuple[Tier, ...], context_bytes: float) -> str | None:
@@ -236,7 +244,7 @@ def _named(tiers: tuple[Tier, ...]) -> dict[str, Tier]:
 
 
 def _transfer(name: str, tier: Tier, size: NDArray[np.float64], replica: NDArray[np.int64], replicas: int) -> Step:
-    """Of contexts of ``size`` bytes that lie in this tier; of 0 bytes are those of the requests that pass it by."""
+    """Of ``size`` bytes of each context that lies in this tier; 0 of the requests that pass it by."""
     seconds = size / tier.figures.bandwidth
     if isinstance(tier.transfers, str):
         return Delay(seconds, name)

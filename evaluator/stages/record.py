@@ -79,7 +79,8 @@ class Work:
     ``adds_tokens``: behind the stage the prompt is longer by so many. ``cached_tokens``: leading tokens of the prompt
     whose KV is there behind the stage, less than the prompt (one is always computed); None: as before. ``problem``: why
     the stage can do nothing for its requests, for the status of the configuration. ``ahead``: the steps begin when the
-    client sends, beside the stages before this one, and a request goes on when it is through with both.
+    client sends, beside the stages before this one, and a request goes on when it is through with both. ``on_decode``:
+    the KV of the cached tokens is on a decode side, too, so that the prefill side has only the rest to send there.
     """
 
     steps: tuple[Step, ...]
@@ -87,6 +88,7 @@ class Work:
     cached_tokens: ArrayLike | None = None
     problem: str | None = None
     ahead: bool = False
+    on_decode: bool = False
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,41 @@ def test_one_event_loop_over_all_stations_says_the_same(case):
         np.testing.assert_allclose(other.service_s, one.service_s, rtol=1e-9, atol=1e-9)
 
 
+POOLS = "deployment.pools={p: {role: prefill, replicas: 2}, d: {role: decode, replicas: 2}}"
+
+
+def of_sides(more: str):
+    """(chain, loop over all stations, tokens found) of a prefill and a decode side behind tiers."""
+    tiers = f"pipeline=[{{stage: kv_fetch, tokens: 4096, tiers: [{{storage: nvme, hit: 0.5}}]{more}}}, prefill, decode]"
+    link = "deployment.transfer.link={bandwidth: 10GB/s, latency: 1ms}"
+    whole = plan(scenario("workload.arrivals.rate_rps=12", "workload.requests=200", POOLS, link, tiers))
+    (member,), jobs = whole.members, [whole.jobs(whole.members[0])]
+    assert member.status == "ok", member.status
+    chain = run_chain(stations_of(whole, whole.group_of(member), [member]), jobs)
+    return chain, run_network(whole, [member], jobs), whole.walked(member)[0].tokens
+
+
+@pytest.mark.parametrize("more", ["", ", to_decode: true"])
+def test_a_prefill_side_sends_the_rest_of_what_a_tier_sends_to_both(more):
+    chain, loop, tokens = of_sides(more)
+    for name in ("scheduled_s", "first_token_s", "last_token_s"):
+        np.testing.assert_allclose(getattr(loop, name), getattr(chain, name), rtol=1e-9)
+    transfer = next(stage for stage in chain.stages if stage.name == "transfer").service_s[0, 0]
+    sent = tokens.prompt_tokens - (tokens.cached_tokens if more else 0)
+    sends = np.isfinite(transfer)
+    np.testing.assert_allclose(transfer[sends], (1e-3 + sent * 131072 / 10e9)[sends], rtol=1e-9)
+    fetch = next(stage for stage in chain.stages if stage.name == "kv_fetch.nvme").service_s[0, 0]
+    assert np.nanmin(fetch) == pytest.approx(CONTEXT / 7e9 * (2 if more else 1))
+
+
+def test_there_must_be_a_decode_side_to_send_to():
+    fetch = "pipeline=[{stage: kv_fetch, tiers: [{storage: nvme, hit: 1}], to_decode: true}, prefill, decode]"
+    (member,) = plan(scenario(fetch)).members
+    assert member.status == (
+        "infeasible: pipeline.kv_fetch: to_decode without a decode side; leave it out, or use pools with roles"
+    )
+
+
 def test_waits_for_a_shared_bandwidth_are_those_of_a_queue():
     """M/D/1: a quarter of the arrivals at each of four tiers, whose waits are rho / (2 (1 - rho)) services."""
     rate, service_s = 160.0, CONTEXT / 30e9
