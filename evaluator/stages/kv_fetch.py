@@ -202,7 +202,7 @@ def work(fetch: KvFetch, visit: Visit) -> Work:
     replica = (draws[:, 1] * visit.replicas).astype(np.int64)
     asked = np.where(asks, np.minimum(at + 1, len(fetch.tiers)), 0)  # tiers in which the context was looked up
     lookups_s = np.cumsum([0.0, *(tier.figures.latency_s for tier in fetch.tiers)])
-    steps: list[Step] = [Delay(lookups_s[asked], "lookup")]
+    steps: list[Step] = [Delay(lookups_s[asked], "lookup", np.where(asks, 0, -1))]
     for place, (name, tier) in enumerate(_named(fetch.tiers).items()):
         sent = np.where(there & (at == place), size * (2.0 if fetch.to_decode else 1.0), 0.0)
         steps.append(_transfer(name, tier, sent, replica, visit.replicas))
@@ -247,7 +247,7 @@ def _transfer(name: str, tier: Tier, size: NDArray[np.float64], replica: NDArray
     """Of ``size`` bytes of each context that lies in this tier; 0 of the requests that pass it by."""
     seconds = size / tier.figures.bandwidth
     if isinstance(tier.transfers, str):
-        return Delay(seconds, name)
+        return Delay(seconds, name, np.where(size > 0.0, 0, -1))
     return Served(seconds, tier.transfers, np.where(size > 0.0, replica // tier.sharing(replicas), -1), name)
 
 

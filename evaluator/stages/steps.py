@@ -17,10 +17,14 @@ from evaluator.catalog.what_if import WhatIf
 
 @dataclass(frozen=True, eq=False)
 class Delay:
-    """Every request takes its time, and none waits for another."""
+    """Every request takes its time, and none waits for another.
+
+    ``queue`` as of ``Served``, where only those of -1, who pass the step by, differ from the others.
+    """
 
     seconds: ArrayLike
     name: str = ""
+    queue: NDArray | None = None
 
 
 @dataclass(frozen=True, eq=False)

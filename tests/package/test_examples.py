@@ -19,7 +19,8 @@ def blocks(language):
 
 
 @pytest.mark.parametrize(
-    "name", ["policies", "closed-loop", "hermes-batching", "client-scaling", "vidur-search", "rag-placement", "kv-storage"]
+    "name",
+    ["policies", "closed-loop", "hermes-batching", "client-scaling", "vidur-search", "rag-placement", "kv-storage"],
 )
 def test_every_design_of_a_shipped_scenario_can_run(name):
     found = plan(load_scenario(ROOT / "scenarios" / f"{name}.yaml"))

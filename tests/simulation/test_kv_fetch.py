@@ -76,9 +76,7 @@ def test_the_chain_is_the_loop_over_events(case, rate):
         at[np.asarray(step.seconds) > 0] = number
     replica = np.zeros(len(arrival_s), dtype=int)
     for tier, step in zip(tiers, draws, strict=True):
-        queue = getattr(step, "queue", None)
-        if queue is not None:
-            replica = np.where(queue >= 0, queue * tier.sharing, replica)
+        replica = np.where(step.queue >= 0, step.queue * tier.sharing, replica)
     station = Tiers(tiers, [CONTEXT] * len(at), replica.tolist(), lambda request, tier, _: at[request.index] == tier)
     run([station], sent_at(arrival_s))
     wanted = [station.visits[index].left_s for index in range(len(at))]
@@ -127,6 +125,9 @@ def test_one_event_loop_over_all_stations_says_the_same(case):
     for one, other in zip(chain.stages, loop.stages, strict=True):
         np.testing.assert_allclose(other.wait_s, one.wait_s, rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(other.service_s, one.service_s, rtol=1e-9, atol=1e-9)
+    tiers = [one for one in chain.stages if one.name.startswith("kv_fetch.") and not one.name.endswith("lookup")]
+    found = sum(np.isfinite(one.service_s).sum() for one in tiers)
+    assert found == (whole.walked(member)[0].tokens.cached_tokens > 0).sum()  # who is served by a tier has come there
 
 
 POOLS = "deployment.pools={p: {role: prefill, replicas: 2}, d: {role: decode, replicas: 2}}"
