@@ -29,6 +29,7 @@ from evaluator.results.selection import select as select_configuration
 from evaluator.scenario import Scenario, load_scenario
 from evaluator.scenario.grid import size
 from evaluator.scenario.workload import model_names
+from evaluator.stages import kind_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,7 +85,7 @@ def sweep(
     requests = scenario.workload.requests * len(scenario.workload.seeds)
     with followed(progress, size(scenario), requests_per_unit=requests) as watched:
         whole, levels, found = _lengthened(plan(scenario, None, engine, inputs, by_seed), kept, watched)
-    attrs = attributes_of(scenario) | engine_note(whole)
+    attrs = attributes_of(scenario) | engine_note(whole) | stage_note(whole)
     found["config"] = whole.grid.numbers(found["config"])
     seeds = whole.seeds if by_seed else ()
     dataset = to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs, seeds, whole.stage_names)
@@ -267,6 +268,18 @@ def engine_note(whole: Plan) -> dict[str, str]:
     names = ", ".join(name for name, _ in reasons.most_common())
     of = f"{len(left):,} of {len(whole.members):,} configurations were computed token by token: {names}"
     return {"engine_note": of}
+
+
+def stage_note(whole: Plan) -> dict[str, str]:
+    """What stages of the grid's pipelines have to say of their parameters, as an attribute; nothing where none has."""
+    deployments = {id(deployment): deployment for _, deployment, _ in whole.grid.points}.values()
+    notes: dict[str, None] = {}
+    for deployment in deployments:
+        for name, stage in deployment.pipeline.items():
+            said = None if stage.of_llm else kind_of(stage.kind).note(stage.parameters)
+            if said is not None:
+                notes[f"pipeline.{name}: {said}"] = None
+    return {"stage_note": "; ".join(notes)} if notes else {}
 
 
 def loaded(scenario: AnyScenario) -> Scenario:

@@ -14,6 +14,7 @@ _KINDS = {
     "hardware": ("models/hardware", "hardware"),
     "lengths": ("models/lengths", "length distribution"),
     "links": ("models/links", "link"),
+    "storage": ("models/storage", "storage"),
     "calibrations": ("calibration", "calibration"),
     "scenarios": ("scenarios", "scenario"),
 }
@@ -49,7 +50,7 @@ def _roots() -> list[str]:
 
 
 def names(kind: str) -> list[str]:
-    """The names of all entries of ``kind`` (models, hardware, lengths, calibrations, scenarios), sorted."""
+    """The names of all entries of ``kind`` (models, hardware, storage, ...: see ``_KINDS``), sorted."""
     return sorted({path.stem for folder in data_folder(kind) for path in folder.glob("*.yaml")})
 
 

@@ -18,7 +18,7 @@ catalog = typer.Typer(
     rich_markup_mode=None,
     help="What there is to choose from; import a model.",
 )
-KINDS = ("models", "hardware", "links", "lengths", "calibrations", "scenarios")
+KINDS = ("models", "hardware", "links", "storage", "lengths", "calibrations", "scenarios")
 
 
 @catalog.command("models")
@@ -53,6 +53,18 @@ def list_links() -> None:
     links = [load_link(name) for name in names("links")]
     rows = [(link.name, f"{link.bandwidth / 1e9:.4g}", f"{1e6 * link.latency_s:.4g}") for link in links]
     typer.echo(format_table(("name", "GB/s", "latency us"), rows, left=(0,)))
+
+
+@catalog.command("storage")
+def list_storage() -> None:
+    """Memories and stores that keep KV: bandwidth, lookup latency, capacity, replicas that share one."""
+    from evaluator.catalog import load_storage, names
+
+    rows = []
+    for one in map(load_storage, names("storage")):
+        figures = (one.bandwidth / 1e9, 1e6 * one.latency_s, one.capacity_bytes / 1e9)
+        rows.append((one.name, *(f"{figure:.4g}" for figure in figures), str(one.shared_by)))
+    typer.echo(format_table(("name", "GB/s", "latency us", "GB", "shared by"), rows, left=(0,)))
 
 
 @catalog.command("lengths")

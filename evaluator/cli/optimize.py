@@ -50,8 +50,9 @@ def optimize(
     dataset = _run(read_scenario(scenario, changes), rate, bracket, out, engine, quiet)
     if not quiet and "search_note" in dataset.attrs:
         typer.echo(dataset.attrs["search_note"], err=True)
-    if not quiet and "engine_note" in dataset.attrs:
-        typer.echo(dataset.attrs["engine_note"], err=True)
+    for note in ("engine_note", "stage_note"):
+        if not quiet and note in dataset.attrs:
+            typer.echo(dataset.attrs[note], err=True)
     from evaluator import report
 
     if top:

@@ -76,8 +76,9 @@ def sweep(
         _tables(dataset, top)
     written = [*([] if out is None else [out]), *([] if plot is None else _pictures(dataset, plot))]
     if not quiet:
-        if "engine_note" in dataset.attrs:
-            typer.echo(dataset.attrs["engine_note"], err=True)
+        for note in ("engine_note", "stage_note"):
+            if note in dataset.attrs:
+                typer.echo(dataset.attrs[note], err=True)
         names = " and ".join(map(str, written))
         typer.echo(f"wrote {names}" if written else "nothing saved; --out keeps the dataset", err=True)
     reasons = dataset["status"].values

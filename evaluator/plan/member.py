@@ -14,10 +14,12 @@ from evaluator.plan.pipeline import (
     PipelinePlan,
     Visited,
     Walked,
+    ahead_problem,
     pass_stations,
     passes_problem,
     pipeline_of,
     stages_problem,
+    with_own_kv,
     with_steps,
 )
 from evaluator.plan.request_level import objective_problem, queue_problem, request_problem
@@ -181,10 +183,13 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
     demands = [_demands(setting.traffics, workload, seed, roles, shared, pipeline) for seed in setting.seeds]
     later = [_later_demands(roles, visit, shared) for walked in walks for visit in walked.llm[1:]]
     stations = _stations(workload, pools, sides, [*demands, *later])
-    link = link_of(stations, sides, transfer)
+    link, apart = link_of(stations, sides, transfer), None
+    if pipeline is not None:
+        link, apart = with_own_kv(pipeline, walks[0], link)
     status = sides_problem(workload, pools, sides, transfer.groups) or _status(workload, stations, setting.engine)
     if status == OK and link is not None:
         status = link_problem(stations, transfer) or backpressure_problem(stations, transfer) or OK
+    status = apart or OK if status == OK else status
     if status == OK:
         stations = _with_shares(stations, sides, [of_seed[0] for of_seed in demands], setting.seeds)
     passes: tuple[StationPlan, ...] = ()
@@ -203,6 +208,8 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
         for name in lacking(workload, station.deployment, front)
     ]  # fmt: skip
     several = _several_lacking(workload, sides, transfer if link is not None else None, pipeline)
+    if status == OK and several and pipeline is not None:
+        status = ahead_problem(pipeline, walks[0], several[0]) or OK
     if status == OK and several and setting.engine == REQUEST:
         status = f"unsupported: engine request does not cover {several[0]}; use engine iteration"
     coupled = bool(several) or any(

@@ -17,6 +17,7 @@ from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.cost.precision import Precision
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, policy_problem
+from evaluator.plan.link import LinkPlan
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.replica import Change
 from evaluator.replica.changes import changed_hardware
@@ -125,6 +126,16 @@ class Walked:
                 found.setdefault(visit.stage, visit)
         return found
 
+    @property
+    def on_decode(self) -> int | None:
+        """The first stage that brings KV to a decode side; None: there is none."""
+        return next((stage for stage, visit in self.first.items() if visit.work and visit.work.on_decode), None)
+
+    def ahead(self, stage: int) -> bool:
+        """Whether a stage begins before its turn."""
+        work = self.first[stage].work
+        return work is not None and work.ahead
+
     def asked(self, visit: Visited, step: int) -> Demand:
         """What the passes of a step ask of its pool for those who come; kept, since rates share it."""
         key = id(visit), step
@@ -151,6 +162,7 @@ class PipelinePlan:
     model: Model
     precision: Precision
     keeps_kv: bool = False
+    replicas: int = 1  # of the pools that requests come to first
     change: Change | None = None  # of a variant: an input of the hardware that differs
 
     @property
@@ -241,6 +253,7 @@ class PipelinePlan:
             None if stage.pool is None else self.pools[stage.pool],
             self.pools,
             turn,
+            self.replicas,
         )
 
     def changed(self, change: Change) -> PipelinePlan:
@@ -303,11 +316,19 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
             only = tuple(names.index(one) for one in stage.only) or None
             before = all(entry.stage is not None for entry in entries)
             found.append(StagePlan(name, kind_of(stage.kind), stage.parameters, stage.pool, only, before))
-    _, served = pools_of(deployment)[0]
+    answering = [pool for _, pool in pools_of(deployment)]
+    served, replicas = answering[0], sum(pool.replicas for pool in answering if pool.role == answering[0].role)
     model = _model_of(served)
     pools = {name: _stage_pool(name, pool) for name, pool in deployments.items()}
     return PipelinePlan(
-        tuple(found), tuple(entries), pools, deployments, model, served.precision, served.kv.prefix_caching
+        tuple(found),
+        tuple(entries),
+        pools,
+        deployments,
+        model,
+        served.precision,
+        served.kv.prefix_caching,
+        replicas,
     )
 
 
@@ -486,3 +507,24 @@ def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, 
             "leave it out"
         )
     return None
+
+
+def ahead_problem(pipeline: PipelinePlan, walked: Walked, coupled: str) -> str | None:
+    """Why no stage can begin before its turn where all stations run in one loop, for what is ``coupled``."""
+    for place in walked.first:
+        if walked.ahead(place):
+            return f"unsupported: pipeline.{pipeline.stages[place].name}: prefetch with {coupled}; use prefetch: false"
+    return None
+
+
+def with_own_kv(pipeline: PipelinePlan, walked: Walked, link: LinkPlan | None) -> tuple[LinkPlan | None, str | None]:
+    """The links where a stage brings KV to the decode side, and why it cannot; both as they are where none does."""
+    if walked.on_decode is None:
+        return link, None
+    if link is None:
+        name = pipeline.stages[walked.on_decode].name
+        return (
+            link,
+            f"infeasible: pipeline.{name}: to_decode without a decode side; leave it out, or use pools with roles",
+        )
+    return replace(link, computed_only=True), None

@@ -28,6 +28,7 @@ from evaluator.run import (
     known_of,
     levels_of,
     loaded,
+    stage_note,
 )
 from evaluator.scenario import Demand, Scenario
 from evaluator.scenario.scenario import Auto
@@ -213,7 +214,7 @@ def _dataset(
     values["pool_layout"] = np.array([layout_of(member) for member in members])
     with np.errstate(divide="ignore"):
         values["tok_per_joule"] = 1.0 / values["joule_per_tok"]
-    attrs = attributes_of(scenario) | engine_note(whole) | {"search": _question(scenario, bracket)}
+    attrs = attributes_of(scenario) | engine_note(whole) | stage_note(whole) | {"search": _question(scenario, bracket)}
     if designs.note:
         attrs["search_note"] = designs.note
     return to_dataset(values, levels, whole.grid.axes, attrs, stages=whole.stage_names)

@@ -260,7 +260,7 @@ def _choose(member: Member, seed: int, side: SidePlan, jobs: Jobs, replicas: Seq
 
 
 def _transfers(member: Member, link: LinkPlan, jobs: Jobs, prefill: Side, decode: Side) -> Transfers:
-    tokens = jobs.demand.prompt_tokens
+    tokens = link.tokens(jobs.demand)
     places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
     kept: dict[int, tuple[list[float], float]] = {}
 

@@ -97,7 +97,7 @@ def ways_of(
             hop = _hop(found, stop, visit, walked, work, number * count, at, open_pool)
             found.hops.append(hop)
             number += 1
-            for request in visit.ids.tolist():
+            for request in hop.ids.tolist():
                 index = hop.base + request
                 found.steps[request].append((hop.starts[request], index))
                 if hop.left[request] is not hop.starts[request]:
@@ -115,6 +115,9 @@ def _hop(
     planned, ids = stop.planned(config), visit.ids
     own: Hashable = (visit.stage, stop.number)
     shared = own if planned.pool is None else (planned.pool, planned.kind)
+    queue = getattr(work, "queue", None)
+    if queue is not None:
+        ids = ids[np.asarray(queue)[ids] >= 0]  # the others pass it by
     hop = Hop(visit.stage, stop.number, base, ids, {}, {})
     if isinstance(work, Pass):
         station = _engine(ways, shared, planned.station, open_pool)
@@ -128,7 +131,6 @@ def _hop(
         hop.starts = hop.left = dict.fromkeys(ids.tolist(), ways.stations[shared])
         return hop
     seconds = _by_request(_seconds(work, stop, config), walked)
-    queue = getattr(work, "queue", None)
     queues = np.zeros(len(seconds), dtype=np.int64) if queue is None else np.asarray(queue)
     servers = stop.servers(config) if isinstance(work, Served) else 1
     alone = isinstance(work, Delay) or (isinstance(work, Shipped) and not work.shared)

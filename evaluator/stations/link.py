@@ -35,7 +35,7 @@ def _serve(name: str, jobs: ChunkJobs, links: Sequence[LinkPlan | None]) -> tupl
         if plan is None or one.origin is None or len(one) == 0:
             continue
         way = plan.ways(one.origin.replica, one.chosen) if plan.others else None
-        service_s = plan.service_s(one.demand.prompt_tokens, way)
+        service_s = plan.service_s(plan.tokens(one.demand), way)
         may_s = one.ready_s - plan.head_start_s(service_s, one.origin.served_s, plan.layers(way))
         start_s = _starts(one, may_s, service_s) if plan.shared else may_s
         found.scheduled_s[at][: len(one)] = start_s

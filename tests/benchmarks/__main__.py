@@ -14,6 +14,7 @@ from tests.benchmarks import (  # noqa: F401
     grid,
     hermes,
     iteration,
+    kv_storage,
     pipeline,
     rag,
     reference,

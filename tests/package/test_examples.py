@@ -19,7 +19,8 @@ def blocks(language):
 
 
 @pytest.mark.parametrize(
-    "name", ["policies", "closed-loop", "hermes-batching", "client-scaling", "vidur-search", "rag-placement"]
+    "name",
+    ["policies", "closed-loop", "hermes-batching", "client-scaling", "vidur-search", "rag-placement", "kv-storage"],
 )
 def test_every_design_of_a_shipped_scenario_can_run(name):
     found = plan(load_scenario(ROOT / "scenarios" / f"{name}.yaml"))
@@ -27,7 +28,7 @@ def test_every_design_of_a_shipped_scenario_can_run(name):
 
 
 def test_no_design_of_a_paper_s_study_is_left_to_the_reference():
-    studies = {"hermes-batching": 288, "client-scaling": 45, "vidur-search": 288, "rag-placement": 8}
+    studies = {"hermes-batching": 288, "client-scaling": 45, "vidur-search": 288, "rag-placement": 8, "kv-storage": 128}
     for name, designs in studies.items():
         members = plan(load_scenario(ROOT / "scenarios" / f"{name}.yaml")).members
         assert len(members) == designs and {member.engine for member in members} == {"iteration"}
