@@ -18,16 +18,21 @@ def blocks(language):
     return [part.split("```")[0] for part in README.split(f"```{language}\n")[1:]]
 
 
-@pytest.mark.parametrize(
-    "name", ["policies", "closed-loop", "hermes-batching", "client-scaling", "vidur-search", "rag-placement"]
-)
+SHIPPED = [
+    "policies", "closed-loop", "hermes-batching", "client-scaling", "reasoning", "vidur-search", "rag-placement"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_design_of_a_shipped_scenario_can_run(name):
     found = plan(load_scenario(ROOT / "scenarios" / f"{name}.yaml"))
     assert {member.status for member in found.members} == {"ok"}
 
 
 def test_no_design_of_a_paper_s_study_is_left_to_the_reference():
-    studies = {"hermes-batching": 288, "client-scaling": 45, "vidur-search": 288, "rag-placement": 8}
+    studies = {
+        "hermes-batching": 288, "client-scaling": 45, "reasoning": 144, "vidur-search": 288, "rag-placement": 8
+    }  # fmt: skip
     for name, designs in studies.items():
         members = plan(load_scenario(ROOT / "scenarios" / f"{name}.yaml")).members
         assert len(members) == designs and {member.engine for member in members} == {"iteration"}
