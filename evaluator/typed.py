@@ -247,6 +247,19 @@ class Sessions(TypedDict, total=False):
     """Tokens of a block of the column hash_ids of a trace."""
 
 
+class Reasoning(TypedDict, total=False):
+    """Reasoning."""
+
+    scale: float
+    """Output tokens of every path over those drawn; 8 to 32 is usual."""
+    branches: int
+    """Sequences that continue one prompt side by side."""
+    first: int
+    """The request ends with so many of its branches; with the last where absent."""
+    branch_lengths: Literal["drawn", "same"]
+    """Each branch draws its output length, or all have the same."""
+
+
 class Model(TypedDict, total=False):
     """Model."""
 
@@ -305,6 +318,8 @@ class Workload(TypedDict, total=False):
     """Leading prompt tokens whose KV is there already, where a trace does not say."""
     sessions: Sessions
     """What requests have in common: prompts, and their senders."""
+    reasoning: Reasoning
+    """Longer outputs, on one path or several branches."""
     models: Mapping[str, float | Model]
     """Which models the requests ask for: {MODEL: SHARE} or {MODEL: {share: SHARE, lengths: {...}}}."""
     pipelines: Mapping[str, float | Pipeline]

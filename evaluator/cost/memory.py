@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import LatentAttention, Mixer, Model, SoftmaxAttention
 from evaluator.cost.activations import activation_bytes
-from evaluator.cost.kv import KvUnits, units
+from evaluator.cost.kv import KvUnits, beyond, prefix, units
 from evaluator.cost.layer_state import kv_bytes, state_bytes
 from evaluator.cost.operators import rank_kinds
 from evaluator.cost.parallel import Parallel, parallel_problem
@@ -158,6 +158,21 @@ def units_of(layout: KvLayout) -> KvUnits:
 def kv_units(layout: KvLayout, tokens: ArrayLike) -> np.ndarray:
     """Units that a sequence of ``tokens`` tokens occupies (any shape), int64."""
     return units(units_of(layout), np.asarray(tokens, dtype=np.float64)).astype(np.int64)
+
+
+def suffix_units(layout: KvLayout, prompt_tokens: ArrayLike, tokens: ArrayLike) -> np.ndarray:
+    """Units of one of several sequences of ``tokens`` tokens that continue a prompt (any shape), int64.
+
+    As vLLM forks sequences (Kwon et al., arXiv:2309.06180, section 4.4), they share the whole blocks of the prompt, and
+    each has its own copy of the last one if that is not full. Windows and states are each sequence's own.
+    """
+    at = np.asarray(tokens, dtype=np.float64), np.asarray(prompt_tokens, dtype=np.float64)
+    return beyond(units_of(layout), *at).astype(np.int64)
+
+
+def prefix_units(layout: KvLayout, prompt_tokens: ArrayLike) -> np.ndarray:
+    """Units that sequences which continue a prompt share (any shape), int64."""
+    return prefix(units_of(layout), np.asarray(prompt_tokens, dtype=np.float64)).astype(np.int64)
 
 
 def memory_problem(

@@ -290,9 +290,11 @@ def _asking(tokens: Tokens, entry: Entry, answered: Tokens | None, keeps_kv: boo
         cached = np.maximum(tokens.cached_tokens, said - 1) if keeps_kv else tokens.cached_tokens
         prompt = tokens.prompt_tokens + answered.output_tokens
         tokens = replace(tokens, prompt_tokens=prompt, cached_tokens=cached)
+    branches = tokens.branch_tokens
     if entry.tokens is not None:
         output = np.full_like(output, entry.tokens)
-    return replace(tokens, output_tokens=output)
+        branches = None if branches is None else np.full_like(branches, entry.tokens)
+    return replace(tokens, output_tokens=output, branch_tokens=branches)
 
 
 def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | None:
@@ -497,6 +499,11 @@ def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, 
     if workload.sessions.feedback:
         return (
             "unsupported: sessions that think from the answer with a pipeline; use workload.sessions.think_from arrival"
+        )
+    if workload.reasoning.several and pipeline.repeats:
+        return (
+            "unsupported: workload.reasoning.branches with a pipeline that comes to the LLM more than once: it is not "
+            "said which branch goes on; use one branch"
         )
     works = [visit.work for walked in walks for visit in walked.visits if visit.work is not None]
     if any(np.any(np.asarray(work.adds_tokens)) for work in works) and (

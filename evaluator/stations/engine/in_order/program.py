@@ -15,7 +15,8 @@ arrays are read and written without copies is explained in ``common.rings``.
 Time is counted in *steps*: a step is one iteration in which decodes take part. A sequence that gets its first token at
 the end of step ``s`` and has ``n`` output tokens leaves at the end of step ``s + n - 1``. ``leaving[step]`` heads the
 list of requests that leave at that step (``next_leaving`` chains them), ``events`` has a bit per step with an event;
-both are rings longer than the longest output.
+both are rings longer than the longest output. A request with branches is admitted as a whole, and all its branches get
+their first tokens in the same iteration; each is in the list of its own step, and the last of them ends the request.
 """
 
 from __future__ import annotations
@@ -107,16 +108,17 @@ def _trip(given: Given, state: State) -> State:
         - out.window_context,
         window_growing=state.window_growing + intake.joined_growing - jnp.where(grown > 0, full, 0.0),
         kv=intake.kv - out.kv,
-        released=state.released + out.count,
+        released=state.released + out.requests,
         gap_from=jnp.where(stalled, state.gap_from, clock),
         first_gap=jnp.where(stalled, state.first_gap, jnp.where(steps.count > 1, intake.head, state.head)),
         busy_s=state.busy_s + took_s,
         iterations=state.iterations + leap.iterations,
         kv_max=jnp.maximum(state.kv_max, intake.kv),
+        kv_unit_s=state.kv_unit_s if given.branches is None else state.kv_unit_s + intake.kv * took_s,
         experts_touched=state.experts_touched + touched,
         peaks=raised(given.cost, state.peaks, batch, leap.iterations),
         events=unmark(intake.events, slot),
-        leaving=write(intake.leaving, slot, out.request),  # NONE: the list's end, hence written after it was read
+        leaving=write(intake.leaving, slot, out.branch),  # NONE: the list's end, hence written after it was read
         crossing=intake.crossing,
         next_leaving=intake.next_leaving,
         scheduled_s=intake.scheduled_s,
@@ -145,7 +147,7 @@ def _run_lane(given: Given) -> LaneResult:
         busy_s=final.busy_s,
         iterations=final.iterations,
         kv_units_max=final.kv_max,
-        kv_unit_s=_kv_unit_s(given.requests, final),
+        kv_unit_s=_kv_unit_s(given.requests, final) if given.branches is None else final.kv_unit_s,
         preemptions=jnp.zeros((), jnp.int32),
         experts_touched=final.experts_touched,
         peaks=final.peaks,
@@ -161,6 +163,6 @@ def run_lanes(lanes: Lane, requests: Requests, structure: Structure, vectorise: 
     """
 
     def run(lane: Lane, requests: Requests) -> LaneResult:
-        return _run_lane(Given(lane.cost, lane.limits, requests, structure))
+        return _run_lane(Given(lane.cost, lane.limits, requests, structure, lane.branches))
 
     return over_lanes(run, lanes, requests, vectorise)

@@ -48,7 +48,10 @@ def enter_gaps(given: Given, state: State, intake: Intake, first_token_s: FloatP
 
     def enter_first(carry: tuple[Int, Float, Bins]) -> tuple[Int, Float, Bins]:
         i, entered, bins = carry
-        runs = jnp.where(read(given.requests.output_tokens, i) > 1, 1.0, 0.0)
+        if given.branches is None:
+            runs = jnp.where(read(given.requests.output_tokens, i) > 1, 1.0, 0.0)
+        else:
+            runs = read(given.branches.going, i).astype(jnp.float64)
         at = histogram.bin_of(steps.first_end_s - read(first_token_s, i))
         return i + 1, entered + runs, write(bins, at, read(bins, at) + runs * weight)
 
