@@ -1055,6 +1055,65 @@ class RetrievePipeline(TypedDict, total=False):
     """How often a request comes here and goes back, before it passes the stage by: a number, or {mean: 2, max: 8}."""
 
 
+class Tiers(TypedDict, total=False):
+    """Tiers."""
+
+    storage: Literal["cxl", "ddr4", "ddr5", "hbm", "lpddr", "nvme", "object-store", "platform-pool", "rack-pool"] | str
+    """A storage of the catalog; absent: described by the other keys."""
+    hit: float
+    """Of the requests that come to it, the part that finds its context."""
+    shared_by: Literal["all"] | int
+    """Replicas that share one, its capacity and bandwidth; or all. Instead of the storage's."""
+    bandwidth: float | str
+    """Instead of the storage's."""
+    latency: float | str
+    """Of a lookup, whether it finds something or not."""
+    capacity: float | str
+    """Of KV that it keeps; instead of the storage's."""
+    transfers: Literal["any"] | int
+    """At a time, each at the whole bandwidth; any: none waits for another."""
+
+
+class Popularity(TypedDict, total=False):
+    """Popularity."""
+
+    contexts: int
+    """How many different ones are asked for: users, documents."""
+    zipf: float
+    """The k-th of them in proportion to k^-zipf; 0: all alike."""
+    at_home: bool
+    """true: the requests of a context always come to the same tiers. false: to those of any replica."""
+
+
+class KvFetchPipeline(TypedDict, total=False):
+    """Kv fetch pipeline."""
+
+    stage: Literal["kv_fetch"]
+    """What the stage is."""
+    tiers: Sequence[
+        Literal["cxl", "ddr4", "ddr5", "hbm", "lpddr", "nvme", "object-store", "platform-pool", "rack-pool"]
+        | str
+        | Tiers
+    ]
+    """Asked one after the other; [] is no cache: all is computed."""
+    tokens: int
+    """Of the context of each request, in front of its prompt."""
+    popularity: Popularity
+    """Of the contexts, from which hit rates follow; all tiers keep the last (LRU)."""
+    to_decode: bool
+    """true: a decode side gets it as well, over the same bandwidth; the prefill side sends only the rest."""
+    prefetch: bool
+    """true: asked for when the client sends, beside the stages before this one."""
+    pool: str
+    """A pool of deployment.pools with role stage, on whose devices it runs."""
+    only: str | Sequence[str]
+    """Of workload.pipelines those whose requests pass it; all where absent."""
+    back_to: str
+    """A stage before it, to which requests go back from here."""
+    times: int | Times
+    """How often a request comes here and goes back, before it passes the stage by: a number, or {mean: 2, max: 8}."""
+
+
 class ToolPipeline(TypedDict, total=False):
     """Tool pipeline."""
 
@@ -1196,21 +1255,23 @@ class Scenario(TypedDict, total=False):
     """What serves it."""
     pipeline: (
         Sequence[
-            Literal["prefill", "decode", "preprocess", "retrieve", "tool", "postprocess"]
+            Literal["prefill", "decode", "preprocess", "retrieve", "kv_fetch", "tool", "postprocess"]
             | PrefillPipeline
             | DecodePipeline
             | PreprocessPipeline
             | RetrievePipeline
+            | KvFetchPipeline
             | ToolPipeline
             | PostprocessPipeline
         ]
         | Mapping[
             str,
-            Literal["prefill", "decode", "preprocess", "retrieve", "tool", "postprocess"]
+            Literal["prefill", "decode", "preprocess", "retrieve", "kv_fetch", "tool", "postprocess"]
             | PrefillPipeline
             | DecodePipeline
             | PreprocessPipeline
             | RetrievePipeline
+            | KvFetchPipeline
             | ToolPipeline
             | PostprocessPipeline
             | None,
