@@ -165,8 +165,13 @@ def _reason(status: str) -> str:
 def _row_bytes(whole: Plan) -> float:
     """Bytes of a design in the dataset, which is not compressed."""
     objectives = {id(point[2]): point[2] for point in whole.grid.points}.values()
-    levels, seeds = quantile_levels(bounds_of(list(objectives))), len(whole.seeds) if whole.by_seed else 0
-    sizes = {"config": 1, "input": len(whole.inputs), "quantile": len(levels), "seed": seeds}
+    sizes = {
+        "config": 1,
+        "input": len(whole.inputs),
+        "quantile": len(quantile_levels(bounds_of(list(objectives)))),
+        "seed": len(whole.seeds) if whole.by_seed else 0,
+        "stage": len(whole.stage_names),
+    }
     numbers = 0
     for name, variable in VARIABLES.items():
         by_quantile = (
