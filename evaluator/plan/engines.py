@@ -28,7 +28,8 @@ class Program:
     future peak of its KV) are compiled into ``any_order`` only. Where ``replicas`` are several, they run together, in
     ``coupled``: as many or fewer of them, so that few programs serve a sweep over their number. ``frontend``: there,
     users of a closed loop get their answers later than the engine has them. ``branches`` of a request, as many or fewer
-    of them, are compiled into ``in_order`` only.
+    of them, are compiled into ``in_order`` only. ``cached``: replicas have prefix caches. ``talks``: users think about
+    answers before they send the next request.
     """
 
     in_any_order: bool = False
@@ -37,6 +38,8 @@ class Program:
     replicas: int = 1
     frontend: bool = False
     branches: int = 1
+    cached: bool = False
+    talks: bool = False
 
 
 IN_ORDER = Program()
@@ -46,17 +49,24 @@ FEWEST_TOGETHER, MOST_TOGETHER = 8, 128
 """Replicas that run together. A few more than there are cost nothing; beyond the most, rings take too much memory."""
 
 
-def program(deployment: Deployment, coupled: bool = False, frontend: bool = False, branches: int = 1) -> Program:
-    """The program for a deployment, whose replicas run together if ``coupled``; ``frontend`` as of ``Program``.
+def program(
+    deployment: Deployment,
+    coupled: bool = False,
+    frontend: bool = False,
+    branches: int = 1,
+    cached: bool = False,
+    talks: bool = False,
+) -> Program:
+    """The program for a deployment, whose replicas run together if ``coupled``; the others as of ``Program``.
 
     ``branches``: the most of any request.
     """
     pipeline_ranks, peaks = deployment.pipeline_parallel, policy(deployment.batching.policy).by_future_peak
     if coupled:
         together = 1 << (max(deployment.replicas, FEWEST_TOGETHER) - 1).bit_length()
-        return Program(True, pipeline_ranks, peaks, together, frontend)
-    if out_of_order(deployment):
-        return Program(True, pipeline_ranks, peaks)
+        return Program(True, pipeline_ranks, peaks, together, frontend, cached=cached, talks=talks)
+    if cached or out_of_order(deployment):
+        return Program(True, pipeline_ranks, peaks, cached=cached)
     return Program(branches=1 << (branches - 1).bit_length()) if branches > 1 else IN_ORDER
 
 
@@ -90,12 +100,13 @@ def has_frontend(workload: Workload, calibration: Calibration) -> bool:
 def is_coupled(workload: Workload, deployment: Deployment, frontend: bool = False) -> bool:
     """When or where a request is sent is known only in the run, so that replicas must run together.
 
-    ``frontend``: as of ``has_frontend``; then the program for several replicas runs one replica, too.
+    ``frontend``: as of ``has_frontend``; then, and where users think about answers, the program for several replicas
+    runs one replica, too.
     """
     closed, several = workload.arrivals.process == "closed_loop", deployment.replicas > 1
     if closed:
         return several or frontend
-    return several and (workload.sessions.feedback or router_of(routed_by(deployment)).independent is None)
+    return workload.sessions.feedback or (several and router_of(routed_by(deployment)).independent is None)
 
 
 def routed_by(deployment: Deployment) -> Choice:
@@ -114,14 +125,23 @@ def _branches(workload: Workload, deployment: Deployment) -> bool:
     return workload.reasoning.several and not ROLES[deployment.role].first_token_only
 
 
+def _by_prompt(deployment: Deployment) -> bool:
+    """The router chooses in turn among replicas that depend on the prompt."""
+    independent = router_of(routed_by(deployment)).independent
+    return independent is not None and independent.by_prompt
+
+
 def lacking(workload: Workload, deployment: Deployment, frontend: bool = False) -> tuple[str, ...]:
     """The keys whose values only the reference knows; none where the vectorised engine can run the configuration."""
     record = policy(deployment.batching.policy)
     found = {
         "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
         f"policy {record.name} with pipeline_parallel": not record.pipeline and deployment.pipeline_parallel > 1,
-        "sessions that think from the answer": workload.sessions.feedback,
-        "prefix caching by content": cached_by_content(workload, deployment),
+        f"sessions that think from the answer under router {name_of(deployment.router)}": workload.sessions.feedback
+        and deployment.replicas > 1
+        and _by_prompt(deployment),
+        "prefix caching by content in a pipeline": deployment.pipeline_parallel > 1
+        and cached_by_content(workload, deployment),
     }
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
     found[f"workload.reasoning.branches with {apart}"] = branches and apart is not None
@@ -130,6 +150,8 @@ def lacking(workload: Workload, deployment: Deployment, frontend: bool = False) 
         what = (
             ("a closed loop with a frontend" if frontend else "a closed loop over replicas")
             if closed
+            else "sessions that think from the answer"
+            if workload.sessions.feedback
             else f"router {name_of(deployment.router)}"
         )
         found |= {

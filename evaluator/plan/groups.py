@@ -27,6 +27,7 @@ from evaluator.plan.request_level import RequestGroup, RequestStructure, request
 from evaluator.plan.station import StationPlan
 from evaluator.routing import Sent, assign, router_of, stream
 from evaluator.scenario import Workload
+from evaluator.traffic.requests import cached_by_content
 
 SMALLEST_RING = 256
 
@@ -116,8 +117,9 @@ def _structure(workload: Workload, station: StationPlan) -> Structure:
     replica, requests = station.design.replica, workload.requests
     frontend = has_frontend(workload, station.design.calibration)
     coupled = is_coupled(workload, station.deployment, frontend)
-    branches = station.extremes.branches
-    which = IN_ORDER if replica is None else program(station.deployment, coupled, frontend, branches)
+    branches, cached = station.extremes.branches, cached_by_content(workload, station.deployment)
+    talks = workload.sessions.feedback
+    which = IN_ORDER if replica is None else program(station.deployment, coupled, frontend, branches, cached, talks)
     if replica is None:
         return Structure(which, False, False, (), requests)
     experts = isinstance(replica.cost, CostParameters) and len(replica.cost.expert_rows.flop) > 0

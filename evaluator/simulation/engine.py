@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from evaluator.plan import Member, StationGroup
 from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.lanes import run_slots
 from evaluator.simulation.slots import Slot, slots
+from evaluator.simulation.talks import follows_of
 from evaluator.simulation.use import Totals, add_kept, check_served, use_of
 from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps
 from evaluator.stations.engine import LaneResult
@@ -23,6 +25,8 @@ def serve_iterations(
 ) -> tuple[Departures, Use]:
     """Serve the jobs of a chunk at the pool number ``station`` of its members, over all seeds and replicas."""
     departures, totals = Departures.empty(jobs), Totals.empty(len(members), len(seeds))
+    if group.program.cached:
+        departures = replace(departures, hit_tokens=np.zeros(departures.replica.shape, dtype=np.int64))
     bins = np.zeros((len(members), len(seeds), histogram.BINS))
     lanes = slots(members, jobs, seeds, station)
     pools = [member.stations[station] for member in members]
@@ -34,7 +38,8 @@ def serve_iterations(
         bins[slot.at] += lane.itl_histogram
     check_served(members, departures)
     add_kept(pools, jobs, departures, totals)
-    return departures, use_of(pools, jobs, totals, [[_weighted(one) for one in seeds] for seeds in bins])
+    itl = [[_weighted(one) for one in of_seeds] for of_seeds in bins]
+    return departures, use_of(pools, jobs, totals, itl, departures.hit_tokens)
 
 
 def _add(
@@ -51,6 +56,8 @@ def _add(
     departures.first_token_s[at][served] = result.first_token_s[:count]
     departures.last_token_s[at][served] = result.last_token_s[:count]
     departures.replica[at][served] = replica
+    if departures.hit_tokens is not None and result.hit_tokens is not None:
+        departures.hit_tokens[at][served] = result.hit_tokens[:count]
     totals.busy_s[at] += result.busy_s
     totals.iterations[at] += result.iterations
     totals.experts_touched[at] += result.experts_touched
@@ -62,11 +69,16 @@ def _add(
 
 
 def _release_times(slot: Slot, calibration: Calibration, result: LaneResult) -> np.ndarray:
-    """When each request is sent: at its timestamp, or in a closed loop when another user has got an answer."""
-    if slot.users >= slot.count:
+    """When each request is sent: at its timestamp, or when a user has got an answer, and thought about it."""
+    follows = follows_of(slot)
+    if slot.users >= slot.count and follows is None:
         return slot.jobs.ready_s[slot.served]
     last_s, output = result.last_token_s[: slot.count], slot.jobs.demand.output_tokens[slot.served]
-    answered_s = np.sort(last_s + delay_s(calibration, result.first_token_s[: slot.count], last_s, output))
+    answered_s = last_s + delay_s(calibration, result.first_token_s[: slot.count], last_s, output)
+    if follows is not None:
+        after_s = answered_s[follows.before] + follows.think_s
+        return np.where(follows.before < 0, slot.jobs.ready_s[slot.served], after_s)
+    answered_s = np.sort(answered_s)
     return np.concatenate([np.zeros(slot.users), answered_s[: slot.count - slot.users]])
 
 

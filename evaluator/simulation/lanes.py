@@ -18,15 +18,18 @@ from evaluator.plan.engines import on_demand, routed_by
 from evaluator.policies import BatchingPolicy, policy
 from evaluator.routing import COUNTERS, router_of
 from evaluator.scenario import Deployment
+from evaluator.simulation.bonds import by_prefix, cache_shape, contents_of, talks_of
 from evaluator.simulation.slots import Slot
 from evaluator.stations.engine import LaneLimits, Requests, any_order, coupled, decisions, in_order
-from evaluator.stations.engine.any_order import KvUnits, Rules
+from evaluator.stations.engine.any_order import CacheShape, KvUnits, Rules
 from evaluator.traffic.jobs import branch_units, held_units, shared_units
 
 LANES_PER_CALL = 32
 """Few enough to share two cores evenly, enough to hide the cost of a call."""
 REQUESTS_PER_CALL = 1 << 20
 """Slots of all lanes of a call, some 100 bytes each: long traces go in calls of fewer lanes."""
+CACHE_CELLS_PER_CALL = 1 << 26
+"""Names and blocks of the prefix caches of all lanes of a call, some 10 bytes each; one lane has them at a time."""
 
 
 def run_slots(
@@ -37,8 +40,12 @@ def run_slots(
     Calls have one shape; the last is filled up with lanes without requests. ``pools`` are those of the configurations
     of the chunk, by position. Calls of another number of lanes compile anew.
     """
-    run = _program(group)
+    cache = cache_shape(pools, slots) if group.program.cached and slots else None
+    run = _program(group, cache)
     size = max(1, min(lanes_per_call, REQUESTS_PER_CALL // (group.lane_requests * group.program.branches)))
+    if cache is not None:  # lanes that fill up a call are cleared, too
+        cells = (cache.names + cache.blocks) * group.program.replicas + cache.held
+        size = max(1, min(size, CACHE_CELLS_PER_CALL // cells))
     costs, rows = _costs(group, [pools[slot.position] for slot in slots])
     for start in range(0, len(slots), size):
         part = slots[start : start + size]
@@ -52,14 +59,14 @@ def run_slots(
             yield jax.tree.unflatten(fields, [values[lane] for values in arrays])
 
 
-def _program(group: StationGroup) -> Callable[[Any, Requests], Any]:
+def _program(group: StationGroup, cache: CacheShape | None) -> Callable[[Any, Requests], Any]:
     vectorise = jax.default_backend() != "cpu"
     which = group.program
     if not which.in_any_order:
         simple = in_order.Structure(group.ring, group.windowed)
         return partial(in_order.run_lanes, structure=simple, vectorise=vectorise)
     structure = any_order.Structure(
-        group.ring, group.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend
+        group.ring, group.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend, cache
     )
     run = any_order.run_lanes if which.replicas == 1 else coupled.run_pools
     return partial(run, structure=structure, vectorise=vectorise)
@@ -112,7 +119,9 @@ def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot], c
     shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
     for row, slot, kv in zip(shared, slots, kvs, strict=True):
         row[: slot.count] = shared_units(slot.jobs.demand, kv)[slot.served]
-    lane = any_order.Lane(costs, limits, _rules(serving, policies, kvs), shared)
+    content = contents_of(serving, slots, group.lane_requests + 1) if group.program.cached else None
+    talks = talks_of(serving, slots, group.lane_requests + 1) if group.program.talks else None
+    lane = any_order.Lane(costs, limits, _rules(serving, policies, kvs), shared, content, talks)
     return lane if group.program.replicas == 1 else _pools(group, deployments, slots, lane)
 
 
@@ -144,6 +153,7 @@ def _pools(group: StationGroup, deployments: list[Deployment], slots: list[Slot]
         replicas=np.array([deployment.replicas for deployment in deployments], dtype=np.int32),
         counter=np.array([coupled.NO_COUNTER if each is None else COUNTERS.index(each) for each in counts], np.int32),
         assigned=assigned,
+        by_prefix=by_prefix(deployments) if group.program.cached else None,
     )
 
 

@@ -19,6 +19,7 @@ from evaluator.reference.network import Conversations
 from evaluator.simulation.frontend import client_times, delay_s
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.slots import Slot, slots
+from evaluator.simulation.talks import follows_of
 from evaluator.simulation.use import Totals, add_kept, check_served, use_of
 from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps
 from evaluator.traffic.jobs import Demand, branch_units, held_units, shared_units
@@ -169,21 +170,15 @@ def _say_content(requests: Sequence[Request], slot: Slot, kv: KvLayout) -> None:
 
 def _conversations(slot: Slot, requests: Sequence[Request], calibration: Calibration) -> Conversations | None:
     """Clients who think about answers; None where nobody waits for an answer."""
-    sharing = slot.jobs.sharing
-    if sharing is None or sharing.turns is None or not sharing.feedback:
+    follows = follows_of(slot)
+    if follows is None:
         return None
-    ids = slot.jobs.id[slot.served]
-    position = np.empty(len(ids), dtype=np.int64)
-    position[ids] = np.arange(len(ids))
-    previous = sharing.turns.previous[ids]
-    before = np.where(previous < 0, -1, position[previous])
-    follows = list(zip(before.tolist(), sharing.turns.think_s[ids].tolist(), strict=True))
 
     def seen_s(request: Request) -> float:
         times = (request.first_token_s, request.last_token_s, request.output_tokens)
         return float(client_times(calibration, *map(np.asarray, times))[1])
 
-    return Conversations(requests, follows, seen_s)
+    return Conversations(requests, list(zip(*(column.tolist() for column in follows), strict=True)), seen_s)
 
 
 def _add(departures: Departures, totals: Totals, slot: Slot, outcome: Outcome) -> None:

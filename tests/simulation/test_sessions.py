@@ -69,7 +69,7 @@ def test_routers_that_know_the_caches_save_time():
     hits, ttft = ds["prefix_hit_rate"].values, ds["ttft_s"].sel(quantile=0.9).values
     assert (hits[2:] > hits[:2].max() + 0.1).all() and (ttft[2:] < 0.9 * ttft[:2].min()).all()
     assert hits[3] == pytest.approx(hits[2], abs=0.05)
-    assert set(ds["engine"].values) == {"token"}
+    assert set(ds["engine"].values) == {"iteration"}
 
 
 def test_a_turn_is_sent_when_its_sender_has_read_and_thought():
@@ -138,11 +138,49 @@ def test_what_is_known_before_the_run_counts_as_hits():
 
 
 def test_the_reference_takes_what_the_engine_lacks_and_says_so():
-    ds = sweep(scenario(*TALKS, workload__sessions__think_from=["answer", "arrival"], deployment__kv=[
-        {"prefix_caching": True}, {"admission": "on_demand", "prefix_caching": True}]))  # fmt: skip
-    assert set(ds["engine"].values) == {"token"} and set(ds["status"].values) == {"ok"}
+    heavy = {"heavy_light": {"prompt_tokens": 200, "heavy_replicas": 1}}
+    axes = {"deployment__pipeline_parallel": [2, 1], "deployment__router": ["session", heavy]}
+    ds = sweep(scenario(*TALKS, CACHING, "deployment.replicas=2", "workload.requests=60", **axes))
+    assert set(ds["status"].values) == {"ok"}
+    assert ds["engine"].values.tolist() == ["token", "token", "iteration", "token"]
     note = ds.attrs["engine_note"]
-    assert "prefix caching by content" in note and "sessions that think from the answer" in note
+    assert "prefix caching by content in a pipeline" in note
+    assert "sessions that think from the answer under router heavy_light" in note
+
+
+TIGHT = (
+    "deployment.kv={prefix_caching: true, capacity_tokens: 9600, admission: on_demand}",
+    "workload.arrivals.rate_rps=40",
+)
+BOTH_ENGINES = {
+    "one replica": (CACHING,),
+    "evicted and preempted": TIGHT,
+    "continuous": (CACHING, "deployment.batching.policy=continuous"),
+    "replicas apart": (CACHING, FROM_ARRIVAL, "deployment.replicas=3", "deployment.router=session"),
+    "in turn": (CACHING, "deployment.replicas=3", "deployment.router=random"),
+    "a session's own replica": (CACHING, "deployment.replicas=3", "deployment.router=session"),
+    "by prefix": (CACHING, "deployment.replicas=3", "deployment.router={prefix_aware: {imbalance: 3}}"),
+    "by load": (*TIGHT, "deployment.replicas=2", "deployment.router=least_kv"),
+    "answers without a cache": ("deployment.replicas=2", "deployment.router=least_work"),
+    "answers in a pipeline": ("deployment.pipeline_parallel=2",),
+}
+
+
+@pytest.mark.parametrize("asked", BOTH_ENGINES.values(), ids=list(BOTH_ENGINES))
+def test_both_engines_compute_the_same(asked):
+    configure()
+    fast, exact = (outcomes(engine, *TALKS, *asked) for engine in ("iteration", "token"))
+    assert (fast.engine.item(), exact.engine.item()) == ("iteration", "token")
+    for name in TIMES:
+        np.testing.assert_allclose(getattr(fast, name), getattr(exact, name), rtol=1e-9, err_msg=name)
+    for name in ("replica", "cached_tokens"):
+        np.testing.assert_array_equal(getattr(fast, name), getattr(exact, name), err_msg=name)
+    for name in ("preemptions", "kv_units_max", "iterations"):
+        np.testing.assert_array_equal(fast.summed(name), exact.summed(name), err_msg=name)
+    for name in ("kv_unit_s", "busy_s", "flops", "bytes"):
+        np.testing.assert_allclose(fast.summed(name), exact.summed(name), rtol=1e-9, err_msg=name)
+    if asked == BOTH_ENGINES["evicted and preempted"]:
+        assert exact.summed("preemptions").item() > 0
 
 
 def test_every_key_of_sessions_and_of_the_router_can_be_swept():
@@ -187,10 +225,11 @@ MOONCAKE = [
 
 
 def test_a_trace_says_what_its_prompts_share(tmp_path):
-    found = simulate(scenario(trace_of(tmp_path, MOONCAKE), CACHING)).requests
+    for engine in ("iteration", "token"):
+        found = simulate(scenario(trace_of(tmp_path, MOONCAKE), CACHING), engine=engine).requests
+        # Two blocks of 512 are 64 of 16; 1,200 tokens are 75 whole blocks, of which the last must leave one token.
+        assert found["cached_tokens"].tolist() == [0, 1024, 1184, 0, 496]
     assert found["arrival_s"].tolist() == [0, 2, 4, 6, 8]
-    # Two blocks of 512 are 64 of 16; 1,200 tokens are 75 whole blocks, of which the last must leave one token.
-    assert found["cached_tokens"].tolist() == [0, 1024, 1184, 0, 496]
     apart = simulate(scenario(trace_of(tmp_path, MOONCAKE))).requests
     assert not apart["cached_tokens"].any()
 

@@ -20,12 +20,13 @@ from evaluator.stations.engine.coupled.lane import GivenPool
 from evaluator.stations.engine.in_order import state as in_order_state
 from evaluator.stations.engine.in_order.lane import Given as InOrderGiven
 from tests.stations.engine.any_order import build as any_order_build
-from tests.stations.engine.any_order.build import Kind
+from tests.stations.engine.any_order.build import CACHE, Kind
 from tests.stations.engine.coupled import build as coupled_build
 from tests.stations.engine.in_order import build as in_order_build
 from tests.stations.engine.in_order.build import RING
 
 REQUESTS = 30
+KINDS = [Kind(windowed=True, peaks=True), Kind(windowed=True, pipeline_ranks=2), Kind(windowed=True, cached=True)]
 
 
 def mismatches(value: Any, hint: Any, axes: dict[str, int], place: str) -> list[str]:
@@ -46,7 +47,17 @@ def axes_of(structure: Any) -> dict[str, int]:
     """Lengths of the axes that ``common.arrays`` names."""
     ranks = getattr(structure, "pipeline_ranks", 1)
     cohorts = structure.cohorts() if isinstance(structure, any_order.Structure) else 1
-    return {"request": REQUESTS, "ring": RING, "cohort": cohorts, "rank": ranks, "bin": BINS, "peak": 0}
+    axes = {"request": REQUESTS, "ring": RING, "cohort": cohorts, "rank": ranks, "bin": BINS, "peak": 0}
+    cache = {"name": CACHE.names, "block": CACHE.blocks, "holding": CACHE.held, "source": CACHE.held}
+    return axes | cache | {"replica": getattr(structure, "replicas", 1)}
+
+
+def with_chains_of_requests(cache: Any, state: Any, replicas: int) -> Any:
+    """A prefix cache whose chains, which have other cells, are as long as chains of requests."""
+    blocks = (CACHE.blocks + 1) * replicas
+    lengths = {"same": blocks, "idle": blocks, "due": REQUESTS + 1 + CACHE.due * replicas}
+    assert {name: len(getattr(cache, name).newer) for name in lengths} == lengths
+    return cache._replace(**dict.fromkeys(lengths, state.running))
 
 
 def lane_local(batch: Any) -> Any:
@@ -74,7 +85,7 @@ def test_in_order(case):
         assert mismatches(value, type(value), axes, type(value).__name__) == []
 
 
-@pytest.mark.parametrize("kind", [Kind(windowed=True, peaks=True), Kind(windowed=True, pipeline_ranks=2)], ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_any_order(kind):
     configure()
     lanes, requests = any_order_build.stacked(any_order_build.random_cases(kind, 2))
@@ -83,12 +94,14 @@ def test_any_order(kind):
     state = any_order_state.initial_state(given)
     if not kind.peaks:
         state = state._replace(by_end=state.running)  # a chain without cells
+    if kind.cached:
+        state = state._replace(cache=with_chains_of_requests(state.cache, state, 1))
     result = result_of(any_order, lanes, requests, kind.structure)
     for value in (given, state, result):
         assert mismatches(value, type(value), axes, type(value).__name__) == []
 
 
-@pytest.mark.parametrize("kind", [Kind(windowed=True, peaks=True), Kind(windowed=True, pipeline_ranks=2)], ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_coupled(kind):
     configure()
     structure = coupled_build.structure_of(kind)
@@ -103,6 +116,9 @@ def test_coupled(kind):
     one = any_order_state.initial_state(given.given._replace(structure=kind.structure))
     same = {chain: getattr(one, chain) for chain in chains} | ({} if kind.peaks else {"by_end": one.running})
     fleet = fleet._replace(state=fleet.state._replace(**same))
+    if kind.cached:
+        cache = with_chains_of_requests(fleet.state.cache, fleet.state, structure.replicas)
+        fleet = fleet._replace(state=fleet.state._replace(cache=cache))
     if fleet.pipelines is not None:  # a row of ranks for each replica
         assert fleet.pipelines.flights.end_s.shape == (structure.replicas, structure.pipeline_ranks)
         fleet = fleet._replace(pipelines=fleet.pipelines._replace(flights=fleet.state.flights))

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import BatchStatistics
+from evaluator.stations.engine.any_order import prefix_cache
 from evaluator.stations.engine.any_order.cohorts import join
 from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.peak import enter_end, peak_units
@@ -40,6 +41,8 @@ def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> State:
     state = state._replace(looked_at=jnp.where(state.batch.admitted > 0, state.decode_iterations, state.looked_at))
     decodes = on & (~alone | (state.batch.prompts.tokens == 0))
     state = grow_decodes(given, state, decodes)
+    if state.cache is not None:
+        state = prefix_cache.take_step(given, state, read(state.cohorts.step, state.at_rest), decodes)
     beside = jnp.where(alone, 0.0, read(state.cohorts.decodes, state.at_rest))  # they share the budget with prompts
     state = state._replace(batch=state.batch._replace(decodes=beside))
     state = _continue_prompts(given, state, decodes & ~policy.whole_prompts)
@@ -85,10 +88,14 @@ class Candidate(NamedTuple):
     tokens: Int  # of the next chunk; below 0 if it has to wait
 
 
-def _candidate(given: Given, state: State, i: Int) -> Candidate:
-    """The next chunk of a request within the token budget, whole or in part as the policy says."""
+def _candidate(given: Given, state: State, i: Int, found: Int | int = 0) -> Candidate:
+    """The next chunk of a request within the token budget, whole or in part as the policy says.
+
+    ``found`` leading tokens of it are in the prefix cache.
+    """
     limits, batch, whole = given.limits, state.batch, given.limits.policy.whole_prompts
     start, target = read_once(state.sequences.computed, i), read_once(state.sequences.target, i)
+    start = jnp.maximum(start, found)
     rest = jnp.maximum(target - start, 0)
     room = limits.max_num_batched_tokens - batch.decodes - batch.prompts.tokens
     bound = jnp.minimum(room, given.rules.long_prefill_tokens)
@@ -113,8 +120,10 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
 
     def fits(state: State) -> Flag:
         i = head(state.waiting)
-        one = _candidate(given, state, i)
+        one = _candidate(given, state, i, _found(given, state))
         kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
+        if state.cache is not None:  # shared blocks need not be taken, but those that nobody uses are no longer free
+            kept = kept + (state.cache.idle_hits - state.cache.hits)
         fits = jnp.where(one.rest > 0, computing & (one.tokens > 0), resident & (one.tokens >= 0)) & (
             _needed_units(given, i, one) + kept <= limits.kv_units - state.kv
         )
@@ -122,11 +131,25 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
             fits = fits & (~(rules.look_every > 0) | (peak_units(given, state, i, fits) <= limits.kv_units))
         return fits
 
-    def next_fits(state: State) -> Flag:
-        looks = (computing | resident) & (state.running_count < limits.max_num_seqs) & any_waiting(given, state)
-        return lax.cond(looks, fits, lambda _: jnp.zeros((), bool), state)
+    def looks(state: State) -> Flag:
+        return (computing | resident) & (state.running_count < limits.max_num_seqs) & any_waiting(given, state)
 
-    return lax.while_loop(next_fits, lambda state: _take_head(given, state, start_s), state)
+    def next_fits(state: State) -> Flag:
+        return lax.cond(looks(state), fits, lambda _: jnp.zeros((), bool), state)
+
+    def look_up(state: State) -> State:
+        """With what is there of the head that is looked at next."""
+        if state.cache is None:
+            return state
+        hits, idle = prefix_cache.look_up(given, state, head(state.waiting), looks(state))
+        return state._replace(cache=state.cache._replace(hits=hits, idle_hits=idle))
+
+    return lax.while_loop(next_fits, lambda state: look_up(_take_head(given, state, start_s)), look_up(state))
+
+
+def _found(given: Given, state: State) -> Int | int:
+    """Leading tokens of the waiting queue's head that are in the prefix cache, as they were looked up."""
+    return 0 if state.cache is None else state.cache.hits * prefix_cache.block_tokens(given)
 
 
 def may_be_admitted(given: Given, state: State) -> Flag:
@@ -150,13 +173,13 @@ def may_be_admitted(given: Given, state: State) -> Flag:
 def _take_head(given: Given, state: State, start_s: Float) -> State:
     """The head of the waiting queue is admitted: it takes a seat, KV, and its first chunk or its place as a decode."""
     i = head(state.waiting)
-    one = _candidate(given, state, i)
+    one = _candidate(given, state, i, _found(given, state))
     batch = state.batch
+    state = _take_units(given, state, i, one)
     if state.tally is not None:
         waiting_units = state.tally.waiting_units - read(given.requests.kv_units, i)
         state = state._replace(tally=state.tally._replace(waiting_units=waiting_units))
     state = state._replace(
-        kv=state.kv + _needed_units(given, i, one),
         waiting=pop(state.waiting, i),
         running=state.running.append(i, True),
         prompts=state.prompts.append(i, one.rest > 0),
@@ -176,6 +199,19 @@ def _take_head(given: Given, state: State, start_s: Float) -> State:
         state = enter_end(given, state, i)
     state = _compute(given, state, i, one)
     return join(given, state, i, one.rest == 0, has_kv=True)
+
+
+def _take_units(given: Given, state: State, i: Int, one: Candidate) -> State:
+    """A request that is admitted gets its KV; what it shares of it need not be computed."""
+    units = _needed_units(given, i, one)
+    if state.cache is None:
+        return state._replace(kv=state.kv + units)
+    found = one.start - read_once(state.sequences.computed, i)
+    if state.tally is not None:
+        state = state._replace(tally=state.tally._replace(again=state.tally.again - found))
+    state = prefix_cache.admit(given, state, i, units.astype(jnp.int32))
+    computed = write(state.sequences.computed, i, one.start)
+    return state._replace(sequences=state.sequences._replace(computed=computed))
 
 
 def _continue_prompts(given: Given, state: State, on: Flag) -> State:
@@ -216,7 +252,7 @@ def _compute(given: Given, state: State, i: Int, one: Candidate) -> State:
     after = jnp.where(completes, batch.completing, read_once(state.next_completing, i))
     computed = read_once(sequences.computed, i) + one.tokens
     flight = jnp.where(computes, state.sent, read_once(sequences.flight, i))
-    return state._replace(
+    state = state._replace(
         batch=batch._replace(prompts=prompts, completing=jnp.where(completes, i, batch.completing)),
         sequences=sequences._replace(
             computed=write(sequences.computed, i, computed), flight=write(sequences.flight, i, flight)
@@ -224,3 +260,4 @@ def _compute(given: Given, state: State, i: Int, one: Candidate) -> State:
         next_completing=write(state.next_completing, i, after),
         prompts=state.prompts.remove(i, completes),
     )
+    return state if state.cache is None else prefix_cache.register(given, state, i, computed)

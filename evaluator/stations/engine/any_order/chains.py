@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Array, Flag, Int, IntPerRequest
-from evaluator.stations.engine.common.rings import read_once, write
+from evaluator.stations.engine.common.rings import NONE, read_once, write
 
 
 class Chain(NamedTuple):
@@ -63,6 +63,18 @@ def push(heads: Array, at: Int, links: IntPerRequest, i: Int, on: Flag) -> tuple
     """The heads and links of lists with ``i`` put in front of the one at ``at``, if ``on``."""
     first = read_once(heads, at)
     return write(heads, at, jnp.where(on, i, first)), write(links, i, jnp.where(on, first, read_once(links, i)))
+
+
+def turned(links: IntPerRequest, first: Int) -> tuple[IntPerRequest, Int]:
+    """The links and the first of a list in the opposite order, of one that begins with ``first``."""
+
+    def turn(carry: tuple[IntPerRequest, Int, Int]) -> tuple[IntPerRequest, Int, Int]:
+        links, before, one = carry
+        following = read_once(links, one)
+        return write(links, one, before), one, following
+
+    links, last, _ = lax.while_loop(lambda carry: carry[2] >= 0, turn, (links, first * 0 + NONE, first))
+    return links, last
 
 
 def unlink(heads: Array, at: Int, links: IntPerRequest, i: Int, on: Flag) -> tuple[Array, IntPerRequest]:

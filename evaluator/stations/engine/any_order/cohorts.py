@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.kv import units
+from evaluator.stations.engine.any_order import prefix_cache
 from evaluator.stations.engine.any_order.chains import push, unlink
 from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.state import State
@@ -65,6 +66,8 @@ def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> 
         next_leaving=next_leaving,
         next_fresh=next_fresh,
     )
+    if state.cache is not None:
+        state = state._replace(cache=prefix_cache.enter_due(given, state.cache, i, cohort, step - computed, on))
     return _count(given, state, one, 1)
 
 
@@ -89,6 +92,8 @@ def leave(given: Given, state: State, i: Int, on: Flag) -> State:
         next_leaving=next_leaving,
         next_fresh=next_fresh,
     )
+    if state.cache is not None:
+        state = state._replace(cache=state.cache._replace(due=state.cache.due.remove(i)))
     return _count(given, state, one, -1)
 
 

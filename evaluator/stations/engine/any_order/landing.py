@@ -7,10 +7,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from evaluator.stations.engine.any_order import prefix_cache
+from evaluator.stations.engine.any_order.chains import turned
 from evaluator.stations.engine.any_order.cohorts import join, known_tokens, leave
 from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.state import Line, State, Waiting
-from evaluator.stations.engine.any_order.waiting import deliver
+from evaluator.stations.engine.any_order.waiting import answer, deliver
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import NONE, add, read, read_once, tagged_count, unmark, write
@@ -131,9 +133,14 @@ def _depart(given: Given, state: State, landing: Landing) -> State:
             cohorts = cohorts._replace(window_context=add(cohorts.window_context, cohort, attended))
         sequences = state.sequences._replace(cohort=write(state.sequences.cohort, i, NONE))
         state = state._replace(cohorts=cohorts, sequences=sequences)
+        if state.cache is not None:
+            state = state._replace(cache=state.cache._replace(due=state.cache.due.remove(i)))
         return _finish(given, state, i, landing.end_s, True), read_once(state.next_leaving, i)
 
     first = jnp.where(landing.steps > 0, read_once(state.rings.leaving, cell), NONE)
+    if state.cache is not None:  # the order in which blocks come free decides which are taken first
+        next_leaving, first = turned(state.next_leaving, first)
+        state = state._replace(next_leaving=next_leaving)
     state, end = lax.while_loop(lambda carry: carry[1] >= 0, depart, (state, first))
     rings = state.rings
     left = jnp.where(landing.steps > 0, end, read_once(rings.leaving, cell))  # NONE after the walk: an empty list
@@ -200,7 +207,11 @@ def _complete_prompts(given: Given, state: State, landing: Landing, weight: Floa
         state = join(given, state, i, ~ends)
         return _finish(given, state, i, end_s, ends), read_once(state.next_completing, i)
 
-    return lax.while_loop(lambda carry: carry[1] >= 0, complete, (state, landing.completing))[0]
+    completing = landing.completing
+    if state.cache is not None:
+        next_completing, completing = turned(state.next_completing, completing)
+        state = state._replace(next_completing=next_completing)
+    return lax.while_loop(lambda carry: carry[1] >= 0, complete, (state, completing))[0]
 
 
 def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> State:
@@ -210,6 +221,13 @@ def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> State
         whole = known_tokens(given, i, read(given.requests.output_tokens, i))
         left_context = state.tally.left_context + jnp.where(on, whole, 0.0)
         state = state._replace(tally=state.tally._replace(left_context=left_context))
+    if state.cache is None:
+        state = state._replace(kv=state.kv - jnp.where(on, read(given.requests.kv_units, i), 0))
+    else:
+        state = prefix_cache.release(given, state, i, on)
+    if state.calendar is not None:
+        first_s = read_once(state.sequences.first_token_s, i)
+        state = state._replace(calendar=answer(given, state.calendar, i, first_s, end_s, on))
     return state._replace(
         sequences=state.sequences._replace(
             last_token_s=write(state.sequences.last_token_s, i, jnp.where(on, end_s, last_token_s))
@@ -217,7 +235,6 @@ def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> State
         running=state.running.remove(i, on),
         by_end=state.by_end.remove(i, on) if given.structure.peaks else state.by_end,
         running_count=state.running_count - on,
-        kv=state.kv - jnp.where(on, read(given.requests.kv_units, i), 0),
         finished=state.finished + on,
         waiting=_released(given, state, i, end_s, on),
     )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.kv import KvUnits
-from evaluator.stations.engine.common.arrays import Flag, Float, Int, IntPerRequest
+from evaluator.stations.engine.common.arrays import Flag, Float, FloatPerRequest, Int, IntPerRequest, IntPerSource
 from evaluator.stations.engine.common.lane import LaneLimits, Requests
 
 
@@ -24,6 +24,40 @@ class Rules(NamedTuple):
     lookahead_steps: Float  # so many iterations of the request's mean length
 
 
+class Content(NamedTuple):
+    """What is in the blocks of the requests, for a prefix cache: a number for each content with all before it.
+
+    Up to ``told`` the blocks of a request are of ``sources``, ``each`` blocks of one after those of the other, with
+    numbers that count up from that of the source; from there on the number is ``own_from`` plus the block's place.
+    """
+
+    sources: IntPerSource
+    sources_from: IntPerRequest  # where those of the request begin
+    told: IntPerRequest
+    each: Int
+    own_from: IntPerRequest
+    held_from: IntPerRequest  # where the request's blocks begin in ``Cache.held``
+
+
+class Talks(NamedTuple):
+    """Users who send their next request some time after the answer to the one before."""
+
+    opening: IntPerRequest  # the requests that follow no other, in order of their arrival
+    openings: Int  # how many
+    following: IntPerRequest  # the request that follows, or NONE
+    think_s: FloatPerRequest  # from the answer to the one before until this one is sent
+    in_turn: Flag  # ``coupled.Pool.assigned`` is in the order in which requests are sent, else by their numbers
+
+
+class CacheShape(NamedTuple):
+    """Sizes of the arrays of a prefix cache, as large as any lane needs them; names and blocks are of one replica."""
+
+    names: int
+    blocks: int  # that are ever used: at most the capacity
+    held: int  # blocks of all requests
+    due: int  # tokens of a block
+
+
 class Lane(NamedTuple):
     """One replica."""
 
@@ -31,6 +65,8 @@ class Lane(NamedTuple):
     limits: LaneLimits
     rules: Rules
     shared_units: IntPerRequest  # on_demand: units of a request's prefix that stay in the cache and are not counted
+    content: Content | None = None  # None: no prefix cache
+    talks: Talks | None = None  # None: nobody waits for an answer, but users of a closed loop; several replicas
 
 
 class Structure(NamedTuple):
@@ -42,6 +78,7 @@ class Structure(NamedTuple):
     peaks: bool  # some lane admits by its future peak of KV (LightLLM); with one rank only
     replicas: int = 1  # most replicas of a lane, see ``engine.coupled``
     frontend: bool = False  # of a closed loop: users get their answers later than the engine has them; several replicas
+    cache: CacheShape | None = None  # replicas have prefix caches; a unit of their KV is then a block
 
     def cohorts(self) -> int:
         """Cohorts of decoding sequences, see ``state.Cohorts``.
@@ -63,6 +100,8 @@ class Given(NamedTuple):
     limits: LaneLimits
     rules: Rules
     shared_units: IntPerRequest
+    content: Content | None
+    talks: Talks | None
     requests: Requests
     structure: Structure
 

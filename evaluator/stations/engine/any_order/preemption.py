@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.kv import units
+from evaluator.stations.engine.any_order import prefix_cache
 from evaluator.stations.engine.any_order.cohorts import known_tokens, leave
 from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.state import State
@@ -33,8 +34,10 @@ def grow_decodes(given: Given, state: State, on: Flag) -> State:
         return on & (needed(state) > given.limits.kv_units - state.kv)
 
     state = lax.while_loop(lacks, lambda state: preempt(given, state, newest_at_rest(given, state)), state)
-    kv = state.kv + jnp.where(on, needed(state), 0.0)
-    return state._replace(kv=kv, batch=state.batch._replace(grown=on))
+    state = state._replace(batch=state.batch._replace(grown=on))
+    if state.cache is not None:
+        return state  # ``prefix_cache.take_step`` takes the blocks
+    return state._replace(kv=state.kv + jnp.where(on, needed(state), 0.0))
 
 
 def growth_at(given: Given, state: State, step: Int) -> Float:
@@ -72,9 +75,12 @@ def make_room(given: Given, state: State, i: Int, tokens: Float) -> tuple[State,
 
     state, here = lax.while_loop(lacks, give_up, (state, ~jnp.zeros((), bool)))
     fits = ~rules.on_demand | (here & (more <= given.limits.kv_units - state.kv))
-    kv = state.kv + jnp.where(rules.on_demand & fits, more, 0.0)
-    short = state.batch.short | ~fits
-    return state._replace(kv=kv, batch=state.batch._replace(short=short)), fits
+    more = jnp.where(rules.on_demand & fits, more, 0.0)
+    state = state._replace(batch=state.batch._replace(short=state.batch.short | ~fits))
+    if state.cache is not None:
+        units = read_once(state.cache.units, i) + more.astype(jnp.int32)
+        return prefix_cache.extend(given, state, i, units), fits
+    return state._replace(kv=state.kv + more), fits
 
 
 def own_units(given: Given, i: Int, tokens: Float) -> Float:
@@ -84,6 +90,8 @@ def own_units(given: Given, i: Int, tokens: Float) -> Float:
 
 def held_units(given: Given, state: State, i: Int) -> Float:
     """Units that a running request holds which is in no batch in flight."""
+    if state.cache is not None:
+        return read_once(state.cache.units, i).astype(jnp.float64)
     rules, sequences = given.rules, state.sequences
     cohort, target = read_once(sequences.cohort, i), read_once(sequences.target, i)
     elapsed = read(state.cohorts.step, jnp.maximum(cohort, 0)) - read_once(sequences.since, i) + state.batch.grown
@@ -125,6 +133,10 @@ def preempt(given: Given, state: State, i: Int) -> State:
         left = read_once(state.sequences.target, i) - read_once(state.sequences.computed, i)
     # The condition always holds. It makes every write below depend on what was read above (``common.rings``).
     kv, i = state.kv - held, jnp.where((held >= 0.0) & (left < 1 << 30), i, NONE)
+    if state.cache is None:
+        state = state._replace(kv=kv)
+    else:
+        state = prefix_cache.release(given, state, i, True)
     state = leave(given, state, i, True)
     sequences, requests = state.sequences, given.requests
     known = known_tokens(given, i, read_once(sequences.generated, i)).astype(jnp.int32)
@@ -135,7 +147,6 @@ def preempt(given: Given, state: State, i: Int) -> State:
         again = state.tally.again + known - kept - jnp.maximum(left, 0)
         state = state._replace(tally=state.tally._replace(again=again, waiting_units=waiting_units))
     state = state._replace(
-        kv=kv,
         sequences=sequences._replace(
             target=write(sequences.target, i, known), computed=write(sequences.computed, i, kept)
         ),

@@ -22,6 +22,7 @@ from jax import lax
 
 from evaluator.cost.iteration import alike_steps, decode_growth, share_touched
 from evaluator.cost.quantities import raised
+from evaluator.stations.engine.any_order import prefix_cache
 from evaluator.stations.engine.any_order.batch import Scheduled, form_batch, scheduled
 from evaluator.stations.engine.any_order.cohorts import steps_done
 from evaluator.stations.engine.any_order.landing import Landing, land
@@ -90,7 +91,21 @@ def alike_iterations(given: Given, state: State, batch: Scheduled, most: Float) 
     first = 0 if given.structure.cohorts() == 1 else state.at_rest * given.structure.ring // WORD
     to_event = steps_to_event(state.rings.events, steps_done(given, state), given.structure.ring, first)
     alone = (formed.prompts.tokens == 0) & (formed.admitted == 0) & ~formed.short
+    if state.cache is not None:  # what the head of the waiting queue finds there may change with every step
+        seat = state.running_count < given.limits.max_num_seqs
+        alone = alone & ~(waits & seat & ~given.limits.policy.drain_first)
     return jnp.where(alone, jnp.minimum(most, to_event), 1)
+
+
+def _take_steps(given: Given, state: State, steps: Int) -> State:
+    """The blocks that decodes take and name in a leap of so many steps; those of the first have theirs."""
+    step = steps_done(given, state)
+
+    def take(carry: tuple[Int, State]) -> tuple[Int, State]:
+        ahead, state = carry
+        return ahead + 1, prefix_cache.take_step(given, state, step + ahead, jnp.ones((), bool))
+
+    return lax.while_loop(lambda carry: carry[0] < steps, take, (jnp.int32(1), state))[1]
 
 
 def _trip(given: Given, state: State) -> State:
@@ -111,6 +126,8 @@ def _trip(given: Given, state: State) -> State:
     idle = ~batch.there & ~state.batch.preempted
     clock = jnp.where(idle, next_arrival(given, state.waiting), end_s)
     stuck = idle & (any_waiting(given, state) | (clock == jnp.inf))
+    if state.cache is not None:
+        state = _take_steps(given, state, steps)
     kv = jnp.where(batch.there, usage.kv, state.kv)
     cost, tokens = given.pipeline_ranks[0], batch.sums.decodes + batch.sums.prefill_tokens
     state = state._replace(
@@ -152,6 +169,7 @@ def result_of(final: State) -> LaneResult:
         experts_touched=final.experts_touched,
         peaks=final.peaks,
         itl_histogram=final.itl_histogram,
+        hit_tokens=None if final.cache is None else final.cache.hit_tokens[:-1],
     )
 
 

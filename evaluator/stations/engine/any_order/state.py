@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from evaluator.stations.engine.any_order.cache import Cache, initial_cache
 from evaluator.stations.engine.any_order.chains import Chain
 from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.common import histogram
@@ -38,6 +39,7 @@ from evaluator.stations.engine.common.arrays import (
     StepLists,
     TimeHeap,
 )
+from evaluator.stations.engine.common.calendar import Calendar
 from evaluator.stations.engine.common.leap import no_peaks
 from evaluator.stations.engine.common.prompts import PromptSums
 from evaluator.stations.engine.common.rings import NONE, WORD
@@ -67,7 +69,7 @@ class Tally(NamedTuple):
     """What a trip has changed of what a router may count of a replica (``routing.record.COUNTERS``)."""
 
     completed: Float  # prompts that have come to their end: a token each
-    again: Float  # tokens that preempted requests have to compute once more
+    again: Float  # tokens that preempted requests have to compute once more, less those found in a prefix cache
     waiting_units: Float  # KV units that the waiting requests will hold, more than before
     left_context: Float  # tokens of prompts and outputs of the requests that have finished
 
@@ -186,6 +188,8 @@ class State(NamedTuple):
     itl_histogram: Bins
     paces: Paces | None = None  # of a pipeline that runs by itself
     tally: Tally | None = None  # None for a single replica: there is no router that asks
+    cache: Cache | None = None  # None without a prefix cache
+    calendar: Calendar | None = None  # of users who think about answers: when they send which request
 
 
 def no_batch() -> Batch:
@@ -222,6 +226,8 @@ def initial_state(given: Given) -> State:
         itl_histogram=jnp.zeros(histogram.BINS),
         paces=_initial_paces(given),
         tally=no_tally() if several else None,
+        cache=initial_cache(given),
+        calendar=None if given.talks is None else Calendar.empty(slots),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from evaluator.stations.engine.any_order.heap import enter, replace_first
 from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.state import Line, Sequences, State, Waiting
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
+from evaluator.stations.engine.common.calendar import Calendar
 from evaluator.stations.engine.common.rings import NONE, read, read_once, write
 
 
@@ -109,11 +110,25 @@ def deliver(given: Given, waiting: Line, i: Int, first_s: Float, end_s: Float, o
     The engine is done with it at ``end_s``; the frontend takes some time, and iterations of the request's mean length
     (``simulation.frontend``). Answers may overtake each other on the way, so that their times are in a heap.
     """
-    rules, output = given.rules, read(given.requests.output_tokens, i)
-    gap_s = (end_s - first_s) / jnp.maximum(output - 1, 1)
-    at_s = end_s + (rules.frontend_s + rules.lookahead_steps * gap_s)
+    at_s = seen_s(given, i, first_s, end_s)
     entered = jnp.where(on, at_s, jnp.inf)  # behind all others, where the size will not count it
     return waiting._replace(due=enter(waiting.due, waiting.due_size, entered), due_size=waiting.due_size + on)
+
+
+def seen_s(given: Given, i: Int, first_s: Float, end_s: Float) -> Float:
+    """When the answer to request ``i``, which the engine has given from ``first_s`` to ``end_s``, is with its user."""
+    rules, output = given.rules, read(given.requests.output_tokens, i)
+    gap_s = (end_s - first_s) / jnp.maximum(output - 1, 1)
+    return end_s + (rules.frontend_s + rules.lookahead_steps * gap_s)
+
+
+def answer(given: Given, calendar: Calendar, i: Int, first_s: Float, end_s: Float, on: Flag) -> Calendar:
+    """Of users who think about answers, if ``on``: when the one of request ``i`` sends the next, if there is one."""
+    assert given.talks is not None
+    following = read(given.talks.following, i)
+    on = on & (following >= 0)
+    due_s = seen_s(given, i, first_s, end_s) + read(given.talks.think_s, jnp.where(on, following, i))
+    return calendar.enter(due_s, following, on)
 
 
 def take_due(waiting: Line, on: Flag) -> Line:

@@ -6,9 +6,10 @@ inside, ``lax.map`` or ``vmap`` takes it away. Inputs may be NumPy arrays, every
 The axes: ``request`` is the number of request slots of the lane, ``ring`` the number of steps in a ring, ``cohort``
 the number of cohorts (sequences that decode together; 1 in the program for arrivals in order), ``rank`` the number of
 pipeline ranks, ``branch`` the most branches of a request, ``replica`` the most replicas of a lane in which several run
-together, ``counter`` the number of things that their router may count, ``bin`` and ``peak`` the lengths of the
-histogram of gaps and of the peaks of a fitted cost. The ``+ 1`` is the padding cell that masked writes go to, see
-``rings``.
+together (else 1), ``counter`` the number of things that their router may count, ``bin`` and ``peak`` the lengths of the
+histogram of gaps and of the peaks of a fitted cost. Of a prefix cache ``name`` and ``block`` are the contents and the
+blocks of a replica, ``holding`` the blocks that all requests hold one after the other, ``source`` the sources of text.
+The ``+ 1`` is the padding cell that masked writes go to, see ``rings``.
 
 The second part of each annotation is dtype and shape as text, which a test reads to check what the loop carries.
 """
@@ -27,6 +28,7 @@ FloatPerRequest = Annotated[Any, "float64", "request + 1"]
 IntPerRequest = Annotated[Any, "int32", "request + 1"]
 IntPerBranch = Annotated[Any, "int32", "(request + 1) * branch"]
 RequestTimes = Annotated[Any, "float64", "request"]  # in results, without the padding cell
+RequestTokens = Annotated[Any, "int32", "request"]
 
 IntPerCohort = Annotated[Any, "int32", "cohort"]
 FloatPerCohort = Annotated[Any, "float64", "cohort"]
@@ -49,6 +51,12 @@ StepLists = Annotated[Any, "int32", "cohort * ring + 1"]  # first request of a l
 StepCounts = Annotated[Any, "int64", "cohort * ring + 1"]  # tagged counts, see ``rings.tagged_add``
 
 TimeHeap = Annotated[Any, "float64", "request + 2"]
+CodeHeap = Annotated[Any, "int64", "request + 2"]
 Heap = Annotated[Any, "int64", "request + 2"]  # priority << 32 | request; both children of an entry are read
 Bins = Annotated[Any, "float64", "bin"]
 Peaks = Annotated[Any, "float64", "peak"]
+
+IntPerName = Annotated[Any, "int32", "name * replica + 1"]
+IntPerBlock = Annotated[Any, "int32", "block * replica + replica"]  # with a sentinel for each replica
+IntPerHolding = Annotated[Any, "int32", "holding"]
+IntPerSource = Annotated[Any, "int32", "source"]

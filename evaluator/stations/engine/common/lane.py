@@ -19,6 +19,7 @@ from evaluator.stations.engine.common.arrays import (
     IntPerRequest,
     Peaks,
     RequestTimes,
+    RequestTokens,
 )
 
 
@@ -77,6 +78,7 @@ class LaneResult(NamedTuple):
     experts_touched: Float  # sum over iterations of the fraction of experts touched; 0 without experts
     peaks: Peaks  # largest of each of ``quantities.PEAKS`` under a fitted cost; empty under the roofline
     itl_histogram: Bins  # gaps between tokens, see ``histogram``
+    hit_tokens: RequestTokens | None = None  # prompt tokens found in the prefix cache; None: there is none
 
 
 Lanes = TypeVar("Lanes")

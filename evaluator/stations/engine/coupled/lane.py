@@ -7,6 +7,7 @@ from typing import NamedTuple
 from evaluator.stations.engine.any_order.lane import Given, Lane
 from evaluator.stations.engine.common.arrays import Int, IntPerRequest, RequestReplicas
 from evaluator.stations.engine.common.lane import LaneResult
+from evaluator.stations.engine.coupled.caches import ByPrefix
 
 NO_COUNTER = -1
 """In place of a counter: the router is independent of the state, and ``assigned`` says where requests go."""
@@ -19,6 +20,7 @@ class Pool(NamedTuple):
     replicas: Int  # at most those of the structure
     counter: Int  # number in ``routing.record.COUNTERS`` of what the router wants least of, or NO_COUNTER
     assigned: IntPerRequest  # with NO_COUNTER: the replica of each request, in the order in which they are sent
+    by_prefix: ByPrefix | None = None  # with prefix caches
 
 
 class GivenPool(NamedTuple):
@@ -28,6 +30,7 @@ class GivenPool(NamedTuple):
     replicas: Int
     counter: Int
     assigned: IntPerRequest
+    by_prefix: ByPrefix | None = None
 
 
 class PoolResult(NamedTuple):

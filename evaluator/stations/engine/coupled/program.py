@@ -80,7 +80,8 @@ def _trip(pool: GivenPool, fleet: Fleet) -> Fleet:
 def _land(pool: GivenPool, fleet: Fleet) -> Fleet:
     """The first flight that ends now: its tokens are handed out, and finished requests leave."""
     r = fleet.next_replica
-    fleet = grow_to(pool, fleet, r, jnp.where(pool.given.rules.on_demand, read(fleet.flights.iterations, r), 0.0))
+    grows = pool.given.rules.on_demand if fleet.caches is None else True
+    fleet = grow_to(pool, fleet, r, jnp.where(grows, read(fleet.flights.iterations, r), 0.0))
     flight = jax.tree.map(lambda column: read(column, r), fleet.flights)
     before = _account(pool.given, replica_at_hand(fleet, r), flight)
     state = land(pool.given, before, _landing(pool.given, before, flight))

@@ -9,12 +9,14 @@ from evaluator.routing import COUNTERS
 from evaluator.stations.engine.any_order.cohorts import known_tokens
 from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.preemption import growth_at
-from evaluator.stations.engine.any_order.state import Line
+from evaluator.stations.engine.any_order.prefix_cache import take_step
+from evaluator.stations.engine.any_order.state import Line, State
 from evaluator.stations.engine.any_order.waiting import come_in, take_due
 from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int
 from evaluator.stations.engine.common.rings import read, read_once, write
+from evaluator.stations.engine.coupled.caches import choose_by_prefix
 from evaluator.stations.engine.coupled.lane import GivenPool
-from evaluator.stations.engine.coupled.state import Fleet, ends_at
+from evaluator.stations.engine.coupled.state import Fleet, ends_at, put_back, replica_at_hand
 
 BY_TOKEN = tuple(
     {"work_tokens": -1.0, "output_tokens": -1.0, "context_tokens": 1.0}.get(name, 0.0) for name in COUNTERS
@@ -38,6 +40,8 @@ def next_arrival(pool: GivenPool, fleet: Fleet) -> Float:
     """When the next request is sent; infinite if none will be before another has finished."""
     i, waiting, given = fleet.arrived, fleet.state.waiting, pool.given
     assert isinstance(waiting, Line)
+    if given.talks is not None:
+        return jnp.maximum(_next_of_talks(pool, fleet)[0], fleet.state.clock)
     at_s, comes = read(given.requests.arrival_s, i), i < waiting.released
     if given.structure.frontend:
         first_due = read_once(waiting.due, jnp.minimum(waiting.due_size, 0))
@@ -46,17 +50,42 @@ def next_arrival(pool: GivenPool, fleet: Fleet) -> Float:
     return jnp.where(comes & (i < given.limits.requests), jnp.maximum(at_s, fleet.state.clock), jnp.inf)
 
 
+def _next_of_talks(pool: GivenPool, fleet: Fleet) -> tuple[Float, Int, Flag]:
+    """(when the next request is sent, which one, whether it follows another) by users who think about answers."""
+    talks, calendar = pool.given.talks, fleet.state.calendar
+    assert talks is not None and calendar is not None
+    opens = fleet.opened < talks.openings
+    first = read(talks.opening, fleet.opened)
+    opens_s = jnp.where(opens, read(pool.given.requests.arrival_s, first), jnp.inf)
+    due_s, code = calendar.first()
+    due = code.astype(jnp.int32)
+    sooner = (due_s < opens_s) | ((due_s == opens_s) & (due < first))
+    return jnp.minimum(due_s, opens_s), jnp.where(sooner, due, first), sooner
+
+
+def _next_request(pool: GivenPool, fleet: Fleet) -> tuple[Fleet, Int]:
+    """The request that is sent now, and the fleet where it is no longer due."""
+    state, waiting, i = fleet.state, fleet.state.waiting, fleet.arrived
+    if state.calendar is not None:
+        _, i, follows = _next_of_talks(pool, fleet)
+        state = state._replace(calendar=state.calendar.without_first(follows))
+        return fleet._replace(state=state, opened=fleet.opened + ~follows), i
+    if isinstance(waiting, Line) and pool.given.structure.frontend:
+        fleet = fleet._replace(state=state._replace(waiting=take_due(waiting, i >= waiting.released)))
+    return fleet, i
+
+
 def send(pool: GivenPool, fleet: Fleet) -> Fleet:
     """The next request is sent at the time of the clock: it comes into the queue of the replica chosen for it.
 
     A leap under way there, which would keep it waiting, ends with the iteration under way. In a pipeline nothing leaps.
     """
-    given, i = pool.given, fleet.arrived
-    waiting = fleet.state.waiting
-    if isinstance(waiting, Line) and given.structure.frontend:
-        fleet = fleet._replace(state=fleet.state._replace(waiting=take_due(waiting, i >= waiting.released)))
-    fleet = count_kv(pool, fleet, pool.counter == KV) if fleet.pipelines is None else fleet
-    r = _choice(pool, fleet)
+    given = pool.given
+    fleet, i = _next_request(pool, fleet)
+    if fleet.pipelines is None:
+        fleet = count_kv(pool, fleet, pool.counter == KV)
+        fleet = fleet if pool.by_prefix is None else catch_up(pool, fleet, pool.by_prefix.chosen)
+    r = _choice(pool, fleet, i)
     empty = read(fleet.rows.first, r) < 0
     fleet = _come_in(fleet, i, r)
     output, context = read(given.requests.output_tokens, i), known_tokens(given, i, 0)
@@ -74,7 +103,7 @@ def send(pool: GivenPool, fleet: Fleet) -> Fleet:
     return fleet._replace(
         counts=add_counts(fleet.counts, r, more),
         touched=fleet.touched.push(r, room),
-        arrived=i + 1,
+        arrived=fleet.arrived + 1,
         replica=write(fleet.replica, i, r),
     )
 
@@ -87,8 +116,10 @@ def has_room(given: Given, fleet: Fleet, r: Int) -> Flag:
     return read(pipelines.sent, r) - read(pipelines.landed, r) < given.structure.pipeline_ranks
 
 
-def _choice(pool: GivenPool, fleet: Fleet) -> Int:
-    """The replica of the next request; the first of several with as little."""
+def _choice(pool: GivenPool, fleet: Fleet, i: Int) -> Int:
+    """The replica of request ``i``, which is sent now; the first of several with as little."""
+    talks = pool.given.talks
+    at = i if talks is None else jnp.where(talks.in_turn, fleet.arrived, i)
 
     def least() -> Int:
         flights, counter = fleet.flights, pool.counter
@@ -103,7 +134,12 @@ def _choice(pool: GivenPool, fleet: Fleet) -> Int:
         there = jnp.arange(len(load), dtype=jnp.int32) < pool.replicas
         return jnp.argmin(jnp.where(there, load, jnp.inf)).astype(jnp.int32)
 
-    return lax.cond(pool.counter >= 0, least, lambda: read(pool.assigned, fleet.arrived))
+    r = lax.cond(pool.counter >= 0, least, lambda: read(pool.assigned, at))
+    by, caches = pool.by_prefix, fleet.caches
+    if by is None or caches is None:
+        return r
+    having = choose_by_prefix(pool.given, fleet.state, caches, fleet.counts, by, i, pool.replicas)
+    return jnp.where(by.chosen, having, r)
 
 
 def _come_in(fleet: Fleet, i: Int, r: Int) -> Fleet:
@@ -132,7 +168,11 @@ def cut_short(fleet: Fleet, r: Int, on: Flag) -> Fleet:
 
 def count_kv(pool: GivenPool, fleet: Fleet, on: Flag) -> Fleet:
     """The KV of every replica as of the iteration under way, if ``on``."""
-    on = on & pool.given.rules.on_demand
+    return catch_up(pool, fleet, on & pool.given.rules.on_demand)
+
+
+def catch_up(pool: GivenPool, fleet: Fleet, on: Flag) -> Fleet:
+    """Every replica's KV as of the iteration under way, and with prefix caches its blocks, if ``on``."""
 
     def count_one(carry: tuple[Int, Fleet]) -> tuple[Int, Fleet]:
         r, fleet = carry
@@ -149,6 +189,8 @@ def grow_to(pool: GivenPool, fleet: Fleet, r: Int, until: Float) -> Fleet:
 
     With KV on demand, decodes take more of it in every step after the first, which had it when the batch was formed.
     """
+    if fleet.caches is not None:
+        return _take_blocks(pool, fleet, r, until)
     given, flights, state = pool.given, fleet.flights, fleet.state
     step, first_s, slope_s = read(state.cohorts.step, r), read(flights.first_s, r), read(flights.slope_s, r)
 
@@ -164,3 +206,21 @@ def grow_to(pool: GivenPool, fleet: Fleet, r: Int, until: Float) -> Fleet:
         rows=fleet.rows._replace(kv=write(fleet.rows.kv, r, kv)),
         flights=flights._replace(seen=write(flights.seen, r, seen)),
     )
+
+
+def _take_blocks(pool: GivenPool, fleet: Fleet, r: Int, until: Float) -> Fleet:
+    """The same in a prefix cache: the decodes take blocks and name those that they fill, whether KV is reserved or not.
+
+    Of reserved KV the integral is taken at the end of the leap (``program._account``).
+    """
+    given, flights, state = pool.given, fleet.flights, replica_at_hand(fleet, r)
+    step, first_s, slope_s = read(state.cohorts.step, r), read(flights.first_s, r), read(flights.slope_s, r)
+
+    def take(carry: tuple[Float, State]) -> tuple[Float, State]:
+        seen, state = carry
+        state = take_step(given, state, step + seen.astype(jnp.int32), seen < until)
+        grown = jnp.where(given.rules.on_demand, state.kv * (first_s + slope_s * seen), 0.0)
+        return seen + 1.0, state._replace(kv_unit_s=state.kv_unit_s + grown)
+
+    seen, state = lax.while_loop(lambda carry: carry[0] < until, take, (read(flights.seen, r), state))
+    return put_back(fleet, r, state)._replace(flights=flights._replace(seen=write(flights.seen, r, seen)))

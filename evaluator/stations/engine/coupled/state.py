@@ -31,6 +31,7 @@ from evaluator.stations.engine.common.arrays import (
     IntPerRequest,
 )
 from evaluator.stations.engine.common.rings import NONE, read, write
+from evaluator.stations.engine.coupled.caches import CacheRows, cache_at_hand, no_rows, rows_put_back
 
 
 class Rows(NamedTuple):
@@ -134,6 +135,8 @@ class Fleet(NamedTuple):
     ending: Flag  # what ends at the time of the clock has still to be looked for
     arrived: Int  # requests sent so far
     replica: IntPerRequest
+    caches: CacheRows | None = None  # None: no prefix caches
+    opened: Int | None = None  # of users who think about answers: requests sent so far that follow no other
 
 
 def initial_fleet(given: Given) -> Fleet:
@@ -154,6 +157,8 @@ def initial_fleet(given: Given) -> Fleet:
         ending=jnp.zeros((), bool) | True,
         arrived=jnp.int32(0),
         replica=jnp.full(given.requests.arrival_s.shape, NONE, jnp.int32),
+        caches=no_rows(given),
+        opened=None if given.talks is None else jnp.int32(0),
     )
 
 
@@ -202,6 +207,7 @@ def replica_at_hand(fleet: Fleet, r: Int) -> State:
         looked_at=rows.looked_at,
         kv=rows.kv,
         tally=no_tally(),
+        cache=cache_at_hand(state.cache, fleet.caches, r),
     )
 
 
@@ -227,7 +233,8 @@ def put_back(fleet: Fleet, r: Int, state: State) -> Fleet:
             flights=state.flights, free_s=state.free_s, prefill_tokens=row(pipelines.prefill_tokens, r),
         )  # fmt: skip
         pipelines = jax.tree.map(lambda column, value: write_row(column, r, value), pipelines, new)
-    return fleet._replace(state=state, rows=rows, pipelines=pipelines)
+    caches = rows_put_back(fleet.caches, state.cache, r)
+    return fleet._replace(state=state, rows=rows, pipelines=pipelines, caches=caches)
 
 
 def row(column: Array, r: Int) -> Array:

@@ -15,27 +15,33 @@ from evaluator.device import configure
 from evaluator.policies import policy as policy_named
 from evaluator.reference import Limits, Outcome, Request, simulate
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests
-from evaluator.stations.engine.any_order import KvUnits, Lane, Rules, Structure, run_lanes
+from evaluator.stations.engine.any_order import CacheShape, Content, KvUnits, Lane, Rules, Structure, run_lanes
 from tests.reference.build import random_cost
 from tests.stations.engine.in_order import build as in_order
 from tests.stations.engine.in_order.build import OPEN, RING, cut, policy_of, requests_of
 
 CHUNKING = ("chunked", "sarathi")
+CACHE = CacheShape(names=1 << 15, blocks=1 << 14, held=1 << 15, due=16)
 POLICIES = ("static", "continuous", "mixed", "orca", *CHUNKING)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What the cases of one compiled structure have in common. ``peaks``: half of them are of LightLLM."""
+    """What the cases of one compiled structure have in common. ``peaks``: half of them are of LightLLM.
+
+    ``cached``: replicas have a prefix cache.
+    """
 
     windowed: bool = False
     experts: bool = False
     pipeline_ranks: int = 1
     peaks: bool = False
+    cached: bool = False
 
     @property
     def structure(self) -> Structure:
-        return Structure(RING, self.windowed, self.pipeline_ranks, self.peaks)
+        cache = CACHE if self.cached else None
+        return Structure(RING, self.windowed, self.pipeline_ranks, self.peaks, cache=cache)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +52,7 @@ class Case:
     costs: tuple[IterationCost, ...]
     shared_units: np.ndarray  # of each request's prefix
     layout: KvLayout | None = None
+    contents: tuple[tuple[int, ...], ...] = ()  # of the requests, with a prefix cache: what is in their first blocks
 
     @property
     def kv(self) -> KvLayout:
@@ -93,10 +100,57 @@ def random_case(seed: int, kind: Kind) -> Case:
     return Case(drawn, (case.cost, *more), shared, layout)
 
 
+def random_cached_case(seed: int, kind: Kind) -> Case:
+    """A random case of replicas with a prefix cache: sessions, or prompts whose blocks are drawn from two, or both."""
+    given, rng = random_case(seed, kind), np.random.default_rng([seed, 7])
+    case, limits = given.case, given.case.limits
+    prompt, output = case.prompt_tokens, case.output_tokens
+    if rng.random() < 0.4:  # a prompt ends where a block does, or one token off
+        prompt = np.maximum(prompt // limits.block_tokens * limits.block_tokens + rng.integers(-1, 2, len(prompt)), 1)
+    units = -(-(prompt + output - 1) // limits.block_tokens)
+    longest = int((prompt + output).max())
+    budget = limits.max_num_batched_tokens
+    if case.policy not in CHUNKING:
+        budget = max(budget, longest + (40 if case.policy in ("mixed", "orca") else 0))
+    capacity = int(units.max() * rng.uniform(1, rng.choice([1.5, 3, 6]))) + limits.watermark_units
+    limits = replace(
+        limits, max_num_batched_tokens=budget, kv_units=capacity, units_of_blocks=None, prefix_caching=True
+    )
+    whole = (prompt + output - 1) // limits.block_tokens
+    known = np.where(rng.random(len(prompt)) < 0.5, whole, prompt // limits.block_tokens)
+    session, first = rng.integers(0, rng.integers(1, 8), len(prompt)), rng.integers(0, 3)
+    drawn = rng.random() < 0.3
+    contents = tuple(
+        tuple(rng.integers(0, 2, count).tolist()) if drawn else (*(-1,) * first, *(one,) * count)[:count]
+        for one, count in zip(session.tolist(), known.tolist(), strict=True)
+    )
+    case = replace(case, prompt_tokens=prompt, compute_tokens=prompt, kv_units=units, resident=False, limits=limits)
+    return Case(case, given.costs, 0 * units, None, contents)
+
+
 @cache
 def random_cases(kind: Kind, count: int) -> list[Case]:
     """``count`` random cases of one structure."""
-    return [random_case(seed, kind) for seed in range(count)]
+    return [(random_cached_case if kind.cached else random_case)(seed, kind) for seed in range(count)]
+
+
+def _content_of(given: Case, slots: int) -> Content:
+    """Numbers for the contents, each block a source of its own; blocks whose content is not known are like no other."""
+    names: dict[tuple[int, int], int] = {}
+    sources: list[int] = []
+    columns = np.zeros((4, slots + 1), np.int32)
+    own = CACHE.names - 1
+    for i, (content, units) in enumerate(zip(given.contents, given.case.kv_units.tolist(), strict=True)):
+        own -= max(units - len(content), 0)
+        columns[:, i] = len(sources), len(content), own - len(content), given.case.kv_units[:i].sum()
+        before = -1
+        for one in content:
+            before = names.setdefault((before, one), len(names))
+            sources.append(before)
+    assert len(names) <= own and len(sources) <= CACHE.held
+    padded = np.zeros(CACHE.held, np.int32)
+    padded[: len(sources)] = sources
+    return Content(padded, columns[0], columns[1], np.int32(1), columns[2], columns[3])
 
 
 def _lane_of(given: Case, slots: int) -> Lane:
@@ -122,7 +176,7 @@ def _lane_of(given: Case, slots: int) -> Lane:
     )
     shared = np.zeros(slots + 1, np.int32)
     shared[: len(given.shared_units)] = given.shared_units
-    return Lane(given.costs, lane_limits, rules, shared)
+    return Lane(given.costs, lane_limits, rules, shared, _content_of(given, slots) if given.contents else None)
 
 
 def stacked(cases: Sequence[Case], slots: int = 0, padding: int = 0) -> tuple[Lane, Requests]:
@@ -140,7 +194,7 @@ def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, **sha
     """The engine's results, one per case, cut to the case's requests; ``shape`` as for ``stacked``."""
     configure()
     found = jax.tree.map(np.asarray, run_lanes(*stacked(cases, **shape), kind.structure, vectorise))
-    results = (LaneResult(*(field[lane] for field in found)) for lane in range(len(cases)))
+    results = (jax.tree.map(lambda field, lane=lane: field[lane], found) for lane in range(len(cases)))
     return [cut(result, len(given.case.arrival_s)) for result, given in zip(results, cases, strict=True)]
 
 
@@ -151,6 +205,8 @@ def run_reference(given: Case) -> Outcome:
     rows = zip(*(column.tolist() for column in columns), strict=True)
     shared = given.shared_units.tolist()
     requests = [Request(number, *row, shared_units=shared[number]) for number, row in enumerate(rows)]
+    for request, content in zip(requests, given.contents, strict=False):
+        request.content = content
     return simulate(
         given.costs, case.policy, case.limits, requests, users=case.users, window=case.window or None, tokens=True
     )

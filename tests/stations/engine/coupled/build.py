@@ -11,10 +11,9 @@ import numpy as np
 
 from evaluator.device import configure
 from evaluator.reference import Outcome, Request, simulate
-from evaluator.routing import COUNTERS, Choice, HeavyLight, Sent, assign, router_of, stream
-from evaluator.stations.engine import LaneResult
+from evaluator.routing import COUNTERS, Choice, HeavyLight, PrefixAware, Sent, assign, router_of, stream
 from evaluator.stations.engine.any_order import Structure
-from evaluator.stations.engine.coupled import NO_COUNTER, Pool, PoolResult, run_pools
+from evaluator.stations.engine.coupled import NO_COUNTER, ByPrefix, Pool, PoolResult, run_pools
 from tests.reference.build import CHOICES, random_cost
 from tests.stations.engine.any_order import build as any_order
 from tests.stations.engine.any_order.build import Kind
@@ -56,7 +55,7 @@ def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
     happens at the same time as something else.
     """
     rng = np.random.default_rng([seed, 77])
-    one = any_order.random_case(seed, kind)
+    one = (any_order.random_cached_case if kind.cached else any_order.random_case)(seed, kind)
     replicas = int(rng.integers(1, MOST + 1))
     limits, users = replace(one.case.limits, packing="fcfs"), one.case.users
     users = users and max(1, int(users * rng.choice([0.5, 1, replicas])))
@@ -64,6 +63,8 @@ def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
     choice = CHOICES[int(rng.integers(len(CHOICES)))]
     if isinstance(choice, HeavyLight):
         choice = HeavyLight(int(rng.integers(1, 100)), int(rng.integers(1, replicas + 1)))
+    if kind.cached and rng.random() < 0.5:
+        choice = PrefixAware(float(rng.choice([0.0, 0.3, 0.8])), int(rng.choice([0, 2, 64])), float(rng.choice([1, 2])))
     case, costs = replace(one.case, limits=limits, users=users, arrival_s=arrival_s), one.costs
     if rng.random() < 1 / 3:
         free = random_cost(rng, experts=kind.experts, windowed=kind.windowed, scale=0.0)
@@ -85,9 +86,12 @@ def stacked(cases: Sequence[Case], slots: int = 0, padding: int = 0) -> tuple[Po
     width = requests.arrival_s.shape[1]
     assigned = np.zeros((len(cases) + padding, width), np.int32)
     counters = np.full(len(cases) + padding, NO_COUNTER, np.int32)
+    prefixes = np.zeros((4, len(cases) + padding))
     for row, given in enumerate(cases):
         router, prompts = router_of(given.router), given.one.case.prompt_tokens
-        if router.counts is None:
+        if isinstance(given.router, PrefixAware):
+            prefixes[:, row] = 1, given.router.threshold, given.router.imbalance, given.router.imbalance_ratio
+        elif router.counts is None:
             sent = Sent(prompts, given.replicas, stream(given.seed))
             assigned[row, : len(prompts)] = assign(given.router, sent)
         else:
@@ -95,7 +99,8 @@ def stacked(cases: Sequence[Case], slots: int = 0, padding: int = 0) -> tuple[Po
     replicas = np.array([given.replicas for given in cases] + [0] * padding, np.int32)
     around = np.array([given.frontend for given in cases] + [(0.0, 0.0)] * padding)
     lanes = lanes._replace(rules=lanes.rules._replace(frontend_s=around[:, 0], lookahead_steps=around[:, 1]))
-    return Pool(lanes, replicas, counters, assigned), requests
+    by_prefix = ByPrefix(prefixes[0] > 0, *prefixes[1:]) if cases[0].one.contents else None
+    return Pool(lanes, replicas, counters, assigned, by_prefix), requests
 
 
 def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, **shape: int) -> list[PoolResult]:
@@ -106,7 +111,7 @@ def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, **sha
     results = []
     for lane, given in enumerate(cases):
         count = len(given.one.case.arrival_s)
-        served = LaneResult(*(field[lane] for field in found.served))
+        served = jax.tree.map(lambda field, lane=lane: field[lane], found.served)
         results.append(PoolResult(cut(served, count), found.replica[lane, :count]))
     return results
 
@@ -118,6 +123,8 @@ def run_reference(given: Case) -> Outcome:
     rows = zip(*(column.tolist() for column in columns), strict=True)
     shared = given.one.shared_units.tolist()
     requests = [Request(number, *row, shared_units=shared[number]) for number, row in enumerate(rows)]
+    for request, content in zip(requests, given.one.contents, strict=False):
+        request.content = content
     return simulate(
         given.one.costs, case.policy, case.limits, requests, replicas=given.replicas, router=given.router,
         seed=given.seed, users=case.users, delay_s=given.delay_s, window=case.window or None, tokens=True,

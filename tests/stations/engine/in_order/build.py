@@ -204,7 +204,8 @@ def run_engine(cases: Sequence[Case], vectorise: bool = False) -> list[LaneResul
 def cut(result: LaneResult, requests: int) -> LaneResult:
     """The result without the slots behind the requests."""
     times = ("scheduled_s", "first_token_s", "last_token_s")
-    return result._replace(**{name: getattr(result, name)[:requests] for name in times})
+    hits = None if result.hit_tokens is None else result.hit_tokens[:requests]
+    return result._replace(**{name: getattr(result, name)[:requests] for name in times}, hit_tokens=hits)
 
 
 def run_reference(case: Case) -> Outcome:

@@ -1,0 +1,96 @@
+"""What is in the blocks of requests, as dense numbers: one for each content together with all that comes before it.
+
+They say the same as ``Sharing.contents``, which gives one number to a source of text: two requests have the same number
+at a place if and only if they have the same sources up to there. Numbers of one source follow one another, so that a
+source is told by its first number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluator.traffic.jobs import Jobs
+from evaluator.traffic.sharing import Sharing
+
+
+@dataclass(frozen=True, eq=False)
+class BlockNames:
+    """The numbers of requests, (request,) in the order in which they were asked for.
+
+    Block ``place`` of a request has ``sources[sources_from + place // each] + place % each`` where ``place`` is below
+    ``told``, and ``own_from + place`` from there on. All are below ``count``.
+    """
+
+    sources: NDArray[np.int64]  # (source,), at least one
+    sources_from: NDArray[np.int64]
+    told: NDArray[np.int64]
+    each: int
+    own_from: NDArray[np.int64]
+    count: int
+
+    def __getitem__(self, at: NDArray | slice) -> BlockNames:
+        """Those of some requests."""
+        return BlockNames(self.sources, self.sources_from[at], self.told[at], self.each, self.own_from[at], self.count)
+
+
+def block_names(jobs: Jobs, block_tokens: int) -> BlockNames:
+    """The numbers of jobs of which something is known. Rates of a sweep share them."""
+    assert jobs.sharing is not None
+    prompt, kv = jobs.demand.prompt_tokens // block_tokens, jobs.demand.kv_tokens // block_tokens
+    return _numbered(jobs.sharing, block_tokens, *(column.tobytes() for column in (jobs.id, prompt, kv)))
+
+
+@lru_cache(maxsize=32)
+def _numbered(sharing: Sharing, block_tokens: int, *columns: bytes) -> BlockNames:
+    ids, prompt, kv = (np.frombuffer(column, dtype=np.int64) for column in columns)
+    return (
+        _hashed(sharing, block_tokens, ids, prompt, kv) if sharing.hashes else _spoken(sharing, block_tokens, ids, kv)
+    )
+
+
+def _spoken(sharing: Sharing, block_tokens: int, ids: NDArray[np.int64], kv: NDArray[np.int64]) -> BlockNames:
+    """Of sessions: a system prompt, where there is one, and behind it all that was said, one number after the other."""
+    assert sharing.session is not None
+    shared = sharing.system_tokens // block_tokens
+    sessions, session = np.unique(sharing.session[ids], return_inverse=True)
+    system = np.zeros_like(ids) if sharing.system is None else sharing.system[ids]
+    prompts, prompt = np.unique(system, return_inverse=True)
+    said = np.zeros(len(sessions), dtype=np.int64)
+    np.maximum.at(said, session, np.maximum(kv - shared, 0))
+    first = len(prompts) * shared + np.cumsum(said) - said
+    return BlockNames(
+        sources=np.arange(len(prompts)) * shared,
+        sources_from=prompt,
+        told=np.full_like(ids, shared),
+        each=max(shared, 1),
+        own_from=first[session] - shared,
+        count=len(prompts) * shared + int(said.sum()),
+    )
+
+
+def _hashed(
+    sharing: Sharing, block_tokens: int, ids: NDArray[np.int64], prompt: NDArray[np.int64], kv: NDArray[np.int64]
+) -> BlockNames:
+    """Of a trace with hashes: they tell of prompts, and outputs are like nothing else."""
+    assert sharing.hashes is not None
+    each = sharing.hash_block_tokens // block_tokens
+    sources = -(-prompt // each)
+    sources_from = np.cumsum(sources) - sources
+    starts = sharing.hashes.offsets[ids]
+    known, number = np.unique(sharing.hashes.values, return_inverse=True)
+    found = np.zeros(max(int(sources.sum()), 1), dtype=np.int64)
+    node, nodes = np.zeros_like(ids), 0  # of what was found so far: node 0 for nothing, those of a level are new
+    for level in range(int(sources.max(initial=0))):
+        there = np.flatnonzero(sources > level)
+        key = node[there] * len(known) + number[starts[there] + level]
+        distinct, place = np.unique(key, return_inverse=True)
+        found[sources_from[there] + level] = nodes + place
+        node[there] = nodes + place
+        nodes += len(distinct)
+    own = np.maximum(kv - prompt, 0)
+    first = nodes * each + np.cumsum(own) - own
+    return BlockNames(found * each, sources_from, prompt, each, first - prompt, nodes * each + int(own.sum()))

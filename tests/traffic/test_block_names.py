@@ -1,0 +1,66 @@
+"""Numbers of contents against the contents themselves: one number where, and only where, all is the same so far."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evaluator.scenario.trace_content import Ragged
+from evaluator.traffic.block_names import block_names
+from evaluator.traffic.jobs import Demand, Jobs
+from evaluator.traffic.requests import Tokens
+from evaluator.traffic.roles import ROLES
+from evaluator.traffic.sharing import Sharing
+
+BLOCK = 4
+
+
+def drawn_jobs(seed: int, hashed: bool) -> Jobs:
+    """Thirty of forty requests: of sessions, with system prompts or without, or with hashes of some words."""
+    rng = np.random.default_rng(seed)
+    prompt, output = rng.integers(1, 90, 40), rng.integers(1, 30, 40)
+    system_tokens = int(rng.choice([0, 3, 4, 21]))
+    if hashed:
+        counts = -(-prompt // 12)
+        sharing = Sharing(
+            session=None, turns=None, feedback=False, system=None, system_tokens=0,
+            hashes=Ragged(rng.integers(-1, 2, counts.sum()), np.cumsum([0, *counts])), hash_block_tokens=12,
+        )  # fmt: skip
+    else:
+        prompt = prompt + system_tokens
+        session = rng.integers(0, 9, 40)
+        sharing = Sharing(
+            session=session, turns=None, feedback=False, system=rng.integers(0, 3, 9)[session],
+            system_tokens=system_tokens, hashes=None, hash_block_tokens=12,
+        )  # fmt: skip
+    nothing = np.zeros(40, dtype=np.int64)
+    demand = Demand.of(Tokens(prompt, output, nothing, nothing), ROLES["mixed"])
+    at = np.sort(rng.permutation(40)[:30])
+    return Jobs(np.arange(40)[at], np.zeros(30), demand[at], np.ones(30, dtype=bool), sharing=sharing)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("hashed", [False, True], ids=["sessions", "hashes"])
+def test_a_number_stands_for_a_content_and_all_before_it(seed, hashed):
+    jobs = drawn_jobs(seed, hashed)
+    names, demand = block_names(jobs, BLOCK), jobs.demand
+    assert jobs.sharing is not None
+    contents = jobs.sharing.contents(jobs.id, demand.prompt_tokens, demand.kv_tokens, BLOCK)
+    number_of: dict[tuple, int] = {}
+    for row, (content, tokens) in enumerate(zip(contents, demand.kv_tokens, strict=True)):
+        whole = tokens // BLOCK
+        places = np.arange(whole)
+        said = names.sources[np.minimum(names.sources_from[row] + places // names.each, len(names.sources) - 1)]
+        found = np.where(places < names.told[row], said + places % names.each, names.own_from[row] + places)
+        assert ((found >= 0) & (found < names.count)).all()
+        so_far: tuple = ()
+        for place in range(whole):
+            so_far = (*so_far, content[place] if place < len(content) else (row, place))
+            assert number_of.setdefault(so_far, int(found[place])) == found[place]
+    assert len(set(number_of.values())) == len(number_of)
+
+
+def test_the_numbers_of_some_requests_are_those_of_all():
+    names = block_names(drawn_jobs(3, True), BLOCK)
+    some = names[np.array([4, 2])]
+    assert some.own_from.tolist() == [names.own_from[4], names.own_from[2]] and some.count == names.count
