@@ -167,6 +167,11 @@ class PipelinePlan:
         """(devices, USD per hour of one) of every pool."""
         return [(pool.replicas * pool.devices, self.price(name)) for name, pool in self.pools.items()]
 
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """Devices of its pools whose price is not known."""
+        return tuple(pool.hardware.name for name, pool in self.pools.items() if self.price(name) is None)
+
     def price(self, name: str) -> float | None:
         """USD per hour of a device of a pool; None: not known."""
         own = self.deployments[name].usd_per_device_hour
