@@ -258,6 +258,17 @@ class Model(TypedDict, total=False):
     """Of this model's requests; as those of the workload if absent."""
 
 
+class Pipeline(TypedDict, total=False):
+    """Pipeline."""
+
+    share: float
+    """Of all requests, relative to the shares of the other pipelines."""
+    lengths: (
+        SourceLengths | TraceLengths | FixedLengths | LognormalLengths | NormalLengths | UniformLengths | ZipfLengths
+    )
+    """Of this pipeline's requests; as those of the workload if absent."""
+
+
 class Workload(TypedDict, total=False):
     """What is asked of the servers."""
 
@@ -296,6 +307,10 @@ class Workload(TypedDict, total=False):
     """What requests have in common: prompts, and their senders."""
     models: Mapping[str, float | Model]
     """Which models the requests ask for: {MODEL: SHARE} or {MODEL: {share: SHARE, lengths: {...}}}."""
+    pipelines: Mapping[str, float | Pipeline]
+    """Which ways through the pipeline the requests take: {NAME: SHARE} or {NAME: {share: SHARE, lengths: {...}}};
+    stages say with only whom they serve.
+    """
 
 
 class Precision(TypedDict, total=False):
@@ -451,8 +466,8 @@ class Router(TypedDict, total=False):
 class Pool(TypedDict, total=False):
     """Pool."""
 
-    role: Literal["mixed", "prefill", "decode"]
-    """Which phases of a request the replicas compute."""
+    role: Literal["mixed", "prefill", "decode", "stage"]
+    """Which phases of a request the replicas compute; stage: none, they serve stages of the pipeline."""
     model: (
         Literal[
             "bloom-176b",
@@ -763,6 +778,190 @@ class Deployment(TypedDict, total=False):
     """How KV comes from the prefill to the decode pools."""
 
 
+class PrefillPipeline(TypedDict, total=False):
+    """Prefill pipeline."""
+
+    stage: Literal["prefill"]
+    """What the stage is."""
+
+
+class DecodePipeline(TypedDict, total=False):
+    """Decode pipeline."""
+
+    stage: Literal["decode"]
+    """What the stage is."""
+    tokens: int
+    """What it gives, such as a call of a tool; the request's output where absent."""
+
+
+class Times(TypedDict, total=False):
+    """Times."""
+
+    mean: float
+    """Mean of a geometric number of rounds, before the clip."""
+    max: int
+    """Most rounds."""
+
+
+class PreprocessPipeline(TypedDict, total=False):
+    """Preprocess pipeline."""
+
+    stage: Literal["preprocess"]
+    """What the stage is."""
+    seconds: float | str
+    """Of every request."""
+    seconds_per_token: float | str
+    """Of every token of the prompt."""
+    servers: int
+    """Requests at a time, first come, first served; any number where absent, or the pool's replicas."""
+    model: (
+        Literal[
+            "bloom-176b",
+            "codellama-34b",
+            "deepseek-r1",
+            "deepseek-v2-lite",
+            "deepseek-v3",
+            "deepseek-v3.2",
+            "glm-4.7",
+            "glm-4.7-flash",
+            "glm-5",
+            "gpt-oss-120b",
+            "gpt-oss-20b",
+            "kimi-k2",
+            "kimi-k2.5",
+            "llama-2-70b",
+            "llama-2-7b",
+            "llama-3.1-405b",
+            "llama-3.1-70b",
+            "llama-3.1-8b",
+            "llama-4-maverick-17b-128e",
+            "llama-4-scout-17b-16e",
+            "llama-4-scout-17b-16e-fp8",
+            "minimax-m2",
+            "mistral-nemo-12b",
+            "mixtral-8x22b",
+            "mixtral-8x7b",
+            "nemotron-h-56b",
+            "qwen2.5-7b",
+            "qwen3-0.6b",
+            "qwen3-14b",
+            "qwen3-235b-a22b",
+            "qwen3-30b-a3b",
+            "qwen3-32b",
+            "qwen3-8b",
+            "qwen3-next-80b-a3b",
+            "qwen3.5-35b-a3b",
+            "qwen3.5-397b-a17b",
+            "yi-34b",
+        ]
+        | str
+        | Mapping[str, Any]
+    )
+    """A small model that reads the prompt on the stage's pool, behind that."""
+    tokens: int
+    """Tokens that are added to the prompt: a template, what was rewritten."""
+    pool: str
+    """A pool of deployment.pools with role stage, on whose devices it runs."""
+    only: str | Sequence[str]
+    """Of workload.pipelines those whose requests pass it; all where absent."""
+    back_to: str
+    """A stage before it, to which requests go back from here."""
+    times: int | Times
+    """How often a request comes here and goes back, before it passes the stage by: a number, or {mean: 2, max: 8}."""
+
+
+class ToolPipeline(TypedDict, total=False):
+    """Tool pipeline."""
+
+    stage: Literal["tool"]
+    """What the stage is."""
+    seconds: float | str
+    """What a call takes, or its mean."""
+    distribution: Literal["fixed", "exponential", "lognormal"]
+    """Of the time of a call; drawn by seed and request."""
+    cv: float
+    """lognormal: coefficient of variation, standard deviation over mean."""
+    servers: int
+    """Calls at a time, first come, first served; any number where absent, or the pool's replicas."""
+    tokens: int
+    """Tokens of what it gives back, which are added to the prompt."""
+    pool: str
+    """A pool of deployment.pools with role stage, on whose devices it runs."""
+    only: str | Sequence[str]
+    """Of workload.pipelines those whose requests pass it; all where absent."""
+    back_to: str
+    """A stage before it, to which requests go back from here."""
+    times: int | Times
+    """How often a request comes here and goes back, before it passes the stage by: a number, or {mean: 2, max: 8}."""
+
+
+class PostprocessPipeline(TypedDict, total=False):
+    """Postprocess pipeline."""
+
+    stage: Literal["postprocess"]
+    """What the stage is."""
+    kind: Literal["detokenise", "guard", "outcome_reward", "process_reward"]
+    """What is done."""
+    seconds: float | str
+    """detokenise: of every request."""
+    seconds_per_token: float | str
+    """detokenise: of every output token."""
+    servers: int
+    """detokenise: answers at a time; any number where absent."""
+    model: (
+        Literal[
+            "bloom-176b",
+            "codellama-34b",
+            "deepseek-r1",
+            "deepseek-v2-lite",
+            "deepseek-v3",
+            "deepseek-v3.2",
+            "glm-4.7",
+            "glm-4.7-flash",
+            "glm-5",
+            "gpt-oss-120b",
+            "gpt-oss-20b",
+            "kimi-k2",
+            "kimi-k2.5",
+            "llama-2-70b",
+            "llama-2-7b",
+            "llama-3.1-405b",
+            "llama-3.1-70b",
+            "llama-3.1-8b",
+            "llama-4-maverick-17b-128e",
+            "llama-4-scout-17b-16e",
+            "llama-4-scout-17b-16e-fp8",
+            "minimax-m2",
+            "mistral-nemo-12b",
+            "mixtral-8x22b",
+            "mixtral-8x7b",
+            "nemotron-h-56b",
+            "qwen2.5-7b",
+            "qwen3-0.6b",
+            "qwen3-14b",
+            "qwen3-235b-a22b",
+            "qwen3-30b-a3b",
+            "qwen3-32b",
+            "qwen3-8b",
+            "qwen3-next-80b-a3b",
+            "qwen3.5-35b-a3b",
+            "qwen3.5-397b-a17b",
+            "yi-34b",
+        ]
+        | str
+        | Mapping[str, Any]
+    )
+    """The guard or reward model, which runs on the stage's pool."""
+    pool: str
+    """A pool of deployment.pools with role stage, on whose devices it runs."""
+    only: str | Sequence[str]
+    """Of workload.pipelines those whose requests pass it; all where absent."""
+    back_to: str
+    """A stage before it, to which requests go back from here."""
+    times: int | Times
+    """How often a request comes here and goes back, before it passes the stage by: a number, or {mean: 2, max: 8}."""
+
+
 class Slo(TypedDict, total=False):
     """Slo."""
 
@@ -807,6 +1006,27 @@ class Scenario(TypedDict, total=False):
     """What is asked of the servers."""
     deployment: Deployment
     """What serves it."""
+    pipeline: (
+        Sequence[
+            Literal["prefill", "decode", "preprocess", "tool", "postprocess"]
+            | PrefillPipeline
+            | DecodePipeline
+            | PreprocessPipeline
+            | ToolPipeline
+            | PostprocessPipeline
+        ]
+        | Mapping[
+            str,
+            Literal["prefill", "decode", "preprocess", "tool", "postprocess"]
+            | PrefillPipeline
+            | DecodePipeline
+            | PreprocessPipeline
+            | ToolPipeline
+            | PostprocessPipeline
+            | None,
+        ]
+    )
+    """The stages that a request passes; prefill and decode where absent."""
     slo: Slo
     """Objectives: bounds in seconds."""
     budget: Budget
