@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.plan import Plan, plan
 from evaluator.scenario import load_scenario
@@ -309,3 +310,16 @@ def test_users_of_a_closed_loop_wait_for_the_last_stage(users):
     for arrival_s, last_token_s in zip(outcomes.arrival_s[0], outcomes.last_token_s[0], strict=True):
         answered = np.sort(last_token_s)
         np.testing.assert_allclose(arrival_s[users:], answered[: len(arrival_s) - users], rtol=1e-12)
+
+
+def test_a_trace_says_which_pipeline_its_requests_take(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,pipeline\n0,10,2,b\n1,20,2,a\n2,30,2,b\n", encoding="utf-8")
+    raw = scenario(workload={"arrivals": {"process": "trace", "file": str(path)}, "warmup_requests": 0})
+    whole = plan(load_scenario(raw), engine="token")
+    walked = whole.walked(whole.members[0])[0]
+    np.testing.assert_array_equal(walked.visits[0].there, [False, True, False])
+    np.testing.assert_array_equal(walked.tokens.prompt_tokens, [10, 220, 30])
+    both = {**raw["workload"], "pipelines": {"a": 1}}
+    with pytest.raises(InputError, match=r"workload\.pipelines: .*t\.csv has a column pipeline, which says it already"):
+        load_scenario({**raw, "workload": both})
