@@ -72,7 +72,7 @@ def test_the_stage_of_the_readme_runs(tmp_path):
         command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
     one, two = map(float, printed.stdout.strip(" []\n").split())
-    assert one == pytest.approx(5 * 0.08**2 / (2 * (1 - 5 * 0.08)), rel=0.2)  # M/D/1
+    assert one == pytest.approx(5 * 0.08**2 / (2 * (1 - 5 * 0.08)), rel=0.1)  # M/D/1
     assert 0 < two < one / 4
 
 
