@@ -86,6 +86,11 @@ class Member:
         return tuple(station for station in self.stations if station.role is not ROLES[STAGE])
 
     @property
+    def staged(self) -> bool:
+        """Whether its requests pass stages beside the LLM; those of a member that cannot run pass none."""
+        return self.pipeline is not None and self.status == OK
+
+    @property
     def unpriced(self) -> tuple[str, ...]:
         """Devices whose price is not known."""
         own = [station.design.hardware.name for station in self.answering if station.usd_per_device_hour is None]

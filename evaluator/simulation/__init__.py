@@ -57,7 +57,7 @@ def stations_of(plan: Plan, group: Group, members: list[Member], observe: Observ
 
     walks: list[list[Walked]] = []
     found: list[Station] = []
-    if members[0].pipeline is not None:
+    if members[0].staged:
         from evaluator.simulation.stages import stage_stations
 
         walks = [plan.walked(member) for member in members]
