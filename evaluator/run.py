@@ -304,7 +304,8 @@ def _joined(members: list[Member], named: Callable[[StationPlan], str]) -> np.nd
 
 def _traced(whole: Plan, path: Path) -> Outcomes:
     """The only configuration of a plan on the reference, with a trace of its first seed."""
-    from evaluator.simulation import simulate_chunk
+    from evaluator.simulation import journey
+    from evaluator.simulation.outcomes import outcomes_of
     from evaluator.simulation.slots import Slot
     from evaluator.simulation.trace import Trace, write_trace
 
@@ -316,9 +317,11 @@ def _traced(whole: Plan, path: Path) -> Outcomes:
             own = iteration.replica if slot.replica < 0 else slot.replica
             trace.add(sum(replicas[: slot.station]) + own, iteration)  # pool after pool
 
-    outcomes = simulate_chunk(whole, whole.groups[0], whole.members, observe)
+    found = journey(whole, whole.groups[0], whole.members, observe)
+    outcomes = outcomes_of(whole.members, found, whole.stage_names)
+    pools = [(station.name, station.deployment.replicas) for station in whole.members[0].stations]
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
-        write_trace(trace.events(outcomes), file)
+        write_trace(trace.events(outcomes, pools, found.legs), file)
     return outcomes
 
 

@@ -90,6 +90,9 @@ def computed(
 
 
 def _are_many(whole: Plan, chunks: list[Chunk]) -> bool:
-    """More requests for the reference than a process takes to start."""
+    """More requests for the reference than a process takes to start, and nothing that only this process knows."""
+    stages = whole.scenario.deployment.pipeline.values()
+    if any(type(stage.parameters).__module__ == "__main__" for stage in stages):
+        return False  # a stage of the script that runs: another process could not import it
     mine = [len(chunk.members) * chunk.group.requests for chunk in chunks if chunk.group.engine == TOKEN]
     return sum(mine) * whole.runs > TOKEN_REQUESTS_PER_CHUNK

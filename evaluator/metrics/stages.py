@@ -31,33 +31,29 @@ class StageTimes:
 
 
 def stage_statistics(
-    names: Sequence[str], stages: Sequence[StageTimes], window: Window, levels: np.ndarray
+    names: Sequence[str], stages: Sequence[StageTimes], window: Window, levels: np.ndarray, configs: int
 ) -> dict[str, np.ndarray]:
     """Waits and service times as of all latencies, (config, stage) and (config, stage, quantile).
 
     ``names`` are the stages of all configurations of a plan; those that these configurations do not have are NaN.
     """
-    if not stages:
-        return {}
-    columns: dict[str, list[np.ndarray | None]] = {}
-    known = {stage.name: stage for stage in stages}
-    for name in names:
-        stage = known.get(name)
-        for variable in ("stage_wait_s", "stage_service_s"):
-            values = None if stage is None else window.cut(getattr(stage, variable.removeprefix("stage_")))
-            one = None if values is None else summary(values, levels)
-            for ending, field in _FIELDS.items():
-                columns.setdefault(variable + ending, []).append(None if one is None else getattr(one, field))
-        utilisation = None if stage is None else over_seeds(stage.utilisation)
-        columns.setdefault("stage_utilisation", []).append(utilisation)
-    return {name: _stacked(column) for name, column in columns.items()}
+    found: dict[str, np.ndarray] = {}
+    if names:
+        shape = (configs, len(names))
+        for variable in TIMES:
+            for ending, statistic in _STATISTICS.items():
+                sizes = shape if "mean" in statistic else (*shape, levels.size)
+                found[variable + ending] = np.full(sizes, np.nan)
+        found["stage_utilisation"] = np.full(shape, np.nan)
+    for stage in stages:
+        place = names.index(stage.name)
+        for variable, values in (("stage_wait_s", stage.wait_s), ("stage_service_s", stage.service_s)):
+            one = summary(window.cut(values), levels)
+            for ending, statistic in _STATISTICS.items():
+                found[variable + ending][:, place] = getattr(one, statistic)
+        found["stage_utilisation"][:, place] = over_seeds(stage.utilisation)
+    return found
 
 
-_FIELDS = {"": "quantiles", "_stderr": "quantiles_stderr", "_mean": "mean", "_mean_stderr": "mean_stderr"}
-
-
-def _stacked(column: Sequence[np.ndarray | None]) -> np.ndarray:
-    """The values of all stages along a second axis."""
-    there = next(values for values in column if values is not None)
-    empty = np.full(there.shape, np.nan)
-    return np.stack([empty if values is None else values for values in column], axis=1)
+TIMES = ("stage_wait_s", "stage_service_s")
+_STATISTICS = {"": "quantiles", "_stderr": "quantiles_stderr", "_mean": "mean", "_mean_stderr": "mean_stderr"}

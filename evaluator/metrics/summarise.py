@@ -173,7 +173,7 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     tpot = summaries["tpot_s"].mean
     result["tok_per_s_per_user"] = np.divide(1.0, tpot, out=np.full(tpot.shape, np.nan), where=tpot > 0)
     result |= _state(outcomes, window, settled)
-    result |= stage_statistics(outcomes.stage_names, outcomes.stages, window, levels)
+    result |= stage_statistics(outcomes.stage_names, outcomes.stages, window, levels, outcomes.status.size)
     return result, parts
 
 

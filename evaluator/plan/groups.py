@@ -109,7 +109,7 @@ def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
 def _route(member: Member) -> tuple[str, ...]:
     """What the way of a request depends on where there are several pools, and what their use is told by."""
     several = member.stations if len(member.stations) > 1 else ()
-    stages = () if member.pipeline is None else member.pipeline.route
+    stages = member.pipeline.route if member.pipeline is not None and member.staged else ()
     return (*(f"{station.role.name} {station.name}" for station in several), f"{member.in_one_loop}", *stages)
 
 

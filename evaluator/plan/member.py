@@ -88,6 +88,17 @@ class Member:
         return tuple(station for station in self.stations if station.role is not ROLES[STAGE])
 
     @property
+    def staged(self) -> bool:
+        """Whether its requests pass stages beside the LLM; those of a member that cannot run pass none."""
+        return self.pipeline is not None and self.status == OK
+
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """Devices whose price is not known."""
+        own = [station.design.hardware.name for station in self.answering if station.usd_per_device_hour is None]
+        return (*own, *(() if self.pipeline is None else self.pipeline.unpriced))
+
+    @property
     def _priced(self) -> list[tuple[int, float | None]]:
         """(devices, USD per hour of one) of all pools; those for stages once, however many stages they serve."""
         own = [(station.devices, station.usd_per_device_hour) for station in self.answering]
@@ -152,6 +163,8 @@ def member(config: int, point: Point, setting: Setting) -> Member:
         found = setting.known[key] = _checked(workload, deployment, setting)
     by_request = setting.engine == REQUEST
     status = found.status
+    if by_request and status == OK and found.pipeline is not None:
+        status = "unsupported: engine request does not cover a pipeline of stages; use engine iteration"
     if by_request and status == OK:
         status = objective_problem(objectives) or OK
     return Member(

@@ -26,6 +26,7 @@ from evaluator.scenario.pipeline_keys import pipeline_problem
 from evaluator.scenario.pools import STAGE, pools_of, stage_pools_of
 from evaluator.scenario.scenario import Geometric
 from evaluator.scenario.unsaid import told
+from evaluator.scenario.workload import pipeline_names
 from evaluator.stages import Batched, Delay, Pass, Shipped, StageKind, StagePool, Step, Visit, Work, kind_of, stage_rng
 from evaluator.traffic.jobs import Demand, Extremes
 from evaluator.traffic.requests import Tokens, cached_by_content, shared_tokens
@@ -180,6 +181,11 @@ class PipelinePlan:
         """(devices, USD per hour of one) of every pool."""
         return [(pool.replicas * pool.devices, self.price(name)) for name, pool in self.pools.items()]
 
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """Devices of its pools whose price is not known."""
+        return tuple(pool.hardware.name for name, pool in self.pools.items() if self.price(name) is None)
+
     def price(self, name: str) -> float | None:
         """USD per hour of a device of a pool; None: not known."""
         own = self.deployments[name].usd_per_device_hour
@@ -303,7 +309,7 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
     if all(stage.of_llm for stage in stages.values()):
         return None
     deployments = stage_pools_of(deployment)
-    names, at = tuple(workload.pipelines), dict[str, int]()
+    names, at = pipeline_names(workload), dict[str, int]()
     found: list[StagePlan] = []
     entries: list[Entry] = []
     for name, stage in stages.items():

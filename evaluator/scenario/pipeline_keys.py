@@ -28,6 +28,7 @@ from evaluator.scenario.pools import stage_pools_of
 from evaluator.scenario.scenario import LLM_STAGES, Deployment, Geometric, Stage, Workload
 from evaluator.scenario.session_keys import fixed_or
 from evaluator.scenario.tables import named, schema_of, variant
+from evaluator.scenario.workload import pipeline_names
 
 SAYS = "What the stage is."
 MOST_ROUNDS = 100
@@ -171,7 +172,7 @@ def _check_loops(stages: Mapping[str, Stage], place: Place) -> None:
 
 def pipeline_problem(workload: Workload, deployment: Deployment) -> tuple[str, str] | None:
     """(key, what is wrong) where stages name pools or pipelines that are not there; None where all are."""
-    pools, pipelines = stage_pools_of(deployment), tuple(workload.pipelines)
+    pools, pipelines = stage_pools_of(deployment), pipeline_names(workload)
     for name, stage in deployment.pipeline.items():
         if stage.pool is not None and stage.pool not in pools:
             there = f"those with role stage are {listed(pools)}"

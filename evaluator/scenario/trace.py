@@ -22,10 +22,11 @@ TIMES = ("arrival_s",)
 LENGTHS = ("prompt_tokens", "output_tokens")
 _OPTIONAL = ("cached_tokens",)
 MODEL = "model"
+PIPELINE = "pipeline"
 _MOONCAKE = {"timestamp": "arrival_s", "input_length": "prompt_tokens", "output_length": "output_tokens"}
 """Keys of the traces of Mooncake (arXiv:2407.00079, github.com/kvcache-ai/Mooncake), whose times are milliseconds."""
 
-WORDS = (MODEL, *CONTENT)
+WORDS = (MODEL, PIPELINE, *CONTENT)
 
 Columns = tuple[dict[str, np.ndarray], dict[str, Sequence[Any]], tuple[str, ...]]
 """Columns of numbers, columns of ``WORDS`` as they are in the file, and the names of all columns."""
@@ -42,6 +43,8 @@ class Trace:
     requests: int
     model: np.ndarray | None = None  # int64: which of ``models`` the request asks for
     models: tuple[str, ...] = ()  # in the order in which they first come
+    pipeline: np.ndarray | None = None  # int64: which of ``pipelines`` the request takes
+    pipelines: tuple[str, ...] = ()  # likewise
     session: np.ndarray | None = None  # int64: numbers of the sessions, in the order in which they first come
     hash_ids: Ragged | None = None  # of the blocks of each prompt: the same number, the same tokens and all before
 
@@ -86,25 +89,28 @@ def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...
             columns["cached_tokens"],
             "must be less than prompt_tokens, since at least one token of a prompt is computed",
         )
-    models: tuple[str, ...] = ()
-    if MODEL in content:
-        models, columns[MODEL] = _models(file, content[MODEL])
+    named: dict[str, tuple[str, ...]] = {}
+    for name in (MODEL, PIPELINE):
+        if name in content:
+            named[f"{name}s"], columns[name] = _named(file, name, content[name])
     if "session" in content:
         columns["session"] = session_numbers(content["session"])
     for column in columns.values():
         column.setflags(write=False)
-    numbers = {name: columns.get(name) for name in (*wanted, MODEL, "session")}
+    numbers = {name: columns.get(name) for name in (*wanted, MODEL, PIPELINE, "session")}
     hashes = hash_ids(file, content["hash_ids"]) if "hash_ids" in content else None
-    return Trace(**numbers, requests=rows, models=models, hash_ids=hashes), there
+    return Trace(
+        **numbers, requests=rows, hash_ids=hashes, models=named.get("models", ()), pipelines=named.get("pipelines", ())
+    ), there
 
 
-def _models(file: str, column: Sequence[Any]) -> tuple[tuple[str, ...], np.ndarray]:
+def _named(file: str, name: str, column: Sequence[Any]) -> tuple[tuple[str, ...], np.ndarray]:
     """The distinct names, and the number of each row's among them."""
     named = ["" if value is None else str(value).strip() for value in column]
     if "" in named:
-        raise InputError(f"{file}: row {named.index('') + 1}, {MODEL}: must be the name of a model")
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(named))}
-    return tuple(numbers), np.array([numbers[name] for name in named], dtype=np.int64)
+        raise InputError(f"{file}: row {named.index('') + 1}, {name}: must be the name of a {name}")
+    numbers = {each: number for number, each in enumerate(dict.fromkeys(named))}
+    return tuple(numbers), np.array([numbers[each] for each in named], dtype=np.int64)
 
 
 def _read_csv(file: str, wanted: Iterable[str]) -> Columns:

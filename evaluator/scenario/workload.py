@@ -7,7 +7,7 @@ from typing import Any
 
 from evaluator.scenario.fields import Place
 from evaluator.scenario.scenario import Arrivals, Lengths, ModelShare, Workload
-from evaluator.scenario.trace import LENGTHS, TIMES, read_trace, trace_requests
+from evaluator.scenario.trace import LENGTHS, TIMES, Trace, read_trace, trace_requests
 from evaluator.scenario.workload_keys import DEFAULT_REQUESTS
 
 FOLLOWING = ("lengths", "requests", "warmup_requests", "cooldown_requests")
@@ -57,6 +57,11 @@ def finish(values: Mapping[str, Any], place: Place) -> Workload:
         raise place.key("models").error(
             f"{lengths.file} has a column model, which says it already; leave out the one or the other"
         )
+    trace = trace_of_lengths(found)
+    if found.pipelines and trace is not None and trace.pipelines:
+        raise place.key("pipelines").error(
+            f"{lengths.file} has a column pipeline, which says it already; leave out the one or the other"
+        )
     return found
 
 
@@ -74,9 +79,21 @@ def _lengths(given: Lengths | None, arrivals: Arrivals, models: Mapping[str, Mod
 
 def trace_models(workload: Workload) -> tuple[str, ...]:
     """The models that a trace says its requests ask for; none where the lengths are from no trace or it does not."""
+    trace = trace_of_lengths(workload)
+    return () if trace is None else trace.models
+
+
+def trace_of_lengths(workload: Workload) -> Trace | None:
+    """The trace that says how long the requests are, and what else it knows of them; None where there is none."""
     if workload.lengths.source != "trace" or workload.lengths.file is None:
-        return ()
-    return read_trace(workload.lengths.file, LENGTHS).models
+        return None
+    return read_trace(workload.lengths.file, LENGTHS)
+
+
+def pipeline_names(workload: Workload) -> tuple[str, ...]:
+    """The pipelines that requests take, by their numbers; none where all take the same."""
+    trace = trace_of_lengths(workload)
+    return tuple(workload.pipelines) or (() if trace is None else trace.pipelines)
 
 
 def model_names(workload: Workload) -> tuple[str, ...]:

@@ -113,8 +113,7 @@ def _beyond(member: Member, budget: Budget) -> str | None:
         return None
     price = member.usd_per_hour
     if price is None:
-        names = [one.design.hardware.name for one in member.stations if one.usd_per_device_hour is None]
-        return f"over budget: the price of {names[0]} is not known; set deployment.usd_per_device_hour"
+        return f"over budget: the price of {member.unpriced[0]} is not known; set deployment.usd_per_device_hour"
     if price > budget.usd_per_hour * (1.0 + 1e-12):
         return f"over budget: {price:.2f} USD/h, and the budget is {budget.usd_per_hour:.2f} USD/h"
     return None

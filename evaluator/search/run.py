@@ -235,10 +235,10 @@ def _question(scenario: Scenario, bracket: float) -> str:
 
 def layout_of(member: Member) -> str:
     """Replicas and parallelism of every pool, ``prefill 3 x tp2, decode 1 x tp2``, and hardware where pools differ."""
-    several = len(member.stations) > 1
-    mixed = len({station.design.hardware.name for station in member.stations}) > 1
+    several = len(member.answering) > 1
+    mixed = len({station.design.hardware.name for station in member.answering}) > 1
     told = []
-    for station in member.stations:
+    for station in member.answering:
         deployment = station.deployment
         parts = [f"{deployment.replicas} x tp{deployment.tensor_parallel}"]
         parts += [f"pp{deployment.pipeline_parallel}"] if deployment.pipeline_parallel > 1 else []

@@ -33,7 +33,7 @@ class Starts:
         prompt, output = float(demand.compute_tokens.mean()), float(demand.made_tokens.mean())
         pace = _pace(member.objectives)
         rates = []
-        for station in member.stations:
+        for station in member.answering:
             key = (id(station.design), id(demand), station.role.name, station.deployment.batching.max_num_seqs, pace)
             if key not in self._known:
                 self._known[key] = _capacity(station, prompt, output, pace)

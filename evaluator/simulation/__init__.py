@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from evaluator.metrics import Outcomes
     from evaluator.plan import Group, Member, Plan
     from evaluator.plan.pipeline import Walked
+    from evaluator.simulation.chain import Journey
     from evaluator.simulation.sides import Serve
     from evaluator.simulation.tokens import Observe
     from evaluator.stations.contract import Station
     from evaluator.traffic.jobs import Jobs
 
-__all__ = ["simulate_chunk", "stations_of"]
+__all__ = ["journey", "simulate_chunk", "stations_of"]
 
 
 def simulate_chunk(plan: Plan, group: Group, members: list[Member], observe: Observe | None = None) -> Outcomes:
@@ -27,15 +28,21 @@ def simulate_chunk(plan: Plan, group: Group, members: list[Member], observe: Obs
 
     ``observe`` is told of every iteration of the reference.
     """
-    from evaluator.simulation.chain import run_chain
     from evaluator.simulation.outcomes import outcomes_of
+
+    return outcomes_of(members, journey(plan, group, members, observe), plan.stage_names)
+
+
+def journey(plan: Plan, group: Group, members: list[Member], observe: Observe | None = None) -> Journey:
+    """What becomes of the requests of members of a group, before it is seen by clients and summed up."""
+    from evaluator.simulation.chain import run_chain
 
     jobs = [plan.jobs(member) for member in members]
     if members[0].in_one_loop:
         from evaluator.simulation.network import run_network
 
-        return outcomes_of(members, run_network(plan, members, jobs, observe), plan.stage_names)
-    return outcomes_of(members, run_chain(stations_of(plan, group, members, observe), jobs), plan.stage_names)
+        return run_network(plan, members, jobs, observe)
+    return run_chain(stations_of(plan, group, members, observe), jobs)
 
 
 def stations_of(plan: Plan, group: Group, members: list[Member], observe: Observe | None = None) -> list[Station]:
@@ -50,7 +57,7 @@ def stations_of(plan: Plan, group: Group, members: list[Member], observe: Observ
 
     walks: list[list[Walked]] = []
     found: list[Station] = []
-    if members[0].pipeline is not None:
+    if members[0].staged:
         from evaluator.simulation.stages import stage_stations
 
         walks = [plan.walked(member) for member in members]

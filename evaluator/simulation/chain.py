@@ -17,7 +17,7 @@ import numpy as np
 
 from evaluator.metrics.stages import StageTimes
 from evaluator.simulation.gaps import pooled
-from evaluator.simulation.times import stage_times
+from evaluator.simulation.times import is_table, stage_times
 from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, WeightedGaps, each, shape_of
 from evaluator.traffic.jobs import Jobs, Origin
 from evaluator.traffic.roles import hands_on
@@ -66,6 +66,7 @@ class Journey:
     uses: tuple[Use, ...]
     itl: Gaps | None  # None: no station gives tokens, or one does not say when each of them came
     given_s: tuple[np.ndarray, np.ndarray] | None = None  # first and last token behind the engine; None: as above
+    legs: tuple[Leg, ...] = ()  # of a pipeline
     stages: tuple[StageTimes, ...] = ()  # of a pipeline: in front of, at and behind the stations that give tokens
 
 
@@ -143,24 +144,20 @@ def journey_of(legs: Sequence[Leg]) -> Journey:
         found = _behind(found, leg)
     if any(leg.station.stage is not None for leg in legs):
         makespan_s = found.last_token_s.max(axis=-1) - found.arrival_s.min(axis=-1)
-        found = replace(found, stages=stage_times(legs, makespan_s))
+        found = replace(found, stages=stage_times(legs, makespan_s), legs=tuple(legs))
     return found
 
 
 def _spread(leg: Leg, shape: tuple[int, int, int], *values: np.ndarray) -> Sequence[np.ndarray]:
     """Values of jobs (config, seed, job) -> of requests (config, seed, request); not copied where they are the same."""
     distinct = {id(one.id): one for _, one in each(leg.jobs)}
-    if values[0].shape == shape and all(_is_table(one) for one in distinct.values()):
+    if values[0].shape == shape and all(is_table(one) for one in distinct.values()):
         return values
     found = [np.zeros(shape, dtype=value.dtype) for value in values]
     for at, one in each(leg.jobs):
         for table, value in zip(found, values, strict=True):
             table[at][one.id] = value[at][: len(one)]
     return found
-
-
-def _is_table(jobs: Jobs) -> bool:
-    return bool((jobs.id == np.arange(len(jobs))).all())
 
 
 def _tokens(leg: Leg, name: str) -> np.ndarray:
@@ -192,7 +189,7 @@ def _measured(leg: Leg) -> np.ndarray:
     # By value: threads that need a mask at the same time may each have built it, and statistics of one mask for all sum
     # in another order than those of a mask for each.
     distinct = list({id(one.measured): one for _, one in each(leg.jobs)}.values())
-    if distinct and all(_is_table(one) and np.array_equal(one.measured, distinct[0].measured) for one in distinct):
+    if distinct and all(is_table(one) and np.array_equal(one.measured, distinct[0].measured) for one in distinct):
         return distinct[0].measured
     found = np.zeros(shape_of(leg.jobs), dtype=bool)
     for at, one in each(leg.jobs):

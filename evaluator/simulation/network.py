@@ -71,7 +71,7 @@ class NetworkRun:
 
 def run_network(plan: Plan, members: Sequence[Member], jobs: ChunkJobs, observe: Observe | None = None) -> Journey:
     """What became of the jobs of a chunk, over all seeds."""
-    walks = [plan.walked(member) if member.pipeline is not None else [] for member in members]
+    walks = [plan.walked(member) if member.staged else [] for member in members]
     runs = {at: _run(plan, members, walks, at, one, observe) for at, one in each(jobs) if members[at[0]].status == OK}
     asked = [
         [runs[config, seed].asked if (config, seed) in runs else one for seed, one in enumerate(of_seeds)]
@@ -85,7 +85,7 @@ def run_network(plan: Plan, members: Sequence[Member], jobs: ChunkJobs, observe:
         legs.append(
             _side_leg(members, plan.seeds, side, came, {at: one.sides[side.number] for at, one in runs.items()})
         )
-    if members[0].pipeline is None:
+    if not members[0].staged:
         return journey_of(legs)
     return journey_of(legs_of_ways(members, walks, jobs, legs, runs))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from evaluator.metrics.stages import StageTimes
 from evaluator.plan.pipeline import LLM_TIMES
 from evaluator.stations.contract import each, shape_of
+from evaluator.traffic.jobs import Jobs
 
 if TYPE_CHECKING:
     from evaluator.simulation.chain import Leg
@@ -18,20 +19,57 @@ if TYPE_CHECKING:
 PREFILL, TRANSFER, DECODE = LLM_TIMES
 
 
+@dataclass(frozen=True, eq=False)
+class Span:
+    """When requests came to a stage, their service began and they left; (config, seed, request), NaN of those who did
+    not come."""
+
+    name: str
+    came_s: np.ndarray
+    began_s: np.ndarray
+    left_s: np.ndarray
+
+
+def spans_of(leg: Leg, shape: tuple[int, int, int]) -> list[Span]:
+    """One span of a station; of an engine's pool that computes prompts and goes on with them, prefill and decode."""
+    role = leg.station.role
+    came_s, began_s, first_s, left_s = _by_request(leg, shape)
+    began_s = np.maximum(began_s, came_s)  # layers of a prompt may be sent before its first token
+    if leg.station.stage is not None:
+        return [Span(leg.station.name, came_s, began_s, left_s)]
+    if role is None or role.prompt_resident:
+        return [Span(TRANSFER if role is None else DECODE, came_s, began_s, left_s)]
+    found = [Span(PREFILL, came_s, began_s, first_s)]
+    return found if role.first_token_only else [*found, Span(DECODE, first_s, first_s, left_s)]
+
+
+def _by_request(leg: Leg, shape: tuple[int, int, int]) -> list[np.ndarray]:
+    """The times of a leg by request; not copied where all requests come, in their order."""
+    values = [getattr(leg.departures, name) for name in ("ready_s", "scheduled_s", "first_token_s", "last_token_s")]
+    visited = leg.departures.visited
+    if visited is None and values[0].shape == shape and all(is_table(one) for _, one in each(leg.jobs)):
+        return values
+    found = [np.full(shape, np.nan) for _ in values]
+    for at, one in each(leg.jobs):
+        came = slice(None) if visited is None else visited[at][: len(one)]
+        for table, value in zip(found, values, strict=True):
+            table[at][one.id[came]] = value[at][: len(one)][came]
+    return found
+
+
+def is_table(jobs: Jobs) -> bool:
+    """Whether all requests are there, in their order."""
+    return bool((jobs.id == np.arange(len(jobs))).all())
+
+
 def stage_times(legs: Sequence[Leg], makespan_s: np.ndarray) -> tuple[StageTimes, ...]:
     """Of every stage, and of each step of a stage that has several."""
     shape = shape_of(legs[0].jobs)
     steps: dict[str, dict[str, StageTimes]] = {}  # by stage, in the order of the legs
     for leg in legs:
-        if leg.station.stage is not None:
-            visit = [_step(leg, shape, makespan_s)]
-        elif leg.station.role is None:
-            visit = [_step(leg, shape, makespan_s, TRANSFER)]
-        elif leg.station.role.prompt_resident:
-            visit = [_step(leg, shape, makespan_s, DECODE)]
-        else:
-            visit = _engine(leg, shape, makespan_s)
-        for one in visit:
+        utilisation = _utilisation(leg, makespan_s)
+        for span in spans_of(leg, shape):
+            one = StageTimes(span.name, span.began_s - span.came_s, span.left_s - span.began_s, utilisation)
             of_stage = steps.setdefault(leg.station.stage or one.name, {})
             of_stage[one.name] = _once_more(of_stage[one.name], one) if one.name in of_stage else one
     found = []
@@ -48,35 +86,6 @@ def _once_more(one: StageTimes, again: StageTimes) -> StageTimes:
 
 def _plus(one: np.ndarray, again: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(again), one, np.nan_to_num(one) + again)
-
-
-def _step(leg: Leg, shape: tuple[int, int, int], makespan_s: np.ndarray, name: str = "") -> StageTimes:
-    wait_s, service_s = np.full(shape, np.nan), np.full(shape, np.nan)
-    for at, one in each(leg.jobs):
-        ready, started, left = (
-            getattr(leg.departures, time)[at][: len(one)] for time in ("ready_s", "scheduled_s", "last_token_s")
-        )
-        came = slice(None) if leg.departures.visited is None else leg.departures.visited[at][: len(one)]
-        started = np.maximum(started, ready)  # layers of a prompt may be sent before its first token
-        wait_s[at][one.id[came]] = (started - ready)[came]
-        service_s[at][one.id[came]] = (left - started)[came]
-    return StageTimes(name or leg.station.name, wait_s, service_s, _utilisation(leg, makespan_s))
-
-
-def _engine(leg: Leg, shape: tuple[int, int, int], makespan_s: np.ndarray) -> list[StageTimes]:
-    """Of a pool that computes prompts, up to the first token, and where it goes on, from there to the last."""
-    wait_s, prefill_s, decode_s = (np.full(shape, np.nan) for _ in range(3))
-    for at, one in each(leg.jobs):
-        ready, started, first, last = (
-            getattr(leg.departures, time)[at][: len(one)]
-            for time in ("ready_s", "scheduled_s", "first_token_s", "last_token_s")
-        )
-        wait_s[at][one.id], prefill_s[at][one.id], decode_s[at][one.id] = started - ready, first - started, last - first
-    utilisation = _utilisation(leg, makespan_s)
-    found = [StageTimes(PREFILL, wait_s, prefill_s, utilisation)]
-    if leg.station.role is not None and not leg.station.role.first_token_only:
-        found.append(StageTimes(DECODE, np.where(np.isnan(decode_s), np.nan, 0.0), decode_s, utilisation))
-    return found
 
 
 def _utilisation(leg: Leg, makespan_s: np.ndarray) -> np.ndarray:

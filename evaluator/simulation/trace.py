@@ -2,8 +2,8 @@
 
 The Trace Event Format (Google, "Trace Event Format", 2016): a process for each replica, with its iterations on a
 track (in a pipeline one for each batch in flight) and counters for its batch, its queue and its KV cache; and a process
-with the requests as asynchronous slices, which hold one for each stage: waiting, prefill, decode. Times are
-microseconds.
+with the requests as asynchronous slices, which hold one for each stage: waiting, prefill, decode, or the stages of
+their pipeline with the waits before them. Times are microseconds.
 
 Perfetto takes the numbers for those of an operating system. So none is 0 (the idle process), the first track of a
 process has the number of the process (its main thread, shown first), and no two tracks share a number.
@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 import numpy as np
 
 from evaluator.metrics import Outcomes
 from evaluator.reference import Iteration
+from evaluator.simulation.chain import Leg
+from evaluator.simulation.times import spans_of
 
 REQUESTS = 1  # the process of the requests
 SPAN = 1000  # numbers for each replica: replica r is process SPAN * (r + 1), and its tracks count from there
@@ -92,12 +94,16 @@ class Trace:
             self._counters[pid, name] = values
             self._events.append({"name": name, "ph": "C", "pid": pid, "ts": at, "args": values})
 
-    def events(self, outcomes: Outcomes, seed: int = 0) -> Iterator[dict[str, Any]]:
-        """All events of the run: names of the tracks, iterations and counters, requests."""
+    def events(
+        self, outcomes: Outcomes, pools: Sequence[tuple[str, int]], legs: Sequence[Leg] = (), seed: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """All events of the run: names of the tracks, iterations and counters, requests.
+
+        ``pools`` are names and replicas in the order in which replicas are numbered, ``legs`` those of a pipeline.
+        """
         yield _name("process_name", REQUESTS, REQUESTS, "requests")
         yield _name("thread_name", REQUESTS, REQUESTS, "requests")
-        pools = [use for use in outcomes.stations if use.devices[0] > 0]
-        of_pools = [(use.name, replica) for use in pools for replica in range(int(use.replicas[0]))]
+        of_pools = [(name, replica) for name, replicas in pools for replica in range(replicas)]
         for number, (pool, replica) in enumerate(of_pools):
             pid = _process(number)
             told = f"{pool} replica {replica}" if len(pools) > 1 else f"replica {replica}"
@@ -107,7 +113,7 @@ class Trace:
                 yield _name("thread_name", pid, pid + lane, f"batch in flight {lane + 1}")
             self._idle_until(pid, math.inf)
         yield from self._events
-        yield from _request_events(outcomes, seed)
+        yield from _request_events(outcomes, legs, seed)
 
 
 def write_trace(events: Iterator[dict[str, Any]], file: TextIO) -> None:
@@ -134,7 +140,7 @@ def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _request_events(outcomes: Outcomes, seed: int) -> Iterator[dict[str, Any]]:
+def _request_events(outcomes: Outcomes, legs: Sequence[Leg], seed: int) -> Iterator[dict[str, Any]]:
     """A slice for each request and in it one for each stage that takes time.
 
     They share an id, and so a track; it is local to their process, else Perfetto puts them outside of all processes.
@@ -144,12 +150,26 @@ def _request_events(outcomes: Outcomes, seed: int) -> Iterator[dict[str, Any]]:
     tokens = np.array([outcomes.prompt_tokens[0, seed], outcomes.output_tokens[0, seed]]).T.tolist()
     assert outcomes.replica is not None
     replicas = outcomes.replica[0, seed].tolist()
+    visits = _visits(legs, outcomes.arrival_s.shape, seed) if legs else None
     for request, (edges, (prompt, output), replica) in enumerate(zip(times, tokens, replicas, strict=True)):
         common = {"cat": "request", "id2": {"local": str(request)}, "pid": REQUESTS, "tid": REQUESTS}
         args = {"request": request, "replica": replica, "prompt_tokens": prompt, "output_tokens": output}
         yield {"name": "request", "ph": "b", "ts": _us(edges[0]), **common, "args": args}
-        for stage, start, end in zip(STAGES, edges[:-1], edges[1:], strict=True):
+        stages = zip(STAGES, edges[:-1], edges[1:], strict=True) if visits is None else visits[request]
+        for stage, start, end in stages:
             if end > start:
                 yield {"name": stage, "ph": "b", "ts": _us(start), **common}
                 yield {"name": stage, "ph": "e", "ts": _us(end), **common}
         yield {"name": "request", "ph": "e", "ts": _us(edges[-1]), **common}
+
+
+def _visits(legs: Sequence[Leg], shape: tuple[int, int, int], seed: int) -> list[list[tuple[str, float, float]]]:
+    """(name, start, end) of every wait and every service of each request, in their order."""
+    found: list[list[tuple[str, float, float]]] = [[] for _ in range(shape[-1])]
+    for leg in legs:
+        for span in spans_of(leg, shape):
+            times = np.array([span.came_s[0, seed], span.began_s[0, seed], span.left_s[0, seed]])
+            for request in np.flatnonzero(~np.isnan(times[0])).tolist():
+                came, began, left = times[:, request].tolist()
+                found[request] += [(f"waiting {span.name}", came, began), (span.name, began, left)]
+    return found

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from evaluator.scenario.scenario import Deployment, ModelShare, Workload
 from evaluator.scenario.sessions import known_content
 from evaluator.scenario.trace import LENGTHS, read_trace
+from evaluator.scenario.workload import trace_of_lengths
 from evaluator.traffic.arrivals import stream
 from evaluator.traffic.lengths import request_lengths
 from evaluator.traffic.reasoning import branch_tokens, scaled
@@ -68,10 +69,9 @@ def request_models(workload: Workload, seed: int, count: int) -> NDArray[np.int6
     """
     if workload.models:
         return _drawn(workload.models, stream(seed, _MODELS).random(count))
-    if workload.lengths.source == "trace" and workload.lengths.file is not None:
-        model = read_trace(workload.lengths.file, LENGTHS).model
-        if model is not None:
-            return model[:count]
+    trace = trace_of_lengths(workload)
+    if trace is not None and trace.model is not None:
+        return trace.model[:count]
     return np.zeros(count, dtype=np.int64)
 
 
@@ -79,6 +79,9 @@ def request_pipelines(workload: Workload, seed: int, count: int) -> NDArray[np.i
     """The number of the pipeline that each of the first ``count`` requests takes, (request,), drawn likewise."""
     if workload.pipelines:
         return _drawn(workload.pipelines, stream(seed, _PIPELINES).random(count))
+    trace = trace_of_lengths(workload)
+    if trace is not None and trace.pipeline is not None:
+        return trace.pipeline[:count]
     return np.zeros(count, dtype=np.int64)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,17 +59,32 @@ def test_quickstart_has_no_room_only_where_the_model_is_too_large():
 
 
 def test_the_scenario_of_the_readme_can_run():
-    text, forms, pools, auto, figures = map(loads_yaml, blocks("yaml"))
+    text, forms, pools, pipeline, auto, figures = map(loads_yaml, blocks("yaml"))
     found = plan(load_scenario(text))
     assert {member.status for member in found.members} == {"ok"}
     found = plan(load_scenario({key: text[key] for key in ("name", "workload", "slo")} | pools))
     assert len(found.members) == 4 and {member.status for member in found.members} == {"ok"}
+    found = plan(load_scenario(pipeline))
+    assert len(found.members) == 6 and {member.status for member in found.members} == {"ok"}
+    assert {member.engine for member in found.members} == {"iteration"}
     assert load_scenario(text | {"workload": text["workload"] | auto["workload"]}).workload.requests == 1000
     deployment = text["deployment"] | figures["deployment"]
     found = plan(load_scenario(text | {"deployment": deployment, "sweep": figures["sweep"]}))
     assert len(found.members) == 75 and {member.status for member in found.members} == {"ok"}
     where = {"deployment.tensor_parallel": [4, 8], "deployment.replicas": [1, 2], "where": forms["sweep"]["where"]}
     assert len(plan(load_scenario(text | {"sweep": where})).members) == 3
+
+
+def test_the_stage_of_the_readme_runs(tmp_path):
+    (code,) = [block for block in blocks("python") if "register(" in block]
+    (tmp_path / "translate.py").write_text(code, encoding="utf-8")
+    command = [sys.executable, str(tmp_path / "translate.py")]
+    printed = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    one, two = map(float, printed.stdout.strip(" []\n").split())
+    assert one == pytest.approx(5 * 0.08**2 / (2 * (1 - 5 * 0.08)), rel=0.1)  # M/D/1
+    assert 0 < two < one / 4
 
 
 def test_the_readme_has_no_gaps():

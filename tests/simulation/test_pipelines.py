@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
+from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.plan import Plan, plan
+from evaluator.run import simulate, sweep
 from evaluator.scenario import load_scenario
 from evaluator.simulation import simulate_chunk, stations_of
 from evaluator.simulation.chain import Journey, run_chain
@@ -309,3 +312,83 @@ def test_users_of_a_closed_loop_wait_for_the_last_stage(users):
     for arrival_s, last_token_s in zip(outcomes.arrival_s[0], outcomes.last_token_s[0], strict=True):
         answered = np.sort(last_token_s)
         np.testing.assert_allclose(arrival_s[users:], answered[: len(arrival_s) - users], rtol=1e-12)
+
+
+def test_a_trace_says_which_pipeline_its_requests_take(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,pipeline\n0,10,2,b\n1,20,2,a\n2,30,2,b\n", encoding="utf-8")
+    raw = scenario(workload={"arrivals": {"process": "trace", "file": str(path)}, "warmup_requests": 0})
+    whole = plan(load_scenario(raw), engine="token")
+    walked = whole.walked(whole.members[0])[0]
+    np.testing.assert_array_equal(walked.visits[0].there, [False, True, False])
+    np.testing.assert_array_equal(walked.tokens.prompt_tokens, [10, 220, 30])
+    both = {**raw["workload"], "pipelines": {"a": 1}}
+    with pytest.raises(InputError, match=r"workload\.pipelines: .*t\.csv has a column pipeline, which says it already"):
+        load_scenario({**raw, "workload": both})
+
+
+# --- what comes out of a sweep
+
+
+def test_rows_without_a_stage_and_rows_that_cannot_run_stand_beside_the_others():
+    """A sweep takes a stage away, and gives it a model that does not fit: NaN where there is nothing to tell."""
+    guards = [{"model": "qwen3-0.6b"}, {"model": "llama-3.1-70b"}]
+    tools = [None, {"servers": 2}]
+    raw = scenario(sweep={"pipeline.tool": tools, "pipeline.postprocess": guards})
+    raw["workload"] = {**raw["workload"], "seeds": [0]}
+    found = sweep(raw, engine="token")
+    assert found["stage"].values.tolist() == ["prefill", "decode", "postprocess", "postprocess_2", "tool"]
+    ok = (found["status"] == "ok").values
+    np.testing.assert_array_equal(ok, [True, False, True, False])
+    there = ~np.isnan(found["stage_service_s_mean"].values)
+    np.testing.assert_array_equal(there[0], [True, True, True, True, False])
+    np.testing.assert_array_equal(there[2], [True] * 5)
+    assert not there[~ok].any()
+    delay = found["stage_utilisation"].sel(stage="postprocess_2")
+    assert np.isnan(delay).all()  # a delay has no number of servers
+
+
+def test_devices_and_prices_of_stage_pools_count_once():
+    """One pool under two stages: its devices are paid for, and only once."""
+    guard = {"stage": "postprocess", "kind": "guard", "model": "qwen3-0.6b", "pool": "small"}
+    reader = {"stage": "preprocess", "model": "qwen3-0.6b", "pool": "small"}
+    whole = plan(load_scenario(scenario(pipeline=[reader, "prefill", "decode", guard])))
+    (member,) = whole.members
+    outcomes = simulate_chunk(whole, whole.groups[0], [member])
+    assert outcomes.summed("devices")[0] == member.devices == 3
+    engine, small = member.answering[0], member.pipeline.priced
+    assert small == [(2, member.stations[1].usd_per_device_hour)]
+    assert member.usd_per_hour == pytest.approx(engine.usd_per_device_hour + 2 * small[0][1])
+    used = {use.name: use for use in outcomes.stations}
+    assert set(used) == {"preprocess", "engine"} and used["preprocess"].replicas[0] == 2
+
+
+def test_a_guard_holds_the_answer_and_detokenising_passes_it_on():
+    """Behind a guard TTFT is the end of its pass; behind a delay every token is later by it."""
+    delayed = {"stage": "postprocess", "seconds": 0.25}
+    (guard,) = [one for one in GUARDED["pipeline"] if isinstance(one, dict) and one.get("kind") == "guard"]
+    guarded = journeys(scenario(pipeline=["prefill", "decode", {**guard, "only": ["a", "b"]}]))[0]
+    alone = {"model": "llama-3.1-8b", "hardware": "h100-sxm"}
+    later = journeys(scenario(pipeline=["prefill", "decode", delayed], deployment=alone))[0]
+    np.testing.assert_array_equal(guarded.first_token_s, guarded.last_token_s)
+    given_first, given_last = later.given_s
+    np.testing.assert_allclose(later.first_token_s, given_first + 0.25)
+    np.testing.assert_allclose(later.last_token_s, given_last + 0.25)
+    assert (given_last > given_first).any()
+
+
+def test_a_trace_shows_the_stages(tmp_path):
+    raw = scenario(pipeline=[*GUARDED["pipeline"][:3], GUARDED["pipeline"][3]])
+    simulate(raw, trace=tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {"requests", "engine replica 0", "postprocess replica 0", "postprocess replica 1"}
+    slices = {event["name"] for event in events if event["ph"] == "b"}
+    assert slices >= {"request", "tool", "waiting tool", "prefill", "decode", "postprocess"}
+
+
+def test_requests_tell_of_every_stage():
+    table = simulate(GUARDED, engine="token").requests
+    tools = table["tool_service_s"]
+    assert 0 < tools.isna().sum() < len(table) and tools.dropna().between(0.0999, 0.1001).all()
+    assert {"postprocess_wait_s", "postprocess_2_service_s", "prefill_wait_s", "decode_service_s"} <= set(table)

@@ -50,7 +50,7 @@ def anatomy(ds: xr.Dataset, axes: Sequence[Axis], row: int) -> dict[str, Any] | 
     if member.status != OK:
         return None
     prompt, output = (total - out) / rate, out / rate
-    batch = max(1.0, rate * decoding_s / member.stations[-1].deployment.replicas)
+    batch = max(1.0, rate * decoding_s / member.answering[-1].deployment.replicas)
     window = model_window(member.stations[0].design.model)
     steps = [
         (0, "Prefill", f"one prompt of the mean {number(prompt)} tokens alone", prefill_batch(1.0, prompt, window)),
@@ -72,7 +72,7 @@ def _member(ds: xr.Dataset, row: int) -> Member:
 
 def _described(member: Member, station: int, title: str, about: str, batch: BatchStatistics) -> dict[str, Any]:
     """An iteration of a station, as the page shows it."""
-    built = member.stations[station].design
+    built = member.answering[station].design
     found: Phase = phase(passage(built), built.hardware, batch)
     rows = [(one.name, one.time_s, one.share, one.bound) for one in found.operators if one.share >= LEAST_SHARE]
     rest = [one for one in found.operators if one.share < LEAST_SHARE]
