@@ -57,6 +57,8 @@ def _leap(given: Given, state: State, intake: Intake, now: Float, batch: BatchSt
 
     Requests whose prompts are resident decode from the iteration on that admits them. The batch then stays as it is, so
     that this iteration is the first of a leap; only a windowed context grows by another law from the second token on.
+    Where decodes take none of the token budget, those that come in take it for one iteration, so that the next one may
+    admit more: then there is no leap if the budget is too short for another request.
     If the batch is empty although the clock has reached the arrival of the waiting queue's head, the head can never be
     admitted (no event is left that would free KV or seats): the leap then has 0 iterations.
     """
@@ -66,11 +68,17 @@ def _leap(given: Given, state: State, intake: Intake, now: Float, batch: BatchSt
     until_arrival = iterations_until(jnp.maximum(intake.next_arrival - now, 0.0), first_s, slope_s)
     most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
     most = jnp.minimum(most, alike_steps(given.cost, batch)).astype(jnp.int32)
-    stays = False if given.structure.windowed else given.limits.prompts_resident
+    stays = False if given.structure.windowed else given.limits.prompts_resident & _has_budget(given, intake)
     alone = (intake.prompts.tokens == 0) & ((intake.joined == 0) | stays)
     to_event = steps_to_event(intake.events, state.step, given.structure.ring)
     count = jnp.where(stuck, 0, jnp.where(alone, jnp.minimum(to_event, most), 1))
     return Leap(count.astype(jnp.float64), first_s, slope_s), count
+
+
+def _has_budget(given: Given, intake: Intake) -> Flag:
+    """Requests that come in without a prompt leave token budget for another, or the decodes keep what they take."""
+    limits = given.limits
+    return ~limits.policy.prefill_alone | (intake.joined + given.cells <= limits.max_num_batched_tokens)
 
 
 def _trip(given: Given, state: State) -> State:

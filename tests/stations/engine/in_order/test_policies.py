@@ -41,6 +41,17 @@ def test_a_decode_only_replica_gives_its_first_token_after_one_iteration():
     assert result.last_token_s.tolist() == [3, 3]
 
 
+def test_a_decode_only_replica_admits_the_next_when_the_token_budget_is_free_again():
+    """Under a policy whose decodes take none of the budget, only those that come in do, each for an iteration."""
+    case = build(
+        constant_cost(iteration_s=1.0), "continuous", [0, 0, 0, 0.5, 9], [40] * 5, [9, 9, 9, 9, 1],
+        max_num_batched_tokens=2, resident=True,
+    )  # fmt: skip
+    (result,) = run_engine([case])
+    assert_same(case, result, run_reference(case))
+    assert result.scheduled_s.tolist() == [0, 0, 1, 1, 9]
+
+
 def test_a_closed_loop_sends_when_a_request_is_done():
     outputs = [3, 1, 2, 2]
     case = build(constant_cost(iteration_s=1.0), "mixed", np.zeros(4), [4] * 4, outputs, users=2)
