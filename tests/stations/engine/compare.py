@@ -24,6 +24,15 @@ def assert_same(case: Case, result: LaneResult, expected: Outcome) -> None:
         _assert_same_gaps(case, result, expected)
 
 
+def assert_all_close(one: LaneResult, other: LaneResult, rtol: float = 1e-12) -> None:
+    """Two results of the engine, field by field."""
+    for name in LaneResult._fields:
+        values, others = getattr(one, name), getattr(other, name)
+        assert (values is None) == (others is None), name
+        if values is not None:
+            np.testing.assert_allclose(values, others, rtol=rtol, err_msg=name)
+
+
 def assert_same_times(case: Case, result: LaneResult, expected: Outcome) -> None:
     """When each request is scheduled and has its first and last token, to 1e-9 relative; infinite where never."""
     requests = expected.requests

@@ -198,7 +198,10 @@ def run_engine(cases: Sequence[Case], vectorise: bool = False) -> list[LaneResul
     """The engine's results, one per case, cut to the case's requests; all cases must have the same structure."""
     configure()
     found = jax.tree.map(np.asarray, run_lanes(*stacked(cases), cases[0].structure, vectorise))
-    return [cut(LaneResult(*(field[lane] for field in found)), len(case.arrival_s)) for lane, case in enumerate(cases)]
+    return [
+        cut(jax.tree.map(lambda field, lane=lane: field[lane], found), len(case.arrival_s))
+        for lane, case in enumerate(cases)
+    ]
 
 
 def cut(result: LaneResult, requests: int) -> LaneResult:

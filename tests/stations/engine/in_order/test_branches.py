@@ -9,7 +9,7 @@ import pytest
 
 from evaluator.reference import Outcome
 from evaluator.stations.engine import LaneResult
-from tests.stations.engine.compare import TOLERANCE, assert_same
+from tests.stations.engine.compare import TOLERANCE, assert_all_close, assert_same
 from tests.stations.engine.in_order.build import (
     Case,
     branched,
@@ -49,8 +49,7 @@ def test_lanes_in_step_give_the_same_numbers():
     """The program of accelerators, where all lanes advance together."""
     cases = [random_branched(seed, True, True) for seed in range(8)]
     for one, other in zip(run_engine(cases), run_engine(cases, vectorise=True), strict=True):
-        for name in LaneResult._fields:
-            np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-12, err_msg=name)
+        assert_all_close(one, other)
 
 
 def test_one_branch_is_no_branch():
@@ -59,8 +58,7 @@ def test_one_branch_is_no_branch():
         whole = random_branched(seed, False, False, most=1)
         plain = replace(whole, branch_tokens=None, branch_units=None)
         (one,), (other,) = run_engine([whole]), run_engine([plain])
-        for name in LaneResult._fields:
-            np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-12, err_msg=name)
+        assert_all_close(one, other)
 
 
 def test_branches_by_hand():

@@ -12,7 +12,7 @@ from evaluator.cost.iteration import decode_context_s
 from evaluator.reference import Outcome
 from evaluator.stations.engine import LaneResult
 from tests.reference.build import linear_cost
-from tests.stations.engine.compare import assert_same, assert_same_times
+from tests.stations.engine.compare import assert_all_close, assert_same, assert_same_times
 from tests.stations.engine.in_order.build import (
     POLICIES,
     RING,
@@ -69,8 +69,7 @@ def test_lanes_in_step_give_the_same_numbers():
     """The program of accelerators, where all lanes advance together."""
     cases = random_cases(True, True, CASES)[:16]
     for one, other in zip(run_engine(cases), run_engine(cases, vectorise=True), strict=True):
-        for name in LaneResult._fields:
-            np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-12, err_msg=name)
+        assert_all_close(one, other)
 
 
 def test_a_lane_does_not_depend_on_its_neighbours_nor_on_padding():
