@@ -16,6 +16,7 @@ from tests.benchmarks import (  # noqa: F401
     iteration,
     kv_storage,
     pipeline,
+    prefixes,
     rag,
     reference,
     request_level,

@@ -146,7 +146,7 @@ def any_order_input(
     least_work: bool = False,
 ) -> tuple[any_order.Lane, Requests, any_order.Structure]:
     """The same for queues in any order. ``kv``: so much of the KV cache; ``share``: of a prompt in an iteration."""
-    (cost, limits), requests, structure = in_order_input(given)
+    (cost, limits, *_), requests, structure = in_order_input(given)
     count, block = len(limits.kv_units), given.kv.block_tokens
     record = POLICIES[policy]
 
