@@ -27,14 +27,19 @@ def simulate_chunk(plan: Plan, group: Group, members: list[Member], observe: Obs
 
     ``observe`` is told of every iteration of the reference.
     """
+    from evaluator.plan.engines import ITERATION, TOKEN
     from evaluator.simulation.chain import run_chain
     from evaluator.simulation.outcomes import outcomes_of
 
     jobs = [plan.jobs(member) for member in members]
-    if members[0].in_one_loop:
+    if members[0].in_one_loop and group.engine == TOKEN:
         from evaluator.simulation.network import run_network
 
         return outcomes_of(members, run_network(plan, members, jobs, observe), plan.stage_names)
+    if members[0].in_one_loop and group.engine == ITERATION:
+        from evaluator.simulation.one_loop import run_in_one_loop
+
+        return outcomes_of(members, run_in_one_loop(plan, group.stations[0], members, jobs), plan.stage_names)
     return outcomes_of(members, run_chain(stations_of(plan, group, members, observe), jobs), plan.stage_names)
 
 
