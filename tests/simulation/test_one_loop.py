@@ -176,7 +176,7 @@ def crowds(draw: st.DrawFn) -> tuple[Jobs, int | None, int]:
                ((0, 3), (1, 300), (1, 12))]  # fmt: skip
     arrival, prompt, output = map(np.array, numbers)
     none = np.zeros(count, dtype=np.int64)
-    demand = Demand.of(Tokens(prompt, output, none, none), ROLES["prefill"])
+    demand = Demand.of(Tokens(prompt, output, none, none, none), ROLES["prefill"])
     users = draw(st.none() | st.integers(1, count))
     ready_s = np.sort(arrival) * 0.01 if users is None else np.zeros(count)
     return Jobs(np.arange(count), ready_s, demand, np.ones(count, dtype=bool)), users, draw(st.integers(0, 7))
