@@ -42,10 +42,10 @@ LANES, REQUESTS = 16, 4_000
 def one_loop(quick: bool) -> Iterator[Row]:
     """Requests/s of 16 lanes x 4,000 requests over pools in one loop; each request counts once, however many pools."""
     configure()
-    for label, run in RUNS.items():
+    for label, run in list(RUNS.items())[: 2 if quick else None]:
         job = _job(**run)
         took = best_of(lambda job=job: jax.block_until_ready(job()))
-        served = LANES * (REQUESTS // 4 if quick else REQUESTS)
+        served = LANES * REQUESTS
         yield Row(
             label, served / took.wall_s / 1e6, "M requests/s", f"{served / took.cpu_s / 1e6:.3g} M per core-second"
         )
