@@ -30,6 +30,9 @@ class Program:
     users of a closed loop get their answers later than the engine has them. ``branches`` of a request, as many or fewer
     of them, are compiled into ``in_order`` only. ``cached``: replicas have prefix caches. ``talks``: users think about
     answers before they send the next request.
+
+    ``pools``: the replicas that run together are those of several pools, on one side or two. ``told``, ``rooms``: as of
+    ``any_order.Structure``. ``tables``: the sizes of tables that routers and links have (kinds of jobs, groups, ways).
     """
 
     in_any_order: bool = False
@@ -40,6 +43,11 @@ class Program:
     branches: int = 1
     cached: bool = False
     talks: bool = False
+    pools: int = 1
+    sides: int = 1
+    told: bool = False
+    rooms: bool = False
+    tables: tuple[int, int, int] = (1, 1, 1)
 
 
 IN_ORDER = Program()
@@ -63,8 +71,8 @@ def program(
     """
     pipeline_ranks, peaks = deployment.pipeline_parallel, policy(deployment.batching.policy).by_future_peak
     if coupled:
-        together = 1 << (max(deployment.replicas, FEWEST_TOGETHER) - 1).bit_length()
-        return Program(True, pipeline_ranks, peaks, together, frontend, cached=cached, talks=talks)
+        most = together(deployment.replicas)
+        return Program(True, pipeline_ranks, peaks, most, frontend, cached=cached, talks=talks)
     if cached or out_of_order(deployment):
         return Program(True, pipeline_ranks, peaks, cached=cached)
     return Program(branches=1 << (branches - 1).bit_length()) if branches > 1 else IN_ORDER
@@ -82,6 +90,11 @@ def out_of_order(deployment: Deployment) -> str | None:
         "long_prefill_token_threshold": batching.long_prefill_token_threshold > 0 and not record.whole_prompts,
     }
     return next((name for name, applies in found.items() if applies), None)
+
+
+def together(replicas: int) -> int:
+    """The most replicas of a program in which so many run together."""
+    return 1 << (max(replicas, FEWEST_TOGETHER) - 1).bit_length()
 
 
 def on_demand(deployment: Deployment) -> bool:
@@ -131,8 +144,11 @@ def _by_prompt(deployment: Deployment) -> bool:
     return independent is not None and independent.by_prompt
 
 
-def lacking(workload: Workload, deployment: Deployment, frontend: bool = False) -> tuple[str, ...]:
-    """The keys whose values only the reference knows; none where the vectorised engine can run the configuration."""
+def lacking(workload: Workload, deployment: Deployment, frontend: bool = False, alone: bool = True) -> tuple[str, ...]:
+    """The keys of a pool whose values only the reference knows; none where the vectorised engine can run it.
+
+    ``alone``: it does not run in one loop with other pools, of which ``one_loop`` knows what is lacking.
+    """
     record = policy(deployment.batching.policy)
     found = {
         "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
@@ -145,7 +161,7 @@ def lacking(workload: Workload, deployment: Deployment, frontend: bool = False) 
     }
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
     found[f"workload.reasoning.branches with {apart}"] = branches and apart is not None
-    if is_coupled(workload, deployment, frontend):
+    if alone and is_coupled(workload, deployment, frontend):
         closed = workload.arrivals.process == "closed_loop"
         what = (
             ("a closed loop with a frontend" if frontend else "a closed loop over replicas")

@@ -23,6 +23,7 @@ from evaluator.plan.engines import (
     routed_by,
 )
 from evaluator.plan.member import Member
+from evaluator.plan.one_loop import one_loop_program
 from evaluator.plan.request_level import RequestGroup, RequestStructure, request_group, request_structure
 from evaluator.plan.station import StationPlan
 from evaluator.routing import Sent, assign, router_of, stream
@@ -50,7 +51,7 @@ class Group:
     members: list[Member]
     requests: int
     engine: str = ITERATION
-    stations: tuple[StationGroup, ...] = ()  # of the vectorised engine, else none
+    stations: tuple[StationGroup, ...] = ()  # of the vectorised engine, else none; one for all pools in one loop
     request_stations: tuple[RequestGroup, ...] = ()  # of the request-level engine, else none
 
 
@@ -84,9 +85,14 @@ def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
     for (_, engine, requests, ends), some in alike.items():
         compiled = some[0].stations if engine != TOKEN else ()
         structured = request_structure if engine == REQUEST else _structure
-        structures = tuple(structured(some[0].workload, station) for station in compiled)
-        for which, station in zip(structures, compiled, strict=True):
-            having.setdefault(which, []).append((some[0], station))
+        structures: tuple[AnyStructure, ...]
+        if engine == ITERATION and some[0].in_one_loop:
+            structures = (_structure_of_pools(some[0]),)
+            having.setdefault(structures[0], []).extend((some[0], station) for station in compiled)
+        else:
+            structures = tuple(structured(some[0].workload, station) for station in compiled)
+            for which, station in zip(structures, compiled, strict=True):
+                having.setdefault(which, []).append((some[0], station))
         together.setdefault((engine, requests, ends, structures, _route(some[0])), []).extend(some)
     shaped = {which: _shaped(which, stations, seeds) for which, stations in having.items()}
 
@@ -126,6 +132,18 @@ def _structure(workload: Workload, station: StationPlan) -> Structure:
     return Structure(which, replica.kv.window is not None, experts, structure(replica.cost), requests)
 
 
+def _structure_of_pools(member: Member) -> Structure:
+    """Of pools that run in one loop."""
+    workload = member.workload
+    frontend = any(has_frontend(workload, station.design.calibration) for station in member.stations)
+    which = one_loop_program(member.stations, member.sides, member.link, frontend)
+    able = [station.design.replica for station in member.stations if station.design.replica is not None]
+    costs = [replica.cost for replica in able]
+    experts = any(isinstance(cost, CostParameters) and len(cost.expert_rows.flop) > 0 for cost in costs)
+    windowed = any(replica.kv.window is not None for replica in able)
+    return Structure(which, windowed, experts, structure(costs[0]) if costs else (), workload.requests)
+
+
 def _shaped(
     which: AnyStructure, having: list[tuple[Member, StationPlan]], seeds: tuple[int, ...]
 ) -> StationGroup | RequestGroup:
@@ -135,6 +153,8 @@ def _shaped(
     if isinstance(which, RequestStructure):
         shares = [_largest_share(one, seeds, which.requests) for one in alone.values()]
         return request_group(which, able, max((*shares, *told), default=1))
+    if which.program.pools > 1:
+        return station_group(which.program, able, which.requests * which.program.sides)
     together = which.program.replicas > 1
     shares = [which.requests if together else _largest_share(one, seeds, which.requests) for one in alone.values()]
     slots = max((*shares, *told), default=1)

@@ -39,7 +39,7 @@ class LinkPlan:
     section 4.3, send so). Of n even chunks it is late by at most (1 - 1/n) / layers of the longer of both times.
 
     ``computed_only``: the KV of cached tokens is on the decode side already. ``backpressure``: what is sent waits for
-    room on the decode replica (``reference.stations.rooms``). ``groups``: of replicas, within which requests stay.
+    room on the decode replica (``reference.stations.transfers``). ``groups``: of replicas, within which requests stay.
     """
 
     name: str

@@ -10,6 +10,7 @@ from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import branches_problem, limit_problem, policy_problem, prefix_problem, routing_problem
 from evaluator.plan.engines import ITERATION, REQUEST, TOKEN, has_frontend, is_coupled, lacking
 from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
+from evaluator.plan.one_loop import lacking_in_one_loop, why_in_one_loop
 from evaluator.plan.pipeline import (
     PipelinePlan,
     Visited,
@@ -26,8 +27,7 @@ from evaluator.plan.request_level import objective_problem, queue_problem, reque
 from evaluator.plan.sides import Pools, SidePlan, model_of, most_jobs, sides_of, sides_problem
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.replica import Change
-from evaluator.routing import name_of
-from evaluator.scenario import Deployment, Objective, Transfer, Workload
+from evaluator.scenario import Deployment, Objective, Workload
 from evaluator.scenario.grid import Point
 from evaluator.scenario.pipeline_keys import pipeline_problem
 from evaluator.scenario.pools import STAGE, pools_of
@@ -53,8 +53,8 @@ class Member:
     side by side. Behind the pools that give the answers come those that compute models for stages of the ``pipeline``.
     ``engine`` computes it; ``lacking`` are the keys for which the vectorised engine cannot. ``coupled``:
     what one replica or station does decides what comes to another, so that they cannot be computed one after the other.
-    ``in_one_loop``: that holds for pools, not only for the replicas of one, so that the reference runs all pools in one
-    event loop. ``link`` is between a prefill and a decode side; None: what the one sends is there at once. ``changes``
+    ``in_one_loop``: that holds for pools, not only for the replicas of one, so that all pools run in one event loop.
+    ``link`` is between a prefill and a decode side; None: what the one sends is there at once. ``changes``
     are those by which a variant differs from its configuration.
     """
 
@@ -216,11 +216,13 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
             else (stages_problem(workload, pools[0][1], pipeline, walks) or passes_problem(passes) or OK)
         )
     fronts = [has_frontend(workload, station.design.calibration) for station in stations]
+    several = why_in_one_loop(workload, sides, transfer if link is not None else None, pipeline)
     missing = [
         name for station, front in zip(stations, fronts, strict=True)
-        for name in lacking(workload, station.deployment, front)
+        for name in lacking(workload, station.deployment, front, alone=not several)
     ]  # fmt: skip
-    several = _several_lacking(workload, sides, transfer if link is not None else None, pipeline)
+    if several:
+        missing += lacking_in_one_loop(several, stations, pipeline, workload)
     if status == OK and several and pipeline is not None:
         status = ahead_problem(pipeline, walks[0], several[0]) or OK
     if status == OK and several and setting.engine == REQUEST:
@@ -228,25 +230,8 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
     coupled = bool(several) or any(
         is_coupled(workload, station.deployment, front) for station, front in zip(stations, fronts, strict=True)
     )
-    lack = tuple(dict.fromkeys((*missing, *several)))
+    lack = tuple(dict.fromkeys(missing))
     return Checked((*stations, *passes), sides, status, lack, coupled, bool(several), link, pipeline)
-
-
-def _several_lacking(
-    workload: Workload, sides: Sequence[SidePlan], transfer: Transfer | None, pipeline: PipelinePlan | None
-) -> tuple[str, ...]:
-    """What couples pools with one another, which only the reference knows: it runs all of them in one event loop."""
-    pools = sum(len(side.stations) for side in sides)
-    looking = [name_of(side.router) for side in sides if side.looks and side.replicas is not None]
-    found = {
-        "closed loop over several pools": pools > 1 and workload.arrivals.process == "closed_loop",
-        "closed loop over a pipeline": pipeline is not None and workload.arrivals.process == "closed_loop",
-        "pipeline that comes to the LLM more than once": pipeline is not None and pipeline.repeats,
-        "pipeline with a pool for several stages": pipeline is not None and pipeline.shared is not None,
-        "transfer.backpressure": transfer is not None and transfer.backpressure,
-        **{f"router {router} over several pools": True for router in looking},
-    }
-    return tuple(name for name, applies in found.items() if applies)
 
 
 def _demands(

@@ -35,13 +35,18 @@ def simulate_chunk(plan: Plan, group: Group, members: list[Member], observe: Obs
 
 def journey(plan: Plan, group: Group, members: list[Member], observe: Observe | None = None) -> Journey:
     """What becomes of the requests of members of a group, before it is seen by clients and summed up."""
+    from evaluator.plan.engines import ITERATION, TOKEN
     from evaluator.simulation.chain import run_chain
 
     jobs = [plan.jobs(member) for member in members]
-    if members[0].in_one_loop:
+    if members[0].in_one_loop and group.engine == TOKEN:
         from evaluator.simulation.network import run_network
 
         return run_network(plan, members, jobs, observe)
+    if members[0].in_one_loop and group.engine == ITERATION:
+        from evaluator.simulation.one_loop import run_in_one_loop
+
+        return run_in_one_loop(plan, group.stations[0], members, jobs)
     return run_chain(stations_of(plan, group, members, observe), jobs)
 
 

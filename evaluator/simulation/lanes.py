@@ -11,11 +11,11 @@ import numpy as np
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.lanes import stack
-from evaluator.cost.memory import KvLayout, units_of
+from evaluator.cost.memory import units_of
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.checks import watermark_units
 from evaluator.plan.engines import on_demand, routed_by
-from evaluator.policies import BatchingPolicy, policy
+from evaluator.policies import policy
 from evaluator.routing import COUNTERS, router_of
 from evaluator.scenario import Deployment
 from evaluator.simulation.bonds import by_prefix, cache_shape, contents_of, talks_of
@@ -41,12 +41,12 @@ def run_slots(
     of the chunk, by position. Calls of another number of lanes compile anew.
     """
     cache = cache_shape(pools, slots) if group.program.cached and slots else None
-    run = _program(group, cache)
+    run = program_of(group, cache)
     size = max(1, min(lanes_per_call, REQUESTS_PER_CALL // (group.lane_requests * group.program.branches)))
     if cache is not None:  # lanes that fill up a call are cleared, too
         cells = (cache.names + cache.blocks) * group.program.replicas + cache.held
         size = max(1, min(size, CACHE_CELLS_PER_CALL // cells))
-    costs, rows = _costs(group, [pools[slot.position] for slot in slots])
+    costs, rows = costs_of(group, [pools[slot.position] for slot in slots])
     for start in range(0, len(slots), size):
         part = slots[start : start + size]
         serving = [pools[slot.position] for slot in part]
@@ -59,15 +59,17 @@ def run_slots(
             yield jax.tree.unflatten(fields, [values[lane] for values in arrays])
 
 
-def _program(group: StationGroup, cache: CacheShape | None) -> Callable[[Any, Requests], Any]:
+def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable[[Any, Requests], Any]:
+    """The compiled program of a group: lanes and requests to results."""
     vectorise = jax.default_backend() != "cpu"
     which = group.program
     if not which.in_any_order:
         simple = in_order.Structure(group.ring, group.windowed)
         return partial(in_order.run_lanes, structure=simple, vectorise=vectorise)
     structure = any_order.Structure(
-        group.ring, group.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend, cache
-    )
+        group.ring, group.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend, cache,
+        which.pools, which.sides, which.told, which.rooms,
+    )  # fmt: skip
     run = any_order.run_lanes if which.replicas == 1 else coupled.run_pools
     return partial(run, structure=structure, vectorise=vectorise)
 
@@ -97,19 +99,7 @@ def _requests(group: StationGroup, serving: list[StationPlan], slots: list[Slot]
 def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot], costs: tuple[IterationCost, ...]) -> Any:
     deployments = [pool.deployment for pool in serving]
     kvs = [pool.design.ready.kv for pool in serving]
-    free = [kv.capacity_units - pool.kept_units for kv, pool in zip(kvs, serving, strict=True)]
-    policies = [policy(deployment.batching.policy) for deployment in deployments]
-    budgets = [
-        pool.max_num_batched_tokens if record.token_budget else np.inf
-        for record, pool in zip(policies, serving, strict=True)
-    ]
-    limits = LaneLimits(
-        policy=decisions(policies),
-        prompts_resident=np.array([pool.role.prompt_resident for pool in serving]),
-        max_num_seqs=np.array([deployment.batching.max_num_seqs for deployment in deployments], dtype=float),
-        max_num_batched_tokens=np.array(budgets, dtype=float),
-        kv_units=np.array(free, dtype=float),
-        window=np.array([kv.window or 0 for kv in kvs], dtype=float),
+    limits = limits_of(serving)._replace(
         users=np.array([slot.users for slot in slots], dtype=np.int32),
         requests=np.array([slot.count for slot in slots], dtype=np.int32),
         measured_from=np.array([slot.measured_from for slot in slots], dtype=np.int32),
@@ -121,7 +111,7 @@ def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot], c
         row[: slot.count] = shared_units(slot.jobs.demand, kv)[slot.served]
     content = contents_of(serving, slots, group.lane_requests + 1) if group.program.cached else None
     talks = talks_of(serving, slots, group.lane_requests + 1) if group.program.talks else None
-    lane = any_order.Lane(costs, limits, _rules(serving, policies, kvs), shared, content, talks)
+    lane = any_order.Lane(costs, limits, rules_of(serving), shared, content, talks)
     return lane if group.program.replicas == 1 else _pools(group, deployments, slots, lane)
 
 
@@ -157,11 +147,39 @@ def _pools(group: StationGroup, deployments: list[Deployment], slots: list[Slot]
     )
 
 
-def _rules(serving: list[StationPlan], policies: list[BatchingPolicy], kvs: list[KvLayout]) -> Rules:
+def limits_of(serving: list[StationPlan]) -> LaneLimits:
+    """The limits of a replica of each pool, (pool,); what is said of requests is left at 0."""
+    deployments = [pool.deployment for pool in serving]
+    kvs = [pool.design.ready.kv for pool in serving]
+    free = [kv.capacity_units - pool.kept_units for kv, pool in zip(kvs, serving, strict=True)]
+    policies = [policy(deployment.batching.policy) for deployment in deployments]
+    budgets = [
+        pool.max_num_batched_tokens if record.token_budget else np.inf
+        for record, pool in zip(policies, serving, strict=True)
+    ]
+    none = np.zeros(len(serving), dtype=np.int32)
+    return LaneLimits(
+        policy=decisions(policies),
+        prompts_resident=np.array([pool.role.prompt_resident for pool in serving]),
+        max_num_seqs=np.array([deployment.batching.max_num_seqs for deployment in deployments], dtype=float),
+        max_num_batched_tokens=np.array(budgets, dtype=float),
+        kv_units=np.array(free, dtype=float),
+        window=np.array([kv.window or 0 for kv in kvs], dtype=float),
+        users=none,
+        requests=none,
+        measured_from=none,
+    )
+
+
+def rules_of(serving: list[StationPlan]) -> Rules:
+    """The scheduling rules of each pool, (pool,)."""
+
     def column(values: Iterable[object], kind: type = float) -> np.ndarray:
         return np.array(list(values), dtype=kind)
 
     deployments = [pool.deployment for pool in serving]
+    policies = [policy(deployment.batching.policy) for deployment in deployments]
+    kvs = [pool.design.ready.kv for pool in serving]
     batchings = [deployment.batching for deployment in deployments]
     return Rules(
         on_demand=column(map(on_demand, deployments), bool),
@@ -176,7 +194,7 @@ def _rules(serving: list[StationPlan], policies: list[BatchingPolicy], kvs: list
     )
 
 
-def _costs(group: StationGroup, serving: list[StationPlan]) -> tuple[tuple[IterationCost, ...], np.ndarray]:
+def costs_of(group: StationGroup, serving: list[StationPlan]) -> tuple[tuple[IterationCost, ...], np.ndarray]:
     """The costs of each pipeline rank, with a leading axis of the distinct replicas; and the replica of each lane.
 
     The rates of a sweep share one replica, whose costs are put into arrays once.

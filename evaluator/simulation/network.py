@@ -2,7 +2,7 @@
 
 That is so in a closed loop, whose users wait for the last pool; where a router looks at the replicas of several pools;
 and under back-pressure from a decode side. What happened is put into the departures of the same stations that the chain
-has, so that all that follows is the same.
+has, so that all that follows is the same. ``one_loop`` does so on the vectorised engine.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from evaluator.routing import stream
 from evaluator.simulation.chain import Journey, Leg, journey_of
 from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.gaps import Gaps, pooled
+from evaluator.simulation.legs import LinkServed, PoolServed, Served, SideServed, legs_in_one_loop, never
 from evaluator.simulation.slots import OPEN_LOOP, Slot
 from evaluator.simulation.stages import Stop, on_pool
 from evaluator.simulation.tokens import Observe, add_totals, branches_of, limits_of
-from evaluator.simulation.use import Totals, check_served, use_of
+from evaluator.simulation.use import Totals, use_of
 from evaluator.simulation.ways import Hop, Itinerary, Ways, ways_of
 from evaluator.stages import Delay
 from evaluator.stations.contract import ChunkJobs, Departures, Station, each, shape_of, use_without_devices
-from evaluator.traffic.jobs import Demand, Jobs, Origin, branch_units, held_units
+from evaluator.traffic.jobs import Demand, Jobs, branch_units, held_units
 from evaluator.traffic.requests import Tokens, shared_tokens
 
 
@@ -77,14 +78,7 @@ def run_network(plan: Plan, members: Sequence[Member], jobs: ChunkJobs, observe:
         [runs[config, seed].asked if (config, seed) in runs else one for seed, one in enumerate(of_seeds)]
         for config, of_seeds in enumerate(jobs)
     ]
-    legs: list[Leg] = []
-    for side in members[0].sides:
-        if side.number > 0:
-            legs.append(_link_leg(legs[-1], members, {at: one.links for at, one in runs.items()}))
-        came = asked if side.number == 0 else _sent(legs[-1])
-        legs.append(
-            _side_leg(members, plan.seeds, side, came, {at: one.sides[side.number] for at, one in runs.items()})
-        )
+    legs = legs_in_one_loop(members, asked, {at: _served(one) for at, one in runs.items()})
     if not members[0].staged:
         return journey_of(legs)
     return journey_of(legs_of_ways(members, walks, jobs, legs, runs))
@@ -299,102 +293,42 @@ def _transfers(member: Member, link: LinkPlan, jobs: Jobs, prefill: Side, decode
     )
 
 
-# --- what became of it, as of the stations of a chain
+# --- what became of it
 
 
-def _side_leg(
-    members: Sequence[Member],
-    seeds: Sequence[int],
-    side: SidePlan,
-    jobs: ChunkJobs,
-    runs: dict[tuple[int, int], SideRun],
-) -> Leg:
-    found = Departures.empty(jobs)
-    for at, of_run in runs.items():
-        parts = [of_run.side.parts[index] for index in of_run.jobs.id.tolist()]
-        for name, own in (
-            ("ready_s", "arrival_s"),
-            *((time, time) for time in ("scheduled_s", "first_token_s", "last_token_s")),
-        ):
-            getattr(found, name)[at][: len(parts)] = [getattr(part, own) for part in parts]
-        found.replica[at][: len(parts)] = [part.replica for part in parts]
-    check_served(members, found)
-    uses = [_use(members, side, place, jobs, found, runs) for place in range(len(side.stations))]
-    name = members[0].stations[side.stations.start].name if len(uses) == 1 else side.role.name
-    return Leg(Station(name, _never, side.role), jobs, found, tuple(uses))
+def _served(run: NetworkRun) -> Served:
+    sides = tuple(map(_side_served, run.sides))
+    if run.links is None:
+        return Served(sides, None)
+    visits = [run.links.done[index] for index in run.sides[1].jobs.id.tolist()]
+    return Served(sides, LinkServed(*np.array(visits, dtype=float).reshape(-1, 3).T))
 
 
-def _never(jobs: ChunkJobs) -> tuple[Departures, *tuple[Use, ...]]:
-    raise AssertionError("this station has served its jobs in the loop of the network")
+def _side_served(run: SideRun) -> SideServed:
+    parts = [run.side.parts[index] for index in run.jobs.id.tolist()]
+    ready_s, scheduled_s, first_s, last_s = (
+        np.array([getattr(part, name) for part in parts], dtype=float)
+        for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
+    )
+    replica = np.array([part.replica for part in parts], dtype=np.int64)
+    found = SideServed(ready_s, scheduled_s, first_s, last_s, replica, ())
+    return replace(found, pools=tuple(_pool_served(run, replicas, found) for replicas in run.pools))
 
 
-def _use(
-    members: Sequence[Member],
-    side: SidePlan,
-    place: int,
-    jobs: ChunkJobs,
-    served: Departures,
-    runs: dict[tuple[int, int], SideRun],
-) -> Use:
-    """Of the pool at a place on its side."""
-    pools = [member.stations[member.sides[side.number].stations[place]] for member in members]
-    configs, seeds, _ = shape_of(jobs)
-    totals = Totals.empty(configs, seeds)
-    itl: list[list[WeightedGaps]] = [[pooled([])] * seeds for _ in members]
-    own = [list(of_seeds) for of_seeds in jobs]
-    for at, of_run in runs.items():
-        replicas, one = of_run.pools[place], jobs[at[0]][at[1]]
-        add_totals(totals, at, Outcome([], replicas))
-        chosen = served.replica[at][: len(one)].astype(np.int64) - replicas[0].index
-        own[at[0]][at[1]] = replace(one, chosen=chosen)
-        itl[at[0]][at[1]] = pooled(
-            [_gaps_of(of_run.gaps[replica.index], replica.index, one, served, at) for replica in replicas]
-        )
-    return use_of(pools, own, totals, itl)
+def _pool_served(run: SideRun, replicas: list[Replica], served: SideServed) -> PoolServed:
+    gaps = [_gaps_of(run.gaps[replica.index], replica.index, run.jobs, served) for replica in replicas]
+    outcome = Outcome([], replicas)
+    return PoolServed(lambda totals, at: add_totals(totals, at, outcome), pooled(gaps), replicas[0].index)
 
 
-def _gaps_of(gaps: Gaps, replica: int, jobs: Jobs, served: Departures, at: tuple[int, int]) -> WeightedGaps:
+def _gaps_of(gaps: Gaps, replica: int, jobs: Jobs, served: SideServed) -> WeightedGaps:
     """Those of one replica after the first token of the first measured job that came to it."""
-    here = jobs.measured & (served.replica[at][: len(jobs)] == replica)
+    here = jobs.measured & (served.replica == replica)
     if not here.any():
         return gaps.after(np.inf)
     counted = np.flatnonzero(here)
-    first = counted[np.lexsort((jobs.id[counted], served.ready_s[at][counted]))[0]]
-    return gaps.after(float(served.first_token_s[at][first]))
-
-
-def _link_leg(before: Leg, members: Sequence[Member], links: dict[tuple[int, int], Transfers | None]) -> Leg:
-    """The link behind a prefill side, which requests of one token do not pass."""
-    jobs: list[list[Jobs]] = [[] for _ in before.jobs]
-    for at, one in each(before.jobs):
-        times = before.departures
-        served_s = (times.first_token_s - times.scheduled_s)[at][: len(one)]
-        came = replace(one, origin=Origin(times.replica[at][: len(one)], served_s))
-        jobs[at[0]].append(came.after_prefill(times.last_token_s[at][: len(one)])[0])
-    found, busy_s = Departures.empty(jobs), np.zeros(shape_of(jobs)[:2])
-    for at, one in each(jobs):
-        done = links.get(at)
-        if done is None:
-            continue
-        visits = [done.done[index] for index in one.id.tolist()]
-        columns = np.array(visits, dtype=float).reshape(-1, 3).T
-        for name, column in zip(("ready_s", "scheduled_s", "last_token_s"), columns, strict=True):
-            getattr(found, name)[at][: len(one)] = column
-        assert one.origin is not None
-        found.replica[at][: len(one)] = one.origin.replica
-        latency_s = members[at[0]].link.latency_s  # type: ignore[union-attr]
-        busy_s[at] = (columns[2] - columns[1] - latency_s).sum()
-    found.first_token_s[...] = found.last_token_s
-    replicas = np.array([0 if member.link is None else member.link.replicas for member in members], dtype=float)
-    name = next((member.link.name for member in members if member.link is not None), "link")
-    return Leg(Station(name, _never), jobs, found, (use_without_devices(name, jobs, replicas, busy_s),))
-
-
-def _sent(link: Leg) -> ChunkJobs:
-    return [
-        [one.at(link.departures.last_token_s[config, seed][: len(one)]) for seed, one in enumerate(of_seeds)]
-        for config, of_seeds in enumerate(link.jobs)
-    ]
+    first = counted[np.lexsort((jobs.id[counted], served.ready_s[counted]))[0]]
+    return gaps.after(float(served.first_token_s[first]))
 
 
 def legs_of_ways(
@@ -479,7 +413,7 @@ def _hop_leg(
     stage = stop.stage(0)
     station = Station(
         stop.label,
-        _never,
+        never,
         streams=stage.kind.streams(stage.parameters),
         stage=stage.name,
         waits=stop.planned(0).kind is not Delay,

@@ -1,8 +1,8 @@
 """The links between a prefill and a decode side as a station: the KV of every request goes over one of them.
 
 It takes no part in the admission: a prefill replica frees the KV of a request with its first token, and a decode pool
-without room makes requests wait in its own queue. What a real prefill side would hold until then is modelled by the
-reference (``transfer.backpressure``).
+without room makes requests wait in its own queue. Where a prefill side holds its KV until then
+(``transfer.backpressure``), the pools run in one loop, and their link with them (``engine.coupled.transfers``).
 """
 
 from __future__ import annotations

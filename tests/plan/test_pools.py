@@ -15,6 +15,7 @@ from tests.simulation.build import plan_of_pools
 
 CLOSED = "workload.arrivals={process: closed_loop, users: 7}"
 LEAST = ("deployment.replicas=2", "deployment.router=least_work")
+LEAST_WORK_LEFT = "deployment.batching.packing=least_work_left"
 
 
 def test_pools_have_roles_and_limits_of_their_own():
@@ -52,14 +53,15 @@ def test_a_group_is_of_one_sequence_of_structures():
         ((), False, ()),
         (("deployment.replicas=2", "deployment.router=random"), False, ()),
         (LEAST, True, ()),
-        ((CLOSED,), True, ("closed loop over several pools",)),
+        ((CLOSED,), True, ()),
+        ((CLOSED, LEAST_WORK_LEFT), True, ("closed loop over several pools with packing least_work_left",)),
     ],
 )
 def test_pools_that_look_at_each_other_are_coupled(overrides, coupled, lacking):
     (member,) = plan_of_pools(*overrides).members
     assert (member.coupled, member.lacking) == (coupled, lacking)
     assert member.engine == ("token" if lacking else "iteration")
-    assert member.status == OK and member.in_one_loop == (overrides == (CLOSED,))
+    assert member.status == OK and member.in_one_loop == (CLOSED in overrides)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ class Side:
     says which request it is. A request without a part here passes at once.
 
     ``choose`` is asked for the replica when a request comes, those of one time in the order of their index, unless the
-    replica was chosen before. ``on_begun`` is told of parts that a batch computes for the first time, ``on_room`` of
-    those that got room (``Replica.expect``).
+    replica was chosen before. ``on_begun`` is told of parts that a batch computes for the first time, those of one time
+    in that order, ``on_room`` of those that got room (``Replica.expect``).
     """
 
     batches = True
@@ -64,9 +64,11 @@ class Side:
             self.pool.enter(part, replica, now)
         if self.pool.next_s <= now:
             return  # a leap ends now that was to go on: its end comes first
-        for flight in self.pool.sent(now):
-            for chunk in flight.batch.chunks if self.on_begun is not None else ():
-                self._tell_begun(chunk.request, now)
+        sent = self.pool.sent(now)
+        if self.on_begun is not None:
+            computed = [chunk.request for flight in sent for chunk in flight.batch.chunks]
+            for part in sorted(computed, key=lambda part: part.index):
+                self._tell_begun(part, now)
         if self.on_room is not None:
             for replica in self.pool.replicas:
                 granted, replica.granted = replica.granted, []

@@ -107,7 +107,7 @@ def _needed_units(given: Given, i: Int, one: Candidate) -> Float:
     """KV units that a request takes on admission: for what it computes now, or with reserved KV for all of it."""
     rules = given.rules
     slots = jnp.maximum(one.start + jnp.maximum(one.tokens, 1), jnp.where(rules.whole_kv, one.start + one.rest, 0))
-    reserved = read(given.requests.kv_units, i).astype(jnp.float64)
+    reserved = given.kv_units(i).astype(jnp.float64)
     return jnp.where(rules.on_demand, own_units(given, i, slots.astype(jnp.float64)), reserved)
 
 
@@ -124,9 +124,11 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
         kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
         if state.cache is not None:  # shared blocks need not be taken, but those that nobody uses are no longer free
             kept = kept + (state.cache.idle_hits - state.cache.hits)
-        fits = jnp.where(one.rest > 0, computing & (one.tokens > 0), resident & (one.tokens >= 0)) & (
-            _needed_units(given, i, one) + kept <= limits.kv_units - state.kv
-        )
+        needed, room = _needed_units(given, i, one), limits.kv_units - state.kv
+        has_kv = needed + kept <= room
+        if state.rooms is not None:
+            has_kv = has_kv | _has_room(given, read_once(state.sequences.scheduled_s, i))
+        fits = jnp.where(one.rest > 0, computing & (one.tokens > 0), resident & (one.tokens >= 0)) & has_kv
         if given.structure.peaks:
             fits = fits & (~(rules.look_every > 0) | (peak_units(given, state, i, fits) <= limits.kv_units))
         return fits
@@ -174,11 +176,15 @@ def _take_head(given: Given, state: State, start_s: Float) -> State:
     """The head of the waiting queue is admitted: it takes a seat, KV, and its first chunk or its place as a decode."""
     i = head(state.waiting)
     one = _candidate(given, state, i, _found(given, state))
-    batch = state.batch
+    batch, scheduled_s = state.batch, read_once(state.sequences.scheduled_s, i)
+    has_room = _has_room(given, scheduled_s) if state.rooms is not None else False
     state = _take_units(given, state, i, one)
     if state.tally is not None:
-        waiting_units = state.tally.waiting_units - read(given.requests.kv_units, i)
+        waiting_units = state.tally.waiting_units - jnp.where(has_room, 0, given.kv_units(i))
         state = state._replace(tally=state.tally._replace(waiting_units=waiting_units))
+    if state.rooms is not None:
+        freed = jnp.where(has_room, _needed_units(given, i, one), 0.0)
+        state = _move_in(given, state, i, freed, start_s, scheduled_s == jnp.inf)
     state = state._replace(
         waiting=pop(state.waiting, i),
         running=state.running.append(i, True),
@@ -188,7 +194,7 @@ def _take_head(given: Given, state: State, start_s: Float) -> State:
         batch=batch._replace(admitted=batch.admitted + 1, decodes=batch.decodes + (one.rest == 0)),
     )
     sequences = state.sequences
-    scheduled_s = jnp.minimum(read_once(sequences.scheduled_s, i), start_s)  # of its first admission
+    scheduled_s = jnp.minimum(scheduled_s, start_s)  # of its first admission
     state = state._replace(
         sequences=sequences._replace(
             admission=write(sequences.admission, i, state.admissions),
@@ -212,6 +218,27 @@ def _take_units(given: Given, state: State, i: Int, one: Candidate) -> State:
     state = prefix_cache.admit(given, state, i, units.astype(jnp.int32))
     computed = write(state.sequences.computed, i, one.start)
     return state._replace(sequences=state.sequences._replace(computed=computed))
+
+
+def _has_room(given: Given, scheduled_s: Float) -> Flag:
+    """Room was reserved for a waiting request, which has not lost it in a preemption since it was first scheduled."""
+    return given.limits.prompts_resident & (scheduled_s == jnp.inf)
+
+
+def _move_in(given: Given, state: State, i: Int, units: Float, start_s: Float, first: Flag) -> State:
+    """A request is admitted where rooms are reserved: ``units`` that were reserved for it are its own now.
+
+    Of a prefill side, requests that are admitted for the ``first`` time are listed: layer by layer they ask for room
+    from now on.
+    """
+    rooms, listed = state.rooms, state.listed
+    assert rooms is not None and listed is not None
+    state = state._replace(kv=state.kv - units, rooms=rooms._replace(kept=rooms.kept - units))
+    state = state._replace(listed=listed.push(i, first & ~given.limits.prompts_resident))
+    if given.structure.pipeline_ranks > 1:
+        return state  # the integral goes by what is in use, whoever uses it
+    waited_s = jnp.where(units > 0.0, start_s - read_once(rooms.since_s, i), 0.0)
+    return state._replace(kv_unit_s=state.kv_unit_s + units * waited_s)
 
 
 def _continue_prompts(given: Given, state: State, on: Flag) -> State:

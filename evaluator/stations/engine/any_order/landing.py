@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -12,7 +12,7 @@ from evaluator.stations.engine.any_order.chains import turned
 from evaluator.stations.engine.any_order.cohorts import join, known_tokens, leave
 from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.state import Line, State, Waiting
-from evaluator.stations.engine.any_order.waiting import answer, deliver
+from evaluator.stations.engine.any_order.waiting import answer, deliver, seen_s
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import NONE, add, read, read_once, tagged_count, unmark, write
@@ -47,7 +47,7 @@ def land(given: Given, state: State, landing: Landing) -> State:
     else:
         weight = jnp.where(landing.measured.since_s < landing.end_s, 1.0, 0.0)
         first_weight = jnp.where(landing.measured.since_s < landing.first_end_s, 1.0, 0.0)
-    state = _enter_gaps(state, landing, first_weight)
+    state = _enter_gaps(given, state, landing, first_weight)
     state = _take_steps(given, state, landing)
     state = _depart(given, state, landing)
     if given.structure.pipeline_ranks > 1:
@@ -55,14 +55,14 @@ def land(given: Given, state: State, landing: Landing) -> State:
     return _complete_prompts(given, state, landing, weight)
 
 
-def _enter_gaps(state: State, landing: Landing, weight: Float) -> State:
+def _enter_gaps(given: Given, state: State, landing: Landing, weight: Float) -> State:
     """The histogram with the gaps that end in the steps of a landing.
 
     A sequence that has joined since the cohort's last step has a gap of its own, from its own last token; if its prompt
     was resident it has no token yet, and its first one comes now. All other gaps start at the end of the last step.
     """
     cohort, cohorts, steps = landing.cohort, state.cohorts, landing.steps
-    moves = steps > 0
+    moves, at = steps > 0, given.first_bin()
 
     def enter_first(carry: tuple[State, Int, Float]) -> tuple[State, Int, Float]:
         state, i, count = carry
@@ -70,7 +70,7 @@ def _enter_gaps(state: State, landing: Landing, weight: Float) -> State:
         first = read_once(sequences.first_token_s, i)
         resident = first == jnp.inf
         gap_s = landing.first_end_s - read_once(sequences.token_s, i)
-        bins = histogram.enter(state.itl_histogram, gap_s, jnp.where(resident, 0.0, weight))
+        bins = histogram.enter(state.itl_histogram, gap_s, jnp.where(resident, 0.0, weight), at)
         first_token_s = write(sequences.first_token_s, i, jnp.where(resident, landing.first_end_s, first))
         state = state._replace(itl_histogram=bins, sequences=sequences._replace(first_token_s=first_token_s))
         return state, read_once(state.next_fresh, i), count + 1.0
@@ -80,12 +80,12 @@ def _enter_gaps(state: State, landing: Landing, weight: Float) -> State:
     cohorts, decodes = state.cohorts, read(state.cohorts.decodes, cohort)
     gap_from, fresh = read(cohorts.gap_from, cohort), read(cohorts.fresh, cohort)
     others = jnp.where(moves, weight * (decodes - count), 0.0)
-    bins = histogram.enter(state.itl_histogram, landing.first_end_s - gap_from, others)
+    bins = histogram.enter(state.itl_histogram, landing.first_end_s - gap_from, others, at)
     if landing.measured is None:
         bins = histogram.enter_later_steps(bins, steps, landing.first_end_s, landing.end_s, weight * decodes)
     else:
         mean_s = (landing.end_s - landing.first_end_s) / jnp.maximum(steps - 1, 1)
-        bins = histogram.enter(bins, mean_s, decodes * landing.measured.steps)
+        bins = histogram.enter(bins, mean_s, decodes * landing.measured.steps, at)
     # The count makes the write below depend on the loop, which starts from what it overwrites (``common.rings``).
     done = moves & (count >= 0.0)
     return state._replace(
@@ -194,7 +194,7 @@ def _complete_prompts(given: Given, state: State, landing: Landing, weight: Floa
         gaps = jnp.where(before > 0, weight, 0.0)
         first_token_s = jnp.minimum(read_once(sequences.first_token_s, i), end_s)
         state = state._replace(
-            itl_histogram=histogram.enter(state.itl_histogram, end_s - token_s, gaps),
+            itl_histogram=histogram.enter(state.itl_histogram, end_s - token_s, gaps, given.first_bin()),
             sequences=sequences._replace(
                 generated=write(sequences.generated, i, generated),
                 first_token_s=write(sequences.first_token_s, i, first_token_s),
@@ -222,7 +222,7 @@ def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> State
         left_context = state.tally.left_context + jnp.where(on, whole, 0.0)
         state = state._replace(tally=state.tally._replace(left_context=left_context))
     if state.cache is None:
-        state = state._replace(kv=state.kv - jnp.where(on, read(given.requests.kv_units, i), 0))
+        state = state._replace(kv=state.kv - jnp.where(on, given.kv_units(i), 0))
     else:
         state = prefix_cache.release(given, state, i, on)
     if state.calendar is not None:
@@ -236,13 +236,21 @@ def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> State
         by_end=state.by_end.remove(i, on) if given.structure.peaks else state.by_end,
         running_count=state.running_count - on,
         finished=state.finished + on,
-        waiting=_released(given, state, i, end_s, on),
+        **_told_of(given, state, i, end_s, on),
     )
+
+
+def _told_of(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> dict[str, Any]:
+    """What changes in the state because a request is done: its user is told, or the station that comes next."""
+    if state.listed is not None:
+        return {"listed": state.listed.push(i, on)}
+    return {"waiting": _released(given, state, i, end_s, on)}
 
 
 def _released(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> Waiting | Line:
     """Of a closed loop: a user may send the next request, at once or when the frontend has delivered the answer."""
     waiting = state.waiting
     if isinstance(waiting, Line) and given.structure.frontend:
-        return deliver(given, waiting, i, read_once(state.sequences.first_token_s, i), end_s, on)
+        first_s, output = read_once(state.sequences.first_token_s, i), read(given.requests.output_tokens, i)
+        return deliver(waiting, seen_s(given.rules, first_s, end_s, output), on)
     return waiting._replace(released=waiting.released + on)

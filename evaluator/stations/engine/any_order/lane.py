@@ -7,7 +7,9 @@ from typing import NamedTuple
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.kv import KvUnits
 from evaluator.stations.engine.common.arrays import Flag, Float, FloatPerRequest, Int, IntPerRequest, IntPerSource
+from evaluator.stations.engine.common.histogram import BINS
 from evaluator.stations.engine.common.lane import LaneLimits, Requests
+from evaluator.stations.engine.common.rings import read
 
 
 class Rules(NamedTuple):
@@ -79,6 +81,10 @@ class Structure(NamedTuple):
     replicas: int = 1  # most replicas of a lane, see ``engine.coupled``
     frontend: bool = False  # of a closed loop: users get their answers later than the engine has them; several replicas
     cache: CacheShape | None = None  # replicas have prefix caches; a unit of their KV is then a block
+    pools: int = 1  # of several replicas: pools that they belong to, see ``coupled.lane.Network``; what follows too
+    sides: int = 1  # 2: a prefill and a decode side
+    told: bool = False  # the decode replica is chosen with the first token, not when the KV is there
+    rooms: bool = False  # back-pressure: KV is sent when the decode replica has room, and kept until then
 
     def cohorts(self) -> int:
         """Cohorts of decoding sequences, see ``state.Cohorts``.
@@ -104,6 +110,16 @@ class Given(NamedTuple):
     talks: Talks | None
     requests: Requests
     structure: Structure
+    pool: Int | None = None  # of several pools: the number of the one whose figures these are
+
+    def kv_units(self, i: Int) -> Int:
+        """KV units of a finished request. Of several pools ``requests.kv_units`` has a row of requests for each."""
+        slots = self.requests.arrival_s.shape[0]
+        return read(self.requests.kv_units, i if self.pool is None else self.pool * slots + i)
+
+    def first_bin(self) -> Int | int:
+        """Where the histogram of the pool begins: each of several has its own, one behind the other."""
+        return 0 if self.pool is None else self.pool * BINS
 
     def window(self) -> Float | None:
         """The attention window in tokens; None for a model without windowed layers."""

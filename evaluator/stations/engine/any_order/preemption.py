@@ -99,7 +99,7 @@ def held_units(given: Given, state: State, i: Int) -> Float:
     prompt = jnp.where(rules.whole_kv, target, computed)
     tokens = jnp.where(cohort >= 0, computed + elapsed, prompt)
     taken = own_units(given, i, tokens.astype(jnp.float64))
-    return jnp.where(rules.on_demand, taken, read(given.requests.kv_units, i).astype(jnp.float64))
+    return jnp.where(rules.on_demand, taken, given.kv_units(i).astype(jnp.float64))
 
 
 def newest_at_rest(given: Given, state: State) -> Int:
@@ -143,7 +143,7 @@ def preempt(given: Given, state: State, i: Int) -> State:
     cached = read(requests.prompt_tokens, i) - read(requests.compute_tokens, i)
     kept = jnp.where(given.limits.prompts_resident, 0, cached)
     if state.tally is not None:
-        waiting_units = state.tally.waiting_units + read(requests.kv_units, i)
+        waiting_units = state.tally.waiting_units + given.kv_units(i)
         again = state.tally.again + known - kept - jnp.maximum(left, 0)
         state = state._replace(tally=state.tally._replace(again=again, waiting_units=waiting_units))
     state = state._replace(

@@ -42,7 +42,7 @@ from evaluator.stations.engine.common.arrays import (
 from evaluator.stations.engine.common.calendar import Calendar
 from evaluator.stations.engine.common.leap import no_peaks
 from evaluator.stations.engine.common.prompts import PromptSums
-from evaluator.stations.engine.common.rings import NONE, WORD
+from evaluator.stations.engine.common.rings import NONE, WORD, read_once, write
 
 
 class Waiting(NamedTuple):
@@ -63,6 +63,29 @@ class Line(NamedTuple):
     released: Int  # closed loop: requests sent so far, to all replicas
     due: TimeHeap  # closed loop with a frontend: when answers reach their users
     due_size: Int
+    homeless: Int | None = None  # where rooms are reserved: a stack of preempted requests, linked by ``next``
+
+
+class Listed(NamedTuple):
+    """Requests that something has happened to in this trip, as a linked list."""
+
+    first: Int  # or NONE
+    next: IntPerRequest
+
+    def push(self, i: Int, on: Flag) -> Listed:
+        """With ``i``, if ``on``; it must not be in it."""
+        after = jnp.where(on, self.first, read_once(self.next, i))
+        return Listed(jnp.where(on, i, self.first), write(self.next, i, after))
+
+
+class Rooms(NamedTuple):
+    """KV under back-pressure that no running request holds.
+
+    That is room reserved on a decode replica, and on a prefill replica what is still to be sent.
+    """
+
+    kept: Float  # units of the replica at hand; they are in ``State.kv`` as well
+    since_s: FloatPerRequest  # when a request got room
 
 
 class Tally(NamedTuple):
@@ -190,6 +213,8 @@ class State(NamedTuple):
     tally: Tally | None = None  # None for a single replica: there is no router that asks
     cache: Cache | None = None  # None without a prefix cache
     calendar: Calendar | None = None  # of users who think about answers: when they send which request
+    listed: Listed | None = None  # of two sides: requests that are done here or, back-pressure, have begun
+    rooms: Rooms | None = None  # None without back-pressure
 
 
 def no_batch() -> Batch:
@@ -223,11 +248,13 @@ def initial_state(given: Given) -> State:
         running_count=zero, admissions=number, finished=number, preemptions=number, decode_iterations=number,
         looked_at=number, kv=zero, kv_max=zero, kv_unit_s=zero, busy_s=zero, iterations=zero, experts_touched=zero,
         peaks=no_peaks(given.pipeline_ranks[0]),
-        itl_histogram=jnp.zeros(histogram.BINS),
+        itl_histogram=jnp.zeros(histogram.BINS * given.structure.pools),
         paces=_initial_paces(given),
         tally=no_tally() if several else None,
         cache=initial_cache(given),
         calendar=None if given.talks is None else Calendar.empty(slots),
+        listed=Listed(none[0], none) if given.structure.sides > 1 else None,
+        rooms=Rooms(zero, jnp.full(slots, jnp.inf)) if given.structure.rooms else None,
     )  # fmt: skip
 
 
@@ -235,7 +262,8 @@ def _nobody_waits(given: Given) -> Waiting | Line:
     slots, number = given.requests.arrival_s.shape[0], jnp.zeros((), jnp.int32)
     if given.structure.replicas > 1:
         none = jnp.full(slots, NONE, jnp.int32)
-        return Line(none[0], none[0], none, given.limits.users, jnp.full(slots + 1, jnp.inf), number)
+        homeless = none[0] if given.structure.rooms else None
+        return Line(none[0], none[0], none, given.limits.users, jnp.full(slots + 1, jnp.inf), number, homeless)
     return Waiting(jnp.zeros(slots + 1, jnp.int64), number, number, given.limits.users)
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.any_order.heap import enter, replace_first
-from evaluator.stations.engine.any_order.lane import Given
+from evaluator.stations.engine.any_order.lane import Given, Rules
 from evaluator.stations.engine.any_order.state import Line, Sequences, State, Waiting
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.calendar import Calendar
@@ -33,7 +33,7 @@ def next_arrival(given: Given, waiting: Waiting | Line) -> Float:
 def head(waiting: Waiting | Line) -> Int:
     """The head of the waiting queue, if it is not empty."""
     if isinstance(waiting, Line):
-        return waiting.first
+        return waiting.first if waiting.homeless is None else _holders_first(waiting, waiting.homeless)
     first = read_once(waiting.heap, jnp.minimum(waiting.size, 0))
     return jnp.where(waiting.size > 0, first.astype(jnp.int32), waiting.arrived)
 
@@ -41,7 +41,7 @@ def head(waiting: Waiting | Line) -> Int:
 def any_waiting(given: Given, state: State) -> Flag:
     """The waiting queue is not empty."""
     if isinstance(state.waiting, Line):
-        return state.waiting.first >= 0
+        return head(state.waiting) >= 0
     return (state.waiting.size > 0) | (next_arrival(given, state.waiting) <= state.clock)
 
 
@@ -66,6 +66,8 @@ def go_back(given: Given, state: State, i: Int) -> State:
     """
     waiting = state.waiting
     if isinstance(waiting, Line):
+        if waiting.homeless is not None:
+            return state._replace(waiting=_lose_room(given, waiting, waiting.homeless, i))
         last = jnp.where(waiting.first < 0, i, waiting.last)
         return state._replace(
             waiting=waiting._replace(first=i, last=last, next=write(waiting.next, i, waiting.first)),
@@ -73,6 +75,25 @@ def go_back(given: Given, state: State, i: Int) -> State:
     work = _work(given, state.sequences, i)
     priority = jnp.where(given.rules.least_work, work, -state.preemptions)
     return state._replace(waiting=_push(waiting, priority, i))
+
+
+def _holders_first(waiting: Line, homeless: Int) -> Int:
+    """The head where rooms are reserved: those that hold KV go before those that lost theirs in a preemption.
+
+    Else a preempted request that finds no KV would keep from running the very requests that have it.
+    """
+    return jnp.where(waiting.first >= 0, waiting.first, homeless)
+
+
+def _lose_room(given: Given, waiting: Line, homeless: Int, i: Int) -> Line:
+    """A preempted request waits where rooms are reserved; on a prefill side, which has none, in front of all others."""
+    rooms, empty = given.limits.prompts_resident, waiting.first < 0
+    return waiting._replace(
+        first=jnp.where(rooms, waiting.first, i),
+        last=jnp.where(~rooms & empty, i, waiting.last),
+        homeless=jnp.where(rooms, i, homeless),
+        next=write(waiting.next, i, jnp.where(rooms, homeless, waiting.first)),
+    )
 
 
 def come_in(waiting: Line, i: Int) -> Line:
@@ -89,7 +110,11 @@ def come_in(waiting: Line, i: Int) -> Line:
 def pop(waiting: Waiting | Line, i: Int) -> Waiting | Line:
     """The waiting queue without its head, which is ``i``."""
     if isinstance(waiting, Line):
-        return waiting._replace(first=read_once(waiting.next, i))
+        if waiting.homeless is None:
+            return waiting._replace(first=read_once(waiting.next, i))
+        holds, after = waiting.first >= 0, read_once(waiting.next, i)
+        first, homeless = jnp.where(holds, after, NONE), jnp.where(holds, waiting.homeless, after)
+        return waiting._replace(first=first, homeless=homeless)
     in_heap = waiting.size > 0
     heap, size = waiting.heap, waiting.size - in_heap
     moved = read_once(heap, size + jnp.minimum(i, 0))  # with ``i``, so that it is read after the head was
@@ -104,20 +129,20 @@ def _push(waiting: Waiting, priority: Int, i: Int) -> Waiting:
     return waiting._replace(heap=enter(waiting.heap, waiting.size, entry), size=waiting.size + 1)
 
 
-def deliver(given: Given, waiting: Line, i: Int, first_s: Float, end_s: Float, on: Flag) -> Line:
-    """Of a closed loop, if ``on``: a user gets the answer to request ``i``, and sends the next one then.
+def deliver(waiting: Line, at_s: Float, on: Flag) -> Line:
+    """Of a closed loop, if ``on``: a user gets an answer at ``at_s``, and sends the next request then.
 
-    The engine is done with it at ``end_s``; the frontend takes some time, and iterations of the request's mean length
-    (``simulation.frontend``). Answers may overtake each other on the way, so that their times are in a heap.
+    Answers may overtake each other on the way, so that their times are in a heap.
     """
-    at_s = seen_s(given, i, first_s, end_s)
     entered = jnp.where(on, at_s, jnp.inf)  # behind all others, where the size will not count it
     return waiting._replace(due=enter(waiting.due, waiting.due_size, entered), due_size=waiting.due_size + on)
 
 
-def seen_s(given: Given, i: Int, first_s: Float, end_s: Float) -> Float:
-    """When the answer to request ``i``, which the engine has given from ``first_s`` to ``end_s``, is with its user."""
-    rules, output = given.rules, read(given.requests.output_tokens, i)
+def seen_s(rules: Rules, first_s: Float, end_s: Float, output: Int) -> Float:
+    """When an answer of ``output`` tokens, which the engine has given from ``first_s`` to ``end_s``, is with its user.
+
+    The frontend takes some time, and iterations of the request's mean length (``simulation.frontend``).
+    """
     gap_s = (end_s - first_s) / jnp.maximum(output - 1, 1)
     return end_s + (rules.frontend_s + rules.lookahead_steps * gap_s)
 
@@ -127,7 +152,8 @@ def answer(given: Given, calendar: Calendar, i: Int, first_s: Float, end_s: Floa
     assert given.talks is not None
     following = read(given.talks.following, i)
     on = on & (following >= 0)
-    due_s = seen_s(given, i, first_s, end_s) + read(given.talks.think_s, jnp.where(on, following, i))
+    output = read(given.requests.output_tokens, i)
+    due_s = seen_s(given.rules, first_s, end_s, output) + read(given.talks.think_s, jnp.where(on, following, i))
     return calendar.enter(due_s, following, on)
 
 

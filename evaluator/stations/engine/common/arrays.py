@@ -25,6 +25,7 @@ Int = Annotated[Any, "int32"]
 Float = Annotated[Any, "float64"]
 
 FloatPerRequest = Annotated[Any, "float64", "request + 1"]
+FlagPerRequest = Annotated[Any, "bool", "request + 1"]
 IntPerRequest = Annotated[Any, "int32", "request + 1"]
 IntPerBranch = Annotated[Any, "int32", "(request + 1) * branch"]
 RequestTimes = Annotated[Any, "float64", "request"]  # in results, without the padding cell

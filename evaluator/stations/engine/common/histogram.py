@@ -31,9 +31,9 @@ def bin_of(gap_s: Array) -> Array:
     return jnp.clip((bits >> (52 - _BITS)) - _OFFSET, 0, BINS - 1).astype(jnp.int32)
 
 
-def enter(bins: Bins, gap_s: Float, count: Float) -> Bins:
-    """The histogram with ``count`` more gaps of ``gap_s``."""
-    at = bin_of(gap_s)
+def enter(bins: Bins, gap_s: Float, count: Float, first: Int | int = 0) -> Bins:
+    """The histogram that begins at bin ``first`` of several, with ``count`` more gaps of ``gap_s``."""
+    at = first + bin_of(gap_s)
     return write(bins, at, read(bins, at) + count)
 
 

@@ -11,13 +11,16 @@ from evaluator.stations.engine.any_order.state import State, no_batch
 from evaluator.stations.engine.common.arrays import Float, Int
 from evaluator.stations.engine.common.rings import read, read_once, write
 from evaluator.stations.engine.coupled.lane import GivenPool
+from evaluator.stations.engine.coupled.rooms import reserve_between
 from evaluator.stations.engine.coupled.routing import add_counts, counts_row
+from evaluator.stations.engine.coupled.several import given_at
 from evaluator.stations.engine.coupled.state import Fleet, Pipelines, ends_at, put_back, replica_at_hand, row, write_row
 
 
 def land_batch(pool: GivenPool, fleet: Fleet) -> Fleet:
     """The oldest batch of the replica where something ends now has come to its end."""
-    given, r = pool.given, fleet.next_replica
+    r = fleet.next_replica
+    given = given_at(pool, r, fleet.several)
     before = _at_hand(fleet, r)
     slot = before.landed % given.structure.pipeline_ranks
     cohort, flies = read(before.flights.cohort, slot), read(before.flights.decodes, slot)
@@ -49,11 +52,14 @@ def land_batch(pool: GivenPool, fleet: Fleet) -> Fleet:
 
 def launch_batch(pool: GivenPool, fleet: Fleet) -> Fleet:
     """A replica where something has happened sends a batch, if it has one; it is looked at again if there is room."""
-    given, r, ranks = pool.given, fleet.touched.top, pool.given.structure.pipeline_ranks
+    r, ranks = fleet.touched.top, pool.given.structure.pipeline_ranks
+    given = given_at(pool, r, fleet.several)
     state = _at_hand(fleet, r)._replace(batch=no_batch())
     start_s = jnp.maximum(state.clock, state.free_s[0])
     state = form_batch(given, state, start_s, ~jnp.zeros((), bool))
     batch = scheduled(given, state)
+    if state.rooms is not None:
+        fleet, state = reserve_between(pool, fleet, r, state, batch.there | ~state.batch.preempted)
     slot, goes = state.sent % ranks, batch.there
     state = send_batch(given, state, batch, start_s, goes)
     again = (goes | state.batch.preempted) & (state.sent - state.landed < ranks)

@@ -12,10 +12,11 @@ from evaluator.stations.engine.any_order.preemption import growth_at
 from evaluator.stations.engine.any_order.prefix_cache import take_step
 from evaluator.stations.engine.any_order.state import Line, State
 from evaluator.stations.engine.any_order.waiting import come_in, take_due
-from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int
+from evaluator.stations.engine.common.arrays import Array, Flag, FlagPerReplica, Float, FloatPerReplica, Int
 from evaluator.stations.engine.common.rings import read, read_once, write
 from evaluator.stations.engine.coupled.caches import choose_by_prefix
-from evaluator.stations.engine.coupled.lane import GivenPool
+from evaluator.stations.engine.coupled.lane import GivenPool, Network
+from evaluator.stations.engine.coupled.several import given_at
 from evaluator.stations.engine.coupled.state import Fleet, ends_at, put_back, replica_at_hand
 
 BY_TOKEN = tuple(
@@ -76,35 +77,55 @@ def _next_request(pool: GivenPool, fleet: Fleet) -> tuple[Fleet, Int]:
 
 
 def send(pool: GivenPool, fleet: Fleet) -> Fleet:
-    """The next request is sent at the time of the clock: it comes into the queue of the replica chosen for it.
-
-    A leap under way there, which would keep it waiting, ends with the iteration under way. In a pipeline nothing leaps.
-    """
-    given = pool.given
+    """The next request is sent at the time of the clock: it comes into the queue of the replica chosen for it."""
     fleet, i = _next_request(pool, fleet)
-    if fleet.pipelines is None:
-        fleet = count_kv(pool, fleet, pool.counter == KV)
-        fleet = fleet if pool.by_prefix is None else catch_up(pool, fleet, pool.by_prefix.chosen)
-    r = _choice(pool, fleet, i)
-    empty = read(fleet.rows.first, r) < 0
-    fleet = _come_in(fleet, i, r)
+    fleet, r = choice(pool, fleet, i)
+    fleet = come_to(pool, announce(pool, fleet, i, r), i, r)
+    return fleet._replace(arrived=fleet.arrived + 1)
+
+
+def announce(pool: GivenPool, fleet: Fleet, i: Int, r: Int) -> Fleet:
+    """Job i is to be served at replica r, now or later: routers count it there."""
+    given = given_at(pool, r, fleet.several)
     output, context = read(given.requests.output_tokens, i), known_tokens(given, i, 0)
     more = counts_row(
         requests=1.0,
         work_tokens=read(given.requests.compute_tokens, i) + output,
         output_tokens=output,
-        kv_units=read(given.requests.kv_units, i),
+        kv_units=given.kv_units(i),
         context_tokens=context,
     )
+    return fleet._replace(counts=add_counts(fleet.counts, r, more), replica=write(fleet.replica, i, r))
+
+
+def come_to(pool: GivenPool, fleet: Fleet, i: Int, r: Int) -> Fleet:
+    """Job i comes into the queue of replica r.
+
+    A leap under way there, which would keep it waiting, ends with the iteration under way. In a pipeline nothing leaps.
+    """
+    given = given_at(pool, r, fleet.several)
+    empty = read(fleet.rows.first, r) < 0
+    fleet = _noted(pool, _come_in(fleet, i, r), i, r)
     room = has_room(given, fleet, r)
     may_come_in = empty & (read(fleet.rows.running_count, r) < given.limits.max_num_seqs)
     if fleet.pipelines is None:
         fleet = cut_short(fleet, r, may_come_in & ~room)
+    return fleet._replace(touched=fleet.touched.push(r, room))
+
+
+def _noted(pool: GivenPool, fleet: Fleet, i: Int, r: Int) -> Fleet:
+    """Of several pools: when job i came, and whether it is the first measured one at replica r."""
+    network, several = pool.network, fleet.several
+    if network is None or several is None:
+        return fleet
+    known = read(several.first_measured, r)
+    none = known == several.sent_s.shape[0] - 1
+    first = jnp.where(none & read(network.measured, i), i, known)
     return fleet._replace(
-        counts=add_counts(fleet.counts, r, more),
-        touched=fleet.touched.push(r, room),
-        arrived=fleet.arrived + 1,
-        replica=write(fleet.replica, i, r),
+        several=several._replace(
+            sent_s=write(several.sent_s, i, fleet.state.clock),
+            first_measured=write(several.first_measured, r, first),
+        )
     )
 
 
@@ -116,30 +137,79 @@ def has_room(given: Given, fleet: Fleet, r: Int) -> Flag:
     return read(pipelines.sent, r) - read(pipelines.landed, r) < given.structure.pipeline_ranks
 
 
-def _choice(pool: GivenPool, fleet: Fleet, i: Int) -> Int:
-    """The replica of request ``i``, which is sent now; the first of several with as little."""
-    talks = pool.given.talks
+def choice(pool: GivenPool, fleet: Fleet, i: Int) -> tuple[Fleet, Int]:
+    """The replica of job i; the first of several with as little."""
+    network, talks = pool.network, pool.given.talks
+    if network is not None:
+        return _choice_of_side(pool, network, fleet, i)
+    if fleet.pipelines is None:
+        fleet = count_kv(pool, fleet, pool.counter == KV)
+        fleet = fleet if pool.by_prefix is None else catch_up(pool, fleet, pool.by_prefix.chosen)
     at = i if talks is None else jnp.where(talks.in_turn, fleet.arrived, i)
 
     def least() -> Int:
-        flights, counter = fleet.flights, pool.counter
-        load = lax.dynamic_slice(fleet.counts, (jnp.int32(0), counter), (fleet.counts.shape[0], 1))[:, 0]
-        by_token = read(jnp.array(BY_TOKEN), counter)
-        load = lax.cond(
-            by_token != 0.0,
-            lambda: load + by_token * flights.done(fleet.state.clock) * flights.sums.decodes,
-            lambda: load,
-        )
-        load = load + jnp.where(counter == KV, fleet.rows.kv, 0.0)
-        there = jnp.arange(len(load), dtype=jnp.int32) < pool.replicas
-        return jnp.argmin(jnp.where(there, load, jnp.inf)).astype(jnp.int32)
+        there = jnp.arange(pool.given.structure.replicas, dtype=jnp.int32) < pool.replicas
+        return _least(_load(fleet, pool.counter), there)
 
     r = lax.cond(pool.counter >= 0, least, lambda: read(pool.assigned, at))
     by, caches = pool.by_prefix, fleet.caches
     if by is None or caches is None:
-        return r
+        return fleet, r
     having = choose_by_prefix(pool.given, fleet.state, caches, fleet.counts, by, i, pool.replicas)
-    return jnp.where(by.chosen, having, r)
+    return fleet, jnp.where(by.chosen, having, r)
+
+
+def _load(fleet: Fleet, counter: Int) -> FloatPerReplica:
+    """What a router counts of every replica, as of the iterations that have ended by now."""
+    flights = fleet.flights
+    load = lax.dynamic_slice(fleet.counts, (jnp.int32(0), counter), (fleet.counts.shape[0], 1))[:, 0]
+    by_token = read(jnp.array(BY_TOKEN), counter)
+    load = lax.cond(
+        by_token != 0.0,
+        lambda: load + by_token * flights.done(fleet.state.clock) * flights.sums.decodes,
+        lambda: load,
+    )
+    return load + jnp.where(counter == KV, fleet.rows.kv, 0.0)
+
+
+def _least(load: FloatPerReplica, able: FlagPerReplica) -> Int:
+    return jnp.argmin(jnp.where(able, load, jnp.inf)).astype(jnp.int32)
+
+
+def _choice_of_side(pool: GivenPool, network: Network, fleet: Fleet, i: Int) -> tuple[Fleet, Int]:
+    """The replica of its side that serves job i: with its model and, if that matters, of its group."""
+    before = read(network.before, i)
+    side = jnp.where(before >= 0, 1, 0)
+    grouped = network.grouped & (before >= 0)
+    group = jnp.int32(0)
+    if fleet.several is not None and fleet.several.travel is not None:
+        sender = read_once(fleet.several.travel.sender, i)
+        group = jnp.where(grouped, read(network.group, jnp.maximum(sender, 0)), 0)
+    counter = read(network.counter, side)
+    fleet = count_kv(pool, fleet, counter == KV) if fleet.pipelines is None else fleet
+
+    def least() -> Int:
+        able = (network.side == side) & (network.model == read(network.asks, i)) & (~grouped | (network.group == group))
+        capacity = pool.given.limits.kv_units[network.pool]
+        load = _load(fleet, counter)
+        return _least(jnp.where(counter == KV, load / capacity, load), able)
+
+    several = fleet.several
+    assert several is not None
+    kind, (_, groups, slots) = read(network.kind, i), network.turns.shape
+    row = jnp.maximum(kind, 0) * groups + group
+    turn = read(several.taken, row)
+    takes = (counter < 0) & (kind >= 0)
+    in_turn, by_job = row * slots + turn, group * slots + i
+    r = lax.cond(
+        counter >= 0,
+        least,
+        lambda: jnp.where(
+            kind >= 0, read(network.turns.reshape(-1), in_turn), read(network.assigned.reshape(-1), by_job)
+        ),
+    )
+    taken = write(several.taken, row, turn + takes)
+    return fleet._replace(several=several._replace(taken=taken)), r
 
 
 def _come_in(fleet: Fleet, i: Int, r: Int) -> Fleet:
@@ -168,7 +238,8 @@ def cut_short(fleet: Fleet, r: Int, on: Flag) -> Fleet:
 
 def count_kv(pool: GivenPool, fleet: Fleet, on: Flag) -> Fleet:
     """The KV of every replica as of the iteration under way, if ``on``."""
-    return catch_up(pool, fleet, on & pool.given.rules.on_demand)
+    on_demand = pool.given.rules.on_demand
+    return catch_up(pool, fleet, on & (on_demand if pool.network is None else on_demand.any()))
 
 
 def catch_up(pool: GivenPool, fleet: Fleet, on: Flag) -> Fleet:
@@ -178,6 +249,8 @@ def catch_up(pool: GivenPool, fleet: Fleet, on: Flag) -> Fleet:
         r, fleet = carry
         until = read(fleet.flights.under_way(fleet.state.clock), r)
         flies = read(fleet.flights.end_s, r) < jnp.inf
+        if pool.network is not None:
+            flies = flies & given_at(pool, r, fleet.several).rules.on_demand
         return r + 1, grow_to(pool, fleet, r, jnp.where(flies, until, 0.0))
 
     stop = jnp.where(on, pool.replicas, 0)
@@ -191,18 +264,24 @@ def grow_to(pool: GivenPool, fleet: Fleet, r: Int, until: Float) -> Fleet:
     """
     if fleet.caches is not None:
         return _take_blocks(pool, fleet, r, until)
-    given, flights, state = pool.given, fleet.flights, fleet.state
+    given, flights, state, several = given_at(pool, r, fleet.several), fleet.flights, fleet.state, fleet.several
+    kept = 0.0 if several is None or several.reserved is None else read(several.reserved.kept, r)
     step, first_s, slope_s = read(state.cohorts.step, r), read(flights.first_s, r), read(flights.slope_s, r)
 
     def grow(carry: tuple[Float, Float, Float]) -> tuple[Float, Float, Float]:
         seen, kv, kv_unit_s = carry
         kv = kv + growth_at(given, state._replace(at_rest=r), step + seen.astype(jnp.int32))
-        return seen + 1.0, kv, kv_unit_s + kv * (first_s + slope_s * seen)
+        return seen + 1.0, kv, kv_unit_s + (kv - kept) * (first_s + slope_s * seen)
 
-    start = (read(flights.seen, r), read(fleet.rows.kv, r), state.kv_unit_s)
+    so_far = state.kv_unit_s if several is None else read(several.totals.kv_unit_s, r)
+    start = (read(flights.seen, r), read(fleet.rows.kv, r), so_far)
     seen, kv, kv_unit_s = lax.while_loop(lambda carry: carry[0] < until, grow, start)
+    if several is not None:
+        column = write(several.totals.kv_unit_s, r, kv_unit_s)
+        several = several._replace(totals=several.totals._replace(kv_unit_s=column))
     return fleet._replace(
-        state=state._replace(kv_unit_s=kv_unit_s),
+        state=state if several is not None else state._replace(kv_unit_s=kv_unit_s),
+        several=several,
         rows=fleet.rows._replace(kv=write(fleet.rows.kv, r, kv)),
         flights=flights._replace(seen=write(flights.seen, r, seen)),
     )

@@ -32,6 +32,8 @@ from evaluator.stations.engine.common.arrays import (
 )
 from evaluator.stations.engine.common.rings import NONE, read, write
 from evaluator.stations.engine.coupled.caches import CacheRows, cache_at_hand, no_rows, rows_put_back
+from evaluator.stations.engine.coupled.lane import Network
+from evaluator.stations.engine.coupled.several import Several, nothing_yet, totals_at_hand, totals_put_back
 
 
 class Rows(NamedTuple):
@@ -109,6 +111,24 @@ class Touched(NamedTuple):
         )
 
 
+class TouchedInOrder(NamedTuple):
+    """The same, the first replica on top: a prefill side sends its batches, and asks for room, before a decode side."""
+
+    there: FlagPerReplica
+    top: Int  # or NONE
+
+    def push(self, r: Int, on: Flag) -> TouchedInOrder:
+        """With replica r, if ``on``."""
+        sooner = on & ((self.top < 0) | (r < self.top))
+        return TouchedInOrder(write(self.there, r, read(self.there, r) | on), jnp.where(sooner, r, self.top))
+
+    def pop(self, on: Flag) -> TouchedInOrder:
+        """Without the replica on top, if ``on``; there must be one."""
+        there = write(self.there, self.top, ~on)
+        first = jnp.where(there.any(), jnp.argmax(there).astype(jnp.int32), NONE)
+        return TouchedInOrder(there, jnp.where(on, first, self.top))
+
+
 class Pipelines(NamedTuple):
     """By replica, what its pipeline alone has: the numbers of ``State``, and cells for each of its ranks."""
 
@@ -131,15 +151,16 @@ class Fleet(NamedTuple):
     counts: Counts  # what a router may count, as of the last ends of flights; of the KV only what is waited for
     next_s: Float  # the least ``end_s`` of the flights
     next_replica: Int  # whose it is
-    touched: Touched
+    touched: Touched | TouchedInOrder
     ending: Flag  # what ends at the time of the clock has still to be looked for
     arrived: Int  # requests sent so far
     replica: IntPerRequest
     caches: CacheRows | None = None  # None: no prefix caches
     opened: Int | None = None  # of users who think about answers: requests sent so far that follow no other
+    several: Several | None = None  # None: one pool
 
 
-def initial_fleet(given: Given) -> Fleet:
+def initial_fleet(given: Given, network: Network | None = None) -> Fleet:
     """Idle replicas at time 0."""
     replicas = given.structure.replicas
     zeros, ints = jnp.zeros(replicas), jnp.zeros(replicas, jnp.int32)
@@ -153,13 +174,20 @@ def initial_fleet(given: Given) -> Fleet:
         counts=jnp.zeros((replicas, len(COUNTERS))),
         next_s=jnp.float64(jnp.inf),
         next_replica=jnp.int32(0),
-        touched=Touched(jnp.zeros(replicas, bool), ints, jnp.int32(NONE)),
+        touched=_nobody_touched(given),
         ending=jnp.zeros((), bool) | True,
         arrived=jnp.int32(0),
         replica=jnp.full(given.requests.arrival_s.shape, NONE, jnp.int32),
         caches=no_rows(given),
         opened=None if given.talks is None else jnp.int32(0),
+        several=nothing_yet(given, network),
     )
+
+
+def _nobody_touched(given: Given) -> Touched | TouchedInOrder:
+    replicas, top = given.structure.replicas, jnp.int32(NONE)
+    there = jnp.zeros(replicas, bool)
+    return TouchedInOrder(there, top) if given.structure.rooms else Touched(there, jnp.zeros(replicas, jnp.int32), top)
 
 
 def _empty_pipelines(given: Given) -> Pipelines | None:
@@ -197,7 +225,7 @@ def replica_at_hand(fleet: Fleet, r: Int) -> State:
     assert isinstance(waiting, Line)
     sentinel = jnp.int32(fleet.replica.shape[0] - 1) + r
     state = _with_pipeline(state, fleet.pipelines, r)
-    return state._replace(
+    state = state._replace(
         waiting=waiting._replace(first=rows.first, last=rows.last),
         running=state.running._replace(sentinel=sentinel),
         prompts=state.prompts._replace(sentinel=sentinel),
@@ -209,6 +237,7 @@ def replica_at_hand(fleet: Fleet, r: Int) -> State:
         tally=no_tally(),
         cache=cache_at_hand(state.cache, fleet.caches, r),
     )
+    return totals_at_hand(state, fleet.several, r)
 
 
 def _with_pipeline(state: State, pipelines: Pipelines | None, r: Int) -> State:
@@ -233,8 +262,8 @@ def put_back(fleet: Fleet, r: Int, state: State) -> Fleet:
             flights=state.flights, free_s=state.free_s, prefill_tokens=row(pipelines.prefill_tokens, r),
         )  # fmt: skip
         pipelines = jax.tree.map(lambda column, value: write_row(column, r, value), pipelines, new)
-    caches = rows_put_back(fleet.caches, state.cache, r)
-    return fleet._replace(state=state, rows=rows, pipelines=pipelines, caches=caches)
+    caches, several = rows_put_back(fleet.caches, state.cache, r), totals_put_back(fleet.several, r, state)
+    return fleet._replace(state=state, rows=rows, pipelines=pipelines, caches=caches, several=several)
 
 
 def row(column: Array, r: Int) -> Array:

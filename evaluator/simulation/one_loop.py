@@ -1,0 +1,243 @@
+"""Pools that depend on one another, on the vectorised engine: a lane for each configuration and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from evaluator.cost.iteration import IterationCost
+from evaluator.metrics.outcomes import OK
+from evaluator.plan import Member, Plan, StationGroup, StationPlan
+from evaluator.simulation.chain import Journey, journey_of
+from evaluator.simulation.choices import choices_of
+from evaluator.simulation.lanes import (
+    LANES_PER_CALL,
+    REQUESTS_PER_CALL,
+    costs_of,
+    filled,
+    limits_of,
+    program_of,
+    rules_of,
+)
+from evaluator.simulation.legs import At, LinkServed, PoolServed, Served, SideServed, legs_in_one_loop
+from evaluator.simulation.slots import OPEN_LOOP
+from evaluator.simulation.use import Totals
+from evaluator.stations.contract import ChunkJobs, each
+from evaluator.stations.engine import Requests, any_order, coupled
+from evaluator.stations.engine.common import histogram
+from evaluator.stations.engine.common.rings import NONE
+from evaluator.traffic.jobs import Jobs, held_units
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One configuration under one seed. ``sides`` are the jobs of each side, in the order of the requests."""
+
+    member: Member
+    at: At
+    seed: int
+    sides: tuple[Jobs, ...]
+    goes_on: np.ndarray  # of the requests: which of them have a job on the second side
+
+    @property
+    def jobs(self) -> int:
+        """Of all sides."""
+        return sum(map(len, self.sides))
+
+    @property
+    def pool_of_replica(self) -> np.ndarray:
+        """By replica, pool after pool, the number of its pool."""
+        counts = [station.deployment.replicas for station in self.member.stations]
+        return np.repeat(np.arange(len(counts)), counts)
+
+
+def run_in_one_loop(plan: Plan, group: StationGroup, members: Sequence[Member], jobs: ChunkJobs) -> Journey:
+    """What became of the jobs of a chunk, over all seeds."""
+    lanes = lanes_of(plan, members, jobs)
+    runs: dict[At, Served] = {}
+    run = program_of(group)
+    size = max(1, min(LANES_PER_CALL, REQUESTS_PER_CALL // group.lane_requests))
+    for start in range(0, len(lanes), size):
+        part = lanes[start : start + size]
+        inputs = jax.tree.map(lambda values: filled(values, size), engine_input(group, part))
+        found = jax.tree.map(np.asarray, run(*inputs))
+        for number, lane in enumerate(part):
+            runs[lane.at] = _told(lane, jax.tree.map(lambda values, number=number: values[number], found))
+    return journey_of(legs_in_one_loop(members, jobs, runs))
+
+
+def lanes_of(plan: Plan, members: Sequence[Member], jobs: ChunkJobs) -> list[Lane]:
+    """The lanes of the members that can run."""
+    return [_lane(members[at[0]], at, plan.seeds[at[1]], one) for at, one in each(jobs) if members[at[0]].status == OK]
+
+
+def _lane(member: Member, at: At, seed: int, jobs: Jobs) -> Lane:
+    if len(member.sides) == 1:
+        return Lane(member, at, seed, (jobs,), np.zeros(0, dtype=np.int64))
+    later, _ = jobs.after_prefill(jobs.ready_s)
+    return Lane(member, at, seed, (jobs, later), jobs.demand.after_prefill[0])
+
+
+# --- what the engine is given
+
+
+def engine_input(group: StationGroup, lanes: Sequence[Lane]) -> tuple[coupled.Pool, Requests]:
+    """What ``coupled.run_pools`` is given, with a leading axis (lane,)."""
+    return _pools(group, lanes), _requests(group, lanes)
+
+
+def _requests(group: StationGroup, lanes: Sequence[Lane]) -> Requests:
+    width, pools = group.lane_requests + 1, group.program.pools
+    arrival = np.full((len(lanes), width), np.inf)
+    tokens = np.zeros((3, len(lanes), width), dtype=np.int32)
+    units = np.zeros((len(lanes), pools, width), dtype=np.int32)
+    for row, lane in enumerate(lanes):
+        arrival[row, : len(lane.sides[0])] = lane.sides[0].ready_s
+        first = 0
+        for side, jobs in zip(lane.member.sides, lane.sides, strict=True):
+            at, demand = slice(first, first + len(jobs)), jobs.demand
+            for column, values in enumerate((demand.compute_tokens, demand.prompt_tokens, demand.output_tokens)):
+                tokens[column, row, at] = values
+            for number in side.stations:
+                units[row, number, at] = held_units(demand, lane.member.stations[number].design.ready.kv)
+            first += len(jobs)
+    compute, prompt, output = tokens
+    return Requests(arrival, compute, prompt, output, units.reshape(len(lanes), -1))
+
+
+def _pools(group: StationGroup, lanes: Sequence[Lane]) -> coupled.Pool:
+    width, shape = group.lane_requests + 1, (len(lanes), group.program.pools)
+    serving = [station for lane in lanes for station in lane.member.stations]
+
+    def by_lane(values: Any) -> Any:
+        return jax.tree.map(lambda column: column.reshape(*shape, *column.shape[1:]), values)
+
+    limits = by_lane(limits_of(serving))._replace(
+        users=np.array([lane.member.users or OPEN_LOOP for lane in lanes], dtype=np.int32),
+        requests=np.array([len(lane.sides[0]) for lane in lanes], dtype=np.int32),
+        measured_from=np.zeros(len(lanes), dtype=np.int32),
+    )
+    nothing = np.zeros((len(lanes), width), dtype=np.int32)
+    networks = [_network(group, lane) for lane in lanes]
+    return coupled.Pool(
+        any_order.Lane(by_lane(_costs(group, serving)), limits, by_lane(rules_of(serving)), nothing, None, None),
+        replicas=np.array([len(lane.pool_of_replica) for lane in lanes], dtype=np.int32),
+        counter=np.full(len(lanes), coupled.NO_COUNTER, dtype=np.int32),
+        assigned=nothing,
+        network=jax.tree.map(lambda *values: np.stack(values), *networks),
+    )
+
+
+def _costs(group: StationGroup, serving: list[StationPlan]) -> tuple[IterationCost, ...]:
+    costs, rows = costs_of(group, serving)
+    return jax.tree.map(lambda values: values[rows], costs)
+
+
+def _network(group: StationGroup, lane: Lane) -> coupled.Network:
+    member, width = lane.member, group.lane_requests + 1
+    pool, requests = lane.pool_of_replica, len(lane.sides[0])
+    side_of = np.concatenate([np.full(len(side.stations), side.number) for side in member.sides])
+    later = np.arange(requests, lane.jobs)
+    before, after = np.full((2, width), NONE, dtype=np.int32)
+    before[later], after[lane.goes_on] = lane.goes_on, later
+    measured = np.zeros(width, dtype=bool)
+    measured[: lane.jobs] = np.concatenate([jobs.measured for jobs in lane.sides])
+    choices = choices_of(member, lane.seed, lane.sides, width, group.program.tables)
+
+    def by_replica(values: Any, rest: int) -> np.ndarray:
+        found = np.full(group.program.replicas, rest, dtype=np.int32)
+        found[: len(pool)] = values
+        return found
+
+    return coupled.Network(
+        jobs=np.int32(lane.jobs),
+        pool=by_replica(pool, 0),
+        side=by_replica(side_of[pool], NONE),
+        model=by_replica(choices.model, NONE),
+        group=by_replica(choices.group, NONE),
+        asks=choices.asks,
+        measured=measured,
+        before=before,
+        after=after,
+        counter=choices.counter,
+        grouped=np.bool_(member.sides[-1].grouped),
+        kind=choices.kind,
+        turns=choices.turns,
+        assigned=choices.assigned,
+        links=_links(group, lane),
+    )
+
+
+def _links(group: StationGroup, lane: Lane) -> coupled.Links:
+    link, width = lane.member.link, group.lane_requests + 1
+    pools, rows = group.program.pools, group.program.tables[-1]
+    row, service_s, ahead = np.zeros((pools, pools), np.int32), np.zeros((rows, width)), np.zeros(rows)
+    if link is None:
+        never = np.bool_(False)
+        return coupled.Links(row.reshape(-1), service_s.reshape(-1), ahead, np.float64(0.0), never, never)
+    first, jobs = len(lane.sides[0]), lane.sides[1]
+    prompts, targets = link.tokens(jobs.demand), lane.member.sides[1].stations
+    for number in range(1 + len(link.others)):
+        pair = link.others[number - 1][0] if number else None
+        way = None if pair is None else np.full(len(prompts), pair[0] * max(len(link.receivers), 1) + pair[1])
+        service_s[number, first : first + len(prompts)] = link.service_s(prompts, way)
+        if link.by_layer and len(prompts):
+            ahead[number] = 1.0 - 1.0 / float(np.broadcast_to(link.layers(way), len(prompts))[0])
+        if pair is not None:
+            row[pair[0], targets.start + pair[1]] = number
+    return coupled.Links(
+        row.reshape(-1),
+        service_s.reshape(-1),
+        ahead,
+        latency_s=np.float64(link.latency_s),
+        one_by_one=np.bool_(link.shared),
+        asks_early=np.bool_(link.by_layer and link.backpressure),
+    )
+
+
+# --- what it gives back
+
+
+def _told(lane: Lane, found: coupled.NetworkResult) -> Served:
+    pool = lane.pool_of_replica
+    sides, first = [], 0
+    for side, jobs in zip(lane.member.sides, lane.sides, strict=True):
+        at = slice(first, first + len(jobs))
+        start = int(np.searchsorted(pool, side.stations.start))
+        pools = tuple(_told_of_pool(found, pool, number, start) for number in side.stations)
+        sides.append(
+            SideServed(
+                ready_s=found.sent_s[at],
+                scheduled_s=found.scheduled_s[at],
+                first_token_s=found.first_token_s[at],
+                last_token_s=found.last_token_s[at],
+                replica=found.replica[at].astype(np.int64) - start,
+                pools=pools,
+            )
+        )
+        first += len(jobs)
+    if len(sides) == 1:
+        return Served(tuple(sides), None)
+    began_s = found.link_s[len(lane.sides[0]) : lane.jobs]
+    link = LinkServed(sides[0].last_token_s[lane.goes_on], began_s, sides[1].ready_s)
+    return Served(tuple(sides), link)
+
+
+def _told_of_pool(found: coupled.NetworkResult, pool: np.ndarray, number: int, start: int) -> PoolServed:
+    replicas = np.flatnonzero(pool == number)
+    mine = coupled.Totals(*(column[replicas] for column in found.totals))
+
+    def add(totals: Totals, at: At) -> None:
+        for name in ("busy_s", "iterations", "experts_touched", "preemptions", "kv_unit_s"):
+            getattr(totals, name)[at] += getattr(mine, name).sum()
+        totals.kv_units_max[at] = max(totals.kv_units_max[at], mine.kv_max.max())
+        if mine.peaks.size:
+            totals.peaks[at] = np.maximum(totals.peaks[at], mine.peaks.max(axis=0))
+
+    bins = found.itl_histogram[number * histogram.BINS : (number + 1) * histogram.BINS]
+    there = np.flatnonzero(bins)
+    return PoolServed(add, (histogram.bin_middles()[there], bins[there]), int(replicas[0]) - start)
