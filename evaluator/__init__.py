@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from evaluator.errors import InputError
     from evaluator.estimation import estimate
     from evaluator.report.accessor import read
-    from evaluator.run import simulate, sweep
+    from evaluator.results.gather import gather
+    from evaluator.run import simulate, sweep, sweep_shard
     from evaluator.scenario import load_scenario
     from evaluator.search import optimize
     from evaluator.validation import validate
@@ -25,24 +26,28 @@ __all__ = [
     "InputError",
     "__version__",
     "estimate",
+    "gather",
     "iteration_time",
     "load_scenario",
     "optimize",
     "read",
     "simulate",
     "sweep",
+    "sweep_shard",
     "validate",
 ]
 
 _HOME = {
     "InputError": "evaluator.errors",
     "estimate": "evaluator.estimation",
+    "gather": "evaluator.results.gather",
     "iteration_time": "evaluator.cost.iteration",
     "load_scenario": "evaluator.scenario",
     "optimize": "evaluator.search",
     "read": "evaluator.report.accessor",
     "simulate": "evaluator.run",
     "sweep": "evaluator.run",
+    "sweep_shard": "evaluator.run",
     "validate": "evaluator.validation",
 }
 

@@ -20,6 +20,7 @@ class ProgressReport(Protocol):
     def expect(self, units: int) -> None: ...
     def keep(self, units: int) -> None: ...
     def advance(self, units: int = 1) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 class Progress:
@@ -74,6 +75,14 @@ class Progress:
         """``units`` were finished by an earlier run: done, but no measure of the speed."""
         self.done += units
         self._kept += units
+
+    def note(self, text: str) -> None:
+        """A line to be read by who waits, above the one that tells how far the run has come."""
+        if self._on_terminal:
+            self._stream.write("\r" + text.ljust(self._width) + "\n")
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
 
     def advance(self, units: int = 1) -> None:
         """``units`` more are done."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,28 +12,33 @@ import numpy as np
 
 from evaluator.device import configure
 from evaluator.errors import InputError
+from evaluator.execution.cluster import connected
 from evaluator.execution.lengthen import lengths, of_length, undecided
 from evaluator.metrics import OK, bounds_of, quantile_levels, summarise
 from evaluator.plan import Member, Plan, StationPlan, plan
 from evaluator.plan.engines import ENGINES, REQUEST, TOKEN
-from evaluator.plan.request_level import ERROR_NOTE
 from evaluator.progress import ProgressReport, followed
 from evaluator.replica import chosen_inputs
-from evaluator.results.chunks import combine, fingerprint_of, read_chunks, write_chunk
+from evaluator.results.chunks import Kept, combine, write_chunk
 from evaluator.results.dataset import to_dataset
-from evaluator.results.files import check_output, replacing, write
+from evaluator.results.engine_note import Left
+from evaluator.results.files import check_output, clear_parts, replacing, write
+from evaluator.results.fingerprint import fingerprint_of
+from evaluator.results.lock import exclusive, lock_of
 from evaluator.results.requests import requests_table
 from evaluator.results.schema import attributes
 from evaluator.results.selection import select as select_configuration
+from evaluator.results.shards import Shard, Store, common_of
 from evaluator.scenario import Scenario, load_scenario
 from evaluator.scenario.grid import size
 from evaluator.scenario.workload import model_names
+from evaluator.stages import kind_of
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from distributed import Client
 
-    from evaluator.execution.schedule import Chunk
     from evaluator.metrics import Outcomes
     from evaluator.reference import Iteration
     from evaluator.typed import Scenario as ScenarioKeys
@@ -56,60 +60,154 @@ def sweep(
     *,
     out: str | Path | None = None,
     progress: ProgressReport | bool | None = None,
-    resume: bool = False,
+    fresh: bool = False,
     engine: str = "iteration",
     sensitivity: bool | Sequence[str] = False,
     by_seed: bool = False,
+    cluster: str | Client | None = None,
 ) -> xr.Dataset:
     """Simulate every configuration of ``scenario`` and return the labelled dataset; written to ``out`` where given.
 
-    Finished chunks lie beside ``out`` (NAME.chunks) until the sweep is whole; ``resume`` takes them up again. A
-    configuration that cannot run is a row with its reason in ``status``. ``engine`` iteration is the vectorised one,
-    which leaves what it lacks to the reference (as ``engine`` says, row by row); token is the reference for all;
-    request is BestServe's approximation, which says of what it cannot run so in ``status``.
+    Finished chunks lie beside ``out`` (NAME.chunks) until the sweep is whole; the same sweep goes on with those of an
+    interrupted run, unless it is to start ``fresh``. A configuration that cannot run is a row with its reason in
+    ``status``. ``engine`` iteration is the vectorised one, which leaves what it lacks to the reference (as ``engine``
+    says, row by row); token is the reference for all; request is BestServe's approximation, which says of what it
+    cannot run so in ``status``.
 
     ``sensitivity`` adds the elasticities of the metrics to these inputs (True: all INPUTS of
     ``evaluator.metrics.variables``), from two more runs for each of them on the same requests. ``by_seed`` adds what
     each seed says (``ttft_s_by_seed`` and the like) along a dimension ``seed``.
 
-    ``progress`` as of ``evaluator.progress.followed``: a notebook shows a bar unless it is False.
-    Errors: InputError for unusable input.
+    ``progress`` as of ``evaluator.progress.followed``: a notebook shows a bar unless it is False. ``cluster`` spreads
+    the chunks over a Dask cluster: ``dask`` starts one on this machine, otherwise the address of a scheduler, or a
+    client. Errors: InputError for unusable input, and where another process writes ``out``.
     """
     check_engine(engine)
-    scenario = loaded(scenario)
-    target = None if out is None else check_output(out)
-    inputs = chosen_inputs(sensitivity)
-    fingerprint = fingerprint_of(scenario.text, repr(scenario), _trace_stamp(scenario), engine, *inputs, f"{by_seed}")
-    kept = None if target is None else _Kept(target.with_name(f"{target.stem}.chunks"), fingerprint, resume)
-    requests = scenario.workload.requests * len(scenario.workload.seeds)
-    with followed(progress, size(scenario), requests_per_unit=requests) as watched:
-        whole, levels, found = _lengthened(plan(scenario, None, engine, inputs, by_seed), kept, watched)
-    attrs = attributes_of(scenario) | engine_note(whole)
-    found["config"] = whole.grid.numbers(found["config"])
-    seeds = whole.seeds if by_seed else ()
-    dataset = to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs, seeds, whole.stage_names)
-    if target is not None and kept is not None:
-        write(dataset, target)
-        shutil.rmtree(kept.folder, ignore_errors=True)
+    task = _Task(loaded(scenario), engine, chosen_inputs(sensitivity), by_seed)
+    with ExitStack() as stack:
+        target = kept = None
+        if out is not None:
+            target = check_output(out)
+            kept = Kept.beside(target, task.fingerprint)
+            stack.enter_context(exclusive(lock_of(target), target))
+            clear_parts(target)
+            if fresh:
+                kept.remove()
+        total = size(task.scenario)
+        watched = stack.enter_context(followed(progress, total, requests_per_unit=task.requests))
+        if kept is not None and watched is not None and kept.others():
+            watched.note(f"{kept.folder.parent} keeps chunks of other scenarios or versions; remove it, if not wanted")
+        dataset, _ = _dataset(task, None, _Means(kept, watched, stack.enter_context(connected(cluster))))
+        if target is not None and kept is not None:
+            try:
+                write(dataset, target)
+            except InputError as error:
+                raise InputError(
+                    f"{error}; all finished chunks are kept in {kept.folder}, and taken up again"
+                ) from error
+            kept.remove()
     return dataset
 
 
-def _lengthened(
-    first: Plan, kept: _Kept | None, progress: ProgressReport | None
-) -> tuple[Plan, np.ndarray, dict[str, np.ndarray]]:
+def sweep_shard(
+    scenario: AnyScenario,
+    shard: Shard,
+    out: str | Path,
+    *,
+    progress: ProgressReport | bool | None = None,
+    fresh: bool = False,
+    engine: str = "iteration",
+    sensitivity: bool | Sequence[str] = False,
+    by_seed: bool = False,
+    cluster: str | Client | None = None,
+    command: str = "",
+) -> bool:
+    """Simulate one of several shards of a sweep, to be put together by ``gather(out)`` when all are there.
+
+    ``out`` is a Zarr store; arguments are as those of ``sweep``. ``command`` is what computes a shard, with ``PLACE``
+    of ``results.shards`` for its number. False where the shard is there already. Errors: InputError as of ``sweep``.
+    """
+    check_engine(engine)
+    task = _Task(loaded(scenario), engine, chosen_inputs(sensitivity), by_seed)
+    target = check_output(out)
+    if target.suffix != ".zarr":
+        raise InputError(f"{target}: shards are put together as Zarr; choose an --out that ends in .zarr")
+    store = Store(Kept.beside(target, task.fingerprint, shard.count).folder, size(task.scenario), shard.count)
+    kept = Kept(store.folder).of(f"shard-{shard.number:05d}")
+    with ExitStack() as stack:
+        stack.enter_context(exclusive(store.lock(shard), Path(f"shard {shard} of {target}")))
+        if fresh:
+            store.forget(shard)
+            kept.remove()
+        if store.is_written(shard):
+            return False
+        rows = shard.rows(store.total)
+        if not rows:
+            store.write(shard, None, {}, Left(engine))
+            return True
+        watched = stack.enter_context(followed(progress, len(rows), requests_per_unit=task.requests))
+        means = _Means(kept, watched, stack.enter_context(connected(cluster)))
+        dataset, first = _dataset(task, np.arange(rows.start, rows.stop, dtype=np.int64), means)
+        store.write(shard, dataset, common_of(dataset, command), Left.of(first))
+        kept.remove()
+    return True
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a sweep computes."""
+
+    scenario: Scenario
+    engine: str
+    inputs: tuple[str, ...]
+    by_seed: bool
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.scenario, self.engine, *self.inputs, f"{self.by_seed}")
+
+    @property
+    def requests(self) -> int:
+        """Of a configuration."""
+        return self.scenario.workload.requests * len(self.scenario.workload.seeds)
+
+
+@dataclass(frozen=True)
+class _Means:
+    """Where a sweep keeps what is finished, whom it tells how far it is, and the cluster that computes it."""
+
+    kept: Kept | None
+    progress: ProgressReport | None
+    client: Client | None
+
+
+def _dataset(task: _Task, configs: np.ndarray | None, means: _Means) -> tuple[xr.Dataset, Plan]:
+    """The labelled rows of a task, of all its configurations or of ``configs``, and their plan."""
+    first = plan(task.scenario, configs, task.engine, task.inputs, task.by_seed)
+    whole, levels, found = _lengthened(first, means)
+    attrs = attributes_of(task.scenario) | Left.of(whole).note | stage_note(whole)
+    found["config"] = whole.grid.numbers(found["config"])
+    seeds = whole.seeds if task.by_seed else ()
+    return to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs, seeds, whole.stage_names), whole
+
+
+def _lengthened(first: Plan, means: _Means) -> tuple[Plan, np.ndarray, dict[str, np.ndarray]]:
     """The plan with all configurations, the quantiles, and the rows; each of the longest run that it needed."""
     scenario = first.scenario
     levels, expected = levels_of(first), len(first.members)
     whole, left = first, np.zeros(0, dtype=np.int64)
     pieces: list[dict[str, np.ndarray]] = []
     for number, requests in enumerate(lengths(scenario)):
+        part = means.kept
         if number:
             whole = plan(of_length(scenario, requests), left, first.engine, first.inputs, first.by_seed)
             expected += len(left)
-            if progress is not None:
-                progress.expect(expected)
-        configure_for(whole)
-        found = combine(_statistics(whole, levels, kept if not number or kept is None else kept.of(requests), progress))
+            part = None if part is None else part.of(f"requests-{requests}")
+            if means.progress is not None:
+                means.progress.expect(expected)
+        if means.client is None:  # else its workers compute
+            configure_for(whole)
+        found = combine(_statistics(whole, levels, replace(means, kept=part)))
         left = undecided(whole, found, levels)
         if not left.size or requests == lengths(scenario)[-1]:
             return first, levels, combine([*pieces, found])
@@ -118,44 +216,26 @@ def _lengthened(
     raise AssertionError("the last length ends the loop")
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """The finished chunks of a sweep that is not whole yet."""
-
-    folder: Path
-    fingerprint: str
-    resume: bool
-
-    def of(self, requests: int) -> _Kept:
-        """Those of runs that were made longer."""
-        return replace(self, folder=self.folder / f"requests-{requests}")
-
-    def finished(self, chunks: list[Chunk]) -> dict[int, dict]:
-        """Those that need not be computed, by number; without ``resume`` none, and what was there is put away."""
-        if not self.resume:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            return {}
-        found = read_chunks(self.folder, self.fingerprint)
-        return {index: values for index, values in found.items() if index < len(chunks)}
-
-
-def _statistics(
-    whole: Plan, levels: np.ndarray, kept: _Kept | None, progress: ProgressReport | None
-) -> list[dict[str, np.ndarray]]:
+def _statistics(whole: Plan, levels: np.ndarray, means: _Means) -> list[dict[str, np.ndarray]]:
     """The rows of all chunks: those kept from an interrupted run, and the others, kept as they come."""
     from evaluator.execution.schedule import chunks_of, computed
 
-    chunks = list(chunks_of(whole))
-    done = {} if kept is None else kept.finished(chunks)
+    chunks, kept, progress = list(chunks_of(whole)), means.kept, means.progress
+    rows = [np.array([member.config for member in chunk.members], dtype=np.int64) for chunk in chunks]
+    done = {} if kept is None else kept.finished(rows)
     if progress is not None and done:
-        progress.keep(sum(len(values["config"]) for values in done.values()))
-    for index, found in computed(whole, chunks, levels, set(done)):
+        units = sum(len(values["config"]) for values in done.values())
+        progress.keep(units)
+        progress.note(f"going on with {units:,} configurations that an interrupted run finished; --fresh starts anew")
+    for index, found in computed(whole, chunks, levels, set(done), means.client):
         values = done[index] = found | known_of(chunks[index].members)
         if kept is not None:
-            write_chunk(kept.folder, index, values, kept.fingerprint)
+            write_chunk(kept.folder, index, values)
         if progress is not None:
             progress.advance(len(values["config"]))
-    return list(done.values())
+    if len(done) != len(chunks):
+        raise AssertionError(f"{len(chunks) - len(done)} of {len(chunks)} chunks were not computed")
+    return [done[index] for index in sorted(done)]
 
 
 def simulate(
@@ -257,19 +337,16 @@ def configure_for(whole: Plan) -> None:
         configure()
 
 
-def engine_note(whole: Plan) -> dict[str, str]:
-    """What is to be said of the engine, as an attribute: what the vectorised one had to leave to the reference, or how
-    far an approximation is off; nothing where all is exact and vectorised.
-    """
-    if whole.engine == REQUEST:
-        return {"engine_note": ERROR_NOTE}
-    left = [member for member in whole.members if member.status == OK and member.engine == TOKEN]
-    if not left or whole.engine == TOKEN:
-        return {}
-    reasons = Counter(reason for member in left for reason in member.lacking)
-    names = ", ".join(name for name, _ in reasons.most_common())
-    of = f"{len(left):,} of {len(whole.members):,} configurations were computed token by token: {names}"
-    return {"engine_note": of}
+def stage_note(whole: Plan) -> dict[str, str]:
+    """What stages of the grid's pipelines have to say of their parameters, as an attribute; nothing where none has."""
+    deployments = {id(deployment): deployment for _, deployment, _ in whole.grid.points}.values()
+    notes: dict[str, None] = {}
+    for deployment in deployments:
+        for name, stage in deployment.pipeline.items():
+            said = None if stage.of_llm else kind_of(stage.kind).note(stage.parameters)
+            if said is not None:
+                notes[f"pipeline.{name}: {said}"] = None
+    return {"stage_note": "; ".join(notes)} if notes else {}
 
 
 def loaded(scenario: AnyScenario) -> Scenario:
@@ -288,15 +365,3 @@ def attributes_of(scenario: Scenario) -> dict[str, str]:
     return attributes(
         scenario.name, scenario.text, scenario.workload.seeds, scenario.deployment.calibration, scenario.slo
     )
-
-
-def _trace_stamp(scenario: Scenario) -> str:
-    """Size and time of the trace files: chunks of an edited trace must not be taken up again."""
-    workload = scenario.workload
-    lengths = [
-        workload.lengths,
-        *(one.lengths for one in (*workload.models.values(), *workload.pipelines.values()) if one.lengths),
-    ]
-    files = (workload.arrivals.file, *(one.file for one in lengths))
-    stats = [Path(file).stat() for file in files if file is not None]
-    return str([(stat.st_size, stat.st_mtime_ns) for stat in stats])

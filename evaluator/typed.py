@@ -247,6 +247,19 @@ class Sessions(TypedDict, total=False):
     """Tokens of a block of the column hash_ids of a trace."""
 
 
+class Reasoning(TypedDict, total=False):
+    """Reasoning."""
+
+    scale: float
+    """Output tokens of every path over those drawn; 8 to 32 is usual."""
+    branches: int
+    """Sequences that continue one prompt side by side."""
+    first: int
+    """The request ends with so many of its branches; with the last where absent."""
+    branch_lengths: Literal["drawn", "same"]
+    """Each branch draws its output length, or all have the same."""
+
+
 class Model(TypedDict, total=False):
     """Model."""
 
@@ -305,6 +318,8 @@ class Workload(TypedDict, total=False):
     """Leading prompt tokens whose KV is there already, where a trace does not say."""
     sessions: Sessions
     """What requests have in common: prompts, and their senders."""
+    reasoning: Reasoning
+    """Longer outputs, on one path or several branches."""
     models: Mapping[str, float | Model]
     """Which models the requests ask for: {MODEL: SHARE} or {MODEL: {share: SHARE, lengths: {...}}}."""
     pipelines: Mapping[str, float | Pipeline]
@@ -470,12 +485,15 @@ class Pool(TypedDict, total=False):
     """Which phases of a request the replicas compute; stage: none, they serve stages of the pipeline."""
     model: (
         Literal[
+            "bge-reranker-v2-m3",
             "bloom-176b",
             "codellama-34b",
             "deepseek-r1",
             "deepseek-v2-lite",
             "deepseek-v3",
             "deepseek-v3.2",
+            "e5-base",
+            "e5-mistral-7b",
             "glm-4.7",
             "glm-4.7-flash",
             "glm-5",
@@ -608,7 +626,11 @@ class Link(TypedDict, total=False):
 class Transfer(TypedDict, total=False):
     """Transfer."""
 
-    link: Literal["ethernet-100g", "ethernet-25g", "inter-rack", "nvlink", "pcie-gen5-x16", "rdma-400g"] | str | Link
+    link: (
+        Literal["ethernet-100g", "ethernet-25g", "inter-rack", "nvlink", "pcie-gen4-x4", "pcie-gen5-x16", "rdma-400g"]
+        | str
+        | Link
+    )
     """A link of the catalog, or {bandwidth: 50GB/s, latency: 5us}."""
     granularity: Literal["cache", "layer"]
     """cache: sent once the prompt is computed. layer: sent layer by layer while it is computed."""
@@ -631,12 +653,15 @@ class Deployment(TypedDict, total=False):
 
     model: (
         Literal[
+            "bge-reranker-v2-m3",
             "bloom-176b",
             "codellama-34b",
             "deepseek-r1",
             "deepseek-v2-lite",
             "deepseek-v3",
             "deepseek-v3.2",
+            "e5-base",
+            "e5-mistral-7b",
             "glm-4.7",
             "glm-4.7-flash",
             "glm-5",
@@ -816,12 +841,15 @@ class PreprocessPipeline(TypedDict, total=False):
     """Requests at a time, first come, first served; any number where absent, or the pool's replicas."""
     model: (
         Literal[
+            "bge-reranker-v2-m3",
             "bloom-176b",
             "codellama-34b",
             "deepseek-r1",
             "deepseek-v2-lite",
             "deepseek-v3",
             "deepseek-v3.2",
+            "e5-base",
+            "e5-mistral-7b",
             "glm-4.7",
             "glm-4.7-flash",
             "glm-5",
@@ -860,6 +888,222 @@ class PreprocessPipeline(TypedDict, total=False):
     """A small model that reads the prompt on the stage's pool, behind that."""
     tokens: int
     """Tokens that are added to the prompt: a template, what was rewritten."""
+    pool: str
+    """A pool of deployment.pools with role stage, on whose devices it runs."""
+    only: str | Sequence[str]
+    """Of workload.pipelines those whose requests pass it; all where absent."""
+    back_to: str
+    """A stage before it, to which requests go back from here."""
+    times: int | Times
+    """How often a request comes here and goes back, before it passes the stage by: a number, or {mean: 2, max: 8}."""
+
+
+class Index(TypedDict, total=False):
+    """What is searched."""
+
+    centroids: int
+    """Lists of the index."""
+    probes: int
+    """Lists that a query searches."""
+    points_per_probe: float
+    """Vectors in a list."""
+    kind: Literal["ivf_pq"]
+    """An inverted file with product quantisation."""
+    dimensions: int
+    """Of a vector; the hidden size of the embedding model where absent."""
+    pq_bytes: float
+    """Of a coded vector; a byte for 8 dimensions where absent."""
+    centroid_dtype: Literal["fp32", "bf16", "fp16", "fp8", "int8"]
+    """Of centroids and plain vectors."""
+    rescored: int
+    """Vectors that are compared again with their plain ones."""
+    reuse_centroids: bool
+    """A batch of queries reads the centroids once, not each for itself."""
+    spread: Literal["best", "across_queries", "within_query"]
+    """Of queries over cores: each on one, or each on all; best: the faster for the size of the batch."""
+
+
+class RetrievePipeline(TypedDict, total=False):
+    """Retrieve pipeline."""
+
+    stage: Literal["retrieve"]
+    """What the stage is."""
+    index: Index
+    """What is searched."""
+    documents: int
+    """Documents that are added to the prompt."""
+    tokens_per_document: int
+    """Tokens that each adds."""
+    embedding: (
+        Literal[
+            "bge-reranker-v2-m3",
+            "bloom-176b",
+            "codellama-34b",
+            "deepseek-r1",
+            "deepseek-v2-lite",
+            "deepseek-v3",
+            "deepseek-v3.2",
+            "e5-base",
+            "e5-mistral-7b",
+            "glm-4.7",
+            "glm-4.7-flash",
+            "glm-5",
+            "gpt-oss-120b",
+            "gpt-oss-20b",
+            "kimi-k2",
+            "kimi-k2.5",
+            "llama-2-70b",
+            "llama-2-7b",
+            "llama-3.1-405b",
+            "llama-3.1-70b",
+            "llama-3.1-8b",
+            "llama-4-maverick-17b-128e",
+            "llama-4-scout-17b-16e",
+            "llama-4-scout-17b-16e-fp8",
+            "minimax-m2",
+            "mistral-nemo-12b",
+            "mixtral-8x22b",
+            "mixtral-8x7b",
+            "nemotron-h-56b",
+            "qwen2.5-7b",
+            "qwen3-0.6b",
+            "qwen3-14b",
+            "qwen3-235b-a22b",
+            "qwen3-30b-a3b",
+            "qwen3-32b",
+            "qwen3-8b",
+            "qwen3-next-80b-a3b",
+            "qwen3.5-35b-a3b",
+            "qwen3.5-397b-a17b",
+            "yi-34b",
+        ]
+        | str
+        | Mapping[str, Any]
+    )
+    """A model that embeds the prompt; none where absent."""
+    embedding_pool: str
+    """Where that is done; the stage's pool where absent."""
+    reranker: (
+        Literal[
+            "bge-reranker-v2-m3",
+            "bloom-176b",
+            "codellama-34b",
+            "deepseek-r1",
+            "deepseek-v2-lite",
+            "deepseek-v3",
+            "deepseek-v3.2",
+            "e5-base",
+            "e5-mistral-7b",
+            "glm-4.7",
+            "glm-4.7-flash",
+            "glm-5",
+            "gpt-oss-120b",
+            "gpt-oss-20b",
+            "kimi-k2",
+            "kimi-k2.5",
+            "llama-2-70b",
+            "llama-2-7b",
+            "llama-3.1-405b",
+            "llama-3.1-70b",
+            "llama-3.1-8b",
+            "llama-4-maverick-17b-128e",
+            "llama-4-scout-17b-16e",
+            "llama-4-scout-17b-16e-fp8",
+            "minimax-m2",
+            "mistral-nemo-12b",
+            "mixtral-8x22b",
+            "mixtral-8x7b",
+            "nemotron-h-56b",
+            "qwen2.5-7b",
+            "qwen3-0.6b",
+            "qwen3-14b",
+            "qwen3-235b-a22b",
+            "qwen3-30b-a3b",
+            "qwen3-32b",
+            "qwen3-8b",
+            "qwen3-next-80b-a3b",
+            "qwen3.5-35b-a3b",
+            "qwen3.5-397b-a17b",
+            "yi-34b",
+        ]
+        | str
+        | Mapping[str, Any]
+    )
+    """A model that reads the prompt with every candidate."""
+    reranker_pool: str
+    """Where that is done; the stage's pool where absent."""
+    candidates: int
+    """Documents that the re-ranker reads; as many as it keeps where absent."""
+    max_batch: int
+    """Queries that are searched for together at most."""
+    max_wait_s: float | str
+    """How long a query waits for others at most."""
+    link: (
+        Literal["ethernet-100g", "ethernet-25g", "inter-rack", "nvlink", "pcie-gen4-x4", "pcie-gen5-x16", "rdma-400g"]
+        | str
+    )
+    """Over which the documents come to the model, one request after the other."""
+    bytes_per_token: float
+    """Of a document's text on the link."""
+    pool: str
+    """A pool of deployment.pools with role stage, on whose devices it runs."""
+    only: str | Sequence[str]
+    """Of workload.pipelines those whose requests pass it; all where absent."""
+    back_to: str
+    """A stage before it, to which requests go back from here."""
+    times: int | Times
+    """How often a request comes here and goes back, before it passes the stage by: a number, or {mean: 2, max: 8}."""
+
+
+class Tiers(TypedDict, total=False):
+    """Tiers."""
+
+    storage: Literal["cxl", "ddr4", "ddr5", "hbm", "lpddr", "nvme", "object-store", "platform-pool", "rack-pool"] | str
+    """A storage of the catalog; absent: described by the other keys."""
+    hit: float
+    """Of the requests that come to it, the part that finds its context."""
+    shared_by: Literal["all"] | int
+    """Replicas that share one, its capacity and bandwidth; or all. Instead of the storage's."""
+    bandwidth: float | str
+    """Instead of the storage's."""
+    latency: float | str
+    """Of a lookup, whether it finds something or not."""
+    capacity: float | str
+    """Of KV that it keeps; instead of the storage's."""
+    transfers: Literal["any"] | int
+    """At a time, each at the whole bandwidth; any: none waits for another."""
+
+
+class Popularity(TypedDict, total=False):
+    """Popularity."""
+
+    contexts: int
+    """How many different ones are asked for: users, documents."""
+    zipf: float
+    """The k-th of them in proportion to k^-zipf; 0: all alike."""
+    at_home: bool
+    """true: the requests of a context always come to the same tiers. false: to those of any replica."""
+
+
+class KvFetchPipeline(TypedDict, total=False):
+    """Kv fetch pipeline."""
+
+    stage: Literal["kv_fetch"]
+    """What the stage is."""
+    tiers: Sequence[
+        Literal["cxl", "ddr4", "ddr5", "hbm", "lpddr", "nvme", "object-store", "platform-pool", "rack-pool"]
+        | str
+        | Tiers
+    ]
+    """Asked one after the other; [] is no cache: all is computed."""
+    tokens: int
+    """Of the context of each request, in front of its prompt."""
+    popularity: Popularity
+    """Of the contexts, from which hit rates follow; all tiers keep the last (LRU)."""
+    to_decode: bool
+    """true: a decode side gets it as well, over the same bandwidth; the prefill side sends only the rest."""
+    prefetch: bool
+    """true: asked for when the client sends, beside the stages before this one."""
     pool: str
     """A pool of deployment.pools with role stage, on whose devices it runs."""
     only: str | Sequence[str]
@@ -910,12 +1154,15 @@ class PostprocessPipeline(TypedDict, total=False):
     """detokenise: answers at a time; any number where absent."""
     model: (
         Literal[
+            "bge-reranker-v2-m3",
             "bloom-176b",
             "codellama-34b",
             "deepseek-r1",
             "deepseek-v2-lite",
             "deepseek-v3",
             "deepseek-v3.2",
+            "e5-base",
+            "e5-mistral-7b",
             "glm-4.7",
             "glm-4.7-flash",
             "glm-5",
@@ -1008,19 +1255,23 @@ class Scenario(TypedDict, total=False):
     """What serves it."""
     pipeline: (
         Sequence[
-            Literal["prefill", "decode", "preprocess", "tool", "postprocess"]
+            Literal["prefill", "decode", "preprocess", "retrieve", "kv_fetch", "tool", "postprocess"]
             | PrefillPipeline
             | DecodePipeline
             | PreprocessPipeline
+            | RetrievePipeline
+            | KvFetchPipeline
             | ToolPipeline
             | PostprocessPipeline
         ]
         | Mapping[
             str,
-            Literal["prefill", "decode", "preprocess", "tool", "postprocess"]
+            Literal["prefill", "decode", "preprocess", "retrieve", "kv_fetch", "tool", "postprocess"]
             | PrefillPipeline
             | DecodePipeline
             | PreprocessPipeline
+            | RetrievePipeline
+            | KvFetchPipeline
             | ToolPipeline
             | PostprocessPipeline
             | None,

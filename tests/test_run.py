@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from evaluator import results
 from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.plan import plan
-from evaluator.run import simulate, sweep
+from evaluator.results.gather import gather
+from evaluator.results.shards import Shard
+from evaluator.run import simulate, sweep, sweep_shard
 from evaluator.scenario import load_scenario
 from evaluator.stations.engine.in_order import run_lanes
 from tests.execution.build import Interrupting
@@ -144,31 +147,82 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr("evaluator.execution.schedule.CONFIGS_PER_CHUNK", 2)
 
 
+def kept_chunks(out: Path) -> int:
+    return len(list(out.with_suffix(".chunks").glob("*/chunk-*.npz")))
+
+
 def test_an_interrupted_sweep_goes_on_where_it_was(grid, swept, small_chunks, tmp_path):
     out = tmp_path / "a.nc"
     with pytest.raises(KeyboardInterrupt):
         sweep(grid, out=out, progress=Interrupting())
     assert not out.exists()
-    assert len(list((tmp_path / "a.chunks").glob("chunk-*.npz"))) >= 1
+    assert kept_chunks(out) >= 1
     progress = Interrupting(after=-1)
-    same(sweep(grid, out=out, progress=progress, resume=True), swept)
+    same(sweep(grid, out=out, progress=progress), swept)
     assert progress.kept >= 2
+    assert progress.notes == [
+        f"going on with {progress.kept} configurations that an interrupted run finished; --fresh starts anew"
+    ]
     same(results.read(out), swept)
-    assert not (tmp_path / "a.chunks").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.nc"]
 
 
-def test_chunks_of_another_scenario_are_refused(grid, small_chunks, tmp_path):
+def test_a_fresh_sweep_takes_nothing_up(grid, swept, small_chunks, tmp_path):
     out = tmp_path / "a.nc"
     with pytest.raises(KeyboardInterrupt):
         sweep(grid, out=out, progress=Interrupting())
-    other = scenario("workload.seeds=[0, 2]", **GRID)
-    with pytest.raises(InputError, match=r"holds chunks of another scenario or version .*; remove the folder"):
-        sweep(other, out=out, resume=True)
-    sweep(scenario(), out=out)  # without --resume they are put away
-    assert results.read(out).sizes["config"] == 1
+    progress = Interrupting(after=-1)
+    same(sweep(grid, out=out, progress=progress, fresh=True), swept)
+    assert progress.kept == 0 and not progress.notes
 
 
-def test_chunks_of_a_changed_trace_are_refused(small_chunks, tmp_path):
+def test_chunks_of_another_scenario_are_left_alone_and_told(grid, swept, small_chunks, tmp_path):
+    out = tmp_path / "a.nc"
+    with pytest.raises(KeyboardInterrupt):
+        sweep(grid, out=out, progress=Interrupting())
+    before, progress = kept_chunks(out), Interrupting(after=-1)
+    sweep(scenario("workload.seeds=[0, 2]", **GRID), out=out, progress=progress)
+    assert progress.kept == 0
+    (note,) = progress.notes
+    assert note == f"{tmp_path / 'a.chunks'} keeps chunks of other scenarios or versions; remove it, if not wanted"
+    assert kept_chunks(out) == before
+    again = Interrupting(after=-1)
+    same(sweep(grid, out=out, progress=again), swept)
+    assert again.kept >= 2 and not out.with_suffix(".chunks").exists()
+
+
+def test_a_result_that_cannot_be_written_loses_no_chunk(grid, swept, small_chunks, tmp_path, monkeypatch):
+    out = tmp_path / "a.nc"
+
+    def full(self, *_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(xr.Dataset, "to_netcdf", full)
+        message = r"cannot write .*a\.nc: No space left on device; all finished chunks are kept in .*a\.chunks/"
+        with pytest.raises(InputError, match=message):
+            sweep(grid, out=out)
+    progress = Interrupting(after=-1)
+    same(sweep(grid, out=out, progress=progress), swept)
+    assert progress.kept == 12
+
+
+def test_two_runs_on_one_output(grid, tmp_path):
+    out = tmp_path / "a.nc"
+
+    class Meeting(Interrupting):
+        def advance(self, units: int = 1) -> None:
+            with pytest.raises(
+                InputError, match=r"a\.nc: process \d+ on .* is writing it; wait for it, or choose another"
+            ):
+                sweep(grid, out=out)
+            sweep(scenario(), out=tmp_path / "b.nc")
+
+    sweep(grid, out=out, progress=Meeting())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.nc", "b.nc"]
+
+
+def test_chunks_before_a_changed_trace_are_not_taken_up(small_chunks, tmp_path):
     trace, out = tmp_path / "trace.csv", tmp_path / "a.nc"
     axes = {"workload__arrivals__scale": [1, 2, 3, 4]}
     text = "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{i},{10 + i},5\n" for i in range(20))
@@ -177,9 +231,67 @@ def test_chunks_of_a_changed_trace_are_refused(small_chunks, tmp_path):
     settings = (replay, "workload.lengths=null", "workload.requests=null", "workload.warmup_requests=null")
     with pytest.raises(KeyboardInterrupt):
         sweep(scenario(*settings, **axes), out=out, progress=Interrupting())
+    os.utime(trace, (0, 0))  # the clock has jumped; the requests are the same
+    progress = Interrupting(after=1)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(scenario(*settings, **axes), out=out, progress=progress)
+    assert progress.kept == 2
     trace.write_text(text.replace(",5\n", ",15\n"))
-    with pytest.raises(InputError, match="holds chunks of another scenario"):
-        sweep(scenario(*settings, **axes), out=out, resume=True)
+    progress = Interrupting(after=-1)
+    sweep(scenario(*settings, **axes), out=out, progress=progress)
+    assert progress.kept == 0
+
+
+# --- shards
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_shards_are_the_single_run_bit_for_bit(grid, swept, count, tmp_path):
+    """In any order, one of them interrupted and gone on with; of five the last has no rows."""
+    out = tmp_path / "a.zarr"
+    shards = [Shard(number, count) for number in range(count, 0, -1)]
+    with pytest.raises(KeyboardInterrupt):
+        sweep_shard(grid, shards[-1], out, progress=Interrupting())
+    assert all(sweep_shard(grid, shard, out, command="sweep --shard {shard}") for shard in shards[1:])
+    if count > 1:
+        found = gather(out)
+        assert (found.missing, found.commands) == ((shards[0],), (f"sweep --shard {count}/{count}",))
+        assert not out.exists()
+    assert sweep_shard(grid, shards[0], out)
+    assert not sweep_shard(grid, shards[0], out)
+    assert gather(out).missing == ()
+    back = results.read(out)
+    same(back, swept)
+    assert {name: text for name, text in back.attrs.items() if name != "created"} == {
+        name: text for name, text in swept.attrs.items() if name != "created"
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
+
+
+def test_shards_of_another_scenario_are_another_sweep(grid, tmp_path):
+    out = tmp_path / "a.zarr"
+    few = scenario(workload__arrivals__rate_rps=[1, 2])
+    sweep_shard(few, Shard(1, 2), out)
+    sweep_shard(scenario(workload__arrivals__rate_rps=[1, 3]), Shard(2, 2), out)
+    assert [shard.number for shard in gather(out).missing] in ([1], [2])
+    sweep_shard(few, Shard(2, 2), out)
+    assert gather(out).missing == ()
+    assert results.read(out)["rate_rps"].values.tolist() == [1, 2]
+
+
+def test_what_the_reference_computed_is_told_of_all_shards(tmp_path):
+    axes = {"deployment__kv__preemption": ["recompute", "swap"], "deployment__replicas": [1, 2]}
+    mixed = scenario("deployment.kv={admission: on_demand, swap_bandwidth: 25GB/s}", **axes)
+    for number in (1, 2):
+        sweep_shard(mixed, Shard(number, 2), tmp_path / "a.zarr")
+    gather(tmp_path / "a.zarr")
+    note = results.read(tmp_path / "a.zarr").attrs.get("engine_note")
+    assert note == sweep(mixed).attrs.get("engine_note")
+
+
+def test_shards_are_written_as_zarr(grid, tmp_path):
+    with pytest.raises(InputError, match=r"a\.nc: shards are put together as Zarr; choose an --out that ends"):
+        sweep_shard(grid, Shard(1, 2), tmp_path / "a.nc")
 
 
 # --- single runs

@@ -77,7 +77,7 @@ def read_table(path: Path) -> Table:
     content = path.read_bytes()
     try:
         frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-    except (ValueError, pd.errors.ParserError) as error:
+    except Exception as error:  # damaged files make pandas and Arrow fail in all ways
         raise InputError(f"{path}: not a readable table ({error})") from None
     source = "own"
     if "op_class" not in frame:
@@ -88,7 +88,10 @@ def read_table(path: Path) -> Table:
 def _convert(path: Path, frame: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     for name, needed, convert in CONVERTERS:
         if needed <= set(frame.columns):
-            return name, convert(frame)
+            try:
+                return name, convert(frame)
+            except (TypeError, ValueError, KeyError, ArithmeticError) as error:
+                raise InputError(f"{path}: a table of {name} with values that it does not have ({error})") from None
     if "exp_id" in frame:
         raise InputError(f"{path}: {_SERVING}")
     raise InputError(

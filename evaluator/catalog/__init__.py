@@ -7,6 +7,7 @@ from evaluator.catalog.links import PoolLink, load_link
 from evaluator.catalog.parameters import layer_parameters, parameter_count, parameters_by_part
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model, model_to_yaml
+from evaluator.catalog.storage import Storage, load_storage
 from evaluator.catalog.store import data_folder, names
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "LengthTable",
     "OperatorEfficiency",
     "PoolLink",
+    "Storage",
     "data_folder",
     "import_config",
     "layer_parameters",
@@ -23,6 +25,7 @@ __all__ = [
     "load_lengths",
     "load_link",
     "load_model",
+    "load_storage",
     "model_to_yaml",
     "names",
     "parameter_count",

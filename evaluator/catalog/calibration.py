@@ -15,7 +15,7 @@ from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.fields import Fields
 from evaluator.catalog.iterations import BEYOND, FORMS, Iterations, read_iterations
 from evaluator.catalog.served import as_served
-from evaluator.catalog.store import find, names
+from evaluator.catalog.store import find, has
 from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
 
@@ -112,14 +112,13 @@ def load_calibration(name: str, hardware: str, foreign: bool = False, engine: st
 
 
 def _best(hardware: str, engine: str) -> Calibration:
-    there = names("calibrations")
     serving, kernels = f"{hardware}-{engine}.serving", f"{hardware}-{engine}"
     own_host = f"{engine}.serving"
-    if serving in there:
+    if has("calibrations", serving):
         return load_calibration(serving, hardware)
-    if kernels in there:
+    if has("calibrations", kernels):
         found = load_calibration(kernels, hardware)
-        if own_host in there:
+        if has("calibrations", own_host):
             return with_host(found, load_calibration(own_host, hardware))
         return found if engine == DEFAULT_ENGINE else _served_as_default(found, hardware)
     if engine == DEFAULT_ENGINE:
@@ -129,12 +128,12 @@ def _best(hardware: str, engine: str) -> Calibration:
 
 def _served_as_default(kernels: Calibration, hardware: str) -> Calibration:
     """A set of kernels with what serving runs of the default engine say, on this hardware or at least of its host."""
-    there, one = names("calibrations"), f"{hardware}-{DEFAULT_ENGINE}"
-    if {one, f"{one}.serving"} <= set(there):
+    one = f"{hardware}-{DEFAULT_ENGINE}"
+    if has("calibrations", one) and has("calibrations", f"{one}.serving"):
         serving = load_calibration(f"{one}.serving", hardware)
         found = with_host(as_served(kernels, load_calibration(one, hardware), serving), serving)
         return replace(found, name=f"{kernels.name}, served as {serving.name}", provenance="extrapolated")
-    if f"{DEFAULT_ENGINE}.serving" in there:
+    if has("calibrations", f"{DEFAULT_ENGINE}.serving"):
         serving = load_calibration(f"{DEFAULT_ENGINE}.serving", hardware)
         return replace(with_host(kernels, serving), provenance="extrapolated")
     return kernels

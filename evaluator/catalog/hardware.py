@@ -24,7 +24,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device as its data sheet states it. ``peak_flops`` is dense FLOP/s by dtype (bf16, fp8, ...)."""
+    """One device as its data sheet states it. ``peak_flops`` is dense FLOP/s by dtype (bf16, fp8, ...).
+
+    ``cores`` are those of a CPU, which scans an index of vectors on each of them; None: not a CPU, or not known.
+    """
 
     name: str
     kind: str  # gpu | tpu | npu | cpu
@@ -36,4 +39,5 @@ class Hardware:
     idle_power_w: float | None
     usd_per_hour: float | None
     sources: Mapping[str, str]  # figure -> where it is from
+    cores: int | None = None
     hypothetical: bool = False  # its figures are those of a scenario, so that nothing can have been measured on it

@@ -35,9 +35,16 @@ class LengthTable:
     output_levels: NDArray[np.float64]
     output_quantiles: NDArray[np.float64]
 
-    def sample(self, rng: np.random.Generator, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(prompt_tokens, output_tokens), int64 (request,), by inverse transform; longer draws begin alike."""
+    def sample(
+        self, rng: np.random.Generator, n: int, branch: np.random.Generator | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(prompt_tokens, output_tokens), int64 (request,), by inverse transform; longer draws begin alike.
+
+        ``branch`` draws other outputs of the same prompts.
+        """
         uniform = rng.random((n, 2))
+        if branch is not None:
+            uniform[:, 1] = branch.random(n)
         position = uniform[:, 0] * (len(self.prompt_quantiles) - 1)
         prompt = np.interp(position, np.arange(len(self.prompt_quantiles)), self.prompt_quantiles)
         bins = (uniform[:, 0] * len(self.output_quantiles)).astype(np.int64)

@@ -17,6 +17,8 @@ class SoftmaxAttention:
     projection (Gemma 4); ``shared_kv`` that the layer reads the KV of an earlier one and has neither projections nor
     KV of its own (Gemma 3n; cross-layer attention, arXiv:2405.12981). ``q_rank`` splits the query projection in two
     (Step-3, arXiv:2507.19427); ``input_width`` is what the projections read where it is not the hidden size (Zamba).
+    ``bidirectional`` is that of encoders (BERT, arXiv:1810.04805): every token attends to all, later ones too, so that
+    a text is computed whole and no KV outlives the pass.
     """
 
     heads: int
@@ -32,6 +34,7 @@ class SoftmaxAttention:
     shared_kv: bool = False
     q_rank: int | None = None
     input_width: int | None = None
+    bidirectional: bool = False
 
     @property
     def value_size(self) -> int:
@@ -172,6 +175,9 @@ class LayerKind:
         return self.weight_sets or self.count
 
 
+Output = Literal["tokens", "vector"]
+"""What a model gives for a text: the next token, or a vector or score (embedding models, re-rankers)."""
+
 DTypeName = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
 
 
@@ -188,7 +194,9 @@ class CheckpointPrecision:
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder-only language model. Counts are of the unsharded model.
+    """A language model, decoder or encoder. Counts are of the unsharded model.
+
+    ``output`` vector: there is no output head, the states of the last layer are pooled into one vector or score.
 
     ``lookup_parameters`` are in tables of which a token reads a row (learned positions, embeddings per layer);
     ``encoder_parameters`` are those of vision and audio encoders, which take memory and are not run here. ``notes``
@@ -207,4 +215,15 @@ class Model:
     lookup_parameters: int = 0
     encoder_parameters: int = 0
     notes: tuple[str, ...] = ()
+    output: Output = "tokens"
     nucleus_sampling: bool = False  # its generation_config.json asks for top-p, which engines then do by default
+
+    @property
+    def gives_tokens(self) -> bool:
+        """It can generate; else it is for one pass over a text."""
+        return self.output == "tokens"
+
+    @property
+    def whole_texts(self) -> bool:
+        """Some layer attends in both directions, so that a prompt cannot be computed in chunks."""
+        return any(isinstance(kind.mixer, SoftmaxAttention) and kind.mixer.bidirectional for kind in self.layers)

@@ -29,8 +29,9 @@ def parameters_by_part(model: Model) -> dict[str, float]:
 
     ``attention`` is every mixer (SSM and linear attention too), ``feed_forward`` is dense layers, shared experts and
     routers, ``experts`` the routed experts, ``norm`` the norms over the hidden size, ``embedding`` every table that is
-    looked up, ``encoder`` vision and audio encoders. With tied embeddings ``head`` is 0. Norms over a head (under 1e-5
-    of the weights) are left out. Layers that share their weights count once per set.
+    looked up, ``encoder`` vision and audio encoders. With tied embeddings ``head`` is 0, as of a model that
+    gives a vector. Norms over a head (under 1e-5 of the weights) are left out. Layers that share their weights count
+    once per set.
     """
     total = dict.fromkeys(PARTS, 0.0)
     for kind in model.layers:
@@ -38,7 +39,7 @@ def parameters_by_part(model: Model) -> dict[str, float]:
             total[part] += kind.held * count
     table = float(model.vocabulary) * model.hidden
     total["embedding"] += table + model.lookup_parameters
-    total["head"] += 0.0 if model.tied_embeddings else table
+    total["head"] += 0.0 if model.tied_embeddings or not model.gives_tokens else table
     total["norm"] += model.hidden
     total["encoder"] += model.encoder_parameters
     return total

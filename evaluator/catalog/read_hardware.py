@@ -55,6 +55,7 @@ def read_hardware(document: Any, where: str, expected_name: str | None = None) -
         idle_power_w=_optional(given, "idle_power_w", "W"),
         usd_per_hour=_optional(given, "usd_per_hour", "USD/h"),
         sources=_sources(given.inner("sources")),
+        cores=given.integer("cores", None),
     )
     given.finish()
     _check_sources(hardware, given.place("sources"))
@@ -142,6 +143,7 @@ def _figures(hardware: Hardware) -> list[str]:
         "power_w": hardware.power_w,
         "idle_power_w": hardware.idle_power_w,
         "usd_per_hour": hardware.usd_per_hour,
+        "cores": hardware.cores,
     }
     return [
         *(f"peak_flops.{dtype}" for dtype in hardware.peak_flops),

@@ -19,6 +19,7 @@ from evaluator.catalog.model import (
     LinearAttention,
     Model,
     MoeFeedForward,
+    Output,
     Recurrence,
     RecurrenceForm,
     SoftmaxAttention,
@@ -66,6 +67,7 @@ def read_model(document: Any, where: str, expected_name: str | None = None) -> M
     if expected_name is not None and name != expected_name:
         raise InputError(f"{given.place('name')}: '{name}' is not the file's name '{expected_name}'")
     entries = given.sequence("layers")
+    output: Any = given.choice("output", get_args(Output), "tokens")
     model = Model(
         name=name,
         source=given.text("source"),
@@ -79,9 +81,12 @@ def read_model(document: Any, where: str, expected_name: str | None = None) -> M
         lookup_parameters=given.integer("lookup_parameters", 0, minimum=0),
         encoder_parameters=given.integer("encoder_parameters", 0, minimum=0),
         notes=_notes(given),
+        output=output,
         nucleus_sampling=given.flag("nucleus_sampling", False),
     )
     given.finish()
+    if model.whole_texts and model.gives_tokens:
+        raise InputError(f"{given.place('output')}: a model with bidirectional attention gives no tokens; use vector")
     return model
 
 
@@ -97,6 +102,8 @@ def model_to_yaml(model: Model) -> str:
     ]
     if model.tied_embeddings:
         lines.append("tied_embeddings: true")
+    if not model.gives_tokens:
+        lines.append(f"output: {model.output}")
     if model.nucleus_sampling:
         lines.append("nucleus_sampling: true")
     for key in ("lookup_parameters", "encoder_parameters"):
@@ -157,6 +164,8 @@ def _check(part: Any, where: str) -> None:
         raise InputError(f"{where}: {part.heads} heads cannot share {part.kv_heads} kv_heads evenly")
     if isinstance(part, SoftmaxAttention) and part.chunked and part.window is None:
         raise InputError(f"{where}: chunked needs a window")
+    if isinstance(part, SoftmaxAttention) and part.bidirectional and part.shared_kv:
+        raise InputError(f"{where}: bidirectional attention keeps no KV; shared_kv has none to share")
     if isinstance(part, LatentAttention) and bool(part.index_heads) != bool(part.index_head_dim):
         raise InputError(f"{where}: an indexer needs both index_heads and index_head_dim")
     if isinstance(part, LatentAttention) and part.index_heads and part.index_top_k is None:

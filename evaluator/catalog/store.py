@@ -14,6 +14,7 @@ _KINDS = {
     "hardware": ("models/hardware", "hardware"),
     "lengths": ("models/lengths", "length distribution"),
     "links": ("models/links", "link"),
+    "storage": ("models/storage", "storage"),
     "calibrations": ("calibration", "calibration"),
     "scenarios": ("scenarios", "scenario"),
 }
@@ -31,22 +32,32 @@ def data_folder(kind: str) -> tuple[Path, ...]:
     that is not there.
     """
     below, _ = _kind(kind)
-    given = [Path(part) for part in os.environ.get("EVALUATOR_PATH", "").split(os.pathsep) if part]
-    for folder in given:
-        if not folder.is_dir():
-            raise InputError(f"EVALUATOR_PATH: there is no folder {folder}")
-    own = _PACKAGE / "data" if (_PACKAGE / "data").is_dir() else _PACKAGE.parent
     found: dict[Path, None] = {}
-    for root in [*given, Path.cwd(), own]:
-        folder = (root / below).resolve()
+    for root in _roots():
+        folder = (Path(root) / below).resolve()
         if folder.is_dir():
             found.setdefault(folder)
     return tuple(found)
 
 
+def _roots() -> list[str]:
+    given = [part for part in os.environ.get("EVALUATOR_PATH", "").split(os.pathsep) if part]
+    for folder in given:
+        if not os.path.isdir(folder):
+            raise InputError(f"EVALUATOR_PATH: there is no folder {folder}")
+    own = _PACKAGE / "data" if os.path.isdir(_PACKAGE / "data") else _PACKAGE.parent
+    return [*given, os.getcwd(), str(own)]
+
+
 def names(kind: str) -> list[str]:
-    """The names of all entries of ``kind`` (models, hardware, lengths, calibrations, scenarios), sorted."""
+    """The names of all entries of ``kind`` (models, hardware, storage, ...: see ``_KINDS``), sorted."""
     return sorted({path.stem for folder in data_folder(kind) for path in folder.glob("*.yaml")})
+
+
+def has(kind: str, name: str) -> bool:
+    """Whether ``name`` is among ``names(kind)``, without a look at the other entries."""
+    below, _ = _kind(kind)
+    return any(os.path.isfile(os.path.join(root, below, f"{name}.yaml")) for root in _roots())
 
 
 def find(kind: str, name: str) -> Path:

@@ -114,6 +114,7 @@ def read_device(document: Mapping[str, Any], where: str) -> Hardware:
         base,
         peak_flops=_peaks(given.inner("peak_flops", {}), base),
         links=_links(given.inner("links", {}), base),
+        cores=given.integer("cores", base.cores),
         hypothetical=True,
         **plain,
     )
@@ -124,7 +125,8 @@ def read_device(document: Mapping[str, Any], where: str) -> Hardware:
 def _described(document: Mapping[str, Any], where: str) -> Hardware:
     if "sources" in document:
         raise InputError(f"{where}.sources: a device described in a scenario has none; leave them out")
-    figures = ("peak_flops", "memory_bytes", "memory_bandwidth", "links", "power_w", "idle_power_w", "usd_per_hour")
+    figures = ("peak_flops", "memory_bytes", "memory_bandwidth", "links", "power_w", "idle_power_w", "usd_per_hour",
+               "cores")  # fmt: skip
     there = {name: "the scenario" for name in figures if document.get(name) is not None}
     links = document.get("links")
     named = [str(link.get("name")) for link in links if isinstance(link, Mapping)] if isinstance(links, list) else []

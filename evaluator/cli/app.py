@@ -11,6 +11,7 @@ from evaluator.cli.catalog import catalog
 from evaluator.cli.compare import compare
 from evaluator.cli.estimate import estimate
 from evaluator.cli.failures import Commands
+from evaluator.cli.gather import gather
 from evaluator.cli.measure import measure
 from evaluator.cli.optimize import optimize
 from evaluator.cli.report import report
@@ -47,6 +48,7 @@ def _options(
 
 app.command()(estimate)
 app.command()(sweep)
+app.command()(gather)
 app.command()(optimize)
 app.command()(report)
 app.command()(simulate)

@@ -18,7 +18,7 @@ catalog = typer.Typer(
     rich_markup_mode=None,
     help="What there is to choose from; import a model.",
 )
-KINDS = ("models", "hardware", "links", "lengths", "calibrations", "scenarios")
+KINDS = ("models", "hardware", "links", "storage", "lengths", "calibrations", "scenarios")
 
 
 @catalog.command("models")
@@ -53,6 +53,18 @@ def list_links() -> None:
     links = [load_link(name) for name in names("links")]
     rows = [(link.name, f"{link.bandwidth / 1e9:.4g}", f"{1e6 * link.latency_s:.4g}") for link in links]
     typer.echo(format_table(("name", "GB/s", "latency us"), rows, left=(0,)))
+
+
+@catalog.command("storage")
+def list_storage() -> None:
+    """Memories and stores that keep KV: bandwidth, lookup latency, capacity, replicas that share one."""
+    from evaluator.catalog import load_storage, names
+
+    rows = []
+    for one in map(load_storage, names("storage")):
+        figures = (one.bandwidth / 1e9, 1e6 * one.latency_s, one.capacity_bytes / 1e9)
+        rows.append((one.name, *(f"{figure:.4g}" for figure in figures), str(one.shared_by)))
+    typer.echo(format_table(("name", "GB/s", "latency us", "GB", "shared by"), rows, left=(0,)))
 
 
 @catalog.command("lengths")
@@ -150,6 +162,7 @@ def _model_row(model: Model) -> tuple[str, ...]:
     from evaluator.cost.memory import kv_bytes_per_token
 
     kinds = ", ".join(f"{kind.count} x {_kind(kind)}" for kind in model.layers)
+    kinds += "" if model.gives_tokens else "; gives a vector"
     kinds += "; assumptions in its notes" if any(note.startswith("assumed") for note in model.notes) else ""
     layers = sum(kind.count for kind in model.layers)
     kv_bytes = kv_bytes_per_token(model, "bf16")
@@ -176,7 +189,7 @@ def _kind(kind: LayerKind) -> str:
     parts = []
     if isinstance(mixer, SoftmaxAttention):
         shape = "MHA" if mixer.kv_heads == mixer.heads else "MQA" if mixer.kv_heads == 1 else "GQA"
-        shape += " of an earlier layer's KV" if mixer.shared_kv else ""
+        shape += " of an earlier layer's KV" if mixer.shared_kv else " both ways" if mixer.bidirectional else ""
         parts.append(shape if mixer.window is None else f"{shape} window {mixer.window:,}")
     elif isinstance(mixer, LatentAttention):
         window = "" if mixer.window is None else f" window {mixer.window:,}"

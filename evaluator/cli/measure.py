@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evaluator.cli.failures import Interrupted
+from evaluator.cli.failures import interrupted
 from evaluator.cli.options import QuietOption, check_output
 from evaluator.errors import InputError
 
@@ -103,13 +103,9 @@ def _run(found: Sequence[Point], device: Device, rows: Rows, seconds: float, qui
     from evaluator.measure import measure as run_measure
     from evaluator.progress import Progress
 
-    try:
-        with nullcontext() if quiet else Progress(len(found), "calls") as progress:
-            return run_measure(
-                found, device, rows, effort=HASTY if quick else THOROUGH, seconds=seconds, progress=progress
-            )
-    except KeyboardInterrupt:
-        raise Interrupted("what was measured is kept, go on with --resume") from None
+    kept, effort = "what was measured is kept, go on with --resume", HASTY if quick else THOROUGH
+    with interrupted(kept), nullcontext() if quiet else Progress(len(found), "calls") as progress:
+        return run_measure(found, device, rows, effort=effort, seconds=seconds, progress=progress)
 
 
 def _report(outcome: Outcome, rows: Rows, device: Device) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evaluator.cli.failures import Interrupted
+from evaluator.cli.failures import interrupted
 from evaluator.cli.options import EngineOption, QuietOption, ScenarioArgument, SetOption, check_engine, read_scenario
 from evaluator.cli.sweep import check_dataset, check_plot
 from evaluator.errors import InputError
@@ -50,8 +50,9 @@ def optimize(
     dataset = _run(read_scenario(scenario, changes), rate, bracket, out, engine, quiet)
     if not quiet and "search_note" in dataset.attrs:
         typer.echo(dataset.attrs["search_note"], err=True)
-    if not quiet and "engine_note" in dataset.attrs:
-        typer.echo(dataset.attrs["engine_note"], err=True)
+    for note in ("engine_note", "stage_note"):
+        if not quiet and note in dataset.attrs:
+            typer.echo(dataset.attrs[note], err=True)
     from evaluator import report
 
     if top:
@@ -70,8 +71,6 @@ def _run(
     from evaluator.search import optimize as search
 
     requests = scenario.workload.requests * len(scenario.workload.seeds)
-    try:
-        with nullcontext() if quiet else Progress(0, "trials", requests) as progress:
-            return search(scenario, rate_rps=rate, bracket=bracket, out=out, engine=engine, progress=progress)
-    except KeyboardInterrupt:
-        raise Interrupted("nothing is kept of a search that is not over") from None
+    kept = "nothing is kept of a search that is not over"
+    with interrupted(kept), nullcontext() if quiet else Progress(0, "trials", requests) as progress:
+        return search(scenario, rate_rps=rate, bracket=bracket, out=out, engine=engine, progress=progress)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evaluator.cli.failures import Interrupted
+from evaluator.cli.failures import interrupted
 from evaluator.cli.options import (
+    ENGINES,
     EngineOption,
     QuietOption,
     ScenarioArgument,
@@ -25,8 +28,11 @@ from evaluator.errors import InputError
 if TYPE_CHECKING:
     import xarray
 
+    from evaluator.progress import Progress
+    from evaluator.results.shards import Shard
     from evaluator.scenario.scenario import Scenario
 
+KEPT = "finished chunks are kept, the same command goes on with them"
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -38,7 +44,22 @@ def sweep(
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the result (png, svg or pdf).")] = None,
     changes: SetOption = None,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="Rows of the ranked table; 0: no table.")] = 10,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same --out.")] = False,
+    resume: Annotated[
+        bool | None,
+        typer.Option(
+            "--resume/--fresh",
+            help="Go on with what an interrupted run of the same sweep to the same --out finished (the default), or "
+            "start anew.",
+        ),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Run part I of N into --out NAME.zarr; `evaluator gather` joins the parts."),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="dask|ADDRESS", help="Run on a Dask cluster: a new one here, or that of a scheduler."),
+    ] = None,
     engine: EngineOption = "iteration",
     sensitivity: Annotated[
         bool,
@@ -65,19 +86,27 @@ def sweep(
     check_plot(plot)
     if resume and out is None:
         raise InputError("--resume needs --out: the finished chunks lie beside it")
+    part = check_shard(shard, out, plot)
     loaded = read_scenario(scenario, changes)
     if dry_run:
         from evaluator.execution.forecast import forecast
 
         typer.echo(str(forecast(loaded, engine, sensitivity)))
         return
-    dataset = _run(loaded, out, quiet, resume=resume, engine=engine, sensitivity=sensitivity, by_seed=by_seed)
+    asked = {"engine": engine, "sensitivity": sensitivity, "by_seed": by_seed, "cluster": cluster}
+    options = {"fresh": resume is False, **asked}
+    if part is not None and out is not None:
+        command = _command(scenario, changes, asked, out)
+        _run_shard(loaded, part, out, command, options, quiet)
+        return
+    dataset = _run(loaded, out, options, quiet)
     if top:
         _tables(dataset, top)
     written = [*([] if out is None else [out]), *([] if plot is None else _pictures(dataset, plot))]
     if not quiet:
-        if "engine_note" in dataset.attrs:
-            typer.echo(dataset.attrs["engine_note"], err=True)
+        for note in ("engine_note", "stage_note"):
+            if note in dataset.attrs:
+                typer.echo(dataset.attrs[note], err=True)
         names = " and ".join(map(str, written))
         typer.echo(f"wrote {names}" if written else "nothing saved; --out keeps the dataset", err=True)
     reasons = dataset["status"].values
@@ -110,19 +139,62 @@ def _has_elasticities(dataset: xarray.Dataset) -> bool:
     return "input" in dataset.coords and bool((dataset["status"].values == "ok").any())
 
 
-def _run(scenario: Scenario, out: Path | None, quiet: bool, **asked: Any) -> xarray.Dataset:
-    from evaluator.progress import Progress
+def _run(scenario: Scenario, out: Path | None, options: dict[str, Any], quiet: bool) -> xarray.Dataset:
     from evaluator.run import sweep as run_sweep
     from evaluator.scenario.grid import size
 
-    total = size(scenario)
+    kept = KEPT if out else "nothing is kept without --out"
+    with _told(scenario, size(scenario), kept, quiet) as progress:
+        return run_sweep(scenario, out=out, progress=progress, **options)
+
+
+def _run_shard(scenario: Scenario, shard: Shard, out: Path, command: str, options: dict[str, Any], quiet: bool) -> None:
+    from evaluator.run import sweep_shard
+    from evaluator.scenario.grid import size
+
+    rows = shard.rows(size(scenario))
+    with _told(scenario, len(rows), KEPT, quiet) as progress:
+        new = sweep_shard(scenario, shard, out, progress=progress, command=command, **options)
+    if not quiet:
+        done = f"wrote {len(rows):,} designs" if new else "was written before; --fresh computes it anew"
+        typer.echo(f"shard {shard} of {out}: {done}. When all are there: evaluator gather {out}", err=True)
+
+
+@contextmanager
+def _told(scenario: Scenario, total: int, kept: str, quiet: bool) -> Iterator[Progress | None]:
+    """Progress of a sweep on stderr; Ctrl-C says what is ``kept`` of it."""
+    from evaluator.progress import Progress
+
     requests = scenario.workload.requests * len(scenario.workload.seeds)
-    try:
-        with nullcontext() if quiet else Progress(total, requests_per_unit=requests) as progress:
-            return run_sweep(scenario, out=out, progress=progress, **asked)
-    except KeyboardInterrupt:
-        kept = "finished chunks are kept, go on with --resume" if out else "nothing is kept without --out"
-        raise Interrupted(kept) from None
+    with interrupted(kept), nullcontext() if quiet else Progress(total, requests_per_unit=requests) as progress:
+        yield progress
+
+
+def _command(scenario: str, changes: Sequence[str] | None, asked: Mapping[str, Any], out: Path) -> str:
+    """What runs one shard of a sweep, with the place where its number belongs."""
+    from evaluator.results.shards import PLACE
+
+    words = ["evaluator", "sweep", scenario, *(word for change in changes or () for word in ("--set", change))]
+    for name, value in asked.items():
+        if value is True:
+            words.append(f"--{name.replace('_', '-')}")
+        elif value and value != ENGINES[0]:
+            words += [f"--{name}", str(value)]
+    return f"{shlex.join(words)} --shard {PLACE} {shlex.join(['--out', str(out)])}"
+
+
+def check_shard(text: str | None, out: Path | None, plot: Path | None) -> Shard | None:
+    """The shard that is asked for; InputError where it is none, or where its rows have no place to go."""
+    if text is None:
+        return None
+    from evaluator.results.shards import Shard
+
+    shard = Shard.parse(text)
+    if out is None or out.suffix != ".zarr":
+        raise InputError("--shard needs --out NAME.zarr: every shard writes its rows of one Zarr store")
+    if plot is not None:
+        raise InputError("--plot draws whole sweeps; gather the shards, then evaluator report")
+    return shard
 
 
 def check_dataset(path: Path | None) -> None:

@@ -17,14 +17,15 @@ def activation_bytes(
     Two sums make it up. Every token of the largest batch keeps the residual stream twice (before and after a layer) and
     the intermediate values of the widest layer: both sides of a gate and their product, and for routed experts those
     of all that the token visits and their outputs; each in the width of the stream, 16 bits mostly. Every sequence
-    keeps its logits in 16 bits and in fp32 (2 + 4 bytes per vocabulary entry).
+    keeps its logits in 16 bits and in fp32 (2 + 4 bytes per vocabulary entry), if there is a head.
     """
     widest = max(
         max(_mixer_width(model, kind.mixer, parallel), _feed_forward_width(model, kind.feed_forward, parallel))
         for kind in model.layers
     )
     per_token = (2 * model.hidden + widest) * stream_bytes(precision.activations)
-    return max_num_batched_tokens * per_token + min(max_num_seqs, max_num_batched_tokens) * model.vocabulary * 6.0
+    logits = min(max_num_seqs, max_num_batched_tokens) * model.vocabulary * 6.0 if model.gives_tokens else 0.0
+    return max_num_batched_tokens * per_token + logits
 
 
 def _mixer_width(model: Model, mixer: Mixer | None, parallel: Parallel) -> float:

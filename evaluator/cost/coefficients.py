@@ -36,7 +36,7 @@ class Coefficients(NamedTuple):
     dtype: np.ndarray  # (operator,) int: index into COMPUTE_DTYPES
     steps: np.ndarray  # (operator, level) messages in a row; 0 for what sends none
     share: np.ndarray  # (operator, level) bytes per byte of message
-    edges: np.ndarray  # (operator,) edges of the attention mask: 1 the diagonal, 2 with the end of a window
+    edges: np.ndarray  # (operator,) edges of the attention mask: 1 the diagonal, 2 with the end of a window, 0 without
     size: np.ndarray  # (operator, size) weights of REDUCE_SIZES in an all-reduce's figures; 0 for anything else
     inputs: np.ndarray  # (operator,) inner dimension of one matrix product
     outputs: np.ndarray  # (operator,) columns of one matrix product
@@ -71,7 +71,8 @@ def coefficients(
         dtype=np.array([COMPUTE_DTYPES.index(operator.dtype) for operator in operators], dtype=int),
         steps=np.array([steps for steps, _ in terms], dtype=float).reshape(len(terms), len(reach)),
         share=np.array([share for _, share in terms], dtype=float).reshape(len(terms), len(reach)),
-        edges=np.where((scaling == "prefill_window") | (scaling == "decode_window"), 2.0, 1.0),
+        edges=np.where((scaling == "prefill_window") | (scaling == "decode_window"), 2.0, 1.0)
+        * np.array([operator.masked for operator in operators], dtype=float),
         size=np.array([_size_weights(operator, reach) for operator in operators]).reshape(-1, len(REDUCE_SIZES)),
         **{
             name: np.array([getattr(operator, name) for operator in operators], dtype=float)

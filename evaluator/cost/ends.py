@@ -39,10 +39,17 @@ def first_operators(model: Model, precision: Precision, parallel: Parallel) -> l
 
 
 def last_operators(model: Model, precision: Precision, parallel: Parallel) -> list[Operator]:
-    """Final norm, output head, gathering of the logits and sampling: one row per sequence."""
+    """Final norm, output head, gathering of the logits and sampling: one row per sequence.
+
+    A model that gives a vector has none of the latter: it averages the states of all tokens, or takes one of them (the
+    cost is that of the average). The projection of some re-rankers, hidden x hidden for a sequence, is not counted.
+    """
     stream = stream_bytes(precision.activations)
+    norm = traffic("final_norm", 4 * model.hidden * stream, 1.0)
+    if not model.gives_tokens:
+        return [norm, traffic("pooling", model.hidden * stream, 1.0)]
     found = [
-        traffic("final_norm", 4 * model.hidden * stream, 1.0),
+        norm,
         gemm(head_projection(model, parallel.tensor), model, precision, scaling="sequences"),
     ]
     if parallel.tensor > 1:

@@ -33,7 +33,7 @@ class Operator:
     ``dtype`` is the one it computes in; ``collective`` and ``ranks`` say which devices talk. The last fields are the
     shape of one kernel, which efficiencies that depend on the size ask for: ``inputs`` x ``outputs`` of a matrix, query
     and KV ``heads`` of an attention kernel and its ``token_bytes`` (queries, output, new keys and values, per token
-    computed), and in how many ``layers`` it is.
+    computed), in how many ``layers`` it is, and whether attention is ``masked`` (causal), as that of encoders is not.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Operator:
     kv_heads: int = 0
     token_bytes: float = 0.0
     layers: float = 1.0
+    masked: bool = True
 
     def times(self, count: float) -> Operator:
         """This operator in ``count`` identical layers: exact, because the roofline is homogeneous of degree one."""
@@ -76,7 +77,7 @@ def merge(found: Iterable[Operator]) -> tuple[Operator, ...]:
     for operator in found:
         key = (operator.name, operator.op_class, operator.scaling, operator.dtype, operator.collective, operator.ranks,
                operator.log_expert_missed, operator.inputs, operator.outputs, operator.heads,
-               operator.kv_heads)  # fmt: skip
+               operator.kv_heads, operator.masked)  # fmt: skip
         for place in places.setdefault(key, []):
             if _proportional(merged[place], operator):
                 merged[place] = _add(merged[place], operator)

@@ -28,3 +28,19 @@ def units(kv: KvUnits, tokens: Batched) -> Batched:
     held = xp.ceil(tokens / kv.block_tokens) * kv.block_tokens
     size = kv.full * held + kv.sequence + kv.window * xp.minimum(held, kv.window_tokens)
     return xp.ceil(size / kv.unit * (1 - 1e-12))
+
+
+def beyond(kv: KvUnits, tokens: Batched, prefix_tokens: Batched) -> Batched:
+    """The same without the whole blocks of a prefix in the layers that keep every token, which others keep for it."""
+    xp = array_namespace(kv.unit, tokens)
+    held = xp.ceil(tokens / kv.block_tokens) * kv.block_tokens
+    own = held - xp.floor(prefix_tokens / kv.block_tokens) * kv.block_tokens
+    size = kv.full * own + kv.sequence + kv.window * xp.minimum(held, kv.window_tokens)
+    return xp.ceil(size / kv.unit * (1 - 1e-12))
+
+
+def prefix(kv: KvUnits, prefix_tokens: Batched) -> Batched:
+    """Units of the whole blocks of a prefix in the layers that keep every token."""
+    xp = array_namespace(kv.unit, prefix_tokens)
+    size = kv.full * xp.floor(prefix_tokens / kv.block_tokens) * kv.block_tokens
+    return xp.ceil(size / kv.unit * (1 - 1e-12))

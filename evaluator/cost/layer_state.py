@@ -11,13 +11,13 @@ STATE_BYTES = 4.0
 
 
 def kv_bytes(mixer: Mixer | None, kv: str, tensor: int) -> float:
-    """Bytes of KV that a layer keeps per token; none where it reads that of an earlier layer.
+    """Bytes of KV that a layer keeps per token; none where it reads that of an earlier layer, or needs it once only.
 
     MLA's compressed vector and the indexer's key are the same on every rank (arXiv:2405.04434).
     """
     match mixer:
         case SoftmaxAttention():
-            return 0.0 if mixer.shared_kv else read_bytes(mixer, kv, tensor)
+            return 0.0 if mixer.shared_kv or mixer.bidirectional else read_bytes(mixer, kv, tensor)
         case LatentAttention():
             return read_bytes(mixer, kv, tensor) + indexer_bytes(mixer)
     return 0.0

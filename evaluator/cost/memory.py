@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import LatentAttention, Mixer, Model, SoftmaxAttention
 from evaluator.cost.activations import activation_bytes
-from evaluator.cost.kv import KvUnits, units
+from evaluator.cost.kv import KvUnits, beyond, prefix, units
 from evaluator.cost.layer_state import kv_bytes, state_bytes
 from evaluator.cost.operators import rank_kinds
 from evaluator.cost.parallel import Parallel, parallel_problem
@@ -26,6 +26,9 @@ from evaluator.cost.weights import weight_bytes
 RUNTIME_BYTES = 1.6e9
 """Bytes per device that an engine cannot use: what the driver keeps, CUDA context and graphs, communicators. Median of
 what the KV blocks that vLLM 0.15 reported on H100 leave over for five dense models (1.0 to 2.0 GB; TP 1 to 4)."""
+
+UNUSED_UNIT = 1e6
+"""Bytes of a unit of memory that no sequence takes, in a model that keeps nothing of them."""
 
 
 def model_window(model: Model) -> int | None:
@@ -58,7 +61,8 @@ class KvLayout:
     Layers with full attention keep KV of every token, windowed layers of the last ``window`` tokens only, recurrent
     layers a state of fixed size per sequence. So that one number can count the room of all three, the memory is cut
     into units: one is the KV of ``block_tokens`` tokens in all attention layers together (in a model without attention
-    the state of one sequence). ``kv_units`` says how many a sequence takes.
+    the state of one sequence; in an encoder, which keeps nothing, a UNUSED_UNIT). ``kv_units`` says how many a sequence
+    takes.
     """
 
     bytes_per_token_full: float  # in the layers that keep every token
@@ -139,7 +143,7 @@ def _layout(
         else:
             full += size
         per_sequence += count * state_bytes(kind.mixer, precision.activations, parallel.tensor)
-    unit = block_tokens * (full + window) or per_sequence
+    unit = block_tokens * (full + window) or per_sequence or UNUSED_UNIT
     capacity = max(0, math.floor(free / unit * (1 + 1e-12)))
     return KvLayout(full, window, model_window(model), per_sequence, block_tokens, unit, capacity)
 
@@ -154,6 +158,21 @@ def units_of(layout: KvLayout) -> KvUnits:
 def kv_units(layout: KvLayout, tokens: ArrayLike) -> np.ndarray:
     """Units that a sequence of ``tokens`` tokens occupies (any shape), int64."""
     return units(units_of(layout), np.asarray(tokens, dtype=np.float64)).astype(np.int64)
+
+
+def suffix_units(layout: KvLayout, prompt_tokens: ArrayLike, tokens: ArrayLike) -> np.ndarray:
+    """Units of one of several sequences of ``tokens`` tokens that continue a prompt (any shape), int64.
+
+    As vLLM forks sequences (Kwon et al., arXiv:2309.06180, section 4.4), they share the whole blocks of the prompt, and
+    each has its own copy of the last one if that is not full. Windows and states are each sequence's own.
+    """
+    at = np.asarray(tokens, dtype=np.float64), np.asarray(prompt_tokens, dtype=np.float64)
+    return beyond(units_of(layout), *at).astype(np.int64)
+
+
+def prefix_units(layout: KvLayout, prompt_tokens: ArrayLike) -> np.ndarray:
+    """Units that sequences which continue a prompt share (any shape), int64."""
+    return prefix(units_of(layout), np.asarray(prompt_tokens, dtype=np.float64)).astype(np.int64)
 
 
 def memory_problem(

@@ -63,6 +63,9 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
 
     KV is read once per head group, also by a layer that shares an earlier one's and stores none. Chunks and decodes
     share one kernel, started once per layer whatever the batch.
+
+    Without a mask (``bidirectional``) a text of n tokens has n^2 pairs. The batch counts causal ones, n (n + 1) / 2,
+    and twice their work is taken: 1/n too much of the attention. Such a model has no decodes.
     """
     heads, kv_heads = mixer.heads // tensor, local_heads(mixer.kv_heads, tensor)
     stream, dim = stream_bytes(precision.activations), mixer.head_dim
@@ -77,18 +80,22 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
         + 2 * (heads + keys) * dim  # rotary embedding in place
         + gate
     )
-    stored = 0.0 if mixer.shared_kv else read
+    stored = 0.0 if mixer.shared_kv or mixer.bidirectional else read
     # Queries and output, new keys and values read and stored.
     own = (heads + keys) * (dim + mixer.value_size) * stream + stored
+    around = [_ATTENTION_LAUNCH, traffic("attention.elementwise", elements * stream, 3.0 + mixer.output_gate)]
+    prefill = Operator(
+        f"attention.prefill{suffix}", "attention_prefill", "prefill_window" if window else "prefill", dtype=dtype,
+        flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads, token_bytes=own,
+    )  # fmt: skip
+    if mixer.bidirectional:
+        return [replace(prefill, flops=2.0 * flops, masked=False), *around]
     return [
-        Operator(f"attention.prefill{suffix}", "attention_prefill", "prefill_window" if window else "prefill",
-                 dtype=dtype, flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads,
-                 token_bytes=own),
+        prefill,
         Operator(f"attention.decode{suffix}", "attention_decode", "decode_window" if window else "decode",
                  dtype=dtype, flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads,
                  token_bytes=own),
-        _ATTENTION_LAUNCH,
-        traffic("attention.elementwise", elements * stream, 3.0 + mixer.output_gate),
+        *around,
     ]  # fmt: skip
 
 

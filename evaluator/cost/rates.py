@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
@@ -85,17 +86,8 @@ class Rates(NamedTuple):
 
 def rates(hardware: Hardware, calibration: Calibration) -> Rates:
     """Rates of a device under a calibration set."""
-    sets = [calibration.of(name) for name in OP_CLASSES]
-    by_class = {
-        name: np.array([getattr(each, name) for each in sets], dtype=float)
-        for name in (field.name for field in fields(OperatorEfficiency))
-        if name != "devices"
-    }
-    reduces = [calibration.of("all_reduce").among(size) for size in REDUCE_SIZES]
-    by_size = {
-        f"reduce_{leaf}": np.array([getattr(each, figure) for each in reduces], dtype=float)
-        for figure, leaf in REDUCE_FIGURES.items()
-    }
+    sets = (calibration.of(name) for name in OP_CLASSES)
+    figures = _figures(tuple(map(_One, sets)), _One(calibration.of("all_reduce")))
     links = np.array([(link.bandwidth, link.latency_s) for link in hardware.links], dtype=float).reshape(-1, 2)
     return Rates(
         np.array([peak_flops(hardware.peak_flops, dtype, hardware.name) for dtype in COMPUTE_DTYPES]),
@@ -107,9 +99,39 @@ def rates(hardware: Hardware, calibration: Calibration) -> Rates:
         dispatch_s=np.float64(calibration.dispatch_s),
         expert_skew=np.float64(calibration.expert_skew),
         graph_tokens=np.float64(calibration.graph_tokens),
-        **by_size,
-        **by_class,
+        **figures,
     )
+
+
+class _One:
+    """An object that equals itself alone: what is cached by it is not compared, number by number, at each use."""
+
+    def __init__(self, of: OperatorEfficiency) -> None:
+        self.of = of
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _One) and self.of is other.of
+
+    def __hash__(self) -> int:
+        return id(self.of)
+
+
+@lru_cache(maxsize=256)
+def _figures(sets: tuple[_One, ...], reduce: _One) -> dict[str, np.ndarray]:
+    """The leaves of a calibration set, by class and by size. A sweep over devices asks for the same ones each time."""
+    by_class = {
+        name: np.array([getattr(each.of, name) for each in sets], dtype=float)
+        for name in (field.name for field in fields(OperatorEfficiency))
+        if name != "devices"
+    }
+    reduces = [reduce.of.among(size) for size in REDUCE_SIZES]
+    by_size = {
+        f"reduce_{leaf}": np.array([getattr(each, figure) for each in reduces], dtype=float)
+        for figure, leaf in REDUCE_FIGURES.items()
+    }
+    for values in (found := by_class | by_size).values():
+        values.setflags(write=False)
+    return found
 
 
 def peak_flops(peaks: Mapping[str, float], dtype: str, hardware: str = "the hardware") -> float:

@@ -105,13 +105,18 @@ def _attention_times(known: Coefficients, rate: Rates, flop_s: Any, activation_r
       (``join_s``). FlashAttention-2 does not split where every query head has a KV head of its own
       (``mha_varlen_fwd``): one processor then reads the whole context (``unsplit_s``).
     * FlashAttention-2 puts the query heads of one KV head into the rows of a tile, but not in windowed layers, where
-      a decode computes ``window_rows`` rows for one. ``edges - 1`` is 1 there and 0 elsewhere.
+      a decode computes ``window_rows`` rows for one. ``edges`` is 2 there, 1 under the diagonal alone.
+
+    Attention without a mask, whose ``edges`` are 0, does two pairs of tokens for each of the causal area.
     """
     kind = known.op_class
     heads, kv_heads = known.heads * known.layers, known.kv_heads * known.layers
-    size = np.where(known.heads > 0, known.flops / np.maximum(4.0 * heads, 1e-9), HEAD_SIZE)
-    scores = rate.score_flops[kind] * heads / rate.peak_flops[known.dtype]
-    flop_s = roofline(flop_s * rate.window_rows[kind] ** (known.edges - 1.0), scores, rate.score_knee[kind])
+    pairs = np.where(known.edges > 0, 1.0, 2.0)
+    size = np.where(known.heads > 0, known.flops / np.maximum(4.0 * heads * pairs, 1e-9), HEAD_SIZE)
+    scores = rate.score_flops[kind] * heads * pairs / rate.peak_flops[known.dtype]
+    flop_s = roofline(
+        flop_s * rate.window_rows[kind] ** np.maximum(known.edges - 1.0, 0.0), scores, rate.score_knee[kind]
+    )
     context_s = roofline(flop_s, known.activation_bytes / activation_rate, rate.knee[kind])
     traffic_s = known.token_bytes / activation_rate
     own = (known.heads > 0) & (known.heads == known.kv_heads)

@@ -50,7 +50,7 @@ def rank_parameters(model: Model, parallel: Parallel, pipeline_rank: int) -> dic
         total["router"] += model.encoder_parameters / parallel.tensor
     if last:
         total["router"] += model.hidden  # final norm
-        if not (model.tied_embeddings and pipeline_rank == 0):
+        if model.gives_tokens and not (model.tied_embeddings and pipeline_rank == 0):
             total["embedding" if model.tied_embeddings else "head"] += table
     return dict(total)
 

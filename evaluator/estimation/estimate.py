@@ -93,7 +93,7 @@ def estimate(
     built = build(spec)
     if built.memory is None:
         raise InputError(built.reason)
-    _check_positions(built.model, prompt_tokens, output_tokens)
+    _check_model(built.model, prompt_tokens, output_tokens)
     through = passage(built)
     served = Sequences(batch, prompt_tokens, output_tokens, model_window(built.model))
     most = int(built.memory.kv.capacity_units // kv_units(built.memory.kv, prompt_tokens + output_tokens))
@@ -109,7 +109,9 @@ def _check_numbers(prompt: int, output: int, batch: int, rate: float | None) -> 
         raise InputError(f"rate: must be a positive number of requests per second, not {rate}")
 
 
-def _check_positions(model: Model, prompt: int, output: int) -> None:
+def _check_model(model: Model, prompt: int, output: int) -> None:
+    if not model.gives_tokens:
+        raise InputError(f"model: {model.name} gives a vector and no tokens; use it in a stage of a pipeline")
     if prompt + output > model.max_positions:
         raise InputError(
             f"prompt {prompt} + output {output} tokens exceed the {model.max_positions} positions of {model.name}"

@@ -6,13 +6,18 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evaluator.execution.cluster import computed_on
 from evaluator.execution.workers import Crew
 from evaluator.plan import Group, Member, Plan
 from evaluator.plan.engines import TOKEN
 from evaluator.simulation.summaries import summaries
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 REQUESTS_PER_CHUNK = 128_000  # bounds memory (some 100 bytes a request), and how much an interrupted run loses
 TOKEN_REQUESTS_PER_CHUNK = 4_000  # about half a second, so that there is progress to be seen
@@ -43,13 +48,18 @@ def pieces(whole: Plan, group: Group, members: list[Member]) -> Iterator[Chunk]:
         yield Chunk(group, members[start : start + size])
 
 
-def computed(whole: Plan, chunks: list[Chunk], levels: np.ndarray, done: set[int]) -> Iterator[tuple[int, Values]]:
+def computed(
+    whole: Plan, chunks: list[Chunk], levels: np.ndarray, done: set[int], client: Client | None = None
+) -> Iterator[tuple[int, Values]]:
     """Statistics of the chunks that are not done, as they finish, with the number of the chunk.
 
-    A thread for each processor: XLA runs outside Python, and the reference in a process that the thread waits for,
-    unless there is too little to do for that.
+    With a ``client`` on its cluster. Else a thread for each processor: XLA runs outside Python,
+    and the reference in a process that the thread waits for, unless there is too little to do for that.
     """
     left = [index for index in range(len(chunks)) if index not in done]
+    if client is not None:
+        yield from computed_on(client, whole, chunks, levels, left)
+        return
     crew = Crew(whole, levels) if _are_many(whole, [chunks[index] for index in left]) else None
 
     def compute(index: int) -> tuple[int, Values]:

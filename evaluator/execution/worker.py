@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import sys
+from contextlib import suppress
 from functools import reduce
 
 import numpy as np
@@ -25,20 +26,20 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not get between the answers
-    scenario, inputs, by_seed, levels = pickle.load(sys.stdin.buffer)
-    whole = plan(scenario, np.zeros(0, dtype=np.int64), "token", inputs, by_seed)
-    while True:
-        try:
+    with suppress(EOFError, pickle.UnpicklingError, BrokenPipeError):  # the other process has ended, or was killed
+        scenario, inputs, by_seed, levels = pickle.load(sys.stdin.buffer)
+        whole = plan(scenario, np.zeros(0, dtype=np.int64), "token", inputs, by_seed)
+        while True:
             asked = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        answer: object
-        try:
-            answer = _answer(whole, asked, levels)
-        except Exception as error:
-            answer = error
-        pickle.dump(answer, answers)
-        answers.flush()
+            answer: object
+            try:
+                answer = _answer(whole, asked, levels)
+            except Exception as error:
+                answer = error
+            pickle.dump(answer, answers)
+            answers.flush()
+    with suppress(BrokenPipeError):
+        answers.close()
 
 
 def _answer(whole: Plan, asked: list[Variant], levels: np.ndarray) -> dict[str, np.ndarray]:

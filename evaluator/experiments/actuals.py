@@ -30,14 +30,18 @@ def read_actuals(path: str | Path) -> dict[str, tuple[Measured, ...]]:
     text = read_text(path).removeprefix("\ufeff")
     heading = text.split("\n", 1)[0]
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=heading.count))
-    names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
+    try:
+        names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
+        reader.fieldnames = names
+        rows = list(reader)
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}: not readable as CSV ({error})") from None
     columns = {name: metric for name in names if (metric := _metric(name))}
     if "exp_id" not in names or not columns:
         raise InputError(f"{path}: expected columns exp_id, stage_index and measurements such as ttft_mean_ms")
-    reader.fieldnames = names
     unread = [name for name in names if name not in columns and _LIKE_A_METRIC.search(name)]
     found: dict[str, list[Measured]] = {}
-    for number, row in enumerate(reader, 1):
+    for number, row in enumerate(rows, 1):
         cells = {name: (value or "").strip() for name, value in row.items() if name and isinstance(value, str | None)}
         key = identifier(cells.get("exp_id"))
         found.setdefault(key, []).append(_row(number, cells, columns, unread))

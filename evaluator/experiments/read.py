@@ -25,6 +25,8 @@ def read_experiments(specs: str | Path, actuals: str | Path) -> list[Experiment]
         content = json.loads(read_text(specs).removeprefix("\ufeff"))
     except json.JSONDecodeError as error:
         raise InputError(f"{specs}, line {error.lineno}: not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{specs}: cannot be read ({error})") from None
     entries = content.get("experiments") if isinstance(content, Mapping) else content
     if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
         raise InputError(f"{specs}: expected a list of experiments, or an object with the key experiments")

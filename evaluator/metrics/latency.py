@@ -16,9 +16,11 @@ def latencies(outcomes: Outcomes) -> dict[str, np.ndarray]:
     """queue_wait_s, ttft_s, tpot_s and e2e_s, float64 (config, seed, request), warm-up included.
 
     Waiting counts: every latency but tpot starts at the arrival. tpot is
-    (last token - first token) / (output_tokens - 1), NaN for a single-token output.
+    (last token - first token) / (output_tokens - 1), NaN for a single-token output; of several branches it is that of
+    the one that ends last, with its own tokens.
     """
-    later = np.asarray(outcomes.output_tokens, dtype=np.float64) - 1.0
+    path = outcomes.output_tokens if outcomes.path_tokens is None else outcomes.path_tokens
+    later = np.asarray(path, dtype=np.float64) - 1.0
     later = np.where(later > 0, later, np.nan)
     return {
         "queue_wait_s": outcomes.scheduled_s - outcomes.arrival_s,

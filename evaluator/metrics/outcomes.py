@@ -67,7 +67,7 @@ class Outcomes:
     first_token_s: np.ndarray  # (config, seed, request)
     last_token_s: np.ndarray  # (config, seed, request)
     prompt_tokens: np.ndarray  # (seed, request) or (config, seed, request), integer
-    output_tokens: np.ndarray  # (seed, request) or (config, seed, request), integer
+    output_tokens: np.ndarray  # (seed, request) or (config, seed, request), integer; of all branches of a request
     measured: np.ndarray  # boolean, False for the warm-up: (request,), or what broadcasts to (config, seed, request)
     makespan_s: np.ndarray  # (config, seed): from the first arrival to the last completion at any station
     stations: tuple[Use, ...]
@@ -84,6 +84,7 @@ class Outcomes:
     itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed], all gaps after the first measured first token
     replica: np.ndarray | None = None  # (config, seed, request) or (seed, request): which replica served it
     cached_tokens: np.ndarray | None = None  # shaped as prompt_tokens
+    path_tokens: np.ndarray | None = None  # shaped so: output tokens of the branch that ends last; None: there is one
     model: np.ndarray | None = None  # shaped so, too: the number of the model asked for; None: the first for all
     stages: tuple[StageTimes, ...] = ()  # of a pipeline
     stage_names: tuple[str, ...] = ()  # of all configurations of the plan, in the order in which they are reported

@@ -141,7 +141,7 @@ def _gaps_of(itl: Sequence[Sequence[WeightedGaps]] | None, rows: np.ndarray) -> 
 def _per_config(outcomes: Outcomes, name: str) -> bool:
     """Traffic may be common to all configurations: (seed, request) instead of (config, seed, request)."""
     value = getattr(outcomes, name)
-    traffic = ("prompt_tokens", "output_tokens", "cached_tokens", "replica")
+    traffic = ("prompt_tokens", "output_tokens", "path_tokens", "cached_tokens", "replica")
     return value is not None and (name not in traffic or value.ndim == 3)
 
 

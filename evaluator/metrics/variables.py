@@ -26,12 +26,14 @@ _LATENCIES = {
     "ttft_s": ("time to first token", "first output token - arrival, waiting included"),
     "tpot_s": (
         "time per output token",
-        "(last token - first token) / (output_tokens - 1) of each request; single-token outputs are left out",
+        "(last token - first token) / (output_tokens - 1) of each request, of the branch that ends last where there "
+        "are several; single-token outputs are left out",
     ),
     "e2e_s": ("end-to-end latency", "last output token - arrival, waiting included"),
     "itl_s": (
         "inter-token latency",
-        "every gap between successive tokens, pooled over tokens; engine request does not know them",
+        "every gap between successive tokens of a sequence, pooled over tokens, those of all branches; engine request "
+        "does not know them",
     ),
 }
 _OVER = "over the measured requests of a seed (the warm-up is cut), then the mean over the seeds"
@@ -49,7 +51,9 @@ _BY_ITERATION = "; NaN under engine request, which follows requests and not iter
 
 _SERVICE = {
     "throughput_rps": Variable("1/s", "request throughput", f"requests {_RATE}"),
-    "output_tok_per_s": Variable("token/s", "output throughput", f"output tokens of requests {_RATE}"),
+    "output_tok_per_s": Variable(
+        "token/s", "output throughput", f"output tokens, those of all branches, of requests {_RATE}"
+    ),
     "total_tok_per_s": Variable("token/s", "total throughput", f"prompt and output tokens of requests {_RATE}"),
     "tok_per_s_per_gpu": Variable("token/s", "output throughput per GPU", "output_tok_per_s / devices"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.plan.engines import on_demand
 from evaluator.policies import policy
@@ -12,6 +14,10 @@ from evaluator.scenario.scenario import Routers
 from evaluator.scenario.sessions import known_sessions, trace_of
 from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.requests import cached_by_content, shared_tokens
+
+if TYPE_CHECKING:
+    from evaluator.plan.station import StationPlan
+from evaluator.traffic.roles import ROLES
 
 LARGEST_OUTPUT = 1 << 22
 
@@ -47,8 +53,19 @@ def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
 
 
 def policy_problem(deployment: Deployment, built: Design) -> str | None:
-    """What a policy cannot do with the KV cache."""
+    """What a policy cannot do with the KV cache, or with a model that has none."""
     record, kv = policy(deployment.batching.policy), built.ready.kv
+    role = ROLES.get(deployment.role)
+    if not built.model.gives_tokens and role is not None and not role.first_token_only:
+        return (
+            f"infeasible: {built.model.name} gives a vector and no tokens; use it in a stage of the pipeline, or "
+            "another model"
+        )
+    if built.model.whole_texts and not record.whole_prompts:
+        return (
+            f"infeasible: policy {record.name} cuts prompts into chunks, and {built.model.name} attends to later "
+            "tokens; use policy continuous or static"
+        )
     if record.admission == "reserve" and deployment.kv.admission == "on_demand":
         return f"infeasible: policy {record.name} reserves the KV of a whole request; use kv.admission reserve"
     if not record.by_future_peak:
@@ -111,8 +128,40 @@ def _content_problem(workload: Workload, kv: KvLayout) -> str | None:
     return None
 
 
-def limit_problem(deployment: Deployment, built: Design, extremes: Extremes) -> str | None:
-    """Why some request could never be served within the limits; None where all can."""
+def branches_problem(workload: Workload, station: StationPlan) -> str | None:
+    """Why requests with several branches cannot be served; None where they can, or have one."""
+    deployment, branches = station.deployment, station.extremes.branches
+    if branches == 1:
+        return None
+    record, most = policy(deployment.batching.policy), deployment.batching.max_num_seqs
+    others = {
+        f"policy {record.name}; use policy chunked or continuous": record.by_future_peak,
+        "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
+        "kv.prefix_caching by content; leave out kv.prefix_caching": cached_by_content(workload, deployment),
+    }
+    for what, applies in others.items():
+        if applies:
+            return f"unsupported: workload.reasoning.branches with {what}, or one branch"
+    if branches > most:
+        return (
+            f"infeasible: a request decodes on {branches:,} branches, and max_num_seqs is {most:,}; raise it or use "
+            "fewer workload.reasoning.branches"
+        )
+    if record.token_budget and station.role.prompt_resident and branches > station.max_num_batched_tokens:
+        return (
+            f"infeasible: a request decodes on {branches:,} branches, and max_num_batched_tokens is "
+            f"{station.max_num_batched_tokens:,}; raise it or use fewer workload.reasoning.branches"
+        )
+    return None
+
+
+def limit_problem(
+    deployment: Deployment, built: Design, extremes: Extremes, largest_units: int | None = None
+) -> str | None:
+    """Why some request could never be served within the limits; None where all can.
+
+    ``largest_units``: of the KV cache, what the largest request takes, where that does not follow from its tokens.
+    """
     longest = longest_prompt(deployment, extremes)
     budget = token_budget(deployment, longest)
     if extremes.sequence > built.model.max_positions:
@@ -120,7 +169,9 @@ def limit_problem(deployment: Deployment, built: Design, extremes: Extremes) -> 
             f"infeasible: a request of {extremes.sequence:,} tokens exceeds the {built.model.max_positions:,} "
             f"positions of {built.model.name}; use shorter prompts or a model with a longer context"
         )
-    return _budget_problem(deployment, budget, longest) or _kv_problem(deployment, built.ready.kv, extremes)
+    kv = built.ready.kv
+    units = int(kv_units(kv, extremes.kv_tokens)) if largest_units is None else largest_units
+    return _budget_problem(deployment, budget, longest) or _kv_problem(deployment, kv, extremes, units)
 
 
 def _budget_problem(deployment: Deployment, budget: int, longest: int) -> str | None:
@@ -141,12 +192,13 @@ def _budget_problem(deployment: Deployment, budget: int, longest: int) -> str | 
     return None
 
 
-def _kv_problem(deployment: Deployment, kv: KvLayout, extremes: Extremes) -> str | None:
+def _kv_problem(deployment: Deployment, kv: KvLayout, extremes: Extremes, units: int) -> str | None:
     kept = watermark_units(deployment, kv)
-    if int(kv_units(kv, extremes.kv_tokens)) + kept > kv.capacity_units:
+    if units + kept > kv.capacity_units:
         beside = f" beside the watermark of {deployment.kv.watermark:g}" if kept else ""
+        branches = f" on {extremes.branches} branches" if extremes.branches > 1 else ""
         return (
-            f"infeasible: a request of {extremes.kv_tokens:,} tokens exceeds the KV cache of "
+            f"infeasible: a request of {extremes.kv_tokens:,} tokens{branches} exceeds the KV cache of "
             f"{kv.capacity_tokens:,.0f} tokens{beside}; use more tensor_parallel, kv precision fp8 or shorter requests"
         )
     if extremes.output > LARGEST_OUTPUT:

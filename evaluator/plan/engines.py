@@ -13,6 +13,7 @@ from evaluator.routing import Choice, name_of, router_of
 from evaluator.scenario import Deployment, Workload
 from evaluator.scenario.scenario import Routers
 from evaluator.traffic.requests import cached_by_content
+from evaluator.traffic.roles import ROLES
 
 REQUEST, ITERATION, TOKEN = "request", "iteration", "token"
 ENGINES = (ITERATION, REQUEST, TOKEN)
@@ -26,7 +27,8 @@ class Program:
     ``any_order``, which takes about three times as long. ``pipeline_ranks`` and ``peaks`` (some lane admits by the
     future peak of its KV) are compiled into ``any_order`` only. Where ``replicas`` are several, they run together, in
     ``coupled``: as many or fewer of them, so that few programs serve a sweep over their number. ``frontend``: there,
-    users of a closed loop get their answers later than the engine has them.
+    users of a closed loop get their answers later than the engine has them. ``branches`` of a request, as many or fewer
+    of them, are compiled into ``in_order`` only.
     """
 
     in_any_order: bool = False
@@ -34,6 +36,7 @@ class Program:
     peaks: bool = False
     replicas: int = 1
     frontend: bool = False
+    branches: int = 1
 
 
 IN_ORDER = Program()
@@ -43,21 +46,32 @@ FEWEST_TOGETHER, MOST_TOGETHER = 8, 128
 """Replicas that run together. A few more than there are cost nothing; beyond the most, rings take too much memory."""
 
 
-def program(deployment: Deployment, coupled: bool = False, frontend: bool = False) -> Program:
-    """The program for a deployment, whose replicas run together if ``coupled``; ``frontend`` as of ``Program``."""
-    batching, pipeline_ranks = deployment.batching, deployment.pipeline_parallel
-    record = policy(batching.policy)
-    in_any_order = (
-        pipeline_ranks > 1
-        or record.any_order
-        or on_demand(deployment)
-        or batching.packing != "fcfs"
-        or (batching.long_prefill_token_threshold > 0 and not record.whole_prompts)
-    )
+def program(deployment: Deployment, coupled: bool = False, frontend: bool = False, branches: int = 1) -> Program:
+    """The program for a deployment, whose replicas run together if ``coupled``; ``frontend`` as of ``Program``.
+
+    ``branches``: the most of any request.
+    """
+    pipeline_ranks, peaks = deployment.pipeline_parallel, policy(deployment.batching.policy).by_future_peak
     if coupled:
         together = 1 << (max(deployment.replicas, FEWEST_TOGETHER) - 1).bit_length()
-        return Program(True, pipeline_ranks, record.by_future_peak, together, frontend)
-    return Program(True, pipeline_ranks, record.by_future_peak) if in_any_order else IN_ORDER
+        return Program(True, pipeline_ranks, peaks, together, frontend)
+    if out_of_order(deployment):
+        return Program(True, pipeline_ranks, peaks)
+    return Program(branches=1 << (branches - 1).bit_length()) if branches > 1 else IN_ORDER
+
+
+def out_of_order(deployment: Deployment) -> str | None:
+    """What in a deployment takes requests out of their order, or keeps several batches in flight; None: nothing."""
+    batching = deployment.batching
+    record = policy(batching.policy)
+    found = {
+        "pipeline_parallel": deployment.pipeline_parallel > 1,
+        f"policy {record.name}": record.any_order,
+        "kv.admission on_demand": on_demand(deployment),
+        f"packing {batching.packing}": batching.packing != "fcfs",
+        "long_prefill_token_threshold": batching.long_prefill_token_threshold > 0 and not record.whole_prompts,
+    }
+    return next((name for name, applies in found.items() if applies), None)
 
 
 def on_demand(deployment: Deployment) -> bool:
@@ -95,6 +109,11 @@ def shares_queue(deployment: Deployment) -> bool:
     return deployment.replicas > 1 and router_of(routed_by(deployment)).queue
 
 
+def _branches(workload: Workload, deployment: Deployment) -> bool:
+    """Whether requests decode on several branches in a pool; on a prefill side they are one sequence."""
+    return workload.reasoning.several and not ROLES[deployment.role].first_token_only
+
+
 def lacking(workload: Workload, deployment: Deployment, frontend: bool = False) -> tuple[str, ...]:
     """The keys whose values only the reference knows; none where the vectorised engine can run the configuration."""
     record = policy(deployment.batching.policy)
@@ -104,6 +123,8 @@ def lacking(workload: Workload, deployment: Deployment, frontend: bool = False) 
         "sessions that think from the answer": workload.sessions.feedback,
         "prefix caching by content": cached_by_content(workload, deployment),
     }
+    apart, branches = out_of_order(deployment), _branches(workload, deployment)
+    found[f"workload.reasoning.branches with {apart}"] = branches and apart is not None
     if is_coupled(workload, deployment, frontend):
         closed = workload.arrivals.process == "closed_loop"
         what = (
@@ -112,6 +133,7 @@ def lacking(workload: Workload, deployment: Deployment, frontend: bool = False) 
             else f"router {name_of(deployment.router)}"
         )
         found |= {
+            f"workload.reasoning.branches with {what}": branches,
             f"{what} with packing {deployment.batching.packing}": deployment.batching.packing != "fcfs",
             f"{what} over more than {MOST_TOGETHER} replicas": deployment.replicas > MOST_TOGETHER,
         }

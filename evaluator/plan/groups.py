@@ -116,7 +116,8 @@ def _structure(workload: Workload, station: StationPlan) -> Structure:
     replica, requests = station.design.replica, workload.requests
     frontend = has_frontend(workload, station.design.calibration)
     coupled = is_coupled(workload, station.deployment, frontend)
-    which = IN_ORDER if replica is None else program(station.deployment, coupled, frontend)
+    branches = station.extremes.branches
+    which = IN_ORDER if replica is None else program(station.deployment, coupled, frontend, branches)
     if replica is None:
         return Structure(which, False, False, (), requests)
     experts = isinstance(replica.cost, CostParameters) and len(replica.cost.expert_rows.flop) > 0

@@ -16,6 +16,7 @@ from evaluator.plan.station import StationPlan
 from evaluator.policies import policy
 from evaluator.replica import Change
 from evaluator.scenario import Deployment, LinkFigures, Transfer
+from evaluator.traffic.jobs import Demand
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class LinkPlan:
     prompts that are computed in one iteration by layers of one duration (DistServe and Splitwise, arXiv:2311.18677,
     section 4.3, send so). Of n even chunks it is late by at most (1 - 1/n) / layers of the longer of both times.
 
-    ``backpressure``: what is sent waits for room on the decode replica (``reference.stations.rooms``). ``groups``: of
-    replicas, within which requests stay.
+    ``computed_only``: the KV of cached tokens is on the decode side already. ``backpressure``: what is sent waits for
+    room on the decode replica (``reference.stations.rooms``). ``groups``: of replicas, within which requests stay.
     """
 
     name: str
@@ -53,18 +54,23 @@ class LinkPlan:
     receivers: tuple[int, ...] = ()
     groups: int = 1
     backpressure: bool = False
+    computed_only: bool = False
 
-    def service_s(self, prompt_tokens: NDArray[np.int64], way: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
-        """Seconds that the KV of prompts occupies a link, (job,). Cached prefixes are sent too, the first token not.
+    def tokens(self, demand: Demand) -> NDArray[np.int64]:
+        """Prompt tokens whose KV is sent of each job, (job,)."""
+        return demand.prompt_tokens - demand.cached_tokens if self.computed_only else demand.prompt_tokens
+
+    def service_s(self, tokens: NDArray[np.int64], way: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        """Seconds that the KV of so many tokens, see ``tokens``, occupies a link, (job,). The first token is not sent.
 
         ``way`` (job,) are the pools that they come from and go to, see ``ways``; None: the first of both sides.
         """
         if way is None or not self.others:
-            return self.size.of(prompt_tokens) / self.bandwidth
-        found = self.size.of(prompt_tokens)
+            return self.size.of(tokens) / self.bandwidth
+        found = self.size.of(tokens)
         for pair, size in self.others:
             at = way == self._way(*pair)
-            found[at] = size.of(prompt_tokens[at])
+            found[at] = size.of(tokens[at])
         return found / self.bandwidth
 
     def layers(self, way: NDArray[np.int64] | None = None) -> NDArray[np.float64] | float:

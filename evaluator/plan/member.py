@@ -7,17 +7,19 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from evaluator.metrics.outcomes import OK
-from evaluator.plan.checks import limit_problem, policy_problem, prefix_problem, routing_problem
+from evaluator.plan.checks import branches_problem, limit_problem, policy_problem, prefix_problem, routing_problem
 from evaluator.plan.engines import ITERATION, REQUEST, TOKEN, has_frontend, is_coupled, lacking
 from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
 from evaluator.plan.pipeline import (
     PipelinePlan,
     Visited,
     Walked,
+    ahead_problem,
     pass_stations,
     passes_problem,
     pipeline_of,
     stages_problem,
+    with_own_kv,
     with_steps,
 )
 from evaluator.plan.request_level import objective_problem, queue_problem, request_problem
@@ -31,7 +33,7 @@ from evaluator.scenario.pipeline_keys import pipeline_problem
 from evaluator.scenario.pools import STAGE, pools_of
 from evaluator.scenario.unsaid import told
 from evaluator.scenario.workload import model_names
-from evaluator.traffic.jobs import Demand, Extremes
+from evaluator.traffic.jobs import Demand, Extremes, held_units
 from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.roles import ROLES, Role, hands_on
 from evaluator.traffic.traffics import Traffics
@@ -152,7 +154,7 @@ def member(config: int, point: Point, setting: Setting) -> Member:
     arrivals = workload.arrivals
     lengths = (
         id(workload.lengths), id(workload.models), id(workload.pipelines), workload.requests,
-        workload.cached_tokens, workload.sessions,
+        workload.cached_tokens, workload.sessions, workload.reasoning,
     )  # fmt: skip
     turns = id(arrivals) if workload.sessions.continued else None  # which of them are sent follows from the rate
     key = (id(deployment), arrivals.process, arrivals.users, turns, *lengths)
@@ -194,10 +196,13 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
     demands = [_demands(setting.traffics, workload, seed, roles, shared, pipeline) for seed in setting.seeds]
     later = [_later_demands(roles, visit, shared) for walked in walks for visit in walked.llm[1:]]
     stations = _stations(workload, pools, sides, [*demands, *later])
-    link = link_of(stations, sides, transfer)
+    link, apart = link_of(stations, sides, transfer), None
+    if pipeline is not None:
+        link, apart = with_own_kv(pipeline, walks[0], link)
     status = sides_problem(workload, pools, sides, transfer.groups) or _status(workload, stations, setting.engine)
     if status == OK and link is not None:
         status = link_problem(stations, transfer) or backpressure_problem(stations, transfer) or OK
+    status = apart or OK if status == OK else status
     if status == OK:
         stations = _with_shares(stations, sides, [of_seed[0] for of_seed in demands], setting.seeds)
     passes: tuple[StationPlan, ...] = ()
@@ -216,6 +221,8 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
         for name in lacking(workload, station.deployment, front)
     ]  # fmt: skip
     several = _several_lacking(workload, sides, transfer if link is not None else None, pipeline)
+    if status == OK and several and pipeline is not None:
+        status = ahead_problem(pipeline, walks[0], several[0]) or OK
     if status == OK and several and setting.engine == REQUEST:
         status = f"unsupported: engine request does not cover {several[0]}; use engine iteration"
     coupled = bool(several) or any(
@@ -273,6 +280,7 @@ def _stations(
                 model = names.index(model_of(deployment))
                 asked = [demand.by_model[model] for demand in asked if model in demand.by_model] or asked
             station = station_of(name, deployment, Extremes.of([demand.extremes for demand in asked]), workload)
+            station = _with_largest(station, asked)
             found.append(replace(station, number=number) if number else station)
     return tuple(found)
 
@@ -288,6 +296,14 @@ def _with_shares(
     return tuple(replace(station, most_jobs=one) for station, one in zip(stations, most, strict=True))
 
 
+def _with_largest(station: StationPlan, asked: Sequence[Demand]) -> StationPlan:
+    """With what the largest job takes of the KV cache, where jobs have several branches; ``asked`` (seed,)."""
+    replica = station.design.replica
+    if replica is None or station.extremes.branches == 1:
+        return station
+    return replace(station, largest_units=max(int(held_units(one, replica.kv).max(initial=0)) for one in asked))
+
+
 def _status(workload: Workload, stations: tuple[StationPlan, ...], engine: str) -> str:
     """ok, or the first problem of any station, which is named where there are several."""
     for station in stations:
@@ -296,7 +312,8 @@ def _status(workload: Workload, stations: tuple[StationPlan, ...], engine: str) 
         if problem == OK:
             problem = routing_problem(workload, deployment) or policy_problem(deployment, built)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
-            problem = problem or limit_problem(deployment, built, station.extremes)
+            problem = problem or branches_problem(workload, station)
+            problem = problem or limit_problem(deployment, built, station.extremes, station.largest_units)
             problem = problem or (request_problem(workload, station) if engine == REQUEST else queue_problem(station))
         if problem is not None:
             kind, _, reason = problem.partition(": ")

@@ -17,6 +17,7 @@ from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.cost.precision import Precision
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, policy_problem
+from evaluator.plan.link import LinkPlan
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.replica import Change
 from evaluator.replica.changes import changed_hardware
@@ -26,7 +27,7 @@ from evaluator.scenario.pools import STAGE, pools_of, stage_pools_of
 from evaluator.scenario.scenario import Geometric
 from evaluator.scenario.unsaid import told
 from evaluator.scenario.workload import pipeline_names
-from evaluator.stages import Delay, Pass, Shipped, StageKind, StagePool, Step, Visit, Work, kind_of, stage_rng
+from evaluator.stages import Batched, Delay, Pass, Shipped, StageKind, StagePool, Step, Visit, Work, kind_of, stage_rng
 from evaluator.traffic.jobs import Demand, Extremes
 from evaluator.traffic.requests import Tokens, cached_by_content, shared_tokens
 from evaluator.traffic.roles import ROLES
@@ -126,6 +127,16 @@ class Walked:
                 found.setdefault(visit.stage, visit)
         return found
 
+    @property
+    def on_decode(self) -> int | None:
+        """The first stage that brings KV to a decode side; None: there is none."""
+        return next((stage for stage, visit in self.first.items() if visit.work and visit.work.on_decode), None)
+
+    def ahead(self, stage: int) -> bool:
+        """Whether a stage begins before its turn."""
+        work = self.first[stage].work
+        return work is not None and work.ahead
+
     def asked(self, visit: Visited, step: int) -> Demand:
         """What the passes of a step ask of its pool for those who come; kept, since rates share it."""
         key = id(visit), step
@@ -152,13 +163,15 @@ class PipelinePlan:
     model: Model
     precision: Precision
     keeps_kv: bool = False
+    replicas: int = 1  # of the pools that requests come to first
     change: Change | None = None  # of a variant: an input of the hardware that differs
 
     @property
     def route(self) -> tuple[str, ...]:
-        """What configurations must have in common to be run together: their stages and the kinds of their steps."""
+        """What configurations must have in common to be run together: stages, kinds of steps, who shares a pool."""
         return tuple(
-            f"{step.label} {step.kind.__name__} {step.station} {stage.before} {stage.kind.streams(stage.parameters)}"
+            f"{step.label} {step.kind.__name__} {step.pool} {step.station} {stage.before} "
+            f"{stage.kind.streams(stage.parameters)}"
             for stage in self.stages
             for step in stage.steps
         )
@@ -246,6 +259,7 @@ class PipelinePlan:
             None if stage.pool is None else self.pools[stage.pool],
             self.pools,
             turn,
+            self.replicas,
         )
 
     def changed(self, change: Change) -> PipelinePlan:
@@ -282,9 +296,11 @@ def _asking(tokens: Tokens, entry: Entry, answered: Tokens | None, keeps_kv: boo
         cached = np.maximum(tokens.cached_tokens, said - 1) if keeps_kv else tokens.cached_tokens
         prompt = tokens.prompt_tokens + answered.output_tokens
         tokens = replace(tokens, prompt_tokens=prompt, cached_tokens=cached)
+    branches = tokens.branch_tokens
     if entry.tokens is not None:
         output = np.full_like(output, entry.tokens)
-    return replace(tokens, output_tokens=output)
+        branches = None if branches is None else np.full_like(branches, entry.tokens)
+    return replace(tokens, output_tokens=output, branch_tokens=branches)
 
 
 def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | None:
@@ -308,12 +324,24 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
             only = tuple(names.index(one) for one in stage.only) or None
             before = all(entry.stage is not None for entry in entries)
             found.append(StagePlan(name, kind_of(stage.kind), stage.parameters, stage.pool, only, before))
-    _, served = pools_of(deployment)[0]
-    model = changed_model(served.model) if isinstance(served.model, WhatIf) else load_model(served.model)
+    answering = [pool for _, pool in pools_of(deployment)]
+    served, replicas = answering[0], sum(pool.replicas for pool in answering if pool.role == answering[0].role)
+    model = _model_of(served)
     pools = {name: _stage_pool(name, pool) for name, pool in deployments.items()}
     return PipelinePlan(
-        tuple(found), tuple(entries), pools, deployments, model, served.precision, served.kv.prefix_caching
+        tuple(found),
+        tuple(entries),
+        pools,
+        deployments,
+        model,
+        served.precision,
+        served.kv.prefix_caching,
+        replicas,
     )
+
+
+def _model_of(pool: Deployment) -> Model:
+    return changed_model(pool.model) if isinstance(pool.model, WhatIf) else load_model(pool.model)
 
 
 def _stage_pool(name: str, pool: Deployment) -> StagePool:
@@ -402,11 +430,18 @@ def pass_stations(pipeline: PipelinePlan, walks: Sequence[Walked]) -> tuple[Stat
         ]
         if planned.pool is None:
             continue
-        deployment = told(replace(pipeline.deployments[planned.pool], model=model))
+        deployment = told(_whole_texts(replace(pipeline.deployments[planned.pool], model=model)))
         station = station_of(planned.label, deployment, Extremes.of([demand.extremes for demand in demands]))
         most = max(len(demand) for demand in demands)
         found.append(replace(station, number=number, most_jobs=most))
     return tuple(found)
+
+
+def _whole_texts(pool: Deployment) -> Deployment:
+    """With a policy that computes whole prompts, where none is said and the model is an encoder, which needs that."""
+    if pool.batching.policy is not None or not _model_of(pool).whole_texts:
+        return pool
+    return replace(pool, batching=replace(pool.batching, policy="continuous"))
 
 
 def _passes(pipeline: PipelinePlan) -> dict[int, list[tuple[int, int, StepPlan]]]:
@@ -455,9 +490,26 @@ def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, 
                 f"infeasible: pipeline.{second.label}: pool {second.pool} computes {one} for {first.label} and cannot "
                 f"compute {other} too; give it a pool of its own"
             )
+    together: dict[str | None, str] = {}
+    for batched in (step for stage in pipeline.stages for step in stage.steps if step.kind is Batched):
+        served = together.setdefault(batched.pool, batched.label)
+        if batched.pool is not None and served != batched.label:
+            return (
+                f"infeasible: pipeline.{batched.label}: pool {batched.pool} serves {served} in batches, and no others "
+                "fit into them; give it a pool of its own"
+            )
+    for walked in walks:
+        for visit in walked.visits:
+            if visit.stage is not None and visit.work is not None and visit.work.problem is not None:
+                return f"infeasible: pipeline.{pipeline.stages[visit.stage].name}: {visit.work.problem}"
     if workload.sessions.feedback:
         return (
             "unsupported: sessions that think from the answer with a pipeline; use workload.sessions.think_from arrival"
+        )
+    if workload.reasoning.several and pipeline.repeats:
+        return (
+            "unsupported: workload.reasoning.branches with a pipeline that comes to the LLM more than once: it is not "
+            "said which branch goes on; use one branch"
         )
     works = [visit.work for walked in walks for visit in walked.visits if visit.work is not None]
     if any(np.any(np.asarray(work.adds_tokens)) for work in works) and (
@@ -468,3 +520,24 @@ def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, 
             "leave it out"
         )
     return None
+
+
+def ahead_problem(pipeline: PipelinePlan, walked: Walked, coupled: str) -> str | None:
+    """Why no stage can begin before its turn where all stations run in one loop, for what is ``coupled``."""
+    for place in walked.first:
+        if walked.ahead(place):
+            return f"unsupported: pipeline.{pipeline.stages[place].name}: prefetch with {coupled}; use prefetch: false"
+    return None
+
+
+def with_own_kv(pipeline: PipelinePlan, walked: Walked, link: LinkPlan | None) -> tuple[LinkPlan | None, str | None]:
+    """The links where a stage brings KV to the decode side, and why it cannot; both as they are where none does."""
+    if walked.on_decode is None:
+        return link, None
+    if link is None:
+        name = pipeline.stages[walked.on_decode].name
+        return (
+            link,
+            f"infeasible: pipeline.{name}: to_decode without a decode side; leave it out, or use pools with roles",
+        )
+    return replace(link, computed_only=True), None

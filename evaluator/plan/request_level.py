@@ -77,6 +77,7 @@ def request_problem(workload: Workload, station: StationPlan) -> str | None:
         f"batching.packing {batching.packing}; use fcfs": batching.packing != "fcfs",
         f"router {name_of(deployment.router)}; use {SHARED_QUEUE.name} or round_robin": is_coupled(workload, deployment)
         and not shares_queue(deployment),
+        "workload.reasoning.branches": station.extremes.branches > 1,
         "cached prompt tokens; leave out cached_tokens and prefix_caching": station.extremes.cached > 0
         and not station.role.prompt_resident,
         f"the windowed layers of {built.model.name}": built.ready.kv.window is not None,

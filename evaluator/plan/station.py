@@ -18,6 +18,7 @@ class StationPlan:
     """One pool of a configuration: what it is deployed as, and what its largest jobs ask of a replica.
 
     ``number`` is its place among the pools of its configuration, in the order in which a request passes them.
+    ``largest_units``: KV units of the largest job with several branches; None where no job has several.
     ``kept_units`` of the KV cache of each replica hold prefixes that jobs share, and never come free. ``most_jobs``:
     the most that any replica serves under any seed, where the pool is one of several on its side or has groups.
     """
@@ -30,6 +31,7 @@ class StationPlan:
     kept_units: int = 0
     most_jobs: int | None = None
     number: int = 0
+    largest_units: int | None = None
 
     @property
     def role(self) -> Role:

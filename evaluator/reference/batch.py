@@ -11,7 +11,10 @@ from evaluator.reference.request import Request
 
 
 class Chunk(NamedTuple):
-    """Tokens ``low + 1 .. high`` of a prompt (after preemption: of prompt and generated tokens)."""
+    """Tokens ``low + 1 .. high`` of a prompt (after preemption: of prompt and generated tokens).
+
+    As sequences they are ``request.spans(low, high)``: of one, but where several branches are computed anew.
+    """
 
     request: Request
     low: int
@@ -36,8 +39,9 @@ def exact_statistics(batch: Batch, window: int) -> BatchStatistics:
     attended = [
         request.prompt_tokens + request.resident + len(request.token_s)
         for request in (batch.decodes.members if batch.decodes else ())
+        for _ in range(request.width_at(len(request.token_s)))
     ]
-    spans = [(chunk.low, chunk.high) for chunk in batch.chunks]
+    spans = [span for chunk in batch.chunks for span in chunk.request.spans(chunk.low, chunk.high)]
     return BatchStatistics(
         decodes=float(len(attended)),
         decode_context=float(sum(attended)),
@@ -55,8 +59,9 @@ def exact_statistics(batch: Batch, window: int) -> BatchStatistics:
 
 def statistics(batch: Batch, window: int) -> BatchStatistics:
     """The same from the sums that the group keeps and the area of each chunk in closed form."""
-    tokens = area = window_area = context = window_context = 0
-    for _, low, high, _ in batch.chunks:
+    tokens = area = window_area = context = window_context = sequences = 0
+    for low, high in (span for chunk in batch.chunks for span in chunk.request.spans(chunk.low, chunk.high)):
+        sequences += 1
         tokens += high - low
         area += _triangle(high) - _triangle(low)
         context += high
@@ -69,7 +74,7 @@ def statistics(batch: Batch, window: int) -> BatchStatistics:
         float(group.context) if group else 0.0,
         float(group.window_context) if group else 0.0,
         float(tokens),
-        float(len(batch.chunks)),
+        float(sequences),
         float(area),
         float(window_area),
         float(context),

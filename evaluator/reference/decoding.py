@@ -3,6 +3,9 @@
 Time is counted in steps: one iteration is one step, in which every member gets a token. A member that has ``n`` tokens
 to go when it joins at step ``s`` leaves at step ``s + n``. What a member has generated is known from the step at which
 it joined, so a step touches only the sums and whoever leaves or needs a block.
+
+A member with branches counts as many sequences as branches go on. All of them do a step, or none: those that end before
+the last make it *narrower*.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ class DecodeGroup:
     def __init__(self, window: int, block_tokens: int) -> None:
         self.step = 0
         self.members: dict[Request, None] = {}
+        self.sequences = 0  # of all members
+        self.forked: dict[Request, None] = {}  # members with branches that have not written KV of their own yet
         self.context = 0  # tokens that the next step attends to
         self.window_context = 0
-        self.growing = 0  # members whose windowed context still grows
+        self.growing = 0  # sequences whose windowed context still grows
         self._window = window
         self._block = block_tokens
-        self._leaving: dict[int, dict[Request, None]] = {}  # by the step after which they leave
+        self._ending: dict[int, dict[Request, None]] = {}  # by the step after which they leave, or become narrower
         self._crossing: dict[int, int] = {}  # how many stop growing after which step
         self._due: dict[int, dict[Request, None]] = {}  # by step modulo the block: the next token opens a block
         self._events: list[
@@ -35,26 +40,37 @@ class DecodeGroup:
         ] = []  # heap of steps at which something changes; some are out of date, which does no harm
 
     def __len__(self) -> int:
-        return len(self.members)
+        """Sequences."""
+        return self.sequences
 
     def join(self, request: Request) -> None:
         """Its next token is made by the next step."""
         request.group = self
         request.since = self.step
         self.members[request] = None
-        attends = request.known_tokens
-        self.context += attends
-        if self._window:
-            self.window_context += min(attends, self._window)
-            if attends < self._window:
-                self._stops_growing(self.step + self._window - attends, 1)
-        last = self.step + request.output_tokens - request.generated
-        if last not in self._leaving:
-            self._leaving[last] = {}
-            heapq.heappush(self._events, last)
-        self._leaving[last][request] = None
+        self._count(request.known_tokens, request.width)
+        for output in request.branches or (request.output_tokens,):
+            if output > request.generated:
+                self._ends(request, self.step + output - request.generated)
+        if request.branches:
+            self.forked[request] = None
         if self._block:
             self._due.setdefault((self.step - request.computed) % self._block, {})[request] = None
+
+    def _ends(self, request: Request, step: int) -> None:
+        if step not in self._ending:
+            self._ending[step] = {}
+            heapq.heappush(self._events, step)
+        self._ending[step][request] = None
+
+    def _count(self, attends: int, sequences: int) -> None:
+        """So many sequences more (or less, below 0) that attend to so many tokens in the next step."""
+        self.sequences += sequences
+        self.context += sequences * attends
+        if self._window:
+            self.window_context += sequences * min(attends, self._window)
+            if attends < self._window:
+                self._stops_growing(self.step + self._window - attends, sequences)
 
     def leave(self, request: Request) -> None:
         """Finished, preempted or on its way to another group: what it has generated is written into it."""
@@ -63,18 +79,15 @@ class DecodeGroup:
         request.computed, request.generated = self.computed(request), self.generated(request)
         request.group = None
         del self.members[request]
-        attends = request.known_tokens
-        self.context -= attends
-        if self._window:
-            self.window_context -= min(attends, self._window)
-            if attends < self._window:
-                self._stops_growing(self.step + self._window - attends, -1)
-        self._leaving.get(self.step + request.output_tokens - request.generated, {}).pop(request, None)
+        self.forked.pop(request, None)
+        self._count(request.known_tokens, -request.width)
+        for output in request.branches or (request.output_tokens,):
+            self._ending.get(self.step + output - request.generated, {}).pop(request, None)
 
-    def _stops_growing(self, step: int, members: int) -> None:
-        self.growing += members
-        self._crossing[step] = self._crossing.get(step, 0) + members
-        if members > 0:
+    def _stops_growing(self, step: int, sequences: int) -> None:
+        self.growing += sequences
+        self._crossing[step] = self._crossing.get(step, 0) + sequences
+        if sequences > 0:
             heapq.heappush(self._events, step)
 
     def generated(self, request: Request) -> int:
@@ -97,24 +110,33 @@ class DecodeGroup:
 
     def steps_within(self, units: int, most: int) -> int:
         """How many steps, at least one and up to ``most``, surely need no more KV units, the next one apart."""
-        if len(self.members) * -(-most // self._block) <= units:
+        if self.sequences * -(-most // self._block) <= units:
             return most
         for ahead in range(1, most):
-            units -= len(self._due.get((self.step + ahead) % self._block, ()))
+            units -= sum(request.width_at(self.generated(request)) for request in self.due(ahead))
             if units < 0:
                 return ahead
         return most
 
-    def advance(self, steps: int) -> list[Request]:
-        """Do so many steps, no more than to the next event. Those with their last token leave, and are returned."""
-        self.context += steps * len(self.members)
+    def advance(self, steps: int) -> tuple[list[Request], list[Request]]:
+        """Do so many steps, no more than to the next event: (members with their last token, which leave; those of which
+        only some branches have theirs)."""
+        self.context += steps * self.sequences
         self.window_context += steps * self.growing
         self.step += steps
         self.growing -= self._crossing.pop(self.step, 0)
-        finished = list(self._leaving.pop(self.step, ()))
+        self.forked.clear()
+        finished: list[Request] = []
+        narrower: list[Request] = []
+        for request in list(self._ending.pop(self.step, ())):
+            generated = self.generated(request)
+            width = request.width_at(generated)
+            attends = request.prompt_tokens + request.resident + generated
+            self._count(attends, width - request.width_at(generated - 1))
+            (narrower if width else finished).append(request)
         for request in finished:
             self.leave(request)
-        return finished
+        return finished, narrower
 
     def absorb(self, other: DecodeGroup) -> None:
         """Take over all members of another group."""

@@ -35,6 +35,9 @@ class Kv(Protocol):
     def extend(self, request: Request, units: int) -> bool:
         """Give it as many as make it ``units``; False, and nothing done, if too few are free."""
 
+    def shrink(self, request: Request, units: int) -> None:
+        """Take back what it has beyond ``units``."""
+
     def register(self, request: Request, tokens: int) -> None:
         """Its first ``tokens`` tokens are computed (or are in this iteration): others may share its whole blocks."""
 
@@ -70,6 +73,11 @@ class CountedKv:
         self.free -= more
         request.units += more
         return True
+
+    def shrink(self, request: Request, units: int) -> None:
+        less = max(request.units - units, 0)
+        self.free += less
+        request.units -= less
 
     def register(self, request: Request, tokens: int) -> None:
         pass

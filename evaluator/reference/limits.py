@@ -21,6 +21,10 @@ class Limits:
     admission: str = "reserve"  # reserve: all KV on admission; on_demand: as tokens come, preempting where it runs out
     block_tokens: int = 16
     units_of_blocks: Callable[[int], int] | None = None  # of a sequence; None: a unit is a block. May grow by 0 or 1.
+    # (prompt tokens, tokens) of a sequence that shares the whole blocks of its prompt with others, without these; and
+    # these by prompt tokens. None: a unit is a block.
+    units_of_branch: Callable[[int, int], int] | None = None
+    units_of_prefix: Callable[[int], int] | None = None
     watermark_units: int = 0  # on_demand: an admission leaves this much free (vLLM v0: 1 % of the cache; v1: none)
     preemption: str = "recompute"  # or swap
     swap_units: float = math.inf  # room in host memory; where it is full, preemption is by recompute

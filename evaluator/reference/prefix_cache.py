@@ -83,13 +83,16 @@ class PrefixCache:
             self.known += 1
             self._blocks_named.setdefault(name, []).append(block)
 
-    def release(self, request: Request) -> None:
-        for block in reversed(request.blocks):
+    def shrink(self, request: Request, units: int) -> None:
+        for block in reversed(request.blocks[units:]):
             self._users[block] -= 1
             if not self._users[block]:
                 self._free[block] = None
-        request.blocks = []
-        request.units = 0
+        del request.blocks[units:]
+        request.units = len(request.blocks)
+
+    def release(self, request: Request) -> None:
+        self.shrink(request, 0)
 
     def _shared_blocks(self, request: Request, most: int) -> list[int]:
         """The longest chain of blocks that are there, from the beginning."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from evaluator.reference.batch import Chunk
 from evaluator.reference.decoding import DecodeGroup
@@ -34,6 +34,7 @@ class Queues:
         self.expected: deque[Request] = deque()  # chosen to come here, without room yet
         self.homeless = 0  # of the waiting, those that were preempted
         self.running: dict[Request, None] = {}  # in order of admission
+        self.seats = 0  # sequences of them
         self.prompts: dict[Request, None] = {}
         self._window = window
         self.decoding = self.new_group()
@@ -71,8 +72,8 @@ class Queues:
     def announce(self, request: Request) -> None:
         """A request will come here: routers count it from now on."""
         self.work_tokens += request.work_tokens
-        self.output_tokens += request.output_tokens - request.generated
-        self.context_tokens += request.known_tokens
+        self.output_tokens += request.left_tokens
+        self.context_tokens += request.context_tokens
         self.waiting_units += request.kv_units
 
     def arrive(self, request: Request) -> None:
@@ -89,7 +90,7 @@ class Queues:
         granted: list[Request] = []
         while self.expected and not self.homeless and not self.short_of_kv:
             request = self.expected[0]
-            units = self._units(request, request.target + 1) if self.on_demand else request.kv_units
+            units = self._decode_units(request, request.target + 1) if self.on_demand else request.kv_units
             if not self.kv.admit(request, units, 0, self.limits.watermark_units if self.on_demand else 0):
                 break
             granted.append(self.expected.popleft())
@@ -121,7 +122,8 @@ class Queues:
     ) -> list[Chunk]:
         """Admit waiting requests, in turn, as long as the first of them fits into ``room`` tokens and all limits.
 
-        Their chunks are returned; those with no prompt to compute join ``decoding`` and take one token of the room.
+        Their chunks are returned; those with no prompt to compute join ``decoding`` and take one token of the room for
+        each of their sequences.
         ``whole``: prompts are computed in one go; else the last may be cut. ``whole_kv``: KV on demand is given for the
         whole prompt at once. ``wanted`` may stop before each.
         """
@@ -131,12 +133,14 @@ class Queues:
             hit = 0 if request.swapped else self.kv.lookup(request)
             start = max(request.computed, hit)
             tokens = self._share(max(request.target - start, 0), room, whole)
+            if tokens == 0 and request.width > room:
+                break
             if tokens is None or not self._place(request, start, tokens, hit, whole_kv):
                 break
             if not tokens:
                 self.decoding.join(request)
                 self.newcomers.append(request)
-                room -= 1
+                room -= request.width
             else:
                 chunks.append(self._chunk(request, tokens))
                 room -= tokens
@@ -150,12 +154,12 @@ class Queues:
 
     def _place(self, request: Request, start: int, tokens: int, hit: int, whole_kv: bool) -> bool:
         """Give the first waiting request a place and KV, if there are."""
-        if len(self.running) >= self.limits.max_num_seqs:
+        if self.seats + request.width > self.limits.max_num_seqs:
             return False
         units, keep_free = request.kv_units, 0
         if self.on_demand:
             slots = max(request.target if whole_kv else 0, start + (tokens or 1))
-            units = self._units(request, slots)
+            units = self._units(request, slots) if tokens else self._decode_units(request, slots)
             keep_free = self.limits.watermark_units
         if not self.kv.admit(request, units, hit, keep_free):
             return False
@@ -165,6 +169,7 @@ class Queues:
         if returns or not self.limits.rooms:  # else it has had its room
             self.waiting_units -= request.kv_units
         self.running[request] = None
+        self.seats += request.width
         if start < request.target:
             self.prompts[request] = None
         self._swap_in(request)
@@ -178,8 +183,31 @@ class Queues:
         return True
 
     def _units(self, request: Request, tokens: int) -> int:
-        """Units that so many of its tokens take, but for those that it shares."""
-        return max(self.kv.units(tokens) - request.shared_units, 0)
+        """Units that the first tokens of what it computes take, but for those that it shares with other requests."""
+        if not request.branches or tokens <= request.prompt_tokens:
+            return max(self.kv.units(tokens) - request.shared_units, 0)
+        return self._forked_units(request, [(high, 1) for _, high in request.spans(request.prompt_tokens, tokens)])
+
+    def _decode_units(self, request: Request, tokens: int) -> int:
+        """The same of each of its sequences, of which all that go on have so many tokens."""
+        if not request.branches:
+            return self._units(request, tokens)
+        return self._forked_units(request, [(tokens, request.width_at(self._generated(request)))])
+
+    def _generated(self, request: Request) -> int:
+        return request.generated if request.group is None else request.group.generated(request)
+
+    def _forked_units(self, request: Request, ends: Iterable[tuple[int, int]]) -> int:
+        """Units of branches, (tokens of each, how many), and of the prompt's whole blocks, which all of them share."""
+        prompt, block = request.prompt_tokens, self.limits.block_tokens
+        own, shared = self.limits.units_of_branch, self.limits.units_of_prefix
+        if own is None or shared is None:
+            whole = prompt // block
+            units = sum(count * (-(-tokens // block) - whole) for tokens, count in ends)
+        else:
+            whole = shared(prompt)
+            units = sum(count * own(prompt, tokens) for tokens, count in ends)
+        return max(whole - request.shared_units, 0) + units
 
     def _swap_in(self, request: Request) -> None:
         if request.swapped:
@@ -198,7 +226,7 @@ class Queues:
                 continue
             tokens = self._share(request.target - request.computed, room, whole=False)
             assert tokens is not None
-            if self.on_demand and not self._make_room(request, request.computed + tokens):
+            if self.on_demand and not self._make_room(request, self._units(request, request.computed + tokens)):
                 break
             chunks.append(self._chunk(request, tokens))
             room -= tokens
@@ -217,22 +245,26 @@ class Queues:
     # -- decodes
 
     def grow_decodes(self) -> None:
-        """KV for the next token of every decoding sequence, in order of admission; preempts where there is none."""
+        """KV for the next token of every decoding sequence, in order of admission; preempts where there is none.
+
+        Branches that have their first token get a copy each of the last block of their prompt, where it is not full.
+        """
         if not self.watches_blocks:
             return
         if self.on_demand:
-            due = self.decoding.due()
+            due = {**dict.fromkeys(self.decoding.due()), **self.decoding.forked}
             ordered = sorted(due, key=lambda request: request.admission)
             for request in ordered:
                 if request.group is self.decoding:  # not preempted meanwhile
-                    self._make_room(request, self.decoding.computed(request) + 1)
+                    units = self._decode_units(request, self.decoding.computed(request) + 1)
+                    self._make_room(request, units)
         self._register_filled(self.decoding, 0)
 
     def grow_ahead(self, group: DecodeGroup, ahead: int) -> None:
         """The same for the step after ``ahead`` more, in a leap: it fits."""
         if self.on_demand:
             for request in group.due(ahead):
-                fits = self.kv.extend(request, self._units(request, group.computed(request) + ahead + 1))
+                fits = self.kv.extend(request, self._decode_units(request, group.computed(request) + ahead + 1))
                 assert fits
         self._register_filled(group, ahead)
 
@@ -240,7 +272,7 @@ class Queues:
         """KV units that the members of a group take between its next step and the ``step``-th, on demand."""
         if not self.on_demand:
             return 0
-        held = ((request, self._units(request, group.computed(request) + step)) for request in group.members)
+        held = ((request, self._decode_units(request, group.computed(request) + step)) for request in group.members)
         return sum(max(units - request.units, 0) for request, units in held)
 
     def _register_filled(self, group: DecodeGroup, ahead: int) -> None:
@@ -248,13 +280,13 @@ class Queues:
             for request in group.due(ahead + 1):  # the token before fills a block
                 self.kv.register(request, group.computed(request) + ahead + 1)
 
-    def _make_room(self, request: Request, tokens: int) -> bool:
-        """KV for so many tokens of a running request. Who was admitted last is preempted until it fits.
+    def _make_room(self, request: Request, units: int) -> bool:
+        """So many KV units for a running request. Who was admitted last is preempted until it fits.
 
         False if it is the request itself that had to go; in a pipeline, where those in flight are left alone, also if
         it is in flight with a chunk and none after it can be preempted: it waits.
         """
-        while not self.kv.extend(request, self._units(request, tokens)):
+        while not self.kv.extend(request, units):
             self.short_of_kv = True
             victim = next((other for other in reversed(self.running) if self._at_rest(other)), None)
             if victim is None or victim.admission < request.admission:
@@ -273,6 +305,7 @@ class Queues:
             self.decoding.leave(request)
         self.prompts.pop(request, None)
         del self.running[request]
+        self.seats -= request.width
         self.work_tokens -= request.work_tokens
         units = self._units(request, request.computed)
         self.kv.release(request)
@@ -292,9 +325,22 @@ class Queues:
 
     # -- after an iteration
 
+    def give_up_seats(self, request: Request) -> None:
+        """A request has a token more on each branch. Those with their last one leave their seats and their KV."""
+        generated = self._generated(request)
+        width = request.width_at(generated)
+        self.seats -= request.width_at(generated - 1) - width
+        if not width or not request.branches:
+            return  # it goes on as it was, or is done and departs
+        if self.on_demand:
+            computed = request.computed if request.group is None else request.group.computed(request)
+            self.kv.shrink(request, self._decode_units(request, computed))
+        else:
+            self.kv.shrink(request, sum(request.branch_units[-width:]))
+
     def depart(self, request: Request) -> None:
         """A request has its last token."""
         del self.running[request]
-        self.context_tokens -= request.known_tokens
+        self.context_tokens -= request.context_tokens
         if not request.held:
             self.kv.release(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from evaluator.cost.iteration import BatchStatistics, IterationCost, alike_steps, decode_growth
@@ -62,7 +62,7 @@ class Iteration:
     start_s: float
     end_s: float
     iterations: int
-    decodes: tuple[int, ...]
+    decodes: tuple[int, ...]  # a request as often as it has branches that decode
     chunks: tuple[tuple[int, int], ...]  # (request, tokens)
     preempted: tuple[int, ...]  # since the batch before was sent, in this order
     kv_units: int  # in use at its end, before anybody leaves
@@ -289,7 +289,9 @@ class Replica:
             request.token_s.append(now)
         for request in flight.newcomers:
             request.first_token_s = min(request.first_token_s, now)
-        finished = group.advance(flight.iterations)
+        finished, narrower = group.advance(flight.iterations)
+        for request in (*finished, *narrower):
+            queues.give_up_seats(request)
         for request in finished:
             request.last_token_s = now
         if not queues.decoding:
@@ -299,8 +301,10 @@ class Replica:
         return finished
 
     def _finish_prompt(self, request: Request, now: float, finished: list[Request]) -> None:
-        self.queues.add_tokens(1)
+        self.queues.add_tokens(request.width)
+        request.computed = request.target = request.known_tokens  # of each branch
         request.generated += 1
+        self.queues.give_up_seats(request)
         request.first_token_s = min(request.first_token_s, now)
         if self._tokens:
             request.token_s.append(now)
@@ -317,12 +321,12 @@ class Replica:
             start_s=flight.start_s,
             end_s=flight.end_s,
             iterations=flight.iterations,
-            decodes=tuple(sorted(request.index for request in group.members)) if group else (),
+            decodes=tuple(sorted(_sequences(group.members))) if group else (),
             chunks=tuple((chunk.request.index, chunk.high - chunk.low) for chunk in flight.batch.chunks),
             preempted=tuple(request.index for request in flight.preempted),
             kv_units=self._kv_used(),
             waiting=len(self.queues.waiting),
-            completed=tuple(chunk.request.index for chunk in flight.batch.chunks if chunk.completes),
+            completed=_sequences([chunk.request for chunk in flight.batch.chunks if chunk.completes]),
             first_s=flight.first_s,
             slope_s=flight.slope_s,
         )
@@ -349,3 +353,12 @@ class Replica:
     def busy_s(self) -> float:
         """Time in which the ranks worked, averaged over them."""
         return self.pipeline.busy_s
+
+
+def _sequences(requests: Iterable[Request]) -> tuple[int, ...]:
+    """The numbers of requests, each as often as it has sequences that go on."""
+    found = []
+    for request in requests:
+        generated = request.generated if request.group is None else request.group.generated(request)
+        found += [request.index] * request.width_at(generated)
+    return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,6 +18,11 @@ class Request:
 
     Where the prompt's KV is resident (``compute_tokens`` is 0: it came from a prefill replica) its first token came
     with it, and takes a place in the KV as well.
+
+    ``branches``: output tokens of each of several branches, ascending, of which ``output_tokens`` is the last; none
+    where the request is one sequence. They share the KV of the prompt's whole blocks and decode side by side: in an
+    iteration either all that have not ended get a token or none does. So one number, ``generated``, says of all of them
+    how many tokens each has, and a request counts as many sequences as branches go on (``width``).
     """
 
     index: int
@@ -28,9 +34,11 @@ class Request:
     content: Sequence[int] = ()  # prefix caching: what is in its first whole blocks; same number, same tokens
     session: int = 0  # the number of its session, where that is known
     shared_units: int = 0  # on demand: of its KV, a prefix that stays in the cache and is not counted
+    branches: tuple[int, ...] = ()
+    branch_units: tuple[int, ...] = ()  # of ``kv_units``, what is freed when each branch ends
 
     replica: int = -1
-    generated: int = 0  # output tokens that are there
+    generated: int = 0  # output tokens that are there, of each branch that goes on
     computed: int = 0  # tokens whose KV is there or is being computed
     target: int = (
         0  # tokens whose KV must be there before the next output token comes: prompt, or more after preemption
@@ -71,9 +79,34 @@ class Request:
         return self.prompt_tokens + self.resident + self.generated
 
     @property
+    def width(self) -> int:
+        """Sequences that go on: branches without their last token; 1 where the request is one sequence."""
+        return self.width_at(self.generated)
+
+    def width_at(self, generated: int) -> int:
+        """Sequences that go on once each of them has so many tokens."""
+        if not self.branches:
+            return int(generated < self.output_tokens)
+        return len(self.branches) - bisect_right(self.branches, generated)
+
+    @property
+    def left_tokens(self) -> int:
+        """Tokens still to generate, on all branches."""
+        if not self.branches:
+            return self.output_tokens - self.generated
+        return sum(max(output - self.generated, 0) for output in self.branches)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the prompt and of all branches so far."""
+        if not self.branches:
+            return self.known_tokens
+        return self.prompt_tokens + sum(self.resident + min(output, self.generated) for output in self.branches)
+
+    @property
     def work_tokens(self) -> int:
         """Tokens still to compute and to generate."""
-        return self.target - min(self.computed, self.target) + self.output_tokens - self.generated
+        return self.target - min(self.computed, self.target) + self.left_tokens
 
     @property
     def finished(self) -> bool:
@@ -82,5 +115,21 @@ class Request:
 
     def restart(self) -> None:
         """Its KV is lost: prompt and generated tokens are to be computed anew, but for a prefix cached elsewhere."""
-        self.target = self.known_tokens
+        self.target = self.prompt_tokens + self.width * (self.known_tokens - self.prompt_tokens)
         self.computed = 0 if self.resident else self.cached_tokens
+
+    def spans(self, low: int, high: int) -> list[tuple[int, int]]:
+        """Tokens ``low + 1 .. high`` to compute, as tokens of sequences: those after the first of each that it ends at.
+
+        They are tokens of one sequence but for a request with branches that lost its KV: it computes its prompt anew,
+        and then, branch after branch, what those that go on have generated.
+        """
+        if not self.branches or high <= self.prompt_tokens:
+            return [(low, high)]
+        prompt, suffix = self.prompt_tokens, self.known_tokens - self.prompt_tokens
+        found = [(low, prompt)] if low < prompt else []
+        for start in range(prompt, self.target, suffix):
+            first, last = max(low, start), min(high, start + suffix)
+            if first < last:
+                found.append((prompt + first - start, prompt + last - start))
+        return found

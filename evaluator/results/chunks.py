@@ -1,59 +1,90 @@
-"""Finished chunks of a sweep that is not: kept beside its result, so that an interrupted sweep can go on."""
+"""Finished chunks of a sweep that is not: kept beside its result, so that an interrupted sweep goes on with them.
+
+They lie in ``NAME.chunks/FINGERPRINT/``: the fingerprint is a hash of all that the numbers depend on, so that a sweep
+finds its own chunks again and no other's, and several sweeps of one output keep theirs beside one another.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import zipfile
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from evaluator.errors import InputError
 from evaluator.results.files import replacing
-from evaluator.results.schema import SCHEMA_VERSION
-from evaluator.version import __version__
 
-_UNREADABLE = (zipfile.BadZipFile, OSError, ValueError, KeyError, EOFError)
+_NAME_LENGTH = 16  # characters of the fingerprint: enough for no two to meet
 
 
-def write_chunk(folder: str | Path, index: int, metrics: Mapping[str, np.ndarray], fingerprint: str) -> Path:
+@dataclass(frozen=True)
+class Kept:
+    """The folder of the finished chunks of one sweep (or of one shard of it)."""
+
+    folder: Path
+
+    @staticmethod
+    def beside(output: Path, fingerprint: str, shards: int | None = None) -> Kept:
+        """Of the sweep with this fingerprint that is to be written to ``output``, whole or in ``shards``."""
+        name = fingerprint[:_NAME_LENGTH]
+        return Kept(chunks_folder(output) / (name if shards is None else f"{name}-in-{shards}"))
+
+    def of(self, name: str) -> Kept:
+        """A part of the sweep with chunks of its own, such as its runs that were made longer."""
+        return Kept(self.folder / name)
+
+    def finished(self, configs: Sequence[np.ndarray]) -> dict[int, dict[str, np.ndarray]]:
+        """Those that need not be computed, by number; ``configs`` are the rows of every chunk, in their order."""
+        found = read_chunks(self.folder)
+        return {
+            index: values
+            for index, values in found.items()
+            if index < len(configs) and np.array_equal(values["config"], configs[index])
+        }
+
+    def remove(self) -> None:
+        """Nothing is left of the sweep; nor of the folder that it had in common with others, if it was the last."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):
+            self.folder.parent.rmdir()
+
+    def others(self) -> int:
+        """How many other sweeps keep chunks for the same output."""
+        folders = [path for path in self.folder.parent.glob("*/") if path != self.folder]
+        return sum(any(path.rglob("chunk-*.npz")) for path in folders)
+
+
+def chunks_folder(output: Path) -> Path:
+    """Where sweeps that are to be written to ``output`` keep what they have finished."""
+    return output.with_name(f"{output.stem}.chunks")
+
+
+def write_chunk(folder: str | Path, index: int, metrics: Mapping[str, np.ndarray]) -> Path:
     """Keep the results of one chunk (``metrics["config"]`` says which rows) until the sweep is whole.
 
-    ``fingerprint`` is all that the numbers depend on (``fingerprint_of``). Plain .npz, because a netCDF file of seventy
-    variables costs as much time as computing the chunk.
+    Plain .npz, because a netCDF file of seventy variables costs as much time as computing the chunk.
     """
     path = Path(folder) / f"chunk-{index:06d}.npz"
     with replacing(path) as part, part.open("wb") as file:
-        np.savez(file, **metrics, fingerprint=np.array(fingerprint))  # type: ignore[arg-type]
+        np.savez(file, **metrics)  # type: ignore[arg-type]
     return path
 
 
-def fingerprint_of(*parts: str) -> str:
-    """SHA-256 over the texts and the package's version: results of another scenario or version are not mixed in."""
-    return hashlib.sha256("\0".join((__version__, SCHEMA_VERSION, *parts)).encode()).hexdigest()
-
-
-def read_chunks(folder: str | Path, fingerprint: str) -> dict[int, dict[str, np.ndarray]]:
-    """Finished chunks by index; what a killed run left half written is passed over, to be computed again.
-
-    Errors: InputError where the folder holds chunks of another scenario.
-    """
+def read_chunks(folder: str | Path) -> dict[int, dict[str, np.ndarray]]:
+    """Finished chunks by index; what a killed run left half written, or a disk damaged, is passed over."""
     chunks = {}
     for path in sorted(Path(folder).glob("chunk-*.npz")):
         try:
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 values = {name: file[name] for name in file.files}
-            found = str(values.pop("fingerprint"))
+            rows = {len(array) for array in values.values()}
             index = int(path.stem.removeprefix("chunk-"))
-        except _UNREADABLE:
+        except Exception:  # whatever the damage does to the reader, the chunk is computed anew
             continue
-        if found != fingerprint:
-            raise InputError(
-                f"{folder}: holds chunks of another scenario or version ({path.name}); "
-                "remove the folder, choose another --out, or run without --resume"
-            )
-        chunks[index] = values
+        if "config" in values and len(rows) == 1:
+            chunks[index] = values
     return chunks
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import glob
 import os
 import shutil
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -11,12 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from evaluator.errors import InputError
-from evaluator.results.schema import SCHEMA_VERSION
+from evaluator.results.schema import SCHEMA_VERSION, problem_of
+from evaluator.results.zarr_store import ROWS, create, finish, piece_rows, write_rows
 
 if TYPE_CHECKING:
     import xarray as xr
 
 ENGINE: Literal["h5netcdf"] = "h5netcdf"
+_ROOM, _LEAST_ROOM = 1.2, 400_000
+"""Bytes of a netCDF file, at most: by those of the dataset, and of all that its variables say of themselves."""
 NETCDF_SUFFIXES = (".nc", ".nc4", ".h5")
 
 
@@ -38,12 +45,19 @@ def replacing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+def clear_parts(path: Path) -> None:
+    """Remove what killed runs left half written of ``path``, which nobody else writes now."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
+
+
 def _format(path: Path) -> str:
     """netcdf or zarr by the suffix; InputError for another one, or for Zarr without its package."""
     if path.suffix == ".zarr":
         if find_spec("zarr") is None:
             raise InputError(
-                f"{path}: Zarr needs the package zarr (pip install zarr); or write {path.with_suffix('.nc')}"
+                f"{path}: Zarr needs the package zarr (pip install 'evaluator[zarr]'); "
+                f"or write {path.with_suffix('.nc')}"
             )
         return "zarr"
     if path.suffix not in NETCDF_SUFFIXES:
@@ -62,10 +76,43 @@ def write(ds: xr.Dataset, path: str | Path) -> Path:
     path = check_output(path)
     with replacing(path) as part:
         if _format(path) == "zarr":
-            ds.to_zarr(part, consolidated=False)
+            _write_zarr(ds, part)
         else:
+            _reserve(part, int(_ROOM * ds.nbytes) + _LEAST_ROOM + sum(len(str(text)) for text in ds.attrs.values()))
             ds.to_netcdf(part, format="NETCDF4", engine=ENGINE)
     return path
+
+
+def _reserve(path: Path, size: int) -> None:
+    """OSError where the disk, a quota or a limit has no room for a file of so many bytes.
+
+    HDF5 that meets a full disk while it writes ends the process when this closes the file.
+    """
+    try:
+        with path.open("wb") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _write_zarr(ds: xr.Dataset, path: Path) -> None:
+    rows = ds.sizes.get(ROWS, 0)
+    create(path)
+    write_rows(path, ds, 0, rows, piece_rows(rows))
+    finish(path, dict(ds.attrs), [str(name) for name in ds.coords if name not in ds.dims])
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Free what an error still holds: h5netcdf's half opened files complain when they are closed."""
+    told, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
+        gc.collect()
+    finally:
+        sys.unraisablehook = told
 
 
 def read(path: str | Path) -> xr.Dataset:
@@ -76,16 +123,23 @@ def read(path: str | Path) -> xr.Dataset:
     kind = _format(path)
     if not path.exists():
         raise InputError(f"{path}: no such file")
+    problem = None
     try:
         opened = xr.open_zarr(path, consolidated=False) if kind == "zarr" else xr.open_dataset(path, engine=ENGINE)
         with opened as lazy:
             ds = lazy.load()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a readable result file ({error})") from error
+    except Exception as error:  # damaged files make HDF5 and Zarr fail in all ways
+        problem = " ".join(str(error).split())
+        _let_go(error)
+    if problem is not None:
+        raise InputError(f"{path}: not a readable result file ({problem})")
     found = ds.attrs.get("schema_version", SCHEMA_VERSION)
     if found != SCHEMA_VERSION:
         raise InputError(f"{path}: written with schema {found}, this version reads {SCHEMA_VERSION}")
-    text = {name: v.astype(str) for name, v in ds.variables.items() if v.dtype.kind not in "biuf"}
+    problem = problem_of(ds)
+    if problem is not None:
+        raise InputError(f"{path}: not a readable result file ({problem})")
+    text = {name: v.astype(object).astype(str) for name, v in ds.variables.items() if v.dtype.kind not in "biuf"}
     return ds.assign({name: v for name, v in text.items() if name in ds.data_vars}).assign_coords(
         {name: v for name, v in text.items() if name in ds.coords}
     )

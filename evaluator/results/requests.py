@@ -26,8 +26,9 @@ def requests_table(
     """One row per request, warm-up included (``measured`` tells), of every configuration that ran.
 
     ``configs`` and ``seeds`` name the entries of the first two axes; their positions by default. ``models`` are those
-    that requests ask for, the same in all configurations; without them there is no such column. Of a pipeline there
-    are the wait and the service time at every stage, NaN where a request passes it by.
+    that requests ask for, the same in all configurations; without them there is no such column. Where requests have
+    several branches, ``output_tokens`` are those of all and ``path_tokens`` those of the branch that ends last. Of a
+    pipeline there are the wait and the service time at every stage, NaN where a request passes it by.
     """
     import pandas as pd
 
@@ -49,6 +50,8 @@ def requests_table(
         "output_tokens": outcomes.output_tokens,
         "cached_tokens": cached,
     }
+    if outcomes.path_tokens is not None:
+        columns["path_tokens"] = outcomes.path_tokens
     for stage in outcomes.stages:
         columns[f"{stage.name}_wait_s"], columns[f"{stage.name}_service_s"] = stage.wait_s, stage.service_s
     columns["measured"] = outcomes.measured

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.metrics.outcomes import Objective
+from evaluator.metrics.variables import VARIABLES
 from evaluator.version import __version__
 
 if TYPE_CHECKING:
@@ -35,8 +36,13 @@ def attributes(
         "seeds": ", ".join(map(str, seeds)),
         "calibration": calibration,
         "objectives": json.dumps(bounds),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created": now(),
     }
+
+
+def now() -> str:
+    """The time, as datasets tell when they were made."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _installed(package: str) -> str:
@@ -44,6 +50,44 @@ def _installed(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "none"
+
+
+_TEXT = {"status", "engine", "provenance", "calibration_set", "goodput_limit", "pool_layout", "search_status"}
+
+
+def problem_of(ds: xr.Dataset) -> str | None:
+    """What makes a dataset unusable as a result: an attribute that nobody can read, text for numbers; None: nothing."""
+    for name, is_right in (("coordinates_of", _is_axis), ("objectives", _is_objective), ("grid", _is_dimension)):
+        try:
+            entries = json.loads(ds.attrs.get(name, "[]"))
+        except (TypeError, ValueError, RecursionError):
+            return f"its attribute {name} is damaged"
+        if not isinstance(entries, list) or not all(is_right(entry) for entry in entries):
+            return f"its attribute {name} is damaged"
+    lost = [name for axis in axes_of(ds) for name in axis if name not in ds.variables]
+    if lost:
+        return f"the swept coordinate {lost[0]} is missing"
+    wrong = [
+        str(name)
+        for name, variable in ds.variables.items()
+        if name in {*VARIABLES, "config", "quantile"} - _TEXT and variable.dtype.kind not in "biuf"
+    ]
+    return f"{wrong[0]} holds no numbers" if wrong else None
+
+
+def _is_axis(entry: Any) -> bool:
+    return isinstance(entry, list) and bool(entry) and all(isinstance(name, str) for name in entry)
+
+
+def _is_objective(entry: Any) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    named = isinstance(entry.get("metric"), str) and isinstance(entry.get("statistic"), str)
+    return named and isinstance(entry.get("bound_s"), int | float)
+
+
+def _is_dimension(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("dimension"), str) and isinstance(entry.get("size"), int)
 
 
 def axes_of(ds: xr.Dataset) -> list[list[str]]:

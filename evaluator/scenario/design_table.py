@@ -99,17 +99,16 @@ def _read_csv(file: str) -> tuple[list[str], list[list[Any]], list[int]]:
 
 
 def _read_parquet(file: str) -> tuple[list[str], list[list[Any]], list[int]]:
-    import pyarrow
     from pyarrow import parquet
 
     try:
         table = parquet.read_table(file)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{file}: not readable as Parquet ({str(error).splitlines()[0]})") from None
-    columns = [
-        [plain_scalar(cell) if isinstance(cell, str) and cell.strip() else cell for cell in column.to_pylist()]
-        for column in table.columns
-    ]
+        columns = [
+            [plain_scalar(cell) if isinstance(cell, str) and cell.strip() else cell for cell in column.to_pylist()]
+            for column in table.columns
+        ]
+    except Exception as error:  # damaged files make Arrow fail in all ways
+        raise InputError(f"{file}: not readable as Parquet ({' '.join(str(error).split())[:200]})") from None
     return (
         list(table.column_names),
         [list(row) for row in zip(*columns, strict=True)],

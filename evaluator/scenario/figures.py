@@ -98,6 +98,7 @@ device_reader = _figures(
             }
         ),
         "peak_flops.times": number(above=0),
+        "cores": count(),
         "links.bandwidth.times": number(above=0),
         "links.latency_s.times": number(above=0),
     },

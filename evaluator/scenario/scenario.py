@@ -96,6 +96,27 @@ class Sessions:
         return self.continued and self.think_from == "answer"
 
 
+@dataclass(frozen=True)
+class Reasoning:
+    """What a request generates before and beside its answer: ``scale`` times the drawn output, on several branches.
+
+    After the prompt, which is computed once, ``branches`` sequences decode side by side. Each continues the prompt in
+    its own way, with KV of its own behind that of the prompt. ``branch_lengths`` drawn: each has an output length of
+    its own; same: all have that of the request. The request ends with the last of them, or with the ``first`` so many:
+    then the others stop where they are.
+    """
+
+    scale: float = 1.0
+    branches: int = 1
+    first: int | None = None
+    branch_lengths: str = "drawn"  # drawn | same
+
+    @property
+    def several(self) -> bool:
+        """Whether a request decodes on several branches."""
+        return self.branches > 1
+
+
 class Auto(int):
     """So many requests at first, and more, up to ``most``, for configurations that they leave undecided."""
 
@@ -135,6 +156,7 @@ class Workload:
     find_warmup: bool = True
     pipelines: Mapping[str, ModelShare] = field(default_factory=dict)
     cooldown_requests: int = 0
+    reasoning: Reasoning = field(default_factory=Reasoning)
 
     @property
     def ends(self) -> tuple[int, int]:

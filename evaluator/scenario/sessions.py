@@ -47,6 +47,11 @@ def _check_turns(workload: Workload, place: Place) -> None:
         raise place.error(
             "users of a closed loop do not think between requests; use arrivals all_at_once, or a process with a rate"
         )
+    if workload.reasoning.several:
+        raise place.error(
+            "several turns with workload.reasoning.branches are not there: it is not said which branch a session goes "
+            "on with; leave out the one or the other"
+        )
     if workload.cached_tokens:
         raise place.error(
             "excludes cached_tokens: what was said before is cached where the deployment has kv.prefix_caching"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -114,13 +115,16 @@ def _named(file: str, name: str, column: Sequence[Any]) -> tuple[tuple[str, ...]
 
 def _read_csv(file: str, wanted: Iterable[str]) -> Columns:
     reader = csv.reader(io.StringIO(read_text(file).removeprefix("\ufeff"), newline=""))
-    header = tuple(name.strip() for name in next(reader, []))
+    try:
+        header = tuple(name.strip() for name in next(reader, []))
+        rows = [row for row in reader if row]
+    except csv.Error as error:
+        raise InputError(f"{file}, line {reader.line_num}: not readable as CSV ({error})") from None
     if not any(header):
         raise InputError(f"{file}: the trace is empty (expected a header with {', '.join(TIMES + LENGTHS)})")
     repeated = {name for name in header if header.count(name) > 1}
     if repeated:
         raise InputError(f"{file}: the column {', '.join(sorted(repeated))} is there twice")
-    rows = [row for row in reader if row]
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise InputError(f"{file}: row {number} has {len(row)} values for {len(header)} columns")
@@ -134,13 +138,13 @@ def _read_jsonl(file: str, wanted: Iterable[str]) -> Columns:
     for number, line in enumerate(filter(str.strip, read_text(file).splitlines()), 1):
         try:
             row: Any = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise InputError(f"{file}: row {number} is no JSON object: {line[:60]}")
         rows.append({str(_MOONCAKE.get(key, key)): value for key, value in row.items()})  # by our names
         if "timestamp" in row and isinstance(row["timestamp"], int | float):
-            rows[-1]["arrival_s"] = row["timestamp"] / 1000.0
+            rows[-1]["arrival_s"] = _float(row["timestamp"]) / 1000.0
     header: tuple[str, ...] = tuple(dict.fromkeys(key for each in rows for key in each))
     found: dict[str, list[Any]] = {}
     for name in (name for name in (*wanted, *WORDS) if name in header):
@@ -152,11 +156,19 @@ def _read_jsonl(file: str, wanted: Iterable[str]) -> Columns:
     return numbers, {name: found[name] for name in WORDS if name in found}, header
 
 
+def _float(value: Any) -> float:
+    """The number; infinity for an integer beyond all floats, which is refused where the others are."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
 def _numbers(file: str, name: str, texts: list[Any]) -> np.ndarray:
     values = np.empty(len(texts))
     for index, value in enumerate(texts):
         try:
-            values[index] = float(value)
+            values[index] = _float(value)
         except (ValueError, TypeError):
             raise InputError(f"{file}: row {index + 1}, {name}: {value!r} is not a number") from None
     return values
@@ -169,10 +181,10 @@ def _read_parquet(file: str, wanted: Iterable[str]) -> Columns:
     try:
         header = tuple(parquet.read_schema(file).names)
         table = parquet.read_table(file, columns=[name for name in (*wanted, *WORDS) if name in header])
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{file}: not readable as Parquet ({str(error).splitlines()[0]})") from None
+        content = {name: table.column(name).to_pylist() for name in WORDS if name in header}
+    except Exception as error:  # damaged files make Arrow fail in all ways
+        raise InputError(f"{file}: not readable as Parquet ({' '.join(str(error).split())[:200]})") from None
     columns = {}
-    content = {name: table.column(name).to_pylist() for name in WORDS if name in header}
     for name in (name for name in table.column_names if name not in WORDS):
         try:
             columns[name] = np.array(table.column(name).cast(pyarrow.float64()).to_numpy(), dtype=np.float64)

@@ -50,7 +50,8 @@ def finish(values: Mapping[str, Any], place: Place) -> Workload:
         raise place.key("cooldown_requests").error(
             f"must leave some of {requests} requests, of which {warmup} are cut at the start, got {cooldown}"
         )
-    rest = {key: values[key] for key in ("seeds", "cached_tokens", "sessions", "models", "pipelines", "find_warmup")}
+    others = ("seeds", "cached_tokens", "sessions", "models", "pipelines", "find_warmup", "reasoning")
+    rest = {key: values[key] for key in others}
     found = Workload(arrivals, lengths, requests, warmup, cooldown_requests=cooldown, **rest)
     if models and trace_models(found):
         raise place.key("models").error(

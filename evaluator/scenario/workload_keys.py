@@ -25,7 +25,8 @@ from evaluator.scenario.fields import (
     shown,
     text,
 )
-from evaluator.scenario.scenario import Arrivals, Auto, Lengths, ModelShare, Sessions, Workload
+from evaluator.scenario.reasoning_keys import reasoning_reader
+from evaluator.scenario.scenario import Arrivals, Auto, Lengths, ModelShare, Reasoning, Sessions, Workload
 from evaluator.scenario.session_keys import sessions_reader
 from evaluator.scenario.tables import Variant, read_section, schema_of, section, section_schema, variant
 
@@ -289,6 +290,7 @@ def workload_table(folder: Path) -> Table:
             count(least=0), 0, "Leading prompt tokens whose KV is there already, where a trace does not say."
         ),
         "sessions": Field(sessions_reader, Sessions(), "What requests have in common: prompts, and their senders."),
+        "reasoning": Field(reasoning_reader, Reasoning(), "Longer outputs, on one path or several branches."),
         "models": Field(
             models_reader(folder),
             {},

@@ -18,16 +18,17 @@ from evaluator.plan import Member, Plan, plan
 from evaluator.plan.engines import ITERATION
 from evaluator.progress import ProgressReport, followed
 from evaluator.results.dataset import to_dataset
+from evaluator.results.engine_note import Left
 from evaluator.results.files import check_output, write
 from evaluator.run import (
     AnyScenario,
     attributes_of,
     check_engine,
     configure_for,
-    engine_note,
     known_of,
     levels_of,
     loaded,
+    stage_note,
 )
 from evaluator.scenario import Demand, Scenario
 from evaluator.scenario.scenario import Auto
@@ -213,7 +214,7 @@ def _dataset(
     values["pool_layout"] = np.array([layout_of(member) for member in members])
     with np.errstate(divide="ignore"):
         values["tok_per_joule"] = 1.0 / values["joule_per_tok"]
-    attrs = attributes_of(scenario) | engine_note(whole) | {"search": _question(scenario, bracket)}
+    attrs = attributes_of(scenario) | Left.of(whole).note | stage_note(whole) | {"search": _question(scenario, bracket)}
     if designs.note:
         attrs["search_note"] = designs.note
     return to_dataset(values, levels, whole.grid.axes, attrs, stages=whole.stage_names)

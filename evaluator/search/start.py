@@ -30,7 +30,7 @@ class Starts:
     def rate(self, member: Member) -> float:
         """Requests per second, positive."""
         demand = self._whole.jobs(member)[0].demand
-        prompt, output = float(demand.compute_tokens.mean()), float(demand.output_tokens.mean())
+        prompt, output = float(demand.compute_tokens.mean()), float(demand.made_tokens.mean())
         pace = _pace(member.objectives)
         rates = []
         for station in member.answering:

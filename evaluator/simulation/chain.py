@@ -58,7 +58,8 @@ class Journey:
     last_token_s: np.ndarray
     replica: np.ndarray
     prompt_tokens: np.ndarray
-    output_tokens: np.ndarray  # of all stations together
+    output_tokens: np.ndarray  # of all stations together; of several branches those of the longest
+    made_tokens: np.ndarray | None  # of all stations and all branches; None: no request has several
     cached_tokens: np.ndarray
     model: np.ndarray | None  # numbers of the models that the requests ask for; None where it is the first of all
     measured: np.ndarray  # (request,) where it is the same for all
@@ -126,6 +127,7 @@ def journey_of(legs: Sequence[Leg]) -> Journey:
         replica=replica,
         prompt_tokens=_tokens(start, "prompt_tokens"),
         output_tokens=_tokens(first, "output_tokens"),
+        made_tokens=_tokens(first, "made_tokens") if _branching(start) else None,
         cached_tokens=_cached_tokens(start, first),
         model=_tokens(start, "model") if _several_models(start) else None,
         measured=_measured(start),
@@ -165,6 +167,11 @@ def _tokens(leg: Leg, name: str) -> np.ndarray:
     return found
 
 
+def _branching(leg: Leg) -> bool:
+    demands = {id(one.demand): one.demand for _, one in each(leg.jobs)}.values()
+    return any(one.branch_tokens is not None or one.later_branch_tokens is not None for one in demands)
+
+
 def _several_models(leg: Leg) -> bool:
     return any(demand.model.any() for demand in {id(one.demand): one.demand for _, one in each(leg.jobs)}.values())
 
@@ -193,15 +200,19 @@ def _measured(leg: Leg) -> np.ndarray:
 def _later_tokens(found: Journey, leg: Leg, itl: Gaps | None) -> Journey:
     """With the tokens that a later engine gives, and the gap before the first of them."""
     last_token_s, output = found.last_token_s.copy(), found.output_tokens.copy()
+    made = None if found.made_tokens is None else found.made_tokens.copy()
     gaps = None if found.itl is None else [list(seeds) for seeds in found.itl]
     for at, one in each(leg.jobs):
         times, ids = leg.departures, one.id[one.measured]
         if gaps is not None and itl is not None:
             across = times.first_token_s[at][: len(one)][one.measured] - last_token_s[at][ids]
-            gaps[at[0]][at[1]] = pooled([gaps[at[0]][at[1]], (across, np.ones(len(ids))), itl[at[0]][at[1]]])
+            weights = np.broadcast_to(np.asarray(one.demand.branches, dtype=np.float64), len(one))[one.measured]
+            gaps[at[0]][at[1]] = pooled([gaps[at[0]][at[1]], (across, weights), itl[at[0]][at[1]]])
         last_token_s[at][one.id] = times.last_token_s[at][: len(one)]
         output[at][one.id] += one.demand.output_tokens
-    return replace(found, last_token_s=last_token_s, output_tokens=output, itl=gaps)
+        if made is not None:
+            made[at][one.id] += one.demand.made_tokens
+    return replace(found, last_token_s=last_token_s, output_tokens=output, made_tokens=made, itl=gaps)
 
 
 def _another_answer(found: Journey, leg: Leg) -> Journey:
@@ -211,12 +222,15 @@ def _another_answer(found: Journey, leg: Leg) -> Journey:
     """
     times = {name: getattr(found, name).copy() for name in ("first_token_s", "last_token_s")}
     tokens = {name: getattr(found, name).copy() for name in ("prompt_tokens", "output_tokens", "cached_tokens")}
+    made = None if found.made_tokens is None else found.made_tokens.copy()
     for at, one in each(leg.jobs):
+        if made is not None:
+            made[at][one.id] = one.demand.made_tokens
         for name, table in times.items():
             table[at][one.id] = getattr(leg.departures, name)[at][: len(one)]
         for name, table in tokens.items():
             table[at][one.id] = getattr(one.demand, name)
-    return replace(found, **times, **tokens, itl=None)
+    return replace(found, **times, **tokens, made_tokens=made, itl=None)
 
 
 def _behind(found: Journey, leg: Leg) -> Journey:

@@ -13,6 +13,8 @@ from evaluator.stations.contract import WeightedGaps
 class Gaps:
     """Collects the gaps between successive tokens of every request, also those inside a leap.
 
+    All branches of a request have their last tokens at the same time, so that one number says when; each has its gaps.
+
     In a leap all members get a token with every iteration, so its later iterations are one gap each for all of them;
     before the first they may have waited for different times.
     """
@@ -33,10 +35,10 @@ class Gaps:
                 now = iteration.start_s + iteration.first_s
             self._first.append((now, now - self._last[members]))
             self._last[members] = iteration.end_s
-        for index in iteration.completed:
-            if not np.isnan(self._last[index]):  # computed anew after a preemption
-                self._first.append((iteration.end_s, np.array([iteration.end_s - self._last[index]])))
-            self._last[index] = iteration.end_s
+        if iteration.completed:
+            members = np.array(iteration.completed)
+            self._first.append((iteration.end_s, iteration.end_s - self._last[members]))  # NaN but after a preemption
+            self._last[members] = iteration.end_s
 
     def after(self, since_s: float) -> WeightedGaps:
         """The gaps before tokens that came after a time."""

@@ -21,7 +21,7 @@ from evaluator.scenario import Deployment
 from evaluator.simulation.slots import Slot
 from evaluator.stations.engine import LaneLimits, Requests, any_order, coupled, decisions, in_order
 from evaluator.stations.engine.any_order import KvUnits, Rules
-from evaluator.traffic.jobs import held_units, shared_units
+from evaluator.traffic.jobs import branch_units, held_units, shared_units
 
 LANES_PER_CALL = 32
 """Few enough to share two cores evenly, enough to hide the cost of a call."""
@@ -38,15 +38,18 @@ def run_slots(
     of the chunk, by position. Calls of another number of lanes compile anew.
     """
     run = _program(group)
-    size = max(1, min(lanes_per_call, REQUESTS_PER_CALL // group.lane_requests))
+    size = max(1, min(lanes_per_call, REQUESTS_PER_CALL // (group.lane_requests * group.program.branches)))
+    costs, rows = _costs(group, [pools[slot.position] for slot in slots])
     for start in range(0, len(slots), size):
         part = slots[start : start + size]
         serving = [pools[slot.position] for slot in part]
-        given = _lanes(group, serving, part), _requests(group, serving, part)
+        own = jax.tree.map(lambda values, start=start: values[rows[start : start + size]], costs)
+        given = _lanes(group, serving, part, own), _requests(group, serving, part)
         inputs = jax.tree.map(lambda values: filled(values, size), given)
-        found = jax.tree.map(np.asarray, run(*inputs))
+        found, fields = jax.tree.flatten(run(*inputs))
+        arrays = [np.asarray(values) for values in found]
         for lane in range(len(part)):
-            yield jax.tree.map(lambda values, lane=lane: values[lane], found)
+            yield jax.tree.unflatten(fields, [values[lane] for values in arrays])
 
 
 def _program(group: StationGroup) -> Callable[[Any, Requests], Any]:
@@ -84,12 +87,11 @@ def _requests(group: StationGroup, serving: list[StationPlan], slots: list[Slot]
     return Requests(arrival, *tokens)
 
 
-def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -> Any:
+def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot], costs: tuple[IterationCost, ...]) -> Any:
     deployments = [pool.deployment for pool in serving]
     kvs = [pool.design.ready.kv for pool in serving]
     free = [kv.capacity_units - pool.kept_units for kv, pool in zip(kvs, serving, strict=True)]
     policies = [policy(deployment.batching.policy) for deployment in deployments]
-    costs = [_costs(group, serving, pipeline_rank) for pipeline_rank in range(group.program.pipeline_ranks)]
     budgets = [
         pool.max_num_batched_tokens if record.token_budget else np.inf
         for record, pool in zip(policies, serving, strict=True)
@@ -106,12 +108,29 @@ def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -
         measured_from=np.array([slot.measured_from for slot in slots], dtype=np.int32),
     )
     if not group.program.in_any_order:
-        return in_order.Lane(costs[0], limits)
+        return in_order.Lane(costs[0], limits, _branches(group, serving, slots))
     shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
     for row, slot, kv in zip(shared, slots, kvs, strict=True):
         row[: slot.count] = shared_units(slot.jobs.demand, kv)[slot.served]
-    lane = any_order.Lane(tuple(costs), limits, _rules(serving, policies, kvs), shared)
+    lane = any_order.Lane(costs, limits, _rules(serving, policies, kvs), shared)
     return lane if group.program.replicas == 1 else _pools(group, deployments, slots, lane)
+
+
+def _branches(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -> in_order.Branches | None:
+    """The branches of the requests, as many cells for each as the program has; None where all are one sequence."""
+    most = group.program.branches
+    if most == 1:
+        return None
+    tokens = np.zeros((2, len(slots), group.lane_requests + 1, most), dtype=np.int32)
+    for lane, (slot, pool) in enumerate(zip(slots, serving, strict=True)):
+        demand = slot.jobs.demand
+        assert demand.branch_tokens is not None
+        for row, values in enumerate((demand.branch_tokens, branch_units(demand, pool.design.ready.kv))):
+            own = values[slot.served][:, -most:]  # cells in front are empty
+            tokens[row, lane, : slot.count, most - own.shape[1] :] = own
+    sequences, going = ((tokens[0] > least).sum(axis=-1, dtype=np.int32) for least in (0, 1))
+    lengths, units = tokens.reshape(2, len(slots), -1)
+    return in_order.Branches(lengths, units, sequences, going)
 
 
 def _pools(group: StationGroup, deployments: list[Deployment], slots: list[Slot], lane: any_order.Lane) -> coupled.Pool:
@@ -147,6 +166,17 @@ def _rules(serving: list[StationPlan], policies: list[BatchingPolicy], kvs: list
     )
 
 
-def _costs(group: StationGroup, serving: list[StationPlan], pipeline_rank: int) -> IterationCost:
-    stacked = stack([pool.design.ready.pipeline_ranks[pipeline_rank] for pool in serving], group.rows)
-    return jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), stacked)
+def _costs(group: StationGroup, serving: list[StationPlan]) -> tuple[tuple[IterationCost, ...], np.ndarray]:
+    """The costs of each pipeline rank, with a leading axis of the distinct replicas; and the replica of each lane.
+
+    The rates of a sweep share one replica, whose costs are put into arrays once.
+    """
+    replicas = {id(pool.design.ready): pool.design.ready for pool in serving}
+    places = dict(zip(replicas, range(len(replicas)), strict=True))
+    rows = np.array([places[id(pool.design.ready)] for pool in serving], dtype=np.int64)
+
+    def stacked(pipeline_rank: int) -> IterationCost:
+        costs = stack([replica.pipeline_ranks[pipeline_rank] for replica in replicas.values()], group.rows)
+        return jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), costs)
+
+    return tuple(map(stacked, range(group.program.pipeline_ranks if replicas else 0))), rows

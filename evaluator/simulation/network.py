@@ -35,12 +35,12 @@ from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.slots import OPEN_LOOP, Slot
 from evaluator.simulation.stages import Stop, on_pool
-from evaluator.simulation.tokens import Observe, add_totals, limits_of
+from evaluator.simulation.tokens import Observe, add_totals, branches_of, limits_of
 from evaluator.simulation.use import Totals, check_served, use_of
 from evaluator.simulation.ways import Hop, Itinerary, Ways, ways_of
 from evaluator.stages import Delay
 from evaluator.stations.contract import ChunkJobs, Departures, Station, each, shape_of, use_without_devices
-from evaluator.traffic.jobs import Demand, Jobs, Origin, held_units
+from evaluator.traffic.jobs import Demand, Jobs, Origin, branch_units, held_units
 from evaluator.traffic.requests import Tokens, shared_tokens
 
 
@@ -230,11 +230,16 @@ def _watch(gaps: Gaps, observe: Observe | None, slot: Slot, iteration: Iteration
 
 
 def _parts(jobs: Jobs) -> dict[int, Request]:
-    """Requests by their ids. How much KV one takes is known with its pool."""
+    """Requests by their ids. How much KV one takes, and each of its branches, is known with its pool."""
     demand = jobs.demand
     columns = (jobs.ready_s, demand.compute_tokens, demand.prompt_tokens, demand.output_tokens, np.zeros_like(jobs.id))
     rows = zip(jobs.id.tolist(), *(column.tolist() for column in columns), strict=True)
-    return {index: Request(index, *row) for index, *row in rows}
+    found = {index: Request(index, *row) for index, *row in rows}
+    if demand.branch_tokens is not None:
+        branches = branches_of(demand.branch_tokens, demand.branch_tokens)
+        for request, (lengths, _) in zip(found.values(), branches, strict=True):
+            request.branches = lengths
+    return found
 
 
 def _choose(member: Member, seed: int, side: SidePlan, jobs: Jobs, replicas: Sequence[Replica]) -> Choose:
@@ -243,6 +248,10 @@ def _choose(member: Member, seed: int, side: SidePlan, jobs: Jobs, replicas: Seq
     pool_of = np.repeat(np.arange(len(pools)), [pool.deployment.replicas for pool in pools]).tolist()
     places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
     units = [held_units(jobs.demand, pool.design.ready.kv).tolist() for pool in pools]
+    tokens = jobs.demand.branch_tokens
+    branches = [
+        branches_of(tokens, branch_units(jobs.demand, pool.design.ready.kv)) for pool in pools if tokens is not None
+    ]
     router: Callable[..., Replica]  # of one pool without groups, of a side with them
     if side.replicas is None:
         router = chooser(side.router, replicas, seed, side.stations.start)
@@ -253,14 +262,17 @@ def _choose(member: Member, seed: int, side: SidePlan, jobs: Jobs, replicas: Seq
 
     def choose(request: Request, now: float, group: int | None = None) -> Replica:
         replica = router(request, now, *(() if group is None else (group,)))
-        request.kv_units = int(units[pool_of[replica.index]][places[request.index]])
+        pool, place = pool_of[replica.index], places[request.index]
+        request.kv_units = int(units[pool][place])
+        if branches:
+            request.branches, request.branch_units = branches[pool][place]
         return replica
 
     return choose
 
 
 def _transfers(member: Member, link: LinkPlan, jobs: Jobs, prefill: Side, decode: Side) -> Transfers:
-    tokens = jobs.demand.prompt_tokens
+    tokens = link.tokens(jobs.demand)
     places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
     kept: dict[int, tuple[list[float], float]] = {}
 
@@ -393,7 +405,9 @@ def legs_of_ways(
     runs: dict[tuple[int, int], NetworkRun],
 ) -> list[Leg]:
     """The legs of all visits in their order: those of the stages, and between them those of the LLM, ``llm``."""
-    numbers = max((len(one.ways.hops) for one in runs.values() if one.ways is not None), default=0)
+    if not runs:  # no configuration of the chunk can run
+        return list(llm)
+    numbers = max(len(one.ways.hops) for one in runs.values() if one.ways is not None)
     now_s = {at: one.arrival_s.copy() for at, one in runs.items()}
     found: list[Leg] = []
     told: set[tuple[int, int]] = set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 from evaluator.metrics.use import Use
 from evaluator.plan import Member
 from evaluator.plan.pipeline import StagePlan, StepPlan, Walked
+from evaluator.simulation.ahead import At, Times, begun_ahead, telling
 from evaluator.simulation.sides import Serve
-from evaluator.stages import Delay, Pass, Served, Shipped
+from evaluator.stages import Batched, Delay, Pass, Served, Shipped
+from evaluator.stations.batch import BatchServers, serve_in_batches
 from evaluator.stations.contract import ChunkJobs, Departures, Station, each, ready_times
 from evaluator.stations.delay import serve_delayed
 from evaluator.stations.queue import serve_in_turn
 from evaluator.traffic.jobs import Demand, Jobs
 
-At = tuple[int, int]
 Row = tuple[At, NDArray[np.int64]]
 """A configuration and seed, and the positions of some of its jobs."""
 
@@ -97,15 +99,24 @@ def stage_stations(
     """The stations before the LLM, or those behind it. ``pool`` gives the engine's pool of a number."""
     pipeline = members[0].pipeline
     found: list[Station] = []
+    sent_s: Times = {}
     for place, stage in enumerate(pipeline.stages if pipeline is not None else ()):
         if stage.before == before:
-            found += [
+            steps = [
                 _station(
                     stage, Stop(members, walks, place, number, None if step.station is None else pool(step.station))
                 )
                 for number, step in enumerate(stage.steps)
             ]
+            if found and before and any(walked.ahead(place) for seeds in walks for walked in seeds):
+                found[0] = telling(found[0], sent_s)
+                steps = begun_ahead(steps, sent_s, partial(_is_ahead, walks, place))
+            found += steps
     return found
+
+
+def _is_ahead(walks: Sequence[Sequence[Walked]], place: int, at: At) -> bool:
+    return walks[at[0]][at[1]].ahead(place)
 
 
 def _station(stage: StagePlan, stop: Stop) -> Station:
@@ -145,7 +156,10 @@ def _serve(stop: Stop, run: Run, jobs: ChunkJobs) -> tuple[Departures, Use]:
             visited[at][positions] = True
     busy_s = use.busy_s.reshape(len(jobs), queues, seeds).sum(axis=1)
     whole = {name: value[::queues] for name, value in vars(use).items() if isinstance(value, np.ndarray)}
-    use = replace(use, **{**whole, "busy_s": busy_s, "replicas": whole["replicas"] * queues})
+    own_queues = np.zeros(len(jobs))
+    for (at, _), row in zip(each(jobs), rows, strict=True):
+        own_queues[at[0]] = max(own_queues[at[0]], len(row))
+    use = replace(use, **{**whole, "busy_s": busy_s, "replicas": whole["replicas"] * own_queues})
     return replace(found, visited=visited), on_pool(stop, use)
 
 
@@ -187,6 +201,15 @@ def _delayed(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]
 def _in_turn(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
     count = np.array([stop.servers(row // queues) for row in range(len(jobs))], dtype=np.int64)
     return serve_in_turn(stop.label, jobs, _by_job(stop, jobs, queues, lambda step: step.seconds), count)
+
+
+def _batched(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
+    servers = []
+    for row in range(len(jobs)):
+        step: Batched = stop.step((row // queues, 0))
+        seconds = np.asarray(step.seconds, dtype=np.float64)
+        servers.append(BatchServers(seconds, stop.servers(row // queues), step.max_wait_s))
+    return serve_in_batches(stop.label, jobs, servers)
 
 
 def _shipped(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
@@ -255,7 +278,7 @@ def _asked(stop: Stop, at: At, ids: NDArray[np.int64]) -> Demand:
     return demand[order.ravel()]
 
 
-_RUN: Mapping[type, Run] = {Delay: _delayed, Served: _in_turn, Shipped: _shipped, Pass: _passed}
+_RUN: Mapping[type, Run] = {Delay: _delayed, Served: _in_turn, Batched: _batched, Shipped: _shipped, Pass: _passed}
 
 
 # --- the devices of a pool

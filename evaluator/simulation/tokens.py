@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 
 import numpy as np
 
 from evaluator.catalog.calibration import Calibration
-from evaluator.cost.memory import KvLayout, kv_units
+from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
 from evaluator.plan import Member, StationPlan
 from evaluator.plan.checks import watermark_units
 from evaluator.plan.engines import routed_by
@@ -20,7 +21,7 @@ from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.use import Totals, add_kept, check_served, use_of
 from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps
-from evaluator.traffic.jobs import Demand, held_units, shared_units
+from evaluator.traffic.jobs import Demand, branch_units, held_units, shared_units
 from evaluator.traffic.requests import cached_by_content
 
 Observe = Callable[[Slot, Iteration], None]
@@ -91,6 +92,7 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
     change = pool.design.change
     if swap_bandwidth and change and change.input == "link_bandwidth":
         swap_bandwidth *= change.factor
+    plain = _of_blocks(layout)
     return Limits(
         max_num_seqs=batching.max_num_seqs,
         max_num_batched_tokens=pool.max_num_batched_tokens,
@@ -98,6 +100,8 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
         admission=kv.admission,
         block_tokens=layout.block_tokens,
         units_of_blocks=_units_of_blocks(layout, demand),
+        units_of_branch=None if plain else lru_cache(partial(_suffix_units, layout)),
+        units_of_prefix=None if plain else lru_cache(partial(_prefix_units, layout)),
         watermark_units=watermark_units(deployment, layout),
         preemption=kv.preemption,
         swap_units=math.inf if kv.swap_bytes is None else kv.swap_bytes // layout.unit_bytes,
@@ -107,9 +111,22 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
     )
 
 
+def _of_blocks(kv: KvLayout) -> bool:
+    """Whether a unit is a block."""
+    return kv.window is None and kv.bytes_per_sequence == 0
+
+
+def _suffix_units(kv: KvLayout, prompt_tokens: int, tokens: int) -> int:
+    return int(suffix_units(kv, prompt_tokens, tokens))
+
+
+def _prefix_units(kv: KvLayout, prompt_tokens: int) -> int:
+    return int(prefix_units(kv, prompt_tokens))
+
+
 def _units_of_blocks(kv: KvLayout, demand: Demand) -> Callable[[int], int] | None:
     """Units of a sequence of so many blocks; None where a unit is a block."""
-    if kv.window is None and kv.bytes_per_sequence == 0:
+    if _of_blocks(kv):
         return None
     most = demand.extremes.sequence // kv.block_tokens + 3
     return kv_units(kv, np.arange(most) * kv.block_tokens).tolist().__getitem__
@@ -123,10 +140,22 @@ def _requests(slot: Slot, kv: KvLayout) -> list[Request]:
     found = [Request(index, *row) for index, row in enumerate(rows)]
     for request, units in zip(found, shared_units(demand, kv)[slot.served].tolist(), strict=True):
         request.shared_units = units
+    if demand.branch_tokens is not None:
+        branches = branches_of(demand.branch_tokens[slot.served], branch_units(demand, kv)[slot.served])
+        for request, own in zip(found, branches, strict=True):
+            request.branches, request.branch_units = own
     if slot.jobs.session is not None:
         for request, session in zip(found, slot.jobs.session[slot.served].tolist(), strict=True):
             request.session = session
     return found
+
+
+def branches_of(tokens: np.ndarray, units: np.ndarray) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Of each job the lengths of its branches and their KV units, from arrays (job, branch) with empty cells."""
+    return [
+        (tuple(own[-count:]), tuple(held[-count:]))
+        for own, held, count in zip(tokens.tolist(), units.tolist(), (tokens > 0).sum(axis=1).tolist(), strict=True)
+    ]
 
 
 def _say_content(requests: Sequence[Request], slot: Slot, kv: KvLayout) -> None:

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from evaluator.plan.pipeline import Visited, Walked
 from evaluator.reference.network import Station
 from evaluator.reference.request import Request
+from evaluator.reference.stations.batch import Batch
 from evaluator.reference.stations.delay import Delay as DelayStation
 from evaluator.reference.stations.fifo import Fifo
 from evaluator.reference.stations.several import Several
 from evaluator.simulation.stages import Stop
-from evaluator.stages import Delay, Pass, Served, Shipped
+from evaluator.stages import Batched, Delay, Pass, Served, Shipped
 
 OpenPool = Callable[[int], Any]
 """Gives the side of an engine's pool for stages by its number, without parts, and its replicas with their gaps."""
@@ -40,7 +41,13 @@ class Hop:
     ids: NDArray[np.int64]
     starts: dict[int, Station]  # by request
     left: dict[int, Station]
-    busy_s: float = 0.0
+    service_s: float = 0.0
+    batches: Batch | None = None  # the servers, where it is the first of their hops
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of its servers, after the run."""
+        return self.service_s if self.batches is None else self.batches.busy_s
 
     def of(self, stop: Stop) -> bool:
         """Whether it is a visit to this step."""
@@ -90,7 +97,7 @@ def ways_of(
             hop = _hop(found, stop, visit, walked, work, number * count, at, open_pool)
             found.hops.append(hop)
             number += 1
-            for request in visit.ids.tolist():
+            for request in hop.ids.tolist():
                 index = hop.base + request
                 found.steps[request].append((hop.starts[request], index))
                 if hop.left[request] is not hop.starts[request]:
@@ -108,14 +115,22 @@ def _hop(
     planned, ids = stop.planned(config), visit.ids
     own: Hashable = (visit.stage, stop.number)
     shared = own if planned.pool is None else (planned.pool, planned.kind)
+    queue = getattr(work, "queue", None)
+    if queue is not None:
+        ids = ids[np.asarray(queue)[ids] >= 0]  # the others pass it by
     hop = Hop(visit.stage, stop.number, base, ids, {}, {})
     if isinstance(work, Pass):
         station = _engine(ways, shared, planned.station, open_pool)
         _add_parts(station, work, walked, visit, stop.number, base)
         hop.starts = hop.left = dict.fromkeys(ids.tolist(), station)
         return hop
+    if isinstance(work, Batched):
+        if shared not in ways.stations:
+            hop.batches = Batch(stop.servers(config), np.asarray(work.seconds).tolist(), work.max_wait_s)
+            ways.stations[shared] = hop.batches
+        hop.starts = hop.left = dict.fromkeys(ids.tolist(), ways.stations[shared])
+        return hop
     seconds = _by_request(_seconds(work, stop, config), walked)
-    queue = getattr(work, "queue", None)
     queues = np.zeros(len(seconds), dtype=np.int64) if queue is None else np.asarray(queue)
     servers = stop.servers(config) if isinstance(work, Served) else 1
     alone = isinstance(work, Delay) or (isinstance(work, Shipped) and not work.shared)
@@ -125,7 +140,7 @@ def _hop(
             ways.stations[key] = DelayStation({}) if alone else Fifo(servers, {})
         hop.starts[request] = ways.stations[key]
         ways.stations[key].seconds[base + request] = float(seconds[request])  # type: ignore[attr-defined]
-    hop.left, hop.busy_s = dict(hop.starts), float(seconds[ids].sum())
+    hop.left, hop.service_s = dict(hop.starts), float(seconds[ids].sum())
     if isinstance(work, Shipped) and work.latency_s > 0:
         later = ways.stations.setdefault((own, "latency"), DelayStation({}))
         latency_s = work.latency_s * stop.factor(config, "link_latency")

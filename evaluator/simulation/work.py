@@ -25,8 +25,8 @@ def work_of(demand: Demand, window: int | None) -> BatchStatistics:
     read = np.minimum(prompt, demand.compute_tokens + max(width - 1, 0))
     totals = BatchStatistics(
         decodes=demand.kv_tokens - prompt,
-        decode_context=attention_area(demand.kv_tokens, prompt),
-        decode_window_context=attention_area(demand.kv_tokens, prompt, width),
+        decode_context=_decode_area(demand),
+        decode_window_context=_decode_area(demand, width),
         prefill_tokens=demand.compute_tokens,
         prefill_sequences=computed,
         prefill_area=attention_area(prompt, start),
@@ -35,3 +35,12 @@ def work_of(demand: Demand, window: int | None) -> BatchStatistics:
         prefill_window_context=read * computed,
     )
     return BatchStatistics(*(float(np.sum(values)) for values in totals))
+
+
+def _decode_area(demand: Demand, window: int | None = None) -> np.ndarray:
+    """Tokens that the decodes of each job attend to, summed over its branches: (job,) or (job, branch)."""
+    if demand.branch_tokens is None:
+        return attention_area(demand.kv_tokens, demand.prompt_tokens, window)
+    prompt, sampled = demand.prompt_tokens[:, None], np.where(demand.compute_tokens > 0, 1, 0)[:, None]
+    computed = np.maximum(demand.branch_tokens - sampled, 0)
+    return attention_area(prompt + computed, prompt, window)

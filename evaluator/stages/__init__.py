@@ -38,9 +38,11 @@ from evaluator.stages.keys import (
     section,
     text,
 )
+from evaluator.stages.kv_fetch import KV_FETCH
 from evaluator.stages.postprocess import POSTPROCESS
 from evaluator.stages.preprocess import PREPROCESS
 from evaluator.stages.record import StageKind, StagePool, Visit, Work, stage_rng
+from evaluator.stages.retrieve import RETRIEVE
 from evaluator.stages.steps import Batched, Delay, Pass, Served, Shipped, Step
 from evaluator.stages.tool import TOOL
 
@@ -74,7 +76,7 @@ __all__ = [
     "text",
 ]
 
-KINDS: dict[str, StageKind] = {each.name: each for each in (PREPROCESS, TOOL, POSTPROCESS)}
+KINDS: dict[str, StageKind] = {each.name: each for each in (PREPROCESS, RETRIEVE, KV_FETCH, TOOL, POSTPROCESS)}
 
 OF_EVERY_STAGE = ("stage", "pool", "only", "back_to", "times")
 """Keys that the pipeline itself reads, so that no kind can have them."""

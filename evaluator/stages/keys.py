@@ -18,6 +18,7 @@ from evaluator.scenario.fields import (
     many,
     number,
     quantity,
+    shown,
     text,
 )
 from evaluator.scenario.figures import model_reader as model_name
@@ -38,6 +39,7 @@ __all__ = [
     "number",
     "quantity",
     "section",
+    "shown",
     "table_of",
     "text",
 ]

@@ -47,6 +47,7 @@ class Visit:
     pool: StagePool | None  # on which the stage runs; None: on nothing that is described
     pools: Mapping[str, StagePool] = field(default_factory=dict)  # all pools with role stage
     turn: int = 0  # how often its requests have come here before
+    replicas: int = 1  # among which the requests are spread when they are first computed
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -76,12 +77,18 @@ class Work:
     """What a stage does with its requests: the ``steps`` that each passes, one after the other, and what it leaves.
 
     ``adds_tokens``: behind the stage the prompt is longer by so many. ``cached_tokens``: leading tokens of the prompt
-    whose KV is there behind the stage, less than the prompt (one is always computed); None: as before.
+    whose KV is there behind the stage, less than the prompt (one is always computed); None: as before. ``problem``: why
+    the stage can do nothing for its requests, for the status of the configuration. ``ahead``: the steps begin when the
+    client sends, beside the stages before this one, and a request goes on when it is through with both. ``on_decode``:
+    the KV of the cached tokens is on a decode side, too, so that the prefill side has only the rest to send there.
     """
 
     steps: tuple[Step, ...]
     adds_tokens: ArrayLike = 0
     cached_tokens: ArrayLike | None = None
+    problem: str | None = None
+    ahead: bool = False
+    on_decode: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,8 +98,8 @@ class StageKind:
     ``work`` gets the parameters and the visit, and must be a pure function: it is asked more than once. Which kinds of
     steps there are, and their names, may depend on the parameters alone. ``streams`` says of the parameters whether
     such a stage, behind the LLM, passes every token on, each later by its time (else it holds the answer until it is
-    whole). ``check`` raises InputError where keys do not go
-    together.
+    whole). ``check`` raises InputError where keys do not go together; ``note`` says of parameters that are allowed what
+    is odd about them.
     """
 
     name: str
@@ -101,6 +108,7 @@ class StageKind:
     says: str = ""
     streams: Callable[[Any], bool] = lambda parameters: False
     check: Callable[[Any, Place], None] | None = None
+    note: Callable[[Any], str | None] = lambda parameters: None
 
     @cached_property
     def table(self) -> Table:

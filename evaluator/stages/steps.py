@@ -17,10 +17,14 @@ from evaluator.catalog.what_if import WhatIf
 
 @dataclass(frozen=True, eq=False)
 class Delay:
-    """Every request takes its time, and none waits for another."""
+    """Every request takes its time, and none waits for another.
+
+    ``queue`` as of ``Served``, where only those of -1, who pass the step by, differ from the others.
+    """
 
     seconds: ArrayLike
     name: str = ""
+    queue: NDArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +32,7 @@ class Served:
     """First come, first served by ``servers`` alike; None: as many as the pool has replicas, or one without a pool.
 
     ``queue`` (request,), whole numbers from 0: requests of different numbers wait in different queues, each with so
-    many servers of its own (the devices of a storage tier, the links of racks).
+    many servers of its own (the devices of a storage tier, the links of racks); those of -1 pass the step by.
     """
 
     seconds: ArrayLike

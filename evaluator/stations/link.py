@@ -15,7 +15,7 @@ from evaluator.metrics.use import Use
 from evaluator.plan.link import LinkPlan
 from evaluator.stations.contract import ChunkJobs, Departures, Station, each, ready_times, shape_of, use_without_devices
 from evaluator.stations.queue import single_server
-from evaluator.traffic.jobs import Jobs
+from evaluator.traffic.jobs import Jobs, in_order
 
 
 def link(name: str, links: Sequence[LinkPlan | None]) -> Station:
@@ -35,7 +35,7 @@ def _serve(name: str, jobs: ChunkJobs, links: Sequence[LinkPlan | None]) -> tupl
         if plan is None or one.origin is None or len(one) == 0:
             continue
         way = plan.ways(one.origin.replica, one.chosen) if plan.others else None
-        service_s = plan.service_s(one.demand.prompt_tokens, way)
+        service_s = plan.service_s(plan.tokens(one.demand), way)
         may_s = one.ready_s - plan.head_start_s(service_s, one.origin.served_s, plan.layers(way))
         start_s = _starts(one, may_s, service_s) if plan.shared else may_s
         found.scheduled_s[at][: len(one)] = start_s
@@ -50,6 +50,8 @@ def _serve(name: str, jobs: ChunkJobs, links: Sequence[LinkPlan | None]) -> tupl
 def _starts(jobs: Jobs, may_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:
     """When each job starts, (job,), where every replica has a link of its own."""
     assert jobs.origin is not None
+    if not jobs.origin.replica.any() and in_order(jobs.id, may_s):  # most often: one replica, first come, first served
+        return single_server(may_s, service_s)
     start_s = np.empty_like(may_s)
     order = np.lexsort((jobs.id, may_s, jobs.origin.replica))
     edges = np.flatnonzero(np.diff(jobs.origin.replica[order])) + 1

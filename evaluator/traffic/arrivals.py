@@ -18,9 +18,9 @@ UNIT_GAP_PROCESSES = ("poisson", "gamma", "uniform")
 _GAPS = 0  # the random stream of the gaps
 
 
-def stream(seed: int, number: int) -> np.random.Generator:
+def stream(seed: int, *number: int) -> np.random.Generator:
     """Generator ``number`` of a seed: the same on every machine, independent of the other numbers."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, number])))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *number])))
 
 
 def unit_gaps(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.cost.memory import KvLayout, kv_units
+from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
 from evaluator.traffic.requests import Tokens
 from evaluator.traffic.roles import Role
 from evaluator.traffic.sharing import Sharing
@@ -31,6 +31,7 @@ class Extremes:
     least_prompt: int
     least_output: int
     least_sequence: int
+    branches: int = 1
 
     @staticmethod
     def of(several: Sequence[Extremes]) -> Extremes:
@@ -55,29 +56,49 @@ class Demand:
     """
 
     prompt_tokens: NDArray[np.int64]
-    output_tokens: NDArray[np.int64]  # that this station has to give
+    output_tokens: NDArray[np.int64]  # that this station has to give; of several branches those of the longest
     cached_tokens: NDArray[np.int64]  # leading prompt tokens whose KV is there already
     compute_tokens: NDArray[np.int64]  # prompt tokens to compute
-    kv_tokens: NDArray[np.int64]  # tokens in the KV cache when the job is done
+    kv_tokens: NDArray[np.int64]  # tokens in the KV cache when the job is done, had no branch left it before
     later_tokens: NDArray[np.int64]  # that a decode side behind a prefill side has to give
     shared_tokens: NDArray[np.int64]  # leading prompt tokens, whole blocks, whose KV the station keeps for all jobs
     model: NDArray[np.int64]  # the number of the model that they ask for, among those of the workload
+    # (job, branch): output tokens of each branch here, ascending, 0 for one that is not here; None: one path each
+    branch_tokens: NDArray[np.int64] | None = None
+    later_branch_tokens: NDArray[np.int64] | None = None  # (job, branch) that a decode side has to give
 
     @staticmethod
     def of(tokens: Tokens, role: Role, shared_tokens: int = 0) -> Demand:
         """What requests ask of a pool of this role, where it is the first that computes them.
 
         ``shared_tokens``, less than any prompt, are cached as well, and the station keeps their KV for all requests.
+        A prefill side samples the first tokens of all branches from the same prompt, as one sequence.
         """
         prompt, output, cached = tokens.prompt_tokens, tokens.output_tokens, tokens.cached_tokens
+        branches = tokens.branch_tokens
         if role.prompt_resident:
-            return _resident(prompt, output, cached, tokens.model)
-        given = np.ones_like(output) if role.first_token_only else output
-        # The last token is sampled and never computed.
+            return _resident(prompt, output, cached, tokens.model, branches)
         shared = np.full_like(prompt, shared_tokens)
         cached = np.maximum(cached, shared)
-        kv = prompt + given - 1
-        return Demand(prompt, given, cached, prompt - cached, kv, output - given, shared, tokens.model)
+        # The last token of a sequence is sampled and never computed.
+        if role.first_token_only:
+            one, later = np.ones_like(output), None if branches is None else branches - 1
+            return Demand(prompt, one, cached, prompt - cached, prompt, output - 1, shared, tokens.model, None, later)
+        kv = prompt + (output - 1 if branches is None else (branches - 1).sum(axis=1))
+        return Demand(prompt, output, cached, prompt - cached, kv, 0 * output, shared, tokens.model, branches)
+
+    @cached_property
+    def made_tokens(self) -> NDArray[np.int64]:
+        """Output tokens of all branches that this station gives, (job,); a prefill side gives one of each branch."""
+        if self.branch_tokens is not None:
+            return self.branch_tokens.sum(axis=1)
+        later = self.later_branch_tokens
+        return self.output_tokens if later is None else np.full_like(self.output_tokens, later.shape[1])
+
+    @cached_property
+    def branches(self) -> NDArray[np.int64] | int:
+        """How many branches each job has here, (job,); 1 where no job has several."""
+        return 1 if self.branch_tokens is None else (self.branch_tokens > 0).sum(axis=1)
 
     @cached_property
     def extremes(self) -> Extremes:
@@ -85,14 +106,17 @@ class Demand:
         whole = self.prompt_tokens + self.output_tokens
         sizes = (self.compute_tokens, self.output_tokens, whole)
         most = (int(size.max(initial=0)) for size in (*sizes, self.kv_tokens, self.cached_tokens))
-        return Extremes(*most, *(int(size.min()) if len(size) else 0 for size in sizes))
+        least = (int(size.min()) if len(size) else 0 for size in sizes)
+        return replace(Extremes(*most, *least), branches=int(np.max(self.branches, initial=1)))
 
     @cached_property
     def after_prefill(self) -> tuple[NDArray[np.int64], Demand]:
         """(jobs that go on to the decode side, what they ask of it). Jobs of one token are done with it and stay."""
         on = np.flatnonzero(self.later_tokens > 0)
         given = (self.prompt_tokens, self.later_tokens, self.cached_tokens, self.model)
-        return on, _resident(*(column[on] for column in given))
+        prompt, output, cached, model = (column[on] for column in given)
+        later = None if self.later_branch_tokens is None else self.later_branch_tokens[on]
+        return on, _resident(prompt, output, cached, model, later)
 
     @cached_property
     def by_model(self) -> dict[int, Demand]:
@@ -108,18 +132,24 @@ class Demand:
 
     def __getitem__(self, at: NDArray) -> Demand:
         """The demand of some jobs."""
-        return Demand(*(getattr(self, name)[at] for name in self.__dataclass_fields__))
+        columns = (getattr(self, name) for name in self.__dataclass_fields__)
+        chosen: list[Any] = [None if column is None else column[at] for column in columns]
+        return Demand(*chosen)
 
     def joined(self, other: Demand) -> Demand:
         """The demand of these jobs, then of the others."""
-        names = self.__dataclass_fields__
-        return Demand(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in names))
+        pairs = ((getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__)
+        both: list[Any] = [None if one is None or two is None else np.concatenate([one, two]) for one, two in pairs]
+        return Demand(*both)
 
 
-def _resident(prompt: NDArray, output: NDArray, cached: NDArray, model: NDArray) -> Demand:
-    """Of prompts whose KV is there: they came with a first token, which is computed and takes KV too."""
+def _resident(
+    prompt: NDArray, output: NDArray, cached: NDArray, model: NDArray, branches: NDArray | None = None
+) -> Demand:
+    """Of prompts whose KV is there: they came with a first token of each branch, which is computed and takes KV too."""
     nothing = np.zeros_like(prompt)
-    return Demand(prompt, output, cached, nothing, prompt + output, nothing, nothing, model)
+    kv = prompt + (output if branches is None else branches.sum(axis=1))
+    return Demand(prompt, output, cached, nothing, kv, nothing, nothing, model, branches)
 
 
 class Origin(NamedTuple):
@@ -157,8 +187,7 @@ class Jobs:
     @cached_property
     def order(self) -> NDArray[np.int64] | slice:
         """The jobs by their time, those of one time by their id: an index, a slice where they are in order already."""
-        later = self.ready_s[1:] - self.ready_s[:-1]
-        if (later > 0.0).all() or ((later >= 0.0).all() and (self.id[1:] > self.id[:-1])[later == 0.0].all()):
+        if in_order(self.id, self.ready_s):
             return slice(0, len(self))
         return np.lexsort((self.id, self.ready_s))
 
@@ -191,10 +220,37 @@ class Jobs:
         return Jobs(identity, ready_s, self.demand.joined(other.demand), measured, sharing=self.sharing)
 
 
+def in_order(ids: NDArray[np.int64], times_s: NDArray[np.float64]) -> bool:
+    """Whether jobs are in the order of their times, those of one time in that of their ids."""
+    later = times_s[1:] - times_s[:-1]
+    return bool((later > 0.0).all() or ((later >= 0.0).all() and (ids[1:] > ids[:-1])[later == 0.0].all()))
+
+
 @lru_cache(maxsize=4096)
 def held_units(demand: Demand, kv: KvLayout) -> np.ndarray:
-    """KV units that each job holds at its end beside shared ones, (job,); from its admission where KV is reserved."""
+    """KV units that each job holds at its end beside shared ones, (job,); from its admission where KV is reserved.
+
+    Of a job with several branches those of all of them, although the shorter ones free theirs before.
+    """
+    if demand.branch_tokens is not None:
+        return branch_units(demand, kv).sum(axis=1)
     return np.maximum(kv_units(kv, demand.kv_tokens) - shared_units(demand, kv), 0)
+
+
+@lru_cache(maxsize=1024)
+def branch_units(demand: Demand, kv: KvLayout) -> np.ndarray:
+    """KV units that are freed when each branch of a job ends, (job, branch).
+
+    Every branch holds what it does not share with the others (``cost.memory.suffix_units``); with the longest, the last
+    column, goes what all of them share: the whole blocks of the prompt.
+    """
+    assert demand.branch_tokens is not None
+    prompt, there = demand.prompt_tokens[:, None], demand.branch_tokens > 0
+    resident = demand.compute_tokens[:, None] == 0
+    tokens = prompt + demand.branch_tokens - np.where(resident, 0, 1)  # the last token is sampled and never computed
+    found = np.where(there, suffix_units(kv, prompt, tokens), 0)
+    found[:, -1] += np.maximum(prefix_units(kv, demand.prompt_tokens) - shared_units(demand, kv), 0)
+    return found
 
 
 @lru_cache(maxsize=4096)

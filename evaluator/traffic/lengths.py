@@ -18,25 +18,35 @@ Parameters = Mapping[str, float]
 _LENGTHS = 1  # the random stream of the lengths
 
 
-def request_lengths(lengths: Lengths, seed: int, n: int) -> tuple[Tokens, Tokens]:
+def request_lengths(lengths: Lengths, seed: int, n: int, branch: int = 0) -> tuple[Tokens, Tokens]:
     """(prompt_tokens, output_tokens) of n requests, each int64 (request,) and at least 1.
 
     A trace gives its first n rows whatever the seed. Formulas draw prompts and outputs independently, round to whole
     tokens and clip to min and max; the first requests of a longer draw are those of a shorter one.
+
+    ``branch`` above 0 has the same prompts, and outputs of its own: drawn as those of branch 0, under the same prompts
+    where the distribution is a joint one; of a trace the outputs of rows drawn at random, whatever their prompts.
     """
     if lengths.source == "trace":
         assert lengths.file is not None
         trace = read_trace(lengths.file, LENGTHS)
         assert trace.prompt_tokens is not None and trace.output_tokens is not None
+        if branch:
+            rows = stream(seed, _LENGTHS, branch).integers(0, len(trace.output_tokens), n)
+            return trace.prompt_tokens[:n], trace.output_tokens[rows]
         return trace.prompt_tokens[:n], trace.output_tokens[:n]
     rng = stream(seed, _LENGTHS)
+    other = stream(seed, _LENGTHS, branch) if branch else None
     if lengths.source in _FORMULAS:
         # One row per request, so that more requests do not change the first ones.
-        numbers = rng.standard_normal((n, 2)) if lengths.source in ("lognormal", "normal") else rng.random((n, 2))
+        normal = lengths.source in ("lognormal", "normal")
+        numbers = rng.standard_normal((n, 2)) if normal else rng.random((n, 2))
+        if other is not None:
+            numbers[:, 1] = other.standard_normal(n) if normal else other.random(n)
         return _side(lengths, "prompt", numbers[:, 0]), _side(lengths, "output", numbers[:, 1])
     from evaluator.catalog import load_lengths
 
-    return load_lengths(lengths.source).sample(rng, n)
+    return load_lengths(lengths.source).sample(rng, n, other)
 
 
 def _side(lengths: Lengths, side: str, numbers: Floats) -> Tokens:

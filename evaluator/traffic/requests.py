@@ -14,6 +14,7 @@ from evaluator.scenario.trace import LENGTHS, read_trace
 from evaluator.scenario.workload import trace_of_lengths
 from evaluator.traffic.arrivals import stream
 from evaluator.traffic.lengths import request_lengths
+from evaluator.traffic.reasoning import branch_tokens, scaled
 from evaluator.traffic.sessions import Turns
 
 _MODELS = 2  # the random stream of the models
@@ -25,10 +26,11 @@ class Tokens:
     """How long the requests are; every array is (request,)."""
 
     prompt_tokens: NDArray[np.int64]
-    output_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]  # of the branch that ends last, where there are several
     cached_tokens: NDArray[np.int64]  # leading prompt tokens whose KV is there; always less than the prompt
     model: NDArray[np.int64]  # which one it asks for: its number among those of the workload, 0 where it names none
     pipeline: NDArray[np.int64]  # which one it takes, likewise
+    branch_tokens: NDArray[np.int64] | None = None  # (request, branch): output tokens, ascending; None: one path each
 
 
 def request_tokens(workload: Workload, seed: int, count: int) -> Tokens:
@@ -38,15 +40,26 @@ def request_tokens(workload: Workload, seed: int, count: int) -> Tokens:
     by their luck. ``cached_tokens`` of the workload are cut to leave one token of each prompt to compute; a trace that
     has the column says them itself. A system prompt comes before the prompt of the drawn length and counts as prompt.
     """
-    prompt, output = request_lengths(workload.lengths, seed, count)
     model, pipeline = request_models(workload, seed, count), request_pipelines(workload, seed, count)
+    prompt, output = _lengths_of(workload, seed, model, pipeline)
+    cached = _cached(workload, prompt)
+    branches = branch_tokens(workload.reasoning, lambda branch: _lengths_of(workload, seed, model, pipeline, branch)[1])
+    output = scaled(output, workload.reasoning.scale) if branches is None else branches[:, -1]
+    return Tokens(prompt + workload.sessions.system_tokens, output, cached, model, pipeline, branches)
+
+
+def _lengths_of(
+    workload: Workload, seed: int, model: NDArray[np.int64], pipeline: NDArray[np.int64], branch: int = 0
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Prompts, and outputs of one branch, of requests that ask for these models and pipelines; each (request,)."""
+    count = len(model)
+    prompt, output = request_lengths(workload.lengths, seed, count, branch)
     for which, shares in ((model, workload.models), (pipeline, workload.pipelines)):
         for number, share in enumerate(shares.values()):
             if share.lengths is not None:
-                own = request_lengths(share.lengths, seed, count)
+                own = request_lengths(share.lengths, seed, count, branch)
                 prompt, output = (np.where(which == number, *pair) for pair in zip(own, (prompt, output), strict=True))
-    cached = _cached(workload, prompt)
-    return Tokens(prompt + workload.sessions.system_tokens, output, cached, model, pipeline)
+    return prompt, output
 
 
 def request_models(workload: Workload, seed: int, count: int) -> NDArray[np.int64]:
@@ -80,9 +93,11 @@ def _drawn(shares: Mapping[str, ModelShare], numbers: NDArray[np.float64]) -> ND
 def turn_tokens(workload: Workload, seed: int, turns: Turns) -> Tokens:
     """Requests that are turns of sessions: a prompt is all that was said before in its session, and new text.
 
-    The drawn prompts are the new text. Every turn of every session has lengths of its own, whichever of them are sent.
+    The drawn prompts are the new text; outputs that reasoning makes longer are said in full. Every turn of every
+    session has lengths of its own, whichever of them are sent.
     """
     new, output = request_lengths(workload.lengths, seed, int(turns.place.max()) + 1)
+    output = scaled(output, workload.reasoning.scale)
     said = np.cumsum(new + output)
     before = said[turns.place] - (said - new - output)[turns.first] - output[turns.place]
     prompt = workload.sessions.system_tokens + before

@@ -75,7 +75,9 @@ class Traffics:
         which = None if first is None else self._key(first)
         lengths, models = self._key(workload.lengths), self._key(workload.models)
         pipelines = self._key(workload.pipelines) if workload.pipelines else 0
-        sizes = (lengths, models, pipelines, workload.requests, workload.cached_tokens, sessions, which)
+        sizes = (
+            lengths, models, pipelines, workload.requests, workload.cached_tokens, sessions, workload.reasoning, which
+        )  # fmt: skip
         self._alive[sizes] = workload if first is None else replace(workload, arrivals=first)
         return sizes
 

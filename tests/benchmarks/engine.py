@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from evaluator.cost import stack
+from evaluator.cost.memory import prefix_units, suffix_units
 from evaluator.device import configure
 from evaluator.policies import POLICIES
 from evaluator.reference import Limits, Request, simulate_replica
@@ -33,6 +34,7 @@ ANY_ORDER: dict[str, dict[str, Any]] = {
     "lightllm": {"policy": "lightllm"},
     "two pipeline ranks": {"pipeline_ranks": 2},
 }
+BRANCHES = 8
 REFERENCE_LANES = (0, 511, 1023)  # the least, middle and most load
 
 
@@ -48,6 +50,9 @@ def engine(quick: bool) -> Iterator[Row]:
         yield _row(policy, measure(work(DENSE, policy), threads), main)
     for kind, name in OTHERS.items():
         yield _row(f"chunked, {name} ({kind})", measure(work(name), threads), main)
+    yield _row(
+        f"chunked, {BRANCHES} branches, an eighth of the output each", measure(dense, threads, branches=True), main
+    )
     for label, rules in ANY_ORDER.items():
         yield _row(f"any order: {label}", measure(dense, threads, rules), main)
     if threads > 1:
@@ -64,14 +69,16 @@ def _row(label: str, best: Best, main: Best) -> Row:
     return Row(label, LANES * REQUESTS / best.wall_s / 1e6, "M requests/s", note)
 
 
-def measure(given: Work, threads: int, rules: dict[str, Any] | None = None) -> Best:
+def measure(given: Work, threads: int, rules: dict[str, Any] | None = None, branches: bool = False) -> Best:
     """All lanes in calls of the size that a sweep makes, by the program for any order where its rules are given."""
-    jobs = _jobs(given, rules)
+    jobs = _jobs(given, rules, branches)
     return best_of(lambda: in_threads(run_job, jobs, threads))
 
 
-def _jobs(given: Work, rules: dict[str, Any] | None = None) -> list[Any]:
+def _jobs(given: Work, rules: dict[str, Any] | None = None, branches: bool = False) -> list[Any]:
     lanes, requests, structure = in_order_input(given) if rules is None else any_order_input(given, **rules)
+    if branches:
+        lanes, requests = branching(given, lanes, requests)
     starts = range(0, len(given.costs), LANES_PER_CALL)
     pieces = [slice(start, start + LANES_PER_CALL) for start in starts]
     return [(*jax.tree.map(lambda x, piece=piece: x[piece], (lanes, requests)), structure) for piece in pieces]
@@ -109,6 +116,24 @@ def in_order_input(given: Work) -> tuple[in_order.Lane, Requests, in_order.Struc
     prompt, output, units = map(slots, (given.prompt_tokens, given.output_tokens, given.kv_units))
     structure = in_order.Structure(2048, given.kv.window is not None)
     return in_order.Lane(cost, limits), Requests(arrival, prompt, prompt, output, units), structure
+
+
+def branching(given: Work, lanes: in_order.Lane, requests: Requests) -> tuple[in_order.Lane, Requests]:
+    """The same on branches: each has an eighth of the output of another request, and they share the prompt's KV."""
+    output, prompt = given.output_tokens, given.prompt_tokens[:, None]
+    columns = [np.maximum(np.roll(output, shift) // BRANCHES, 1) for shift in range(BRANCHES)]
+    tokens = np.sort(np.stack(columns, axis=1), axis=1)
+    units = suffix_units(given.kv, prompt, prompt + tokens - 1)
+    units[:, -1] += prefix_units(given.kv, given.prompt_tokens)
+
+    def lane_axis(values: np.ndarray) -> np.ndarray:
+        padded = np.pad(values, ((0, 1), *(((0, 0),) * (values.ndim - 1)))).astype(np.int32).ravel()
+        return np.broadcast_to(padded, (len(given.costs), len(padded)))
+
+    counts = (lane_axis((tokens > least).sum(axis=1)) for least in (0, 1))
+    branches = in_order.Branches(lane_axis(tokens), lane_axis(units), *counts)
+    whole = {"output_tokens": lane_axis(tokens[:, -1]), "kv_units": lane_axis(units.sum(axis=1))}
+    return lanes._replace(branches=branches), requests._replace(**whole)
 
 
 def any_order_input(

@@ -1,6 +1,7 @@
-"""HERMES' studies of batching and of the number of clients (arXiv:2504.09775v3, section V-A).
+"""HERMES' studies of batching, of the number of clients and of reasoning (arXiv:2504.09775v3, sections V-A and IV-A).
 
-``python -m tests.benchmarks.hermes batching FILE.png`` and ``... scaling FILE.png`` draw them.
+``python -m tests.benchmarks.hermes batching FILE.png``, ``... scaling FILE.png`` and ``... reasoning FILE.png`` draw
+them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ RATE = "workload.arrivals.rate_rps"
 TRACES = ("azure-conv-2023", "azure-code-2023")
 ROUTERS = ("round_robin", "least_outstanding", "least_work")
 SECONDS, MILLISECONDS, ENERGIES = (0.2, 0.5, 1, 2, 5), (15, 20, 30, 50, 100, 200), (0.02, 0.05, 0.1, 0.2, 0.5, 1)
-"""Ticks of the pictures."""
+TICKS = (SECONDS, MILLISECONDS, ENERGIES)
+"""Ticks of the pictures: TTFT, TPOT, tokens per joule."""
+REASONING_TICKS = ((0.1, 0.2, 0.5, 1, 2), (10, 20, 50, 100), (0.2, 0.5, 1, 2, 3))
+REASONING_CLIENTS = 8
 KINDS = ("continuous", "chunked", "disaggregated")
 
 
@@ -95,13 +99,32 @@ def draw_batching(path: Path) -> None:
         _finish(figure, panels[0, 0], "HERMES' batching study: 32 clients of two H100, Llama-3.1-70B", path)
 
 
-def _column(column: Any, ds: xr.Dataset) -> None:
+def draw_reasoning(path: Path) -> None:
+    """The same for requests on several branches; a column for each kind of request."""
+    import matplotlib.pyplot as plt
+
+    from evaluator.report.picture.style import SETTINGS
+    from evaluator.run import sweep
+
+    ds = sweep(load_scenario(SCENARIOS / "reasoning.yaml"))
+    with plt.rc_context(SETTINGS):
+        figure, panels = plt.subplots(3, 2, figsize=(9, 8.5), layout="constrained", sharex=True, sharey="row")
+        for column, branches, name in zip(panels.T, (8, 4), ("conversation", "code"), strict=True):
+            _column(column, ds.isel(config=ds["branches"] == branches), REASONING_CLIENTS, REASONING_TICKS)
+            column[0].set_title(f"{name}, {branches} branches", loc="left", fontsize=10)
+            column[-1].set_xlabel("requests/s for each client")
+        for axes, label in zip(panels[:, 0], ("TTFT p90 (s)", "TPOT p90 (ms)", "output tokens per joule"), strict=True):
+            axes.set_ylabel(label)
+        _finish(figure, panels[0, 0], "Reasoning on branches: 8 clients of eight H100, Llama-3.1-70B", path)
+
+
+def _column(column: Any, ds: xr.Dataset, clients: int = CLIENTS, ticks: tuple[tuple[float, ...], ...] = TICKS) -> None:
     from evaluator.report.picture.style import COLOURS, GREY, grid_lines
 
     kinds = names(ds)
     for colour, name in zip(COLOURS, dict.fromkeys(kinds), strict=False):
         one = ds.isel(config=kinds == name)
-        rate, met = one["rate_rps"].values / CLIENTS, one["slo_met"].values
+        rate, met = one["rate_rps"].values / clients, one["slo_met"].values
         full = one["throughput_rps"].values < SERVED * one["rate_rps"].values
         energy = 1 / one["joule_per_tok"].values
         at = one.sel(quantile=0.9)
@@ -110,9 +133,9 @@ def _column(column: Any, ds: xr.Dataset) -> None:
             axes.plot(rate, shown, color=colour, lw=1.2, label=name)
             axes.plot(rate[met], shown[met], "o", color=colour, ms=4.5)
             axes.plot(rate[~met], shown[~met], "o", color=colour, ms=4.5, mfc="white")
-    for axes, bound, ticks in zip(column, (0.75, 37.5, None), (SECONDS, MILLISECONDS, ENERGIES), strict=True):
-        _plain(axes, ticks)
-        axes.set_ylim(ticks[0], ticks[-1])
+    for axes, bound, marks in zip(column, (0.75, 37.5, None), ticks, strict=True):
+        _plain(axes, marks)
+        axes.set_ylim(marks[0], marks[-1])
         if bound is not None:
             axes.axhline(bound, color=GREY, ls="--", lw=1)
     for axes in column:
@@ -188,4 +211,4 @@ def _finish(figure: Any, first: Any, title: str, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"batching": draw_batching, "scaling": draw_scaling}[sys.argv[1]](Path(sys.argv[2]))
+    {"batching": draw_batching, "scaling": draw_scaling, "reasoning": draw_reasoning}[sys.argv[1]](Path(sys.argv[2]))

@@ -12,12 +12,18 @@ from tests.benchmarks.timing import probe
 REQUESTS = 1000
 SIZES = {100: (5, 1), 1_000: (10, 5), 10_000: (50, 10), 100_000: (250, 20)}
 """Configurations -> (rates, values of max_num_seqs), times five devices and four tensor-parallel degrees."""
+APART = {160: (4, 2), 16_000: (160, 5)}
+"""The same of designs with prefill and decode apart, which count each request once."""
 QUICK = 10_000
 
 
-def scenario(configs: int) -> dict:
-    """Every configuration fits, so that all of them are simulated."""
-    rates, limits = SIZES[configs]
+def scenario(configs: int, apart: bool = False) -> dict:
+    """Every configuration fits, so that all of them are simulated; ``apart``: with a prefill and a decode pool."""
+    rates, limits = (APART if apart else SIZES)[configs]
+    pools = {
+        "pools": {"prefill": {"role": "prefill"}, "decode": {"role": "decode"}},
+        "transfer": {"link": "rdma-400g"},
+    }
     return {
         "name": f"benchmark-{configs}",
         "workload": {
@@ -27,7 +33,7 @@ def scenario(configs: int) -> dict:
             "warmup_requests": REQUESTS // 10,
             "seeds": [0],
         },
-        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm"},
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", **(pools if apart else {})},
         "sweep": {
             "deployment.hardware": ["a100-sxm", "h100-sxm", "h200-sxm", "b200-sxm", "mi300x"],
             "deployment.tensor_parallel": [1, 2, 4, 8],
@@ -47,10 +53,15 @@ def sweep(quick: bool) -> Iterator[Row]:
             repeats = 3 if configs <= QUICK else 1
             runs = [probe("sweep_probe", str(configs), folder, environment=kept) for _ in range(repeats)]
             yield from _rows(configs, {name: min(run[name] for run in runs) for name in runs[0]})
+        if not quick:
+            probe("sweep_probe", str(min(APART)), folder, "apart", environment=kept)  # compiles
+            runs = [probe("sweep_probe", str(max(APART)), folder, "apart", environment=kept) for _ in range(3)]
+            fastest = {name: min(run[name] for run in runs) for name in runs[0]}
+            yield from _rows(max(APART), fastest, ", prefill and decode apart")
 
 
-def _rows(configs: int, found: dict[str, float]) -> Iterator[Row]:
-    label = f"{configs:,} configurations"
+def _rows(configs: int, found: dict[str, float], kind: str = "") -> Iterator[Row]:
+    label = f"{configs:,} configurations{kind}"
     requests = configs * REQUESTS / 1e6
     yield Row(f"{label}: wall time", found["wall_s"], "s", f"of it {found['import_s']:.2g} s to load JAX")
     per_core = f"{requests / found['cpu_s']:.3g} M per core-second"

@@ -83,7 +83,7 @@ def chain(monkeypatch):
 def test_help_names_the_commands_that_there_are(evaluator):
     code, out, _ = evaluator("--help")
     assert code == 0
-    commands = "estimate sweep optimize simulate validate measure calibrate compare catalog"
+    commands = "estimate sweep gather optimize simulate validate measure calibrate compare catalog"
     for command in commands.split():
         assert f"  {command} " in out
 
@@ -147,7 +147,7 @@ def test_an_interrupted_sweep_tells_how_to_go_on(evaluator, scenario_file, chain
     chain.fail = KeyboardInterrupt()
     code, _, err = evaluator("sweep", scenario_file.path, "--out", tmp_path / "a.nc")
     assert code == 130
-    assert err.splitlines()[-1] == "interrupted; finished chunks are kept, go on with --resume"
+    assert err.splitlines()[-1] == "interrupted; finished chunks are kept, the same command goes on with them"
 
 
 def test_our_own_fault_is_short_and_says_how_to_see_more(evaluator, scenario_file, chain, monkeypatch):
@@ -173,7 +173,8 @@ def test_sweep_runs_prints_and_draws(evaluator, scenario_file, chain, tmp_path):
     arguments, given = chain.calls["sweep"]
     progress = given.pop("progress")
     assert arguments == (SCENARIO,)
-    assert given == {"out": out, "resume": True, "engine": "iteration", "sensitivity": False, "by_seed": False}
+    plain = {"fresh": False, "engine": "iteration", "sensitivity": False, "by_seed": False, "cluster": None}
+    assert given == {"out": out, **plain}
     assert (progress.total, progress.requests_per_unit) == (4, 20)
     (ranked, top), (drawn, path) = chain.calls["ranked_table"][0], chain.calls["plot"][0]
     assert ranked is drawn and "status" in ranked and (top, path) == (3, plot)
@@ -195,6 +196,16 @@ def test_a_quiet_sweep_says_nothing_on_stderr(evaluator, scenario_file, chain):
         (["--plot", "/proc/a.png"], "error: --plot /proc/a.png: the folder cannot be written"),
         (["--out", "/proc/a.nc"], "error: --out /proc/a.nc: the folder cannot be written"),
         (["--resume"], "error: --resume needs --out"),
+        (["--shard", "3/16"], "error: --shard needs --out NAME.zarr: every shard writes its rows of one Zarr store"),
+        (["--shard", "3/16", "--out", "a.nc"], "error: --shard needs --out NAME.zarr"),
+        (["--shard", "third"], "error: --shard third: NUMBER/COUNT is wanted, such as 3/16"),
+        (["--shard", "0/16"], "error: --shard 0/16: shards are counted from 1 to 16"),
+        (["--shard", "17/16"], "error: --shard 17/16: shards are counted from 1 to 16"),
+        (["--shard", "1/0"], "error: --shard 1/0: there can be 1 to 10,000 shards"),
+        (
+            ["--shard", "1/2", "--out", "a.zarr", "--plot", "a.png"],
+            "error: --plot draws whole sweeps; gather the shards",
+        ),
     ],
 )
 def test_sweep_refuses_before_it_runs(evaluator, scenario_file, chain, options, message):

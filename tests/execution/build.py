@@ -9,6 +9,13 @@ class Interrupting:
     def __init__(self, after: int = 1) -> None:
         self.left = after
         self.kept = 0
+        self.notes: list[str] = []
+
+    def expect(self, units: int) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def keep(self, units: int) -> None:
         self.kept += units

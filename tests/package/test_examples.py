@@ -21,14 +21,25 @@ def blocks(language):
     return [part.split("```")[0] for part in README.split(f"```{language}\n")[1:]]
 
 
-@pytest.mark.parametrize("name", ["policies", "closed-loop", "hermes-batching", "client-scaling", "vidur-search"])
+STUDIES = {
+    "hermes-batching": 288,
+    "client-scaling": 45,
+    "kv-storage": 128,
+    "rag-placement": 8,
+    "reasoning": 144,
+    "vidur-search": 288,
+}
+"""Of papers, and how many designs each has."""
+
+
+@pytest.mark.parametrize("name", ["policies", "closed-loop", *STUDIES])
 def test_every_design_of_a_shipped_scenario_can_run(name):
     found = plan(load_scenario(ROOT / "scenarios" / f"{name}.yaml"))
     assert {member.status for member in found.members} == {"ok"}
 
 
 def test_no_design_of_a_paper_s_study_is_left_to_the_reference():
-    for name, designs in (("hermes-batching", 288), ("client-scaling", 45), ("vidur-search", 288)):
+    for name, designs in STUDIES.items():
         members = plan(load_scenario(ROOT / "scenarios" / f"{name}.yaml")).members
         assert len(members) == designs and {member.engine for member in members} == {"iteration"}
 

@@ -25,6 +25,7 @@ ORDER = (
     # Formulas on results; they know no scenario, and give the others their names of variables and states
     ("metrics",),
     # From what the user asks to what has to be run
+    ("tiers",),
     ("stages",),
     ("scenario",),
     ("traffic",),

@@ -1,8 +1,11 @@
+import os
+
 import numpy as np
 import pytest
 
-from evaluator.errors import InputError
-from evaluator.results.chunks import combine, fingerprint_of, read_chunks, write_chunk
+from evaluator.results.chunks import Kept, combine, read_chunks, write_chunk
+from evaluator.results.fingerprint import fingerprint_of
+from tests.scenario.build import scenario
 
 
 def chunk(*rows):
@@ -11,10 +14,9 @@ def chunk(*rows):
 
 
 def test_chunks_come_back_in_the_order_of_the_grid(tmp_path):
-    mark = fingerprint_of("scenario")
-    write_chunk(tmp_path / "c", 1, chunk(0, 3), mark)
-    write_chunk(tmp_path / "c", 0, chunk(2, 1), mark)
-    chunks = read_chunks(tmp_path / "c", mark)
+    write_chunk(tmp_path / "c", 1, chunk(0, 3))
+    write_chunk(tmp_path / "c", 0, chunk(2, 1))
+    chunks = read_chunks(tmp_path / "c")
     assert sorted(chunks) == [0, 1]
     whole = combine(chunks.values())
     np.testing.assert_array_equal(whole["config"], [0, 1, 2, 3])
@@ -23,22 +25,61 @@ def test_chunks_come_back_in_the_order_of_the_grid(tmp_path):
 
 
 def test_half_written_chunks_are_passed_over(tmp_path):
-    mark = fingerprint_of("scenario")
-    path = write_chunk(tmp_path, 0, chunk(0), mark)
+    path = write_chunk(tmp_path, 0, chunk(0))
     (tmp_path / "chunk-000001.npz").write_bytes(path.read_bytes()[:200])
     (tmp_path / "chunk-000002.npz").write_bytes(b"")
     (tmp_path / ".chunk-000003.npz.77.part").write_bytes(path.read_bytes())
-    assert list(read_chunks(tmp_path, mark)) == [0]
+    (tmp_path / "chunk-zero.npz").write_bytes(path.read_bytes())
+    assert list(read_chunks(tmp_path)) == [0]
 
 
-def test_chunks_of_another_scenario_are_refused(tmp_path):
-    write_chunk(tmp_path, 0, chunk(0), fingerprint_of("one"))
-    with pytest.raises(InputError, match=r"holds chunks of another scenario or version \(chunk-000000\.npz\); remove"):
-        read_chunks(tmp_path, fingerprint_of("two"))
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_chunks_are_passed_over_or_as_they_were(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    written = chunk(*range(5))
+    path = write_chunk(tmp_path, 0, written)
+    content = bytearray(path.read_bytes())
+    for _ in range(rng.integers(1, 5)):
+        content[rng.integers(len(content))] = rng.integers(256)
+    path.write_bytes(content[: rng.integers(1, len(content))] if seed % 4 == 0 else content)
+    for values in read_chunks(tmp_path).values():
+        for name in set(values) & set(written):
+            np.testing.assert_array_equal(values[name], written[name])
+
+
+def test_only_the_chunks_of_the_same_rows_are_taken_up(tmp_path):
+    kept = Kept.beside(tmp_path / "a.nc", "f" * 64)
+    assert kept.folder == tmp_path / "a.chunks" / ("f" * 16)
+    write_chunk(kept.folder, 0, chunk(0, 1))
+    write_chunk(kept.folder, 1, chunk(2, 3))
+    write_chunk(kept.folder, 7, chunk(4))
+    assert list(kept.finished([np.array([0, 1]), np.array([2, 4])])) == [0]
+    assert kept.others() == 0
+    write_chunk(Kept.beside(tmp_path / "a.nc", "0" * 64).folder, 0, chunk(0))
+    assert kept.others() == 1
+    kept.remove()
+    assert [path.name for path in (tmp_path / "a.chunks").iterdir()] == ["0" * 16]
+
+
+def test_a_fingerprint_is_of_what_the_numbers_depend_on(tmp_path, monkeypatch):
+    mark = fingerprint_of(scenario())
+    assert mark == fingerprint_of(scenario()) and len(mark) == 64
+    assert mark != fingerprint_of(scenario("workload.seeds=[1]"))
+    assert mark != fingerprint_of(scenario(), "token")
+    folder = tmp_path / "models" / "hardware"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("a")
+    monkeypatch.setenv("EVALUATOR_PATH", str(tmp_path))
+    mine = fingerprint_of(scenario())
+    assert mine != mark
+    os.utime(folder / "mine.yaml", (0, 0))
+    assert fingerprint_of(scenario()) == mine
+    (folder / "mine.yaml").write_text("b")
+    assert fingerprint_of(scenario()) != mine
 
 
 def test_there_may_be_no_chunks(tmp_path):
-    assert read_chunks(tmp_path / "absent", "x") == {}
+    assert read_chunks(tmp_path / "absent") == {}
 
 
 def test_a_variable_that_a_chunk_lacks_is_nan():

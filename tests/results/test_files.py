@@ -42,7 +42,9 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
 
 def test_zarr_is_refused_without_its_package(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"Zarr needs the package zarr \(pip install zarr\); or write .*a\.nc"):
+    with pytest.raises(
+        InputError, match=r"Zarr needs the package zarr \(pip install 'evaluator\[zarr\]'\); or write .*a\.nc"
+    ):
         write(measured(), tmp_path / "a.zarr")
 
 

@@ -34,7 +34,7 @@ def workload(arrivals=RATED["poisson"], lengths=FIXED, requests=1000, cached=0):
 def traffic(given, seed, count=None):
     """Arrivals and lengths together."""
     count = given.requests if count is None else count
-    tokens = vars(request_tokens(given, seed, count))
+    tokens = {name: values for name, values in vars(request_tokens(given, seed, count)).items() if values is not None}
     return SimpleNamespace(arrival_s=arrival_times(given.arrivals, seed, count), **tokens)
 
 

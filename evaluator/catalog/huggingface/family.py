@@ -11,7 +11,7 @@ from evaluator.catalog.huggingface.blocks import BlockReader
 from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.mixers import MixerReader
 from evaluator.catalog.huggingface.pattern import Rule, always, block_words, is_listed, mixer_words
-from evaluator.catalog.model import FeedForward, LayerKind, Mixer, SoftmaxAttention
+from evaluator.catalog.model import FeedForward, LayerKind, Mixer, Output, SoftmaxAttention
 from evaluator.errors import InputError
 
 FULL, DENSE = always("full"), always("dense")
@@ -29,7 +29,8 @@ class Family:
     here are several layer kinds. ``keys`` are names of this family in place of the usual ones, ``defaults`` values of
     keys that its configs leave out, ``ignored`` keys that change nothing. ``lookups`` counts the parameters of tables
     beside the embedding, ``tied`` says whether embedding and head are one table where no key does. ``silent`` are keys
-    of patterns that mean something else in this family, or nothing.
+    of patterns that mean something else in this family, or nothing. ``output`` is what its models give;
+    ``unused_positions`` are rows of the table of positions that no token uses.
     """
 
     mixers: Mapping[str, MixerReader]
@@ -44,6 +45,8 @@ class Family:
     tied: bool = False
     silent: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    output: Output = "tokens"
+    unused_positions: int = 0
 
     def layers(self, config: Config) -> tuple[LayerKind, ...]:
         """The layers of a config, equal ones merged, in the order of their first appearance."""

@@ -28,6 +28,8 @@ def eager_problem(model: Model) -> str | None:
     ((mixer, feed_forward),) = kinds
     if not isinstance(mixer, SoftmaxAttention) or mixer.window is not None or mixer.output_gate or mixer.bias:
         return f"the eager operator set knows full softmax attention without bias or gate; {model.name} has another"
+    if not model.gives_tokens or mixer.bidirectional:
+        return f"the eager operator set knows decoders that give tokens; {model.name} gives a vector"
     if mixer.heads * mixer.head_dim != model.hidden:
         return f"the eager operator set needs heads x head_dim = hidden; {model.name} has other sizes"
     if not isinstance(feed_forward, DenseFeedForward) or not feed_forward.gated:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".html", ".htm")
 _SCRIPTS = "numbers designs controls charts filters table design front curves heat help time main".split()
-_NEEDED = ("status", "slo_met", "saturated", "ttft_s", "tpot_s", "quantile")
+_NEEDED = ("status", "provenance", "slo_met", "saturated", "ttft_s", "tpot_s", "quantile")
 
 
 def write_page(ds: xr.Dataset, path: str | Path, most: int = MOST) -> Path:

@@ -65,7 +65,9 @@ def cases(draw: st.DrawFn) -> Case:
 def padded(case: Case) -> LaneResult:
     """The engine on SLOTS slots."""
     configure()
-    lane, requests = jax.tree.map(lambda value: np.asarray(value)[None], (lane_of(case), requests_of(case, SLOTS)))
+    lane, requests = jax.tree.map(
+        lambda value: np.asarray(value)[None], (lane_of(case, SLOTS), requests_of(case, SLOTS))
+    )
     found = jax.tree.map(lambda value: np.asarray(value)[0], run_lanes(lane, requests, Structure(RING, True)))
     times = ("scheduled_s", "first_token_s", "last_token_s")
     return found._replace(**{name: getattr(found, name)[: len(case.arrival_s)] for name in times})
@@ -214,13 +216,13 @@ def test_every_input_is_tried():
     assert {field for fields in ROW_FIELDS.values() for field in fields} == {*Rows._fields, *AttentionRows._fields}
     names = {name.split(".")[0].removesuffix(" of requests") for name in INPUTS}
     assert names >= {"cost", *LaneLimits._fields, *Requests._fields}
-    assert {*Lane._fields} == {"cost", "limits"}
+    assert {*Lane._fields} == {"cost", "limits", "branches"}  # the last: test_branches.py
 
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_every_input_moves_some_output(name):
     case = _busy_case(name)
-    base = lane_of(case), requests_of(case, SLOTS)
+    base = lane_of(case, SLOTS), requests_of(case, SLOTS)
     pair = [jax.tree.map(lambda value: np.asarray(value)[None], inputs) for inputs in (base, _changed(*base, name))]
     one, other = (jax.tree.map(np.asarray, run_lanes(*inputs, Structure(RING, True))) for inputs in pair)
     assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))

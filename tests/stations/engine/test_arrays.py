@@ -60,13 +60,14 @@ def result_of(program: Any, lanes: Any, requests: Requests, structure: Any) -> L
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), found)
 
 
-def test_in_order():
+@pytest.mark.parametrize("case", [in_order_build.random_case, in_order_build.random_branched])
+def test_in_order(case):
     configure()
     structure = in_order.Structure(RING, True)
-    lanes, requests = in_order_build.stacked(in_order_build.random_cases(True, True, 2))
+    lanes, requests = in_order_build.stacked([case(seed, True, True) for seed in range(2)])
     lane, given_requests = lane_local((lanes, requests))
-    given = InOrderGiven(lane.cost, lane.limits, given_requests, structure)
-    axes = axes_of(structure)
+    given = InOrderGiven(lane.cost, lane.limits, given_requests, structure, lane.branches)
+    axes = axes_of(structure) | {"branch": given.cells}
     state = in_order_state.initial_state(given)
     result = result_of(in_order, lanes, requests, structure)
     for value in (given, state, result):

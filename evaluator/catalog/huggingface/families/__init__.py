@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from evaluator.catalog.huggingface.families import classic, experts, gemma, hybrids, latent, plain
+from evaluator.catalog.huggingface.families import classic, encoders, experts, gemma, hybrids, latent, plain
 from evaluator.catalog.huggingface.family import Family
 
 FAMILIES: Mapping[str, Family] = {
@@ -14,4 +14,5 @@ FAMILIES: Mapping[str, Family] = {
     **experts.FAMILIES,
     **latent.FAMILIES,
     **hybrids.FAMILIES,
+    **encoders.FAMILIES,
 }

@@ -129,6 +129,24 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
     return lax.while_loop(next_fits, lambda state: _take_head(given, state, start_s), state)
 
 
+def may_be_admitted(given: Given, state: State) -> Flag:
+    """A request might come into a batch formed before any request leaves, for all that seats, policy and KV say.
+
+    The KV of the waiting queue's head is taken at the least that it needs, whatever else is in the batch; under least
+    work an arrival may become the head, so that nothing is said of its KV.
+    """
+    limits, rules = given.limits, given.rules
+    i = head(state.waiting)
+    start = read_once(state.sequences.computed, i)
+    rest = jnp.maximum(read_once(state.sequences.target, i) - start, 0)
+    least = Candidate(start, rest, jnp.where(limits.policy.whole_prompts, rest, 1).astype(jnp.int32))
+    kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
+    short = _needed_units(given, i, least) + kept > limits.kv_units - state.kv
+    waits_for_kv = ~rules.least_work & any_waiting(given, state) & short
+    drains = limits.policy.drain_first & (state.running_count > 0)
+    return ~(waits_for_kv | drains | (state.running_count >= limits.max_num_seqs))
+
+
 def _take_head(given: Given, state: State, start_s: Float) -> State:
     """The head of the waiting queue is admitted: it takes a seat, KV, and its first chunk or its place as a decode."""
     i = head(state.waiting)

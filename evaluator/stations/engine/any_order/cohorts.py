@@ -152,7 +152,7 @@ def _note_growth(given: Given, growth: StepCounts, one: Member, start: Int, coun
 
 
 def _mark(given: Given, events: StepBits, cohort: Int, step: Int, on: Flag) -> StepBits:
-    """The ring with an event at ``step``, if ``on``; in a pipeline, which does not leap, events are not kept."""
+    """The ring with an event at ``step``, if ``on``; a pipeline, which looks at every step (``rounds``), keeps none."""
     return mark(events, given.structure.event(cohort, step), on) if given.structure.pipeline_ranks == 1 else events
 
 

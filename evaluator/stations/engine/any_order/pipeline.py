@@ -14,6 +14,7 @@ from evaluator.cost.iteration import share_touched
 from evaluator.stations.engine.any_order.batch import Scheduled, form_batch, scheduled
 from evaluator.stations.engine.any_order.landing import Landing, land
 from evaluator.stations.engine.any_order.lane import Given
+from evaluator.stations.engine.any_order.rounds import go_round, note_pace
 from evaluator.stations.engine.any_order.state import State, no_batch
 from evaluator.stations.engine.any_order.waiting import arrive, next_arrival
 from evaluator.stations.engine.common.arrays import Array, Flag, Float
@@ -24,6 +25,7 @@ from evaluator.stations.engine.common.rings import NONE, read, read_once, write
 def pipeline_trip(given: Given, state: State) -> State:
     """Send a batch, if there is room; if no other can follow at once, the clock goes on to what comes next.
 
+    Before it does, all batches pass that only decode what was decoded before (``rounds``).
     A batch is not formed while the oldest one has ended but not landed, because its tokens come first.
     """
     ranks = given.structure.pipeline_ranks
@@ -37,6 +39,7 @@ def pipeline_trip(given: Given, state: State) -> State:
     goes = room & batch.there
     state = send_batch(given, state, batch, start_s, goes)
     again = (goes | (room & state.batch.preempted)) & (state.sent - state.landed < ranks)
+    state = go_round(given, state, ~again)
     return _move_on(given, state, ~again)
 
 
@@ -53,7 +56,8 @@ def send_batch(given: Given, state: State, batch: Scheduled, start_s: Float, on:
     Each rank begins with it when the rank before has ended with it and the rank has ended with the batch before.
     """
     clock, free, busy = start_s, [], jnp.zeros(())
-    for pipeline_rank, took_s in enumerate(_rank_times(given, batch, on)):
+    times = _rank_times(given, batch, on)
+    for pipeline_rank, took_s in enumerate(times):
         clock = jnp.maximum(clock, state.free_s[pipeline_rank]) + took_s
         free.append(clock)
         busy = busy + took_s
@@ -80,6 +84,7 @@ def send_batch(given: Given, state: State, batch: Scheduled, start_s: Float, on:
         kv_max=jnp.where(on, jnp.maximum(state.kv_max, state.kv), state.kv_max),
         busy_s=state.busy_s + jnp.where(on, busy / ranks, 0.0),
         experts_touched=state.experts_touched + jnp.where(on, touched, 0.0),
+        paces=note_pace(given, state, batch, times, decodes),
     )
 
 

@@ -39,9 +39,14 @@ def grow_decodes(given: Given, state: State, on: Flag) -> State:
 
 def growth_at(given: Given, state: State, step: Int) -> Float:
     """Units that a step of the cohort at rest needs more than the one before."""
+    return growth_of(given, state, state.at_rest, step)
+
+
+def growth_of(given: Given, state: State, cohort: Int, step: Int) -> Float:
+    """Units that a step of a cohort needs more than the one before."""
     ring = given.structure.ring
-    noted = tagged_count(state.rings.growth, state.at_rest * ring + step % ring, step)
-    return jnp.where(given.every_token_takes_a_unit(), read(state.cohorts.decodes, state.at_rest), noted)
+    noted = tagged_count(state.rings.growth, cohort * ring + step % ring, step)
+    return jnp.where(given.every_token_takes_a_unit(), read(state.cohorts.decodes, cohort), noted)
 
 
 def make_room(given: Given, state: State, i: Int, tokens: Float) -> tuple[State, Flag]:

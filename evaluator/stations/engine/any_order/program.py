@@ -5,7 +5,7 @@ order in which they arrive and none goes back to the waiting queue. Here queues 
 request carries what it has computed and generated (``state``), and each trip of the loop is what
 ``evaluator.reference`` does in an iteration: form a batch (``batch``), let it run, and hand out its tokens
 (``landing``). Without a pipeline, runs of iterations of the same batch are leapt over as in the other program; a
-pipeline goes batch by batch (``pipeline``).
+pipeline (``pipeline``) sends its batches one by one, those that only decode in a short loop of their own (``rounds``).
 
 Every phase is a function from state to state. Arrays thus pass through the nested loops one after the other, and XLA
 updates them in place; the conventions are explained in ``common.rings``.

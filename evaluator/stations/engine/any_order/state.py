@@ -24,6 +24,7 @@ from evaluator.stations.engine.common.arrays import (
     FlagPerRank,
     Float,
     FloatPerCohort,
+    FloatPerCohortRank,
     FloatPerRank,
     FloatPerRequest,
     Heap,
@@ -121,6 +122,17 @@ class Flights(NamedTuple):
     completing: IntPerRank  # list of requests whose prompts are complete with it
 
 
+class Paces(NamedTuple):
+    """What the last batch of each cohort took, for the batches of the same decodes that follow it (``rounds``)."""
+
+    decodes: FloatPerCohort  # in it; 0 if it computed prompts, too
+    step: IntPerCohort  # of the cohort when it was sent
+    took_s: FloatPerCohortRank  # in each pipeline rank; cell ``cohort * ranks + rank``
+    slope_s: FloatPerCohortRank  # by how much each further batch takes longer
+    alike: FloatPerCohort  # batches, the last one included, for which that holds
+    touched: FloatPerCohort  # share of the experts that a batch touches
+
+
 class Batch(NamedTuple):
     """The batch that is being formed: sums for its time, and what happened meanwhile."""
 
@@ -172,6 +184,7 @@ class State(NamedTuple):
     experts_touched: Float
     peaks: Peaks  # without a pipeline only
     itl_histogram: Bins
+    paces: Paces | None = None  # of a pipeline that runs by itself
     tally: Tally | None = None  # None for a single replica: there is no router that asks
 
 
@@ -207,6 +220,7 @@ def initial_state(given: Given) -> State:
         looked_at=number, kv=zero, kv_max=zero, kv_unit_s=zero, busy_s=zero, iterations=zero, experts_touched=zero,
         peaks=no_peaks(given.pipeline_ranks[0]),
         itl_histogram=jnp.zeros(histogram.BINS),
+        paces=_initial_paces(given),
         tally=no_tally() if several else None,
     )  # fmt: skip
 
@@ -235,6 +249,16 @@ def _initial_cohorts(given: Given) -> Cohorts:
     count = given.structure.cohorts()
     sums = jnp.zeros(count)
     return Cohorts(jnp.zeros(count, jnp.int32), sums, sums, sums, sums, sums, jnp.full(count, NONE, jnp.int32))
+
+
+def _initial_paces(given: Given) -> Paces | None:
+    """No cohort has been in a batch."""
+    structure = given.structure
+    if structure.pipeline_ranks == 1 or structure.replicas > 1:
+        return None
+    count = jnp.zeros(structure.cohorts())
+    times = jnp.zeros(structure.cohorts() * structure.pipeline_ranks)
+    return Paces(count, count.astype(jnp.int32), times, times, count, count)
 
 
 def _initial_rings(given: Given) -> Rings:

@@ -5,9 +5,10 @@ inside, ``lax.map`` or ``vmap`` takes it away. Inputs may be NumPy arrays, every
 
 The axes: ``request`` is the number of request slots of the lane, ``ring`` the number of steps in a ring, ``cohort``
 the number of cohorts (sequences that decode together; 1 in the program for arrivals in order), ``rank`` the number of
-pipeline ranks, ``replica`` the most replicas of a lane in which several run together, ``counter`` the number of things
-that their router may count, ``bin`` and ``peak`` the lengths of the histogram of gaps and of the peaks of a fitted
-cost. The ``+ 1`` is the padding cell that masked writes go to, see ``rings``.
+pipeline ranks, ``branch`` the most branches of a request, ``replica`` the most replicas of a lane in which several run
+together, ``counter`` the number of things that their router may count, ``bin`` and ``peak`` the lengths of the
+histogram of gaps and of the peaks of a fitted cost. The ``+ 1`` is the padding cell that masked writes go to, see
+``rings``.
 
 The second part of each annotation is dtype and shape as text, which a test reads to check what the loop carries.
 """
@@ -24,10 +25,13 @@ Float = Annotated[Any, "float64"]
 
 FloatPerRequest = Annotated[Any, "float64", "request + 1"]
 IntPerRequest = Annotated[Any, "int32", "request + 1"]
+IntPerBranch = Annotated[Any, "int32", "(request + 1) * branch"]
 RequestTimes = Annotated[Any, "float64", "request"]  # in results, without the padding cell
 
 IntPerCohort = Annotated[Any, "int32", "cohort"]
 FloatPerCohort = Annotated[Any, "float64", "cohort"]
+
+FloatPerCohortRank = Annotated[Any, "float64", "cohort * rank"]
 
 FlagPerRank = Annotated[Any, "bool", "rank"]
 IntPerRank = Annotated[Any, "int32", "rank"]

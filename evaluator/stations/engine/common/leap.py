@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from evaluator.cost.iteration import (
     prefill_attention_time,
 )
 from evaluator.cost.quantities import PEAKS
-from evaluator.stations.engine.common.arrays import Float, Peaks
+from evaluator.stations.engine.common.arrays import Flag, Float, Peaks
 
 UNBOUNDED = 1e9
 """Iterations: more than any leap makes, still an int32."""
@@ -57,6 +58,15 @@ def batch_time(cost: IterationCost, batch: BatchStatistics) -> Float:
         batch.prefill_tokens > 0, lambda: prefill_attention_time(cost, batch), lambda: jnp.zeros((), jnp.float64)
     )
     return iteration_time(cost, batch, attention_s)
+
+
+def once(on: Flag, compute: Callable[[], Float]) -> Float:
+    """What is computed if ``on``, else 0; at one point of the program.
+
+    XLA repeats the sum of an iteration's operators in each computation that uses the time, and computes it once where
+    it stands in a conditional (see ``rings.read_once``).
+    """
+    return lax.cond(on, lambda: jnp.asarray(compute(), jnp.float64), lambda: jnp.zeros((), jnp.float64))
 
 
 def no_peaks(cost: IterationCost) -> Peaks:

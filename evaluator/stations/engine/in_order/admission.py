@@ -12,7 +12,7 @@ from evaluator.stations.engine.common.arrays import (
     Float,
     FloatPerRequest,
     Int,
-    IntPerRequest,
+    IntPerBranch,
     StepBits,
     StepCounts,
     StepLists,
@@ -41,7 +41,7 @@ class Intake(NamedTuple):
     events: StepBits
     leaving: StepLists
     crossing: StepCounts
-    next_leaving: IntPerRequest
+    next_leaving: IntPerBranch
     scheduled_s: FloatPerRequest
 
 
@@ -52,6 +52,7 @@ class Candidate(NamedTuple):
     prompt: Float
     output: Float
     kv: Float
+    sequences: Float  # branches, 1 where there are none
     waits: Flag  # it would go in, but has not arrived
     starts: Flag  # it is scheduled for the first time
     complete: Flag  # the rest of its prompt goes in
@@ -79,6 +80,7 @@ def _candidate(given: Given, state: State, now: Float, intake: Intake) -> Candid
     limits, requests, i = given.limits, given.requests, intake.head
     arrival = read(requests.arrival_s, i)
     compute, prompt, output, kv = (read(field, i).astype(jnp.float64) for field in requests[1:])
+    sequences = 1.0 if given.branches is None else read(given.branches.sequences, i).astype(jnp.float64)
     rest = compute - intake.progress
     budget = (
         limits.max_num_batched_tokens
@@ -89,9 +91,9 @@ def _candidate(given: Given, state: State, now: Float, intake: Intake) -> Candid
     share = jnp.where(limits.policy.whole_prompts, jnp.where(rest <= budget, rest, 0.0), jnp.minimum(rest, budget))
     started = intake.progress > 0
     fits = (
-        jnp.where(limits.prompts_resident, budget >= 1, share > 0)
+        jnp.where(limits.prompts_resident, budget >= sequences, share > 0)
         & (started | (intake.kv + kv <= limits.kv_units))
-        & (state.decodes + intake.joined < limits.max_num_seqs)
+        & (state.decodes + intake.joined + sequences <= limits.max_num_seqs)
         & ~(limits.policy.drain_first & (state.decodes > 0))
         & (i < jnp.minimum(state.released, limits.requests))
     )
@@ -101,6 +103,7 @@ def _candidate(given: Given, state: State, now: Float, intake: Intake) -> Candid
         prompt,
         output,
         kv,
+        sequences,
         waits=fits & ~taken,
         starts=taken & ~started,
         complete=taken & (share == rest),
@@ -111,15 +114,11 @@ def _candidate(given: Given, state: State, now: Float, intake: Intake) -> Candid
 
 def _consider(given: Given, state: State, now: Float, intake: Intake) -> Intake:
     """Look at the head of the waiting queue and take what the policy and the limits allow of it."""
-    one, ring = _candidate(given, state, now, intake), given.structure.ring
+    one = _candidate(given, state, now, intake)
     i, complete = intake.head, one.complete
-
     # The first token comes at the end of this iteration, the last one ``output - 1`` steps later.
     alone = given.limits.policy.prefill_alone & ~given.limits.prompts_resident
     first_step = state.step + jnp.where(alone, 0, 1)
-    last = (first_step + one.output.astype(jnp.int32) - 1) % ring
-    next_leaving = write(intake.next_leaving, i, jnp.where(complete, read(intake.leaving, last), NONE))
-    leaving_at = jnp.where(complete, last, ring)
     attends = one.prompt + 1.0 + given.limits.prompts_resident  # in the step after its first token
     taken = intake._replace(
         more=complete,
@@ -129,21 +128,57 @@ def _consider(given: Given, state: State, now: Float, intake: Intake) -> Intake:
         progress=jnp.where(complete, 0.0, intake.progress + one.tokens),
         kv=intake.kv + jnp.where(one.starts, one.kv, 0.0),
         prompts=intake.prompts.add_chunk(one.before, one.tokens, given.window()),
-        joined=intake.joined + complete,
-        joined_context=intake.joined_context + jnp.where(complete, attends, 0.0),
-        events=mark(intake.events, last, complete),
-        leaving=write(intake.leaving, leaving_at, jnp.where(complete, i, read(next_leaving, i))),
-        next_leaving=next_leaving,
+        joined=intake.joined + jnp.where(complete, one.sequences, 0.0),
+        joined_context=intake.joined_context + jnp.where(complete, one.sequences * attends, 0.0),
         scheduled_s=write(intake.scheduled_s, i, jnp.where(one.starts, now, read(intake.scheduled_s, i))),
     )
-    return _windowed(given, one, attends, first_step, taken) if given.structure.windowed else taken
+    if given.branches is not None:
+        return _branch_out(given, one, attends, first_step, i, taken)
+    taken = _ends(given, one.output, first_step, i, complete, taken)
+    return _windowed(given, one.output, attends, first_step, complete, taken) if given.structure.windowed else taken
 
 
-def _windowed(given: Given, one: Candidate, attends: Float, first_step: Int, taken: Intake) -> Intake:
+def _ends(given: Given, output: Float, first_step: Int, i: Int, complete: Flag, taken: Intake) -> Intake:
+    """With a request's place among those that leave at the step of its last token."""
+    ring = given.structure.ring
+    last = (first_step + output.astype(jnp.int32) - 1) % ring
+    next_leaving = write(taken.next_leaving, i, jnp.where(complete, read(taken.leaving, last), NONE))
+    leaving_at = jnp.where(complete, last, ring)
+    return taken._replace(
+        events=mark(taken.events, last, complete),
+        leaving=write(taken.leaving, leaving_at, jnp.where(complete, i, read(next_leaving, i))),
+        next_leaving=next_leaving,
+    )
+
+
+def _branch_out(given: Given, one: Candidate, attends: Float, first_step: Int, i: Int, taken: Intake) -> Intake:
+    """With the places of all branches of a request whose prompt is complete.
+
+    Every branch has tokens; the condition is there so that the write of a list's head depends on its old head, which is
+    the second rule of ``common.rings``.
+    """
+    assert given.branches is not None
+    tokens = given.branches.tokens
+    until = (i + 1) * given.cells
+    start = jnp.where(one.complete, until - one.sequences.astype(jnp.int32), until)
+
+    def enter(carry: tuple[Int, Intake]) -> tuple[Int, Intake]:
+        branch, taken = carry
+        output = read(tokens, branch).astype(jnp.float64)
+        there = output > 0
+        taken = _ends(given, output, first_step, branch, there, taken)
+        if given.structure.windowed:
+            taken = _windowed(given, output, attends, first_step, there, taken)
+        return branch + 1, taken
+
+    return lax.while_loop(lambda carry: carry[0] < until, enter, (start, taken))[1]
+
+
+def _windowed(given: Given, output: Float, attends: Float, first_step: Int, complete: Flag, taken: Intake) -> Intake:
     """What the windowed layers add: the windowed context, and the step at which the window is full."""
-    window, ring, complete = given.limits.window, given.structure.ring, one.complete
-    grows = complete & (attends < window) & (one.output > 1)
-    full = first_step + jnp.minimum(window - attends, one.output - 1.0).astype(jnp.int32)
+    window, ring = given.limits.window, given.structure.ring
+    grows = complete & (attends < window) & (output > 1)
+    full = first_step + jnp.minimum(window - attends, output - 1.0).astype(jnp.int32)
     at = jnp.where(grows, full % ring, ring)
     resident = complete & given.limits.prompts_resident
     return taken._replace(

@@ -15,7 +15,8 @@ arrays are read and written without copies is explained in ``common.rings``.
 Time is counted in *steps*: a step is one iteration in which decodes take part. A sequence that gets its first token at
 the end of step ``s`` and has ``n`` output tokens leaves at the end of step ``s + n - 1``. ``leaving[step]`` heads the
 list of requests that leave at that step (``next_leaving`` chains them), ``events`` has a bit per step with an event;
-both are rings longer than the longest output.
+both are rings longer than the longest output. A request with branches is admitted as a whole, and all its branches get
+their first tokens in the same iteration; each is in the list of its own step, and the last of them ends the request.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from evaluator.cost.iteration import BatchStatistics, alike_steps, decode_growth
 from evaluator.cost.quantities import raised
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
-from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time, iterations_until
+from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time, iterations_until, once
 from evaluator.stations.engine.common.rings import read, steps_to_event, tagged_count, unmark, write
 from evaluator.stations.engine.in_order.admission import Intake, admit
 from evaluator.stations.engine.in_order.departures import depart
@@ -54,16 +55,19 @@ def _batch(given: Given, state: State, intake: Intake, stalled: Flag) -> BatchSt
 def _leap(given: Given, state: State, intake: Intake, now: Float, batch: BatchStatistics) -> tuple[Leap, Int]:
     """One iteration where it admits a request, else as many as pass before the batch changes; and their number, int32.
 
+    Requests whose prompts are resident decode from the iteration on that admits them. The batch then stays as it is, so
+    that this iteration is the first of a leap; only a windowed context grows by another law from the second token on.
     If the batch is empty although the clock has reached the arrival of the waiting queue's head, the head can never be
     admitted (no event is left that would free KV or seats): the leap then has 0 iterations.
     """
     stuck = (batch.prefill_tokens == 0) & (batch.decodes == 0)
-    first_s = batch_time(given.cost, batch)
+    first_s = once(~stuck, lambda: batch_time(given.cost, batch))
     slope_s = decode_growth(given.cost, batch, state.window_growing)
     until_arrival = iterations_until(jnp.maximum(intake.next_arrival - now, 0.0), first_s, slope_s)
     most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
     most = jnp.minimum(most, alike_steps(given.cost, batch)).astype(jnp.int32)
-    alone = (intake.prompts.tokens == 0) & (intake.joined == 0)
+    stays = False if given.structure.windowed else given.limits.prompts_resident
+    alone = (intake.prompts.tokens == 0) & ((intake.joined == 0) | stays)
     to_event = steps_to_event(intake.events, state.step, given.structure.ring)
     count = jnp.where(stuck, 0, jnp.where(alone, jnp.minimum(to_event, most), 1))
     return Leap(count.astype(jnp.float64), first_s, slope_s), count
@@ -81,38 +85,40 @@ def _trip(given: Given, state: State) -> State:
     leap, count = _leap(given, state, intake, now, batch)
     took_s = leap.duration_s()
     clock = jnp.where(count == 0, jnp.inf, now + took_s)  # a lane that is stuck never ends
-    steps = Steps(jnp.where(stalled, 0, count), now + leap.first_s, clock)
-    first_token_s = first_tokens(state.first_token_s, state.head, intake.head, clock)
-    gaps = enter_gaps(given, state, first_token_s, steps)
+    steps = Steps(jnp.where(stalled, 0, count), now + leap.first_s, now + (2.0 * leap.first_s + leap.slope_s), clock)
+    first_token_s = first_tokens(state.first_token_s, state.head, intake.head, now + leap.first_s)
+    gaps = enter_gaps(given, state, intake, first_token_s, steps)
     step = state.step + steps.count
     slot = step % ring
     out = depart(given, intake.next_leaving, read(intake.leaving, slot), state.last_token_s, clock)
     full = tagged_count(intake.crossing, slot, step) if given.structure.windowed else 0.0
     touched = leap.iterations * share_touched(given.cost, batch.decodes + batch.prefill_tokens)
     grown = steps.count.astype(jnp.float64)
+    later = jnp.maximum(leap.iterations - 1.0, 0.0)  # the steps in which those that joined attend to a token more
     return State(
         clock=clock,
         head=jnp.where(clock == jnp.inf, given.limits.requests, intake.head),
         progress=intake.progress,
         step=step,
         decodes=state.decodes + intake.joined - out.count.astype(jnp.float64),
-        context=state.context + grown * state.decodes + intake.joined_context - out.context,
+        context=state.context + grown * state.decodes + (intake.joined_context + later * intake.joined) - out.context,
         window_context=state.window_context
         + grown * state.window_growing
         + intake.joined_window_context
         - out.window_context,
         window_growing=state.window_growing + intake.joined_growing - jnp.where(grown > 0, full, 0.0),
         kv=intake.kv - out.kv,
-        released=state.released + out.count,
+        released=state.released + out.requests,
         gap_from=jnp.where(stalled, state.gap_from, clock),
-        first_gap=jnp.where(stalled, state.first_gap, state.head),
+        first_gap=jnp.where(stalled, state.first_gap, jnp.where(steps.count > 1, intake.head, state.head)),
         busy_s=state.busy_s + took_s,
         iterations=state.iterations + leap.iterations,
         kv_max=jnp.maximum(state.kv_max, intake.kv),
+        kv_unit_s=state.kv_unit_s if given.branches is None else state.kv_unit_s + intake.kv * took_s,
         experts_touched=state.experts_touched + touched,
         peaks=raised(given.cost, state.peaks, batch, leap.iterations),
         events=unmark(intake.events, slot),
-        leaving=write(intake.leaving, slot, out.request),  # NONE: the list's end, hence written after it was read
+        leaving=write(intake.leaving, slot, out.branch),  # NONE: the list's end, hence written after it was read
         crossing=intake.crossing,
         next_leaving=intake.next_leaving,
         scheduled_s=intake.scheduled_s,
@@ -141,7 +147,7 @@ def _run_lane(given: Given) -> LaneResult:
         busy_s=final.busy_s,
         iterations=final.iterations,
         kv_units_max=final.kv_max,
-        kv_unit_s=_kv_unit_s(given.requests, final),
+        kv_unit_s=_kv_unit_s(given.requests, final) if given.branches is None else final.kv_unit_s,
         preemptions=jnp.zeros((), jnp.int32),
         experts_touched=final.experts_touched,
         peaks=final.peaks,
@@ -157,6 +163,6 @@ def run_lanes(lanes: Lane, requests: Requests, structure: Structure, vectorise: 
     """
 
     def run(lane: Lane, requests: Requests) -> LaneResult:
-        return _run_lane(Given(lane.cost, lane.limits, requests, structure))
+        return _run_lane(Given(lane.cost, lane.limits, requests, structure, lane.branches))
 
     return over_lanes(run, lanes, requests, vectorise)

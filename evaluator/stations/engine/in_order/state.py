@@ -12,7 +12,7 @@ from evaluator.stations.engine.common.arrays import (
     Float,
     FloatPerRequest,
     Int,
-    IntPerRequest,
+    IntPerBranch,
     Peaks,
     StepBits,
     StepCounts,
@@ -41,12 +41,13 @@ class State(NamedTuple):
     busy_s: Float
     iterations: Float
     kv_max: Float
+    kv_unit_s: Float  # units in use, integrated over time; only with branches, else known from the requests' times
     experts_touched: Float
     peaks: Peaks
     events: StepBits  # steps at whose end the batch changes
-    leaving: StepLists  # requests that leave at the end of a step; ``next_leaving`` has the links
+    leaving: StepLists  # branches that leave at the end of a step; ``next_leaving`` has the links
     crossing: StepCounts  # decodes whose window is full at that step; a single cell without windowed layers
-    next_leaving: IntPerRequest
+    next_leaving: IntPerBranch
     scheduled_s: FloatPerRequest
     first_token_s: FloatPerRequest
     last_token_s: FloatPerRequest
@@ -61,12 +62,12 @@ def initial_state(given: Given) -> State:
     return State(
         clock=zero, head=number, progress=zero, step=number, decodes=zero, context=zero, window_context=zero,
         window_growing=zero, kv=zero, released=given.limits.users, gap_from=zero, first_gap=number, busy_s=zero,
-        iterations=zero, kv_max=zero, experts_touched=zero,
+        iterations=zero, kv_max=zero, kv_unit_s=zero, experts_touched=zero,
         peaks=no_peaks(given.cost),
         events=jnp.zeros(ring // WORD, jnp.uint64),
         leaving=jnp.full(ring + 1, NONE, jnp.int32),
         crossing=jnp.zeros(ring + 1 if given.structure.windowed else 1, jnp.int64),
-        next_leaving=jnp.full(slots, NONE, jnp.int32),
+        next_leaving=jnp.full(slots * given.cells, NONE, jnp.int32),
         scheduled_s=never, first_token_s=never, last_token_s=never,
         itl_histogram=jnp.zeros(histogram.BINS),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from evaluator.device import configure
 from evaluator.policies import policy as policy_named
 from evaluator.reference import Limits, Outcome, Request, simulate_replica
 from evaluator.stations.engine import LaneLimits, LaneResult, Policy, Requests, decisions
-from evaluator.stations.engine.in_order import Lane, Structure, run_lanes
+from evaluator.stations.engine.in_order import Branches, Lane, Structure, run_lanes
 from tests.reference.build import linear_cost, random_cost
 
 RING = 512  # longer than any output of the tests
@@ -39,6 +39,8 @@ class Case:
     resident: bool = False
     window: int = 0
     measured_from: int = 0
+    branch_tokens: np.ndarray | None = None  # (request, branch): output tokens, ascending; None: one sequence each
+    branch_units: np.ndarray | None = None  # of ``kv_units``, those that are freed when each branch ends
 
     @property
     def structure(self) -> Structure:
@@ -48,7 +50,8 @@ class Case:
         requests = zip(self.arrival_s, self.compute_tokens, self.prompt_tokens, self.output_tokens, strict=True)
         listed = ", ".join(f"{at:.4g} s: {c} of {p} -> {o}" for at, c, p, o in requests)
         told = f"users={self.users}, resident={self.resident}, window={self.window}"
-        return f"Case({self.policy}, {self.limits}, {told}, requests: {listed})"
+        branches = "" if self.branch_tokens is None else f", branches: {self.branch_tokens.tolist()}"
+        return f"Case({self.policy}, {self.limits}, {told}, requests: {listed}{branches})"
 
 
 def constant_cost(iteration_s: float = 0.0, token_s: float = 0.0, sequence_s: float = 0.0) -> CostParameters:
@@ -106,8 +109,53 @@ def random_case(seed: int, experts: bool, windowed: bool, requests: int = 30) ->
     return replace(case, limits=replace(case.limits, kv_units=capacity))
 
 
-def lane_of(case: Case) -> Lane:
-    """Scalars for the engine, without a lane axis."""
+def branched(case: Case, branch_tokens: np.ndarray, block_tokens: int = 1) -> Case:
+    """The case with branches of these lengths, (request, branch) ascending: they share whole blocks of the prompt."""
+    prompt, there = case.prompt_tokens[:, None], branch_tokens > 0
+    shared = case.prompt_tokens // block_tokens
+    tokens = prompt + branch_tokens - 1 + case.resident
+    units = np.where(there, -(-tokens // block_tokens) - shared[:, None], 0)
+    units[:, -1] += shared
+    return replace(
+        case, output_tokens=branch_tokens[:, -1], kv_units=units.sum(axis=1),
+        branch_tokens=branch_tokens, branch_units=units,
+    )  # fmt: skip
+
+
+def random_branched(seed: int, experts: bool, windowed: bool, requests: int = 30, most: int = 4) -> Case:
+    """A random case in which requests have up to ``most`` branches, some of them ended early by the K-th."""
+    case = random_case(seed, experts, windowed, requests)
+    rng = np.random.default_rng([seed, experts, windowed, 1])
+    branches = rng.integers(1, case.output_tokens.max() + 1, (requests, most))
+    if rng.random() < 0.3:
+        branches[:] = case.output_tokens[:, None]
+    branches = np.sort(branches, axis=1)
+    first = int(rng.integers(1, most + 1))
+    branches = np.minimum(branches, branches[:, first - 1 : first])
+    if rng.random() < 0.5:  # not as many of every request
+        branches[np.arange(most) < rng.integers(0, most, requests)[:, None]] = 0
+    block = int(rng.integers(1, 17))
+    case = branched(case, branches, block)
+    limits = replace(
+        case.limits, max_num_seqs=case.limits.max_num_seqs + most - 1, block_tokens=block,
+        max_num_batched_tokens=case.limits.max_num_batched_tokens + most - 1,
+        kv_units=int(case.kv_units.max() * rng.uniform(1, 6)),
+    )  # fmt: skip
+    return replace(case, limits=limits)
+
+
+def branches_of(case: Case, slots: int) -> Branches | None:
+    """The case's branches in ``slots`` slots and the padding behind them."""
+    if case.branch_tokens is None or case.branch_units is None:
+        return None
+    missing = ((0, slots + 1 - len(case.arrival_s)), (0, 0))
+    tokens, units = (np.pad(each, missing).astype(np.int32) for each in (case.branch_tokens, case.branch_units))
+    counts = ((tokens > least).sum(axis=1).astype(np.int32) for least in (0, 1))
+    return Branches(tokens.ravel(), units.ravel(), *counts)
+
+
+def lane_of(case: Case, slots: int) -> Lane:
+    """What the engine is given beside the requests, without a lane axis."""
     limits = (case.limits.max_num_seqs, case.limits.max_num_batched_tokens, case.limits.kv_units)
     return Lane(
         case.cost,
@@ -120,6 +168,7 @@ def lane_of(case: Case) -> Lane:
             np.int32(len(case.arrival_s)),
             np.int32(case.measured_from),
         ),
+        branches_of(case, slots),
     )
 
 
@@ -141,7 +190,7 @@ def requests_of(case: Case, slots: int) -> Requests:
 def stacked(cases: Sequence[Case]) -> tuple[Lane, Requests]:
     """Cases of one structure with a leading lane axis."""
     slots = max(len(case.arrival_s) for case in cases)
-    pairs = [(lane_of(case), requests_of(case, slots)) for case in cases]
+    pairs = [(lane_of(case, slots), requests_of(case, slots)) for case in cases]
     return jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
 
 
@@ -163,6 +212,10 @@ def run_reference(case: Case) -> Outcome:
     columns = (case.arrival_s, case.compute_tokens, case.prompt_tokens, case.output_tokens, case.kv_units)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     requests = [Request(number, *row) for number, row in enumerate(rows)]
+    for request in requests if case.branch_tokens is not None and case.branch_units is not None else ():
+        there = case.branch_tokens[request.index] > 0
+        request.branches = tuple(case.branch_tokens[request.index][there].tolist())
+        request.branch_units = tuple(case.branch_units[request.index][there].tolist())
     return simulate_replica(
         case.cost, case.policy, case.limits, requests,
         users=case.users, prompts_resident=case.resident, window=case.window or None,

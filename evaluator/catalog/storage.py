@@ -1,0 +1,60 @@
+"""Storage devices that keep KV, as YAML: bandwidth, lookup latency, capacity, and where each figure is from."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from evaluator.catalog.fields import Fields
+from evaluator.catalog.store import find
+from evaluator.errors import InputError
+from evaluator.yaml import load_yaml
+
+ALL = "all"
+_FIGURES = ("bandwidth", "latency", "capacity")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Bytes per second read from it, seconds to look a context up in it, bytes that it keeps (inf: no limit).
+
+    ``shared_by`` replicas have one together: 1, more, or ``all``.
+    """
+
+    name: str
+    bandwidth: float
+    latency_s: float
+    capacity_bytes: float
+    sources: Mapping[str, str]
+    shared_by: int | str = 1
+
+
+def load_storage(name: str) -> Storage:
+    """The storage ``name`` of the catalog, or of a path to a YAML; raises InputError where it is unusable."""
+    return _load(find("storage", name))
+
+
+@functools.cache
+def _load(path: Path) -> Storage:
+    given = Fields(load_yaml(path), path.name)
+    name = given.text("name")
+    if name != path.stem:
+        raise InputError(f"{given.place('name')}: '{name}' is not the file's name '{path.stem}'")
+    given.text("note", None)
+    sources = given.inner("sources")
+    shared = ALL if given.raw("shared_by", 1) == ALL else given.integer("shared_by", 1)
+    figures = _FIGURES if shared == 1 else (*_FIGURES, "shared_by")
+    storage = Storage(
+        name,
+        given.quantity("bandwidth", "byte/s"),
+        given.quantity("latency", "s", zero=True),
+        math.inf if given.raw("capacity") is None else given.quantity("capacity", "byte"),
+        {key: sources.text(key) for key in figures},
+        shared,
+    )
+    sources.finish()
+    given.finish()
+    return storage

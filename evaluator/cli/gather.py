@@ -1,0 +1,34 @@
+"""``evaluator gather``: the shards of a sweep, put together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evaluator.cli.options import QuietOption
+from evaluator.errors import InputError
+
+LISTED = 20  # numbers of missing shards in a message
+
+
+def gather(
+    out: Annotated[Path, typer.Argument(metavar="NAME.zarr", help="What `evaluator sweep --shard` was told to write.")],
+    quiet: QuietOption = False,
+) -> None:
+    """Check that all shards of a sweep are there and put them together; else print the commands of those missing."""
+    from evaluator.results.gather import gather as join
+
+    found = join(out)
+    if found.missing:
+        for command in found.commands:
+            typer.echo(command)
+        numbers = ", ".join(str(shard.number) for shard in found.missing[:LISTED])
+        more = ", ..." if len(found.missing) > LISTED else ""
+        raise InputError(
+            f"{out}: {len(found.missing):,} of {found.shards:,} shards are missing: {numbers}{more}; "
+            "the commands above compute them, in any order and on any machine"
+        )
+    if not quiet:
+        typer.echo(f"wrote {out}: {found.designs:,} designs of {found.shards:,} shards", err=True)

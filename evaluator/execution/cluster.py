@@ -1,0 +1,181 @@
+"""A sweep over a Dask cluster: the workers of one machine, or of whatever a scheduler has.
+
+A worker gets the scenario once, when it comes, and then for each chunk the configurations and the shapes of the group's
+compiled programs: so it compiles the programs that one process would, and finds the same numbers bit for bit. A chunk
+whose worker dies is computed by another one; the rows of a chunk are taken from one answer alone.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from importlib.util import find_spec
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import numpy as np
+
+from evaluator.device import configure
+from evaluator.errors import InputError
+from evaluator.execution.workers import Variant
+from evaluator.plan import Group, Plan, plan
+from evaluator.plan.engines import TOKEN
+from evaluator.simulation.summaries import summaries
+from evaluator.version import __version__
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from evaluator.execution.schedule import Chunk, Values
+
+LOCAL = "dask"
+RETRIES = 2
+"""How often a chunk is tried again that failed."""
+DEATHS = 10
+"""How many workers may die over one chunk before it is given up: of one that takes too much memory all do."""
+CONNECT_S = 20
+AHEAD = 4
+"""Chunks asked for per thread of the cluster, so that none waits for the next."""
+LEAST_AHEAD = 32  # so that an adaptive cluster sees that there is more to do than its workers can
+
+
+@contextmanager
+def connected(cluster: str | Client | None) -> Iterator[Client | None]:
+    """A client of a cluster, for as long as a sweep takes; None without a cluster.
+
+    ``dask``: a cluster of processes on this machine, as many as processors, which come as there is work for them.
+    Another text is the address of a scheduler, which adapts its workers itself. A client is the user's own.
+    Errors: InputError without Dask, and where there is no scheduler.
+    """
+    if cluster is None or not isinstance(cluster, str):
+        yield cluster
+        return
+    if find_spec("distributed") is None:
+        raise InputError("--cluster needs Dask: pip install 'evaluator[cluster]'")
+    import dask
+    from distributed import Client, LocalCluster
+
+    with ExitStack() as stack:
+        stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": DEATHS}))
+        if cluster == LOCAL:
+            threads = {"n_workers": 1, "threads_per_worker": 1, "processes": True}
+            local = stack.enter_context(LocalCluster(**threads, dashboard_address=None, silence_logs="ERROR"))
+            local.adapt(minimum=1, maximum=_processors())
+            yield stack.enter_context(Client(local))
+            return
+        try:
+            client = Client(cluster, timeout=CONNECT_S)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise InputError(
+                f"--cluster {cluster}: there is no Dask scheduler ({error}); 'dask' starts one on this machine"
+            ) from None
+        yield stack.enter_context(client)
+
+
+def computed_on(
+    client: Client, whole: Plan, chunks: list[Chunk], levels: np.ndarray, left: list[int]
+) -> Iterator[tuple[int, Values]]:
+    """Statistics of the chunks that are ``left``, as they come from the cluster, with the number of the chunk.
+
+    Errors: InputError as of the chunk, and where a worker has another version of this package.
+    """
+    from distributed import as_completed
+
+    task = _Task(uuid4().hex, pickle.dumps((whole.scenario, whole.engine, whole.inputs, whole.by_seed, levels)))
+    plugin = _plugin(task)
+    client.register_plugin(plugin, name=plugin.name)
+    shells = {id(group): replace(group, members=[]) for group in whole.groups}
+    remaining = iter(left)
+
+    def submit(index: int) -> Any:
+        chunk = chunks[index]
+        asked = [(member.config, member.changes) for member in chunk.members]
+        return client.submit(_compute, task.key, index, shells[id(chunk.group)], asked, pure=False, retries=RETRIES)
+
+    try:
+        ahead = max(LEAST_AHEAD, AHEAD * sum(client.nthreads().values()))
+        running = as_completed([submit(index) for index in islice(remaining, ahead)])
+        for future in running:
+            answer = future.result()
+            if isinstance(answer, InputError):
+                raise answer
+            yield answer
+            future.release()
+            following = next(remaining, None)
+            if following is not None:
+                running.add(submit(following))
+    finally:
+        client.unregister_worker_plugin(plugin.name)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What all chunks of a sweep have in common, as it is sent to a worker."""
+
+    key: str
+    content: bytes = field(repr=False)
+    version: str = __version__
+
+
+_TASKS: dict[str, tuple[Plan, np.ndarray] | InputError] = {}
+"""On a worker: the sweeps that it works for."""
+
+
+def _plugin(task: _Task) -> Any:
+    from distributed import WorkerPlugin
+
+    class Sweep(WorkerPlugin):
+        """Plans the sweep on every worker, those that come later included."""
+
+        name = f"evaluator-{task.key}"
+
+        def setup(self, worker: Any) -> None:
+            begin(task)
+
+        def teardown(self, worker: Any) -> None:
+            end(task)
+
+    return Sweep()
+
+
+def begin(task: _Task) -> None:
+    """On a worker: know a sweep."""
+    if task.version != __version__:
+        message = (
+            f"a worker of the cluster has evaluator {__version__}, the sweep is of {task.version}; install the same"
+        )
+        _TASKS[task.key] = InputError(message)
+        return
+    scenario, engine, inputs, by_seed, levels = pickle.loads(task.content)
+    _TASKS[task.key] = plan(scenario, np.zeros(0, dtype=np.int64), engine, inputs, by_seed), levels
+
+
+def end(task: _Task) -> None:
+    """On a worker: forget a sweep."""
+    _TASKS.pop(task.key, None)
+
+
+def _compute(key: str, index: int, group: Group, asked: list[Variant]) -> tuple[int, Values] | InputError:
+    """On a worker: the statistics of one chunk. Errors of the input are answers, since trying again would not help."""
+    task = _TASKS[key]
+    if isinstance(task, InputError):
+        return task
+    whole, levels = task
+    if group.engine != TOKEN:
+        configure()
+    chunk = whole.of(np.unique([config for config, _ in asked]))
+    members = {member.config: member for member in chunk.members}
+    variants = [reduce(chunk.changed, changes, members[config]) for config, changes in asked]
+    try:
+        return index, summaries(chunk, replace(group, members=variants), variants, levels)
+    except InputError as error:
+        return error
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

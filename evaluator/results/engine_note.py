@@ -1,0 +1,45 @@
+"""What is to be said of the engine that computed a sweep: as counts that parts of a sweep add up, and as a sentence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from evaluator.metrics import OK
+from evaluator.plan import Plan
+from evaluator.plan.engines import REQUEST, TOKEN
+from evaluator.plan.request_level import ERROR_NOTE
+
+
+@dataclass(frozen=True)
+class Left:
+    """Of ``designs`` those ``left`` to the reference, by what the vectorised engine lacks for them."""
+
+    engine: str
+    designs: int = 0
+    left: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(whole: Plan) -> Left:
+        """Of all members of a plan; under the engines request and token nothing is left."""
+        reference = [member for member in whole.members if member.status == OK and member.engine == TOKEN]
+        left = reference if whole.engine not in (REQUEST, TOKEN) else []
+        reasons = Counter(reason for member in left for reason in member.lacking)
+        return Left(whole.engine, len(whole.members), len(left), dict(reasons))
+
+    def __add__(self, other: Left) -> Left:
+        reasons = Counter(self.reasons) + Counter(other.reasons)
+        return Left(self.engine, self.designs + other.designs, self.left + other.left, dict(reasons))
+
+    @property
+    def note(self) -> dict[str, str]:
+        """As an attribute of the dataset, with how far an approximation is off; nothing where all is exact."""
+        if self.engine == REQUEST:
+            return {"engine_note": ERROR_NOTE}
+        if not self.left:
+            return {}
+        names = ", ".join(sorted(self.reasons, key=lambda reason: (-self.reasons[reason], reason)))
+        of = f"{self.left:,} of {self.designs:,} configurations were computed token by token: {names}"
+        return {"engine_note": of}

@@ -1,0 +1,82 @@
+"""What the numbers of a sweep depend on, as one hash, by which its finished parts are found again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from evaluator.catalog.store import data_folder
+from evaluator.results.schema import SCHEMA_VERSION
+from evaluator.scenario import Scenario
+from evaluator.yaml import loads_yaml
+
+_CATALOG = ("models", "hardware", "lengths", "links", "calibrations")
+_FILES = (".yaml", ".yml", ".json", ".csv", ".parquet", ".jsonl")
+_BLOCK = 1 << 20
+
+
+def fingerprint_of(scenario: Scenario, *parts: str) -> str:
+    """SHA-256 over the scenario, the files it names, the catalog, the package's own sources and ``parts``, as hex.
+
+    Neither where the scenario lies nor its comments matter, nor when any file was written: two machines find the same.
+    """
+    digest = hashlib.sha256()
+    told = replace(scenario, text="", path=None)
+    for part in (SCHEMA_VERSION, _sources(), _catalog(), repr(told), *parts):
+        digest.update(part.encode() + b"\0")
+    for path in _named_files(scenario):
+        digest.update(_content(path) + b"\0")
+    return digest.hexdigest()
+
+
+@cache
+def _sources() -> str:
+    """Of the code that computes: a checkout keeps its version number from one change to the next."""
+    return _of_files(sorted(Path(__file__).parents[1].rglob("*.py")))
+
+
+def _catalog() -> str:
+    """Of all models, devices, links, lengths and calibrations that a name can mean here."""
+    return _of_files([path for kind in _CATALOG for folder in data_folder(kind) for path in sorted(folder.glob("*"))])
+
+
+def _of_files(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        if path.is_file():
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _named_files(scenario: Scenario) -> Iterator[Path]:
+    """The files that a scenario names anywhere: traces, tables of designs, hardware and calibrations of its own."""
+    folder = Path(scenario.path).parent if scenario.path else Path.cwd()
+    for text in sorted(set(_texts(loads_yaml(scenario.text, scenario.name) if scenario.text else {}))):
+        if text.endswith(_FILES):
+            found = next((path for path in (folder / text, Path(text)) if path.is_file()), None)
+            if found is not None:
+                yield found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+    elif isinstance(value, str):
+        yield value
+
+
+def _content(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.digest()

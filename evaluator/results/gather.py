@@ -1,0 +1,78 @@
+"""The shards of a sweep, put together: checked, finished and given their name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any
+
+from evaluator.errors import InputError
+from evaluator.results.chunks import Kept, chunks_folder
+from evaluator.results.files import check_output
+from evaluator.results.lock import exclusive, lock_of
+from evaluator.results.schema import now
+from evaluator.results.shards import PLACE, Shard, Store, missing, stores_beside
+from evaluator.results.zarr_store import finish
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Either the store is whole and at ``path``, or ``commands`` compute the shards that are ``missing``."""
+
+    path: Path
+    designs: int
+    shards: int
+    missing: tuple[Shard, ...] = ()
+    commands: tuple[str, ...] = ()
+
+
+def gather(out: str | Path) -> Gathered:
+    """Put the shards of ``evaluator sweep --shard I/N --out OUT`` together, where all of them are there.
+
+    Nothing is copied: the store that they wrote gets its attributes and its name. A shard whose files are not what it
+    wrote is missing. Errors: InputError where no shard is there, where sweeps of several kinds are whole, and where
+    another process writes ``out``.
+    """
+    path = check_output(out)
+    with exclusive(lock_of(path), path):
+        store, known, absent = _chosen(path, stores_beside(chunks_folder(path)))
+        if absent:
+            commands = tuple(str(known.get("command", "")).replace(PLACE, str(shard)) for shard in absent)
+            return Gathered(path, store.total, store.count, tuple(absent), commands)
+        lefts = [store.left(Shard(number, store.count)) for number in range(1, store.count + 1)]
+        note = reduce(add, lefts).note
+        try:
+            finish(store.path, {**known["attributes"], **note, "created": now()}, known["coordinates"])
+            _move(store.path, path)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+        Kept(store.folder).remove()
+    return Gathered(path, store.total, store.count)
+
+
+def _chosen(path: Path, found: Sequence[tuple[Store, dict[str, Any]]]) -> tuple[Store, dict[str, Any], list[Shard]]:
+    """The sweep to gather and its missing shards: the one that is whole, else the one that was begun last."""
+    if not found:
+        raise InputError(
+            f"{path}: no shards to gather; write them with evaluator sweep SCENARIO --shard 1/16 --out {path}"
+        )
+    states = [(store, known, missing(store)) for store, known in found]
+    whole = [one for one in states if not one[2]]
+    if len(whole) > 1:
+        folders = " and ".join(str(one[0].folder) for one in whole)
+        raise InputError(f"{path}: several sweeps are whole, in {folders}; remove the folders of those not wanted")
+    return whole[0] if whole else states[0]
+
+
+def _move(store: Path, path: Path) -> None:
+    """Give the store its name. Whatever stops it, the store is at one of the two places."""
+    old = path.with_name(f".{path.name}.{os.getpid()}.part")
+    if path.exists():
+        path.rename(old)
+    store.rename(path)
+    shutil.rmtree(old, ignore_errors=True)

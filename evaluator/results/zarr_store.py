@@ -1,0 +1,113 @@
+"""Datasets as Zarr, written whole, or region by region by processes that know nothing of one another.
+
+Every array along ``config`` is cut into pieces of so many rows, and a region begins and ends where pieces do: then no
+two processes write the same file. What an array is (shape, type, attributes) follows from its name and the sweep alone,
+so that it does not matter which process creates it.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+ROWS = "config"
+MOST_ROWS = 65_536
+"""Rows in a piece of an array: a megabyte or two, of which a reader of some columns reads no more than it needs."""
+_TYPES = {"b": "bool", "i": "int64", "u": "int64", "f": "float64"}
+
+
+def piece_rows(rows: int) -> int:
+    """Rows of a piece, where a region has so many: all, or as even a part of them as ``MOST_ROWS`` allows."""
+    return max(1, math.ceil(rows / max(1, math.ceil(rows / MOST_ROWS))))
+
+
+def create(path: Path) -> None:
+    """An empty store."""
+    with _quiet():
+        _zarr().open_group(path, mode="w")
+
+
+def write_rows(path: Path, ds: xr.Dataset, first: int, total: int, piece: int) -> list[str]:
+    """Write ``ds`` as the rows from ``first`` on of a store with ``total``; returns the arrays along ``config``.
+
+    ``first`` is a multiple of ``piece``. Variables without that dimension are written whole, the same by everybody.
+    """
+    names = []
+    with _quiet():
+        group = _zarr().open_group(path, mode="r+")
+        for name, variable in ((str(name), variable) for name, variable in ds.variables.items()):
+            along = ROWS in variable.dims
+            shape = tuple(total if dim == ROWS else size for dim, size in variable.sizes.items())
+            chunks = tuple(piece if dim == ROWS else max(size, 1) for dim, size in variable.sizes.items())
+            array = _array(group, name, variable, shape, chunks)
+            region = tuple(
+                slice(first, first + size) if dim == ROWS else slice(None) for dim, size in variable.sizes.items()
+            )
+            array[region] = _plain(variable.values)
+            names += [name] if along else []
+    return names
+
+
+def finish(path: Path, attributes: dict[str, Any], coordinates: list[str]) -> None:
+    """Say what the dataset says of itself, and put what all arrays say of themselves into one file."""
+    with _quiet():
+        group = _zarr().open_group(path, mode="r+")
+        group.update_attributes({**attributes, "coordinates": " ".join(coordinates)})
+        _zarr().consolidate_metadata(path)
+
+
+def pieces_of(path: Path, name: str, first: int, rows: int, piece: int) -> list[Path]:
+    """The files, relative to the store, that hold rows of an array along ``config``."""
+    places = range(first // piece, math.ceil((first + rows) / piece))
+    below = [path / name / "c" / str(place) for place in places]
+    files = [file for one in below for file in ([one] if one.is_file() else sorted(one.rglob("*"))) if file.is_file()]
+    return [file.relative_to(path) for file in files]
+
+
+def _array(group: Any, name: str, variable: xr.Variable, shape: tuple[int, ...], chunks: tuple[int, ...]) -> Any:
+    from zarr.errors import ContainsArrayError
+
+    if name not in group:
+        kind = variable.dtype.kind
+        with suppress(ContainsArrayError):  # another process was faster; it made the same
+            group.create_array(
+                name,
+                shape=shape,
+                chunks=chunks,
+                dtype=_TYPES.get(kind, str),
+                fill_value=math.nan if kind == "f" else None,
+                dimension_names=[str(dim) for dim in variable.dims],
+                attributes=dict(variable.attrs),
+                config={"write_empty_chunks": True},
+            )
+    array = group[name]
+    if array.shape != shape:
+        raise AssertionError(f"{name}: {array.shape} in the store, {shape} in the sweep")
+    return array
+
+
+def _plain(values: np.ndarray) -> np.ndarray:
+    return values if values.dtype.kind in _TYPES else values.astype(np.dtypes.StringDType())
+
+
+def _zarr() -> Any:
+    import zarr
+
+    return zarr
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings that one file for all metadata, and text, are no part of Zarr's specification yet."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,256 @@
+"""The KV of contexts that were computed before, from tiers of storage: where it is found, it need not be computed.
+
+A request asks the tiers one after the other. The first that has its context sends it, one context after the other over
+the bandwidth of the tier, which all replicas that share the tier wait for; a context that no tier has is computed by
+the prefill. A request queues for the prefill when its KV is there: the fetch overlaps with the service of those who
+came before, and a request whose KV takes longer is overtaken. With ``prefetch`` the tiers are asked when the client
+sends, beside the stages before this one, and a request goes on when it is through with both. With ``to_decode`` a
+tier sends a context to the prefill and to the decode side at once, each with half of the bandwidth, and the prefill
+side has only what it computed to send on; the KV takes no room on the decode side until then. In which tier a context
+lies, and whose tiers are asked, is drawn by seed and request from the hit rates; it does not follow the router that
+chooses a replica later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluator.catalog import load_storage, names
+from evaluator.catalog.storage import ALL, Storage
+from evaluator.stages.keys import (
+    Field,
+    Place,
+    Reader,
+    Table,
+    count,
+    flag,
+    key,
+    known,
+    number,
+    quantity,
+    section,
+    shown,
+)
+from evaluator.stages.record import StageKind, Visit, Work
+from evaluator.stages.steps import Delay, Served, Step
+from evaluator.tiers import Popularity, TierSize, found, hit_rates
+
+ANY = "any"
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One tier. Figures that are None are those of the ``storage``, a name of the catalog.
+
+    ``hit`` is, of the requests that come to it, the part that finds its context there; None: it follows from the
+    capacity and the popularity of the contexts. ``transfers`` run at a time, each at the whole bandwidth.
+    """
+
+    storage: str | None = None
+    hit: float | None = None
+    shared_by: int | str | None = None
+    bandwidth: float | None = None
+    latency: float | None = None
+    capacity: float | None = None
+    transfers: int | str = 1
+
+    @property
+    def figures(self) -> Storage:
+        """What it is made of."""
+        base = Storage("", math.nan, 0.0, math.inf, {}) if self.storage is None else load_storage(self.storage)
+        own: dict[str, Any] = {
+            "bandwidth": self.bandwidth,
+            "latency_s": self.latency,
+            "capacity_bytes": self.capacity,
+            "shared_by": self.shared_by,
+        }
+        return replace(base, **{name: value for name, value in own.items() if value is not None})
+
+    def sharing(self, replicas: int) -> int:
+        """Replicas that have one such tier together, of so many in all."""
+        sharing = self.figures.shared_by
+        return replicas if isinstance(sharing, str) else min(sharing, replicas)
+
+
+def _count_or(word: str) -> Reader:
+    whole = count()
+
+    def read(value: Any, place: Place) -> int | str:
+        if isinstance(value, str) and value != word:
+            raise place.error(f"expected an integer or {word}, got {shown(value)}")
+        return word if value == word else whole(value, place)
+
+    return Reader(read, {"anyOf": [{"const": word}, whole.schema]})
+
+
+_storage = known(load_storage, lambda: names("storage"))
+TIER: Table = {
+    "storage": Field(_storage, None, "A storage of the catalog; absent: described by the other keys."),
+    "hit": Field(number(least=0, most=1), None, "Of the requests that come to it, the part that finds its context."),
+    "shared_by": Field(
+        _count_or(ALL), None, "Replicas that share one, its capacity and bandwidth; or all. Instead of the storage's."
+    ),
+    "bandwidth": Field(quantity("byte/s", above=0), None, "Instead of the storage's."),
+    "latency": Field(quantity("s", least=0), None, "Of a lookup, whether it finds something or not."),
+    "capacity": Field(quantity("byte", least=0), None, "Of KV that it keeps; instead of the storage's."),
+    "transfers": Field(_count_or(ANY), 1, "At a time, each at the whole bandwidth; any: none waits for another."),
+}
+
+
+def _check_tier(tier: Tier, place: Place) -> None:
+    if tier.storage is None and tier.bandwidth is None:
+        raise place.error("needs a storage of the catalog, or a bandwidth")
+
+
+_tier = section(TIER, Tier, check=_check_tier)
+
+
+def _tiers(value: Any, place: Place) -> tuple[Tier, ...]:
+    if not isinstance(value, list | tuple):
+        raise place.error(
+            f"expected a list of tiers such as [hbm, {{storage: nvme, shared_by: 4}}], got {shown(value)}"
+        )
+    return tuple(_one_tier(entry, place.item(index)) for index, entry in enumerate(value))
+
+
+def _one_tier(value: Any, place: Place) -> Tier:
+    if isinstance(value, Tier):  # read before: a sweep changes other keys of the stage
+        return value
+    return _tier(value if isinstance(value, Mapping) else {"storage": value}, place)
+
+
+def _tiers_schema() -> dict[str, Any]:
+    schemas = (reader.schema() if callable(reader.schema) else reader.schema for reader in (_storage, _tier))
+    return {"type": "array", "items": {"anyOf": list(schemas)}}
+
+
+POPULARITY: Table = {
+    "contexts": Field(count(), says="How many different ones are asked for: users, documents."),
+    "zipf": Field(number(least=0), 0.0, "The k-th of them in proportion to k^-zipf; 0: all alike."),
+    "at_home": Field(
+        flag, False, "true: the requests of a context always come to the same tiers. false: to those of any replica."
+    ),
+}
+_popularity = section(POPULARITY, Popularity)
+
+
+@dataclass(frozen=True)
+class KvFetch:
+    """Without ``tokens`` the contexts are those leading tokens of a prompt that the workload says to be cached."""
+
+    tiers: tuple[Tier, ...] = key(
+        Reader(_tiers, _tiers_schema), says="Asked one after the other; [] is no cache: all is computed."
+    )
+    tokens: int | None = key(count(), None, "Of the context of each request, in front of its prompt.")
+    popularity: Popularity | None = key(
+        _popularity,
+        None,
+        "Of the contexts, from which hit rates follow; all tiers keep the last (LRU).",
+    )
+    to_decode: bool = key(
+        flag,
+        False,
+        "true: a decode side gets it as well, over the same bandwidth; the prefill side sends only the rest.",
+    )
+    prefetch: bool = key(flag, False, "true: asked for when the client sends, beside the stages before this one.")
+
+
+def _check(fetch: KvFetch, place: Place) -> None:
+    at = place.key("tiers")
+    for index, tier in enumerate(fetch.tiers):
+        if fetch.popularity is None and tier.hit is None:
+            raise at.item(index).error("needs a hit rate, or say the popularity of the contexts beside the tiers")
+        if fetch.popularity is not None and tier.hit is not None:
+            raise at.item(index).key("hit").error("follows from the popularity; leave one of them out")
+    for index, (tier, following) in enumerate(pairwise(fetch.tiers)):
+        if following.sharing(10**9) < tier.sharing(10**9):
+            place, own = at.item(index + 1).key("shared_by"), following.figures.shared_by
+            raise place.error(
+                f"{own} is less than the {tier.figures.shared_by} of the tier before; those who share a tier share the "
+                "ones behind it"
+            )
+
+
+def _note(fetch: KvFetch) -> str | None:
+    """Which tiers are slower than those that are asked after them."""
+    names = list(_named(fetch.tiers))
+    for place, (tier, following) in enumerate(pairwise(tier.figures for tier in fetch.tiers)):
+        if tier.bandwidth < following.bandwidth and tier.latency_s >= following.latency_s:
+            return (
+                f"{names[place]} is slower than {names[place + 1]}, which is asked after it; a context that both have "
+                "comes from the slower one"
+            )
+    return None
+
+
+def work(fetch: KvFetch, visit: Visit) -> Work:
+    """Lookups and transfers of each request, and the tokens that it need not compute."""
+    tokens = visit.cached_tokens if fetch.tokens is None else np.full(len(visit), fetch.tokens)
+    size, asks = visit.kv.of(tokens), tokens > 0
+    draws = visit.rng().random((len(visit), 2))
+    mean = float(size[asks].mean()) if asks.any() else 0.0
+    rates = _rates(fetch, visit.replicas, mean)
+    at = np.searchsorted(np.cumsum(found(np.array(rates)))[:-1], draws[:, 0], side="right")
+    there = asks & (at < len(fetch.tiers))
+    replica = (draws[:, 1] * visit.replicas).astype(np.int64)
+    asked = np.where(asks, np.minimum(at + 1, len(fetch.tiers)), 0)  # tiers in which the context was looked up
+    lookups_s = np.cumsum([0.0, *(tier.figures.latency_s for tier in fetch.tiers)])
+    steps: list[Step] = [Delay(lookups_s[asked], "lookup", np.where(asks, 0, -1))]
+    for place, (name, tier) in enumerate(_named(fetch.tiers).items()):
+        sent = np.where(there & (at == place), size * (2.0 if fetch.to_decode else 1.0), 0.0)
+        steps.append(_transfer(name, tier, sent, replica, visit.replicas))
+    added = np.zeros_like(tokens) if fetch.tokens is None else tokens
+    cached = np.where(there, added + visit.cached_tokens, 0)
+    return Work(tuple(steps), added, cached, _problem(fetch.tiers, mean), fetch.prefetch, fetch.to_decode)
+
+
+def _problem(tiers: tuple[Tier, ...], context_bytes: float) -> str | None:
+    """Why no tier could keep any context of this size; None where one can, or there is none."""
+    largest = max((tier.figures.capacity_bytes for tier in tiers), default=math.inf)
+    if context_bytes <= largest:
+        return None
+    return (
+        f"the KV of a context, {context_bytes / 1e9:.3g} GB, is larger than every tier; give one of them more than the "
+        f"{largest / 1e9:.3g} GB of the largest, or say tiers: [] for no cache"
+    )
+
+
+def _rates(fetch: KvFetch, replicas: int, context_bytes: float) -> tuple[float, ...]:
+    """Hit rates of the tiers, given or derived; where contexts differ in size their mean counts."""
+    if fetch.popularity is None or context_bytes == 0.0:
+        return tuple(tier.hit or 0.0 for tier in fetch.tiers)
+    sizes = []
+    for tier in fetch.tiers:
+        fitting = tier.figures.capacity_bytes / context_bytes
+        sizes.append(TierSize(math.floor(fitting) if math.isfinite(fitting) else fitting, tier.sharing(replicas)))
+    return hit_rates(fetch.popularity, tuple(sizes), replicas)
+
+
+def _named(tiers: tuple[Tier, ...]) -> dict[str, Tier]:
+    """The tiers by the names of their storage, with their numbers where these are not enough."""
+    named = [tier.storage or "tier" for tier in tiers]
+    alone = [name != "tier" and named.count(name) == 1 for name in named]
+    return {
+        name if once else f"{name}_{place}": tier
+        for place, (name, once, tier) in enumerate(zip(named, alone, tiers, strict=True), start=1)
+    }
+
+
+def _transfer(name: str, tier: Tier, size: NDArray[np.float64], replica: NDArray[np.int64], replicas: int) -> Step:
+    """Of ``size`` bytes of each context that lies in this tier; 0 of the requests that pass it by."""
+    seconds = size / tier.figures.bandwidth
+    if isinstance(tier.transfers, str):
+        return Delay(seconds, name, np.where(size > 0.0, 0, -1))
+    return Served(seconds, tier.transfers, np.where(size > 0.0, replica // tier.sharing(replicas), -1), name)
+
+
+KV_FETCH = StageKind(
+    "kv_fetch", KvFetch, work, "The KV of a context, from the tier of storage that keeps it.", check=_check, note=_note
+)

@@ -1,0 +1,135 @@
+"""Servers that put the jobs waiting for them into batches: a vector index, an embedder, anything that serves several
+queries in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluator.stations.contract import (
+    ChunkJobs,
+    Departures,
+    Station,
+    Use,
+    each,
+    ready_times,
+    shape_of,
+    use_without_devices,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchServers:
+    """``servers`` alike, each of which serves up to as many jobs at once as ``service_s`` has entries.
+
+    ``service_s`` (size,): seconds of a batch of 1, 2, ... jobs; all jobs of a batch leave at its end. A free server
+    starts as soon as a job is there, with all that wait. With ``max_wait_s`` it first waits for a full batch, until
+    that long after the oldest waiting job came.
+    """
+
+    service_s: np.ndarray
+    servers: int = 1
+    max_wait_s: float = 0.0
+
+
+def batch(name: str, servers: Callable[[int], BatchServers]) -> Station:
+    """The station: ``servers`` are those of a configuration by its place in the chunk.
+
+    Jobs are served in the order in which they come, those of one time in the order of their ids; jobs that come at the
+    moment at which a batch starts are part of it. Of several free servers the one that is free for longest serves.
+    """
+    return Station(name, lambda jobs: serve_in_batches(name, jobs, [servers(config) for config in range(len(jobs))]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Lanes:
+    """A lane is a configuration and seed: (lane,) unless said otherwise."""
+
+    ready_s: np.ndarray  # (lane, job) in order, behind the last job inf for as many as the largest batch
+    service_s: np.ndarray  # (lane, size), from a batch of no job on
+    most: np.ndarray  # jobs of the largest batch
+    servers: np.ndarray
+    max_wait_s: np.ndarray
+
+
+def serve_in_batches(name: str, jobs: ChunkJobs, known: Sequence[BatchServers]) -> tuple[Departures, Use]:
+    """Serve the jobs of a chunk; ``known`` are the servers of each configuration."""
+    shape = configs, seeds, count = shape_of(jobs)
+    ready_s = ready_times(jobs, rest=np.inf)
+    order = np.empty(shape, dtype=np.int64)
+    order[...] = np.arange(count)
+    for at, one in each(jobs):
+        order[at][: len(one)] = order[at][one.order]
+    waiting = np.take_along_axis(ready_s, order, axis=-1).reshape(configs * seeds, count)
+    found = _batches(_lanes(known, waiting, seeds))
+    there = np.isfinite(ready_s)
+    scheduled_s, left_s, server = (np.empty(shape, values.dtype) for values in found[:3])
+    for array, values in zip((scheduled_s, left_s, server), found, strict=False):
+        np.put_along_axis(array, order, values.reshape(shape), axis=-1)
+    ready_s, scheduled_s, left_s = (np.where(there, values, 0.0) for values in (ready_s, scheduled_s, left_s))
+    use = use_without_devices(
+        name, jobs, np.array([float(one.servers) for one in known]), found[3].reshape(configs, seeds)
+    )
+    return Departures(ready_s, scheduled_s, left_s, left_s, np.where(there, server, 0).astype(np.int32)), use
+
+
+def _lanes(known: Sequence[BatchServers], ready_s: np.ndarray, seeds: int) -> _Lanes:
+    most = np.array([len(one.service_s) for one in known], dtype=np.int64)
+    largest = most.max(initial=1)
+    service_s = np.zeros((len(known), largest + 1))
+    for row, one in zip(service_s, known, strict=True):
+        row[1 : 1 + len(one.service_s)] = one.service_s
+    behind = np.full((len(ready_s), largest), np.inf)
+    return _Lanes(
+        np.concatenate([ready_s, behind], axis=1),
+        np.repeat(service_s, seeds, axis=0),
+        np.repeat(most, seeds),
+        np.repeat([one.servers for one in known], seeds).astype(np.int64),
+        np.repeat([one.max_wait_s for one in known], seeds).astype(float),
+    )
+
+
+def _batches(lanes: _Lanes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(start, end, server) of the batch of every job, (lane, job), and seconds served (lane,).
+
+    The loop is over batches, the next one of all lanes at a time: the server that is free first takes it, once it is
+    full or its first job has waited for long enough. What is known of a batch is written at its first job, and
+    spread over the others when all is done.
+    """
+    rows, width = len(lanes.ready_s), lanes.ready_s.shape[1] - (lanes.service_s.shape[1] - 1)
+    start_s, end_s = np.zeros((rows, width)), np.zeros((rows, width))
+    server, first = np.zeros((rows, width), dtype=np.int32), np.zeros((rows, width), dtype=np.int64)
+    free_s = np.where(np.arange(lanes.servers.max(initial=1)) < lanes.servers[:, None], 0.0, np.inf)
+    position, busy_s = np.zeros(rows, dtype=np.int64), np.zeros(rows)
+    at = np.flatnonzero(np.isfinite(lanes.ready_s[:, 0]))
+    while len(at):
+        here = position[at]
+        chosen = np.argmin(free_s[at], axis=1)
+        oldest_s = lanes.ready_s[at, here]
+        full_s = lanes.ready_s[at, here + lanes.most[at] - 1]
+        began_s = np.maximum(free_s[at, chosen], np.minimum(oldest_s + lanes.max_wait_s[at], full_s))
+        size = _waiting(lanes, at, here, began_s)
+        took_s = lanes.service_s[at, size]
+        free_s[at, chosen] = began_s + took_s
+        start_s[at, here], end_s[at, here], server[at, here], first[at, here] = began_s, began_s + took_s, chosen, here
+        busy_s[at] += took_s
+        position[at] = here + size
+        at = at[np.isfinite(lanes.ready_s[at, here + size])]
+    np.maximum.accumulate(first, axis=1, out=first)
+    spread = (np.take_along_axis(values, first, axis=1) for values in (start_s, end_s, server))
+    return *spread, busy_s  # type: ignore[return-value]
+
+
+def _waiting(lanes: _Lanes, at: np.ndarray, here: np.ndarray, now_s: np.ndarray) -> np.ndarray:
+    """How many jobs from ``here`` on have come by ``now_s``, at most a full batch; by bisection, (lane,)."""
+    found = np.zeros_like(here)
+    step = 1 << (int(lanes.most.max()).bit_length() - 1)
+    while step:
+        more = found + step
+        fits = more <= lanes.most[at]
+        fits &= lanes.ready_s[at, here + np.minimum(more, lanes.most[at]) - 1] <= now_s
+        found = np.where(fits, more, found)
+        step >>= 1
+    return found

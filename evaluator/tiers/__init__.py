@@ -1,0 +1,11 @@
+"""Tiers of storage that keep the KV of contexts: where a context is found, and how long it takes to get it from there.
+
+``latency`` is the time by tier and its expectation, ``popularity`` how often contexts are asked for, ``lru`` which of
+them a tier still has.
+"""
+
+from evaluator.tiers.latency import expected_s, fetch_s, found
+from evaluator.tiers.lru import TierSize, hit_rates
+from evaluator.tiers.popularity import Popularity
+
+__all__ = ["Popularity", "TierSize", "expected_s", "fetch_s", "found", "hit_rates"]
