@@ -817,6 +817,8 @@ class DecodePipeline(TypedDict, total=False):
     """What the stage is."""
     tokens: int
     """What it gives, such as a call of a tool; the request's output where absent."""
+    reasoning: Reasoning
+    """Longer outputs, or branches: another place for workload.reasoning."""
 
 
 class Times(TypedDict, total=False):

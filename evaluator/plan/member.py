@@ -11,21 +11,12 @@ from evaluator.plan.checks import branches_problem, limit_problem, policy_proble
 from evaluator.plan.engines import ITERATION, REQUEST, TOKEN, has_frontend, is_coupled, lacking
 from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
 from evaluator.plan.one_loop import lacking_in_one_loop, why_in_one_loop
-from evaluator.plan.pipeline import (
-    PipelinePlan,
-    Visited,
-    Walked,
-    ahead_problem,
-    pass_stations,
-    passes_problem,
-    pipeline_of,
-    stages_problem,
-    with_own_kv,
-    with_steps,
-)
+from evaluator.plan.pipeline import pass_stations, pipeline_of, with_steps
 from evaluator.plan.request_level import objective_problem, queue_problem, request_problem
 from evaluator.plan.sides import Pools, SidePlan, model_of, most_jobs, sides_of, sides_problem
+from evaluator.plan.stage_checks import ahead_problem, passes_problem, stages_problem, with_own_kv
 from evaluator.plan.station import StationPlan, station_of
+from evaluator.plan.way import PipelinePlan, Visited, Walked
 from evaluator.replica import Change
 from evaluator.scenario import Deployment, Objective, Workload
 from evaluator.scenario.grid import Point

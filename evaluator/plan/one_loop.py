@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from evaluator.cost.lanes import structure
 from evaluator.plan.engines import MOST_TOGETHER, Program, together
 from evaluator.plan.link import LinkPlan
-from evaluator.plan.pipeline import PipelinePlan
 from evaluator.plan.sides import SidePlan
 from evaluator.plan.station import StationPlan
+from evaluator.plan.way import PipelinePlan
 from evaluator.policies import policy
 from evaluator.routing import name_of
 from evaluator.scenario import Transfer, Workload

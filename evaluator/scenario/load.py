@@ -18,7 +18,7 @@ from evaluator.scenario.keys import (
     deployment_reader,
     read_slo,
 )
-from evaluator.scenario.pipeline_keys import by_name, pipeline_problem, pipeline_reader
+from evaluator.scenario.pipeline_keys import by_name, pipeline_problem, pipeline_reader, with_reasoning
 from evaluator.scenario.question_keys import budget_reader, demand_reader
 from evaluator.scenario.scenario import Budget, Demand, Deployment, Scenario, Workload
 from evaluator.scenario.sections import Base
@@ -46,7 +46,7 @@ def load_scenario(source: str | Path | Mapping[str, Any], overrides: Sequence[st
     place = Place(file)
     if not isinstance(tree, Mapping):
         raise place.error(f"expected a scenario with the keys {', '.join(_TOP)}, got {shown(tree)}")
-    tree = _named_stages(tree, place)
+    tree = _named_stages(tree, place, first=True)
     for override in overrides:
         tree = _named_stages(_override(tree, override), place)
     path = None if isinstance(source, Mapping) else Path(source)
@@ -135,11 +135,11 @@ def _check_pipeline(workload: Workload, deployment: Deployment, axes: Sequence[R
         raise place.key(key).error(reason)
 
 
-def _named_stages(tree: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
-    """The tree with stages by their names, so that keys below them can be set."""
-    if not isinstance(tree.get("pipeline"), list | tuple):
-        return tree
-    return {**tree, "pipeline": by_name(tree["pipeline"], place.key("pipeline"))}
+def _named_stages(tree: Mapping[str, Any], place: Place, first: bool = False) -> Mapping[str, Any]:
+    """The tree with stages by their names, so that keys below them can be set; ``first``: before any is."""
+    if isinstance(tree.get("pipeline"), list | tuple):
+        tree = {**tree, "pipeline": by_name(tree["pipeline"], place.key("pipeline"))}
+    return with_reasoning(tree, place, first)
 
 
 def _check_bounds(slo: Any, place: Place) -> None:

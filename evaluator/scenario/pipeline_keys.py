@@ -25,9 +25,11 @@ from evaluator.scenario.fields import (
     text,
 )
 from evaluator.scenario.pools import stage_pools_of
+from evaluator.scenario.reasoning_keys import reasoning_reader
 from evaluator.scenario.scenario import LLM_STAGES, Deployment, Geometric, Stage, Workload
 from evaluator.scenario.session_keys import fixed_or
 from evaluator.scenario.tables import named, schema_of, variant
+from evaluator.scenario.tree import put
 from evaluator.scenario.workload import pipeline_names
 
 SAYS = "What the stage is."
@@ -55,6 +57,7 @@ COMMON: Table = {
 }
 DECODE: Table = {
     "tokens": Field(count(), None, "What it gives, such as a call of a tool; the request's output where absent."),
+    "reasoning": Field(reasoning_reader, None, "Longer outputs, or branches: another place for workload.reasoning."),
 }
 
 
@@ -73,6 +76,8 @@ def _tables() -> dict[str, Table]:
 
 def _stage(name: str, values: dict[str, Any], place: Place) -> Stage:
     if name in LLM_STAGES:
+        if values.pop("reasoning", None) is not None:  # one that the file says has moved (``with_reasoning``)
+            raise place.key("reasoning").error("cannot be swept here; sweep workload.reasoning")
         return Stage(name, **values)
     kind = _kinds().kind_of(name)
     parameters = kind.parameters(**{key: values[key] for key in kind.table})
@@ -143,6 +148,25 @@ def _check_order(stages: Mapping[str, Stage], place: Place) -> None:
                 f"{'decode' if one == 'prefill' else one or 'nothing'}: prefill and decode stand together, in this "
                 f"order; put other stages before prefill or behind decode"
             )
+
+
+def with_reasoning(tree: Mapping[str, Any], place: Place, first: bool) -> Mapping[str, Any]:
+    """The tree with what decode stages say of reasoning as ``workload.reasoning``, which is the record of it.
+
+    ``first``: the tree is as the file has it, and may not say it in both places.
+    """
+    stages, workload = tree.get("pipeline"), tree.get("workload")
+    if not isinstance(stages, Mapping) or not isinstance(workload, Mapping):
+        return tree
+    for name, stage in stages.items():
+        if not isinstance(stage, Mapping) or stage.get("stage") != "decode" or stage.get("reasoning") is None:
+            continue
+        own = stage["reasoning"]
+        if first and workload.get("reasoning") is not None:
+            raise place.key(f"pipeline.{name}.reasoning").error("is there as workload.reasoning, too; keep one of them")
+        workload = put(dict(workload), ("reasoning",), own)
+        stages = {**stages, name: {key: value for key, value in stage.items() if key != "reasoning"}}
+    return {**tree, "pipeline": stages, "workload": workload}
 
 
 def _check_loops(stages: Mapping[str, Stage], place: Place) -> None:

@@ -15,11 +15,11 @@ import numpy as np
 
 from evaluator.cost.memory import kv_units
 from evaluator.metrics.outcomes import OK
-from evaluator.metrics.use import Use, WeightedGaps
-from evaluator.plan import LinkPlan, Member, Plan, StationPlan
+from evaluator.metrics.use import WeightedGaps
+from evaluator.plan import LinkPlan, Member, Plan
 from evaluator.plan.engines import routed_by
-from evaluator.plan.pipeline import Walked
 from evaluator.plan.sides import SidePlan, group_of_replicas
+from evaluator.plan.way import Walked
 from evaluator.reference import Iteration, Outcome, Request
 from evaluator.reference.network import Clients, run
 from evaluator.reference.network import Station as Stage
@@ -30,17 +30,16 @@ from evaluator.reference.stations.pool import Pool
 from evaluator.reference.stations.side import Choose, Side
 from evaluator.reference.stations.transfers import Sending, Transfers
 from evaluator.routing import stream
-from evaluator.simulation.chain import Journey, Leg, journey_of
+from evaluator.simulation.chain import Journey, journey_of
 from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.gaps import Gaps, pooled
-from evaluator.simulation.legs import LinkServed, PoolServed, Served, SideServed, legs_in_one_loop, never
+from evaluator.simulation.legs import LinkServed, PoolServed, Served, SideServed, legs_in_one_loop
 from evaluator.simulation.slots import OPEN_LOOP, Slot
-from evaluator.simulation.stages import Stop, on_pool
+from evaluator.simulation.stages import Stop
 from evaluator.simulation.tokens import Observe, add_totals, branches_of, limits_of
-from evaluator.simulation.use import Totals, use_of
-from evaluator.simulation.ways import Hop, Itinerary, Ways, ways_of
-from evaluator.stages import Delay
-from evaluator.stations.contract import ChunkJobs, Departures, Station, each, shape_of, use_without_devices
+from evaluator.simulation.visits import legs_of_ways
+from evaluator.simulation.ways import Itinerary, Ways, ways_of
+from evaluator.stations.contract import ChunkJobs, each
 from evaluator.traffic.jobs import Demand, Jobs, branch_units, held_units
 from evaluator.traffic.requests import Tokens, shared_tokens
 
@@ -329,121 +328,3 @@ def _gaps_of(gaps: Gaps, replica: int, jobs: Jobs, served: SideServed) -> Weight
     counted = np.flatnonzero(here)
     first = counted[np.lexsort((jobs.id[counted], served.ready_s[counted]))[0]]
     return gaps.after(float(served.first_token_s[first]))
-
-
-def legs_of_ways(
-    members: Sequence[Member],
-    walks: Sequence[Sequence[Walked]],
-    jobs: ChunkJobs,
-    llm: Sequence[Leg],
-    runs: dict[tuple[int, int], NetworkRun],
-) -> list[Leg]:
-    """The legs of all visits in their order: those of the stages, and between them those of the LLM, ``llm``."""
-    if not runs:  # no configuration of the chunk can run
-        return list(llm)
-    numbers = max(len(one.ways.hops) for one in runs.values() if one.ways is not None)
-    now_s = {at: one.arrival_s.copy() for at, one in runs.items()}
-    found: list[Leg] = []
-    told: set[tuple[int, int]] = set()
-    longest = max(runs.values(), key=lambda one: len(one.ways.hops) if one.ways is not None else 0)
-    for number in range(numbers):
-        kind = longest.ways.hops[number]  # type: ignore[union-attr]
-        if isinstance(kind, int):
-            found += [_visit_leg(leg, kind, jobs, now_s) for leg in llm]
-            continue
-        stop = Stop(members, walks, kind.place, kind.step)
-        hops: dict[tuple[int, int], Hop] = {
-            at: one.ways.hops[number]  # type: ignore[union-attr, misc]
-            for at, one in runs.items()
-            if number < len(one.ways.hops)  # type: ignore[union-attr]
-        }
-        first = (kind.place, kind.step) not in told
-        told.add((kind.place, kind.step))
-        found.append(_hop_leg(stop, jobs, hops, runs, now_s, first))
-    return found
-
-
-def _visit_leg(leg: Leg, visit: int, jobs: ChunkJobs, now_s: dict[tuple[int, int], np.ndarray]) -> Leg:
-    """Of a leg with all visits to the LLM one visit; the first tells of the use."""
-    own: list[list[Jobs]] = [[] for _ in jobs]
-    places: dict[tuple[int, int], np.ndarray] = {}
-    for at, one in each(leg.jobs):
-        count = len(jobs[at[0]][at[1]])
-        places[at] = np.flatnonzero(one.id // count == visit)
-        some = one.some(places[at])
-        own[at[0]].append(replace(some, id=some.id - visit * count))
-    departures = Departures.empty(own)
-    for at, one in each(own):
-        for name in ("ready_s", "scheduled_s", "first_token_s", "last_token_s", "replica"):
-            getattr(departures, name)[at][: len(one)] = getattr(leg.departures, name)[at][places[at]]
-        own[at[0]][at[1]] = one.at(departures.ready_s[at][: len(one)])
-        if at in now_s:
-            now_s[at][one.id] = departures.last_token_s[at][: len(one)]
-    return replace(leg, jobs=own, departures=departures, uses=leg.uses if visit == 0 else (), visit=visit)
-
-
-def _hop_leg(
-    stop: Stop,
-    jobs: ChunkJobs,
-    hops: dict[tuple[int, int], Hop],
-    runs: dict[tuple[int, int], NetworkRun],
-    now_s: dict[tuple[int, int], np.ndarray],
-    first: bool,
-) -> Leg:
-    """Of one step of one visit; its first visit tells of the use."""
-    found = Departures.empty(jobs)
-    visited = np.zeros(found.ready_s.shape, dtype=bool)
-    own = [list(of_seeds) for of_seeds in jobs]
-    for at, one in each(jobs):
-        if at not in runs:
-            continue
-        for name in ("ready_s", "scheduled_s", "first_token_s", "last_token_s"):
-            getattr(found, name)[at][: len(one)] = now_s[at]
-        own[at[0]][at[1]] = one.at(now_s[at].copy())
-        if at not in hops:
-            continue
-        hop = hops[at]
-        for request in hop.ids.tolist():
-            came_s, began_s, left_s, replica = hop.times(request)
-            found.ready_s[at][request], found.scheduled_s[at][request] = came_s, began_s
-            found.first_token_s[at][request] = found.last_token_s[at][request] = left_s
-            found.replica[at][request] = replica
-            visited[at][request] = True
-        now_s[at][:] = found.last_token_s[at][: len(one)]
-    stage = stop.stage(0)
-    station = Station(
-        stop.label,
-        never,
-        streams=stage.kind.streams(stage.parameters),
-        stage=stage.name,
-        waits=stop.planned(0).kind is not Delay,
-    )
-    uses = (_hop_use(stop, jobs, runs),) if first else ()
-    return Leg(station, own, replace(found, visited=visited), uses)
-
-
-def _hop_use(stop: Stop, jobs: ChunkJobs, runs: dict[tuple[int, int], NetworkRun]) -> Use:
-    """What a step used in all its visits; where stages share a pool, the first of them tells of it."""
-    number = stop.planned(0).station
-    if number is not None:
-        pools = [member.stations[number] for member in stop.members]
-        totals = Totals.empty(*shape_of(jobs)[:2])
-        own = [list(of_seeds) for of_seeds in jobs]
-        for at, one in runs.items():
-            add_totals(totals, at, Outcome([], list(one.passes[number].pools[0])))
-            own[at[0]][at[1]] = _computed(pools[at[0]], one.passes[number])
-        return replace(use_of(pools, own, totals, None), name=stop.label)
-    busy_s = np.zeros(shape_of(jobs)[:2])
-    for at, one in runs.items():
-        assert one.ways is not None
-        busy_s[at] = sum(hop.busy_s for hop in one.ways.hops if isinstance(hop, Hop) and hop.of(stop))
-    servers = np.array([float(stop.all_servers(config)) for config in range(len(stop.members))])
-    return on_pool(stop, use_without_devices(stop.label, jobs, servers, busy_s))
-
-
-def _computed(pool: StationPlan, of_run: SideRun) -> Jobs:
-    """The passes that a pool computed."""
-    prompt = np.array([part.prompt_tokens for part in of_run.side.parts.values()], dtype=np.int64)
-    none = np.zeros_like(prompt)
-    demand = Demand.of(Tokens(prompt, none + 1, none, none, none), pool.role)
-    return Jobs(np.arange(len(prompt)), none.astype(float), demand, none.astype(bool))

@@ -54,6 +54,17 @@ def test_stages_are_swept_and_set():
     ]  # fmt: skip
 
 
+def test_reasoning_of_a_decode_is_that_of_the_workload():
+    raw = scenario(["prefill", {"stage": "decode", "reasoning": {"scale": 8, "branches": 4}}])
+    found = load_scenario(raw, ["pipeline.decode.reasoning.branches=2"]).workload.reasoning
+    assert (found.scale, found.branches) == (8, 2)
+    both = {**raw, "workload": {**raw["workload"], "reasoning": {"scale": 2}}}
+    with pytest.raises(InputError, match=r"decode\.reasoning: is there as workload\.reasoning, too; keep one"):
+        load_scenario(both)
+    with pytest.raises(InputError, match=r"cannot be swept here; sweep workload\.reasoning"):
+        load_scenario({**raw, "sweep": {"pipeline.decode.reasoning": [{"branches": 2}, {"branches": 4}]}})
+
+
 def test_the_schema_knows_stages():
     from evaluator.scenario.schema import scenario_schema
 

@@ -1,0 +1,101 @@
+"""Why the stages of a pipeline cannot serve the requests of a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from evaluator.metrics.outcomes import OK
+from evaluator.plan.checks import limit_problem, policy_problem
+from evaluator.plan.link import LinkPlan
+from evaluator.plan.pipeline import pass_of, passes_of
+from evaluator.plan.station import StationPlan
+from evaluator.plan.way import PipelinePlan, Walked
+from evaluator.scenario import Deployment, Workload
+from evaluator.stages import Batched, Pass
+from evaluator.traffic.requests import cached_by_content, shared_tokens
+
+
+def passes_problem(passes: Sequence[StationPlan]) -> str | None:
+    """Why a pool could not compute the models of its stages; None where all can."""
+    for station in passes:
+        problem: str | None = station.design.status
+        if problem == OK:
+            problem = policy_problem(station.deployment, station.design)
+            problem = problem or limit_problem(station.deployment, station.design, station.extremes)
+        if problem is not None:
+            kind, _, reason = problem.partition(": ")
+            return f"{kind}: pipeline.{station.name}: {reason}"
+    return None
+
+
+def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, walks: Sequence[Walked]) -> str | None:
+    """What the stages of a pipeline cannot do with one another, or with the workload; None where they can."""
+    for stage in pipeline.stages:
+        for step in stage.steps:
+            if step.kind is Pass and step.pool is None:
+                return (
+                    f"infeasible: pipeline.{step.label}: it computes a model, and no pool serves it; add a pool such "
+                    f"as deployment.pools.{stage.name}: {{role: stage, hardware: l4}} and say pool: {stage.name}"
+                )
+    for steps in passes_of(pipeline).values():
+        models = {str(pass_of(walks[0], place, step).model): planned for place, step, planned in steps}
+        if len(models) > 1:
+            (one, first), (other, second) = list(models.items())[:2]
+            return (
+                f"infeasible: pipeline.{second.label}: pool {second.pool} computes {one} for {first.label} and cannot "
+                f"compute {other} too; give it a pool of its own"
+            )
+    together: dict[str | None, str] = {}
+    for batched in (step for stage in pipeline.stages for step in stage.steps if step.kind is Batched):
+        served = together.setdefault(batched.pool, batched.label)
+        if batched.pool is not None and served != batched.label:
+            return (
+                f"infeasible: pipeline.{batched.label}: pool {batched.pool} serves {served} in batches, and no others "
+                "fit into them; give it a pool of its own"
+            )
+    for walked in walks:
+        for visit in walked.visits:
+            if visit.stage is not None and visit.work is not None and visit.work.problem is not None:
+                return f"infeasible: pipeline.{pipeline.stages[visit.stage].name}: {visit.work.problem}"
+    if workload.sessions.feedback:
+        return (
+            "unsupported: sessions that think from the answer with a pipeline; use workload.sessions.think_from arrival"
+        )
+    if workload.reasoning.several and pipeline.repeats:
+        return (
+            "unsupported: workload.reasoning.branches with a pipeline that comes to the LLM more than once: it is not "
+            "said which branch goes on; use one branch"
+        )
+    works = [visit.work for walked in walks for visit in walked.visits if visit.work is not None]
+    if any(np.any(np.asarray(work.adds_tokens)) for work in works) and (
+        cached_by_content(workload, llm) or shared_tokens(workload, llm)
+    ):
+        return (
+            "unsupported: kv.prefix_caching with stages that add tokens to prompts: what these are is not known; "
+            "leave it out"
+        )
+    return None
+
+
+def ahead_problem(pipeline: PipelinePlan, walked: Walked, coupled: str) -> str | None:
+    """Why no stage can begin before its turn where all stations run in one loop, for what is ``coupled``."""
+    for place in walked.first:
+        if walked.ahead(place):
+            return f"unsupported: pipeline.{pipeline.stages[place].name}: prefetch with {coupled}; use prefetch: false"
+    return None
+
+
+def with_own_kv(pipeline: PipelinePlan, walked: Walked, link: LinkPlan | None) -> tuple[LinkPlan | None, str | None]:
+    """The links where a stage brings KV to the decode side, and why it cannot; both as they are where none does."""
+    if walked.on_decode is None:
+        return link, None
+    if link is None:
+        name = pipeline.stages[walked.on_decode].name
+        return (
+            link,
+            f"infeasible: pipeline.{name}: to_decode without a decode side; leave it out, or use pools with roles",
+        )
+    return replace(link, computed_only=True), None
