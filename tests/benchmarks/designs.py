@@ -1,0 +1,109 @@
+"""Pictures of the scenarios that compare designs by name over the rate: batching policies, and prefill and decode apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
+
+
+class Panel(NamedTuple):
+    """One statistic over the rate."""
+
+    label: str
+    variable: str
+    quantile: float | None  # none: the variable has no quantiles
+    scale: float
+    ticks: tuple[float, ...]  # the first and the last are the ends of the axis
+    bound: float | None = None  # the objective
+
+
+POLICIES = (
+    Panel("TTFT p90 (s)", "ttft_s", 0.9, 1, (0.2, 0.5, 1, 2, 5), 1.5),
+    Panel("TPOT p90 (ms)", "tpot_s", 0.9, 1e3, (10, 20, 50, 100), 70),
+    Panel("requests within SLO (%)", "slo_attainment", None, 100, (0, 25, 50, 75, 100), 90),
+)
+DISAGGREGATION = (
+    Panel("TTFT p90 (s)", "ttft_s", 0.9, 1, (0.2, 0.5, 1, 2), 1),
+    Panel("TPOT p90 (ms)", "tpot_s", 0.9, 1e3, (10, 20, 50, 100)),
+    Panel("gap between tokens, p99 (ms)", "itl_s", 0.99, 1e3, (10, 20, 50, 100, 200), 80),
+)
+
+
+def draw_policies(path: Path) -> None:
+    """TTFT, TPOT and SLO attainment over the rate, a line for each batching policy."""
+    _draw(path, "policies", _policy, POLICIES, "Five ways of batching: Llama-3.1-70B, TP 4 on H100, chat")
+
+
+def draw_disaggregation(path: Path) -> None:
+    """TTFT, TPOT and the gaps between tokens over the rate, a line for each way to split eight H100."""
+    _draw(path, "disaggregation", _link, DISAGGREGATION, "Eight H100 for Llama-3.1-70B: together, or apart over a link")
+
+
+def _policy(one: xr.Dataset) -> str:
+    tokens = one["max_num_batched_tokens"].item()
+    return f"chunked {tokens:g}" if one["policy"].item() == "chunked" else str(one["policy"].item())
+
+
+def _link(one: xr.Dataset) -> str:
+    if one["prefill_role"].item() == "none":
+        return "two that do both"
+    by_layer, dtype = one["granularity"].item() == "layer", one["dtype"].item()
+    how = (", by layer" if by_layer else "") + (f", {dtype}" if dtype != "auto" else "")
+    return f"{one['link'].item()}{how}"
+
+
+def _draw(path: Path, name: str, label: Callable[[xr.Dataset], str], panels: tuple[Panel, ...], title: str) -> None:
+    from evaluator.report.picture.canvas import canvas, save
+    from evaluator.report.picture.style import COLOURS
+    from evaluator.run import sweep
+    from evaluator.scenario import load_scenario
+
+    ds = sweep(load_scenario(SCENARIOS / f"{name}.yaml"))
+    labels = np.array([label(ds.isel(config=at)) for at in range(ds.sizes["config"])])
+
+    def picture() -> Any:
+        figure = canvas(11.0, 4.0)
+        figure.set_layout_engine("constrained")
+        row = figure.subplots(1, len(panels))
+        for axes, panel in zip(row, panels, strict=True):
+            for colour, one in zip(COLOURS, dict.fromkeys(labels), strict=False):
+                _line(axes, ds.isel(config=labels == one), panel, colour, one)
+            _finish(axes, panel)
+        handles, names = row[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 5), frameon=False)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+        return figure
+
+    save(path, picture)
+
+
+def _line(axes: Any, ds: xr.Dataset, panel: Panel, colour: str, label: str) -> None:
+    values = ds[panel.variable] if panel.quantile is None else ds[panel.variable].sel(quantile=panel.quantile)
+    shown, rate = panel.scale * values.values, ds["rate_rps"].values
+    calm = ~ds["saturated"].values
+    axes.plot(rate, shown, color=colour, lw=1, alpha=0.4)
+    axes.plot(rate[~calm], shown[~calm], "o", color=colour, ms=4, mfc="white")
+    axes.plot(rate, np.where(calm, shown, np.nan), "o-", color=colour, ms=4, lw=1.7, label=label)
+
+
+def _finish(axes: Any, panel: Panel) -> None:
+    from evaluator.report.picture.style import GREY, grid_lines
+
+    if panel.ticks[0] > 0:
+        axes.set_yscale("log")
+        axes.minorticks_off()
+    axes.set_yticks(panel.ticks, [f"{tick:g}" for tick in panel.ticks])
+    axes.set_ylim(panel.ticks[0], panel.ticks[-1] * (1 if panel.ticks[0] > 0 else 1.04))
+    if panel.bound is not None:
+        axes.axhline(panel.bound, color=GREY, ls="--", lw=1)
+    axes.set_title(panel.label, loc="left", fontsize=10)
+    axes.set_xlabel("arrival rate (requests/s)")
+    grid_lines(axes)

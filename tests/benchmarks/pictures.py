@@ -1,0 +1,107 @@
+"""Makes the pictures of the scenarios anew: those named on the command line, or all.
+
+``make pictures`` runs it. A picture is what a command of Evaluator draws, or a function for what no command does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.benchmarks import bestserve, designs, hermes, kv_storage, rag, screens, vidur
+from tests.benchmarks.timing import ROOT
+
+FOLDER = ROOT / "scenarios"
+COLOURS = 128  # of a picture's palette: a third of the bytes, and no difference that one sees
+LARGEST = 150_000
+"""Bytes of a picture, at most."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line of Evaluator, without ``--plot``, and the name that it plots to where the picture is beside that."""
+
+    line: str
+    plot: str | None = None
+
+    def __call__(self, path: Path) -> None:
+        target = path.with_name(self.plot or path.name)
+        arguments = [*self.line.split(), "--top", "0", "--plot", str(target)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        subprocess.run([sys.executable, "-m", "evaluator", *arguments], env=environment, check=True)
+
+
+PICTURES: Mapping[str, Callable[[Path], None]] = {
+    "quickstart.png": Command("sweep quickstart"),
+    "quickstart-sensitivity.png": Command(
+        "sweep quickstart --set workload.seeds=[0,1,2,3] --sensitivity", plot="quickstart.png"
+    ),
+    "quickstart-page.png": screens.draw_page,
+    "choose-hardware.png": screens.draw_notebook,
+    "what-if-bandwidth.png": screens.draw_notebook,
+    "policies.png": designs.draw_policies,
+    "closed-loop.png": Command("sweep closed-loop"),
+    "eight-gpus.png": Command("optimize eight-gpus"),
+    "disaggregation.png": designs.draw_disaggregation,
+    "prefix-caching.png": Command("sweep prefix-caching"),
+    "rag-placement.png": rag.draw,
+    "kv-storage.png": kv_storage.draw,
+    "bestserve.png": bestserve.draw,
+    "hermes-batching.png": hermes.draw_batching,
+    "client-scaling.png": hermes.draw_scaling,
+    "reasoning.png": hermes.draw_reasoning,
+    "vidur-search.png": vidur.draw,
+}
+"""How each picture is made: a function that writes it to a path whose last part is the picture's name."""
+
+
+def make(name: str) -> float:
+    """Make one picture; the seconds it took. The old one is replaced when the new one is whole."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        PICTURES[name](path)
+        shrink(path)
+        (FOLDER / name).write_bytes(path.read_bytes())
+    return time.perf_counter() - start
+
+
+def shrink(path: Path) -> None:
+    """Give a PNG a palette of its own COLOURS."""
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pictures", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME.png", help=f"of {', '.join(PICTURES)}; all without any")
+    chosen = parser.parse_args().names or PICTURES
+    unknown = [name for name in chosen if name not in PICTURES]
+    if unknown:
+        parser.error(f"no picture {', '.join(unknown)}; there are {', '.join(PICTURES)}")
+    failed = False
+    for name in chosen:
+        try:
+            seconds = make(name)
+        except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as reason:
+            failed = True
+            print(f"{name:<28} not made: {reason}", flush=True)
+            continue
+        size = (FOLDER / name).stat().st_size
+        note = "" if size <= LARGEST else f"  more than the {LARGEST / 1e3:.0f} kB that a picture may have"
+        print(f"{name:<28}{seconds:6.1f} s {size / 1e3:5.0f} kB{note}", flush=True)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
