@@ -165,7 +165,7 @@ class KvFetch:
 
 def _check(fetch: KvFetch, place: Place) -> None:
     if fetch.tokens is not None and fetch.share is not None:
-        raise place.key("share").error("excludes tokens: a context is a part of the prompt, or in front of it; leave one out")
+        raise place.key("share").error("excludes tokens: a context is a part of its prompt, or in front of it")
     at = place.key("tiers")
     for index, tier in enumerate(fetch.tiers):
         if fetch.popularity is None and tier.hit is None:

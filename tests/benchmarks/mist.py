@@ -1,4 +1,4 @@
-"""The deployment searches of MIST (section V-A, table III): the most requests per dollar of eight GPUs for three pipelines.
+"""The deployment searches of MIST (section V-A, table III): the most requests per dollar of eight GPUs.
 
 ``python -m tests.benchmarks.mist FILE.png`` draws them.
 """
