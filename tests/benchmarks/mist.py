@@ -174,7 +174,7 @@ def _panel(axes: Any, found: Search) -> None:
     axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
     if not axes.yaxis_inverted():
         axes.invert_yaxis()
-    axes.set_xlim(0, 1.04 * most)
+    axes.set_xlim(0, 1.12 * most)
     axes.set_title(found.case.title, loc="left", fontsize=10)
     axes.set_xlabel("requests per dollar")
     grid_lines(axes, "x")
