@@ -520,6 +520,7 @@ class Pool(TypedDict, total=False):
             "qwen3-235b-a22b",
             "qwen3-30b-a3b",
             "qwen3-32b",
+            "qwen3-4b",
             "qwen3-8b",
             "qwen3-next-80b-a3b",
             "qwen3.5-35b-a3b",
@@ -688,6 +689,7 @@ class Deployment(TypedDict, total=False):
             "qwen3-235b-a22b",
             "qwen3-30b-a3b",
             "qwen3-32b",
+            "qwen3-4b",
             "qwen3-8b",
             "qwen3-next-80b-a3b",
             "qwen3.5-35b-a3b",
@@ -878,6 +880,7 @@ class PreprocessPipeline(TypedDict, total=False):
             "qwen3-235b-a22b",
             "qwen3-30b-a3b",
             "qwen3-32b",
+            "qwen3-4b",
             "qwen3-8b",
             "qwen3-next-80b-a3b",
             "qwen3.5-35b-a3b",
@@ -973,6 +976,7 @@ class RetrievePipeline(TypedDict, total=False):
             "qwen3-235b-a22b",
             "qwen3-30b-a3b",
             "qwen3-32b",
+            "qwen3-4b",
             "qwen3-8b",
             "qwen3-next-80b-a3b",
             "qwen3.5-35b-a3b",
@@ -1022,6 +1026,7 @@ class RetrievePipeline(TypedDict, total=False):
             "qwen3-235b-a22b",
             "qwen3-30b-a3b",
             "qwen3-32b",
+            "qwen3-4b",
             "qwen3-8b",
             "qwen3-next-80b-a3b",
             "qwen3.5-35b-a3b",
@@ -1100,6 +1105,8 @@ class KvFetchPipeline(TypedDict, total=False):
     """Asked one after the other; [] is no cache: all is computed."""
     tokens: int
     """Of the context of each request, in front of its prompt."""
+    share: float
+    """Of each prompt the leading part that is its context."""
     popularity: Popularity
     """Of the contexts, from which hit rates follow; all tiers keep the last (LRU)."""
     to_decode: bool
@@ -1191,6 +1198,7 @@ class PostprocessPipeline(TypedDict, total=False):
             "qwen3-235b-a22b",
             "qwen3-30b-a3b",
             "qwen3-32b",
+            "qwen3-4b",
             "qwen3-8b",
             "qwen3-next-80b-a3b",
             "qwen3.5-35b-a3b",

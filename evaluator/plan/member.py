@@ -74,6 +74,11 @@ class Member:
         return sum(devices for devices, _ in self._priced)
 
     @property
+    def accelerators(self) -> int:
+        """The devices without the CPUs that serve stages: what a budget of devices counts, and what is per GPU."""
+        return self.devices - (0 if self.pipeline is None else self.pipeline.cpus)
+
+    @property
     def answering(self) -> tuple[StationPlan, ...]:
         """The stations that give the answers."""
         return tuple(station for station in self.stations if station.role is not ROLES[STAGE])

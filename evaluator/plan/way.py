@@ -176,6 +176,11 @@ class PipelinePlan:
         """Devices of its pools whose price is not known."""
         return tuple(pool.hardware.name for name, pool in self.pools.items() if self.price(name) is None)
 
+    @property
+    def cpus(self) -> int:
+        """Devices of the pools that are CPUs."""
+        return sum(pool.replicas * pool.devices for pool in self.pools.values() if pool.hardware.kind == "cpu")
+
     def price(self, name: str) -> float | None:
         """USD per hour of a device of a pool; None: not known."""
         own = self.deployments[name].usd_per_device_hour

@@ -107,8 +107,8 @@ def within(member: Member, budget: Budget) -> Member:
 
 
 def _beyond(member: Member, budget: Budget) -> str | None:
-    if budget.devices is not None and member.devices > budget.devices:
-        return f"over budget: {member.devices:,} devices, and the budget is {budget.devices:,}"
+    if budget.devices is not None and member.accelerators > budget.devices:
+        return f"over budget: {member.accelerators:,} devices, and the budget is {budget.devices:,}"
     if budget.usd_per_hour is None:
         return None
     price = member.usd_per_hour
@@ -168,7 +168,7 @@ def _most(member: Member, budget: Budget, rate: float | None, starts: Starts) ->
     """Replicas that the budget takes, and that the rate may need."""
     limits = []
     if budget.devices is not None:
-        limits.append(budget.devices // member.devices)
+        limits.append(budget.devices // member.accelerators)
     if budget.usd_per_hour is not None and (price := member.usd_per_hour):
         limits.append(floor(budget.usd_per_hour / price * (1.0 + 1e-12)))
     if rate is not None:

@@ -208,7 +208,7 @@ def _dataset(
     price = np.array([np.nan if one.usd_per_hour is None else one.usd_per_hour for one in members])
     values["usd_per_hour"] = price
     if "goodput_rps" in values:
-        values["goodput_rps_per_gpu"] = values["goodput_rps"] / values["devices"]
+        values["goodput_rps_per_gpu"] = values["goodput_rps"] / np.array([one.accelerators for one in members])
         with np.errstate(divide="ignore", invalid="ignore"):
             values["goodput_per_usd"] = np.where(price > 0.0, SECONDS_PER_HOUR * values["goodput_rps"] / price, np.nan)
     values["pool_layout"] = np.array([layout_of(member) for member in members])

@@ -12,6 +12,7 @@ from evaluator.cost.iteration import iteration_time
 from evaluator.cost.memory import kv_units
 from evaluator.plan import Member, Plan, StationPlan
 from evaluator.scenario import Objective
+from evaluator.traffic.jobs import Demand
 
 POINTS = 48
 USED = 0.75
@@ -30,15 +31,26 @@ class Starts:
     def rate(self, member: Member) -> float:
         """Requests per second, positive."""
         demand = self._whole.jobs(member)[0].demand
-        prompt, output = float(demand.compute_tokens.mean()), float(demand.made_tokens.mean())
+        prompt, output = float(demand.compute_tokens.mean()), float((demand.made_tokens + demand.later_tokens).mean())
+        context = _context(demand)
         pace = _pace(member.objectives)
         rates = []
         for station in member.answering:
             key = (id(station.design), id(demand), station.role.name, station.deployment.batching.max_num_seqs, pace)
             if key not in self._known:
-                self._known[key] = _capacity(station, prompt, output, pace)
+                self._known[key] = _capacity(station, prompt, output, context, pace)
             rates.append(self._known[key] * station.deployment.replicas)
         return max(USED * min(rates), 1e-6)
+
+
+def _context(demand: Demand) -> float:
+    """Mean tokens that a decoding sequence holds. Long outputs count for more: they are in the batch for longer.
+
+    ``demand`` is that of the first pool; a prefill side leaves all tokens but the first to a decode side.
+    """
+    output = demand.output_tokens + demand.later_tokens
+    held, steps = demand.prompt_tokens + output / 2.0, output - 1
+    return float(np.average(held, weights=steps) if steps.any() else held.mean())
 
 
 def _pace(objectives: tuple[Objective, ...]) -> float:
@@ -46,7 +58,7 @@ def _pace(objectives: tuple[Objective, ...]) -> float:
     return min((one.bound_s for one in objectives if one.metric in PACE), default=float("inf"))
 
 
-def _capacity(station: StationPlan, prompt: float, output: float, pace: float) -> float:
+def _capacity(station: StationPlan, prompt: float, output: float, context: float, pace: float) -> float:
     """Requests per second of one replica whose iterations take at most ``pace`` seconds on average.
 
     Little's law: an iteration of n decodes admits n / (output - 1) prompts. In a pipeline as many batches are in flight
@@ -54,7 +66,7 @@ def _capacity(station: StationPlan, prompt: float, output: float, pace: float) -
     """
     replica = station.design.ready
     steps = max(output - 1.0, 1e-3)
-    fits = replica.kv.capacity_units / max(float(kv_units(replica.kv, int(prompt + output / 2.0))), 1.0)
+    fits = replica.kv.capacity_units / max(float(kv_units(replica.kv, int(context))), 1.0)
     ranks = len(replica.pipeline_ranks)
     most = max(min(float(station.deployment.batching.max_num_seqs), fits) / ranks, 1.0)
     admitted = np.geomspace(1.0, most, POINTS) / steps
@@ -64,7 +76,7 @@ def _capacity(station: StationPlan, prompt: float, output: float, pace: float) -
         decodes = admitted * steps
     prompts = 0.0 * admitted if station.role.prompt_resident else admitted
     window = replica.kv.window
-    batch = together(prefill_batch(prompts, prompt, window), decode_batch(decodes, prompt + output / 2.0, window))
+    batch = together(prefill_batch(prompts, prompt, window), decode_batch(decodes, context, window))
     times = np.array([np.broadcast_to(iteration_time(cost, batch), admitted.shape) for cost in replica.pipeline_ranks])
     rates = admitted / times.max(axis=0)
     allowed = station.role.first_token_only | (times.sum(axis=0) <= pace)

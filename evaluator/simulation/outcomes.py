@@ -127,7 +127,8 @@ def _as_clients_see(members: Sequence[Member], journey: Journey) -> tuple[np.nda
     """First and last tokens (config, seed, request) with what a calibration says requests pay around the engine.
 
     Clients talk to one frontend, so that of pools in tandem the calibration of the first says it; of several side by
-    side that of the pool to which the request goes.
+    side that of the pool to which the request goes. Behind a prefill side the iterations that an engine has planned
+    ahead are those of the decode side: they hold up all tokens but the first.
     """
     first, last = journey.first_token_s.copy(), journey.last_token_s.copy()
     for position, member in enumerate(members):
@@ -141,5 +142,6 @@ def _as_clients_see(members: Sequence[Member], journey: Journey) -> tuple[np.nda
             at = (position, (replica >= since) & (replica < until) if len(pools) > 1 else ...)
             given_first, given_last = journey.given_s or (first, last)
             later = delay_s(pool.design.calibration, given_first[at], given_last[at], output[at[1]])
-            first[at], last[at] = first[at] + later, last[at] + later
+            calls = pool.design.calibration.frontend_s if pool.role.first_token_only else later
+            first[at], last[at] = first[at] + calls, last[at] + later
     return first, last

@@ -143,12 +143,13 @@ _popularity = section(POPULARITY, Popularity)
 
 @dataclass(frozen=True)
 class KvFetch:
-    """Without ``tokens`` the contexts are those leading tokens of a prompt that the workload says to be cached."""
+    """Without ``tokens`` or ``share`` the contexts are the leading tokens that the workload says to be cached."""
 
     tiers: tuple[Tier, ...] = key(
         Reader(_tiers, _tiers_schema), says="Asked one after the other; [] is no cache: all is computed."
     )
     tokens: int | None = key(count(), None, "Of the context of each request, in front of its prompt.")
+    share: float | None = key(number(above=0, most=1), None, "Of each prompt the leading part that is its context.")
     popularity: Popularity | None = key(
         _popularity,
         None,
@@ -163,6 +164,8 @@ class KvFetch:
 
 
 def _check(fetch: KvFetch, place: Place) -> None:
+    if fetch.tokens is not None and fetch.share is not None:
+        raise place.key("share").error("excludes tokens: a context is a part of its prompt, or in front of it")
     at = place.key("tiers")
     for index, tier in enumerate(fetch.tiers):
         if fetch.popularity is None and tier.hit is None:
@@ -192,7 +195,7 @@ def _note(fetch: KvFetch) -> str | None:
 
 def work(fetch: KvFetch, visit: Visit) -> Work:
     """Lookups and transfers of each request, and the tokens that it need not compute."""
-    tokens = visit.cached_tokens if fetch.tokens is None else np.full(len(visit), fetch.tokens)
+    tokens = _contexts(fetch, visit)
     size, asks = visit.kv.of(tokens), tokens > 0
     draws = visit.rng().random((len(visit), 2))
     mean = float(size[asks].mean()) if asks.any() else 0.0
@@ -207,8 +210,17 @@ def work(fetch: KvFetch, visit: Visit) -> Work:
         sent = np.where(there & (at == place), size * (2.0 if fetch.to_decode else 1.0), 0.0)
         steps.append(_transfer(name, tier, sent, replica, visit.replicas))
     added = np.zeros_like(tokens) if fetch.tokens is None else tokens
-    cached = np.where(there, added + visit.cached_tokens, 0)
+    cached = np.where(there, tokens + (0 if fetch.tokens is None else visit.cached_tokens), 0)
     return Work(tuple(steps), added, cached, _problem(fetch.tiers, mean), fetch.prefetch, fetch.to_decode)
+
+
+def _contexts(fetch: KvFetch, visit: Visit) -> NDArray[np.int64]:
+    """Tokens of the context of each request; where it is a part of the prompt one token at least is computed."""
+    if fetch.tokens is not None:
+        return np.full(len(visit), fetch.tokens)
+    if fetch.share is not None:
+        return np.minimum((fetch.share * visit.prompt_tokens).astype(np.int64), visit.prompt_tokens - 1)
+    return visit.cached_tokens
 
 
 def _problem(tiers: tuple[Tier, ...], context_bytes: float) -> str | None:

@@ -15,6 +15,7 @@ from tests.benchmarks import (  # noqa: F401
     hermes,
     iteration,
     kv_storage,
+    mist,
     one_loop,
     pipeline,
     prefixes,

@@ -25,6 +25,8 @@ STUDIES = {
     "hermes-batching": 288,
     "client-scaling": 45,
     "kv-storage": 128,
+    "mist-maths": 411,
+    "mist-retrieval": 411,
     "rag-placement": 8,
     "reasoning": 144,
     "vidur-search": 288,
@@ -42,6 +44,13 @@ def test_no_design_of_a_paper_s_study_is_left_to_the_reference():
     for name, designs in STUDIES.items():
         members = plan(load_scenario(ROOT / "scenarios" / f"{name}.yaml")).members
         assert len(members) == designs and {member.engine for member in members} == {"iteration"}
+
+
+def test_a_model_of_32_billion_parameters_leaves_some_designs_no_room_for_the_longest_prompts():
+    found = plan(load_scenario(ROOT / "scenarios" / "mist-code.yaml"))
+    status = [member.status for member in found.members]
+    assert len(status) == 411 and status.count("ok") == 146
+    assert all("exceeds the KV cache" in one or "does not fit" in one for one in status if one != "ok")
 
 
 @pytest.mark.parametrize(("engine", "router"), [("request", "shared_queue"), ("iteration", "round_robin")])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 import evaluator
 from evaluator.errors import InputError
+from evaluator.plan import plan
+from evaluator.search.start import Starts
 from tests.search.build import axes, scenario
 
 BRACKET = 0.1
@@ -30,6 +34,38 @@ def test_designs_over_the_budget_never_run(monkeypatch):
     np.testing.assert_array_equal(over, devices > 2)
     assert str(ds["status"].values[devices == 8][0]) == "over budget: 8 devices, and the budget is 2"
     assert np.isnan(ds["goodput_rps"].values[over]).all() and np.isnan(ds["ttft_s"].values[over]).all()
+
+
+RETRIEVE = {
+    "stage": "retrieve", "pool": "cpu",
+    "index": {"centroids": 100, "probes": 2, "points_per_probe": 10, "dimensions": 8},
+    "documents": 1, "tokens_per_document": 10,
+}  # fmt: skip
+
+
+def test_the_cpus_of_a_stage_are_paid_for_and_are_no_devices_of_the_budget():
+    pools = {"cpu": {"role": "stage", "hardware": "cpu-grace", "usd_per_device_hour": 1.5}}
+    beside = [
+        "pipeline=" + json.dumps([RETRIEVE, "prefill", "decode"]), "deployment.pools=" + json.dumps(pools),
+        "deployment.replicas=2", "deployment.usd_per_device_hour=2",
+    ]  # fmt: skip
+    ds = evaluator.optimize(scenario(*beside, budget={"devices": 2}), bracket=BRACKET)
+    assert ds["status"].item() == "ok" and ds["usd_per_hour"].item() == 5.5
+    assert ds["goodput_rps_per_gpu"].item() == ds["goodput_rps"].item() / 2
+    with pytest.raises(InputError, match="over budget: 2 devices, and the budget is 1"):
+        evaluator.optimize(scenario(*beside, budget={"devices": 1}))
+
+
+def test_a_search_begins_where_both_sides_of_a_split_can_follow():
+    """The decode side has all tokens but the first to give; the closed form must not take it for idle."""
+    pools = {"p": {"role": "prefill", "replicas": 4}, "d": {"role": "decode"}}
+    lengths = {"workload.lengths": {"source": "fixed", "prompt_tokens": 100, "output_tokens": 1000}}
+    sets = [f"{key}={json.dumps(value)}" for key, value in {**lengths, "deployment.pools": pools}.items()]
+    whole = plan(scenario(*sets))
+    (alone,) = plan(scenario(*sets, "deployment.pools=null", "deployment.replicas=1")).members
+    (split,) = whole.members
+    mixed = Starts(plan(scenario(*sets, "deployment.pools=null"))).rate(alone)
+    assert Starts(whole).rate(split) == pytest.approx(mixed, rel=0.1)
 
 
 def test_a_budget_of_dollars():

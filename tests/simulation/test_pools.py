@@ -134,6 +134,16 @@ def test_the_first_token_comes_from_the_prefill_side_and_the_gap_counts_after_it
     assert far.summary["itl_s"].sel(quantile=0.99).item() > 0.02
 
 
+def test_the_first_token_does_not_wait_for_what_the_decode_side_has_planned():
+    """Engines plan iterations ahead; those of a slower decode side hold up the second token, not the first."""
+    served = {"d": {"role": "decode"}, "p": {"role": "prefill"}}
+    sweep_over = {"deployment.pools.d.hardware": ["h100-sxm", "l40s"]}
+    lengths = {"source": "fixed", "prompt_tokens": 100, "output_tokens": 20}
+    found = sweep(disaggregated(sweep_over, lengths, rate_rps=0.01, pools=served, calibration="auto"))
+    first_s, pace_s = found["ttft_s_mean"].values, found["tpot_s_mean"].values
+    assert first_s[0] == pytest.approx(first_s[1], rel=1e-9) and pace_s[1] > 2 * pace_s[0]
+
+
 def test_devices_and_cost_are_of_both_pools():
     pools = {"p": {"role": "prefill", "replicas": 2}, "d": {"role": "decode", "tensor_parallel": 4}}
     priced = {

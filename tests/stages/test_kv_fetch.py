@@ -1,5 +1,7 @@
 """The stage that fetches the KV of contexts: where it finds them, what it takes, and what it leaves to compute."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -85,6 +87,15 @@ def test_contexts_of_the_workload_are_found_or_computed():
     assert not seconds(found)[cached == 0].any() and (seconds(found)[cached > 0] >= 50e-6).all()
 
 
+def test_a_share_of_each_prompt_is_its_context():
+    prompts = np.arange(1, 1001)
+    found = work(KvFetch((Tier("nvme", 1.0),), share=0.95), replace(visit(1000), prompt_tokens=prompts))
+    np.testing.assert_array_equal(found.cached_tokens, np.minimum((0.95 * prompts).astype(int), prompts - 1))
+    assert not found.adds_tokens.any()
+    sent = found.cached_tokens * TOKEN_BYTES / 7e9
+    assert seconds(found) == pytest.approx(sent + np.where(sent > 0, 50e-6, 0.0))
+
+
 def test_a_context_in_front_of_a_cached_prompt_keeps_it_only_if_it_is_found():
     found = work(KvFetch((Tier("nvme", 0.5),), tokens=1000), visit(1000, cached=60))
     assert set(found.cached_tokens) == {0, 1060}
@@ -134,6 +145,7 @@ def loaded(stage: str):
     ("stage", "message"),
     [
         ("tokens: 64", "pipeline.kv_fetch.tiers: is required"),
+        ("tiers: [], tokens: 64, share: 0.5", "kv_fetch.share: excludes tokens: a context is a part of its prompt"),
         (
             "tiers: nvme",
             r"kv_fetch.tiers: expected a list of tiers such as \[hbm, {storage: nvme, ",
