@@ -10,7 +10,7 @@ Written by ``evaluator.scenario.python_types`` from the tables of keys (``make t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 
 class PoissonArrivals(TypedDict, total=False):
@@ -328,6 +328,80 @@ class Workload(TypedDict, total=False):
     """
 
 
+ModelName: TypeAlias = Literal[
+    "bge-reranker-v2-m3",
+    "bloom-176b",
+    "codellama-34b",
+    "deepseek-r1",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "deepseek-v3.2",
+    "e5-base",
+    "e5-mistral-7b",
+    "glm-4.7",
+    "glm-4.7-flash",
+    "glm-5",
+    "gpt-oss-120b",
+    "gpt-oss-20b",
+    "kimi-k2",
+    "kimi-k2.5",
+    "llama-2-70b",
+    "llama-2-7b",
+    "llama-3.1-405b",
+    "llama-3.1-70b",
+    "llama-3.1-8b",
+    "llama-4-maverick-17b-128e",
+    "llama-4-scout-17b-16e",
+    "llama-4-scout-17b-16e-fp8",
+    "minimax-m2",
+    "mistral-nemo-12b",
+    "mixtral-8x22b",
+    "mixtral-8x7b",
+    "nemotron-h-56b",
+    "qwen2.5-7b",
+    "qwen3-0.6b",
+    "qwen3-14b",
+    "qwen3-235b-a22b",
+    "qwen3-30b-a3b",
+    "qwen3-32b",
+    "qwen3-4b",
+    "qwen3-8b",
+    "qwen3-next-80b-a3b",
+    "qwen3.5-35b-a3b",
+    "qwen3.5-397b-a17b",
+    "yi-34b",
+]
+
+
+HardwareName: TypeAlias = Literal[
+    "a100-pcie",
+    "a100-sxm",
+    "a30",
+    "a40",
+    "ascend-910b3",
+    "b200-sxm",
+    "b300-sxm",
+    "cpu-grace",
+    "cpu-sapphire-rapids",
+    "gaudi3",
+    "gb200",
+    "gb300",
+    "h100-pcie",
+    "h100-sxm",
+    "h20",
+    "h200-sxm",
+    "l4",
+    "l40s",
+    "mi300x",
+    "mi325x",
+    "rtx-4090",
+    "rtx-pro-6000",
+    "tpu-ironwood",
+    "tpu-v5e",
+    "tpu-v6e",
+]
+
+
 class Precision(TypedDict, total=False):
     """Precision."""
 
@@ -337,6 +411,32 @@ class Precision(TypedDict, total=False):
     """Activations, and the inputs of matrix products."""
     kv: Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
     """The KV cache."""
+
+
+CalibrationName: TypeAlias = Literal[
+    "a100-sxm-vllm",
+    "a100-sxm-vllm.serving",
+    "ascend-910b3-bestserve",
+    "b200-sxm-sglang",
+    "b200-sxm-trtllm",
+    "b200-sxm-vllm",
+    "b200-sxm-vllm.serving",
+    "b300-sxm-sglang",
+    "b300-sxm-trtllm",
+    "datasheet",
+    "h100-sxm-sglang",
+    "h100-sxm-trtllm",
+    "h100-sxm-vllm",
+    "h100-sxm-vllm.serving",
+    "h200-sxm-sglang",
+    "h200-sxm-trtllm",
+    "h200-sxm-vllm",
+    "h200-sxm-vllm.serving",
+    "l40s-vllm",
+    "l40s-vllm.serving",
+    "rtx-pro-6000-vllm.serving",
+    "vllm.serving",
+]
 
 
 class Batching(TypedDict, total=False):
@@ -381,6 +481,20 @@ class Kv(TypedDict, total=False):
     """Tokens that the cache of a replica holds, as the log of an engine states it; what fits where absent."""
     prefix_caching: bool
     """Whether blocks of prompts and outputs that are known by their content are computed once."""
+
+
+RouterName: TypeAlias = Literal[
+    "random",
+    "round_robin",
+    "least_outstanding",
+    "least_work",
+    "least_tokens",
+    "least_kv",
+    "least_context",
+    "shared_queue",
+    "session",
+    "prefix_aware",
+]
 
 
 class HeavyLight(TypedDict, total=False):
@@ -442,39 +556,9 @@ class PrefixAwareDecode(TypedDict, total=False):
 class Router(TypedDict, total=False):
     """Router."""
 
-    prefill: (
-        Literal[
-            "random",
-            "round_robin",
-            "least_outstanding",
-            "least_work",
-            "least_tokens",
-            "least_kv",
-            "least_context",
-            "shared_queue",
-            "session",
-            "prefix_aware",
-        ]
-        | HeavyLightPrefill
-        | PrefixAwarePrefill
-    )
+    prefill: RouterName | HeavyLightPrefill | PrefixAwarePrefill
     """Of the prefill side."""
-    decode: (
-        Literal[
-            "random",
-            "round_robin",
-            "least_outstanding",
-            "least_work",
-            "least_tokens",
-            "least_kv",
-            "least_context",
-            "shared_queue",
-            "session",
-            "prefix_aware",
-        ]
-        | HeavyLightDecode
-        | PrefixAwareDecode
-    )
+    decode: RouterName | HeavyLightDecode | PrefixAwareDecode
     """Of the decode side."""
 
 
@@ -483,118 +567,15 @@ class Pool(TypedDict, total=False):
 
     role: Literal["mixed", "prefill", "decode", "stage"]
     """Which phases of a request the replicas compute; stage: none, they serve stages of the pipeline."""
-    model: (
-        Literal[
-            "bge-reranker-v2-m3",
-            "bloom-176b",
-            "codellama-34b",
-            "deepseek-r1",
-            "deepseek-v2-lite",
-            "deepseek-v3",
-            "deepseek-v3.2",
-            "e5-base",
-            "e5-mistral-7b",
-            "glm-4.7",
-            "glm-4.7-flash",
-            "glm-5",
-            "gpt-oss-120b",
-            "gpt-oss-20b",
-            "kimi-k2",
-            "kimi-k2.5",
-            "llama-2-70b",
-            "llama-2-7b",
-            "llama-3.1-405b",
-            "llama-3.1-70b",
-            "llama-3.1-8b",
-            "llama-4-maverick-17b-128e",
-            "llama-4-scout-17b-16e",
-            "llama-4-scout-17b-16e-fp8",
-            "minimax-m2",
-            "mistral-nemo-12b",
-            "mixtral-8x22b",
-            "mixtral-8x7b",
-            "nemotron-h-56b",
-            "qwen2.5-7b",
-            "qwen3-0.6b",
-            "qwen3-14b",
-            "qwen3-235b-a22b",
-            "qwen3-30b-a3b",
-            "qwen3-32b",
-            "qwen3-4b",
-            "qwen3-8b",
-            "qwen3-next-80b-a3b",
-            "qwen3.5-35b-a3b",
-            "qwen3.5-397b-a17b",
-            "yi-34b",
-        ]
-        | str
-        | Mapping[str, Any]
-    )
+    model: ModelName | str | Mapping[str, Any]
     """A model of the catalog, or {like: NAME} with other layers, heads or experts."""
-    hardware: (
-        Literal[
-            "a100-pcie",
-            "a100-sxm",
-            "a30",
-            "a40",
-            "ascend-910b3",
-            "b200-sxm",
-            "b300-sxm",
-            "cpu-grace",
-            "cpu-sapphire-rapids",
-            "gaudi3",
-            "gb200",
-            "gb300",
-            "h100-pcie",
-            "h100-sxm",
-            "h20",
-            "h200-sxm",
-            "l4",
-            "l40s",
-            "mi300x",
-            "mi325x",
-            "rtx-4090",
-            "rtx-pro-6000",
-            "tpu-ironwood",
-            "tpu-v5e",
-            "tpu-v6e",
-        ]
-        | str
-        | Mapping[str, Any]
-    )
+    hardware: HardwareName | str | Mapping[str, Any]
     """A device of the catalog, or {like: NAME} with other figures."""
     precision: Precision
     """The number formats."""
     engine: Literal["vllm", "trtllm", "sglang"]
     """The serving engine: its kernels and host with calibration auto, and the defaults of its scheduler."""
-    calibration: (
-        Literal["auto"]
-        | Literal[
-            "a100-sxm-vllm",
-            "a100-sxm-vllm.serving",
-            "ascend-910b3-bestserve",
-            "b200-sxm-sglang",
-            "b200-sxm-trtllm",
-            "b200-sxm-vllm",
-            "b200-sxm-vllm.serving",
-            "b300-sxm-sglang",
-            "b300-sxm-trtllm",
-            "datasheet",
-            "h100-sxm-sglang",
-            "h100-sxm-trtllm",
-            "h100-sxm-vllm",
-            "h100-sxm-vllm.serving",
-            "h200-sxm-sglang",
-            "h200-sxm-trtllm",
-            "h200-sxm-vllm",
-            "h200-sxm-vllm.serving",
-            "l40s-vllm",
-            "l40s-vllm.serving",
-            "rtx-pro-6000-vllm.serving",
-            "vllm.serving",
-        ]
-        | str
-    )
+    calibration: Literal["auto"] | CalibrationName | str
     """Operator efficiencies. auto: the best set for this hardware and engine; datasheet; or a name of the catalog."""
     replicas: int
     """Identical copies of the model."""
@@ -652,118 +633,15 @@ class Transfer(TypedDict, total=False):
 class Deployment(TypedDict, total=False):
     """What serves it."""
 
-    model: (
-        Literal[
-            "bge-reranker-v2-m3",
-            "bloom-176b",
-            "codellama-34b",
-            "deepseek-r1",
-            "deepseek-v2-lite",
-            "deepseek-v3",
-            "deepseek-v3.2",
-            "e5-base",
-            "e5-mistral-7b",
-            "glm-4.7",
-            "glm-4.7-flash",
-            "glm-5",
-            "gpt-oss-120b",
-            "gpt-oss-20b",
-            "kimi-k2",
-            "kimi-k2.5",
-            "llama-2-70b",
-            "llama-2-7b",
-            "llama-3.1-405b",
-            "llama-3.1-70b",
-            "llama-3.1-8b",
-            "llama-4-maverick-17b-128e",
-            "llama-4-scout-17b-16e",
-            "llama-4-scout-17b-16e-fp8",
-            "minimax-m2",
-            "mistral-nemo-12b",
-            "mixtral-8x22b",
-            "mixtral-8x7b",
-            "nemotron-h-56b",
-            "qwen2.5-7b",
-            "qwen3-0.6b",
-            "qwen3-14b",
-            "qwen3-235b-a22b",
-            "qwen3-30b-a3b",
-            "qwen3-32b",
-            "qwen3-4b",
-            "qwen3-8b",
-            "qwen3-next-80b-a3b",
-            "qwen3.5-35b-a3b",
-            "qwen3.5-397b-a17b",
-            "yi-34b",
-        ]
-        | str
-        | Mapping[str, Any]
-    )
+    model: ModelName | str | Mapping[str, Any]
     """A model of the catalog, or {like: NAME} with other layers, heads or experts."""
-    hardware: (
-        Literal[
-            "a100-pcie",
-            "a100-sxm",
-            "a30",
-            "a40",
-            "ascend-910b3",
-            "b200-sxm",
-            "b300-sxm",
-            "cpu-grace",
-            "cpu-sapphire-rapids",
-            "gaudi3",
-            "gb200",
-            "gb300",
-            "h100-pcie",
-            "h100-sxm",
-            "h20",
-            "h200-sxm",
-            "l4",
-            "l40s",
-            "mi300x",
-            "mi325x",
-            "rtx-4090",
-            "rtx-pro-6000",
-            "tpu-ironwood",
-            "tpu-v5e",
-            "tpu-v6e",
-        ]
-        | str
-        | Mapping[str, Any]
-    )
+    hardware: HardwareName | str | Mapping[str, Any]
     """A device of the catalog, or {like: NAME} with other figures."""
     precision: Precision
     """The number formats."""
     engine: Literal["vllm", "trtllm", "sglang"]
     """The serving engine: its kernels and host with calibration auto, and the defaults of its scheduler."""
-    calibration: (
-        Literal["auto"]
-        | Literal[
-            "a100-sxm-vllm",
-            "a100-sxm-vllm.serving",
-            "ascend-910b3-bestserve",
-            "b200-sxm-sglang",
-            "b200-sxm-trtllm",
-            "b200-sxm-vllm",
-            "b200-sxm-vllm.serving",
-            "b300-sxm-sglang",
-            "b300-sxm-trtllm",
-            "datasheet",
-            "h100-sxm-sglang",
-            "h100-sxm-trtllm",
-            "h100-sxm-vllm",
-            "h100-sxm-vllm.serving",
-            "h200-sxm-sglang",
-            "h200-sxm-trtllm",
-            "h200-sxm-vllm",
-            "h200-sxm-vllm.serving",
-            "l40s-vllm",
-            "l40s-vllm.serving",
-            "rtx-pro-6000-vllm.serving",
-            "vllm.serving",
-        ]
-        | str
-    )
+    calibration: Literal["auto"] | CalibrationName | str
     """Operator efficiencies. auto: the best set for this hardware and engine; datasheet; or a name of the catalog."""
     replicas: int
     """Identical copies of the model."""
@@ -777,23 +655,7 @@ class Deployment(TypedDict, total=False):
     """The scheduler of a replica."""
     kv: Kv
     """The KV cache of a replica."""
-    router: (
-        Literal[
-            "random",
-            "round_robin",
-            "least_outstanding",
-            "least_work",
-            "least_tokens",
-            "least_kv",
-            "least_context",
-            "shared_queue",
-            "session",
-            "prefix_aware",
-        ]
-        | HeavyLightRouter
-        | PrefixAwareRouter
-        | Router
-    )
+    router: RouterName | HeavyLightRouter | PrefixAwareRouter | Router
     """Which replica a request goes to; with prefill and decode pools also {prefill: ROUTER, decode: ROUTER}."""
     role: Literal["mixed", "prefill", "decode"]
     """Which phases the replicas compute; the other is elsewhere."""
@@ -843,53 +705,7 @@ class PreprocessPipeline(TypedDict, total=False):
     """Of every token of the prompt."""
     servers: int
     """Requests at a time, first come, first served; any number where absent, or the pool's replicas."""
-    model: (
-        Literal[
-            "bge-reranker-v2-m3",
-            "bloom-176b",
-            "codellama-34b",
-            "deepseek-r1",
-            "deepseek-v2-lite",
-            "deepseek-v3",
-            "deepseek-v3.2",
-            "e5-base",
-            "e5-mistral-7b",
-            "glm-4.7",
-            "glm-4.7-flash",
-            "glm-5",
-            "gpt-oss-120b",
-            "gpt-oss-20b",
-            "kimi-k2",
-            "kimi-k2.5",
-            "llama-2-70b",
-            "llama-2-7b",
-            "llama-3.1-405b",
-            "llama-3.1-70b",
-            "llama-3.1-8b",
-            "llama-4-maverick-17b-128e",
-            "llama-4-scout-17b-16e",
-            "llama-4-scout-17b-16e-fp8",
-            "minimax-m2",
-            "mistral-nemo-12b",
-            "mixtral-8x22b",
-            "mixtral-8x7b",
-            "nemotron-h-56b",
-            "qwen2.5-7b",
-            "qwen3-0.6b",
-            "qwen3-14b",
-            "qwen3-235b-a22b",
-            "qwen3-30b-a3b",
-            "qwen3-32b",
-            "qwen3-4b",
-            "qwen3-8b",
-            "qwen3-next-80b-a3b",
-            "qwen3.5-35b-a3b",
-            "qwen3.5-397b-a17b",
-            "yi-34b",
-        ]
-        | str
-        | Mapping[str, Any]
-    )
+    model: ModelName | str | Mapping[str, Any]
     """A small model that reads the prompt on the stage's pool, behind that."""
     tokens: int
     """Tokens that are added to the prompt: a template, what was rewritten."""
@@ -939,103 +755,11 @@ class RetrievePipeline(TypedDict, total=False):
     """Documents that are added to the prompt."""
     tokens_per_document: int
     """Tokens that each adds."""
-    embedding: (
-        Literal[
-            "bge-reranker-v2-m3",
-            "bloom-176b",
-            "codellama-34b",
-            "deepseek-r1",
-            "deepseek-v2-lite",
-            "deepseek-v3",
-            "deepseek-v3.2",
-            "e5-base",
-            "e5-mistral-7b",
-            "glm-4.7",
-            "glm-4.7-flash",
-            "glm-5",
-            "gpt-oss-120b",
-            "gpt-oss-20b",
-            "kimi-k2",
-            "kimi-k2.5",
-            "llama-2-70b",
-            "llama-2-7b",
-            "llama-3.1-405b",
-            "llama-3.1-70b",
-            "llama-3.1-8b",
-            "llama-4-maverick-17b-128e",
-            "llama-4-scout-17b-16e",
-            "llama-4-scout-17b-16e-fp8",
-            "minimax-m2",
-            "mistral-nemo-12b",
-            "mixtral-8x22b",
-            "mixtral-8x7b",
-            "nemotron-h-56b",
-            "qwen2.5-7b",
-            "qwen3-0.6b",
-            "qwen3-14b",
-            "qwen3-235b-a22b",
-            "qwen3-30b-a3b",
-            "qwen3-32b",
-            "qwen3-4b",
-            "qwen3-8b",
-            "qwen3-next-80b-a3b",
-            "qwen3.5-35b-a3b",
-            "qwen3.5-397b-a17b",
-            "yi-34b",
-        ]
-        | str
-        | Mapping[str, Any]
-    )
+    embedding: ModelName | str | Mapping[str, Any]
     """A model that embeds the prompt; none where absent."""
     embedding_pool: str
     """Where that is done; the stage's pool where absent."""
-    reranker: (
-        Literal[
-            "bge-reranker-v2-m3",
-            "bloom-176b",
-            "codellama-34b",
-            "deepseek-r1",
-            "deepseek-v2-lite",
-            "deepseek-v3",
-            "deepseek-v3.2",
-            "e5-base",
-            "e5-mistral-7b",
-            "glm-4.7",
-            "glm-4.7-flash",
-            "glm-5",
-            "gpt-oss-120b",
-            "gpt-oss-20b",
-            "kimi-k2",
-            "kimi-k2.5",
-            "llama-2-70b",
-            "llama-2-7b",
-            "llama-3.1-405b",
-            "llama-3.1-70b",
-            "llama-3.1-8b",
-            "llama-4-maverick-17b-128e",
-            "llama-4-scout-17b-16e",
-            "llama-4-scout-17b-16e-fp8",
-            "minimax-m2",
-            "mistral-nemo-12b",
-            "mixtral-8x22b",
-            "mixtral-8x7b",
-            "nemotron-h-56b",
-            "qwen2.5-7b",
-            "qwen3-0.6b",
-            "qwen3-14b",
-            "qwen3-235b-a22b",
-            "qwen3-30b-a3b",
-            "qwen3-32b",
-            "qwen3-4b",
-            "qwen3-8b",
-            "qwen3-next-80b-a3b",
-            "qwen3.5-35b-a3b",
-            "qwen3.5-397b-a17b",
-            "yi-34b",
-        ]
-        | str
-        | Mapping[str, Any]
-    )
+    reranker: ModelName | str | Mapping[str, Any]
     """A model that reads the prompt with every candidate."""
     reranker_pool: str
     """Where that is done; the stage's pool where absent."""
@@ -1161,53 +885,7 @@ class PostprocessPipeline(TypedDict, total=False):
     """detokenise: of every output token."""
     servers: int
     """detokenise: answers at a time; any number where absent."""
-    model: (
-        Literal[
-            "bge-reranker-v2-m3",
-            "bloom-176b",
-            "codellama-34b",
-            "deepseek-r1",
-            "deepseek-v2-lite",
-            "deepseek-v3",
-            "deepseek-v3.2",
-            "e5-base",
-            "e5-mistral-7b",
-            "glm-4.7",
-            "glm-4.7-flash",
-            "glm-5",
-            "gpt-oss-120b",
-            "gpt-oss-20b",
-            "kimi-k2",
-            "kimi-k2.5",
-            "llama-2-70b",
-            "llama-2-7b",
-            "llama-3.1-405b",
-            "llama-3.1-70b",
-            "llama-3.1-8b",
-            "llama-4-maverick-17b-128e",
-            "llama-4-scout-17b-16e",
-            "llama-4-scout-17b-16e-fp8",
-            "minimax-m2",
-            "mistral-nemo-12b",
-            "mixtral-8x22b",
-            "mixtral-8x7b",
-            "nemotron-h-56b",
-            "qwen2.5-7b",
-            "qwen3-0.6b",
-            "qwen3-14b",
-            "qwen3-235b-a22b",
-            "qwen3-30b-a3b",
-            "qwen3-32b",
-            "qwen3-4b",
-            "qwen3-8b",
-            "qwen3-next-80b-a3b",
-            "qwen3.5-35b-a3b",
-            "qwen3.5-397b-a17b",
-            "yi-34b",
-        ]
-        | str
-        | Mapping[str, Any]
-    )
+    model: ModelName | str | Mapping[str, Any]
     """The guard or reward model, which runs on the stage's pool."""
     pool: str
     """A pool of deployment.pools with role stage, on whose devices it runs."""

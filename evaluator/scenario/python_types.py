@@ -23,10 +23,11 @@ Written by ``evaluator.scenario.python_types`` from the tables of keys (``make t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 '''
 _WIDTH = 116
 _SWEEP = "Mapping[str, Any]"
+_MOST_WORDS = 9  # of a choice, beyond which it has a name of its own: those of the catalog
 _PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 
 
@@ -50,13 +51,23 @@ def _annotation(schema: Mapping[str, Any], name: str, made: dict[str, str]) -> s
     if "const" in schema:
         return f"Literal[{_quoted(schema['const'])}]"
     if "enum" in schema:
-        return f"Literal[{', '.join(map(_quoted, schema['enum']))}]"
+        words = f"Literal[{', '.join(map(_quoted, schema['enum']))}]"
+        return words if len(schema["enum"]) <= _MOST_WORDS else _alias(f"{name}Name", words, made)
     kind = schema.get("type")
     if kind == "array":
         return f"Sequence[{_annotation(schema.get('items', {}), name, made)}]"
     if kind == "object":
         return _object(schema, name, made)
     return _PLAIN.get(str(kind), "Any")
+
+
+def _alias(name: str, words: str, made: dict[str, str]) -> str:
+    """The name of a choice of very many words, the same for all keys that have it."""
+    for known, text in made.items():
+        if text == f"{known}: TypeAlias = {words}\n":
+            return known
+    made[name] = f"{name}: TypeAlias = {words}\n"
+    return name
 
 
 def _object(schema: Mapping[str, Any], name: str, made: dict[str, str]) -> str:
