@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-fast check typed bench clean
+.PHONY: help setup demo test test-fast check typed bench pictures clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
@@ -16,6 +16,7 @@ help:
 	@echo "make check      formatting, lint and types"
 	@echo "make typed      write evaluator/typed.py anew, after a change of the scenario's keys"
 	@echo "make bench      the benchmarks (minutes)"
+	@echo "make pictures   the pictures of scenarios/ anew (some 15 minutes; NAMES=\"policies.png kv-storage.png\": those)"
 	@echo "make clean      remove what the targets made, .venv and results included"
 
 setup: $(READY)
@@ -56,6 +57,9 @@ typed: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks
+
+pictures: $(READY)
+	$(BIN)/python -m tests.benchmarks.pictures $(NAMES)
 
 clean:
 	rm -rf $(VENV) build dist .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache results/*.nc results/*.png results/*.html results/*.chunks

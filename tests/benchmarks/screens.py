@@ -12,11 +12,12 @@ from pathlib import Path
 from tests.benchmarks.timing import ROOT
 
 SECTIONS = ("#answer", "#designs", "#front", "#curves")  # of the page, row by row
-WIDTH, HEIGHT, GAP = 750, 480, 9
+WINDOW = (1000, 640)  # of the browser
+WIDTH, HEIGHT, GAP = 650, 416, 8  # of a part in the picture
 
 
 def draw_page(path: Path) -> None:
-    """Four parts of the quickstart's page in a headless browser, in two rows. Errors: RuntimeError without a browser."""
+    """Four parts of the quickstart's page in a headless browser. Errors: RuntimeError where no browser is installed."""
     from PIL import Image
 
     from tests.report.page.browser import Browser, find
@@ -35,11 +36,12 @@ def draw_page(path: Path) -> None:
         whole = Image.new("RGB", (2 * WIDTH + GAP, 2 * HEIGHT + GAP), "#c8cccf")
         browser = Browser(program, folder / "profile")
         try:
-            browser.open(folder / "page.html", WIDTH, HEIGHT)
+            browser.open(folder / "page.html", *WINDOW)
             for place, section in enumerate(SECTIONS):
                 browser.show(section)
-                shot = Image.open(browser.picture(folder / "part.png"))
-                whole.paste(shot, (place % 2 * (WIDTH + GAP), place // 2 * (HEIGHT + GAP)))
+                shot = Image.open(browser.picture(folder / "part.png")).convert("RGB")
+                part = shot.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
+                whole.paste(part, (place % 2 * (WIDTH + GAP), place // 2 * (HEIGHT + GAP)))
         finally:
             browser.close()
         whole.save(path)
