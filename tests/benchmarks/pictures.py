@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.benchmarks import bestserve, designs, hermes, kv_storage, rag, screens, vidur
+from tests.benchmarks import bestserve, designs, hermes, kv_storage, mist, rag, screens, vidur
 from tests.benchmarks.timing import ROOT
 
 FOLDER = ROOT / "scenarios"
@@ -60,6 +60,7 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
     "client-scaling.png": hermes.draw_scaling,
     "reasoning.png": hermes.draw_reasoning,
     "vidur-search.png": vidur.draw,
+    "mist-search.png": mist.draw,
 }
 """How each picture is made: a function that writes it to a path whose last part is the picture's name."""
 
@@ -76,7 +77,7 @@ def make(name: str) -> float:
 
 
 def shrink(path: Path) -> None:
-    """Give a PNG a palette: its most frequent COLOURS as they are, so that a legend's are those of the lines."""
+    """Give a PNG a palette of COLOURS of its own, each of which was the worst met by those before it."""
     from PIL import Image
 
     with Image.open(path) as picture:
@@ -84,11 +85,16 @@ def shrink(path: Path) -> None:
     packed = pixels[..., 0] << 16 | pixels[..., 1] << 8 | pixels[..., 2]
     found, place, count = np.unique(packed, return_inverse=True, return_counts=True)
     colours = np.stack([found >> 16, found >> 8 & 255, found & 255], axis=1).astype(float)
-    kept = colours[np.argsort(-count, kind="stable")[:COLOURS]]
-    squares = (colours**2).sum(1)[:, None] - 2 * colours @ kept.T + (kept**2).sum(1)
-    nearest = squares.argmin(1).astype(np.uint8)[place].reshape(packed.shape)
-    small = Image.fromarray(nearest, mode="P")
-    small.putpalette(kept.astype(np.uint8).tobytes())
+    weight = np.sqrt(count)  # so that the thin lines of a legend keep their colour beside large areas
+    kept = [int(count.argmax())]
+    nearest, distance = np.zeros(len(found), np.uint8), ((colours - colours[kept[0]]) ** 2).sum(1)
+    while len(kept) < min(COLOURS, len(found)):
+        kept.append(int((weight * distance).argmax()))
+        other = ((colours - colours[kept[-1]]) ** 2).sum(1)
+        nearest = np.where(other < distance, len(kept) - 1, nearest).astype(np.uint8)
+        distance = np.minimum(distance, other)
+    small = Image.fromarray(nearest[place].reshape(packed.shape))
+    small.putpalette(colours[kept].astype(np.uint8).tobytes())
     small.save(path, optimize=True)
 
 

@@ -21,7 +21,7 @@ SCENARIOS = sorted(path for pattern in ("*.yaml", "*.ipynb") for path in FOLDER.
 
 def test_every_scenario_has_one_entry_with_a_question_a_command_and_what_it_shows():
     for path in SCENARIOS:
-        (entry,) = [line for line in ENTRIES if f"**[{path.stem}](" in line and f"({path.name})" in line]
+        (entry,) = [line for line in ENTRIES if f"**[{path.stem}](" in line and f"]({path.name})" in line]
         _, picture, text, _ = entry.split("|")
         question, *commands, shows = text.strip().split("<br>")
         assert "?" in question and shows.endswith("."), path.name
