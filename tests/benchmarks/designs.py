@@ -78,7 +78,9 @@ def _draw(path: Path, name: str, label: Callable[[xr.Dataset], str], panels: tup
                 _line(axes, ds.isel(config=labels == one), panel, colour, one)
             _finish(axes, panel)
         handles, names = row[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=len(names) if len(names) < 6 else 3, frameon=False)
+        figure.legend(
+            handles, names, loc="outside lower center", ncols=len(names) if len(names) < 6 else 3, frameon=False
+        )
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
         return figure
 
