@@ -1,4 +1,4 @@
-"""Pictures of the scenarios that compare designs by name over the rate: batching policies, and prefill and decode apart."""
+"""Pictures of scenarios that compare designs by name over the rate: batching policies, prefill and decode apart."""
 
 from __future__ import annotations
 

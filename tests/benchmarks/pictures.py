@@ -26,7 +26,7 @@ LARGEST = 150_000
 
 @dataclass(frozen=True)
 class Command:
-    """A command line of Evaluator, without ``--plot``, and the name that it plots to where the picture is beside that."""
+    """A command line of Evaluator, without ``--plot``, and the name it plots to where the picture is beside that."""
 
     line: str
     plot: str | None = None

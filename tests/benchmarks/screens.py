@@ -16,7 +16,7 @@ WIDTH, HEIGHT, GAP = 750, 480, 9
 
 
 def draw_page(path: Path) -> None:
-    """Four parts of the quickstart's page in a headless browser, in two rows. Errors: RuntimeError without a browser."""
+    """Four parts of the quickstart's page in a headless browser, two rows. Errors: RuntimeError without a browser."""
     from PIL import Image
 
     from tests.report.page.browser import Browser, find
