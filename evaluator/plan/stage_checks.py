@@ -33,6 +33,10 @@ def passes_problem(passes: Sequence[StationPlan]) -> str | None:
 
 def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, walks: Sequence[Walked]) -> str | None:
     """What the stages of a pipeline cannot do with one another, or with the workload; None where they can."""
+    for walked in walks:
+        for visit in walked.visits:
+            if visit.stage is not None and visit.work is not None and visit.work.problem is not None:
+                return f"infeasible: pipeline.{pipeline.stages[visit.stage].name}: {visit.work.problem}"
     for stage in pipeline.stages:
         for step in stage.steps:
             if step.kind is Pass and step.pool is None:
@@ -56,10 +60,6 @@ def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, 
                 f"infeasible: pipeline.{batched.label}: pool {batched.pool} serves {served} in batches, and no others "
                 "fit into them; give it a pool of its own"
             )
-    for walked in walks:
-        for visit in walked.visits:
-            if visit.stage is not None and visit.work is not None and visit.work.problem is not None:
-                return f"infeasible: pipeline.{pipeline.stages[visit.stage].name}: {visit.work.problem}"
     if workload.sessions.feedback:
         return (
             "unsupported: sessions that think from the answer with a pipeline; use workload.sessions.think_from arrival"

@@ -82,7 +82,7 @@ class Stop:
         step, count = self.step((config, 0)), 1
         if getattr(step, "queue", None) is not None:
             count = int(np.max(step.queue, initial=0)) + 1
-        return count * (self.servers(config) if isinstance(step, Served) else 1)
+        return count * (self.servers(config) if isinstance(step, Served | Batched) else 1)
 
     def factor(self, config: int, name: str) -> float:
         """By how much a variant changes an input of the hardware."""

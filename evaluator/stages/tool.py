@@ -20,7 +20,9 @@ class Tool:
     distribution: str = key(
         choice("fixed", "exponential", "lognormal"), "fixed", "Of the time of a call; drawn by seed and request."
     )
-    cv: float = key(number(above=0), 1.0, "lognormal: coefficient of variation, standard deviation over mean.")
+    cv: float = key(
+        number(above=0, most=100), 1.0, "lognormal: coefficient of variation, standard deviation over mean."
+    )
     servers: int | None = key(
         count(), None, "Calls at a time, first come, first served; any number where absent, or the pool's replicas."
     )

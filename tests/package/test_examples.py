@@ -68,7 +68,7 @@ def test_quickstart_has_no_room_only_where_the_model_is_too_large():
 
 
 def test_the_scenario_of_the_readme_can_run():
-    text, forms, pools, pipeline, auto, figures = map(loads_yaml, blocks("yaml"))
+    text, forms, pools, pipeline, retrieval, auto, figures = map(loads_yaml, blocks("yaml"))
     found = plan(load_scenario(text))
     assert {member.status for member in found.members} == {"ok"}
     found = plan(load_scenario({key: text[key] for key in ("name", "workload", "slo")} | pools))
@@ -76,6 +76,8 @@ def test_the_scenario_of_the_readme_can_run():
     found = plan(load_scenario(pipeline))
     assert len(found.members) == 6 and {member.status for member in found.members} == {"ok"}
     assert {member.engine for member in found.members} == {"iteration"}
+    found = plan(load_scenario(retrieval))
+    assert [member.status[:12] for member in found.members] == ["ok", "ok"]
     assert load_scenario(text | {"workload": text["workload"] | auto["workload"]}).workload.requests == 1000
     deployment = text["deployment"] | figures["deployment"]
     found = plan(load_scenario(text | {"deployment": deployment, "sweep": figures["sweep"]}))

@@ -21,6 +21,13 @@ BASE: dict[str, Any] = {
 }
 TOOL = {"stage": "tool", "seconds": "20ms"}
 GUARD = {"stage": "postprocess", "kind": "guard", "model": "qwen3-0.6b"}
+RETRIEVE = {
+    "stage": "retrieve",
+    "embedding": "e5-base",
+    "index": {"centroids": 1000, "probes": 10, "points_per_probe": 100},
+    "documents": 2,
+    "tokens_per_document": 50,
+}
 
 
 def scenario(pipeline: Any, pools: Any = None, **more: Any) -> dict[str, Any]:
@@ -111,6 +118,11 @@ BAD: dict[str, tuple[Any, Any, str]] = {
         None,
         r"pipeline\.tool\.servers: must be an integer from 1 ",
     ),
+    "draws beyond all numbers": (
+        [{**TOOL, "distribution": "lognormal", "cv": 1e200}, "prefill", "decode"],
+        None,
+        r"pipeline\.tool\.cv: must be at most 100, got 1e\+200",
+    ),
     "no decode": (["prefill", TOOL], None, r"pipeline: has no stage decode; a pipeline holds prefill and decode"),
     "in between": (["prefill", TOOL, "decode"], None, r"pipeline: decode: prefill and decode stand together"),
     "no such pool": (
@@ -197,6 +209,12 @@ def test_messages(pipeline, pools, message):
 
 
 STATUS: dict[str, tuple[Any, Any, str]] = {
+    "a search without a pool": (
+        [RETRIEVE, "prefill", "decode"],
+        None,
+        r"infeasible: pipeline\.retrieve: a search needs a CPU; add deployment\.pools\.cpu: \{role: stage, hardware: "
+        r"cpu-grace\} and say pool: cpu",
+    ),
     "a model without a pool": (
         ["prefill", "decode", GUARD],
         None,

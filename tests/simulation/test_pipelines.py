@@ -19,6 +19,7 @@ from evaluator.simulation.chain import Journey, run_chain
 from evaluator.simulation.network import run_network
 from evaluator.stages import (
     KINDS,
+    Batched,
     Delay,
     Pass,
     Served,
@@ -41,7 +42,7 @@ WHAT = ("replica", "prompt_tokens", "output_tokens", "cached_tokens")
 class Bag:
     """Steps of all kinds, with times by request."""
 
-    step: str = key(choice("delay", "served", "queues", "shipped", "alone", "pass", "two"))
+    step: str = key(choice("delay", "served", "queues", "batched", "patient", "shipped", "alone", "pass", "two"))
     seconds: float = key(quantity("s", least=0), 0.1)
     servers: int = key(count(), 1)
     adds: int = key(count(least=0), 0)
@@ -57,6 +58,8 @@ def bag_work(bag: Bag, visit: Visit) -> Work:
         "delay": (Delay(seconds),),
         "served": (Served(seconds, bag.servers),),
         "queues": (Served(seconds, bag.servers, queue),),
+        "batched": (Batched(bag.seconds * np.arange(2.0, 6.0) / 4.0, bag.servers),),
+        "patient": (Batched(np.full(3, bag.seconds), bag.servers, max_wait_s=0.1),),
         "shipped": (Shipped(sent, 1e9, 0.01, queue=queue),),
         "alone": (Shipped(sent, 1e9, 0.02, shared=False),),
         "pass": (Pass("qwen3-0.6b", visit.prompt_tokens // 2 + 1, sequences=3),),
@@ -85,7 +88,7 @@ def random_scenario(number: int) -> dict[str, Any]:
         pools = {name: {"role": role, "replicas": int(rng.integers(1, 3))} for name, role in roles.items()}
 
     def stage(place: int) -> dict[str, Any]:
-        step = str(rng.choice(["delay", "served", "queues", "shipped", "alone", "pass", "two"]))
+        step = str(rng.choice(["delay", "served", "queues", "batched", "patient", "shipped", "alone", "pass", "two"]))
         found: dict[str, Any] = {"stage": "bag", "step": step, "seconds": float(rng.uniform(0, 0.3))}
         found |= {"servers": int(rng.integers(1, 4)), "adds": int(rng.integers(0, 50)), "cached": int(rng.integers(20))}
         if step in ("pass", "two") or rng.random() < 0.2:
@@ -312,6 +315,23 @@ def test_users_of_a_closed_loop_wait_for_the_last_stage(users):
     for arrival_s, last_token_s in zip(outcomes.arrival_s[0], outcomes.last_token_s[0], strict=True):
         answered = np.sort(last_token_s)
         np.testing.assert_allclose(arrival_s[users:], answered[: len(arrival_s) - users], rtol=1e-12)
+
+
+@pytest.mark.parametrize("number", range(30, 36))
+def test_as_many_users_as_requests_all_send_at_once(number):
+    """A closed loop, in the event loop of the reference, against the chain of the same requests."""
+    raw = random_scenario(number)
+    pools = raw["deployment"].get("pools", {})
+    raw["deployment"]["pools"] = {name: pool for name, pool in pools.items() if pool["role"] == "stage"}
+    raw["deployment"]["pools"]["one"] = {"role": "mixed"}
+    users, once = (
+        plan(load_scenario({**raw, "workload": {**raw["workload"], "arrivals": arrivals}}), engine="token")
+        for arrivals in ({"process": "closed_loop", "users": 40}, {"process": "all_at_once"})
+    )
+    assert users.members[0].in_one_loop and not once.members[0].in_one_loop
+    one, other = (simulate_chunk(whole, whole.groups[0], list(whole.groups[0].members)) for whole in (users, once))
+    for name in TIMES:
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-9, err_msg=name)
 
 
 def test_a_trace_says_which_pipeline_its_requests_take(tmp_path):

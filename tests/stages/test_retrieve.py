@@ -14,8 +14,12 @@ from evaluator.cost.batch import prefill_batch
 from evaluator.cost.precision import Precision
 from evaluator.cost.vector_search import VectorIndex, search_time
 from evaluator.errors import InputError
+from evaluator.plan import plan
 from evaluator.run import sweep
 from evaluator.scenario import load_scenario
+from evaluator.simulation import stations_of
+from evaluator.simulation.chain import run_chain
+from evaluator.simulation.network import run_network
 from evaluator.stages import Batched, Pass, Shipped, StagePool, Visit
 from evaluator.stages.retrieve import Index, Retrieve, work
 
@@ -261,3 +265,11 @@ def test_chain_and_reference_are_equal(seed):
     assert one["engine"].values[0] == "iteration" and other["engine"].values[0] == "token"
     for name in ("ttft_s", "e2e_s", "queue_wait_s", "stage_wait_s", "stage_service_s", "stage_utilisation"):
         np.testing.assert_allclose(one[name].values, other[name].values, rtol=1e-9, atol=1e-12, err_msg=name)
+    whole = plan(asked, engine="token")
+    (group,) = whole.groups
+    jobs = [whole.jobs(member) for member in group.members]
+    chain, loop = run_chain(stations_of(whole, group, group.members), jobs), run_network(whole, group.members, jobs)
+    for stage, same in zip(chain.stages, loop.stages, strict=True):
+        for name in ("wait_s", "service_s", "utilisation"):
+            told = f"{name} of {stage.name}"
+            np.testing.assert_allclose(getattr(stage, name), getattr(same, name), rtol=1e-9, atol=1e-9, err_msg=told)

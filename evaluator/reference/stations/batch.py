@@ -35,11 +35,17 @@ class Batch:
         self._waiting: list[Waiting] = []  # in order
         self._free = [(0.0, number) for number in range(servers)]  # heap: since when, which
         self._served: list[tuple[float, int, float, list[Waiting]]] = []  # heap: end, server, start, who
+        self._woken_s = -math.inf
 
     @property
     def next_s(self) -> float:
-        """When a batch ends or the next one starts."""
-        return min(self._served[0][0] if self._served else math.inf, self._starts_s())
+        """When a batch ends or the next one starts.
+
+        A start is told of once: after ``finish`` at that time, the batch only waits for ``launch``. If it were told of
+        on, every other station that batches would hold its launch back for it, and the loop would not move.
+        """
+        starts_s = self._starts_s()
+        return min(self._served[0][0] if self._served else math.inf, starts_s if starts_s > self._woken_s else math.inf)
 
     def _starts_s(self) -> float:
         """When the next batch starts, if no more requests come."""
@@ -50,7 +56,7 @@ class Batch:
         return max(self._free[0][0], min(full_s, self._waiting[0][0] + self._max_wait_s))
 
     def finish(self, now: float) -> list[Request]:
-        leaving = []
+        leaving, self._woken_s = [], now
         while self._served and self._served[0][0] <= now:
             end_s, number, started_s, members = heapq.heappop(self._served)
             heapq.heappush(self._free, (end_s, number))
