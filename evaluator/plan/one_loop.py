@@ -13,7 +13,6 @@ from evaluator.plan.way import PipelinePlan
 from evaluator.policies import policy
 from evaluator.routing import name_of
 from evaluator.scenario import Transfer, Workload
-from evaluator.traffic.requests import cached_by_content
 
 FEWEST_KINDS = 2
 """Kinds of jobs that a router's tables tell apart: two for ``heavy_light``, else one for each model."""
@@ -52,7 +51,6 @@ def lacking_in_one_loop(
     found = {
         **{f"{why} with packing {packing}": True for packing in packings},
         f"{why} with workload.reasoning.branches": workload.reasoning.several,
-        f"{why} with prefix caching by content": any(cached_by_content(workload, one) for one in deployments),
         f"{why} with pools of different pipeline_parallel": len({one.pipeline_parallel for one in deployments}) > 1,
         f"{why} with pools of different forms of cost": len(costs) > 1,
         f"{why} over more than {MOST_TOGETHER} replicas": sum(one.replicas for one in deployments) > MOST_TOGETHER,

@@ -187,7 +187,8 @@ def most_jobs(
     for side in sides:
         pools = [stations[number].deployment for number in side.stations]
         counts = [pool.replicas for pool in pools]
-        if router_of(side.router).independent is None:  # known only in the run
+        independent = router_of(side.router).independent
+        if independent is None or independent.by_session:  # known only in the run, or to those who know the sessions
             found[side.stations.start :] = [len(jobs)] * (len(found) - side.stations.start)
             return found
         if side.replicas is None:

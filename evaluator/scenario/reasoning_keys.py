@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evaluator.scenario.fields import Field, Place, Table, choice, count, number
 from evaluator.scenario.scenario import Reasoning
-from evaluator.scenario.tables import section
+from evaluator.scenario.tables import Variant, section
 
 MOST_BRANCHES = 256
 """Branches of a request: the engine keeps a length and a link for each of every request in memory."""
@@ -30,4 +30,6 @@ def _check(found: Reasoning, place: Place) -> None:
         raise place.key("first").error(f"must be at most branches = {found.branches}, got {found.first}")
 
 
-reasoning_reader = section(REASONING, Reasoning, check=_check)
+_reasoning = section(REASONING, Reasoning, check=_check)
+reasoning_reader = Variant(_reasoning.read, _reasoning.schema, REASONING)
+"""Read as a whole: rules that join it with other keys of the workload see all of it, also where a sweep sets a part."""

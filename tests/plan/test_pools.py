@@ -258,3 +258,12 @@ def test_lanes_hold_what_the_draws_of_their_own_pool_bring():
     overrides = [f"{key}={value}" for key, value in workload.items()]
     whole = plan(load_scenario(_tree(pools, None, None, router={"decode": "random"}), overrides))
     assert [group.lane_requests for group in whole.groups[0].stations] == [1024, 1024]
+
+
+def test_sessions_may_be_any_replicas_before_groups():
+    """Where the prefill side goes by sessions, any replica of a grouped decode side may get all requests."""
+    pools = {"p": {**PREFILL, "replicas": 4}, "d": {**DECODE, "replicas": 2}}
+    tree = _tree(pools, None, None, router={"prefill": "session"}, transfer={"groups": 2})
+    tree["workload"]["sessions"] = {"turns": {"mean": 3}, "think_from": "arrival"}
+    (member,) = plan(load_scenario(tree)).members
+    assert member.status == OK and [station.most_jobs for station in member.stations] == [200, 200]

@@ -23,6 +23,14 @@ def test_each_key_may_be_an_axis():
     assert found == [(1, 1), (1, 4), (8, 1), (8, 4)]
 
 
+def test_an_axis_is_checked_with_the_rest_of_the_workload():
+    turns = "workload.sessions={turns: {mean: 2}}"
+    scales = expand(scenario(turns, workload__reasoning__scale=[1, 8]))
+    assert [point[0].reasoning for point in scales.points] == [Reasoning(1.0), Reasoning(8.0)]
+    with pytest.raises(InputError, match=r"workload.sessions.turns \(sweep.workload.reasoning.branches, value 2 of 2\)"):
+        scenario(turns, workload__reasoning__branches=[1, 2])
+
+
 ERRORS = {
     "{branches: 2, first: 3}": r"workload.reasoning.first: must be at most branches = 2, got 3",
     "{branches: 0}": r"workload.reasoning.branches: must be an integer from 1 to 256, got 0",
