@@ -60,6 +60,7 @@ def connected(cluster: str | Client | None) -> Iterator[Client | None]:
         raise InputError("--cluster needs Dask: pip install 'evaluator[cluster]'")
     import dask
     from distributed import Client, LocalCluster
+    from distributed.comm import resolve_address
 
     with ExitStack() as stack:
         stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": DEATHS}))
@@ -70,6 +71,7 @@ def connected(cluster: str | Client | None) -> Iterator[Client | None]:
             yield stack.enter_context(Client(local))
             return
         try:
+            resolve_address(cluster)  # a client of what is no address fails once more when it is collected
             client = Client(cluster, timeout=CONNECT_S)
         except (OSError, ValueError, TimeoutError) as error:
             raise InputError(
