@@ -75,7 +75,8 @@ def sweep(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Only say how much there is to run: designs, requests, time, memory (estimates)."
+            "--dry-run",
+            help="Only say how much there is to run, in all or in the --shard: designs, time, memory (estimates).",
         ),
     ] = False,
     quiet: QuietOption = False,
@@ -89,9 +90,7 @@ def sweep(
     part = check_shard(shard, out, plot)
     loaded = read_scenario(scenario, changes)
     if dry_run:
-        from evaluator.execution.forecast import forecast
-
-        typer.echo(str(forecast(loaded, engine, sensitivity)))
+        typer.echo(_foretold(loaded, part, engine, sensitivity, by_seed))
         return
     asked = {"engine": engine, "sensitivity": sensitivity, "by_seed": by_seed, "cluster": cluster}
     options = {"fresh": resume is False, **asked}
@@ -113,6 +112,14 @@ def sweep(
     if not (reasons == "ok").any():
         first = reasons[0] if len(set(reasons.tolist())) == 1 else f"the first is {reasons[0]}"
         raise InputError(f"{scenario}: none of {reasons.size:,} configurations can run: {first}")
+
+
+def _foretold(scenario: Scenario, part: Shard | None, engine: str, sensitivity: bool, by_seed: bool) -> str:
+    from evaluator.execution.forecast import forecast
+    from evaluator.scenario.grid import size
+
+    rows = None if part is None else part.rows(size(scenario))
+    return str(forecast(scenario, engine, sensitivity, by_seed, rows))
 
 
 def _tables(dataset: xarray.Dataset, top: int) -> None:

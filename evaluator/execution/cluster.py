@@ -25,6 +25,7 @@ from evaluator.errors import InputError
 from evaluator.execution.workers import Variant
 from evaluator.plan import Group, Plan, plan
 from evaluator.plan.engines import TOKEN
+from evaluator.results.fingerprint import catalog_here, code_here
 from evaluator.simulation.summaries import summaries
 from evaluator.version import __version__
 
@@ -59,6 +60,7 @@ def connected(cluster: str | Client | None) -> Iterator[Client | None]:
         raise InputError("--cluster needs Dask: pip install 'evaluator[cluster]'")
     import dask
     from distributed import Client, LocalCluster
+    from distributed.comm import resolve_address
 
     with ExitStack() as stack:
         stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": DEATHS}))
@@ -69,6 +71,7 @@ def connected(cluster: str | Client | None) -> Iterator[Client | None]:
             yield stack.enter_context(Client(local))
             return
         try:
+            resolve_address(cluster)  # a client of what is no address fails once more when it is collected
             client = Client(cluster, timeout=CONNECT_S)
         except (OSError, ValueError, TimeoutError) as error:
             raise InputError(
@@ -82,7 +85,7 @@ def computed_on(
 ) -> Iterator[tuple[int, Values]]:
     """Statistics of the chunks that are ``left``, as they come from the cluster, with the number of the chunk.
 
-    Errors: InputError as of the chunk, and where a worker has another version of this package.
+    Errors: InputError as of the chunk, and where a worker has another package or another catalog than this process.
     """
     from distributed import as_completed
 
@@ -120,6 +123,8 @@ class _Task:
     key: str
     content: bytes = field(repr=False)
     version: str = __version__
+    code: str = field(default_factory=code_here)
+    catalog: str = field(default_factory=catalog_here)
 
 
 _TASKS: dict[str, tuple[Plan, np.ndarray] | InputError] = {}
@@ -145,14 +150,26 @@ def _plugin(task: _Task) -> Any:
 
 def begin(task: _Task) -> None:
     """On a worker: know a sweep."""
-    if task.version != __version__:
-        message = (
-            f"a worker of the cluster has evaluator {__version__}, the sweep is of {task.version}; install the same"
-        )
-        _TASKS[task.key] = InputError(message)
+    unlike = _unlike(task)
+    if unlike:
+        _TASKS[task.key] = InputError(f"a worker of the cluster {unlike}")
         return
     scenario, engine, inputs, by_seed, levels = pickle.loads(task.content)
     _TASKS[task.key] = plan(scenario, np.zeros(0, dtype=np.int64), engine, inputs, by_seed), levels
+
+
+def _unlike(task: _Task) -> str:
+    """What of this worker would make other numbers than the process that sweeps; nothing where it is like it."""
+    if task.version != __version__:
+        return f"has evaluator {__version__}, the sweep is of {task.version}; install the same"
+    if task.code != code_here():
+        return f"has other sources of evaluator {__version__} than the sweep; install the same"
+    if task.catalog != catalog_here():
+        return (
+            "finds other models, devices or calibrations than the sweep; start it in a folder with the same, or name "
+            "theirs in EVALUATOR_PATH"
+        )
+    return ""
 
 
 def end(task: _Task) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +17,7 @@ from evaluator.metrics.variables import VARIABLES
 from evaluator.plan import Group, Plan, plan
 from evaluator.plan.engines import ITERATION, REQUEST, TOKEN
 from evaluator.replica import chosen_inputs
+from evaluator.report.reasons import reasons_of
 from evaluator.scenario import Scenario
 from evaluator.scenario.grid import expand, size
 
@@ -41,8 +41,9 @@ TEXT_BYTES = 250.0  # of a design: its status, engine and provenance, and names 
 
 @dataclass(frozen=True)
 class Forecast:
-    """``reasons``: why how many designs cannot run; all but ``designs`` are estimates where not all were ``examined``.
+    """``reasons``: why how many designs cannot run, each kind of reason by an example.
 
+    All but ``designs`` are estimates where not all were ``examined``;
     ``seconds``, ``peak_bytes`` and ``output_bytes`` are estimates from the rates of this file in any case.
     """
 
@@ -75,18 +76,28 @@ class Forecast:
         return "\n".join(lines)
 
 
-def forecast(scenario: Scenario, engine: str = ITERATION, sensitivity: bool = False) -> Forecast:
-    """What ``sweep`` with these arguments would take; nothing is simulated. Errors: InputError as of a sweep."""
-    designs = size(scenario)
-    chosen = None
+def forecast(
+    scenario: Scenario,
+    engine: str = ITERATION,
+    sensitivity: bool = False,
+    by_seed: bool = False,
+    rows: range | None = None,
+) -> Forecast:
+    """What ``sweep`` with these arguments would take; nothing is simulated. Errors: InputError as of a sweep.
+
+    ``rows`` are those of a shard, by their numbers in the sweep; None: all.
+    """
+    rows = range(size(scenario)) if rows is None else rows
+    designs = len(rows)
+    chosen = np.arange(rows.start, rows.stop, dtype=np.int64)
     if designs > MOST_EXAMINED:
-        chosen = np.unique(np.linspace(0, designs - 1, MOST_EXAMINED).astype(np.int64))
-    whole = plan(_shortened(scenario), chosen, engine, chosen_inputs(sensitivity))
+        chosen = np.unique(np.linspace(rows.start, rows.stop - 1, MOST_EXAMINED).astype(np.int64))
+    whole = plan(_shortened(scenario), chosen, engine, chosen_inputs(sensitivity), by_seed)
     lengths = _lengths(scenario, whole)
     able = [member.status == OK for member in whole.members]
     examined, feasible = len(able), sum(able)
-    scale = designs / examined
-    reasons = Counter(_reason(member.status) for member in whole.members if member.status != OK)
+    scale = designs / max(examined, 1)  # a shard may have no rows
+    reasons = _reasons([member.status for member in whole.members])
     requests = {name: 0.0 for name in RATES}
     kinds: set[tuple[int, tuple[int, tuple[int, int]]]] = set()
     compiled: list[str] = []
@@ -107,7 +118,7 @@ def forecast(scenario: Scenario, engine: str = ITERATION, sensitivity: bool = Fa
         designs=designs,
         examined=examined,
         feasible=round(feasible * scale),
-        reasons={reason: round(count * scale) for reason, count in reasons.most_common()},
+        reasons={reason: round(count * scale) for reason, count in reasons.items()},
         groups=len(kinds),
         compilations=len(compiled),
         requests=round(sum(requests.values())),
@@ -162,9 +173,10 @@ def _lengths(scenario: Scenario, whole: Plan) -> dict[int, tuple[int, tuple[int,
     return {config: (workload.requests, workload.ends) for config, workload in workloads}
 
 
-def _reason(status: str) -> str:
-    """A status without what is particular to one design, so that designs can be counted by it."""
-    return re.sub(r"\d[\d,.]*\d|\d", "N", status.partition("; ")[0])
+def _reasons(statuses: list[str]) -> dict[str, int]:
+    """Why how many designs cannot run, as the ranked table counts it, without what to do about it."""
+    found = reasons_of(np.array([status.partition("; ")[0] for status in statuses], dtype=np.str_))
+    return {reason.example: reason.count for reason in found}
 
 
 def _row_bytes(whole: Plan) -> float:

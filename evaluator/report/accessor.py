@@ -64,14 +64,17 @@ class Designs:
         """The best ``count`` designs that ran, as a dataset, the best first.
 
         The rule is that of the ranked table, or the measure ``by``, of which ``better`` (low or high) comes first;
-        where absent as the measure has it: low for times and costs, high for throughputs.
+        where absent as the measure has it: low for times and costs, high for throughputs. Errors: InputError where
+        ``count`` is no whole number above 0.
         """
         ds = self._checked()
+        if not isinstance(count, (int, np.integer)) or count < 1:
+            raise InputError(f"best: expected how many designs, a whole number of at least 1, got {count!r}")
         if by is None:
             order, _ = ranked(ds)
             order = order[ds["status"].values[order] == OK]
         else:
-            sign, values = self._sign(by, better), self._measure(by)
+            values, sign = self._measure(by), self._sign(by, better)
             known = np.flatnonzero(np.isfinite(values) & (ds["status"].values == OK))
             order = known[np.argsort(-sign * values[known], kind="stable")]
         return ds.isel(config=order[:count])
@@ -84,7 +87,7 @@ class Designs:
         Saturated designs count only if ``saturated``: their latencies tell how long the run was.
         """
         ds = self._checked()
-        first, second = (self._sign(name, None) * self._measure(name) for name in (x, y))
+        first, second = (self._measure(name) * self._sign(name, None) for name in (x, y))
         fits = np.isfinite(first) & np.isfinite(second) & (ds["status"].values == OK)
         if not saturated:
             fits &= ~ds["saturated"].values.astype(bool)

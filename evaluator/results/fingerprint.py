@@ -26,7 +26,7 @@ def fingerprint_of(scenario: Scenario, *parts: str) -> str:
     """
     digest = hashlib.sha256()
     told = replace(scenario, text="", path=None)
-    for part in (SCHEMA_VERSION, _sources(), _catalog(), repr(told), *parts):
+    for part in (SCHEMA_VERSION, code_here(), catalog_here(), repr(told), *parts):
         digest.update(part.encode() + b"\0")
     for path in _named_files(scenario):
         digest.update(_content(path) + b"\0")
@@ -34,12 +34,12 @@ def fingerprint_of(scenario: Scenario, *parts: str) -> str:
 
 
 @cache
-def _sources() -> str:
+def code_here() -> str:
     """Of the code that computes: a checkout keeps its version number from one change to the next."""
     return _of_files(sorted(Path(__file__).parents[1].rglob("*.py")))
 
 
-def _catalog() -> str:
+def catalog_here() -> str:
     """Of all models, devices, links, lengths and calibrations that a name can mean here."""
     return _of_files([path for kind in _CATALOG for folder in data_folder(kind) for path in sorted(folder.glob("*"))])
 

@@ -57,6 +57,8 @@ def gather(out: str | Path) -> Gathered:
 
 def _chosen(path: Path, found: Sequence[tuple[Store, dict[str, Any]]]) -> tuple[Store, dict[str, Any], list[Shard]]:
     """The sweep to gather and its missing shards: the one that is whole, else the one that was begun last."""
+    if not found and path.exists():
+        raise InputError(f"{path}: is there already and whole; no shards lie beside it to gather")
     if not found:
         raise InputError(
             f"{path}: no shards to gather; write them with evaluator sweep SCENARIO --shard 1/16 --out {path}"

@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,11 @@ def _read_csv(file: str) -> tuple[list[str], list[list[Any]], list[int]]:
     try:
         header = [name.strip() for name in next(reader, [])]
         if not all(header) or not header:
-            raise InputError(f"{file}: expected a header with a key in every column, got {shown(header)}")
+            unnamed = header[:1] == [""]
+            index = "; a first column without a name is the index of pandas: write with index=False" if unnamed else ""
+            raise InputError(f"{file}: expected a header with a key in every column, got {shown(header)}{index}")
+        if len(header) == 1 and (other := next((mark for mark in ";\t" if mark in header[0]), None)):
+            raise InputError(f"{file}: columns are separated by commas in a table of designs, not by {shown(other)}")
         for row in reader:
             if not any(cell.strip() for cell in row):
                 continue
@@ -103,14 +108,23 @@ def _read_parquet(file: str) -> tuple[list[str], list[list[Any]], list[int]]:
 
     try:
         table = parquet.read_table(file)
-        columns = [
-            [plain_scalar(cell) if isinstance(cell, str) and cell.strip() else cell for cell in column.to_pylist()]
-            for column in table.columns
-        ]
+        columns = [[_plain(cell) for cell in column.to_pylist()] for column in table.columns]
     except Exception as error:  # damaged files make Arrow fail in all ways
         raise InputError(f"{file}: not readable as Parquet ({' '.join(str(error).split())[:200]})") from None
+    index = next((name for name in table.column_names if name.startswith("__index_level_")), None)
+    if index is not None:
+        raise InputError(
+            f"{file}, column {index}: this is the index of pandas, which is no key; write with index=False"
+        )
     return (
         list(table.column_names),
         [list(row) for row in zip(*columns, strict=True)],
         list(range(1, table.num_rows + 1)),
     )
+
+
+def _plain(cell: Any) -> Any:
+    """A cell of Parquet as YAML has it: texts may be numbers, and databases write numbers as decimals."""
+    if isinstance(cell, Decimal):
+        return plain_scalar(str(cell))
+    return plain_scalar(cell) if isinstance(cell, str) and cell.strip() else cell

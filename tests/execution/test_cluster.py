@@ -9,6 +9,7 @@ import pytest
 
 from evaluator import results
 from evaluator.errors import InputError
+from evaluator.execution import cluster
 from evaluator.execution.cluster import connected
 from evaluator.run import sweep
 from tests.results.build import same
@@ -46,6 +47,22 @@ def test_what_a_worker_cannot_use_is_the_users_input(tmp_path):
     here = program("-m", "evaluator", "sweep", "closed-loop", "--engine", "request", *settings)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (here.returncode, here.stderr.splitlines()[-1])
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("unlike", "message"),
+    [
+        ({"version": "0.0.1"}, r"has evaluator .*, the sweep is of 0\.0\.1; install the same"),
+        ({"code": "other"}, r"has other sources of evaluator .* than the sweep; install the same"),
+        ({"catalog": "other"}, r"finds other models, devices or calibrations than the sweep; .* EVALUATOR_PATH"),
+    ],
+)
+def test_a_worker_that_would_find_other_numbers_is_refused(unlike, message):
+    task = cluster._Task("a", b"", **unlike)
+    cluster.begin(task)
+    with pytest.raises(InputError, match=f"a worker of the cluster {message}"):
+        raise cluster._compute("a", 0, None, [])
+    cluster.end(task)
 
 
 def test_a_scheduler_that_is_not_there(monkeypatch):

@@ -33,7 +33,7 @@ def test_counts():
     assert (found.designs, found.examined, found.feasible) == (6, 6, 3)
     assert (found.groups, found.compilations, found.requests, found.by_token) == (1, 1, 600, 0)
     assert sum(found.reasons.values()) == 3
-    assert all("does not fit: N GB" in reason for reason in found.reasons)
+    assert all("does not fit: " in reason for reason in found.reasons)
 
 
 def test_more_designs_and_requests_take_longer():
@@ -73,6 +73,26 @@ def test_of_a_large_sweep_some_designs_stand_for_all(monkeypatch):
     assert "(estimated from 100 of them)" in str(found)
 
 
+def test_a_reason_is_told_by_an_example_with_its_device_and_its_figures():
+    found = foretold({"deployment.tensor_parallel": [1, 2], "deployment.hardware": ["h100-sxm"]})
+    assert found.reasons == {
+        "does not fit: 141.1 GB of weights per device exceed the 77.3 GB usable of 86 GB on h100-sxm": 1,
+    }
+
+
+def test_a_shard_is_told_of_its_own_rows():
+    shards = [foretold(rows=rows) for rows in (range(0, 4), range(4, 6), range(6, 6))]
+    assert [found.designs for found in shards] == [4, 2, 0]
+    whole = foretold()
+    assert sum(found.feasible for found in shards) == whole.feasible
+    assert sum(found.requests for found in shards) == whole.requests
+    assert "0: 0 feasible, 0 not" in str(shards[-1])
+
+
+def test_values_by_seed_make_the_file_larger():
+    assert foretold(by_seed=True).output_bytes > foretold().output_bytes
+
+
 def test_conditions_count():
     found = foretold(SCENARIO["sweep"] | {"where": "tensor_parallel == 4"})
     assert (found.designs, found.feasible) == (2, 2)
@@ -101,6 +121,15 @@ def test_the_command(tmp_path):
     for part in ("6: 3 feasible, 3 not", "1 compilations", "time             about", "(estimate)", "output "):
         assert part in result.output
     assert not (tmp_path / "x.nc").exists()
+
+
+def test_the_command_tells_of_one_shard(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(load_scenario(SCENARIO).text)
+    line = ["sweep", str(path), "--dry-run", "--shard", "2/3", "--out", str(tmp_path / "x.zarr")]
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 0 and "designs          2: " in result.output
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_jax_is_not_loaded():

@@ -37,6 +37,19 @@ def test_the_best_by_a_measure_knows_which_end_is_better(ds):
     assert least.tok_per_s_per_gpu.item() == np.nanmin(ds.tok_per_s_per_gpu)
 
 
+@pytest.mark.parametrize("count", [0, -1, 1.5, "3"])
+def test_how_many_of_the_best_is_a_count(ds, count):
+    with pytest.raises(InputError, match="best: expected how many designs, a whole number of at least 1, got"):
+        ds.evaluator.best(count)
+
+
+@pytest.mark.parametrize("name", ["speed", "status"])
+def test_a_measure_that_is_none_is_not_asked_for_its_better_end(ds, name):
+    for ask in (lambda: ds.evaluator.best(by=name), lambda: ds.evaluator.pareto("ttft_s_p90", name)):
+        with pytest.raises(InputError, match=f"^{name}: there is no such measure of a design; allowed: "):
+            ask()
+
+
 def test_no_design_beats_one_of_the_front(ds):
     found = ds.evaluator.pareto("ttft_s_p90", "usd_per_mtok")
     calm = ds.isel(config=np.flatnonzero(~ds.saturated & (ds.status == "ok")))

@@ -92,7 +92,8 @@ def test_missing_shards_are_named_with_their_commands(whole, out, evaluator):
     for number in (2, 3):
         write(whole, out, number, 4)
     assert evaluator("gather", out) == (0, "", f"wrote {out}: 96 designs of 4 shards\n")
-    assert evaluator("gather", out)[0] == 2  # it is done
+    told = f"error: {out}: is there already and whole; no shards lie beside it to gather\n"
+    assert evaluator("gather", out) == (2, "", told)
 
 
 def test_nothing_to_gather(out):

@@ -1,6 +1,7 @@
 """Designs in every form in which people have them: tables, zips over sections, samples; and conditions on points."""
 
 import math
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -90,6 +91,18 @@ def test_parquet(base, tmp_path):
     assert found == [(1, "l40s", 8e9), (1, "h100-sxm", 1e9)]
 
 
+def test_parquet_as_databases_and_pandas_write_it(base, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    rows = pandas.DataFrame({"tensor_parallel": [Decimal("1"), Decimal("2")], "rate_rps": [Decimal("1.5")] * 2})
+    path = tmp_path / "designs.parquet"
+    rows.to_parquet(path)
+    found = swept(base, {"table": str(path)}).points
+    assert [(w.arrivals.rate_rps, d.tensor_parallel) for w, d, _ in found] == [(1.5, 1), (1.5, 2)]
+    rows.set_index(pandas.Index(["a", "b"])).to_parquet(path)
+    with pytest.raises(InputError, match=r"column __index_level_0__: this is the index of pandas.*index=False"):
+        swept(base, {"table": str(path)})
+
+
 BAD_TABLES = {
     "cell": (
         "hardware,tensor_parallel\nl40s,1\nl40s,0\n",
@@ -119,6 +132,9 @@ BAD_TABLES = {
     ),
     "same names": ("design,replicas\na,1\na,2\n", r"line 3: the design a is there already, on line 2"),
     "no name": ("design,replicas\na,1\n,2\n", r"line 3: the design has no name"),
+    "semicolons": ("hardware;replicas\nl40s;1\n", r"designs\.csv: columns are separated by commas .*, not by ';'"),
+    "tabs": ("hardware\treplicas\nl40s\t1\n", r"designs\.csv: columns are separated by commas .*, not by '\\t'"),
+    "index": (",replicas\n0,1\n", r"without a name is the index of pandas: write with index=False"),
     "seeds": ("workload.seeds\n1\n2\n", r"seeds are repetitions of one design"),
     "bound": ("ttft_p90\n1000\n", r"line 2: slo\.ttft\.p90 \(column ttft_p90\): 1000 is 1,000 s; write '1000s'"),
 }
