@@ -27,7 +27,8 @@ def test_an_axis_is_checked_with_the_rest_of_the_workload():
     turns = "workload.sessions={turns: {mean: 2}}"
     scales = expand(scenario(turns, workload__reasoning__scale=[1, 8]))
     assert [point[0].reasoning for point in scales.points] == [Reasoning(1.0), Reasoning(8.0)]
-    with pytest.raises(InputError, match=r"workload.sessions.turns \(sweep.workload.reasoning.branches, value 2 of 2\)"):
+    place = r"workload.sessions.turns \(sweep.workload.reasoning.branches, value 2 of 2\)"
+    with pytest.raises(InputError, match=place):
         scenario(turns, workload__reasoning__branches=[1, 2])
 
 
