@@ -20,12 +20,12 @@ from uuid import uuid4
 
 import numpy as np
 
+from evaluator.catalog.state import catalog_here, code_here
 from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.execution.workers import Variant
 from evaluator.plan import Group, Plan, plan
 from evaluator.plan.engines import TOKEN
-from evaluator.results.fingerprint import catalog_here, code_here
 from evaluator.simulation.summaries import summaries
 from evaluator.version import __version__
 

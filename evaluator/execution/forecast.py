@@ -13,11 +13,11 @@ import numpy as np
 
 from evaluator.execution.schedule import REQUESTS_PER_CHUNK
 from evaluator.metrics import OK, bounds_of, quantile_levels
+from evaluator.metrics.reasons import reasons_of
 from evaluator.metrics.variables import VARIABLES
 from evaluator.plan import Group, Plan, plan
 from evaluator.plan.engines import ITERATION, REQUEST, TOKEN
 from evaluator.replica import chosen_inputs
-from evaluator.report.reasons import reasons_of
 from evaluator.scenario import Scenario
 from evaluator.scenario.grid import expand, size
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evaluator.catalog.store import data_folder
+from evaluator.catalog.state import catalog_here, code_here
 from evaluator.results.schema import SCHEMA_VERSION
 from evaluator.scenario import Scenario
 from evaluator.yaml import loads_yaml
 
-_CATALOG = ("models", "hardware", "lengths", "links", "calibrations")
 _FILES = (".yaml", ".yml", ".json", ".csv", ".parquet", ".jsonl")
 _BLOCK = 1 << 20
 
@@ -30,25 +28,6 @@ def fingerprint_of(scenario: Scenario, *parts: str) -> str:
         digest.update(part.encode() + b"\0")
     for path in _named_files(scenario):
         digest.update(_content(path) + b"\0")
-    return digest.hexdigest()
-
-
-@cache
-def code_here() -> str:
-    """Of the code that computes: a checkout keeps its version number from one change to the next."""
-    return _of_files(sorted(Path(__file__).parents[1].rglob("*.py")))
-
-
-def catalog_here() -> str:
-    """Of all models, devices, links, lengths and calibrations that a name can mean here."""
-    return _of_files([path for kind in _CATALOG for folder in data_folder(kind) for path in sorted(folder.glob("*"))])
-
-
-def _of_files(paths: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        if path.is_file():
-            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

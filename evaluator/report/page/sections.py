@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.metrics.outcomes import OK
+from evaluator.metrics.reasons import Reason, reasons_of
 from evaluator.report.page import words
 from evaluator.report.page.axes import Axis
 from evaluator.report.page.columns import Measure
 from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, bounds_of, states, too_short
-from evaluator.report.reasons import Reason, reasons_of
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from evaluator.metrics.reasons import reasons
 from evaluator.report.picture.canvas import canvas, footnotes, headings
 from evaluator.report.picture.layout import Layout
 from evaluator.report.picture.style import BODY, COLOURS, GREY, HEADING, grid_lines
-from evaluator.report.reasons import reasons
 
 if TYPE_CHECKING:
     import xarray as xr

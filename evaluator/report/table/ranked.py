@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.metrics.outcomes import OK
+from evaluator.metrics.reasons import reasons
 from evaluator.report.ranking import is_constant, near, quantities, ranking
-from evaluator.report.reasons import reasons
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.results.schema import objectives_of
 

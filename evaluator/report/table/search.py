@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.metrics.outcomes import OK
+from evaluator.metrics.reasons import reasons
 from evaluator.report.ranking import is_constant, near, quantities
-from evaluator.report.reasons import reasons
 from evaluator.report.search import in_layout, question_of, ranking, serves
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.report.table.ranked import cells, constants, counted, mixed, percents, swept_columns

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from evaluator.metrics.reasons import reasons
 from evaluator.report import ranked_table
 from evaluator.report.ranking import ranking
-from evaluator.report.reasons import reasons
 from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, Axis, axis, sweep
 
 

@@ -1,0 +1,30 @@
+"""Hashes of what any number depends on beside its scenario: the sources of the package, and the catalog found here."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from evaluator.catalog.store import data_folder
+
+_CATALOG = ("models", "hardware", "lengths", "links", "calibrations")
+
+
+@cache
+def code_here() -> str:
+    """Of the code that computes: a checkout keeps its version number from one change to the next."""
+    return _of_files(sorted(Path(__file__).parents[1].rglob("*.py")))
+
+
+def catalog_here() -> str:
+    """Of all models, devices, links, lengths and calibrations that a name can mean here."""
+    return _of_files([path for kind in _CATALOG for folder in data_folder(kind) for path in sorted(folder.glob("*"))])
+
+
+def _of_files(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        if path.is_file():
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
