@@ -89,10 +89,14 @@ class Member:
         return self.pipeline is not None and self.status == OK
 
     @property
-    def unpriced(self) -> tuple[str, ...]:
-        """Devices whose price is not known."""
-        own = [station.design.hardware.name for station in self.answering if station.usd_per_device_hour is None]
-        return (*own, *(() if self.pipeline is None else self.pipeline.unpriced))
+    def unpriced(self) -> list[tuple[str, str]]:
+        """(device, key of the scenario that says its price) of all pools whose price is not known.
+
+        The key beside the pools holds for those that answer, and not for those of stages.
+        """
+        names = [station.design.hardware.name for station in self.answering if station.usd_per_device_hour is None]
+        own = [(name, "deployment.usd_per_device_hour") for name in names]
+        return own if self.pipeline is None else [*own, *self.pipeline.unpriced]
 
     @property
     def _priced(self) -> list[tuple[int, float | None]]:

@@ -172,9 +172,10 @@ class PipelinePlan:
         return [(pool.replicas * pool.devices, self.price(name)) for name, pool in self.pools.items()]
 
     @property
-    def unpriced(self) -> tuple[str, ...]:
-        """Devices of its pools whose price is not known."""
-        return tuple(pool.hardware.name for name, pool in self.pools.items() if self.price(name) is None)
+    def unpriced(self) -> list[tuple[str, str]]:
+        """(device, key of the scenario that says its price) of its pools whose price is not known."""
+        names = [name for name in self.pools if self.price(name) is None]
+        return [(self.pools[name].hardware.name, f"deployment.pools.{name}.usd_per_device_hour") for name in names]
 
     @property
     def cpus(self) -> int:

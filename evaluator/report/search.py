@@ -22,6 +22,8 @@ RANKS = {
 }
 """What designs are ranked by, the larger the better: variable and words."""
 
+PRICE_KEYS = "deployment.usd_per_device_hour; of a stage's pool deployment.pools.NAME.usd_per_device_hour"
+
 _FEWEST = {"gpu": ("devices", "fewest devices"), "usd": ("usd_per_hour", "lowest price per hour")}
 
 
@@ -67,7 +69,7 @@ def ranking(ds: xr.Dataset, by: str = "goodput") -> tuple[np.ndarray, str]:
         sign = 1.0
     values = ds[name].values[rows]
     if not np.isfinite(values).any():
-        missing = "price (deployment.usd_per_device_hour)" if "usd" in name else "power"
+        missing = f"price ({PRICE_KEYS})" if "usd" in name else "power"
         raise InputError(f"designs cannot be ranked by {by}: no {missing} of their hardware is known")
     first = np.where(np.isnan(values), np.inf, sign * values)
     second = -ds["goodput_rps_per_gpu"].values[rows] if "goodput_rps_per_gpu" in ds else ds["devices"].values[rows]

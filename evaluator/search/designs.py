@@ -113,7 +113,8 @@ def _beyond(member: Member, budget: Budget) -> str | None:
         return None
     price = member.usd_per_hour
     if price is None:
-        return f"over budget: the price of {member.unpriced[0]} is not known; set deployment.usd_per_device_hour"
+        device, key = member.unpriced[0]
+        return f"over budget: the price of {device} is not known; set {key}"
     if price > budget.usd_per_hour * (1.0 + 1e-12):
         return f"over budget: {price:.2f} USD/h, and the budget is {budget.usd_per_hour:.2f} USD/h"
     return None

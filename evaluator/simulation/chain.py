@@ -45,6 +45,14 @@ class Leg:
 
 
 @dataclass(frozen=True, eq=False)
+class HandedOn:
+    """The gap between the token of a prefill side and the first of the decode side, (config, seed, request)."""
+
+    gap_s: np.ndarray
+    sequences: np.ndarray  # how many have it: the branches of a measured request, 0 where there is no gap
+
+
+@dataclass(frozen=True, eq=False)
 class Journey:
     """What became of all requests of a chunk: (config, seed, request), by the id of a request.
 
@@ -65,6 +73,7 @@ class Journey:
     measured: np.ndarray  # (request,) where it is the same for all
     uses: tuple[Use, ...]
     itl: Gaps | None  # None: no station gives tokens, or one does not say when each of them came
+    handed: HandedOn | None = None  # behind a prefill side: which of ``itl`` are before the second token
     given_s: tuple[np.ndarray, np.ndarray] | None = None  # first and last token behind the engine; None: as above
     legs: tuple[Leg, ...] = ()  # of a pipeline
     stages: tuple[StageTimes, ...] = ()  # of a pipeline: in front of, at and behind the stations that give tokens
@@ -202,17 +211,19 @@ def _later_tokens(found: Journey, leg: Leg, itl: Gaps | None) -> Journey:
     last_token_s, output = found.last_token_s.copy(), found.output_tokens.copy()
     made = None if found.made_tokens is None else found.made_tokens.copy()
     gaps = None if found.itl is None else [list(seeds) for seeds in found.itl]
+    handed = HandedOn(np.zeros_like(last_token_s), np.zeros_like(last_token_s))
     for at, one in each(leg.jobs):
         times, ids = leg.departures, one.id[one.measured]
         if gaps is not None and itl is not None:
             across = times.first_token_s[at][: len(one)][one.measured] - last_token_s[at][ids]
             weights = np.broadcast_to(np.asarray(one.demand.branches, dtype=np.float64), len(one))[one.measured]
             gaps[at[0]][at[1]] = pooled([gaps[at[0]][at[1]], (across, weights), itl[at[0]][at[1]]])
+            handed.gap_s[at][ids], handed.sequences[at][ids] = across, weights
         last_token_s[at][one.id] = times.last_token_s[at][: len(one)]
         output[at][one.id] += one.demand.output_tokens
         if made is not None:
             made[at][one.id] += one.demand.made_tokens
-    return replace(found, last_token_s=last_token_s, output_tokens=output, made_tokens=made, itl=gaps)
+    return replace(found, last_token_s=last_token_s, output_tokens=output, made_tokens=made, itl=gaps, handed=handed)
 
 
 def _another_answer(found: Journey, leg: Leg) -> Journey:
@@ -242,11 +253,11 @@ def _behind(found: Journey, leg: Leg) -> Journey:
         if leg.departures.visited is not None:
             seen_s = np.where(leg.departures.visited[at][: len(one)], seen_s, first_token_s[at][one.id])
         first_token_s[at][one.id], last_token_s[at][one.id] = seen_s, left_s
-    gaps = found.itl
+    gaps, handed = found.itl, found.handed
     if gaps is not None and not leg.station.streams:
         some = leg.departures.visited is not None  # of pooled gaps nobody knows whose they are
-        gaps = None if some else [[_at_once(one) for one in seeds] for seeds in gaps]
-    return replace(found, first_token_s=first_token_s, last_token_s=last_token_s, itl=gaps)
+        gaps, handed = None if some else [[_at_once(one) for one in seeds] for seeds in gaps], None
+    return replace(found, first_token_s=first_token_s, last_token_s=last_token_s, itl=gaps, handed=handed)
 
 
 def _at_once(gaps: WeightedGaps) -> WeightedGaps:

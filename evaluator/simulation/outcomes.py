@@ -11,8 +11,9 @@ from evaluator.cost.fitted import verdict
 from evaluator.metrics import OK, Outcomes, bounds_of
 from evaluator.metrics.use import Use
 from evaluator.plan import Member
-from evaluator.simulation.chain import Journey
+from evaluator.simulation.chain import Gaps, Journey
 from evaluator.simulation.frontend import delay_s
+from evaluator.simulation.gaps import pooled
 
 TRUST = ("datasheet", "extrapolated", "calibrated")
 """Provenances of a prediction, the least sure first."""
@@ -23,13 +24,13 @@ def outcomes_of(members: Sequence[Member], journey: Journey, stage_names: Sequen
 
     ``stage_names`` are those of all configurations of the plan.
     """
-    first_token, last_token = _as_clients_see(members, journey)
+    first_later_s, last_later_s = _around_the_engine(members, journey)
     judged = [_judged(member, journey, position) for position, member in enumerate(members)]
     return Outcomes(
         arrival_s=journey.arrival_s,
         scheduled_s=journey.scheduled_s,
-        first_token_s=first_token,
-        last_token_s=last_token,
+        first_token_s=journey.first_token_s + first_later_s,
+        last_token_s=journey.last_token_s + last_later_s,
         prompt_tokens=journey.prompt_tokens,
         output_tokens=journey.output_tokens if journey.made_tokens is None else journey.made_tokens,
         path_tokens=None if journey.made_tokens is None else journey.output_tokens,
@@ -45,7 +46,7 @@ def outcomes_of(members: Sequence[Member], journey: Journey, stage_names: Sequen
         finds_warmup=np.array([member.workload.find_warmup for member in members]),
         asked_rps=np.array([_asked_rps(member) for member in members]),
         objectives=bounds_of([member.objectives for member in members]),
-        itl=journey.itl,
+        itl=_gaps(journey, last_later_s - first_later_s),
         replica=journey.replica,
         model=journey.model,
         stages=journey.stages,
@@ -123,14 +124,17 @@ def told_of(member: Member) -> dict[str, str]:
     return {**known, "provenance": provenance, "calibration_set": _sets(member)}
 
 
-def _as_clients_see(members: Sequence[Member], journey: Journey) -> tuple[np.ndarray, np.ndarray]:
-    """First and last tokens (config, seed, request) with what a calibration says requests pay around the engine.
+def _around_the_engine(members: Sequence[Member], journey: Journey) -> tuple[np.ndarray, np.ndarray]:
+    """How much later than the engines clients have the first and the last tokens, (config, seed, request), in seconds.
 
     Clients talk to one frontend, so that of pools in tandem the calibration of the first says it; of several side by
     side that of the pool to which the request goes. Behind a prefill side the iterations that an engine has planned
-    ahead are those of the decode side: they hold up all tokens but the first.
+    ahead are those of the decode side: they hold up all tokens but the first. Where a stage holds the tokens until
+    the last has come, such as a guard, they hold up the first as well.
     """
-    first, last = journey.first_token_s.copy(), journey.last_token_s.copy()
+    first, last = np.zeros_like(journey.first_token_s), np.zeros_like(journey.last_token_s)
+    held = journey.first_token_s == journey.last_token_s
+    given_first, given_last = journey.given_s or (journey.first_token_s, journey.last_token_s)
     for position, member in enumerate(members):
         if member.status != OK:
             continue
@@ -140,8 +144,29 @@ def _as_clients_see(members: Sequence[Member], journey: Journey) -> tuple[np.nda
         for pool in pools:
             since, until = until, until + pool.deployment.replicas
             at = (position, (replica >= since) & (replica < until) if len(pools) > 1 else ...)
-            given_first, given_last = journey.given_s or (first, last)
-            later = delay_s(pool.design.calibration, given_first[at], given_last[at], output[at[1]])
-            calls = pool.design.calibration.frontend_s if pool.role.first_token_only else later
-            first[at], last[at] = first[at] + calls, last[at] + later
+            calibration = pool.design.calibration
+            last[at] = delay_s(calibration, given_first[at], given_last[at], output[at[1]])
+            waits = held[at] | (not pool.role.first_token_only)
+            first[at] = np.where(waits, last[at], calibration.frontend_s)
     return first, last
+
+
+def _gaps(journey: Journey, longer_s: np.ndarray) -> Gaps | None:
+    """The gaps between tokens as clients see them.
+
+    ``longer_s`` (config, seed, request) is how much later the tokens after the first come than the first itself, beyond
+    what the engines say. Behind a prefill side the gap before the second token is longer by it.
+    """
+    handed = journey.handed
+    if journey.itl is None or handed is None:
+        return journey.itl
+    found = [list(seeds) for seeds in journey.itl]
+    for config, seeds in enumerate(found):
+        for seed, gaps in enumerate(seeds):
+            at = config, seed
+            there = (handed.sequences[at] > 0) & (longer_s[at] > 0)
+            gap_s, sequences = handed.gap_s[at][there], handed.sequences[at][there]
+            if there.any():
+                values, weights = pooled([gaps, (gap_s, -sequences), (gap_s + longer_s[at][there], sequences)])
+                seeds[seed] = values[weights > 0], weights[weights > 0]
+    return found

@@ -103,4 +103,5 @@ def test_hardware_without_a_price_is_not_ranked_by_it(evaluator, file):
     code, _, notes = evaluator(
         "optimize", file, "-q", "--rank-by", "usd", "--set", "sweep.deployment.hardware=[mi300x, mi325x]"
     )
-    assert code == 2 and "designs cannot be ranked by usd: no price (deployment.usd_per_device_hour)" in notes
+    assert code == 2 and "designs cannot be ranked by usd: no price (deployment.usd_per_device_hour; of a" in notes
+    assert "stage's pool deployment.pools.NAME.usd_per_device_hour) of their hardware is known" in notes

@@ -56,6 +56,15 @@ def test_the_cpus_of_a_stage_are_paid_for_and_are_no_devices_of_the_budget():
         evaluator.optimize(scenario(*beside, budget={"devices": 1}))
 
 
+def test_a_stage_without_a_price_names_the_key_of_its_own_pool():
+    """The price beside the pools holds for those that answer."""
+    pools = {"cpu": {"role": "stage", "hardware": "cpu-grace"}}
+    sets = ["pipeline=" + json.dumps([RETRIEVE, "prefill", "decode"]), "deployment.pools=" + json.dumps(pools)]
+    key = r"deployment\.pools\.cpu\.usd_per_device_hour"
+    with pytest.raises(InputError, match=f"the price of cpu-grace is not known; set {key}"):
+        evaluator.optimize(scenario(*sets, "deployment.usd_per_device_hour=2", budget={"usd_per_hour": 40}))
+
+
 def test_a_search_begins_where_both_sides_of_a_split_can_follow():
     """The decode side has all tokens but the first to give; the closed form must not take it for idle."""
     pools = {"p": {"role": "prefill", "replicas": 4}, "d": {"role": "decode"}}

@@ -22,12 +22,15 @@ POOLS = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
 SPREAD = {"source": "uniform", "prompt_min": 20, "prompt_max": 2500, "output_min": 1, "output_max": 40}
 
 
-def disaggregated(sweep: Any = None, lengths: Any = SPREAD, rate_rps: float = 8.0, **deployment: Any) -> Scenario:
+def disaggregated(
+    sweep: Any = None, lengths: Any = SPREAD, rate_rps: float = 8.0, pipeline: Any = None, **deployment: Any
+) -> Scenario:
     """Llama-3.1-8B on an H100 on either side."""
     arrivals = {"process": "poisson", "rate_rps": rate_rps}
     workload = {"arrivals": arrivals, "lengths": lengths, "requests": 40, "warmup_requests": 0}
     served = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "pools": POOLS, **deployment}
-    return load_scenario({"workload": workload, "deployment": served, "sweep": sweep})
+    stages = {} if pipeline is None else {"pipeline": pipeline}
+    return load_scenario({"workload": workload, "deployment": served, "sweep": sweep, **stages})
 
 
 def random_designs(count: int) -> list[dict[str, Any]]:
@@ -142,6 +145,35 @@ def test_the_first_token_does_not_wait_for_what_the_decode_side_has_planned():
     found = sweep(disaggregated(sweep_over, lengths, rate_rps=0.01, pools=served, calibration="auto"))
     first_s, pace_s = found["ttft_s_mean"].values, found["tpot_s_mean"].values
     assert first_s[0] == pytest.approx(first_s[1], rel=1e-9) and pace_s[1] > 2 * pace_s[0]
+
+
+SERVING = "h100-sxm-vllm.serving"
+"""A calibration set with ``lookahead_steps``."""
+
+
+def seen(asked: Scenario) -> Any:
+    """What clients see of one system, by the reference: its gaps between tokens are exact, and not in bins."""
+    whole = plan(asked, engine="token")
+    return simulate_chunk(whole, whole.groups[0], whole.members)
+
+
+def test_the_gaps_between_tokens_make_up_the_time_from_the_first_to_the_last():
+    """Also where what the decode side has planned makes the gap before the second token longer."""
+    found = seen(disaggregated(calibration=SERVING))
+    values, weights = found.itl[0][0]
+    given = found.last_token_s - found.first_token_s
+    assert weights.min() > 0 and weights.sum() == (found.output_tokens - 1).sum()
+    assert values @ weights == pytest.approx(given.sum(), rel=1e-9)
+
+
+def test_a_guard_holds_the_first_token_too_for_what_the_decode_side_has_planned():
+    """Its clients have all tokens at once, so that there are no gaps between them."""
+    pools = {**POOLS, "small": {"role": "stage", "hardware": "h100-sxm"}}
+    guard = {"stage": "postprocess", "kind": "guard", "model": "qwen3-0.6b", "pool": "small"}
+    stages = ["prefill", "decode", guard]
+    found = seen(disaggregated(calibration=SERVING, pools=pools, pipeline=stages))
+    np.testing.assert_array_equal(found.first_token_s, found.last_token_s)
+    assert not found.itl[0][0][0].any()
 
 
 def test_devices_and_cost_are_of_both_pools():
