@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,18 @@ def test_the_gaps_between_tokens_make_up_the_time_from_the_first_to_the_last():
     given = found.last_token_s - found.first_token_s
     assert weights.min() > 0 and weights.sum() == (found.output_tokens - 1).sum()
     assert values @ weights == pytest.approx(given.sum(), rel=1e-9)
+
+
+@pytest.mark.parametrize("engine", ["iteration", "token"])
+def test_users_of_a_closed_loop_send_again_when_they_have_the_last_token(engine):
+    asked = disaggregated(calibration=SERVING)
+    arrivals = {"process": "closed_loop", "users": 3, "rate_rps": None}
+    asked = replace(asked, workload=replace(asked.workload, arrivals=replace(asked.workload.arrivals, **arrivals)))
+    whole = plan(asked, engine=engine)
+    found = simulate_chunk(whole, whole.groups[0], whole.members)
+    assert found.engine.tolist() == [engine]
+    later = np.sort(found.arrival_s[0, 0])[3:]
+    np.testing.assert_allclose(later, np.sort(found.last_token_s[0, 0])[: len(later)], rtol=1e-9)
 
 
 def test_a_guard_holds_the_first_token_too_for_what_the_decode_side_has_planned():
