@@ -416,11 +416,7 @@ def test_requests_tell_of_every_stage():
 
 def test_agents_find_nothing_by_content():
     """All stations run in one loop there, in which no blocks are known by their content."""
-    agents = [
-        {"stage": "prefill"},
-        {"stage": "decode"},
-        {"stage": "tool", "seconds": 1, "back_to": "prefill", "times": 1},
-    ]
+    tool = {"stage": "tool", "seconds": 1, "back_to": "prefill", "times": 1}
     sessions = {"turns": {"mean": 3}, "think_from": "arrival"}
     workload = {
         "arrivals": {"process": "poisson", "rate_rps": 4},
