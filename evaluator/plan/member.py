@@ -14,7 +14,7 @@ from evaluator.plan.one_loop import lacking_in_one_loop, why_in_one_loop
 from evaluator.plan.pipeline import pass_stations, pipeline_of, with_steps
 from evaluator.plan.request_level import objective_problem, queue_problem, request_problem
 from evaluator.plan.sides import Pools, SidePlan, model_of, most_jobs, sides_of, sides_problem
-from evaluator.plan.stage_checks import ahead_problem, passes_problem, stages_problem, with_own_kv
+from evaluator.plan.stage_checks import ahead_problem, content_problem, passes_problem, stages_problem, with_own_kv
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.plan.way import PipelinePlan, Visited, Walked
 from evaluator.replica import Change
@@ -225,6 +225,7 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
         missing += lacking_in_one_loop(several, stations, pipeline, workload)
     if status == OK and several and pipeline is not None:
         status = ahead_problem(pipeline, walks[0], several[0]) or OK
+        status = content_problem(workload, pools[0][1], several[0]) or status
     if status == OK and several and setting.engine == REQUEST:
         status = f"unsupported: engine request does not cover {several[0]}; use engine iteration"
     coupled = bool(several) or any(

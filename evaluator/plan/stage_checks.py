@@ -80,6 +80,13 @@ def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, 
     return None
 
 
+def content_problem(workload: Workload, llm: Deployment, coupled: str) -> str | None:
+    """Why blocks cannot be found by their content where all stations run in one loop, for what is ``coupled``."""
+    if not cached_by_content(workload, llm):
+        return None
+    return f"unsupported: kv.prefix_caching by content with {coupled}; leave it out"
+
+
 def ahead_problem(pipeline: PipelinePlan, walked: Walked, coupled: str) -> str | None:
     """Why no stage can begin before its turn where all stations run in one loop, for what is ``coupled``."""
     for place in walked.first:

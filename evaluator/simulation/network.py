@@ -40,7 +40,7 @@ from evaluator.simulation.tokens import Observe, add_totals, branches_of, limits
 from evaluator.simulation.visits import legs_of_ways
 from evaluator.simulation.ways import Itinerary, Ways, ways_of
 from evaluator.stations.contract import ChunkJobs, each
-from evaluator.traffic.jobs import Demand, Jobs, branch_units, held_units
+from evaluator.traffic.jobs import Demand, Jobs, branch_units, held_units, shared_units
 from evaluator.traffic.requests import Tokens, shared_tokens
 
 
@@ -228,6 +228,10 @@ def _parts(jobs: Jobs) -> dict[int, Request]:
     columns = (jobs.ready_s, demand.compute_tokens, demand.prompt_tokens, demand.output_tokens, np.zeros_like(jobs.id))
     rows = zip(jobs.id.tolist(), *(column.tolist() for column in columns), strict=True)
     found = {index: Request(index, *row) for index, *row in rows}
+    known = None if jobs.sharing is None else jobs.sharing.session
+    if known is not None:  # the ids of later visits follow those of all requests (``_all_visits``)
+        for request in found.values():
+            request.session = int(known[request.index % len(known)])
     if demand.branch_tokens is not None:
         branches = branches_of(demand.branch_tokens, demand.branch_tokens)
         for request, (lengths, _) in zip(found.values(), branches, strict=True):
@@ -241,6 +245,7 @@ def _choose(member: Member, seed: int, side: SidePlan, jobs: Jobs, replicas: Seq
     pool_of = np.repeat(np.arange(len(pools)), [pool.deployment.replicas for pool in pools]).tolist()
     places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
     units = [held_units(jobs.demand, pool.design.ready.kv).tolist() for pool in pools]
+    shared = [shared_units(jobs.demand, pool.design.ready.kv).tolist() for pool in pools]
     tokens = jobs.demand.branch_tokens
     branches = [
         branches_of(tokens, branch_units(jobs.demand, pool.design.ready.kv)) for pool in pools if tokens is not None
@@ -256,7 +261,7 @@ def _choose(member: Member, seed: int, side: SidePlan, jobs: Jobs, replicas: Seq
     def choose(request: Request, now: float, group: int | None = None) -> Replica:
         replica = router(request, now, *(() if group is None else (group,)))
         pool, place = pool_of[replica.index], places[request.index]
-        request.kv_units = int(units[pool][place])
+        request.kv_units, request.shared_units = int(units[pool][place]), int(shared[pool][place])
         if branches:
             request.branches, request.branch_units = branches[pool][place]
         return replica

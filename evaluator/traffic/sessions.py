@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluator.errors import InputError
 from evaluator.scenario.scenario import Arrivals, Exponential, Geometric, Sessions
 from evaluator.traffic.arrivals import arrival_times, stream
 
 _TURNS, _THINK, _SYSTEM = 3, 4, 5  # random streams
+MOST_SESSIONS = 100_000_000
+"""Sessions whose turns are drawn, most of them before the run begins; each takes some tens of bytes."""
 _SPARE = 16  # sessions drawn beyond those that are expected to be needed
 _PASSED = 5.0  # mean durations of a session that have passed when the run begins: 0.7 % of exponential ones last longer
 
@@ -56,9 +59,16 @@ def turns_of(arrivals: Arrivals, sessions: Sessions, seed: int, count: int) -> T
     arrivals. They have done so for long when the run begins: of sessions that are under way then, the turns to come are
     requests, with all that was said before. Where all sessions start at once they are taken whole, one after the other:
     the first so many requests would else be first turns only.
+
+    Errors: InputError where so many sessions begin before the run that memory would not do.
     """
     begins = _begins_s(sessions, arrivals)
     number = math.ceil((count + begins * (arrivals.rate_rps or 0.0)) / mean_turns(sessions)) + _SPARE
+    if number > MOST_SESSIONS:
+        raise InputError(
+            f"workload.sessions: at {arrivals.rate_rps:g} requests/s {number:,} sessions begin before the last "
+            f"request, more than {MOST_SESSIONS:,}; use a lower rate_rps, fewer turns or a shorter think_s"
+        )
     while True:
         counts = turn_counts(sessions, seed, number)
         starts = session_starts(arrivals, sessions, seed, number + 1)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from evaluator.device import configure
 from evaluator.metrics import OK
 from evaluator.plan import Group, Member, Plan, plan
+from evaluator.scenario import load_scenario
 from evaluator.simulation import simulate_chunk
 from evaluator.simulation.network import run_network
 from evaluator.simulation.one_loop import run_in_one_loop
@@ -145,6 +146,32 @@ def test_users_wait_for_the_frontend_of_the_pool_to_which_they_went_first():
     (found, exact) = (simulate_chunk(one, one.groups[0], one.members) for one in (whole, token))
     assert whole.groups[0].stations[0].program.frontend
     assert_same(found, 0, exact, 0, "frontend")
+
+
+def test_a_session_keeps_to_a_prefill_replica():
+    """Beside a decode side that looks; to the reference, too, a request says which session it is of."""
+    configure()
+    pools = {name: {**pool, "replicas": 2} for name, pool in PAIR.items()}
+    tree = {
+        "workload": {
+            "arrivals": {"process": "poisson", "rate_rps": 60.0},
+            "lengths": SPREAD,
+            "requests": 40,
+            "sessions": {"turns": {"mean": 3}, "think_s": 0.1, "think_from": "arrival"},
+        },
+        "deployment": {
+            "model": "llama-3.1-8b",
+            "hardware": "h100-sxm",
+            "pools": pools,
+            "router": {"prefill": "session", "decode": "least_work"},
+            "transfer": {"backpressure": True},
+        },
+    }
+    whole, token = plan(load_scenario(tree)), plan(load_scenario(tree), engine="token")
+    (found, exact) = (simulate_chunk(one, one.groups[0], one.members) for one in (whole, token))
+    assert_same(found, 0, exact, 0, "sessions")
+    (jobs,) = whole.jobs(whole.members[0])
+    np.testing.assert_array_equal(exact.replica[0, 0], jobs.session % 2)
 
 
 def test_batches_in_a_pipeline_of_both_sides():

@@ -412,3 +412,28 @@ def test_requests_tell_of_every_stage():
     tools = table["tool_service_s"]
     assert 0 < tools.isna().sum() < len(table) and tools.dropna().between(0.0999, 0.1001).all()
     assert {"postprocess_wait_s", "postprocess_2_service_s", "prefill_wait_s", "decode_service_s"} <= set(table)
+
+
+def test_agents_find_nothing_by_content():
+    """All stations run in one loop there, in which no blocks are known by their content."""
+    tool = {"stage": "tool", "seconds": 1, "back_to": "prefill", "times": 1}
+    sessions = {"turns": {"mean": 3}, "think_from": "arrival"}
+    workload = {
+        "arrivals": {"process": "poisson", "rate_rps": 4},
+        "lengths": {"source": "fixed", "prompt_tokens": 100, "output_tokens": 10},
+        "requests": 20,
+        "sessions": sessions,
+    }
+    served = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "kv": {"prefix_caching": True}}
+    (member,) = plan(
+        load_scenario(
+            {
+                "workload": workload,
+                "deployment": served,
+                "pipeline": [{"stage": "prefill"}, {"stage": "decode"}, tool],
+            }
+        )
+    ).members
+    assert member.status == (
+        "unsupported: kv.prefix_caching by content with pipeline that comes to the LLM more than once; leave it out"
+    )

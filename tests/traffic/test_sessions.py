@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from evaluator.errors import InputError
 from evaluator.scenario import Arrivals, Workload
 from evaluator.scenario.scenario import Exponential, Geometric, Lengths, Sessions
 from evaluator.traffic.roles import ROLES
@@ -32,6 +33,11 @@ def test_geometric():
     counts = turn_counts(Sessions(turns=Geometric(2.5)), 1, 100_000)
     for number in range(1, 6):
         np.testing.assert_allclose((counts == number).mean(), 0.6 ** (number - 1) * 0.4, atol=0.005)
+
+
+def test_a_rate_at_which_too_many_sessions_begin_is_refused():
+    with pytest.raises(InputError, match=r"workload.sessions: at 1e\+09 requests/s .* sessions begin before the last"):
+        turns_of(replace(POISSON, rate_rps=1e9), TALKS, 0, 100)
 
 
 def test_a_turn_follows_the_one_before():
