@@ -13,6 +13,7 @@ from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.plan.way import Entry, PipelinePlan, StagePlan, StepPlan, Walked
+from evaluator.policies import ENCODING
 from evaluator.scenario import Deployment, Workload
 from evaluator.scenario.pipeline_keys import pipeline_problem
 from evaluator.scenario.pools import pools_of, stage_pools_of
@@ -153,7 +154,7 @@ def _whole_texts(pool: Deployment) -> Deployment:
     """With a policy that computes whole prompts, where none is said and the model is an encoder, which needs that."""
     if pool.batching.policy is not None or not _model_of(pool).whole_texts:
         return pool
-    return replace(pool, batching=replace(pool.batching, policy="continuous"))
+    return replace(pool, batching=replace(pool.batching, policy=ENCODING.name))
 
 
 def passes_of(pipeline: PipelinePlan) -> dict[int, list[tuple[int, int, StepPlan]]]:

@@ -16,11 +16,15 @@ from evaluator.policies.record import BatchingPolicy
 from evaluator.policies.sarathi import SARATHI
 from evaluator.policies.static import STATIC
 
-__all__ = ["CHUNKED", "MIXED", "POLICIES", "BatchingPolicy", "policy"]
+__all__ = ["CHUNKED", "ENCODING", "MIXED", "POLICIES", "BatchingPolicy", "policy"]
 
 POLICIES: dict[str, BatchingPolicy] = {
     each.name: each for each in (STATIC, CONTINUOUS, CHUNKED, MIXED, ORCA, SARATHI, LIGHTLLM)
 }
+
+
+ENCODING = CONTINUOUS
+"""Of a pool that says none and computes encoders, whose attention needs whole texts."""
 
 
 def policy(name: str) -> BatchingPolicy:

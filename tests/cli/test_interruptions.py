@@ -14,6 +14,17 @@ from tests.results.build import same
 
 SETTINGS = ["closed-loop", "--engine", "token", "--top", "0", "--set", "workload.requests=300"]
 LONGEST_S = 120.0  # a guard against hanging
+SLOWLY = """
+import time
+from evaluator import cli, run
+write = run.write_chunk
+def write_slowly(*args):
+    write(*args)
+    time.sleep(0.5)
+run.write_chunk = write_slowly
+cli.main()
+"""
+"""The command, with half a second after each chunk: however fast the machine, it is there to be interrupted."""
 
 
 class Run:
@@ -22,7 +33,7 @@ class Run:
     def __init__(self, out, *options):
         self.out = out
         self.kept_before = self.chunks()
-        command = [sys.executable, "-m", "evaluator", "sweep", *SETTINGS, *options, "--out", str(out)]
+        command = [sys.executable, "-c", SLOWLY, "sweep", *SETTINGS, *options, "--out", str(out)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def chunks(self):

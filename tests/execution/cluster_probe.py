@@ -24,15 +24,17 @@ def main(out: str, kills: int) -> None:
     class Killing:
         """SIGKILL to a worker after every second chunk, until there were enough."""
 
-        def __init__(self, client: Client) -> None:
-            self.client, self.rows, self.killed = client, [], 0
+        def __init__(self, cluster: LocalCluster) -> None:
+            self.cluster = cluster
+            self.rows, self.killed = [], 0
 
         def advance(self, units: int = 1) -> None:
             self.rows.append(units)
             if len(self.rows) % 2 == 0 and self.killed < kills:
-                victim = next(iter(self.client.run(os.getpid).values()))
-                os.kill(victim, signal.SIGKILL)
-                self.killed += 1
+                victims = [nanny.pid for nanny in self.cluster.workers.values() if nanny.pid]
+                if victims:  # else the one before is not there again
+                    os.kill(victims[0], signal.SIGKILL)
+                    self.killed += 1
 
         def keep(self, units: int) -> None:
             raise AssertionError("nothing was kept")
@@ -45,7 +47,7 @@ def main(out: str, kills: int) -> None:
 
     options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
     with LocalCluster(**options, silence_logs="CRITICAL") as here, Client(here) as client:
-        progress = Killing(client)
+        progress = Killing(here)
         sweep(scenario("workload.seeds=[0, 1]", **GRID), out=out, progress=progress, cluster=client)
         print(json.dumps({"rows": sum(progress.rows), "killed": progress.killed}))
 

@@ -34,7 +34,7 @@ def drawn_jobs(seed: int, hashed: bool) -> Jobs:
             system_tokens=system_tokens, hashes=None, hash_block_tokens=12,
         )  # fmt: skip
     nothing = np.zeros(40, dtype=np.int64)
-    demand = Demand.of(Tokens(prompt, output, nothing, nothing), ROLES["mixed"])
+    demand = Demand.of(Tokens(prompt, output, nothing, nothing, nothing), ROLES["mixed"])
     at = np.sort(rng.permutation(40)[:30])
     return Jobs(np.arange(40)[at], np.zeros(30), demand[at], np.ones(30, dtype=bool), sharing=sharing)
 

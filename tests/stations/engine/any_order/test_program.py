@@ -68,7 +68,7 @@ def test_equal_to_the_program_for_arrivals_in_order():
     for one, other in zip(in_order.run_engine(cases), any_order, strict=True):
         for name, value in one._asdict().items():
             # Leaps end elsewhere, and with them the means in the histogram; kv_unit_s counts only who was served.
-            if name not in ("itl_histogram", "kv_unit_s"):
+            if name not in ("itl_histogram", "kv_unit_s") and value is not None:  # there is no prefix cache
                 np.testing.assert_allclose(getattr(other, name), value, rtol=TOLERANCE, err_msg=name)
 
 
