@@ -56,6 +56,17 @@ class Run:
         return self.process.returncode, told
 
 
+@pytest.fixture(autouse=True)
+def heeded():
+    """Signals that a shell lets the tests ignore, behind nohup or in the background, are heeded by what they start."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed") / "a.nc"
