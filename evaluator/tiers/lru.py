@@ -19,7 +19,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 
 from evaluator.tiers.popularity import Floats, Popularity, shares
 
@@ -93,6 +92,7 @@ def characteristic_time(stream: Stream, ways: float, count: Floats, fitting: flo
         return math.inf
     if fitting <= 0.0:
         return 0.0
+    from scipy.optimize import brentq  # here, as most runs have no tiers and scipy takes half a second to load
 
     def surplus(log_s: float) -> float:
         lately = 1.0 - (1.0 - stream.lately(math.exp(log_s))) ** ways
