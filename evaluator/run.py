@@ -195,6 +195,7 @@ def _lengthened(first: Plan, means: _Means) -> tuple[Plan, np.ndarray, dict[str,
     """The plan with all configurations, the quantiles, and the rows; each of the longest run that it needed."""
     scenario = first.scenario
     levels, expected = levels_of(first), len(first.members)
+    longest = lengths(scenario)[-1]
     whole, left = first, np.zeros(0, dtype=np.int64)
     pieces: list[dict[str, np.ndarray]] = []
     for number, requests in enumerate(lengths(scenario)):
@@ -208,8 +209,7 @@ def _lengthened(first: Plan, means: _Means) -> tuple[Plan, np.ndarray, dict[str,
         if means.client is None:  # else its workers compute
             configure_for(whole)
         found = combine(_statistics(whole, levels, replace(means, kept=part)))
-        left = undecided(whole, found, levels)
-        if not left.size or requests == lengths(scenario)[-1]:
+        if requests == longest or not (left := undecided(whole, found, levels)).size:
             return first, levels, combine([*pieces, found])
         decided = ~np.isin(found["config"], left)
         pieces.append({name: values[decided] for name, values in found.items()})

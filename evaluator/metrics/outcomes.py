@@ -49,7 +49,9 @@ def bounds_of(slos: Sequence[Iterable[Objective]]) -> tuple[Bounds, ...]:
     for config, slo in enumerate(slos):
         for objective in slo:
             key = (objective.metric, objective.statistic)
-            table.setdefault(key, np.full(len(slos), np.nan))[config] = objective.bound_s
+            if key not in table:
+                table[key] = np.full(len(slos), np.nan)
+            table[key][config] = objective.bound_s
     return tuple(Bounds(metric, statistic, bound) for (metric, statistic), bound in table.items())
 
 
