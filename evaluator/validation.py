@@ -19,7 +19,8 @@ from evaluator.plan import Member, Plan, plan
 from evaluator.plan.engines import ITERATION, TOKEN, program
 from evaluator.progress import ProgressReport
 from evaluator.results.coordinates import axis_coordinates
-from evaluator.run import levels_of, loaded
+from evaluator.run.known import levels_of
+from evaluator.run.request import loaded
 from evaluator.scenario import Scenario
 from evaluator.simulation import simulate_chunk
 from evaluator.traffic.jobs import held_units

@@ -20,16 +20,9 @@ from evaluator.progress import ProgressReport, followed
 from evaluator.results.dataset import to_dataset
 from evaluator.results.engine_note import Left
 from evaluator.results.files import check_output, write
-from evaluator.run import (
-    AnyScenario,
-    attributes_of,
-    check_engine,
-    configure_for,
-    known_of,
-    levels_of,
-    loaded,
-    stage_note,
-)
+from evaluator.run.known import attributes_of, known_of, levels_of, stage_note
+from evaluator.run.request import AnyScenario, check_engine, loaded
+from evaluator.run.rows import configure_for
 from evaluator.scenario import Demand, Scenario
 from evaluator.scenario.scenario import Auto
 from evaluator.scenario.workload_keys import MOST_AUTO

@@ -16,12 +16,13 @@ SETTINGS = ["closed-loop", "--engine", "token", "--top", "0", "--set", "workload
 LONGEST_S = 120.0  # a guard against hanging
 SLOWLY = """
 import time
-from evaluator import cli, run
-write = run.write_chunk
+from evaluator import cli
+from evaluator.run import rows
+write = rows.write_chunk
 def write_slowly(*args):
     write(*args)
     time.sleep(0.5)
-run.write_chunk = write_slowly
+rows.write_chunk = write_slowly
 cli.main()
 """
 """The command, with half a second after each chunk: however fast the machine, it is there to be interrupted."""

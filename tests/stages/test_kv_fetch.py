@@ -10,7 +10,7 @@ from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.plan import plan
 from evaluator.reference.lru import find_contexts
-from evaluator.run import stage_note
+from evaluator.run.known import stage_note
 from evaluator.stages import Delay, Served, Visit
 from evaluator.stages.kv_fetch import KV_FETCH, KvFetch, Tier, work
 from evaluator.tiers import Popularity, TierSize, expected_s, hit_rates

@@ -1,0 +1,115 @@
+"""The rows of a sweep: chunk after chunk, each configuration in as long a run as it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evaluator.device import configure
+from evaluator.execution.lengthen import lengths, of_length, undecided
+from evaluator.plan import Plan, plan
+from evaluator.plan.engines import TOKEN
+from evaluator.progress import ProgressReport
+from evaluator.results.chunks import Kept, combine, write_chunk
+from evaluator.results.dataset import to_dataset
+from evaluator.results.engine_note import Left
+from evaluator.results.fingerprint import fingerprint_of
+from evaluator.run.known import attributes_of, known_of, levels_of, stage_note
+from evaluator.scenario import Scenario
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from distributed import Client
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a sweep computes."""
+
+    scenario: Scenario
+    engine: str
+    inputs: tuple[str, ...]
+    by_seed: bool
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.scenario, self.engine, *self.inputs, f"{self.by_seed}")
+
+    @property
+    def requests(self) -> int:
+        """Of a configuration."""
+        return self.scenario.workload.requests * len(self.scenario.workload.seeds)
+
+
+@dataclass(frozen=True)
+class Means:
+    """Where a sweep keeps what is finished, whom it tells how far it is, and the cluster that computes it."""
+
+    kept: Kept | None
+    progress: ProgressReport | None
+    client: Client | None
+
+
+def dataset_of(task: Task, configs: np.ndarray | None, means: Means) -> tuple[xr.Dataset, Plan]:
+    """The labelled rows of a task, of all its configurations or of ``configs``, and their plan."""
+    first = plan(task.scenario, configs, task.engine, task.inputs, task.by_seed)
+    whole, levels, found = _lengthened(first, means)
+    attrs = attributes_of(task.scenario) | Left.of(whole).note | stage_note(whole)
+    found["config"] = whole.grid.numbers(found["config"])
+    seeds = whole.seeds if task.by_seed else ()
+    return to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs, seeds, whole.stage_names), whole
+
+
+def _lengthened(first: Plan, means: Means) -> tuple[Plan, np.ndarray, dict[str, np.ndarray]]:
+    """The plan with all configurations, the quantiles, and the rows; each of the longest run that it needed."""
+    scenario = first.scenario
+    levels, expected = levels_of(first), len(first.members)
+    whole, left = first, np.zeros(0, dtype=np.int64)
+    pieces: list[dict[str, np.ndarray]] = []
+    tried = lengths(scenario)
+    for number, requests in enumerate(tried):
+        part = means.kept
+        if number:
+            whole = plan(of_length(scenario, requests), left, first.engine, first.inputs, first.by_seed)
+            expected += len(left)
+            part = None if part is None else part.of(f"requests-{requests}")
+            if means.progress is not None:
+                means.progress.expect(expected)
+        if means.client is None:  # else its workers compute
+            configure_for(whole)
+        found = combine(_statistics(whole, levels, replace(means, kept=part)))
+        if requests == tried[-1] or not (left := undecided(whole, found, levels)).size:
+            return first, levels, combine([*pieces, found])
+        decided = ~np.isin(found["config"], left)
+        pieces.append({name: values[decided] for name, values in found.items()})
+    raise AssertionError("the last length ends the loop")
+
+
+def _statistics(whole: Plan, levels: np.ndarray, means: Means) -> list[dict[str, np.ndarray]]:
+    """The rows of all chunks: those kept from an interrupted run, and the others, kept as they come."""
+    from evaluator.execution.schedule import chunks_of, computed
+
+    chunks, kept, progress = list(chunks_of(whole)), means.kept, means.progress
+    rows = [np.array([member.config for member in chunk.members], dtype=np.int64) for chunk in chunks]
+    done = {} if kept is None else kept.finished(rows)
+    if progress is not None and done:
+        units = sum(len(values["config"]) for values in done.values())
+        progress.keep(units)
+        progress.note(f"going on with {units:,} configurations that an interrupted run finished; --fresh starts anew")
+    for index, found in computed(whole, chunks, levels, set(done), means.client):
+        values = done[index] = found | known_of(chunks[index].members)
+        if kept is not None:
+            write_chunk(kept.folder, index, values)
+        if progress is not None:
+            progress.advance(len(values["config"]))
+    if len(done) != len(chunks):
+        raise AssertionError(f"{len(chunks) - len(done)} of {len(chunks)} chunks were not computed")
+    return [done[index] for index in sorted(done)]
+
+
+def configure_for(whole: Plan) -> None:
+    """Load JAX, where an engine that is compiled has something to run."""
+    if any(group.engine != TOKEN for group in whole.groups):
+        configure()

@@ -1,0 +1,104 @@
+"""One configuration of a scenario, with every request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evaluator.errors import InputError
+from evaluator.metrics import OK, summarise
+from evaluator.plan import Plan, plan
+from evaluator.plan.engines import REQUEST, TOKEN
+from evaluator.progress import ProgressReport
+from evaluator.results.dataset import to_dataset
+from evaluator.results.files import replacing
+from evaluator.results.requests import requests_table
+from evaluator.results.selection import select as select_configuration
+from evaluator.run.known import attributes_of, known_of, levels_of
+from evaluator.run.request import AnyScenario, check_engine, loaded
+from evaluator.run.rows import configure_for
+from evaluator.scenario.workload import model_names
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+    from evaluator.metrics import Outcomes
+    from evaluator.reference import Iteration
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One configuration: ``requests`` has a row per request and seed, ``summary`` is a dataset of one configuration."""
+
+    requests: pd.DataFrame
+    summary: xr.Dataset
+
+
+def simulate(
+    scenario: AnyScenario,
+    *,
+    select: Mapping[str, str] | None = None,
+    progress: ProgressReport | None = None,
+    engine: str = "iteration",
+    trace: str | Path | None = None,
+) -> Simulation:
+    """Simulate one configuration of ``scenario``, chosen by ``select`` where it sweeps, and report every request.
+
+    ``trace`` is a file for a Chrome trace of the first seed, which takes the reference: it tells of its iterations.
+    Errors: InputError where the selection does not leave exactly one configuration, or where it cannot run.
+    """
+    from evaluator.simulation import simulate_chunk
+
+    check_engine(engine)
+    if trace is not None and engine == REQUEST:
+        raise InputError("a trace tells of iterations, which engine request does not compute; use engine token")
+    scenario = loaded(scenario)
+    everything = plan(scenario, np.array([], dtype=np.int64), engine if trace is None else TOKEN)
+    grid = everything.grid
+    steps = select_configuration(grid.axes, select or {})
+    config = grid.config(steps)
+    whole = everything.of(np.array([config]))
+    if whole.members[0].status != OK:
+        raise InputError(f"{scenario.path or scenario.name}: {whole.members[0].status}")
+    configure_for(whole)
+    group = whole.groups[0]
+    outcomes = simulate_chunk(whole, group, group.members) if trace is None else _traced(whole, Path(trace))
+    if outcomes.status[0] != OK:  # known only after the run: it left the range of a fitted cost
+        raise InputError(f"{scenario.path or scenario.name}: {outcomes.status[0]}")
+    levels = levels_of(whole)
+    values = summarise(outcomes, levels) | known_of(whole.members)
+    values["config"] = grid.numbers(values["config"])
+    summary = to_dataset(values, levels, whole.grid.axes, attributes_of(scenario), stages=whole.stage_names)
+    models = model_names(whole.members[0].workload)
+    table = requests_table(outcomes, values["config"].tolist(), whole.seeds, models)
+    if progress is not None:
+        progress.advance(len(table))
+    return Simulation(table, summary)
+
+
+def _traced(whole: Plan, path: Path) -> Outcomes:
+    """The only configuration of a plan on the reference, with a trace of its first seed."""
+    from evaluator.simulation import journey
+    from evaluator.simulation.outcomes import outcomes_of
+    from evaluator.simulation.slots import Slot
+    from evaluator.simulation.trace import Trace, write_trace
+
+    trace = Trace()
+    replicas = [station.deployment.replicas for station in whole.members[0].stations]
+
+    def observe(slot: Slot, iteration: Iteration) -> None:
+        if slot.seed == 0:
+            own = iteration.replica if slot.replica < 0 else slot.replica
+            trace.add(sum(replicas[: slot.station]) + own, iteration)  # pool after pool
+
+    found = journey(whole, whole.groups[0], whole.members, observe)
+    outcomes = outcomes_of(whole.members, found, whole.stage_names)
+    pools = [(station.name, station.deployment.replicas) for station in whole.members[0].stations]
+    with replacing(path) as part, part.open("w", encoding="utf-8") as file:
+        write_trace(trace.events(outcomes, pools, found.legs), file)
+    return outcomes

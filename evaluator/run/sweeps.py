@@ -1,0 +1,125 @@
+"""All configurations of a scenario: the whole sweep, or one shard of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evaluator.errors import InputError
+from evaluator.execution.cluster import connected
+from evaluator.progress import ProgressReport, followed
+from evaluator.replica import chosen_inputs
+from evaluator.results.chunks import Kept
+from evaluator.results.engine_note import Left
+from evaluator.results.files import check_output, clear_parts, write
+from evaluator.results.lock import exclusive, lock_of
+from evaluator.results.shards import Shard, Store, common_of
+from evaluator.run.request import AnyScenario, check_engine, loaded
+from evaluator.run.rows import Means, Task, dataset_of
+from evaluator.scenario.grid import size
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from distributed import Client
+
+
+def sweep(
+    scenario: AnyScenario,
+    *,
+    out: str | Path | None = None,
+    progress: ProgressReport | bool | None = None,
+    fresh: bool = False,
+    engine: str = "iteration",
+    sensitivity: bool | Sequence[str] = False,
+    by_seed: bool = False,
+    cluster: str | Client | None = None,
+) -> xr.Dataset:
+    """Simulate every configuration of ``scenario`` and return the labelled dataset; written to ``out`` where given.
+
+    Finished chunks lie beside ``out`` (NAME.chunks) until the sweep is whole; the same sweep goes on with those of an
+    interrupted run, unless it is to start ``fresh``. A configuration that cannot run is a row with its reason in
+    ``status``. ``engine`` iteration is the vectorised one, which leaves what it lacks to the reference (as ``engine``
+    says, row by row); token is the reference for all; request is BestServe's approximation, which says of what it
+    cannot run so in ``status``.
+
+    ``sensitivity`` adds the elasticities of the metrics to these inputs (True: all INPUTS of
+    ``evaluator.metrics.variables``), from two more runs for each of them on the same requests. ``by_seed`` adds what
+    each seed says (``ttft_s_by_seed`` and the like) along a dimension ``seed``.
+
+    ``progress`` as of ``evaluator.progress.followed``: a notebook shows a bar unless it is False. ``cluster`` spreads
+    the chunks over a Dask cluster: ``dask`` starts one on this machine, otherwise the address of a scheduler, or a
+    client. Errors: InputError for unusable input, and where another process writes ``out``.
+    """
+    check_engine(engine)
+    task = Task(loaded(scenario), engine, chosen_inputs(sensitivity), by_seed)
+    with ExitStack() as stack:
+        target = kept = None
+        if out is not None:
+            target = check_output(out)
+            kept = Kept.beside(target, task.fingerprint)
+            stack.enter_context(exclusive(lock_of(target), target))
+            clear_parts(target)
+            if fresh:
+                kept.remove()
+        total = size(task.scenario)
+        watched = stack.enter_context(followed(progress, total, requests_per_unit=task.requests))
+        if kept is not None and watched is not None and kept.others():
+            watched.note(f"{kept.folder.parent} keeps chunks of other scenarios or versions; remove it, if not wanted")
+        dataset, _ = dataset_of(task, None, Means(kept, watched, stack.enter_context(connected(cluster))))
+        if target is not None and kept is not None:
+            try:
+                write(dataset, target)
+            except InputError as error:
+                raise InputError(
+                    f"{error}; all finished chunks are kept in {kept.folder}, and taken up again"
+                ) from error
+            kept.remove()
+    return dataset
+
+
+def sweep_shard(
+    scenario: AnyScenario,
+    shard: Shard,
+    out: str | Path,
+    *,
+    progress: ProgressReport | bool | None = None,
+    fresh: bool = False,
+    engine: str = "iteration",
+    sensitivity: bool | Sequence[str] = False,
+    by_seed: bool = False,
+    cluster: str | Client | None = None,
+    command: str = "",
+) -> bool:
+    """Simulate one of several shards of a sweep, to be put together by ``gather(out)`` when all are there.
+
+    ``out`` is a Zarr store; arguments are as those of ``sweep``. ``command`` is what computes a shard, with ``PLACE``
+    of ``results.shards`` for its number. False where the shard is there already. Errors: InputError as of ``sweep``.
+    """
+    check_engine(engine)
+    task = Task(loaded(scenario), engine, chosen_inputs(sensitivity), by_seed)
+    target = check_output(out)
+    if target.suffix != ".zarr":
+        raise InputError(f"{target}: shards are put together as Zarr; choose an --out that ends in .zarr")
+    store = Store(Kept.beside(target, task.fingerprint, shard.count).folder, size(task.scenario), shard.count)
+    kept = Kept(store.folder).of(f"shard-{shard.number:05d}")
+    with ExitStack() as stack:
+        stack.enter_context(exclusive(store.lock(shard), Path(f"shard {shard} of {target}")))
+        if fresh:
+            store.forget(shard)
+            kept.remove()
+        if store.is_written(shard):
+            return False
+        rows = shard.rows(store.total)
+        if not rows:
+            store.write(shard, None, {}, Left(engine))
+            return True
+        watched = stack.enter_context(followed(progress, len(rows), requests_per_unit=task.requests))
+        means = Means(kept, watched, stack.enter_context(connected(cluster)))
+        dataset, first = dataset_of(task, np.arange(rows.start, rows.stop, dtype=np.int64), means)
+        store.write(shard, dataset, common_of(dataset, command), Left.of(first))
+        kept.remove()
+    return True

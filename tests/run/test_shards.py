@@ -1,0 +1,63 @@
+"""A sweep in shards: the same rows bit for bit as in one run."""
+
+from __future__ import annotations
+
+import pytest
+
+from evaluator import results
+from evaluator.errors import InputError
+from evaluator.results.gather import gather
+from evaluator.results.shards import Shard
+from evaluator.run import sweep, sweep_shard
+from tests.execution.build import Interrupting
+from tests.results.build import same
+from tests.scenario.build import scenario
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_shards_are_the_single_run_bit_for_bit(grid, swept, count, tmp_path):
+    """In any order, one of them interrupted and gone on with; of five the last has no rows."""
+    out = tmp_path / "a.zarr"
+    shards = [Shard(number, count) for number in range(count, 0, -1)]
+    with pytest.raises(KeyboardInterrupt):
+        sweep_shard(grid, shards[-1], out, progress=Interrupting())
+    assert all(sweep_shard(grid, shard, out, command="sweep --shard {shard}") for shard in shards[1:])
+    if count > 1:
+        found = gather(out)
+        assert (found.missing, found.commands) == ((shards[0],), (f"sweep --shard {count}/{count}",))
+        assert not out.exists()
+    assert sweep_shard(grid, shards[0], out)
+    assert not sweep_shard(grid, shards[0], out)
+    assert gather(out).missing == ()
+    back = results.read(out)
+    same(back, swept)
+    assert {name: text for name, text in back.attrs.items() if name != "created"} == {
+        name: text for name, text in swept.attrs.items() if name != "created"
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
+
+
+def test_shards_of_another_scenario_are_another_sweep(grid, tmp_path):
+    out = tmp_path / "a.zarr"
+    few = scenario(workload__arrivals__rate_rps=[1, 2])
+    sweep_shard(few, Shard(1, 2), out)
+    sweep_shard(scenario(workload__arrivals__rate_rps=[1, 3]), Shard(2, 2), out)
+    assert [shard.number for shard in gather(out).missing] in ([1], [2])
+    sweep_shard(few, Shard(2, 2), out)
+    assert gather(out).missing == ()
+    assert results.read(out)["rate_rps"].values.tolist() == [1, 2]
+
+
+def test_what_the_reference_computed_is_told_of_all_shards(tmp_path):
+    axes = {"deployment__kv__preemption": ["recompute", "swap"], "deployment__replicas": [1, 2]}
+    mixed = scenario("deployment.kv={admission: on_demand, swap_bandwidth: 25GB/s}", **axes)
+    for number in (1, 2):
+        sweep_shard(mixed, Shard(number, 2), tmp_path / "a.zarr")
+    gather(tmp_path / "a.zarr")
+    note = results.read(tmp_path / "a.zarr").attrs.get("engine_note")
+    assert note == sweep(mixed).attrs.get("engine_note")
+
+
+def test_shards_are_written_as_zarr(grid, tmp_path):
+    with pytest.raises(InputError, match=r"a\.nc: shards are put together as Zarr; choose an --out that ends"):
+        sweep_shard(grid, Shard(1, 2), tmp_path / "a.nc")
