@@ -14,7 +14,7 @@ from evaluator.simulation.lanes import run_slots
 from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.talks import follows_of
 from evaluator.simulation.use import Totals, add_kept, check_served, use_of
-from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps
+from evaluator.stations.contract import ChunkJobs, Departures, Use
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.coupled import PoolResult
@@ -38,7 +38,7 @@ def serve_iterations(
         bins[slot.at] += lane.itl_histogram
     check_served(members, departures)
     add_kept(pools, jobs, departures, totals)
-    itl = [[_weighted(one) for one in of_seeds] for of_seeds in bins]
+    itl = [[histogram.weighted(one) for one in of_seeds] for of_seeds in bins]
     return departures, use_of(pools, jobs, totals, itl, departures.hit_tokens)
 
 
@@ -58,14 +58,7 @@ def _add(
     departures.replica[at][served] = replica
     if departures.hit_tokens is not None and result.hit_tokens is not None:
         departures.hit_tokens[at][served] = result.hit_tokens[:count]
-    totals.busy_s[at] += result.busy_s
-    totals.iterations[at] += result.iterations
-    totals.experts_touched[at] += result.experts_touched
-    totals.kv_units_max[at] = max(totals.kv_units_max[at], result.kv_units_max)
-    if result.peaks.size:
-        totals.peaks[at] = np.maximum(totals.peaks[at], result.peaks)
-    totals.kv_unit_s[at] += result.kv_unit_s
-    totals.preemptions[at] += result.preemptions
+    totals.add(at, result)
 
 
 def _release_times(slot: Slot, calibration: Calibration, result: LaneResult) -> np.ndarray:
@@ -80,8 +73,3 @@ def _release_times(slot: Slot, calibration: Calibration, result: LaneResult) -> 
         return np.where(follows.before < 0, slot.jobs.ready_s[slot.served], after_s)
     answered_s = np.sort(answered_s)
     return np.concatenate([np.zeros(slot.users), answered_s[: slot.count - slot.users]])
-
-
-def _weighted(bins: np.ndarray) -> WeightedGaps:
-    there = np.flatnonzero(bins)
-    return histogram.bin_middles()[there], bins[there]

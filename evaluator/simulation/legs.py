@@ -5,7 +5,7 @@ So all that follows is the same, whichever engine ran the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from evaluator.plan import Member
 from evaluator.plan.sides import SidePlan
 from evaluator.simulation.chain import Leg
 from evaluator.simulation.gaps import pooled
-from evaluator.simulation.use import Totals, check_served, use_of
+from evaluator.simulation.use import Done, Totals, check_served, use_of
 from evaluator.stations.contract import ChunkJobs, Departures, Station, each, shape_of, use_without_devices
 from evaluator.traffic.jobs import Jobs, Origin
 
@@ -25,9 +25,9 @@ At = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class PoolServed:
-    """A pool after a run: how to add what its replicas did to totals, and the gaps between the tokens they gave."""
+    """A pool after a run: what its replicas did, and the gaps between the tokens they gave."""
 
-    add: Callable[[Totals, At], None]
+    done: Done
     gaps: WeightedGaps
     first: int  # number on its side of its first replica
 
@@ -104,7 +104,7 @@ def _use(
     own = [list(of_seeds) for of_seeds in jobs]
     for at, run in runs.items():
         pool, one = run.pools[place], jobs[at[0]][at[1]]
-        pool.add(totals, at)
+        totals.add(at, pool.done)
         chosen = served.replica[at][: len(one)].astype(np.int64) - pool.first
         own[at[0]][at[1]] = replace(one, chosen=chosen)
         itl[at[0]][at[1]] = pool.gaps

@@ -36,7 +36,7 @@ from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.legs import LinkServed, PoolServed, Served, SideServed, legs_in_one_loop
 from evaluator.simulation.slots import OPEN_LOOP, Slot
 from evaluator.simulation.stages import Stop
-from evaluator.simulation.tokens import Observe, add_totals, branches_of, limits_of
+from evaluator.simulation.tokens import Observe, branches_of, limits_of
 from evaluator.simulation.visits import legs_of_ways
 from evaluator.simulation.ways import Itinerary, Ways, ways_of
 from evaluator.stations.contract import ChunkJobs, each
@@ -321,8 +321,7 @@ def _side_served(run: SideRun) -> SideServed:
 
 def _pool_served(run: SideRun, replicas: list[Replica], served: SideServed) -> PoolServed:
     gaps = [_gaps_of(run.gaps[replica.index], replica.index, run.jobs, served) for replica in replicas]
-    outcome = Outcome([], replicas)
-    return PoolServed(lambda totals, at: add_totals(totals, at, outcome), pooled(gaps), replicas[0].index)
+    return PoolServed(Outcome([], replicas), pooled(gaps), replicas[0].index)
 
 
 def _gaps_of(gaps: Gaps, replica: int, jobs: Jobs, served: SideServed) -> WeightedGaps:

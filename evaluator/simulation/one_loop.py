@@ -230,14 +230,14 @@ def _told(lane: Lane, found: coupled.NetworkResult) -> Served:
 def _told_of_pool(found: coupled.NetworkResult, pool: np.ndarray, number: int, start: int) -> PoolServed:
     replicas = np.flatnonzero(pool == number)
     mine = coupled.Totals(*(column[replicas] for column in found.totals))
-
-    def add(totals: Totals, at: At) -> None:
-        for name in ("busy_s", "iterations", "experts_touched", "preemptions", "kv_unit_s"):
-            getattr(totals, name)[at] += getattr(mine, name).sum()
-        totals.kv_units_max[at] = max(totals.kv_units_max[at], mine.kv_max.max())
-        if mine.peaks.size:
-            totals.peaks[at] = np.maximum(totals.peaks[at], mine.peaks.max(axis=0))
-
+    done = Totals(
+        busy_s=mine.busy_s.sum(),
+        iterations=mine.iterations.sum(),
+        preemptions=mine.preemptions.sum(),
+        experts_touched=mine.experts_touched.sum(),
+        kv_unit_s=mine.kv_unit_s.sum(),
+        kv_units_max=mine.kv_max.max(),
+        peaks=mine.peaks.max(axis=0),
+    )
     bins = found.itl_histogram[number * histogram.BINS : (number + 1) * histogram.BINS]
-    there = np.flatnonzero(bins)
-    return PoolServed(add, (histogram.bin_middles()[there], bins[there]), int(replicas[0]) - start)
+    return PoolServed(done, histogram.weighted(bins), int(replicas[0]) - start)

@@ -189,12 +189,4 @@ def _add(departures: Departures, totals: Totals, slot: Slot, outcome: Outcome) -
     departures.replica[at][served] = [request.replica for request in requests] if slot.replica < 0 else slot.replica
     if departures.hit_tokens is not None:
         departures.hit_tokens[at][served] = [request.hit_tokens for request in requests]
-    add_totals(totals, at, outcome)
-
-
-def add_totals(totals: Totals, at: tuple[int, int], outcome: Outcome) -> None:
-    """Add what replicas of a pool did in a configuration and seed."""
-    for name in ("busy_s", "iterations", "experts_touched", "preemptions", "kv_unit_s"):
-        getattr(totals, name)[at] += getattr(outcome, name)
-    totals.kv_units_max[at] = max(totals.kv_units_max[at], outcome.kv_units_max)
-    totals.peaks[at] = np.maximum(totals.peaks[at], outcome.peaks)
+    totals.add(at, outcome)

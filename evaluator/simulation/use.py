@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,9 +18,28 @@ from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps
 from evaluator.traffic.jobs import Demand, Jobs
 
 
+class Done(Protocol):
+    """What replicas did in one configuration and seed, as each engine says it; ``peaks`` (quantity,) may be empty."""
+
+    @property
+    def busy_s(self) -> Any: ...
+    @property
+    def iterations(self) -> Any: ...
+    @property
+    def preemptions(self) -> Any: ...
+    @property
+    def experts_touched(self) -> Any: ...
+    @property
+    def kv_unit_s(self) -> Any: ...
+    @property
+    def kv_units_max(self) -> Any: ...
+    @property
+    def peaks(self) -> Any: ...
+
+
 @dataclass(frozen=True)
 class Totals:
-    """Sums (config, seed) over the replicas of a pool, to be filled."""
+    """Sums over the replicas of a pool: arrays (config, seed) to be filled, or one number each."""
 
     busy_s: np.ndarray
     iterations: np.ndarray
@@ -42,6 +62,14 @@ class Totals:
         arrays: list[np.ndarray] = [np.zeros((configs, seeds)) for _ in range(6)]
         arrays.append(np.zeros((configs, seeds, len(PEAKS))))
         return Totals(*arrays)
+
+    def add(self, at: tuple[int, int], done: Done) -> None:
+        """Add what replicas did in a configuration and seed."""
+        for name in ("busy_s", "iterations", "experts_touched", "preemptions", "kv_unit_s"):
+            getattr(self, name)[at] += getattr(done, name)
+        self.kv_units_max[at] = max(self.kv_units_max[at], done.kv_units_max)
+        if len(done.peaks):
+            self.peaks[at] = np.maximum(self.peaks[at], done.peaks)
 
 
 def check_served(members: Sequence[Member], departures: Departures) -> None:

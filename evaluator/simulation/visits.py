@@ -15,7 +15,6 @@ from evaluator.reference import Outcome
 from evaluator.simulation.chain import Leg
 from evaluator.simulation.legs import never
 from evaluator.simulation.stages import Stop, on_pool
-from evaluator.simulation.tokens import add_totals
 from evaluator.simulation.use import Totals, use_of
 from evaluator.simulation.ways import Hop
 from evaluator.stages import Delay
@@ -126,7 +125,7 @@ def _hop_use(stop: Stop, jobs: ChunkJobs, runs: dict[tuple[int, int], NetworkRun
         totals = Totals.empty(*shape_of(jobs)[:2])
         own = [list(of_seeds) for of_seeds in jobs]
         for at, one in runs.items():
-            add_totals(totals, at, Outcome([], list(one.passes[number].pools[0])))
+            totals.add(at, Outcome([], list(one.passes[number].pools[0])))
             own[at[0]][at[1]] = _computed(pools[at[0]], one.passes[number])
         return replace(use_of(pools, own, totals, None), name=stop.label)
     busy_s = np.zeros(shape_of(jobs)[:2])

@@ -50,3 +50,9 @@ def bin_middles() -> np.ndarray:
     mantissa = 1 + (number % (1 << _BITS)) / (1 << _BITS)
     edges = np.ldexp(mantissa, _LOWEST_EXPONENT + (number >> _BITS))
     return 0.5 * (edges[1:] + edges[:-1])
+
+
+def weighted(bins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of a histogram (bin,) the middles of the bins that are not empty, in seconds, and how many gaps each has."""
+    there = np.flatnonzero(bins)
+    return bin_middles()[there], bins[there]
