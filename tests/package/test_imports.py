@@ -1,4 +1,4 @@
-"""What a command loads before it computes: the heavy packages only where they are used, since each delays every start."""
+"""Heavy packages are loaded only where they are used, since each of them delays the start of every command."""
 
 import subprocess
 import sys
