@@ -33,29 +33,48 @@ CACHE_CELLS_PER_CALL = 1 << 26
 
 
 def run_slots(
-    group: StationGroup, pools: Sequence[StationPlan], slots: list[Slot], lanes_per_call: int = LANES_PER_CALL
+    group: StationGroup, pools: Sequence[StationPlan], slots: list[Slot], most: int = LANES_PER_CALL
 ) -> Iterator[Any]:
     """The results of all lanes in NumPy: a ``LaneResult`` each or, of replicas that run together, a ``PoolResult``.
 
-    Calls have one shape; the last is filled up with lanes without requests. ``pools`` are those of the configurations
-    of the chunk, by position. Calls of another number of lanes compile anew.
+    ``pools`` are those of the configurations of the chunk, by position; ``most``: lanes of a call.
     """
     cache = cache_shape(pools, slots) if group.program.cached and slots else None
     run = program_of(group, cache)
-    size = max(1, min(lanes_per_call, REQUESTS_PER_CALL // (group.lane_requests * group.program.branches)))
+    size = lanes_per_call(group.lane_requests * group.program.branches, most)
     if cache is not None:  # lanes that fill up a call are cleared, too
         cells = (cache.names + cache.blocks) * group.program.replicas + cache.held
         size = max(1, min(size, CACHE_CELLS_PER_CALL // cells))
     costs, rows = costs_of(group, [pools[slot.position] for slot in slots])
-    for start in range(0, len(slots), size):
-        part = slots[start : start + size]
+
+    def given(at: slice) -> tuple[Any, Requests]:
+        part = slots[at]
         serving = [pools[slot.position] for slot in part]
-        own = jax.tree.map(lambda values, start=start: values[rows[start : start + size]], costs)
-        given = _lanes(group, serving, part, own), _requests(group, serving, part)
-        inputs = jax.tree.map(lambda values: filled(values, size), given)
+        own = jax.tree.map(lambda values: values[rows[at]], costs)
+        return _lanes(group, serving, part, own), _requests(group, serving, part)
+
+    return results_of(run, given, len(slots), size)
+
+
+def lanes_per_call(requests: int, most: int = LANES_PER_CALL) -> int:
+    """How many lanes with so many requests each go in one call."""
+    return max(1, min(most, REQUESTS_PER_CALL // requests))
+
+
+def results_of(
+    run: Callable[..., Any], given: Callable[[slice], tuple[Any, ...]], lanes: int, size: int
+) -> Iterator[Any]:
+    """The result of every lane in NumPy, lane after lane, from calls of ``run`` with ``size`` lanes each.
+
+    ``given`` says what the engine is given of some of the lanes. Calls have one shape, for another one compiles anew:
+    the last is filled up with lanes without requests.
+    """
+    for start in range(0, lanes, size):
+        at = slice(start, min(start + size, lanes))
+        inputs = jax.tree.map(lambda values: _filled(values, size), given(at))
         found, fields = jax.tree.flatten(run(*inputs))
         arrays = [np.asarray(values) for values in found]
-        for lane in range(len(part)):
+        for lane in range(at.stop - at.start):
             yield jax.tree.unflatten(fields, [values[lane] for values in arrays])
 
 
@@ -74,7 +93,7 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
     return partial(run, structure=structure, vectorise=vectorise)
 
 
-def filled(values: np.ndarray, size: int) -> np.ndarray:
+def _filled(values: np.ndarray, size: int) -> np.ndarray:
     """``values`` (lane, ...) with zeros behind, ``size`` lanes in all."""
     missing = size - len(values)
     if missing == 0:

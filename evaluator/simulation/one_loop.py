@@ -14,15 +14,7 @@ from evaluator.metrics.outcomes import OK
 from evaluator.plan import Member, Plan, StationGroup, StationPlan
 from evaluator.simulation.chain import Journey, journey_of
 from evaluator.simulation.choices import choices_of
-from evaluator.simulation.lanes import (
-    LANES_PER_CALL,
-    REQUESTS_PER_CALL,
-    costs_of,
-    filled,
-    limits_of,
-    program_of,
-    rules_of,
-)
+from evaluator.simulation.lanes import costs_of, lanes_per_call, limits_of, program_of, results_of, rules_of
 from evaluator.simulation.legs import At, LinkServed, PoolServed, Served, SideServed, legs_in_one_loop
 from evaluator.simulation.slots import OPEN_LOOP
 from evaluator.simulation.use import Totals
@@ -58,15 +50,9 @@ class Lane:
 def run_in_one_loop(plan: Plan, group: StationGroup, members: Sequence[Member], jobs: ChunkJobs) -> Journey:
     """What became of the jobs of a chunk, over all seeds."""
     lanes = lanes_of(plan, members, jobs)
-    runs: dict[At, Served] = {}
-    run = program_of(group)
-    size = max(1, min(LANES_PER_CALL, REQUESTS_PER_CALL // group.lane_requests))
-    for start in range(0, len(lanes), size):
-        part = lanes[start : start + size]
-        inputs = jax.tree.map(lambda values: filled(values, size), engine_input(group, part))
-        found = jax.tree.map(np.asarray, run(*inputs))
-        for number, lane in enumerate(part):
-            runs[lane.at] = _told(lane, jax.tree.map(lambda values, number=number: values[number], found))
+    size = lanes_per_call(group.lane_requests)
+    found = results_of(program_of(group), lambda at: engine_input(group, lanes[at]), len(lanes), size)
+    runs = {lane.at: _told(lane, result) for lane, result in zip(lanes, found, strict=True)}
     return journey_of(legs_in_one_loop(members, jobs, runs))
 
 

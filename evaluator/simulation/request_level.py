@@ -11,7 +11,7 @@ import numpy as np
 from evaluator.cost.lanes import stack
 from evaluator.cost.request_times import RequestTimes, TabulatedTimes, request_times, tabulate
 from evaluator.plan import Design, Member, RequestGroup, StationPlan, request_sizes
-from evaluator.simulation.lanes import LANES_PER_CALL, REQUESTS_PER_CALL, filled
+from evaluator.simulation.lanes import lanes_per_call, results_of
 from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.use import Totals, check_served, use_of
 from evaluator.stations import request_level
@@ -45,17 +45,16 @@ def serve_requests(
 def _run(
     group: RequestGroup, pools: Sequence[StationPlan], lanes: list[Slot], seeds: Sequence[int]
 ) -> Iterator[request_level.Departures]:
-    """The results of all lanes in NumPy, from calls of one shape; the last is filled up with lanes without requests."""
-    vectorise = jax.default_backend() != "cpu"
-    program = _program(pools[0].role)
-    size = max(1, min(LANES_PER_CALL, REQUESTS_PER_CALL // group.lane_requests))
-    for start in range(0, len(lanes), size):
-        part = lanes[start : start + size]
-        given = _lanes(group, pools, part), _requests(group, pools, part, seeds)
-        inputs = jax.tree.map(lambda values: filled(values, size), given)
-        found = program(*inputs, RequestLevelStructure(*group.sizes), vectorise)
-        for lane in zip(*(np.asarray(field)[: len(part)] for field in found), strict=True):
-            yield request_level.Departures(*lane)
+    """The results of all lanes in NumPy."""
+    vectorise, program = jax.default_backend() != "cpu", _program(pools[0].role)
+
+    def run(lanes: RequestLane, requests: ServedRequests) -> request_level.Departures:
+        return program(lanes, requests, RequestLevelStructure(*group.sizes), vectorise)
+
+    def given(at: slice) -> tuple[RequestLane, ServedRequests]:
+        return _lanes(group, pools, lanes[at]), _requests(group, pools, lanes[at], seeds)
+
+    return results_of(run, given, len(lanes), lanes_per_call(group.lane_requests))
 
 
 def _program(role: Role) -> Callable[..., request_level.Departures]:
