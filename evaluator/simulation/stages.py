@@ -21,7 +21,7 @@ from evaluator.simulation.ahead import At, Times, begun_ahead, telling
 from evaluator.simulation.sides import Serve
 from evaluator.stages import Batched, Delay, Pass, Served, Shipped
 from evaluator.stations.batch import BatchServers, serve_in_batches
-from evaluator.stations.contract import ChunkJobs, Departures, Station, each, ready_times
+from evaluator.stations.contract import ChunkJobs, Departures, Station, each, ready_times, shape_of
 from evaluator.stations.delay import serve_delayed
 from evaluator.stations.queue import serve_in_turn
 from evaluator.traffic.jobs import Demand, Jobs
@@ -187,7 +187,7 @@ Run = Callable[[Stop, ChunkJobs, int], tuple[Departures, Use]]
 
 def _by_job(stop: Stop, jobs: ChunkJobs, queues: int, values: Callable[[Any], ArrayLike]) -> np.ndarray:
     """A figure of the step, (config, seed, job)."""
-    found = np.zeros(ready_times(jobs).shape)
+    found = np.zeros(shape_of(jobs))
     for (row, seed), one in each(jobs):
         value = np.asarray(values(stop.step((row // queues, seed))), dtype=np.float64)
         found[row, seed, : len(one)] = value if value.ndim == 0 else value[one.id]

@@ -13,7 +13,7 @@ from evaluator.stations.contract import (
     Departures,
     Station,
     Use,
-    each,
+    order_of,
     ready_times,
     shape_of,
     use_without_devices,
@@ -58,10 +58,7 @@ def serve_in_batches(name: str, jobs: ChunkJobs, known: Sequence[BatchServers]) 
     """Serve the jobs of a chunk; ``known`` are the servers of each configuration."""
     shape = configs, seeds, count = shape_of(jobs)
     ready_s = ready_times(jobs, rest=np.inf)
-    order = np.empty(shape, dtype=np.int64)
-    order[...] = np.arange(count)
-    for at, one in each(jobs):
-        order[at][: len(one)] = order[at][one.order]
+    order = order_of(jobs)
     waiting = np.take_along_axis(ready_s, order, axis=-1).reshape(configs * seeds, count)
     found = _batches(_lanes(known, waiting, seeds))
     there = np.isfinite(ready_s)

@@ -27,6 +27,7 @@ __all__ = [
     "Use",
     "WeightedGaps",
     "each",
+    "order_of",
     "ready_times",
     "shape_of",
     "use_without_devices",
@@ -106,4 +107,17 @@ def ready_times(jobs: ChunkJobs, rest: float = 0.0) -> np.ndarray:
     found = np.full(shape_of(jobs), rest)
     for at, one in each(jobs):
         found[at][: len(one)] = one.ready_s
+    return found
+
+
+def order_of(jobs: ChunkJobs) -> np.ndarray:
+    """Positions of the jobs in the order in which they come, (config, seed, job): those of one time by their ids.
+
+    Where a configuration and seed has fewer jobs the rest stands behind them.
+    """
+    shape = shape_of(jobs)
+    found = np.empty(shape, dtype=np.int64)
+    found[...] = np.arange(shape[-1])
+    for at, one in each(jobs):
+        found[at][: len(one)] = found[at][one.order]
     return found

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, each, ready_times, use_without_devices
+from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, order_of, ready_times, use_without_devices
 from evaluator.stations.delay import Times, times_of
 
 
@@ -26,10 +26,7 @@ def queue(name: str, times: Times, servers: Callable[[int], int] = lambda config
 def serve_in_turn(name: str, jobs: ChunkJobs, service_s: np.ndarray, count: np.ndarray) -> tuple[Departures, Use]:
     """Serve the jobs of a chunk; ``service_s`` as of ``times_of``, ``count`` (config,) are the servers."""
     ready_s = ready_times(jobs, rest=np.inf)
-    order = np.empty(ready_s.shape, dtype=np.int64)
-    order[...] = np.arange(ready_s.shape[-1])
-    for at, one in each(jobs):
-        order[at][: len(one)] = order[at][one.order]
+    order = order_of(jobs)
     waiting, asked = (np.take_along_axis(values, order, axis=-1) for values in (ready_s, service_s))
     if (count == 1).all():
         start, server = single_server(waiting, asked), np.zeros(waiting.shape, dtype=np.int32)
