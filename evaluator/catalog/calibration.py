@@ -163,9 +163,7 @@ def _load(path: Path) -> Calibration:
 def read_calibration(document: Any, where: str, expected_name: str | None = None) -> Calibration:
     """A Calibration from the content of its YAML; ``where`` is the file's name in messages."""
     given = Fields(document, where)
-    name = given.text("name")
-    if expected_name is not None and name != expected_name:
-        raise InputError(f"{given.place('name')}: '{name}' is not the file's name '{expected_name}'")
+    name = given.named(expected_name)
     form = given.choice("form", ("roofline", *FORMS, EAGER), "roofline")
     calibration = Calibration(
         name=name,

@@ -47,6 +47,13 @@ class Fields:
             raise InputError(f"{self.place(key)}: expected a text, got {_shown(value)}")
         return value
 
+    def named(self, expected: str | None) -> str:
+        """The text ``name``, which must be ``expected``: the name of the file, where it is read from one."""
+        name = self.text("name")
+        if expected is not None and name != expected:
+            raise InputError(f"{self.place('name')}: '{name}' is not the file's name '{expected}'")
+        return name
+
     def choice(self, key: str, allowed: Sequence[str], default: Any = _MISSING) -> str:
         """One of ``allowed``."""
         value = self.raw(key, default)
@@ -101,6 +108,13 @@ class Fields:
     def inner(self, key: str, default: Any = _MISSING) -> Fields:
         """The mapping below ``key``."""
         return Fields(self.raw(key, default), self.place(key))
+
+    def sources(self, figures: Sequence[str]) -> dict[str, str]:
+        """Where each of ``figures`` is from: the texts of the mapping ``sources``, which names them and no others."""
+        inner = self.inner("sources")
+        found = {key: inner.text(key) for key in figures}
+        inner.finish()
+        return found
 
     def finish(self) -> None:
         """Refuse the keys that no getter asked for."""

@@ -113,9 +113,7 @@ def _load(path: Path) -> LengthTable:
 def read_lengths(document: Any, where: str, expected_name: str | None = None) -> LengthTable:
     """A LengthTable from the content of its YAML; ``where`` is the file's name in messages."""
     given = Fields(document, where)
-    name = given.text("name")
-    if expected_name is not None and name != expected_name:
-        raise InputError(f"{given.place('name')}: '{name}' is not the file's name '{expected_name}'")
+    name = given.named(expected_name)
     table = LengthTable(
         name=name,
         source=given.text("source"),

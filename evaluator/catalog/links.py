@@ -9,7 +9,6 @@ from pathlib import Path
 
 from evaluator.catalog.fields import Fields
 from evaluator.catalog.store import find
-from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
 
 
@@ -31,17 +30,13 @@ def load_link(name: str) -> PoolLink:
 @functools.cache
 def _load(path: Path) -> PoolLink:
     given = Fields(load_yaml(path), path.name)
-    name = given.text("name")
-    if name != path.stem:
-        raise InputError(f"{given.place('name')}: '{name}' is not the file's name '{path.stem}'")
+    name = given.named(path.stem)
     given.text("note", None)
-    sources = given.inner("sources")
     link = PoolLink(
         name,
         given.quantity("bandwidth", "byte/s"),
         given.quantity("latency", "s", zero=True),
-        {key: sources.text(key) for key in ("bandwidth", "latency")},
+        given.sources(("bandwidth", "latency")),
     )
-    sources.finish()
     given.finish()
     return link

@@ -40,9 +40,7 @@ def _load(path: Path) -> Hardware:
 def read_hardware(document: Any, where: str, expected_name: str | None = None) -> Hardware:
     """Hardware from the content of its YAML; ``where`` is the file's name in messages."""
     given = Fields(document, where)
-    name = given.text("name")
-    if expected_name is not None and name != expected_name:
-        raise InputError(f"{given.place('name')}: '{name}' is not the file's name '{expected_name}'")
+    name = given.named(expected_name)
     given.text("note", None)
     hardware = Hardware(
         name=name,

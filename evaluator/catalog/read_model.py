@@ -63,9 +63,7 @@ def _load(path: Path) -> Model:
 def read_model(document: Any, where: str, expected_name: str | None = None) -> Model:
     """A Model from the content of its YAML; ``where`` is the file's name in messages."""
     given = Fields(document, where)
-    name = given.text("name")
-    if expected_name is not None and name != expected_name:
-        raise InputError(f"{given.place('name')}: '{name}' is not the file's name '{expected_name}'")
+    name = given.named(expected_name)
     entries = given.sequence("layers")
     output: Any = given.choice("output", get_args(Output), "tokens")
     model = Model(

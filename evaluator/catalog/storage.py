@@ -10,7 +10,6 @@ from pathlib import Path
 
 from evaluator.catalog.fields import Fields
 from evaluator.catalog.store import find
-from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
 
 ALL = "all"
@@ -40,11 +39,8 @@ def load_storage(name: str) -> Storage:
 @functools.cache
 def _load(path: Path) -> Storage:
     given = Fields(load_yaml(path), path.name)
-    name = given.text("name")
-    if name != path.stem:
-        raise InputError(f"{given.place('name')}: '{name}' is not the file's name '{path.stem}'")
+    name = given.named(path.stem)
     given.text("note", None)
-    sources = given.inner("sources")
     shared = ALL if given.raw("shared_by", 1) == ALL else given.integer("shared_by", 1)
     figures = _FIGURES if shared == 1 else (*_FIGURES, "shared_by")
     storage = Storage(
@@ -52,9 +48,8 @@ def _load(path: Path) -> Storage:
         given.quantity("bandwidth", "byte/s"),
         given.quantity("latency", "s", zero=True),
         math.inf if given.raw("capacity") is None else given.quantity("capacity", "byte"),
-        {key: sources.text(key) for key in figures},
+        given.sources(figures),
         shared,
     )
-    sources.finish()
     given.finish()
     return storage
