@@ -68,26 +68,28 @@ def request_models(workload: Workload, seed: int, count: int) -> NDArray[np.int6
     They are drawn by their shares from a stream of their own, so that arrivals and lengths stay what they are.
     """
     if workload.models:
-        return _drawn(workload.models, stream(seed, _MODELS).random(count))
+        return _drawn(workload.models, stream(seed, _MODELS), count)
     trace = trace_of_lengths(workload)
-    if trace is not None and trace.model is not None:
-        return trace.model[:count]
-    return np.zeros(count, dtype=np.int64)
+    return _said(None if trace is None else trace.model, count)
 
 
 def request_pipelines(workload: Workload, seed: int, count: int) -> NDArray[np.int64]:
     """The number of the pipeline that each of the first ``count`` requests takes, (request,), drawn likewise."""
     if workload.pipelines:
-        return _drawn(workload.pipelines, stream(seed, _PIPELINES).random(count))
+        return _drawn(workload.pipelines, stream(seed, _PIPELINES), count)
     trace = trace_of_lengths(workload)
-    if trace is not None and trace.pipeline is not None:
-        return trace.pipeline[:count]
-    return np.zeros(count, dtype=np.int64)
+    return _said(None if trace is None else trace.pipeline, count)
 
 
-def _drawn(shares: Mapping[str, ModelShare], numbers: NDArray[np.float64]) -> NDArray[np.int64]:
-    ends = np.cumsum([share.share for share in shares.values()])
+def _drawn(shares: Mapping[str, ModelShare], generator: np.random.Generator, count: int) -> NDArray[np.int64]:
+    """Numbers of models or pipelines by their shares, (request,)."""
+    ends, numbers = np.cumsum([share.share for share in shares.values()]), generator.random(count)
     return np.minimum(np.searchsorted(ends, numbers * ends[-1], side="right"), len(ends) - 1).astype(np.int64)
+
+
+def _said(column: NDArray[np.int64] | None, count: int) -> NDArray[np.int64]:
+    """Numbers that a trace says, (request,); 0 where it says none."""
+    return np.zeros(count, dtype=np.int64) if column is None else column[:count]
 
 
 def turn_tokens(workload: Workload, seed: int, turns: Turns) -> Tokens:
