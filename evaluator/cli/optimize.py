@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evaluator.cli.failures import interrupted
-from evaluator.cli.options import EngineOption, QuietOption, ScenarioArgument, SetOption, check_engine, read_scenario
-from evaluator.cli.sweep import check_dataset, check_plot
+from evaluator.cli.notes import say_notes, say_written
+from evaluator.cli.options import (
+    EngineOption,
+    OutOption,
+    PlotOption,
+    QuietOption,
+    ScenarioArgument,
+    SetOption,
+    TopOption,
+    check_dataset,
+    check_engine,
+    check_plot,
+    read_scenario,
+)
 from evaluator.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,10 +36,8 @@ RANKS = ("goodput", "gpu", "usd", "joule")
 
 def optimize(
     scenario: ScenarioArgument,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.nc", help="Write the dataset here (netCDF-4, or .zarr).")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the result (png, svg or pdf).")] = None,
+    out: OutOption = None,
+    plot: PlotOption = None,
     changes: SetOption = None,
     rate: Annotated[
         float | None,
@@ -37,7 +47,7 @@ def optimize(
     rank_by: Annotated[
         str, typer.Option(metavar="|".join(RANKS), help="Goodput, or goodput per GPU, per dollar; tokens per joule.")
     ] = "goodput",
-    top: Annotated[int, typer.Option(min=0, metavar="N", help="Rows of the ranked table; 0: no table.")] = 10,
+    top: TopOption = 10,
     engine: EngineOption = "iteration",
     quiet: QuietOption = False,
 ) -> None:
@@ -48,11 +58,8 @@ def optimize(
     check_dataset(out)
     check_plot(plot)
     dataset = _run(read_scenario(scenario, changes), rate, bracket, out, engine, quiet)
-    if not quiet and "search_note" in dataset.attrs:
-        typer.echo(dataset.attrs["search_note"], err=True)
-    for note in ("engine_note", "stage_note"):
-        if not quiet and note in dataset.attrs:
-            typer.echo(dataset.attrs[note], err=True)
+    if not quiet:
+        say_notes(dataset)
     from evaluator import report
 
     if top:
@@ -60,8 +67,7 @@ def optimize(
     if plot is not None:
         report.plot_search(dataset, plot)
     if not quiet:
-        names = " and ".join(str(path) for path in (out, plot) if path is not None)
-        typer.echo(f"wrote {names}" if names else "nothing saved; --out keeps the dataset", err=True)
+        say_written([path for path in (out, plot) if path is not None])
 
 
 def _run(

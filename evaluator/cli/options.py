@@ -26,6 +26,9 @@ SetOption = Annotated[
         "'sweep={KEY: VALUES}' is merged with the axes of the file; sweep.KEY=null takes an axis away, sweep=null all.",
     ),
 ]
+OutOption = Annotated[Path | None, typer.Option(metavar="FILE.nc", help="Write the dataset here (netCDF-4, or .zarr).")]
+PlotOption = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the result (png, svg or pdf).")]
+TopOption = Annotated[int, typer.Option(min=0, metavar="N", help="Rows of the ranked table; 0: no table.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
 
 EngineOption = Annotated[
@@ -38,6 +41,7 @@ EngineOption = Annotated[
 ]
 
 ENGINES = ("iteration", "request", "token")
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def read_scenario(name: str, overrides: Sequence[str] | None) -> Scenario:
@@ -83,3 +87,20 @@ def check_folder(path: Path, option: str) -> None:
             pass
     except OSError as error:
         raise InputError(f"{option} {path}: the folder cannot be written ({error.strerror})") from None
+
+
+def check_dataset(path: Path | None) -> None:
+    """InputError where a dataset could not be written to ``path``."""
+    if path is not None:
+        from evaluator.results.files import check_output as check_suffix
+
+        check_suffix(path)
+        check_folder(path, "--out")
+
+
+def check_plot(path: Path | None) -> None:
+    """InputError where no picture could be drawn to ``path``."""
+    from importlib.util import find_spec
+
+    if check_output(path, "--plot", PICTURE_SUFFIXES) is not None and find_spec("matplotlib") is None:
+        raise InputError("--plot needs matplotlib: pip install matplotlib")

@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evaluator.cli.failures import interrupted
+from evaluator.cli.notes import say_notes, say_written
 from evaluator.cli.options import (
     ENGINES,
     EngineOption,
+    OutOption,
+    PlotOption,
     QuietOption,
     ScenarioArgument,
     SetOption,
+    TopOption,
+    check_dataset,
     check_engine,
-    check_folder,
-    check_output,
+    check_plot,
     read_scenario,
 )
 from evaluator.errors import InputError
@@ -33,17 +37,14 @@ if TYPE_CHECKING:
     from evaluator.scenario.scenario import Scenario
 
 KEPT = "finished chunks are kept, the same command goes on with them"
-PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def sweep(
     scenario: ScenarioArgument,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.nc", help="Write the dataset here (netCDF-4, or .zarr).")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the result (png, svg or pdf).")] = None,
+    out: OutOption = None,
+    plot: PlotOption = None,
     changes: SetOption = None,
-    top: Annotated[int, typer.Option(min=0, metavar="N", help="Rows of the ranked table; 0: no table.")] = 10,
+    top: TopOption = 10,
     resume: Annotated[
         bool | None,
         typer.Option(
@@ -103,11 +104,8 @@ def sweep(
         _tables(dataset, top)
     written = [*([] if out is None else [out]), *([] if plot is None else _pictures(dataset, plot))]
     if not quiet:
-        for note in ("engine_note", "stage_note"):
-            if note in dataset.attrs:
-                typer.echo(dataset.attrs[note], err=True)
-        names = " and ".join(map(str, written))
-        typer.echo(f"wrote {names}" if written else "nothing saved; --out keeps the dataset", err=True)
+        say_notes(dataset)
+        say_written(written)
     reasons = dataset["status"].values
     if not (reasons == "ok").any():
         first = reasons[0] if len(set(reasons.tolist())) == 1 else f"the first is {reasons[0]}"
@@ -202,20 +200,3 @@ def check_shard(text: str | None, out: Path | None, plot: Path | None) -> Shard 
     if plot is not None:
         raise InputError("--plot draws whole sweeps; gather the shards, then evaluator report")
     return shard
-
-
-def check_dataset(path: Path | None) -> None:
-    """InputError where a dataset could not be written to ``path``."""
-    if path is not None:
-        from evaluator.results.files import check_output as check_suffix
-
-        check_suffix(path)
-        check_folder(path, "--out")
-
-
-def check_plot(path: Path | None) -> None:
-    """InputError where no picture could be drawn to ``path``."""
-    from importlib.util import find_spec
-
-    if check_output(path, "--plot", PICTURE_SUFFIXES) is not None and find_spec("matplotlib") is None:
-        raise InputError("--plot needs matplotlib: pip install matplotlib")
