@@ -11,8 +11,9 @@ from evaluator.plan import plan
 from evaluator.run import simulate, sweep
 from evaluator.scenario import load_scenario
 from tests.scenario.build import scenario
+from tests.simulation.engines import LEVELS, TIMES, both_engines, outcomes
 from tests.simulation.test_pipelines import assert_same, both_ways
-from tests.simulation.test_tokens import CLOSED, KEPT, LEVELS, TIGHT, TIMES, TOTALS, outcomes
+from tests.simulation.test_tokens import CLOSED, KEPT, TIGHT
 
 FOUR = "workload.reasoning={branches: 4, scale: 2}"
 SIDES = "deployment.pools={prefill: {role: prefill}, decode: {role: decode, batching: {policy: continuous}}}"
@@ -36,17 +37,7 @@ SHARED = {
 
 @pytest.mark.parametrize("overrides", SHARED.values(), ids=SHARED)
 def test_both_engines_give_the_same(overrides):
-    configure()
-    fast, exact = outcomes("iteration", *overrides), outcomes("token", *overrides)
-    assert (fast.engine.item(), exact.engine.item()) == ("iteration", "token")
-    for name in (*TIMES, "makespan_s"):
-        np.testing.assert_allclose(getattr(fast, name), getattr(exact, name), rtol=1e-9, err_msg=name)
-    for name in TOTALS:
-        np.testing.assert_allclose(fast.summed(name), exact.summed(name), rtol=1e-9, err_msg=name)
-    for one, other in zip(fast.itl[0], exact.itl[0], strict=True):
-        assert one[1].sum() == other[1].sum()
-    found, known = summarise(fast, LEVELS), summarise(exact, LEVELS)
-    np.testing.assert_allclose(found["itl_s"], known["itl_s"], rtol=0.01)
+    both_engines(*overrides)
 
 
 @pytest.mark.parametrize("sides", [(), (SIDES,)], ids=["mixed", "disaggregated"])

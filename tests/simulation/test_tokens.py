@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from evaluator import results
-from evaluator.device import configure
 from evaluator.execution.workers import Crew
-from evaluator.metrics import summarise
 from evaluator.plan import plan
 from evaluator.routing import ROUTERS
 from evaluator.run import simulate, sweep
@@ -22,11 +20,9 @@ from tests.execution.build import Interrupting
 from tests.reference.build import random_scenario
 from tests.results.build import same
 from tests.scenario.build import scenario
+from tests.simulation.engines import LEVELS, both_engines, outcomes
 
-TIMES = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
-TOTALS = ["busy_s", "iterations", "flops", "bytes", "kv_unit_s", "kv_units_max", "preemptions", "experts_touched"]
 CLOSED = "workload.arrivals={process: closed_loop, users: 7}"
-LEVELS = np.array([0.5, 0.9, 0.99])
 SHARED = {
     "chunked": (),
     "continuous on replicas": ("deployment.batching.policy=continuous", "deployment.replicas=2"),
@@ -89,25 +85,10 @@ TOGETHER = {
 }  # fmt: skip
 
 
-def outcomes(engine, *overrides):
-    whole = plan(scenario(*overrides), engine=engine)
-    return simulate_chunk(whole, whole.groups[0], whole.members)
-
-
 @pytest.mark.parametrize("overrides", (SHARED | GENERAL | TOGETHER).values(), ids=list(SHARED | GENERAL | TOGETHER))
 def test_both_engines_give_the_same(overrides):
-    configure()
-    fast, exact = outcomes("iteration", *overrides), outcomes("token", *overrides)
-    assert (fast.engine.item(), exact.engine.item()) == ("iteration", "token")
-    for name in (*TIMES, "makespan_s"):
-        np.testing.assert_allclose(getattr(fast, name), getattr(exact, name), rtol=1e-9, err_msg=name)
-    for name in TOTALS:
-        np.testing.assert_allclose(fast.summed(name), exact.summed(name), rtol=1e-9, err_msg=name)
+    fast, exact = both_engines(*overrides)
     np.testing.assert_array_equal(fast.replica, exact.replica)
-    for one, other in zip(fast.itl[0], exact.itl[0], strict=True):
-        assert one[1].sum() == other[1].sum()
-    found, known = summarise(fast, LEVELS), summarise(exact, LEVELS)
-    np.testing.assert_allclose(found["itl_s"], known["itl_s"], rtol=0.01)
 
 
 def test_system_prompts_are_computed_once_and_stay():
