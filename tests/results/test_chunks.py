@@ -61,12 +61,13 @@ def test_only_the_chunks_of_the_same_rows_are_taken_up(tmp_path):
     assert [path.name for path in (tmp_path / "a.chunks").iterdir()] == ["0" * 16]
 
 
-def test_a_fingerprint_is_of_what_the_numbers_depend_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["llm", "hardware", "lengths", "links", "storage"])
+def test_a_fingerprint_is_of_what_the_numbers_depend_on(kind, tmp_path, monkeypatch):
     mark = fingerprint_of(scenario())
     assert mark == fingerprint_of(scenario()) and len(mark) == 64
     assert mark != fingerprint_of(scenario("workload.seeds=[1]"))
     assert mark != fingerprint_of(scenario(), "token")
-    folder = tmp_path / "models" / "hardware"
+    folder = tmp_path / "models" / kind
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("a")
     monkeypatch.setenv("EVALUATOR_PATH", str(tmp_path))
