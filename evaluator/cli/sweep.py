@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import xarray
 
     from evaluator.progress import Progress
-    from evaluator.results.shards import Shard
+    from evaluator.results.shards import Shard, ShardState
     from evaluator.scenario.scenario import Scenario
 
 KEPT = "finished chunks are kept, the same command goes on with them"
@@ -159,10 +159,19 @@ def _run_shard(scenario: Scenario, shard: Shard, out: Path, command: str, option
 
     rows = shard.rows(size(scenario))
     with _told(scenario, len(rows), KEPT, quiet) as progress:
-        new = sweep_shard(scenario, shard, out, progress=progress, command=command, **options)
+        state = sweep_shard(scenario, shard, out, progress=progress, command=command, **options)
     if not quiet:
-        done = f"wrote {len(rows):,} designs" if new else "was written before; --fresh computes it anew"
-        typer.echo(f"shard {shard} of {out}: {done}. When all are there: evaluator gather {out}", err=True)
+        typer.echo(_done(shard, out, len(rows), state), err=True)
+
+
+def _done(shard: Shard, out: Path, rows: int, state: ShardState) -> str:
+    """What became of a shard, and what is to be done next."""
+    from evaluator.results.shards import ShardState
+
+    if state is ShardState.GATHERED:
+        return f"{out}: is there already and whole, with shard {shard}; --fresh computes it anew"
+    done = f"wrote {rows:,} designs" if state is ShardState.COMPUTED else "was written before; --fresh computes it anew"
+    return f"shard {shard} of {out}: {done}. When all are there: evaluator gather {out}"
 
 
 @contextmanager

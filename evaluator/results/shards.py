@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 MOST_SHARDS = 10_000
 SWEEP, STORE = "sweep.json", "store.zarr"
+FINGERPRINT = "sweep_fingerprint"
+"""The attribute of a gathered store by which its shards know that they are in it."""
 PLACE = "{shard}"
 """In the command of a sweep: where the number of the shard belongs."""
 
@@ -65,6 +68,14 @@ def shard_rows(total: int, count: int) -> int:
     each = -(-total // count)
     piece = piece_rows(each)
     return -(-each // piece) * piece
+
+
+class ShardState(Enum):
+    """What became of a shard that was to be computed."""
+
+    COMPUTED = "its rows are written now"
+    WRITTEN = "its rows were written before"
+    GATHERED = "the store of its sweep is whole"
 
 
 @dataclass(frozen=True)
@@ -122,8 +133,7 @@ class Store:
     def write(self, shard: Shard, ds: xr.Dataset | None, known: Mapping[str, Any], left: Left) -> None:
         """Write the rows of a shard, and then that it is written. InputError where they cannot be written.
 
-        ``ds`` None: the shard has no rows. ``known`` is the same for all shards: ``attributes`` of the dataset, the
-        names of its ``coordinates``, and the ``command`` of a shard.
+        ``ds`` None: the shard has no rows. ``known`` as of ``common_of``, the same for all shards.
         """
         files: dict[str, int] = {}
         try:
@@ -142,10 +152,20 @@ class Store:
             part.write_text(json.dumps({"files": files, "left": asdict(left)}), encoding="utf-8")
 
 
-def common_of(ds: xr.Dataset, command: str) -> dict[str, Any]:
-    """What all shards of a sweep know alike, from the dataset of one of them."""
+def common_of(ds: xr.Dataset, fingerprint: str, command: str) -> dict[str, Any]:
+    """What all shards of a sweep know alike, from the dataset of one of them.
+
+    That are the ``attributes`` of the dataset, the names of its ``coordinates``, and the ``command`` of a shard.
+    """
     coordinates = [str(name) for name in ds.coords if name not in ds.dims]
-    return {"attributes": dict(ds.attrs), "coordinates": coordinates, "command": command}
+    attributes = {**ds.attrs, FINGERPRINT: fingerprint}
+    return {"attributes": attributes, "coordinates": coordinates, "command": command}
+
+
+def is_gathered(out: Path, fingerprint: str) -> bool:
+    """Whether ``out`` is the whole store of the sweep with this fingerprint; it has its name only once it is whole."""
+    attributes = _read_json(out / "zarr.json").get("attributes")
+    return isinstance(attributes, Mapping) and attributes.get(FINGERPRINT) == fingerprint
 
 
 def stores_beside(chunks: Path) -> list[tuple[Store, dict[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +34,7 @@ class Task:
     inputs: tuple[str, ...]
     by_seed: bool
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         return fingerprint_of(self.scenario, self.engine, *self.inputs, f"{self.by_seed}")
 

@@ -17,7 +17,7 @@ from evaluator.results.chunks import Kept
 from evaluator.results.engine_note import Left
 from evaluator.results.files import check_output, clear_parts, write
 from evaluator.results.lock import exclusive, lock_of
-from evaluator.results.shards import Shard, Store, common_of
+from evaluator.results.shards import Shard, ShardState, Store, common_of, is_gathered
 from evaluator.run.request import AnyScenario, check_engine, loaded
 from evaluator.run.rows import Means, Task, dataset_of
 from evaluator.scenario.grid import size
@@ -93,17 +93,20 @@ def sweep_shard(
     by_seed: bool = False,
     cluster: str | Client | None = None,
     command: str = "",
-) -> bool:
+) -> ShardState:
     """Simulate one of several shards of a sweep, to be put together by ``gather(out)`` when all are there.
 
     ``out`` is a Zarr store; arguments are as those of ``sweep``. ``command`` is what computes a shard, with ``PLACE``
-    of ``results.shards`` for its number. False where the shard is there already. Errors: InputError as of ``sweep``.
+    of ``results.shards`` for its number. A shard that is there already is not computed, neither before the shards are
+    gathered nor after, unless ``fresh``. Errors: InputError as of ``sweep``.
     """
     check_engine(engine)
     task = Task(loaded(scenario), engine, chosen_inputs(sensitivity), by_seed)
     target = check_output(out)
     if target.suffix != ".zarr":
         raise InputError(f"{target}: shards are put together as Zarr; choose an --out that ends in .zarr")
+    if not fresh and is_gathered(target, task.fingerprint):
+        return ShardState.GATHERED
     store = Store(Kept.beside(target, task.fingerprint, shard.count).folder, size(task.scenario), shard.count)
     kept = Kept(store.folder).of(f"shard-{shard.number:05d}")
     with ExitStack() as stack:
@@ -112,14 +115,14 @@ def sweep_shard(
             store.forget(shard)
             kept.remove()
         if store.is_written(shard):
-            return False
+            return ShardState.WRITTEN
         rows = shard.rows(store.total)
         if not rows:
             store.write(shard, None, {}, Left(engine))
-            return True
+            return ShardState.COMPUTED
         watched = stack.enter_context(followed(progress, len(rows), requests_per_unit=task.requests))
         means = Means(kept, watched, stack.enter_context(connected(cluster)))
         dataset, first = dataset_of(task, np.arange(rows.start, rows.stop, dtype=np.int64), means)
-        store.write(shard, dataset, common_of(dataset, command), Left.of(first))
+        store.write(shard, dataset, common_of(dataset, task.fingerprint, command), Left.of(first))
         kept.remove()
-    return True
+    return ShardState.COMPUTED

@@ -42,7 +42,7 @@ def write(whole, out, number, count, **options):
     rows = shard.rows(TOTAL)
     part = whole.isel(config=slice(rows.start, rows.stop)) if rows else None
     store.folder.mkdir(parents=True, exist_ok=True)
-    store.write(shard, part, common_of(whole, f"evaluator sweep x.yaml --shard {{shard}} --out {out}"), LEFT)
+    store.write(shard, part, common_of(whole, "abc", f"evaluator sweep x.yaml --shard {{shard}} --out {out}"), LEFT)
     return store
 
 

@@ -7,7 +7,7 @@ import pytest
 from evaluator import results
 from evaluator.errors import InputError
 from evaluator.results.gather import gather
-from evaluator.results.shards import Shard
+from evaluator.results.shards import Shard, ShardState
 from evaluator.run import sweep, sweep_shard
 from tests.execution.build import Interrupting
 from tests.results.build import same
@@ -21,20 +21,49 @@ def test_shards_are_the_single_run_bit_for_bit(grid, swept, count, tmp_path):
     shards = [Shard(number, count) for number in range(count, 0, -1)]
     with pytest.raises(KeyboardInterrupt):
         sweep_shard(grid, shards[-1], out, progress=Interrupting())
-    assert all(sweep_shard(grid, shard, out, command="sweep --shard {shard}") for shard in shards[1:])
+    for shard in shards[1:]:
+        assert sweep_shard(grid, shard, out, command="sweep --shard {shard}") is ShardState.COMPUTED
     if count > 1:
         found = gather(out)
         assert (found.missing, found.commands) == ((shards[0],), (f"sweep --shard {count}/{count}",))
         assert not out.exists()
-    assert sweep_shard(grid, shards[0], out)
-    assert not sweep_shard(grid, shards[0], out)
+    assert sweep_shard(grid, shards[0], out) is ShardState.COMPUTED
+    assert sweep_shard(grid, shards[0], out) is ShardState.WRITTEN
     assert gather(out).missing == ()
     back = results.read(out)
     same(back, swept)
+    assert len(back.attrs.pop("sweep_fingerprint")) == 64
     assert {name: text for name, text in back.attrs.items() if name != "created"} == {
         name: text for name, text in swept.attrs.items() if name != "created"
     }
     assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
+
+
+def test_a_shard_of_a_gathered_sweep_is_not_computed_again(tmp_path):
+    out, one = tmp_path / "a.zarr", scenario(workload__arrivals__rate_rps=[1, 2])
+    for number in (1, 2):
+        sweep_shard(one, Shard(number, 2), out)
+    gather(out)
+    for shard in (Shard(1, 2), Shard(3, 5)):
+        assert sweep_shard(one, shard, out, progress=Interrupting()) is ShardState.GATHERED
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
+    assert sweep_shard(one, Shard(1, 2), out, fresh=True) is ShardState.COMPUTED
+    other = scenario(workload__arrivals__rate_rps=[1, 3])
+    assert sweep_shard(other, Shard(1, 2), out) is ShardState.COMPUTED
+
+
+def test_the_command_says_what_became_of_a_shard(evaluator, tmp_path):
+    out = tmp_path / "a.zarr"
+    asked = ("sweep", "closed-loop", "--set", "sweep=null", "--set", "workload.requests=200", "--out", out)
+    begin, end = f"shard 1/1 of {out}: ", f". When all are there: evaluator gather {out}\n"
+    code, _, told = evaluator(*asked, "--shard", "1/1")
+    assert code == 0 and told.endswith(f"{begin}wrote 1 designs{end}")
+    code, _, told = evaluator(*asked, "--shard", "1/1")
+    assert code == 0 and told.endswith(f"{begin}was written before; --fresh computes it anew{end}")
+    assert evaluator("gather", out)[0] == 0
+    code, _, told = evaluator(*asked, "--shard", "1/1")
+    assert code == 0
+    assert told.endswith(f"{out}: is there already and whole, with shard 1/1; --fresh computes it anew\n")
 
 
 def test_shards_of_another_scenario_are_another_sweep(grid, tmp_path):
