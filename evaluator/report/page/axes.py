@@ -43,9 +43,9 @@ class Axis:
     def words(self, ds: xr.Dataset, row: int) -> str:
         """The design's level as text: numbers of several with their names, what is not set left out."""
         if self.told_by:
-            return str(ds[self.told_by].values[row])
+            return str(ds.variables[self.told_by].values[row])
         if len(self.names) == 1:
-            return _shown(ds[self.names[0]].values[row])
+            return _shown(ds.variables[self.names[0]].values[row])
         words = [_named(ds, name, row) for name in self.names if _is_set(ds, name, row) and not name.endswith("_role")]
         return ", ".join(words) or "as the scenario says"
 
@@ -108,7 +108,7 @@ def _in_order(first: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _is_set(ds: xr.Dataset, name: str, row: int) -> bool:
-    value = ds[name].values[row]
+    value = ds.variables[name].values[row]
     return bool(value == value) and str(value) != "none"
 
 
@@ -117,32 +117,45 @@ def _shown(value: Any) -> str:
 
 
 def _named(ds: xr.Dataset, name: str, row: int) -> str:
-    value = ds[name].values[row]
-    return f"{title(name)} {text(value)}" if ds[name].dtype.kind in "iuf" else text(value)
+    value = ds.variables[name].values[row]
+    return f"{title(name)} {text(value)}" if ds.variables[name].dtype.kind in "iuf" else text(value)
+
+
+def _path(ds: xr.Dataset, name: str) -> str:
+    """The key of the scenario that a coordinate is; empty where it is none."""
+    path = str(ds.variables[name].attrs.get("description", "")).removeprefix("swept: ")
+    return path if "." in path else ""
 
 
 def settings(ds: xr.Dataset, names: tuple[str, ...], row: int) -> list[str]:
     """``key.path=value`` of the coordinates ``names`` that a design has set, as ``--set`` takes it."""
     found = []
     for name in names:
-        path = str(ds[name].attrs.get("description", "")).removeprefix("swept: ")
-        if "." in path and _is_set(ds, name, row):
-            value = ds[name].values[row].item()
+        path = _path(ds, name)
+        if path and _is_set(ds, name, row):
+            value = ds.variables[name].values[row].item()
             whole = isinstance(value, float) and value.is_integer()  # a count, in a column where others have none
             found.append(f"{path}={value if isinstance(value, str) else json.dumps(int(value) if whole else value)}")
     return found
 
 
 def axis_json(ds: xr.Dataset, axis: Axis, rows: np.ndarray) -> dict[str, Any]:
-    """An axis for the scripts: its levels, which of them each of ``rows`` has, and what sets them."""
-    numbers = ds[axis.key].values[axis.first].tolist() if axis.numeric else []
+    """An axis for the scripts: the levels that ``rows`` have, which of them each has, and what sets them.
+
+    A sample of 100,000 designs has a tenth of the levels of a quantity that differs in each. A number is set by the
+    ``path`` of its key, anything else by the settings of each level in ``sets``.
+    """
+    present, at = np.unique(axis.at[rows], return_inverse=True)
+    first = axis.first[present].tolist()
+    numbers = ds.variables[axis.key].values[first].tolist() if axis.numeric else []
     return {
         "key": axis.key,
         "label": axis.label,
         "title": axis.title,
         "unit": axis.unit,
         "numeric": axis.numeric,
-        "levels": [None if n != n else n for n in numbers] or [axis.words(ds, row) for row in axis.first.tolist()],
-        "at": axis.at[rows].tolist(),
-        "sets": [settings(ds, axis.names, row) for row in axis.first.tolist()],
+        "levels": [None if n != n else n for n in numbers] or [axis.words(ds, row) for row in first],
+        "at": at.tolist(),
+        "path": _path(ds, axis.key) if axis.numeric else "",
+        "sets": None if axis.numeric else [settings(ds, axis.names, row) for row in first],
     }

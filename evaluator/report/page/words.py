@@ -83,12 +83,13 @@ def swept(ds: xr.Dataset, axes: Sequence[Axis]) -> list[tuple[str, str]]:
     """Every axis on which designs differ, and its values."""
     found = []
     for axis in axes:
-        values = [axis.words(ds, row) for row in axis.first.tolist()]
+        count, rows = axis.first.size, axis.first.tolist()
+        values = [axis.words(ds, row) for row in rows[:MOST_LEVELS]]
         apart = "; " if len(axis.names) > 1 else ", "
         listed = apart.join(values)
-        if len(values) > MOST_LEVELS:
-            ends = f"{values[0]} to {values[-1]}" if axis.numeric else apart.join([*values[:MOST_LEVELS], "..."])
-            listed = f"{len(values)} values, {ends}"
+        if count > MOST_LEVELS:
+            last = axis.words(ds, rows[-1])
+            listed = f"{count} values, {f'{values[0]} to {last}' if axis.numeric else apart.join([*values, '...'])}"
         found.append((axis.title, listed))
     return found
 

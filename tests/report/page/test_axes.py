@@ -48,3 +48,12 @@ def test_settings_are_what_set_takes():
     ds = sweep(HARDWARE, RATE)
     found = settings(ds, ("hardware", "rate_rps"), 9)
     assert found == ["deployment.hardware=l40s", "workload.arrivals.rate_rps=2"]
+
+
+def test_a_page_holds_the_levels_of_its_designs_and_no_others():
+    ds = sweep(HARDWARE, RATE)
+    hardware, rate = (axis_json(ds, axis, np.array([3, 1, 9])) for axis in axes_shown(ds))
+    assert (hardware["levels"], hardware["at"], hardware["path"]) == (["h100-sxm", "l40s"], [0, 0, 1], "")
+    assert hardware["sets"] == [["deployment.hardware=h100-sxm"], ["deployment.hardware=l40s"]]
+    assert (rate["levels"], rate["at"]) == ([2.0, 4.0], [1, 0, 0])
+    assert (rate["path"], rate["sets"]) == ("workload.arrivals.rate_rps", None)

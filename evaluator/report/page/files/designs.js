@@ -123,13 +123,19 @@ function bestOf(data, fits, group) {
   return found;
 }
 
+/** What sets a level of an axis: `key.path=value`, or several of them. */
+function settingsOf(axis, at) {
+  if (axis.sets) return axis.sets[at];
+  return axis.path && axis.levels[at] !== null ? [`${axis.path}=${axis.levels[at]}`] : [];
+}
+
 /** The words of a command that runs one design by itself. */
 function commandOf(data, row) {
   const quoted = (text) => (/^[\w.,:=\/@%+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
   const goodput = data.byId.get("goodput_rps")?.values[row];
   const rate = data.search?.rate_rps ?? goodput;
   const searched = data.search && isKnown(rate) ? [`--set workload.arrivals.rate_rps=${rate}`] : [];
-  const sets = data.axes.flatMap((axis) => axis.sets[axis.at[row]]).map((setting) => `--set ${quoted(setting)}`);
+  const sets = data.axes.flatMap((axis) => settingsOf(axis, axis.at[row])).map((setting) => `--set ${quoted(setting)}`);
   return ["evaluator simulate SCENARIO.yaml", "--set sweep=null", ...sets, ...searched, "--requests requests.csv"].join(
     " \\\n  ",
   );
