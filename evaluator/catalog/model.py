@@ -18,7 +18,8 @@ class SoftmaxAttention:
     KV of its own (Gemma 3n; cross-layer attention, arXiv:2405.12981). ``q_rank`` splits the query projection in two
     (Step-3, arXiv:2507.19427); ``input_width`` is what the projections read where it is not the hidden size (Zamba).
     ``bidirectional`` is that of encoders (BERT, arXiv:1810.04805): every token attends to all, later ones too, so that
-    a text is computed whole and no KV outlives the pass.
+    a text is computed whole and no KV outlives the pass. ``index_top_k``, ``index_heads`` and ``index_head_dim`` are
+    those of ``LatentAttention``: an indexer chooses which tokens are attended to (MiniMax-M3, Qwen4).
     """
 
     heads: int
@@ -35,6 +36,9 @@ class SoftmaxAttention:
     q_rank: int | None = None
     input_width: int | None = None
     bidirectional: bool = False
+    index_top_k: int | None = None
+    index_heads: int = 0
+    index_head_dim: int = 0
 
     @property
     def value_size(self) -> int:
@@ -49,7 +53,8 @@ class LatentAttention:
     ``index_top_k`` makes it sparse (DeepSeek Sparse Attention, DeepSeek-V3.2, arXiv:2512.02556): an indexer of
     ``index_heads`` heads of ``index_head_dim`` scores every token of the context, and attention sees the best
     ``index_top_k``. With ``index_heads`` 0 a layer takes the choice of an earlier one (GLM-5). ``output_gate`` is a
-    sigmoid gate on the heads' values, one more projection of the hidden state.
+    sigmoid gate on the heads' values, one more projection of the hidden state. ``shared_kv`` says that the layer reads
+    the latent of an earlier one (Mistral Large 4); it expands it with an up-projection of its own.
     """
 
     heads: int
@@ -63,6 +68,7 @@ class LatentAttention:
     index_top_k: int | None = None
     index_heads: int = 0
     index_head_dim: int = 0
+    shared_kv: bool = False
 
 
 @dataclass(frozen=True)

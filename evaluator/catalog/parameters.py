@@ -95,7 +95,7 @@ def _softmax(mixer: SoftmaxAttention, hidden: int) -> int:
     key_value = 0 if mixer.shared_kv else mixer.kv_heads * (mixer.head_dim + value * (not mixer.keys_as_values))
     queries = inputs * query if mixer.q_rank is None else mixer.q_rank * (inputs + 1 + query)
     bias = (query + key_value) * mixer.bias + hidden * mixer.output_bias
-    return queries + inputs * key_value + mixer.heads * value * hidden + bias
+    return queries + inputs * key_value + mixer.heads * value * hidden + bias + _indexer(mixer, hidden, hidden)
 
 
 def _latent(mixer: LatentAttention, hidden: int) -> int:
@@ -105,17 +105,19 @@ def _latent(mixer: LatentAttention, hidden: int) -> int:
         query = hidden * query_width
     else:
         query = mixer.q_lora_rank * (hidden + 1 + query_width)
-    down = hidden * (mixer.kv_lora_rank + mixer.rope_head_dim) + mixer.kv_lora_rank
+    own = not mixer.shared_kv
+    down = own * (hidden * (mixer.kv_lora_rank + mixer.rope_head_dim) + mixer.kv_lora_rank)
     up = mixer.kv_lora_rank * mixer.heads * (mixer.nope_head_dim + mixer.v_head_dim)
     out = mixer.heads * mixer.v_head_dim * hidden * (1 + mixer.output_gate)
-    return query + down + up + out + _indexer(mixer, hidden)
+    return query + down + up + out + _indexer(mixer, hidden, mixer.q_lora_rank or hidden)
 
 
-def _indexer(mixer: LatentAttention, hidden: int) -> int:
-    """Queries from the compressed query, one key with its norm, a weight per head (DeepSeek-V3.2, section 2.1)."""
+def _indexer(mixer: SoftmaxAttention | LatentAttention, hidden: int, inputs: int) -> int:
+    """Queries from ``inputs`` channels (the compressed query, where there is one), one key with its norm, a weight per
+    head (DeepSeek-V3.2, section 2.1)."""
     if not mixer.index_heads:
         return 0
-    queries = (mixer.q_lora_rank or hidden) * mixer.index_heads * mixer.index_head_dim
+    queries = inputs * mixer.index_heads * mixer.index_head_dim
     return queries + hidden * (mixer.index_head_dim + mixer.index_heads) + 2 * mixer.index_head_dim
 
 

@@ -43,6 +43,7 @@ _MAY_BE_ZERO = (
     "branch",
     "index_heads",
     "index_head_dim",
+    "rope_head_dim",
     "state",
     "convolved",
     "gates",

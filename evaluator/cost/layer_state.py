@@ -17,9 +17,10 @@ def kv_bytes(mixer: Mixer | None, kv: str, tensor: int) -> float:
     """
     match mixer:
         case SoftmaxAttention():
-            return 0.0 if mixer.shared_kv or mixer.bidirectional else read_bytes(mixer, kv, tensor)
+            own = 0.0 if mixer.shared_kv or mixer.bidirectional else read_bytes(mixer, kv, tensor)
+            return own + indexer_bytes(mixer)
         case LatentAttention():
-            return read_bytes(mixer, kv, tensor) + indexer_bytes(mixer)
+            return (0.0 if mixer.shared_kv else read_bytes(mixer, kv, tensor)) + indexer_bytes(mixer)
     return 0.0
 
 
@@ -30,7 +31,7 @@ def read_bytes(mixer: SoftmaxAttention | LatentAttention, kv: str, tensor: int) 
     return local_heads(mixer.kv_heads, tensor) * (mixer.head_dim + mixer.value_size) * BYTES[kv]
 
 
-def indexer_bytes(mixer: LatentAttention) -> float:
+def indexer_bytes(mixer: SoftmaxAttention | LatentAttention) -> float:
     """Bytes of the indexer's key per token: fp8 with an fp32 scale per 128, whatever the dtype of the KV.
 
     Source: vLLM, ``DeepseekV32IndexerCache`` (head size + head size // 128 x 4 bytes of uint8).

@@ -39,9 +39,9 @@ def model_window(model: Model) -> int | None:
 
 
 def _attended(mixer: Mixer | None) -> int | None:
-    if isinstance(mixer, LatentAttention) and mixer.index_top_k is not None:
-        return mixer.index_top_k
-    return mixer.window if isinstance(mixer, SoftmaxAttention | LatentAttention) else None
+    if not isinstance(mixer, SoftmaxAttention | LatentAttention):
+        return None
+    return mixer.window if mixer.index_top_k is None else mixer.index_top_k
 
 
 def _windowed(mixer: Mixer | None) -> bool:

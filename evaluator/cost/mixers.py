@@ -71,8 +71,8 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
     stream, dim = stream_bytes(precision.activations), mixer.head_dim
     flops, read = 2.0 * heads * (dim + mixer.value_size), read_bytes(mixer, precision.kv, tensor)
     dtype = _attention_dtype(precision)
-    window = mixer.window is not None
-    suffix = "_window" if window else ""
+    window = mixer.window is not None or mixer.index_top_k is not None
+    suffix = "" if not window else "_window" if mixer.window is not None else "_sparse"
     gate = 3 * heads * dim if mixer.output_gate else 0
     keys = 0 if mixer.shared_kv else kv_heads
     elements = (
@@ -95,6 +95,7 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
         Operator(f"attention.decode{suffix}", "attention_decode", "decode_window" if window else "decode",
                  dtype=dtype, flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads,
                  token_bytes=own),
+        *_indexer(mixer),
         *around,
     ]  # fmt: skip
 
@@ -130,7 +131,7 @@ def latent_kernels(mixer: LatentAttention, precision: Precision, tensor: int = 1
     prefill: Scaling = "prefill_window" if suffix else "prefill"
     decode: Scaling = "decode_window" if suffix else "decode"
     # The latent, read and stored; the attention kernel's queries and output.
-    own = (rank + rope + heads * (key + value)) * stream + latent
+    own = (rank + rope + heads * (key + value)) * stream + (0.0 if mixer.shared_kv else latent)
     return (
         Operator(f"attention.prefill{suffix}", "mla_prefill", prefill, dtype=dtype,
                  flops=2.0 * heads * (key + value), activation_bytes=latent + heads * (key + value) * stream,
@@ -151,7 +152,8 @@ def _sparse_attention(mixer: LatentAttention, precision: Precision, tensor: int)
     """
     heads, rank, rope = mixer.heads // tensor, mixer.kv_lora_rank, mixer.rope_head_dim
     latent, dtype = read_bytes(mixer, precision.kv, tensor), _attention_dtype(precision)
-    own = (rank + rope + heads * (2 * rank + rope)) * stream_bytes(precision.activations) + latent
+    stored = 0.0 if mixer.shared_kv else latent
+    own = (rank + rope + heads * (2 * rank + rope)) * stream_bytes(precision.activations) + stored
     flops = 2.0 * heads * (2 * rank + rope)
     found = [
         Operator("attention.prefill_sparse", "attention_prefill", "prefill_window", dtype=dtype, flops=flops,
@@ -159,15 +161,20 @@ def _sparse_attention(mixer: LatentAttention, precision: Precision, tensor: int)
         Operator("attention.decode_sparse", "attention_decode", "decode_window", dtype=dtype, flops=flops,
                  activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1, token_bytes=own),
     ]  # fmt: skip
-    if mixer.index_heads:
-        score, key = 2.0 * mixer.index_heads * mixer.index_head_dim, indexer_bytes(mixer)
-        found += [
-            Operator("attention.indexer.prefill", "attention_prefill", "prefill", dtype="fp8", flops=score,
-                     activation_bytes=key, launches=1.0),
-            Operator("attention.indexer.decode", "attention_decode", "decode", dtype="fp8", flops=score,
-                     activation_bytes=key, launches=0.0),
-        ]  # fmt: skip
-    return found
+    return [*found, *_indexer(mixer)]
+
+
+def _indexer(mixer: SoftmaxAttention | LatentAttention) -> list[Operator]:
+    """The scores of an indexer over the whole context; none without one, or where an earlier layer's choice holds."""
+    if not mixer.index_heads:
+        return []
+    score, key = 2.0 * mixer.index_heads * mixer.index_head_dim, indexer_bytes(mixer)
+    return [
+        Operator("attention.indexer.prefill", "attention_prefill", "prefill", dtype="fp8", flops=score,
+                 activation_bytes=key, launches=1.0),
+        Operator("attention.indexer.decode", "attention_decode", "decode", dtype="fp8", flops=score,
+                 activation_bytes=key, launches=0.0),
+    ]  # fmt: skip
 
 
 def _linear_attention(model: Model, mixer: LinearAttention, precision: Precision, tensor: int) -> list[Operator]:

@@ -76,7 +76,8 @@ def _softmax_projections(mixer: SoftmaxAttention, hidden: int, tensor: int) -> t
     keys = 0 if mixer.shared_kv else local_heads(mixer.kv_heads, tensor) * widths
     out = Projection("attention.out", "attention", local * mixer.value_size, hidden)
     if mixer.q_rank is None:
-        return Projection("attention.qkv", "attention", inputs, queries + keys), out
+        indexer = _indexer_projections(mixer, hidden, hidden)
+        return Projection("attention.qkv", "attention", inputs, queries + keys), *indexer, out
     return (
         Projection("attention.down", "attention", inputs, mixer.q_rank + keys),
         Projection("attention.query_up", "attention", mixer.q_rank, queries),
@@ -98,7 +99,7 @@ def _latent_projections(mixer: LatentAttention, hidden: int, tensor: int) -> tup
     """Query and KV down-projections are one replicated matrix, as vLLM fuses them (``fused_qkv_a_proj``)."""
     heads = mixer.heads // tensor
     query = heads * (mixer.nope_head_dim + mixer.rope_head_dim)
-    latent = mixer.kv_lora_rank + mixer.rope_head_dim
+    latent = 0 if mixer.shared_kv else mixer.kv_lora_rank + mixer.rope_head_dim
     rank = mixer.q_lora_rank
     first = (
         (
@@ -108,13 +109,13 @@ def _latent_projections(mixer: LatentAttention, hidden: int, tensor: int) -> tup
         if rank
         else (
             Projection("attention.query", "attention", hidden, query),
-            Projection("attention.down", "attention", hidden, latent),
+            *((Projection("attention.down", "attention", hidden, latent),) if latent else ()),
         )
     )
     gate = (Projection("attention.gate", "attention", hidden, heads * mixer.v_head_dim),) if mixer.output_gate else ()
     return (
         *first,
-        *_indexer_projections(mixer, hidden),
+        *_indexer_projections(mixer, hidden, mixer.q_lora_rank or hidden),
         *gate,
         Projection(
             "attention.kv_up", "attention", mixer.kv_lora_rank, heads * (mixer.nope_head_dim + mixer.v_head_dim)
@@ -123,14 +124,14 @@ def _latent_projections(mixer: LatentAttention, hidden: int, tensor: int) -> tup
     )
 
 
-def _indexer_projections(mixer: LatentAttention, hidden: int) -> tuple[Projection, ...]:
-    """The indexer of DeepSeek-V3.2, which every rank holds whole: keys and head weights, queries."""
+def _indexer_projections(mixer: SoftmaxAttention | LatentAttention, hidden: int, inputs: int) -> tuple[Projection, ...]:
+    """The indexer of DeepSeek-V3.2, which every rank holds whole: keys and head weights, queries of ``inputs``."""
     if not mixer.index_heads:
         return ()
     queries = mixer.index_heads * mixer.index_head_dim
     return (
         Projection("attention.indexer.key", "attention", hidden, mixer.index_head_dim + mixer.index_heads),
-        Projection("attention.indexer.query", "attention", mixer.q_lora_rank or hidden, queries),
+        Projection("attention.indexer.query", "attention", inputs, queries),
     )
 
 

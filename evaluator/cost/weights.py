@@ -83,9 +83,10 @@ def _mixer_vectors(mixer: Mixer | None, tensor: int) -> int:
             queries = mixer.heads // tensor * (1 + mixer.output_gate) * mixer.head_dim
             widths = mixer.head_dim + mixer.value_size * (not mixer.keys_as_values)
             keys = 0 if mixer.shared_kv else local_heads(mixer.kv_heads, tensor) * widths
-            return mixer.bias * (queries + keys) + (mixer.q_rank or 0)
+            return mixer.bias * (queries + keys) + (mixer.q_rank or 0) + 2 * mixer.index_head_dim
         case LatentAttention():
-            return (mixer.q_lora_rank or 0) + mixer.kv_lora_rank + 2 * mixer.index_head_dim
+            latent = 0 if mixer.shared_kv else mixer.kv_lora_rank
+            return (mixer.q_lora_rank or 0) + latent + 2 * mixer.index_head_dim
         case Recurrence():
             return mixer.conv_kernel * conv_channels(mixer, tensor) + mixer.vectors * (mixer.width // tensor)
         case LinearAttention():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.catalog.huggingface.config import Config
-from evaluator.catalog.huggingface.encoders import ENCODERS, encoder_parameters
+from evaluator.catalog.huggingface.encoders import ENCODERS, OTHER_LEVELS, encoder_parameters
 from evaluator.catalog.huggingface.families import FAMILIES
 from evaluator.catalog.huggingface.family import Family
 from evaluator.catalog.huggingface.quantization import checkpoint_precision
@@ -116,7 +116,7 @@ def _encoders(outer: Config, text: Config, hidden: int, notes: list[str]) -> int
             content = level.raw(key, None)
             if content is None:
                 continue
-            found = encoder_parameters(key, content, hidden, level.where)
+            found = encoder_parameters(key, content, hidden, level.where, beside=level.values)
             what = key.removesuffix("_config")
             if found is None:
                 notes.append(f"{what} encoder: its size is not in the config and is not counted")
@@ -134,26 +134,22 @@ def _assumed(text: Config, kind: str) -> tuple[str, ...]:
 
 
 def _finish(outer: Config, text: Config, family: Family) -> None:
-    """Refuse what nobody read. Around a text level the other keys are of encoders and of how they are joined."""
+    """Refuse what nobody read.
+
+    Around a text level, plain values are of encoders and of how they are joined (special tokens, sizes of images): the
+    text model is all in its own level. A further level could be a part of the model, and is refused if unknown.
+    """
     text.finish(family.ignored | family.silent)
     if outer is not text:
-        outer.finish([*_JOINING, *_TEXT_LEVELS, *ENCODERS, *text.values, *text.absent])
+        joining = [key for key, value in outer.values.items() if _is_plain(value)]
+        outer.finish([*joining, *outer.absent, *_TEXT_LEVELS, *ENCODERS, *OTHER_LEVELS, *text.values, *text.absent])
 
 
-# Keys beside a text_config: which layer of the encoder is taken, how many tokens an image is, special tokens.
-_JOINING = frozenset(
-    """
-    image_size patch_size num_channels image_seq_length image_token_length image_newline_index
-    mm_tokens_per_image multimodal_projector_bias multimodal_projector_hidden_act projector_hidden_act
-    projector_bias projector_type projector_ln_eps projector_hidden_size spatial_merge_size vision_feature_layer
-    vision_feature_select_strategy downsample_ratio dynamic_image_size force_image_size max_dynamic_patch
-    min_dynamic_patch ps_version select_layer template use_backbone_lora use_llm_lora use_thumbnail
-    pixel_shuffle_ratio media_placeholder_token_id use_unified_vision_chunk video_placeholder ignore_index
-    media_proj_layers mm_hidden_size mm_vision_tower audio_soft_tokens_per_image vision_soft_tokens_per_image
-    audio_ms_per_token understand_projector_stride im_start_token im_end_token im_patch_token projector_stride
-    vision_select_layer tie_word_embeddings encoder_only hidden_size vocab_size
-    """.split()
-)
+def _is_plain(value: Any) -> bool:
+    """A number, a word, a flag, or a list of them: it can say how parts are joined, but is no part itself."""
+    if isinstance(value, list):
+        return all(_is_plain(item) for item in value)
+    return not isinstance(value, Mapping)
 
 
 def _nucleus(path: Path) -> bool:

@@ -3,50 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from evaluator.catalog.huggingface.config import LARGEST, MOST_LAYERS
 from evaluator.errors import InputError
 
 ENCODERS = ("vision_config", "audio_config", "vit_config", "visual_config", "sound_config", "speech_config",
-            "vision_tower_config", "projector_config", "aligner_config")  # fmt: skip
+            "vision_tower_config", "projector_config", "aligner_config", "high_res_vision_config", "qformer_config",
+            "encoder_config", "adapter_config", "adaptor_config", "vq_config", "audio_encoder_config", "perceiver_config",
+            "acoustic_tokenizer_encoder_config", "semantic_tokenizer_encoder_config")  # fmt: skip
+OTHER_LEVELS = frozenset(
+    """
+    talker_config token2wav_config code2wav_config depth_decoder_config word_timestamp_config vocabulary_map
+    acoustic_tokenizer_config semantic_tokenizer_config diffusion_head_config generation_config video_config
+    """.split()
+)
+"""Levels that an engine which serves text does not load: what speaks, draws, or marks times."""
 
-_HIDDEN = ("hidden_size", "vt_hidden_size", "embed_dim", "d_model", "width")
+_HIDDEN = ("embed_dim", "hidden_size", "vt_hidden_size", "d_model", "width", "hidden_dim")
 _LAYERS = ("num_hidden_layers", "vt_num_hidden_layers", "depth", "encoder_layers", "num_layers", "layers", "num_blocks",
            "conf_num_hidden_layers")  # fmt: skip
 _INNER = ("intermediate_size", "vt_intermediate_size", "encoder_ffn_dim", "mlp_dim")
-_OUT = ("out_hidden_size", "text_hidden_size", "projector_hidden_size", "vision_output_dim", "projection_dim")
+_OUT = (
+    "out_hidden_size",
+    "text_hidden_size",
+    "projector_hidden_size",
+    "vision_output_dim",
+    "projection_dim",
+    "output_dim",
+)
+_GATED = ("silu", "swiglu", "gelu_pytorch_tanh_glu")
+_GATED_TYPES = ("pixtral",)
 
 
-def encoder_parameters(key: str, content: object, hidden: int, where: str) -> int | None:
+def encoder_parameters(
+    key: str, content: object, hidden: int, where: str, beside: Mapping[str, Any] | None = None
+) -> int | None:
     """Parameters of the encoder ``content`` with a two-matrix projector into ``hidden``; None where it states no size.
 
     A transformer encoder (arXiv:2010.11929): 4 h^2 of attention and 2 h x inner per layer (3 where it states a gated
-    activation), patch embedding, projector. Published towers are within some 10 % of it.
+    activation), patch embedding, projector; one more projector per layer of ``deepstack_visual_indexes`` (Qwen3-VL).
+    Encoders below it (``sam_config``) are added. ``beside`` is the level around it, which may say how many patches are
+    merged (``spatial_merge_size``). Published towers are within some 10 % of it.
     """
     if not isinstance(content, Mapping):
         raise InputError(f"{where}: {key}: expected a mapping of keys to values")
+    below = [
+        found
+        for name, level in content.items()
+        if name.endswith("_config") and isinstance(level, Mapping)
+        if (found := encoder_parameters(name, level, hidden, f"{where}: {key}")) is not None
+    ]
+    own = _transformer(key, content, hidden, where, beside or {})
+    return own if not below else sum(below) + (own or 0)
+
+
+def _transformer(key: str, content: Mapping, hidden: int, where: str, beside: Mapping[str, Any]) -> int | None:
     width, layers = _figure(content, _HIDDEN, where, key), _figure(content, _LAYERS, where, key)
     if width is None or layers is None:
         return None
     if layers > MOST_LAYERS:
         raise InputError(f"{where}: {key}: {layers} layers are absurd")
-    inner = _figure(content, _INNER, where, key)
-    if inner is None:
-        ratio = content.get("mlp_ratio", 4)
-        inner = int(width * ratio) if isinstance(ratio, int | float) and 0 < ratio < 100 else 4 * width
-    act = str(content.get("hidden_act", content.get("hidden_activation", "gelu")))
-    sides = 3 if act in ("silu", "swiglu", "gelu_pytorch_tanh_glu") else 2
-    patch = content.get("patch_size", 0)
-    patch = patch if isinstance(patch, int) and 0 <= patch < 1000 else 0
-    merged = content.get("spatial_merge_size", content.get("merge_size", 1))
-    joined = width * (merged * merged if isinstance(merged, int) and 0 < merged < 100 else 1)
+    patch = _small(content.get("patch_size"), 0, 1000)
+    layer = 4 * width * width + _sides(content) * width * _inner(content, width, where, key)
+    merge = content.get("spatial_merge_size", content.get("merge_size", beside.get("spatial_merge_size")))
+    joined = width * _small(merge, 1, 100) ** 2
     out = _figure(content, _OUT, where, key) or hidden
-    return (
-        layers * (4 * width * width + sides * width * inner)
-        + 3 * patch * patch * width
-        + joined * joined
-        + joined * out
-    )
+    if content.get("embed_dim") is not None and content.get("hidden_size") is not None:
+        out = _figure(content, ("hidden_size",), where, key) or out  # Qwen2-VL's hidden size is that of the text
+    listed = content.get("deepstack_visual_indexes")
+    projectors = 1 + (len(listed) if isinstance(listed, list) else 0)
+    return layers * layer + 3 * patch * patch * width + projectors * (joined * joined + joined * out)
+
+
+def _sides(content: Mapping) -> int:
+    act = str(content.get("hidden_act", content.get("hidden_activation", "gelu")))
+    return 3 if act in _GATED or content.get("model_type") in _GATED_TYPES else 2
+
+
+def _inner(content: Mapping, width: int, where: str, key: str) -> int:
+    """The width of a feed-forward; a stated ratio goes before a width, as in Step-3.5's tower."""
+    stated, ratio = _figure(content, _INNER, where, key), content.get("mlp_ratio")
+    if ratio is not None and isinstance(ratio, int | float) and 0 < ratio < 100:
+        return stated if stated is not None and float(ratio) == 4.0 else int(width * ratio)
+    return stated or 4 * width
+
+
+def _small(value: object, otherwise: int, limit: int) -> int:
+    if isinstance(value, list) and value:
+        value = max((item for item in value if isinstance(item, int)), default=None)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < limit else otherwise
 
 
 def _figure(content: Mapping, names: tuple[str, ...], where: str, key: str) -> int | None:

@@ -11,7 +11,7 @@ from evaluator.catalog.huggingface.blocks import BlockReader
 from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.mixers import MixerReader
 from evaluator.catalog.huggingface.pattern import Rule, always, block_words, is_listed, mixer_words
-from evaluator.catalog.model import FeedForward, LayerKind, Mixer, Output, SoftmaxAttention
+from evaluator.catalog.model import FeedForward, LatentAttention, LayerKind, Mixer, Output, SoftmaxAttention
 from evaluator.errors import InputError
 
 FULL, DENSE = always("full"), always("dense")
@@ -85,8 +85,8 @@ class Family:
             return self.combined(config, block)
         mixer = None if mixer_word == "none" else _reader(config, self.mixers, mixer_word)(config)
         if shared:
-            if not isinstance(mixer, SoftmaxAttention):
-                raise InputError(f"{config.where}: layer {config.layer} shares KV but is no softmax attention")
+            if not isinstance(mixer, SoftmaxAttention | LatentAttention):
+                raise InputError(f"{config.where}: layer {config.layer} shares KV but is no attention")
             mixer = replace(mixer, shared_kv=True)
         return [(mixer, block, None)] if mixer is not None or block is not None else []
 
@@ -100,8 +100,12 @@ def _reader(config: Config, readers: Mapping[str, Any], word: str) -> Any:
 
 
 def _shared_kv(config: Config, mixers: list[str]) -> list[bool]:
-    """The layers that read an earlier layer's KV: the last ones (Gemma 3n), or all but each n-th (Hunyuan's CLA)."""
+    """The layers that read an earlier layer's KV: the last ones (Gemma 3n), all but each n-th (Hunyuan's CLA), or those
+    whose source is another layer (Mistral Large 4)."""
     layers = len(mixers)
+    sources = config.entries("kv_source_layers", int, layers)
+    if sources is not None:
+        return [source != index for index, source in enumerate(sources)]
     last = config.integer("num_kv_shared_layers", 0, minimum=0)
     if last >= layers:
         raise InputError(f"{config.place('num_kv_shared_layers')}: {last} of {layers} layers cannot share earlier KV")

@@ -85,7 +85,7 @@ def latent(gate: bool = False) -> MixerReader:
             heads=config.integer("num_attention_heads"),
             kv_lora_rank=config.integer("kv_lora_rank"),
             nope_head_dim=config.integer("qk_nope_head_dim"),
-            rope_head_dim=config.integer("qk_rope_head_dim"),
+            rope_head_dim=config.integer("qk_rope_head_dim", minimum=0),
             v_head_dim=config.integer("v_head_dim"),
             q_lora_rank=config.integer("q_lora_rank", None),
             output_gate=gate,
@@ -100,7 +100,7 @@ def sparse(of: MixerReader) -> MixerReader:
     def read(config: Config) -> Mixer:
         mixer = of(config)
         assert isinstance(mixer, LatentAttention)
-        types = config.entries("indexer_types", str, config.layers())
+        types = _indexer_types(config)
         heads, size = config.integer("index_n_heads"), config.integer("index_head_dim")
         shared = types is not None and config.layer is not None and types[config.layer] == "shared"
         return replace(
@@ -108,6 +108,42 @@ def sparse(of: MixerReader) -> MixerReader:
             index_top_k=config.integer("index_topk"),
             index_heads=0 if shared else heads,
             index_head_dim=0 if shared else size,
+        )
+
+    return read
+
+
+def _indexer_types(config: Config) -> list[str] | None:
+    """``full`` where a layer has an indexer, ``shared`` where it takes an earlier layer's choice.
+
+    By a list, by letters, or every ``index_topk_freq``-th layer from ``index_skip_topk_offset`` - 1 on (GLM-5).
+    """
+    pattern = config.raw("index_topk_pattern", None)
+    every, offset = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2, minimum=0)
+    if isinstance(pattern, str):
+        if len(pattern) != config.layers() or set(pattern) - {"F", "S"}:
+            raise InputError(f"{config.place('index_topk_pattern')}: expected one letter, F or S, per layer")
+        return ["shared" if letter == "S" else "full" for letter in pattern]
+    stated = config.entries("indexer_types", str, config.layers())
+    if stated is None and every > 1:
+        return ["shared" if max(layer - offset + 1, 0) % every else "full" for layer in range(config.layers())]
+    return stated
+
+
+def sparse_softmax(of: MixerReader, budget: Callable[[Config], int | None], heads: str, size: str) -> MixerReader:
+    """Softmax attention over the ``budget`` of tokens that an indexer chooses; over all where there is none.
+
+    ``heads`` and ``size`` are the keys of the indexer's heads and of their size.
+    """
+
+    def read(config: Config) -> SoftmaxAttention:
+        mixer, chosen = of(config), budget(config)
+        assert isinstance(mixer, SoftmaxAttention)
+        config.skip(heads, size)
+        if chosen is None:
+            return mixer
+        return replace(
+            mixer, index_top_k=chosen, index_heads=config.integer(heads), index_head_dim=config.integer(size)
         )
 
     return read

@@ -21,10 +21,13 @@ Rule = Callable[[Config, int], Words | None]
 MIXER_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("full_attention", "attention", "global_attention", "global", "full", "A", "G"), "full"),
     **dict.fromkeys(
-        ("sliding_attention", "sliding_window_attention", "local_attention", "local", "swa", "L"), "window"
+        ("sliding_attention", "sliding_window_attention", "hybrid_sliding", "local_attention", "local", "swa", "L"),
+        "window",
     ),
     **dict.fromkeys(("chunked_attention",), "chunked"),
-    **dict.fromkeys(("indexed_attention", "sparse_attention", "deepseek_sparse_attention"), "sparse"),
+    **dict.fromkeys(
+        ("indexed_attention", "sparse_attention", "deepseek_sparse_attention", "minimax_m3_sparse"), "sparse"
+    ),
     **dict.fromkeys(("linear_attention", "mamba", "mamba2", "conv", "recurrent", "lightning_attention", "M"), "linear"),
     **dict.fromkeys(("hybrid", "g", "hybrid_attention"), "hybrid"),
     **dict.fromkeys(("mlp", "moe", "none"), "none"),
@@ -51,6 +54,15 @@ def is_listed(config: Config) -> bool:
 def always(word: str) -> Rule:
     """The same word for every layer."""
     return lambda config, layers: [word] * layers
+
+
+def stated(key: str, what: str = "what every layer is") -> Rule:
+    """A family whose pattern the config must state under ``key``: without it every layer would count as the same."""
+
+    def rule(config: Config, layers: int) -> Words:
+        raise InputError(f"{config.place(key)}: missing; it says {what}")
+
+    return rule
 
 
 def every(key: str, chosen: str, other: str, default: int | None = None, minimum: int = 1) -> Rule:

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from evaluator.catalog.huggingface.families import classic, encoders, experts, gemma, hybrids, latent, plain
+from evaluator.catalog.huggingface.families import (
+    classic,
+    convolved,
+    delta,
+    encoders,
+    experts,
+    gemma,
+    hybrids,
+    latent,
+    looped,
+    plain,
+    text_parts,
+)
 from evaluator.catalog.huggingface.family import Family
 
 FAMILIES: Mapping[str, Family] = {
@@ -14,5 +26,9 @@ FAMILIES: Mapping[str, Family] = {
     **experts.FAMILIES,
     **latent.FAMILIES,
     **hybrids.FAMILIES,
+    **delta.FAMILIES,
+    **convolved.FAMILIES,
+    **looped.FAMILIES,
+    **text_parts.FAMILIES,
     **encoders.FAMILIES,
 }

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from evaluator.catalog.huggingface.blocks import dense, experts, gated_silu, without_experts_dense
 from evaluator.catalog.huggingface.config import Config
-from evaluator.catalog.huggingface.families.plain import QWEN_UNUSED, attention_kinds, window_if_stated
+from evaluator.catalog.huggingface.families.plain import MUSE_UNUSED, QWEN_UNUSED, attention_kinds, window_if_stated
 from evaluator.catalog.huggingface.family import Family, keys
-from evaluator.catalog.huggingface.mixers import factorised, softmax, windowed
-from evaluator.catalog.huggingface.pattern import Words, always, every
+from evaluator.catalog.huggingface.mixers import factorised, softmax, sparse_softmax, windowed
+from evaluator.catalog.huggingface.pattern import Words, always, block_words, every, stated
 from evaluator.catalog.model import FeedForward, MoeFeedForward, SoftmaxAttention
 from evaluator.errors import InputError
 
@@ -41,6 +41,39 @@ def _llama4_experts(config: Config) -> FeedForward:
     return replace(moe, shared_intermediate=moe.intermediate)
 
 
+def _jetmoe(config: Config) -> SoftmaxAttention:
+    """JetMoE's mixture of attention heads (arXiv:2404.07413): each chosen expert has queries for all KV heads."""
+    attention = softmax()(config)
+    assert isinstance(attention, SoftmaxAttention)
+    return replace(attention, heads=attention.kv_heads * config.integer("num_experts_per_tok"))
+
+
+def _unchosen_attention(config: Config) -> int:
+    width = config.integer("num_key_value_heads") * config.integer("head_dim")
+    others = config.integer("num_experts") - config.integer("num_experts_per_tok")
+    return config.layers() * others * 2 * config.integer("hidden_size") * width
+
+
+def _two_widths(config: Config) -> tuple[int, int]:
+    """ERNIE 4.5 VL: ``moe_intermediate_size`` is a list, of an expert of texts and of one of images."""
+    widths = config.entries("moe_intermediate_size", int, 2)
+    if widths is None or min(widths) < 1:
+        raise InputError(f"{config.place('moe_intermediate_size')}: expected the widths of both kinds of experts")
+    return widths[0], widths[1]
+
+
+def _of_two_modes(config: Config) -> MoeFeedForward:
+    width, count = _two_widths(config)[0], config.integer("num_experts")
+    shared = config.integer("n_shared_experts", 0, minimum=0) * width
+    return MoeFeedForward(count, config.integer("num_experts_per_tok"), width, shared_intermediate=shared)
+
+
+def _experts_of_images(config: Config) -> int:
+    words = block_words(config, config.layers(), always("moe"))
+    each = config.integer("hidden_size") * (3 * _two_widths(config)[1] + 1)
+    return words.count("moe") * config.integer("num_experts") * each
+
+
 def _arctic(config: Config) -> FeedForward:
     """Snowflake Arctic: a dense block of the hidden size beside the experts."""
     moe = experts(key="intermediate_size")(config)
@@ -63,6 +96,12 @@ def _dbrx_experts(config: Config) -> MoeFeedForward:
     return MoeFeedForward(
         level.integer("moe_num_experts"), level.integer("moe_top_k"), level.integer("ffn_hidden_size")
     )
+
+
+def _blocks(config: Config) -> int | None:
+    """MiniMax-M3: the chosen blocks and those right before the query, in tokens."""
+    blocks = config.integer("index_topk_blocks") + config.integer("index_local_blocks", 0, minimum=0)
+    return blocks * config.integer("index_block_size")
 
 
 LLAMA4 = Family(
@@ -119,7 +158,7 @@ FAMILIES: Mapping[str, Family] = {
         _BIASED,
         {"moe": experts(bias=True, key="intermediate_size"), "dense": gated_silu()},
         block_rule=always("moe"),
-        mixer_rule=lambda config, layers: _needed(config, "layer_types"),
+        mixer_rule=stated("layer_types", "which layers are windowed"),
         ignored=keys("experts_per_token initial_context_length swiglu_alpha"),
     ),
     "phimoe": replace(
@@ -241,13 +280,39 @@ FAMILIES: Mapping[str, Family] = {
     "step3p5": replace(MOE, ignored=_STEP_UNUSED - {"share_q_dim"}),
     "minimax_m3_vl_text": replace(
         MOE,
+        mixers={**_SOFTMAX, "sparse": sparse_softmax(softmax(), _blocks, "index_n_heads", "index_head_dim")},
         blocks={"moe": experts(key="intermediate_size"), "dense": dense(key="dense_intermediate_size")},
         ignored=keys(
             """
         index_block_size index_head_dim index_local_blocks index_n_heads index_topk_blocks swiglu_alpha
+        use_gemma_norm
         dense_intermediate_size
         """
         ),
+    ),
+    "jetmoe": replace(
+        MIXTRAL,
+        tied=True,
+        keys={"num_attention_heads": ("num_key_value_heads",)},
+        mixers={"full": _jetmoe},
+        mixer_rule=always("full"),
+        lookups=_unchosen_attention,
+        notes=("attention is that of the chosen experts; the others' queries and outputs take memory only",),
+    ),
+    "ernie4_5_vl_moe_text": replace(
+        MOE,
+        tied=True,
+        keys={"attention_bias": ("use_bias",)},
+        blocks={"dense": dense(), "moe": _of_two_modes},
+        ignored=keys("moe_norm_min"),
+        lookups=_experts_of_images,
+        notes=("a text visits the experts of texts; those of images take memory only",),
+    ),
+    "muse_spark_text": replace(
+        MOE,
+        mixers=attention_kinds(softmax(gate=True)),
+        keys={"moe_latent_size": ("moe_hidden_size",)},
+        ignored=MUSE_UNUSED,
     ),
     "doge": replace(
         MOE,
@@ -259,8 +324,3 @@ FAMILIES: Mapping[str, Family] = {
         ),
     ),
 }
-
-
-def _needed(config: Config, key: str) -> Words:
-    """A family whose pattern the config must state: without the list every layer would be taken for the same."""
-    raise InputError(f"{config.place(key)}: missing; it says which layers are windowed")

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from evaluator.catalog.huggingface.blocks import dense, experts, gated_silu, with_branch, without_experts_dense
+from evaluator.catalog.huggingface.blocks import dense, experts, with_branch, without_experts_dense
 from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.families.plain import GATED
 from evaluator.catalog.huggingface.family import Family, Part, keys
-from evaluator.catalog.huggingface.mixers import MixerReader, latent, softmax, windowed
-from evaluator.catalog.huggingface.pattern import Words, always, every, one_part
+from evaluator.catalog.huggingface.mixers import softmax, windowed
+from evaluator.catalog.huggingface.pattern import always, every, one_part, stated
 from evaluator.catalog.huggingface.recurrences import (
-    gated_delta,
-    kimi_delta,
     lightning,
     mamba1,
     mamba2,
@@ -22,10 +20,9 @@ from evaluator.catalog.huggingface.recurrences import (
     rwkv,
     short_convolution,
 )
-from evaluator.catalog.model import DenseFeedForward, FeedForward, LatentAttention, Mixer, SoftmaxAttention
-from evaluator.errors import InputError
+from evaluator.catalog.model import DenseFeedForward, FeedForward, Mixer
 
-_MAMBA_UNUSED = keys(
+MAMBA_UNUSED = keys(
     """
     chunk_size mamba_chunk_size expand mamba_expand mamba_act mamba_hidden_act mamba_norm_before_gate mamba_rms_norm
     mamba_use_mlp use_mem_eff_path time_step_rank mamba_dt_rank use_fast_kernels mamba_kernel num_key_value_heads
@@ -33,16 +30,6 @@ _MAMBA_UNUSED = keys(
     d_intermediate conv_bias mixer_rms_eps mamba_num_groups
     """
 )
-
-
-def _qwen(moe: bool) -> Family:
-    return Family(
-        {"full": softmax(gate="attn_output_gate"), "linear": gated_delta},
-        {"dense": gated_silu(), "moe": experts(shared_gate=True)},
-        mixer_rule=every("full_attention_interval", "full", "linear", default=4),
-        block_rule=always("moe" if moe else "dense"),
-        ignored=keys("intermediate_size full_attention_interval"),
-    )
 
 
 # ---- one part per layer
@@ -65,9 +52,9 @@ def _nemotron_experts(config: Config) -> FeedForward:
 NEMOTRON_H = Family(
     {"full": _nemotron_attention, "linear": mamba2},
     {"dense": _nemotron_dense, "moe": _nemotron_experts},
-    mixer_rule=lambda config, layers: _stated(config, "hybrid_override_pattern"),
+    mixer_rule=stated("hybrid_override_pattern"),
     block_rule=one_part,
-    ignored=_MAMBA_UNUSED
+    ignored=MAMBA_UNUSED
     | keys(
         """
         intermediate_size moe_intermediate_size n_shared_experts moe_shared_expert_intermediate_size
@@ -79,10 +66,6 @@ NEMOTRON_H = Family(
 )  # fmt: skip
 
 
-def _stated(config: Config, key: str) -> Words:
-    raise InputError(f"{config.place(key)}: missing; it says what every layer is")
-
-
 # ---- attention and Mamba beside each other
 
 
@@ -91,41 +74,9 @@ def _both(config: Config, block: FeedForward | None) -> list[Part]:
     return [(mamba2(config), None, None), (softmax()(config), block, None)]
 
 
-# ---- Zamba: transformer blocks whose weights are shared
+# ---- MiniMax
 
 
-def _zamba(config: Config, mamba: MixerReader) -> list[Part]:
-    """Zamba (arXiv:2405.16712) and Zamba2 (arXiv:2411.15242): a shared transformer block over the hidden state beside
-    the embedding, a projection of its own back into the stream, and Mamba; low-rank adapters per use in Zamba2."""
-    hidden, sets = config.integer("hidden_size"), config.integer("num_mem_blocks", 1)
-    config.skip("attention_hidden_size")
-    attention = softmax()(config)
-    assert isinstance(attention, SoftmaxAttention)
-    shared = (replace(attention, input_width=2 * hidden), dense()(config), sets)
-    block = shared[1]
-    assert isinstance(block, DenseFeedForward)
-    rank = config.integer("adapter_rank", 0, minimum=0)
-    # The adapter of the gate and up projections: hidden -> rank -> 2 intermediate; the projection back: hidden^2.
-    columns = -(-rank * (hidden + 2 * block.intermediate) // (2 * hidden)) + hidden // 2
-    return [shared, (mamba(config), DenseFeedForward(columns, gated=False), None)]
-
-
-# ---- MiniMax, Kimi Linear, Ring
-
-
-def _gated_latent(config: Config) -> LatentAttention:
-    """Bailing's attention has a gate per head, under 1 % of its weights, which is not counted."""
-    mixer = latent()(config)
-    assert isinstance(mixer, LatentAttention)
-    return mixer
-
-
-_KIMI_UNUSED = keys(
-    """
-    num_key_value_heads head_dim mla_use_nope moe_layer_freq first_k_dense_replace qk_head_dim kda_lower_bound
-    kda_safe_gate layer_group_size moe_router_activation_func use_grouped_topk num_shared_experts kda_allow_neg_eigval
-    """
-)
 MINIMAX = Family(
     {"full": softmax(), "linear": lightning},
     {"moe": experts(key="intermediate_size")},
@@ -140,15 +91,6 @@ MINIMAX = Family(
         """
     ),
 )
-KIMI_LINEAR = Family(
-    {"full": latent(), "linear": kimi_delta(gate_rank=True)},
-    {"dense": gated_silu(), "moe": experts()},
-    block_rule=always("moe"),
-    mixer_rule=lambda config, layers: _stated(config, "linear_attn_config"),
-    ignored=_KIMI_UNUSED,
-)
-
-
 # ---- LFM2
 
 
@@ -205,26 +147,10 @@ def _half_gated(config: Config) -> FeedForward:
 
 
 MAMBA = Family({"linear": mamba1}, {}, mixer_rule=always("linear"), block_rule=always("none"), tied=True,
-               ignored=_MAMBA_UNUSED | keys("intermediate_size use_falcon_mamba d_inner n_layer"))  # fmt: skip
+               ignored=MAMBA_UNUSED | keys("intermediate_size use_falcon_mamba d_inner n_layer"))  # fmt: skip
 _MAMBA_ATTENTION = {"full": softmax(), "linear": mamba2}
 
 FAMILIES: Mapping[str, Family] = {
-    "qwen3_next": _qwen(moe=True),
-    "qwen3_5_moe": _qwen(moe=True),
-    "qwen3_5_moe_text": _qwen(moe=True),
-    "qwen3_5": _qwen(moe=False),
-    "qwen3_5_text": _qwen(moe=False),
-    "olmo_hybrid": Family(
-        {"full": softmax(), "linear": gated_delta},
-        {"dense": dense()},
-        mixer_rule=every("full_attention_interval", "full", "linear", default=4),
-        ignored=keys(
-            """
-        linear_a_log_max linear_a_log_min linear_allow_neg_eigval linear_dt_init_floor linear_dt_max
-        linear_dt_min linear_use_gate
-        """
-        ),
-    ),
     "nemotron_h": NEMOTRON_H,
     "mamba": MAMBA,
     "falcon_mamba": MAMBA,
@@ -234,10 +160,10 @@ FAMILIES: Mapping[str, Family] = {
         mixer_rule=always("linear"),
         block_rule=always("none"),
         keys={"mamba_num_heads": ("num_heads",), "mamba_head_dim": ("head_dim",)},
-        ignored=_MAMBA_UNUSED | keys("num_heads head_dim"),
+        ignored=MAMBA_UNUSED | keys("num_heads head_dim"),
     ),
     "bamba": replace(
-        GATED, mixers=_MAMBA_ATTENTION, mixer_rule=always("linear"), ignored=_MAMBA_UNUSED | keys("attn_layer_indices")
+        GATED, mixers=_MAMBA_ATTENTION, mixer_rule=always("linear"), ignored=MAMBA_UNUSED | keys("attn_layer_indices")
     ),
     "granitemoehybrid": Family(
         _MAMBA_ATTENTION,
@@ -246,65 +172,31 @@ FAMILIES: Mapping[str, Family] = {
         block_rule=always("moe"),
         tied=True,
         keys={"shared_intermediate_size": ("shared_intermediate_size",)},
-        ignored=_MAMBA_UNUSED | keys("intermediate_size num_experts_per_tok init_method"),
+        ignored=MAMBA_UNUSED | keys("intermediate_size num_experts_per_tok init_method"),
     ),
     "falcon_h1": replace(
         GATED,
         mixers=_MAMBA_ATTENTION,
         mixer_rule=always("hybrid"),
         combined=_both,
-        ignored=_MAMBA_UNUSED | keys("projectors_bias attn_layer_indices mlp_expansion_factor"),
+        ignored=MAMBA_UNUSED | keys("projectors_bias attn_layer_indices mlp_expansion_factor"),
         notes=("attention and Mamba-2 of a layer, which run beside each other, are two layer kinds",),
     ),
     "jamba": Family(
         {"full": softmax(), "linear": mamba1},
         {"dense": dense(), "moe": experts()},
-        mixer_rule=lambda config, layers: _stated(config, "attn_layer_period"),
+        mixer_rule=stated("attn_layer_period"),
         block_rule=always("dense"),
-        ignored=_MAMBA_UNUSED
+        ignored=MAMBA_UNUSED
         | keys(
             """
         num_experts num_experts_per_tok sliding_window attn_layer_offset expert_layer_offset
         """
         ),
     ),
-    "zamba": Family(
-        {"linear": mamba1},
-        {},
-        mixer_rule=always("linear"),
-        block_rule=always("none"),
-        tied=True,
-        combined=lambda config, block: _zamba(config, mamba1),
-        keys={"head_dim": ("attention_head_dim",), "hidden_act": ("hidden_act",)},
-        silent=keys("attn_layer_period attn_layer_offset"),
-        ignored=_MAMBA_UNUSED | keys("hidden_mamba_act"),
-    ),
-    "zamba2": Family(
-        {"linear": mamba2},
-        {},
-        mixer_rule=always("linear"),
-        block_rule=always("none"),
-        tied=True,
-        combined=lambda config, block: _zamba(config, mamba2),
-        keys={"head_dim": ("attention_head_dim",)},
-        ignored=_MAMBA_UNUSED
-        | keys(
-            """
-        kv_channels add_bias_linear ffn_hidden_size gated_linear_unit num_query_groups use_long_context
-        use_mem_rope use_shared_attention_adapter use_shared_mlp_adapter use_shared_block_lora lora_rank
-        num_layers
-        """
-        ),
-    ),
     "minimax": MINIMAX,
     "minimax_text_01": MINIMAX,
     "minimax_m1": MINIMAX,
-    "kimi_linear": KIMI_LINEAR,
-    "bailing_hybrid": replace(
-        KIMI_LINEAR,
-        mixers={"full": _gated_latent, "linear": kimi_delta(gate_rank=False)},
-        mixer_rule=every("layer_group_size", "full", "linear", default=6),
-    ),
     "lfm2": LFM2,
     "lfm2_moe": replace(LFM2, blocks={"dense": dense(), "moe": experts()}, block_rule=always("moe")),
     "lfm3": replace(LFM2, blocks={"dense": dense()}, mixers={**LFM2.mixers, "window": windowed(softmax())}),

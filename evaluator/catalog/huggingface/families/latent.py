@@ -1,4 +1,4 @@
-"""Multi-head latent attention: DeepSeek V2 to V3.2, Kimi-K2, GLM-5, LongCat, MiniCPM3."""
+"""Multi-head latent attention: DeepSeek V2 to V3.2, Kimi-K2, GLM-5, Mistral Large 4, LongCat, MiniCPM3."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evaluator.catalog.model import FeedForward, MoeFeedForward
 _UNUSED = keys(
     """
     aux_loss_alpha ep_size head_dim num_key_value_heads qk_head_dim seq_aux rope_interleave indexer_rope_interleave
-    first_k_dense_replace moe_layer_freq index_skip_topk_offset index_topk_freq mtp_use_topk indexer_types
+    first_k_dense_replace moe_layer_freq mtp_use_topk
     indexer_softmax_scale moe_intermediate_size
     """
 )
@@ -73,6 +73,20 @@ FAMILIES: Mapping[str, Family] = {
     "mistral4": DEEPSEEK,
     "glm4_moe_lite": DEEPSEEK,
     "deepseek_v32": SPARSE,
+    "axk2": replace(
+        SPARSE,
+        mixers={"sparse": sparse(latent(gate=True))},
+        defaults={**SPARSE.defaults, "index_n_heads": 16},
+        ignored=_UNUSED | keys("gated_norm_rank"),
+        notes=(
+            "the output gate is read from the hidden state, not from its low-rank part; gated norms are not counted",
+        ),
+    ),
+    "mistral_large4_text": replace(
+        SPARSE,
+        defaults={**SPARSE.defaults, "index_n_heads": 32},
+        ignored=_UNUSED | keys("no_rope_layers no_rope_layer_interval"),
+    ),
     "glm_moe_dsa": replace(SPARSE, defaults={**SPARSE.defaults, "index_n_heads": 32}),
     "dots3_note_text": replace(SPARSE, notes=("the per-head output gate is not counted",)),
     "hy_v4": replace(

@@ -22,11 +22,29 @@ def window_if_stated(config: Config, layers: int) -> Words:
     return ["full" if config.integer("sliding_window", None) is None else "window"] * layers
 
 
+def _mllama_mixers(config: Config, layers: int) -> Words:
+    cross = config.indices("cross_attention_layers", layers) or set()
+    return ["none" if layer in cross else "full" for layer in range(layers)]
+
+
+def _mllama_blocks(config: Config, layers: int) -> Words:
+    return ["none" if word == "none" else "dense" for word in _mllama_mixers(config, layers)]
+
+
+def _cross_attention(config: Config) -> int:
+    """Parameters of Llama 3.2's layers with cross-attention, and of its eight embeddings beyond the vocabulary."""
+    count, hidden = len(config.indices("cross_attention_layers", config.layers()) or ()), config.integer("hidden_size")
+    heads, kv_heads = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
+    attention = 2 * hidden * (hidden + hidden // heads * kv_heads)
+    return count * (attention + 3 * hidden * config.integer("intermediate_size") + 2 * hidden) + 8 * hidden
+
+
 QWEN_UNUSED = keys("sliding_window max_window_layers use_sliding_window")
 LLAMA = Family(attention_kinds(softmax()), {"dense": gated_silu()})
 MISTRAL = replace(LLAMA, mixer_rule=window_if_stated)
 QWEN2 = replace(LLAMA, mixers=attention_kinds(softmax(bias=True)), ignored=QWEN_UNUSED)
 QWEN3 = replace(LLAMA, ignored=QWEN_UNUSED)
+MUSE_UNUSED = keys("qk_scale_factor output_multiplier residual_gate_temperature")
 # Gated, whatever the activation function.
 GATED = Family(attention_kinds(softmax()), {"dense": dense()})
 UNGATED = replace(GATED, blocks={"dense": dense(gated=False)})
@@ -90,4 +108,20 @@ FAMILIES: Mapping[str, Family] = {
     "nemotron-nas": GATED,
     "stablelm": replace(GATED, ignored=keys("use_parallel_residual qk_layernorm")),
     "iquestcoder": GATED,
+    "mllama_text_model": replace(
+        LLAMA,
+        mixer_rule=_mllama_mixers,
+        block_rule=_mllama_blocks,
+        lookups=_cross_attention,
+        ignored=keys("cross_attention_layers"),
+        notes=("layers that attend to images take memory only: texts pass them by",),
+    ),
+    "phi4_multimodal": replace(GATED, mixer_rule=window_if_stated),
+    "phi4mm": replace(
+        GATED,
+        mixer_rule=window_if_stated,
+        tied=True,
+        ignored=keys("audio_processor embd_layer img_processor speech_lora vision_lora attention_bias lm_head_bias"),
+        notes=("the LoRA weights and the encoders of images and speech are not counted: their sizes are not stated",),
+    ),
 }
