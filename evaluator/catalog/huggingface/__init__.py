@@ -33,8 +33,8 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
     never guessed. A ``generation_config.json`` beside the file says how the model samples.
     """
     content, where = (config, "config.json") if isinstance(config, Mapping) else (read_json(config), Path(config).name)
-    outer = Config(content, where)
-    text, notes = _text_level(outer), []
+    levels, notes = _levels(Config(content, where)), []
+    outer, text = levels[0], levels[-1]
     family, kind = _family(outer, text, like)
     text.defaults, text.keys = family.defaults, family.keys
     if like is not None:
@@ -45,7 +45,7 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
     model_name = name or _default_name(config)
     layers = family.layers(text)
     hidden = text.integer("hidden_size")
-    encoders = _encoders(outer, text, hidden, notes)
+    encoders = _encoders(levels, hidden, notes)
     model = Model(
         name=model_name,
         source=f"{where} of {model_name} (Hugging Face), imported",
@@ -61,16 +61,16 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
         nucleus_sampling=not isinstance(config, Mapping) and _nucleus(Path(config).parent / "generation_config.json"),
         notes=tuple(notes) + _assumed(text, kind) + family.notes,
     )
-    _finish(outer, text, family)
+    _finish(levels, family)
     return model
 
 
-def _text_level(outer: Config) -> Config:
-    """The level that describes the language model: ``text_config`` and its like, or the outermost one."""
+def _levels(outer: Config) -> list[Config]:
+    """The levels from the outermost down to that of the language model: ``text_config`` and its like, if any."""
     for key in _TEXT_LEVELS:
         if outer.has(key):
-            return _text_level(Config(outer.raw(key), outer.place(key)))
-    return outer
+            return [outer, *_levels(Config(outer.raw(key), outer.place(key)))]
+    return [outer]
 
 
 def _stated_type(outer: Config, text: Config) -> str:
@@ -108,10 +108,10 @@ def _max_positions(text: Config, notes: list[str]) -> int:
     return stated or ENDLESS
 
 
-def _encoders(outer: Config, text: Config, hidden: int, notes: list[str]) -> int:
+def _encoders(levels: list[Config], hidden: int, notes: list[str]) -> int:
     """Vision and audio encoders, on whichever level their configs are."""
     total = 0
-    for level in {id(outer): outer, id(text): text}.values():
+    for level in levels:
         for key in ENCODERS:
             content = level.raw(key, None)
             if content is None:
@@ -133,14 +133,15 @@ def _assumed(text: Config, kind: str) -> tuple[str, ...]:
     return (f"assumed, as the code of {kind} does where the config has no such key: {values}",)
 
 
-def _finish(outer: Config, text: Config, family: Family) -> None:
+def _finish(levels: list[Config], family: Family) -> None:
     """Refuse what nobody read.
 
     Around a text level, plain values are of encoders and of how they are joined (special tokens, sizes of images): the
     text model is all in its own level. A further level could be a part of the model, and is refused if unknown.
     """
+    *around, text = levels
     text.finish(family.ignored | family.silent)
-    if outer is not text:
+    for outer in around:
         joining = [key for key, value in outer.values.items() if _is_plain(value)]
         outer.finish([*joining, *outer.absent, *_TEXT_LEVELS, *ENCODERS, *OTHER_LEVELS, *text.values, *text.absent])
 

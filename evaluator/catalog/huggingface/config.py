@@ -104,6 +104,7 @@ class Config(Fields):
 
     def _of_layer(self, key: str, values: list[Any]) -> Any:
         layers = self.layers()
+        values = self._without_predictors(values, layers)
         if len(values) != layers:
             raise InputError(
                 f"{self.place(key)}: {len(values)} entries for {layers} layers; a list needs one entry per layer"
@@ -129,11 +130,17 @@ class Config(Fields):
             return None
         if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
             raise InputError(f"{self.place(key)}: expected a list of entries of type {kind.__name__}")
+        value = value if layers is None else self._without_predictors(value, layers)
         if layers is not None and len(value) != layers:
             raise InputError(
                 f"{self.place(key)}: {len(value)} entries for {layers} layers; a list needs one entry per layer"
             )
         return list(value)
+
+    def _without_predictors(self, values: list[Any], layers: int) -> list[Any]:
+        """A list by layer without the entries of layers that predict further tokens, which come last (Step-3.5)."""
+        predictors = self.integer("num_nextn_predict_layers", 0, minimum=0)
+        return values[:layers] if predictors and len(values) == layers + predictors else values
 
     def indices(self, key: str, layers: int, first: int = 0) -> set[int] | None:
         """The layers that the list below ``key`` names, counted from ``first``; None without the list."""

@@ -8,14 +8,18 @@ from typing import Any
 from evaluator.catalog.huggingface.config import LARGEST, MOST_LAYERS
 from evaluator.errors import InputError
 
-ENCODERS = ("vision_config", "audio_config", "vit_config", "visual_config", "sound_config", "speech_config",
-            "vision_tower_config", "projector_config", "aligner_config", "high_res_vision_config", "qformer_config",
-            "encoder_config", "adapter_config", "adaptor_config", "vq_config", "audio_encoder_config", "perceiver_config",
-            "acoustic_tokenizer_encoder_config", "semantic_tokenizer_encoder_config")  # fmt: skip
+ENCODERS = tuple(
+    """
+    vision_config audio_config vit_config visual_config sound_config speech_config vision_tower_config projector_config
+    aligner_config high_res_vision_config qformer_config encoder_config adapter_config adaptor_config vq_config
+    audio_encoder_config perceiver_config acoustic_tokenizer_encoder_config semantic_tokenizer_encoder_config
+    """.split()
+)
 OTHER_LEVELS = frozenset(
     """
     talker_config token2wav_config code2wav_config depth_decoder_config word_timestamp_config vocabulary_map
     acoustic_tokenizer_config semantic_tokenizer_config diffusion_head_config generation_config video_config
+    projector_patch_to_query_dict
     """.split()
 )
 """Levels that an engine which serves text does not load: what speaks, draws, or marks times."""
@@ -82,7 +86,12 @@ def _sides(content: Mapping) -> int:
 
 
 def _inner(content: Mapping, width: int, where: str, key: str) -> int:
-    """The width of a feed-forward; a stated ratio goes before a width, as in Step-3.5's tower."""
+    """The width of a feed-forward; a stated ratio goes before a width, as in Step-3.5's tower.
+
+    GLM-4.1V to 4.6V use the size of the output; their ``intermediate_size`` is that of the projector.
+    """
+    if str(content.get("model_type")).startswith(("glm4v", "glm46v")):
+        return _figure(content, ("out_hidden_size",), where, key) or 4 * width
     stated, ratio = _figure(content, _INNER, where, key), content.get("mlp_ratio")
     if ratio is not None and isinstance(ratio, int | float) and 0 < ratio < 100:
         return stated if stated is not None and float(ratio) == 4.0 else int(width * ratio)

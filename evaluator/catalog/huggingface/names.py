@@ -47,15 +47,16 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "mamba_expansion": ("mamba_expand", "expand"),
     "mamba_step_rank": ("mamba_dt_rank", "time_step_rank"),
     "layers_block_type": ("layer_block_types",),
+    "num_nextn_predict_layers": ("num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules"),
 }  # fmt: skip
 
 # Keys whose names need not agree: the activation function changes no size, and a model may be served for longer than
 # it was trained (Command-R). The first name counts.
-MAY_DIFFER = frozenset({"hidden_act", "max_position_embeddings"})
+MAY_DIFFER = frozenset({"hidden_act", "max_position_embeddings", "num_nextn_predict_layers"})
 
 # Whatever a key's owner: tokens, dropout, epsilons, initialisation, losses, switches of the Python class.
 _PATTERNS = re.compile(
-    r".*_token_id$|.*_token_index$|.*_token_ids$|.*dropout.*|.*_pdrop$|.*_eps$|.*_epsilon$|^eps$|^initializer_.*"
+    r".*_token_id$|.*_token_index$|.*_token_ids$|.*dropout.*|.*_pdrop$|.*_eps(_.*)?$|.*_epsilon$|^eps$|^norm_eps.*|^initializer_.*"
     r"|.*_initializer_range$|.*init_std$|.*_loss.*|^_.*|.*_aux_.*|^output_(attentions|hidden_states|router_logits|past)$"
     r"|^return_.*|^summary_.*|^(embedding|attention|residual|key|lm_head|attention_in|attention_out|ssm_in|ssm_out|"
     r"logits_mup_width)_multiplier$|^(ssm|mlp)_multipliers$|.*softcap.*|.*soft_cap.*|^rope_(theta|scaling|parameters|type|pct|interleave|dim|ratio|"
@@ -78,6 +79,11 @@ IGNORED = frozenset(
     rescale_prenorm_residual residual_in_fp32 rotary_dim rotary_emb_base rotary_pct rotary_percent route_scale
     routed_scaling_factor router_dtype router_jitter_noise router_scaling_factor scale_emb scale_embedding
     score_function scoring_func sep_token suppress_tokens swiglu_limit task_specific_params temperature
+    cross_attention_hidden_size diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty min_length
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores prefix pruned_heads
+    remove_invalid_values repetition_penalty tie_encoder_decoder top_k top_p typical_p use_bfloat16
+    decoder_start_token_id is_vision_model num_image_tokens use_kernels use_fused_ops rope_type
     tf_legacy_loss time_step_floor time_step_init_scheme time_step_limit time_step_max time_step_min
     time_step_scale tokenizer_class topk_group topk_method torchscript transformers_version unsloth_fixed
     unsloth_version use_associative_scan use_bidirectional_attention use_cache use_cache_quantization

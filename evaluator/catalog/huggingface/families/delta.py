@@ -80,7 +80,8 @@ GLM5_NEXT = replace(
     KIMI_LINEAR,
     mixers={"full": sparse(latent()), "sparse": sparse(latent()), "linear": kimi_delta(gate_rank=True)},
     mixer_rule=every("full_attention_interval", "full", "linear", default=4),
-    ignored=_KIMI_UNUSED | keys("hc_mult hc_eps hc_sinkhorn_iters index_kpool index_kpool_always_select_tail"),
+    ignored=_KIMI_UNUSED
+    | keys("linear_lower_bound hc_mult hc_eps hc_sinkhorn_iters index_kpool index_kpool_always_select_tail"),
     notes=("hyper-connections are not counted",),
 )
 

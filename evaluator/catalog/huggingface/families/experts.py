@@ -134,6 +134,29 @@ _STEP_UNUSED = keys(
     """
 )
 
+
+def _step_window(config: Config) -> SoftmaxAttention:
+    """Step-3.5: windowed layers may have heads of their own, in a number or in ``attention_other_setting``."""
+    attention = windowed(softmax())(config)
+    assert isinstance(attention, SoftmaxAttention)
+    heads = config.integer("num_sliding_attention_heads", attention.heads)
+    if not config.has("attention_other_setting"):
+        return replace(attention, heads=heads)
+    other = config.level("attention_other_setting")
+    other.skip("attention_type", "true_head_dim")
+    return replace(
+        attention,
+        heads=other.integer("num_attention_heads", heads),
+        kv_heads=other.integer("num_key_value_heads", attention.kv_heads),
+        head_dim=other.integer("head_dim", attention.head_dim),
+    )
+
+
+STEP = replace(
+    MOE,
+    mixers={"full": softmax(), "window": _step_window},
+    ignored=_STEP_UNUSED - {"share_q_dim"} | keys("num_sliding_attention_heads"),
+)
 BAILING = replace(
     MOE,
     keys={"attention_bias": ("use_qkv_bias",), "n_shared_experts": ("num_shared_experts",)},
@@ -276,8 +299,8 @@ FAMILIES: Mapping[str, Family] = {
         defaults={"num_key_value_heads": 1},
         ignored=_STEP_UNUSED,
     ),
-    "step3p7": replace(MOE, ignored=_STEP_UNUSED - {"share_q_dim"}),
-    "step3p5": replace(MOE, ignored=_STEP_UNUSED - {"share_q_dim"}),
+    "step3p7": STEP,
+    "step3p5": STEP,
     "minimax_m3_vl_text": replace(
         MOE,
         mixers={**_SOFTMAX, "sparse": sparse_softmax(softmax(), _blocks, "index_n_heads", "index_head_dim")},
@@ -295,6 +318,7 @@ FAMILIES: Mapping[str, Family] = {
         tied=True,
         keys={"num_attention_heads": ("num_key_value_heads",)},
         mixers={"full": _jetmoe},
+        ignored=keys("num_attention_heads"),
         mixer_rule=always("full"),
         lookups=_unchosen_attention,
         notes=("attention is that of the chosen experts; the others' queries and outputs take memory only",),

@@ -30,7 +30,7 @@ _ALIKE: Mapping[str, tuple[Mapping[str, Family], str]] = {
 
 FAMILIES: Mapping[str, Family] = {
     **{name: families[like] for name, (families, like) in _ALIKE.items()},
-    "glm_ocr_text": replace(GATED, defaults={"head_dim": 128}),
+    "glm_ocr_text": GATED,
     "molmo2_text": replace(
         GATED,
         ignored=keys("additional_vocab_size qk_norm_type norm_after rope_scaling_layers"),
