@@ -231,14 +231,76 @@ def test_unknown_quantisation_is_refused():
         quantised(quant_method="awq", bits=4, sparse_blocks=2)
 
 
-def test_quantisation_of_some_layers_only_is_refused():
-    with pytest.raises(InputError, match="attention is left unquantised in 1 of 32 layers, which cannot be expressed"):
-        quantised(quant_method="fp8", ignored_layers=["model.layers.3.self_attn.q_proj"])
+def test_quantisation_of_some_layers_only():
+    """A part has one dtype: that of most of its layers; a note says where others differ."""
+    few = {"quant_method": "fp8", "ignored_layers": ["model.layers.3.self_attn.q_proj"]}
+    model = import_config({**LLAMA, "quantization_config": few})
+    assert model.checkpoint.attention == "fp8"
+    assert model.notes == (
+        "checkpoint: attention is left unquantised in 1 of 32 layers, which are counted as fp8 like the others",
+    )
     most = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(31)]
-    with pytest.raises(InputError, match="attention is left unquantised in 31 of 32 layers"):
-        quantised(quant_method="fp8", ignored_layers=most)
-    every = [*most, "model.layers.31.self_attn.q_proj"]
-    assert quantised(quant_method="fp8", ignored_layers=every).attention == "bf16"
+    assert quantised(quant_method="fp8", ignored_layers=most).attention == "bf16"
+
+
+def test_small_modules_speak_for_no_part():
+    """Qwen3.5 leaves gates and convolutions of its recurrences unquantised, and what predicts further tokens."""
+    names = (
+        "linear_attn.conv1d",
+        "linear_attn.in_proj_a",
+        "linear_attn.in_proj_b",
+        "mlp.gate",
+        "mlp.shared_expert_gate",
+    )
+    left = [f"model.language_model.layers.{layer}.{name}" for layer in range(32) for name in names]
+    left += ["lm_head", "model.visual.blocks.0.attn.qkv", "mtp.layers.0.self_attn.q_proj", "model.layers.61*"]
+    assert quantised(quant_method="fp8", modules_to_not_convert=left) == CheckpointPrecision("fp8", "fp8", "fp8")
+
+
+def test_patterns_name_parts():
+    """Kimi-K2-Thinking and Laguna keep all but routed experts; a group of its own for experts; modelopt's globs."""
+    kimi = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"]
+    experts = CheckpointPrecision(experts="int4")
+    assert quantised(quant_method="compressed-tensors", config_groups=group(4, "int"), ignore=kimi) == experts
+    weights = [{"num_bits": 8, "type": "float"}, {"num_bits": 4, "type": "float", "group_size": 16}]
+    targets = ["re:.*attn.*(fused_wqa_wkv|wq_b|wo_a|wo_b)$"], ["re:.*ffn.*(gate|up|down)_proj$"]
+    mixed = {
+        str(index): {"targets": target, "weights": weight}
+        for index, (target, weight) in enumerate(zip(targets, weights, strict=True))
+    }
+    found = quantised(quant_method="compressed-tensors", config_groups=mixed, ignore=[])
+    assert found == CheckpointPrecision("fp8", "nvfp4", "nvfp4")
+    with pytest.raises(InputError, match=r"several weight dtypes \(fp8, nvfp4\) of attention are not supported"):
+        both = {name: {**level, "targets": ["Linear"]} for name, level in mixed.items()}
+        quantised(quant_method="compressed-tensors", config_groups=both)
+    globs = ["lm_head", "*.self_attn*", "vision_tower*", "*mlp.gate.*"]
+    found = quantised(quant_method="modelopt", quant_algo="NVFP4", exclude_modules=globs)
+    assert found == CheckpointPrecision(feed_forward="nvfp4", experts="nvfp4")
+
+
+def test_modelopt_says_it_beside_the_config(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    said = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
+    beside = {"producer": {"name": "modelopt", "version": "0.33.0"}, "quantization": said}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    found = import_config(tmp_path / "config.json", "mine").checkpoint
+    assert found == CheckpointPrecision("nvfp4", "nvfp4", "nvfp4")
+
+
+def test_a_dtype_for_every_module():
+    layers = {f"model.layers.{layer}.self_attn.q_proj": {"quant_algo": "FP8"} for layer in range(3)}
+    layers["model.layers.3.mlp.down_proj"] = {"quant_algo": "NVFP4", "group_size": 16}
+    found = quantised(quant_method="modelopt", quant_algo="MIXED_PRECISION", quantized_layers=layers)
+    assert found == CheckpointPrecision("fp8", "nvfp4")
+    assert quantised(quant_method="bitsandbytes", load_in_4bit=True, load_in_8bit=False).experts == "int4"
+    assert quantised(quant_method="fbgemm_fp8", modules_to_not_convert=["lm_head"]).attention == "fp8"
+    quark = {
+        "global_quant_config": {"weight": {"dtype": "fp4"}},
+        "layer_quant_config": {"*self_attn*": {"weight": {"dtype": "fp8_e4m3"}}},
+    }
+    assert quantised(quant_method="quark", exclude=["lm_head"], **quark) == CheckpointPrecision("fp8", "mxfp4", "mxfp4")
+    with pytest.raises(InputError, match=r"quant_algo: unknown 'NVFP3' \(known: FP8, NVFP4"):
+        quantised(quant_method="modelopt", quant_algo="NVFP3")
 
 
 REFUSED = {

@@ -33,7 +33,7 @@ OTHERS = frozenset(
     xlm-roberta-xl xlnet xmod gemma4_assistant gemma4_unified_assistant
     """.split()
 )
-_QWEN4 = {"indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 128, "indexer_budget": 2048,
+_QWEN4 = {"indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 2048,
           "indexer_compress_ratio": 16, "ple_layer_ids": [2], "eos_token_id": 1}  # fmt: skip
 # Arguments without which the default config makes no model; none that the comparison could not see through.
 NEEDED: Mapping[str, Mapping[str, Any]] = {

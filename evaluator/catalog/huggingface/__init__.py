@@ -30,7 +30,8 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
     ``like`` is the model_type of a known family whose layers this model has. The model's ``notes`` say what was
     assumed: that, defaults of the family, the estimated size of vision and audio encoders. Layers that predict further
     tokens are not counted. Raises InputError for a model_type or a key that no reader knows: a structural field is
-    never guessed. A ``generation_config.json`` beside the file says how the model samples.
+    never guessed. A ``generation_config.json`` beside the file says how the model samples, and modelopt's
+    ``hf_quant_config.json`` what its weights are stored in.
     """
     content, where = (config, "config.json") if isinstance(config, Mapping) else (read_json(config), Path(config).name)
     levels, notes = _levels(Config(content, where)), []
@@ -54,11 +55,11 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
         max_positions=_max_positions(text, notes) - family.unused_positions,
         layers=layers,
         tied_embeddings=_tied(outer, text, family),
-        checkpoint=checkpoint_precision(outer, text, layers),
+        checkpoint=checkpoint_precision(outer, text, layers, _beside(config, "hf_quant_config.json"), notes),
         lookup_parameters=family.lookups(text) if family.lookups else 0,
         encoder_parameters=encoders,
         output=family.output,
-        nucleus_sampling=not isinstance(config, Mapping) and _nucleus(Path(config).parent / "generation_config.json"),
+        nucleus_sampling=_nucleus(_beside(config, "generation_config.json")),
         notes=tuple(notes) + _assumed(text, kind) + family.notes,
     )
     _finish(levels, family)
@@ -153,10 +154,16 @@ def _is_plain(value: Any) -> bool:
     return not isinstance(value, Mapping)
 
 
-def _nucleus(path: Path) -> bool:
+def _beside(config: str | Path | Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """The mapping in the file of that name beside a ``config.json``; None where there is no such file."""
+    path = None if isinstance(config, Mapping) else Path(config).parent / name
+    found = read_json(path) if path is not None and path.is_file() else None
+    return found if isinstance(found, Mapping) else None
+
+
+def _nucleus(asked: Mapping[str, Any] | None) -> bool:
     """Whether a ``generation_config.json`` asks for top-p; without the file no."""
-    asked = read_json(path) if path.is_file() else {}
-    top_p = asked.get("top_p") if isinstance(asked, Mapping) else None
+    top_p = None if asked is None else asked.get("top_p")
     return isinstance(top_p, int | float) and 0.0 < top_p < 1.0
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from evaluator.catalog.huggingface.config import Config
+from evaluator.catalog.huggingface.modules import layer_of, named_parts
 from evaluator.catalog.model import CheckpointPrecision, LayerKind, MoeFeedForward
 from evaluator.catalog.store import suggestion
 from evaluator.errors import InputError
@@ -16,30 +16,39 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _PARTS = tuple(part.name for part in fields(CheckpointPrecision))
 _LINEAR = ("attention", "feed_forward", "experts")  # what "all Linear layers but the head" means
 
-# A module that is left unquantised speaks for a part when its name matches; routers and vision parts speak for none.
-_OF_NO_PART = re.compile(r"vision|visual|multi_modal|router|(^|[._])gate($|[^_a-z])|shared_expert_gate|norm|mtp|patch_")
-_PART_NAMES = {
-    "attention": re.compile(r"attn|attention|mixer|mamba"),
-    "experts": re.compile(r"(?<!shared_)experts"),
-    "feed_forward": re.compile(r"mlp|feed_forward|shared_expert"),
-    "embedding": re.compile(r"embed"),
-    "head": re.compile(r"lm_head|output_layer"),
-}
+Stored = Mapping[str, str]
+"""The dtype of every part that is quantised."""
 
 
-def checkpoint_precision(outer: Config, text: Config, layers: Sequence[LayerKind]) -> CheckpointPrecision:
-    """What the published weights of ``layers`` are stored in; raises InputError for an unknown quantisation."""
+def checkpoint_precision(
+    outer: Config, text: Config, layers: Sequence[LayerKind], beside: Mapping[str, Any] | None, notes: list[str]
+) -> CheckpointPrecision:
+    """What the published weights of ``layers`` are stored in; raises InputError for an unknown quantisation.
+
+    ``beside`` is modelopt's ``hf_quant_config.json``, which counts where the config says nothing. ``notes`` gets what
+    cannot be said of a whole model.
+    """
     plain = _plain_dtype(outer, text)
-    stored = dict.fromkeys(_PARTS, plain)
     given = [level.raw("quantization_config", None) for level in (outer, text)]
+    given.append(beside.get("quantization") if isinstance(beside, Mapping) else None)
+    expert = text.text("expert_dtype", None)
     content = next((item for item in given if item is not None), None)
+    stored: dict[str, str] = {}
     if content is not None:
         config = Config(content, outer.place("quantization_config"))
-        dtype, parts = _quantised(config)
-        kept = _kept(config, layers)
+        stored = dict(_quantised(config))
+        for part in _kept(config, layers, stored, notes):
+            del stored[part]
+        expert = config.text("expert_dtype", expert)
         config.finish(_IGNORED)
-        stored.update({part: dtype for part in parts if part not in kept})
-    return CheckpointPrecision(**stored)  # type: ignore[arg-type]  # all of them names of dtypes
+    if expert is not None:
+        stored.setdefault("experts", _EXPERTS.get(expert, plain))
+        stored["experts"] = _EXPERTS.get(expert, stored["experts"]) if stored["experts"] == "fp8" else stored["experts"]
+    return CheckpointPrecision(**(dict.fromkeys(_PARTS, plain) | stored))  # type: ignore[arg-type]  # names of dtypes
+
+
+_EXPERTS = {"fp4": "mxfp4", "mxfp4": "mxfp4", "fp8": "fp8"}
+"""DeepSeek-V4's ``expert_dtype``: experts in four bits with a scale per 32 where the rest is fp8."""
 
 
 def _plain_dtype(outer: Config, text: Config) -> str:
@@ -50,9 +59,11 @@ def _plain_dtype(outer: Config, text: Config) -> str:
     return _DTYPES[word]
 
 
-def _quantised(config: Config) -> tuple[str, Sequence[str]]:
-    """(dtype, parts it is applied to) of the method of ``config``."""
-    method = config.text("quant_method")
+def _quantised(config: Config) -> Stored:
+    """The dtypes of the parts that the method of ``config`` is applied to."""
+    method = config.text("quant_method", "modelopt" if config.has("quant_algo") else None)
+    if method is None:
+        raise InputError(f"{config.place('quant_method')}: missing; add it (there are: {', '.join(_METHODS)})")
     if method not in _METHODS:
         raise InputError(
             f"{config.place('quant_method')}: unknown method '{method}'{suggestion(method, list(_METHODS))}"
@@ -60,46 +71,80 @@ def _quantised(config: Config) -> tuple[str, Sequence[str]]:
     return _METHODS[method](config)
 
 
-def _fp8(config: Config) -> tuple[str, Sequence[str]]:
-    config.expect("fmt", "e4m3", "float8_e4m3fn")
-    return "fp8", _LINEAR
+def _linear(dtype: str) -> Stored:
+    return dict.fromkeys(_LINEAR, dtype)
 
 
-def _mxfp4(config: Config) -> tuple[str, Sequence[str]]:
-    return "mxfp4", ("experts",)
+def _fp8(config: Config) -> Stored:
+    config.expect("fmt", "e4m3", "float8_e4m3fn", "ue8m0")
+    return _linear("fp8")
 
 
-def _integer(config: Config) -> tuple[str, Sequence[str]]:
-    """AWQ and GPTQ: ``bits`` per weight of every Linear layer, the head too where ``lm_head`` says so."""
+def _mxfp4(config: Config) -> Stored:
+    return {"experts": "mxfp4"}
+
+
+def _integer(config: Config) -> Stored:
+    """AWQ, GPTQ and their kin: ``bits`` per weight of every Linear layer, the head too where ``lm_head`` says so."""
     bits = config.integer("bits")
     if bits not in (4, 8):
         raise InputError(f"{config.place('bits')}: {bits} bits are not supported (4 or 8)")
-    return f"int{bits}", (*_LINEAR, "head") if config.flag("lm_head", False) else _LINEAR
+    found = dict(_linear(f"int{bits}"))
+    return found | {"head": f"int{bits}"} if config.flag("lm_head", False) else found
 
 
-def _groups(config: Config) -> tuple[str, Sequence[str]]:
-    """compressed-tensors and modelopt: groups of layers with the type and bits of their weights."""
+def _bitsandbytes(config: Config) -> Stored:
+    if config.flag("load_in_4bit", False):
+        return _linear("int4")
+    return _linear("int8") if config.flag("load_in_8bit", False) else {}
+
+
+def _groups(config: Config) -> Stored:
+    """compressed-tensors and modelopt: groups of layers with the type and bits of their weights, or an algorithm."""
     groups = config.raw("config_groups", None)
-    algorithm = config.raw("quant_algo", None)
     if groups is None:
-        known = {"FP8": "fp8", "NVFP4": "nvfp4"}
-        if algorithm not in known:
-            raise InputError(f"{config.place('quant_algo')}: unknown {algorithm!r} (known: {', '.join(known)})")
-        return known[algorithm], _LINEAR
+        return _by_algorithm(config)
     if not isinstance(groups, Mapping) or not groups:
         raise InputError(f"{config.place('config_groups')}: expected a mapping of groups")
-    dtypes = {_group_dtype(config.inner("config_groups").inner(name)) for name in groups}
-    if len(dtypes) > 1:
-        raise InputError(
-            f"{config.place('config_groups')}: several weight dtypes ({', '.join(sorted(dtypes))}) are not supported"
-        )
-    return dtypes.pop(), _LINEAR
+    found: dict[str, str] = {}
+    for name in groups:
+        group = config.inner("config_groups").inner(name)
+        dtype = _group_dtype(group)
+        for part in _group_parts(group):
+            if found.setdefault(part, dtype) != dtype:
+                raise InputError(
+                    f"{config.place('config_groups')}: several weight dtypes ({found[part]}, {dtype}) of {part} are not"
+                    " supported"
+                )
+    config.skip("quant_algo")
+    return found
 
 
-def _group_dtype(group: Any) -> str:
+def _group_parts(group: Config) -> Sequence[str]:
+    """The parts that the targets of a group name: classes of modules, or patterns of their names."""
     targets = group.raw("targets", ["Linear"])
-    if targets != ["Linear"]:
-        raise InputError(f"{group.place('targets')}: {targets!r} is not supported (only ['Linear'])")
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        raise InputError(f"{group.place('targets')}: expected a list of names")
+    parts: dict[str, None] = {}
+    for target in targets:
+        of = _CLASSES.get(target)
+        parts |= dict.fromkeys(named_parts(target) if of is None else of)
+    if not parts:
+        raise InputError(
+            f"{group.place('targets')}: {targets!r} name no part that is known (only ['Linear'] and names)"
+        )
+    return tuple(parts)
+
+
+_CLASSES: Mapping[str, Sequence[str]] = {
+    "Linear": _LINEAR,
+    "FusedMoE": ("experts",),
+    "MoEGate": (),
+    "ParallelLMHead": ("head",),
+}
+
+
+def _group_dtype(group: Config) -> str:
     weights = group.inner("weights")
     kind = (weights.text("type", "int"), weights.integer("num_bits"))
     known = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4", ("float", 4): "nvfp4"}
@@ -107,30 +152,97 @@ def _group_dtype(group: Any) -> str:
         raise InputError(
             f"{weights.place('num_bits')}: weights of {kind[1]} bits of type '{kind[0]}' are not supported"
         )
-    return known[kind]
+    scales_of_32 = kind == ("float", 4) and weights.raw("group_size", 16) == 32
+    return "mxfp4" if scales_of_32 else known[kind]
 
 
-def _kept(config: Config, layers: Sequence[LayerKind]) -> set[str]:
-    """The parts that stay unquantised: those with a module in one of the lists of exceptions.
+def _by_algorithm(config: Config) -> Stored:
+    """modelopt's ``quant_algo`` of all layers, or of each of ``quantized_layers`` (MIXED_PRECISION)."""
+    algorithm = config.raw("quant_algo", None)
+    layers = config.raw("quantized_layers", None)
+    if algorithm != "MIXED_PRECISION":
+        config.skip("quantized_layers")
+        return _linear(_algorithm_dtype(config, algorithm))
+    if not isinstance(layers, Mapping) or not layers:
+        raise InputError(f"{config.place('quantized_layers')}: expected a mapping of modules to their algorithms")
+    counts: dict[tuple[str, str], int] = {}
+    for name, level in layers.items():
+        dtype = _algorithm_dtype(config, level.get("quant_algo") if isinstance(level, Mapping) else level)
+        for part in named_parts(str(name)):
+            counts[part, dtype] = counts.get((part, dtype), 0) + 1
+    return {part: dtype for (part, dtype), _ in sorted(counts.items(), key=lambda item: item[1])}  # the most have it
 
-    One exempt projection keeps its whole part at the plain dtype (more bytes, never fewer), but a part that is exempt
-    in some layers only cannot be said of a whole model and is refused.
+
+def _algorithm_dtype(config: Config, algorithm: Any) -> str:
+    if algorithm not in _ALGORITHMS:
+        raise InputError(f"{config.place('quant_algo')}: unknown {algorithm!r} (known: {', '.join(_ALGORITHMS)})")
+    return _ALGORITHMS[algorithm]
+
+
+_ALGORITHMS = {
+    "FP8": "fp8",
+    "NVFP4": "nvfp4",
+    "FP8_PB_WO": "fp8",
+    "FP8_PB_REAL": "fp8",
+    "FP8_BLOCK_SCALES": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
+    "MXFP8": "fp8",
+    "MXFP4": "mxfp4",
+    "W4A8_MXFP4_FP8": "mxfp4",
+    "W4A16_MXFP4": "mxfp4",
+    "NVFP4_AWQ": "nvfp4",
+    "W4A8_NVFP4_FP8": "nvfp4",
+    "W4A16_NVFP4": "nvfp4",
+    "W4A16_AWQ": "int4",
+    "W4A16": "int4",
+    "W4A8_AWQ": "int4",
+    "W8A16": "int8",
+    "W8A8_SQ_PER_CHANNEL": "int8",
+}
+"""Source: TensorRT-LLM, ``QuantAlgo``, and what modelopt writes."""
+
+
+def _quark(config: Config) -> Stored:
+    """AMD Quark: one dtype for all layers, and others by patterns of names."""
+    found = dict(_linear(_quark_dtype(config.inner("global_quant_config"))))
+    by_name = config.raw("layer_quant_config", {})
+    for name in by_name if isinstance(by_name, Mapping) else ():
+        found |= dict.fromkeys(named_parts(name), _quark_dtype(config.inner("layer_quant_config").inner(name)))
+    return found
+
+
+def _quark_dtype(level: Config) -> str:
+    word = level.inner("weight").text("dtype")
+    known = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "int4": "int4", "uint4": "int4", "int8": "int8"}
+    if word not in known:
+        raise InputError(f"{level.place('weight')}: unknown dtype '{word}' (known: {', '.join(known)})")
+    return known[word]
+
+
+def _kept(config: Config, layers: Sequence[LayerKind], stored: Stored, notes: list[str]) -> set[str]:
+    """The parts that stay unquantised: those of which more than half of the layers are in the lists of exceptions.
+
+    One exempt projection exempts its part in that layer (more bytes, never fewer). Where fewer layers are exempt than
+    not, the part counts as quantised in all of them, and a note says so.
     """
     modules = [name for key in _EXEMPT for name in config.entries(key, str) or []]
-    kept: dict[str, set[int | None]] = {}
+    exempt: dict[str, set[int | None]] = {}
     for module in modules:
-        part = _part_of(module)
-        if part is not None:
-            number = re.search(r"\.(\d+)\.", module)
-            kept.setdefault(part, set()).add(int(number.group(1)) if number else None)
-    for part, numbers in kept.items():
+        for part in named_parts(module):
+            exempt.setdefault(part, set()).add(layer_of(module))
+    kept = set()
+    for part, numbers in exempt.items():
         there = _layers_with(part, layers)
-        if None not in numbers and len(numbers) < there:
-            raise InputError(
-                f"{config.where}: {part} is left unquantised in {len(numbers)} of {there} layers, which cannot be"
-                " expressed; write the model's YAML by hand"
+        if part not in stored:
+            continue
+        if None in numbers or 2 * len(numbers) > there:
+            kept.add(part)
+        else:
+            notes.append(
+                f"checkpoint: {part} is left unquantised in {len(numbers)} of {there} layers, which are counted as"
+                f" {stored[part]} like the others"
             )
-    return set(kept)
+    return kept
 
 
 def _layers_with(part: str, layers: Sequence[LayerKind]) -> int:
@@ -146,13 +258,7 @@ def _all_visit(kind: LayerKind) -> bool:
     return not isinstance(block, MoeFeedForward) or block.shared_intermediate > 0
 
 
-def _part_of(module: str) -> str | None:
-    if _OF_NO_PART.search(module):
-        return None
-    return next((part for part, names in _PART_NAMES.items() if names.search(module)), None)
-
-
-_METHODS: Mapping[str, Callable[[Config], tuple[str, Sequence[str]]]] = {
+_METHODS: Mapping[str, Callable[[Config], Stored]] = {
     "fp8": _fp8,
     "mxfp4": _mxfp4,
     "awq": _integer,
@@ -160,13 +266,31 @@ _METHODS: Mapping[str, Callable[[Config], tuple[str, Sequence[str]]]] = {
     "compressed-tensors": _groups,
     "modelopt": _groups,
     "modelopt_fp4": _groups,
+    "modelopt_mixed": _groups,
+    "fbgemm_fp8": _fp8,
+    "finegrained_fp8": _fp8,
+    "ptpc_fp8": _fp8,
+    "mxfp8": _fp8,
+    "auto-round": _integer,
+    "awq_marlin": _integer,
+    "gptq_marlin": _integer,
+    "bitsandbytes": _bitsandbytes,
+    "quark": _quark,
 }
-_EXEMPT = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
+_EXEMPT = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude", "llm_int8_skip_modules")
 _IGNORED = frozenset(
     """
-    activation_scheme backend checkpoint_format damp_percent desc_act format global_compression_ratio group_size
-    kv_cache_quant_algo kv_cache_scheme meta model_file_base_name model_name_or_path modules_in_block_to_quantize
-    producer quantization_status quantizer sparsity_config static_groups sym true_sequential transform_config version
-    weight_block_size zero_point
+    _load_in_4bit _load_in_8bit activation_scale_ub activation_scheme algo_config autoround_version backend
+    batch_size block_name_to_quantize bnb_4bit_compute_dtype bnb_4bit_quant_storage bnb_4bit_quant_type
+    bnb_4bit_use_double_quant cache_block_outputs checkpoint_format damp_percent data_type dataset desc_act do_fuse
+    dynamic enable_norm_bias_tuning enable_quanted_input exllama_config expert_dtype export extra_config format
+    fuse_max_seq_len global_compression_ratio group_size has_zero_point is_marlin_format iters kv_cache_quant_algo
+    kv_cache_quant_config kv_cache_scheme layer_quant_config layer_type_quant_config layers_block_name
+    llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight llm_int8_threshold lm_head load_in_4bit load_in_8bit
+    low_cpu_mem_usage lr max_input_length meta minmax_lr model_file_base_name model_name_or_path modulelist
+    modules_in_block_to_quantize modules_to_fuse nsamples pad_token_id pre_quant_scale producer quant_algo
+    quant_method quant_mode quantization_status quantize_lm_head quantizer scale_fmt seqlen smoothquant_val
+    softmax_quant_config sparsity_config static_groups sym tokenizer transform_config true_sequential use_cuda_fp16
+    use_exllama version weight_block_size zero_point
     """.split()
 )
