@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from evaluator.catalog.model import DenseFeedForward, FeedForward, Mixer, Model
+from evaluator.catalog.model import DenseFeedForward, FeedForward, LatentAttention, Mixer, Model, SoftmaxAttention
 from evaluator.cost.dtypes import stream_bytes
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.projections import mixer_projections
+
+LOGIT_BYTES = 40.0
+"""Bytes per sequence and vocabulary entry at the peak of sampling. vLLM profiles it with a top-p for all of
+``max_num_seqs`` (``GPUModelRunner._dummy_sampler_run``): logits in 16 bits and fp32 (6), values and numbers sorted
+(4 + 8) with copies of the sort (12), softmax, cumulative sum and what is scattered back (10). So do the KV blocks that
+vLLM 0.15 reported for vocabularies of 32,000 to 202,048 entries."""
+
+ROTARY_BYTES = 4.0
+"""Bytes per position and rotated dimension of the cosines and sines that vLLM computes once for all of the model's
+positions (``RotaryEmbedding.cos_sin_cache``), whatever ``max_model_len``. Seen where they are large: the KV blocks of
+Llama-4-Scout (10.5 million positions) leave 5.4 GB for them, fp32."""
+
+
+def rotary_bytes(model: Model) -> float:
+    """Tables of rotary positions that every device holds, once for all layers alike; bytes."""
+    sizes = (_rotated(kind.mixer) for kind in model.layers)
+    return ROTARY_BYTES * model.max_positions * max(sizes, default=0)
+
+
+def _rotated(mixer: Mixer | None) -> int:
+    if isinstance(mixer, SoftmaxAttention):
+        return 0 if mixer.bidirectional else mixer.head_dim
+    return mixer.rope_head_dim if isinstance(mixer, LatentAttention) else 0
 
 
 def activation_bytes(
@@ -17,14 +40,14 @@ def activation_bytes(
     Two sums make it up. Every token of the largest batch keeps the residual stream twice (before and after a layer) and
     the intermediate values of the widest layer: both sides of a gate and their product, and for routed experts those
     of all that the token visits and their outputs; each in the width of the stream, 16 bits mostly. Every sequence
-    keeps its logits in 16 bits and in fp32 (2 + 4 bytes per vocabulary entry), if there is a head.
+    takes LOGIT_BYTES per vocabulary entry, if there is a head.
     """
     widest = max(
         max(_mixer_width(model, kind.mixer, parallel), _feed_forward_width(model, kind.feed_forward, parallel))
         for kind in model.layers
     )
     per_token = (2 * model.hidden + widest) * stream_bytes(precision.activations)
-    logits = min(max_num_seqs, max_num_batched_tokens) * model.vocabulary * 6.0 if model.gives_tokens else 0.0
+    logits = min(max_num_seqs, max_num_batched_tokens) * model.vocabulary * LOGIT_BYTES if model.gives_tokens else 0.0
     return max_num_batched_tokens * per_token + logits
 
 

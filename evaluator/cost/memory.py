@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import LatentAttention, Mixer, Model, SoftmaxAttention
-from evaluator.cost.activations import activation_bytes
+from evaluator.cost.activations import activation_bytes, rotary_bytes
 from evaluator.cost.kv import KvUnits, beyond, prefix, units
 from evaluator.cost.layer_state import kv_bytes, state_bytes
 from evaluator.cost.operators import rank_kinds
@@ -23,9 +23,14 @@ from evaluator.cost.parallel import Parallel, parallel_problem
 from evaluator.cost.precision import Precision
 from evaluator.cost.weights import weight_bytes
 
-RUNTIME_BYTES = 1.6e9
-"""Bytes per device that an engine cannot use: what the driver keeps, CUDA context and graphs, communicators. Median of
-what the KV blocks that vLLM 0.15 reported on H100 leave over for five dense models (1.0 to 2.0 GB; TP 1 to 4)."""
+RUNTIME_BYTES = 0.97e9
+"""Bytes per device that an engine cannot use: what the driver keeps (PyTorch sees 79.2 GiB of an H100's 80,
+vllm-project/vllm pull request 10511) and the CUDA context. What the KV blocks that vLLM 0.15 reported on H100 leave
+over beside the other terms, in the mean of two models on one device (0.90 and 1.04 GB)."""
+
+COMMUNICATOR_BYTES = 0.35e9
+"""Bytes per device more where several share a model: buffers of NCCL and of vLLM's own all-reduce. From the same
+blocks of four models with TP 2 and 4 (0.31 to 0.38 GB)."""
 
 UNUSED_UNIT = 1e6
 """Bytes of a unit of memory that no sequence takes, in a model that keeps nothing of them."""
@@ -84,8 +89,8 @@ class KvLayout:
 class MemoryPlan:
     """Memory of one device of the pipeline rank that has least room: how much there is, and what takes it.
 
-    ``activation_bytes`` is all that is neither weights nor KV: the activations, and what driver, CUDA context and
-    communicators of the engine take (RUNTIME_BYTES).
+    ``activation_bytes`` is all that is neither weights nor KV: the activations, the tables of rotary positions, and
+    what driver, CUDA context and communicators of the engine take (RUNTIME_BYTES, COMMUNICATOR_BYTES).
     """
 
     pipeline_rank: int
@@ -113,7 +118,8 @@ def memory_plan(
     where weights and activations leave nothing; ``memory_problem`` then says why.
     """
     whole = hardware.memory_bytes
-    active = RUNTIME_BYTES + activation_bytes(model, precision, parallel, max_num_batched_tokens, max_num_seqs)
+    active = activation_bytes(model, precision, parallel, max_num_batched_tokens, max_num_seqs)
+    active += RUNTIME_BYTES + COMMUNICATOR_BYTES * (parallel.tensor > 1) + rotary_bytes(model)
     plans = []
     for pipeline_rank in range(parallel.pipeline):
         weights = weight_bytes(model, precision, parallel, pipeline_rank)
