@@ -10,7 +10,7 @@ from evaluator.catalog import import_config, model_to_yaml, parameter_count
 from evaluator.catalog.huggingface import FAMILIES
 from evaluator.catalog.model import DenseFeedForward, LatentAttention, MoeFeedForward, Recurrence, SoftmaxAttention
 from evaluator.catalog.read_model import read_model
-from evaluator.cost import Parallel, weight_bytes
+from evaluator.cost import Parallel, kv_bytes_per_token, weight_bytes
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.yaml import loads_yaml
@@ -182,6 +182,75 @@ def test_like_a_known_family():
         import_config(SMALL, "small", like="lama")
     with pytest.raises(InputError, match="unknown structural field 'novelty'"):
         import_config({**SMALL, "model_type": "novel", "novelty": 3}, "small", like="llama")
+
+
+def test_keys_that_can_state_no_size_are_passed_over():
+    """Flags that are off, words, factors, nothing: said in a note. Whole numbers, flags that are on, levels: refused."""
+    model = small(use_novelty=False, novelty_kind="none", novelty_scale=0.5, novelties=[], novel_config=None)
+    assert model.layers == small().layers
+    assert model.notes == (
+        "passed over, for they can state no size: use_novelty, novelty_kind, novelty_scale, novelties, novel_config",
+    )
+    for key, value in {"use_novelty": True, "novelty": 2, "novelties": [2], "novel_config": {}}.items():
+        with pytest.raises(InputError, match=f"unknown structural field '{key}'"):
+            small(**{key: value})
+    with pytest.raises(InputError, match="layer_types: 5 entries for 4 layers"):
+        small(layer_types=["full_attention"] * 5)
+    assert small(layer_types=["full_attention"] * 5, num_nextn_predict_layers=1).layers == small().layers
+
+
+def test_layers_that_run_several_times():
+    """HRM and Ouro: weights once, KV and time for every run."""
+    gqa = {"num_key_value_heads": 8, "head_dim": 8}
+    ouro = small(model_type="ouro", total_ut_steps=3, **gqa)
+    (kind,) = ouro.layers
+    assert (kind.count, kind.held) == (12, 4)
+    assert parameter_count(ouro) == parameter_count(small(**gqa))
+    hrm = small(model_type="hrm_text", H_cycles=2, L_cycles=3, **gqa)
+    inflated = small(model_type="hrm_text", H_cycles=2, L_cycles=3, num_layers_per_stack=4, num_hidden_layers=32, **gqa)
+    assert hrm.layers == inflated.layers
+    assert [(kind.count, kind.held) for kind in hrm.layers] == [(32, 8)]
+
+
+def test_chosen_tokens_of_grouped_queries():
+    """MiniMax-M3: an indexer before softmax attention; every token's KV stays."""
+    layers = ["full_attention", "full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]
+    blocks = {
+        "index_n_heads": 4, "index_head_dim": 128, "index_block_size": 128, "index_topk_blocks": 16,
+        "index_local_blocks": 1, "num_local_experts": 8, "num_experts_per_tok": 2, "mlp_layer_types": ["sparse"] * 4,
+    }  # fmt: skip
+    full, sparse = small(model_type="minimax_m3_vl_text", layer_types=layers, **blocks).layers
+    assert (full.mixer.index_top_k, sparse.mixer.index_top_k, sparse.mixer.index_heads) == (None, 17 * 128, 4)
+
+
+def test_a_latent_of_an_earlier_layer():
+    """Mistral Large 4: layers without KV of their own, by the layer that theirs is of."""
+    latent = {
+        "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "index_topk": 64,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 4,
+        "index_n_heads": 2, "index_head_dim": 128, "index_topk_pattern": "FSFS",
+    }  # fmt: skip
+    own, other = small(model_type="mistral_large4_text", kv_source_layers=[0, 0, 2, 2], **latent).layers
+    assert (own.mixer.shared_kv, own.mixer.index_heads) == (False, 2)
+    assert (other.mixer.shared_kv, other.mixer.index_heads) == (True, 0)
+    model = small(model_type="mistral_large4_text", kv_source_layers=[0, 0, 2, 2], **latent)
+    assert kv_bytes_per_token(model, "bf16") == 2 * (2 * (32 + 8) + 128 + 4)
+    with pytest.raises(InputError, match="index_topk_pattern: expected one letter, F or S, per layer"):
+        small(model_type="mistral_large4_text", **{**latent, "index_topk_pattern": "FS"})
+
+
+def test_mistrals_own_file():
+    text = {
+        "dim": 64, "n_layers": 4, "n_heads": 8, "n_kv_heads": 4, "head_dim": 8, "hidden_dim": 128, "vocab_size": 100,
+        "norm_eps": 1e-5, "rope_theta": 1e6, "max_seq_len": 2048,
+    }  # fmt: skip
+    model = import_config(text, "small")
+    assert model.layers == small().layers
+    assert (
+        import_config({**text, "moe": {"num_experts": 8, "num_experts_per_tok": 2}}).layers[0].feed_forward.experts == 8
+    )
+    with pytest.raises(InputError, match="unknown structural field 'novelty'"):
+        import_config({**text, "novelty": 2})
 
 
 def test_defaults_of_a_family_are_said():

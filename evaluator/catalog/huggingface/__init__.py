@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.encoders import ENCODERS, OTHER_LEVELS, encoder_parameters
 from evaluator.catalog.huggingface.families import FAMILIES
 from evaluator.catalog.huggingface.family import Family
+from evaluator.catalog.huggingface.mistral import from_mistral
 from evaluator.catalog.huggingface.quantization import checkpoint_precision
 from evaluator.catalog.huggingface.read_json import read_json
 from evaluator.catalog.model import Model
@@ -24,7 +26,7 @@ ENDLESS = 1_048_576
 
 
 def import_config(config: str | Path | Mapping[str, Any], name: str | None = None, like: str | None = None) -> Model:
-    """The language model that a ``config.json`` (a path, or its content) describes.
+    """The language model that a ``config.json`` (a path, or its content) describes, or Mistral's ``params.json``.
 
     ``name`` is the catalog name; without it the file's name, lower case, without the organisation before ``--``.
     ``like`` is the model_type of a known family whose layers this model has. The model's ``notes`` say what was
@@ -34,7 +36,7 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
     ``hf_quant_config.json`` what its weights are stored in.
     """
     content, where = (config, "config.json") if isinstance(config, Mapping) else (read_json(config), Path(config).name)
-    levels, notes = _levels(Config(content, where)), []
+    levels, notes = _levels(Config(from_mistral(content), where)), []
     outer, text = levels[0], levels[-1]
     family, kind = _family(outer, text, like)
     text.defaults, text.keys = family.defaults, family.keys
@@ -62,8 +64,7 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
         nucleus_sampling=_nucleus(_beside(config, "generation_config.json")),
         notes=tuple(notes) + _assumed(text, kind) + family.notes,
     )
-    _finish(levels, family)
-    return model
+    return replace(model, notes=model.notes + _finish(levels, family))
 
 
 def _levels(outer: Config) -> list[Config]:
@@ -134,17 +135,18 @@ def _assumed(text: Config, kind: str) -> tuple[str, ...]:
     return (f"assumed, as the code of {kind} does where the config has no such key: {values}",)
 
 
-def _finish(levels: list[Config], family: Family) -> None:
-    """Refuse what nobody read.
+def _finish(levels: list[Config], family: Family) -> tuple[str, ...]:
+    """Refuse what nobody read; the note on keys that were passed over.
 
     Around a text level, plain values are of encoders and of how they are joined (special tokens, sizes of images): the
     text model is all in its own level. A further level could be a part of the model, and is refused if unknown.
     """
     *around, text = levels
-    text.finish(family.ignored | family.silent)
+    passed = text.finish(family.ignored | family.silent)
     for outer in around:
         joining = [key for key, value in outer.values.items() if _is_plain(value)]
         outer.finish([*joining, *outer.absent, *_TEXT_LEVELS, *ENCODERS, *OTHER_LEVELS, *text.values, *text.absent])
+    return (f"passed over, for they can state no size: {', '.join(passed)}",) if passed else ()
 
 
 def _is_plain(value: Any) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from evaluator.catalog.fields import Fields
-from evaluator.catalog.huggingface.names import ALIASES, MAY_DIFFER, is_ignored
+from evaluator.catalog.huggingface.names import ALIASES, KNOWN, MAY_DIFFER, is_ignored
 from evaluator.errors import InputError
 
 LARGEST = 10**9
@@ -176,17 +176,31 @@ class Config(Fields):
         for key in keys:
             self.raw(key, None)
 
-    def finish(self, ignored: Iterable[str] = ()) -> None:
-        """Refuse every key that was neither read nor is known to be irrelevant, here and on the levels below."""
-        for level in self.levels.values():
-            level.finish(ignored)
+    def finish(self, ignored: Iterable[str] = ()) -> list[str]:
+        """Refuse every key that was neither read nor is known to be irrelevant, here and on the levels below.
+
+        The keys among them that add no structure (``_adds_nothing``) are passed over, and returned.
+        """
+        passed = [f"{name}.{key}" for name, level in self.levels.items() for key in level.finish(ignored)]
         known = {*ignored, *self._asked}
         unknown = [key for key in [*self.values, *self.absent] if key not in known and not is_ignored(key)]
+        passed += [key for key in unknown if _adds_nothing(key, self.values.get(key))]
+        unknown = [key for key in unknown if key not in passed]
         if unknown:
             raise InputError(
                 f"unknown structural field '{unknown[0]}' in {self.where}: no reader knows what it does to the model"
                 " (remove it if it changes neither shapes nor sizes)"
             )
+        return passed
+
+
+def _adds_nothing(key: str, value: Any) -> bool:
+    """Whether a key that no reader knows can state no size or structure: it is off, empty, a word, or a factor.
+
+    A key that some reader knows could mean something in any family, and a level of its own could be a part.
+    """
+    off = value is None or value is False or isinstance(value, str | float) or value in ([], {})
+    return off and key not in KNOWN and (value is None or not key.endswith("_config"))
 
 
 def _per_layer(config: Config, layer: int) -> Mapping[str, Any]:

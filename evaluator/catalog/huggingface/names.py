@@ -50,6 +50,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_nextn_predict_layers": ("num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules"),
 }  # fmt: skip
 
+# Keys that say how large or of which kind something is, in one family or another.
+KNOWN = frozenset(ALIASES) | frozenset(name for names in ALIASES.values() for name in names)
+
 # Keys whose names need not agree: the activation function changes no size, and a model may be served for longer than
 # it was trained (Command-R). The first name counts.
 MAY_DIFFER = frozenset({"hidden_act", "max_position_embeddings", "num_nextn_predict_layers"})
@@ -75,6 +78,7 @@ IGNORED = frozenset(
     mtp_num_layers mtp_transformer_layers mtp_use_dedicated_embeddings n_group norm_topk_prob
     normalization_function normalize_expert_weights num_expert_group num_logits_to_keep num_mtp_layers
     num_mtp_modules num_nextn_predict_layers original_max_position_embeddings partial_rotary_factor
+    partial_rotary_factors seq_aux
     position_embedding_type pretraining_tp problem_type qk_layernorm qk_norm query_pre_attn_scalar
     rescale_prenorm_residual residual_in_fp32 rotary_dim rotary_emb_base rotary_pct rotary_percent route_scale
     routed_scaling_factor router_dtype router_jitter_noise router_scaling_factor scale_emb scale_embedding
@@ -83,6 +87,7 @@ IGNORED = frozenset(
     exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty min_length
     no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores prefix pruned_heads
     remove_invalid_values repetition_penalty tie_encoder_decoder top_k top_p typical_p use_bfloat16
+    logits_to_keep gradient_checkpointing max_model_len nextn_use_scmoe mtp_loss_scaling_factor
     decoder_start_token_id is_vision_model num_image_tokens use_kernels use_fused_ops rope_type
     tf_legacy_loss time_step_floor time_step_init_scheme time_step_limit time_step_max time_step_min
     time_step_scale tokenizer_class topk_group topk_method torchscript transformers_version unsloth_fixed

@@ -80,6 +80,8 @@ def every(key: str, chosen: str, other: str, default: int | None = None, minimum
 def _read(
     config: Config, layers: int, rules: Iterable[tuple[str, Rule]], otherwise: Rule, silent: Container[str]
 ) -> Words:
+    rules = list(rules)
+    config.skip(*(key for key, _ in rules if key in config.absent))  # null says nothing
     there = [(key, rule) for key, rule in rules if config.has(key) and key not in silent]
     said = [(key, words) for key, rule in there if (words := rule(config, layers)) is not None]
     if not said:

@@ -164,6 +164,7 @@ BAILING = replace(
     | keys(
         """
         use_bias moe_router_enable_expert_bias norm_softmax norm_head use_rmsnorm router_type multi_gate
+        max_window_layers sliding_window use_sliding_window
         """
     ),
 )
@@ -216,7 +217,9 @@ FAMILIES: Mapping[str, Family] = {
         attention_head_dim use_rotary_pos_emb moe_drop_tokens moe_random_routing_dropped_token
         use_mixed_mlp_moe capacity_factor group_limited_greedy kv_lora_rank q_lora_rank qk_nope_head_dim
         qk_rope_head_dim use_mla v_head_dim routed_scaling_factor moe_layer_num_skipped cla_share_factor
-        norm_type
+        norm_type anyres_pooling_size class_num dense_list eod_token_id im_end_id im_newline_id im_start_id
+        mask_init_id num_media_embeds org_vocab_size pad_id text_end_id text_start_id video_end_id video_start_id
+        vit_input_resolution vit_patch vit_token
         """
         ),
     ),
@@ -225,6 +228,7 @@ FAMILIES: Mapping[str, Family] = {
         MIXTRAL,
         ignored=keys(
             """
+        mlp_intermediate_size attn_window_size
         attn_type_list use_mtp use_routing_bias qk_norm_type shared_moe_mode use_mtp_layer
         """
         ),

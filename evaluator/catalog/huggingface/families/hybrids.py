@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from evaluator.catalog.huggingface.blocks import dense, experts, with_branch, without_experts_dense
 from evaluator.catalog.huggingface.config import Config
+from evaluator.catalog.huggingface.families.experts import BAILING
 from evaluator.catalog.huggingface.families.plain import GATED
 from evaluator.catalog.huggingface.family import Family, Part, keys
 from evaluator.catalog.huggingface.mixers import softmax, windowed
@@ -91,6 +92,16 @@ MINIMAX = Family(
         """
     ),
 )
+RING_LINEAR = Family(
+    {"full": softmax(), "linear": lightning},
+    {"dense": dense(), "moe": experts()},
+    mixer_rule=stated("layer_group_size"),
+    block_rule=always("moe"),
+    keys={"attention_bias": ("use_qkv_bias",)},
+    ignored=BAILING.ignored | keys("group_norm_size max_window_layers use_linear_gate rotary_dim"),
+)
+
+
 # ---- LFM2
 
 
@@ -197,6 +208,8 @@ FAMILIES: Mapping[str, Family] = {
     "minimax": MINIMAX,
     "minimax_text_01": MINIMAX,
     "minimax_m1": MINIMAX,
+    "bailing_moe_linear": RING_LINEAR,
+    "bailing_moe_linear_v2": RING_LINEAR,
     "lfm2": LFM2,
     "lfm2_moe": replace(LFM2, blocks={"dense": dense(), "moe": experts()}, block_rule=always("moe")),
     "lfm3": replace(LFM2, blocks={"dense": dense()}, mixers={**LFM2.mixers, "window": windowed(softmax())}),

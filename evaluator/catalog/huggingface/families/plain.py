@@ -68,7 +68,12 @@ FAMILIES: Mapping[str, Family] = {
     "cohere": replace(
         GATED, tied=True, keys={"max_position_embeddings": ("model_max_length", "max_position_embeddings")}
     ),
-    "cohere2": replace(GATED, tied=True, mixer_rule=every("sliding_window_pattern", "full", "window", default=4)),
+    "cohere2": replace(
+        GATED,
+        tied=True,
+        mixer_rule=every("sliding_window_pattern", "full", "window", default=4),
+        ignored=keys("layer_switch use_embedding_sharing use_gated_activation use_parallel_block"),
+    ),
     "olmo": GATED,
     "olmo2": GATED,
     "olmo3": replace(GATED, mixer_rule=every("sliding_window_pattern", "full", "window", default=4)),

@@ -1,0 +1,64 @@
+"""Mistral's own ``params.json``, in the words of a ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_NAMES = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "hidden_dim": "intermediate_size",
+    "tied_embeddings": "tie_word_embeddings",
+    "max_seq_len": "max_position_embeddings",
+}
+_MOE_NAMES = {
+    "num_experts": "num_experts",
+    "num_experts_per_tok": "num_experts_per_tok",
+    "expert_hidden_dim": "moe_intermediate_size",
+    "num_shared_experts": "n_shared_experts",
+    "first_k_dense_replace": "first_k_dense_replace",
+    "route_every_n": "moe_layer_freq",
+}
+_UNUSED = frozenset(
+    """
+    rope_theta norm_eps yarn llama_4_scaling causal use_biases ragged_attention quantization moe vision_encoder
+    multimodal vision_adapter
+    """.split()
+)
+_MOE_UNUSED = frozenset(
+    "expert_parallel expert_model_parallel num_expert_groups num_expert_groups_per_tok routed_scale".split()
+)
+
+
+def from_mistral(content: Any) -> Any:
+    """The content of a ``config.json`` for that of a ``params.json``; anything else as it is.
+
+    A ``params.json`` has ``dim`` and ``n_layers`` and no ``model_type``. Keys that are not known here stay under their
+    names, for the reader of the family to refuse.
+    """
+    if not isinstance(content, Mapping) or "model_type" in content or not {"dim", "n_layers"} <= set(content):
+        return content
+    text = {_NAMES.get(key, key): value for key, value in content.items() if key not in _UNUSED}
+    moe = content.get("moe") or {}
+    text |= {_MOE_NAMES.get(key, key): value for key, value in moe.items() if key not in _MOE_UNUSED}
+    text["model_type"] = "deepseek_v3" if content.get("kv_lora_rank") else "mixtral" if moe else "mistral"
+    text.setdefault("tie_word_embeddings", False)
+    if content.get("quantization"):
+        text["quantization_config"] = _quantization(content["quantization"])
+    vision = content.get("vision_encoder") or (content.get("multimodal") or {}).get("vision_encoder")
+    if not vision:
+        return text
+    quantised = {key: text.pop(key) for key in ("quantization_config",) if key in text}
+    return {
+        "model_type": "mistral3",
+        "text_config": text,
+        "vision_config": {**vision, "model_type": "pixtral"},
+    } | quantised
+
+
+def _quantization(given: Any) -> Any:
+    fp8 = isinstance(given, Mapping) and str(given.get("qformat_weight", "")).startswith("fp8")
+    return {"quant_method": "fp8"} if fp8 else given
