@@ -185,7 +185,7 @@ def test_like_a_known_family():
 
 
 def test_keys_that_can_state_no_size_are_passed_over():
-    """Flags that are off, words, factors, nothing: said in a note. Whole numbers, flags that are on, levels: refused."""
+    """Flags that are off, words, factors, nothing: noted. Whole numbers, flags that are on, further levels: refused."""
     model = small(use_novelty=False, novelty_kind="none", novelty_scale=0.5, novelties=[], novel_config=None)
     assert model.layers == small().layers
     assert model.notes == (
