@@ -72,6 +72,34 @@ class LatentAttention:
 
 
 @dataclass(frozen=True)
+class CompressedAttention:
+    """DeepSeek-V4's attention: multi-query on one vector per token that is key and value, most of them compressed.
+
+    A query sees the last ``window`` tokens and, where ``ratio`` is not 0, entries that stand for so many tokens each:
+    the ``reach`` / ``ratio`` best of them by an indexer (``index_heads`` heads of ``index_head_dim``, whose keys are
+    compressed alike), or without one all. ``reach`` is the number of tokens that statistics of windows are taken over,
+    the same in all layers: what the window is less counts as a share of it. Queries pass a rank; the output passes
+    ``output_groups`` groups of heads with ``output_rank`` each.
+    """
+
+    heads: int
+    head_dim: int
+    q_rank: int
+    output_groups: int
+    output_rank: int
+    window: int
+    reach: int
+    ratio: int = 0
+    index_heads: int = 0
+    index_head_dim: int = 0
+
+    @property
+    def near_share(self) -> float:
+        """Vectors that a query reads per token of its ``reach``: of the window, and of the entries that are chosen."""
+        return self.window / self.reach + (1.0 / self.ratio if self.index_heads else 0.0)
+
+
+@dataclass(frozen=True)
 class LinearAttention:
     """Gated delta-rule attention (Qwen3-Next): a state of fixed size per sequence instead of KV per token."""
 
@@ -158,7 +186,7 @@ class MoeFeedForward:
     latent: int | None = None
 
 
-Mixer = SoftmaxAttention | LatentAttention | LinearAttention | StateSpace | Recurrence
+Mixer = SoftmaxAttention | LatentAttention | CompressedAttention | LinearAttention | StateSpace | Recurrence
 FeedForward = DenseFeedForward | MoeFeedForward
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from evaluator.catalog.model import (
+    CompressedAttention,
     DenseFeedForward,
     FeedForward,
     LatentAttention,
@@ -61,6 +62,8 @@ def mixer_parameters(mixer: Mixer, hidden: int) -> int:
         return _softmax(mixer, hidden)
     if isinstance(mixer, LatentAttention):
         return _latent(mixer, hidden)
+    if isinstance(mixer, CompressedAttention):
+        return _compressed(mixer, hidden)
     if isinstance(mixer, LinearAttention):
         return _linear(mixer, hidden)
     if isinstance(mixer, Recurrence):
@@ -119,6 +122,22 @@ def _indexer(mixer: SoftmaxAttention | LatentAttention, hidden: int, inputs: int
         return 0
     queries = inputs * mixer.index_heads * mixer.index_head_dim
     return queries + hidden * (mixer.index_head_dim + mixer.index_heads) + 2 * mixer.index_head_dim
+
+
+def _compressed(mixer: CompressedAttention, hidden: int) -> int:
+    """DeepSeek-V4: queries through a rank, one vector per token, grouped output; compressors of keys and gates."""
+    width = mixer.heads * mixer.head_dim
+    queries = mixer.q_rank * (hidden + 1 + width)
+    out = width * mixer.output_rank + mixer.output_groups * mixer.output_rank * hidden
+    sides = compressor_sides(mixer)
+    compressor = sides * mixer.head_dim * (hidden + mixer.ratio // 2)
+    indexer = mixer.index_heads * (hidden + mixer.q_rank * mixer.index_head_dim) + 4 * hidden * mixer.index_head_dim
+    return queries + hidden * mixer.head_dim + mixer.head_dim + out + compressor + indexer
+
+
+def compressor_sides(mixer: CompressedAttention) -> int:
+    """Vectors that a layer's compressor projects a token to: key and gate, both twice where blocks overlap."""
+    return 0 if not mixer.ratio else 4 if mixer.index_heads else 2
 
 
 def _recurrence(mixer: Recurrence, hidden: int) -> int:

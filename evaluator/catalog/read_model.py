@@ -12,6 +12,7 @@ from typing import Any, get_args
 from evaluator.catalog.fields import Fields
 from evaluator.catalog.model import (
     CheckpointPrecision,
+    CompressedAttention,
     DenseFeedForward,
     DTypeName,
     LatentAttention,
@@ -33,6 +34,7 @@ from evaluator.yaml import load_yaml
 MIXERS: Mapping[str, type] = {
     "softmax_attention": SoftmaxAttention,
     "latent_attention": LatentAttention,
+    "compressed_attention": CompressedAttention,
     "linear_attention": LinearAttention,
     "state_space": StateSpace,
     "recurrence": Recurrence,
@@ -44,6 +46,7 @@ _MAY_BE_ZERO = (
     "index_heads",
     "index_head_dim",
     "rope_head_dim",
+    "ratio",
     "state",
     "convolved",
     "gates",

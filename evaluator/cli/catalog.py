@@ -178,6 +178,7 @@ def _model_row(model: Model) -> tuple[str, ...]:
 
 def _kind(kind: LayerKind) -> str:
     from evaluator.catalog.model import (
+        CompressedAttention,
         LatentAttention,
         LinearAttention,
         MoeFeedForward,
@@ -194,6 +195,8 @@ def _kind(kind: LayerKind) -> str:
     elif isinstance(mixer, LatentAttention):
         window = "" if mixer.window is None else f" window {mixer.window:,}"
         parts.append("MLA" + (window if mixer.index_top_k is None else f" top {mixer.index_top_k:,}"))
+    elif isinstance(mixer, CompressedAttention):
+        parts.append(f"MQA window {mixer.window:,}" + (f" and 1/{mixer.ratio}" if mixer.ratio else ""))
     elif isinstance(mixer, LinearAttention):
         parts.append("linear")
     elif isinstance(mixer, Recurrence):

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from evaluator.catalog.model import LatentAttention, LinearAttention, Mixer, Recurrence, SoftmaxAttention, StateSpace
+import math
+
+from evaluator.catalog.model import (
+    CompressedAttention,
+    LatentAttention,
+    LinearAttention,
+    Mixer,
+    Recurrence,
+    SoftmaxAttention,
+    StateSpace,
+)
 from evaluator.cost.dtypes import BYTES, stream_bytes
 from evaluator.cost.projections import local_heads
 
@@ -10,11 +20,23 @@ STATE_BYTES = 4.0
 """Recurrent states are kept in fp32: ``mamba_ssm_dtype`` of Qwen3.5, and the kernels of flash-linear-attention."""
 
 
+def kept(mixer: Mixer | None, kv: str, tensor: int) -> tuple[tuple[float, float], ...]:
+    """(bytes of KV per token, tokens that they are kept of) of a layer: of all tokens inf, else of a window."""
+    if isinstance(mixer, CompressedAttention):
+        vector = mixer.head_dim * BYTES[kv]
+        entries = (vector + indexer_bytes(mixer)) / mixer.ratio if mixer.ratio else 0.0
+        return (vector * mixer.window / mixer.reach, float(mixer.reach)), (entries, math.inf)
+    window = mixer.window if isinstance(mixer, SoftmaxAttention | LatentAttention) else None
+    return ((kv_bytes(mixer, kv, tensor), math.inf if window is None else float(window)),)
+
+
 def kv_bytes(mixer: Mixer | None, kv: str, tensor: int) -> float:
     """Bytes of KV that a layer keeps per token; none where it reads that of an earlier layer, or needs it once only.
 
     MLA's compressed vector and the indexer's key are the same on every rank (arXiv:2405.04434).
     """
+    if isinstance(mixer, CompressedAttention):
+        return sum(size for size, _ in kept(mixer, kv, tensor))
     match mixer:
         case SoftmaxAttention():
             own = 0.0 if mixer.shared_kv or mixer.bidirectional else read_bytes(mixer, kv, tensor)
@@ -31,7 +53,7 @@ def read_bytes(mixer: SoftmaxAttention | LatentAttention, kv: str, tensor: int) 
     return local_heads(mixer.kv_heads, tensor) * (mixer.head_dim + mixer.value_size) * BYTES[kv]
 
 
-def indexer_bytes(mixer: SoftmaxAttention | LatentAttention) -> float:
+def indexer_bytes(mixer: SoftmaxAttention | LatentAttention | CompressedAttention) -> float:
     """Bytes of the indexer's key per token: fp8 with an fp32 scale per 128, whatever the dtype of the KV.
 
     Source: vLLM, ``DeepseekV32IndexerCache`` (head size + head size // 128 x 4 bytes of uint8).

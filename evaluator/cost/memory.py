@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import LatentAttention, Mixer, Model, SoftmaxAttention
+from evaluator.catalog.model import CompressedAttention, LatentAttention, Mixer, Model, SoftmaxAttention
 from evaluator.cost.activations import activation_bytes, rotary_bytes
 from evaluator.cost.kv import KvUnits, beyond, prefix, units
-from evaluator.cost.layer_state import kv_bytes, state_bytes
+from evaluator.cost.layer_state import kept, kv_bytes, state_bytes
 from evaluator.cost.operators import rank_kinds
 from evaluator.cost.parallel import Parallel, parallel_problem
 from evaluator.cost.precision import Precision
@@ -44,14 +44,11 @@ def model_window(model: Model) -> int | None:
 
 
 def _attended(mixer: Mixer | None) -> int | None:
+    if isinstance(mixer, CompressedAttention):
+        return mixer.reach
     if not isinstance(mixer, SoftmaxAttention | LatentAttention):
         return None
     return mixer.window if mixer.index_top_k is None else mixer.index_top_k
-
-
-def _windowed(mixer: Mixer | None) -> bool:
-    """Whether a layer keeps its window only; sparse attention keeps every token, any of which it may choose."""
-    return isinstance(mixer, SoftmaxAttention | LatentAttention) and mixer.window is not None
 
 
 def kv_bytes_per_token(model: Model, kv: str, tensor: int = 1) -> float:
@@ -143,11 +140,11 @@ def _layout(
 ) -> KvLayout:
     full = window = per_sequence = 0.0
     for kind, count in rank_kinds(model, parallel.pipeline, pipeline_rank):
-        size = count * kv_bytes(kind.mixer, precision.kv, parallel.tensor)
-        if _windowed(kind.mixer):
-            window += size
-        else:
-            full += size
+        for size, tokens in kept(kind.mixer, precision.kv, parallel.tensor):
+            if math.isinf(tokens):  # sparse attention, too, keeps every token, any of which it may choose
+                full += count * size
+            else:
+                window += count * size
         per_sequence += count * state_bytes(kind.mixer, precision.activations, parallel.tensor)
     unit = block_tokens * (full + window) or per_sequence or UNUSED_UNIT
     capacity = max(0, math.floor(free / unit * (1 + 1e-12)))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from evaluator.catalog.model import (
+    CompressedAttention,
     LatentAttention,
     LinearAttention,
     Mixer,
@@ -16,13 +17,16 @@ from evaluator.catalog.model import (
     SoftmaxAttention,
     StateSpace,
 )
-from evaluator.cost.dtypes import compute_dtype, stream_bytes, wider
+from evaluator.catalog.parameters import compressor_sides
+from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, wider
 from evaluator.cost.gemm import all_reduce, gemm, traffic
-from evaluator.cost.kernel import Operator, Scaling
+from evaluator.cost.kernel import OpClass, Operator, Scaling
 from evaluator.cost.layer_state import conv_channels, indexer_bytes, read_bytes, state_bytes, state_elements
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.projections import local_heads, mixer_projections
+
+Phase = Literal["prefill", "decode"]
 
 _ATTENTION_LAUNCH = Operator("attention.launch", "attention_decode", "linear_tokens")
 """Starting the attention kernel: apart from its work, which is proportional to the context and nothing else."""
@@ -36,6 +40,8 @@ def mixer_operators(model: Model, mixer: Mixer | None, precision: Precision, par
             core = _softmax_attention(model, mixer, precision, parallel.tensor)
         case LatentAttention():
             core = _latent_attention(model, mixer, precision, parallel.tensor)
+        case CompressedAttention():
+            core = _compressed_attention(model, mixer, precision, parallel.tensor)
         case LinearAttention():
             core = _linear_attention(model, mixer, precision, parallel.tensor)
         case StateSpace():
@@ -164,7 +170,41 @@ def _sparse_attention(mixer: LatentAttention, precision: Precision, tensor: int)
     return [*found, *_indexer(mixer)]
 
 
-def _indexer(mixer: SoftmaxAttention | LatentAttention) -> list[Operator]:
+def _compressed_attention(
+    model: Model, mixer: CompressedAttention, precision: Precision, tensor: int
+) -> list[Operator]:
+    """DeepSeek-V4: as ``_sparse_attention`` on its vectors: those of the window and the chosen entries (``near_share``
+    of each of the last ``reach`` tokens), or all entries, one per ``ratio`` tokens of the context.
+
+    Scaling by the reach is exact once the context is as long. Compressing is counted as moving its inputs.
+    """
+    heads, dim = mixer.heads // tensor, mixer.head_dim
+    vector, dtype = dim * BYTES[precision.kv], _attention_dtype(precision)
+    stream = stream_bytes(precision.activations)
+    own, flops = (dim + 2 * heads * dim) * stream + vector, 4.0 * heads * dim
+    far = 1.0 / mixer.ratio if mixer.ratio and not mixer.index_heads else 0.0
+
+    def kernel(phase: Phase, scaling: Scaling, name: str, share: float) -> Operator:
+        of: OpClass = "attention_prefill" if phase == "prefill" else "attention_decode"
+        return Operator(f"attention.{phase}_{name}", of, scaling, dtype=dtype, flops=flops * share,
+                        activation_bytes=vector * share, launches=0.0, heads=heads, kv_heads=1,
+                        token_bytes=own if name == "near" else 0.0)  # fmt: skip
+
+    near = [
+        kernel("prefill", "prefill_window", "near", mixer.near_share),
+        kernel("decode", "decode_window", "near", mixer.near_share),
+    ]
+    all_entries = [kernel("prefill", "prefill", "far", far), kernel("decode", "decode", "far", far)] if far else []
+    indexer = [
+        replace(each, flops=each.flops / mixer.ratio, activation_bytes=each.activation_bytes / mixer.ratio)
+        for each in _indexer(mixer)
+    ]
+    elements = 4 * model.hidden + 2 * mixer.q_rank + 2 * heads * dim + compressor_sides(mixer) * dim
+    around = [_ATTENTION_LAUNCH, traffic("attention.elementwise", elements * stream, 5.0)]
+    return [*near, *all_entries, *indexer, *around]
+
+
+def _indexer(mixer: SoftmaxAttention | LatentAttention | CompressedAttention) -> list[Operator]:
     """The scores of an indexer over the whole context; none without one, or where an earlier layer's choice holds."""
     if not mixer.index_heads:
         return []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import (
+    CompressedAttention,
     DenseFeedForward,
     FeedForward,
     LatentAttention,
@@ -103,6 +104,10 @@ def _mixer_problem(mixer: Mixer | None, tensor: int) -> str | None:
             )
         case LatentAttention():
             return _indivisible(tensor, mixer.heads, "attention heads")
+        case CompressedAttention():
+            return _indivisible(tensor, mixer.heads, "attention heads") or _shared_or_divided(
+                tensor, mixer.output_groups, "groups of the attention's output"
+            )
         case LinearAttention():
             return _indivisible(tensor, mixer.key_heads, "linear-attention key heads") or _indivisible(
                 tensor, mixer.value_heads, "linear-attention value heads"

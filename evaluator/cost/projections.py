@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from evaluator.catalog.model import (
+    CompressedAttention,
     DenseFeedForward,
     FeedForward,
     LatentAttention,
@@ -21,6 +22,7 @@ from evaluator.catalog.model import (
     SoftmaxAttention,
     StateSpace,
 )
+from evaluator.catalog.parameters import compressor_sides
 from evaluator.cost.parallel import Parallel
 
 
@@ -48,6 +50,8 @@ def mixer_projections(mixer: Mixer | None, hidden: int, parallel: Parallel) -> t
             return _softmax_projections(mixer, hidden, tensor)
         case LatentAttention():
             return _latent_projections(mixer, hidden, tensor)
+        case CompressedAttention():
+            return _compressed_projections(mixer, hidden, tensor)
         case LinearAttention():
             keys = mixer.key_heads // tensor * mixer.key_head_dim
             values = mixer.value_heads // tensor * mixer.value_head_dim
@@ -121,6 +125,24 @@ def _latent_projections(mixer: LatentAttention, hidden: int, tensor: int) -> tup
             "attention.kv_up", "attention", mixer.kv_lora_rank, heads * (mixer.nope_head_dim + mixer.v_head_dim)
         ),
         Projection("attention.out", "attention", heads * mixer.v_head_dim, hidden),
+    )
+
+
+def _compressed_projections(mixer: CompressedAttention, hidden: int, tensor: int) -> tuple[Projection, ...]:
+    """Queries and output by heads; the vector of a token, compressors and indexer on every rank."""
+    heads, groups = mixer.heads // tensor, local_heads(mixer.output_groups, tensor)
+    first = mixer.q_rank + (1 + compressor_sides(mixer)) * mixer.head_dim
+    index = mixer.index_heads * mixer.index_head_dim
+    indexer = (
+        Projection("attention.indexer.key", "attention", hidden, 4 * mixer.index_head_dim + mixer.index_heads),
+        Projection("attention.indexer.query", "attention", mixer.q_rank, index),
+    )
+    return (
+        Projection("attention.down", "attention", hidden, first),
+        Projection("attention.query_up", "attention", mixer.q_rank, heads * mixer.head_dim),
+        *(indexer if index else ()),
+        Projection("attention.out_down", "attention", heads * mixer.head_dim // groups, groups * mixer.output_rank),
+        Projection("attention.out", "attention", groups * mixer.output_rank, hidden),
     )
 
 

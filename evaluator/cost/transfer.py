@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from evaluator.catalog.model import LatentAttention, Mixer, Model, SoftmaxAttention
-from evaluator.cost.layer_state import kv_bytes, state_bytes
+from evaluator.catalog.model import Model
+from evaluator.cost.layer_state import kept, kv_bytes, state_bytes
 
 
 @dataclass(frozen=True)
@@ -57,15 +56,9 @@ def _of_rank(model: Model, kv: str, activations: str, tensor: int, share: float)
     states, layers = 0.0, 0
     for kind in model.layers:
         size, state = kv_bytes(kind.mixer, kv, tensor), state_bytes(kind.mixer, activations, tensor)
-        if size > 0:
-            width = _kept(kind.mixer)
-            windows[width] = windows.get(width, 0.0) + kind.count * size * share
+        for part, width in kept(kind.mixer, kv, tensor):
+            if part > 0:
+                windows[width] = windows.get(width, 0.0) + kind.count * part * share
         states += kind.count * state * share
         layers += kind.count * (size + state > 0)
     return SequenceBytes(tuple((size, width) for width, size in windows.items()), states, layers)
-
-
-def _kept(mixer: Mixer | None) -> float:
-    """Tokens of which a layer keeps KV at most."""
-    windowed = isinstance(mixer, SoftmaxAttention | LatentAttention) and mixer.window is not None
-    return float(mixer.window) if windowed else math.inf  # type: ignore[union-attr, arg-type]

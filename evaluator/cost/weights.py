@@ -6,6 +6,7 @@ from collections import defaultdict
 from functools import cache
 
 from evaluator.catalog.model import (
+    CompressedAttention,
     DenseFeedForward,
     LatentAttention,
     LayerKind,
@@ -16,6 +17,7 @@ from evaluator.catalog.model import (
     Recurrence,
     SoftmaxAttention,
 )
+from evaluator.catalog.parameters import compressor_sides
 from evaluator.cost.dtypes import BYTES, weight_dtypes
 from evaluator.cost.ends import vocabulary_shard
 from evaluator.cost.layer_state import conv_channels
@@ -87,6 +89,9 @@ def _mixer_vectors(mixer: Mixer | None, tensor: int) -> int:
         case LatentAttention():
             latent = 0 if mixer.shared_kv else mixer.kv_lora_rank
             return (mixer.q_lora_rank or 0) + latent + 2 * mixer.index_head_dim
+        case CompressedAttention():
+            sides = compressor_sides(mixer)
+            return mixer.q_rank + mixer.head_dim + sides * mixer.head_dim * (mixer.ratio // 2)
         case Recurrence():
             return mixer.conv_kernel * conv_channels(mixer, tensor) + mixer.vectors * (mixer.width // tensor)
         case LinearAttention():

@@ -6,11 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from evaluator.catalog import import_config, model_to_yaml, parameter_count
+from evaluator.catalog import import_config, load_hardware, model_to_yaml, parameter_count
 from evaluator.catalog.huggingface import FAMILIES
-from evaluator.catalog.model import DenseFeedForward, LatentAttention, MoeFeedForward, Recurrence, SoftmaxAttention
+from evaluator.catalog.model import (
+    CheckpointPrecision,
+    DenseFeedForward,
+    LatentAttention,
+    MoeFeedForward,
+    Recurrence,
+    SoftmaxAttention,
+)
 from evaluator.catalog.read_model import read_model
-from evaluator.cost import Parallel, kv_bytes_per_token, weight_bytes
+from evaluator.cost import Parallel, kv_bytes_per_token, memory_plan, weight_bytes
+from evaluator.cost.mixers import mixer_operators
+from evaluator.cost.parallel import split_problem
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.yaml import loads_yaml
@@ -237,6 +246,25 @@ def test_a_latent_of_an_earlier_layer():
     assert kv_bytes_per_token(model, "bf16") == 2 * (2 * (32 + 8) + 128 + 4)
     with pytest.raises(InputError, match="index_topk_pattern: expected one letter, F or S, per layer"):
         small(model_type="mistral_large4_text", **{**latent, "index_topk_pattern": "FS"})
+
+
+def test_compressed_attention():
+    """DeepSeek-V4-Flash: two layers with a window, 21 that choose entries of 4 tokens, 20 with entries of 128."""
+    model = import_config(PUBLISHED["deepseek-v4-flash"]["config"], "v4")
+    kinds = [(kind.count, kind.mixer.ratio, kind.mixer.index_heads) for kind in model.layers]
+    assert kinds == [(2, 0, 0), (21, 4, 64), (20, 128, 0)]
+    assert model.checkpoint == CheckpointPrecision("fp8", "fp8", "mxfp4")
+    near = 43 * 512 * 2 * 128 / 2048  # the window's vectors, spread over the 2048 tokens that 512 entries stand for
+    far = 21 * (512 * 2 + 128 + 4) / 4 + 20 * 512 * 2 / 128
+    assert kv_bytes_per_token(model, "bf16") == pytest.approx(near + far)
+    layout = memory_plan(model, load_hardware("h200-sxm"), Precision(), Parallel(8)).kv
+    assert (layout.window, layout.bytes_per_token_full) == (2048, pytest.approx(far))
+    kernels = {
+        each.name for kind in model.layers for each in mixer_operators(model, kind.mixer, Precision(), Parallel())
+    }
+    assert {"attention.decode_near", "attention.decode_far", "attention.indexer.decode"} <= kernels
+    assert split_problem(model, Parallel(16)) is None
+    assert "the 64 attention heads" in split_problem(model, Parallel(24))
 
 
 def test_mistrals_own_file():

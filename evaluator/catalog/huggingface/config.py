@@ -176,7 +176,7 @@ class Config(Fields):
         for key in keys:
             self.raw(key, None)
 
-    def finish(self, ignored: Iterable[str] = ()) -> list[str]:
+    def finish(self, ignored: Iterable[str] = ()) -> list[str]:  # type: ignore[override]  # what was passed over
         """Refuse every key that was neither read nor is known to be irrelevant, here and on the levels below.
 
         The keys among them that add no structure (``_adds_nothing``) are passed over, and returned.

@@ -3,8 +3,9 @@
 A rule reads one key (or a few that belong together) and gives one word per layer. All rules whose keys are in the file
 are read; the first speaks, and another that says otherwise is a contradiction. Without any, the family's own rule does.
 
-Words of mixers: ``full`` attention, ``window``, ``chunked``, ``sparse``, ``linear`` (whatever recurrence or convolution
-the family has), ``hybrid`` (the family's combination), ``none``. Words of feed-forwards: ``dense``, ``moe``, ``none``.
+Words of mixers: ``full`` attention, ``window``, ``chunked``, ``sparse``, ``compressed``, ``heavily_compressed``,
+``linear`` (whatever recurrence or convolution the family has), ``hybrid`` (the family's combination), ``none``. Words
+of feed-forwards: ``dense``, ``moe``, ``none``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ MIXER_WORDS: Mapping[str, str] = {
     **dict.fromkeys(
         ("indexed_attention", "sparse_attention", "deepseek_sparse_attention", "minimax_m3_sparse"), "sparse"
     ),
+    "compressed_sparse_attention": "compressed",
+    "heavily_compressed_attention": "heavily_compressed",
     **dict.fromkeys(("linear_attention", "mamba", "mamba2", "conv", "recurrent", "lightning_attention", "M"), "linear"),
     **dict.fromkeys(("hybrid", "g", "hybrid_attention"), "hybrid"),
     **dict.fromkeys(("mlp", "moe", "none"), "none"),
@@ -280,6 +283,7 @@ _MIXER_RULES: tuple[tuple[str, Rule], ...] = (
     ("attn_type_list", _flags("attn_type_list", {0: "linear", 1: "full"})),
     ("hybrid_layer_pattern", _flags("hybrid_layer_pattern", {0: "full", 1: "window"})),
     ("linear_attn_config", _kimi),
+    ("compress_ratios", _flags("compress_ratios", {0: "window", 4: "compressed", 128: "heavily_compressed"})),
     ("full_attn_idxs", _named("full_attn_idxs", "full", "linear")),
     ("attn_layer_indices", _named("attn_layer_indices", "full", "linear")),
     ("hybrid_layer_ids", _named("hybrid_layer_ids", "hybrid", "linear")),
@@ -295,7 +299,10 @@ _MIXER_RULES: tuple[tuple[str, Rule], ...] = (
 
 _BLOCK_RULES: tuple[tuple[str, Rule], ...] = (
     ("block_configs", _no_op("ffn", "dense")),
-    ("mlp_layer_types", _listed("mlp_layer_types", {"dense": "dense", "sparse": "moe", "moe": "moe"})),
+    (
+        "mlp_layer_types",
+        _listed("mlp_layer_types", {"dense": "dense", "sparse": "moe", "moe": "moe", "hash_moe": "moe"}),
+    ),
     ("moe_layer_freq", _frequency),
     ("moe_layers_enum", _numbered),
     ("moe_layers", _llama4),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from evaluator.catalog.huggingface.families import (
     classic,
+    compressed,
     convolved,
     delta,
     encoders,
@@ -29,6 +30,7 @@ FAMILIES: Mapping[str, Family] = {
     **delta.FAMILIES,
     **convolved.FAMILIES,
     **looped.FAMILIES,
+    **compressed.FAMILIES,
     **text_parts.FAMILIES,
     **encoders.FAMILIES,
 }
