@@ -21,6 +21,7 @@ from evaluator.yaml import loads_yaml
 LOOSE = {
     "kimi-k2.5": 0.03,  # the card says 1T
     "kimi-k2": 0.03,  # the card says 1T
+    "deepseek-v4-pro": 0.02,  # the card says 1.6T
     "llama-4-scout-17b-16e": 0.02,  # the card counts the vision tower
     "llama-4-scout-17b-16e-fp8": 0.02,
 }
