@@ -23,10 +23,13 @@ from evaluator.cost.parallel import Parallel, parallel_problem
 from evaluator.cost.precision import Precision
 from evaluator.cost.weights import weight_bytes
 
-RUNTIME_BYTES = 0.97e9
-"""Bytes per device that an engine cannot use: what the driver keeps (PyTorch sees 79.2 GiB of an H100's 80,
-vllm-project/vllm pull request 10511) and the CUDA context. What the KV blocks that vLLM 0.15 reported on H100 leave
-over beside the other terms, in the mean of two models on one device (0.90 and 1.04 GB)."""
+DRIVER_SHARE = 0.01
+"""Of a device's memory the driver keeps: PyTorch sees 79.2 GiB of 80 (H100, A100: vllm-project/vllm pull request 10511)
+and 23.6 of 24 (pull request 14447)."""
+
+CONTEXT_BYTES = 0.11e9
+"""Bytes per device of the CUDA context: what the KV blocks that vLLM 0.15 reported on H100 leave over beside the other
+terms, in the mean of two models on one device (0.04 and 0.18 GB)."""
 
 COMMUNICATOR_BYTES = 0.35e9
 """Bytes per device more where several share a model: buffers of NCCL and of vLLM's own all-reduce. From the same
@@ -87,7 +90,7 @@ class MemoryPlan:
     """Memory of one device of the pipeline rank that has least room: how much there is, and what takes it.
 
     ``activation_bytes`` is all that is neither weights nor KV: the activations, the tables of rotary positions, and
-    what driver, CUDA context and communicators of the engine take (RUNTIME_BYTES, COMMUNICATOR_BYTES).
+    what driver, CUDA context and communicators of the engine take (DRIVER_SHARE, CONTEXT_BYTES, COMMUNICATOR_BYTES).
     """
 
     pipeline_rank: int
@@ -116,7 +119,7 @@ def memory_plan(
     """
     whole = hardware.memory_bytes
     active = activation_bytes(model, precision, parallel, max_num_batched_tokens, max_num_seqs)
-    active += RUNTIME_BYTES + COMMUNICATOR_BYTES * (parallel.tensor > 1) + rotary_bytes(model)
+    active += DRIVER_SHARE * whole + CONTEXT_BYTES + COMMUNICATOR_BYTES * (parallel.tensor > 1) + rotary_bytes(model)
     plans = []
     for pipeline_rank in range(parallel.pipeline):
         weights = weight_bytes(model, precision, parallel, pipeline_rank)
