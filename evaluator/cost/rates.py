@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, get_args
@@ -84,16 +84,24 @@ class Rates(NamedTuple):
     graph_tokens: Scalar  # batches are padded to multiples of so many tokens (0: they are not)
 
 
-def rates(hardware: Hardware, calibration: Calibration) -> Rates:
-    """Rates of a device under a calibration set."""
+def rates(hardware: Hardware | Sequence[Hardware], calibration: Calibration) -> Rates:
+    """Rates of a device under a calibration set.
+
+    Those of several devices, whose links have as many levels, have a leading axis ``device`` in what is theirs and not
+    the calibration's: peaks (device, dtype), memory bandwidth (device, 1), links (device, level).
+    """
     sets = (calibration.of(name) for name in OP_CLASSES)
     figures = _figures(tuple(map(_One, sets)), _One(calibration.of("all_reduce")))
-    links = np.array([(link.bandwidth, link.latency_s) for link in hardware.links], dtype=float).reshape(-1, 2)
+    devices = [hardware] if isinstance(hardware, Hardware) else hardware
+    bandwidth, latency_s = (
+        np.array([[getattr(link, name) for link in one.links] for one in devices], dtype=float)
+        for name in ("bandwidth", "latency_s")
+    )
+    own = peaks(devices), memory_bandwidth(devices), bandwidth * calibration.link_efficiency, latency_s
+    if isinstance(hardware, Hardware):
+        own = own[0][0], own[1][0, 0], own[2][0], own[3][0]
     return Rates(
-        np.array([peak_flops(hardware.peak_flops, dtype, hardware.name) for dtype in COMPUTE_DTYPES]),
-        np.float64(hardware.memory_bandwidth),
-        links[:, 0] * calibration.link_efficiency,
-        links[:, 1],
+        *own,
         step_overhead_s=np.float64(calibration.step_overhead_s),
         sequence_overhead_s=np.float64(calibration.sequence_overhead_s),
         dispatch_s=np.float64(calibration.dispatch_s),
@@ -101,6 +109,16 @@ def rates(hardware: Hardware, calibration: Calibration) -> Rates:
         graph_tokens=np.float64(calibration.graph_tokens),
         **figures,
     )
+
+
+def peaks(devices: Sequence[Hardware]) -> np.ndarray:
+    """FLOP/s of each device in each dtype, (device, dtype). Errors: InputError of ``peak_flops``."""
+    return np.array([[peak_flops(one.peak_flops, dtype, one.name) for dtype in COMPUTE_DTYPES] for one in devices])
+
+
+def memory_bandwidth(devices: Sequence[Hardware]) -> np.ndarray:
+    """byte/s of each device, (device, 1), to divide what operators move (operator,)."""
+    return np.array([[one.memory_bandwidth] for one in devices], dtype=float)
 
 
 class _One:
