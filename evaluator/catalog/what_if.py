@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from evaluator.catalog.fields import Fields
@@ -62,7 +62,7 @@ class WhatIf:
         """
         return cls(json.dumps(_in_si(document, ()), sort_keys=True))
 
-    @cached_property
+    @property
     def parameters(self) -> dict[str, Any]:
         """The mapping again."""
         return json.loads(self.text)
@@ -86,7 +86,7 @@ def _in_si(value: Any, path: tuple[str, ...]) -> Any:
     return parse_quantity(value, unit, ".".join((HERE, *path))) if isinstance(value, str) and unit else value
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=1 << 20)  # as many as a sweep may have, since one after the other is asked for, several times
 def device(described: WhatIf) -> Hardware:
     """The device of a description. Errors: those of ``read_device``, at ``HERE``."""
     return read_device(described.parameters, HERE)
@@ -107,19 +107,15 @@ def read_device(document: Mapping[str, Any], where: str) -> Hardware:
         return _described(document, where)
     given = Fields(document, where)
     base = load_hardware(given.text("like"))
-    plain: dict[str, Any] = {
+    found: dict[str, Any] = {
         name: _figure(given, name, unit, getattr(base, name)) for name, unit in DEVICE_FIGURES.items()
     }
-    found = replace(
-        base,
-        peak_flops=_peaks(given.inner("peak_flops", {}), base),
-        links=_links(given.inner("links", {}), base),
-        cores=given.integer("cores", base.cores),
-        hypothetical=True,
-        **plain,
-    )
+    for name, read in (("peak_flops", _peaks), ("links", _links)):
+        inner = given.inner(name, {})
+        found[name] = read(inner, base) if inner.values else getattr(base, name)
+    found["cores"] = given.integer("cores", base.cores)
     given.finish()
-    return found
+    return replace(base, hypothetical=True, **found)
 
 
 def _described(document: Mapping[str, Any], where: str) -> Hardware:

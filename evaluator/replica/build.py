@@ -11,12 +11,11 @@ from evaluator.catalog.model import Model, MoeFeedForward
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
-from evaluator.cost.fitted import fit_of, fitted_problem, iteration_cost
+from evaluator.cost.fitted import fit_of, fitted_problem
 from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
-from evaluator.cost.operators import operators
 from evaluator.cost.parallel import parallel_problem
-from evaluator.cost.utilisation import ideal_times
 from evaluator.replica.changes import changed
+from evaluator.replica.costing import Costing
 from evaluator.replica.design import INFEASIBLE, UNSUPPORTED, Design, Problem, Replica
 from evaluator.replica.spec import ReplicaSpec
 
@@ -81,17 +80,11 @@ def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware) -> MemoryPlan:
 def _replica(known: Design, memory: MemoryPlan) -> Replica:
     model, hardware, calibration = known.model, known.hardware, known.calibration
     precision, parallel = known.spec.precision, known.spec.parallel
-    compute, bytes_moved = ideal_times(operators(model, precision, parallel), hardware)
-    pipeline_ranks = tuple(
-        iteration_cost(model, hardware, calibration, precision, parallel, rank if parallel.pipeline > 1 else None)
-        for rank in range(parallel.pipeline)
-    )
     experts = any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
     return Replica(
-        pipeline_ranks=pipeline_ranks,
+        costing=Costing(model, calibration, precision, parallel, hardware),
+        hardware=hardware,
         kv=memory.kv,
-        compute=compute,
-        memory=bytes_moved,
         weight_bytes=memory.weight_bytes,
         fit=fit_of(calibration, model, precision, parallel),
         warm_up_s=calibration.warm_up_s if experts else 0.0,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from evaluator.catalog.what_if import WhatIf, device
 from evaluator.cost.parallel import Parallel
 from evaluator.policies import policy
 from evaluator.replica.build import build
@@ -59,6 +60,17 @@ def design(deployment: Deployment, longest_prompt: int) -> Design:
 
 
 _kept = lru_cache(maxsize=65536)(build)
+
+
+@lru_cache(maxsize=65536)
+def on_device(built: Design, hardware: WhatIf) -> Design:
+    """The design on a device that differs from its own in speed, power and price alone: nothing is checked anew.
+
+    It shares its costing with ``built``, so that the engine folds the costs of both together.
+    """
+    own, spec = device(hardware), replace(built.spec, hardware=hardware)
+    replica = None if built.replica is None else replace(built.replica, hardware=own)
+    return replace(built, spec=spec, hardware=own, replica=replica)
 
 
 @lru_cache(maxsize=8192)
