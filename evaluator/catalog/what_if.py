@@ -48,6 +48,9 @@ MOST_TIMES = 1e6
 MODEL_FIGURES = ("layers", "heads", "kv_heads", "experts", "experts_per_token", "max_positions")
 
 
+_SORTED = json.JSONEncoder(sort_keys=True)
+
+
 @dataclass(frozen=True)
 class WhatIf:
     """A description in the place of a name: ``text`` is its JSON, so that equal ones are equal and can be kept."""
@@ -60,7 +63,7 @@ class WhatIf:
 
         Errors: InputError, at ``HERE``, for a quantity that is none.
         """
-        return cls(json.dumps(_in_si(document, ()), sort_keys=True))
+        return cls(_SORTED.encode(_in_si(document, ())))
 
     @property
     def parameters(self) -> dict[str, Any]:

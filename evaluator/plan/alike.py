@@ -9,12 +9,12 @@ own devices in the place of its.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
 from typing import TypeVar
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.what_if import WhatIf, device
 from evaluator.plan.station import StationPlan
+from evaluator.records import with_fields
 from evaluator.replica import on_device
 from evaluator.scenario import Deployment
 from evaluator.scenario.scenario import Pool
@@ -62,4 +62,5 @@ def _with_device(station: StationPlan, deployment: Deployment) -> StationPlan:
     there = station.deployment
     if not isinstance(hardware, WhatIf) or hardware == there.hardware:
         return station
-    return replace(station, deployment=replace(there, hardware=hardware), design=on_device(station.design, hardware))
+    own = with_fields(there, hardware=hardware)
+    return with_fields(station, deployment=own, design=on_device(station.design, hardware))

@@ -18,6 +18,7 @@ from evaluator.plan.sides import Pools, SidePlan, model_of, most_jobs, sides_of,
 from evaluator.plan.stage_checks import ahead_problem, content_problem, passes_problem, stages_problem, with_own_kv
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.plan.way import PipelinePlan, Visited, Walked
+from evaluator.records import with_fields
 from evaluator.replica import Change
 from evaluator.scenario import Deployment, Objective, Workload
 from evaluator.scenario.grid import Point
@@ -195,7 +196,7 @@ def _found(workload: Workload, deployment: Deployment, setting: Setting, asked: 
     first = setting.known.get((like, *asked))
     if first is None:
         first = setting.known[like, *asked] = _checked(workload, deployment, setting)
-    return replace(first, stations=with_devices(first.stations, deployment), checked=first.stations)
+    return with_fields(first, stations=with_devices(first.stations, deployment), checked=first.stations)
 
 
 def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Checked:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from evaluator.catalog.what_if import WhatIf, device
 from evaluator.cost.parallel import Parallel
 from evaluator.policies import policy
+from evaluator.records import with_fields
 from evaluator.replica.build import build
 from evaluator.replica.changes import Change
 from evaluator.replica.design import Design
@@ -68,9 +69,9 @@ def on_device(built: Design, hardware: WhatIf) -> Design:
 
     It shares its costing with ``built``, so that the engine folds the costs of both together.
     """
-    own, spec = device(hardware), replace(built.spec, hardware=hardware)
-    replica = None if built.replica is None else replace(built.replica, hardware=own)
-    return replace(built, spec=spec, hardware=own, replica=replica)
+    own, spec = device(hardware), with_fields(built.spec, hardware=hardware)
+    replica = None if built.replica is None else with_fields(built.replica, hardware=own)
+    return with_fields(built, spec=spec, hardware=own, replica=replica)
 
 
 @lru_cache(maxsize=8192)
