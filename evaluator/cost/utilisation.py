@@ -38,9 +38,7 @@ def ideal_times(operators: tuple[Operator, ...], hardware: Hardware) -> tuple[Id
     return ideal_times_of(operators, [hardware])[0]
 
 
-def ideal_times_of(
-    operators: tuple[Operator, ...], devices: Sequence[Hardware]
-) -> list[tuple[IdealTime, IdealTime]]:
+def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
     """``ideal_times`` of each of several devices."""
     known = coefficients(tuple(each for each in operators if each.op_class != SORT), reach(devices[0]))
     flop_s = known.flops / np.take(peaks(devices), known.dtype, axis=-1)

@@ -75,7 +75,9 @@ def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
     stations, so that one compiled program serves all of them. Members of a group also measure the same
     requests, so that the statistics of a chunk are of one window.
     """
-    alike: dict[tuple, list[Member]] = {}  # rates share the object of their stations, figures of devices what is checked
+    alike: dict[
+        tuple, list[Member]
+    ] = {}  # rates share the object of their stations, figures of devices what is checked
     for member in members:
         workload = member.workload
         key = (id(member.checked), member.engine, workload.requests, workload.ends)
