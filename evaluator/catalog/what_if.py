@@ -63,7 +63,7 @@ class WhatIf:
 
         Errors: InputError, at ``HERE``, for a quantity that is none.
         """
-        return cls(_SORTED.encode(_in_si(document, ())))
+        return cls(_SORTED.encode(in_si(document, ())))
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -75,15 +75,18 @@ class WhatIf:
         return ", ".join([f"like {self.parameters['like']}"] * ("like" in self.parameters) + shown).replace('"', "")
 
 
-def _in_si(value: Any, path: tuple[str, ...]) -> Any:
-    """A part of a description with its quantities as numbers; ``path`` are the keys down to it."""
+def in_si(value: Any, path: tuple[str, ...]) -> Any:
+    """A part of a description with its quantities as numbers; ``path`` are the keys down to it.
+
+    Errors: InputError, at ``HERE``, for a quantity that is none.
+    """
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise InputError(f"{'.'.join((HERE, *path))}: a key must be a name, got {key!r}")
-        return {key: _in_si(entry, (*path, key)) for key, entry in value.items()}
+        return {key: in_si(entry, (*path, key)) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_in_si(entry, path) for entry in value]
+        return [in_si(entry, path) for entry in value]
     units = {**DEVICE_FIGURES, **LINK_FIGURES}
     unit = "FLOP/s" if "peak_flops" in path else units.get(path[-1])
     return parse_quantity(value, unit, ".".join((HERE, *path))) if isinstance(value, str) and unit else value

@@ -149,7 +149,7 @@ def _large_messages(known: Coefficients, times: UnitTimes, rate: Rates) -> dict[
 
 
 def rows_of(times: UnitTimes, kind: type[Any], at: np.ndarray | None = None) -> Any:
-    """``Rows`` or ``AttentionRows`` (``kind``) of the operators ``at`` (all): the fields of ``times`` of these names."""
+    """``Rows`` or ``AttentionRows`` (``kind``) of the operators ``at`` (all): fields of ``times`` of these names."""
     fields = (getattr(times, name if name in UnitTimes._fields else f"{name}_s") for name in kind._fields)
     return kind(*(fields if at is None else (_at(values, at) for values in fields)))
 

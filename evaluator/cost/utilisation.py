@@ -45,9 +45,9 @@ def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware])
     bandwidth = memory_bandwidth(devices)
     weight_s, moved_s = known.weight_bytes / bandwidth, known.activation_bytes / bandwidth
     own_s = known.token_bytes / bandwidth  # of attention: the same in prefill and decode
-    none = [0.0] * len(devices)
+    none: Any = np.zeros(len(devices))
 
-    def of(values: np.ndarray, *scalings: str) -> np.ndarray:
+    def of(values: np.ndarray, *scalings: str) -> Any:  # (device,)
         there = (known.scaling[scaling] for scaling in scalings)  # most models have few of the kinds
         found = [np.take(values, at, axis=-1).sum(axis=-1) for at in there if at.size]
         return sum(found, np.zeros(len(devices)))
@@ -76,7 +76,8 @@ def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware])
         context_s=of(moved_s, "decode"),
         window_context_s=of(moved_s, "decode_window"),
     )
-    of_device = (zip(*(np.asarray(column).tolist() for column in ideal), strict=True) for ideal in (compute, memory))
+    columns: Any = (compute, memory)
+    of_device = (zip(*(column.tolist() for column in ideal), strict=True) for ideal in columns)
     return [(IdealTime(*one), IdealTime(*other)) for one, other in zip(*of_device, strict=True)]
 
 

@@ -28,12 +28,12 @@ _Described = TypeVar("_Described", Deployment, Pool)
 def likeness(deployment: Deployment) -> Hashable | None:
     """Equal for deployments that differ in the speed of described devices alone; None: no other can be like this one.
 
-    Points of a sweep share the objects of parts that they do not vary, so parts are compared by their identity (``id``).
+    Points of a sweep share the objects of parts that they do not vary, so parts are compared by identity (``id``).
     Stages of a pipeline ask more of devices than the engine does.
     """
     pools = deployment.pools or {}
-    described = any(isinstance(one.hardware, WhatIf) for one in (deployment, *pools.values()))
-    if deployment.pipeline or not described:
+    hardware = [deployment.hardware, *(pool.hardware for pool in pools.values())]
+    if deployment.pipeline or not any(isinstance(one, WhatIf) for one in hardware):
         return None
     return _parts(deployment), tuple((name, _parts(pool)) for name, pool in pools.items())
 
