@@ -144,8 +144,10 @@ def _described(document: Mapping[str, Any], where: str) -> Hardware:
 def _figure(given: Fields, name: str, unit: str, known: float | None) -> float | None:
     """A figure given anew, as a multiple of the known one, or not at all."""
     raw = given.raw(name, None)
+    if raw is None:
+        return known
     if not isinstance(raw, Mapping):
-        return known if raw is None else figure(given, name, unit)
+        return figure(given, name, unit)
     inner = Fields(raw, given.place(name))
     times = _plausible(inner, inner.number("times"))
     inner.finish()
