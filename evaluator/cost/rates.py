@@ -15,6 +15,7 @@ from evaluator.cost.arrays import PerClass, PerDtype, PerLevel, PerSize, Scalar
 from evaluator.cost.dtypes import COMPUTE_DTYPES, PEAK_FALLBACKS
 from evaluator.cost.kernel import OpClass
 from evaluator.errors import InputError
+from evaluator.records import Same
 
 if TYPE_CHECKING:
     from evaluator.catalog import Calibration
@@ -91,7 +92,7 @@ def rates(hardware: Hardware | Sequence[Hardware], calibration: Calibration) -> 
     the calibration's: peaks (device, dtype), memory bandwidth (device, 1), links (device, level).
     """
     sets = (calibration.of(name) for name in OP_CLASSES)
-    figures = _figures(tuple(map(_One, sets)), _One(calibration.of("all_reduce")))
+    figures = _figures(tuple(map(Same, sets)), Same(calibration.of("all_reduce")))
     devices = [hardware] if isinstance(hardware, Hardware) else hardware
     bandwidth, latency_s = (
         np.array([[getattr(link, name) for link in one.links] for one in devices], dtype=float)
@@ -121,21 +122,8 @@ def memory_bandwidth(devices: Sequence[Hardware]) -> np.ndarray:
     return np.array([[one.memory_bandwidth] for one in devices], dtype=float)
 
 
-class _One:
-    """An object that equals itself alone: what is cached by it is not compared, number by number, at each use."""
-
-    def __init__(self, of: OperatorEfficiency) -> None:
-        self.of = of
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _One) and self.of is other.of
-
-    def __hash__(self) -> int:
-        return id(self.of)
-
-
 @lru_cache(maxsize=256)
-def _figures(sets: tuple[_One, ...], reduce: _One) -> dict[str, np.ndarray]:
+def _figures(sets: tuple[Same[OperatorEfficiency], ...], reduce: Same[OperatorEfficiency]) -> dict[str, np.ndarray]:
     """The leaves of a calibration set, by class and by size. A sweep over devices asks for the same ones each time."""
     by_class = {
         name: np.array([getattr(each.of, name) for each in sets], dtype=float)

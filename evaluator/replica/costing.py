@@ -8,13 +8,15 @@ asks for those of all its lanes together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakValueDictionary
 
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
+from evaluator.cost.coefficients import mesh, reach
 from evaluator.cost.fitted import iteration_cost, iteration_costs
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.operators import operators
@@ -55,3 +57,20 @@ class Costing:
     @property
     def _ranks(self) -> Sequence[int | None]:
         return range(self.parallel.pipeline) if self.parallel.pipeline > 1 else (None,)
+
+
+def costing(
+    model: Model, calibration: Calibration, precision: Precision, parallel: Parallel, hardware: Hardware
+) -> Costing:
+    """The costing of a replica on such a device; one object for as long as any replica has it.
+
+    Model and calibration are known by their identity (``id``), which stays theirs while the costing holds them.
+    """
+    key = (id(model), id(calibration), precision, parallel, reach(hardware), mesh(hardware))
+    found = _COSTINGS.get(key)
+    if found is None:
+        found = _COSTINGS[key] = Costing(model, calibration, precision, parallel, hardware)
+    return found
+
+
+_COSTINGS: WeakValueDictionary[Hashable, Costing] = WeakValueDictionary()

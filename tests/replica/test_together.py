@@ -13,7 +13,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.what_if import WhatIf
 from evaluator.cost.lanes import RowCounts, common_counts, stack
 from evaluator.cost.parallel import Parallel
-from evaluator.replica import ReplicaSpec, build, on_device
+from evaluator.replica import Change, ReplicaSpec, build, on_device
 from evaluator.replica.design import Replica
 from evaluator.replica.together import costs_of, ideals_of
 
@@ -91,6 +91,21 @@ def test_a_device_in_the_place_of_another_takes_over_nothing_that_was_found():
     assert (second.spec, second.hardware, second.memory, second.status) == (
         alone.spec, alone.hardware, alone.memory, alone.status
     )  # fmt: skip
+
+
+def test_designs_with_other_memory_or_another_input_share_their_costings():
+    """They are planned one by one; their costs are folded together all the same."""
+    small, large = (
+        build(ReplicaSpec("llama-3.1-8b", WhatIf.of({"like": "h100-sxm", "memory_bytes": size}))).ready
+        for size in ("60GB", "90GB")
+    )
+    assert small.costing is large.costing and small.kv != large.kv
+    for change in (Change("memory_bandwidth", 1.1), Change("host_overhead", 1.1)):
+        one, other = (
+            build(ReplicaSpec("llama-3.1-8b", name, change=change)).ready for name in ("h100-sxm", "h100-sxm")
+        )
+        assert one is not other and one.costing is other.costing
+    assert build(ReplicaSpec("llama-3.1-8b", "h100-sxm")).ready.costing is not small.costing  # measured, not like it
 
 
 def test_rows_are_those_that_are_asked_for():
