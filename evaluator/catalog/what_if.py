@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from evaluator.catalog.fields import Fields
@@ -48,6 +48,9 @@ MOST_TIMES = 1e6
 MODEL_FIGURES = ("layers", "heads", "kv_heads", "experts", "experts_per_token", "max_positions")
 
 
+_SORTED = json.JSONEncoder(sort_keys=True)
+
+
 @dataclass(frozen=True)
 class WhatIf:
     """A description in the place of a name: ``text`` is its JSON, so that equal ones are equal and can be kept."""
@@ -60,9 +63,9 @@ class WhatIf:
 
         Errors: InputError, at ``HERE``, for a quantity that is none.
         """
-        return cls(json.dumps(_in_si(document, ()), sort_keys=True))
+        return cls(_SORTED.encode(in_si(document, ())))
 
-    @cached_property
+    @property
     def parameters(self) -> dict[str, Any]:
         """The mapping again."""
         return json.loads(self.text)
@@ -72,21 +75,24 @@ class WhatIf:
         return ", ".join([f"like {self.parameters['like']}"] * ("like" in self.parameters) + shown).replace('"', "")
 
 
-def _in_si(value: Any, path: tuple[str, ...]) -> Any:
-    """A part of a description with its quantities as numbers; ``path`` are the keys down to it."""
+def in_si(value: Any, path: tuple[str, ...]) -> Any:
+    """A part of a description with its quantities as numbers; ``path`` are the keys down to it.
+
+    Errors: InputError, at ``HERE``, for a quantity that is none.
+    """
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise InputError(f"{'.'.join((HERE, *path))}: a key must be a name, got {key!r}")
-        return {key: _in_si(entry, (*path, key)) for key, entry in value.items()}
+        return {key: in_si(entry, (*path, key)) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_in_si(entry, path) for entry in value]
+        return [in_si(entry, path) for entry in value]
     units = {**DEVICE_FIGURES, **LINK_FIGURES}
     unit = "FLOP/s" if "peak_flops" in path else units.get(path[-1])
     return parse_quantity(value, unit, ".".join((HERE, *path))) if isinstance(value, str) and unit else value
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=1 << 20)  # as many as a sweep may have, since one after the other is asked for, several times
 def device(described: WhatIf) -> Hardware:
     """The device of a description. Errors: those of ``read_device``, at ``HERE``."""
     return read_device(described.parameters, HERE)
@@ -107,19 +113,15 @@ def read_device(document: Mapping[str, Any], where: str) -> Hardware:
         return _described(document, where)
     given = Fields(document, where)
     base = load_hardware(given.text("like"))
-    plain: dict[str, Any] = {
+    found: dict[str, Any] = {
         name: _figure(given, name, unit, getattr(base, name)) for name, unit in DEVICE_FIGURES.items()
     }
-    found = replace(
-        base,
-        peak_flops=_peaks(given.inner("peak_flops", {}), base),
-        links=_links(given.inner("links", {}), base),
-        cores=given.integer("cores", base.cores),
-        hypothetical=True,
-        **plain,
-    )
+    for name, read in (("peak_flops", _peaks), ("links", _links)):
+        inner = given.inner(name, {})
+        found[name] = read(inner, base) if inner.values else getattr(base, name)
+    found["cores"] = given.integer("cores", base.cores)
     given.finish()
-    return found
+    return replace(base, hypothetical=True, **found)
 
 
 def _described(document: Mapping[str, Any], where: str) -> Hardware:
@@ -142,8 +144,10 @@ def _described(document: Mapping[str, Any], where: str) -> Hardware:
 def _figure(given: Fields, name: str, unit: str, known: float | None) -> float | None:
     """A figure given anew, as a multiple of the known one, or not at all."""
     raw = given.raw(name, None)
+    if raw is None:
+        return known
     if not isinstance(raw, Mapping):
-        return known if raw is None else figure(given, name, unit)
+        return figure(given, name, unit)
     inner = Fields(raw, given.place(name))
     times = _plausible(inner, inner.number("times"))
     inner.finish()

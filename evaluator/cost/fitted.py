@@ -19,8 +19,9 @@ from evaluator.catalog.iterations import AXES, TERMS, Iterations, Phase
 from evaluator.catalog.model import Model
 from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.eager import eager_cost, eager_problem, eager_split_problem
-from evaluator.cost.fold import fold
+from evaluator.cost.fold import fold, fold_devices
 from evaluator.cost.iteration import FittedCost, IterationCost
+from evaluator.cost.lanes import stack
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.polynomial import PolynomialCost
@@ -64,6 +65,24 @@ def iteration_cost(
         cost = fold(found, hardware, calibration)
         return Dispatched(cost, np.float64(calibration.dispatch_s)) if calibration.dispatch_s else cost
     return fitted_cost(calibration.form, fit.phases, min((each.log_expert_missed for each in found), default=0.0))
+
+
+def iteration_costs(
+    model: Model,
+    devices: Sequence[Hardware],
+    calibration: Calibration,
+    precision: Precision,
+    parallel: Parallel,
+    pipeline_rank: int | None = None,
+) -> IterationCost:
+    """``iteration_cost`` on many devices whose links join as many devices, with a trailing axis ``device``."""
+    if calibration.eager is not None or fit_of(calibration, model, precision, parallel) is not None:
+        split = precision, parallel, pipeline_rank
+        return stack([iteration_cost(model, device, calibration, *split) for device in devices])
+    cost = fold_devices(operators(model, precision, parallel, pipeline_rank), devices, calibration)
+    if not calibration.dispatch_s:
+        return cost
+    return Dispatched(cost, np.full(len(devices), calibration.dispatch_s))
 
 
 def fitted_cost(form: str, phases: Mapping[str, Phase], log_expert_missed: float = 0.0) -> FittedCost:

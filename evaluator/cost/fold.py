@@ -34,6 +34,7 @@ hardware.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,9 +58,28 @@ def fold(
     return fold_rates(coefficients(operators, reach(hardware), mesh(hardware)), rates(hardware, calibration), overheads)
 
 
+def fold_devices(
+    operators: tuple[Operator, ...], devices: Sequence[Hardware], calibration: Calibration
+) -> CostParameters:
+    """``fold`` for many devices whose links join as many devices, with a trailing axis ``device`` in every field.
+
+    The numbers are those of ``fold`` for each of them, to the last digit: what is summed is summed in the same order.
+    """
+    known = coefficients(operators, reach(devices[0]), mesh(devices[0]))
+    found, count = fold_rates(known, rates(devices, calibration)), len(devices)
+
+    def spread(values: Any) -> Any:
+        if isinstance(values, tuple):
+            return type(values)(*(np.broadcast_to(rows, (count, rows.shape[-1])).T for rows in values))
+        return np.broadcast_to(values, (count,))
+
+    return CostParameters(*map(spread, found))
+
+
 def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> CostParameters:
     """Parameters of the iteration cost, NumPy or JAX as ``rate`` is. Differentiable in every leaf of ``rate``.
 
+    Where the rates are those of several devices, fields have a leading axis ``device`` as far as they depend on it.
     ``overheads`` False leaves out the host's time, for the time of single operators.
     """
     times = unit_times(known, rate)
@@ -69,7 +89,7 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
         return rows_of(times, kind, known.scaling[scaling])
 
     def total(values: PerOperator, *scalings: str) -> Scalar:
-        return sum(xp.sum(values[known.scaling[scaling]]) for scaling in scalings)
+        return sum(xp.sum(_at(values, known.scaling[scaling]), axis=-1) for scaling in scalings)
 
     host = 1.0 if overheads else 0.0
     return CostParameters(
@@ -81,7 +101,7 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
         log_expert_missed=xp.asarray(known.log_expert_missed, dtype=float),
         expert_skew=rate.expert_skew,
         graph_tokens=rate.graph_tokens,
-        iteration_s=xp.sum(times.fixed_s) + host * rate.step_overhead_s,
+        iteration_s=xp.sum(times.fixed_s, axis=-1) + host * rate.step_overhead_s,
         token_s=_proportional(known, times, "linear_tokens") + total(times.quantise_s, "tokens", "experts"),
         sequence_s=_proportional(known, times, "linear_sequences")
         + total(times.quantise_s, "sequences")
@@ -100,13 +120,15 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
 def _proportional(known: Coefficients, times: UnitTimes, scaling: str) -> Scalar:
     """Seconds per unit of operators that have one side only (FLOPs, bytes or messages; the others are 0)."""
     at = known.scaling[scaling]
-    return array_namespace(*times).sum(times.flop_s[at] + times.activation_s[at] + times.message_s[at])
+    flop_s, activation_s, message_s = (_at(one, at) for one in (times.flop_s, times.activation_s, times.message_s))
+    return array_namespace(*times).sum(flop_s + activation_s + message_s, axis=-1)
 
 
 def _homogeneous(known: Coefficients, times: UnitTimes, scaling: str) -> Scalar:
     """Seconds per unit of operators with two sides that are proportional to the same statistic: see the module."""
     at = known.scaling[scaling]
-    return array_namespace(*times).sum(roofline(times.flop_s[at], times.activation_s[at], times.knee[at]))
+    flop_s, activation_s, knee = (_at(one, at) for one in (times.flop_s, times.activation_s, times.knee))
+    return array_namespace(*times).sum(roofline(flop_s, activation_s, knee), axis=-1)
 
 
 def _large_messages(known: Coefficients, times: UnitTimes, rate: Rates) -> dict[str, Scalar]:
@@ -119,13 +141,20 @@ def _large_messages(known: Coefficients, times: UnitTimes, rate: Rates) -> dict[
     first = np.flatnonzero(known.size.any(axis=1))[:1]
     per_byte = (known.launches / known.message_bytes.clip(1e-9))[first]  # tokens in a byte of one call's message
     return {
-        "ramp_s": xp.sum(times.ramp_s),
+        "ramp_s": xp.sum(times.ramp_s, axis=-1),
         "ramp_tokens": xp.sum(known.size[first] @ rate.reduce_half_bytes * per_byte) if len(first) else xp.asarray(1.0),
-        "handover_s": xp.sum(times.handover_s),
+        "handover_s": xp.sum(times.handover_s, axis=-1),
         "handover_tokens": xp.asarray(HANDOVER_BYTES * per_byte.sum() if len(first) else 0.0),
     }
 
 
-def rows_of(times: UnitTimes, kind: type[Any], at: Any = slice(None)) -> Any:
-    """``Rows`` or ``AttentionRows`` (``kind``) of the operators ``at``: the fields of ``times`` of the same names."""
-    return kind(*(getattr(times, name if name in UnitTimes._fields else f"{name}_s")[at] for name in kind._fields))
+def rows_of(times: UnitTimes, kind: type[Any], at: np.ndarray | None = None) -> Any:
+    """``Rows`` or ``AttentionRows`` (``kind``) of the operators ``at`` (all): fields of ``times`` of these names."""
+    fields = (getattr(times, name if name in UnitTimes._fields else f"{name}_s") for name in kind._fields)
+    return kind(*(fields if at is None else (_at(values, at) for values in fields)))
+
+
+def _at(values: PerOperator, at: np.ndarray) -> PerOperator:
+    """The values of the operators ``at``, their last axis. Copied, so that sums over them run over neighbours in memory
+    and come to the same last digit for one device as for one among many."""
+    return array_namespace(values).take(values, at, axis=-1)

@@ -51,6 +51,11 @@ def _pad(rows: Any, count: int) -> Any:
     return type(rows)(*(np.concatenate([field, np.zeros((count - len(field), *field.shape[1:]))]) for field in rows))
 
 
+def with_rows(cost: IterationCost, counts: RowCounts) -> IterationCost:
+    """A roofline padded to ``counts``; a fitted cost as it is."""
+    return pad_rows(cost, counts) if isinstance(cost, CostParameters) else cost
+
+
 def structure(cost: IterationCost) -> Hashable:
     """What lanes must have in common to be stacked.
 
@@ -90,6 +95,15 @@ def stack(lanes: Sequence[IterationCost], counts: RowCounts | None = None) -> It
         if name not in stacked:
             stacked[name] = np.array([getattr(lane, name) for lane in lanes], dtype=float)
     return CostParameters(**stacked)
+
+
+def joined(parts: Sequence[Any], order: np.ndarray) -> Any:
+    """Costs of the same structure and rows, each of several lanes, side by side and then in another ``order``."""
+    first = parts[0]
+    if not isinstance(first, tuple):
+        return np.concatenate(parts, axis=-1)[..., order]
+    fields = (joined(field, order) for field in zip(*parts, strict=True))
+    return type(first)(*fields) if hasattr(first, "_fields") else tuple(fields)
 
 
 def _stack_rows(lanes: list[Any], count: int) -> Any:

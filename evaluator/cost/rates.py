@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, get_args
@@ -15,6 +15,7 @@ from evaluator.cost.arrays import PerClass, PerDtype, PerLevel, PerSize, Scalar
 from evaluator.cost.dtypes import COMPUTE_DTYPES, PEAK_FALLBACKS
 from evaluator.cost.kernel import OpClass
 from evaluator.errors import InputError
+from evaluator.records import Same
 
 if TYPE_CHECKING:
     from evaluator.catalog import Calibration
@@ -84,16 +85,24 @@ class Rates(NamedTuple):
     graph_tokens: Scalar  # batches are padded to multiples of so many tokens (0: they are not)
 
 
-def rates(hardware: Hardware, calibration: Calibration) -> Rates:
-    """Rates of a device under a calibration set."""
+def rates(hardware: Hardware | Sequence[Hardware], calibration: Calibration) -> Rates:
+    """Rates of a device under a calibration set.
+
+    Those of several devices, whose links have as many levels, have a leading axis ``device`` in what is theirs and not
+    the calibration's: peaks (device, dtype), memory bandwidth (device, 1), links (device, level).
+    """
     sets = (calibration.of(name) for name in OP_CLASSES)
-    figures = _figures(tuple(map(_One, sets)), _One(calibration.of("all_reduce")))
-    links = np.array([(link.bandwidth, link.latency_s) for link in hardware.links], dtype=float).reshape(-1, 2)
+    figures = _figures(tuple(map(Same, sets)), Same(calibration.of("all_reduce")))
+    devices = [hardware] if isinstance(hardware, Hardware) else hardware
+    bandwidth, latency_s = (
+        np.array([[getattr(link, name) for link in one.links] for one in devices], dtype=float)
+        for name in ("bandwidth", "latency_s")
+    )
+    own = peaks(devices), memory_bandwidth(devices), bandwidth * calibration.link_efficiency, latency_s
+    if isinstance(hardware, Hardware):
+        own = own[0][0], own[1][0, 0], own[2][0], own[3][0]
     return Rates(
-        np.array([peak_flops(hardware.peak_flops, dtype, hardware.name) for dtype in COMPUTE_DTYPES]),
-        np.float64(hardware.memory_bandwidth),
-        links[:, 0] * calibration.link_efficiency,
-        links[:, 1],
+        *own,
         step_overhead_s=np.float64(calibration.step_overhead_s),
         sequence_overhead_s=np.float64(calibration.sequence_overhead_s),
         dispatch_s=np.float64(calibration.dispatch_s),
@@ -103,21 +112,18 @@ def rates(hardware: Hardware, calibration: Calibration) -> Rates:
     )
 
 
-class _One:
-    """An object that equals itself alone: what is cached by it is not compared, number by number, at each use."""
+def peaks(devices: Sequence[Hardware]) -> np.ndarray:
+    """FLOP/s of each device in each dtype, (device, dtype). Errors: InputError of ``peak_flops``."""
+    return np.array([[peak_flops(one.peak_flops, dtype, one.name) for dtype in COMPUTE_DTYPES] for one in devices])
 
-    def __init__(self, of: OperatorEfficiency) -> None:
-        self.of = of
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _One) and self.of is other.of
-
-    def __hash__(self) -> int:
-        return id(self.of)
+def memory_bandwidth(devices: Sequence[Hardware]) -> np.ndarray:
+    """byte/s of each device, (device, 1), to divide what operators move (operator,)."""
+    return np.array([[one.memory_bandwidth] for one in devices], dtype=float)
 
 
 @lru_cache(maxsize=256)
-def _figures(sets: tuple[_One, ...], reduce: _One) -> dict[str, np.ndarray]:
+def _figures(sets: tuple[Same[OperatorEfficiency], ...], reduce: Same[OperatorEfficiency]) -> dict[str, np.ndarray]:
     """The leaves of a calibration set, by class and by size. A sweep over devices asks for the same ones each time."""
     by_class = {
         name: np.array([getattr(each.of, name) for each in sets], dtype=float)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evaluator.cost.arrays import PerOperator
+from evaluator.cost.arrays import PerLevel, PerOperator, array_namespace
 from evaluator.cost.coefficients import Coefficients
 from evaluator.cost.iteration import OUTPUT_TILE, TOKEN_TILE, roofline
 from evaluator.cost.rates import Rates
@@ -26,7 +26,8 @@ STORE_THREADS = 512
 class UnitTimes(NamedTuple):
     """Seconds of every operator per unit of its statistics X, Y and Z (``kernel.Operator``); NumPy or JAX.
 
-    All are (operator,), and 0 for operators that a term does not concern.
+    All are (operator,), and 0 for operators that a term does not concern; (device, operator) where the rates are those
+    of several devices (``rates``) and the term depends on them.
     """
 
     flop_s: PerOperator  # s per X; of a product only the FLOPs that are not counted in waves
@@ -64,7 +65,7 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     The figures of an all-reduce depend on how many devices of a node take part (``known.size`` interpolates them).
     """
     kind = known.op_class
-    flop_rate = rate.flops_efficiency[kind] * rate.peak_flops[known.dtype]
+    flop_rate = rate.flops_efficiency[kind] * _by_dtype(known, rate)
     inner = np.where(known.inputs > 0, known.inputs, np.inf)
     flop_s = known.flops * (1.0 + rate.prologue[kind] / inner) / flop_rate
     tile_flops = 2.0 * TOKEN_TILE * OUTPUT_TILE * known.layers * (known.inputs > 0)
@@ -78,8 +79,8 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
         flop_s=attention.pop("flop_s") * (1.0 - share),
         weight_s=known.weight_bytes / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind]),
         activation_s=known.activation_bytes / activation_rate,
-        message_s=known.message_bytes * (known.share @ (1.0 / rate.link_bandwidth)) / link_efficiency,
-        fixed_s=known.launches * (launch + known.steps @ rate.link_latency_s)
+        message_s=known.message_bytes * _over_levels(known.share, 1.0 / rate.link_bandwidth) / link_efficiency,
+        fixed_s=known.launches * (launch + _over_levels(known.steps, rate.link_latency_s))
         + rate.depth_s[kind] * known.inputs * known.layers,
         knee=rate.knee[kind],
         waves=np.ceil(known.outputs / OUTPUT_TILE) / tiles,
@@ -89,6 +90,16 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
         quantise_s=rate.quantise_bytes[kind] * known.inputs * known.layers / rate.memory_bandwidth,
         **attention,
     )
+
+
+def _by_dtype(known: Coefficients, rate: Rates) -> PerOperator:
+    """The peak of every operator."""
+    return array_namespace(rate.peak_flops).take(rate.peak_flops, known.dtype, axis=-1)
+
+
+def _over_levels(weights: np.ndarray, figures: PerLevel) -> PerOperator:
+    """``figures`` of the links, (level,) or (device, level), summed with weights (operator, level)."""
+    return array_namespace(figures).matmul(weights, figures[..., None])[..., 0]
 
 
 def _attention_times(known: Coefficients, rate: Rates, flop_s: Any, activation_rate: Any) -> dict[str, Any]:
@@ -113,7 +124,7 @@ def _attention_times(known: Coefficients, rate: Rates, flop_s: Any, activation_r
     heads, kv_heads = known.heads * known.layers, known.kv_heads * known.layers
     pairs = np.where(known.edges > 0, 1.0, 2.0)
     size = np.where(known.heads > 0, known.flops / np.maximum(4.0 * heads * pairs, 1e-9), HEAD_SIZE)
-    scores = rate.score_flops[kind] * heads * pairs / rate.peak_flops[known.dtype]
+    scores = rate.score_flops[kind] * heads * pairs / _by_dtype(known, rate)
     flop_s = roofline(
         flop_s * rate.window_rows[kind] ** np.maximum(known.edges - 1.0, 0.0), scores, rate.score_knee[kind]
     )

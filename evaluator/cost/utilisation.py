@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,10 +10,9 @@ import numpy as np
 from evaluator.catalog.calibration import SORT
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.coefficients import coefficients, reach
-from evaluator.cost.dtypes import COMPUTE_DTYPES
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.kernel import Operator
-from evaluator.cost.rates import peak_flops
+from evaluator.cost.rates import memory_bandwidth, peaks
 
 
 class IdealTime(NamedTuple):
@@ -35,26 +35,32 @@ def ideal_times(operators: tuple[Operator, ...], hardware: Hardware) -> tuple[Id
 
     Sorting the logits is how an engine samples, no work that the model asks for.
     """
-    known = coefficients(tuple(each for each in operators if each.op_class != SORT), reach(hardware))
-    peaks = np.array([peak_flops(hardware.peak_flops, dtype) for dtype in COMPUTE_DTYPES])
-    flop_s = known.flops / peaks[known.dtype]
-    weight_s = known.weight_bytes / hardware.memory_bandwidth
-    moved_s = known.activation_bytes / hardware.memory_bandwidth
-    own_s = known.token_bytes / hardware.memory_bandwidth  # of attention: the same in prefill and decode
+    return ideal_times_of(operators, [hardware])[0]
 
-    def of(values: np.ndarray, *scalings: str) -> float:
-        there = (known.scaling[scaling] for scaling in scalings)
-        return float(sum(values[at].sum() for at in there if at.size))  # most models have few of the kinds
+
+def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
+    """``ideal_times`` of each of several devices."""
+    known = coefficients(tuple(each for each in operators if each.op_class != SORT), reach(devices[0]))
+    flop_s = known.flops / np.take(peaks(devices), known.dtype, axis=-1)
+    bandwidth = memory_bandwidth(devices)
+    weight_s, moved_s = known.weight_bytes / bandwidth, known.activation_bytes / bandwidth
+    own_s = known.token_bytes / bandwidth  # of attention: the same in prefill and decode
+    none: Any = np.zeros(len(devices))
+
+    def of(values: np.ndarray, *scalings: str) -> Any:  # (device,)
+        there = (known.scaling[scaling] for scaling in scalings)  # most models have few of the kinds
+        found = [np.take(values, at, axis=-1).sum(axis=-1) for at in there if at.size]
+        return sum(found, np.zeros(len(devices)))
 
     compute = IdealTime(
-        iteration_s=0.0,
-        experts_touched_s=0.0,
+        iteration_s=none,
+        experts_touched_s=none,
         token_s=of(flop_s, "tokens", "experts", "linear_tokens"),
         sequence_s=of(flop_s, "sequences", "linear_sequences"),
         area_s=of(flop_s, "prefill"),
         window_area_s=of(flop_s, "prefill_window"),
-        prefill_context_s=0.0,
-        prefill_window_context_s=0.0,
+        prefill_context_s=none,
+        prefill_window_context_s=none,
         context_s=of(flop_s, "decode"),
         window_context_s=of(flop_s, "decode_window"),
     )
@@ -63,14 +69,16 @@ def ideal_times(operators: tuple[Operator, ...], hardware: Hardware) -> tuple[Id
         experts_touched_s=of(weight_s, "experts"),
         token_s=of(moved_s, "tokens", "experts", "linear_tokens") + of(own_s, "prefill", "prefill_window"),
         sequence_s=of(moved_s, "sequences", "linear_sequences"),
-        area_s=0.0,
-        window_area_s=0.0,
+        area_s=none,
+        window_area_s=none,
         prefill_context_s=of(moved_s, "prefill"),
         prefill_window_context_s=of(moved_s, "prefill_window"),
         context_s=of(moved_s, "decode"),
         window_context_s=of(moved_s, "decode_window"),
     )
-    return compute, memory
+    columns: Any = (compute, memory)
+    of_device = (zip(*(column.tolist() for column in ideal), strict=True) for ideal in columns)
+    return [(IdealTime(*one), IdealTime(*other)) for one, other in zip(*of_device, strict=True)]
 
 
 def ideal_time(ideal: IdealTime, totals: BatchStatistics, iterations: Any = 1.0, touched: Any = 0.0) -> Any:

@@ -75,10 +75,12 @@ def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
     stations, so that one compiled program serves all of them. Members of a group also measure the same
     requests, so that the statistics of a chunk are of one window.
     """
-    alike: dict[tuple, list[Member]] = {}  # the rates of a sweep share the object of their stations
+    alike: dict[
+        tuple, list[Member]
+    ] = {}  # rates share the object of their stations, figures of devices what is checked
     for member in members:
         workload = member.workload
-        key = (id(member.stations), member.engine, workload.requests, workload.ends)
+        key = (id(member.checked), member.engine, workload.requests, workload.ends)
         alike.setdefault(key, []).append(member)
     together: dict[tuple, list[Member]] = {}
     having: dict[AnyStructure, list[tuple[Member, StationPlan]]] = {}
@@ -128,8 +130,9 @@ def _structure(workload: Workload, station: StationPlan) -> Structure:
     which = IN_ORDER if replica is None else program(station.deployment, coupled, frontend, branches, cached, talks)
     if replica is None:
         return Structure(which, False, False, (), requests)
-    experts = isinstance(replica.cost, CostParameters) and len(replica.cost.expert_rows.flop) > 0
-    return Structure(which, replica.kv.window is not None, experts, structure(replica.cost), requests)
+    cost = replica.costing.typical[0]
+    experts = isinstance(cost, CostParameters) and len(cost.expert_rows.flop) > 0
+    return Structure(which, replica.kv.window is not None, experts, structure(cost), requests)
 
 
 def _structure_of_pools(member: Member) -> Structure:
@@ -138,7 +141,7 @@ def _structure_of_pools(member: Member) -> Structure:
     frontend = any(has_frontend(workload, station.design.calibration) for station in member.stations)
     which = one_loop_program(member.stations, member.sides, member.link, frontend)
     able = [station.design.replica for station in member.stations if station.design.replica is not None]
-    costs = [replica.cost for replica in able]
+    costs = [replica.costing.typical[0] for replica in able]
     experts = any(isinstance(cost, CostParameters) and len(cost.expert_rows.flop) > 0 for cost in costs)
     windowed = any(replica.kv.window is not None for replica in able)
     return Structure(which, windowed, experts, structure(costs[0]) if costs else (), workload.requests)
@@ -170,7 +173,8 @@ def station_group(which: Program, stations: Sequence[StationPlan], most_jobs: in
     while ring < max((station.extremes.output for station in stations), default=0) + 2:
         ring *= 2
     designs = {id(station.design): station.design.ready for station in stations}  # members share their designs
-    rows = common_counts([cost for ready in designs.values() for cost in ready.pipeline_ranks])
+    costings = {id(ready.costing): ready.costing for ready in designs.values()}
+    rows = common_counts([cost for costing in costings.values() for cost in costing.typical])
     windowed = any(ready.kv.window is not None for ready in designs.values())
     return StationGroup(which, ring, windowed, rows, 1 << max(most_jobs - 1, 1).bit_length())
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from evaluator.metrics.outcomes import OK
+from evaluator.plan.alike import likeness, with_devices
 from evaluator.plan.checks import branches_problem, limit_problem, policy_problem, prefix_problem, routing_problem
 from evaluator.plan.engines import ITERATION, REQUEST, TOKEN, has_frontend, is_coupled, lacking
 from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
@@ -17,6 +18,7 @@ from evaluator.plan.sides import Pools, SidePlan, model_of, most_jobs, sides_of,
 from evaluator.plan.stage_checks import ahead_problem, content_problem, passes_problem, stages_problem, with_own_kv
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.plan.way import PipelinePlan, Visited, Walked
+from evaluator.records import with_fields
 from evaluator.replica import Change
 from evaluator.scenario import Deployment, Objective, Workload
 from evaluator.scenario.grid import Point
@@ -62,6 +64,7 @@ class Member:
     in_one_loop: bool = False
     pipeline: PipelinePlan | None = None
     changes: tuple[Change | Rate, ...] = ()
+    checked: tuple[StationPlan, ...] = ()  # the stations as they were checked: its own, or those of one that is like it
 
     @property
     def open_loop(self) -> bool:
@@ -129,6 +132,7 @@ class Checked:
     in_one_loop: bool
     link: LinkPlan | None
     pipeline: PipelinePlan | None = None
+    checked: tuple[StationPlan, ...] = ()  # of one that is like it; none where these stations were checked
 
 
 @dataclass(frozen=True)
@@ -157,10 +161,10 @@ def member(config: int, point: Point, setting: Setting) -> Member:
         workload.cached_tokens, workload.sessions, workload.reasoning,
     )  # fmt: skip
     turns = id(arrivals) if workload.sessions.continued else None  # which of them are sent follows from the rate
-    key = (id(deployment), arrivals.process, arrivals.users, turns, *lengths)
-    found = setting.known.get(key)
+    asked = (arrivals.process, arrivals.users, turns, *lengths)
+    found = setting.known.get((id(deployment), *asked))
     if found is None:
-        found = setting.known[key] = _checked(workload, deployment, setting)
+        found = setting.known[id(deployment), *asked] = _found(workload, deployment, setting, asked)
     by_request = setting.engine == REQUEST
     status = found.status
     if by_request and status == OK and found.pipeline is not None:
@@ -180,7 +184,19 @@ def member(config: int, point: Point, setting: Setting) -> Member:
         sides=found.sides,
         in_one_loop=found.in_one_loop,
         pipeline=found.pipeline,
+        checked=found.checked or found.stations,
     )
+
+
+def _found(workload: Workload, deployment: Deployment, setting: Setting, asked: tuple[Hashable, ...]) -> Checked:
+    """What is known of a deployment: checked, or as of one that is like it; ``asked`` is what it depends on beside."""
+    like = likeness(deployment)
+    if like is None:
+        return _checked(workload, deployment, setting)
+    first = setting.known.get((like, *asked))
+    if first is None:
+        first = setting.known[like, *asked] = _checked(workload, deployment, setting)
+    return with_fields(first, stations=with_devices(first.stations, deployment), checked=first.stations)
 
 
 def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Checked:

@@ -47,7 +47,9 @@ def lacking_in_one_loop(
     why = whys[0]
     deployments = [station.deployment for station in stations]
     packings = [one.batching.packing for one in deployments if one.batching.packing != "fcfs"]
-    costs = {structure(station.design.ready.cost) for station in stations if station.design.replica is not None}
+    costs = {
+        structure(station.design.ready.costing.typical[0]) for station in stations if station.design.replica is not None
+    }
     found = {
         **{f"{why} with packing {packing}": True for packing in packings},
         f"{why} with workload.reasoning.branches": workload.reasoning.several,

@@ -133,13 +133,15 @@ def request_structure(workload: Workload, station: StationPlan) -> RequestStruct
     role, requests = station.role.name, int(workload.requests)
     if replica is None or alike:
         return RequestStructure(role, alike, False, (), requests)
-    experts = isinstance(replica.cost, CostParameters) and len(replica.cost.expert_rows.flop) > 0
-    return RequestStructure(role, alike, experts, structure(replica.cost), requests)
+    cost = replica.costing.typical[0]
+    experts = isinstance(cost, CostParameters) and len(cost.expert_rows.flop) > 0
+    return RequestStructure(role, alike, experts, structure(cost), requests)
 
 
 def request_group(which: RequestStructure, stations: Sequence[StationPlan], most_jobs: int) -> RequestGroup:
     """The shapes of a program that hold stations which can run, each lane with at most ``most_jobs`` requests."""
     columns = zip(*(request_sizes(station) for station in stations), strict=True)
     sizes = RequestSizes(*map(max, columns)) if stations else RequestSizes(1, 1, 1)
-    rows = common_counts([station.design.ready.cost for station in stations])
+    costings = {id(costing): costing for costing in (station.design.ready.costing for station in stations)}
+    rows = common_counts([costing.typical[0] for costing in costings.values()])
     return RequestGroup(sizes, rows, which.tabulated, 1 << max(most_jobs - 1, 1).bit_length())

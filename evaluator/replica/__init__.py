@@ -8,7 +8,7 @@ from evaluator.replica.build import build
 from evaluator.replica.changes import Change, chosen_inputs
 from evaluator.replica.design import Design, Problem, Replica
 from evaluator.replica.passage import Passage, passage
-from evaluator.replica.scenario import design, replica_spec, token_budget, varied
+from evaluator.replica.scenario import design, on_device, replica_spec, token_budget, varied
 from evaluator.replica.spec import ReplicaSpec
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "build",
     "chosen_inputs",
     "design",
+    "on_device",
     "passage",
     "replica_spec",
     "token_budget",

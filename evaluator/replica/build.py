@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from evaluator.catalog.calibration import Calibration, load_calibration
 from evaluator.catalog.engines import serving_engine
@@ -11,12 +12,12 @@ from evaluator.catalog.model import Model, MoeFeedForward
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
-from evaluator.cost.fitted import fit_of, fitted_problem, iteration_cost
+from evaluator.cost.fitted import fit_of, fitted_problem
 from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
-from evaluator.cost.operators import operators
 from evaluator.cost.parallel import parallel_problem
-from evaluator.cost.utilisation import ideal_times
-from evaluator.replica.changes import changed
+from evaluator.records import Same
+from evaluator.replica.changes import Change, changed_calibration, changed_hardware
+from evaluator.replica.costing import costing
 from evaluator.replica.design import INFEASIBLE, UNSUPPORTED, Design, Problem, Replica
 from evaluator.replica.spec import ReplicaSpec
 
@@ -46,11 +47,19 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     calibration = spec.calibration
     if isinstance(calibration, str):
         calibration = load_calibration(calibration, hardware.name, foreign=True, engine=spec.engine)
-    if hardware.hypothetical and calibration.provenance == "calibrated":
-        calibration = replace(calibration, provenance="extrapolated")
+    calibration = _as_used(Same(calibration), hardware.hypothetical, spec.change)
     if spec.change is not None:
-        hardware, calibration = changed(hardware, calibration, spec.change)
+        hardware = changed_hardware(hardware, spec.change)
     return model, hardware, calibration
+
+
+@lru_cache(maxsize=1024)
+def _as_used(calibration: Same[Calibration], hypothetical: bool, change: Change | None) -> Calibration:
+    """A set on a device that perhaps nobody measured, with an input changed; the same object for all that ask so."""
+    found = calibration.of
+    if hypothetical and found.provenance == "calibrated":
+        found = replace(found, provenance="extrapolated")
+    return found if change is None else changed_calibration(found, change)
 
 
 def _model(of: Model | WhatIf | str) -> Model:
@@ -81,17 +90,11 @@ def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware) -> MemoryPlan:
 def _replica(known: Design, memory: MemoryPlan) -> Replica:
     model, hardware, calibration = known.model, known.hardware, known.calibration
     precision, parallel = known.spec.precision, known.spec.parallel
-    compute, bytes_moved = ideal_times(operators(model, precision, parallel), hardware)
-    pipeline_ranks = tuple(
-        iteration_cost(model, hardware, calibration, precision, parallel, rank if parallel.pipeline > 1 else None)
-        for rank in range(parallel.pipeline)
-    )
     experts = any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
     return Replica(
-        pipeline_ranks=pipeline_ranks,
+        costing=costing(model, calibration, precision, parallel, hardware),
+        hardware=hardware,
         kv=memory.kv,
-        compute=compute,
-        memory=bytes_moved,
         weight_bytes=memory.weight_bytes,
         fit=fit_of(calibration, model, precision, parallel),
         warm_up_s=calibration.warm_up_s if experts else 0.0,

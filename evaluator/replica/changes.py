@@ -33,8 +33,8 @@ def chosen_inputs(wanted: bool | Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in INPUTS if name in names)
 
 
-def changed(hardware: Hardware, calibration: Calibration, change: Change) -> tuple[Hardware, Calibration]:
-    """The same with one input changed. Memory capacity, power and price stay."""
+def changed_calibration(calibration: Calibration, change: Change) -> Calibration:
+    """The set with one input changed; itself where that is none of its own."""
     factor = change.factor
     match change.input:
         case "memory_bandwidth" | "flops" | "link_bandwidth":
@@ -47,11 +47,11 @@ def changed(hardware: Hardware, calibration: Calibration, change: Change) -> tup
             calibration = _eager_longer(_longer(calibration, factor), factor, EAGER_HOST)
         case _:
             raise ValueError(f"no input {change.input!r}")
-    return changed_hardware(hardware, change), calibration
+    return calibration
 
 
 def changed_hardware(hardware: Hardware, change: Change) -> Hardware:
-    """The device with one input changed; itself where that is none of its own."""
+    """The device with one input changed; itself where that is none of its own. Memory, power and price stay."""
     factor = change.factor
     match change.input:
         case "memory_bandwidth":

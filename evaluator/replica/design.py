@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from evaluator.catalog.calibration import Calibration
@@ -14,6 +15,7 @@ from evaluator.cost.memory import KvLayout, MemoryPlan
 from evaluator.cost.utilisation import IdealTime
 from evaluator.metrics.outcomes import OK
 from evaluator.replica.changes import Change
+from evaluator.replica.costing import Costing
 from evaluator.replica.spec import ReplicaSpec
 
 UNSUPPORTED, INFEASIBLE = "unsupported", "infeasible"
@@ -30,17 +32,38 @@ class Problem(NamedTuple):
 class Replica:
     """A replica that can run: its iteration cost, its KV cache, and its work in seconds at the peaks.
 
+    ``together`` finds the costs and the work of many replicas at once.
+
     Every pipeline rank pays the host's overheads of an iteration once: each has a worker process that prepares the
     inputs and launches the kernels of its own layers (vLLM), and takes up its next batch only after that.
     """
 
-    pipeline_ranks: tuple[IterationCost, ...]  # of a pipeline, each with the host's time of its own worker
+    costing: Costing  # what it has in common with replicas of faster and slower devices
+    hardware: Hardware
     kv: KvLayout
-    compute: IdealTime  # at peak FLOP/s: for MFU; summed over the ranks
-    memory: IdealTime  # at full bandwidth: for MBU
     weight_bytes: float  # per device
     fit: Iterations | None = None  # where the cost was fitted to measured iterations, which have a range
     warm_up_s: float = 0.0  # from the first request until kernels of experts are compiled: nothing runs before
+
+    @cached_property
+    def pipeline_ranks(self) -> tuple[IterationCost, ...]:
+        """The cost of each pipeline rank, with the host's time of its own worker. Found when it is asked for."""
+        return self.costing.costs(self.hardware)
+
+    @cached_property
+    def ideals(self) -> tuple[IdealTime, IdealTime]:
+        """Its work in seconds at peak FLOP/s, for MFU, and at full bandwidth, for MBU; summed over the ranks."""
+        return self.costing.ideals_on([self.hardware])[0]
+
+    @property
+    def compute(self) -> IdealTime:
+        """Its work at peak FLOP/s."""
+        return self.ideals[0]
+
+    @property
+    def memory(self) -> IdealTime:
+        """Its work at full bandwidth."""
+        return self.ideals[1]
 
     @property
     def cost(self) -> IterationCost:

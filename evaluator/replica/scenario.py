@@ -6,8 +6,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from evaluator.catalog.what_if import WhatIf, device
 from evaluator.cost.parallel import Parallel
 from evaluator.policies import policy
+from evaluator.records import with_fields
 from evaluator.replica.build import build
 from evaluator.replica.changes import Change
 from evaluator.replica.design import Design
@@ -59,6 +61,17 @@ def design(deployment: Deployment, longest_prompt: int) -> Design:
 
 
 _kept = lru_cache(maxsize=65536)(build)
+
+
+@lru_cache(maxsize=65536)
+def on_device(built: Design, hardware: WhatIf) -> Design:
+    """The design on a device that differs from its own in speed, power and price alone: nothing is checked anew.
+
+    It shares its costing with ``built``, so that the engine folds the costs of both together.
+    """
+    own, spec = device(hardware), with_fields(built.spec, hardware=hardware)
+    replica = None if built.replica is None else with_fields(built.replica, hardware=own)
+    return with_fields(built, spec=spec, hardware=own, replica=replica)
 
 
 @lru_cache(maxsize=8192)

@@ -10,6 +10,7 @@ from evaluator.catalog.what_if import HERE, WhatIf, changed_model, device
 from evaluator.errors import InputError
 from evaluator.scenario.fields import Place, Reader, Schema, count, known, number, quantity, shown
 from evaluator.scenario.tables import schema_of
+from evaluator.scenario.tree import split_path
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,15 @@ def _figures(kind: str, example: str, keys: dict[str, Reader]) -> Figures:
 def _multiple(keys: dict[str, Reader]) -> dict[str, Reader]:
     """The keys, and ``times`` below each."""
     return {**keys, **{f"{key}.times": number(above=0) for key in keys}}
+
+
+def is_interval(path: str) -> bool:
+    """Whether a figure of a device stands at a key path of which any number between two that may stand there may, too.
+
+    Of counts that is not so.
+    """
+    section, *keys = split_path(path)
+    return section == "deployment" and "hardware" in keys[:-1] and keys[-1] not in ("cores", "devices")
 
 
 device_reader = _figures(

@@ -33,6 +33,9 @@ def stage_pools_of(deployment: Deployment) -> dict[str, Deployment]:
 
     Their model is what their stages say.
     """
+    pools = {name: pool for name, pool in (deployment.pools or {}).items() if pool.role == STAGE}
+    if not pools:
+        return {}
     bare = Deployment(
         deployment.model,
         deployment.hardware,
@@ -41,8 +44,7 @@ def stage_pools_of(deployment: Deployment) -> dict[str, Deployment]:
         role=STAGE,
         engine=deployment.engine,
     )
-    pools = (deployment.pools or {}).items()
-    return {name: _pool(bare, pool) for name, pool in pools if pool.role == STAGE}
+    return {name: _pool(bare, pool) for name, pool in pools.items()}
 
 
 def _pool(deployment: Deployment, pool: Pool) -> Deployment:

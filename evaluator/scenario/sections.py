@@ -156,9 +156,8 @@ def rebuilt(reader: Reader, base: Any, at: FieldPath, read: Mapping[FieldPath, A
     """The section at ``at`` with the fields that were ``read``. Errors: InputError where they do not go together."""
     if at in read or not isinstance(reader, Section | Named):
         return read[at]
-    parts = {
-        name: rebuilt(inner.read, value, (*at, name), read, place)
-        for name, (inner, value) in reader.inside(base).items()
-        if any(field[: len(at) + 1] == (*at, name) for field in read)
-    }
+    inside, parts = reader.inside(base), {}
+    for name in dict.fromkeys(field[len(at)] for field in read if field[: len(at)] == at):
+        inner, value = inside[name]
+        parts[name] = rebuilt(inner.read, value, (*at, name), read, place)
     return reader.rebuilt(base, parts, place.key(".".join(at)))

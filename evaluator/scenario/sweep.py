@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
+import numpy as np
+
+from evaluator.catalog.what_if import in_si
+from evaluator.errors import InputError
 from evaluator.scenario.axes import RawAxis
 from evaluator.scenario.fields import Place
+from evaluator.scenario.figures import is_interval
 from evaluator.scenario.keys import check_bare_bound
 from evaluator.scenario.scenario import Axis, Workload
 from evaluator.scenario.sections import Base, FieldPath, outermost, owner, read_field, rebuilt
 from evaluator.scenario.sessions import check_sessions
 from evaluator.scenario.tree import field_tree, get, leaves, slo_tree, split_path
 from evaluator.scenario.workload import FOLLOWING, check_cached, finish
+
+MANY = 1000
+"""Steps of an axis from which on reading them one by one would be felt: a tenth of a millisecond each."""
 
 
 def check_axes(axes: Sequence[RawAxis], base: Base, given: set[str]) -> tuple[Axis, ...]:
@@ -29,9 +38,13 @@ def check_axes(axes: Sequence[RawAxis], base: Base, given: set[str]) -> tuple[Ax
 def _check_axis(axis: RawAxis, reader: _Reader) -> Axis:
     labels, changes = [], []
     first: dict[Hashable, int] = {}
+    plain = _between(axis)
     for index, written in enumerate(axis.steps):
-        where = axis.place(index)
-        normal, following = reader.read(written, where)
+        normal: dict[str, Any]
+        if plain is None or index in plain[1]:
+            normal, following = reader.read(written, axis.place(index))
+        else:
+            normal, following = plain[0][index], {}
         other = first.setdefault(_identity(normal), index)
         if other != index and not axis.repeats:
             _refuse_twice(axis, other, index, normal)
@@ -42,6 +55,27 @@ def _check_axis(axis: RawAxis, reader: _Reader) -> Axis:
         changes.append({**normal, **following})
     keys = axis.keys if axis.designs else ()
     return Axis(axis.name, tuple(labels or axis.values), tuple(changes), keys)
+
+
+def _between(axis: RawAxis) -> tuple[list[dict[str, float]], set[int]] | None:
+    """The steps of a long axis in SI units, and those of them between which all others lie; None: that is not known.
+
+    It is where every step sets the same figures of devices: what a figure may be is an interval, so that the others
+    need not be read.
+    """
+    keys = tuple(axis.steps[0])
+    if len(axis.steps) < MANY or not keys or not all(map(is_interval, keys)):
+        return None
+    if any(tuple(step) != keys for step in axis.steps):
+        return None
+    try:
+        columns = [[in_si(step[key], split_path(key)) for step in axis.steps] for key in keys]
+    except InputError:  # to be told at its place
+        return None
+    if not all(type(value) is float and isfinite(value) for column in columns for value in column):
+        return None
+    steps = [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
+    return steps, {int(place) for column in columns for place in (np.argmin(column), np.argmax(column))}
 
 
 def _identity(normal: Mapping[str, Any]) -> Hashable:

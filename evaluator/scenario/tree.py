@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def plain(value: Any) -> Any:
 def field_tree(value: Any) -> Any:
     """A read value of one key of a section as the tree it could have been read from, in SI units."""
     if isinstance(value, Arrivals):
-        given = {key: entry for key, entry in asdict(value).items() if entry is not None}
+        given = {key: entry for key, entry in vars(value).items() if entry is not None}
         if value.process != "trace":
             del given["scale"]
         return given

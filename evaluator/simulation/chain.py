@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evaluator.metrics.stages import StageTimes
+from evaluator.records import with_fields
 from evaluator.simulation.gaps import pooled
 from evaluator.simulation.times import is_table, stage_times
 from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, WeightedGaps, each, shape_of
@@ -99,7 +100,7 @@ def _onwards(leg: Leg, aside: dict[tuple[int, int], Jobs], splits: bool, rejoin:
     for at, one in each(leg.jobs):
         left_s = leg.departures.last_token_s[at][: len(one)]
         if leg.station.role is not None:
-            one = replace(one, origin=_origin(leg.departures, at, len(one)))
+            one = with_fields(one, origin=_origin(leg.departures, at, len(one)))
         if splits:
             on, done = one.after_prefill(left_s)
             if done is not None:

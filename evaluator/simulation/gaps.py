@@ -58,5 +58,9 @@ def pooled(parts: Sequence[WeightedGaps]) -> WeightedGaps:
     if not parts:
         return np.zeros(0), np.zeros(0)
     values, weights = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
-    distinct, where = np.unique(values, return_inverse=True)
-    return distinct, np.bincount(where, weights, len(distinct))
+    if not len(values):
+        return values, weights
+    order = values.argsort()
+    values, weights = values[order], weights[order]
+    begins = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    return values[begins], np.add.reduceat(weights, begins)

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 from evaluator.cost.iteration import IterationCost
-from evaluator.cost.lanes import stack
 from evaluator.cost.memory import units_of
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.checks import watermark_units
 from evaluator.plan.engines import on_demand, routed_by
 from evaluator.policies import policy
+from evaluator.replica.together import costs_of as replica_costs
 from evaluator.routing import COUNTERS, router_of
 from evaluator.scenario import Deployment
 from evaluator.simulation.bonds import by_prefix, cache_shape, contents_of, talks_of
@@ -222,8 +222,5 @@ def costs_of(group: StationGroup, serving: list[StationPlan]) -> tuple[tuple[Ite
     places = dict(zip(replicas, range(len(replicas)), strict=True))
     rows = np.array([places[id(pool.design.ready)] for pool in serving], dtype=np.int64)
 
-    def stacked(pipeline_rank: int) -> IterationCost:
-        costs = stack([replica.pipeline_ranks[pipeline_rank] for replica in replicas.values()], group.rows)
-        return jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), costs)
-
-    return tuple(map(stacked, range(group.program.pipeline_ranks if replicas else 0))), rows
+    found = replica_costs(list(replicas.values()), group.rows) if replicas else ()
+    return jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), found), rows

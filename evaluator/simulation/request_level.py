@@ -8,9 +8,9 @@ from functools import lru_cache
 import jax
 import numpy as np
 
-from evaluator.cost.lanes import stack
 from evaluator.cost.request_times import RequestTimes, TabulatedTimes, request_times, tabulate
 from evaluator.plan import Design, Member, RequestGroup, StationPlan, request_sizes
+from evaluator.replica.together import costs_of
 from evaluator.simulation.lanes import lanes_per_call, results_of
 from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.use import Totals, check_served, use_of
@@ -84,8 +84,11 @@ def _costs(group: RequestGroup, serving: list[StationPlan]) -> RequestTimes:
         most = max(group.sizes.prompts, group.sizes.boxes)
         tables = [_table(pool.design, *_lengths(pool), most) for pool in serving]
         return TabulatedTimes(*map(np.stack, zip(*tables, strict=True)))
-    stacked = stack([pool.design.ready.cost for pool in serving], group.rows)
-    return request_times(jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), stacked))
+    replicas = {id(pool.design): pool.design.ready for pool in serving}
+    places = dict(zip(replicas, range(len(replicas)), strict=True))
+    rows = [places[id(pool.design)] for pool in serving]
+    found, *_ = costs_of(list(replicas.values()), group.rows)
+    return request_times(jax.tree.map(lambda values: np.moveaxis(values, -1, 0)[rows], found))
 
 
 @lru_cache(maxsize=4096)

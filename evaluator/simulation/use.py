@@ -13,6 +13,7 @@ from evaluator.cost.quantities import PEAKS
 from evaluator.cost.rates import peak_flops
 from evaluator.cost.utilisation import ideal_time
 from evaluator.plan import Member, StationPlan
+from evaluator.replica.together import ideals_of
 from evaluator.simulation.work import useful_work, work_of
 from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps, each
 from evaluator.traffic.jobs import Demand, Jobs
@@ -138,11 +139,14 @@ def _useful(
     The ideal times are sums over the pipeline ranks, so they are worth the peaks of one rank's devices.
     """
     flops, moved = np.zeros_like(totals.busy_s), np.zeros_like(totals.busy_s)
+    able = {id(pool.design): pool.design.replica for pool in pools if pool.design.replica is not None}
+    ideals = dict(zip(able, ideals_of(list(able.values())), strict=True))
     for at, one in each(jobs):
         design = pools[at[0]].design
         if design.replica is None:
             continue
-        devices = design.devices / len(design.replica.pipeline_ranks)
+        compute, memory = ideals[id(design)]
+        devices = design.devices / design.spec.parallel.pipeline
         window = design.replica.kv.window
         if hit_tokens is not None:
             work = work_of(one.demand.with_hits(hit_tokens[at][: len(one)]), window)
@@ -151,9 +155,9 @@ def _useful(
         else:
             work = useful_work(one.demand, window)
         counts = totals.iterations[at], totals.experts_touched[at]
-        flops[at] = ideal_time(design.replica.compute, work) * _peak(design.hardware) * devices
+        flops[at] = ideal_time(compute, work) * _peak(design.hardware) * devices
         bandwidth = design.hardware.memory_bandwidth
-        moved[at] = ideal_time(design.replica.memory, work, *counts) * bandwidth * devices
+        moved[at] = ideal_time(memory, work, *counts) * bandwidth * devices
     return flops, moved
 
 

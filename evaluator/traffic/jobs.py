@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
+from evaluator.records import with_fields
 from evaluator.traffic.requests import Tokens
 from evaluator.traffic.roles import Role
 from evaluator.traffic.sharing import Sharing
@@ -198,7 +199,7 @@ class Jobs:
 
     def at(self, ready_s: NDArray[np.float64]) -> Jobs:
         """The same jobs at the next station, where they come at ``ready_s`` (job,)."""
-        return replace(self, ready_s=ready_s)
+        return with_fields(self, ready_s=ready_s)
 
     def after_prefill(self, ready_s: NDArray[np.float64]) -> tuple[Jobs, Jobs | None]:
         """(jobs that go on to the decode side, jobs of one token or None), both as they leave the prefill side.
@@ -207,7 +208,7 @@ class Jobs:
         """
         on, demand = self.demand.after_prefill
         if len(on) == len(self):
-            return replace(self, ready_s=ready_s, demand=demand), None
+            return with_fields(self, ready_s=ready_s, demand=demand), None
         off = np.flatnonzero(self.demand.later_tokens == 0)
         done = Jobs(self.id[off], ready_s[off], self.demand[off], self.measured[off], sharing=self.sharing)
         origin = None if self.origin is None else Origin(self.origin.replica[on], self.origin.served_s[on])

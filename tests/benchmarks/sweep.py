@@ -15,9 +15,29 @@ SIZES = {100: (5, 1), 1_000: (10, 5), 10_000: (50, 10), 100_000: (250, 20)}
 APART = {160: (4, 2), 16_000: (160, 5)}
 """The same of designs with prefill and decode apart, which count each request once."""
 QUICK = 10_000
+DEVICES = (10_000, 100_000)
+"""Hypothetical devices, one in each configuration, beside as many rates on one device."""
 
 
-def scenario(configs: int, apart: bool = False) -> dict:
+def scenario(configs: int, kind: str = "") -> dict:
+    """The scenario of a kind: the grid of all sizes, ``apart``, ``devices``, ``rates``; every configuration fits."""
+    if kind in ("devices", "rates"):
+        return _along(configs, kind)
+    return _grid(configs, kind == "apart")
+
+
+def _along(configs: int, kind: str) -> dict:
+    """So many devices at one rate, or rates on one device. Both are near the same point: the engine does as much."""
+    axes = {
+        "devices": {"deployment.hardware.memory_bandwidth": {"linspace": ["3.3TB/s", "3.4TB/s", configs]}},
+        "rates": {"workload.arrivals.rate_rps": {"linspace": [4, 4.1, configs]}},
+    }
+    alone = _grid(min(SIZES), apart=False)
+    alone["workload"]["arrivals"]["rate_rps"] = 4.05
+    return {**alone, "name": f"benchmark-{kind}-{configs}", "sweep": axes[kind]}
+
+
+def _grid(configs: int, apart: bool) -> dict:
     """Every configuration fits, so that all of them are simulated; ``apart``: with a prefill and a decode pool."""
     rates, limits = (APART if apart else SIZES)[configs]
     pools = {
@@ -58,6 +78,16 @@ def sweep(quick: bool) -> Iterator[Row]:
             runs = [probe("sweep_probe", str(max(APART)), folder, "apart", environment=kept) for _ in range(3)]
             fastest = {name: min(run[name] for run in runs) for name in runs[0]}
             yield from _rows(max(APART), fastest, ", prefill and decode apart")
+        yield from _hypothetical(DEVICES[0 if quick else 1], folder, kept)
+
+
+def _hypothetical(devices: int, folder: str, kept: dict[str, str]) -> Iterator[Row]:
+    """Devices that no file has, and the time that they take beside that of rates on one device."""
+    probe("sweep_probe", str(min(SIZES)), folder, "rates", environment=kept)  # compiles
+    wall_s = {kind: probe("sweep_probe", str(devices), folder, kind, environment=kept) for kind in ("rates", "devices")}
+    yield from _rows(devices, wall_s["devices"], ", each a hypothetical device")
+    times = wall_s["devices"]["wall_s"] / wall_s["rates"]["wall_s"]
+    yield Row(f"{devices:,} hypothetical devices beside {devices:,} rates", times, "x the wall time")
 
 
 def _rows(configs: int, found: dict[str, float], kind: str = "") -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""One sweep in a process of its own, which prints its time and memory: CONFIGURATIONS FOLDER [apart]."""
+"""One sweep in a process of its own, which prints its time and memory: CONFIGURATIONS FOLDER [apart|devices|rates]."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.benchmarks.timing import peak_memory
 
 def main() -> None:
     configs, folder = int(sys.argv[1]), Path(sys.argv[2])
-    asked = scenario(configs, apart="apart" in sys.argv[3:])
+    asked = scenario(configs, *sys.argv[3:])
     start, cpu = time.perf_counter(), time.process_time()
     configure()
     loaded = time.perf_counter()

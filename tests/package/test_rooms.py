@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "evaluator"
 
 ORDER = (
     # What knows nothing of serving
-    ("errors", "version", "progress", "device"),
+    ("errors", "version", "progress", "device", "records"),
     ("units", "yaml", "typed"),
     # What things are, and how long an iteration takes
     ("catalog",),

@@ -18,7 +18,7 @@ from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.metrics.variables import INPUTS
-from evaluator.replica.changes import Change, changed, chosen_inputs
+from evaluator.replica.changes import Change, changed_calibration, changed_hardware, chosen_inputs
 
 RATES = ("memory_bandwidth", "flops", "link_bandwidth")
 MODELS = ("llama-3.1-70b", "gpt-oss-120b", "deepseek-v3")
@@ -47,7 +47,7 @@ def load_hardware_of(calibration: str) -> str:
 def faster(hardware, calibration, only=tuple(INPUTS), factor=2.0):
     """All of ``only`` better: rates x factor, times / factor."""
     changes = [Change(name, factor if name in RATES else 1.0 / factor) for name in only]
-    return reduce(lambda device, change: changed(*device, change), changes, (hardware, calibration))
+    return reduce(changed_hardware, changes, hardware), reduce(changed_calibration, changes, calibration)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -99,7 +99,7 @@ def test_a_name_that_is_no_input():
     with pytest.raises(InputError, match="no input 'x'; the inputs are memory_bandwidth, flops, link_bandwidth"):
         chosen_inputs("x")
     with pytest.raises(ValueError, match="no input 'x'"):
-        changed(load_hardware("h100-sxm"), load_calibration("auto", "h100-sxm"), Change("x", 2.0))
+        changed_calibration(load_calibration("auto", "h100-sxm"), Change("x", 2.0))
 
 
 def test_times_of_nothing_stay_nothing():

@@ -53,6 +53,24 @@ def test_every_row_of_a_sweep_is_the_run_of_its_point(grid, swept):
         same(one, swept.isel(config=[config]))
 
 
+def test_every_device_of_a_sweep_over_figures_is_the_run_of_its_own():
+    """Their costs are folded together and what was checked is shared; the numbers are those of each alone."""
+    grid = scenario(
+        deployment__hardware__memory_bandwidth=[2e12, 3.35e12, 5e12],
+        deployment__hardware__memory_bytes=["20GB", "80GB"],  # the model does not fit into the less
+        deployment__tensor_parallel=[1, 2],
+    )
+    found = sweep(grid)
+    for config in range(found.sizes["config"]):
+        row = found.isel(config=config)
+        names = ("memory_bandwidth", "memory_bytes", "tensor_parallel")
+        alone = scenario(*(f"deployment.hardware.{name}={row[name].item()}" for name in names[:2]),
+                         f"deployment.tensor_parallel={row['tensor_parallel'].item()}")  # fmt: skip
+        one = sweep(alone).isel(config=0)
+        for name in found.data_vars:
+            np.testing.assert_array_equal(row[name].values, one[name].values, err_msg=name)
+
+
 def test_what_cannot_run_is_a_row_beside_what_can(swept):
     absent = swept["model"].values == "llama-3.1-70b"
     assert all(text.startswith("infeasible: does not fit") for text in swept["status"].values[absent])

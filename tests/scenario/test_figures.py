@@ -6,7 +6,7 @@ import pytest
 import evaluator
 from evaluator.catalog.what_if import WhatIf, device
 from evaluator.errors import InputError
-from evaluator.scenario import expand, load_scenario
+from evaluator.scenario import expand, figures, load_scenario
 
 H100, L40S = 3.35e12, 864e9
 
@@ -79,4 +79,40 @@ def test_the_place_of_a_figure(base):
         load_scenario(base)
     base["deployment"]["hardware"] = 7
     with pytest.raises(InputError, match=r"deployment\.hardware: expected a name or {like: h100-sxm"):
+        load_scenario(base)
+
+
+def test_of_many_figures_those_at_the_ends_are_read(base, monkeypatch):
+    """What lies between two figures that a device can have is one, too; each is told apart from the others as ever."""
+    read = []
+    monkeypatch.setattr(figures, "_check", lambda described, kind: read.append(described))
+    base["sweep"] = {"deployment.hardware.memory_bandwidth": {"linspace": ["2TB/s", "4TB/s", 2001]}}
+    loaded = load_scenario(base)
+    assert len(read) == 2
+    assert [change["deployment.hardware.memory_bandwidth"] for change in loaded.sweep[0].changes[:2]] == [
+        2e12,
+        2.001e12,
+    ]
+    assert _bandwidths(base)[1000] == 3e12
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"linspace": ["0.1TB/s", "-1TB/s", 1001]}, "must be above 0, got -1"),
+        ([*np.linspace(1e12, 2e12, 1000).tolist(), 3.35], "3.35 byte/s is no figure of a device; write its unit"),
+        ([*np.linspace(1e12, 2e12, 1000).tolist(), 1e12], r"is the same as value 1: 1e\+12; keep one"),
+        ([*np.linspace(1e12, 2e12, 1000).tolist(), "fast"], "'fast' does not start with a number"),
+    ],
+    ids=["negative", "no unit", "twice", "no number"],
+)
+def test_one_bad_figure_among_many(base, values, message):
+    base["sweep"] = {"deployment.hardware.memory_bandwidth": values}
+    with pytest.raises(InputError, match=rf"value 1001 of 1001\).*{message}"):
+        load_scenario(base)
+
+
+def test_counts_of_devices_are_read_one_by_one(base):
+    base["sweep"] = {"deployment.hardware.links.nvlink.devices": [2.0 + step / 2 for step in range(1001)]}
+    with pytest.raises(InputError, match=r"value 1 of 1001|value 2 of 1001"):
         load_scenario(base)

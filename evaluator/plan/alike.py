@@ -1,0 +1,66 @@
+"""Configurations that differ in the speed of their devices alone: what was checked of one holds for all of them.
+
+A sweep over the bandwidth of a device, its peaks, links, power or price has a deployment of its own in every design. No
+check looks at any of these: whether a design can run depends on the memory of its devices, on which of them are linked
+and on the dtypes that they compute in. So the first design is checked, and the others take what was found, with their
+own devices in the place of its.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TypeVar
+
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.what_if import WhatIf, device
+from evaluator.plan.station import StationPlan
+from evaluator.records import with_fields
+from evaluator.replica import on_device
+from evaluator.scenario import Deployment
+from evaluator.scenario.scenario import Pool
+
+COMPARED = ("hardware", "pools", "pipeline")
+"""Fields that are not compared by their identity; a deployment with a pipeline is like no other."""
+
+_Described = TypeVar("_Described", Deployment, Pool)
+
+
+def likeness(deployment: Deployment) -> Hashable | None:
+    """Equal for deployments that differ in the speed of described devices alone; None: no other can be like this one.
+
+    Points of a sweep share the objects of parts that they do not vary, so parts are compared by identity (``id``).
+    Stages of a pipeline ask more of devices than the engine does.
+    """
+    pools = deployment.pools or {}
+    hardware = [deployment.hardware, *(pool.hardware for pool in pools.values())]
+    if deployment.pipeline or not any(isinstance(one, WhatIf) for one in hardware):
+        return None
+    return _parts(deployment), tuple((name, _parts(pool)) for name, pool in pools.items())
+
+
+def _parts(of: _Described) -> Hashable:
+    there = of.hardware
+    named = outline(device(there)) if isinstance(there, WhatIf) else there
+    return named, tuple(id(part) for key, part in vars(of).items() if key not in COMPARED)
+
+
+def outline(hardware: Hardware) -> Hashable:
+    """What of a device decides whether a design can run: all but how fast it is, its power and its price."""
+    links = tuple((link.name, link.devices, link.mesh) for link in hardware.links)
+    same = hardware.name, hardware.kind, hardware.memory_bytes, hardware.cores, hardware.hypothetical
+    return *same, tuple(hardware.peak_flops), links
+
+
+def with_devices(stations: tuple[StationPlan, ...], deployment: Deployment) -> tuple[StationPlan, ...]:
+    """The stations of a deployment that is like the one that these are of, on its own devices."""
+    return tuple(_with_device(station, deployment) for station in stations)
+
+
+def _with_device(station: StationPlan, deployment: Deployment) -> StationPlan:
+    pool = (deployment.pools or {}).get(station.name)
+    hardware = deployment.hardware if pool is None or pool.hardware is None else pool.hardware
+    there = station.deployment
+    if not isinstance(hardware, WhatIf) or hardware == there.hardware:
+        return station
+    own = with_fields(there, hardware=hardware)
+    return with_fields(station, deployment=own, design=on_device(station.design, hardware))

@@ -1,0 +1,76 @@
+"""What replicas take that differ in nothing but how fast their devices are: of one of them, or of many at once.
+
+A sweep over figures of a device has as many replicas as designs, and the same operators in all of them. Folding them
+(``cost.fold``) is arithmetic on some forty short arrays, whose overhead in Python is the same for one device as for a
+hundred. So a replica folds its own costs only when it is asked for them, and the engine, which runs many lanes at once,
+asks for those of all its lanes together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakValueDictionary
+
+from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.model import Model
+from evaluator.cost.coefficients import mesh, reach
+from evaluator.cost.fitted import iteration_cost, iteration_costs
+from evaluator.cost.iteration import IterationCost
+from evaluator.cost.operators import operators
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
+from evaluator.cost.utilisation import IdealTime, ideal_times_of
+
+
+@dataclass(frozen=True, eq=False)
+class Costing:
+    """A model under a calibration, split over devices that are like ``hardware``: its links join as many of them."""
+
+    model: Model
+    calibration: Calibration
+    precision: Precision
+    parallel: Parallel
+    hardware: Hardware
+
+    @cached_property
+    def typical(self) -> tuple[IterationCost, ...]:
+        """The costs on ``hardware``, for their structure: other devices give the same rows with other numbers."""
+        return self.costs(self.hardware)
+
+    def costs(self, hardware: Hardware) -> tuple[IterationCost, ...]:
+        """The iteration costs of the pipeline ranks on such a device."""
+        split = self.model, hardware, self.calibration, self.precision, self.parallel
+        return tuple(iteration_cost(*split, pipeline_rank) for pipeline_rank in self._ranks)
+
+    def costs_on(self, devices: Sequence[Hardware]) -> tuple[IterationCost, ...]:
+        """The same on many such devices, with a trailing axis ``device`` in every field."""
+        split = self.model, devices, self.calibration, self.precision, self.parallel
+        return tuple(iteration_costs(*split, pipeline_rank) for pipeline_rank in self._ranks)
+
+    def ideals_on(self, devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
+        """For each device (FLOPs, bytes) in seconds at its peaks, summed over the pipeline ranks."""
+        return ideal_times_of(operators(self.model, self.precision, self.parallel), devices)
+
+    @property
+    def _ranks(self) -> Sequence[int | None]:
+        return range(self.parallel.pipeline) if self.parallel.pipeline > 1 else (None,)
+
+
+def costing(
+    model: Model, calibration: Calibration, precision: Precision, parallel: Parallel, hardware: Hardware
+) -> Costing:
+    """The costing of a replica on such a device; one object for as long as any replica has it.
+
+    Model and calibration are known by their identity (``id``), which stays theirs while the costing holds them.
+    """
+    key = (id(model), id(calibration), precision, parallel, reach(hardware), mesh(hardware))
+    found = _COSTINGS.get(key)
+    if found is None:
+        found = _COSTINGS[key] = Costing(model, calibration, precision, parallel, hardware)
+    return found
+
+
+_COSTINGS: WeakValueDictionary[Hashable, Costing] = WeakValueDictionary()
