@@ -31,7 +31,9 @@ OPTIONAL_CLASSES = {
 permutes, activates and sums what the routed experts make, and attention on latents (MLA), whose kernels are others."""
 SORT = "sort"
 """One more: ordering the logits for top-p and top-k. An engine whose set has none does not order them."""
-PROVENANCES = ("datasheet", "calibrated", "extrapolated")
+PROVENANCES = ("datasheet", "transferred", "extrapolated", "calibrated")
+"""Where a set's figures are from, the least sure first: data sheets, sets of other devices (their median), a fit that
+is used beyond what it was fitted to, a fit."""
 HOST = (
     "step_overhead_s",
     "sequence_overhead_s",
@@ -51,13 +53,15 @@ class Calibration:
     """One efficiency set. ``hardware`` is a catalog name or ``any``; ``sources`` has one entry per figure or class.
 
     ``fit`` is what a fitted set says of itself (data, errors, what was not identified); nothing computes with it.
+    ``serving_runs`` are the models of the serving runs that it was fitted to, by their hardware. ``rests_on`` is the
+    case of ``evaluator.accuracy`` that says how far its predictions are off (``_rests_on``).
     A set of another form than ``roofline`` has fits of whole ``iterations`` instead of efficiencies, or those of the
     ``eager`` operator set.
     """
 
     name: str
     hardware: str
-    provenance: str  # datasheet | calibrated | extrapolated
+    provenance: str  # of PROVENANCES
     efficiencies: Mapping[str, OperatorEfficiency]
     link_efficiency: float  # of a link's bandwidth in one direction, large messages
     step_overhead_s: float  # host, per engine iteration
@@ -76,6 +80,8 @@ class Calibration:
     beyond: str = "refuse"  # refuse | extend: configurations that leave the range of the measured iterations
     iterations: tuple[Iterations, ...] = ()
     eager: EagerFigures | None = None
+    serving_runs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rests_on: str = "datasheet"
 
     def of(self, op_class: str) -> OperatorEfficiency:
         """The efficiencies of a class; for an optional one that the set has not, of the class it stands in for."""
@@ -143,7 +149,7 @@ def _standing_in(of: Calibration, engine: str) -> Calibration:
     """A set for an engine of which nothing was measured on this hardware; a data sheet is one for any engine."""
     if of.provenance == "datasheet":
         return of
-    return replace(of, name=f"{of.name}, for {engine}", provenance="extrapolated")
+    return replace(of, name=f"{of.name}, for {engine}", provenance="extrapolated", rests_on="other_engine")
 
 
 def with_host(kernels: Calibration, serving: Calibration) -> Calibration:
@@ -178,9 +184,32 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
         lookahead_steps=given.number("lookahead_steps", 0.0),
         warm_up_s=given.quantity("warm_up_s", "s", 0.0, zero=True),
         graph_tokens=given.number("graph_tokens", 0.0),
+        serving_runs=_serving_runs(given.inner("serving_runs", {})),
     )
     given.finish()
-    return calibration
+    return replace(calibration, rests_on=_rests_on(calibration))
+
+
+def _serving_runs(given: Fields) -> dict[str, tuple[str, ...]]:
+    runs = {}
+    for hardware, models in given.values.items():
+        if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
+            raise InputError(f"{given.place(str(hardware))}: expected a list of models, got {models!r}")
+        runs[str(hardware)] = tuple(models)
+    return runs
+
+
+def _rests_on(of: Calibration) -> str:
+    """What the predictions of a set as it is in its file rest on: a case of ``evaluator.accuracy``."""
+    if of.form != "roofline":
+        return EAGER if of.form == EAGER else "iterations"
+    if of.hardware in of.serving_runs:
+        return "runs"
+    if of.provenance == "transferred":
+        return "transferred"
+    if of.serving_runs:
+        return "sheet_and_runs" if of.provenance == "datasheet" else "other_devices"
+    return "kernels" if of.provenance == "calibrated" else "datasheet"
 
 
 def _roofline(given: Fields) -> dict[str, Any]:

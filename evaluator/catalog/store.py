@@ -16,6 +16,7 @@ _KINDS = {
     "links": ("models/links", "link"),
     "storage": ("models/storage", "storage"),
     "calibrations": ("calibration", "calibration"),
+    "errors": ("calibration/errors", "table of errors"),
     "scenarios": ("scenarios", "scenario"),
 }
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -49,19 +49,30 @@ def compare(
         typer.Option(metavar="fold|model|gpu", help="Compare every experiment with a set fitted without it: without "
                      "every fourth experiment, without any of its model, or without any of its GPU."),
     ] = None,
+    errors: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Put the errors into this table of expected errors (.yaml), as those of the "
+                     "case that --held-out and --calibration make; see calibration/README.md."),
+    ] = None,
     changes: SetOption = None,
     quiet: QuietOption = False,
 ) -> None:  # fmt: skip
     """Compare predictions with measured serving results: error by metric, model, GPU and load."""
     check_output(out, "--out", TABLE_SUFFIXES)
+    check_output(errors, "--errors", (".yaml",))
     if scenario is not None:
-        if len(files) != 1 or fit is not None or held_out is not None:
-            raise InputError("with --scenario, compare takes one file of requests and neither --fit nor --held-out")
-        table, errors = _requests(files[0], scenario, calibration, changes)
+        if len(files) != 1 or any(option is not None for option in (fit, held_out, errors)):
+            raise InputError(
+                "with --scenario, compare takes one file of requests and neither --fit, --held-out nor --errors"
+            )
+        table, means = _requests(files[0], scenario, calibration, changes)
     else:
         if len(files) != 2 or changes:
             raise InputError("compare takes SPECS.json ACTUALS.csv, or REQUESTS.csv --scenario SCENARIO [--set ...]")
-        table, errors = _experiments(files[0], files[1], calibration, seeds, fit, held_out, quiet)
+        case = None if errors is None else _case(held_out, calibration)
+        table, means = _experiments(files[0], files[1], calibration, seeds, fit, held_out, quiet)
+        if errors is not None and case is not None:
+            _write_errors(errors, case, table, files, quiet)
     if out is not None:
         from evaluator.results import write_requests
 
@@ -70,7 +81,7 @@ def compare(
             typer.echo(f"wrote {len(table):,} rows to {out}", err=True)
     if scenario is None and table["status"].str.startswith("cannot run").all():
         raise InputError(f"{files[0]}: no experiment could run")
-    _gate(errors, fail_above)
+    _gate(means, fail_above)
 
 
 def _experiments(
@@ -96,6 +107,20 @@ def _experiments(
         table = compare.compare_experiments(experiments, calibration, range(seeds))
     typer.echo(compare.described(table))
     return table, compare.headline(table)
+
+
+def _case(held_out: str | None, calibration: str) -> str:
+    from evaluator.accuracy.cases import case_of
+
+    return case_of(held_out, "GPU-vllm" if calibration == "auto" and held_out is not None else calibration)
+
+
+def _write_errors(path: Path, case: str, table: pd.DataFrame, files: list[Path], quiet: bool) -> None:
+    from evaluator.accuracy.derive import write_errors
+
+    rows = write_errors(path, case, table, ", ".join(file.name for file in files))
+    if not quiet:
+        typer.echo(f"wrote {len(rows)} errors of the case {case} to {path}", err=True)
 
 
 def _check_partition(held_out: str) -> None:

@@ -77,11 +77,13 @@ class Outcomes:
     open_loop: np.ndarray  # (config,) boolean: False for closed loop and all at once, which never saturate
     status: np.ndarray  # (config,) text: ``ok``, or why it cannot run and what to do
     engine: np.ndarray  # (config,) text: request | iteration | token
-    provenance: np.ndarray  # (config,) text: calibrated | extrapolated | datasheet
+    provenance: np.ndarray  # (config,) text: of evaluator.catalog.calibration.PROVENANCES
     calibration_set: np.ndarray  # (config,) text: the sets of its pools
 
     finds_warmup: np.ndarray  # (config,) boolean: a transient beyond the warm-up is cut, too
     asked_rps: np.ndarray  # (config,) rate that clients who wait for answers would send at; NaN where they do not wait
+    model_error: np.ndarray  # (config, 3) expected relative error of mean TTFT, ITL and E2E; NaN: not known
+    model_error_basis: np.ndarray  # (config,) text: what these rest on
     objectives: tuple[Bounds, ...] = ()
     itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed], all gaps after the first measured first token
     replica: np.ndarray | None = None  # (config, seed, request) or (seed, request): which replica served it

@@ -10,6 +10,7 @@ import numpy as np
 from evaluator.errors import InputError
 from evaluator.metrics.elasticity import elasticities
 from evaluator.metrics.latency import VARIABLE, latencies, place_of, within_objectives
+from evaluator.metrics.model_error import model_errors
 from evaluator.metrics.outcomes import OK, Bounds, Outcomes
 from evaluator.metrics.saturation import drift, saturated
 from evaluator.metrics.service import energy, hardware_use, kv_used_max, prefix_hit_rate, price, throughput
@@ -21,6 +22,7 @@ from evaluator.metrics.variables import BY_SEED, by_seed_name
 from evaluator.metrics.warmup import transient
 from evaluator.metrics.window import Window
 
+_TEXTS = ("status", "engine", "provenance", "calibration_set", "model_error_basis")
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 
@@ -49,7 +51,7 @@ def summarise(
     else:
         found = _by_warmup(select(outcomes, able), levels, sides is None)
         values, parts = (place(some, able, rows) for some in found)
-    values |= {name: getattr(outcomes, name) for name in ("status", "engine", "provenance", "calibration_set")}
+    values |= {name: getattr(outcomes, name) for name in _TEXTS}
     values["devices"] = np.asarray(outcomes.summed("devices")).astype(np.int64)  # also of rows that cannot run
     if by_seed:
         values |= _by_seed(values, parts, outcomes.arrival_s.shape[1])
@@ -173,6 +175,7 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     tpot = summaries["tpot_s"].mean
     result["tok_per_s_per_user"] = np.divide(1.0, tpot, out=np.full(tpot.shape, np.nan), where=tpot > 0)
     result |= _state(outcomes, window, settled)
+    result |= model_errors(outcomes, window, result)
     result |= stage_statistics(outcomes.stage_names, outcomes.stages, window, levels, outcomes.status.size)
     return result, parts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evaluator.metrics.elasticity import METRICS, STEP
+from evaluator.metrics.model_error import MODEL_ERRORS
 from evaluator.metrics.power import BUSY, BYTES, FLOPS
 
 
@@ -132,9 +133,28 @@ _OTHERS = {
     "requests_run": Variable("1", "requests simulated", "requests per seed; more than at first under requests: auto"),
     "status": Variable("1", "status", "ok, or infeasible, why, and what to do"),
     "engine": Variable("1", "engine", "what computed the row: request | iteration | token"),
-    "provenance": Variable("1", "provenance", "where the efficiencies are from: calibrated | extrapolated | datasheet"),
+    "provenance": Variable(
+        "1", "provenance", "where the efficiencies are from: calibrated | extrapolated | transferred | datasheet"
+    ),
+    "model_error_basis": Variable(
+        "1", "basis of the model errors", "what the prediction rests on, which says how far it is expected to be off"
+    ),
     "calibration_set": Variable("1", "calibration set", "which set of efficiencies; of several pools all, joined by +"),
 }
+
+_BAND = (
+    "expected relative error of the prediction: 68 % of measured values lie within it x (1 +- error); from predictions "
+    "of serving runs that were kept aside, of the case in model_error_basis"
+)
+_MEAN_ERROR = (
+    f"{_BAND}. Of the mean. Waits of saturated designs are off by more, which is in it, and those of others near "
+    "saturation, which only elasticities to all inputs tell: with them it is multiplied by how much the metric follows "
+    "the time of service"
+)
+_SERVED_ERROR = (
+    f"{_BAND}. 0 where the design keeps up with its arrivals, which are then what is served; that of e2e_s where it is "
+    "saturated, in a closed loop and of all at once"
+)
 
 _SEARCH = {
     "goodput_rps": Variable(
@@ -160,6 +180,12 @@ _SEARCH = {
         "1",
         "layout",
         "of each pool the replicas and how many devices share one: 4 x tp2 are four replicas of two devices",
+    ),
+    "goodput_rps_model_error": Variable(
+        "1",
+        "model error of the goodput",
+        "expected relative error: that of the latency that limits it x (1 + 1 / (d ln latency / d ln rate)), the slope "
+        "between the trials next to the goodput; where saturation limits it, that of e2e_s",
     ),
     "search_status": Variable(
         "1",
@@ -204,6 +230,9 @@ def _table() -> dict[str, Variable]:
             f"standard error of the {variable.long_name}",
             "Monte-Carlo standard error: standard deviation over the seeds / sqrt(seeds); NaN with one seed",
         )
+    for name in MODEL_ERRORS:
+        formula = _MEAN_ERROR if name in _LATENCIES else _SERVED_ERROR
+        table[f"{name}_model_error"] = Variable("1", f"model error of the {table[name].long_name}", formula)
     table |= _OTHERS | _SEARCH | _stages()
     for name in BY_SEED:
         one = table[name]

@@ -33,7 +33,16 @@ __all__ = ["Designs", "read"]
 
 _STATISTIC = re.compile(r"(?P<name>\w+?)[ _]p(?P<percent>\d+(\.\d+)?)")
 _SHOWN = 10
-_OBJECTS = ("status", "engine", "provenance", "calibration_set", "search_status", "goodput_limit", "pool_layout")
+_OBJECTS = (
+    "status",
+    "engine",
+    "provenance",
+    "calibration_set",
+    "model_error_basis",
+    "search_status",
+    "goodput_limit",
+    "pool_layout",
+)
 
 
 @xr.register_dataset_accessor("evaluator")

@@ -52,7 +52,16 @@ def _installed(package: str) -> str:
         return "none"
 
 
-_TEXT = {"status", "engine", "provenance", "calibration_set", "goodput_limit", "pool_layout", "search_status"}
+_TEXT = {
+    "status",
+    "engine",
+    "provenance",
+    "calibration_set",
+    "model_error_basis",
+    "goodput_limit",
+    "pool_layout",
+    "search_status",
+}
 
 
 def problem_of(ds: xr.Dataset) -> str | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluator.metrics import OK
+from evaluator.metrics.latency import VARIABLE
 from evaluator.plan import Member, Plan
 from evaluator.progress import ProgressReport
 from evaluator.search.bisection import Bisection
@@ -41,11 +42,13 @@ UNBOUNDED_STATUS = (
 class Goodput:
     """``rate_rps`` (design,) is 0 where no rate meets the objectives, ``status`` why. ``high_rps`` is the lowest rate
     above it that misses them (infinite: none), ``kept`` the run at the rate, or of a design without one at the lowest.
+    ``model_error`` is that of the rate, relative.
     """
 
     rate_rps: np.ndarray
     high_rps: np.ndarray
     stderr_rps: np.ndarray
+    model_error: np.ndarray
     status: np.ndarray
     limit: np.ndarray  # the objective that the next higher rate misses by most, empty where none
     kept: Kept
@@ -58,7 +61,7 @@ class Goodput:
 
     def replaced(self, designs: np.ndarray, other: Goodput) -> Goodput:
         """The same with what another search found of some designs."""
-        names = ("rate_rps", "high_rps", "stderr_rps", "status", "limit")
+        names = ("rate_rps", "high_rps", "stderr_rps", "model_error", "status", "limit")
         columns = {name: getattr(self, name).copy() for name in names}
         for name, column in columns.items():
             column[designs] = getattr(other, name)
@@ -163,7 +166,7 @@ class _Search:
         rate = np.where(self.bisection.found, self.rates(self.bisection.held), 0.0)
         high = self.rates(self.bisection.failed)
         rate[self.unbounded], high[self.unbounded] = self.kept.values["throughput_rps"][self.unbounded], np.inf
-        stderr = np.full(len(self.members), np.nan)
+        stderr, model_error = np.full((2, len(self.members)), np.nan)
         status = np.full(len(self.members), UNBOUNDED_STATUS, dtype=object)
         limit = np.full(len(self.members), "", dtype=object)
         for design, member in enumerate(self.members):
@@ -172,9 +175,9 @@ class _Search:
             elif not self.unbounded[design]:
                 steady = bool(self.kept.values["steady"][design])
                 status[design] = BRACKETED if steady else f"{BRACKETED}, {unsteady(member)}"
-                limit[design], relative = self._limit(design)
+                limit[design], relative, model_error[design] = self._limit(design)
                 stderr[design] = rate[design] * relative
-        return Goodput(rate, high, stderr, status, limit, self.kept, trials)
+        return Goodput(rate, high, stderr, model_error, status, limit, self.kept, trials)
 
     def _without(self, design: int) -> str:
         """Why no rate will do."""
@@ -185,20 +188,33 @@ class _Search:
         when = f"at {rate}" if self.members[design].open_loop else "with all requests at once"
         return f"no rate meets the objectives: {when} {self.objectives.told(design, lowest.ratios)}"
 
-    def _limit(self, design: int) -> tuple[str, float]:
-        """What limits the goodput of a design, and its relative standard error by the delta method."""
+    def _limit(self, design: int) -> tuple[str, float, float]:
+        """What limits the goodput of a design, its relative standard error by the delta method, and its model error.
+
+        Where all times of service are 1 + e times as long, a latency L at a rate r is (1 + e) times that at the rate
+        (1 + e) r, in another unit of time. With the slope s = d ln L / d ln r it stays at its bound at a rate that is
+        lower by e (1 + 1 / s). At saturation the rate is one over the time of service.
+        """
         at = {trial.point: trial.ratios for trial in self.trials[design]}
         held, failed = at[int(self.bisection.held[design])], at[int(self.bisection.failed[design])]
         if not np.nanmax(failed, initial=0.0) > 1.0:
-            return SATURATION, np.nan
+            return SATURATION, np.nan, self._model_error("e2e", design)
         worst = int(np.nanargmax(failed))
         bound = self.objectives.bounds[worst]
         points = np.array(list(at))
         with np.errstate(divide="ignore", invalid="ignore"):  # a wait of nothing has no logarithm
             logs = np.log([ratios[worst] for ratios in at.values()])
             slope = _slope(points, logs, int(self.bisection.held[design]), self.step)
-        relative = self.error[design, worst] / held[worst] / slope if slope > 0.0 else np.nan
-        return f"{bound.metric} {bound.statistic}", float(relative)
+        if not slope > 0.0:
+            return f"{bound.metric} {bound.statistic}", np.nan, np.nan
+        relative = self.error[design, worst] / held[worst] / slope
+        model_error = self._model_error(bound.metric, design) * (1.0 + 1.0 / slope)
+        return f"{bound.metric} {bound.statistic}", float(relative), float(model_error)
+
+    def _model_error(self, metric: str, design: int) -> float:
+        """That of a latency in the run at the goodput; a wait in the queue is as sure as the time of service."""
+        name = f"{VARIABLE[metric]}_model_error"
+        return float(self.kept.values.get(name, self.kept.values["e2e_s_model_error"])[design])
 
 
 def _slope(points: np.ndarray, log_ratios: np.ndarray, held: int, step: float) -> float:

@@ -127,6 +127,7 @@ def _by_goodput(
         "goodput_rps": found.rate_rps,
         "goodput_high_rps": found.high_rps,
         "goodput_rps_stderr": found.stderr_rps,
+        "goodput_rps_model_error": found.model_error,
     }
     values |= {name: _numbers(column, able, len(members)) for name, column in columns.items()}
     values["search_status"] = _texts(found.status, able, len(members))

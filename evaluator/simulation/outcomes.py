@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from evaluator.accuracy.member import basis_of, expected
+from evaluator.catalog.calibration import PROVENANCES
 from evaluator.cost.fitted import verdict
 from evaluator.metrics import OK, Outcomes, bounds_of
 from evaluator.metrics.use import Use
@@ -14,9 +16,6 @@ from evaluator.plan import Member
 from evaluator.simulation.chain import Gaps, Journey
 from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.gaps import pooled
-
-TRUST = ("datasheet", "extrapolated", "calibrated")
-"""Provenances of a prediction, the least sure first."""
 
 
 def outcomes_of(members: Sequence[Member], journey: Journey, stage_names: Sequence[str] = ()) -> Outcomes:
@@ -26,6 +25,7 @@ def outcomes_of(members: Sequence[Member], journey: Journey, stage_names: Sequen
     """
     first_later_s, last_later_s = _around_the_engine(members, journey)
     judged = [_judged(member, journey, position) for position, member in enumerate(members)]
+    errors = [expected(member) for member in members]
     return Outcomes(
         arrival_s=journey.arrival_s,
         scheduled_s=journey.scheduled_s,
@@ -43,6 +43,8 @@ def outcomes_of(members: Sequence[Member], journey: Journey, stage_names: Sequen
         engine=np.array([member.engine for member in members]),
         provenance=np.array([provenance for _, provenance in judged]),
         calibration_set=np.array([_sets(member) for member in members]),
+        model_error=np.array([bands for bands, _ in errors]),
+        model_error_basis=np.array([told for _, told in errors]),
         finds_warmup=np.array([member.workload.find_warmup for member in members]),
         asked_rps=np.array([_asked_rps(member) for member in members]),
         objectives=bounds_of([member.objectives for member in members]),
@@ -114,14 +116,15 @@ def _sets(member: Member) -> str:
 
 
 def _least_sure(names: set[str]) -> str:
-    return min(names, key=lambda name: TRUST.index(name) if name in TRUST else len(TRUST))
+    return min(names, key=lambda name: PROVENANCES.index(name) if name in PROVENANCES else len(PROVENANCES))
 
 
 def told_of(member: Member) -> dict[str, str]:
     """The texts of the row of a member that was not run."""
     provenance = _least_sure({station.design.provenance for station in member.stations})
     known = {"status": member.status, "engine": member.engine}
-    return {**known, "provenance": provenance, "calibration_set": _sets(member)}
+    told = {"calibration_set": _sets(member), "model_error_basis": basis_of(member).told}
+    return {**known, "provenance": provenance, **told}
 
 
 def _around_the_engine(members: Sequence[Member], journey: Journey) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ from evaluator.calibrate.serving.parameters import adjusted, as_vllm
 from evaluator.calibrate.serving.write import write_calibration
 from evaluator.catalog import load_calibration
 from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.transferred import transferred
 from evaluator.compare.calibrations import ANY_GPU, calibration_for, kernel_sets
 from evaluator.compare.report import headline
 from evaluator.compare.run import compare_experiments
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 FOLDS = 4
 PARTITIONS = ("fold", "model", "gpu")
 """What is kept aside at a time: every fourth experiment, all of a model, or all of a GPU."""
+TRANSFERRED = "transferred"
+"""In the place of a base set: what is kept aside is predicted by the kernels of the other GPUs, not by its own."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,13 @@ def held_out(
 ) -> pd.DataFrame:
     """Every experiment predicted by sets fitted without it, and without all that is kept aside with it.
 
-    Raises InputError where nothing would be left to fit.
+    ``base`` TRANSFERRED: under the median of the other GPUs' kernels instead of their own. The column ``model_seen``
+    says whether a run of the same model on the same GPU was among those that were fitted. Raises InputError where
+    nothing would be left to fit.
     """
     import pandas as pd
 
+    given, base = base, "GPU-vllm" if base == TRANSFERRED else base
     ready, bases = runnable(experiments, base), _bases(experiments, base)
     groups = parts(ready, partition)
     if len(groups) < 2:
@@ -80,9 +86,18 @@ def held_out(
         near = by_gpu(kept)
         for hardware, judged in by_gpu(aside).items():
             own = _own(shared, near.get(hardware, ()), bases)
-            set_ = renamed(adjusted(bases[hardware], own.values), f"{hardware}-{ANY_GPU} of the others", hardware)
-            tables.append(compare_experiments(judged, set_, seeds))
+            kernels = _kernels_of_others(hardware) if given == TRANSFERRED else bases[hardware]
+            set_ = renamed(adjusted(kernels, own.values), f"{hardware}-{ANY_GPU} of the others", hardware)
+            seen = {each.model for each in near.get(hardware, ())}
+            table = compare_experiments(judged, set_, seeds)
+            tables.append(table.assign(model_seen=table["model"].isin(seen)))
     return pd.concat(tables, ignore_index=True)
+
+
+def _kernels_of_others(hardware: str) -> Calibration:
+    """The median of the sets of kernels of all GPUs but this one."""
+    others = [calibration_for("GPU-vllm", name) for name in kernel_sets() if name != hardware]
+    return as_vllm(transferred(others))
 
 
 def _own(shared: FitResult, own: Sequence[Experiment], bases: Mapping[str, Calibration]) -> FitResult:

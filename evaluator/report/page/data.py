@@ -21,7 +21,7 @@ from evaluator.results.schema import objectives_of
 if TYPE_CHECKING:
     import xarray as xr
 
-_TEXTS = ("status", "engine", "provenance", "calibration_set", "search_status", "goodput_limit")
+_TEXTS = ("status", "engine", "provenance", "calibration_set", "model_error_basis", "search_status", "goodput_limit")
 MEETS, RUNS, MISSES, SATURATED, CANNOT_RUN = (
     "meets objectives",
     "runs",

@@ -1,0 +1,93 @@
+"""What the prediction of a configuration rests on: the cases that speak for it, and what of it nobody measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from evaluator.accuracy.cases import CASES, Errors
+from evaluator.catalog.model import LatentAttention, LinearAttention, MoeFeedForward, Recurrence, StateSpace
+
+if TYPE_CHECKING:
+    from evaluator.replica import Design
+
+METRICS: Mapping[str, str] = {"ttft_s": "ttft", "itl_s": "itl", "e2e_s": "e2e"}
+"""Latencies with an error of their own -> the metric that was measured; that of ``tpot_s`` is that of ``itl_s``."""
+_NEVER_ALONE = ("runs", "other_models", "other_devices", "kernels")
+"""Cases of a set of one device, which says less of a device that is only like it."""
+_WEIGHTS = {"fp16", "bf16", "fp8"}
+"""dtypes of weights of which servers were measured (fp8: Llama-4-Scout)."""
+
+_UNSEEN = (
+    ({LatentAttention}, "latent attention"),
+    ({LinearAttention, StateSpace, Recurrence}, "layers with a state"),
+)
+"""Kinds of layers that no measured model had."""
+
+
+@dataclass(frozen=True)
+class Basis:
+    """``cases`` are names of CASES, or of what no case tells of; ``unmeasured`` says what of it nobody measured."""
+
+    cases: tuple[str, ...]
+    unmeasured: tuple[str, ...] = ()
+
+    def joined(self, other: Basis) -> Basis:
+        """Of a configuration that rests on both."""
+        return Basis(_once(self.cases + other.cases), _once(self.unmeasured + other.unmeasured))
+
+    @property
+    def told(self) -> str:
+        """In words, the weakest case first where there are several."""
+        order = list(CASES)
+        cases = sorted(self.cases, key=lambda case: -order.index(case) if case in order else -len(order))
+        words = " and ".join(CASES[case].told if case in CASES else OTHERS[case] for case in cases)
+        return f"{words}; no server measured with {', '.join(self.unmeasured)}" if self.unmeasured else words
+
+    def bands(self, errors: Errors) -> tuple[float, ...]:
+        """The expected relative error of the mean of each of METRICS; NaN without a table of errors."""
+        return tuple(errors.of(self.cases, f"{name}_mean", bool(self.unmeasured)) for name in METRICS.values())
+
+
+OTHERS: Mapping[str, str] = {
+    "iterations": "whole iterations of another engine or workload",
+    "eager": "a published operator set",
+    "other_engine": "measurements of another engine",
+}
+"""What a prediction may rest on of which no case was measured."""
+
+
+def design_basis(built: Design) -> Basis:
+    """Of one replica."""
+    calibration, spec, model = built.calibration, built.spec, built.model
+    case = calibration.rests_on
+    if case == "runs" and model.name not in calibration.serving_runs.get(built.hardware.name, ()):
+        case = "other_models"
+    if calibration.engine not in ("any", spec.engine):
+        case = "other_engine"
+    cases = (case, "transferred") if built.hardware.hypothetical and case in _NEVER_ALONE else (case,)
+    return Basis(cases, _unmeasured(built))
+
+
+def _unmeasured(built: Design) -> tuple[str, ...]:
+    """What of a replica no measured server had."""
+    parallel, precision, model, links = built.spec.parallel, built.spec.precision, built.model, built.hardware.links
+    nearest = links[0].devices if links else None
+    stored, mixers = model.checkpoint, {type(kind.mixer) for kind in model.layers}
+    experts = any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
+    held = {stored.attention, stored.experts if experts else stored.feed_forward}
+    weights = held if precision.weights == "checkpoint" else {precision.weights}
+    found = {
+        "expert parallelism": parallel.expert > 1,
+        "pipeline ranks": parallel.pipeline > 1,
+        "several nodes": nearest is not None and parallel.devices > nearest,
+        **{f"{dtype} weights": True for dtype in sorted(weights - _WEIGHTS)},
+        f"{precision.kv} KV": precision.kv not in ("bf16", "fp16"),
+        **{name: True for types, name in _UNSEEN if mixers & types},
+    }
+    return tuple(name for name, there in found.items() if there)
+
+
+def _once(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,159 @@
+"""The cases of which the model's error was measured, and the table of these errors that the catalog holds.
+
+A case is what a prediction rests on: serving runs of this device and model, its kernels alone, a data sheet. Its error
+was measured by predicting serving runs as if no more than that were known of them (``evaluator compare --errors``).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluator.catalog.fields import Fields
+from evaluator.catalog.store import find, has
+from evaluator.errors import InputError
+from evaluator.yaml import load_yaml
+
+SHARE = 0.68
+"""Of the measured values those that lie within the error of their prediction, as of a standard deviation."""
+STATISTICS = ("ttft_mean", "ttft_p90", "ttft_p99", "itl_mean", "e2e_mean", "e2e_p90", "e2e_p99")
+"""What was measured of serving runs; their ITL is (mean E2E - mean TTFT) / (mean output tokens - 1), as TPOT is."""
+TABLE = "serving"
+"""The table of errors that a prediction takes its own from."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """``told`` says what a prediction rests on. ``held_out`` and ``calibration`` are the options of ``compare`` that
+    measure its error: what is kept aside, and the set that the fits start from, or that predicts (None: no fit).
+    ``same_model``: of the predicted runs only those whose model other runs of the same device are of. ``host``: the
+    host's times were fitted to serving runs.
+    """
+
+    told: str
+    held_out: str | None
+    calibration: str
+    same_model: bool = False
+    host: bool = True
+
+
+CASES: dict[str, Case] = {
+    "runs": Case("serving runs of this device and model", "fold", "GPU-vllm", same_model=True),
+    "other_models": Case("serving runs of this device, other models", "model", "GPU-vllm"),
+    "other_devices": Case("kernels of this device, serving runs of others", "gpu", "GPU-vllm"),
+    "kernels": Case("kernels of this device, no serving runs", None, "GPU-vllm", host=False),
+    "transferred": Case("kernels and serving runs of other devices", "gpu", "transferred"),
+    "sheet_and_runs": Case("a data sheet, serving runs of other devices", "gpu", "datasheet"),
+    "datasheet": Case("a data sheet", None, "datasheet", host=False),
+}
+"""What a prediction may rest on, the most first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Errors:
+    """A table of errors: ``bands`` by case and statistic of STATISTICS, ``runs`` how many each case was measured on.
+
+    A band is relative: SHARE of the measured values are within prediction x (1 +- band).
+    """
+
+    bands: Mapping[str, Mapping[str, float]]
+    runs: Mapping[str, int]
+
+    def of(self, cases: Sequence[str], statistic: str, unmeasured: bool = False) -> float:
+        """The largest band of these cases, of a prediction that rests on all of them. NaN: there is none.
+
+        ``unmeasured``: something of it is in no measured run. Then it is taken to be no better than the worst of the
+        cases that know as much of the host: what is not known are its kernels and what its devices send. Where one of
+        the cases is not in the table it is the worst of all.
+        """
+        known = [self.bands[case][statistic] for case in cases if statistic in self.bands.get(case, {})]
+        if len(known) < len(cases):
+            known = [each[statistic] for each in self.bands.values() if statistic in each]
+        elif unmeasured:
+            host = all(CASES[case].host for case in cases)
+            alike = [case for case in self.bands if CASES[case].host == host or not host]
+            known += [self.bands[case][statistic] for case in alike if statistic in self.bands[case]]
+        return max(known, default=math.nan)
+
+
+def band(errors: np.ndarray, share: float = SHARE) -> float:
+    """The error that one more value is within with a probability of at least ``share``, from ``errors`` (value,).
+
+    It is the k-th smallest of their n magnitudes with k = ceil((n + 1) share), as in split conformal prediction (Vovk,
+    Gammerman, Shafer: Algorithmic Learning in a Random World, 2005); with fewer than two values there is none (NaN).
+    """
+    magnitudes = np.sort(np.abs(errors[np.isfinite(errors)]))
+    rank = math.ceil((len(magnitudes) + 1) * share)
+    if len(magnitudes) < 2:
+        return math.nan
+    return float(magnitudes[min(rank, len(magnitudes)) - 1])
+
+
+def load_errors(name: str = TABLE) -> Errors:
+    """The table of errors of this name (or path), the user's before the package's. Empty where there is none."""
+    if not has("errors", name) and not name.endswith(".yaml"):
+        return Errors({}, {})
+    return _load(find("errors", name))
+
+
+@functools.cache
+def _load(path: Path) -> Errors:
+    given = Fields(load_yaml(path), path.name)
+    share = given.number("share", high=1.0)
+    if share != SHARE:
+        raise InputError(f"{given.place('share')}: must be {SHARE:g}, got {share:g}; derive the table anew")
+    listed = given.inner("cases")
+    given.finish()
+    bands: dict[str, dict[str, float]] = {}
+    runs: dict[str, int] = {}
+    for name in listed.values:
+        if name not in CASES:
+            raise InputError(f"{listed.place(str(name))}: no such case; there are: {', '.join(CASES)}")
+        case = listed.inner(name)
+        runs[name] = case.integer("runs", minimum=1)
+        for text in ("derived", "command", "source"):
+            case.text(text)
+        case.raw("devices")
+        bands[name] = {statistic: _band(case, statistic) for statistic in STATISTICS if statistic in case.values}
+        case.finish()
+    return Errors(bands, runs)
+
+
+def _band(case: Fields, statistic: str) -> float:
+    inner = case.inner(statistic)
+    found = inner.number("error")
+    for figure in ("median", "bias"):
+        inner.raw(figure)
+    inner.integer("values", minimum=2)
+    inner.finish()
+    return found
+
+
+def case_of(held_out: str | None, calibration: str) -> str:
+    """The case whose error a comparison with these options tells. InputError where it tells of none."""
+    for name, case in CASES.items():
+        if (case.held_out, case.calibration) == (held_out, calibration):
+            return name
+    told = "; ".join(_options(case) for case in CASES.values())
+    raise InputError(f"--errors: {_options(Case('', held_out, calibration))} is no case; the cases are: {told}")
+
+
+def _options(case: Case) -> str:
+    aside = [] if case.held_out is None else [f"--held-out {case.held_out}"]
+    return " ".join([*aside, f"--calibration {case.calibration}"])
+
+
+def command_of(case: str) -> str:
+    """The command that measures a case."""
+    return f"evaluator compare SPECS.json ACTUALS.csv {_options(CASES[case])} --errors FILE.yaml"
+
+
+def plain(value: Any) -> Any:
+    """A number with four digits."""
+    return float(f"{float(value):.4g}")

@@ -1,0 +1,93 @@
+"""Comparisons with measured serving runs -> the table of the model's errors, with the rows that it is made of."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from evaluator.accuracy.cases import CASES, SHARE, STATISTICS, band, command_of, plain
+from evaluator.compare.report import by_stage, usable
+from evaluator.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ROW = ("case", "run", "stage", "model", "hardware", "tensor_parallel", "concurrency")
+"""What a row of errors is of; then follow those of STATISTICS, measured / predicted - 1."""
+
+
+def errors_of(case: str, table: pd.DataFrame) -> pd.DataFrame:
+    """The errors of a comparison, one row per run and stage: the columns ROW and STATISTICS.
+
+    ``table`` is as of ``compare_experiments``; for a case of ``same_model`` with the column ``model_seen``. InputError
+    where no row is left.
+    """
+    rows = by_stage(usable(table))
+    rows = rows[rows["metric"].isin(STATISTICS)]
+    if CASES[case].same_model:
+        rows = rows[rows["model_seen"].astype(bool)]
+    if rows.empty:
+        raise InputError(f"--errors: no run was both predicted and measured that tells of the case {case}")
+    rows = rows.assign(
+        case=case, run=rows["exp_id"], stage=rows["stage_index"], error=rows["measured"] / rows["predicted"] - 1.0
+    )
+    rows["concurrency"] = rows["concurrency"].map(plain)
+    wide = rows.pivot_table(index=list(ROW), columns="metric", values="error", sort=False).reset_index()
+    return wide.reindex(columns=[*ROW, *STATISTICS]).round(5)
+
+
+def summary(rows: pd.DataFrame, source: str, derived: str) -> dict[str, Any]:
+    """What the table says of one case, from its rows of errors."""
+    case = str(rows["case"].iloc[0])
+    found: dict[str, Any] = {
+        "derived": derived,
+        "command": command_of(case),
+        "source": source,
+        "runs": int(rows["run"].nunique()),
+        "devices": sorted(set(rows["hardware"])),
+    }
+    for statistic in STATISTICS:
+        errors = rows[statistic].dropna()
+        if len(errors) > 1:
+            found[statistic] = {
+                "error": plain(band(errors.to_numpy())),
+                "median": plain(errors.abs().median()),
+                "bias": plain(errors.median()),
+                "values": len(errors),
+            }
+    return found
+
+
+def write_errors(path: Path, case: str, table: pd.DataFrame, source: str) -> pd.DataFrame:
+    """Put what a comparison tells of a case into the table of errors at ``path``, beside the other cases.
+
+    The rows of errors are kept in a file of the same name that ends in .csv. Returns those of the case.
+    """
+    import pandas as pd
+
+    rows, listed = errors_of(case, table), path.with_suffix(".csv")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = pd.read_csv(listed, dtype={"run": str}) if listed.is_file() else rows.iloc[:0]
+    every = pd.concat([part for part in (before[before["case"] != case], rows) if len(part)], ignore_index=True)
+    order = {name: place for place, name in enumerate(CASES)}
+    every = every.sort_values("case", key=lambda names: names.map(order), kind="stable")
+    every.to_csv(listed, index=False)
+    content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    cases = dict((content or {}).get("cases") or {})
+    cases[case] = summary(rows, source, datetime.now(UTC).date().isoformat())
+    path.write_text(text_of({name: cases[name] for name in CASES if name in cases}), encoding="utf-8")
+    return rows
+
+
+def text_of(cases: dict[str, Any]) -> str:
+    """The table as YAML."""
+    head = (
+        "# Expected errors of predictions by what they rest on, written by `evaluator compare --errors`: no figure is\n"
+        "# made by hand. `error`: this share of the measured values lies within prediction x (1 +- error); `median`:\n"
+        "# of the absolute errors; `bias`: the median of measured / predicted - 1. Row by row: the .csv beside.\n"
+    )
+    content = {"share": SHARE, "cases": cases}
+    return head + yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)

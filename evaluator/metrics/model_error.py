@@ -1,0 +1,75 @@
+"""How far the model's predictions are expected to be from a real system: of each configuration, by what it rests on.
+
+The errors that the table of ``evaluator.accuracy`` states are of servers that keep up. Where a queue decides, an error
+of the service grows in the wait, by how much the wait follows the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from evaluator.metrics.outcomes import Outcomes
+from evaluator.metrics.window import Window
+
+MODEL_ERRORS = ("ttft_s", "tpot_s", "itl_s", "e2e_s", "throughput_rps", "output_tok_per_s")
+"""The variables whose model error is told, as ``NAME_model_error``: of latencies that of the mean."""
+_RATES = ("memory_bandwidth", "flops", "link_bandwidth")
+
+
+def model_errors(outcomes: Outcomes, window: Window, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The expected relative errors of MODEL_ERRORS, (config,), from those of servers that keep up and the ``values``.
+
+    Under overload requests come at rho > 1 times the rate at which they are served, and the mean wait W in a window
+    grows as rho - 1 (fluid limit; Newell: Applications of Queueing Theory, 1982, chapter 2). As rho is proportional to
+    the times of service, d ln W / d ln service = rho / (rho - 1), by which the error of E2E, which is that of the
+    service, is multiplied in the wait; the rest of a latency has its own error. NaN where the rates do not tell rho.
+
+    What is served is the rate of arrivals as long as the design keeps up, however far the latencies are off: its error
+    is 0. Under overload, in a closed loop and of all at once it is that of E2E, as requests then wait for the service.
+    """
+    ttft, itl, service = outcomes.model_error.T
+    keeps_up = outcomes.open_loop & ~values["saturated"]
+    served = np.where(keeps_up, 0.0 * service, service)
+    found = {"ttft_s": ttft, "tpot_s": itl, "itl_s": itl, "e2e_s": service}
+    found |= {"throughput_rps": served, "output_tok_per_s": served}
+    if values["saturated"].any():
+        wait_error = service * _amplified(outcomes, window, values["throughput_rps"])
+        for name in ("ttft_s", "e2e_s"):
+            whole_s = values[f"{name}_mean"]
+            waited = np.divide(values["queue_wait_s_mean"], whole_s, out=np.zeros_like(whole_s), where=whole_s > 0.0)
+            queued = waited * wait_error + (1.0 - waited) * found[name]
+            found[name] = np.where(values["saturated"], queued, found[name])
+    return {f"{name}_model_error": error for name, error in found.items()}
+
+
+def _amplified(outcomes: Outcomes, window: Window, served_rps: np.ndarray) -> np.ndarray:
+    """rho / (rho - 1), (config,), with rho the rate of arrivals over that of completions; NaN unless rho > 1."""
+    first_s, last_s = window.least(outcomes.arrival_s), outcomes.arrival_s.max(axis=-1)
+    came = np.count_nonzero(outcomes.arrival_s > first_s[..., None], axis=-1)
+    span_s = last_s - first_s
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rho = np.mean(came / span_s, axis=-1) / served_rps
+        return np.where(rho > 1.0, rho / (rho - 1.0), np.nan)
+
+
+def followed(values: Mapping[str, np.ndarray], inputs: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The model errors of configurations with elasticities (config, input) to all ``inputs``, as far as these tell.
+
+    How much a metric follows the speed of the service is the sum of its elasticities to all times less those to all
+    rates, T. Of an idle design T of a latency is 1, and above where batches and queues grow with the time of service:
+    the error is T times as large. That of what is served is abs(T) times the error of E2E.
+    """
+    signs = np.array([-1.0 if name in _RATES else 1.0 for name in inputs])
+    found = {}
+    for name in MODEL_ERRORS:
+        error = values[f"{name}_model_error"]
+        latency = f"{name}_mean_elasticity" in values
+        slopes = values.get(f"{name}_mean_elasticity" if latency else f"{name}_elasticity")
+        if slopes is None:
+            continue
+        total = slopes @ signs
+        grown = error * np.maximum(total, 1.0) if latency else values["e2e_s_model_error"] * np.abs(total)
+        found[f"{name}_model_error"] = np.where(np.isnan(total) | values["saturated"], error, grown)
+    return found
