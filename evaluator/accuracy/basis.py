@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from evaluator.accuracy.cases import CASES, Errors
+from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.model import LatentAttention, LinearAttention, MoeFeedForward, Recurrence, StateSpace
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 METRICS: Mapping[str, str] = {"ttft_s": "ttft", "itl_s": "itl", "e2e_s": "e2e"}
 """Latencies with an error of their own -> the metric that was measured; that of ``tpot_s`` is that of ``itl_s``."""
-_NEVER_ALONE = ("runs", "other_models", "other_devices", "kernels")
+_OF_ONE_DEVICE = ("runs", "other_models", "other_devices", "kernels_and_host", "kernels")
 """Cases of a set of one device, which says less of a device that is only like it."""
 _WEIGHTS = {"fp16", "bf16", "fp8"}
 """dtypes of weights of which servers were measured (fp8: Llama-4-Scout)."""
@@ -43,7 +44,7 @@ class Basis:
         order = list(CASES)
         cases = sorted(self.cases, key=lambda case: -order.index(case) if case in order else -len(order))
         words = " and ".join(CASES[case].told if case in CASES else OTHERS[case] for case in cases)
-        return f"{words}; no server measured with {', '.join(self.unmeasured)}" if self.unmeasured else words
+        return f"{words}; nothing measured of {', '.join(self.unmeasured)}" if self.unmeasured else words
 
     def bands(self, errors: Errors) -> tuple[float, ...]:
         """The expected relative error of the mean of each of METRICS; NaN without a table of errors."""
@@ -53,20 +54,17 @@ class Basis:
 OTHERS: Mapping[str, str] = {
     "iterations": "whole iterations of another engine or workload",
     "eager": "a published operator set",
-    "other_engine": "measurements of another engine",
 }
 """What a prediction may rest on of which no case was measured."""
 
 
 def design_basis(built: Design) -> Basis:
     """Of one replica."""
-    calibration, spec, model = built.calibration, built.spec, built.model
+    calibration, model = built.calibration, built.model
     case = calibration.rests_on
     if case == "runs" and model.name not in calibration.serving_runs.get(built.hardware.name, ()):
         case = "other_models"
-    if calibration.engine not in ("any", spec.engine):
-        case = "other_engine"
-    cases = (case, "transferred") if built.hardware.hypothetical and case in _NEVER_ALONE else (case,)
+    cases = (case, "transferred") if built.hardware.hypothetical and case in _OF_ONE_DEVICE else (case,)
     return Basis(cases, _unmeasured(built))
 
 
@@ -79,6 +77,7 @@ def _unmeasured(built: Design) -> tuple[str, ...]:
     held = {stored.attention, stored.experts if experts else stored.feed_forward}
     weights = held if precision.weights == "checkpoint" else {precision.weights}
     found = {
+        serving_engine(built.spec.engine).label: built.spec.engine != DEFAULT_ENGINE,
         "expert parallelism": parallel.expert > 1,
         "pipeline ranks": parallel.pipeline > 1,
         "several nodes": nearest is not None and parallel.devices > nearest,

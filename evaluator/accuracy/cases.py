@@ -47,6 +47,7 @@ CASES: dict[str, Case] = {
     "runs": Case("serving runs of this device and model", "fold", "GPU-vllm", same_model=True),
     "other_models": Case("serving runs of this device, other models", "model", "GPU-vllm"),
     "other_devices": Case("kernels of this device, serving runs of others", "gpu", "GPU-vllm"),
+    "kernels_and_host": Case("kernels of this device, the host of serving runs of others", "gpu", "host"),
     "kernels": Case("kernels of this device, no serving runs", None, "GPU-vllm", host=False),
     "transferred": Case("kernels and serving runs of other devices", "gpu", "transferred"),
     "sheet_and_runs": Case("a data sheet, serving runs of other devices", "gpu", "datasheet"),

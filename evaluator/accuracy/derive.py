@@ -11,18 +11,22 @@ import yaml
 from evaluator.accuracy.cases import CASES, SHARE, STATISTICS, band, command_of, plain
 from evaluator.compare.report import by_stage, usable
 from evaluator.errors import InputError
+from evaluator.yaml import load_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ROW = ("case", "run", "stage", "model", "hardware", "tensor_parallel", "concurrency")
+    from evaluator.scenario import Deployment
+
+ROW = ("case", "source", "run", "stage", "model", "hardware", "tensor_parallel", "concurrency")
 """What a row of errors is of; then follow those of STATISTICS, measured / predicted - 1."""
 
 
-def errors_of(case: str, table: pd.DataFrame) -> pd.DataFrame:
+def errors_of(case: str, table: pd.DataFrame, source: str) -> pd.DataFrame:
     """The errors of a comparison, one row per run and stage: the columns ROW and STATISTICS.
 
-    ``table`` is as of ``compare_experiments``; for a case of ``same_model`` with the column ``model_seen``. InputError
+    ``table`` is as of ``compare_experiments``, ``source`` names its files. For a case of ``same_model`` it has the column
+    ``model_seen``. InputError
     where no row is left.
     """
     rows = by_stage(usable(table))
@@ -32,20 +36,43 @@ def errors_of(case: str, table: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         raise InputError(f"--errors: no run was both predicted and measured that tells of the case {case}")
     rows = rows.assign(
-        case=case, run=rows["exp_id"], stage=rows["stage_index"], error=rows["measured"] / rows["predicted"] - 1.0
+        case=case,
+        source=source,
+        run=rows["exp_id"],
+        stage=rows["stage_index"],
+        error=rows["measured"] / rows["predicted"] - 1.0,
     )
     rows["concurrency"] = rows["concurrency"].map(plain)
     wide = rows.pivot_table(index=list(ROW), columns="metric", values="error", sort=False).reset_index()
     return wide.reindex(columns=[*ROW, *STATISTICS]).round(5)
 
 
-def summary(rows: pd.DataFrame, source: str, derived: str) -> dict[str, Any]:
+def errors_of_requests(
+    case: str, statistics: pd.DataFrame, source: str, run: str, deployment: Deployment
+) -> pd.DataFrame:
+    """The same of one run that was compared request by request, from ``compare_requests``' table of statistics."""
+    import pandas as pd
+
+    found = dict.fromkeys(STATISTICS, float("nan"))
+    for row in statistics.itertuples():
+        name = f"{_MEASURED_AS.get(row.metric, row.metric)}_{row.statistic}"
+        if name in found:
+            found[name] = row.measured_s / row.predicted_s - 1.0
+    described = (case, source, run, 0, str(deployment.model), str(deployment.hardware), deployment.tensor_parallel)
+    row = dict(zip(ROW, (*described, float("nan")), strict=True))
+    return pd.DataFrame([row | found]).round(5)
+
+
+_MEASURED_AS = {"tpot": "itl"}
+
+
+def summary(rows: pd.DataFrame, derived: str) -> dict[str, Any]:
     """What the table says of one case, from its rows of errors."""
     case = str(rows["case"].iloc[0])
     found: dict[str, Any] = {
         "derived": derived,
         "command": command_of(case),
-        "source": source,
+        "source": ", ".join(dict.fromkeys(rows["source"])),
         "runs": int(rows["run"].nunique()),
         "devices": sorted(set(rows["hardware"])),
     }
@@ -61,25 +88,25 @@ def summary(rows: pd.DataFrame, source: str, derived: str) -> dict[str, Any]:
     return found
 
 
-def write_errors(path: Path, case: str, table: pd.DataFrame, source: str) -> pd.DataFrame:
-    """Put what a comparison tells of a case into the table of errors at ``path``, beside the other cases.
+def write_errors(path: Path, rows: pd.DataFrame) -> None:
+    """Put the errors of one case from one source into the table at ``path``, beside those of others.
 
-    The rows of errors are kept in a file of the same name that ends in .csv. Returns those of the case.
+    The rows are kept in a file of the same name that ends in .csv.
     """
     import pandas as pd
 
-    rows, listed = errors_of(case, table), path.with_suffix(".csv")
+    case, source, listed = rows["case"].iloc[0], rows["source"].iloc[0], path.with_suffix(".csv")
     path.parent.mkdir(parents=True, exist_ok=True)
     before = pd.read_csv(listed, dtype={"run": str}) if listed.is_file() else rows.iloc[:0]
-    every = pd.concat([part for part in (before[before["case"] != case], rows) if len(part)], ignore_index=True)
+    kept = before[(before["case"] != case) | (before["source"] != source)]
+    every = pd.concat([part for part in (kept, rows) if len(part)], ignore_index=True)
     order = {name: place for place, name in enumerate(CASES)}
     every = every.sort_values("case", key=lambda names: names.map(order), kind="stable")
     every.to_csv(listed, index=False)
-    content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    cases = dict((content or {}).get("cases") or {})
-    cases[case] = summary(rows, source, datetime.now(UTC).date().isoformat())
+    content = load_yaml(path) if path.is_file() else {}
+    cases = dict(content.get("cases") or {})
+    cases[case] = summary(every[every["case"] == case], datetime.now(UTC).date().isoformat())
     path.write_text(text_of({name: cases[name] for name in CASES if name in cases}), encoding="utf-8")
-    return rows
 
 
 def text_of(cases: dict[str, Any]) -> str:

@@ -149,7 +149,7 @@ def _standing_in(of: Calibration, engine: str) -> Calibration:
     """A set for an engine of which nothing was measured on this hardware; a data sheet is one for any engine."""
     if of.provenance == "datasheet":
         return of
-    return replace(of, name=f"{of.name}, for {engine}", provenance="extrapolated", rests_on="other_engine")
+    return replace(of, name=f"{of.name}, for {engine}", provenance="extrapolated")
 
 
 def with_host(kernels: Calibration, serving: Calibration) -> Calibration:
@@ -158,7 +158,8 @@ def with_host(kernels: Calibration, serving: Calibration) -> Calibration:
     sort = {SORT: serving.efficiencies[SORT]} if SORT in serving.efficiencies else {}
     classes = {**kernels.efficiencies, **sort}
     name = f"{kernels.name}, host of {serving.name}"
-    return replace(kernels, name=name, efficiencies=classes, **figures)
+    rests_on = "kernels_and_host" if kernels.rests_on == "kernels" else kernels.rests_on
+    return replace(kernels, name=name, efficiencies=classes, rests_on=rests_on, **figures)
 
 
 @functools.cache
@@ -209,7 +210,9 @@ def _rests_on(of: Calibration) -> str:
         return "transferred"
     if of.serving_runs:
         return "sheet_and_runs" if of.provenance == "datasheet" else "other_devices"
-    return "kernels" if of.provenance == "calibrated" else "datasheet"
+    if of.provenance != "calibrated":
+        return "datasheet"
+    return "kernels_and_host" if of.frontend_s else "kernels"  # kernels do not tell what is outside the engine
 
 
 def _roofline(given: Fields) -> dict[str, Any]:

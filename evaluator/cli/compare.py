@@ -61,11 +61,9 @@ def compare(
     check_output(out, "--out", TABLE_SUFFIXES)
     check_output(errors, "--errors", (".yaml",))
     if scenario is not None:
-        if len(files) != 1 or any(option is not None for option in (fit, held_out, errors)):
-            raise InputError(
-                "with --scenario, compare takes one file of requests and neither --fit, --held-out nor --errors"
-            )
-        table, means = _requests(files[0], scenario, calibration, changes)
+        if len(files) != 1 or fit is not None or held_out is not None:
+            raise InputError("with --scenario, compare takes one file of requests and neither --fit nor --held-out")
+        table, means = _requests(files[0], scenario, calibration, changes, errors)
     else:
         if len(files) != 2 or changes:
             raise InputError("compare takes SPECS.json ACTUALS.csv, or REQUESTS.csv --scenario SCENARIO [--set ...]")
@@ -116,9 +114,10 @@ def _case(held_out: str | None, calibration: str) -> str:
 
 
 def _write_errors(path: Path, case: str, table: pd.DataFrame, files: list[Path], quiet: bool) -> None:
-    from evaluator.accuracy.derive import write_errors
+    from evaluator.accuracy.derive import errors_of, write_errors
 
-    rows = write_errors(path, case, table, ", ".join(file.name for file in files))
+    rows = errors_of(case, table, ", ".join(file.name for file in files))
+    write_errors(path, rows)
     if not quiet:
         typer.echo(f"wrote {len(rows)} errors of the case {case} to {path}", err=True)
 
@@ -141,8 +140,9 @@ def _fit(experiments: list, base: str, seeds: int, folder: Path, quiet: bool) ->
 
 
 def _requests(
-    requests: Path, scenario: str, calibration: str, changes: list[str] | None
+    requests: Path, scenario: str, calibration: str, changes: list[str] | None, errors: Path | None
 ) -> tuple[pd.DataFrame, dict[str, float]]:
+    from evaluator.catalog import load_calibration
     from evaluator.compare import compare_requests
 
     named = [] if calibration == "auto" else [f"deployment.calibration={calibration}"]
@@ -151,6 +151,11 @@ def _requests(
     set_ = loaded.deployment.calibration
     typer.echo(f"{len(table)} requests, calibration {set_}")
     typer.echo(statistics.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+    if errors is not None:
+        from evaluator.accuracy.derive import errors_of_requests, write_errors
+
+        case = load_calibration(set_, str(loaded.deployment.hardware), engine=loaded.deployment.engine).rests_on
+        write_errors(errors, errors_of_requests(case, statistics, requests.name, loaded.name, loaded.deployment))
     means = statistics[statistics["statistic"] == "mean"]
     return table, {row.metric: abs(row.error_pct) for row in means.itertuples()}
 

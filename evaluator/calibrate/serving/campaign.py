@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,14 +11,14 @@ from evaluator.calibrate.serving.fit import FitResult, fit_serving, renamed, run
 from evaluator.calibrate.serving.parameters import adjusted, as_vllm
 from evaluator.calibrate.serving.write import write_calibration
 from evaluator.catalog import load_calibration
-from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.calibration import Calibration, with_host
 from evaluator.catalog.transferred import transferred
 from evaluator.compare.calibrations import ANY_GPU, calibration_for, kernel_sets
 from evaluator.compare.report import headline
 from evaluator.compare.run import compare_experiments
 from evaluator.errors import InputError
 from evaluator.experiments.experiment import Experiment
-from evaluator.experiments.names import hardware_name
+from evaluator.experiments.names import hardware_name, model_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 FOLDS = 4
 PARTITIONS = ("fold", "model", "gpu")
 """What is kept aside at a time: every fourth experiment, all of a model, or all of a GPU."""
-TRANSFERRED = "transferred"
-"""In the place of a base set: what is kept aside is predicted by the kernels of the other GPUs, not by its own."""
+TRANSFERRED, HOST_ALONE = "transferred", "host"
+"""In the place of a base set: what is kept aside is predicted by the kernels of the other GPUs, not by its own; by its
+own kernels as they are, of which serving runs have told the host's times alone."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,17 @@ def fit_all(experiments: Sequence[Experiment], base: str = "GPU-vllm", seeds: Se
             found.append(_named(hardware, as_vllm(calibration_for(base, hardware)), shared, [], seeds))
     sheet = as_vllm(load_calibration("datasheet", "any"))
     on_sheets = fit_serving(ready, dict.fromkeys(bases, sheet), start=shared.values)
-    return [*found, _named("any", sheet, on_sheets, ready, seeds)]
+    found.append(_named("any", sheet, on_sheets, ready, seeds))
+    runs = serving_runs(ready)
+    return [replace(each, calibration=replace(each.calibration, serving_runs=runs)) for each in found]
+
+
+def serving_runs(experiments: Sequence[Experiment]) -> dict[str, tuple[str, ...]]:
+    """The models of these experiments by their GPU, under the names of the catalog."""
+    return {
+        hardware: tuple(sorted({model_name(each.model) for each in runs}))
+        for hardware, runs in by_gpu(experiments).items()
+    }
 
 
 def held_out(
@@ -67,13 +78,13 @@ def held_out(
 ) -> pd.DataFrame:
     """Every experiment predicted by sets fitted without it, and without all that is kept aside with it.
 
-    ``base`` TRANSFERRED: under the median of the other GPUs' kernels instead of their own. The column ``model_seen``
+    ``base`` may be TRANSFERRED or HOST_ALONE. The column ``model_seen``
     says whether a run of the same model on the same GPU was among those that were fitted. Raises InputError where
     nothing would be left to fit.
     """
     import pandas as pd
 
-    given, base = base, "GPU-vllm" if base == TRANSFERRED else base
+    given, base = base, "GPU-vllm" if base in (TRANSFERRED, HOST_ALONE) else base
     ready, bases = runnable(experiments, base), _bases(experiments, base)
     groups = parts(ready, partition)
     if len(groups) < 2:
@@ -87,7 +98,9 @@ def held_out(
         for hardware, judged in by_gpu(aside).items():
             own = _own(shared, near.get(hardware, ()), bases)
             kernels = _kernels_of_others(hardware) if given == TRANSFERRED else bases[hardware]
-            set_ = renamed(adjusted(kernels, own.values), f"{hardware}-{ANY_GPU} of the others", hardware)
+            fitted = adjusted(kernels, own.values)
+            fitted = with_host(kernels, fitted) if given == HOST_ALONE else fitted
+            set_ = renamed(fitted, f"{hardware}-{ANY_GPU} of the others", hardware)
             seen = {each.model for each in near.get(hardware, ())}
             table = compare_experiments(judged, set_, seeds)
             tables.append(table.assign(model_seen=table["model"].isin(seen)))

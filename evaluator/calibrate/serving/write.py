@@ -32,6 +32,7 @@ def write_calibration(path: Path, set_: Calibration, fitted: FitResult, base: Ca
 def _document(calibration: Calibration) -> dict[str, Any]:
     given = {each.name: getattr(calibration, each.name) for each in fields(calibration) if each.name != "sources"}
     classes = given.pop("efficiencies")
+    given.pop("rests_on")  # follows from the rest
     found: dict[str, Any] = {name: given.pop(name) for name in ("name", "hardware", "provenance")}
     found["efficiencies"] = {name: _figures(name, one) for name, one in classes.items()}
     defaults = {each.name: _default(each) for each in fields(Calibration)}
@@ -61,6 +62,8 @@ def _plain(value: Any) -> Any:
     """Numbers with six digits; dataclasses and mappings as plain dicts."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(inner) for inner in value]
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     return float(f"{value:.6g}") if isinstance(value, float) else value
