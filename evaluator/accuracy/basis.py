@@ -17,6 +17,8 @@ METRICS: Mapping[str, str] = {"ttft_s": "ttft", "itl_s": "itl", "e2e_s": "e2e"}
 """Latencies with an error of their own -> the metric that was measured; that of ``tpot_s`` is that of ``itl_s``."""
 _OF_ONE_DEVICE = ("runs", "other_models", "other_devices", "kernels_and_host", "kernels")
 """Cases of a set of one device, which says less of a device that is only like it."""
+_MAKER, _LINK = "NVIDIA", "nvlink"
+"""Of the devices of which servers were measured, and of what joined them."""
 _WEIGHTS = {"fp16", "bf16", "fp8"}
 """dtypes of weights of which servers were measured (fp8: Llama-4-Scout)."""
 
@@ -38,12 +40,11 @@ class Basis:
         """Of a configuration that rests on both."""
         return Basis(_once(self.cases + other.cases), _once(self.unmeasured + other.unmeasured))
 
-    @property
-    def told(self) -> str:
-        """In words, the weakest case first where there are several."""
+    def text(self, errors: Errors) -> str:
+        """In words, the weakest case first where there are several, with the number of runs that tell of each."""
         order = list(CASES)
         cases = sorted(self.cases, key=lambda case: -order.index(case) if case in order else -len(order))
-        words = " and ".join(CASES[case].told if case in CASES else OTHERS[case] for case in cases)
+        words = " and ".join(_told(case, errors.runs.get(case)) for case in cases)
         return f"{words}; nothing measured of {', '.join(self.unmeasured)}" if self.unmeasured else words
 
     def bands(self, errors: Errors) -> tuple[float, ...]:
@@ -71,21 +72,30 @@ def design_basis(built: Design) -> Basis:
 def _unmeasured(built: Design) -> tuple[str, ...]:
     """What of a replica no measured server had."""
     parallel, precision, model, links = built.spec.parallel, built.spec.precision, built.model, built.hardware.links
-    nearest = links[0].devices if links else None
+    link, reach = (links[0].name, links[0].devices) if links else ("", None)
+    maker = built.hardware.maker
     stored, mixers = model.checkpoint, {type(kind.mixer) for kind in model.layers}
     experts = any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
     held = {stored.attention, stored.experts if experts else stored.feed_forward}
     weights = held if precision.weights == "checkpoint" else {precision.weights}
     found = {
+        f"{maker or 'such'} devices": maker != _MAKER,
         serving_engine(built.spec.engine).label: built.spec.engine != DEFAULT_ENGINE,
         "expert parallelism": parallel.expert > 1,
         "pipeline ranks": parallel.pipeline > 1,
-        "several nodes": nearest is not None and parallel.devices > nearest,
+        f"tensor parallelism over {link}": parallel.tensor > 1 and link != _LINK,
+        "several nodes": reach is not None and parallel.devices > reach,
         **{f"{dtype} weights": True for dtype in sorted(weights - _WEIGHTS)},
         f"{precision.kv} KV": precision.kv not in ("bf16", "fp16"),
         **{name: True for types, name in _UNSEEN if mixers & types},
     }
     return tuple(name for name, there in found.items() if there)
+
+
+def _told(case: str, runs: int | None) -> str:
+    if case not in CASES:
+        return OTHERS[case]
+    return CASES[case].told if runs is None else f"{CASES[case].told}, from {runs} runs"
 
 
 def _once(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -31,7 +31,8 @@ TABLE = "serving"
 @dataclass(frozen=True)
 class Case:
     """``told`` says what a prediction rests on. ``held_out`` and ``calibration`` are the options of ``compare`` that
-    measure its error: what is kept aside, and the set that the fits start from, or that predicts (None: no fit).
+    measure its error: what is kept aside, and the set that the fits start from, or that predicts (None: no fit), by
+    ``kernels`` as of ``evaluator.calibrate.serving``.
     ``same_model``: of the predicted runs only those whose model other runs of the same device are of. ``host``: the
     host's times were fitted to serving runs.
     """
@@ -41,15 +42,18 @@ class Case:
     calibration: str
     same_model: bool = False
     host: bool = True
+    kernels: str = "own"
 
 
 CASES: dict[str, Case] = {
     "runs": Case("serving runs of this device and model", "fold", "GPU-vllm", same_model=True),
     "other_models": Case("serving runs of this device, other models", "model", "GPU-vllm"),
     "other_devices": Case("kernels of this device, serving runs of others", "gpu", "GPU-vllm"),
-    "kernels_and_host": Case("kernels of this device, the host of serving runs of others", "gpu", "host"),
+    "kernels_and_host": Case(
+        "kernels of this device, the host of serving runs of others", "gpu", "GPU-vllm", kernels="host"
+    ),
     "kernels": Case("kernels of this device, no serving runs", None, "GPU-vllm", host=False),
-    "transferred": Case("kernels and serving runs of other devices", "gpu", "transferred"),
+    "transferred": Case("kernels and serving runs of other devices", "gpu", "GPU-vllm", kernels="transferred"),
     "sheet_and_runs": Case("a data sheet, serving runs of other devices", "gpu", "datasheet"),
     "datasheet": Case("a data sheet", None, "datasheet", host=False),
 }
@@ -136,13 +140,14 @@ def _band(case: Fields, statistic: str) -> float:
     return found
 
 
-def case_of(held_out: str | None, calibration: str) -> str:
-    """The case whose error a comparison with these options tells. InputError where it tells of none."""
-    for name, case in CASES.items():
-        if (case.held_out, case.calibration) == (held_out, calibration):
-            return name
-    told = "; ".join(_options(case) for case in CASES.values())
-    raise InputError(f"--errors: {_options(Case('', held_out, calibration))} is no case; the cases are: {told}")
+def cases_of(held_out: str | None, calibration: str) -> list[str]:
+    """The cases whose errors a comparison with these options tells. InputError where it tells of none."""
+    asked = (held_out, calibration)
+    found = [name for name, case in CASES.items() if (case.held_out, case.calibration) == asked]
+    if not found:
+        told = "; ".join(dict.fromkeys(_options(case) for case in CASES.values()))
+        raise InputError(f"--errors: {_options(Case('', *asked))} measures no case; those that do are: {told}")
+    return found
 
 
 def _options(case: Case) -> str:

@@ -25,9 +25,8 @@ ROW = ("case", "source", "run", "stage", "model", "hardware", "tensor_parallel",
 def errors_of(case: str, table: pd.DataFrame, source: str) -> pd.DataFrame:
     """The errors of a comparison, one row per run and stage: the columns ROW and STATISTICS.
 
-    ``table`` is as of ``compare_experiments``, ``source`` names its files. For a case of ``same_model`` it has the column
-    ``model_seen``. InputError
-    where no row is left.
+    ``table`` is as of ``compare_experiments``, for a case of ``same_model`` with the column ``model_seen``; ``source``
+    names its files. InputError where no row is left.
     """
     rows = by_stage(usable(table))
     rows = rows[rows["metric"].isin(STATISTICS)]

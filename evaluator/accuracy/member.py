@@ -33,12 +33,11 @@ def _unmeasured(member: Member) -> tuple[str, ...]:
 
 
 @cache
-def bands_of(basis: Basis, errors: Errors) -> tuple[float, ...]:
-    """``Basis.bands``, once for all configurations that rest on the same."""
-    return basis.bands(errors)
+def _told(basis: Basis, errors: Errors) -> tuple[tuple[float, ...], str]:
+    """Once for all configurations that rest on the same."""
+    return basis.bands(errors), basis.text(errors)
 
 
 def expected(member: Member) -> tuple[tuple[float, ...], str]:
     """The expected relative errors of TTFT, ITL and E2E (``basis.METRICS``), and what they rest on in words."""
-    basis = basis_of(member)
-    return bands_of(basis, load_errors()), basis.told
+    return _told(basis_of(member), load_errors())

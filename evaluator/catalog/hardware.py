@@ -40,4 +40,5 @@ class Hardware:
     usd_per_hour: float | None
     sources: Mapping[str, str]  # figure -> where it is from
     cores: int | None = None
+    maker: str = ""  # who makes it; empty: not said
     hypothetical: bool = False  # its figures are those of a scenario, so that nothing can have been measured on it

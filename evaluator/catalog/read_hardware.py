@@ -54,6 +54,7 @@ def read_hardware(document: Any, where: str, expected_name: str | None = None) -
         usd_per_hour=_optional(given, "usd_per_hour", "USD/h"),
         sources=_sources(given.inner("sources")),
         cores=given.integer("cores", None),
+        maker=given.text("maker", ""),
     )
     given.finish()
     _check_sources(hardware, given.place("sources"))

@@ -67,10 +67,8 @@ def compare(
     else:
         if len(files) != 2 or changes:
             raise InputError("compare takes SPECS.json ACTUALS.csv, or REQUESTS.csv --scenario SCENARIO [--set ...]")
-        case = None if errors is None else _case(held_out, calibration)
-        table, means = _experiments(files[0], files[1], calibration, seeds, fit, held_out, quiet)
-        if errors is not None and case is not None:
-            _write_errors(errors, case, table, files, quiet)
+        measured = _Errors(errors, held_out, calibration, files)
+        table, means = _experiments(files[0], files[1], calibration, seeds, fit, held_out, quiet, measured)
     if out is not None:
         from evaluator.results import write_requests
 
@@ -83,7 +81,14 @@ def compare(
 
 
 def _experiments(
-    specs: Path, actuals: Path, calibration: str, seeds: int, fit: Path | None, held_out: str | None, quiet: bool
+    specs: Path,
+    actuals: Path,
+    calibration: str,
+    seeds: int,
+    fit: Path | None,
+    held_out: str | None,
+    quiet: bool,
+    errors: _Errors,
 ) -> tuple[pd.DataFrame, dict[str, float]]:
     from evaluator import compare
     from evaluator.experiments import read_experiments
@@ -97,29 +102,45 @@ def _experiments(
     if fit is not None:
         _fit(experiments, base, seeds, fit, quiet)
     if held_out is not None:
-        from evaluator.calibrate.serving import held_out as predicted_without
+        from evaluator.calibrate.serving import held_out_by_kernels
 
-        table = predicted_without(experiments, held_out, base, range(seeds))
+        tables = held_out_by_kernels(experiments, held_out, base, range(seeds), errors.kernels)
         typer.echo(f"Predicted by sets fitted without them ({held_out} by {held_out}):")
     else:
-        table = compare.compare_experiments(experiments, calibration, range(seeds))
+        tables = {"own": compare.compare_experiments(experiments, calibration, range(seeds))}
+    table = tables["own"]
     typer.echo(compare.described(table))
+    errors.write(tables, quiet)
     return table, compare.headline(table)
 
 
-def _case(held_out: str | None, calibration: str) -> str:
-    from evaluator.accuracy.cases import case_of
+class _Errors:
+    """The table of expected errors at ``path`` (None: nothing is written), and the cases that a comparison tells of."""
 
-    return case_of(held_out, "GPU-vllm" if calibration == "auto" and held_out is not None else calibration)
+    def __init__(self, path: Path | None, held_out: str | None, calibration: str, files: list[Path]) -> None:
+        self.path, self.source, self.cases = path, ", ".join(file.name for file in files), []
+        if path is not None:
+            from evaluator.accuracy.cases import CASES, cases_of
 
+            base = "GPU-vllm" if calibration == "auto" and held_out is not None else calibration
+            self.cases = [(case, CASES[case].kernels) for case in cases_of(held_out, base)]
 
-def _write_errors(path: Path, case: str, table: pd.DataFrame, files: list[Path], quiet: bool) -> None:
-    from evaluator.accuracy.derive import errors_of, write_errors
+    @property
+    def kernels(self) -> list[str]:
+        """By which kernels the cases want experiments kept aside to be predicted, their own first."""
+        return ["own", *(kernels for _, kernels in self.cases if kernels != "own")]
 
-    rows = errors_of(case, table, ", ".join(file.name for file in files))
-    write_errors(path, rows)
-    if not quiet:
-        typer.echo(f"wrote {len(rows)} errors of the case {case} to {path}", err=True)
+    def write(self, tables: dict[str, pd.DataFrame], quiet: bool) -> None:
+        """Put the errors of these comparisons, by their kernels, into the table."""
+        if self.path is None:
+            return
+        from evaluator.accuracy.derive import errors_of, write_errors
+
+        for case, kernels in self.cases:
+            rows = errors_of(case, tables[kernels], self.source)
+            write_errors(self.path, rows)
+            if not quiet:
+                typer.echo(f"wrote {len(rows)} errors of the case {case} to {self.path}", err=True)
 
 
 def _check_partition(held_out: str) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from evaluator.accuracy import load_errors
+from evaluator.accuracy.basis import design_basis
 from evaluator.catalog import Calibration
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.hardware import Hardware
@@ -50,6 +52,8 @@ class Estimate:
     output_tok_per_s: float
     total_tok_per_s: float
     load: SteadyState | None
+    model_error: tuple[float, ...]  # expected relative errors of TTFT, TPOT and E2E in a server; NaN: not known
+    model_error_basis: str  # what they rest on
 
 
 def estimate(
@@ -141,6 +145,8 @@ def _estimated(
     prefill = phase(through, built.hardware, served.prefill)
     decode_s = decode_time(through, served)
     e2e = prefill.time_s + decode_s
+    errors = load_errors()
+    basis = design_basis(built)
     kv_bytes = kv_bytes_per_token(built.model, precision.kv, parallel.tensor)
     return Estimate(
         model=built.model.name,
@@ -165,6 +171,8 @@ def _estimated(
         output_tok_per_s=in_flight * served.output_tokens / e2e,
         total_tok_per_s=in_flight * (served.prompt_tokens + served.output_tokens) / e2e,
         load=load,
+        model_error=basis.bands(errors),
+        model_error_basis=basis.text(errors),
     )
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from evaluator.cost.steady import SteadyState
 from evaluator.estimation import Estimate, Phase
+from evaluator.report.accuracy import in_words
 
 
 def format_estimate(result: Estimate) -> str:
@@ -31,8 +34,16 @@ def _summary(result: Estimate) -> list[str]:
         f"TPOT              {_milliseconds(result.tpot_s)}",
         f"end to end        {_milliseconds(result.e2e_s)}",
         f"throughput        {result.output_tok_per_s:,.1f} output tokens/s, {result.total_tok_per_s:,.1f} with prompts",
+        f"expected error    {_expected(result)}",
     ]
     return lines + ([] if result.load is None else _load_lines(result.load))
+
+
+def _expected(result: Estimate) -> str:
+    """How far times in a server are expected to be from what a simulation of it with these efficiencies says."""
+    labels = ("TTFT", "TPOT", "E2E")
+    errors = {label: np.array([error]) for label, error in zip(labels, result.model_error, strict=True)}
+    return f"{in_words(errors) or 'not known'} in a server: {result.model_error_basis}"
 
 
 def _capacity(result: Estimate) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from evaluator.accuracy.member import basis_of, expected
+from evaluator.accuracy.member import expected
 from evaluator.catalog.calibration import PROVENANCES
 from evaluator.cost.fitted import verdict
 from evaluator.metrics import OK, Outcomes, bounds_of
@@ -123,7 +123,7 @@ def told_of(member: Member) -> dict[str, str]:
     """The texts of the row of a member that was not run."""
     provenance = _least_sure({station.design.provenance for station in member.stations})
     known = {"status": member.status, "engine": member.engine}
-    told = {"calibration_set": _sets(member), "model_error_basis": basis_of(member).told}
+    told = {"calibration_set": _sets(member), "model_error_basis": expected(member)[1]}
     return {**known, "provenance": provenance, **told}
 
 

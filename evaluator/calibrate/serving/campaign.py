@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 FOLDS = 4
 PARTITIONS = ("fold", "model", "gpu")
 """What is kept aside at a time: every fourth experiment, all of a model, or all of a GPU."""
-TRANSFERRED, HOST_ALONE = "transferred", "host"
-"""In the place of a base set: what is kept aside is predicted by the kernels of the other GPUs, not by its own; by its
-own kernels as they are, of which serving runs have told the host's times alone."""
+OWN, HOST_ALONE, TRANSFERRED = "own", "host", "transferred"
+"""By which kernels a fit predicts what was kept aside: its GPU's own, changed as the fit says; its own as they were
+measured, so that the fit tells the host's times alone; or the median of those of the other GPUs."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +78,24 @@ def held_out(
 ) -> pd.DataFrame:
     """Every experiment predicted by sets fitted without it, and without all that is kept aside with it.
 
-    ``base`` may be TRANSFERRED or HOST_ALONE. The column ``model_seen``
-    says whether a run of the same model on the same GPU was among those that were fitted. Raises InputError where
-    nothing would be left to fit.
+    The column ``model_seen`` says whether a run of the same model on the same GPU was among those that were fitted.
+    Raises InputError where nothing would be left to fit.
     """
+    return held_out_by_kernels(experiments, partition, base, seeds, (OWN,))[OWN]
+
+
+def held_out_by_kernels(
+    experiments: Sequence[Experiment], partition: str, base: str, seeds: Sequence[int], kernels: Sequence[str]
+) -> dict[str, pd.DataFrame]:
+    """The same by several ``kernels`` (OWN, HOST_ALONE, TRANSFERRED), of one fit each, as tables by their names."""
     import pandas as pd
 
-    given, base = base, "GPU-vllm" if base in (TRANSFERRED, HOST_ALONE) else base
     ready, bases = runnable(experiments, base), _bases(experiments, base)
     groups = parts(ready, partition)
     if len(groups) < 2:
         raise InputError(f"nothing is left to fit where one {partition} is kept aside: the experiments have no other")
-    tables, start = [], None
+    tables: dict[str, list[pd.DataFrame]] = {way: [] for way in kernels}
+    start = None
     for aside in groups:
         kept = [each for each in ready if each not in aside]
         shared = fit_serving(kept, bases, start=start, evaluations=6 if start else 10)
@@ -97,20 +103,22 @@ def held_out(
         near = by_gpu(kept)
         for hardware, judged in by_gpu(aside).items():
             own = _own(shared, near.get(hardware, ()), bases)
-            kernels = _kernels_of_others(hardware) if given == TRANSFERRED else bases[hardware]
-            fitted = adjusted(kernels, own.values)
-            fitted = with_host(kernels, fitted) if given == HOST_ALONE else fitted
-            set_ = renamed(fitted, f"{hardware}-{ANY_GPU} of the others", hardware)
             seen = {each.model for each in near.get(hardware, ())}
-            table = compare_experiments(judged, set_, seeds)
-            tables.append(table.assign(model_seen=table["model"].isin(seen)))
-    return pd.concat(tables, ignore_index=True)
+            for way in kernels:
+                set_ = _predicting(way, hardware, bases[hardware], own)
+                table = compare_experiments(judged, set_, seeds)
+                tables[way].append(table.assign(model_seen=table["model"].isin(seen)))
+    return {way: pd.concat(found, ignore_index=True) for way, found in tables.items()}
 
 
-def _kernels_of_others(hardware: str) -> Calibration:
-    """The median of the sets of kernels of all GPUs but this one."""
-    others = [calibration_for("GPU-vllm", name) for name in kernel_sets() if name != hardware]
-    return as_vllm(transferred(others))
+def _predicting(kernels: str, hardware: str, base: Calibration, fitted: FitResult) -> Calibration:
+    """The set by which a fit predicts experiments that were kept aside."""
+    if kernels == TRANSFERRED:
+        others = [calibration_for("GPU-vllm", name) for name in kernel_sets() if name != hardware]
+        base = as_vllm(transferred(others))
+    found = adjusted(base, fitted.values)
+    found = with_host(base, found) if kernels == HOST_ALONE else found
+    return renamed(found, f"{hardware}-{ANY_GPU} of the others", hardware)
 
 
 def _own(shared: FitResult, own: Sequence[Experiment], bases: Mapping[str, Calibration]) -> FitResult:

@@ -96,7 +96,7 @@ def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[Measure]:
     found = []
     for key in map(str, ds.data_vars):
         variable = ds[key]
-        skip = key.endswith(("_stderr", "_step_error", "_elasticity")) or key in _UPPER.values()
+        skip = key.endswith(("_stderr", "_step_error", "_elasticity", "_model_error")) or key in _UPPER.values()
         if skip or variable.dims[:1] != ("config",) or variable.dtype.kind not in "iuf":
             continue
         if key.endswith("_mean") and key.removesuffix("_mean") in ds:

@@ -10,6 +10,7 @@ import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import Reason, reasons_of
+from evaluator.report.accuracy import expected_errors
 from evaluator.report.page import words
 from evaluator.report.page.axes import Axis
 from evaluator.report.page.columns import Measure
@@ -190,8 +191,8 @@ def provenance(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
         ("computed by", f"{_counted(ds, 'engine', able)}. {attrs.get('engine_note', '')}".strip()),
         *([("search", str(attrs["search_note"]))] if attrs.get("search_note") else []),
         ("seeds", seeds or "unknown"),
-        ("errors", f"± and bars are Monte-Carlo standard errors, {errors}. They tell of chance alone: "
-         "how far the model is from a real system, evaluator compare and the calibration set's own errors tell."),
+        ("errors", f"± and bars are Monte-Carlo standard errors, {errors}. They tell of chance alone."),
+        ("model", f"How far the model is expected to be from a real system: {_expected(ds, able)}."),
         ("made by", f"evaluator {attrs.get('evaluator_version', '?')}, JAX {attrs.get('jax_version', '?')}, "
          f"{attrs.get('created', 'at an unknown time')}, schema {attrs.get('schema_version', '?')}"),
         ("scenario's SHA-256", attrs.get("scenario_sha256", "unknown")),
@@ -207,6 +208,11 @@ def _sets(ds: xr.Dataset, able: np.ndarray) -> str:
     """The calibration sets of designs, where the result says them row by row, and what the scenario asked for."""
     asked = f"asked for: {ds.attrs.get('calibration', 'unknown')}"
     return f"{asked}; {_counted(ds, 'calibration_set', able)}" if "calibration_set" in ds else asked
+
+
+def _expected(ds: xr.Dataset, able: np.ndarray) -> str:
+    """The expected errors of the designs that can run; 68 % of measured values are within them."""
+    return "; ".join(expected_errors(ds, np.flatnonzero(able))) or "evaluator compare tells"
 
 
 def _counted(ds: xr.Dataset, name: str, able: np.ndarray) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from evaluator.errors import InputError
 from evaluator.metrics.outcomes import OK
+from evaluator.report.accuracy import expected_errors
 from evaluator.report.picture.labels import axis_title, text, title
 from evaluator.report.picture.layout import Layout
 from evaluator.report.picture.style import GREY, HEADING, SETTINGS, SMALL, TITLE
@@ -74,7 +75,13 @@ def footnotes(ds: xr.Dataset, layout: Layout) -> list[str]:
         notes.append("Hollow: saturated (the queue grows without bound)")
     seeds = ds.attrs.get("seeds", "").count(",") + 1
     notes.append(f"Mean over {seeds} seeds" if seeds > 1 else "One seed")
-    return [*notes, f"Calibration: {ds.attrs.get('calibration', 'unknown')}"]
+    return [*notes, *calibration(ds, layout.rows)]
+
+
+def calibration(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
+    """The calibration set that was asked for, and how far off what is shown is expected to be."""
+    expected = [line.replace("expected", "Expected", 1) for line in expected_errors(ds, rows)]
+    return [f"Calibration: {ds.attrs.get('calibration', 'unknown')}", *expected]
 
 
 def legend(figure: Any, groups: Sequence[tuple[str | None, Sequence[Any], Sequence[Any]]], right: float) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.metrics.outcomes import OK
-from evaluator.report.picture.canvas import canvas, headings, legend, save
+from evaluator.report.picture.canvas import calibration, canvas, headings, legend, save
 from evaluator.report.picture.front import handles_of, marked, sizes_of
 from evaluator.report.picture.labels import in_words
 from evaluator.report.picture.layout import Layout, choose, ordered
@@ -156,4 +156,4 @@ def _notes(ds: xr.Dataset, layout: Layout) -> list[str]:
         notes.append("Designs without a known price are not in the panel of prices")
     seeds = ds.attrs.get("seeds", "").count(",") + 1
     notes.append(f"{seeds} seeds" if seeds > 1 else "One seed")
-    return [*notes, f"Calibration: {ds.attrs.get('calibration', 'unknown')}"]
+    return [*notes, *calibration(ds, layout.rows)]

@@ -9,6 +9,7 @@ import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import reasons
+from evaluator.report.accuracy import expected_errors
 from evaluator.report.ranking import is_constant, near, quantities, ranking
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.results.schema import objectives_of
@@ -39,7 +40,8 @@ def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
         order, rule = ranking(ds, feasible)
         best = order[:top]
         shown = f"Best {best.size:,} of {feasible.size:,} feasible configurations" if feasible.size > 1 else "Result"
-        lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *constants(ds), *mixed(ds, feasible), ""]
+        lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *constants(ds), *mixed(ds, feasible)]
+        lines += [*expected_errors(ds, feasible), ""]
         lines += [*lines_of(_columns(ds, best), width), ""]
     return "\n".join(lines + _summary(ds, feasible))
 
@@ -108,6 +110,7 @@ def _unsteady(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
 _TOLD = {
     "calibrated": "fitted to measurements of the device",
     "extrapolated": "fitted to measurements of others",
+    "transferred": "the median of other devices' sets",
     "datasheet": "of data sheets",
 }
 
