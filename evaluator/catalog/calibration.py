@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from evaluator.catalog.efficiency import BEYOND_ROOFLINE, GroupEfficiency, Opera
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.fields import Fields
 from evaluator.catalog.iterations import BEYOND, FORMS, Iterations, read_iterations
+from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.served import as_served
-from evaluator.catalog.store import find, has
+from evaluator.catalog.store import find, has, names
+from evaluator.catalog.transferred import transferred
 from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
 
@@ -34,6 +37,8 @@ SORT = "sort"
 PROVENANCES = ("datasheet", "transferred", "extrapolated", "calibrated")
 """Where a set's figures are from, the least sure first: data sheets, sets of other devices (their median), a fit that
 is used beyond what it was fitted to, a fit."""
+TRANSFERRED = "transferred"
+"""The name, and the provenance, of the median of other devices' sets."""
 HOST = (
     "step_overhead_s",
     "sequence_overhead_s",
@@ -108,9 +113,14 @@ def load_calibration(name: str, hardware: str, foreign: bool = False, engine: st
     ``auto`` is the first there is of: fitted to serving runs of this hardware (HARDWARE-ENGINE.serving); fitted to its
     kernels (HARDWARE-ENGINE), with the host of serving runs on any hardware (ENGINE.serving); ``datasheet``. What was
     not measured of an engine, its kernels on this hardware or its servers, is as in vLLM, and the set ``extrapolated``.
+
+    ``transferred`` is the median of what ``auto`` is for the other devices whose kernels were fitted for this engine.
     """
     if name == "auto":
         return _best(hardware, serving_engine(engine).name)
+    if name == TRANSFERRED and not has("calibrations", name):
+        place = os.environ.get("EVALUATOR_PATH", ""), os.getcwd()
+        return _transferred(hardware, serving_engine(engine).name, place)
     calibration = _load(find("calibrations", name))
     if not foreign and calibration.hardware not in ("any", hardware):
         raise InputError(f"calibration '{name}' is of {calibration.hardware}, not of {hardware}")
@@ -130,6 +140,28 @@ def _best(hardware: str, engine: str) -> Calibration:
     if engine == DEFAULT_ENGINE:
         return load_calibration("datasheet", hardware)
     return _standing_in(_best(hardware, DEFAULT_ENGINE), engine)
+
+
+@functools.lru_cache(maxsize=256)
+def _transferred(hardware: str, engine: str, place: tuple[str, str]) -> Calibration:
+    """What the sets of other devices make of this one; ``place`` says where the catalog's files are."""
+    ending = f"-{engine}"
+    others = [name.removesuffix(ending) for name in names("calibrations") if name.endswith(ending)]
+    others = [name for name in others if has("hardware", name) and name != hardware]
+    found = transferred([_best(name, engine) for name in others], TRANSFERRED, joined_alike(hardware, others))
+    return replace(found, hardware=hardware)
+
+
+def joined_alike(hardware: str, others: Sequence[str]) -> list[str]:
+    """Those of the other devices whose nearest link is the same."""
+    link = _link_of(hardware)
+    return [name for name in others if _link_of(name) == link]
+
+
+def _link_of(hardware: str) -> str:
+    """The name of the nearest link of a device of the catalog; empty where it has none, or is not in the catalog."""
+    links = load_hardware(hardware).links if has("hardware", hardware) else ()
+    return links[0].name if links else ""
 
 
 def _served_as_default(kernels: Calibration, hardware: str) -> Calibration:

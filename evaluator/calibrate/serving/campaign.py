@@ -11,7 +11,7 @@ from evaluator.calibrate.serving.fit import FitResult, fit_serving, renamed, run
 from evaluator.calibrate.serving.parameters import adjusted, as_vllm
 from evaluator.calibrate.serving.write import write_calibration
 from evaluator.catalog import load_calibration
-from evaluator.catalog.calibration import Calibration, with_host
+from evaluator.catalog.calibration import Calibration, joined_alike, with_host
 from evaluator.catalog.transferred import transferred
 from evaluator.compare.calibrations import ANY_GPU, calibration_for, kernel_sets
 from evaluator.compare.report import headline
@@ -114,8 +114,9 @@ def held_out_by_kernels(
 def _predicting(kernels: str, hardware: str, base: Calibration, fitted: FitResult) -> Calibration:
     """The set by which a fit predicts experiments that were kept aside."""
     if kernels == TRANSFERRED:
-        others = [calibration_for("GPU-vllm", name) for name in kernel_sets() if name != hardware]
-        base = as_vllm(transferred(others))
+        others = [name for name in kernel_sets() if name != hardware]
+        sets = [calibration_for("GPU-vllm", name) for name in others]
+        base = as_vllm(transferred(sets, TRANSFERRED, joined_alike(hardware, others)))
     found = adjusted(base, fitted.values)
     found = with_host(base, found) if kernels == HOST_ALONE else found
     return renamed(found, f"{hardware}-{ANY_GPU} of the others", hardware)
