@@ -1,4 +1,4 @@
-"""How far off the median of other devices' sets (``evaluator.catalog.transferred``) is for a device without its own.
+"""The set of a device that nobody measured, from those of others (``evaluator.catalog.transferred``), and its errors.
 
 The error to expect is that of leaving each measured device out in turn and predicting it from the others.
 """
@@ -6,17 +6,31 @@ The error to expect is that of leaving each measured device out in turn and pred
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import yaml
 
 from evaluator.calibrate.devices import PROCESSORS, UNKNOWN
 from evaluator.calibrate.errors import LONG_S, statistics
 from evaluator.calibrate.run import judge
 from evaluator.calibrate.selection import select
-from evaluator.calibrate.table import Table
-from evaluator.catalog import Calibration, load_hardware
+from evaluator.calibrate.serving.write import document_of
+from evaluator.calibrate.table import Table, read_table
+from evaluator.catalog import Calibration, load_calibration, load_hardware, names
+from evaluator.catalog.calibration import TRANSFERRED
+from evaluator.catalog.store import find, has
 from evaluator.catalog.transferred import transferred
 from evaluator.cost.rates import rates
+from evaluator.errors import InputError
+from evaluator.yaml import load_yaml
+
+KERNELS = "kernels"
+"""The table of errors of transferred sets by class, in the folder of the tables of errors."""
+_STATISTICS = ("median", "p90")
 
 
 def leave_one_out(tables: Sequence[Table], sets: Mapping[str, Calibration]) -> pd.DataFrame:
@@ -32,3 +46,76 @@ def leave_one_out(tables: Sequence[Table], sets: Mapping[str, Calibration]) -> p
             if len(judged):
                 lines.append({"hardware": left_out, "class": part.label} | statistics(judged))
     return pd.DataFrame(lines)
+
+
+def class_errors(paths: Sequence[Path], engine: str) -> dict[str, Any]:
+    """The errors of transferred sets by class, as the document of a table, from measurements of kernels of an engine.
+
+    Of each class and statistic the median over the devices left out in turn, and each device's own. InputError where
+    fewer than three devices have sets, or no row is of one that has.
+    """
+    ending = f"-{engine}"
+    devices = [name.removesuffix(ending) for name in names("calibrations") if name.endswith(ending)]
+    sets = {name: load_calibration(f"{name}{ending}", name) for name in devices}
+    if len(sets) < 3:
+        raise InputError(f"--transfer: {len(sets)} devices have kernels of {engine}; to leave one out takes three")
+    lines = leave_one_out([read_table(path) for path in paths], sets)
+    if lines.empty:
+        raise InputError(f"--transfer: the tables have no kernels of {', '.join(sets)}")
+    classes = {}
+    for name, rows in lines.groupby("class"):
+        figures: dict[str, Any] = {each: round(float(rows[each].median()), 4) for each in _STATISTICS}
+        figures["devices"] = {row.hardware: [float(getattr(row, each)) for each in _STATISTICS]
+                              for row in rows.itertuples()}  # fmt: skip
+        classes[str(name)] = figures
+    return {
+        "derived": datetime.now(UTC).date().isoformat(),
+        "command": "evaluator calibrate DATA... --transfer --errors FILE.yaml",
+        "source": ", ".join(path.name for path in paths),
+        "engine": engine,
+        "classes": classes,
+    }
+
+
+def written(table: Mapping[str, Any]) -> str:
+    """The table of errors by class as YAML text."""
+    head = (
+        "# Errors of kernels above 20 us where a device is predicted by the median of the sets of the others: median\n"
+        "# and 90th percentile of the absolute relative errors; of a class the median over the devices left out.\n"
+    )
+    return head + yaml.safe_dump(dict(table), sort_keys=False, default_flow_style=None, width=118)
+
+
+def known_errors() -> dict[str, Any]:
+    """The table that the catalog holds; empty where it has none."""
+    return load_yaml(find("errors", KERNELS)) if has("errors", KERNELS) else {}
+
+
+def transferred_set(hardware: str, name: str, engine: str, errors: Mapping[str, Any]) -> Calibration:
+    """The set of a device from those of the others, with what ``errors``, a table, let expect of its kernels."""
+    found = load_calibration(TRANSFERRED, hardware, engine=engine)
+    expected = {
+        op_class: {each: figures[each] for each in _STATISTICS}
+        for op_class, figures in errors.get("classes", {}).items()
+    }
+    fit = {"method": found.sources["gemm"], "errors_of_devices_left_out": expected} if expected else {}
+    return replace(found, name=name, fit=fit)
+
+
+def set_text(found: Calibration) -> str:
+    """A transferred set as YAML text."""
+    head = (
+        f"# Written by `evaluator calibrate --transfer`: the median of the sets of other devices. Nothing here was\n"
+        f"# measured on {found.hardware}; `fit` says how far such a set was off for devices that were.\n"
+    )
+    document = document_of(found) | {"sources": dict(found.sources)}
+    return head + yaml.safe_dump(document, sort_keys=False, width=118, allow_unicode=True)
+
+
+def told(errors: Mapping[str, Any]) -> str:
+    """The errors by class in a table, with the device that was predicted worst."""
+    lines = [f"{'class':20s} {'median':>8s} {'p90':>8s}   worst device left out"]
+    for name, figures in errors.get("classes", {}).items():
+        worst, (median, _) = max(figures["devices"].items(), key=lambda item: item[1][0])
+        lines.append(f"{name:20s} {figures['median']:8.1%} {figures['p90']:8.1%}   {worst} {median:.1%}")
+    return "\n".join(lines)

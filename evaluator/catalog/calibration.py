@@ -236,10 +236,10 @@ def _rests_on(of: Calibration) -> str:
     """What the predictions of a set as it is in its file rest on: a case of ``evaluator.accuracy``."""
     if of.form != "roofline":
         return EAGER if of.form == EAGER else "iterations"
+    if of.provenance == TRANSFERRED:
+        return TRANSFERRED
     if of.hardware in of.serving_runs:
         return "runs"
-    if of.provenance == "transferred":
-        return "transferred"
     if of.serving_runs:
         return "sheet_and_runs" if of.provenance == "datasheet" else "other_devices"
     if of.provenance != "calibrated":

@@ -32,17 +32,33 @@ class Beyond(Enum):
 
 def calibrate(
     data: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             metavar="DATA...",
             help="Tables of measurements (.csv or .parquet): our columns, or those of aiconfigurator, Vidur, InferSim, "
             "Splitwise or LLMServingSim. All of them are fitted together.",
         ),
-    ],
+    ] = None,
     hardware: Annotated[
-        str, typer.Option(help="The hardware that the set is for: a name of the catalog, or FILE.yaml.")
-    ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Write the set here (.yaml); its name is the file's.")],
+        str | None, typer.Option(help="The hardware that the set is for: a name of the catalog, or FILE.yaml.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the set here (.yaml); its name is the file's.")
+    ] = None,
+    transfer: Annotated[
+        bool,
+        typer.Option(
+            "--transfer",
+            help="Of a device that nobody measured: the median of the sets of other devices, and "
+            "how far such a set was off for each of them. Needs no DATA.",
+        ),
+    ] = False,
+    errors: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --transfer and DATA: measure these errors, and write them here (.yaml)."
+        ),
+    ] = None,
     form: Annotated[
         Form,
         typer.Option(
@@ -81,6 +97,12 @@ def calibrate(
     """Fit efficiencies, or whole iterations, to measurements and report the error on rows kept aside."""
     check_output(out, "--out", SET_SUFFIXES)
     check_output(plot, "--plot", PICTURE_SUFFIXES)
+    check_output(errors, "--errors", SET_SUFFIXES)
+    if transfer:
+        _transfer(data or [], hardware, engine, out, errors, quiet)
+        return
+    if not data or hardware is None or out is None or errors is not None:
+        raise InputError("calibrate takes DATA... --hardware NAME --out FILE.yaml; --errors is of --transfer")
     if axes is not None and form is not Form.table:
         raise InputError("--axes: only a table has them (--form table)")
     if form is Form.roofline:
@@ -89,6 +111,34 @@ def calibrate(
         chosen = None if axes is None else tuple(name.strip() for name in axes.split(","))
         fitted, text, told = _iterations(data, hardware, out.stem, form, chosen, beyond, _dtypes(precision))
     _deliver(fitted, text, told, out, plot, quiet)
+
+
+def _transfer(
+    data: list[Path], hardware: str | None, engine: str | None, out: Path | None, errors: Path | None, quiet: bool
+) -> None:
+    """Writes the transferred set of ``hardware``, or the table of errors of such sets."""
+    if (out is None) == (errors is None) or (out is None) != (hardware is None) or bool(data) != (errors is not None):
+        raise InputError(
+            "calibrate --transfer takes --hardware NAME --out FILE.yaml, or DATA... --errors FILE.yaml to measure how "
+            "far such sets are off"
+        )
+    from evaluator.calibrate import transfer
+    from evaluator.catalog import load_hardware
+
+    chosen, target = engine or "vllm", out or errors
+    if hardware is None:
+        table = transfer.class_errors(data, chosen)
+        text = transfer.written(table)
+    else:
+        table = transfer.known_errors()
+        name = load_hardware(hardware).name
+        text = transfer.set_text(transfer.transferred_set(name, target.stem if target else name, chosen, table))
+    if target is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    typer.echo(transfer.told(table))
+    if not quiet:
+        typer.echo(f"wrote {target}", err=True)
 
 
 def _deliver(fitted: Any, text: str, told: str, out: Path, plot: Path | None, quiet: bool) -> None:

@@ -19,7 +19,7 @@ _IN_A_COLLECTIVE = ("bandwidth_efficiency", "launch_s")
 def calibration_text(set_: Calibration, fitted: FitResult, base: Calibration, header: str) -> str:
     """The set's YAML; ``header`` says what it was fitted on and how well, as comments."""
     comments = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
-    document = _document(set_) | {"sources": _sources(fitted, base)}
+    document = document_of(set_) | {"sources": _sources(fitted, base)}
     return comments + yaml.safe_dump(document, sort_keys=False, width=118, allow_unicode=True)
 
 
@@ -29,7 +29,8 @@ def write_calibration(path: Path, set_: Calibration, fitted: FitResult, base: Ca
     path.write_text(calibration_text(set_, fitted, base, header), encoding="utf-8")
 
 
-def _document(calibration: Calibration) -> dict[str, Any]:
+def document_of(calibration: Calibration) -> dict[str, Any]:
+    """What the file of a set states, but for its sources."""
     given = {each.name: getattr(calibration, each.name) for each in fields(calibration) if each.name != "sources"}
     classes = given.pop("efficiencies")
     given.pop("rests_on")  # follows from the rest
