@@ -15,7 +15,6 @@ from evaluator.metrics.window import Window
 
 MODEL_ERRORS = ("ttft_s", "tpot_s", "itl_s", "e2e_s", "throughput_rps", "output_tok_per_s")
 """The variables whose model error is told, as ``NAME_model_error``: of latencies that of the mean."""
-_RATES = ("memory_bandwidth", "flops", "link_bandwidth")
 
 
 def model_errors(outcomes: Outcomes, window: Window, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -52,24 +51,3 @@ def _amplified(outcomes: Outcomes, window: Window, served_rps: np.ndarray) -> np
     with np.errstate(divide="ignore", invalid="ignore"):
         rho = np.mean(came / span_s, axis=-1) / served_rps
         return np.where(rho > 1.0, rho / (rho - 1.0), np.nan)
-
-
-def followed(values: Mapping[str, np.ndarray], inputs: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The model errors of configurations with elasticities (config, input) to all ``inputs``, as far as these tell.
-
-    How much a metric follows the speed of the service is the sum of its elasticities to all times less those to all
-    rates, T. Of an idle design T of a latency is 1, and above where batches and queues grow with the time of service:
-    the error is T times as large. That of what is served is abs(T) times the error of E2E.
-    """
-    signs = np.array([-1.0 if name in _RATES else 1.0 for name in inputs])
-    found = {}
-    for name in MODEL_ERRORS:
-        error = values[f"{name}_model_error"]
-        latency = f"{name}_mean_elasticity" in values
-        slopes = values.get(f"{name}_mean_elasticity" if latency else f"{name}_elasticity")
-        if slopes is None:
-            continue
-        total = slopes @ signs
-        grown = error * np.maximum(total, 1.0) if latency else values["e2e_s_model_error"] * np.abs(total)
-        found[f"{name}_model_error"] = np.where(np.isnan(total) | values["saturated"], error, grown)
-    return found

@@ -147,9 +147,8 @@ _BAND = (
     "of serving runs that were kept aside, of the case in model_error_basis"
 )
 _MEAN_ERROR = (
-    f"{_BAND}. Of the mean. Waits of saturated designs are off by more, which is in it, and those of others near "
-    "saturation, which only elasticities to all inputs tell: with them it is multiplied by how much the metric follows "
-    "the time of service"
+    f"{_BAND}. Of the mean, in servers that keep up; waits of saturated designs are off by more, which is in it. Near "
+    "saturation a latency is off by up to the sum of its elasticities to all times less those to all rates (T) times it"
 )
 _SERVED_ERROR = (
     f"{_BAND}. 0 where the design keeps up with its arrivals, which are then what is served; that of e2e_s where it is "

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evaluator.metrics.variables import INPUTS
+
 if TYPE_CHECKING:
     import xarray as xr
 
 _SHOWN = {"goodput_rps": "goodput", "ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
+RATES = ("memory_bandwidth", "flops", "link_bandwidth")
+"""The INPUTS that are rates; the others are times."""
 MOST = 3
 """Bases that are told one by one."""
 
@@ -32,11 +36,27 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
 def _line(ds: xr.Dataset, rows: np.ndarray, basis: str, count: int, bases: int) -> str:
     mine = rows[ds["model_error_basis"].values[rows].astype(str) == basis]
     found = {
-        label: ds[f"{name}_model_error"].values[mine] for name, label in _SHOWN.items() if f"{name}_model_error" in ds
+        label: ds[f"{name}_model_error"].values[mine] * _growth(ds, name, mine)
+        for name, label in _SHOWN.items()
+        if f"{name}_model_error" in ds
     }
     which = f" of {count:,} designs" if bases > 1 else ""
     told = in_words(found)
     return f"expected error{which}: {told} ({basis})" if told else f"expected error{which}: not known ({basis})"
+
+
+def _growth(ds: xr.Dataset, name: str, rows: np.ndarray) -> np.ndarray:
+    """By what an error of the times of service grows in a latency, (row,): 1 where the elasticities do not tell.
+
+    It is the sum of the elasticities to all times less those to all rates: 1 for an idle design, more where batches and
+    queues grow with the service. Saturated designs have it in their errors.
+    """
+    slopes = ds.get(f"{name}_mean_elasticity")
+    if slopes is None or set(slopes["input"].values.tolist()) != set(INPUTS):
+        return np.ones(rows.size)
+    signs = np.where(np.isin(slopes["input"].values, RATES), -1.0, 1.0)
+    total = np.nan_to_num(slopes.values[rows] @ signs, nan=1.0)
+    return np.where(ds["saturated"].values[rows].astype(bool), 1.0, np.maximum(total, 1.0))
 
 
 def in_words(errors: Mapping[str, np.ndarray]) -> str:

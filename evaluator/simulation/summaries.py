@@ -6,8 +6,6 @@ import numpy as np
 
 from evaluator.metrics import summarise
 from evaluator.metrics.elasticity import STEP
-from evaluator.metrics.model_error import followed
-from evaluator.metrics.variables import INPUTS
 from evaluator.plan import Design, Group, Member, Plan
 from evaluator.replica import Change
 from evaluator.simulation import simulate_chunk
@@ -22,7 +20,7 @@ def summaries(plan: Plan, group: Group, members: list[Member], levels: np.ndarra
     fitted = [any(_is_fitted(station.design) for station in member.stations) for member in members]
     for name in (name for name in values if "_elasticity" in name):
         values[name][fitted] = np.nan  # measured iterations do not say what bounds them
-    return values | (followed(values, plan.inputs) if plan.inputs == tuple(INPUTS) else {})
+    return values
 
 
 def _is_fitted(design: Design) -> bool:

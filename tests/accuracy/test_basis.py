@@ -1,0 +1,103 @@
+"""What predictions rest on, from the set, the model, the device and how it is deployed."""
+
+import numpy as np
+import pytest
+
+import evaluator
+from evaluator.accuracy import Errors
+from evaluator.accuracy.basis import Basis, design_basis
+from evaluator.catalog import load_calibration
+from evaluator.catalog.what_if import WhatIf
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
+from evaluator.replica import ReplicaSpec, build
+
+
+def of(model="llama-3.1-8b", hardware="h100-sxm", calibration="auto", **more):
+    return design_basis(build(ReplicaSpec(model, hardware, calibration, **more)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "cases"),
+    [
+        ({}, ("runs",)),
+        ({"model": "qwen3-8b"}, ("other_models",)),
+        ({"model": WhatIf.of({"like": "llama-3.1-8b", "layers": 16})}, ("other_models",)),
+        ({"hardware": "a100-sxm", "model": "qwen3-14b"}, ("other_models",)),
+        ({"hardware": "h200-sxm"}, ("other_devices",)),
+        ({"hardware": "rtx-pro-6000"}, ("kernels_and_host",)),
+        ({"calibration": "h100-sxm-vllm"}, ("kernels",)),
+        ({"calibration": "vllm.serving"}, ("sheet_and_runs",)),
+        ({"calibration": "transferred"}, ("transferred",)),
+        ({"calibration": "datasheet"}, ("datasheet",)),
+        ({"hardware": WhatIf.of({"like": "h100-sxm", "memory_bandwidth": "4.8TB/s"})}, ("runs", "transferred")),
+    ],
+)
+def test_the_cases_of_a_replica(asked, cases):
+    assert of(**asked) == Basis(cases)
+
+
+@pytest.mark.parametrize(
+    ("asked", "unmeasured"),
+    [
+        ({"model": "mixtral-8x7b", "parallel": Parallel(2, 1, 2)}, "expert parallelism"),
+        ({"parallel": Parallel(1, 2)}, "pipeline ranks"),
+        ({"hardware": "l40s", "parallel": Parallel(2)}, "tensor parallelism over pcie"),
+        ({"parallel": Parallel(16), "model": "llama-3.1-405b"}, "several nodes"),
+        ({"precision": Precision("int4")}, "int4 weights"),
+        ({"precision": Precision(kv="fp8")}, "fp8 KV"),
+        ({"model": "deepseek-v2-lite"}, "latent attention"),
+        ({"engine": "sglang"}, "SGLang"),
+        ({"hardware": "mi300x"}, "AMD devices"),
+    ],
+)
+def test_what_no_measured_server_had(asked, unmeasured):
+    assert of(**asked).unmeasured == (unmeasured,)
+
+
+def test_fp8_weights_and_tensor_parallelism_were_measured():
+    assert of(precision=Precision("fp8"), parallel=Parallel(8)).unmeasured == ()
+
+
+def test_the_words_name_the_weakest_case_first_and_the_runs():
+    errors = Errors({}, {"runs": 19, "datasheet": 28})
+    both = Basis(("runs",)).joined(Basis(("datasheet", "runs"), ("AMD devices",)))
+    assert both.cases == ("runs", "datasheet")
+    assert both.text(errors) == (
+        "a data sheet, from 28 runs and serving runs of this device and model, from 19 runs; "
+        "nothing measured of AMD devices"
+    )
+
+
+def test_a_set_keeps_what_it_rests_on_where_it_is_composed():
+    assert load_calibration("auto", "b300-sxm", engine="trtllm").rests_on == "kernels_and_host"
+    assert load_calibration("auto", "h100-sxm", engine="sglang").rests_on == "kernels_and_host"
+    assert load_calibration("auto", "l40s", engine="trtllm").rests_on == "runs"  # of vLLM
+
+
+def swept(*changes):
+    return evaluator.sweep(
+        {
+            "name": "errors",
+            "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm"},
+            "workload": {
+                "arrivals": {"process": "poisson", "rate_rps": 2.0},
+                "lengths": {"source": "fixed", "prompt_tokens": 200, "output_tokens": 20},
+                "requests": 60,
+            },
+            "sweep": {"deployment.calibration": ["auto", "datasheet"]},
+            **dict(changes),
+        }
+    )
+
+
+def test_every_row_of_a_sweep_says_it():
+    ds = swept()
+    assert ds["model_error_basis"].values[0].startswith("serving runs of this device and model, from ")
+    assert ds["model_error_basis"].values[1].startswith("a data sheet, from ")
+    for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s"):
+        error = ds[f"{name}_model_error"]
+        assert error.attrs["units"] == "1" and "68 % of measured values" in error.attrs["description"]
+        assert 0.0 < error.values[0] < error.values[1]
+    np.testing.assert_array_equal(ds["tpot_s_model_error"], ds["itl_s_model_error"])
+    assert (ds["throughput_rps_model_error"] == 0.0).all()  # it keeps up with its arrivals

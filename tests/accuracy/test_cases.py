@@ -1,0 +1,127 @@
+"""The table of expected errors: how a band comes about, what a prediction takes from the table, what is refused."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from evaluator.accuracy import CASES, SHARE, Errors, load_errors
+from evaluator.accuracy.cases import STATISTICS, band, cases_of
+from evaluator.accuracy.derive import errors_of, errors_of_requests, summary, write_errors
+from evaluator.catalog.store import find
+from evaluator.errors import InputError
+from evaluator.scenario import Deployment
+from evaluator.yaml import load_yaml
+
+TABLE = Errors(
+    {
+        "runs": {"itl_mean": 0.02},
+        "transferred": {"itl_mean": 0.08},
+        "kernels": {"itl_mean": 0.3},
+        "datasheet": {"itl_mean": 0.2},
+    },
+    {"runs": 20, "transferred": 28, "kernels": 28, "datasheet": 28},
+)
+
+
+def test_a_band_is_a_conformal_quantile():
+    errors = np.array([0.01, -0.02, 0.03, -0.04, 0.05])
+    assert band(errors) == 0.05  # ceil(6 x 0.68) = 5th of 5
+    assert band(np.append(errors, [0.06] * 5)) == 0.06 and band(np.append(errors, np.nan)) == 0.05
+    assert np.isnan(band(np.array([0.1])))
+
+
+def test_one_more_value_is_inside_as_often_as_is_said():
+    rng = np.random.default_rng(1)
+    draws = rng.lognormal(-3.0, 1.0, (4000, 21)) * rng.choice([-1, 1], (4000, 21))
+    inside = [abs(row[-1]) <= band(row[:-1]) for row in draws]
+    assert SHARE - 0.02 < np.mean(inside) < SHARE + 1 / 21 + 0.02  # exact to one rank
+
+
+def test_a_prediction_has_the_error_of_its_weakest_case():
+    assert TABLE.of(("runs",), "itl_mean") == 0.02
+    assert TABLE.of(("runs", "transferred"), "itl_mean") == 0.08
+    assert TABLE.of(("runs",), "itl_mean", unmeasured=True) == 0.08  # the host is known, the kernels are not
+    assert TABLE.of(("kernels",), "itl_mean", unmeasured=True) == 0.3
+    assert TABLE.of(("iterations",), "itl_mean") == 0.3  # no such case was measured: the worst of all
+    assert np.isnan(TABLE.of(("runs",), "ttft_mean")) and np.isnan(Errors({}, {}).of(("runs",), "itl_mean"))
+
+
+def test_the_table_that_is_shipped_is_that_of_its_rows():
+    path = find("errors", "serving")
+    rows = pd.read_csv(path.with_suffix(".csv"), dtype={"run": str})
+    listed = load_yaml(path)["cases"]
+    assert list(listed) == list(dict.fromkeys(rows["case"])) == list(CASES)
+    for case, figures in listed.items():
+        assert summary(rows[rows["case"] == case], figures["derived"]) == figures
+    found = load_errors()
+    assert all(0.0 < found.bands[case][name] < 3.0 for case in CASES for name in STATISTICS)
+
+
+def compared(**changes):
+    row = {"exp_id": "a", "stage_index": 0, "model": "m", "hardware": "h100-sxm", "tensor_parallel": 1,
+           "concurrency": 4.0, "status": "ok", "model_seen": True}  # fmt: skip
+    rows = [
+        row | {"metric": "itl_mean", "predicted": 10.0, "measured": 11.0},
+        row | {"metric": "ttft_mean", "predicted": 50.0, "measured": 40.0},
+        row | {"metric": "throughput_rps", "predicted": 2.0, "measured": 2.0},
+        row | {"stage_index": 1, "metric": "itl_mean", "predicted": 10.0, "measured": 10.5},
+        row | {"exp_id": "b", "metric": "itl_mean", "predicted": 10.0, "measured": 9.0, "model_seen": False},
+    ]
+    table = pd.DataFrame([each | changes for each in rows])
+    return table.assign(error_pct=100 * (table["predicted"] / table["measured"] - 1))
+
+
+def test_errors_are_measured_over_predicted_row_by_row():
+    rows = errors_of("datasheet", compared(), "x.csv")
+    assert rows["itl_mean"].tolist() == [0.1, 0.05, -0.1] and rows["ttft_mean"].tolist()[0] == -0.2
+    assert errors_of("runs", compared(), "x.csv")["run"].tolist() == ["a", "a"]  # the model of b was not seen
+    with pytest.raises(InputError, match="no run was both predicted and measured that tells of the case datasheet"):
+        errors_of("datasheet", compared(status="cannot run: too large"), "x.csv")
+
+
+def test_what_one_source_tells_takes_the_place_of_what_it_told_before(tmp_path):
+    path = tmp_path / "errors" / "mine.yaml"
+    write_errors(path, errors_of("datasheet", compared(), "x.csv"))
+    write_errors(path, errors_of("kernels", compared(), "x.csv"))
+    write_errors(path, errors_of("datasheet", compared(measured=12.0), "x.csv"))
+    deployment = Deployment("llama-3.1-8b", "l40s")
+    statistics = pd.DataFrame(
+        [{"metric": "tpot", "statistic": "mean", "predicted_s": 1.0, "measured_s": 1.5},
+         {"metric": "tpot", "statistic": "p50", "predicted_s": 1.0, "measured_s": 9.0}]
+    )  # fmt: skip
+    write_errors(path, errors_of_requests("datasheet", statistics, "y.csv", "overload", deployment))
+    found = load_errors(str(path))
+    assert found.runs == {"kernels": 2, "datasheet": 3}
+    assert found.bands["kernels"]["itl_mean"] == 0.1 and found.bands["datasheet"]["itl_mean"] == 0.5
+    content = load_yaml(path)["cases"]["datasheet"]
+    assert content["source"] == "x.csv, y.csv" and content["devices"] == ["h100-sxm", "l40s"]
+    assert content["itl_mean"]["values"] == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{share: 0.9, cases: {}}", "mine.yaml: share: must be 0.68, got 0.9; derive the table anew"),
+        (
+            "{share: 0.68, cases: {hearsay: {}}}",
+            "mine.yaml: cases.hearsay: no such case; there are: runs, other_models",
+        ),
+        ("{share: 0.68, cases: {runs: {runs: 0}}}", "mine.yaml: cases.runs.runs"),
+    ],
+)
+def test_a_table_that_cannot_be_read_says_so(text, message, tmp_path):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(InputError) as error:
+        load_errors(str(tmp_path / "mine.yaml"))
+    assert message in str(error.value)
+
+
+def test_a_table_that_is_not_there_knows_nothing():
+    assert load_errors("hearsay").bands == {}
+
+
+def test_which_comparison_tells_of_which_cases():
+    assert cases_of("gpu", "GPU-vllm") == ["other_devices", "kernels_and_host", "transferred"]
+    assert cases_of(None, "datasheet") == ["datasheet"]
+    with pytest.raises(InputError, match=r"--errors: --held-out fold --calibration mine measures no case; those"):
+        cases_of("fold", "mine")
