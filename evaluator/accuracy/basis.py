@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from evaluator.accuracy.cases import CASES, Errors
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
-from evaluator.catalog.model import LatentAttention, LinearAttention, MoeFeedForward, Recurrence, StateSpace
+from evaluator.catalog.hardware import Link
+from evaluator.catalog.model import LatentAttention, LinearAttention, Model, MoeFeedForward, Recurrence, StateSpace
+from evaluator.cost.parallel import Parallel
 
 if TYPE_CHECKING:
     from evaluator.replica import Design
@@ -19,8 +21,8 @@ _OF_ONE_DEVICE = ("runs", "other_models", "other_devices", "kernels_and_host", "
 """Cases of a set of one device, which says less of a device that is only like it."""
 _MAKER, _LINK = "NVIDIA", "nvlink"
 """Of the devices of which servers were measured, and of what joined them."""
-_WEIGHTS = {"fp16", "bf16", "fp8"}
-"""dtypes of weights of which servers were measured (fp8: Llama-4-Scout)."""
+_WEIGHTS, _KV = {"fp16", "bf16", "fp8"}, {"fp16", "bf16"}
+"""dtypes of weights (fp8: Llama-4-Scout) and of KV of which servers were measured."""
 
 _UNSEEN = (
     ({LatentAttention}, "latent attention"),
@@ -71,25 +73,38 @@ def design_basis(built: Design) -> Basis:
 
 def _unmeasured(built: Design) -> tuple[str, ...]:
     """What of a replica no measured server had."""
-    parallel, precision, model, links = built.spec.parallel, built.spec.precision, built.model, built.hardware.links
-    link, reach = (links[0].name, links[0].devices) if links else ("", None)
-    maker = built.hardware.maker
-    stored, mixers = model.checkpoint, {type(kind.mixer) for kind in model.layers}
+    spec, hardware = built.spec, built.hardware
+    found = [] if hardware.maker == _MAKER else [f"{hardware.maker or 'such'} devices"]
+    if spec.engine != DEFAULT_ENGINE:
+        found.append(serving_engine(spec.engine).label)
+    found += _of_layout(spec.parallel, hardware.links)
+    found += [f"{dtype} weights" for dtype in sorted(_weights(built.model, spec.precision.weights) - _WEIGHTS)]
+    if spec.precision.kv not in _KV:
+        found.append(f"{spec.precision.kv} KV")
+    mixers = {type(kind.mixer) for kind in built.model.layers}
+    return (*found, *(name for types, name in _UNSEEN if mixers & types))
+
+
+def _of_layout(parallel: Parallel, links: Sequence[Link]) -> list[str]:
+    """What of how devices share a model no measured server had."""
+    found = ["expert parallelism"] if parallel.expert > 1 else []
+    found += ["pipeline ranks"] if parallel.pipeline > 1 else []
+    if parallel.devices > 1 and links:
+        nearest = links[0]
+        if parallel.tensor > 1 and nearest.name != _LINK:
+            found.append(f"tensor parallelism over {nearest.name}")
+        if nearest.devices is not None and parallel.devices > nearest.devices:
+            found.append("several nodes")
+    return found
+
+
+def _weights(model: Model, asked: str) -> set[str]:
+    """The dtypes of the weights that most of an iteration reads."""
+    if asked != "checkpoint":
+        return {asked}
+    stored = model.checkpoint
     experts = any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
-    held = {stored.attention, stored.experts if experts else stored.feed_forward}
-    weights = held if precision.weights == "checkpoint" else {precision.weights}
-    found = {
-        f"{maker or 'such'} devices": maker != _MAKER,
-        serving_engine(built.spec.engine).label: built.spec.engine != DEFAULT_ENGINE,
-        "expert parallelism": parallel.expert > 1,
-        "pipeline ranks": parallel.pipeline > 1,
-        f"tensor parallelism over {link}": parallel.tensor > 1 and link != _LINK,
-        "several nodes": reach is not None and parallel.devices > reach,
-        **{f"{dtype} weights": True for dtype in sorted(weights - _WEIGHTS)},
-        f"{precision.kv} KV": precision.kv not in ("bf16", "fp16"),
-        **{name: True for types, name in _UNSEEN if mixers & types},
-    }
-    return tuple(name for name, there in found.items() if there)
+    return {stored.attention, stored.experts if experts else stored.feed_forward}
 
 
 def _told(case: str, runs: int | None) -> str:

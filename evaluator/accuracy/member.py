@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from evaluator.accuracy.basis import Basis, design_basis
-from evaluator.accuracy.cases import Errors, load_errors
+from evaluator.accuracy.cases import Errors
 from evaluator.plan.engines import REQUEST
 
 if TYPE_CHECKING:
-    from evaluator.plan import Member
+    from evaluator.plan import Design, Member
+
+
+def expected(member: Member, errors: Errors) -> tuple[tuple[float, ...], str]:
+    """The expected relative errors of TTFT, ITL and E2E (``basis.METRICS``), and what they rest on in words."""
+    return _told(basis_of(member), errors)
 
 
 def basis_of(member: Member) -> Basis:
     """What the prediction of a configuration rests on, over all its pools."""
-    first, *others = member.stations
-    found = design_basis(first.design)
-    for station in others:
-        found = found.joined(design_basis(station.design))
-    return found.joined(Basis((), _unmeasured(member)))
+    found = _of_design(member.stations[0].design)
+    for station in member.stations[1:]:
+        found = found.joined(_of_design(station.design))
+    unmeasured = _unmeasured(member)
+    return found.joined(Basis((), unmeasured)) if unmeasured else found
 
 
 def _unmeasured(member: Member) -> tuple[str, ...]:
     """What no measured server did, beside what its replicas are."""
-    found = {
-        "prefill and decode apart": any(station.role.first_token_only for station in member.answering),
-        "stages beside the model": member.pipeline is not None,
-        "engine request": member.engine == REQUEST,
-    }
-    return tuple(name for name, there in found.items() if there)
+    found = ["stages beside the model"] if member.pipeline is not None else []
+    if any(station.role.first_token_only for station in member.answering):
+        found.append("prefill and decode apart")
+    if member.engine == REQUEST:
+        found.append("engine request")
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _of_design(built: Design) -> Basis:
+    """Once for the configurations that share a design, which are the rates of a sweep."""
+    return design_basis(built)
 
 
 @cache
 def _told(basis: Basis, errors: Errors) -> tuple[tuple[float, ...], str]:
     """Once for all configurations that rest on the same."""
     return basis.bands(errors), basis.text(errors)
-
-
-def expected(member: Member) -> tuple[tuple[float, ...], str]:
-    """The expected relative errors of TTFT, ITL and E2E (``basis.METRICS``), and what they rest on in words."""
-    return _told(basis_of(member), load_errors())

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from evaluator.accuracy import load_errors
 from evaluator.accuracy.member import expected
 from evaluator.catalog.calibration import PROVENANCES
 from evaluator.cost.fitted import verdict
@@ -25,7 +26,8 @@ def outcomes_of(members: Sequence[Member], journey: Journey, stage_names: Sequen
     """
     first_later_s, last_later_s = _around_the_engine(members, journey)
     judged = [_judged(member, journey, position) for position, member in enumerate(members)]
-    errors = [expected(member) for member in members]
+    table = load_errors()
+    errors = [expected(member, table) for member in members]
     return Outcomes(
         arrival_s=journey.arrival_s,
         scheduled_s=journey.scheduled_s,
@@ -123,7 +125,7 @@ def told_of(member: Member) -> dict[str, str]:
     """The texts of the row of a member that was not run."""
     provenance = _least_sure({station.design.provenance for station in member.stations})
     known = {"status": member.status, "engine": member.engine}
-    told = {"calibration_set": _sets(member), "model_error_basis": expected(member)[1]}
+    told = {"calibration_set": _sets(member), "model_error_basis": expected(member, load_errors())[1]}
     return {**known, "provenance": provenance, **told}
 
 

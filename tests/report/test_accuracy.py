@@ -1,0 +1,54 @@
+"""The lines that tell how far results are expected to be off."""
+
+import numpy as np
+import xarray as xr
+
+from evaluator.metrics.variables import INPUTS
+from evaluator.report.accuracy import expected_errors, in_words, percent
+
+RUNS = "serving runs of this device and model, from 19 runs"
+
+
+def dataset(bases, errors, **more):
+    return xr.Dataset(
+        {
+            "model_error_basis": ("config", np.array(bases)),
+            "e2e_s_model_error": ("config", np.array(errors)),
+            "saturated": ("config", np.zeros(len(bases), dtype=bool)),
+            **more,
+        }
+    )
+
+
+def test_one_line_for_each_basis_the_most_frequent_first():
+    ds = dataset([RUNS, "a data sheet", RUNS], [0.028, 0.14, 0.05])
+    assert expected_errors(ds, np.arange(3)) == [
+        f"expected error of 2 designs: E2E ± 2.8 to 5 % ({RUNS})",
+        "expected error of 1 design: E2E ± 14 % (a data sheet)",
+    ]
+    assert expected_errors(ds, np.array([0])) == [f"expected error: E2E ± 2.8 % ({RUNS})"]
+
+
+def test_what_is_not_known_is_said_and_what_was_not_saved_is_left_out():
+    ds = dataset([RUNS], [np.nan])
+    assert expected_errors(ds, np.array([0])) == [f"expected error: not known ({RUNS})"]
+    assert expected_errors(ds.drop_vars("model_error_basis"), np.array([0])) == []
+    assert expected_errors(ds, np.array([], dtype=int)) == []
+
+
+def test_more_than_three_bases_are_counted():
+    ds = dataset(list("abcde"), [0.1] * 5)
+    assert expected_errors(ds, np.arange(5))[-1] == "and 2 other bases (model_error_basis)"
+
+
+def test_elasticities_to_all_inputs_tell_how_an_error_grows():
+    slopes = np.array([[-1.0, -1.5, 0.0, 0.0, 0.25, 0.25], [-0.5, -0.5, 0, 0, 0, 0], [np.nan] * 6])
+    more = {"e2e_s_mean_elasticity": (("config", "input"), slopes)}
+    ds = dataset([RUNS] * 3, [0.02] * 3, **more).assign_coords(input=list(INPUTS))
+    lines = [expected_errors(ds, np.array([row]))[0] for row in range(3)]
+    assert ["± 6 %" in lines[0], "± 2 %" in lines[1], "± 2 %" in lines[2]] == [True] * 3
+
+
+def test_percents_have_two_digits():
+    assert [percent(error) for error in (0.0, 0.0283, 0.0999, 0.35, 1.1)] == ["0", "2.8", "10", "35", "110"]
+    assert in_words({"TTFT": np.array([np.nan]), "E2E": np.array([0.03])}) == "E2E ± 3 %"
