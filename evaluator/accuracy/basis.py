@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from evaluator.accuracy.cases import CASES, Errors
+from evaluator.catalog.calibration import MEASURED_MAKER
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.hardware import Link
 from evaluator.catalog.model import LatentAttention, LinearAttention, Model, MoeFeedForward, Recurrence, StateSpace
@@ -19,8 +20,8 @@ METRICS: Mapping[str, str] = {"ttft_s": "ttft", "itl_s": "itl", "e2e_s": "e2e"}
 """Latencies with an error of their own -> the metric that was measured; that of ``tpot_s`` is that of ``itl_s``."""
 _OF_ONE_DEVICE = ("runs", "other_models", "other_devices", "kernels_and_host", "kernels")
 """Cases of a set of one device, which says less of a device that is only like it."""
-_MAKER, _LINK = "NVIDIA", "nvlink"
-"""Of the devices of which servers were measured, and of what joined them."""
+_LINK = "nvlink"
+"""What joined the devices of which servers were measured."""
 _WEIGHTS, _KV = {"fp16", "bf16", "fp8"}, {"fp16", "bf16"}
 """dtypes of weights (fp8: Llama-4-Scout) and of KV of which servers were measured."""
 
@@ -74,7 +75,7 @@ def design_basis(built: Design) -> Basis:
 def _unmeasured(built: Design) -> tuple[str, ...]:
     """What of a replica no measured server had."""
     spec, hardware = built.spec, built.hardware
-    found = [] if hardware.maker == _MAKER else [f"{hardware.maker or 'such'} devices"]
+    found = [] if hardware.maker == MEASURED_MAKER else [f"{hardware.maker or 'such'} devices"]
     if spec.engine != DEFAULT_ENGINE:
         found.append(serving_engine(spec.engine).label)
     found += _of_layout(spec.parallel, hardware.links)

@@ -39,6 +39,8 @@ PROVENANCES = ("datasheet", "transferred", "extrapolated", "calibrated")
 is used beyond what it was fitted to, a fit."""
 TRANSFERRED = "transferred"
 """The name, and the provenance, of the median of other devices' sets."""
+MEASURED_MAKER = "NVIDIA"
+"""Of the devices of which kernels and servers were measured."""
 HOST = (
     "step_overhead_s",
     "sequence_overhead_s",
@@ -111,10 +113,11 @@ def load_calibration(name: str, hardware: str, foreign: bool = False, engine: st
     ``foreign`` lets a set of other hardware pass.
 
     ``auto`` is the first there is of: fitted to serving runs of this hardware (HARDWARE-ENGINE.serving); fitted to its
-    kernels (HARDWARE-ENGINE), with the host of serving runs on any hardware (ENGINE.serving); ``datasheet``. What was
-    not measured of an engine, its kernels on this hardware or its servers, is as in vLLM, and the set ``extrapolated``.
+    kernels (HARDWARE-ENGINE), with the host of serving runs on any hardware (ENGINE.serving); of a GPU of NVIDIA
+    ``transferred``; ``datasheet``. What was not measured of an engine, its kernels on this hardware or its servers, is
+    as in vLLM, and the set ``extrapolated``.
 
-    ``transferred`` is the median of what ``auto`` is for the other devices whose kernels were fitted for this engine.
+    ``transferred`` is the median of the kernels of other devices for this engine, with the host of their serving runs.
     """
     if name == "auto":
         return _best(hardware, serving_engine(engine).name)
@@ -137,9 +140,19 @@ def _best(hardware: str, engine: str) -> Calibration:
         if has("calibrations", own_host):
             return with_host(found, load_calibration(own_host, hardware))
         return found if engine == DEFAULT_ENGINE else _served_as_default(found, hardware)
-    if engine == DEFAULT_ENGINE:
-        return load_calibration("datasheet", hardware)
-    return _standing_in(_best(hardware, DEFAULT_ENGINE), engine)
+    if has("calibrations", f"{hardware}-{DEFAULT_ENGINE}.serving") or has(
+        "calibrations", f"{hardware}-{DEFAULT_ENGINE}"
+    ):
+        return _standing_in(_best(hardware, DEFAULT_ENGINE), engine)
+    return load_calibration(TRANSFERRED if _is_like_measured(hardware) else "datasheet", hardware, engine=engine)
+
+
+def _is_like_measured(hardware: str) -> bool:
+    """Whether a device is a GPU of the maker whose devices the sets are of: only of those are errors known."""
+    if not has("hardware", hardware):
+        return False
+    device = load_hardware(hardware)
+    return device.kind == "gpu" and device.maker == MEASURED_MAKER
 
 
 @functools.lru_cache(maxsize=256)
@@ -148,8 +161,17 @@ def _transferred(hardware: str, engine: str, place: tuple[str, str]) -> Calibrat
     ending = f"-{engine}"
     others = [name.removesuffix(ending) for name in names("calibrations") if name.endswith(ending)]
     others = [name for name in others if has("hardware", name) and name != hardware]
-    found = transferred([_best(name, engine) for name in others], TRANSFERRED, joined_alike(hardware, others))
+    found = transferred([_with_own_host(name, engine) for name in others], TRANSFERRED, joined_alike(hardware, others))
     return replace(found, hardware=hardware)
+
+
+def _with_own_host(hardware: str, engine: str) -> Calibration:
+    """The kernels of a device as they were measured, with the host's times of serving runs, of its own if there are."""
+    kernels = load_calibration(f"{hardware}-{engine}", hardware)
+    for host in (f"{hardware}-{engine}", f"{hardware}-{DEFAULT_ENGINE}", DEFAULT_ENGINE):
+        if has("calibrations", f"{host}.serving"):
+            return with_host(kernels, load_calibration(f"{host}.serving", hardware))
+    return kernels
 
 
 def joined_alike(hardware: str, others: Sequence[str]) -> list[str]:

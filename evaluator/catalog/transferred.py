@@ -46,6 +46,7 @@ def transferred(sets: Sequence[Calibration], name: str = "transferred", link: Se
         **median,
         name=name,
         hardware="any",
+        engine_version="any",
         provenance="transferred",
         rests_on="transferred",
         efficiencies={

@@ -40,7 +40,7 @@ def _line(ds: xr.Dataset, rows: np.ndarray, basis: str, count: int, bases: int) 
         for name, label in _SHOWN.items()
         if f"{name}_model_error" in ds
     }
-    which = f" of {count:,} design{"s" * (count > 1)}" if bases > 1 else ""
+    which = f" of {count:,} design{'s' * (count > 1)}" if bases > 1 else ""
     told = in_words(found)
     return f"expected error{which}: {told} ({basis})" if told else f"expected error{which}: not known ({basis})"
 

@@ -28,7 +28,7 @@ PARTITIONS = ("fold", "model", "gpu")
 """What is kept aside at a time: every fourth experiment, all of a model, or all of a GPU."""
 OWN, HOST_ALONE, TRANSFERRED = "own", "host", "transferred"
 """By which kernels a fit predicts what was kept aside: its GPU's own, changed as the fit says; its own as they were
-measured, so that the fit tells the host's times alone; or the median of those of the other GPUs."""
+measured, so that the fit tells the host's times alone; or the median of those of the other GPUs, likewise."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _predicting(kernels: str, hardware: str, base: Calibration, fitted: FitResul
         sets = [calibration_for("GPU-vllm", name) for name in others]
         base = as_vllm(transferred(sets, TRANSFERRED, joined_alike(hardware, others)))
     found = adjusted(base, fitted.values)
-    found = with_host(base, found) if kernels == HOST_ALONE else found
+    found = found if kernels == OWN else with_host(base, found)
     return renamed(found, f"{hardware}-{ANY_GPU} of the others", hardware)
 
 
