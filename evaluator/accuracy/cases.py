@@ -53,7 +53,7 @@ CASES: dict[str, Case] = {
         "kernels of this device, the host of serving runs of others", "gpu", "GPU-vllm", kernels="host"
     ),
     "kernels": Case("kernels of this device, no serving runs", None, "GPU-vllm", host=False),
-    "transferred": Case("kernels and serving runs of other devices", "gpu", "GPU-vllm", kernels="transferred"),
+    "transferred": Case("kernels and host of other devices", "gpu", "GPU-vllm", kernels="transferred"),
     "sheet_and_runs": Case("a data sheet, serving runs of other devices", "gpu", "datasheet"),
     "datasheet": Case("a data sheet", None, "datasheet", host=False),
 }

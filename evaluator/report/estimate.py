@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import textwrap
 
 import numpy as np
 
 from evaluator.cost.steady import SteadyState
 from evaluator.estimation import Estimate, Phase
 from evaluator.report.accuracy import in_words
+from evaluator.report.table.columns import WIDTH
 
 
 def format_estimate(result: Estimate) -> str:
@@ -34,16 +36,20 @@ def _summary(result: Estimate) -> list[str]:
         f"TPOT              {_milliseconds(result.tpot_s)}",
         f"end to end        {_milliseconds(result.e2e_s)}",
         f"throughput        {result.output_tok_per_s:,.1f} output tokens/s, {result.total_tok_per_s:,.1f} with prompts",
-        f"expected error    {_expected(result)}",
+        *_expected(result),
     ]
     return lines + ([] if result.load is None else _load_lines(result.load))
 
 
-def _expected(result: Estimate) -> str:
-    """How far times in a server are expected to be from what a simulation of it with these efficiencies says."""
+def _expected(result: Estimate) -> list[str]:
+    """How far a simulation of a server with these efficiencies is expected to be off, and what that rests on."""
     labels = ("TTFT", "TPOT", "E2E")
     errors = {label: np.array([error]) for label, error in zip(labels, result.model_error, strict=True)}
-    return f"{in_words(errors) or 'not known'} in a server: {result.model_error_basis}"
+    basis = textwrap.wrap(result.model_error_basis, WIDTH - len(_UNDER))
+    return [f"expected error    {in_words(errors) or 'not known'} in a server, by", *(_UNDER + line for line in basis)]
+
+
+_UNDER = 18 * " "
 
 
 def _capacity(result: Estimate) -> str:

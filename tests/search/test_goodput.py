@@ -96,6 +96,10 @@ def test_the_goodput_of_an_m_d_1_queue(load):
     assert 0.0 < error < 0.03 * rate
     assert abs(rate - load / service_s) < 3.0 * error + 0.005 * rate
     assert ds["goodput_limit"].values[0] == "queue_wait mean"
+    # The rate at which the wait meets its bound goes as 2 B / (s (s + 2 B)) with the service s: d ln rate / d ln s is
+    # -(2 - load), which is what an error of the service is multiplied by.
+    grown = float(ds["goodput_rps_model_error"].values[0] / ds["e2e_s_model_error"].values[0])
+    assert grown == pytest.approx(2.0 - load, abs=0.08)
 
 
 def test_its_standard_error_is_the_spread_of_the_seeds():
@@ -131,6 +135,7 @@ def test_objectives_that_no_rate_meets():
 def test_objectives_without_a_bound_on_waits_end_where_the_queue_grows():
     ds = evaluator.optimize(scenario("workload.requests=2000", slo={"tpot": {"p90": "10s"}}), bracket=BRACKET)
     assert ds["goodput_limit"].values[0] == SATURATION and np.isnan(ds["goodput_rps_stderr"].values[0])
+    assert ds["goodput_rps_model_error"].values[0] == ds["e2e_s_model_error"].values[0]
     overload = evaluator.sweep(scenario("workload.requests=2000", "workload.arrivals.rate_rps=20"))
     assert ds["goodput_rps"].values[0] == pytest.approx(overload["throughput_rps"].values[0], rel=0.25)
 
