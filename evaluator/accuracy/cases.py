@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -160,6 +159,6 @@ def command_of(case: str) -> str:
     return f"evaluator compare SPECS.json ACTUALS.csv {_options(CASES[case])} --errors FILE.yaml"
 
 
-def plain(value: Any) -> Any:
+def plain(value: float) -> float:
     """A number with four digits."""
     return float(f"{float(value):.4g}")

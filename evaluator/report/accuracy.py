@@ -22,10 +22,13 @@ MOST = 3
 def expected_errors(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
     """What to expect of the designs at the positions ``rows``, by what they rest on, the most frequent first.
 
-    Nothing of a dataset without model errors, as those of a version before.
+    Saturated ones, whose waits are off by more, count only where all are. Nothing of a dataset without model errors, as
+    those of a version before.
     """
     if "model_error_basis" not in ds or not rows.size:
         return []
+    calm = rows[~ds["saturated"].values[rows].astype(bool)]
+    rows = calm if calm.size else rows
     bases, counts = np.unique(ds["model_error_basis"].values[rows].astype(str), return_counts=True)
     order = np.argsort(-counts, kind="stable")
     lines = [_line(ds, rows, str(bases[at]), int(counts[at]), bases.size) for at in order[:MOST]]

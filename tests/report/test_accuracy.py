@@ -52,3 +52,9 @@ def test_elasticities_to_all_inputs_tell_how_an_error_grows():
 def test_percents_have_two_digits():
     assert [percent(error) for error in (0.0, 0.0283, 0.0999, 0.35, 1.1)] == ["0", "2.8", "10", "35", "110"]
     assert in_words({"TTFT": np.array([np.nan]), "E2E": np.array([0.03])}) == "E2E ± 3 %"
+
+
+def test_saturated_designs_count_only_where_all_are():
+    ds = dataset([RUNS, RUNS], [0.02, 0.9], saturated=("config", np.array([False, True])))
+    assert expected_errors(ds, np.arange(2)) == [f"expected error: E2E ± 2 % ({RUNS})"]
+    assert expected_errors(ds, np.array([1])) == [f"expected error: E2E ± 90 % ({RUNS})"]

@@ -41,7 +41,7 @@ def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
         best = order[:top]
         shown = f"Best {best.size:,} of {feasible.size:,} feasible configurations" if feasible.size > 1 else "Result"
         lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *constants(ds), *mixed(ds, feasible)]
-        lines += [*expected_errors(ds, feasible), ""]
+        lines += [*expected_errors(ds, best), ""]
         lines += [*lines_of(_columns(ds, best), width), ""]
     return "\n".join(lines + _summary(ds, feasible))
 

@@ -38,7 +38,7 @@ def search_table(ds: xr.Dataset, top: int = 10, by: str = "goodput", width: int 
     if order.size:
         best = order[:top]
         lines += [_heading(best.size, order.size, rule, question), *constants(ds), *mixed(ds, order)]
-        lines += [*expected_errors(ds, order), ""]
+        lines += [*expected_errors(ds, best), ""]
         lines += [*lines_of(_columns(ds, best, question), width), ""]
     return "\n".join(lines + _summary(ds, question))
 
