@@ -56,7 +56,6 @@ class Basis:
 
 
 OTHERS: Mapping[str, str] = {
-    "iterations": "whole iterations of another engine or workload",
     "eager": "a published operator set",
 }
 """What a prediction may rest on of which no case was measured."""

@@ -31,7 +31,7 @@ TABLE = "serving"
 class Case:
     """``told`` says what a prediction rests on. ``held_out`` and ``calibration`` are the options of ``compare`` that
     measure its error: what is kept aside, and the set that the fits start from, or that predicts (None: no fit), by
-    ``kernels`` as of ``evaluator.calibrate.serving``.
+    ``kernels`` as of ``evaluator.calibrate.serving``. ``command``: another one that measures it.
     ``same_model``: of the predicted runs only those whose model other runs of the same device are of. ``host``: the
     host's times were fitted to serving runs.
     """
@@ -42,6 +42,7 @@ class Case:
     same_model: bool = False
     host: bool = True
     kernels: str = "own"
+    command: str = ""
 
 
 CASES: dict[str, Case] = {
@@ -50,6 +51,12 @@ CASES: dict[str, Case] = {
     "other_devices": Case("kernels of this device, serving runs of others", "gpu", "GPU-vllm"),
     "kernels_and_host": Case(
         "kernels of this device, the host of serving runs of others", "gpu", "GPU-vllm", kernels="host"
+    ),
+    "iterations": Case(
+        "whole iterations of its model, shapes between measured ones",
+        None,
+        "",
+        command="evaluator calibrate DATA... --hardware NAME --form polynomial --out SET.yaml --errors FILE.yaml",
     ),
     "kernels": Case("kernels of this device, no serving runs", None, "GPU-vllm", host=False),
     "transferred": Case("kernels and host of other devices", "gpu", "GPU-vllm", kernels="transferred"),
@@ -76,14 +83,20 @@ class Errors:
         cases that know as much of the host: what is not known are its kernels and what its devices send. Where one of
         the cases is not in the table it is the worst of all.
         """
-        known = [self.bands[case][statistic] for case in cases if statistic in self.bands.get(case, {})]
-        if len(known) < len(cases):
-            known = [each[statistic] for each in self.bands.values() if statistic in each]
+        known = [self._band(case, statistic) for case in cases]
+        if not all(each > 0.0 for each in known):
+            known = [self._band(case, statistic) for case in self.bands]
         elif unmeasured:
             host = all(CASES[case].host for case in cases)
-            alike = [case for case in self.bands if CASES[case].host == host or not host]
-            known += [self.bands[case][statistic] for case in alike if statistic in self.bands[case]]
-        return max(known, default=math.nan)
+            known += [self._band(case, statistic) for case in self.bands if CASES[case].host or not host]
+        return max((each for each in known if each > 0.0), default=math.nan)
+
+    def _band(self, case: str, statistic: str) -> float:
+        """Of one case; of an E2E that was not measured the larger of TTFT and ITL, of which it consists. NaN: none."""
+        found = self.bands.get(case, {})
+        if statistic in found or not statistic.startswith("e2e_"):
+            return found.get(statistic, math.nan)
+        return max((found.get(f"{part}_mean", math.nan) for part in ("ttft", "itl")), default=math.nan)
 
 
 def band(errors: np.ndarray, share: float = SHARE) -> float:
@@ -139,12 +152,15 @@ def _band(case: Fields, statistic: str) -> float:
     return found
 
 
+ITERATIONS = "iterations"
+
+
 def cases_of(held_out: str | None, calibration: str) -> list[str]:
     """The cases whose errors a comparison with these options tells. InputError where it tells of none."""
     asked = (held_out, calibration)
-    found = [name for name, case in CASES.items() if (case.held_out, case.calibration) == asked]
+    found = [name for name, case in CASES.items() if not case.command and (case.held_out, case.calibration) == asked]
     if not found:
-        told = "; ".join(dict.fromkeys(_options(case) for case in CASES.values()))
+        told = "; ".join(dict.fromkeys(_options(case) for case in CASES.values() if not case.command))
         raise InputError(f"--errors: {_options(Case('', *asked))} measures no case; those that do are: {told}")
     return found
 
@@ -156,7 +172,7 @@ def _options(case: Case) -> str:
 
 def command_of(case: str) -> str:
     """The command that measures a case."""
-    return f"evaluator compare SPECS.json ACTUALS.csv {_options(CASES[case])} --errors FILE.yaml"
+    return CASES[case].command or f"evaluator compare SPECS.json ACTUALS.csv {_options(CASES[case])} --errors FILE.yaml"
 
 
 def plain(value: float) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from evaluator.accuracy.cases import CASES, SHARE, STATISTICS, band, command_of, plain
+from evaluator.accuracy.cases import CASES, ITERATIONS, SHARE, STATISTICS, band, command_of, plain
 from evaluator.compare.report import by_stage, usable
 from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
@@ -63,6 +63,25 @@ def errors_of_requests(
 
 
 _MEASURED_AS = {"tpot": "itl"}
+
+
+def errors_of_iterations(judged: pd.DataFrame, source: str, hardware: str) -> pd.DataFrame:
+    """The same of fits to whole iterations, on shapes kept aside: prefills as TTFT, decodes as ITL.
+
+    ``judged`` is that of ``calibrate.whole``, a row per measured iteration, of which those of one shape go together; a
+    run is one fit. InputError where nothing was kept aside.
+    """
+    aside = judged[~judged["fitted"].astype(bool)]
+    if aside.empty:
+        raise InputError("--errors: no iteration was kept aside that could tell of errors")
+    rows = aside.groupby(["label", "phase", "predicted_s"], sort=False)["time_s"].mean().reset_index()
+    error = rows["time_s"] / rows["predicted_s"] - 1.0
+    named = rows["label"].str.extract(r"^(?P<model>\S+) TP (?P<tensor_parallel>\d+)")
+    rows = rows.assign(case=ITERATIONS, source=f"{source} ({hardware})", stage=0, hardware=hardware, **named)
+    rows["run"] = hardware + " " + rows["label"].str.removesuffix(" prefill").str.removesuffix(" decode")
+    rows["ttft_mean"] = error.where(rows["phase"] == "prefill")
+    rows["itl_mean"] = error.where(rows["phase"] == "decode")
+    return rows.reindex(columns=[*ROW, *STATISTICS]).round(5)
 
 
 def summary(rows: pd.DataFrame, derived: str) -> dict[str, Any]:

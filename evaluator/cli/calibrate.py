@@ -101,8 +101,8 @@ def calibrate(
     if transfer:
         _transfer(data or [], hardware, engine, out, errors, quiet)
         return
-    if not data or hardware is None or out is None or errors is not None:
-        raise InputError("calibrate takes DATA... --hardware NAME --out FILE.yaml; --errors is of --transfer")
+    if not data or hardware is None or out is None or (errors is not None and form is Form.roofline):
+        raise InputError("calibrate takes DATA... --hardware NAME --out FILE.yaml; --errors with --transfer or --form")
     if axes is not None and form is not Form.table:
         raise InputError("--axes: only a table has them (--form table)")
     if form is Form.roofline:
@@ -111,6 +111,11 @@ def calibrate(
         chosen = None if axes is None else tuple(name.strip() for name in axes.split(","))
         fitted, text, told = _iterations(data, hardware, out.stem, form, chosen, beyond, _dtypes(precision))
     _deliver(fitted, text, told, out, plot, quiet)
+    if errors is not None:
+        from evaluator.accuracy.derive import errors_of_iterations, write_errors
+
+        files = ", ".join(table.name for table in fitted.tables)
+        write_errors(errors, errors_of_iterations(fitted.judged, files, fitted.hardware))
 
 
 def _transfer(

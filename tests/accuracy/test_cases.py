@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from evaluator.accuracy import CASES, SHARE, Errors, load_errors
-from evaluator.accuracy.cases import STATISTICS, band, cases_of
-from evaluator.accuracy.derive import errors_of, errors_of_requests, summary, write_errors
+from evaluator.accuracy.cases import ITERATIONS, STATISTICS, band, cases_of
+from evaluator.accuracy.derive import errors_of, errors_of_iterations, errors_of_requests, summary, write_errors
 from evaluator.catalog.store import find
 from evaluator.errors import InputError
 from evaluator.scenario import Deployment
@@ -42,7 +42,7 @@ def test_a_prediction_has_the_error_of_its_weakest_case():
     assert TABLE.of(("runs", "transferred"), "itl_mean") == 0.08
     assert TABLE.of(("runs",), "itl_mean", unmeasured=True) == 0.08  # the host is known, the kernels are not
     assert TABLE.of(("kernels",), "itl_mean", unmeasured=True) == 0.3
-    assert TABLE.of(("iterations",), "itl_mean") == 0.3  # no such case was measured: the worst of all
+    assert TABLE.of(("eager",), "itl_mean") == 0.3  # no such case was measured: the worst of all
     assert np.isnan(TABLE.of(("runs",), "ttft_mean")) and np.isnan(Errors({}, {}).of(("runs",), "itl_mean"))
 
 
@@ -54,7 +54,8 @@ def test_the_table_that_is_shipped_is_that_of_its_rows():
     for case, figures in listed.items():
         assert summary(rows[rows["case"] == case], figures["derived"]) == figures
     found = load_errors()
-    assert all(0.0 < found.bands[case][name] < 3.0 for case in CASES for name in STATISTICS)
+    assert all(0.0 < found.bands[case][name] < 3.0 for case in CASES if case != ITERATIONS for name in STATISTICS)
+    assert set(found.bands[ITERATIONS]) == {"ttft_mean", "itl_mean"}
 
 
 def compared(**changes):
@@ -96,6 +97,25 @@ def test_what_one_source_tells_takes_the_place_of_what_it_told_before(tmp_path):
     content = load_yaml(path)["cases"]["datasheet"]
     assert content["source"] == "x.csv, y.csv" and content["devices"] == ["h100-sxm", "l40s"]
     assert content["itl_mean"]["values"] == 4
+
+
+def test_iterations_of_shapes_kept_aside_tell_of_ttft_and_itl():
+    judged = pd.DataFrame(
+        {
+            "label": ["m TP 2 prefill", "m TP 2 decode", "m TP 2 decode", "m TP 2 decode"],
+            "phase": ["prefill", "decode", "decode", "decode"],
+            "fitted": [False, False, False, True],
+            "predicted_s": [1.0, 2.0, 2.0, 2.0],
+            "time_s": [1.1, 1.8, 2.0, 9.0],
+        }
+    )
+    rows = errors_of_iterations(judged, "x.csv", "h100-sxm")
+    assert rows[["model", "run", "tensor_parallel"]].values.tolist() == [["m", "h100-sxm m TP 2", "2"]] * 2
+    assert rows["ttft_mean"].tolist()[0] == 0.1 and rows["itl_mean"].tolist()[1] == -0.05
+    known = Errors({"iterations": {"ttft_mean": 0.12, "itl_mean": 0.03}, "runs": {"e2e_mean": 0.5}}, {})
+    assert known.of(("iterations",), "e2e_mean") == 0.12  # it consists of both
+    with pytest.raises(InputError, match="no iteration was kept aside"):
+        errors_of_iterations(judged[judged["fitted"]], "x.csv", "h100-sxm")
 
 
 @pytest.mark.parametrize(

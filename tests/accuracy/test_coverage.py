@@ -26,6 +26,8 @@ def test_runs_of_a_model_are_within_the_errors_of_the_other_models(case, statist
     """Every run kept aside is judged by the error that the rows of the other models make."""
     rows = pd.read_csv(find("errors", "serving").with_suffix(".csv"), dtype={"run": str})
     rows = rows[(rows["case"] == case) & rows[statistic].notna()]
+    if rows.empty:
+        pytest.skip(f"{statistic} was not measured of {case}")
     inside = []
     for model in set(rows["model"]):
         others = rows.loc[rows["model"] != model, statistic].to_numpy()
