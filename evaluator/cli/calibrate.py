@@ -112,7 +112,7 @@ def calibrate(
         fitted, text, told = _iterations(data, hardware, out.stem, form, chosen, beyond, _dtypes(precision))
     _deliver(fitted, text, told, out, plot, quiet)
     if errors is not None:
-        from evaluator.accuracy.derive import errors_of_iterations, write_errors
+        from evaluator.compare.expected import errors_of_iterations, write_errors
 
         files = ", ".join(table.name for table in fitted.tables)
         write_errors(errors, errors_of_iterations(fitted.judged, files, fitted.hardware))

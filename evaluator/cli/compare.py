@@ -134,7 +134,7 @@ class _Errors:
         """Put the errors of these comparisons, by their kernels, into the table."""
         if self.path is None:
             return
-        from evaluator.accuracy.derive import errors_of, write_errors
+        from evaluator.compare.expected import errors_of, write_errors
 
         for case, kernels in self.cases:
             rows = errors_of(case, tables[kernels], self.source)
@@ -173,7 +173,7 @@ def _requests(
     typer.echo(f"{len(table)} requests, calibration {set_}")
     typer.echo(statistics.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
     if errors is not None:
-        from evaluator.accuracy.derive import errors_of_requests, write_errors
+        from evaluator.compare.expected import errors_of_requests, write_errors
 
         case = load_calibration(set_, str(loaded.deployment.hardware), engine=loaded.deployment.engine).rests_on
         write_errors(errors, errors_of_requests(case, statistics, requests.name, loaded.name, loaded.deployment))

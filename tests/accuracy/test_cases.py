@@ -6,8 +6,8 @@ import pytest
 
 from evaluator.accuracy import CASES, SHARE, Errors, load_errors
 from evaluator.accuracy.cases import ITERATIONS, STATISTICS, band, cases_of
-from evaluator.accuracy.derive import errors_of, errors_of_iterations, errors_of_requests, summary, write_errors
 from evaluator.catalog.store import find
+from evaluator.compare.expected import errors_of, errors_of_iterations, errors_of_requests, summary, write_errors
 from evaluator.errors import InputError
 from evaluator.scenario import Deployment
 from evaluator.yaml import load_yaml

@@ -6,9 +6,9 @@ import pytest
 
 from evaluator.accuracy import CASES, SHARE, load_errors
 from evaluator.accuracy.cases import band
-from evaluator.accuracy.derive import errors_of
 from evaluator.catalog.store import find
 from evaluator.compare import compare_experiments
+from evaluator.compare.expected import errors_of
 from evaluator.experiments import read_experiments
 
 MEANS = ("ttft_mean", "itl_mean", "e2e_mean")

@@ -30,6 +30,7 @@ ORDER = (
     ("scenario",),
     ("traffic",),
     ("replica",),
+    ("accuracy",),
     ("estimation",),
     ("plan",),
     # What runs it: JAX over many lanes, and plain Python token by token
