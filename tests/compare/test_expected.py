@@ -1,0 +1,84 @@
+"""The table of expected errors, from comparisons to the file and its rows."""
+
+import pandas as pd
+import pytest
+
+from evaluator.accuracy import CASES, Errors, load_errors
+from evaluator.accuracy.cases import ITERATIONS, STATISTICS
+from evaluator.catalog.store import find
+from evaluator.compare.expected import errors_of, errors_of_iterations, errors_of_requests, summary, write_errors
+from evaluator.errors import InputError
+from evaluator.scenario import Deployment
+from evaluator.yaml import load_yaml
+
+
+def test_the_table_that_is_shipped_is_that_of_its_rows():
+    path = find("errors", "serving")
+    rows = pd.read_csv(path.with_suffix(".csv"), dtype={"run": str})
+    listed = load_yaml(path)["cases"]
+    assert list(listed) == list(dict.fromkeys(rows["case"])) == list(CASES)
+    for case, figures in listed.items():
+        assert summary(rows[rows["case"] == case], figures["derived"]) == figures
+    found = load_errors()
+    assert all(0.0 < found.bands[case][name] < 3.0 for case in CASES if case != ITERATIONS for name in STATISTICS)
+    assert set(found.bands[ITERATIONS]) == {"ttft_mean", "itl_mean"}
+
+
+def compared(**changes):
+    row = {"exp_id": "a", "stage_index": 0, "model": "m", "hardware": "h100-sxm", "tensor_parallel": 1,
+           "concurrency": 4.0, "status": "ok", "model_seen": True}  # fmt: skip
+    rows = [
+        row | {"metric": "itl_mean", "predicted": 10.0, "measured": 11.0},
+        row | {"metric": "ttft_mean", "predicted": 50.0, "measured": 40.0},
+        row | {"metric": "throughput_rps", "predicted": 2.0, "measured": 2.0},
+        row | {"stage_index": 1, "metric": "itl_mean", "predicted": 10.0, "measured": 10.5},
+        row | {"exp_id": "b", "metric": "itl_mean", "predicted": 10.0, "measured": 9.0, "model_seen": False},
+    ]
+    table = pd.DataFrame([each | changes for each in rows])
+    return table.assign(error_pct=100 * (table["predicted"] / table["measured"] - 1))
+
+
+def test_errors_are_measured_over_predicted_row_by_row():
+    rows = errors_of("datasheet", compared(), "x.csv")
+    assert rows["itl_mean"].tolist() == [0.1, 0.05, -0.1] and rows["ttft_mean"].tolist()[0] == -0.2
+    assert errors_of("runs", compared(), "x.csv")["run"].tolist() == ["a", "a"]  # the model of b was not seen
+    with pytest.raises(InputError, match="no run was both predicted and measured that tells of the case datasheet"):
+        errors_of("datasheet", compared(status="cannot run: too large"), "x.csv")
+
+
+def test_what_one_source_tells_takes_the_place_of_what_it_told_before(tmp_path):
+    path = tmp_path / "errors" / "mine.yaml"
+    write_errors(path, errors_of("datasheet", compared(), "x.csv"))
+    write_errors(path, errors_of("kernels", compared(), "x.csv"))
+    write_errors(path, errors_of("datasheet", compared(measured=12.0), "x.csv"))
+    deployment = Deployment("llama-3.1-8b", "l40s")
+    statistics = pd.DataFrame(
+        [{"metric": "tpot", "statistic": "mean", "predicted_s": 1.0, "measured_s": 1.5},
+         {"metric": "tpot", "statistic": "p50", "predicted_s": 1.0, "measured_s": 9.0}]
+    )  # fmt: skip
+    write_errors(path, errors_of_requests("datasheet", statistics, "y.csv", "overload", deployment))
+    found = load_errors(str(path))
+    assert found.runs == {"kernels": 2, "datasheet": 3}
+    assert found.bands["kernels"]["itl_mean"] == 0.1 and found.bands["datasheet"]["itl_mean"] == 0.5
+    content = load_yaml(path)["cases"]["datasheet"]
+    assert content["source"] == "x.csv, y.csv" and content["devices"] == ["h100-sxm", "l40s"]
+    assert content["itl_mean"]["values"] == 4
+
+
+def test_iterations_of_shapes_kept_aside_tell_of_ttft_and_itl():
+    judged = pd.DataFrame(
+        {
+            "label": ["m TP 2 prefill", "m TP 2 decode", "m TP 2 decode", "m TP 2 decode"],
+            "phase": ["prefill", "decode", "decode", "decode"],
+            "fitted": [False, False, False, True],
+            "predicted_s": [1.0, 2.0, 2.0, 2.0],
+            "time_s": [1.1, 1.8, 2.0, 9.0],
+        }
+    )
+    rows = errors_of_iterations(judged, "x.csv", "h100-sxm")
+    assert rows[["model", "run", "tensor_parallel"]].values.tolist() == [["m", "h100-sxm m TP 2", "2"]] * 2
+    assert rows["ttft_mean"].tolist()[0] == 0.1 and rows["itl_mean"].tolist()[1] == -0.05
+    known = Errors({"iterations": {"ttft_mean": 0.12, "itl_mean": 0.03}, "runs": {"e2e_mean": 0.5}}, {})
+    assert known.of(("iterations",), "e2e_mean") == 0.12  # it consists of both
+    with pytest.raises(InputError, match="no iteration was kept aside"):
+        errors_of_iterations(judged[judged["fitted"]], "x.csv", "h100-sxm")
