@@ -19,8 +19,8 @@ MOST = 3
 """Bases that are told one by one."""
 
 
-def expected_errors(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
-    """What to expect of the designs at the positions ``rows``, by what they rest on, the most frequent first.
+def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST) -> list[str]:
+    """What to expect of the designs at the positions ``rows``, by what they rest on, the ``most`` frequent first.
 
     Saturated ones, whose waits are off by more, count only where all are. Nothing of a dataset without model errors, as
     those of a version before.
@@ -31,8 +31,8 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
     rows = calm if calm.size else rows
     bases, counts = np.unique(ds["model_error_basis"].values[rows].astype(str), return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    lines = [_line(ds, rows, str(bases[at]), int(counts[at]), bases.size) for at in order[:MOST]]
-    lines += [f"and {bases.size - MOST} other bases (model_error_basis)"] if bases.size > MOST else []
+    lines = [_line(ds, rows, str(bases[at]), int(counts[at]), bases.size) for at in order[:most]]
+    lines += [f"and {bases.size - most} other bases (model_error_basis)"] if bases.size > most else []
     return [line for line in lines if line]
 
 
