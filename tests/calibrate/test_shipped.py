@@ -63,7 +63,7 @@ def test_a_transferred_set_is_the_median_of_the_others(data_folder):
     guess = transferred(list(sets.values()))
     figures = [each.efficiencies["gemm"].flops_efficiency for each in sets.values()]
     assert guess.efficiencies["gemm"].flops_efficiency == pytest.approx(np.median(figures))
-    assert (guess.provenance, guess.efficiencies["gemm"].wave_share) == ("extrapolated", 0.0)
+    assert (guess.provenance, guess.efficiencies["gemm"].wave_share) == ("transferred", 0.0)
     table = leave_one_out(read_tables([data_folder / "aic_custom_all_reduce.csv"]), sets)
     near = table[table["hardware"].isin(["h100-sxm", "h200-sxm"])]
     assert len(table) == 5 and (near["median"] < 0.25).all()

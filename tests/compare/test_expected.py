@@ -1,5 +1,7 @@
 """The table of expected errors, from comparisons to the file and its rows."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
@@ -8,6 +10,7 @@ from evaluator.accuracy.cases import ITERATIONS, STATISTICS
 from evaluator.catalog.store import find
 from evaluator.compare.expected import errors_of, errors_of_iterations, errors_of_requests, summary, write_errors
 from evaluator.errors import InputError
+from evaluator.report.accuracy import percent
 from evaluator.scenario import Deployment
 from evaluator.yaml import load_yaml
 
@@ -82,3 +85,12 @@ def test_iterations_of_shapes_kept_aside_tell_of_ttft_and_itl():
     assert known.of(("iterations",), "e2e_mean") == 0.12  # it consists of both
     with pytest.raises(InputError, match="no iteration was kept aside"):
         errors_of_iterations(judged[judged["fitted"]], "x.csv", "h100-sxm")
+
+
+def test_the_errors_of_the_readme_are_those_of_the_table():
+    text = (Path(__file__).resolve().parents[2] / "calibration" / "README.md").read_text()
+    lines = text[text.index("## Expected errors") :].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")][1:4] for line in lines if line.startswith("| ")][1:]
+    errors = load_errors()
+    for name, row in zip(CASES, rows, strict=True):
+        assert row == [percent(errors.of((name,), f"{metric}_mean")) for metric in ("ttft", "itl", "e2e")], name
