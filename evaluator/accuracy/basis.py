@@ -47,7 +47,7 @@ class Basis:
         """In words, the weakest case first where there are several, with the number of runs that tell of each."""
         order = list(CASES)
         cases = sorted(self.cases, key=lambda case: -order.index(case) if case in order else -len(order))
-        words = " and ".join(_told(case, errors.runs.get(case)) for case in cases)
+        words = ", and ".join(_told(case, errors.runs.get(case)) for case in cases)
         return f"{words}; nothing measured of {', '.join(self.unmeasured)}" if self.unmeasured else words
 
     def bands(self, errors: Errors) -> tuple[float, ...]:
@@ -110,7 +110,7 @@ def _weights(model: Model, asked: str) -> set[str]:
 def _told(case: str, runs: int | None) -> str:
     if case not in CASES:
         return OTHERS[case]
-    return CASES[case].told if runs is None else f"{CASES[case].told}, from {runs} runs"
+    return CASES[case].told if runs is None else f"{CASES[case].told}; error of {runs} runs"
 
 
 def _once(names: tuple[str, ...]) -> tuple[str, ...]:

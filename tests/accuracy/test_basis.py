@@ -64,7 +64,7 @@ def test_the_words_name_the_weakest_case_first_and_the_runs():
     both = Basis(("runs",)).joined(Basis(("datasheet", "runs"), ("AMD devices",)))
     assert both.cases == ("runs", "datasheet")
     assert both.text(errors) == (
-        "a data sheet, from 28 runs and serving runs of this device and model, from 19 runs; "
+        "a data sheet; error of 28 runs, and serving runs of this device and model; error of 19 runs; "
         "nothing measured of AMD devices"
     )
 
@@ -93,8 +93,8 @@ def swept(*changes):
 
 def test_every_row_of_a_sweep_says_it():
     ds = swept()
-    assert ds["model_error_basis"].values[0].startswith("serving runs of this device and model, from ")
-    assert ds["model_error_basis"].values[1].startswith("a data sheet, from ")
+    assert ds["model_error_basis"].values[0].startswith("serving runs of this device and model; error of ")
+    assert ds["model_error_basis"].values[1].startswith("a data sheet; error of ")
     for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s"):
         error = ds[f"{name}_model_error"]
         assert error.attrs["units"] == "1" and "68 % of measured values" in error.attrs["description"]

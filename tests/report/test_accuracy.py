@@ -6,7 +6,7 @@ import xarray as xr
 from evaluator.metrics.variables import INPUTS
 from evaluator.report.accuracy import expected_errors, in_words, percent
 
-RUNS = "serving runs of this device and model, from 19 runs"
+RUNS = "serving runs of this device and model; error of 19 runs"
 
 
 def dataset(bases, errors, **more):
