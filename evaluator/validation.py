@@ -156,11 +156,11 @@ def _pressures(whole: Plan, member: Member) -> tuple[float, float]:
     jobs, *_ = whole.jobs(member)
     held = held_units(jobs.demand, replica.kv).mean() * deployment.batching.max_num_seqs / replica.kv.capacity_units
     if member.workload.arrivals.users is not None:
-        return 1e9 * member.workload.arrivals.users / deployment.replicas, float(held)
+        return 1e9 * member.workload.arrivals.users / deployment.ranks, float(held)
     output = jobs.demand.output_tokens.sum()
     tokens = jobs.demand.compute_tokens.sum() + output
     busy_s = replica.compute.token_s * tokens + replica.memory.iteration_s * output
-    return float(busy_s / (max(np.ptp(jobs.ready_s), 1e-9) * deployment.replicas)), float(held)
+    return float(busy_s / (max(np.ptp(jobs.ready_s), 1e-9) * deployment.ranks)), float(held)
 
 
 def _compared(

@@ -64,6 +64,8 @@ def _feed_forward_width(model: Model, feed_forward: FeedForward | None, parallel
     if isinstance(feed_forward, DenseFeedForward):
         return sides * feed_forward.intermediate / parallel.tensor
     visits = feed_forward.experts_per_token / parallel.expert
-    cut = 1 if parallel.expert > 1 else parallel.tensor
     shared = sides * feed_forward.shared_intermediate / parallel.tensor
-    return visits * (sides * feed_forward.intermediate / cut + model.hidden) + shared
+    routed = visits * (sides * feed_forward.intermediate / parallel.expert_shards + model.hidden)
+    if parallel.data > 1:  # the states of all ranks are gathered
+        routed = parallel.data * (routed + model.hidden)
+    return routed + shared

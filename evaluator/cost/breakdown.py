@@ -53,6 +53,7 @@ def scaling_statistics(
         "sequences": (sequences, 1.0, sequences),
         "linear_sequences": (sequences, 1.0, sequences),
         "experts": (tokens, experts_touched(log_expert_missed, tokens, skew), tokens),
+        "gathered": (tokens, 0.0, tokens),
         "prefill": (batch.prefill_area, 1.0, batch.prefill_context),
         "prefill_window": (batch.prefill_window_area, 1.0, batch.prefill_window_context),
         "decode": (batch.decode_context, 1.0, batch.decode_context),

@@ -15,7 +15,7 @@ import numpy as np
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.collectives import collective_terms, level_sizes
 from evaluator.cost.dtypes import COMPUTE_DTYPES
-from evaluator.cost.kernel import Operator, Scaling
+from evaluator.cost.kernel import Operator, Placed, Scaling
 from evaluator.cost.rates import NARROW_DTYPES, OP_CLASSES, REDUCE_SIZES
 
 _SCALINGS = get_args(Scaling)
@@ -45,6 +45,7 @@ class Coefficients(NamedTuple):
     token_bytes: np.ndarray  # (operator,) bytes of an attention kernel per token computed
     layers: np.ndarray  # (operator,) layers it is in
     log_expert_missed: float  # log of the chance that a token leaves a given expert alone
+    placed: tuple[Placed | None, ...]  # (operator,) how experts lie on devices, where that matters
     scaling: dict[str, np.ndarray]  # int: the operators of every ``Scaling``, as indices
 
 
@@ -78,6 +79,7 @@ def coefficients(
             name: np.array([getattr(operator, name) for operator in operators], dtype=float)
             for name in ("inputs", "outputs", "heads", "kv_heads", "token_bytes", "layers")
         },
+        placed=tuple(operator.placed for operator in operators),
         log_expert_missed=min((operator.log_expert_missed for operator in operators), default=0.0),
         scaling={name: np.flatnonzero(scaling == name) for name in _SCALINGS},
     )

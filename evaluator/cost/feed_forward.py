@@ -8,7 +8,7 @@ from dataclasses import replace
 from evaluator.catalog.model import DenseFeedForward, FeedForward, Model, MoeFeedForward
 from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, weight_dtypes
 from evaluator.cost.gemm import all_reduce, gemm, input_bytes, traffic
-from evaluator.cost.kernel import Operator
+from evaluator.cost.kernel import Operator, Placed
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.projections import expert_projections, feed_forward_projections, local_experts
@@ -17,11 +17,11 @@ from evaluator.cost.projections import expert_projections, feed_forward_projecti
 def feed_forward_operators(
     model: Model, feed_forward: FeedForward | None, precision: Precision, parallel: Parallel
 ) -> list[Operator]:
-    """All operators of one layer's feed-forward on one device, its norm and its all-reduce included.
+    """All operators of one layer's feed-forward on one device, its norm and its collectives included.
 
     Under expert parallelism, too, every rank sees all tokens and computes its own experts, and one all-reduce sums the
-    results: what vLLM does without data-parallel attention (``FusedMoE.maybe_all_reduce_tensor_model_parallel``). An
-    all-to-all belongs to data-parallel attention, which is not modelled here.
+    results: what vLLM does without data-parallel attention (``FusedMoE.maybe_all_reduce_tensor_model_parallel``). With
+    data-parallel attention the ranks exchange their tokens (``_exchange``).
     """
     if feed_forward is None:
         return []
@@ -29,17 +29,26 @@ def feed_forward_operators(
     if isinstance(feed_forward, MoeFeedForward):
         found += _routed(model, feed_forward, precision, parallel)
     found += _elementwise(model, feed_forward, precision, parallel)
+    if isinstance(feed_forward, MoeFeedForward) and parallel.data > 1:
+        return found + _exchange(model, precision, parallel)
     return found + list(all_reduce("feed_forward.all_reduce", model, precision, parallel))
 
 
-def log_expert_missed(moe: MoeFeedForward) -> float:
-    """log(1 - k/E): the chance that one token leaves a given expert alone, under uniform routing."""
-    return math.log(max(1e-300, 1.0 - moe.experts_per_token / moe.experts))
+def log_expert_missed(moe: MoeFeedForward, parallel: Parallel = Parallel()) -> float:
+    """log(1 - k/E) times D: the chance that D tokens, one of each data-parallel rank, leave a given expert alone.
+
+    Routing is uniform. A redundant copy takes a share of its expert's visits, as if there were so many more experts.
+    """
+    there = moe.experts + parallel.redundant
+    return parallel.data * math.log(max(1e-300, 1.0 - moe.experts_per_token / there))
 
 
 def _visits(moe: MoeFeedForward, parallel: Parallel) -> float:
-    """Experts of this device that a token visits: all k, in part, or under expert parallelism k/EP on average."""
-    return moe.experts_per_token / parallel.expert
+    """Experts of this device that D tokens visit, one of each data-parallel rank.
+
+    A token visits all k in part, or under expert parallelism k/EP on average.
+    """
+    return parallel.data * moe.experts_per_token / parallel.expert
 
 
 def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: Parallel) -> list[Operator]:
@@ -57,10 +66,44 @@ def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: P
             flops=2.0 * visits * each.inputs * each.outputs,
             weight_bytes=local_experts(moe, parallel) * each.inputs * each.outputs * BYTES[weight],
             activation_bytes=visits * (each.inputs * input_bytes(dtype, stream) + each.outputs * stream),
-            log_expert_missed=log_expert_missed(moe),
+            log_expert_missed=log_expert_missed(moe, parallel),
+            placed=_placed(moe, parallel),
         )
         for each in expert_projections(moe, model.hidden, parallel)
     ]
+
+
+def _placed(moe: MoeFeedForward, parallel: Parallel) -> Placed | None:
+    """How whole experts lie on the devices of several ranks; None where every device has a part of each.
+
+    Without data-parallel attention the efficiencies that were fitted to servers hold for the slowest device.
+    """
+    if parallel.data == 1 or parallel.expert == 1:
+        return None
+    return Placed(moe.experts, parallel.expert, parallel.redundant)
+
+
+def _exchange(model: Model, precision: Precision, parallel: Parallel) -> list[Operator]:
+    """The states of all ranks' tokens are gathered on every device, and the experts' results summed and scattered.
+
+    Devices of one rank have a slice of its tokens each, and gather the rest of these afterwards. So do vLLM (its
+    default ``allgather_reducescatter``, ``AgRsAll2AllManager``, with sequence-parallel experts), SGLang
+    (``moe_a2a_backend`` none) and TensorRT-LLM without all-to-all kernels. A reduce-scatter sends what an all-gather
+    does. The router's choices, a few bytes per token, are left out.
+    """
+    state = model.hidden * stream_bytes(precision.activations)
+    devices = range(parallel.expert_devices)
+    found = [
+        Operator(name, "all_reduce", "gathered", message_bytes=parallel.data * state, collective="all_gather",
+                 ranks=devices)
+        for name in ("experts.dispatch", "experts.combine")
+    ]  # fmt: skip
+    if parallel.tensor > 1:
+        found.append(
+            Operator("experts.all_gather", "all_reduce", "linear_tokens", message_bytes=state, collective="all_gather",
+                     ranks=range(parallel.tensor))
+        )  # fmt: skip
+    return found
 
 
 def _elementwise(model: Model, feed_forward: FeedForward, precision: Precision, parallel: Parallel) -> list[Operator]:
@@ -72,10 +115,12 @@ def _elementwise(model: Model, feed_forward: FeedForward, precision: Precision, 
         return [traffic("feed_forward.elementwise", elements * stream, 2.0)]
     shared = feed_forward.shared_intermediate
     elements = 4 * model.hidden + feed_forward.experts + sides * shared / tensor  # with the router's scores
-    inside = feed_forward.intermediate / (1 if parallel.expert > 1 else tensor)
+    inside = feed_forward.intermediate / parallel.expert_shards
     # The weighted sum runs over all experts of a token; of those on other ranks it adds zeros.
-    routed = sides * _visits(feed_forward, parallel) * inside + (feed_forward.experts_per_token + 1) * model.hidden
+    summed = parallel.data * (feed_forward.experts_per_token + 1) * model.hidden
+    routed = sides * _visits(feed_forward, parallel) * inside + summed
+    routing = replace(traffic("experts.routing", routed * stream, 3.0), op_class="expert_elementwise")
     return [
         traffic("experts.elementwise", elements * stream, 2.0 + (shared > 0)),
-        replace(traffic("experts.routing", routed * stream, 3.0), op_class="expert_elementwise"),
+        routing if parallel.data == 1 else replace(routing, scaling="gathered"),
     ]

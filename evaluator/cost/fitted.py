@@ -23,7 +23,7 @@ from evaluator.cost.fold import fold, fold_devices
 from evaluator.cost.iteration import FittedCost, IterationCost
 from evaluator.cost.lanes import stack
 from evaluator.cost.operators import operators
-from evaluator.cost.parallel import Parallel
+from evaluator.cost.parallel import Parallel, of_rank
 from evaluator.cost.polynomial import PolynomialCost
 from evaluator.cost.precision import Precision
 from evaluator.cost.quantities import PEAKS
@@ -111,6 +111,7 @@ def _table(phase: Phase | None, name: str) -> Grid:
 
 def fit_of(calibration: Calibration, model: Model, precision: Precision, parallel: Parallel) -> Iterations | None:
     """The fit that a set has of this model, split and precision; None without one (always so under the roofline)."""
+    parallel = of_rank(model, parallel)
     for each in calibration.iterations:
         split = Parallel(each.tensor_parallel, 1, each.expert_parallel)
         dtypes = _dtypes(model, Precision(*each.precision))
@@ -150,7 +151,7 @@ def fitted_problem(
     there = dict.fromkeys(
         _split(Parallel(each.tensor_parallel, 1, each.expert_parallel), Precision(*each.precision)) for each in mine
     ) or dict.fromkeys(each.model for each in calibration.iterations)
-    wanted = _split(parallel, precision) if mine else model.name
+    wanted = _split(of_rank(model, parallel), precision) if mine else model.name
     whose = f" of {model.name}" if mine else ""
     return (
         f"calibration {calibration.name} was fitted to iterations{whose} of {'; '.join(there)}, not of {wanted}; "
@@ -161,6 +162,7 @@ def fitted_problem(
 def _split(parallel: Parallel, precision: Precision) -> str:
     pipeline = f", pipeline_parallel {parallel.pipeline}" if parallel.pipeline > 1 else ""
     experts = f", expert_parallel {parallel.expert}" if parallel.expert > 1 else ""
+    experts += f", data_parallel {parallel.data}" if parallel.data > 1 else ""
     dtypes = f"{precision.weights}/{precision.activations}/{precision.kv}"
     return f"tensor_parallel {parallel.tensor}{pipeline}{experts} in {dtypes}"
 

@@ -43,6 +43,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.cost.arrays import PerOperator, Scalar, array_namespace
 from evaluator.cost.coefficients import Coefficients, coefficients, mesh, reach
 from evaluator.cost.iteration import AttentionRows, CostParameters, Rows, roofline
+from evaluator.cost.imbalance import slowest_share
 from evaluator.cost.kernel import Operator
 from evaluator.cost.rates import HANDOVER_BYTES, Rates, rates
 from evaluator.cost.unit_times import UnitTimes, unit_times
@@ -95,14 +96,15 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
     return CostParameters(
         token_rows=rows("tokens"),
         sequence_rows=rows("sequences"),
-        expert_rows=rows("experts"),
+        expert_rows=_expert_rows(known, times, rate),
         prefill_rows=rows("prefill", AttentionRows),
         prefill_window_rows=rows("prefill_window", AttentionRows),
         log_expert_missed=xp.asarray(known.log_expert_missed, dtype=float),
         expert_skew=rate.expert_skew,
         graph_tokens=rate.graph_tokens,
         iteration_s=xp.sum(times.fixed_s, axis=-1) + host * rate.step_overhead_s,
-        token_s=_proportional(known, times, "linear_tokens") + total(times.quantise_s, "tokens", "experts"),
+        token_s=_proportional(known, times, "linear_tokens")
+        + total(times.quantise_s, *(("tokens",) if len(known.scaling["gathered"]) else ("tokens", "experts"))),
         sequence_s=_proportional(known, times, "linear_sequences")
         + total(times.quantise_s, "sequences")
         + host * rate.sequence_overhead_s,
@@ -115,6 +117,24 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
         prefill_token_s=total(times.store_s, "prefill", "prefill_window"),
         **_large_messages(known, times, rate),
     )
+
+
+def _expert_rows(known: Coefficients, times: UnitTimes, rate: Rates) -> Rows:
+    """Rows of routed experts. With data-parallel attention all that depends on the tokens of other ranks is among them:
+    messages, routing and the quantisation of inputs have one side, so that a row without FLOPs and weights holds them.
+
+    The iteration waits for the device with most visits (``slowest_share``).
+    """
+    experts, gathered = known.scaling["experts"], known.scaling["gathered"]
+    at = np.concatenate([experts, gathered])
+    found, placed = rows_of(times, Rows, at), [known.placed[place] for place in at]
+    if any(placed):
+        xp = array_namespace(*times)
+        share = xp.stack([xp.asarray(1.0 if one is None else slowest_share(one, rate.expert_skew)) for one in placed])
+        found = found._replace(flop=share * found.flop, activation=share * found.activation)
+    if len(gathered):
+        found = found._replace(activation=found.activation + _at(times.message_s, at) + _at(times.quantise_s, at))
+    return found
 
 
 def _proportional(known: Coefficients, times: UnitTimes, scaling: str) -> Scalar:

@@ -253,15 +253,33 @@ def iteration_time(
     """Seconds of one iteration; the shape is the common shape of the lanes and the batch.
 
     An empty batch still costs ``iteration_s`` and the weights: callers do not run empty iterations. A caller that knows
-    ``prefill_attention_time`` of a roofline already may give it, and its terms are not computed again.
+    ``prefill_attention_time`` of a roofline already may give it, and its terms are not computed again. Of data-parallel
+    ranks all have batches with as many tokens (else see ``lockstep``).
     """
     if not isinstance(parameters, CostParameters):
         return parameters.time(batch)
+    time = time_without_experts(parameters, batch, prefill_attention_s)
+    if len(parameters.expert_rows.flop):  # structure: models without experts do not pay for the exponential
+        tokens = batch.decodes + batch.prefill_tokens
+        time = time + experts_time(parameters, tokens, padded(tokens, parameters.graph_tokens))
+    return time
+
+
+def experts_time(parameters: CostParameters, tokens: Batched, seen: Batched) -> Batched:
+    """Seconds of an iteration in routed experts, of ``tokens`` per data-parallel rank; ``seen`` when it is padded."""
+    touched = experts_touched(parameters.log_expert_missed, seen, parameters.expert_skew)
+    return _products_time(parameters.expert_rows, tokens, touched, tokens)
+
+
+def time_without_experts(
+    parameters: CostParameters, batch: BatchStatistics, prefill_attention_s: Batched | None = None
+) -> Batched:
+    """Seconds of an iteration in all but the routed experts; arguments as of ``iteration_time``."""
     xp = array_namespace(parameters.iteration_s, *batch)
     prompt, prompts = batch.prefill_tokens, batch.prefill_sequences
     tokens = batch.decodes + prompt
     sequences = batch.decodes + prompts
-    time = (
+    return (
         parameters.iteration_s
         + parameters.token_s * tokens
         + parameters.sequence_s * sequences
@@ -276,8 +294,3 @@ def iteration_time(
         + _products_time(parameters.sequence_rows, sequences, 1.0, sequences, xp.ceil(sequences / TOKEN_TILE))
         + (prefill_attention_time(parameters, batch) if prefill_attention_s is None else prefill_attention_s)
     )
-    if len(parameters.expert_rows.flop):  # structure: models without experts do not pay for the exponential
-        seen = padded(tokens, parameters.graph_tokens)
-        touched = experts_touched(parameters.log_expert_missed, seen, parameters.expert_skew)
-        time = time + _products_time(parameters.expert_rows, tokens, touched, tokens)
-    return time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 OpClass = Literal[
     "gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise", "expert_elementwise", "all_reduce",
@@ -12,9 +12,18 @@ OpClass = Literal[
 ]  # fmt: skip
 Scaling = Literal[
     "tokens", "sequences", "experts", "prefill", "prefill_window", "decode", "decode_window",
-    "linear_tokens", "linear_sequences",
+    "linear_tokens", "linear_sequences", "gathered",
 ]  # fmt: skip
 """The statistics of a batch that an operator's work grows with; see ``Operator``."""
+
+
+class Placed(NamedTuple):
+    """Routed ``experts`` of a layer and their ``redundant`` copies, divided over ``parts`` devices, or groups of such
+    that shard them."""
+
+    experts: int
+    parts: int
+    redundant: int
 
 
 @dataclass(frozen=True)
@@ -26,14 +35,15 @@ class Operator:
     statistics of the batch X, Y and Z are:
 
     * tokens, linear_tokens: X = Z = tokens computed, Y = 1; sequences, linear_sequences: X = Z = sequences, Y = 1;
-    * experts: X = Z = tokens, Y = fraction of the experts touched;
+    * experts: X = Z = tokens, Y = fraction of the experts touched; gathered: X = Z = tokens. With data-parallel
+      attention (``Parallel.data``) these are not the tokens of the rank but the mean of all ranks;
     * prefill, prefill_window: X = attention area, Z = context read; decode, decode_window: X = Z = tokens attended to.
 
-    The linear scalings have one side at most (FLOPs, bytes or messages), so that their time is a plain product.
+    The linear scalings and the gathered one have one side at most (FLOPs, bytes or messages), so that their time is a plain product.
     ``dtype`` is the one it computes in; ``collective`` and ``ranks`` say which devices talk. The last fields are the
     shape of one kernel, which efficiencies that depend on the size ask for: ``inputs`` x ``outputs`` of a matrix, query
     and KV ``heads`` of an attention kernel and its ``token_bytes`` (queries, output, new keys and values, per token
-    computed), in how many ``layers`` it is, and whether attention is ``masked`` (causal), as that of encoders is not.
+    computed), in how many ``layers`` it is, and whether attention is ``masked`` (causal), as that of encoders is not. ``placed``: where the routed experts are.
     """
 
     name: str
@@ -55,6 +65,7 @@ class Operator:
     token_bytes: float = 0.0
     layers: float = 1.0
     masked: bool = True
+    placed: Placed | None = None
 
     def times(self, count: float) -> Operator:
         """This operator in ``count`` identical layers: exact, because the roofline is homogeneous of degree one."""
@@ -77,7 +88,7 @@ def merge(found: Iterable[Operator]) -> tuple[Operator, ...]:
     for operator in found:
         key = (operator.name, operator.op_class, operator.scaling, operator.dtype, operator.collective, operator.ranks,
                operator.log_expert_missed, operator.inputs, operator.outputs, operator.heads,
-               operator.kv_heads, operator.masked)  # fmt: skip
+               operator.kv_heads, operator.masked, operator.placed)  # fmt: skip
         for place in places.setdefault(key, []):
             if _proportional(merged[place], operator):
                 merged[place] = _add(merged[place], operator)

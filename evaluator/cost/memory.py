@@ -8,7 +8,7 @@ size. Pipeline ranks differ in their layers, so that the rank with the least roo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -211,8 +211,9 @@ def _remedy(
     model: Model, hardware: Hardware, precision: Precision, parallel: Parallel, plan: MemoryPlan, may_pipeline: bool
 ) -> str:
     """The smallest larger tensor or pipeline parallelism that the model can be split by and that fits, if any."""
-    wider = [Parallel(n, parallel.pipeline, n if parallel.expert > 1 else 1) for n in _larger(parallel.tensor)]
-    deeper = [Parallel(parallel.tensor, n, parallel.expert) for n in _larger(parallel.pipeline) if may_pipeline]
+    tensor, expert = parallel.tensor, parallel.expert
+    wider = [replace(parallel, tensor=n, expert=expert * n // tensor if expert > 1 else 1) for n in _larger(tensor)]
+    deeper = [replace(parallel, pipeline=n) for n in _larger(parallel.pipeline) if may_pipeline]
 
     def fits(split: Parallel) -> bool:
         if parallel_problem(model, hardware, split):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import (
@@ -22,16 +22,33 @@ from evaluator.catalog.model import (
 
 @dataclass(frozen=True)
 class Parallel:
-    """Devices of one replica: ``tensor`` x ``pipeline``. ``expert`` is 1 or ``tensor`` (whole experts on ranks)."""
+    """Devices of one replica: ``data`` ranks of ``tensor`` x ``pipeline`` devices each.
+
+    Every data-parallel rank holds all layers but the routed experts. These are spread over the ``data`` x ``tensor``
+    devices of all ranks: divided into ``expert`` parts of whole experts, and each part sharded over the devices that
+    are left for it. ``redundant`` experts are second copies of popular ones.
+    """
 
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
+    data: int = 1
+    redundant: int = 0
 
     @property
     def devices(self) -> int:
         """Devices of one replica."""
-        return self.tensor * self.pipeline
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def expert_devices(self) -> int:
+        """Devices over which the routed experts of a layer are spread."""
+        return self.tensor * self.data
+
+    @property
+    def expert_shards(self) -> int:
+        """Devices that share each routed expert."""
+        return self.expert_devices // self.expert
 
 
 def layer_count(model: Model) -> int:
@@ -50,32 +67,68 @@ def rank_layers(layers: int, pipeline: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
+def has_experts(model: Model) -> bool:
+    """Whether any layer has routed experts."""
+    return any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
+
+
+def in_lockstep(model: Model, parallel: Parallel) -> bool:
+    """Whether the data-parallel ranks of a replica start every iteration together.
+
+    Ranks that share experts must. Ranks of a dense model have nothing in common: each is a replica of its own. Source:
+    vLLM, "Data Parallel Deployment" (docs.vllm.ai/en/latest/serving/data_parallel_deployment).
+    """
+    return parallel.data > 1 and has_experts(model)
+
+
+def of_rank(model: Model, parallel: Parallel) -> Parallel:
+    """The split by which an iteration of one data-parallel rank is computed: that of a dense model knows no others."""
+    return parallel if in_lockstep(model, parallel) else replace(parallel, data=1)
+
+
 def parallel_problem(model: Model, hardware: Hardware, parallel: Parallel) -> str | None:
     """Why this model cannot be split this way on this hardware; None where it can."""
     reach = _reach(hardware)
-    if reach is not None and parallel.devices > reach:
-        return f"{parallel.devices} devices per replica exceed the {reach} that the links of {hardware.name} join"
+    linked = of_rank(model, parallel).devices
+    if reach is not None and linked > reach:
+        return f"{linked} devices per replica exceed the {reach} that the links of {hardware.name} join"
     return split_problem(model, parallel)
 
 
 def split_problem(model: Model, parallel: Parallel) -> str | None:
     """Why this model cannot be split this way on any hardware; None where it can."""
     tensor, pipeline, expert = parallel.tensor, parallel.pipeline, parallel.expert
-    if min(tensor, pipeline, expert) < 1:
-        return "tensor_parallel, pipeline_parallel and expert_parallel must be at least 1"
-    if expert not in (1, tensor):
-        return (
-            f"expert_parallel {expert} must be 1 or tensor_parallel ({tensor}): the expert ranks are the tensor ranks"
-        )
+    if min(tensor, pipeline, expert, parallel.data) < 1:
+        return "tensor_parallel, pipeline_parallel, expert_parallel and data_parallel must be at least 1"
+    if not has_experts(model):
+        for name, given in (("expert_parallel", expert > 1 and expert), ("redundant_experts", parallel.redundant)):
+            if given:
+                return f"{name} {given} on {model.name}, which has no experts"
+    if parallel.expert_devices % expert:
+        return f"expert_parallel {expert} does not divide the {_sharing(parallel)} that share the experts"
     if pipeline > layer_count(model):
         return f"pipeline_parallel {pipeline} exceeds the {layer_count(model)} layers of {model.name}"
     for kind in model.layers:
-        problem = _mixer_problem(kind.mixer, tensor) or _feed_forward_problem(kind.feed_forward, tensor, expert)
+        problem = _mixer_problem(kind.mixer, tensor) or _feed_forward_problem(kind.feed_forward, parallel)
         if problem:
             return f"{problem} of {model.name}"
-    if expert > 1 and not any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers):
-        return f"expert_parallel {expert} on {model.name}, which has no experts"
     return None
+
+
+def lockstep_problem(model: Model, parallel: Parallel) -> str | None:
+    """What is not known of ranks that run in lockstep; None where all is."""
+    if parallel.pipeline > 1 and in_lockstep(model, parallel):
+        return (
+            f"pipeline_parallel {parallel.pipeline} with data_parallel {parallel.data}, whose ranks share the experts "
+            f"of {model.name} and run in lockstep; use tensor_parallel in place of pipeline_parallel"
+        )
+    return None
+
+
+def _sharing(parallel: Parallel) -> str:
+    """The devices that share the experts, in words."""
+    whose = f" (tensor_parallel {parallel.tensor} x data_parallel {parallel.data})" if parallel.data > 1 else ""
+    return f"{parallel.expert_devices} devices{whose}"
 
 
 def _reach(hardware: Hardware) -> int | None:
@@ -121,15 +174,30 @@ def _mixer_problem(mixer: Mixer | None, tensor: int) -> str | None:
     return None
 
 
-def _feed_forward_problem(feed_forward: FeedForward | None, tensor: int, expert: int) -> str | None:
+def _feed_forward_problem(feed_forward: FeedForward | None, parallel: Parallel) -> str | None:
+    tensor = parallel.tensor
     match feed_forward:
         case DenseFeedForward():
             return _indivisible(tensor, feed_forward.intermediate, "intermediate features")
         case MoeFeedForward():
             if feed_forward.shared_intermediate % tensor:
                 return _indivisible(tensor, feed_forward.shared_intermediate, "shared-expert features")
-            if expert == 1:
-                return _indivisible(tensor, feed_forward.intermediate, "intermediate features of an expert")
-            if feed_forward.experts % expert:
-                return f"expert_parallel {expert} does not divide the {feed_forward.experts} experts"
+            return _experts_problem(feed_forward, parallel)
     return None
+
+
+def _experts_problem(moe: MoeFeedForward, parallel: Parallel) -> str | None:
+    expert, shards, redundant = parallel.expert, parallel.expert_shards, parallel.redundant
+    if redundant and expert == 1:
+        return f"redundant_experts {redundant} without expert_parallel: every device holds a part of all experts"
+    if (moe.experts + redundant) % expert:
+        more = f" and {redundant} redundant ones" if redundant else ""
+        return f"expert_parallel {expert} does not divide the {moe.experts} experts{more}"
+    if moe.intermediate % shards == 0:
+        return None
+    if parallel.data == 1 and expert == 1:
+        return _indivisible(parallel.tensor, moe.intermediate, "intermediate features of an expert")
+    return (
+        f"{shards} devices cannot share the {moe.intermediate} intermediate features of an expert evenly "
+        f"({_sharing(parallel)}, expert_parallel {expert}): use more expert_parallel, for experts"
+    )

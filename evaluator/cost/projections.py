@@ -2,7 +2,7 @@
 
 Operators and memory both read them from here. Sharding is that of Megatron-LM (arXiv:1909.08053) as in vLLM: the first
 projection by columns, the last by rows; KV heads fewer than ranks are replicated; MLA's down-projections and the
-router are replicated; routed experts are cut (tensor parallel) or dealt out whole (expert parallel).
+router are replicated; routed experts are dealt out whole (expert parallel) and cut over the devices that are left.
 """
 
 from __future__ import annotations
@@ -191,13 +191,13 @@ def _latent_experts(moe: MoeFeedForward, hidden: int) -> tuple[Projection, ...]:
 
 def expert_projections(moe: MoeFeedForward, hidden: int, parallel: Parallel) -> tuple[Projection, ...]:
     """Matrices of one routed expert on one device."""
-    intermediate = moe.intermediate // (1 if parallel.expert > 1 else parallel.tensor)
+    intermediate = moe.intermediate // parallel.expert_shards
     return _up_down("experts", "experts", moe.latent or hidden, intermediate, moe.gated)
 
 
 def local_experts(moe: MoeFeedForward, parallel: Parallel) -> int:
-    """Routed experts that one device holds, whole or in part."""
-    return moe.experts // parallel.expert
+    """Routed experts that one device holds, whole or in part, redundant copies among them."""
+    return (moe.experts + parallel.redundant) // parallel.expert
 
 
 def _up_down(name: str, part: str, hidden: int, intermediate: int, gated: bool) -> tuple[Projection, ...]:

@@ -55,7 +55,7 @@ def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware])
     compute = IdealTime(
         iteration_s=none,
         experts_touched_s=none,
-        token_s=of(flop_s, "tokens", "experts", "linear_tokens"),
+        token_s=of(flop_s, "tokens", "experts", "linear_tokens", "gathered"),
         sequence_s=of(flop_s, "sequences", "linear_sequences"),
         area_s=of(flop_s, "prefill"),
         window_area_s=of(flop_s, "prefill_window"),
@@ -67,7 +67,7 @@ def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware])
     memory = IdealTime(
         iteration_s=of(weight_s, "tokens", "sequences"),
         experts_touched_s=of(weight_s, "experts"),
-        token_s=of(moved_s, "tokens", "experts", "linear_tokens") + of(own_s, "prefill", "prefill_window"),
+        token_s=of(moved_s, "tokens", "experts", "linear_tokens", "gathered") + of(own_s, "prefill", "prefill_window"),
         sequence_s=of(moved_s, "sequences", "linear_sequences"),
         area_s=none,
         window_area_s=none,

@@ -31,7 +31,7 @@ def longest_prompt(deployment: Deployment, extremes: Extremes) -> int:
 
 def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
     """Why a router has no replica for some requests, or nothing to go by."""
-    router, replicas = deployment.router, deployment.replicas
+    router, replicas = deployment.router, deployment.ranks
     if not isinstance(router, Routers):
         record = router_of(router)
         if record.independent is not None and record.independent.by_session and not known_sessions(workload):

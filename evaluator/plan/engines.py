@@ -31,6 +31,9 @@ class Program:
     of them, are compiled into ``in_order`` only. ``cached``: replicas have prefix caches. ``talks``: users think about
     answers before they send the next request.
 
+    ``lockstep``: the replicas that run together are data-parallel ranks, so many of which start every iteration
+    together. Whether they do is compiled in, their number is not.
+
     ``pools``: the replicas that run together are those of several pools, on one side or two. ``told``, ``rooms``: as of
     ``any_order.Structure``. ``tables``: the sizes of tables that routers and links have (kinds of jobs, groups, ways).
     """
@@ -43,6 +46,7 @@ class Program:
     branches: int = 1
     cached: bool = False
     talks: bool = False
+    lockstep: bool = False
     pools: int = 1
     sides: int = 1
     told: bool = False
@@ -64,6 +68,7 @@ def program(
     branches: int = 1,
     cached: bool = False,
     talks: bool = False,
+    lockstep: int = 1,
 ) -> Program:
     """The program for a deployment, whose replicas run together if ``coupled``; the others as of ``Program``.
 
@@ -71,8 +76,9 @@ def program(
     """
     pipeline_ranks, peaks = deployment.pipeline_parallel, policy(deployment.batching.policy).by_future_peak
     if coupled:
-        most = together(deployment.replicas)
-        return Program(True, pipeline_ranks, peaks, most, frontend, cached=cached, talks=talks)
+        most = together(deployment.ranks)
+        locked = lockstep > 1
+        return Program(True, pipeline_ranks, peaks, most, frontend, cached=cached, talks=talks, lockstep=locked)
     if cached or out_of_order(deployment):
         return Program(True, pipeline_ranks, peaks, cached=cached)
     return Program(branches=1 << (branches - 1).bit_length()) if branches > 1 else IN_ORDER
@@ -110,13 +116,15 @@ def has_frontend(workload: Workload, calibration: Calibration) -> bool:
     return calibration.frontend_s > 0 or calibration.lookahead_steps > 0
 
 
-def is_coupled(workload: Workload, deployment: Deployment, frontend: bool = False) -> bool:
+def is_coupled(workload: Workload, deployment: Deployment, frontend: bool = False, lockstep: int = 1) -> bool:
     """When or where a request is sent is known only in the run, so that replicas must run together.
 
     ``frontend``: as of ``has_frontend``; then, and where users think about answers, the program for several replicas
-    runs one replica, too.
+    runs one replica, too. ``lockstep``: so many data-parallel ranks start every iteration together.
     """
-    closed, several = workload.arrivals.process == "closed_loop", deployment.replicas > 1
+    if lockstep > 1:
+        return True
+    closed, several = workload.arrivals.process == "closed_loop", deployment.ranks > 1
     if closed:
         return several or frontend
     return workload.sessions.feedback or (several and router_of(routed_by(deployment)).independent is None)
@@ -130,7 +138,7 @@ def routed_by(deployment: Deployment) -> Choice:
 
 def shares_queue(deployment: Deployment) -> bool:
     """Whether requests wait for whichever replica has room, and not at one of them."""
-    return deployment.replicas > 1 and router_of(routed_by(deployment)).queue
+    return deployment.ranks > 1 and router_of(routed_by(deployment)).queue
 
 
 def _branches(workload: Workload, deployment: Deployment) -> bool:
@@ -144,7 +152,9 @@ def _by_prompt(deployment: Deployment) -> bool:
     return independent is not None and independent.by_prompt
 
 
-def lacking(workload: Workload, deployment: Deployment, frontend: bool = False, alone: bool = True) -> tuple[str, ...]:
+def lacking(
+    workload: Workload, deployment: Deployment, frontend: bool = False, alone: bool = True, lockstep: int = 1
+) -> tuple[str, ...]:
     """The keys of a pool whose values only the reference knows; none where the vectorised engine can run it.
 
     ``alone``: it does not run in one loop with other pools, of which ``one_loop`` knows what is lacking.
@@ -154,25 +164,27 @@ def lacking(workload: Workload, deployment: Deployment, frontend: bool = False, 
         "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
         f"policy {record.name} with pipeline_parallel": not record.pipeline and deployment.pipeline_parallel > 1,
         f"sessions that think from the answer under router {name_of(deployment.router)}": workload.sessions.feedback
-        and deployment.replicas > 1
+        and deployment.ranks > 1
         and _by_prompt(deployment),
         "prefix caching by content in a pipeline": deployment.pipeline_parallel > 1
         and cached_by_content(workload, deployment),
     }
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
     found[f"workload.reasoning.branches with {apart}"] = branches and apart is not None
-    if alone and is_coupled(workload, deployment, frontend):
+    if alone and is_coupled(workload, deployment, frontend, lockstep):
         closed = workload.arrivals.process == "closed_loop"
         what = (
             ("a closed loop with a frontend" if frontend else "a closed loop over replicas")
             if closed
             else "sessions that think from the answer"
             if workload.sessions.feedback
+            else "data_parallel"
+            if lockstep > 1
             else f"router {name_of(deployment.router)}"
         )
         found |= {
             f"workload.reasoning.branches with {what}": branches,
             f"{what} with packing {deployment.batching.packing}": deployment.batching.packing != "fcfs",
-            f"{what} over more than {MOST_TOGETHER} replicas": deployment.replicas > MOST_TOGETHER,
+            f"{what} over more than {MOST_TOGETHER} replicas": deployment.ranks > MOST_TOGETHER,
         }
     return tuple(name for name, applies in found.items() if applies)

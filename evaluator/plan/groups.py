@@ -124,12 +124,13 @@ def _route(member: Member) -> tuple[str, ...]:
 def _structure(workload: Workload, station: StationPlan) -> Structure:
     replica, requests = station.design.replica, workload.requests
     frontend = has_frontend(workload, station.design.calibration)
-    coupled = is_coupled(workload, station.deployment, frontend)
+    lockstep = station.lockstep
+    coupled = is_coupled(workload, station.deployment, frontend, lockstep)
     branches, cached = station.extremes.branches, cached_by_content(workload, station.deployment)
     talks = workload.sessions.feedback
-    which = IN_ORDER if replica is None else program(station.deployment, coupled, frontend, branches, cached, talks)
     if replica is None:
-        return Structure(which, False, False, (), requests)
+        return Structure(IN_ORDER, False, False, (), requests)
+    which = program(station.deployment, coupled, frontend, branches, cached, talks, lockstep)
     cost = replica.costing.typical[0]
     experts = isinstance(cost, CostParameters) and len(cost.expert_rows.flop) > 0
     return Structure(which, replica.kv.window is not None, experts, structure(cost), requests)
@@ -151,7 +152,7 @@ def _shaped(
     which: AnyStructure, having: list[tuple[Member, StationPlan]], seeds: tuple[int, ...]
 ) -> StationGroup | RequestGroup:
     able = [station for member, station in having if member.status == OK]
-    alone = {(one.deployment.replicas, one.deployment.router, one.number): one for one in able if one.most_jobs is None}
+    alone = {(one.deployment.ranks, one.deployment.router, one.number): one for one in able if one.most_jobs is None}
     told = [station.most_jobs or 1 for station in able]
     if isinstance(which, RequestStructure):
         shares = [_largest_share(one, seeds, which.requests) for one in alone.values()]
@@ -182,11 +183,11 @@ def station_group(which: Program, stations: Sequence[StationPlan], most_jobs: in
 def _largest_share(station: StationPlan, seeds: tuple[int, ...], requests: int) -> int:
     deployment = station.deployment
     router = router_of(routed_by(deployment)).independent
-    if deployment.replicas == 1 or router is None or router.by_prompt or router.by_session:
+    if deployment.ranks == 1 or router is None or router.by_prompt or router.by_session:
         return requests
     prompts = np.zeros(requests, dtype=np.int64)
     shares = (
-        assign(routed_by(deployment), Sent(prompts, deployment.replicas, stream(seed, station.number)))
+        assign(routed_by(deployment), Sent(prompts, deployment.ranks, stream(seed, station.number)))
         for seed in seeds
     )
     return max(int(np.bincount(chosen).max()) for chosen in shares)

@@ -143,7 +143,7 @@ def link_of(stations: Sequence[StationPlan], sides: Sequence[SidePlan], transfer
         if one.deployment.model == other.deployment.model
     }
     first = sizes.get((0, 0)) or next(iter(sizes.values()), None) or _size(prefill[0], decode[0], transfer)
-    senders, receivers = (tuple(one.deployment.replicas for one in side) for side in (prefill, decode))
+    senders, receivers = (tuple(one.deployment.ranks for one in side) for side in (prefill, decode))
     return LinkPlan(
         name="prefill->decode",  # a name that no pool can have
         bandwidth=figures.bandwidth,

@@ -232,10 +232,10 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
             else (stages_problem(workload, pools[0][1], pipeline, walks) or passes_problem(passes) or OK)
         )
     fronts = [has_frontend(workload, station.design.calibration) for station in stations]
-    several = why_in_one_loop(workload, sides, transfer if link is not None else None, pipeline)
+    several = why_in_one_loop(workload, stations, sides, transfer if link is not None else None, pipeline)
     missing = [
         name for station, front in zip(stations, fronts, strict=True)
-        for name in lacking(workload, station.deployment, front, alone=not several)
+        for name in lacking(workload, station.deployment, front, not several, station.lockstep)
     ]  # fmt: skip
     if several:
         missing += lacking_in_one_loop(several, stations, pipeline, workload)
@@ -245,7 +245,8 @@ def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Ch
     if status == OK and several and setting.engine == REQUEST:
         status = f"unsupported: engine request does not cover {several[0]}; use engine iteration"
     coupled = bool(several) or any(
-        is_coupled(workload, station.deployment, front) for station, front in zip(stations, fronts, strict=True)
+        is_coupled(workload, station.deployment, front, station.lockstep)
+        for station, front in zip(stations, fronts, strict=True)
     )
     lack = tuple(dict.fromkeys(missing))
     return Checked((*stations, *passes), sides, status, lack, coupled, bool(several), link, pipeline)

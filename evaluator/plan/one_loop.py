@@ -19,9 +19,14 @@ FEWEST_KINDS = 2
 
 
 def why_in_one_loop(
-    workload: Workload, sides: Sequence[SidePlan], transfer: Transfer | None, pipeline: PipelinePlan | None
+    workload: Workload,
+    stations: Sequence[StationPlan],
+    sides: Sequence[SidePlan],
+    transfer: Transfer | None,
+    pipeline: PipelinePlan | None,
 ) -> tuple[str, ...]:
     """What couples pools with one another; nothing: they can be computed one after the other."""
+    together = any(stations[at].lockstep > 1 for side in sides if side.replicas is not None for at in side.stations)
     pools = sum(len(side.stations) for side in sides)
     looking = [name_of(side.router) for side in sides if side.looks and side.replicas is not None]
     found = {
@@ -30,6 +35,7 @@ def why_in_one_loop(
         "pipeline that comes to the LLM more than once": pipeline is not None and pipeline.repeats,
         "pipeline with a pool for several stages": pipeline is not None and pipeline.shared is not None,
         "transfer.backpressure": transfer is not None and transfer.backpressure,
+        "data_parallel in one of several pools of a role": together,
         **{f"router {router} over several pools": True for router in looking},
     }
     return tuple(name for name, applies in found.items() if applies)
@@ -50,12 +56,14 @@ def lacking_in_one_loop(
     costs = {
         structure(station.design.ready.costing.typical[0]) for station in stations if station.design.replica is not None
     }
+    locked = why.startswith("data_parallel")
     found = {
+        why if locked else f"{why} with data_parallel": any(station.lockstep > 1 for station in stations),
         **{f"{why} with packing {packing}": True for packing in packings},
         f"{why} with workload.reasoning.branches": workload.reasoning.several,
         f"{why} with pools of different pipeline_parallel": len({one.pipeline_parallel for one in deployments}) > 1,
         f"{why} with pools of different forms of cost": len(costs) > 1,
-        f"{why} over more than {MOST_TOGETHER} replicas": sum(one.replicas for one in deployments) > MOST_TOGETHER,
+        f"{why} over more than {MOST_TOGETHER} replicas": sum(one.ranks for one in deployments) > MOST_TOGETHER,
     }
     return tuple(name for name, applies in found.items() if applies)
 
@@ -72,7 +80,7 @@ def one_loop_program(
         in_any_order=True,
         pipeline_ranks=deployments[0].pipeline_parallel,
         peaks=any(policy(deployment.batching.policy).by_future_peak for deployment in deployments),
-        replicas=together(sum(deployment.replicas for deployment in deployments)),
+        replicas=together(sum(deployment.ranks for deployment in deployments)),
         frontend=frontend,
         pools=len(stations),
         sides=len(sides),

@@ -46,7 +46,7 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
             before = all(entry.stage is not None for entry in entries)
             found.append(StagePlan(name, kind_of(stage.kind), stage.parameters, stage.pool, only, before))
     answering = [pool for _, pool in pools_of(deployment)]
-    served, replicas = answering[0], sum(pool.replicas for pool in answering if pool.role == answering[0].role)
+    served, replicas = answering[0], sum(pool.ranks for pool in answering if pool.role == answering[0].role)
     model = _model_of(served)
     pools = {name: _stage_pool(name, pool) for name, pool in deployments.items()}
     return PipelinePlan(
@@ -68,7 +68,7 @@ def _model_of(pool: Deployment) -> Model:
 def _stage_pool(name: str, pool: Deployment) -> StagePool:
     of = pool.hardware
     hardware = device(of) if isinstance(of, WhatIf) else load_hardware(of)
-    return StagePool(name, hardware, pool.replicas, pool.tensor_parallel * pool.pipeline_parallel)
+    return StagePool(name, hardware, pool.ranks, pool.tensor_parallel * pool.pipeline_parallel)
 
 
 def with_steps(pipeline: PipelinePlan, walked: Walked, first_station: int) -> PipelinePlan:

@@ -73,6 +73,7 @@ def request_problem(workload: Workload, station: StationPlan) -> str | None:
         "a closed loop; use arrivals with a rate": workload.arrivals.process == "closed_loop",
         f"batching.policy {record.name}; use continuous": not alone or record.drain_first or record.by_future_peak,
         "kv.admission on_demand; use reserve": on_demand(deployment),
+        f"data_parallel of {built.model.name}, whose ranks run in lockstep": station.lockstep > 1,
         "pipeline_parallel; use tensor_parallel": deployment.pipeline_parallel > 1,
         f"batching.packing {batching.packing}; use fcfs": batching.packing != "fcfs",
         f"router {name_of(deployment.router)}; use {SHARED_QUEUE.name} or round_robin": is_coupled(workload, deployment)
@@ -121,7 +122,7 @@ def request_sizes(station: StationPlan) -> RequestSizes:
     most = max(min(deployment.batching.max_num_seqs, fitting), 1)
     within = station.max_num_batched_tokens // max(extremes.least_prompt, 1)
     return RequestSizes(
-        instances=deployment.replicas if shares_queue(deployment) else 1,
+        instances=deployment.ranks if shares_queue(deployment) else 1,
         prompts=1 if station.role.prompt_resident else max(min(most, within), 1),
         boxes=1 if station.role.first_token_only else most,
     )

@@ -77,9 +77,9 @@ def model_of(deployment: Deployment) -> str:
 
 
 def _side(deployments: Sequence[Deployment], models: tuple[str, ...], groups: int) -> Side:
-    counts = [deployment.replicas for deployment in deployments]
+    counts = [deployment.ranks for deployment in deployments]
     weights = [
-        1.0 if deployment.weight is None else deployment.weight / deployment.replicas for deployment in deployments
+        1.0 if deployment.weight is None else deployment.weight / deployment.ranks for deployment in deployments
     ]
     served = [model_of(deployment) for deployment in deployments]
     names = [models.index(name) if name in models else 0 for name in served]
@@ -186,13 +186,13 @@ def most_jobs(
     jobs, group = np.arange(len(demand)), None
     for side in sides:
         pools = [stations[number].deployment for number in side.stations]
-        counts = [pool.replicas for pool in pools]
+        counts = [pool.ranks for pool in pools]
         independent = router_of(side.router).independent
         if independent is None or independent.by_session:  # known only in the run, or to those who know the sessions
             found[side.stations.start :] = [len(jobs)] * (len(found) - side.stations.start)
             return found
         if side.replicas is None:
-            sent = Sent(demand.prompt_tokens, pools[0].replicas, stream(seed, side.stations.start))
+            sent = Sent(demand.prompt_tokens, pools[0].ranks, stream(seed, side.stations.start))
             chosen = assign(side.router, sent)
         else:
             chosen = side.assigned(Asking(jobs, demand.model, group if side.grouped else None), seed)

@@ -39,6 +39,11 @@ class StationPlan:
         return ROLES[self.deployment.role]
 
     @property
+    def lockstep(self) -> int:
+        """Data-parallel ranks that start every iteration together; 1: none do."""
+        return self.design.lockstep
+
+    @property
     def usd_per_device_hour(self) -> float | None:
         """What the scenario says, else the catalog; None: not known."""
         own = self.deployment.usd_per_device_hour

@@ -37,6 +37,13 @@ class Flight:
     preempted: Sequence[Request] = ()
     newcomers: Sequence[Request] = ()  # admitted into this batch with nothing to compute before they decode
 
+    def repeat(self, iterations: float, slope_s: float) -> None:
+        """Become a leap over so many iterations, of which this one is the first."""
+        self.first_s, self.slope_s = self.end_s - self.start_s, slope_s
+        self.iterations = int(iterations)
+        if self.iterations > 1:
+            self.end_s = self.end_of(self.iterations)
+
     def end_of(self, iterations: int) -> float:
         """When so many of the iterations are done."""
         return self.start_s + iterations * self.first_s + 0.5 * self.slope_s * iterations * (iterations - 1)
@@ -108,6 +115,7 @@ class Replica:
         self._leap = leap and not tokens and len(self.pipeline) == 1
         self._observe = observe
         self._preempted: list[Request] = []  # since the last batch was sent
+        self.abreast: tuple[Replica, ...] = (self,)  # whose batches start and end with those of this one
 
     def announce(self, request: Request) -> None:
         """A request is to be served here, now or later."""
@@ -150,6 +158,15 @@ class Replica:
         self.queues.kv.release(request)
 
     def _cut_short(self, now: float) -> Flight | None:
+        """End a leap with the iteration under way, here and where batches end together: the flight here, if it was."""
+        if len(self.abreast) > 1:
+            for each in self.abreast:
+                if each is not self:
+                    each.cut_short(now)
+        return self.cut_short(now)
+
+    def cut_short(self, now: float) -> Flight | None:
+        """The same, at this replica alone."""
         if self._leap and self.flights and self.flights[0].iterations > 1:
             flight, end_s = self.flights[0], self.flights[0].end_s
             flight.iterations = flight.iterations_until(now)
@@ -159,15 +176,20 @@ class Replica:
 
     def launch(self, now: float) -> list[Flight]:
         """Send off batches until there are as many in flight as ranks, or nobody is left to take part."""
-        self._integrate_kv(now)
         launched = []
         while len(self.flights) < len(self.pipeline):
-            batch = self._next_batch()
-            self._reserve()
+            batch = self.form(now)
             if not batch:
                 break
             launched.append(self._send(batch, now))
         return launched
+
+    def form(self, now: float) -> Batch:
+        """The next batch, maybe empty, which is to be sent at once."""
+        self._integrate_kv(now)
+        batch = self._next_batch()
+        self._reserve()
+        return batch
 
     def _next_batch(self) -> Batch:
         while True:
@@ -180,13 +202,27 @@ class Replica:
             # Whoever ran was preempted: that takes no time, and the next look may admit it.
 
     def _send(self, batch: Batch, now: float) -> Flight:
-        queues = self.queues
-        take = exact_statistics if self._tokens else statistics
-        copy_s = queues.moved_units * self.limits.swap_unit_s
-        sums = take(batch, self.window)
+        sums, copy_s = self.weigh(batch)
         start, end = self.pipeline.enter(now, sums, copy_s)
+        flight = self.take_off(batch, sums, start, end)
+        flight.experts_touched = self.pipeline.experts_touched(sums)
+        if batch.decodes is not None and self._leap:
+            cost = self.pipeline.costs[0]
+            iterations = min(self.alike(batch), alike_steps(cost, sums))
+            flight.repeat(iterations, decode_growth(cost, sums, batch.decodes.growing))
+        return flight
+
+    def weigh(self, batch: Batch) -> tuple[BatchStatistics, float]:
+        """What the time of a batch depends on: its sums, and the seconds in which KV is copied before it."""
+        take = exact_statistics if self._tokens else statistics
+        copy_s = self.queues.moved_units * self.limits.swap_unit_s
+        self.queues.moved_units = 0
+        return take(batch, self.window), copy_s
+
+    def take_off(self, batch: Batch, sums: BatchStatistics, start: float, end: float) -> Flight:
+        """A batch is under way; an empty one is that of a rank which waits for others."""
         flight = Flight(batch, sums, start, end, preempted=self._preempted)
-        self._preempted, queues.moved_units = [], 0
+        self._preempted = []
         self.flights.append(flight)
         for chunk in batch.chunks:
             if chunk.request.scheduled_s == math.inf:
@@ -194,7 +230,6 @@ class Replica:
         if batch.decodes is not None:
             self._send_decodes(batch, flight)
         self.kv_units_max = max(self.kv_units_max, self._kv_used())
-        flight.experts_touched = self.pipeline.experts_touched(sums)
         return flight
 
     def _send_decodes(self, batch: Batch, flight: Flight) -> None:
@@ -206,18 +241,12 @@ class Replica:
         queues.decode_iterations += 1
         if len(self.pipeline) > 1:
             queues.decoding = queues.new_group()
-        elif self._leap:
-            cost = self.pipeline.costs[0]
-            flight.first_s = flight.end_s - flight.start_s
-            flight.slope_s = decode_growth(cost, flight.sums, group.growing)
-            flight.iterations = int(min(self._alike(batch), alike_steps(cost, flight.sums)))
-            if flight.iterations > 1:
-                flight.end_s = flight.end_of(flight.iterations)
 
-    def _alike(self, batch: Batch) -> int:
+    def alike(self, batch: Batch) -> int:
         """How many iterations, this one included, are the same but for contexts that grow, if nobody arrives."""
         queues, group = self.queues, batch.decodes
-        assert group is not None
+        if group is None or not self._leap:
+            return 1
         if batch.chunks or queues.admitted or queues.short_of_kv:
             return 1
         if queues.waiting and self.limits.prefix_caching:
@@ -237,13 +266,13 @@ class Replica:
         assert flight is self.flights[0]
         self.flights.popleft()
         queues, batch, now = self.queues, flight.batch, flight.end_s
-        self.iterations += flight.iterations
+        self.iterations += flight.iterations if batch else 0
         self.experts_touched += flight.iterations * flight.experts_touched
         self.peaks = raised(self.pipeline.costs[0], self.peaks, flight.sums, flight.iterations)
         if flight.iterations > 1:
             self._finish_leap(flight)
         self._integrate_kv(now)
-        if self._observe:
+        if self._observe and batch:
             self._observe(self._report(flight))
         finished = self._finish_decodes(flight) if batch.decodes is not None else []
         for request, low, high, completes in batch.chunks:
@@ -259,8 +288,9 @@ class Replica:
     def _finish_leap(self, flight: Flight) -> None:
         """What the iterations after the first have added to totals, and the KV that they have taken."""
         queues, group = self.queues, flight.batch.decodes
-        assert group is not None
         self.pipeline.busy_s += flight.end_s - flight.start_s - flight.first_s
+        if group is None:
+            return  # a dummy batch, while others decode
         queues.decode_iterations += flight.iterations - 1
         if queues.watches_blocks:
             self._grow(flight, flight.iterations)
@@ -278,7 +308,7 @@ class Replica:
     def catch_up(self, now: float) -> None:
         """Put the KV in its state as of an arrival: the iterations of a leap that began before have taken theirs."""
         for flight in self.flights:
-            if flight.iterations > 1 and self.queues.watches_blocks:
+            if flight.iterations > 1 and self.queues.watches_blocks and flight.batch.decodes is not None:
                 self._grow(flight, flight.iterations_until(now))
 
     def _finish_decodes(self, flight: Flight) -> list[Request]:

@@ -10,6 +10,7 @@ from typing import Any
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.quantities import PEAKS
 from evaluator.reference.limits import Limits
+from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.network import Delay, Station, run
 from evaluator.reference.replica import Iteration, Replica
 from evaluator.reference.request import Request
@@ -68,6 +69,7 @@ def simulate(
     requests: Sequence[Request],
     *,
     replicas: int = 1,
+    lockstep: int = 1,
     router: Choice = "round_robin",
     seed: int = 0,
     users: int | None = None,
@@ -81,7 +83,8 @@ def simulate(
     """Serve fresh ``requests`` (in order of arrival) on identical replicas; their times are written into them.
 
     ``cost``: of the replica, or of each of its pipeline ranks; as many batches are in flight as ranks. ``policy``: a
-    name of ``evaluator.policies``. ``users``, ``delay_s``: closed loop, in which ``arrival_s`` is set when a request is
+    name of ``evaluator.policies``. ``lockstep``: every so many of the ``replicas`` are data-parallel ranks whose
+    iterations start together; ``cost`` is then of a rank beside others with batches alike. ``users``, ``delay_s``: closed loop, in which ``arrival_s`` is set when a request is
     sent, see ``network.Clients``. ``clients``: others who send the requests, such as ``network.Conversations``.
     ``window``: tokens, for models with sliding-window layers. ``seed``: of a router that draws.
 
@@ -97,6 +100,7 @@ def simulate(
         Replica(index, costs, policy, limits, window=window, leap=leap, tokens=tokens, observe=observe)
         for index in range(replicas)
     ]
+    in_lockstep(pool, lockstep)
     run([Pool(pool, chooser(router, pool, seed))], requests, users, delay_s, clients)
     return Outcome(list(requests), pool)
 

@@ -8,13 +8,13 @@ from functools import lru_cache
 from evaluator.catalog.calibration import Calibration, load_calibration
 from evaluator.catalog.engines import serving_engine
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import Model, MoeFeedForward
+from evaluator.catalog.model import Model
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.cost.fitted import fit_of, fitted_problem
 from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
-from evaluator.cost.parallel import parallel_problem
+from evaluator.cost.parallel import has_experts, lockstep_problem, parallel_problem
 from evaluator.records import Same
 from evaluator.replica.changes import Change, changed_calibration, changed_hardware
 from evaluator.replica.costing import costing
@@ -27,7 +27,7 @@ def build(spec: ReplicaSpec) -> Design:
     model, hardware, calibration = _catalog(spec)
     known = Design(spec, model, hardware, calibration)
     precision, parallel = spec.precision, spec.parallel
-    unknown = fitted_problem(calibration, model, hardware, precision, parallel)
+    unknown = fitted_problem(calibration, model, hardware, precision, parallel) or lockstep_problem(model, parallel)
     if unknown is not None:
         return replace(known, problem=Problem(UNSUPPORTED, unknown))
     undivided = parallel_problem(model, hardware, parallel)
@@ -90,12 +90,11 @@ def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware) -> MemoryPlan:
 def _replica(known: Design, memory: MemoryPlan) -> Replica:
     model, hardware, calibration = known.model, known.hardware, known.calibration
     precision, parallel = known.spec.precision, known.spec.parallel
-    experts = any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
     return Replica(
         costing=costing(model, calibration, precision, parallel, hardware),
         hardware=hardware,
         kv=memory.kv,
         weight_bytes=memory.weight_bytes,
         fit=fit_of(calibration, model, precision, parallel),
-        warm_up_s=calibration.warm_up_s if experts else 0.0,
+        warm_up_s=calibration.warm_up_s if has_experts(model) else 0.0,
     )

@@ -12,6 +12,7 @@ from evaluator.catalog.iterations import Iterations
 from evaluator.catalog.model import Model
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import KvLayout, MemoryPlan
+from evaluator.cost.parallel import in_lockstep
 from evaluator.cost.utilisation import IdealTime
 from evaluator.metrics.outcomes import OK
 from evaluator.replica.changes import Change
@@ -30,7 +31,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Replica:
-    """A replica that can run: its iteration cost, its KV cache, and its work in seconds at the peaks.
+    """A replica that can run, or one data-parallel rank of it: its iteration cost, its KV cache, and its work in seconds at the peaks.
 
     ``together`` finds the costs and the work of many replicas at once.
 
@@ -101,6 +102,16 @@ class Design:
     def devices(self) -> int:
         """Devices of one replica."""
         return self.spec.parallel.devices
+
+    @property
+    def rank_devices(self) -> int:
+        """Devices of one data-parallel rank, which has a scheduler and a KV cache of its own."""
+        return self.spec.parallel.devices // self.spec.parallel.data
+
+    @property
+    def lockstep(self) -> int:
+        """Data-parallel ranks that start every iteration together; 1: ranks know nothing of one another."""
+        return self.spec.parallel.data if in_lockstep(self.model, self.spec.parallel) else 1
 
     @property
     def change(self) -> Change | None:

@@ -45,7 +45,10 @@ def replica_spec(deployment: Deployment, longest_prompt: int) -> ReplicaSpec:
         deployment.hardware,
         deployment.calibration,
         deployment.precision,
-        Parallel(deployment.tensor_parallel, deployment.pipeline_parallel, deployment.expert_parallel),
+        Parallel(
+            deployment.tensor_parallel, deployment.pipeline_parallel, deployment.expert_parallel,
+            deployment.data_parallel, deployment.redundant_experts,
+        ),
         memory_fraction=kv.memory_fraction,
         block_tokens=kv.block_tokens,
         kv_blocks=None if kv.capacity_tokens is None else kv.capacity_tokens // kv.block_tokens,

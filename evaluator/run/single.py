@@ -89,7 +89,7 @@ def _traced(whole: Plan, path: Path) -> Outcomes:
     from evaluator.simulation.trace import Trace, write_trace
 
     trace = Trace()
-    replicas = [station.deployment.replicas for station in whole.members[0].stations]
+    replicas = [station.deployment.ranks for station in whole.members[0].stations]
 
     def observe(slot: Slot, iteration: Iteration) -> None:
         if slot.seed == 0:
@@ -98,7 +98,7 @@ def _traced(whole: Plan, path: Path) -> Outcomes:
 
     found = journey(whole, whole.groups[0], whole.members, observe)
     outcomes = outcomes_of(whole.members, found, whole.stage_names)
-    pools = [(station.name, station.deployment.replicas) for station in whole.members[0].stations]
+    pools = [(station.name, station.deployment.ranks) for station in whole.members[0].stations]
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         write_trace(trace.events(outcomes, pools, found.legs), file)
     return outcomes

@@ -166,7 +166,18 @@ REPLICA: Table = {
     "replicas": Field(count(most=MOST_REPLICAS, remedy=_MOST_REPLICAS), 1, "Identical copies of the model."),
     "tensor_parallel": Field(count(most=4096), 1, "Devices that share every layer of a replica."),
     "pipeline_parallel": Field(count(most=4096), 1, "Groups of devices that each hold some of the layers."),
-    "expert_parallel": Field(count(most=4096), 1, "Devices over which the experts of a layer are spread."),
+    "expert_parallel": Field(
+        count(most=4096), 1, "Parts into which the experts of a layer are divided; devices of a part share each expert."
+    ),
+    "data_parallel": Field(
+        count(most=4096), 1,
+        "Ranks of a replica, of tensor_parallel x pipeline_parallel devices each, with a scheduler and a KV cache of "
+        "their own, to which the limits of batching and kv apply; the router chooses among the ranks of all replicas. "
+        "Experts are spread over the devices of all ranks, which then run in lockstep.",
+    ),
+    "redundant_experts": Field(
+        count(least=0, most=4096), 0, "Second copies of popular experts in each layer, placed by a balancer (EPLB)."
+    ),
     "batching": Field(section(BATCHING, Batching), _absent(BATCHING, Batching), "The scheduler of a replica."),
     "kv": Field(section(KV, KvCache, check=_check_kv), _absent(KV, KvCache), "The KV cache of a replica."),
     "usd_per_device_hour": Field(

@@ -226,6 +226,8 @@ class Pool:
     tensor_parallel: int | None
     pipeline_parallel: int | None
     expert_parallel: int | None
+    data_parallel: int | None
+    redundant_experts: int | None
     batching: Batching
     kv: KvCache
     usd_per_device_hour: float | None
@@ -313,6 +315,8 @@ class Deployment:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     expert_parallel: int = 1
+    data_parallel: int = 1
+    redundant_experts: int = 0
     batching: Batching = field(default_factory=Batching)
     kv: KvCache = field(default_factory=KvCache)
     router: Choice | Routers = "round_robin"
@@ -323,6 +327,11 @@ class Deployment:
     transfer: Transfer = field(default_factory=Transfer)
     engine: str = DEFAULT_ENGINE  # a name of ``catalog.engines``
     pipeline: Mapping[str, Stage] = field(default_factory=dict, metadata=NO_KEY)  # a section of its own
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks of all replicas: each has a scheduler and a KV cache, and routers choose among them."""
+        return self.replicas * self.data_parallel
 
 
 @dataclass(frozen=True)

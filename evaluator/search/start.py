@@ -39,7 +39,7 @@ class Starts:
             key = (id(station.design), id(demand), station.role.name, station.deployment.batching.max_num_seqs, pace)
             if key not in self._known:
                 self._known[key] = _capacity(station, prompt, output, context, pace)
-            rates.append(self._known[key] * station.deployment.replicas)
+            rates.append(self._known[key] * station.deployment.ranks)
         return max(USED * min(rates), 1e-6)
 
 

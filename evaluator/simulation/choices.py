@@ -31,7 +31,7 @@ class Choices(NamedTuple):
 def choices_of(member: Member, seed: int, sides: Sequence[Jobs], width: int, tables: tuple[int, int, int]) -> Choices:
     """The choices for the jobs of both sides, in ``width`` slots; ``tables``: kinds and groups, see ``Program``."""
     kinds, groups, _ = tables
-    counts = [[member.stations[number].deployment.replicas for number in side.stations] for side in member.sides]
+    counts = [[member.stations[number].deployment.ranks for number in side.stations] for side in member.sides]
     replicas = sum(map(sum, counts))
     found = Choices(
         model=np.zeros(replicas, np.int32),
@@ -63,7 +63,7 @@ def _in_order(member: Member, seed: int, side: SidePlan, jobs: Jobs) -> np.ndarr
     """The replicas of jobs that come in the order of their numbers, (job,)."""
     if side.replicas is not None:
         return side.assigned(Asking(jobs.id, jobs.demand.model, None), seed)
-    replicas = member.stations[side.stations.start].deployment.replicas
+    replicas = member.stations[side.stations.start].deployment.ranks
     sent = Sent(jobs.demand.prompt_tokens, replicas, stream(seed, side.stations.start), jobs.session)
     return assign(side.router, sent)
 
@@ -90,7 +90,7 @@ def _fill(found: Choices, member: Member, seed: int, side: SidePlan, jobs: Jobs,
 def _fill_alone(found: Choices, member: Member, seed: int, side: SidePlan, jobs: Jobs, first: int, start: int) -> None:
     """The same for a single pool with a router of its own."""
     count, station = len(jobs), side.stations.start
-    replicas, at = member.stations[station].deployment.replicas, slice(first, first + count)
+    replicas, at = member.stations[station].deployment.ranks, slice(first, first + count)
     independent = router_of(side.router).independent
     assert independent is not None
 

@@ -159,7 +159,7 @@ def _pools(group: StationGroup, deployments: list[Deployment], slots: list[Slot]
             row[: slot.count] = slot.assigned
     return coupled.Pool(
         lane,
-        replicas=np.array([deployment.replicas for deployment in deployments], dtype=np.int32),
+        replicas=np.array([deployment.ranks for deployment in deployments], dtype=np.int32),
         counter=np.array([coupled.NO_COUNTER if each is None else COUNTERS.index(each) for each in counts], np.int32),
         assigned=assigned,
         by_prefix=by_prefix(deployments) if group.program.cached else None,

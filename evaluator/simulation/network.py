@@ -21,6 +21,7 @@ from evaluator.plan.engines import routed_by
 from evaluator.plan.sides import SidePlan, group_of_replicas
 from evaluator.plan.way import Walked
 from evaluator.reference import Iteration, Outcome, Request
+from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.network import Clients, run
 from evaluator.reference.network import Station as Stage
 from evaluator.reference.replica import Replica
@@ -164,7 +165,7 @@ def _pool_run(
             index, built.pipeline_ranks, station.deployment.batching.policy, limits,
             window=built.kv.window, observe=None if observe is None else partial(observe, slot),
         )
-        for index in range(station.deployment.replicas)
+        for index in range(station.deployment.ranks)
     ]  # fmt: skip
     router = chooser(routed_by(station.deployment), replicas, seed, number)
 
@@ -172,13 +173,14 @@ def _pool_run(
         request.kv_units = int(kv_units(built.kv, request.prompt_tokens))
         return router(request, now)
 
+    in_lockstep(replicas, station.lockstep)
     return SideRun(jobs, Side(Pool(replicas, choose), {}, choose), (replicas,), ())
 
 
 def _delivered_after(member: Member, runs: Sequence[SideRun], request: Request) -> float:
     """Seconds from the last token of a request to its user, by the frontend of the pool that it went to first."""
     parts = [each.side.parts[request.index] for each in runs if request.index in each.side.parts]
-    replicas = np.cumsum([member.stations[number].deployment.replicas for number in member.sides[0].stations])
+    replicas = np.cumsum([member.stations[number].deployment.ranks for number in member.sides[0].stations])
     number = member.sides[0].stations[int(np.searchsorted(replicas, parts[0].replica, side="right"))]
     output = sum(part.output_tokens for part in parts)
     calibration = member.stations[number].design.calibration
@@ -195,7 +197,7 @@ def _side_run(
     for number in side.stations:
         station = member.stations[number]
         built, limits = station.design.ready, replace(limits_of(station, jobs.demand), rooms=rooms)
-        own = [Gaps(_until(jobs)) for _ in range(station.deployment.replicas)]
+        own = [Gaps(_until(jobs)) for _ in range(station.deployment.ranks)]
         pools.append(
             [
                 Replica(
@@ -206,6 +208,7 @@ def _side_run(
             ]
         )  # fmt: skip
         gaps += own
+        in_lockstep(pools[-1], station.lockstep)
     replicas = [replica for pool in pools for replica in pool]
     choose = _choose(member, seed, side, jobs, replicas)
     return SideRun(jobs, Side(Pool(replicas, choose), _parts(jobs), choose), tuple(pools), tuple(gaps))
@@ -242,7 +245,7 @@ def _parts(jobs: Jobs) -> dict[int, Request]:
 def _choose(member: Member, seed: int, side: SidePlan, jobs: Jobs, replicas: Sequence[Replica]) -> Choose:
     """The router of a side; a request learns from its pool how much KV it takes there."""
     pools = [member.stations[number] for number in side.stations]
-    pool_of = np.repeat(np.arange(len(pools)), [pool.deployment.replicas for pool in pools]).tolist()
+    pool_of = np.repeat(np.arange(len(pools)), [pool.deployment.ranks for pool in pools]).tolist()
     places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
     units = [held_units(jobs.demand, pool.design.ready.kv).tolist() for pool in pools]
     shared = [shared_units(jobs.demand, pool.design.ready.kv).tolist() for pool in pools]

@@ -43,7 +43,7 @@ class Lane:
     @property
     def pool_of_replica(self) -> np.ndarray:
         """By replica, pool after pool, the number of its pool."""
-        counts = [station.deployment.replicas for station in self.member.stations]
+        counts = [station.deployment.ranks for station in self.member.stations]
         return np.repeat(np.arange(len(counts)), counts)
 
 

@@ -147,7 +147,7 @@ def _around_the_engine(members: Sequence[Member], journey: Journey) -> tuple[np.
         pools = [member.stations[number] for number in member.sides[0].stations]
         until = 0
         for pool in pools:
-            since, until = until, until + pool.deployment.replicas
+            since, until = until, until + pool.deployment.ranks
             at = (position, (replica >= since) & (replica < until) if len(pools) > 1 else ...)
             calibration = pool.design.calibration
             last[at] = delay_s(calibration, given_first[at], given_last[at], output[at[1]])

@@ -32,7 +32,7 @@ def serve_side(
         own = [[_from(one, int(first[config])) for one in of_seeds] for config, of_seeds in enumerate(told)]
         departures, *use = serve(own)
         uses += use
-        counts = np.array([m.stations[m.sides[side].stations[number]].deployment.replicas for m in members])
+        counts = np.array([m.stations[m.sides[side].stations[number]].deployment.ranks for m in members])
         for at, one in each(own):
             mine = np.flatnonzero(_mine(one, int(counts[at[0]])))
             for name in ("ready_s", "scheduled_s", "first_token_s", "last_token_s"):
@@ -72,7 +72,7 @@ def chosen_replicas(member: Member, seed: int, side: int, jobs: Jobs) -> np.ndar
     group = None
     if where.grouped:
         assert jobs.origin is not None
-        counts = [member.stations[number].deployment.replicas for number in member.sides[side - 1].stations]
+        counts = [member.stations[number].deployment.ranks for number in member.sides[side - 1].stations]
         groups = max(where.replicas.group) + 1
         group = group_of_replicas(counts, groups)[jobs.origin.replica][order]
     found = np.empty(len(jobs), dtype=np.int64)

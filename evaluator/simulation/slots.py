@@ -63,7 +63,7 @@ def _assigned(deployment: Deployment, jobs: Jobs, seed: int, station: int) -> np
         return None
     prompts, session = jobs.demand.prompt_tokens[jobs.order], jobs.session
     session = None if session is None else session[jobs.order]
-    return assign(router, Sent(prompts, deployment.replicas, stream(seed, station), session))
+    return assign(router, Sent(prompts, deployment.ranks, stream(seed, station), session))
 
 
 def slots(
@@ -79,8 +79,9 @@ def slots(
             continue
         pool, users = member.stations[station], member.users
         deployment = pool.deployment
-        coupled = is_coupled(member.workload, deployment, has_frontend(member.workload, pool.design.calibration))
-        replicas = deployment.replicas
+        frontend = has_frontend(member.workload, pool.design.calibration)
+        coupled = is_coupled(member.workload, deployment, frontend, pool.lockstep)
+        replicas = deployment.ranks
         for number, one in enumerate(jobs[position]):
             if one.chosen is None and coupled:
                 found.append(_all_together(member, (position, number), one, seeds[number], station))

@@ -40,7 +40,7 @@ class Done(Protocol):
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the replicas of a pool: arrays (config, seed) to be filled, or one number each."""
+    """Sums over the replicas of a pool, or their data-parallel ranks: arrays (config, seed) to be filled, or one number."""
 
     busy_s: np.ndarray
     iterations: np.ndarray
@@ -90,7 +90,7 @@ def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, departures: Departur
         if pool.kept_units:
             ready_s, left_s = departures.ready_s[at][: len(one)], departures.last_token_s[at][: len(one)]
             totals.kv_units_max[at] += pool.kept_units
-            totals.kv_unit_s[at] += pool.kept_units * pool.deployment.replicas * (left_s.max() - ready_s.min())
+            totals.kv_unit_s[at] += pool.kept_units * pool.deployment.ranks * (left_s.max() - ready_s.min())
 
 
 def use_of(
@@ -110,7 +110,7 @@ def use_of(
     return Use(
         name=pools[0].name,
         devices=_column(pool.devices for pool in pools),
-        replicas=_column(pool.deployment.replicas for pool in pools),
+        replicas=_column(pool.deployment.ranks for pool in pools),
         peak_flops=_column(map(_peak, hardware)),
         peak_bandwidth=_column(device.memory_bandwidth for device in hardware),
         power_w=_column(device.power_w for device in hardware),
@@ -146,7 +146,7 @@ def _useful(
         if design.replica is None:
             continue
         compute, memory = ideals[id(design)]
-        devices = design.devices / design.spec.parallel.pipeline
+        devices = design.rank_devices / design.spec.parallel.pipeline
         window = design.replica.kv.window
         if hit_tokens is not None:
             work = work_of(one.demand.with_hits(hit_tokens[at][: len(one)]), window)
@@ -164,7 +164,7 @@ def _useful(
 def _served(pool: StationPlan, jobs: Jobs) -> Demand:
     """Of jobs that were told where to go, those of this pool."""
     assert jobs.chosen is not None
-    return jobs.demand[np.flatnonzero((jobs.chosen >= 0) & (jobs.chosen < pool.deployment.replicas))]
+    return jobs.demand[np.flatnonzero((jobs.chosen >= 0) & (jobs.chosen < pool.deployment.ranks))]
 
 
 def _column(values: Iterable[float | None]) -> np.ndarray:

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
+from evaluator.reference.lockstep import launch_together
 from evaluator.reference.replica import Flight, Replica
 from evaluator.reference.request import Request
 from evaluator.reference.routing import Choose
@@ -59,7 +60,8 @@ class Pool:
 
     def _touch(self, replica: Replica, cut_short: Flight | None) -> None:
         if cut_short is not None:
-            self._enter(cut_short, replica)
+            for each in replica.abreast:
+                self._enter(each.flights[0], each)
         self._touched[replica] = None
 
     def launch(self, now: float) -> None:
@@ -68,12 +70,17 @@ class Pool:
     def sent(self, now: float) -> list[Flight]:
         """Start what can start: the batches that were sent off."""
         flights: list[Flight] = []
-        for replica in self._touched:
-            for flight in replica.launch(now):
+        for ranks in dict.fromkeys(replica.abreast for replica in self._touched):
+            for flight, replica in self._launched(ranks, now):
                 self._enter(flight, replica)
                 flights.append(flight)
         self._touched.clear()
         return flights
+
+    def _launched(self, ranks: tuple[Replica, ...], now: float) -> list[tuple[Flight, Replica]]:
+        if len(ranks) > 1:
+            return launch_together(ranks, now)
+        return [(flight, ranks[0]) for flight in ranks[0].launch(now)]
 
     def _enter(self, flight: Flight, replica: Replica) -> None:
         heapq.heappush(self._calendar, (flight.end_s, self._entries, flight, replica))

@@ -50,7 +50,7 @@ def anatomy(ds: xr.Dataset, axes: Sequence[Axis], row: int) -> dict[str, Any] | 
     if member.status != OK:
         return None
     prompt, output = (total - out) / rate, out / rate
-    batch = max(1.0, rate * decoding_s / member.answering[-1].deployment.replicas)
+    batch = max(1.0, rate * decoding_s / member.answering[-1].deployment.ranks)
     window = model_window(member.stations[0].design.model)
     steps = [
         (0, "Prefill", f"one prompt of the mean {number(prompt)} tokens alone", prefill_batch(1.0, prompt, window)),

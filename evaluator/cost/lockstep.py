@@ -1,0 +1,87 @@
+"""Iterations of data-parallel ranks that run in lockstep: they start together and take as long as the slowest rank.
+
+Each rank computes attention, dense layers and shared experts for its own batch; its devices wait for one another at
+every layer of routed experts, which see the tokens of all ranks. As all layers of a kind take a rank equally long, the
+rank that is the slowest in one is so in all: an iteration takes the largest time that any rank needs without experts,
+and the time of the experts. A rank with nothing to do runs a batch of one dummy token while any other has work.
+
+Sources: vLLM, "Data Parallel Deployment" (docs.vllm.ai/en/latest/serving/data_parallel_deployment: aligned forward
+passes, dummy passes), and ``coordinate_batch_across_dp`` (vllm/v1/worker/dp_utils.py): where all ranks replay CUDA
+graphs, each is padded to as many tokens as the largest. SGLang and TensorRT-LLM do likewise (``dp_padding_mode``,
+"attention DP" with padding).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from evaluator.cost.arrays import Batched, array_namespace
+from evaluator.cost.dispatched import Dispatched
+from evaluator.cost.iteration import CostParameters, IterationCost, experts_time, experts_touched, padded
+
+LARGEST_GRAPH = 512.0
+"""Tokens: of larger batches vLLM has no CUDA graph (``max_cudagraph_capture_size``), and pads no rank."""
+
+
+class Ranks(NamedTuple):
+    """Sums over the ranks of a replica, from which the time of their iteration follows. Each field of any shape.
+
+    The rank *ahead* is the one that takes longest without experts, of several the one whose time grows fastest.
+    """
+
+    most: Batched  # tokens of the rank with the largest batch
+    mean: Batched  # tokens, mean over the ranks
+    padded_mean: Batched  # the same, each rank's padded for its own CUDA graph
+    ahead_s: Batched  # s that the rank ahead takes without experts
+    growth_s: Batched  # s by which it takes longer in each further iteration of the same decodes
+    fastest_s: Batched  # the largest such growth of any rank
+
+
+class Steps(NamedTuple):
+    """Iterations of the same batches: the first takes ``first_s``, each next one ``slope_s`` more."""
+
+    first_s: Batched
+    slope_s: Batched
+    alike: Batched  # for so many of them, as far as the host's time goes; float, inf where always
+    touched: Batched  # fraction of the experts that each touches
+
+
+def device_cost(cost: IterationCost) -> CostParameters:
+    """The roofline of a cost. TypeError for one that was fitted to whole iterations, which the plan refuses."""
+    if isinstance(cost, CostParameters):
+        return cost
+    if isinstance(cost, Dispatched):
+        return cost.device
+    raise TypeError(f"{type(cost).__name__} has no time without experts")
+
+
+def steps_together(cost: IterationCost, ranks: Ranks) -> Steps:
+    """The iterations of ranks until one of them changes its batch or another rank gets ahead."""
+    device = device_cost(cost)
+    xp = array_namespace(device.graph_tokens, *ranks)
+    graphs = (device.graph_tokens > 0.0) & (ranks.most <= LARGEST_GRAPH)
+    tokens = xp.where(graphs, ranks.most, ranks.mean)
+    seen = xp.where(graphs, padded(ranks.most, device.graph_tokens), ranks.padded_mean)
+    first_s = ranks.ahead_s + experts_time(device, tokens, seen)
+    touched = experts_touched(device.log_expert_missed, seen, device.expert_skew)
+    if not isinstance(cost, Dispatched):
+        return Steps(first_s, ranks.growth_s, float("inf"), touched)
+    spare_s = cost.dispatch_s - first_s
+    idle = spare_s > 0.0
+    ahead = 1.0 + xp.floor(xp.minimum(spare_s / xp.maximum(ranks.fastest_s, 1e-30), 1e9))
+    return Steps(
+        xp.maximum(first_s, cost.dispatch_s),
+        xp.where(idle, 0.0, ranks.growth_s),
+        xp.where(idle, ahead, float("inf")),
+        touched,
+    )
+
+
+def overtaken_after(gap_s: Batched, faster_s: Batched) -> Batched:
+    """After how many iterations another rank is ahead, which is ``gap_s`` behind and grows ``faster_s`` more in each.
+
+    Until then the time of the iterations is affine in their number; float, at least 1, 1e9 where it never is.
+    """
+    xp = array_namespace(gap_s, faster_s)
+    behind = xp.minimum(gap_s / xp.maximum(faster_s, 1e-300), 1e9)
+    return xp.where(faster_s > 0.0, 1.0 + xp.floor(behind), 1e9)
