@@ -34,7 +34,7 @@ def feed_forward_operators(
     return found + list(all_reduce("feed_forward.all_reduce", model, precision, parallel))
 
 
-def log_expert_missed(moe: MoeFeedForward, parallel: Parallel = Parallel()) -> float:
+def log_expert_missed(moe: MoeFeedForward, parallel: Parallel) -> float:
     """log(1 - k/E) times D: the chance that D tokens, one of each data-parallel rank, leave a given expert alone.
 
     Routing is uniform. A redundant copy takes a share of its expert's visits, as if there were so many more experts.

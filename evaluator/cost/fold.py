@@ -42,8 +42,8 @@ import numpy as np
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.arrays import PerOperator, Scalar, array_namespace
 from evaluator.cost.coefficients import Coefficients, coefficients, mesh, reach
-from evaluator.cost.iteration import AttentionRows, CostParameters, Rows, roofline
 from evaluator.cost.imbalance import slowest_share
+from evaluator.cost.iteration import AttentionRows, CostParameters, Rows, roofline
 from evaluator.cost.kernel import Operator
 from evaluator.cost.rates import HANDOVER_BYTES, Rates, rates
 from evaluator.cost.unit_times import UnitTimes, unit_times

@@ -39,11 +39,13 @@ class Operator:
       attention (``Parallel.data``) these are not the tokens of the rank but the mean of all ranks;
     * prefill, prefill_window: X = attention area, Z = context read; decode, decode_window: X = Z = tokens attended to.
 
-    The linear scalings and the gathered one have one side at most (FLOPs, bytes or messages), so that their time is a plain product.
+    The linear scalings and the gathered one have one side at most (FLOPs, bytes or messages), so that their time is a
+    plain product.
     ``dtype`` is the one it computes in; ``collective`` and ``ranks`` say which devices talk. The last fields are the
     shape of one kernel, which efficiencies that depend on the size ask for: ``inputs`` x ``outputs`` of a matrix, query
     and KV ``heads`` of an attention kernel and its ``token_bytes`` (queries, output, new keys and values, per token
-    computed), in how many ``layers`` it is, and whether attention is ``masked`` (causal), as that of encoders is not. ``placed``: where the routed experts are.
+    computed), in how many ``layers`` it is, and whether attention is ``masked`` (causal), as that of encoders is not.
+    ``placed``: where the routed experts are.
     """
 
     name: str

@@ -187,7 +187,6 @@ def _largest_share(station: StationPlan, seeds: tuple[int, ...], requests: int) 
         return requests
     prompts = np.zeros(requests, dtype=np.int64)
     shares = (
-        assign(routed_by(deployment), Sent(prompts, deployment.ranks, stream(seed, station.number)))
-        for seed in seeds
+        assign(routed_by(deployment), Sent(prompts, deployment.ranks, stream(seed, station.number))) for seed in seeds
     )
     return max(int(np.bincount(chosen).max()) for chosen in shares)

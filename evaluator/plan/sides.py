@@ -78,9 +78,7 @@ def model_of(deployment: Deployment) -> str:
 
 def _side(deployments: Sequence[Deployment], models: tuple[str, ...], groups: int) -> Side:
     counts = [deployment.ranks for deployment in deployments]
-    weights = [
-        1.0 if deployment.weight is None else deployment.weight / deployment.ranks for deployment in deployments
-    ]
+    weights = [1.0 if deployment.weight is None else deployment.weight / deployment.ranks for deployment in deployments]
     served = [model_of(deployment) for deployment in deployments]
     names = [models.index(name) if name in models else 0 for name in served]
     return Side(

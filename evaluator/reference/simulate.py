@@ -84,9 +84,10 @@ def simulate(
 
     ``cost``: of the replica, or of each of its pipeline ranks; as many batches are in flight as ranks. ``policy``: a
     name of ``evaluator.policies``. ``lockstep``: every so many of the ``replicas`` are data-parallel ranks whose
-    iterations start together; ``cost`` is then of a rank beside others with batches alike. ``users``, ``delay_s``: closed loop, in which ``arrival_s`` is set when a request is
-    sent, see ``network.Clients``. ``clients``: others who send the requests, such as ``network.Conversations``.
-    ``window``: tokens, for models with sliding-window layers. ``seed``: of a router that draws.
+    iterations start together; ``cost`` is then of a rank beside others with batches alike. ``users``, ``delay_s``:
+    closed loop, in which ``arrival_s`` is set when a request is sent, see ``network.Clients``. ``clients``: others who
+    send the requests, such as ``network.Conversations``. ``window``: tokens, for models with sliding-window layers.
+    ``seed``: of a router that draws.
 
     ``tokens`` records the time of every token and computes each iteration from its sequences. Without it, iterations
     that differ only in contexts that grow by one are summed in closed form (a leap), which gives the same times;

@@ -31,8 +31,9 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Replica:
-    """A replica that can run, or one data-parallel rank of it: its iteration cost, its KV cache, and its work in seconds at the peaks.
+    """A replica that can run: its iteration cost, its KV cache, and its work in seconds at the peaks.
 
+    With data parallelism all of that is of one rank, beside others of which each has a batch with as many tokens.
     ``together`` finds the costs and the work of many replicas at once.
 
     Every pipeline rank pays the host's overheads of an iteration once: each has a worker process that prepares the

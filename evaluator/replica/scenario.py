@@ -46,8 +46,11 @@ def replica_spec(deployment: Deployment, longest_prompt: int) -> ReplicaSpec:
         deployment.calibration,
         deployment.precision,
         Parallel(
-            deployment.tensor_parallel, deployment.pipeline_parallel, deployment.expert_parallel,
-            deployment.data_parallel, deployment.redundant_experts,
+            deployment.tensor_parallel,
+            deployment.pipeline_parallel,
+            deployment.expert_parallel,
+            deployment.data_parallel,
+            deployment.redundant_experts,
         ),
         memory_fraction=kv.memory_fraction,
         block_tokens=kv.block_tokens,

@@ -170,7 +170,8 @@ REPLICA: Table = {
         count(most=4096), 1, "Parts into which the experts of a layer are divided; devices of a part share each expert."
     ),
     "data_parallel": Field(
-        count(most=4096), 1,
+        count(most=4096),
+        1,
         "Ranks of a replica, of tensor_parallel x pipeline_parallel devices each, with a scheduler and a KV cache of "
         "their own, to which the limits of batching and kv apply; the router chooses among the ranks of all replicas. "
         "Experts are spread over the devices of all ranks, which then run in lockstep.",

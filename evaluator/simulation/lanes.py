@@ -17,7 +17,6 @@ from evaluator.plan.engines import on_demand, routed_by
 from evaluator.policies import policy
 from evaluator.replica.together import costs_of as replica_costs
 from evaluator.routing import COUNTERS, router_of
-from evaluator.scenario import Deployment
 from evaluator.simulation.bonds import by_prefix, cache_shape, contents_of, talks_of
 from evaluator.simulation.slots import Slot
 from evaluator.stations.engine import LaneLimits, Requests, any_order, coupled, decisions, in_order
@@ -86,7 +85,8 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
         simple = in_order.Structure(group.ring, group.windowed)
         return partial(in_order.run_lanes, structure=simple, vectorise=vectorise)
     structure = any_order.Structure(
-        group.ring, group.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend, cache,
+        group.ring, group.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend,
+        which.lockstep, cache,
         which.pools, which.sides, which.told, which.rooms,
     )  # fmt: skip
     run = any_order.run_lanes if which.replicas == 1 else coupled.run_pools
@@ -116,7 +116,6 @@ def _requests(group: StationGroup, serving: list[StationPlan], slots: list[Slot]
 
 
 def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot], costs: tuple[IterationCost, ...]) -> Any:
-    deployments = [pool.deployment for pool in serving]
     kvs = [pool.design.ready.kv for pool in serving]
     limits = limits_of(serving)._replace(
         users=np.array([slot.users for slot in slots], dtype=np.int32),
@@ -131,7 +130,7 @@ def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot], c
     content = contents_of(serving, slots, group.lane_requests + 1) if group.program.cached else None
     talks = talks_of(serving, slots, group.lane_requests + 1) if group.program.talks else None
     lane = any_order.Lane(costs, limits, rules_of(serving), shared, content, talks)
-    return lane if group.program.replicas == 1 else _pools(group, deployments, slots, lane)
+    return lane if group.program.replicas == 1 else _pools(group, serving, slots, lane)
 
 
 def _branches(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -> in_order.Branches | None:
@@ -151,7 +150,8 @@ def _branches(group: StationGroup, serving: list[StationPlan], slots: list[Slot]
     return in_order.Branches(lengths, units, sequences, going)
 
 
-def _pools(group: StationGroup, deployments: list[Deployment], slots: list[Slot], lane: any_order.Lane) -> coupled.Pool:
+def _pools(group: StationGroup, serving: list[StationPlan], slots: list[Slot], lane: any_order.Lane) -> coupled.Pool:
+    deployments = [pool.deployment for pool in serving]
     counts = [router_of(routed_by(deployment)).counts for deployment in deployments]
     assigned = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
     for row, slot in zip(assigned, slots, strict=True):
@@ -163,6 +163,7 @@ def _pools(group: StationGroup, deployments: list[Deployment], slots: list[Slot]
         counter=np.array([coupled.NO_COUNTER if each is None else COUNTERS.index(each) for each in counts], np.int32),
         assigned=assigned,
         by_prefix=by_prefix(deployments) if group.program.cached else None,
+        ranks=np.array([pool.lockstep for pool in serving], dtype=np.int32) if group.program.lockstep else None,
     )
 
 

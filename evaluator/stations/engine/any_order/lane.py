@@ -80,6 +80,7 @@ class Structure(NamedTuple):
     peaks: bool  # some lane admits by its future peak of KV (LightLLM); with one rank only
     replicas: int = 1  # most replicas of a lane, see ``engine.coupled``
     frontend: bool = False  # of a closed loop: users get their answers later than the engine has them; several replicas
+    lockstep: bool = False  # replicas are data-parallel ranks that start together, see ``coupled.lockstep``
     cache: CacheShape | None = None  # replicas have prefix caches; a unit of their KV is then a block
     pools: int = 1  # of several replicas: pools that they belong to, see ``coupled.lane.Network``; what follows too
     sides: int = 1  # 2: a prefill and a decode side

@@ -76,6 +76,7 @@ class Pool(NamedTuple):
     assigned: IntPerRequest  # with NO_COUNTER: the replica of each request, in the order in which they are sent
     by_prefix: ByPrefix | None = None  # with prefix caches
     network: Network | None = None  # of several pools; ``counter`` and ``assigned`` are not looked at then
+    ranks: Int | None = None  # of each replica in lockstep; ``replicas`` are those of all of them. None: no lockstep
 
 
 class GivenPool(NamedTuple):
@@ -87,6 +88,7 @@ class GivenPool(NamedTuple):
     assigned: IntPerRequest
     by_prefix: ByPrefix | None = None
     network: Network | None = None
+    ranks: Int | None = None
 
 
 class PoolResult(NamedTuple):

@@ -32,20 +32,30 @@ from evaluator.cost.quantities import raised
 from evaluator.stations.engine.any_order.batch import Scheduled, form_batch, scheduled
 from evaluator.stations.engine.any_order.landing import Landing, Measured, land
 from evaluator.stations.engine.any_order.lane import Given, Structure
-from evaluator.stations.engine.any_order.preemption import growth_at
-from evaluator.stations.engine.any_order.program import alike_iterations, result_of
+from evaluator.stations.engine.any_order.program import result_of
 from evaluator.stations.engine.any_order.state import State, no_batch
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.lane import Requests, over_lanes
-from evaluator.stations.engine.common.leap import UNBOUNDED, batch_time
+from evaluator.stations.engine.common.leap import batch_time
 from evaluator.stations.engine.common.rings import read, read_once, write
+from evaluator.stations.engine.coupled.abreast import first_rank
 from evaluator.stations.engine.coupled.lane import GivenPool, NetworkResult, Pool, PoolResult
+from evaluator.stations.engine.coupled.leap import until_change
+from evaluator.stations.engine.coupled.lockstep import launch_together, own_part
 from evaluator.stations.engine.coupled.pipeline import land_batch, launch_batch
 from evaluator.stations.engine.coupled.rooms import reserve_between
 from evaluator.stations.engine.coupled.routing import add_counts, counts_row, grow_to, next_arrival, send
 from evaluator.stations.engine.coupled.several import given_at
-from evaluator.stations.engine.coupled.state import Fleet, Flight, ends_at, initial_fleet, put_back, replica_at_hand
-from evaluator.stations.engine.coupled.transfers import ask_early, asks_now, hand_on, next_due, take_due, where
+from evaluator.stations.engine.coupled.state import (
+    Fleet,
+    Flight,
+    ends_at,
+    initial_fleet,
+    put_back,
+    replica_at_hand,
+    where,
+)
+from evaluator.stations.engine.coupled.transfers import ask_early, asks_now, hand_on, next_due, take_due
 
 
 def _trip(pool: GivenPool, fleet: Fleet) -> Fleet:
@@ -59,6 +69,7 @@ def _trip(pool: GivenPool, fleet: Fleet) -> Fleet:
         return fleet.ending & (fleet.next_s <= fleet.state.clock)
 
     lands, launches = (_land, _launch) if fleet.pipelines is None else (land_batch, launch_batch)
+    launches = launches if fleet.together is None else launch_together
     fleet = where(ends_now(fleet), functools.partial(_end, pool, lands), fleet)
     more = ends_now(fleet)
     fleet = lax.while_loop(lambda fleet: ~more & _comes(pool, fleet), functools.partial(_come, pool), fleet)
@@ -134,7 +145,7 @@ def _land(pool: GivenPool, fleet: Fleet) -> Fleet:
     grows = given.rules.on_demand if fleet.caches is None else True
     fleet = grow_to(pool, fleet, r, jnp.where(grows, read(fleet.flights.iterations, r), 0.0))
     flight = jax.tree.map(lambda column: read(column, r), fleet.flights)
-    before = _account(given, replica_at_hand(fleet, r), flight)
+    before = _account(given, replica_at_hand(fleet, r), flight, None if fleet.together is None else own_part(fleet, r))
     state = land(given, before, _landing(given, before, flight))
     tally, tokens = state.tally, flight.iterations * flight.sums.decodes
     assert tally is not None
@@ -153,21 +164,25 @@ def _land(pool: GivenPool, fleet: Fleet) -> Fleet:
         flights=flights._replace(end_s=end_s, sums=sums._replace(decodes=write(sums.decodes, r, 0.0))),
         next_s=read(end_s, following),
         next_replica=following,
-        touched=fleet.touched.push(r, ~jnp.zeros((), bool)),
+        touched=fleet.touched.push(r if pool.ranks is None else first_rank(r, pool.ranks), ~jnp.zeros((), bool)),
     )
 
 
-def _account(given: Given, state: State, flight: Flight) -> State:
-    """The sums over all that has happened, with a flight that has come to its end."""
+def _account(given: Given, state: State, flight: Flight, together: tuple[Float, Float] | None) -> State:
+    """The sums over all that has happened, with a flight that has come to its end.
+
+    ``together``: of ranks in lockstep, see ``lockstep.own_part``.
+    """
     took_s = flight.end_s - flight.start_s
     cost, tokens = given.pipeline_ranks[0], flight.sums.decodes + flight.sums.prefill_tokens
+    touched, weight = (share_touched(cost, tokens), None) if together is None else together
     return state._replace(
         decode_iterations=state.decode_iterations + _steps(flight),
         kv_max=jnp.maximum(state.kv_max, state.kv),
         kv_unit_s=state.kv_unit_s + jnp.where(given.rules.on_demand, 0.0, _of_running(state) * took_s),
-        busy_s=state.busy_s + took_s,
+        busy_s=state.busy_s + (took_s if weight is None else weight * took_s),
         iterations=state.iterations + flight.iterations,
-        experts_touched=state.experts_touched + flight.iterations * share_touched(cost, tokens),
+        experts_touched=state.experts_touched + flight.iterations * (touched if weight is None else weight * touched),
         peaks=raised(cost, state.peaks, flight.sums, flight.iterations),
     )
 
@@ -232,27 +247,12 @@ def _launch(pool: GivenPool, fleet: Fleet) -> Fleet:
 
 
 def _leap(given: Given, state: State, batch: Scheduled) -> tuple[Float, Float, Float]:
-    """As many iterations of this batch as pass before it changes if nobody arrives, and their times.
-
-    With KV on demand, the leap ends before the step that finds too little.
-    """
+    """As many iterations of this batch as pass before it changes if nobody arrives, and their times."""
     cost = given.pipeline_ranks[0]
     first_s = batch_time(cost, batch.sums)
     growing = read(state.cohorts.growing, state.at_rest)
     slope_s = jnp.where(batch.decodes, decode_growth(cost, batch.sums, growing), 0.0)
-    most = alike_iterations(given, state, batch, jnp.float64(UNBOUNDED))
-    step, on_demand = read(state.cohorts.step, state.at_rest), given.rules.on_demand
-
-    def fits(carry: tuple[Int, Float]) -> Flag:
-        ahead, kv = carry
-        return on_demand & (ahead < most) & (kv + growth_at(given, state, step + ahead) <= given.limits.kv_units)
-
-    def go_on(carry: tuple[Int, Float]) -> tuple[Int, Float]:
-        ahead, kv = carry
-        return ahead + 1, kv + growth_at(given, state, step + ahead)
-
-    ahead, _ = lax.while_loop(fits, go_on, (jnp.int32(1), state.kv))
-    return jnp.where(on_demand, ahead, most).astype(jnp.float64), first_s, slope_s
+    return until_change(given, state, batch), first_s, slope_s
 
 
 def _run(pool: GivenPool) -> Fleet:

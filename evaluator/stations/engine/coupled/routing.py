@@ -14,6 +14,7 @@ from evaluator.stations.engine.any_order.state import Line, State
 from evaluator.stations.engine.any_order.waiting import come_in, take_due
 from evaluator.stations.engine.common.arrays import Array, Flag, FlagPerReplica, Float, FloatPerReplica, Int
 from evaluator.stations.engine.common.rings import read, read_once, write
+from evaluator.stations.engine.coupled.abreast import cut_together, first_rank, waits_together
 from evaluator.stations.engine.coupled.caches import choose_by_prefix
 from evaluator.stations.engine.coupled.lane import GivenPool, Network
 from evaluator.stations.engine.coupled.several import given_at
@@ -106,8 +107,12 @@ def come_to(pool: GivenPool, fleet: Fleet, i: Int, r: Int) -> Fleet:
     given = given_at(pool, r, fleet.several)
     empty = read(fleet.rows.first, r) < 0
     fleet = _noted(pool, _come_in(fleet, i, r), i, r)
-    room = has_room(given, fleet, r)
     may_come_in = empty & (read(fleet.rows.running_count, r) < given.limits.max_num_seqs)
+    if pool.ranks is not None:
+        room = waits_together(pool.ranks, fleet, r)
+        fleet = cut_together(pool.ranks, fleet, r, may_come_in & ~room)
+        return fleet._replace(touched=fleet.touched.push(first_rank(r, pool.ranks), room))
+    room = has_room(given, fleet, r)
     if fleet.pipelines is None:
         fleet = cut_short(fleet, r, may_come_in & ~room)
     return fleet._replace(touched=fleet.touched.push(r, room))

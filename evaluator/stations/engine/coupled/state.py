@@ -8,6 +8,7 @@ own. What a replica alone has is a number in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -141,6 +142,21 @@ class Pipelines(NamedTuple):
     prefill_tokens: FloatPerReplicaRank  # of each batch in flight
 
 
+class Together(NamedTuple):
+    """By data-parallel rank, what the next or the current iteration of its replica depends on, see ``lockstep``."""
+
+    there: FlagPerReplica  # it has a batch
+    again: FlagPerReplica  # it has to form one once more
+    own_s: FloatPerReplica  # time of the batch without experts
+    growth_s: FloatPerReplica  # by how much it is longer in each further iteration
+    fastest_s: FloatPerReplica  # the same at most, while windows fill
+    tokens: FloatPerReplica
+    padded: FloatPerReplica  # tokens, with those that fill up a CUDA graph
+    alike: FloatPerReplica  # iterations until the batch changes
+    touched: FloatPerReplica  # fraction of the experts that an iteration of the replica touches
+    weight: FloatPerReplica  # ranks of the replica for each that has a batch
+
+
 class Fleet(NamedTuple):
     """All replicas between two trips."""
 
@@ -158,6 +174,7 @@ class Fleet(NamedTuple):
     caches: CacheRows | None = None  # None: no prefix caches
     opened: Int | None = None  # of users who think about answers: requests sent so far that follow no other
     several: Several | None = None  # None: one pool
+    together: Together | None = None  # None: no ranks in lockstep
 
 
 def initial_fleet(given: Given, network: Network | None = None) -> Fleet:
@@ -181,7 +198,14 @@ def initial_fleet(given: Given, network: Network | None = None) -> Fleet:
         caches=no_rows(given),
         opened=None if given.talks is None else jnp.int32(0),
         several=nothing_yet(given, network),
+        together=Together(none >= 0, none >= 0, *(zeros,) * 8) if given.structure.lockstep else None,
     )
+
+
+def where(on: Flag, do: Callable[[Fleet], Fleet], fleet: Fleet) -> Fleet:
+    """``do(fleet)`` if ``on``, else the fleet as it is."""
+    start = (on, fleet)
+    return lax.while_loop(lambda carry: carry[0], lambda carry: (jnp.zeros((), bool), do(carry[1])), start)[1]
 
 
 def _nobody_touched(given: Given) -> Touched | TouchedInOrder:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 from jax import lax
 
@@ -16,13 +14,7 @@ from evaluator.stations.engine.coupled.lane import GivenPool, Network
 from evaluator.stations.engine.coupled.rooms import expect, keep, sent_away
 from evaluator.stations.engine.coupled.routing import announce, choice, come_to
 from evaluator.stations.engine.coupled.several import Travel, given_at
-from evaluator.stations.engine.coupled.state import Fleet
-
-
-def where(on: Flag, do: Callable[[Fleet], Fleet], fleet: Fleet) -> Fleet:
-    """``do(fleet)`` if ``on``, else the fleet as it is."""
-    start = (on, fleet)
-    return lax.while_loop(lambda carry: carry[0], lambda carry: (jnp.zeros((), bool), do(carry[1])), start)[1]
+from evaluator.stations.engine.coupled.state import Fleet, where
 
 
 def travel_of(fleet: Fleet) -> Travel:

@@ -9,6 +9,7 @@ from functools import cache
 import jax
 import numpy as np
 
+from evaluator.cost.dispatched import Dispatched
 from evaluator.device import configure
 from evaluator.reference import Outcome, Request, simulate
 from evaluator.routing import COUNTERS, Choice, HeavyLight, PrefixAware, Sent, assign, router_of, stream
@@ -34,6 +35,7 @@ class Case:
         0.0,
         0.0,
     )  # closed loop: seconds, and iterations of a request, until it is delivered
+    ranks: int = 1  # data-parallel ranks in lockstep; ``replicas`` are those of all of them
 
     def delay_s(self, request: Request) -> float:
         """Of the answer to a request."""
@@ -41,11 +43,11 @@ class Case:
         return self.frontend[0] + self.frontend[1] * (request.last_token_s - request.first_token_s) / steps
 
     def __repr__(self) -> str:
-        return f"{self.replicas} replicas, {self.router}: {self.one.case}"
+        return f"{self.replicas} replicas, {self.ranks} in lockstep, {self.router}: {self.one.case}"
 
 
-def structure_of(kind: Kind, frontend: bool = False) -> Structure:
-    return kind.structure._replace(replicas=MOST, frontend=frontend)
+def structure_of(kind: Kind, frontend: bool = False, lockstep: bool = False) -> Structure:
+    return kind.structure._replace(replicas=MOST, frontend=frontend, lockstep=lockstep)
 
 
 def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
@@ -80,6 +82,21 @@ def random_cases(kind: Kind, count: int, frontend: bool = False) -> list[Case]:
     return [random_case(seed, kind, frontend) for seed in range(count)]
 
 
+def in_lockstep(given: Case, dispatch_s: float | None = None) -> Case:
+    """The case with some of its replicas, or all, in lockstep; its host takes ``dispatch_s`` for an iteration."""
+    rng = np.random.default_rng([given.seed, 78])
+    ranks = int(rng.integers(2, MOST + 1))
+    replicas = ranks * int(rng.integers(1, MOST // ranks + 1))
+    router = given.router
+    if isinstance(router, HeavyLight):
+        router = HeavyLight(router.prompt_tokens, min(router.heavy_replicas, replicas))
+    one = given.one
+    if dispatch_s is not None:
+        costs = tuple(Dispatched(cost, dispatch_s * rng.uniform()) for cost in one.costs)
+        one = replace(one, costs=costs)
+    return replace(given, one=one, replicas=replicas, ranks=ranks, router=router)
+
+
 def stacked(cases: Sequence[Case], slots: int = 0, padding: int = 0) -> tuple[Pool, tuple]:
     """Cases of one structure with a leading lane axis, as ``any_order.build.stacked``."""
     lanes, requests = any_order.stacked([given.one for given in cases], slots, padding)
@@ -100,13 +117,15 @@ def stacked(cases: Sequence[Case], slots: int = 0, padding: int = 0) -> tuple[Po
     around = np.array([given.frontend for given in cases] + [(0.0, 0.0)] * padding)
     lanes = lanes._replace(rules=lanes.rules._replace(frontend_s=around[:, 0], lookahead_steps=around[:, 1]))
     by_prefix = ByPrefix(prefixes[0] > 0, *prefixes[1:]) if cases[0].one.contents else None
-    return Pool(lanes, replicas, counters, assigned, by_prefix), requests
+    ranks = np.array([given.ranks for given in cases] + [1] * padding, np.int32)
+    return Pool(lanes, replicas, counters, assigned, by_prefix, ranks=ranks if ranks.max() > 1 else None), requests
 
 
 def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, **shape: int) -> list[PoolResult]:
     """The engine's results, one per case, cut to the case's requests."""
     configure()
-    structure = structure_of(kind, any(any(given.frontend) for given in cases))
+    lockstep = any(given.ranks > 1 for given in cases)
+    structure = structure_of(kind, any(any(given.frontend) for given in cases), lockstep)
     found = jax.tree.map(np.asarray, run_pools(*stacked(cases, **shape), structure, vectorise))
     results = []
     for lane, given in enumerate(cases):
@@ -126,6 +145,7 @@ def run_reference(given: Case) -> Outcome:
     for request, content in zip(requests, given.one.contents, strict=False):
         request.content = content
     return simulate(
-        given.one.costs, case.policy, case.limits, requests, replicas=given.replicas, router=given.router,
-        seed=given.seed, users=case.users, delay_s=given.delay_s, window=case.window or None, tokens=True,
+        given.one.costs, case.policy, case.limits, requests, replicas=given.replicas, lockstep=given.ranks,
+        router=given.router, seed=given.seed, users=case.users, delay_s=given.delay_s, window=case.window or None,
+        tokens=True,
     )  # fmt: skip

@@ -1,0 +1,152 @@
+"""Data-parallel ranks of one replica, whose iterations start together and end with the slowest (``cost.lockstep``).
+
+Ranks of a replica have numbers in a row. They are launched together: one after the other forms its batch, and what the
+time of the common iteration depends on is put down in ``Together``; then all of them take off with flights of the same
+times. A leap ends where any rank's batch changes, or another rank gets ahead. A rank without a batch has no flight, but
+an arrival there ends the leap of the others early.
+
+The first rank of a replica stands for all of them in ``Fleet.touched``.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.cost.iteration import decode_growth, padded, time_without_experts
+from evaluator.cost.lockstep import Ranks, device_cost, overtaken_after, steps_together
+from evaluator.stations.engine.any_order.batch import form_batch, scheduled
+from evaluator.stations.engine.any_order.state import no_batch
+from evaluator.stations.engine.common.arrays import FlagPerReplica, Float, Int
+from evaluator.stations.engine.common.leap import UNBOUNDED
+from evaluator.stations.engine.common.rings import read, write
+from evaluator.stations.engine.coupled.abreast import of_replica
+from evaluator.stations.engine.coupled.lane import GivenPool
+from evaluator.stations.engine.coupled.leap import until_change
+from evaluator.stations.engine.coupled.routing import add_counts, counts_row
+from evaluator.stations.engine.coupled.state import Fleet, Flight, Together, put_back, replica_at_hand, where
+
+
+def launch_together(pool: GivenPool, fleet: Fleet) -> Fleet:
+    """The ranks of a replica where something has happened send their batches, if any has something to do."""
+    first, ranks = fleet.touched.top, ranks_of(pool)
+    beyond = first + ranks
+
+    def form_next(carry: tuple[Int, Fleet]) -> tuple[Int, Fleet]:
+        r, fleet = carry
+        works = (read(fleet.rows.running_count, r) > 0) | (read(fleet.rows.first, r) >= 0)
+        fleet = where(works, lambda fleet: _form(pool, fleet, r), fleet)
+        again = read(_together(fleet).again, r)
+        return jnp.where(again, r, r + 1), fleet
+
+    mine = of_replica(fleet, first, ranks)
+    together = _together(fleet)
+    together = together._replace(there=together.there & ~mine, again=together.again & ~mine)
+    _, fleet = lax.while_loop(lambda carry: carry[0] < beyond, form_next, (first, fleet._replace(together=together)))
+    fleet = _take_off(pool, fleet, mine, ranks)
+    return fleet._replace(
+        touched=fleet.touched.pop(~jnp.zeros((), bool)),
+        ending=jnp.zeros((), bool),
+    )
+
+
+def ranks_of(pool: GivenPool) -> Int:
+    """Data-parallel ranks of a replica."""
+    assert pool.ranks is not None
+    return pool.ranks
+
+
+def _together(fleet: Fleet) -> Together:
+    assert fleet.together is not None
+    return fleet.together
+
+
+def _form(pool: GivenPool, fleet: Fleet, r: Int) -> Fleet:
+    """Rank r forms its next batch. If all that ran there was preempted, it does so ``again``: some may be admitted."""
+    given = pool.given
+    cost = device_cost(given.pipeline_ranks[0])
+    state = replica_at_hand(fleet, r)._replace(batch=no_batch())
+    state = form_batch(given, state, state.clock, ~jnp.zeros((), bool))
+    batch = scheduled(given, state)
+    sums, zero = batch.sums, jnp.zeros((), jnp.float64)
+    growing = read(state.cohorts.growing, state.at_rest)
+    tokens = jnp.maximum(sums.decodes + sums.prefill_tokens, 1.0)
+    mine = Together(
+        there=batch.there,
+        again=~batch.there & state.batch.preempted,
+        own_s=time_without_experts(cost, sums),
+        growth_s=jnp.where(batch.decodes, decode_growth(cost, sums, growing), zero),
+        fastest_s=jnp.where(batch.decodes, decode_growth(cost, sums, sums.decodes), zero),
+        tokens=tokens,
+        padded=padded(tokens, cost.graph_tokens),
+        alike=until_change(given, state, batch),
+        touched=zero,
+        weight=zero,
+    )
+    tally, flights = state.tally, fleet.flights
+    assert tally is not None
+    more = counts_row(work_tokens=tally.again, kv_units=tally.waiting_units)
+    flights = flights._replace(
+        seen=write(flights.seen, r, jnp.float64(1.0)),
+        completing=write(flights.completing, r, state.batch.completing),
+        sums=jax.tree.map(lambda column, value: write(column, r, value), flights.sums, sums),
+    )
+    return put_back(fleet, r, state)._replace(
+        counts=add_counts(fleet.counts, r, more),
+        flights=flights,
+        together=jax.tree.map(lambda column, value: write(column, r, value), _together(fleet), mine),
+    )
+
+
+def _take_off(pool: GivenPool, fleet: Fleet, mine: FlagPerReplica, ranks: Int) -> Fleet:
+    """The batches that were formed take off; there may be none."""
+    given, together, flights, state = pool.given, _together(fleet), fleet.flights, fleet.state
+    there = mine & together.there
+    ahead_s = jnp.where(there, together.own_s, -jnp.inf).max()
+    growth_s = jnp.where(there & (together.own_s == ahead_s), together.growth_s, -jnp.inf).max()
+    tokens, padded_tokens = (
+        jnp.where(mine, jnp.where(there, one, 1.0), 0.0) for one in (together.tokens, together.padded)
+    )
+    sums = Ranks(
+        most=tokens.max(),
+        mean=tokens.sum() / ranks,
+        padded_mean=padded_tokens.sum() / ranks,
+        ahead_s=ahead_s,
+        growth_s=growth_s,
+        fastest_s=jnp.where(there, together.fastest_s, 0.0).max(),
+    )
+    steps = steps_together(given.pipeline_ranks[0], sums)
+    overtaken = overtaken_after(ahead_s - together.own_s, together.growth_s - growth_s)
+    alike = jnp.where(there, jnp.minimum(together.alike, overtaken), UNBOUNDED).min()
+    iterations = jnp.minimum(alike, steps.alike)
+    flies = there.any()
+    start = Flight(state.clock, jnp.inf, iterations, steps.first_s, steps.slope_s, 1.0, 0, flights.sums)
+    end_s = jnp.where(there, start.end_of(iterations), flights.end_s)
+    on, following = mine & flies, jnp.argmin(end_s).astype(jnp.int32)
+    kv_s = jnp.where(given.rules.on_demand, jnp.where(there, fleet.rows.kv, 0.0).sum() * steps.first_s, 0.0)
+    return fleet._replace(
+        state=state._replace(kv_unit_s=state.kv_unit_s + jnp.where(flies, kv_s, 0.0)),
+        flights=flights._replace(
+            start_s=jnp.where(on, state.clock, flights.start_s),
+            end_s=end_s,
+            iterations=jnp.where(on, iterations, flights.iterations),
+            first_s=jnp.where(on, steps.first_s, flights.first_s),
+            slope_s=jnp.where(on, steps.slope_s, flights.slope_s),
+        ),
+        together=together._replace(
+            touched=jnp.where(on, steps.touched, together.touched),
+            weight=jnp.where(on, ranks / jnp.maximum(there.sum(), 1), together.weight),
+        ),
+        next_s=read(end_s, following),
+        next_replica=following,
+    )
+
+
+def own_part(fleet: Fleet, r: Int) -> tuple[Float, Float]:
+    """(fraction of the experts that an iteration of rank r touches, ranks of its replica for each that has a batch).
+
+    All ranks of a replica are busy while any of them has a batch: the flights that land stand for those of the others.
+    """
+    together = _together(fleet)
+    return read(together.touched, r), read(together.weight, r)
