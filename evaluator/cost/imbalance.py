@@ -23,8 +23,7 @@ def slowest_share(placed: Placed, skew: Scalar) -> Scalar:
     known. Sampling noise of few tokens is left out: so few are bound by the experts' weights.
 
     With redundant experts a balancer knows the popularity, copies the most popular ones and packs the copies evenly
-    (EPLB, github.com/deepseek-ai/EPLB; vLLM ``enable_eplb``). What is left is the largest copy, should it exceed what
-    a device has on average; see ``_largest_copy``.
+    (EPLB, github.com/deepseek-ai/EPLB; vLLM ``enable_eplb``), see ``_balanced_share``.
     """
     if placed.redundant:
         return _balanced_share(placed, float(skew))
@@ -50,30 +49,26 @@ def _largest_normal(count: int) -> tuple[float, float, float]:
     return first, second, third
 
 
+@cache
 def _balanced_share(placed: Placed, skew: float) -> float:
-    """Of the device that holds the largest copy: a packing of many copies is even but for this one."""
+    """What the balancer makes of the loads that are expected: the quantiles in the middles of equal steps.
+
+    Copy after copy goes to the expert whose copies have the largest load each; then the largest copy that is left goes
+    to the emptiest device that has room for one more (``replicate_experts`` and ``balanced_packing`` of EPLB).
+    """
     if skew <= 0.0:
         return 1.0
-    return max(1.0, _largest_copy(placed.experts, placed.redundant, skew) * placed.parts / placed.experts)
-
-
-@cache
-def _largest_copy(experts: int, redundant: int, skew: float) -> float:
-    """Load of the largest copy, in units of the mean expert's, when each copy goes to the one with the largest share.
-
-    An expert of load w needs ceil(w / t) copies for none of them to exceed t. The least t for which these are at most
-    ``redundant`` more than the experts is found by bisection over the loads that are expected (the quantiles of the
-    gamma distribution in the middles of equal steps).
-    """
     from scipy.stats import gamma
 
-    loads = gamma.ppf((np.arange(experts) + 0.5) / experts, 1.0 / skew, scale=skew)
-    loads *= experts / loads.sum()
-    low, high = 0.0, float(loads.max())
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        if np.ceil(loads / max(middle, 1e-12)).sum() <= experts + redundant:
-            high = middle
-        else:
-            low = middle
-    return high
+    loads = gamma.ppf((np.arange(placed.experts) + 0.5) / placed.experts, 1.0 / skew, scale=skew)
+    copies = np.ones(placed.experts)
+    for _ in range(placed.redundant):
+        copies[np.argmax(loads / copies)] += 1.0
+    pieces = np.sort(np.repeat(loads / copies, copies.astype(int)))[::-1]
+    room = np.full(placed.parts, len(pieces) // placed.parts)
+    held = np.zeros(placed.parts)
+    for piece in pieces:
+        device = np.argmin(np.where(room > 0, held, np.inf))
+        room[device] -= 1
+        held[device] += piece
+    return float(held.max() * placed.parts / loads.sum())

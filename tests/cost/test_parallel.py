@@ -16,7 +16,16 @@ from tests.cost.fixtures import DEEPSEEK_V3, GPT_OSS_20B, H100, LLAMA_8B, LLAMA_
         (LLAMA_8B, Parallel(0), "must be at least 1"),
         (LLAMA_8B, Parallel(1, 33), "pipeline_parallel 33 exceeds the 32 layers"),
         (LLAMA_8B, Parallel(2, 1, 2), "expert_parallel 2 on llama-8b, which has no experts"),
-        (QWEN3_235B, Parallel(4, 1, 2), r"expert_parallel 2 must be 1 or tensor_parallel \(4\)"),
+        (QWEN3_235B, Parallel(4, 1, 3), "expert_parallel 3 does not divide the 4 devices that share the experts"),
+        (QWEN3_235B, Parallel(2, 1, 3, 4), r"3 does not divide the 8 devices \(tensor_parallel 2 x data_parallel 4\)"),
+        (QWEN3_235B, Parallel(1, 1, 8, 8, 4), "expert_parallel 8 does not divide the 128 experts and 4 redundant ones"),
+        (QWEN3_235B, Parallel(8, redundant=8), "redundant_experts 8 without expert_parallel"),
+        (LLAMA_8B, Parallel(1, 1, 1, 4, 8), "redundant_experts 8 on llama-8b, which has no experts"),
+        (
+            GPT_OSS_20B,
+            Parallel(1, 1, 2, 14),
+            "7 devices cannot share the 2880 intermediate features",
+        ),
         (GPT_OSS_20B, Parallel(64, 1, 64), "expert_parallel 64 does not divide the 32 experts"),
         (QWEN3_NEXT, Parallel(32), "does not divide the 16 linear-attention key heads"),
         (NEMOTRON_H, Parallel(128), "does not divide the 64 attention heads"),
@@ -44,7 +53,8 @@ def test_replica_must_be_within_the_links():
 
 
 def test_possible_splits():
-    for parallel in (Parallel(), Parallel(8), Parallel(8, 2), Parallel(8, 1, 8), Parallel(16, 2, 16)):
+    plain = (Parallel(), Parallel(8), Parallel(8, 2), Parallel(8, 1, 8), Parallel(16, 2, 16))
+    for parallel in (*plain, Parallel(8, 1, 4), Parallel(1, 1, 8, 8), Parallel(2, 1, 16, 8, 32), Parallel(2, 1, 1, 4)):
         assert parallel_problem(DEEPSEEK_V3, H100, parallel) is None
 
 

@@ -35,7 +35,7 @@ def assert_equal(cases: list[Case], kind: Kind) -> int:
 )
 def test_equal_to_the_reference(kind, frontend):
     cases = [in_lockstep(given) for given in random_cases(kind, CASES, frontend)]
-    assert assert_equal(cases, kind) > 20
+    assert assert_equal(cases, kind) > 5
 
 
 def test_prefix_caches_and_a_host_that_runs_ahead():
