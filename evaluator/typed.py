@@ -588,7 +588,14 @@ class Pool(TypedDict, total=False):
     pipeline_parallel: int
     """Groups of devices that each hold some of the layers."""
     expert_parallel: int
-    """Devices over which the experts of a layer are spread."""
+    """Parts into which the experts of a layer are divided; devices of a part share each expert."""
+    data_parallel: int
+    """Ranks of a replica, of tensor_parallel x pipeline_parallel devices each, with a scheduler and a KV cache of
+    their own, to which the limits of batching and kv apply; the router chooses among the ranks of all replicas.
+    Experts are spread over the devices of all ranks, which then run in lockstep.
+    """
+    redundant_experts: int
+    """Second copies of popular experts in each layer, placed by a balancer (EPLB)."""
     batching: Batching
     """The scheduler of a replica."""
     kv: Kv
@@ -654,7 +661,14 @@ class Deployment(TypedDict, total=False):
     pipeline_parallel: int
     """Groups of devices that each hold some of the layers."""
     expert_parallel: int
-    """Devices over which the experts of a layer are spread."""
+    """Parts into which the experts of a layer are divided; devices of a part share each expert."""
+    data_parallel: int
+    """Ranks of a replica, of tensor_parallel x pipeline_parallel devices each, with a scheduler and a KV cache of
+    their own, to which the limits of batching and kv apply; the router chooses among the ranks of all replicas.
+    Experts are spread over the devices of all ranks, which then run in lockstep.
+    """
+    redundant_experts: int
+    """Second copies of popular experts in each layer, placed by a balancer (EPLB)."""
     batching: Batching
     """The scheduler of a replica."""
     kv: Kv

@@ -28,7 +28,10 @@ from evaluator.replica import Design, Passage, ReplicaSpec, build, passage
 
 @dataclass(frozen=True)
 class Estimate:
-    """One replica of a design. Bytes are per device; times of ``batch`` sequences that start and go on together."""
+    """One replica of a design. Bytes are per device; times of ``batch`` sequences that start and go on together.
+
+    With data parallelism ``batch``, KV capacity and most sequences are those of each rank, throughput and load of all.
+    """
 
     model: str
     hardware: str
@@ -66,6 +69,8 @@ def estimate(
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
     expert_parallel: int = 1,
+    data_parallel: int = 1,
+    redundant_experts: int = 0,
     batch: int = 1,
     rate_rps: float | None = None,
     precision: Precision | None = None,
@@ -80,7 +85,8 @@ def estimate(
     Model, hardware and calibration are names of the catalog, or what its readers return. What is None of the last
     four is as the serving ``engine`` has it.
     ``batch`` sequences are in one batch; a pipeline has one batch in flight per rank, each taking the latency
-    through all ranks, so throughput counts all of them.
+    through all ranks, so throughput counts all of them. Of data-parallel ranks each has such a batch, and its share of
+    the rate.
     """
     device = load_hardware(hardware) if isinstance(hardware, str) else hardware
     limits = {"memory_fraction": memory_fraction, "block_tokens": block_tokens, "max_num_seqs": max_num_seqs,
@@ -89,7 +95,7 @@ def estimate(
     used = replace(usual, **{name: value for name, value in limits.items() if value is not None})  # type: ignore[arg-type]
     spec = ReplicaSpec(
         model, device, calibration, precision or Precision(),
-        Parallel(tensor_parallel, pipeline_parallel, expert_parallel),
+        Parallel(tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts),
         memory_fraction=used.memory_fraction, block_tokens=used.block_tokens, engine=engine,
         max_num_batched_tokens=used.max_num_batched_tokens, max_num_seqs=used.max_num_seqs,
     )  # fmt: skip
@@ -123,15 +129,21 @@ def _check_model(model: Model, prompt: int, output: int) -> None:
 
 
 def _load(built: Design, through: Passage, served: Sequences, rate_rps: float, most: int) -> SteadyState:
-    return steady_state(
+    ranks = built.spec.parallel.data
+    found = steady_state(
         through.cost,
-        rate_rps,
+        rate_rps / ranks,
         prompt_tokens=served.prompt_tokens,
         output_tokens=served.output_tokens,
         pipeline_ranks=built.spec.parallel.pipeline,
         max_sequences=min(most, built.spec.max_num_seqs),
         max_num_batched_tokens=built.spec.max_num_batched_tokens,
         window=served.window,
+    )
+    if ranks == 1:
+        return found
+    return replace(
+        found, rate_rps=rate_rps, capacity_rps=ranks * found.capacity_rps, concurrency=ranks * found.concurrency
     )
 
 
@@ -140,8 +152,8 @@ def _estimated(
 ) -> Estimate:
     """The estimate of sequences of which memory holds at most ``most``."""
     precision, parallel = built.spec.precision, built.spec.parallel
-    in_flight = served.count * parallel.pipeline
-    beyond, provenance = _range(through, served, load)
+    in_flight = served.count * parallel.pipeline  # on a data-parallel rank
+    beyond, provenance = _range(through, served, load, parallel.data)
     prefill = phase(through, built.hardware, served.prefill)
     decode_s = decode_time(through, served)
     e2e = prefill.time_s + decode_s
@@ -168,8 +180,8 @@ def _estimated(
         ttft_s=prefill.time_s,
         tpot_s=decode_s / (served.output_tokens - 1) if served.output_tokens > 1 else float("nan"),
         e2e_s=e2e,
-        output_tok_per_s=in_flight * served.output_tokens / e2e,
-        total_tok_per_s=in_flight * (served.prompt_tokens + served.output_tokens) / e2e,
+        output_tok_per_s=parallel.data * in_flight * served.output_tokens / e2e,
+        total_tok_per_s=parallel.data * in_flight * (served.prompt_tokens + served.output_tokens) / e2e,
         load=load,
         model_error=basis.bands(errors),
         model_error_basis=basis.text(errors),
@@ -184,12 +196,14 @@ def _crowded(sequences: int, most: int) -> str | None:
     )
 
 
-def _range(through: Passage, served: Sequences, load: SteadyState | None) -> tuple[str | None, str]:
+def _range(through: Passage, served: Sequences, load: SteadyState | None, ranks: int) -> tuple[str | None, str]:
     """Why a fit to measured iterations does not tell of these batches, and the provenance of what is told."""
     prompt, longest = served.prompt_tokens, served.prompt_tokens + served.output_tokens - 1.0
     decodes = float(served.count) if served.output_tokens > 1 else 0.0
     batches = [prefill_batch(float(served.count), prompt, None), decode_batch(decodes, longest, None)]
     if load is not None and not load.saturated:
-        batches.append(together(prefill_batch(1.0, prompt, None), decode_batch(load.concurrency, longest, None)))
+        batches.append(
+            together(prefill_batch(1.0, prompt, None), decode_batch(load.concurrency / ranks, longest, None))
+        )
     largest = np.max([peaks(BatchStatistics(*map(float, each))) for each in batches], axis=0)
     return verdict(through.calibration, through.fit, largest)

@@ -22,16 +22,18 @@ def _summary(result: Estimate) -> list[str]:
     split = result.parallel
     dtypes = result.precision
     memory = result.memory
+    ranks = f", DP {split.data}" if split.data > 1 else ""
+    each = f" on each of {split.data} ranks" if split.data > 1 else ""
     lines = [
         f"{result.model} on {split.devices} x {result.hardware}"
-        f" (TP {split.tensor}, PP {split.pipeline}, EP {split.expert})",
+        f" (TP {split.tensor}, PP {split.pipeline}, EP {split.expert}{ranks})",
         f"  weights {dtypes.weights}, activations {dtypes.activations}, KV {dtypes.kv}; "
         f"efficiencies: {result.calibration} ({result.provenance})",
-        f"  batch {result.batch}, prompt {result.prompt_tokens}, output {result.output_tokens} tokens",
+        f"  batch {result.batch}{each}, prompt {result.prompt_tokens}, output {result.output_tokens} tokens",
         "",
         f"status            {result.status}",
         f"weights           {memory.weight_bytes / 1e9:.2f} GB per device of {memory.usable_bytes / 1e9:.1f} GB usable",
-        f"KV capacity       {_capacity(result)}, {result.max_sequences:,} sequences of this length",
+        f"KV capacity       {_capacity(result)}, {result.max_sequences:,} sequences of this length{each}",
         f"TTFT              {_milliseconds(result.ttft_s)}",
         f"TPOT              {_milliseconds(result.tpot_s)}",
         f"end to end        {_milliseconds(result.e2e_s)}",

@@ -14,6 +14,7 @@ SHORT_NAMES = {
     "tp": "tensor_parallel",
     "pp": "pipeline_parallel",
     "ep": "expert_parallel",
+    "dp": "data_parallel",
     "rate": "rate_rps",
 }
 

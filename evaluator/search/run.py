@@ -236,6 +236,7 @@ def layout_of(member: Member) -> str:
         deployment = station.deployment
         parts = [f"{deployment.replicas} x tp{deployment.tensor_parallel}"]
         parts += [f"pp{deployment.pipeline_parallel}"] if deployment.pipeline_parallel > 1 else []
+        parts += [f"dp{deployment.data_parallel}"] if deployment.data_parallel > 1 else []
         parts += [f"ep{deployment.expert_parallel}"] if deployment.expert_parallel > 1 else []
         parts += [station.design.hardware.name] if mixed else []
         told.append(f"{station.name} {' '.join(parts)}" if several else " ".join(parts))

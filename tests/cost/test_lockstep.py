@@ -11,6 +11,7 @@ from evaluator.catalog import load_calibration
 from evaluator.cost import fold, ideal_times, iteration_time, memory_plan, operators, prefill_batch, together
 from evaluator.cost.batch import decode_batch
 from evaluator.cost.breakdown import breakdown
+from evaluator.cost.dtypes import BYTES, weight_dtypes
 from evaluator.cost.iteration import decode_growth, padded, time_without_experts
 from evaluator.cost.lockstep import Ranks, overtaken_after, steps_together
 from evaluator.cost.parallel import Parallel
@@ -79,19 +80,13 @@ def test_every_device_holds_attention_whole_and_its_share_of_experts():
     one, apart = weight_bytes(DEEPSEEK_V3, Precision(), Parallel()), weight_bytes(DEEPSEEK_V3, Precision(), EIGHT)
     moe = next(kind for kind in DEEPSEEK_V3.layers if hasattr(kind.feed_forward, "experts"))
     expert = 3 * DEEPSEEK_V3.hidden * moe.feed_forward.intermediate
-    experts = moe.count * moe.feed_forward.experts * expert * (one - apart) / (one - apart)
-    assert one - apart == pytest.approx(experts * 7 / 8 * _bytes_of_experts(one, moe.count, expert), rel=1e-9)
+    experts = moe.count * moe.feed_forward.experts * expert
+    each = BYTES[weight_dtypes(DEEPSEEK_V3.checkpoint, Precision())["experts"]]
+    assert one - apart == pytest.approx(experts * 7 / 8 * each, rel=1e-9)
     shards = weight_bytes(DEEPSEEK_V3, Precision(), Parallel(1, 1, 2, 8))  # two parts, four devices share each expert
     assert shards == pytest.approx(apart, rel=1e-9)
     copies = weight_bytes(DEEPSEEK_V3, Precision(), replace(EIGHT, redundant=32))
     assert (copies - apart) / (one - apart) == pytest.approx(4 / (7 / 8 * moe.feed_forward.experts), rel=1e-9)
-
-
-def _bytes_of_experts(one, layers, expert):
-    """Bytes of one parameter of an expert, as the checkpoint has them."""
-    from evaluator.cost.dtypes import BYTES, weight_dtypes
-
-    return BYTES[weight_dtypes(DEEPSEEK_V3.checkpoint, Precision())["experts"]]
 
 
 def test_latent_attention_keeps_the_tokens_of_one_rank_only():

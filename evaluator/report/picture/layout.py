@@ -19,7 +19,13 @@ MIN_X = 4  # an axis of fewer values makes no curve
 
 # What an axis is best shown as, the most telling first; axes that are not named follow in their own order.
 _LOAD = ("rate_rps", "users")
-_COUNTS = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "replicas")  # designs, not a scale
+_COUNTS = (
+    "tensor_parallel",
+    "pipeline_parallel",
+    "expert_parallel",
+    "data_parallel",
+    "replicas",
+)  # designs, not a scale
 _COLOUR = ("hardware", "model", "tensor_parallel", "policy")
 _STYLE = ("policy", "router", "admission", "weights", "kv")
 _FACET = ("model", "tensor_parallel")

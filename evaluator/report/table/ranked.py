@@ -22,6 +22,7 @@ _SHORT = {
     "tensor_parallel": "tp",
     "pipeline_parallel": "pp",
     "expert_parallel": "ep",
+    "data_parallel": "dp",
     "rate_rps": "rate",
     "max_num_batched_tokens": "batch tokens",
     "max_num_seqs": "max seqs",
