@@ -40,7 +40,9 @@ class Done(Protocol):
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the replicas of a pool, or their data-parallel ranks: arrays (config, seed) to be filled, or one number."""
+    """Sums over the replicas of a pool, or their data-parallel ranks: arrays (config, seed) to be filled, or one number
+    each.
+    """
 
     busy_s: np.ndarray
     iterations: np.ndarray

@@ -1,0 +1,122 @@
+"""Data-parallel replicas in scenarios: what they are equal to, what they keep, and what is refused of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import evaluator
+from evaluator.plan import plan
+from evaluator.scenario import load_scenario
+
+COLUMNS = ("ttft_s_mean", "tpot_s_mean", "e2e_s_mean", "output_tok_per_s", "utilisation", "mfu", "mbu", "kv_used_mean",
+           "iterations", "preemptions", "usd_per_mtok", "joule_per_tok")  # fmt: skip
+RATES = {"workload.arrivals.rate_rps": [4.0, 12.0]}
+
+
+def scenario(sweep=RATES, **deployment):
+    return {
+        "workload": {
+            "arrivals": {"process": "poisson", "rate_rps": 4.0},
+            "lengths": {"source": "azure-conv-2023"},
+            "requests": 120,
+            "warmup_requests": 10,
+            "seeds": [0],
+        },
+        "deployment": {"model": "qwen3-30b-a3b", "hardware": "h100-sxm", **deployment},
+        "sweep": sweep,
+    }
+
+
+def assert_equal(one, other, rtol):
+    for name in COLUMNS:
+        np.testing.assert_allclose(one[name].values, other[name].values, rtol=rtol, err_msg=name)
+
+
+LAYOUTS = {
+    "workload.arrivals.rate_rps": [12.0],
+    "deployment": {
+        "zip": [
+            {"data_parallel": 4, "expert_parallel": 4},
+            {"data_parallel": 2, "tensor_parallel": 2, "replicas": 2},
+            {"data_parallel": 8, "expert_parallel": 4, "router": "least_outstanding"},
+            {"data_parallel": 4, "expert_parallel": 4, "redundant_experts": 32, "batching": {"policy": "continuous"}},
+            {"data_parallel": 2, "expert_parallel": 2, "kv": {"capacity_tokens": 12000, "admission": "on_demand"}},
+        ]
+    },
+}
+
+
+def test_both_engines_agree_on_layouts():
+    fast, exact = (evaluator.sweep(scenario(LAYOUTS), engine=engine) for engine in ("iteration", "token"))
+    assert set(fast["status"].values) == {"ok"} and set(fast["engine"].values) == {"iteration"}
+    assert_equal(fast, exact, 1e-9)
+
+
+def test_devices_are_those_of_all_ranks():
+    members = plan(load_scenario(scenario(LAYOUTS))).members
+    assert [member.devices for member in members] == [4, 8, 8, 4, 2]
+    assert [member.stations[0].deployment.ranks for member in members] == [4, 4, 8, 4, 2]
+
+
+@pytest.mark.parametrize("engine", ["iteration", "token"])
+def test_ranks_of_a_dense_model_are_replicas(engine):
+    given = {"model": "llama-3.1-8b", "tensor_parallel": 2}
+    ranks = evaluator.sweep(scenario(data_parallel=2, replicas=2, **given), engine=engine)
+    assert_equal(ranks, evaluator.sweep(scenario(replicas=4, **given), engine=engine), 0)
+
+
+def test_one_rank_is_a_replica_as_it_was():
+    one, other = (evaluator.sweep(scenario(**given)) for given in ({"data_parallel": 1}, {}))
+    assert_equal(one, other, 0)
+
+
+def test_ranks_wait_for_one_another():
+    """Beside the same devices that serve by themselves, each with all experts: what the lockstep costs in time."""
+    ranks = evaluator.sweep(scenario(data_parallel=4, expert_parallel=4))
+    apart = evaluator.sweep(scenario(replicas=4))
+    assert (ranks["utilisation"].values > apart["utilisation"].values).all()
+    assert (ranks["kv_used_mean"].values < apart["kv_used_mean"].values).all()  # experts leave more room
+
+
+def test_a_decode_pool_in_lockstep_behind_a_prefill_pool():
+    pools = {
+        "first": {"role": "prefill", "tensor_parallel": 2, "batching": {"policy": "continuous"}},
+        "second": {"role": "decode", "data_parallel": 2, "expert_parallel": 2, "batching": {"policy": "continuous"}},
+    }
+    fast, exact = (evaluator.sweep(scenario(pools=pools), engine=engine) for engine in ("iteration", "token"))
+    assert set(fast["engine"].values) == {"iteration"}
+    assert_equal(fast, exact, 1e-9)
+
+
+def test_pools_in_one_loop_are_run_by_the_reference():
+    given = scenario(
+        sweep={},
+        pools={
+            "first": {"role": "prefill", "batching": {"policy": "continuous"}},
+            "second": {"role": "decode", "data_parallel": 2, "batching": {"policy": "continuous"}},
+        },
+    )
+    given["workload"]["arrivals"] = {"process": "closed_loop", "users": 8}
+    found = evaluator.sweep(given)
+    assert found["status"].values == "ok" and found["engine"].values == "token"
+
+
+@pytest.mark.parametrize(
+    ("deployment", "message"),
+    [
+        ({"data_parallel": 4, "expert_parallel": 3}, "expert_parallel 3 does not divide the 4 devices"),
+        ({"data_parallel": 2, "pipeline_parallel": 2}, "unsupported: pipeline_parallel 2 with data_parallel 2"),
+        ({"redundant_experts": 8}, "redundant_experts 8 without expert_parallel"),
+        ({"model": "llama-3.1-8b", "data_parallel": 2, "expert_parallel": 2}, "llama-3.1-8b, which has no experts"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(deployment, message):
+    found = evaluator.sweep(scenario(sweep={}, **deployment))
+    assert message in str(found["status"].values)
+
+
+def test_the_request_level_engine_refuses_ranks_in_lockstep():
+    given = scenario(sweep={}, data_parallel=2, batching={"policy": "continuous"})
+    found = str(evaluator.sweep(given, engine="request")["status"].values)
+    assert "engine request does not cover data_parallel of qwen3-30b-a3b, whose ranks run in lockstep" in found
