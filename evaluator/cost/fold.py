@@ -126,6 +126,8 @@ def _expert_rows(known: Coefficients, times: UnitTimes, rate: Rates) -> Rows:
     The iteration waits for the device with most visits (``slowest_share``).
     """
     experts, gathered = known.scaling["experts"], known.scaling["gathered"]
+    if not len(gathered) and not any(known.placed):
+        return rows_of(times, Rows, experts)
     at = np.concatenate([experts, gathered])
     found, placed = rows_of(times, Rows, at), [known.placed[place] for place in at]
     if any(placed):

@@ -83,7 +83,7 @@ def in_lockstep(model: Model, parallel: Parallel) -> bool:
 
 def of_rank(model: Model, parallel: Parallel) -> Parallel:
     """The split by which an iteration of one data-parallel rank is computed: that of a dense model knows no others."""
-    return parallel if in_lockstep(model, parallel) else replace(parallel, data=1)
+    return parallel if parallel.data == 1 or in_lockstep(model, parallel) else replace(parallel, data=1)
 
 
 def parallel_problem(model: Model, hardware: Hardware, parallel: Parallel) -> str | None:

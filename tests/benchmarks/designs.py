@@ -1,4 +1,4 @@
-"""Pictures of scenarios that compare a few designs over the rate: batching policies, and prefill and decode apart."""
+"""Pictures of scenarios that compare a few designs over the rate: batching policies, layouts, two pools."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ DISAGGREGATION = (
     Panel("TPOT p90 (ms)", "tpot_s", 0.9, 1e3, (10, 20, 50, 100)),
     Panel("gap between tokens, p99 (ms)", "itl_s", 0.99, 1e3, (10, 20, 50, 100, 200), 80),
 )
+DATA_PARALLEL = (
+    Panel("TTFT p90 (s)", "ttft_s", 0.9, 1, (0.2, 0.5, 1, 2, 5), 3),
+    Panel("TPOT p90 (ms)", "tpot_s", 0.9, 1e3, (20, 50, 100, 200), 100),
+    Panel("output tokens/s per GPU", "tok_per_s_per_gpu", None, 1, (0, 200, 400, 600, 800)),
+)
 
 
 def draw_policies(path: Path) -> None:
@@ -45,6 +50,18 @@ def draw_policies(path: Path) -> None:
 def draw_disaggregation(path: Path) -> None:
     """TTFT, TPOT and the gaps between tokens over the rate, a line for each way to split eight H100."""
     _draw(path, "disaggregation", _link, DISAGGREGATION, "Eight H100 for Llama-3.1-70B: together, or apart over a link")
+
+
+def draw_data_parallel(path: Path) -> None:
+    """TTFT, TPOT and output per GPU over the rate, a line for each layout."""
+    _draw(path, "data-parallel", _layout, DATA_PARALLEL, "DeepSeek-V3 on eight H200: four ways to share it")
+
+
+def _layout(one: xr.Dataset) -> str:
+    sizes = (
+        (name, one[f"{key}_parallel"].item()) for name, key in (("TP", "tensor"), ("DP", "data"), ("EP", "expert"))
+    )
+    return " ".join(f"{name} {size:g}" for name, size in sizes if size > 1)
 
 
 def _policy(one: xr.Dataset) -> str:

@@ -50,6 +50,7 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
     "what-if-bandwidth.png": screens.draw_notebook,
     "policies.png": designs.draw_policies,
     "closed-loop.png": Command("sweep closed-loop"),
+    "data-parallel.png": designs.draw_data_parallel,
     "eight-gpus.png": Command("optimize eight-gpus"),
     "disaggregation.png": designs.draw_disaggregation,
     "prefix-caching.png": Command("sweep prefix-caching"),
