@@ -43,7 +43,7 @@ class Steps(NamedTuple):
     first_s: Batched
     slope_s: Batched
     alike: Batched  # for so many of them, as far as the host's time goes; float, inf where always
-    touched: Batched  # fraction of the experts that each touches
+    touched: Batched  # fraction of the experts that each touches for tokens that are asked for, none of which pads
 
 
 def device_cost(cost: IterationCost) -> CostParameters:
@@ -63,7 +63,7 @@ def steps_together(cost: IterationCost, ranks: Ranks) -> Steps:
     tokens = xp.where(graphs, ranks.most, ranks.mean)
     seen = xp.where(graphs, padded(ranks.most, device.graph_tokens), ranks.padded_mean)
     first_s = ranks.ahead_s + experts_time(device, tokens, seen)
-    touched = experts_touched(device.log_expert_missed, seen, device.expert_skew)
+    touched = experts_touched(device.log_expert_missed, ranks.mean, device.expert_skew)
     if not isinstance(cost, Dispatched):
         return Steps(first_s, ranks.growth_s, float("inf"), touched)
     spare_s = cost.dispatch_s - first_s
