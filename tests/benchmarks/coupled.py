@@ -25,6 +25,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "least_work": {"router": "least_work"},
     "least_kv, on demand, a fifth of the KV": {"router": "least_kv", "rules": SHORT_OF_KV},
     "round_robin, 256 users": {"router": "round_robin", "users": 256},
+    "least_outstanding, 8 ranks in lockstep": {"router": "least_outstanding", "ranks": 8},
     "least_work, 8,000 requests": {"router": "least_work", "lanes": 32, "requests": 8_000},
     "least_work, 32 replicas, 8,000 requests": {"replicas": 32, "router": "least_work", "lanes": 32, "requests": 8_000},
     "least_work, 32 replicas, 100,000 requests": {
@@ -56,9 +57,14 @@ def _work(replicas: int, lanes: int, requests: int) -> Work:
 
 
 def _jobs(
-    given: Work, router: str, replicas: int = REPLICAS, users: int = 0, rules: dict[str, Any] | None = None
+    given: Work,
+    router: str,
+    replicas: int = REPLICAS,
+    users: int = 0,
+    ranks: int = 1,
+    rules: dict[str, Any] | None = None,
 ) -> list[Any]:
-    """Calls of at most 32 lanes."""
+    """Calls of at most 32 lanes. ``ranks``: so many of the replicas are data-parallel ranks in lockstep."""
     lanes, requests, structure = any_order_input(given, **(rules or {}))
     count, width = requests.arrival_s.shape
     record = ROUTERS[router]
@@ -69,9 +75,10 @@ def _jobs(
         lanes = lanes._replace(limits=lanes.limits._replace(users=np.full(count, users, np.int32)))
     counter = coupled.NO_COUNTER if record.counts is None else COUNTERS.index(record.counts)
     pools = coupled.Pool(lanes, np.full(count, replicas, np.int32), np.full(count, counter, np.int32), assigned)
+    pools = pools if ranks == 1 else pools._replace(ranks=np.full(count, ranks, np.int32))
     size = min(32, -(-count // cores()))
     pieces = [slice(start, start + size) for start in range(0, count, size)]
-    structure = structure._replace(replicas=replicas)
+    structure = structure._replace(replicas=replicas, lockstep=ranks > 1)
     return [(*jax.tree.map(lambda x, piece=piece: x[piece], (pools, requests)), structure) for piece in pieces]
 
 
