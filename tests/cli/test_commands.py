@@ -188,6 +188,8 @@ def test_an_estimate_of_what_does_not_fit_is_shown_but_is_no_answer(evaluator):
 
 def test_estimate_of_what_there_is_not(evaluator):
     refused(evaluator("estimate", "--model", "llama-3.1-70", "--hardware", "h100-sxm"), "llama-3.1-70b")
+    options = ("--model", "qwen3-30b-a3b", "--hardware", "h100-sxm", "--dp", "4", "--ep", "3")
+    refused(evaluator("estimate", *options), "expert_parallel 3 does not divide the 4 devices")
     refused(evaluator("estimate", "--model", "llama-3.1-8b", "--hardware", "h100"), "h100-sxm")
     refused(evaluator("estimate", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--rate", "nan"), "rate")
     refused(evaluator("estimate", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--rate", "-1"), "rate")

@@ -158,3 +158,27 @@ def test_one_request_alone_is_the_simulators_request(split):
     )
     assert row["ttft_s"] == pytest.approx(known.ttft_s, rel=1e-9)
     assert row["e2e_s"] == pytest.approx(known.e2e_s, rel=1e-9)
+
+
+def test_data_parallel_ranks():
+    """Each rank has the batch; throughput and load are those of all of them."""
+    given = {"prompt_tokens": 1000, "output_tokens": 100, "batch": 8, "expert_parallel": 4}
+    ranks = estimate("qwen3-30b-a3b", "h100-sxm", data_parallel=4, rate_rps=20.0, **given)
+    together = estimate("qwen3-30b-a3b", "h100-sxm", tensor_parallel=4, **given)
+    assert ranks.status == "ok" and ranks.parallel.devices == 4
+    assert ranks.output_tok_per_s == pytest.approx(4 * 8 * 100 / ranks.e2e_s)
+    assert ranks.memory.weight_bytes > together.memory.weight_bytes  # attention is whole on every device
+    assert ranks.load is not None and ranks.load.rate_rps == 20.0
+    alone = estimate("qwen3-30b-a3b", "h100-sxm", data_parallel=4, rate_rps=40.0, **given)
+    assert alone.load is not None and alone.load.capacity_rps == pytest.approx(ranks.load.capacity_rps)
+    assert "(TP 1, PP 1, EP 4, DP 4)" in format_estimate(ranks)
+    assert "batch 8 on each of 4 ranks" in format_estimate(ranks)
+
+
+def test_data_parallel_of_a_dense_model_is_that_of_as_many_replicas():
+    given = {"prompt_tokens": 1000, "output_tokens": 100}
+    four = estimate("llama-3.1-8b", "h100-sxm", data_parallel=4, rate_rps=20.0, **given)
+    one = estimate("llama-3.1-8b", "h100-sxm", rate_rps=5.0, **given)
+    assert (four.ttft_s, four.tpot_s, four.memory) == (one.ttft_s, one.tpot_s, one.memory)
+    assert four.output_tok_per_s == pytest.approx(4 * one.output_tok_per_s)
+    assert four.load.utilisation == one.load.utilisation
