@@ -116,7 +116,12 @@ def split_problem(model: Model, parallel: Parallel) -> str | None:
 
 
 def lockstep_problem(model: Model, parallel: Parallel) -> str | None:
-    """What is not known of ranks that run in lockstep; None where all is."""
+    """What is not known of ranks that run in lockstep, or of one rank alone; None where all is."""
+    if parallel.redundant and parallel.data == 1 and has_experts(model):
+        return (
+            f"redundant_experts {parallel.redundant} without data_parallel, where no term says how uneven the load of "
+            "the devices is; leave it out"
+        )
     if parallel.pipeline > 1 and in_lockstep(model, parallel):
         return (
             f"pipeline_parallel {parallel.pipeline} with data_parallel {parallel.data}, whose ranks share the experts "

@@ -107,7 +107,11 @@ def test_pools_in_one_loop_are_run_by_the_reference():
     [
         ({"data_parallel": 4, "expert_parallel": 3}, "expert_parallel 3 does not divide the 4 devices"),
         ({"data_parallel": 2, "pipeline_parallel": 2}, "unsupported: pipeline_parallel 2 with data_parallel 2"),
-        ({"redundant_experts": 8}, "redundant_experts 8 without expert_parallel"),
+        ({"data_parallel": 2, "redundant_experts": 8}, "infeasible: redundant_experts 8 without expert_parallel"),
+        (
+            {"tensor_parallel": 4, "expert_parallel": 4, "redundant_experts": 8},
+            "unsupported: redundant_experts 8 without data_parallel",
+        ),
         ({"model": "llama-3.1-8b", "data_parallel": 2, "expert_parallel": 2}, "llama-3.1-8b, which has no experts"),
     ],
 )

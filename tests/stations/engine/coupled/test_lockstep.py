@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
@@ -42,6 +43,14 @@ def test_prefix_caches_and_a_host_that_runs_ahead():
     kind = Kind(experts=True, cached=True)
     cases = [in_lockstep(given, dispatch_s=3e-2) for given in random_cases(kind, 40)]
     assert assert_equal(cases, kind) > 0
+
+
+def test_vectorised_is_the_same():
+    """All lanes in step, one without requests among them, as on an accelerator."""
+    kind = Kind(experts=True)
+    cases = [in_lockstep(given) for given in random_cases(kind, 8)]
+    for one, other in zip(run_engine(cases, kind), run_engine(cases, kind, vectorise=True, padding=1), strict=True):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), one, other)
 
 
 def test_one_rank_is_a_replica_by_itself():
