@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import decode_growth, padded, time_without_experts
-from evaluator.cost.lockstep import Ranks, device_cost, overtaken_after, steps_together
+from evaluator.cost.lockstep import Ranks, Steps, device_cost, overtaken_after, steps_together
 from evaluator.stations.engine.any_order.batch import form_batch, scheduled
 from evaluator.stations.engine.any_order.state import no_batch
 from evaluator.stations.engine.common.arrays import FlagPerReplica, Float, Int
@@ -44,7 +44,7 @@ def launch_together(pool: GivenPool, fleet: Fleet) -> Fleet:
     together = _together(fleet)
     together = together._replace(there=together.there & ~mine, again=together.again & ~mine)
     _, fleet = lax.while_loop(lambda carry: carry[0] < beyond, form_next, (first, fleet._replace(together=together)))
-    fleet = _take_off(pool, fleet, mine, ranks)
+    fleet = _take_off(pool, fleet, mine)
     return fleet._replace(
         touched=fleet.touched.pop(~jnp.zeros((), bool)),
         ending=jnp.zeros((), bool),
@@ -99,10 +99,9 @@ def _form(pool: GivenPool, fleet: Fleet, r: Int) -> Fleet:
     )
 
 
-def _take_off(pool: GivenPool, fleet: Fleet, mine: FlagPerReplica, ranks: Int) -> Fleet:
-    """The batches that were formed take off; there may be none."""
-    given, together, flights, state = pool.given, _together(fleet), fleet.flights, fleet.state
-    there = mine & together.there
+def _next_steps(pool: GivenPool, fleet: Fleet, mine: FlagPerReplica, there: FlagPerReplica) -> tuple[Steps, Float]:
+    """The iterations of the batches ``there`` on the ranks ``mine``, and how many are alike; of no batches anything."""
+    together, ranks = _together(fleet), ranks_of(pool)
     ahead_s = jnp.where(there, together.own_s, -jnp.inf).max()
     growth_s = jnp.where(there & (together.own_s == ahead_s), together.growth_s, -jnp.inf).max()
     tokens, padded_tokens = (
@@ -116,27 +115,35 @@ def _take_off(pool: GivenPool, fleet: Fleet, mine: FlagPerReplica, ranks: Int) -
         growth_s=growth_s,
         fastest_s=jnp.where(there, together.fastest_s, 0.0).max(),
     )
-    steps = steps_together(given.pipeline_ranks[0], sums)
+    steps = steps_together(pool.given.pipeline_ranks[0], sums)
     overtaken = overtaken_after(ahead_s - together.own_s, together.growth_s - growth_s)
     alike = jnp.where(there, jnp.minimum(together.alike, overtaken), UNBOUNDED).min()
-    iterations = jnp.minimum(alike, steps.alike)
-    flies = there.any()
-    start = Flight(state.clock, jnp.inf, iterations, steps.first_s, steps.slope_s, 1.0, 0, flights.sums)
-    end_s = jnp.where(there, start.end_of(iterations), flights.end_s)
+    return steps, jnp.minimum(alike, steps.alike)
+
+
+def _take_off(pool: GivenPool, fleet: Fleet, mine: FlagPerReplica) -> Fleet:
+    """The batches that were formed take off; there may be none."""
+    together, flights, state = _together(fleet), fleet.flights, fleet.state
+    there = mine & together.there
+    steps, iterations = _next_steps(pool, fleet, mine, there)
+    first_s, flies = steps.first_s, there.any()
+    flight = Flight(state.clock, jnp.inf, iterations, first_s, steps.slope_s, 1.0, 0, flights.sums)
+    end_s = jnp.where(there, flight.end_of(iterations), flights.end_s)
     on, following = mine & flies, jnp.argmin(end_s).astype(jnp.int32)
-    kv_s = jnp.where(given.rules.on_demand, jnp.where(there, fleet.rows.kv, 0.0).sum() * steps.first_s, 0.0)
+    kv_unit_s = jnp.where(there, fleet.rows.kv, 0.0).sum() * first_s
+    taken = flies & pool.given.rules.on_demand  # of reserved KV the integral is taken at the end
     return fleet._replace(
-        state=state._replace(kv_unit_s=state.kv_unit_s + jnp.where(flies, kv_s, 0.0)),
+        state=state._replace(kv_unit_s=state.kv_unit_s + jnp.where(taken, kv_unit_s, 0.0)),
         flights=flights._replace(
             start_s=jnp.where(on, state.clock, flights.start_s),
             end_s=end_s,
             iterations=jnp.where(on, iterations, flights.iterations),
-            first_s=jnp.where(on, steps.first_s, flights.first_s),
+            first_s=jnp.where(on, first_s, flights.first_s),
             slope_s=jnp.where(on, steps.slope_s, flights.slope_s),
         ),
         together=together._replace(
             touched=jnp.where(on, steps.touched, together.touched),
-            weight=jnp.where(on, ranks / jnp.maximum(there.sum(), 1), together.weight),
+            weight=jnp.where(on, ranks_of(pool) / jnp.maximum(there.sum(), 1), together.weight),
         ),
         next_s=read(end_s, following),
         next_replica=following,
