@@ -19,7 +19,7 @@ from evaluator.cost.activations import activation_bytes, rotary_bytes
 from evaluator.cost.kv import KvUnits, beyond, prefix, units
 from evaluator.cost.layer_state import kept, kv_bytes, state_bytes
 from evaluator.cost.operators import rank_kinds
-from evaluator.cost.parallel import Parallel, parallel_problem
+from evaluator.cost.parallel import Parallel, of_rank, parallel_problem
 from evaluator.cost.precision import Precision
 from evaluator.cost.weights import weight_bytes
 
@@ -118,8 +118,9 @@ def memory_plan(
     where weights and activations leave nothing; ``memory_problem`` then says why.
     """
     whole = hardware.memory_bytes
+    shared = of_rank(model, parallel).expert_devices > 1
     active = activation_bytes(model, precision, parallel, max_num_batched_tokens, max_num_seqs)
-    active += DRIVER_SHARE * whole + CONTEXT_BYTES + COMMUNICATOR_BYTES * (parallel.tensor > 1) + rotary_bytes(model)
+    active += DRIVER_SHARE * whole + CONTEXT_BYTES + COMMUNICATOR_BYTES * shared + rotary_bytes(model)
     plans = []
     for pipeline_rank in range(parallel.pipeline):
         weights = weight_bytes(model, precision, parallel, pipeline_rank)
