@@ -11,7 +11,7 @@ from evaluator.catalog.calibration import MEASURED_MAKER
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.hardware import Link
 from evaluator.catalog.model import LatentAttention, LinearAttention, Model, MoeFeedForward, Recurrence, StateSpace
-from evaluator.cost.parallel import Parallel
+from evaluator.cost.parallel import Parallel, of_rank
 
 if TYPE_CHECKING:
     from evaluator.replica import Design
@@ -77,7 +77,7 @@ def _unmeasured(built: Design) -> tuple[str, ...]:
     found = [] if hardware.maker == MEASURED_MAKER else [f"{hardware.maker or 'such'} devices"]
     if spec.engine != DEFAULT_ENGINE:
         found.append(serving_engine(spec.engine).label)
-    found += _of_layout(spec.parallel, hardware.links)
+    found += _of_layout(of_rank(built.model, spec.parallel), hardware.links)
     found += [f"{dtype} weights" for dtype in sorted(_weights(built.model, spec.precision.weights) - _WEIGHTS)]
     if spec.precision.kv not in _KV:
         found.append(f"{spec.precision.kv} KV")
@@ -88,6 +88,7 @@ def _unmeasured(built: Design) -> tuple[str, ...]:
 def _of_layout(parallel: Parallel, links: Sequence[Link]) -> list[str]:
     """What of how devices share a model no measured server had."""
     found = ["expert parallelism"] if parallel.expert > 1 else []
+    found += ["data-parallel attention"] if parallel.data > 1 else []
     found += ["pipeline ranks"] if parallel.pipeline > 1 else []
     if parallel.devices > 1 and links:
         nearest = links[0]

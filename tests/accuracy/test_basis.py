@@ -41,6 +41,7 @@ def test_the_cases_of_a_replica(asked, cases):
     ("asked", "unmeasured"),
     [
         ({"model": "mixtral-8x7b", "parallel": Parallel(2, 1, 2)}, "expert parallelism"),
+        ({"model": "mixtral-8x7b", "parallel": Parallel(2, data=2)}, "data-parallel attention"),
         ({"parallel": Parallel(1, 2)}, "pipeline ranks"),
         ({"hardware": "l40s", "parallel": Parallel(2)}, "tensor parallelism over pcie"),
         ({"parallel": Parallel(16), "model": "llama-3.1-405b"}, "several nodes"),
