@@ -65,7 +65,11 @@ FITTED: dict[str, tuple[str, ...]] = {
 """The figures that a fit of each class looks for."""
 
 FITTED["mla_prefill"] = FITTED["attention_prefill"]
-FITTED["mla_decode"] = tuple(each for each in FITTED["attention_decode"] if each not in ("unsplit_s", "window_rows"))
+FITTED["mla_decode"] = tuple(
+    each
+    for each in FITTED["attention_decode"]
+    if each not in ("unsplit_s", "window_rows") and not each.startswith("beside_")
+)
 FITTED |= {f"gemm_{bits}": (*FITTED["gemm"], "depth_s", "quantise_bytes") for bits in ("8bit", "4bit")}
 FITTED |= {f"grouped_gemm_{bits}": FITTED["grouped_gemm"] for bits in ("8bit", "4bit")}
 

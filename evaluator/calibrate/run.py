@@ -25,6 +25,7 @@ from evaluator.calibrate.parameters import (
 from evaluator.calibrate.selection import SMALL, Part, select, thin
 from evaluator.calibrate.table import Table, read_tables
 from evaluator.catalog import Calibration, load_calibration, load_hardware
+from evaluator.catalog.efficiency import figures_of
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.coefficients import reach
 from evaluator.cost.rates import Rates, rates
@@ -119,7 +120,9 @@ def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> l
 def _untold(parts: Sequence[Part], processors: Processors) -> list[str]:
     """Figures that no row of these classes can tell of: they stay away from the set."""
     decodes = [part.rows for part in parts if part.op_class == "attention_decode"]
+    mixed = any(part.op_class == "attention_mixed" for part in parts)
     told = {
+        **{figure: mixed for figure in figures_of("attention_decode") if figure.startswith("beside_")},
         "wave_share": processors.tiles > 0,
         "unsplit_s": any((rows["heads"] == rows["kv_heads"]).any() for rows in decodes),
         "window_rows": any((rows["window"] > 0).any() for rows in decodes),

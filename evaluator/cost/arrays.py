@@ -62,3 +62,9 @@ def array_namespace(*arrays: Array) -> Any:
     if jax is not None and any(isinstance(array, jax.Array) for array in arrays):
         return jax.numpy
     return np
+
+
+def is_traced(array: Array) -> bool:
+    """Whether an array's numbers are not known yet, because JAX traces the function that computes on it."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, jax.core.Tracer)

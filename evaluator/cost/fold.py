@@ -40,11 +40,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.catalog.hardware import Hardware
-from evaluator.cost.arrays import PerOperator, Scalar, array_namespace
+from evaluator.cost.arrays import PerOperator, Scalar, array_namespace, is_traced
 from evaluator.cost.coefficients import Coefficients, coefficients, mesh, reach
-from evaluator.cost.iteration import AttentionRows, CostParameters, Rows, roofline
+from evaluator.cost.iteration import AttentionRows, BesideRows, CostParameters, Rows
 from evaluator.cost.kernel import Operator
-from evaluator.cost.rates import HANDOVER_BYTES, Rates, rates
+from evaluator.cost.rates import HANDOVER_BYTES, OP_CLASSES, Rates, rates
+from evaluator.cost.roofline import roofline
 from evaluator.cost.unit_times import UnitTimes, unit_times
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
         expert_rows=rows("experts"),
         prefill_rows=rows("prefill", AttentionRows),
         prefill_window_rows=rows("prefill_window", AttentionRows),
+        beside_rows=rows_of(times, BesideRows, _slower_beside_prompts(known, rate)),
         log_expert_missed=xp.asarray(known.log_expert_missed, dtype=float),
         expert_skew=rate.expert_skew,
         graph_tokens=rate.graph_tokens,
@@ -115,6 +117,20 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
         prefill_token_s=total(times.store_s, "prefill", "prefill_window"),
         **_large_messages(known, times, rate),
     )
+
+
+def _slower_beside_prompts(known: Coefficients, rate: Rates) -> np.ndarray:
+    """Indices of the decode attention of which the set says what it takes beside prompts; (operator,) of int.
+
+    Where the figures are traced, and nobody knows whether they are 0, all of them: rows of 0 change nothing.
+    """
+    decode = known.scaling["decode"]
+    ordinary = decode[(known.op_class[decode] == _DECODE) & (known.heads[decode] > 0)]
+    stated = rate.beside_context_s[_DECODE]
+    return ordinary if is_traced(stated) or np.any(np.asarray(stated)) else ordinary[:0]
+
+
+_DECODE = OP_CLASSES.index("attention_decode")
 
 
 def _proportional(known: Coefficients, times: UnitTimes, scaling: str) -> Scalar:

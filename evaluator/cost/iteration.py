@@ -16,6 +16,8 @@ from typing import NamedTuple, Protocol
 
 from evaluator.cost.arrays import Array as Array  # the engine's rooms import it from here
 from evaluator.cost.arrays import Batched, PerOperator, array_namespace
+from evaluator.cost.beside import BesideRows, beside_time
+from evaluator.cost.roofline import roofline
 
 
 class BatchStatistics(NamedTuple):
@@ -81,6 +83,7 @@ class CostParameters(NamedTuple):
     expert_rows: Rows  # routed experts: x = tokens, y = fraction of the experts touched, z = tokens
     prefill_rows: AttentionRows  # layers with full attention and MLA
     prefill_window_rows: AttentionRows  # windowed layers, with the windowed area and context
+    beside_rows: BesideRows  # decode attention of layers with full attention, where prompts are computed, too
     log_expert_missed: Batched  # log(1 - k/E): one token leaves a given expert untouched; 0 without experts
     expert_skew: Batched  # variance of the experts' popularity, see ``experts_touched``; 0: all alike
     graph_tokens: Batched  # tokens: the batch is padded to a multiple of so many, see ``padded``; 0: it is not
@@ -123,19 +126,6 @@ IterationCost = CostParameters | FittedCost
 
 TOKEN_TILE, OUTPUT_TILE = 128, 256
 """Tile of a matrix product: the largest that cuBLAS and CUTLASS use on A100 and later, rows (tokens) x columns."""
-
-
-def roofline(flop_s: Batched, byte_s: Batched, knee: Batched) -> Batched:
-    """Time of an operator from its two sides, seconds: the larger (knee 0) up to their sum (knee 1).
-
-    A smooth maximum, homogeneous of degree one: where both sides are equal it is (1 + knee) times either, as the
-    p-norm of the adapted roofline is 2^(1/p) times (p = 2: knee 0.414). Chosen over the p-norm because it costs one
-    square root, is traced in its sharpness and reaches the classic maximum exactly.
-    """
-    xp = array_namespace(flop_s, byte_s, knee)
-    gap = flop_s - byte_s
-    # The tiny term keeps the derivative finite at the knee and at no work; it is 1e-30 s.
-    return 0.5 * (flop_s + byte_s + xp.sqrt(gap * gap + 4.0 * knee * knee * flop_s * byte_s + 1e-60))
 
 
 def whole_waves(waves: Batched) -> Batched:
@@ -280,4 +270,8 @@ def iteration_time(
         seen = padded(tokens, parameters.graph_tokens)
         touched = experts_touched(parameters.log_expert_missed, seen, parameters.expert_skew)
         time = time + _products_time(parameters.expert_rows, tokens, touched, tokens)
+    if len(parameters.beside_rows.work):
+        chunks = batch.prefill_area, batch.prefill_context, prompt, prompts
+        for row in zip(*parameters.beside_rows, strict=True):
+            time = time + beside_time(BesideRows(*row), batch.decodes, batch.decode_context, *chunks)
     return time

@@ -50,7 +50,7 @@ class Rates(NamedTuple):
     link_latency_s: PerLevel  # s per message
     flops_efficiency: PerClass  # of the peak
     bandwidth_efficiency: PerClass  # of the bandwidth
-    knee: PerClass  # sharpness of the roofline, see ``iteration.roofline``
+    knee: PerClass  # sharpness of the roofline, see ``roofline.roofline``
     launch_s: PerClass  # s per kernel
     step_overhead_s: Scalar  # s of host time per iteration
     sequence_overhead_s: Scalar  # s of host time per sequence
@@ -76,6 +76,13 @@ class Rates(NamedTuple):
     spread: PerClass  # KV heads' worth of context that a decode call waits for on top
     unsplit_s: PerClass  # s per token attended to of a context that is not split, head size 128
     window_rows: PerClass  # query rows computed for one in windowed decodes
+    beside_context_s: PerClass  # s per query head and token that a decode attends to beside prompts, head size 128
+    beside_walk_s: PerClass  # s per token of one context that one processor reads by itself, head size 128
+    beside_head_s: PerClass  # s per decode and query head beside prompts
+    beside_tile_s: PerClass  # s per decode, query head and tile of a prompt's chunk
+    beside_knee: PerClass  # how little of a long walk is hidden behind the rest
+    beside_cache_bytes: PerClass  # keys and values of a KV head that stay in the cache for its next query head
+    beside_resident: PerClass  # query heads of decodes that run at the same time
     reduce_launch_s: PerSize  # all-reduce: s per call
     reduce_efficiency: PerSize  # of the link's bandwidth, as ``bandwidth_efficiency``
     reduce_ramp_s: PerSize  # s beyond launch and volume that a large message takes

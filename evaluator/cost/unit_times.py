@@ -13,8 +13,9 @@ import numpy as np
 
 from evaluator.cost.arrays import PerLevel, PerOperator, array_namespace
 from evaluator.cost.coefficients import Coefficients
-from evaluator.cost.iteration import OUTPUT_TILE, TOKEN_TILE, roofline
+from evaluator.cost.iteration import OUTPUT_TILE, TOKEN_TILE
 from evaluator.cost.rates import Rates
+from evaluator.cost.roofline import roofline
 
 HEAD_SIZE = 128
 """The head size to which figures of attention are stated; tiles are the smaller, the larger the heads."""
@@ -51,6 +52,15 @@ class UnitTimes(NamedTuple):
     ramp_s: PerOperator  # s per iteration, for large messages
     handover_s: PerOperator  # s per iteration, for messages from HANDOVER_BYTES on
     quantise_s: PerOperator  # s per Z
+    context_s: PerOperator  # s per token that decodes attend to
+    work_s: PerOperator  # s per token that decodes attend to beside prompts
+    walk_s: PerOperator  # s per token of one context beside prompts
+    call_s: PerOperator  # s per decode beside prompts
+    block_s: PerOperator  # s per decode and tile of a chunk
+    overlap: PerOperator  # 0 to 1
+    sharers: PerOperator  # query heads of a KV head, less one
+    cached: PerOperator  # tokens
+    resident: PerOperator  # decodes
 
 
 def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
@@ -146,4 +156,28 @@ def _attention_times(known: Coefficients, rate: Rates, flop_s: Any, activation_r
         "join_s": rate.join_s[kind] * known.layers,
         "spread_s": context_s * rate.spread[kind] / np.maximum(known.kv_heads, 1.0),
         "unsplit_s": rate.unsplit_s[kind] * (size / HEAD_SIZE) * known.layers * own,
+        "context_s": context_s,
+        **_beside_times(known, rate, size / HEAD_SIZE),
+    }
+
+
+def _beside_times(known: Coefficients, rate: Rates, sizes: Any) -> dict[str, Any]:
+    """The fields of ``UnitTimes`` of decodes beside prompts (``beside.beside_time``); ``sizes``: heads' of HEAD_SIZE.
+
+    A processor computes one query head of one decode at a time, whatever other heads there are, so that the work and
+    the calls are proportional to the heads and the walk along a context is not.
+    """
+    kind = known.op_class
+    heads, kv_heads = known.heads * known.layers, known.kv_heads * known.layers
+    sharers = known.heads / np.maximum(known.kv_heads, 1.0)
+    token_bytes = known.activation_bytes / np.maximum(kv_heads, 1e-9)  # of one KV head
+    return {
+        "work_s": rate.beside_context_s[kind] * heads * sizes,
+        "walk_s": rate.beside_walk_s[kind] * known.layers * sizes,
+        "call_s": rate.beside_head_s[kind] * heads,
+        "block_s": rate.beside_tile_s[kind] * heads,
+        "overlap": rate.beside_knee[kind],
+        "sharers": (sharers - 1.0) * (rate.beside_cache_bytes[kind] > 0.0),
+        "cached": rate.beside_cache_bytes[kind] / np.maximum(token_bytes, 1e-9),
+        "resident": rate.beside_resident[kind] / np.maximum(sharers, 1.0),
     }

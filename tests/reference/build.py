@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from evaluator.cost.beside import BesideRows
 from evaluator.cost.iteration import AttentionRows, CostParameters, Rows
 from evaluator.policies import POLICIES
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
@@ -18,11 +19,12 @@ CHOICES = (*(each.name for each in ROUTERS.values() if each.name not in WITH_MOR
 """Every router that chooses a replica when a request is sent."""
 NO_ROWS = Rows(*(np.zeros(0) for _ in Rows._fields))
 NO_ATTENTION = AttentionRows(*(np.zeros(0) for _ in AttentionRows._fields))
+NONE_BESIDE = BesideRows(*(np.zeros(0) for _ in BesideRows._fields))
 
 
 def linear_cost(iteration_s=1.0, token_s=0.0, context_s=0.0) -> CostParameters:
     """An iteration takes so long, plus so much per token computed and per token attended to by decodes."""
-    rows = (NO_ROWS,) * 3 + (NO_ATTENTION,) * 2
+    rows = (NO_ROWS,) * 3 + (NO_ATTENTION,) * 2 + (NONE_BESIDE,)
     zero = CostParameters(*rows, *(0.0,) * (len(CostParameters._fields) - len(rows)))
     return zero._replace(iteration_s=iteration_s, token_s=token_s, context_s=context_s, ramp_tokens=1.0)
 
@@ -47,6 +49,10 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
             **{name: rng.uniform(0.2, 1.0, count) * most * factor[name] for name, most in largest.items()}
         )
 
+    beside = {"context": 3e-7, "spread": 1e-6, "unsplit": 1e-6, "sequence": 1e-5, "join": 1e-3, "work": 1e-6,
+              "walk": 3e-6, "overlap": 0.5, "call": 3e-5, "block": 3e-5, "activation": 5e-7, "sharers": 3.0,
+              "cached": 300.0, "resident": 4.0}  # fmt: skip
+    figures = ("overlap", "sharers", "cached", "resident")
     return CostParameters(
         token_rows=rows(3, 2e-5, 3e-3, 2e-6),
         sequence_rows=rows(1, 1e-6, 1e-4, 1e-7),
@@ -70,6 +76,12 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         ramp_tokens=300.0,
         handover_s=1e-3 * rng.uniform() * scale,
         handover_tokens=15.0,
+        beside_rows=BesideRows(
+            **{
+                name: rng.uniform(0.2, 1.0, 1) * most * (1.0 if name in figures else scale)
+                for name, most in beside.items()
+            }
+        ),
     )
 
 
