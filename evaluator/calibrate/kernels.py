@@ -16,7 +16,7 @@ import pandas as pd
 
 from evaluator.catalog.model import LatentAttention
 from evaluator.cost.batch import attention_area
-from evaluator.cost.beside import BesideRows, beside_time
+from evaluator.cost.beside import BesideRows, beside_time, waiting
 from evaluator.cost.coefficients import Coefficients, efficiency_class, size_weights
 from evaluator.cost.collectives import collective_terms
 from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES, compute_dtype
@@ -184,16 +184,30 @@ def _alone(times: UnitTimes, batch: np.ndarray, past: np.ndarray, window: np.nda
     context = batch * np.where(window > 0, np.minimum(past, window), past)
     mean = context / np.maximum(batch, 1.0)
     time = roofline(times.flop_s, times.activation_s, times.knee) * context
-    time = jnp.where(window == 0, jnp.maximum(time + times.spread_s * mean, times.unsplit_s * mean), time)
+    late_s = times.late_s * waiting(batch, jnp.maximum(times.filling, 1e-9))
+    full = jnp.maximum(time + (times.spread_s + late_s) * mean, times.unsplit_s * mean)
+    time = jnp.where(window == 0, full, time)
     return time + times.sequence_s * batch + times.join_s * np.minimum(batch, 1.0)
+
+
+def _decode_times(rows: pd.DataFrame, levels: int) -> Callable[[Rates], UnitTimes]:
+    """Times of decode attention, where the longest context of every row is as long as the table says."""
+    operators = _decode_operators(rows, levels)
+    unequal = rows["unequal"].fillna(0.0).to_numpy() if "unequal" in rows else 0.0
+
+    def times_of(rate: Rates) -> UnitTimes:
+        times = unit_times(operators, rate)
+        return times._replace(longest_s=times.walk_s * (1.0 + unequal), late_s=times.walk_s * unequal)
+
+    return times_of
 
 
 def decode(rows: pd.DataFrame, levels: int) -> Predict:
     """Decode attention calls."""
-    operators, shape = _decode_operators(rows, levels), [rows[name].to_numpy() for name in _DECODES]
+    times_of, shape = _decode_times(rows, levels), [rows[name].to_numpy() for name in _DECODES]
 
     def predict(rate: Rates) -> Any:
-        return _alone(unit_times(operators, rate), *shape) + rate.launch_s[_ATTENTION_LAUNCH]
+        return _alone(times_of(rate), *shape) + rate.launch_s[_ATTENTION_LAUNCH]
 
     return predict
 
@@ -203,14 +217,14 @@ _DECODES = ("batch", "past_tokens", "window")
 
 def mixed(rows: pd.DataFrame, levels: int) -> Predict:
     """Chunks and decodes in one call; calls of chunks alone and of decodes alone, too."""
-    chunks, operators = prefill_pieces(rows, levels), _decode_operators(rows, levels)
+    chunks, times_of = prefill_pieces(rows, levels), _decode_times(rows, levels)
     prompts, new, past = (rows[name].to_numpy() for name in ("batch", "new_tokens", "past_tokens"))
     decodes, seen, window = (rows[name].to_numpy() for name in ("decodes", "decode_context", "window"))
     area, full = prompts * attention_area(new + past, past), window == 0
     batch = (decodes, decodes * seen, area, prompts * (new + past), prompts * new, prompts)
 
     def predict(rate: Rates) -> Any:
-        times = unit_times(operators, rate)
+        times = times_of(rate)
         more = jnp.where(full, beside_time(rows_of(times, BesideRows), *batch), 0.0)
         return chunks(rate) + _alone(times, decodes, seen, window) + more + rate.launch_s[_ATTENTION_LAUNCH]
 

@@ -116,6 +116,8 @@ class OperatorEfficiency:
     beside_cache_bytes: float = _figure(0.0, "attention_decode", unit="byte", start=1e8)
     # query heads of decodes that run at the same time
     beside_resident: float = _figure(0.0, "attention_decode", unit="heads", start=250.0)
+    # how much longer than the mean the longest context of a batch is, of the mean
+    unequal: float = _figure(0.0, "attention_decode", start=1.0, fitted=False)
     # all-reduce: by devices that take part
     devices: Mapping[int, GroupEfficiency] = field(default_factory=dict)
 

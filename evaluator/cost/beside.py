@@ -18,6 +18,17 @@ CHUNK_TILE = 128
 """Rows of a tile of FlashAttention-2 for heads of 128 (``Flash_fwd_kernel_traits``)."""
 
 
+def waiting(decodes: Batched, filling: Batched) -> Batched:
+    """How much of the time that the longest context takes beyond the mean one the device waits for it, 0 to 1.
+
+    All of it if there are just as many decodes as fill the device (``filling``): every processor has one context, and
+    all but one are done early. With fewer, kernels split the contexts; with more, a processor whose context is short
+    takes another. Unequal contexts of a measured run (``calibration/rtx-pro-6000-vllm.serving.yaml``) bear it out.
+    """
+    xp = array_namespace(decodes, filling)
+    return xp.minimum(decodes / filling, filling / xp.maximum(decodes, 1.0))
+
+
 class BesideRows(NamedTuple):
     """Decode attention of layers with full attention beside prompts, one kind of layer per row; see ``beside_time``.
 
@@ -27,10 +38,13 @@ class BesideRows(NamedTuple):
     context: PerOperator  # s per token attended to, alone
     spread: PerOperator  # s per token of the mean context, alone
     unsplit: PerOperator  # s at least, per token of the mean context, alone
+    late: PerOperator  # s on top, per token of the mean context, alone
+    filling: PerOperator  # decodes that just fill the device, alone
     sequence: PerOperator  # s per decode, alone
     join: PerOperator  # s per iteration with decodes, alone
     work: PerOperator  # s per token attended to beside prompts, where all processors are busy; 0: as alone
     walk: PerOperator  # s per token of a context that one processor reads by itself
+    longest: PerOperator  # s per token of the mean context that one processor reads the longest one
     overlap: PerOperator  # 0 to 1: knee of the roofline of both
     call: PerOperator  # s per decode
     block: PerOperator  # s per decode and tile of a prompt's chunk
@@ -52,17 +66,18 @@ def beside_time(
     the same keys and values. They do so once if they run together; if there are too many decodes for that
     (``resident``) and too much KV to stay in the cache until the next head (``cached``), they read them once each.
 
-    Contexts enter by their means, which ``BatchStatistics`` knows: the longest of several unequal ones is longer
-    (``tests/calibrate/test_fitted_sets.py`` states the error). The mean batch of ``cost.steady`` has less than one
-    prompt; that share of its iterations is one with a prompt.
+    Contexts enter by their means, which ``BatchStatistics`` knows; the longest of the decodes is taken to be as much
+    longer as the set says (``unequal``). The mean batch of ``cost.steady`` has less than one prompt; that share of its
+    iterations is one with a prompt.
     """
     xp = array_namespace(row.work, decodes, context, tokens)
     share = xp.minimum(prompts, 1.0)
     each = 1.0 / xp.maximum(prompts, 1e-9)
     whole = 1.0 / xp.maximum(share, 1e-9)
     one = 1.0 / xp.maximum(decodes, 1.0)
+    filling = xp.maximum(row.filling, 1e-9)
     alone = (
-        xp.maximum(row.context + row.spread * one, row.unsplit * one) * context
+        xp.maximum(row.context + (row.spread + row.late * waiting(decodes, filling)) * one, row.unsplit * one) * context
         + row.sequence * decodes
         + row.join * xp.minimum(decodes, 1.0)
     )
@@ -71,7 +86,7 @@ def beside_time(
     work = xp.maximum(row.work, row.activation * (1.0 + row.sharers * again)) * context
     theirs = row.work * xp.maximum(read, area * (1.0 / CHUNK_TILE)) * whole
     walk = row.walk * read * each
-    longest = xp.maximum(walk, row.walk * context * one)
+    longest = xp.maximum(walk, row.longest * context * one)
     beside = (
         roofline(longest, theirs + work, row.overlap)
         - roofline(walk, theirs, row.overlap)

@@ -111,12 +111,21 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
         context_s=_homogeneous(known, times, "decode"),
         spread_s=total(times.spread_s, "decode"),
         unsplit_s=total(times.unsplit_s, "decode"),
+        late_s=total(times.late_s, "decode"),
+        late_decodes=_filling(known, times),
         window_context_s=_homogeneous(known, times, "decode_window"),
         decode_s=total(times.sequence_s, "decode", "decode_window"),
         join_s=total(times.join_s, "decode", "decode_window"),
         prefill_token_s=total(times.store_s, "prefill", "prefill_window"),
         **_large_messages(known, times, rate),
     )
+
+
+def _filling(known: Coefficients, times: UnitTimes) -> Scalar:
+    """Decodes that fill the device, by the first kind of attention, for a model has one number of KV heads mostly."""
+    xp = array_namespace(*times)
+    first = known.scaling["decode"][:1]
+    return xp.maximum(xp.sum(times.filling[first]), 1e-9)
 
 
 def _slower_beside_prompts(known: Coefficients, rate: Rates) -> np.ndarray:

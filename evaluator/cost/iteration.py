@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from evaluator.cost.arrays import Array as Array  # the engine's rooms import it from here
 from evaluator.cost.arrays import Batched, PerOperator, array_namespace
-from evaluator.cost.beside import BesideRows, beside_time
+from evaluator.cost.beside import BesideRows, beside_time, waiting
 from evaluator.cost.roofline import roofline
 
 
@@ -93,6 +93,8 @@ class CostParameters(NamedTuple):
     context_s: Batched  # s per token attended to by a decode, full attention and MLA
     spread_s: Batched  # s on top, per token of the mean context: parts of a split context that end late
     unsplit_s: Batched  # s at least, per token of the mean context, where a context is not split
+    late_s: Batched  # s on top, per token of the mean context, because the longest ends last; see ``waiting``
+    late_decodes: Batched  # decodes that just fill the device, above 0
     window_context_s: Batched  # s per token attended to by a decode in windowed layers
     decode_s: Batched  # s per decoding sequence
     join_s: Batched  # s per iteration with decodes
@@ -175,11 +177,13 @@ def decode_context_s(parameters: CostParameters, decodes: Batched) -> Batched:
 
     Kernels such as FlashAttention-2 split each context over idle processors. With few decodes the parts end at
     different times (``spread_s``); where a kernel does not split, one processor reads a whole context (``unsplit_s``).
-    Both cost seconds per token of the *mean* context, which is 1/decodes of the summed one.
+    Both cost seconds per token of the *mean* context, which is 1/decodes of the summed one. So does what the device
+    waits for the longest of unequal contexts (``late_s``).
     """
     xp = array_namespace(parameters.context_s, decodes)
     one = 1.0 / xp.maximum(decodes, 1.0)
-    return xp.maximum(parameters.context_s + parameters.spread_s * one, parameters.unsplit_s * one)
+    late_s = parameters.late_s * waiting(decodes, parameters.late_decodes)
+    return xp.maximum(parameters.context_s + (parameters.spread_s + late_s) * one, parameters.unsplit_s * one)
 
 
 def experts_touched(log_expert_missed: Batched, tokens: Batched, skew: Batched = 0.0) -> Batched:

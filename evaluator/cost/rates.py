@@ -83,6 +83,7 @@ class Rates(NamedTuple):
     beside_knee: PerClass  # how little of a long walk is hidden behind the rest
     beside_cache_bytes: PerClass  # keys and values of a KV head that stay in the cache for its next query head
     beside_resident: PerClass  # query heads of decodes that run at the same time
+    unequal: PerClass  # longest over mean context of the decodes in a batch, less 1
     reduce_launch_s: PerSize  # all-reduce: s per call
     reduce_efficiency: PerSize  # of the link's bandwidth, as ``bandwidth_efficiency``
     reduce_ramp_s: PerSize  # s beyond launch and volume that a large message takes

@@ -55,6 +55,9 @@ class UnitTimes(NamedTuple):
     context_s: PerOperator  # s per token that decodes attend to
     work_s: PerOperator  # s per token that decodes attend to beside prompts
     walk_s: PerOperator  # s per token of one context beside prompts
+    longest_s: PerOperator  # s per token of the mean context beside prompts, along the longest one
+    late_s: PerOperator  # s per token of the mean context
+    filling: PerOperator  # decodes
     call_s: PerOperator  # s per decode beside prompts
     block_s: PerOperator  # s per decode and tile of a chunk
     overlap: PerOperator  # 0 to 1
@@ -165,15 +168,20 @@ def _beside_times(known: Coefficients, rate: Rates, sizes: Any) -> dict[str, Any
     """The fields of ``UnitTimes`` of decodes beside prompts (``beside.beside_time``); ``sizes``: heads' of HEAD_SIZE.
 
     A processor computes one query head of one decode at a time, whatever other heads there are, so that the work and
-    the calls are proportional to the heads and the walk along a context is not.
+    the calls are proportional to the heads and the walk along a context is not. Alone, it computes the query heads of
+    one KV head together, so that ``beside_resident`` processors are filled by fewer decodes.
     """
     kind = known.op_class
     heads, kv_heads = known.heads * known.layers, known.kv_heads * known.layers
     sharers = known.heads / np.maximum(known.kv_heads, 1.0)
     token_bytes = known.activation_bytes / np.maximum(kv_heads, 1e-9)  # of one KV head
+    walk_s = rate.beside_walk_s[kind] * known.layers * sizes
     return {
         "work_s": rate.beside_context_s[kind] * heads * sizes,
-        "walk_s": rate.beside_walk_s[kind] * known.layers * sizes,
+        "walk_s": walk_s,
+        "longest_s": walk_s * (1.0 + rate.unequal[kind]),
+        "late_s": walk_s * rate.unequal[kind],
+        "filling": rate.beside_resident[kind] / np.maximum(known.kv_heads, 1.0),
         "call_s": rate.beside_head_s[kind] * heads,
         "block_s": rate.beside_tile_s[kind] * heads,
         "overlap": rate.beside_knee[kind],

@@ -26,7 +26,8 @@ def linear_cost(iteration_s=1.0, token_s=0.0, context_s=0.0) -> CostParameters:
     """An iteration takes so long, plus so much per token computed and per token attended to by decodes."""
     rows = (NO_ROWS,) * 3 + (NO_ATTENTION,) * 2 + (NONE_BESIDE,)
     zero = CostParameters(*rows, *(0.0,) * (len(CostParameters._fields) - len(rows)))
-    return zero._replace(iteration_s=iteration_s, token_s=token_s, context_s=context_s, ramp_tokens=1.0)
+    above_0 = {"ramp_tokens": 1.0, "late_decodes": 1.0}
+    return zero._replace(iteration_s=iteration_s, token_s=token_s, context_s=context_s, **above_0)
 
 
 SECOND = linear_cost()  # every iteration takes one second
@@ -49,10 +50,10 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
             **{name: rng.uniform(0.2, 1.0, count) * most * factor[name] for name, most in largest.items()}
         )
 
-    beside = {"context": 3e-7, "spread": 1e-6, "unsplit": 1e-6, "sequence": 1e-5, "join": 1e-3, "work": 1e-6,
-              "walk": 3e-6, "overlap": 0.5, "call": 3e-5, "block": 3e-5, "activation": 5e-7, "sharers": 3.0,
-              "cached": 300.0, "resident": 4.0}  # fmt: skip
-    figures = ("overlap", "sharers", "cached", "resident")
+    beside = {"context": 3e-7, "spread": 1e-6, "unsplit": 1e-6, "late": 1e-6, "filling": 4.0, "sequence": 1e-5,
+              "join": 1e-3, "work": 1e-6, "walk": 3e-6, "longest": 5e-6, "overlap": 0.5, "call": 3e-5, "block": 3e-5,
+              "activation": 5e-7, "sharers": 3.0, "cached": 300.0, "resident": 4.0}  # fmt: skip
+    figures = ("overlap", "filling", "sharers", "cached", "resident")
     return CostParameters(
         token_rows=rows(3, 2e-5, 3e-3, 2e-6),
         sequence_rows=rows(1, 1e-6, 1e-4, 1e-7),
@@ -66,6 +67,8 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         context_s=3e-7 * rng.uniform() * scale,
         spread_s=1e-6 * rng.uniform() * scale,
         unsplit_s=1e-6 * rng.uniform() * scale,
+        late_s=2e-7 * scale,
+        late_decodes=3.0,
         window_context_s=1e-7 * scale if windowed else 0.0,
         expert_skew=rng.uniform(0.0, 2.0) if experts else 0.0,
         graph_tokens=8.0 if experts else 0.0,

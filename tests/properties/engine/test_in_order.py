@@ -216,7 +216,9 @@ def _changed(lane: Lane, requests: Requests, name: str) -> tuple[Lane, Requests]
 def test_every_input_is_tried():
     assert set(ROW_FIELDS) == {name for name in CostParameters._fields if name.endswith("_rows")}
     assert {field for fields in ROW_FIELDS.values() for field in fields} == {
-        *Rows._fields, *AttentionRows._fields, *BesideRows._fields
+        *Rows._fields,
+        *AttentionRows._fields,
+        *BesideRows._fields,
     }
     names = {name.split(".")[0].removesuffix(" of requests") for name in INPUTS}
     assert names >= {"cost", *LaneLimits._fields, *Requests._fields}
