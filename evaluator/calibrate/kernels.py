@@ -33,7 +33,7 @@ from evaluator.cost.iteration import (
 from evaluator.cost.kernel import Operator
 from evaluator.cost.mixers import latent_kernels
 from evaluator.cost.precision import Precision
-from evaluator.cost.rates import HANDOVER_BYTES, OP_CLASSES, REDUCE_SIZES, Rates
+from evaluator.cost.rates import GROUP_SIZES, GROUPED, HANDOVER_BYTES, OP_CLASSES, Rates
 from evaluator.cost.roofline import roofline
 from evaluator.cost.unit_times import UnitTimes, unit_times
 
@@ -55,7 +55,7 @@ def known(op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, level
     found: dict[str, Any] = {name: zeros for name in Coefficients._fields}
     found |= {"launches": ones, "layers": ones, "edges": ones, "log_expert_missed": 0.0, "scaling": {}}
     found |= {"steps": np.zeros((count, levels)), "share": np.zeros((count, levels))}
-    found["size"] = np.zeros((count, len(REDUCE_SIZES)))
+    found["size"] = np.zeros((count, len(GROUPED) * len(GROUP_SIZES)))
     found["op_class"] = np.array(kinds, dtype=int)
     found["dtype"] = np.array([COMPUTE_DTYPES.index(each) for each in dtypes], dtype=int)
     return Coefficients(**(found | given))
@@ -276,7 +276,7 @@ def _collective(rows: pd.DataFrame, reach: tuple[int | None, ...], collective: s
     message = rows["message_bytes"].to_numpy()
     sizes = rows["devices"].to_numpy().astype(int)
     terms = [collective_terms(collective, range(size), reach) for size in sizes]
-    weights = [size_weights(size) if collective == "all_reduce" else np.zeros(len(REDUCE_SIZES)) for size in sizes]
+    weights = [size_weights(collective, size) for size in sizes]
     operators = known(
         op_class, "bf16", len(rows), len(reach), message_bytes=message, size=np.array(weights),
         steps=np.array([each.steps for each in terms]), share=np.array([each.share for each in terms]),
@@ -284,7 +284,7 @@ def _collective(rows: pd.DataFrame, reach: tuple[int | None, ...], collective: s
 
     def predict(rate: Rates) -> Any:
         times = unit_times(operators, rate)
-        ramp = times.ramp_s * message / (message + operators.size @ rate.reduce_half_bytes + 1e-9)
+        ramp = times.ramp_s * message / (message + operators.size @ rate.group_half_bytes + 1e-9)
         return times.message_s + times.fixed_s + ramp + times.handover_s * (message >= HANDOVER_BYTES)
 
     return predict

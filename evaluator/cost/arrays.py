@@ -5,7 +5,7 @@ their arguments: every alias below is ``Any`` to a type checker, and says to a r
 float64 (a clock in float32 loses 1e-3 of a p99 over 100,000 requests). The names of the axes:
 
 * ``operator``: the operators of one replica, or those of one scaling (see ``kernel.Operator``);
-* ``op_class``: ``rates.OP_CLASSES``; ``dtype``: ``dtypes.COMPUTE_DTYPES``; ``size``: ``rates.REDUCE_SIZES``;
+* ``op_class``: ``rates.OP_CLASSES``; ``dtype``: ``dtypes.COMPUTE_DTYPES``; ``size``: ``rates.GROUPED``;
 * ``level``: levels of the links, nearest first;
 * ``...``: no axis (one configuration, one batch), or any axes that broadcast with one another: the lanes of an engine,
   the points of a grid. They are the trailing axes, so that a sum over ``operator`` is a sum over axis 0.

@@ -68,6 +68,14 @@ class AttentionRows(NamedTuple):
     cache: PerOperator  # prompt tokens whose own traffic stays in the cache
 
 
+class RampRows(NamedTuple):
+    """What large messages of collectives other than all-reduces take beyond the affine form, one collective per row."""
+
+    ramp: PerOperator  # s, reached by half at ``half``
+    half: PerOperator  # tokens, or sequences, above 0
+    by_sequence: PerOperator  # 1: a message is proportional to the sequences in the batch; 0: to the tokens computed
+
+
 class CostParameters(NamedTuple):
     """The iteration cost of one pipeline rank of one replica, everything already in seconds (``fold`` makes it).
 
@@ -83,6 +91,7 @@ class CostParameters(NamedTuple):
     expert_rows: Rows  # routed experts: x = tokens, y = fraction of the experts touched, z = tokens
     prefill_rows: AttentionRows  # layers with full attention and MLA
     prefill_window_rows: AttentionRows  # windowed layers, with the windowed area and context
+    ramp_rows: RampRows  # collectives other than all-reduces
     beside_rows: BesideRows  # decode attention of layers with full attention, where prompts are computed, too
     log_expert_missed: Batched  # log(1 - k/E): one token leaves a given expert untouched; 0 without experts
     expert_skew: Batched  # variance of the experts' popularity, see ``experts_touched``; 0: all alike
@@ -274,6 +283,9 @@ def iteration_time(
         seen = padded(tokens, parameters.graph_tokens)
         touched = experts_touched(parameters.log_expert_missed, seen, parameters.expert_skew)
         time = time + _products_time(parameters.expert_rows, tokens, touched, tokens)
+    for ramp, half, by_sequence in zip(*parameters.ramp_rows, strict=True):
+        units = tokens + by_sequence * (sequences - tokens)
+        time = time + ramp * units / (units + half + 1e-9)
     if len(parameters.beside_rows.work):
         chunks = batch.prefill_area, batch.prefill_context, prompt, prompts
         for row in zip(*parameters.beside_rows, strict=True):

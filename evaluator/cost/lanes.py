@@ -27,6 +27,7 @@ class RowCounts(NamedTuple):
     expert_rows: int
     prefill_rows: int
     prefill_window_rows: int
+    ramp_rows: int = 0
     beside_rows: int = 0
 
 

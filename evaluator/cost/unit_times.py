@@ -75,7 +75,7 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     One processor walks along the whole inner dimension of a tile that is not split: a product takes ``depth_s`` per
     element of it on top, however few tiles it has. Where its inputs are quantised first, by a kernel of its own, that
     kernel moves ``quantise_bytes`` per element.
-    The figures of an all-reduce depend on how many devices of a node take part (``known.size`` interpolates them).
+    The figures of a collective depend on how many devices of a node take part (``known.size`` interpolates them).
     """
     kind = known.op_class
     flop_rate = rate.flops_efficiency[kind] * _by_dtype(known, rate)
@@ -83,9 +83,9 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     flop_s = known.flops * (1.0 + rate.prologue[kind] / inner) / flop_rate
     tile_flops = 2.0 * TOKEN_TILE * OUTPUT_TILE * known.layers * (known.inputs > 0)
     share, tiles = rate.wave_share[kind] * (known.inputs > 0), rate.wave_tiles[kind]
-    reduces = known.size.any(axis=1)
-    launch = rate.launch_s[kind] * ~reduces + known.size @ rate.reduce_launch_s
-    link_efficiency = rate.bandwidth_efficiency[kind] * ~reduces + known.size @ rate.reduce_efficiency
+    grouped = known.size.any(axis=1)
+    launch = rate.launch_s[kind] * ~grouped + known.size @ rate.group_launch_s
+    link_efficiency = rate.bandwidth_efficiency[kind] * ~grouped + known.size @ rate.group_efficiency
     activation_rate = rate.memory_bandwidth * rate.activation_efficiency[kind]
     attention = _attention_times(known, rate, flop_s, activation_rate)
     return UnitTimes(
@@ -98,8 +98,8 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
         knee=rate.knee[kind],
         waves=np.ceil(known.outputs / OUTPUT_TILE) / tiles,
         wave_s=share * tile_flops * (known.inputs + rate.prologue[kind]) * tiles / flop_rate,
-        ramp_s=known.launches * (known.size @ rate.reduce_ramp_s),
-        handover_s=known.launches * (known.size @ rate.reduce_handover_s),
+        ramp_s=known.launches * (known.size @ rate.group_ramp_s),
+        handover_s=known.launches * (known.size @ rate.group_handover_s),
         quantise_s=rate.quantise_bytes[kind] * known.inputs * known.layers / rate.memory_bandwidth,
         **attention,
     )
