@@ -44,7 +44,7 @@ def test_calls_of_prompts_and_decodes_together_are_within_8_percent(hardware):
 
 @pytest.mark.parametrize("hardware", CONSUMER)
 def test_the_error_of_unequal_contexts_is_as_stated(hardware, data_folder):
-    """With the longest context known under 5 % in the median; beside prompts it is a third more as if all were equal."""
+    """With the longest context known under 5 % in the median; beside prompts a third more as if all were equal."""
     device, found = load_hardware(hardware), load_calibration(f"{hardware}-vllm", hardware)
     parts, _ = select(read_tables([data_folder / "lls_attention_skew.parquet"]), hardware, PROCESSORS[hardware])
     for part in parts:

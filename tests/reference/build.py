@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from evaluator.cost.beside import BesideRows
-from evaluator.cost.iteration import AttentionRows, CostParameters, Rows
+from evaluator.cost.iteration import AttentionRows, CostParameters, RampRows, Rows
 from evaluator.policies import POLICIES
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
 from evaluator.routing import ROUTERS, HeavyLight
@@ -19,12 +19,13 @@ CHOICES = (*(each.name for each in ROUTERS.values() if each.name not in WITH_MOR
 """Every router that chooses a replica when a request is sent."""
 NO_ROWS = Rows(*(np.zeros(0) for _ in Rows._fields))
 NO_ATTENTION = AttentionRows(*(np.zeros(0) for _ in AttentionRows._fields))
+NO_RAMPS = RampRows(*(np.zeros(0) for _ in RampRows._fields))
 NONE_BESIDE = BesideRows(*(np.zeros(0) for _ in BesideRows._fields))
 
 
 def linear_cost(iteration_s=1.0, token_s=0.0, context_s=0.0) -> CostParameters:
     """An iteration takes so long, plus so much per token computed and per token attended to by decodes."""
-    rows = (NO_ROWS,) * 3 + (NO_ATTENTION,) * 2 + (NONE_BESIDE,)
+    rows = (NO_ROWS,) * 3 + (NO_ATTENTION,) * 2 + (NO_RAMPS, NONE_BESIDE)
     zero = CostParameters(*rows, *(0.0,) * (len(CostParameters._fields) - len(rows)))
     above_0 = {"ramp_tokens": 1.0, "late_decodes": 1.0}
     return zero._replace(iteration_s=iteration_s, token_s=token_s, context_s=context_s, **above_0)
@@ -79,6 +80,7 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         ramp_tokens=300.0,
         handover_s=1e-3 * rng.uniform() * scale,
         handover_tokens=15.0,
+        ramp_rows=RampRows(rng.uniform(0.2, 1.0, 2) * 1e-3 * scale, np.array([40.0, 4.0]), np.array([0.0, 1.0])),
         beside_rows=BesideRows(
             **{
                 name: rng.uniform(0.2, 1.0, 1) * most * (1.0 if name in figures else scale)

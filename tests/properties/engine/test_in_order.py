@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evaluator.cost.beside import BesideRows
-from evaluator.cost.iteration import AttentionRows, CostParameters, Rows
+from evaluator.cost.iteration import AttentionRows, CostParameters, RampRows, Rows
 from evaluator.device import configure
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests
 from evaluator.stations.engine.in_order import Lane, Structure, run_lanes
@@ -163,6 +163,7 @@ ROW_FIELDS = {  # which of the fields of its rows a group of operators has a use
     "expert_rows": PRODUCT,
     "prefill_rows": AttentionRows._fields,
     "prefill_window_rows": AttentionRows._fields,
+    "ramp_rows": RampRows._fields,
     "beside_rows": BesideRows._fields,
 }
 COST_INPUTS = [
@@ -218,6 +219,7 @@ def test_every_input_is_tried():
     assert {field for fields in ROW_FIELDS.values() for field in fields} == {
         *Rows._fields,
         *AttentionRows._fields,
+        *RampRows._fields,
         *BesideRows._fields,
     }
     names = {name.split(".")[0].removesuffix(" of requests") for name in INPUTS}
