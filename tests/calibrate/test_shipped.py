@@ -107,6 +107,19 @@ def test_the_table_of_errors_is_that_of_the_sets():
             assert cell == (f"{100 * found['median']:.1f} % ({100 * found['p90']:.0f} %)" if found else "–"), label
 
 
+def test_the_table_of_consumer_gpus_is_that_of_their_sets():
+    text = (Path(__file__).resolve().parents[2] / "calibration" / "README.md").read_text()
+    part = text[text.index("| RTX PRO 6000 | RTX 4090 |") :].split("\n\n")[0].splitlines()[2:]
+    table = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.split("|")[1:-1]] for line in part)}
+    for hardware, column in zip(CONSUMER, zip(*table.values(), strict=True), strict=True):
+        errors = load_calibration(f"{hardware}-vllm", hardware).fit["errors"]
+        assert set(table) == {*errors, "grouped_gemm"} - {"elementwise"}
+        for label, cell in zip(table, column, strict=True):
+            found = errors.get(label, {})
+            found = found.get("held_out", found.get("in_sample"))
+            assert cell == (f"{100 * found['median']:.1f} % ({100 * found['p90']:.0f} %)" if found else "–"), label
+
+
 @pytest.mark.parametrize(("label", "within"), [("attention_prefill", 0.07), ("grouped_gemm", 0.1), ("all_reduce", 0.1)])
 def test_held_out_medians_are_within_what_is_aimed_at(label, within):
     for hardware in FITTED:
