@@ -438,6 +438,9 @@ CalibrationName: TypeAlias = Literal[
     "h200-sxm-vllm.serving",
     "l40s-vllm",
     "l40s-vllm.serving",
+    "rtx-4090-vllm",
+    "rtx-4090-vllm.serving",
+    "rtx-pro-6000-vllm",
     "rtx-pro-6000-vllm.serving",
     "vllm.serving",
 ]

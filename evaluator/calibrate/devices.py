@@ -22,6 +22,7 @@ PROCESSORS = {
     "b200-sxm": Processors(148, 126e6),  # cudaDeviceProp of a B200; two dies
     "b300-sxm": Processors(148, 126e6),  # as the B200: Blackwell Ultra has the same number of processors
     "l40s": Processors(142, 96e6),  # NVIDIA Ada GPU Architecture whitepaper (2023)
+    "rtx-4090": Processors(128, 72e6),  # NVIDIA Ada GPU Architecture whitepaper (2022)
     "rtx-pro-6000": Processors(188, 128e6),  # NVIDIA RTX Blackwell GPU Architecture whitepaper (2025)
 }
 

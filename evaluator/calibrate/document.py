@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,14 @@ import pandas as pd
 from evaluator.calibrate.errors import error_summary
 from evaluator.calibrate.parameters import PRIOR_SIGMA
 from evaluator.calibrate.run import Calibrated
-from evaluator.catalog.calibration import COLLECTIVE_CLASSES, OPERATOR_CLASSES, OPTIONAL_CLASSES, Calibration
+from evaluator.catalog.calibration import (
+    OPERATOR_CLASSES,
+    OPTIONAL_CLASSES,
+    OPTIONAL_COLLECTIVES,
+    Calibration,
+    is_collective,
+)
+from evaluator.catalog.efficiency import GroupEfficiency
 
 _ROOFLINE = ("flops_efficiency", "bandwidth_efficiency", "knee", "launch_s")
 NUISANCES = ("expert_skew",)
@@ -53,12 +61,13 @@ def _engine(judged: pd.DataFrame) -> dict[str, str]:
 def _efficiencies(base: Calibration, found: Mapping[str, float], tiles: float) -> dict[str, Any]:
     fitted = {path.split(".")[0] for path in found}
     classes = [*OPERATOR_CLASSES, *(name for name in OPTIONAL_CLASSES if name in fitted)]
+    classes += [name for name in OPTIONAL_COLLECTIVES if name in fitted or name in base.efficiencies]
     return {name: _class(name, base, found, tiles) for name in classes}
 
 
 def _class(name: str, base: Calibration, found: Mapping[str, float], tiles: float) -> dict[str, Any]:
     start = base.of(name)
-    names = _ROOFLINE if name not in COLLECTIVE_CLASSES else ("bandwidth_efficiency", "launch_s")
+    names = _ROOFLINE if not is_collective(name) else ("bandwidth_efficiency", "launch_s")
     figures: dict[str, Any] = {figure: found.get(f"{name}.{figure}", getattr(start, figure)) for figure in names}
     prefix = f"{name}."
     rest = {path.removeprefix(prefix): value for path, value in found.items() if path.startswith(prefix)}
@@ -72,12 +81,20 @@ def _class(name: str, base: Calibration, found: Mapping[str, float], tiles: floa
     if figures.get("wave_share"):
         figures["wave_tiles"] = tiles
     shown: dict[str, Any] = {figure: _rounded(value) for figure, value in figures.items()}
+    groups = groups or {size: _group(one) for size, one in start.devices.items() if name in base.efficiencies}
     return shown | ({"devices": dict(sorted(groups.items()))} if groups else {})
+
+
+def _group(one: GroupEfficiency) -> dict[str, float]:
+    """The figures of a group that differ from their defaults."""
+    return {
+        each.name: _rounded(getattr(one, each.name)) for each in fields(one) if getattr(one, each.name) != each.default
+    }
 
 
 def _sources(fitted: Calibrated, labels: set[str]) -> dict[str, str]:
     tables = ", ".join(sorted({table.source for table in fitted.tables}))
-    told = {"all_reduce": {"all_reduce", "all_gather"}, "p2p": set()}
+    told: dict[str, set[str]] = {"p2p": set()}
     iteration = {"gemm", "attention_prefill", "attention_decode"} if "iteration" in labels else set()
     sources = {}
     for name in OPERATOR_CLASSES:

@@ -16,6 +16,7 @@ import pandas as pd
 
 from evaluator.catalog.model import LatentAttention
 from evaluator.cost.batch import attention_area
+from evaluator.cost.beside import BesideRows, beside_time, waiting
 from evaluator.cost.coefficients import Coefficients, efficiency_class, size_weights
 from evaluator.cost.collectives import collective_terms
 from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES, compute_dtype
@@ -28,13 +29,13 @@ from evaluator.cost.iteration import (
     attention_time,
     experts_touched,
     product_time,
-    roofline,
 )
 from evaluator.cost.kernel import Operator
 from evaluator.cost.mixers import latent_kernels
 from evaluator.cost.precision import Precision
-from evaluator.cost.rates import HANDOVER_BYTES, OP_CLASSES, REDUCE_SIZES, Rates
-from evaluator.cost.unit_times import unit_times
+from evaluator.cost.rates import GROUP_SIZES, GROUPED, HANDOVER_BYTES, OP_CLASSES, Rates
+from evaluator.cost.roofline import roofline
+from evaluator.cost.unit_times import UnitTimes, unit_times
 
 Predict = Callable[[Rates], Any]
 _ATTENTION_LAUNCH = OP_CLASSES.index("attention_decode")
@@ -54,7 +55,7 @@ def known(op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, level
     found: dict[str, Any] = {name: zeros for name in Coefficients._fields}
     found |= {"launches": ones, "layers": ones, "edges": ones, "log_expert_missed": 0.0, "scaling": {}}
     found |= {"steps": np.zeros((count, levels)), "share": np.zeros((count, levels))}
-    found["size"] = np.zeros((count, len(REDUCE_SIZES)))
+    found["size"] = np.zeros((count, len(GROUPED) * len(GROUP_SIZES)))
     found["op_class"] = np.array(kinds, dtype=int)
     found["dtype"] = np.array([COMPUTE_DTYPES.index(each) for each in dtypes], dtype=int)
     return Coefficients(**(found | given))
@@ -98,7 +99,7 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     """A fused MoE call: two grouped products, and between and after them activation, routing and sum.
 
     Balanced routing touches min(1, tokens k / E) of the experts; skewed routing as ``experts_touched`` has it, with the
-    popularity's variance as a parameter of the measurement.
+    popularity's variance as a parameter of the measurement. Where the table has the number (``experts_touched``), that.
     """
     names = ("tokens", "hidden", "intermediate", "top_k", "experts", "expert_parallel")
     tokens, hidden, inner, top, experts, ranks = (rows[name].to_numpy() for name in names)
@@ -116,6 +117,8 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     up, down = product(hidden, halves * inner), product(inner, hidden)
     balanced = (rows["routing"] == "balanced").to_numpy()
     even = np.minimum(1.0, tokens * top / experts)
+    if "experts_touched" in rows:
+        even = (rows["experts_touched"] / experts).fillna(pd.Series(even, rows.index)).to_numpy()
     missed = np.log1p(-np.minimum(top / experts, 1 - 1e-12))
     # The sum runs over all experts of a token, those of other ranks included (as zeros).
     moved = STREAM * tokens * (visits * (halves + 1) * inner + (top + 1) * hidden)
@@ -165,42 +168,67 @@ def prefill(rows: pd.DataFrame, levels: int) -> Predict:
     return lambda rate: pieces(rate) + rate.launch_s[_ATTENTION_LAUNCH]
 
 
-def decode_pieces(rows: pd.DataFrame, levels: int) -> Predict:
-    """Decode attention without its launch."""
-    batch, past, heads, kv_heads, dim = (
-        rows[name].to_numpy() for name in ("batch", "past_tokens", "heads", "kv_heads", "head_dim")
-    )
+def _decode_operators(rows: pd.DataFrame, levels: int) -> Coefficients:
+    heads, kv_heads, dim = (rows[name].to_numpy() for name in ("heads", "kv_heads", "head_dim"))
     width = rows["kv_dtype"].map(BYTES).to_numpy()
-    window = rows["window"].to_numpy()
-    context = batch * np.where(window > 0, np.minimum(past, window), past)
-    operators = known(
+    return known(
         "attention_decode", "bf16", len(rows), levels, flops=4 * heads * dim,
         activation_bytes=2 * kv_heads * dim * width, heads=heads, kv_heads=kv_heads, launches=np.zeros(len(rows)),
-        token_bytes=_token_bytes(heads, kv_heads, dim, width), edges=np.where(window > 0, 2.0, 1.0),
+        token_bytes=_token_bytes(heads, kv_heads, dim, width),
+        edges=np.where(rows["window"].to_numpy() > 0, 2.0, 1.0),
     )  # fmt: skip
+
+
+def _alone(times: UnitTimes, batch: np.ndarray, past: np.ndarray, window: np.ndarray) -> Any:
+    """Decode attention without its launch and without prompts beside it."""
+    context = batch * np.where(window > 0, np.minimum(past, window), past)
     mean = context / np.maximum(batch, 1.0)
-    full, any_decodes = window == 0, np.minimum(batch, 1.0)
+    time = roofline(times.flop_s, times.activation_s, times.knee) * context
+    late_s = times.late_s * waiting(batch, jnp.maximum(times.filling, 1e-9))
+    full = jnp.maximum(time + (times.spread_s + late_s) * mean, times.unsplit_s * mean)
+    time = jnp.where(window == 0, full, time)
+    return time + times.sequence_s * batch + times.join_s * np.minimum(batch, 1.0)
 
-    def predict(rate: Rates) -> Any:
+
+def _decode_times(rows: pd.DataFrame, levels: int) -> Callable[[Rates], UnitTimes]:
+    """Times of decode attention, where the longest context of every row is as long as the table says."""
+    operators = _decode_operators(rows, levels)
+    unequal = rows["unequal"].fillna(0.0).to_numpy() if "unequal" in rows else 0.0
+
+    def times_of(rate: Rates) -> UnitTimes:
         times = unit_times(operators, rate)
-        time = roofline(times.flop_s, times.activation_s, times.knee) * context
-        time = jnp.where(full, jnp.maximum(time + times.spread_s * mean, times.unsplit_s * mean), time)
-        return time + times.sequence_s * batch + times.join_s * any_decodes
+        return times._replace(longest_s=times.walk_s * (1.0 + unequal), late_s=times.walk_s * unequal)
 
-    return predict
+    return times_of
 
 
 def decode(rows: pd.DataFrame, levels: int) -> Predict:
     """Decode attention calls."""
-    pieces = decode_pieces(rows, levels)
-    return lambda rate: pieces(rate) + rate.launch_s[_ATTENTION_LAUNCH]
+    times_of, shape = _decode_times(rows, levels), [rows[name].to_numpy() for name in _DECODES]
+
+    def predict(rate: Rates) -> Any:
+        return _alone(times_of(rate), *shape) + rate.launch_s[_ATTENTION_LAUNCH]
+
+    return predict
+
+
+_DECODES = ("batch", "past_tokens", "window")
 
 
 def mixed(rows: pd.DataFrame, levels: int) -> Predict:
-    """Chunks and decodes in one call."""
-    chunks = prefill_pieces(rows, levels)
-    decodes = decode_pieces(rows.assign(batch=rows["decodes"], past_tokens=rows["decode_context"]), levels)
-    return lambda rate: chunks(rate) + decodes(rate) + rate.launch_s[_ATTENTION_LAUNCH]
+    """Chunks and decodes in one call; calls of chunks alone and of decodes alone, too."""
+    chunks, times_of = prefill_pieces(rows, levels), _decode_times(rows, levels)
+    prompts, new, past = (rows[name].to_numpy() for name in ("batch", "new_tokens", "past_tokens"))
+    decodes, seen, window = (rows[name].to_numpy() for name in ("decodes", "decode_context", "window"))
+    area, full = prompts * attention_area(new + past, past), window == 0
+    batch = (decodes, decodes * seen, area, prompts * (new + past), prompts * new, prompts)
+
+    def predict(rate: Rates) -> Any:
+        times = times_of(rate)
+        more = jnp.where(full, beside_time(rows_of(times, BesideRows), *batch), 0.0)
+        return chunks(rate) + _alone(times, decodes, seen, window) + more + rate.launch_s[_ATTENTION_LAUNCH]
+
+    return predict
 
 
 def _latent_kernels(rows: pd.DataFrame, decode: bool, levels: int) -> Coefficients:
@@ -248,7 +276,7 @@ def _collective(rows: pd.DataFrame, reach: tuple[int | None, ...], collective: s
     message = rows["message_bytes"].to_numpy()
     sizes = rows["devices"].to_numpy().astype(int)
     terms = [collective_terms(collective, range(size), reach) for size in sizes]
-    weights = [size_weights(size) if collective == "all_reduce" else np.zeros(len(REDUCE_SIZES)) for size in sizes]
+    weights = [size_weights(collective, size) for size in sizes]
     operators = known(
         op_class, "bf16", len(rows), len(reach), message_bytes=message, size=np.array(weights),
         steps=np.array([each.steps for each in terms]), share=np.array([each.share for each in terms]),
@@ -256,7 +284,7 @@ def _collective(rows: pd.DataFrame, reach: tuple[int | None, ...], collective: s
 
     def predict(rate: Rates) -> Any:
         times = unit_times(operators, rate)
-        ramp = times.ramp_s * message / (message + operators.size @ rate.reduce_half_bytes + 1e-9)
+        ramp = times.ramp_s * message / (message + operators.size @ rate.group_half_bytes + 1e-9)
         return times.message_s + times.fixed_s + ramp + times.handover_s * (message >= HANDOVER_BYTES)
 
     return predict

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from evaluator.catalog.efficiency import BEYOND_ROOFLINE, figures_of
-from evaluator.cost.rates import OP_CLASSES, REDUCE_FIGURES, REDUCE_SIZES, Rates
+from evaluator.cost.rates import GROUP_FIGURES, GROUP_SIZES, GROUPED, OP_CLASSES, Rates
 
 PRIOR_SIGMA = 2.0
 """Standard deviation of the prior in log or logit: a factor of 7. Weak: it decides only what the data leave open."""
@@ -55,8 +55,6 @@ _ROOFLINE: dict[str, tuple[str, ...]] = {
     "attention_decode": ("flops_efficiency", "bandwidth_efficiency", "knee", "launch_s"),
     "elementwise": ("bandwidth_efficiency", "launch_s"),
     "expert_elementwise": ("bandwidth_efficiency",),
-    "all_reduce": ("bandwidth_efficiency", "launch_s"),
-    "all_to_all": ("bandwidth_efficiency", "launch_s"),
 }
 FITTED: dict[str, tuple[str, ...]] = {
     name: (*first, *(figure for figure in figures_of(name) if BEYOND_ROOFLINE[figure].fitted))
@@ -65,7 +63,11 @@ FITTED: dict[str, tuple[str, ...]] = {
 """The figures that a fit of each class looks for."""
 
 FITTED["mla_prefill"] = FITTED["attention_prefill"]
-FITTED["mla_decode"] = tuple(each for each in FITTED["attention_decode"] if each not in ("unsplit_s", "window_rows"))
+FITTED["mla_decode"] = tuple(
+    each
+    for each in FITTED["attention_decode"]
+    if each not in ("unsplit_s", "window_rows") and not each.startswith("beside_")
+)
 FITTED |= {f"gemm_{bits}": (*FITTED["gemm"], "depth_s", "quantise_bytes") for bits in ("8bit", "4bit")}
 FITTED |= {f"grouped_gemm_{bits}": FITTED["grouped_gemm"] for bits in ("8bit", "4bit")}
 
@@ -85,14 +87,16 @@ def class_parameters(op_class: str, rate: Rates, without: Sequence[str] = ()) ->
     return found
 
 
-def reduce_parameters(devices: Sequence[int], rate: Rates) -> list[Parameter]:
-    """The figures of an all-reduce for each measured group size."""
+def group_parameters(collective: str, devices: Sequence[int], rate: Rates) -> list[Parameter]:
+    """The figures of a collective for each measured group size; an engine hands over nothing but all-reduces."""
     most = {"bandwidth_efficiency": 8.0}  # a switch that reduces saves most of the volume
+    figures = {name: leaf for name, leaf in GROUP_FIGURES.items() if collective == "all_reduce" or name != "handover_s"}
+    first = GROUPED.index(collective) * len(GROUP_SIZES)
     return [
-        _parameter(f"all_reduce.{size}.{figure}", figure, f"reduce_{leaf}", at,
-                   float(getattr(rate, f"reduce_{leaf}")[at]), most.get(figure))
-        for at, size in enumerate(REDUCE_SIZES) if size in devices
-        for figure, leaf in REDUCE_FIGURES.items()
+        _parameter(f"{collective}.{size}.{figure}", figure, f"group_{leaf}", at,
+                   float(getattr(rate, f"group_{leaf}")[at]), most.get(figure))
+        for at, size in enumerate(GROUP_SIZES, first) if size in devices
+        for figure, leaf in figures.items()
     ]  # fmt: skip
 
 

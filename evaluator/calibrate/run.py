@@ -19,15 +19,16 @@ from evaluator.calibrate.parameters import (
     Parameter,
     class_parameters,
     fixed,
-    reduce_parameters,
+    group_parameters,
     scalar_parameter,
 )
 from evaluator.calibrate.selection import SMALL, Part, select, thin
 from evaluator.calibrate.table import Table, read_tables
 from evaluator.catalog import Calibration, load_calibration, load_hardware
+from evaluator.catalog.efficiency import figures_of
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.coefficients import reach
-from evaluator.cost.rates import Rates, rates
+from evaluator.cost.rates import GROUPED, Rates, rates
 from evaluator.errors import InputError
 
 MOST_ROWS = 2500
@@ -64,7 +65,7 @@ def calibrate(
     jax.config.update("jax_enable_x64", True)
     read = tuple(table if isinstance(table, Table) else read_tables([table])[0] for table in tables)
     device = load_hardware(hardware)
-    base, processors = load_calibration(start, device.name), PROCESSORS.get(device.name, UNKNOWN)
+    base, processors = load_calibration(start, device.name, foreign=True), PROCESSORS.get(device.name, UNKNOWN)
     parts, left = select(read, device.name, processors, engine)
     rate = _starting_rates(device, base, processors)
     found = _parameters(parts, rate, processors)
@@ -91,8 +92,6 @@ def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> l
     """The parameters that these classes of measurement can tell of."""
     labels = {part.label for part in parts}
     wanted = {label for label in labels if label in FITTED}
-    groups = [part.rows["devices"] for part in parts if part.label == "all_reduce"]
-    groups += [part.rows["tensor_parallel"] for part in parts if part.label == "iteration"]
     if "attention_mixed" in labels or "attention_prefill" in labels:
         wanted |= {"attention_prefill", "attention_decode"}
     if "mla_prefill" in labels:
@@ -101,14 +100,11 @@ def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> l
         wanted |= {"gemm", "attention_prefill", "attention_decode"}
     if any(part.op_class == "grouped_gemm" for part in parts):
         wanted.add("expert_elementwise")
-    wanted.discard("all_reduce")
-    if "all_gather" in labels:
-        wanted.add("all_reduce")
     found: list[Parameter] = []
     for label in sorted(wanted):
         found += class_parameters(label, rate, _untold(parts, processors))
-    if groups:
-        found += reduce_parameters(sorted(set(pd.concat(groups).astype(int))), rate)
+    for collective in GROUPED:
+        found += group_parameters(collective, _group_sizes(parts, collective), rate)
     if any((part.rows.get("routing") == "skewed").any() for part in parts if part.op_class == "grouped_gemm"):
         found.append(scalar_parameter("expert_skew", rate))
     if "iteration" in labels:
@@ -116,10 +112,20 @@ def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> l
     return found
 
 
+def _group_sizes(parts: Sequence[Part], collective: str) -> list[int]:
+    """How many devices take part in the collective in these rows."""
+    groups = [part.rows["devices"] for part in parts if part.label == collective]
+    if collective == "all_reduce":
+        groups += [part.rows["tensor_parallel"] for part in parts if part.label == "iteration"]
+    return sorted(set(pd.concat(groups).astype(int))) if groups else []
+
+
 def _untold(parts: Sequence[Part], processors: Processors) -> list[str]:
     """Figures that no row of these classes can tell of: they stay away from the set."""
     decodes = [part.rows for part in parts if part.op_class == "attention_decode"]
+    mixed = any(part.op_class == "attention_mixed" for part in parts)
     told = {
+        **{figure: mixed for figure in figures_of("attention_decode") if figure.startswith("beside_")},
         "wave_share": processors.tiles > 0,
         "unsplit_s": any((rows["heads"] == rows["kv_heads"]).any() for rows in decodes),
         "window_rows": any((rows["window"] > 0).any() for rows in decodes),

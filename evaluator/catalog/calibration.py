@@ -32,6 +32,8 @@ OPTIONAL_CLASSES = {
 }  # fmt: skip
 """Classes that a set may have, and whose figures they take where it has not: products computed in 8 bits and in 4, what
 permutes, activates and sums what the routed experts make, and attention on latents (MLA), whose kernels are others."""
+OPTIONAL_COLLECTIVES = {"all_gather": "all_reduce"}
+"""Collectives that a set may have; where it has not, they take what a set says of the other one, whatever its group."""
 SORT = "sort"
 """One more: ordering the logits for top-p and top-k. An engine whose set has none does not order them."""
 PROVENANCES = ("datasheet", "transferred", "extrapolated", "calibrated")
@@ -94,10 +96,17 @@ class Calibration:
         """The efficiencies of a class; for an optional one that the set has not, of the class it stands in for."""
         if op_class in self.efficiencies:
             return self.efficiencies[op_class]
+        if op_class in OPTIONAL_COLLECTIVES:
+            return self.of(OPTIONAL_COLLECTIVES[op_class])
         return _FREE if op_class == SORT else self.of(OPTIONAL_CLASSES[op_class])
 
 
 _FREE = OperatorEfficiency(1.0, math.inf, 0.0, 0.0)
+
+
+def is_collective(name: str) -> bool:
+    """Whether a class is one of messages between devices."""
+    return name in COLLECTIVE_CLASSES or name in OPTIONAL_COLLECTIVES
 
 
 def base_class(name: str) -> str:
@@ -300,6 +309,9 @@ def _efficiencies(classes: Fields) -> dict[str, OperatorEfficiency]:
     for name in (*OPTIONAL_CLASSES, SORT):
         if classes.raw(name, None) is not None:
             efficiencies[name] = _compute(classes.inner(name), figures_of(base_class(name)))
+    for name in OPTIONAL_COLLECTIVES:
+        if classes.raw(name, None) is not None:
+            efficiencies[name] = _collective(classes.inner(name))
     classes.finish()
     return efficiencies
 

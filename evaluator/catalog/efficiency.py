@@ -102,6 +102,22 @@ class OperatorEfficiency:
     unsplit_s: float = _figure(0.0, "attention_decode", unit="s", start=5e-9)
     # query rows computed for one in windowed layers
     window_rows: float = _figure(1.0, "attention_decode", unit="rows", start=1.0)
+    # seconds per query head and token that a decode attends to beside prompts, head size 128 (0: as alone)
+    beside_context_s: float = _figure(0.0, "attention_decode", unit="s", start=1.5e-10)
+    # seconds per token of one context that one processor reads by itself, head size 128
+    beside_walk_s: float = _figure(0.0, "attention_decode", unit="s", start=2e-8)
+    # seconds per decode and query head beside prompts
+    beside_head_s: float = _figure(0.0, "attention_decode", unit="s", start=2e-8)
+    # seconds per decode, query head and tile of 128 rows of a prompt's chunk
+    beside_tile_s: float = _figure(0.0, "attention_decode", unit="s", start=4e-9)
+    # 0: the longer of the longest walk and all the work, 1: their sum
+    beside_knee: float = _figure(0.0, "attention_decode", high=1.0, start=0.4)
+    # keys and values of one KV head that stay in the cache until its next query head (0: all do)
+    beside_cache_bytes: float = _figure(0.0, "attention_decode", unit="byte", start=1e8)
+    # query heads of decodes that run at the same time
+    beside_resident: float = _figure(0.0, "attention_decode", unit="heads", start=250.0)
+    # how much longer than the mean the longest context of a batch is, of the mean
+    unequal: float = _figure(0.0, "attention_decode", start=1.0, fitted=False)
     # all-reduce: by devices that take part
     devices: Mapping[int, GroupEfficiency] = field(default_factory=dict)
 

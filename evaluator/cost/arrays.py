@@ -5,7 +5,7 @@ their arguments: every alias below is ``Any`` to a type checker, and says to a r
 float64 (a clock in float32 loses 1e-3 of a p99 over 100,000 requests). The names of the axes:
 
 * ``operator``: the operators of one replica, or those of one scaling (see ``kernel.Operator``);
-* ``op_class``: ``rates.OP_CLASSES``; ``dtype``: ``dtypes.COMPUTE_DTYPES``; ``size``: ``rates.REDUCE_SIZES``;
+* ``op_class``: ``rates.OP_CLASSES``; ``dtype``: ``dtypes.COMPUTE_DTYPES``; ``size``: ``rates.GROUPED``;
 * ``level``: levels of the links, nearest first;
 * ``...``: no axis (one configuration, one batch), or any axes that broadcast with one another: the lanes of an engine,
   the points of a grid. They are the trailing axes, so that a sum over ``operator`` is a sum over axis 0.
@@ -62,3 +62,9 @@ def array_namespace(*arrays: Array) -> Any:
     if jax is not None and any(isinstance(array, jax.Array) for array in arrays):
         return jax.numpy
     return np
+
+
+def is_traced(array: Array) -> bool:
+    """Whether an array's numbers are not known yet, because JAX traces the function that computes on it."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, jax.core.Tracer)

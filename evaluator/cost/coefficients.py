@@ -16,7 +16,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.cost.collectives import collective_terms, level_sizes
 from evaluator.cost.dtypes import COMPUTE_DTYPES
 from evaluator.cost.kernel import Operator, Placed, Scaling
-from evaluator.cost.rates import NARROW_DTYPES, OP_CLASSES, REDUCE_SIZES
+from evaluator.cost.rates import GROUP_SIZES, GROUPED, NARROW_DTYPES, OP_CLASSES
 
 _SCALINGS = get_args(Scaling)
 
@@ -24,7 +24,7 @@ _SCALINGS = get_args(Scaling)
 class Coefficients(NamedTuple):
     """An operator set as arrays, float64 where nothing else is said; ``Operator`` says what each figure is per unit of.
 
-    Axes: ``operator``, ``level`` (links, nearest first), ``size`` (REDUCE_SIZES).
+    Axes: ``operator``, ``level`` (links, nearest first), ``size`` (``rates.GROUPED``).
     """
 
     flops: np.ndarray  # (operator,) FLOPs
@@ -37,7 +37,7 @@ class Coefficients(NamedTuple):
     steps: np.ndarray  # (operator, level) messages in a row; 0 for what sends none
     share: np.ndarray  # (operator, level) bytes per byte of message
     edges: np.ndarray  # (operator,) edges of the attention mask: 1 the diagonal, 2 with the end of a window, 0 without
-    size: np.ndarray  # (operator, size) weights of REDUCE_SIZES in an all-reduce's figures; 0 for anything else
+    size: np.ndarray  # (operator, size) weights of GROUP_SIZES in a collective's figures; 0 for anything else
     inputs: np.ndarray  # (operator,) inner dimension of one matrix product
     outputs: np.ndarray  # (operator,) columns of one matrix product
     heads: np.ndarray  # (operator,) query heads of one attention kernel
@@ -74,7 +74,9 @@ def coefficients(
         share=np.array([share for _, share in terms], dtype=float).reshape(len(terms), len(reach)),
         edges=np.where((scaling == "prefill_window") | (scaling == "decode_window"), 2.0, 1.0)
         * np.array([operator.masked for operator in operators], dtype=float),
-        size=np.array([_size_weights(operator, reach) for operator in operators]).reshape(-1, len(REDUCE_SIZES)),
+        size=np.array([_size_weights(operator, reach) for operator in operators]).reshape(
+            -1, len(GROUPED) * len(GROUP_SIZES)
+        ),
         **{
             name: np.array([getattr(operator, name) for operator in operators], dtype=float)
             for name in ("inputs", "outputs", "heads", "kv_heads", "token_bytes", "layers")
@@ -100,16 +102,22 @@ def efficiency_class(op_class: str, dtype: str) -> str:
     return f"{op_class}_{NARROW_DTYPES[dtype]}"
 
 
-def size_weights(devices: float) -> np.ndarray:
-    """Interpolation weights of REDUCE_SIZES, linear in log2 of the devices; beyond the last, the last."""
-    place = np.interp(np.log2(max(devices, 1)), np.log2(REDUCE_SIZES), np.arange(len(REDUCE_SIZES)))
-    return np.maximum(0.0, 1.0 - np.abs(np.arange(len(REDUCE_SIZES)) - place))
+def size_weights(collective: str | None, devices: float) -> np.ndarray:
+    """Weights of a collective's figures: linear in log2 of the devices between GROUP_SIZES; beyond the last, the last.
+
+    (size,), see ``rates.GROUPED``; 0 for a collective that has none.
+    """
+    found = np.zeros((len(GROUPED), len(GROUP_SIZES)))
+    if collective in GROUPED:
+        place = np.interp(np.log2(max(devices, 1)), np.log2(GROUP_SIZES), np.arange(len(GROUP_SIZES)))
+        found[GROUPED.index(collective)] = np.maximum(0.0, 1.0 - np.abs(np.arange(len(GROUP_SIZES)) - place))
+    return found.ravel()
 
 
 def _size_weights(operator: Operator, reach: tuple[int | None, ...]) -> np.ndarray:
-    if operator.collective != "all_reduce" or operator.ranks is None or not reach:
-        return np.zeros(len(REDUCE_SIZES))
-    return size_weights(level_sizes(operator.ranks, reach)[0])
+    if operator.ranks is None or not reach:
+        return size_weights(None, 1)
+    return size_weights(operator.collective, level_sizes(operator.ranks, reach)[0])
 
 
 def reach(hardware: Hardware) -> tuple[int | None, ...]:

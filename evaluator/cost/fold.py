@@ -40,12 +40,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.catalog.hardware import Hardware
-from evaluator.cost.arrays import PerOperator, Scalar, array_namespace
+from evaluator.cost.arrays import PerOperator, Scalar, array_namespace, is_traced
 from evaluator.cost.coefficients import Coefficients, coefficients, mesh, reach
 from evaluator.cost.imbalance import slowest_share
-from evaluator.cost.iteration import AttentionRows, CostParameters, Rows, roofline
+from evaluator.cost.iteration import AttentionRows, BesideRows, CostParameters, RampRows, Rows
 from evaluator.cost.kernel import Operator
-from evaluator.cost.rates import HANDOVER_BYTES, Rates, rates
+from evaluator.cost.rates import GROUP_SIZES, HANDOVER_BYTES, OP_CLASSES, Rates, rates
+from evaluator.cost.roofline import roofline
 from evaluator.cost.unit_times import UnitTimes, unit_times
 
 if TYPE_CHECKING:
@@ -99,6 +100,9 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
         expert_rows=_expert_rows(known, times, rate),
         prefill_rows=rows("prefill", AttentionRows),
         prefill_window_rows=rows("prefill_window", AttentionRows),
+        ramp_rows=_ramp_rows(known, times, rate, between_ranks=False),
+        expert_ramp_rows=_ramp_rows(known, times, rate, between_ranks=True),
+        beside_rows=rows_of(times, BesideRows, _slower_beside_prompts(known, rate)),
         log_expert_missed=xp.asarray(known.log_expert_missed, dtype=float),
         expert_skew=rate.expert_skew,
         graph_tokens=rate.graph_tokens,
@@ -111,6 +115,8 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
         context_s=_homogeneous(known, times, "decode"),
         spread_s=total(times.spread_s, "decode"),
         unsplit_s=total(times.unsplit_s, "decode"),
+        late_s=total(times.late_s, "decode"),
+        late_decodes=_filling(known, times),
         window_context_s=_homogeneous(known, times, "decode_window"),
         decode_s=total(times.sequence_s, "decode", "decode_window"),
         join_s=total(times.join_s, "decode", "decode_window"),
@@ -139,6 +145,27 @@ def _expert_rows(known: Coefficients, times: UnitTimes, rate: Rates) -> Rows:
     return found
 
 
+def _filling(known: Coefficients, times: UnitTimes) -> Scalar:
+    """Decodes that fill the device, by the first kind of attention, for a model has one number of KV heads mostly."""
+    xp = array_namespace(*times)
+    first = known.scaling["decode"][:1]
+    return xp.maximum(xp.sum(_at(times.filling, first), axis=-1), 1e-9)
+
+
+def _slower_beside_prompts(known: Coefficients, rate: Rates) -> np.ndarray:
+    """Indices of the decode attention of which the set says what it takes beside prompts; (operator,) of int.
+
+    Where the figures are traced, and nobody knows whether they are 0, all of them: rows of 0 change nothing.
+    """
+    decode = known.scaling["decode"]
+    ordinary = decode[(known.op_class[decode] == _DECODE) & (known.heads[decode] > 0)]
+    stated = rate.beside_context_s[_DECODE]
+    return ordinary if is_traced(stated) or np.any(np.asarray(stated)) else ordinary[:0]
+
+
+_DECODE = OP_CLASSES.index("attention_decode")
+
+
 def _proportional(known: Coefficients, times: UnitTimes, scaling: str) -> Scalar:
     """Seconds per unit of operators that have one side only (FLOPs, bytes or messages; the others are 0)."""
     at = known.scaling[scaling]
@@ -160,14 +187,36 @@ def _large_messages(known: Coefficients, times: UnitTimes, rate: Rates) -> dict[
     hidden state per token, so that the first one's bytes per token turn them into tokens for all.
     """
     xp = array_namespace(*times)
-    first = np.flatnonzero(known.size.any(axis=1))[:1]
+    reduces = _reduces(known)
+    first = np.flatnonzero(reduces)[:1]
     per_byte = (known.launches / known.message_bytes.clip(1e-9))[first]  # tokens in a byte of one call's message
     return {
-        "ramp_s": xp.sum(times.ramp_s, axis=-1),
-        "ramp_tokens": xp.sum(known.size[first] @ rate.reduce_half_bytes * per_byte) if len(first) else xp.asarray(1.0),
-        "handover_s": xp.sum(times.handover_s, axis=-1),
+        "ramp_s": xp.sum(times.ramp_s * reduces, axis=-1),
+        "ramp_tokens": xp.sum(known.size[first] @ rate.group_half_bytes * per_byte) if len(first) else xp.asarray(1.0),
+        "handover_s": xp.sum(times.handover_s * reduces, axis=-1),
         "handover_tokens": xp.asarray(HANDOVER_BYTES * per_byte.sum() if len(first) else 0.0),
     }
+
+
+def _reduces(known: Coefficients) -> Any:
+    """Which operators are all-reduces with figures of their group, (operator,) of bool."""
+    return np.any(known.size[:, : len(GROUP_SIZES)] > 0.0, axis=1)
+
+
+def _ramp_rows(known: Coefficients, times: UnitTimes, rate: Rates, between_ranks: bool) -> RampRows:
+    """The ramps of all other collectives, of one data-parallel rank or ``between_ranks``.
+
+    Each has a row; there is none where the set states no ramp.
+    Where the figures are traced, all have a row, as in ``_slower_beside_prompts``.
+    """
+    between = np.isin(np.arange(len(known.size)), known.scaling["gathered"])
+    at = np.flatnonzero(known.size.any(axis=1) & ~_reduces(known) & (between == between_ranks))
+    ramps = _at(times.ramp_s, at)
+    if not is_traced(ramps):
+        at = at[np.asarray(ramps > 0.0)]
+    per_unit = known.message_bytes[at] / known.launches[at]  # bytes of one call's message
+    half = (known.size[at] @ rate.group_half_bytes) / per_unit.clip(1e-9)
+    return RampRows(_at(times.ramp_s, at), half, np.isin(at, known.scaling["linear_sequences"]).astype(float))
 
 
 def rows_of(times: UnitTimes, kind: type[Any], at: np.ndarray | None = None) -> Any:

@@ -16,6 +16,8 @@ from typing import NamedTuple, Protocol
 
 from evaluator.cost.arrays import Array as Array  # the engine's rooms import it from here
 from evaluator.cost.arrays import Batched, PerOperator, array_namespace
+from evaluator.cost.beside import BesideRows, beside_time, waiting
+from evaluator.cost.roofline import roofline
 
 
 class BatchStatistics(NamedTuple):
@@ -66,6 +68,14 @@ class AttentionRows(NamedTuple):
     cache: PerOperator  # prompt tokens whose own traffic stays in the cache
 
 
+class RampRows(NamedTuple):
+    """What large messages of collectives other than all-reduces take beyond the affine form, one collective per row."""
+
+    ramp: PerOperator  # s, reached by half at ``half``
+    half: PerOperator  # tokens, or sequences, above 0
+    by_sequence: PerOperator  # 1: a message is proportional to the sequences in the batch; 0: to the tokens computed
+
+
 class CostParameters(NamedTuple):
     """The iteration cost of one pipeline rank of one replica, everything already in seconds (``fold`` makes it).
 
@@ -81,6 +91,9 @@ class CostParameters(NamedTuple):
     expert_rows: Rows  # routed experts: x = tokens, y = fraction of the experts touched, z = tokens
     prefill_rows: AttentionRows  # layers with full attention and MLA
     prefill_window_rows: AttentionRows  # windowed layers, with the windowed area and context
+    ramp_rows: RampRows  # collectives other than all-reduces, of one data-parallel rank
+    expert_ramp_rows: RampRows  # those between data-parallel ranks, which exchange the tokens of all
+    beside_rows: BesideRows  # decode attention of layers with full attention, where prompts are computed, too
     log_expert_missed: Batched  # log(1 - k/E): one token leaves a given expert untouched; 0 without experts
     expert_skew: Batched  # variance of the experts' popularity, see ``experts_touched``; 0: all alike
     graph_tokens: Batched  # tokens: the batch is padded to a multiple of so many, see ``padded``; 0: it is not
@@ -90,6 +103,8 @@ class CostParameters(NamedTuple):
     context_s: Batched  # s per token attended to by a decode, full attention and MLA
     spread_s: Batched  # s on top, per token of the mean context: parts of a split context that end late
     unsplit_s: Batched  # s at least, per token of the mean context, where a context is not split
+    late_s: Batched  # s on top, per token of the mean context, because the longest ends last; see ``waiting``
+    late_decodes: Batched  # decodes that just fill the device, above 0
     window_context_s: Batched  # s per token attended to by a decode in windowed layers
     decode_s: Batched  # s per decoding sequence
     join_s: Batched  # s per iteration with decodes
@@ -123,19 +138,6 @@ IterationCost = CostParameters | FittedCost
 
 TOKEN_TILE, OUTPUT_TILE = 128, 256
 """Tile of a matrix product: the largest that cuBLAS and CUTLASS use on A100 and later, rows (tokens) x columns."""
-
-
-def roofline(flop_s: Batched, byte_s: Batched, knee: Batched) -> Batched:
-    """Time of an operator from its two sides, seconds: the larger (knee 0) up to their sum (knee 1).
-
-    A smooth maximum, homogeneous of degree one: where both sides are equal it is (1 + knee) times either, as the
-    p-norm of the adapted roofline is 2^(1/p) times (p = 2: knee 0.414). Chosen over the p-norm because it costs one
-    square root, is traced in its sharpness and reaches the classic maximum exactly.
-    """
-    xp = array_namespace(flop_s, byte_s, knee)
-    gap = flop_s - byte_s
-    # The tiny term keeps the derivative finite at the knee and at no work; it is 1e-30 s.
-    return 0.5 * (flop_s + byte_s + xp.sqrt(gap * gap + 4.0 * knee * knee * flop_s * byte_s + 1e-60))
 
 
 def whole_waves(waves: Batched) -> Batched:
@@ -185,11 +187,13 @@ def decode_context_s(parameters: CostParameters, decodes: Batched) -> Batched:
 
     Kernels such as FlashAttention-2 split each context over idle processors. With few decodes the parts end at
     different times (``spread_s``); where a kernel does not split, one processor reads a whole context (``unsplit_s``).
-    Both cost seconds per token of the *mean* context, which is 1/decodes of the summed one.
+    Both cost seconds per token of the *mean* context, which is 1/decodes of the summed one. So does what the device
+    waits for the longest of unequal contexts (``late_s``).
     """
     xp = array_namespace(parameters.context_s, decodes)
     one = 1.0 / xp.maximum(decodes, 1.0)
-    return xp.maximum(parameters.context_s + parameters.spread_s * one, parameters.unsplit_s * one)
+    late_s = parameters.late_s * waiting(decodes, parameters.late_decodes)
+    return xp.maximum(parameters.context_s + (parameters.spread_s + late_s) * one, parameters.unsplit_s * one)
 
 
 def experts_touched(log_expert_missed: Batched, tokens: Batched, skew: Batched = 0.0) -> Batched:
@@ -268,7 +272,8 @@ def iteration_time(
 def experts_time(parameters: CostParameters, tokens: Batched, seen: Batched) -> Batched:
     """Seconds of an iteration in routed experts, of ``tokens`` per data-parallel rank; ``seen`` when it is padded."""
     touched = experts_touched(parameters.log_expert_missed, seen, parameters.expert_skew)
-    return _products_time(parameters.expert_rows, tokens, touched, tokens)
+    products_s = _products_time(parameters.expert_rows, tokens, touched, tokens)
+    return products_s + _ramps_time(parameters.expert_ramp_rows, tokens, tokens)
 
 
 def time_without_experts(
@@ -279,7 +284,7 @@ def time_without_experts(
     prompt, prompts = batch.prefill_tokens, batch.prefill_sequences
     tokens = batch.decodes + prompt
     sequences = batch.decodes + prompts
-    return (
+    time = (
         parameters.iteration_s
         + parameters.token_s * tokens
         + parameters.sequence_s * sequences
@@ -294,3 +299,18 @@ def time_without_experts(
         + _products_time(parameters.sequence_rows, sequences, 1.0, sequences, xp.ceil(sequences / TOKEN_TILE))
         + (prefill_attention_time(parameters, batch) if prefill_attention_s is None else prefill_attention_s)
     )
+    time = time + _ramps_time(parameters.ramp_rows, tokens, sequences)
+    if len(parameters.beside_rows.work):
+        chunks = batch.prefill_area, batch.prefill_context, prompt, prompts
+        for row in zip(*parameters.beside_rows, strict=True):
+            time = time + beside_time(BesideRows(*row), batch.decodes, batch.decode_context, *chunks)
+    return time
+
+
+def _ramps_time(rows: RampRows, tokens: Batched, sequences: Batched) -> Batched:
+    """Seconds that the messages of these collectives take beyond the affine form."""
+    time: Batched = 0.0
+    for ramp, half, by_sequence in zip(*rows, strict=True):
+        units = tokens + by_sequence * (sequences - tokens)
+        time = time + ramp * units / (units + half + 1e-9)
+    return time

@@ -27,11 +27,14 @@ class RowCounts(NamedTuple):
     expert_rows: int
     prefill_rows: int
     prefill_window_rows: int
+    ramp_rows: int = 0
+    expert_ramp_rows: int = 0
+    beside_rows: int = 0
 
 
 def row_counts(parameters: CostParameters) -> RowCounts:
     """How many operators there are in each table of rows."""
-    return RowCounts(*(len(getattr(parameters, name).flop) for name in RowCounts._fields))
+    return RowCounts(*(len(getattr(parameters, name)[0]) for name in RowCounts._fields))
 
 
 def pad_rows(parameters: CostParameters, counts: RowCounts) -> CostParameters:

@@ -29,15 +29,19 @@ OP_CLASSES: tuple[str, ...] = (
 )  # fmt: skip
 """Operator classes that carry efficiencies; the order of the ``op_class`` axis. The last are of NARROW_DTYPES."""
 
-REDUCE_SIZES = (2, 4, 8)
-"""Devices per node for which an all-reduce has figures of its own; the ``size`` axis."""
+GROUP_SIZES = (2, 4, 8)
+"""Devices per node for which a collective has figures of its own."""
+
+GROUPED = ("all_reduce", "all_gather", "all_to_all")
+"""Collectives that have such figures; the ``size`` axis is GROUP_SIZES of the first, then of the second, then of the
+third."""
 
 HANDOVER_BYTES = 8.0 * 2**20
 """Message from which vLLM leaves an all-reduce to NCCL (``CustomAllreduce``, ``max_size``)."""
 
-REDUCE_FIGURES = {"launch_s": "launch_s", "bandwidth_efficiency": "efficiency", "ramp_s": "ramp_s",
-                  "half_bytes": "half_bytes", "handover_s": "handover_s"}  # fmt: skip
-"""Figures of an all-reduce (``catalog.GroupEfficiency``), and what follows ``reduce_`` in the names of their leaves."""
+GROUP_FIGURES = {"launch_s": "launch_s", "bandwidth_efficiency": "efficiency", "ramp_s": "ramp_s",
+                 "half_bytes": "half_bytes", "handover_s": "handover_s"}  # fmt: skip
+"""Figures of a collective (``catalog.GroupEfficiency``), and what follows ``group_`` in the names of their leaves."""
 
 
 class Rates(NamedTuple):
@@ -50,7 +54,7 @@ class Rates(NamedTuple):
     link_latency_s: PerLevel  # s per message
     flops_efficiency: PerClass  # of the peak
     bandwidth_efficiency: PerClass  # of the bandwidth
-    knee: PerClass  # sharpness of the roofline, see ``iteration.roofline``
+    knee: PerClass  # sharpness of the roofline, see ``roofline.roofline``
     launch_s: PerClass  # s per kernel
     step_overhead_s: Scalar  # s of host time per iteration
     sequence_overhead_s: Scalar  # s of host time per sequence
@@ -76,11 +80,19 @@ class Rates(NamedTuple):
     spread: PerClass  # KV heads' worth of context that a decode call waits for on top
     unsplit_s: PerClass  # s per token attended to of a context that is not split, head size 128
     window_rows: PerClass  # query rows computed for one in windowed decodes
-    reduce_launch_s: PerSize  # all-reduce: s per call
-    reduce_efficiency: PerSize  # of the link's bandwidth, as ``bandwidth_efficiency``
-    reduce_ramp_s: PerSize  # s beyond launch and volume that a large message takes
-    reduce_half_bytes: PerSize  # message that takes half of it
-    reduce_handover_s: PerSize  # s on top from HANDOVER_BYTES on
+    beside_context_s: PerClass  # s per query head and token that a decode attends to beside prompts, head size 128
+    beside_walk_s: PerClass  # s per token of one context that one processor reads by itself, head size 128
+    beside_head_s: PerClass  # s per decode and query head beside prompts
+    beside_tile_s: PerClass  # s per decode, query head and tile of a prompt's chunk
+    beside_knee: PerClass  # how little of a long walk is hidden behind the rest
+    beside_cache_bytes: PerClass  # keys and values of a KV head that stay in the cache for its next query head
+    beside_resident: PerClass  # query heads of decodes that run at the same time
+    unequal: PerClass  # longest over mean context of the decodes in a batch, less 1
+    group_launch_s: PerSize  # collectives: s per call
+    group_efficiency: PerSize  # of the link's bandwidth, as ``bandwidth_efficiency``
+    group_ramp_s: PerSize  # s beyond launch and volume that a large message takes
+    group_half_bytes: PerSize  # message that takes half of it
+    group_handover_s: PerSize  # s on top from HANDOVER_BYTES on
     expert_skew: Scalar  # variance of the experts' popularity
     graph_tokens: Scalar  # batches are padded to multiples of so many tokens (0: they are not)
 
@@ -92,7 +104,11 @@ def rates(hardware: Hardware | Sequence[Hardware], calibration: Calibration) -> 
     the calibration's: peaks (device, dtype), memory bandwidth (device, 1), links (device, level).
     """
     sets = (calibration.of(name) for name in OP_CLASSES)
-    figures = _figures(tuple(map(Same, sets)), Same(calibration.of("all_reduce")))
+    figures = _figures(
+        tuple(map(Same, sets)),
+        tuple(Same(calibration.of(name)) for name in GROUPED),
+        tuple(name in calibration.efficiencies for name in GROUPED),
+    )
     devices = [hardware] if isinstance(hardware, Hardware) else hardware
     bandwidth, latency_s = (
         np.array([[getattr(link, name) for link in one.links] for one in devices], dtype=float)
@@ -123,17 +139,26 @@ def memory_bandwidth(devices: Sequence[Hardware]) -> np.ndarray:
 
 
 @lru_cache(maxsize=256)
-def _figures(sets: tuple[Same[OperatorEfficiency], ...], reduce: Same[OperatorEfficiency]) -> dict[str, np.ndarray]:
-    """The leaves of a calibration set, by class and by size. A sweep over devices asks for the same ones each time."""
+def _figures(
+    sets: tuple[Same[OperatorEfficiency], ...],
+    grouped: tuple[Same[OperatorEfficiency], ...],
+    stated: tuple[bool, ...],
+) -> dict[str, np.ndarray]:
+    """The leaves of a calibration set, by class and by size. A sweep over devices asks for the same ones each time.
+
+    A collective that is not ``stated`` has the figures of the one that stands in for it, but none by group.
+    """
     by_class = {
         name: np.array([getattr(each.of, name) for each in sets], dtype=float)
         for name in (field.name for field in fields(OperatorEfficiency))
         if name != "devices"
     }
-    reduces = [reduce.of.among(size) for size in REDUCE_SIZES]
+    groups = [
+        each.of.among(size if own else 0) for each, own in zip(grouped, stated, strict=True) for size in GROUP_SIZES
+    ]
     by_size = {
-        f"reduce_{leaf}": np.array([getattr(each, figure) for each in reduces], dtype=float)
-        for figure, leaf in REDUCE_FIGURES.items()
+        f"group_{leaf}": np.array([getattr(each, figure) for each in groups], dtype=float)
+        for figure, leaf in GROUP_FIGURES.items()
     }
     for values in (found := by_class | by_size).values():
         values.setflags(write=False)

@@ -13,8 +13,9 @@ import numpy as np
 
 from evaluator.cost.arrays import PerLevel, PerOperator, array_namespace
 from evaluator.cost.coefficients import Coefficients
-from evaluator.cost.iteration import OUTPUT_TILE, TOKEN_TILE, roofline
+from evaluator.cost.iteration import OUTPUT_TILE, TOKEN_TILE
 from evaluator.cost.rates import Rates
+from evaluator.cost.roofline import roofline
 
 HEAD_SIZE = 128
 """The head size to which figures of attention are stated; tiles are the smaller, the larger the heads."""
@@ -51,6 +52,18 @@ class UnitTimes(NamedTuple):
     ramp_s: PerOperator  # s per iteration, for large messages
     handover_s: PerOperator  # s per iteration, for messages from HANDOVER_BYTES on
     quantise_s: PerOperator  # s per Z
+    context_s: PerOperator  # s per token that decodes attend to
+    work_s: PerOperator  # s per token that decodes attend to beside prompts
+    walk_s: PerOperator  # s per token of one context beside prompts
+    longest_s: PerOperator  # s per token of the mean context beside prompts, along the longest one
+    late_s: PerOperator  # s per token of the mean context
+    filling: PerOperator  # decodes
+    call_s: PerOperator  # s per decode beside prompts
+    block_s: PerOperator  # s per decode and tile of a chunk
+    overlap: PerOperator  # 0 to 1
+    sharers: PerOperator  # query heads of a KV head, less one
+    cached: PerOperator  # tokens
+    resident: PerOperator  # decodes
 
 
 def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
@@ -62,7 +75,7 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     One processor walks along the whole inner dimension of a tile that is not split: a product takes ``depth_s`` per
     element of it on top, however few tiles it has. Where its inputs are quantised first, by a kernel of its own, that
     kernel moves ``quantise_bytes`` per element.
-    The figures of an all-reduce depend on how many devices of a node take part (``known.size`` interpolates them).
+    The figures of a collective depend on how many devices of a node take part (``known.size`` interpolates them).
     """
     kind = known.op_class
     flop_rate = rate.flops_efficiency[kind] * _by_dtype(known, rate)
@@ -70,9 +83,9 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     flop_s = known.flops * (1.0 + rate.prologue[kind] / inner) / flop_rate
     tile_flops = 2.0 * TOKEN_TILE * OUTPUT_TILE * known.layers * (known.inputs > 0)
     share, tiles = rate.wave_share[kind] * (known.inputs > 0), rate.wave_tiles[kind]
-    reduces = known.size.any(axis=1)
-    launch = rate.launch_s[kind] * ~reduces + known.size @ rate.reduce_launch_s
-    link_efficiency = rate.bandwidth_efficiency[kind] * ~reduces + known.size @ rate.reduce_efficiency
+    grouped = known.size.any(axis=1)
+    launch = rate.launch_s[kind] * ~grouped + known.size @ rate.group_launch_s
+    link_efficiency = rate.bandwidth_efficiency[kind] * ~grouped + known.size @ rate.group_efficiency
     activation_rate = rate.memory_bandwidth * rate.activation_efficiency[kind]
     attention = _attention_times(known, rate, flop_s, activation_rate)
     return UnitTimes(
@@ -85,8 +98,8 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
         knee=rate.knee[kind],
         waves=np.ceil(known.outputs / OUTPUT_TILE) / tiles,
         wave_s=share * tile_flops * (known.inputs + rate.prologue[kind]) * tiles / flop_rate,
-        ramp_s=known.launches * (known.size @ rate.reduce_ramp_s),
-        handover_s=known.launches * (known.size @ rate.reduce_handover_s),
+        ramp_s=known.launches * (known.size @ rate.group_ramp_s),
+        handover_s=known.launches * (known.size @ rate.group_handover_s),
         quantise_s=rate.quantise_bytes[kind] * known.inputs * known.layers / rate.memory_bandwidth,
         **attention,
     )
@@ -146,4 +159,33 @@ def _attention_times(known: Coefficients, rate: Rates, flop_s: Any, activation_r
         "join_s": rate.join_s[kind] * known.layers,
         "spread_s": context_s * rate.spread[kind] / np.maximum(known.kv_heads, 1.0),
         "unsplit_s": rate.unsplit_s[kind] * (size / HEAD_SIZE) * known.layers * own,
+        "context_s": context_s,
+        **_beside_times(known, rate, size / HEAD_SIZE),
+    }
+
+
+def _beside_times(known: Coefficients, rate: Rates, sizes: Any) -> dict[str, Any]:
+    """The fields of ``UnitTimes`` of decodes beside prompts (``beside.beside_time``); ``sizes``: heads' of HEAD_SIZE.
+
+    A processor computes one query head of one decode at a time, whatever other heads there are, so that the work and
+    the calls are proportional to the heads and the walk along a context is not. Alone, it computes the query heads of
+    one KV head together, so that ``beside_resident`` processors are filled by fewer decodes.
+    """
+    kind = known.op_class
+    heads, kv_heads = known.heads * known.layers, known.kv_heads * known.layers
+    sharers = known.heads / np.maximum(known.kv_heads, 1.0)
+    token_bytes = known.activation_bytes / np.maximum(kv_heads, 1e-9)  # of one KV head
+    walk_s = rate.beside_walk_s[kind] * known.layers * sizes
+    return {
+        "work_s": rate.beside_context_s[kind] * heads * sizes,
+        "walk_s": walk_s,
+        "longest_s": walk_s * (1.0 + rate.unequal[kind]),
+        "late_s": walk_s * rate.unequal[kind],
+        "filling": rate.beside_resident[kind] / np.maximum(known.kv_heads, 1.0),
+        "call_s": rate.beside_head_s[kind] * heads,
+        "block_s": rate.beside_tile_s[kind] * heads,
+        "overlap": rate.beside_knee[kind],
+        "sharers": (sharers - 1.0) * (rate.beside_cache_bytes[kind] > 0.0),
+        "cached": rate.beside_cache_bytes[kind] / np.maximum(token_bytes, 1e-9),
+        "resident": rate.beside_resident[kind] / np.maximum(sharers, 1.0),
     }

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from evaluator.catalog.calibration import COLLECTIVE_CLASSES, Calibration
+from evaluator.catalog.calibration import Calibration, is_collective
 from evaluator.catalog.hardware import Hardware
 from evaluator.errors import InputError
 from evaluator.metrics.variables import INPUTS
@@ -71,7 +71,7 @@ def _classes_longer(calibration: Calibration, factor: float, collectives: bool) 
     """The fixed times of collectives, or of all other classes of operators, times ``factor``."""
     efficiencies = dict(calibration.efficiencies)
     for name, figures in efficiencies.items():
-        if (name in COLLECTIVE_CLASSES) == collectives:
+        if is_collective(name) == collectives:
             groups = {size: _longer(group, factor) for size, group in figures.devices.items()}
             efficiencies[name] = replace(_longer(figures, factor), devices=groups)
     return replace(calibration, efficiencies=efficiencies)

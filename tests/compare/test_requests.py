@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evaluator.catalog import load_calibration
 from evaluator.catalog.store import names
 from evaluator.compare import compare_requests
 from evaluator.errors import InputError
@@ -164,4 +165,9 @@ def test_real_requests(evaluator, data_folder):
     requests = _real(data_folder, "lls_rtxpro6000_llama31_8b_requests.csv")
     shipped = Path(__file__).resolve().parents[2] / "scenarios" / "rtxpro6000-sharegpt.yaml"
     assert "rtx-pro-6000-vllm.serving" in names("calibrations")
-    assert evaluator("compare", requests, "--scenario", shipped, "--fail-above", 5)[0] == 0
+    assert evaluator("compare", requests, "--scenario", shipped, "--fail-above", 4)[0] == 0
+    table = compare_requests(requests, load_scenario(shipped))[1]
+    errors = table[table["statistic"] == "mean"].set_index("metric")["error_pct"].abs()
+    assert errors["ttft"] < 4 and errors["tpot"] < 2 and errors["e2e"] < 2
+    host = load_calibration("rtx-pro-6000-vllm.serving", "rtx-pro-6000")
+    assert host.step_overhead_s == load_calibration("h100-sxm-vllm.serving", "h100-sxm").step_overhead_s

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.cost.iteration import AttentionRows, CostParameters, Rows
+from evaluator.cost.beside import BesideRows
+from evaluator.cost.iteration import AttentionRows, CostParameters, RampRows, Rows
 from evaluator.policies import POLICIES
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
 from evaluator.routing import ROUTERS, HeavyLight
@@ -18,13 +19,16 @@ CHOICES = (*(each.name for each in ROUTERS.values() if each.name not in WITH_MOR
 """Every router that chooses a replica when a request is sent."""
 NO_ROWS = Rows(*(np.zeros(0) for _ in Rows._fields))
 NO_ATTENTION = AttentionRows(*(np.zeros(0) for _ in AttentionRows._fields))
+NO_RAMPS = RampRows(*(np.zeros(0) for _ in RampRows._fields))
+NONE_BESIDE = BesideRows(*(np.zeros(0) for _ in BesideRows._fields))
 
 
 def linear_cost(iteration_s=1.0, token_s=0.0, context_s=0.0) -> CostParameters:
     """An iteration takes so long, plus so much per token computed and per token attended to by decodes."""
-    rows = (NO_ROWS,) * 3 + (NO_ATTENTION,) * 2
+    rows = (NO_ROWS,) * 3 + (NO_ATTENTION,) * 2 + (NO_RAMPS, NO_RAMPS, NONE_BESIDE)
     zero = CostParameters(*rows, *(0.0,) * (len(CostParameters._fields) - len(rows)))
-    return zero._replace(iteration_s=iteration_s, token_s=token_s, context_s=context_s, ramp_tokens=1.0)
+    above_0 = {"ramp_tokens": 1.0, "late_decodes": 1.0}
+    return zero._replace(iteration_s=iteration_s, token_s=token_s, context_s=context_s, **above_0)
 
 
 SECOND = linear_cost()  # every iteration takes one second
@@ -47,6 +51,10 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
             **{name: rng.uniform(0.2, 1.0, count) * most * factor[name] for name, most in largest.items()}
         )
 
+    beside = {"context": 3e-7, "spread": 1e-6, "unsplit": 1e-6, "late": 1e-6, "filling": 4.0, "sequence": 1e-5,
+              "join": 1e-3, "work": 1e-6, "walk": 3e-6, "longest": 5e-6, "overlap": 0.5, "call": 3e-5, "block": 3e-5,
+              "activation": 5e-7, "sharers": 3.0, "cached": 300.0, "resident": 4.0}  # fmt: skip
+    figures = ("overlap", "filling", "sharers", "cached", "resident")
     return CostParameters(
         token_rows=rows(3, 2e-5, 3e-3, 2e-6),
         sequence_rows=rows(1, 1e-6, 1e-4, 1e-7),
@@ -60,6 +68,8 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         context_s=3e-7 * rng.uniform() * scale,
         spread_s=1e-6 * rng.uniform() * scale,
         unsplit_s=1e-6 * rng.uniform() * scale,
+        late_s=2e-7 * scale,
+        late_decodes=3.0,
         window_context_s=1e-7 * scale if windowed else 0.0,
         expert_skew=rng.uniform(0.0, 2.0) if experts else 0.0,
         graph_tokens=8.0 if experts else 0.0,
@@ -70,6 +80,14 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         ramp_tokens=300.0,
         handover_s=1e-3 * rng.uniform() * scale,
         handover_tokens=15.0,
+        ramp_rows=RampRows(rng.uniform(0.2, 1.0, 2) * 1e-3 * scale, np.array([40.0, 4.0]), np.array([0.0, 1.0])),
+        expert_ramp_rows=RampRows(5e-4 * scale * np.ones(1 * experts), 30.0 * np.ones(1 * experts), np.zeros(1 * experts)),
+        beside_rows=BesideRows(
+            **{
+                name: rng.uniform(0.2, 1.0, 1) * most * (1.0 if name in figures else scale)
+                for name, most in beside.items()
+            }
+        ),
     )
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from evaluator.calibrate.serving.fit import FitResult
 from evaluator.calibrate.serving.parameters import PARAMETERS
-from evaluator.catalog.calibration import COLLECTIVE_CLASSES, HOST, SORT, Calibration, OperatorEfficiency
+from evaluator.catalog.calibration import HOST, SORT, Calibration, OperatorEfficiency, is_collective
 
 _IN_A_COLLECTIVE = ("bandwidth_efficiency", "launch_s")
 
@@ -46,7 +46,7 @@ def _figures(name: str, one: OperatorEfficiency) -> dict[str, Any]:
     kept = {}
     for each in fields(one):
         required = each.default is MISSING and each.default_factory is MISSING
-        unstated = required and name in COLLECTIVE_CLASSES and each.name not in _IN_A_COLLECTIVE
+        unstated = required and is_collective(name) and each.name not in _IN_A_COLLECTIVE
         value = getattr(one, each.name)
         if each.name == "activation_efficiency" and value == one.bandwidth_efficiency:
             continue  # as for the weights, which is what a class without it means

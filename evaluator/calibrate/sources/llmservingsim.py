@@ -1,69 +1,138 @@
-"""LLMServingSim (casys-kaist/LLMServingSim, MIT): layers and mixed attention of Llama-3.1-8B on RTX PRO 6000."""
+"""LLMServingSim (casys-kaist/LLMServingSim, MIT): kernels of vLLM on RTX PRO 6000 and RTX 4090.
+
+Layers, attention of prompts and decodes together, decodes of unequal contexts, and MoE layers, as one TP rank has them.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import pandas as pd
 
 from evaluator.calibrate.sources.names import hardware
 
-HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 4096, 14336, 32, 8, 128, 128256
+
+class _Shape(NamedTuple):
+    hidden: int
+    inner: int  # 0: experts
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+
+
+_LLAMA = "meta-llama/Llama-3.1-8B"
+_MODELS = {
+    _LLAMA: _Shape(4096, 14336, 32, 8, 128, 128256),
+    "Qwen/Qwen3-32B": _Shape(5120, 25600, 64, 8, 128, 151936),
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": _Shape(2048, 0, 32, 4, 128, 151936),
+}
+"""From each model's config.json."""
+SKEW_CALLS = 3.0
+_EXPERTS = {"hidden": 2048, "intermediate": 768, "top_k": 8, "experts": 128, "gated": 1.0}
+"""Of Qwen3-30B-A3B, the one MoE model there."""
+
+
+def _shapes(frame: pd.DataFrame) -> pd.DataFrame:
+    """The shape of the model of every row; the profile of Llama-3.1-8B alone does not name it. KeyError for others."""
+    names = frame["model"] if "model" in frame else pd.Series(_LLAMA, frame.index)
+    return pd.DataFrame([_MODELS[name] for name in names], index=frame.index)
 
 
 def layers(frame: pd.DataFrame) -> pd.DataFrame:
-    """The layer profile: products and elementwise kernels. The sampler, of many small kernels, is left out."""
+    """The layer profiles: products and elementwise kernels. The sampler, of many small kernels, is left out."""
+    shape, tensor = _shapes(frame), frame["tensor_parallel_size"]
+    heads, kv_heads = shape.heads * shape.head_dim / tensor, shape.kv_heads * shape.head_dim / tensor
     products = {
-        "qkv_proj": lambda tensor: ((HEADS + 2 * KV_HEADS) * HEAD_DIM / tensor, HIDDEN),
-        "o_proj": lambda tensor: (HIDDEN, HEADS * HEAD_DIM / tensor),
-        "gate_up_proj": lambda tensor: (2 * INNER / tensor, HIDDEN),
-        "down_proj": lambda tensor: (HIDDEN, INNER / tensor),
-        "lm_head": lambda tensor: (VOCABULARY / tensor, HIDDEN),
+        "qkv_proj": (heads + 2 * kv_heads, shape.hidden),
+        "o_proj": (shape.hidden, heads),
+        "gate_up_proj": (2 * shape.inner / tensor, shape.hidden),
+        "down_proj": (shape.hidden, shape.inner / tensor),
+        "lm_head": (shape.vocabulary / tensor, shape.hidden),
     }
     moved = {
-        "act_fn": lambda tensor: 3 * INNER / tensor,
-        "layernorm": lambda tensor: 4 * HIDDEN,
-        "rotary_emb": lambda tensor: 2 * (HEADS + KV_HEADS) * HEAD_DIM / tensor,
-        "embedding": lambda tensor: 2 * HIDDEN,
+        "act_fn": 3 * shape.inner / tensor,
+        "layernorm": 4 * shape.hidden,
+        "qk_norm": 2 * (heads + kv_heads),
+        "rotary_emb": 2 * (heads + kv_heads),
+        "embedding": 2 * shape.hidden,
     }
-    parts = []
-    for name, part in frame.groupby("layer"):
-        tensor = part["tensor_parallel_size"]
-        common = {
-            "hardware": hardware(part["gpu"]),
-            "kernel": name,
-            "engine": "vllm",
-            "time_s": part["latency_us"] * 1e-6,
-        }
-        if name in products:
-            n, k = products[name](tensor)
-            parts.append(pd.DataFrame(common | {"op_class": "gemm", "m": part["num_tokens"], "n": n, "k": k}))
-        elif name in moved:
-            size = 2.0 * moved[name](tensor) * part["num_tokens"]
-            parts.append(pd.DataFrame(common | {"op_class": "elementwise", "bytes": size}))
+    tokens, time_s = frame["num_tokens"], frame["latency_us"] * 1e-6
+    common = pd.DataFrame(
+        {"hardware": hardware(frame["gpu"]), "kernel": frame["layer"], "engine": "vllm", "time_s": time_s}
+    )
+    parts = [
+        common.assign(op_class="gemm", m=tokens, n=n, k=k)[frame["layer"] == name] for name, (n, k) in products.items()
+    ]
+    parts += [
+        common.assign(op_class="elementwise", bytes=2.0 * elements * tokens)[frame["layer"] == name]
+        for name, elements in moved.items()
+    ]
     return pd.concat(parts, ignore_index=True)
 
 
 def attention(frame: pd.DataFrame) -> pd.DataFrame:
-    """The attention profile: one chunk on its history, beside decodes of equal context."""
-    tensor = frame["tensor_parallel_size"]
+    """The attention profiles: one chunk on its history, beside decodes of equal context, and either by itself."""
+    chunk, decodes, seen = (
+        frame[name] for name in ("prefill_chunk_tokens", "num_decode_seqs", "decode_kv_tokens_per_seq")
+    )
+    return _calls(frame, chunk, frame["prefill_past_kv_tokens"], decodes, seen, frame["latency_us"])
+
+
+def skew(frame: pd.DataFrame) -> pd.DataFrame:
+    """Decodes of unequal contexts, alone and beside a chunk: the mean context, and how much longer the longest is.
+
+    Times are of SKEW_CALLS calls: those of equal contexts are so many times what the attention profile has of the same
+    call (median 3.00, quartiles 2.99 and 3.02 over all of them), which upstream does not say.
+    """
+    mean = (frame["nb"] * frame["kv_big"] + (frame["n"] - frame["nb"]) * frame["kvs"]) / frame["n"]
+    found = _calls(frame, frame["pc"], frame["kp"], frame["n"], mean, frame["t_skew_us"] / SKEW_CALLS)
+    return found.assign(unequal=frame["kv_big"] / mean - 1.0)
+
+
+def _calls(
+    frame: pd.DataFrame, chunk: pd.Series, past: pd.Series, decodes: pd.Series, seen: pd.Series, time_us: pd.Series
+) -> pd.DataFrame:
+    shape, tensor = _shapes(frame), frame["tensor_parallel_size"]
+    alone = chunk == 0
+    kinds = pd.Series("attention_mixed", frame.index).mask(alone, "attention_decode")
     return pd.DataFrame(
         {
-            "op_class": "attention_mixed",
+            "op_class": kinds.mask(decodes == 0, "attention_prefill"),
             "hardware": hardware(frame["gpu"]),
             "engine": "vllm",
-            "batch": (frame["prefill_chunk_tokens"] > 0).astype(float),
-            "new_tokens": frame["prefill_chunk_tokens"],
-            "past_tokens": frame["prefill_past_kv_tokens"],
-            "decodes": frame["num_decode_seqs"],
-            "decode_context": frame["decode_kv_tokens_per_seq"],
-            "heads": HEADS / tensor,
-            "kv_heads": KV_HEADS / tensor,
-            "head_dim": HEAD_DIM,
+            "batch": decodes.where(alone, 1).astype(float),
+            "new_tokens": chunk,
+            "past_tokens": seen.where(alone, past),
+            "decodes": decodes,
+            "decode_context": seen,
+            "heads": shape.heads / tensor,
+            "kv_heads": shape.kv_heads / tensor,
+            "head_dim": shape.head_dim,
+            "time_s": time_us * 1e-6,
+        }
+    )
+
+
+def moe(frame: pd.DataFrame) -> pd.DataFrame:
+    """The MoE profile: tokens that visit so many of the experts in all."""
+    return pd.DataFrame(
+        {
+            "op_class": "grouped_gemm",
+            "hardware": hardware(frame["gpu"]),
+            "engine": "vllm",
+            "tokens": frame["tokens"],
+            "expert_parallel": 1.0,
+            "experts_touched": frame["activated_experts"],
             "time_s": frame["latency_us"] * 1e-6,
         }
+        | _EXPERTS
     )
 
 
 CONVERTERS = (
     ("LLMServingSim layers", {"layer", "row_unit", "latency_us"}, layers),
     ("LLMServingSim attention", {"prefill_chunk_tokens", "num_decode_seqs"}, attention),
+    ("LLMServingSim skew", {"kvs", "kv_big", "t_skew_us"}, skew),
+    ("LLMServingSim experts", {"tokens", "activated_experts", "latency_us"}, moe),
 )

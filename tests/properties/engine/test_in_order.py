@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evaluator.cost.iteration import AttentionRows, CostParameters, Rows
+from evaluator.cost.beside import BesideRows
+from evaluator.cost.iteration import AttentionRows, CostParameters, RampRows, Rows
 from evaluator.device import configure
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests
 from evaluator.stations.engine.in_order import Lane, Structure, run_lanes
@@ -162,6 +163,9 @@ ROW_FIELDS = {  # which of the fields of its rows a group of operators has a use
     "expert_rows": PRODUCT,
     "prefill_rows": AttentionRows._fields,
     "prefill_window_rows": AttentionRows._fields,
+    "ramp_rows": RampRows._fields,
+    "expert_ramp_rows": ("ramp", "half"),
+    "beside_rows": BesideRows._fields,
 }
 COST_INPUTS = [
     *(f"cost.{name}.{field}" for name, fields in ROW_FIELDS.items() for field in fields),
@@ -213,7 +217,12 @@ def _changed(lane: Lane, requests: Requests, name: str) -> tuple[Lane, Requests]
 
 def test_every_input_is_tried():
     assert set(ROW_FIELDS) == {name for name in CostParameters._fields if name.endswith("_rows")}
-    assert {field for fields in ROW_FIELDS.values() for field in fields} == {*Rows._fields, *AttentionRows._fields}
+    assert {field for fields in ROW_FIELDS.values() for field in fields} == {
+        *Rows._fields,
+        *AttentionRows._fields,
+        *RampRows._fields,
+        *BesideRows._fields,
+    }
     names = {name.split(".")[0].removesuffix(" of requests") for name in INPUTS}
     assert names >= {"cost", *LaneLimits._fields, *Requests._fields}
     assert {*Lane._fields} == {"cost", "limits", "branches"}  # the last: test_branches.py
