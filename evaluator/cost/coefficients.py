@@ -14,8 +14,8 @@ import numpy as np
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.collectives import collective_terms, level_sizes
-from evaluator.cost.dtypes import COMPUTE_DTYPES
-from evaluator.cost.kernel import Operator, Scaling
+from evaluator.cost.dtypes import COMPUTE_DTYPES, is_unpacked
+from evaluator.cost.kernel import OpClass, Operator, Scaling
 from evaluator.cost.rates import NARROW_DTYPES, OP_CLASSES, REDUCE_SIZES
 
 _SCALINGS = get_args(Scaling)
@@ -96,6 +96,11 @@ def efficiency_class(op_class: str, dtype: str) -> str:
     if dtype not in NARROW_DTYPES or not op_class.endswith("gemm"):
         return op_class
     return f"{op_class}_{NARROW_DTYPES[dtype]}"
+
+
+def experts_class(weight: str, activations: str) -> OpClass:
+    """The class of the routed experts' products; weights of 4 bits under 16-bit activations have their own kernels."""
+    return "grouped_gemm_w4" if is_unpacked(weight, activations) else "grouped_gemm"
 
 
 def size_weights(devices: float) -> np.ndarray:

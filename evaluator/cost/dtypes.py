@@ -28,9 +28,13 @@ PEAK_FALLBACKS: dict[str, tuple[str, ...]] = {
     "fp16": ("fp16", "bf16", "fp32"),
     "fp8": ("fp8", "bf16", "fp16", "fp32"),
     "int8": ("int8", "bf16", "fp16", "fp32"),
-    "fp4": ("fp4", "fp8", "bf16", "fp16", "fp32"),
+    "fp4": ("fp4", "bf16", "fp16", "fp32"),
 }
-"""Where hardware has no unit for a dtype the operands are widened to the next one it has."""
+"""Where hardware has no unit for a dtype the operands are widened to the next one it has. Products in fp4 go to 16
+bits: engines then only unpack the weights, and leave the activations as they are (Marlin)."""
+
+
+_ON_THE_FLY = {"fp8": "fp8", "nvfp4": "fp4"}
 
 
 def wider(one: str, other: str) -> str:
@@ -49,14 +53,20 @@ def stream_bytes(activations: str) -> float:
 def compute_dtype(weight: str, activations: str) -> str:
     """The dtype in which a matrix product runs, one of ``COMPUTE_DTYPES``.
 
-    The wider of the two, with one exception: fp8 weights meet 16-bit activations in fp8, because engines quantise
-    the activations on the fly (vLLM ``Fp8LinearMethod``, per token or per block). Weights of 4 bits or int8 under
-    16-bit activations are unpacked and computed in 16 bits (Marlin and its kin).
+    The wider of the two, with two exceptions: fp8 and nvfp4 weights meet 16-bit activations in fp8 and in fp4, because
+    engines quantise the activations on the fly (vLLM ``Fp8LinearMethod`` and ``ModelOptNvFp4LinearMethod``); for
+    devices without units for fp4 see ``PEAK_FALLBACKS``. Other weights of 4 bits, and int8, under 16-bit activations
+    are unpacked and computed in 16 bits (Marlin and its kin).
     """
-    if weight == "fp8" and _BITS[activations] == 16:
-        return "fp8"
+    if weight in _ON_THE_FLY and _BITS[activations] == 16:
+        return _ON_THE_FLY[weight]
     dtype = wider(weight, activations)
     return {"int4": "int8", "mxfp4": "fp4", "nvfp4": "fp4"}.get(dtype, dtype)
+
+
+def is_unpacked(weight: str, activations: str) -> bool:
+    """Whether weights of 4 bits are computed in 16 bits, by kernels that unpack them."""
+    return _BITS[weight] == 4 and _BITS[activations] == 16 and weight not in _ON_THE_FLY
 
 
 def weight_dtypes(checkpoint: CheckpointPrecision, precision: Precision) -> dict[str, str]:

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from evaluator.catalog.model import DenseFeedForward, FeedForward, Model, MoeFeedForward
+from evaluator.cost.coefficients import experts_class
 from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, weight_dtypes
 from evaluator.cost.gemm import all_reduce, gemm, input_bytes, traffic
 from evaluator.cost.kernel import Operator
@@ -51,7 +52,7 @@ def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: P
     return [
         Operator(
             each.name,
-            "grouped_gemm",
+            experts_class(weight, precision.activations),
             "experts",
             dtype=dtype,
             flops=2.0 * visits * each.inputs * each.outputs,
