@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from evaluator.catalog.model import CheckpointPrecision
+from collections.abc import Mapping
+from functools import cache
+
+from evaluator.catalog.model import LatentAttention, Model
 from evaluator.cost.precision import Precision
 
 BYTES: dict[str, float] = {
@@ -69,13 +72,17 @@ def is_unpacked(weight: str, activations: str) -> bool:
     return _BITS[weight] == 4 and _BITS[activations] == 16 and weight not in _ON_THE_FLY
 
 
-def weight_dtypes(checkpoint: CheckpointPrecision, precision: Precision) -> dict[str, str]:
+@cache
+def weight_dtypes(model: Model, precision: Precision) -> Mapping[str, str]:
     """The dtype of every part of the weights under a scenario's ``precision.weights``.
 
-    ``checkpoint`` keeps what is published. Any other dtype goes to all matrices of the layers. Embedding and
-    output head follow it only at 16 bits and above: quantisation leaves them as they are (llm-compressor and
-    AutoFP8 recipes, vLLM online fp8). Router and norms (``router``) stay in 16 bits.
+    ``checkpoint`` keeps what is published. Any other dtype goes to all matrices of the layers, but nvfp4 not to MLA:
+    checkpoints in nvfp4 keep it in 16 bits (``exclude_modules`` of nvidia/DeepSeek-V3-0324-NVFP4 has ``self_attn*`` of
+    all layers; those without MLA, such as nvidia/Qwen3-30B-A3B-NVFP4, do not). Embedding and output head follow it only
+    at 16 bits and above: quantisation leaves them as they are (llm-compressor and AutoFP8 recipes, vLLM online fp8).
+    Router and norms (``router``) stay in 16 bits.
     """
+    checkpoint = model.checkpoint
     published: dict[str, str] = {
         "attention": checkpoint.attention,
         "feed_forward": checkpoint.feed_forward,
@@ -88,4 +95,7 @@ def weight_dtypes(checkpoint: CheckpointPrecision, precision: Precision) -> dict
     if wanted == "checkpoint":
         return published
     parts = ("attention", "feed_forward", "experts") + (("embedding", "head") if _BITS[wanted] >= 16 else ())
-    return published | dict.fromkeys(parts, wanted)
+    found = published | dict.fromkeys(parts, wanted)
+    if wanted == "nvfp4" and any(isinstance(kind.mixer, LatentAttention) for kind in model.layers):
+        found["attention"] = wider("bf16", checkpoint.attention)
+    return found

@@ -19,7 +19,7 @@ def gemm(
     MLA has ``absorbed`` is one of two halves per head, in 16 bits at least: engines dequantise it when they load it
     (vLLM ``MLACommonImpl.process_weights_after_loading``, TensorRT-LLM's ``k_b_proj_trans`` and ``v_b_proj``).
     """
-    weight = weight_dtypes(model.checkpoint, precision)[projection.part]
+    weight = weight_dtypes(model, precision)[projection.part]
     weight = wider("bf16", weight) if absorbed else weight
     dtype = compute_dtype(weight, precision.activations)
     stream = stream_bytes(precision.activations)
