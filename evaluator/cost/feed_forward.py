@@ -26,26 +26,11 @@ def feed_forward_operators(
     """
     if feed_forward is None:
         return []
-    found = [
-        _beside_routed(gemm(each, model, precision))
-        if each.name.startswith("shared_experts")
-        else gemm(each, model, precision)
-        for each in feed_forward_projections(feed_forward, model.hidden, parallel)
-    ]
+    found = [gemm(each, model, precision) for each in feed_forward_projections(feed_forward, model.hidden, parallel)]
     if isinstance(feed_forward, MoeFeedForward):
         found += _routed(model, feed_forward, precision, parallel)
     found += _elementwise(model, feed_forward, precision, parallel)
     return found + list(all_reduce("feed_forward.all_reduce", model, precision, parallel))
-
-
-def _beside_routed(product: Operator) -> Operator:
-    """A product of the shared experts, which run on a stream of their own beside the routed ones.
-
-    What it computes and reads takes the device's time all the same; its start and the way along its tiles are hidden.
-    vLLM: ``SharedExperts`` with ``aux_stream``, TensorRT-LLM: ``Deepseekv3MoE`` with ``maybe_execute_in_parallel``,
-    SGLang: ``DeepseekV2MoE.forward_normal_dual_stream``.
-    """
-    return replace(product, launches=0.0, inputs=0, outputs=0)
 
 
 def log_expert_missed(moe: MoeFeedForward) -> float:
@@ -92,6 +77,6 @@ def _elementwise(model: Model, feed_forward: FeedForward, precision: Precision, 
     # The weighted sum runs over all experts of a token; of those on other ranks it adds zeros.
     routed = sides * _visits(feed_forward, parallel) * inside + (feed_forward.experts_per_token + 1) * model.hidden
     return [
-        traffic("experts.elementwise", elements * stream, 2.0),
+        traffic("experts.elementwise", elements * stream, 2.0 + (shared > 0)),
         replace(traffic("experts.routing", routed * stream, 3.0), op_class="expert_elementwise"),
     ]
