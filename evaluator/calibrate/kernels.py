@@ -2,7 +2,7 @@
 
 Every row of a table becomes an operator, so that ``unit_times`` folds all of them at once; ``product_time`` and
 ``attention_time`` then take each at its own size. What a fused MoE call does beyond its products (permute, activate,
-sum) is in the cost model elementwise work, and is added at the rates of ``expert_elementwise``.
+sum) is in the cost model elementwise work, and is added at the rates of ``routing_class``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pandas as pd
 
 from evaluator.catalog.model import LatentAttention
 from evaluator.cost.batch import attention_area
-from evaluator.cost.coefficients import Coefficients, efficiency_class, experts_class, size_weights
+from evaluator.cost.coefficients import Coefficients, efficiency_class, experts_class, routing_class, size_weights
 from evaluator.cost.collectives import collective_terms
 from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES, compute_dtype
 from evaluator.cost.fold import rows_of
@@ -30,7 +30,7 @@ from evaluator.cost.iteration import (
     product_time,
     roofline,
 )
-from evaluator.cost.kernel import Operator
+from evaluator.cost.kernel import OpClass, Operator
 from evaluator.cost.mixers import latent_kernels
 from evaluator.cost.precision import Precision
 from evaluator.cost.rates import HANDOVER_BYTES, OP_CLASSES, REDUCE_SIZES, Rates
@@ -39,6 +39,7 @@ from evaluator.cost.unit_times import unit_times
 Predict = Callable[[Rates], Any]
 _ATTENTION_LAUNCH = OP_CLASSES.index("attention_decode")
 _LATENT_LAUNCH = OP_CLASSES.index("mla_decode")
+_ELEMENTWISE = OP_CLASSES.index("elementwise")
 STREAM = 2.0  # bytes of an activation
 
 
@@ -75,6 +76,12 @@ def classes(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     return np.array([label for label, _ in each], dtype=object), np.array([dtype for _, dtype in each], dtype=object)
 
 
+def routing_classes(rows: pd.DataFrame) -> list[OpClass]:
+    """The class of what each MoE call does around its products, (row,)."""
+    activations = rows["activations"] if "activations" in rows else rows["dtype"]
+    return [routing_class(*each) for each in zip(rows["dtype"], activations, strict=True)]
+
+
 def _input_bytes(rows: pd.DataFrame) -> np.ndarray:
     """Bytes of one element of a product's input, (row,)."""
     return np.array([input_bytes(dtype, STREAM) for dtype in classes(rows)[1]])
@@ -97,9 +104,8 @@ def gemm(rows: pd.DataFrame, levels: int) -> Predict:
     return predict
 
 
-def elementwise_s(rate: Rates, moved: Any, launches: float, op_class: str = "elementwise") -> Any:
-    """Elementwise kernels that move so many bytes."""
-    kind = OP_CLASSES.index(op_class)
+def elementwise_s(rate: Rates, moved: Any, launches: float, kind: Any = _ELEMENTWISE) -> Any:
+    """Elementwise kernels that move so many bytes; ``kind`` is the index of their class."""
     return moved / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind]) + launches * rate.launch_s[kind]
 
 
@@ -135,9 +141,11 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     # The sum runs over all experts of a token, those of other ranks included (as zeros).
     moved = STREAM * tokens * (visits * (halves + 1) * inner + (top + 1) * hidden)
 
+    around = np.array([OP_CLASSES.index(name) for name in routing_classes(rows)])
+
     def predict(rate: Rates) -> Any:
         touched = jnp.where(balanced, even, experts_touched(missed, tokens, rate.expert_skew))
-        total = elementwise_s(rate, moved, 3.0, "expert_elementwise")
+        total = elementwise_s(rate, moved, 3.0, around)
         for operators in (up, down):
             times = unit_times(operators, rate)
             total = total + product_time(rows_of(times, Rows), tokens, touched, tokens) + times.fixed_s

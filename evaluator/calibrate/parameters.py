@@ -67,6 +67,7 @@ FITTED: dict[str, tuple[str, ...]] = {
 FITTED["mla_prefill"] = FITTED["attention_prefill"]
 FITTED["mla_decode"] = tuple(each for each in FITTED["attention_decode"] if each not in ("unsplit_s", "window_rows"))
 FITTED |= {f"gemm_{bits}": (*FITTED["gemm"], "depth_s", "quantise_bytes") for bits in ("8bit", "4bit")}
+FITTED |= {f"expert_elementwise_{bits}": FITTED["expert_elementwise"] for bits in ("4bit", "w4")}
 FITTED |= {f"grouped_gemm_{bits}": FITTED["grouped_gemm"] for bits in ("8bit", "4bit", "w4")}
 
 

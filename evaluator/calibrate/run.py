@@ -99,8 +99,9 @@ def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> l
         wanted.add("mla_decode")  # which has the launch of both
     if "iteration" in labels:
         wanted |= {"gemm", "attention_prefill", "attention_decode"}
-    if any(part.op_class == "grouped_gemm" for part in parts):
-        wanted.add("expert_elementwise")
+    for part in parts:
+        if part.op_class == "grouped_gemm":
+            wanted |= set(kernels.routing_classes(part.rows))
     wanted.discard("all_reduce")
     if "all_gather" in labels:
         wanted.add("all_reduce")

@@ -29,6 +29,7 @@ OPTIONAL_CLASSES = {
     "gemm_8bit": "gemm", "grouped_gemm_8bit": "grouped_gemm", "gemm_4bit": "gemm_8bit",
     "grouped_gemm_4bit": "grouped_gemm_8bit", "expert_elementwise": "elementwise", "mla_prefill": "attention_prefill",
     "mla_decode": "attention_decode", "grouped_gemm_w4": "grouped_gemm",
+    "expert_elementwise_4bit": "expert_elementwise", "expert_elementwise_w4": "expert_elementwise",
 }  # fmt: skip
 """Classes that a set may have, and whose figures they take where it has not: products computed in 8 bits and in 4, what
 permutes, activates and sums what the routed experts make, attention on latents (MLA), whose kernels are others, and

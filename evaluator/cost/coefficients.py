@@ -14,7 +14,7 @@ import numpy as np
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.collectives import collective_terms, level_sizes
-from evaluator.cost.dtypes import COMPUTE_DTYPES, is_unpacked
+from evaluator.cost.dtypes import COMPUTE_DTYPES, compute_dtype, is_unpacked
 from evaluator.cost.kernel import OpClass, Operator, Scaling
 from evaluator.cost.rates import NARROW_DTYPES, OP_CLASSES, REDUCE_SIZES
 
@@ -101,6 +101,13 @@ def efficiency_class(op_class: str, dtype: str) -> str:
 def experts_class(weight: str, activations: str) -> OpClass:
     """The class of the routed experts' products; weights of 4 bits under 16-bit activations have their own kernels."""
     return "grouped_gemm_w4" if is_unpacked(weight, activations) else "grouped_gemm"
+
+
+def routing_class(weight: str, activations: str) -> OpClass:
+    """The class of what permutes, activates and sums around those products, which kernels for 4 bits do in part."""
+    if is_unpacked(weight, activations):
+        return "expert_elementwise_w4"
+    return "expert_elementwise_4bit" if compute_dtype(weight, activations) == "fp4" else "expert_elementwise"
 
 
 def size_weights(devices: float) -> np.ndarray:

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from evaluator.catalog.model import DenseFeedForward, FeedForward, Model, MoeFeedForward
-from evaluator.cost.coefficients import experts_class
+from evaluator.cost.coefficients import experts_class, routing_class
 from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, weight_dtypes
 from evaluator.cost.gemm import all_reduce, gemm, input_bytes, traffic
 from evaluator.cost.kernel import Operator
@@ -78,5 +78,8 @@ def _elementwise(model: Model, feed_forward: FeedForward, precision: Precision, 
     routed = sides * _visits(feed_forward, parallel) * inside + (feed_forward.experts_per_token + 1) * model.hidden
     return [
         traffic("experts.elementwise", elements * stream, 2.0 + (shared > 0)),
-        replace(traffic("experts.routing", routed * stream, 3.0), op_class="expert_elementwise"),
+        replace(
+            traffic("experts.routing", routed * stream, 3.0),
+            op_class=routing_class(weight_dtypes(model, precision)["experts"], precision.activations),
+        ),
     ]

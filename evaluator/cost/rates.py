@@ -29,7 +29,9 @@ OP_CLASSES: tuple[str, ...] = (
 )  # fmt: skip
 """Operator classes that carry efficiencies; the order of the ``op_class`` axis. The last are of NARROW_DTYPES."""
 
-UNPACKED = {"gemm_4bit": "gemm", "grouped_gemm_4bit": "grouped_gemm_w4"}
+UNPACKED = {
+    "gemm_4bit": "gemm", "grouped_gemm_4bit": "grouped_gemm_w4", "expert_elementwise_4bit": "expert_elementwise_w4",
+}  # fmt: skip
 """Whose figures products in fp4 have on devices without units for it, where they are computed in 16 bits."""
 
 REDUCE_SIZES = (2, 4, 8)
