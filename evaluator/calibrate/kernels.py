@@ -2,7 +2,7 @@
 
 Every row of a table becomes an operator, so that ``unit_times`` folds all of them at once; ``product_time`` and
 ``attention_time`` then take each at its own size. What a fused MoE call does beyond its products (permute, activate,
-sum) is in the cost model elementwise work, and is added at the rates of ``expert_elementwise``.
+sum) is in the cost model elementwise work, and is added at the rates of ``routing_class``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pandas as pd
 from evaluator.catalog.model import LatentAttention
 from evaluator.cost.batch import attention_area
 from evaluator.cost.beside import BesideRows, beside_time, waiting
-from evaluator.cost.coefficients import Coefficients, efficiency_class, size_weights
+from evaluator.cost.coefficients import Coefficients, efficiency_class, experts_class, routing_class, size_weights
 from evaluator.cost.collectives import collective_terms
 from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES, compute_dtype
 from evaluator.cost.fold import rows_of
@@ -30,7 +30,7 @@ from evaluator.cost.iteration import (
     experts_touched,
     product_time,
 )
-from evaluator.cost.kernel import Operator
+from evaluator.cost.kernel import OpClass, Operator
 from evaluator.cost.mixers import latent_kernels
 from evaluator.cost.precision import Precision
 from evaluator.cost.rates import GROUP_SIZES, GROUPED, HANDOVER_BYTES, OP_CLASSES, Rates
@@ -40,18 +40,18 @@ from evaluator.cost.unit_times import UnitTimes, unit_times
 Predict = Callable[[Rates], Any]
 _ATTENTION_LAUNCH = OP_CLASSES.index("attention_decode")
 _LATENT_LAUNCH = OP_CLASSES.index("mla_decode")
+_ELEMENTWISE = OP_CLASSES.index("elementwise")
 STREAM = 2.0  # bytes of an activation
 
 
 def known(op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, levels: int, **given: Any) -> Coefficients:
     """Coefficients with one operator per row; what is not given is 0 (``layers`` and ``launches``: 1).
 
-    ``dtype`` is that of the weights and of the activations.
+    ``op_class`` has figures of its own, ``dtype`` is that of the computation.
     """
     zeros, ones = np.zeros(count), np.ones(count)
-    classes = np.broadcast_to(op_class, count)
-    dtypes = [compute_dtype(each, each) for each in np.broadcast_to(dtype, count)]
-    kinds = [OP_CLASSES.index(efficiency_class(kind, of)) for kind, of in zip(classes, dtypes, strict=True)]
+    kinds = [OP_CLASSES.index(kind) for kind in np.broadcast_to(op_class, count)]
+    dtypes = np.broadcast_to(dtype, count)
     found: dict[str, Any] = {name: zeros for name in Coefficients._fields}
     found |= {"launches": ones, "layers": ones, "edges": ones, "log_expert_missed": 0.0, "scaling": {}}
     found |= {"steps": np.zeros((count, levels)), "share": np.zeros((count, levels))}
@@ -61,9 +61,31 @@ def known(op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, level
     return Coefficients(**(found | given))
 
 
+def classes(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """The operator class of each row, with that of its dtypes, and the dtype that it computes in, (row,) both.
+
+    ``dtype`` is that of a product's weights, and of its input too where the rows have no ``activations``.
+    """
+    names = ["op_class", "dtype", "activations"]
+    told = rows.assign(activations=rows["activations"] if "activations" in rows else rows["dtype"])[names]
+    found = {}
+    for op_class, weight, activations in told.drop_duplicates().itertuples(index=False, name=None):
+        kind = experts_class(weight, activations) if op_class == "grouped_gemm" else op_class
+        dtype = compute_dtype(weight, activations)
+        found[op_class, weight, activations] = efficiency_class(kind, dtype), dtype
+    each = [found[key] for key in told.itertuples(index=False, name=None)]
+    return np.array([label for label, _ in each], dtype=object), np.array([dtype for _, dtype in each], dtype=object)
+
+
+def routing_classes(rows: pd.DataFrame) -> list[OpClass]:
+    """The class of what each MoE call does around its products, (row,)."""
+    activations = rows["activations"] if "activations" in rows else rows["dtype"]
+    return [routing_class(*each) for each in zip(rows["dtype"], activations, strict=True)]
+
+
 def _input_bytes(rows: pd.DataFrame) -> np.ndarray:
     """Bytes of one element of a product's input, (row,)."""
-    return rows["dtype"].map(lambda dtype: input_bytes(compute_dtype(dtype, dtype), STREAM)).to_numpy()
+    return np.array([input_bytes(dtype, STREAM) for dtype in classes(rows)[1]])
 
 
 def gemm(rows: pd.DataFrame, levels: int) -> Predict:
@@ -71,7 +93,7 @@ def gemm(rows: pd.DataFrame, levels: int) -> Predict:
     m, n, k = (rows[name].to_numpy() for name in "mnk")
     width = rows["dtype"].map(BYTES).to_numpy()
     operators = known(
-        "gemm", rows["dtype"].to_numpy(), len(rows), levels, flops=2 * n * k, weight_bytes=n * k * width,
+        *classes(rows), len(rows), levels, flops=2 * n * k, weight_bytes=n * k * width,
         activation_bytes=k * _input_bytes(rows) + n * STREAM, inputs=k, outputs=n,
     )  # fmt: skip
     blocks = np.ceil(m / TOKEN_TILE)
@@ -83,9 +105,8 @@ def gemm(rows: pd.DataFrame, levels: int) -> Predict:
     return predict
 
 
-def elementwise_s(rate: Rates, moved: Any, launches: float, op_class: str = "elementwise") -> Any:
-    """Elementwise kernels that move so many bytes."""
-    kind = OP_CLASSES.index(op_class)
+def elementwise_s(rate: Rates, moved: Any, launches: float, kind: Any = _ELEMENTWISE) -> Any:
+    """Elementwise kernels that move so many bytes; ``kind`` is the index of their class."""
     return moved / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind]) + launches * rate.launch_s[kind]
 
 
@@ -104,12 +125,12 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     names = ("tokens", "hidden", "intermediate", "top_k", "experts", "expert_parallel")
     tokens, hidden, inner, top, experts, ranks = (rows[name].to_numpy() for name in names)
     halves = 1.0 + (rows["gated"].fillna(1.0).to_numpy() if "gated" in rows else 1.0)
-    dtype, width = rows["dtype"].to_numpy(), rows["dtype"].map(BYTES).to_numpy()
+    width = rows["dtype"].map(BYTES).to_numpy()
     visits, held, read = top / ranks, experts / ranks, _input_bytes(rows)
 
     def product(inputs: np.ndarray, outputs: np.ndarray) -> Coefficients:
         return known(
-            "grouped_gemm", dtype, len(rows), levels, flops=2 * visits * inputs * outputs,
+            *classes(rows), len(rows), levels, flops=2 * visits * inputs * outputs,
             weight_bytes=held * inputs * outputs * width,
             activation_bytes=visits * (inputs * read + outputs * STREAM),
         )  # fmt: skip
@@ -123,9 +144,11 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     # The sum runs over all experts of a token, those of other ranks included (as zeros).
     moved = STREAM * tokens * (visits * (halves + 1) * inner + (top + 1) * hidden)
 
+    around = np.array([OP_CLASSES.index(name) for name in routing_classes(rows)])
+
     def predict(rate: Rates) -> Any:
         touched = jnp.where(balanced, even, experts_touched(missed, tokens, rate.expert_skew))
-        total = elementwise_s(rate, moved, 3.0, "expert_elementwise")
+        total = elementwise_s(rate, moved, 3.0, around)
         for operators in (up, down):
             times = unit_times(operators, rate)
             total = total + product_time(rows_of(times, Rows), tokens, touched, tokens) + times.fixed_s

@@ -98,8 +98,9 @@ def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> l
         wanted.add("mla_decode")  # which has the launch of both
     if "iteration" in labels:
         wanted |= {"gemm", "attention_prefill", "attention_decode"}
-    if any(part.op_class == "grouped_gemm" for part in parts):
-        wanted.add("expert_elementwise")
+    for part in parts:
+        if part.op_class == "grouped_gemm":
+            wanted |= set(kernels.routing_classes(part.rows))
     found: list[Parameter] = []
     for label in sorted(wanted):
         found += class_parameters(label, rate, _untold(parts, processors))

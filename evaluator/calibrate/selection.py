@@ -10,10 +10,12 @@ import numpy as np
 import pandas as pd
 
 from evaluator.calibrate.devices import Processors
+from evaluator.calibrate.errors import LONG_S
+from evaluator.calibrate.kernels import classes
 from evaluator.calibrate.table import COLUMNS, Table
+from evaluator.catalog import load_hardware
 from evaluator.catalog.engines import ENGINES
-from evaluator.cost.coefficients import efficiency_class
-from evaluator.cost.dtypes import BYTES, compute_dtype
+from evaluator.cost.dtypes import BYTES
 from evaluator.errors import InputError
 
 SHORTEST_S = 5e-6
@@ -24,6 +26,9 @@ HEAD_DIMS = (64, 256)
 
 VECTOR = 16
 """Triton's kernels load vectors where strides are multiples of this; other widths are of no model at a usual split."""
+
+READ_SHARE = 0.1
+"""A decode whose KV takes less of its time to read from memory is as long on KV in the cache: it is all overhead."""
 
 HELD_OUT = 4  # one shape of so many
 
@@ -60,7 +65,9 @@ def select(
 ) -> tuple[tuple[Part, ...], dict[str, int]]:
     """Usable rows of this hardware by class, and how many were left out and why. InputError where none is left.
 
-    Of the kernels of several serving engines those of ``engine`` are used. InputError where it must be said and is not.
+    Of the kernels of several serving engines those of ``engine`` are used, and for a class that it has no rows of those
+    of a library that another engine called: FlashInfer's kernels are the same in vLLM as in SGLang. InputError where
+    the engine must be said and is not.
     """
     rows = pd.concat([table.rows for table in tables], ignore_index=True)
     left: dict[str, int] = {}
@@ -75,7 +82,8 @@ def select(
     keep(rows["hardware"].isin([hardware, ""]), "other hardware")
     if not len(rows):
         raise InputError(f"the tables hold no measurement of {hardware}; there are: {', '.join(there)}")
-    keep(~rows["engine"].isin(_other_engines(rows, hardware, engine)), "other engines")
+    others = rows["engine"].isin(_other_engines(rows, hardware, engine))
+    keep(~others | (rows["library"] != ""), "other engines")
     if not len(rows):
         raise InputError(f"the tables hold no measurement of {engine} on {hardware}")
     keep(rows["dtype"].isin(BYTES), "dtype without a peak of its own (block scales)")
@@ -85,12 +93,13 @@ def select(
         keep(rows["head_dim"].isna() | rows["head_dim"].between(*HEAD_DIMS), "head size beyond the usual kernels")
     if "intermediate" in rows:
         keep(~(rows["intermediate"] % VECTOR > 0), f"experts whose width is no multiple of {VECTOR}")
-    keep(~_cached(rows, processors), "decode attention whose KV fits into the cache, as it never does in an engine")
+    keep(
+        ~_cached(rows, processors, load_hardware(hardware).memory_bandwidth),
+        "decode attention whose KV fits into the cache, as it never does in an engine",
+    )
     keep((rows["op_class"] == "iteration") | (rows["time_s"] >= SHORTEST_S), f"under {SHORTEST_S * 1e6:g} us")
-    rows["label"] = [
-        efficiency_class(op_class, compute_dtype(dtype, dtype))
-        for op_class, dtype in zip(rows["op_class"], rows["dtype"], strict=True)
-    ]
+    rows["label"] = classes(rows)[0]
+    keep(~_not_needed(rows, engine), "kernels of libraries, of which the engine has its own")
     found = []
     for label, part in rows.groupby("label"):
         part = part.dropna(axis=1, how="all").reset_index(drop=True)
@@ -110,7 +119,15 @@ def _other_engines(rows: pd.DataFrame, hardware: str, engine: str | None) -> set
     return there - {engine} if engine is not None else set()
 
 
-def _cached(rows: pd.DataFrame, processors: Processors) -> pd.Series:
+def _not_needed(rows: pd.DataFrame, engine: str | None) -> pd.Series:
+    """Rows of other engines' calls of a library, in classes of which there are rows of the engine's own."""
+    own = rows["engine"].isin(set(ENGINES) if engine is None else {engine})
+    foreign = rows["engine"].isin(ENGINES) & ~own
+    return foreign & rows["label"].isin(rows.loc[own, "label"])
+
+
+def _cached(rows: pd.DataFrame, processors: Processors, bandwidth: float) -> pd.Series:
+    """Decode attention on KV in the cache, in tables of isolated calls; of MLA only where it took any time to read."""
     decodes = rows["op_class"].isin(("attention_decode", "mla_decode"))
     if not decodes.any():
         return decodes
@@ -121,7 +138,9 @@ def _cached(rows: pd.DataFrame, processors: Processors) -> pd.Series:
     if "kv_rank" in rows:
         elements = elements.fillna(rows["kv_rank"] + rows["rope_dim"])
     read = rows["batch"] * seen * elements * rows["kv_dtype"].map(BYTES)
-    return decodes & (read < processors.cache_bytes)
+    short = (rows["op_class"] == "mla_decode") & (rows["time_s"] < LONG_S)
+    free = short & (read / bandwidth < READ_SHARE * rows["time_s"])
+    return decodes & (read < processors.cache_bytes) & ~free
 
 
 def folds(rows: pd.DataFrame, op_class: str) -> np.ndarray:

@@ -38,8 +38,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Numeric columns that each class needs."""
 
-TEXT = {"dtype": "bf16", "kv_dtype": "bf16", "routing": "balanced", "mode": "graph", "model": "", "hardware": "",
-        "engine": "any", "engine_version": "any", "kernel": ""}  # fmt: skip
+TEXT = {"dtype": "bf16", "activations": "", "kv_dtype": "bf16", "routing": "balanced", "mode": "graph", "model": "",
+        "hardware": "", "engine": "any", "engine_version": "any", "kernel": "", "library": ""}  # fmt: skip
 """Text columns and what an absent one means."""
 
 _ABSENT = {"expert_parallel": 1.0, "past_tokens": 0.0}
@@ -107,6 +107,7 @@ def checked(frame: pd.DataFrame, where: str) -> pd.DataFrame:
         raise InputError(f"{where}: column time_s is missing")
     for name, absent in TEXT.items():
         rows[name] = rows[name].astype(object).fillna(absent).astype(str) if name in rows else absent
+    rows["activations"] = rows["activations"].where(rows["activations"] != "", rows["dtype"])
     if "window" not in rows:
         rows["window"] = 0.0
     rows["window"] = rows["window"].fillna(0.0)

@@ -28,10 +28,12 @@ OPERATOR_CLASSES = COMPUTE_CLASSES + COLLECTIVE_CLASSES
 OPTIONAL_CLASSES = {
     "gemm_8bit": "gemm", "grouped_gemm_8bit": "grouped_gemm", "gemm_4bit": "gemm_8bit",
     "grouped_gemm_4bit": "grouped_gemm_8bit", "expert_elementwise": "elementwise", "mla_prefill": "attention_prefill",
-    "mla_decode": "attention_decode",
+    "mla_decode": "attention_decode", "grouped_gemm_w4": "grouped_gemm",
+    "expert_elementwise_4bit": "expert_elementwise", "expert_elementwise_w4": "expert_elementwise",
 }  # fmt: skip
 """Classes that a set may have, and whose figures they take where it has not: products computed in 8 bits and in 4, what
-permutes, activates and sums what the routed experts make, and attention on latents (MLA), whose kernels are others."""
+permutes, activates and sums what the routed experts make, attention on latents (MLA), whose kernels are others, and
+experts in 4 bits that are unpacked under 16-bit activations."""
 OPTIONAL_COLLECTIVES = {"all_gather": "all_reduce"}
 """Collectives that a set may have; where it has not, they take what a set says of the other one, whatever its group."""
 SORT = "sort"

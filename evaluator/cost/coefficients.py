@@ -14,8 +14,8 @@ import numpy as np
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.collectives import collective_terms, level_sizes
-from evaluator.cost.dtypes import COMPUTE_DTYPES
-from evaluator.cost.kernel import Operator, Placed, Scaling
+from evaluator.cost.dtypes import COMPUTE_DTYPES, compute_dtype, is_unpacked
+from evaluator.cost.kernel import OpClass, Operator, Placed, Scaling
 from evaluator.cost.rates import GROUP_SIZES, GROUPED, NARROW_DTYPES, OP_CLASSES
 
 _SCALINGS = get_args(Scaling)
@@ -100,6 +100,18 @@ def efficiency_class(op_class: str, dtype: str) -> str:
     if dtype not in NARROW_DTYPES or not op_class.endswith("gemm"):
         return op_class
     return f"{op_class}_{NARROW_DTYPES[dtype]}"
+
+
+def experts_class(weight: str, activations: str) -> OpClass:
+    """The class of the routed experts' products; weights of 4 bits under 16-bit activations have their own kernels."""
+    return "grouped_gemm_w4" if is_unpacked(weight, activations) else "grouped_gemm"
+
+
+def routing_class(weight: str, activations: str) -> OpClass:
+    """The class of what permutes, activates and sums around those products, which kernels for 4 bits do in part."""
+    if is_unpacked(weight, activations):
+        return "expert_elementwise_w4"
+    return "expert_elementwise_4bit" if compute_dtype(weight, activations) == "fp4" else "expert_elementwise"
 
 
 def size_weights(collective: str | None, devices: float) -> np.ndarray:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from evaluator.catalog.model import CheckpointPrecision
+from collections.abc import Mapping
+from functools import cache
+
+from evaluator.catalog.model import LatentAttention, Model
 from evaluator.cost.precision import Precision
 
 BYTES: dict[str, float] = {
@@ -28,9 +31,13 @@ PEAK_FALLBACKS: dict[str, tuple[str, ...]] = {
     "fp16": ("fp16", "bf16", "fp32"),
     "fp8": ("fp8", "bf16", "fp16", "fp32"),
     "int8": ("int8", "bf16", "fp16", "fp32"),
-    "fp4": ("fp4", "fp8", "bf16", "fp16", "fp32"),
+    "fp4": ("fp4", "bf16", "fp16", "fp32"),
 }
-"""Where hardware has no unit for a dtype the operands are widened to the next one it has."""
+"""Where hardware has no unit for a dtype the operands are widened to the next one it has. Products in fp4 go to 16
+bits: engines then only unpack the weights, and leave the activations as they are (Marlin)."""
+
+
+_ON_THE_FLY = {"fp8": "fp8", "nvfp4": "fp4"}
 
 
 def wider(one: str, other: str) -> str:
@@ -49,23 +56,33 @@ def stream_bytes(activations: str) -> float:
 def compute_dtype(weight: str, activations: str) -> str:
     """The dtype in which a matrix product runs, one of ``COMPUTE_DTYPES``.
 
-    The wider of the two, with one exception: fp8 weights meet 16-bit activations in fp8, because engines quantise
-    the activations on the fly (vLLM ``Fp8LinearMethod``, per token or per block). Weights of 4 bits or int8 under
-    16-bit activations are unpacked and computed in 16 bits (Marlin and its kin).
+    The wider of the two, with two exceptions: fp8 and nvfp4 weights meet 16-bit activations in fp8 and in fp4, because
+    engines quantise the activations on the fly (vLLM ``Fp8LinearMethod`` and ``ModelOptNvFp4LinearMethod``); for
+    devices without units for fp4 see ``PEAK_FALLBACKS``. Other weights of 4 bits, and int8, under 16-bit activations
+    are unpacked and computed in 16 bits (Marlin and its kin).
     """
-    if weight == "fp8" and _BITS[activations] == 16:
-        return "fp8"
+    if weight in _ON_THE_FLY and _BITS[activations] == 16:
+        return _ON_THE_FLY[weight]
     dtype = wider(weight, activations)
     return {"int4": "int8", "mxfp4": "fp4", "nvfp4": "fp4"}.get(dtype, dtype)
 
 
-def weight_dtypes(checkpoint: CheckpointPrecision, precision: Precision) -> dict[str, str]:
+def is_unpacked(weight: str, activations: str) -> bool:
+    """Whether weights of 4 bits are computed in 16 bits, by kernels that unpack them."""
+    return _BITS[weight] == 4 and _BITS[activations] == 16 and weight not in _ON_THE_FLY
+
+
+@cache
+def weight_dtypes(model: Model, precision: Precision) -> Mapping[str, str]:
     """The dtype of every part of the weights under a scenario's ``precision.weights``.
 
-    ``checkpoint`` keeps what is published. Any other dtype goes to all matrices of the layers. Embedding and
-    output head follow it only at 16 bits and above: quantisation leaves them as they are (llm-compressor and
-    AutoFP8 recipes, vLLM online fp8). Router and norms (``router``) stay in 16 bits.
+    ``checkpoint`` keeps what is published. Any other dtype goes to all matrices of the layers, but nvfp4 not to MLA:
+    checkpoints in nvfp4 keep it in 16 bits (``exclude_modules`` of nvidia/DeepSeek-V3-0324-NVFP4 has ``self_attn*`` of
+    all layers; those without MLA, such as nvidia/Qwen3-30B-A3B-NVFP4, do not). Embedding and output head follow it only
+    at 16 bits and above: quantisation leaves them as they are (llm-compressor and AutoFP8 recipes, vLLM online fp8).
+    Router and norms (``router``) stay in 16 bits.
     """
+    checkpoint = model.checkpoint
     published: dict[str, str] = {
         "attention": checkpoint.attention,
         "feed_forward": checkpoint.feed_forward,
@@ -78,4 +95,7 @@ def weight_dtypes(checkpoint: CheckpointPrecision, precision: Precision) -> dict
     if wanted == "checkpoint":
         return published
     parts = ("attention", "feed_forward", "experts") + (("embedding", "head") if _BITS[wanted] >= 16 else ())
-    return published | dict.fromkeys(parts, wanted)
+    found = published | dict.fromkeys(parts, wanted)
+    if wanted == "nvfp4" and any(isinstance(kind.mixer, LatentAttention) for kind in model.layers):
+        found["attention"] = wider("bf16", checkpoint.attention)
+    return found

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from evaluator.catalog.model import DenseFeedForward, FeedForward, Model, MoeFeedForward
+from evaluator.cost.coefficients import experts_class, routing_class
 from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, weight_dtypes
 from evaluator.cost.gemm import all_reduce, gemm, input_bytes, traffic
 from evaluator.cost.kernel import Operator, Placed
@@ -53,14 +54,14 @@ def _visits(moe: MoeFeedForward, parallel: Parallel) -> float:
 
 def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: Parallel) -> list[Operator]:
     """Grouped products over the touched experts: every visit costs a row, every touched expert its weights."""
-    weight = weight_dtypes(model.checkpoint, precision)["experts"]
+    weight = weight_dtypes(model, precision)["experts"]
     dtype = compute_dtype(weight, precision.activations)
     stream = stream_bytes(precision.activations)
     visits = _visits(moe, parallel)
     return [
         Operator(
             each.name,
-            "grouped_gemm",
+            experts_class(weight, precision.activations),
             "experts",
             dtype=dtype,
             flops=2.0 * visits * each.inputs * each.outputs,
@@ -119,7 +120,8 @@ def _elementwise(model: Model, feed_forward: FeedForward, precision: Precision, 
     # The weighted sum runs over all experts of a token; of those on other ranks it adds zeros.
     summed = parallel.data * (feed_forward.experts_per_token + 1) * model.hidden
     routed = sides * _visits(feed_forward, parallel) * inside + summed
-    routing = replace(traffic("experts.routing", routed * stream, 3.0), op_class="expert_elementwise")
+    kernel = routing_class(weight_dtypes(model, precision)["experts"], precision.activations)
+    routing = replace(traffic("experts.routing", routed * stream, 3.0), op_class=kernel)
     return [
         traffic("experts.elementwise", elements * stream, 2.0 + (shared > 0)),
         routing if parallel.data == 1 else replace(routing, scaling="gathered"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evaluator.catalog.model import Model
-from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, weight_dtypes
+from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, weight_dtypes, wider
 from evaluator.cost.kernel import Operator, Scaling
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
@@ -11,13 +11,16 @@ from evaluator.cost.projections import Projection
 
 
 def gemm(
-    projection: Projection, model: Model, precision: Precision, scaling: Scaling = "tokens", launches: float = 1.0
+    projection: Projection, model: Model, precision: Precision, scaling: Scaling = "tokens", absorbed: bool = False
 ) -> Operator:
     """A product of ``m`` rows with a matrix of k x n: 2 m k n FLOPs, the matrix and m (k + n) activations of traffic.
 
-    The input is read in the dtype of the computation where that is narrower than the residual stream.
+    The input is read in the dtype of the computation where that is narrower than the residual stream. A product that
+    MLA has ``absorbed`` is one of two halves per head, in 16 bits at least: engines dequantise it when they load it
+    (vLLM ``MLACommonImpl.process_weights_after_loading``, TensorRT-LLM's ``k_b_proj_trans`` and ``v_b_proj``).
     """
-    weight = weight_dtypes(model.checkpoint, precision)[projection.part]
+    weight = weight_dtypes(model, precision)[projection.part]
+    weight = wider("bf16", weight) if absorbed else weight
     dtype = compute_dtype(weight, precision.activations)
     stream = stream_bytes(precision.activations)
     return Operator(
@@ -28,7 +31,7 @@ def gemm(
         flops=2.0 * projection.inputs * projection.outputs,
         weight_bytes=projection.inputs * projection.outputs * BYTES[weight],
         activation_bytes=projection.inputs * input_bytes(dtype, stream) + projection.outputs * stream,
-        launches=launches,
+        launches=2.0 if absorbed else 1.0,
         inputs=projection.inputs,
         outputs=projection.outputs,
     )

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 
 OpClass = Literal[
     "gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise", "expert_elementwise", "all_reduce",
-    "all_to_all", "p2p", "sort", "mla_prefill", "mla_decode",
+    "all_to_all", "p2p", "sort", "mla_prefill", "mla_decode", "grouped_gemm_w4",
+    "expert_elementwise_4bit", "expert_elementwise_w4",
 ]  # fmt: skip
 Scaling = Literal[
     "tokens", "sequences", "experts", "prefill", "prefill_window", "decode", "decode_window",

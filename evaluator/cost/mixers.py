@@ -50,9 +50,8 @@ def mixer_operators(model: Model, mixer: Mixer | None, precision: Precision, par
             core = _other_recurrence(model, mixer, precision, parallel.tensor)
         case _:
             return []
-    # Decode multiplies by the two halves of MLA's kv_up in two kernels.
     products = [
-        gemm(projection, model, precision, launches=2.0 if projection.name == "attention.kv_up" else 1.0)
+        gemm(projection, model, precision, absorbed=projection.name == "attention.kv_up")
         for projection in mixer_projections(mixer, model.hidden, parallel)
     ]
     return products + core + list(all_reduce("attention.all_reduce", model, precision, parallel))

@@ -29,6 +29,11 @@ OP_CLASSES: tuple[str, ...] = (
 )  # fmt: skip
 """Operator classes that carry efficiencies; the order of the ``op_class`` axis. The last are of NARROW_DTYPES."""
 
+UNPACKED = {
+    "gemm_4bit": "gemm", "grouped_gemm_4bit": "grouped_gemm_w4", "expert_elementwise_4bit": "expert_elementwise_w4",
+}  # fmt: skip
+"""Whose figures products in fp4 have on devices without units for it, where they are computed in 16 bits."""
+
 GROUP_SIZES = (2, 4, 8)
 """Devices per node for which a collective has figures of its own."""
 
@@ -100,16 +105,18 @@ class Rates(NamedTuple):
 def rates(hardware: Hardware | Sequence[Hardware], calibration: Calibration) -> Rates:
     """Rates of a device under a calibration set.
 
-    Those of several devices, whose links have as many levels, have a leading axis ``device`` in what is theirs and not
-    the calibration's: peaks (device, dtype), memory bandwidth (device, 1), links (device, level).
+    Those of several devices, whose links have as many levels and all or none of which ``has_fp4``, have a leading axis
+    ``device`` in what is theirs and not the calibration's: peaks (device, dtype), memory bandwidth (device, 1), links
+    (device, level).
     """
-    sets = (calibration.of(name) for name in OP_CLASSES)
+    devices = [hardware] if isinstance(hardware, Hardware) else hardware
+    unpacked = {} if has_fp4(devices[0]) else UNPACKED
+    sets = (calibration.of(unpacked.get(name, name)) for name in OP_CLASSES)
     figures = _figures(
         tuple(map(Same, sets)),
         tuple(Same(calibration.of(name)) for name in GROUPED),
         tuple(name in calibration.efficiencies for name in GROUPED),
     )
-    devices = [hardware] if isinstance(hardware, Hardware) else hardware
     bandwidth, latency_s = (
         np.array([[getattr(link, name) for link in one.links] for one in devices], dtype=float)
         for name in ("bandwidth", "latency_s")
@@ -126,6 +133,11 @@ def rates(hardware: Hardware | Sequence[Hardware], calibration: Calibration) -> 
         graph_tokens=np.float64(calibration.graph_tokens),
         **figures,
     )
+
+
+def has_fp4(hardware: Hardware) -> bool:
+    """Whether a device has units for fp4; on others products in fp4 have the figures of ``UNPACKED``."""
+    return "fp4" in hardware.peak_flops
 
 
 def peaks(devices: Sequence[Hardware]) -> np.ndarray:

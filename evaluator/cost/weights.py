@@ -110,5 +110,5 @@ def _expert_biases(moe: MoeFeedForward, hidden: int, parallel: Parallel) -> int:
 
 def weight_bytes(model: Model, precision: Precision, parallel: Parallel, pipeline_rank: int = 0) -> float:
     """Bytes of weights on one device of a pipeline rank."""
-    dtypes = weight_dtypes(model.checkpoint, precision)
+    dtypes = weight_dtypes(model, precision)
     return sum(count * BYTES[dtypes[part]] for part, count in rank_parameters(model, parallel, pipeline_rank).items())

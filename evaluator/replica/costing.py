@@ -22,12 +22,13 @@ from evaluator.cost.iteration import IterationCost
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
+from evaluator.cost.rates import has_fp4
 from evaluator.cost.utilisation import IdealTime, ideal_times_of
 
 
 @dataclass(frozen=True, eq=False)
 class Costing:
-    """A model under a calibration, split over devices that are like ``hardware``: its links join as many of them."""
+    """A model under a calibration, split over devices like ``hardware``: as many on each link, fp4 where it has it."""
 
     model: Model
     calibration: Calibration
@@ -66,7 +67,7 @@ def costing(
 
     Model and calibration are known by their identity (``id``), which stays theirs while the costing holds them.
     """
-    key = (id(model), id(calibration), precision, parallel, reach(hardware), mesh(hardware))
+    key = (id(model), id(calibration), precision, parallel, reach(hardware), mesh(hardware), has_fp4(hardware))
     found = _COSTINGS.get(key)
     if found is None:
         found = _COSTINGS[key] = Costing(model, calibration, precision, parallel, hardware)

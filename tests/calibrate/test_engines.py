@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from evaluator.calibrate import calibrate, read_tables
+from evaluator.calibrate import calibrate, kernels, read_tables
 from evaluator.calibrate.devices import PROCESSORS, UNKNOWN
 from evaluator.calibrate.errors import statistics
 from evaluator.calibrate.run import judge
@@ -52,6 +52,39 @@ def test_products_in_four_bits_are_a_class():
     assert [part.label for part in parts] == ["gemm_4bit", "gemm_8bit"]
 
 
+def test_a_library_lends_its_kernels_where_an_engine_has_none_of_its_own():
+    """FlashInfer's kernels as SGLang calls them stand for vLLM's: in fp4, of which vLLM has no rows, not in bf16."""
+    shape = {"op_class": "gemm", "m": 64, "n": 512, "k": 512, "time_s": 1e-5, "hardware": "b200-sxm"}
+    rows = pd.DataFrame([
+        shape | {"engine": "vllm"},
+        shape | {"engine": "sglang", "library": "FlashInfer"},
+        shape | {"engine": "sglang", "dtype": "nvfp4", "library": "FlashInfer"},
+        shape | {"engine": "sglang", "dtype": "fp8"},
+    ])  # fmt: skip
+    parts, left = select([Table("t", "", "own", checked(rows, "t"))], "b200-sxm", UNKNOWN, "vllm")
+    assert {part.label: part.rows["engine"].tolist() for part in parts} == {"gemm": ["vllm"], "gemm_4bit": ["sglang"]}
+    assert left == {"other engines": 1, "kernels of libraries, of which the engine has its own": 1}
+
+
+def test_weights_of_four_bits_under_wider_activations_are_a_class():
+    shape = {"op_class": "grouped_gemm", "tokens": 8, "hidden": 512, "intermediate": 512, "top_k": 2, "experts": 8,
+             "expert_parallel": 1, "time_s": 1e-4, "activations": "bf16"}  # fmt: skip
+    rows = pd.DataFrame([shape | {"dtype": dtype} for dtype in ("int4", "mxfp4", "nvfp4", "fp8", "bf16")])
+    parts, _ = select([Table("t", "", "own", checked(rows, "t"))], "b200-sxm", UNKNOWN)
+    assert {part.label: len(part.rows) for part in parts} == {
+        "grouped_gemm": 1, "grouped_gemm_4bit": 1, "grouped_gemm_8bit": 1, "grouped_gemm_w4": 2,
+    }  # fmt: skip
+    assert kernels.routing_classes(parts[-1].rows) == ["expert_elementwise_w4"] * 2
+
+
+def test_decodes_of_latents_in_the_cache_tell_of_starts_alone():
+    """A call of 12 us on KV that memory gives in 0.1 us is all start; one that would read for 8 us is left out."""
+    shape = {"op_class": "mla_decode", "heads": 16, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}
+    rows = pd.DataFrame([shape | {"batch": batch, "past_tokens": 1024, "time_s": 1.2e-5} for batch in (1, 64)])
+    (part,), left = select([Table("t", "", "own", checked(rows, "t"))], "b200-sxm", PROCESSORS["b200-sxm"])
+    assert part.rows["batch"].tolist() == [1.0] and sum(left.values()) == 1
+
+
 SOURCES = {
     "aic_engines_gemm.parquet": {"gemm"},
     "aic_engines_context_attention.parquet": {"attention_prefill"},
@@ -68,7 +101,13 @@ def test_known_sources(data_folder, name):
     rows = found.rows
     assert set(rows["op_class"]) == SOURCES[name] and set(rows["engine"]) == {"trtllm", "sglang"}
     assert set(rows["hardware"]) == set(HARDWARE)
-    assert not rows["kernel"].isin(["triton", "flashinfer", "moe_torch_flow_min_latency"]).any()
+    assert not rows["kernel"].isin(["triton", "flashinfer"]).any()
+    generated = rows["kernel"] == "moe_torch_flow_min_latency"
+    cutlass = rows["kernel"].str.startswith("moe_torch_flow") & ~generated
+    assert not (cutlass & (rows["dtype"] == "nvfp4")).any() and set(rows.loc[generated, "dtype"]) <= {"nvfp4"}
+    if name == "aic_engines_gemm.parquet":  # fp8 with one scale per tensor finds the scale at each call
+        assert not (rows["kernel"].isin(["torch_flow", "deepgemm"]) & (rows["engine"] == "sglang")).any()
+        assert set(rows.loc[rows["engine"] == "trtllm", "dtype"]) == {"bf16", "fp8", "nvfp4"}
     if name == "aic_mla.parquet":
         assert not ((rows["engine"] == "sglang") & (rows["hardware"] == "h100-sxm")
                     & (rows["op_class"] == "mla_prefill")).any()  # fmt: skip
@@ -82,9 +121,11 @@ def test_a_set_tells_its_fit(hardware, engine):
     errors = found.fit["errors"]
     blackwell = hardware.startswith("b")
     assert ("gemm_4bit" in found.efficiencies) == blackwell and "mla_decode" in found.efficiencies
-    within = {"gemm": 0.07, "gemm_8bit": 0.115, "mla_decode": 0.04, "attention_prefill": 0.08, "attention_decode": 0.1}
+    within = {"gemm": 0.07, "gemm_8bit": 0.115, "mla_decode": 0.065, "attention_prefill": 0.08, "attention_decode": 0.1}
     for label, most in within.items():
         assert errors[label]["held_out"]["median"] <= most, label
+    # The starts of few sequences, which no long call tells of: half too long where only long calls were fitted.
+    assert abs(errors["mla_decode"]["held_out, under 20 us"]["bias"]) <= 0.06
 
 
 def test_the_table_of_errors_is_that_of_the_sets():

@@ -24,7 +24,10 @@ def test_auto_takes_the_kernels_of_the_engine_served_as_by_vllm(hardware, engine
         own, was, now = (getattr(each.of("attention_decode"), name) for each in (kernels, isolated, serving))
         assert getattr(found.of("attention_decode"), name) == pytest.approx(own * now / was)
     assert found.of("gemm").bandwidth_efficiency <= 1.0
-    assert found.of("mla_decode") == kernels.of("mla_decode")
+    starts = [each.of("mla_decode").launch_s for each in (found, kernels, serving, isolated)]
+    assert starts[0] / starts[1] == pytest.approx(starts[2] / starts[3]) != 1.0
+    for name in set(kernels.efficiencies) - set(isolated.efficiencies):  # of which vLLM's runs say nothing
+        assert found.of(name) == kernels.of(name)
     two = [each.of("all_reduce").among(2).launch_s for each in (found, kernels, serving, isolated)]
     assert two[0] / two[1] == pytest.approx(two[2] / two[3])
 

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from evaluator.catalog import load_calibration
+from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.catalog.model import CheckpointPrecision
-from evaluator.cost.dtypes import BYTES, compute_dtype, weight_dtypes, wider
+from evaluator.cost import Parallel, operators
+from evaluator.cost.coefficients import experts_class
+from evaluator.cost.dtypes import BYTES, compute_dtype, is_unpacked, weight_dtypes, wider
 from evaluator.cost.precision import Precision
-from evaluator.cost.rates import peak_flops, rates
+from evaluator.cost.rates import OP_CLASSES, peak_flops, rates
 from evaluator.errors import InputError
 from tests.cost.fixtures import H100, LLAMA_8B
 
@@ -25,6 +27,7 @@ from tests.cost.fixtures import H100, LLAMA_8B
         ("int4", "bf16", "bf16"),
         ("mxfp4", "bf16", "bf16"),
         ("nvfp4", "nvfp4", "fp4"),
+        ("nvfp4", "bf16", "fp4"),  # as fp8
         ("nvfp4", "fp8", "fp8"),
         ("int4", "int4", "int8"),
     ],
@@ -61,13 +64,43 @@ def test_a_peak_is_never_guessed_from_a_narrower_or_unrelated_unit():
 
 
 def test_checkpoint_keeps_published_dtypes():
-    published = CheckpointPrecision(experts="mxfp4")
+    published = replace(LLAMA_8B, checkpoint=CheckpointPrecision(experts="mxfp4"))
     assert weight_dtypes(published, Precision())["experts"] == "mxfp4"
     assert weight_dtypes(published, Precision())["attention"] == "bf16"
 
 
 def test_quantisation_leaves_embedding_head_and_router():
-    dtypes = weight_dtypes(LLAMA_8B.checkpoint, Precision(weights="fp8"))
+    dtypes = weight_dtypes(LLAMA_8B, Precision(weights="fp8"))
     assert dtypes["attention"] == dtypes["feed_forward"] == dtypes["experts"] == "fp8"
     assert dtypes["embedding"] == dtypes["head"] == dtypes["router"] == "bf16"
-    assert weight_dtypes(LLAMA_8B.checkpoint, Precision(weights="fp32"))["head"] == "fp32"
+    assert weight_dtypes(LLAMA_8B, Precision(weights="fp32"))["head"] == "fp32"
+
+
+def test_nvfp4_leaves_latent_attention_in_16_bits():
+    for name, attention in (("deepseek-r1", "bf16"), ("qwen3-30b-a3b", "nvfp4")):
+        dtypes = weight_dtypes(load_model(name), Precision(weights="nvfp4"))
+        assert (dtypes["attention"], dtypes["experts"], dtypes["feed_forward"]) == (attention, "nvfp4", "nvfp4")
+    assert weight_dtypes(load_model("deepseek-r1"), Precision(weights="fp8"))["attention"] == "fp8"
+
+
+def test_products_in_fp4_without_units_for_it_are_those_of_unpacked_weights():
+    """On Hopper an nvfp4 checkpoint is unpacked to 16 bits: the peak and the figures are those of 16 bits."""
+    sheet = load_calibration("datasheet", "h100-sxm")
+    figures = {"gemm": 0.3, "gemm_4bit": 0.4, "gemm_8bit": 0.5, "grouped_gemm_w4": 0.6, "grouped_gemm_4bit": 0.7}
+    classes = {name: replace(sheet.of(name), flops_efficiency=value) for name, value in figures.items()}
+    mixed = replace(sheet, efficiencies={**sheet.efficiencies, **classes})
+    assert peak_flops(H100.peak_flops, "fp4") == H100.peak_flops["bf16"]
+    for device, found in ((H100, (0.3, 0.6)), (load_hardware("b200-sxm"), (0.4, 0.7))):
+        rate = rates(device, mixed)
+        places = [OP_CLASSES.index(name) for name in ("gemm_4bit", "grouped_gemm_4bit")]
+        assert tuple(rate.flops_efficiency[places]) == found
+
+
+def test_experts_in_four_bits_under_sixteen_are_a_class():
+    assert is_unpacked("int4", "bf16") and is_unpacked("mxfp4", "bf16") and not is_unpacked("nvfp4", "bf16")
+    assert not is_unpacked("mxfp4", "fp8") and not is_unpacked("int8", "bf16")
+    assert [experts_class(weight, "bf16") for weight in ("int4", "nvfp4", "fp8")] == [
+        "grouped_gemm_w4", "grouped_gemm", "grouped_gemm",
+    ]  # fmt: skip
+    found = operators(load_model("gpt-oss-20b"), Precision(), Parallel())
+    assert {each.op_class for each in found if each.name == "experts.gate_up"} == {"grouped_gemm_w4"}

@@ -81,7 +81,9 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         handover_s=1e-3 * rng.uniform() * scale,
         handover_tokens=15.0,
         ramp_rows=RampRows(rng.uniform(0.2, 1.0, 2) * 1e-3 * scale, np.array([40.0, 4.0]), np.array([0.0, 1.0])),
-        expert_ramp_rows=RampRows(5e-4 * scale * np.ones(1 * experts), 30.0 * np.ones(1 * experts), np.zeros(1 * experts)),
+        expert_ramp_rows=RampRows(
+            5e-4 * scale * np.ones(1 * experts), 30.0 * np.ones(1 * experts), np.zeros(1 * experts)
+        ),
         beside_rows=BesideRows(
             **{
                 name: rng.uniform(0.2, 1.0, 1) * most * (1.0 if name in figures else scale)

@@ -1,7 +1,8 @@
 """aiconfigurator (ai-dynamo/aiconfigurator, Apache-2.0): isolated kernels and collectives, CUDA-graph timing.
 
 Kernels are those of vLLM, TensorRT-LLM (``trtllm``) and SGLang; the column ``engine`` tells whose a row is.
-``message_size_bytes`` is derived from upstream's number of elements. fp8 GEMMs exclude the quantisation of activations.
+``message_size_bytes`` is derived from upstream's number of elements. ``library`` names the library that a kernel is of
+where several engines call it (FlashInfer, FlashAttention, Marlin): see ``selection.select``.
 Routing by a power law gives an expert-parallel rank the load of the fullest one, which no column tells: those rows go.
 Experts of Nemotron 3 have no gate; no column tells that either, but their shapes do (A100's older table gates them).
 """
@@ -17,6 +18,15 @@ BLACKWELL = ("b200_sxm", "b300_sxm")
 TRTLLM_GROUP = 32
 """Query heads per KV head for which TensorRT-LLM has decode kernels (XQA); it decodes others ten times slower."""
 
+LIBRARIES = {"flashinfer": "FlashInfer", "trtllm_mla": "FlashInfer", "flash_att": "FlashAttention", "marlin": "Marlin"}
+"""Parts of the names of kernels, and the libraries that have them."""
+
+TRTLLM_GENERATED = "moe_torch_flow_min_latency"
+"""TensorRT-LLM's generated kernels for experts in nvfp4."""
+
+WEIGHTS_ALONE = ("int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8")
+"""Dtypes of experts whose checkpoint quantises the weights alone, whatever a kernel then makes of the activations."""
+
 
 def _common(frame: pd.DataFrame, op_class: str) -> dict[str, object]:
     version = frame["engine_version"] if "engine_version" in frame else frame["nccl_version"]
@@ -30,10 +40,29 @@ def _common(frame: pd.DataFrame, op_class: str) -> dict[str, object]:
     }
 
 
+def _library(kernel: pd.Series) -> pd.Series:
+    """The library that each kernel is of; empty for an engine's own."""
+    found = pd.Series("", kernel.index)
+    for part, library in LIBRARIES.items():
+        found[kernel.str.contains(part)] = library
+    return found
+
+
 def gemm(frame: pd.DataFrame) -> pd.DataFrame:
-    """``aic_gemm``."""
+    """``aic_gemm``: products with what quantises their inputs.
+
+    Of TensorRT-LLM fp8 with block scales stands for all fp8: its fp8 with one scale per tensor was measured without a
+    scale of the input, so that each call looks for it first, in kernels of 6 us and more, which no checkpoint with
+    static scales does; the products alone take as long. fp8 with block scales of vLLM was measured with its launches
+    from Python (60 to 180 us). That of SGLang has no class: dtype ``fp8_block``.
+    """
+    blocks = frame["dtype"] == "fp8_block"
+    engine = frame.get("engine", pd.Series("vllm", frame.index))
+    frame = frame[~(blocks & (engine == "vllm")) & ~((frame["dtype"] == "fp8") & (engine == "trtllm"))]
+    found = dtype(frame["dtype"]).mask(blocks & (engine == "trtllm"), "fp8")
     return pd.DataFrame(
-        _common(frame, "gemm") | {"dtype": dtype(frame["dtype"]), "m": frame["m"], "n": frame["n"], "k": frame["k"]}
+        _common(frame, "gemm")
+        | {"dtype": found, "m": frame["m"], "n": frame["n"], "k": frame["k"], "library": _library(frame["kernel"])}
     )
 
 
@@ -71,7 +100,9 @@ def mla(frame: pd.DataFrame) -> pd.DataFrame:
 
     Modules, which have the products around the kernel, are left out. So are vLLM's kernels, which were timed with their
     launch from Python (110 us at least, which no CUDA graph has), and SGLang's prefill on Hopper: it was measured on
-    latents, as a decode, which takes three times as long as the expanded heads that prompts are computed on.
+    latents, as a decode, which takes three times as long as the expanded heads that prompts are computed on. There
+    FlashAttention-3 computes them as any other attention: the sets' ``attention_prefill`` is within 7 % of vLLM's
+    kernels for up to four prompts of 1 ms and more.
     """
     absorbed = (frame["engine"] == "sglang") & ~frame["gpu"].isin(BLACKWELL) & (frame["phase"] == "prefill")
     frame = frame[(frame["part"] == "core") & (frame["engine"] != "vllm") & ~absorbed]
@@ -81,6 +112,7 @@ def mla(frame: pd.DataFrame) -> pd.DataFrame:
         | {
             "op_class": decodes.map({True: "mla_decode", False: "mla_prefill"}),
             "kv_dtype": dtype(frame["kv_cache_dtype"]),
+            "library": _library(frame["kernel"]),
             "batch": frame["batch_size"],
             "new_tokens": frame["tokens_per_sequence"],
             "past_tokens": frame["past_kv_tokens"] + decodes,
@@ -96,7 +128,8 @@ def mla(frame: pd.DataFrame) -> pd.DataFrame:
 def moe(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_moe``: both grouped products of a call, with routing and permutation.
 
-    Block-scaled fp8 counts as fp8.
+    Block-scaled fp8 counts as fp8. Weights of 4 bits under activations of 16 bits or, on Blackwell, in mxfp8 are
+    those of Kimi K2 (int4) and gpt-oss (mxfp4).
     """
     frame = frame[_usual_experts(frame)]
     balanced = frame["routing_distribution"] == "balanced"
@@ -104,6 +137,8 @@ def moe(frame: pd.DataFrame) -> pd.DataFrame:
         _common(frame, "grouped_gemm")
         | {
             "dtype": dtype(frame["dtype"]).replace("fp8_block", "fp8"),
+            "activations": frame["dtype"].isin(WEIGHTS_ALONE).map({True: "bf16", False: ""}),
+            "library": _library(frame["kernel"]),
             "tokens": frame["num_tokens"],
             "hidden": frame["hidden_size"],
             "intermediate": frame["intermediate_size"] / frame["moe_tp_size"],
@@ -122,13 +157,19 @@ def _usual_experts(frame: pd.DataFrame) -> pd.Series:
 
     Not taken: FlashInfer's CUTLASS kernel for ModelOpt checkpoints in vLLM, which on Hopper is twice as slow as bf16
     and not what other fp8 checkpoints run on. Of TensorRT-LLM fp8 with one scale per tensor: block scales, with which
-    checkpoints of MoE models are published, take up to 1.7 times as long on Hopper; and ``min_latency``, which is not
-    its default backend. Of SGLang what runs experts without a gate on Hopper (FlashInfer's CUTLASS kernel, three times
-    as slow), and on Blackwell the Triton kernel of those models for which it does not choose TensorRT-LLM's.
+    checkpoints of MoE models are published, take up to 1.7 times as long on Hopper; and nvfp4 on CUTLASS, three times
+    as slow as the kernels of TensorRT-LLM's own generator, which its recipes for DeepSeek choose on Blackwell
+    (``moe_config.backend: TRTLLM``) and FlashInfer has, too. Of gpt-oss on Blackwell 16-bit activations, where
+    TensorRT-LLM and SGLang quantise them to mxfp8; on Hopper SGLang's weights unpacked to 16 bits, which it does where
+    the package of Triton's own kernels is missing. Of SGLang what runs experts without a gate on Hopper (FlashInfer's
+    CUTLASS kernel, three times as slow), and on Blackwell the Triton kernel of those models for which it does not
+    choose TensorRT-LLM's.
     """
     kernel, engine = frame["kernel"].astype(str), frame["engine"]
-    left = kernel.str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass") | (kernel == "moe_torch_flow_min_latency")
+    left = kernel.str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass")
     left |= (engine == "trtllm") & (frame["dtype"] == "fp8")
+    left |= kernel.str.startswith("moe_torch_flow") & (frame["dtype"] == "nvfp4") & (kernel != TRTLLM_GENERATED)
+    left |= (frame["dtype"] == "w4a16_mxfp4") & (frame["gpu"].isin(BLACKWELL) | (kernel == "sglang_fused_moe_triton"))
     left |= kernel == "sglang_flashinfer_cutlass_moe"
     return ~(left | ((kernel == "sglang_fused_moe_triton") & frame["gpu"].isin(BLACKWELL)))
 

@@ -14,7 +14,7 @@ HARDWARE = {
 
 DTYPES = {
     "bfloat16": "bf16", "half": "fp16", "fp8": "fp8", "fp8_block": "fp8_block", "int8": "int8", "bf16": "bf16",
-    "nvfp4": "nvfp4",
+    "nvfp4": "nvfp4", "int4_wo": "int4", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4",
 }  # fmt: skip
 
 
