@@ -46,6 +46,10 @@ class Speculative(Drafting):
 
     acceptance: float | tuple[float, ...] = 0.0
 
+    def __str__(self) -> str:
+        """As a row of a table has it: the method, the draft model, and how many tokens."""
+        return " ".join(str(part) for part in (self.method, self.model, "x", self.tokens) if part is not None)
+
     @property
     def drafting(self) -> Drafting:
         """What the time of an iteration depends on; the acceptance says only how many there are."""
@@ -59,7 +63,7 @@ class Speculative(Drafting):
 
     @property
     def mean_tokens(self) -> float:
-        """Tokens that an iteration gives on average: (1 - a^(k+1)) / (1 - a) for one rate a (arXiv:2211.17192, eq. 1)."""
+        """Tokens of an iteration on average; for one rate a (1 - a^(k+1)) / (1 - a) (arXiv:2211.17192, eq. 1)."""
         return 1.0 + sum(self.chances)
 
 
@@ -83,7 +87,7 @@ def uniform(key: Any, iteration: Any) -> Any:
     return hashed(key ^ hashed(iteration)).astype(np.float64) * 2.0**-32
 
 
-def tokens_given(chances: tuple[float, ...], key: np.uint32, iterations: int) -> NDArray[np.int64]:
+def tokens_given(chances: tuple[float, ...], key: np.unsignedinteger, iterations: int) -> NDArray[np.int64]:
     """Tokens that each of the first so many decode iterations of a request gives, (iteration,)."""
     drawn = uniform(np.array([key], dtype=np.uint32), np.arange(iterations, dtype=np.uint32))
     return 1 + (drawn[:, None] < np.array(chances)).sum(axis=1)

@@ -27,9 +27,9 @@ class Program:
     ``any_order``, which takes about three times as long. ``pipeline_ranks`` and ``peaks`` (some lane admits by the
     future peak of its KV) are compiled into ``any_order`` only. Where ``replicas`` are several, they run together, in
     ``coupled``: as many or fewer of them, so that few programs serve a sweep over their number. ``frontend``: there,
-    users of a closed loop get their answers later than the engine has them. ``branches`` of a request, as many or fewer
-    of them, are compiled into ``in_order`` only. ``cached``: replicas have prefix caches. ``talks``: users think about
-    answers before they send the next request.
+    users of a closed loop get their answers later than the engine has them. ``branches`` of a request, and ``drafts``
+    of a decode, as many or fewer of them, are compiled into ``in_order`` only. ``cached``: replicas have prefix caches.
+    ``talks``: users think about answers before they send the next request.
 
     ``lockstep``: the replicas that run together are data-parallel ranks, so many of which start every iteration
     together. Whether they do is compiled in, their number is not.
@@ -44,6 +44,7 @@ class Program:
     replicas: int = 1
     frontend: bool = False
     branches: int = 1
+    drafts: int = 0
     cached: bool = False
     talks: bool = False
     lockstep: bool = False
@@ -57,6 +58,9 @@ class Program:
 IN_ORDER = Program()
 
 
+FEWEST_DRAFTS = 8
+"""Drafts of a program that has any: fewer cost next to nothing, and one program serves a sweep over their number."""
+
 FEWEST_TOGETHER, MOST_TOGETHER = 8, 128
 """Replicas that run together. A few more than there are cost nothing; beyond the most, rings take too much memory."""
 
@@ -69,10 +73,11 @@ def program(
     cached: bool = False,
     talks: bool = False,
     lockstep: int = 1,
+    drafts: int = 0,
 ) -> Program:
     """The program for a deployment, whose replicas run together if ``coupled``; the others as of ``Program``.
 
-    ``branches``: the most of any request.
+    ``branches``: the most of any request. ``drafts``: of a decode.
     """
     pipeline_ranks, peaks = deployment.pipeline_parallel, policy(deployment.batching.policy).by_future_peak
     if coupled:
@@ -81,6 +86,8 @@ def program(
         return Program(True, pipeline_ranks, peaks, most, frontend, cached=cached, talks=talks, lockstep=locked)
     if cached or out_of_order(deployment):
         return Program(True, pipeline_ranks, peaks, cached=cached)
+    if drafts:
+        return Program(drafts=max(FEWEST_DRAFTS, 1 << (drafts - 1).bit_length()))
     return Program(branches=1 << (branches - 1).bit_length()) if branches > 1 else IN_ORDER
 
 
@@ -170,6 +177,8 @@ def lacking(
         and cached_by_content(workload, deployment),
     }
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
+    drafts = deployment.speculative is not None and not ROLES[deployment.role].first_token_only
+    found[f"deployment.speculative with {apart}"] = drafts and apart is not None
     found[f"workload.reasoning.branches with {apart}"] = branches and apart is not None
     if alone and is_coupled(workload, deployment, frontend, lockstep):
         closed = workload.arrivals.process == "closed_loop"
@@ -184,6 +193,7 @@ def lacking(
         )
         found |= {
             f"workload.reasoning.branches with {what}": branches,
+            f"deployment.speculative with {what}": drafts,
             f"{what} with packing {deployment.batching.packing}": deployment.batching.packing != "fcfs",
             f"{what} over more than {MOST_TOGETHER} replicas": deployment.ranks > MOST_TOGETHER,
         }

@@ -249,7 +249,7 @@ class Queues:
     def grow_decodes(self) -> None:
         """KV for the next token of every decoding sequence, in order of admission; preempts where there is none.
 
-        With drafts there is a slot for each of them, too; slots of rejected ones are written again in the next iteration.
+        With drafts each of them has a slot, too; the slots of rejected ones are written again by the next iteration.
         Branches that have their first token get a copy each of the last block of their prompt, where it is not full.
         """
         if not self.watches_blocks:

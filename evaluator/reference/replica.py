@@ -110,7 +110,7 @@ class Replica:
         self.kv_units_max = 0
         self.kv_unit_s = 0.0  # KV units in use, integrated over time
         self.experts_touched = 0.0  # fraction of the experts touched, summed over iterations; 0 without experts
-        self.decoded = 0  # decode iterations, summed over the sequences
+        self.decoded = 0  # with drafts: decode iterations, summed over the sequences
         self.decoded_tokens = 0  # output tokens that they gave
         self.peaks = (0.0,) * len(PEAKS)  # largest quantities of any iteration, under a fitted cost
         self._kv_since = 0.0  # up to when that is done
@@ -321,8 +321,9 @@ class Replica:
         assert group is not None
         tokens = group.tokens(flight.iterations)
         queues.add_tokens(tokens)
-        self.decoded += flight.iterations * len(group)
-        self.decoded_tokens += tokens
+        if self.limits.drafts:
+            self.decoded += flight.iterations * len(group)
+            self.decoded_tokens += tokens
         for request in group.members if self._tokens else ():
             request.token_s += [now] * group.gain(request)
         for request in flight.newcomers:

@@ -24,8 +24,8 @@ class Request:
     iteration either all that have not ended get a token or none does. So one number, ``generated``, says of all of them
     how many tokens each has, and a request counts as many sequences as branches go on (``width``).
 
-    ``curve``, of speculative decoding: tokens that the first 0, 1, 2, .. decode iterations of the request give, were its
-    output long enough (``evaluator.speculation``); none where every iteration gives one. It has no branches then.
+    ``curve``, of speculative decoding: tokens that the first 0, 1, 2, .. decode iterations of the request give, were
+    its output long enough (``evaluator.speculation``); none where every iteration gives one. It has no branches then.
     """
 
     index: int

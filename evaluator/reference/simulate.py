@@ -53,12 +53,12 @@ class Outcome:
 
     @property
     def decoded(self) -> int:
-        """Decode iterations, summed over the sequences."""
+        """With drafts: decode iterations, summed over the sequences."""
         return sum(replica.decoded for replica in self.replicas)
 
     @property
     def decoded_tokens(self) -> int:
-        """Output tokens that they gave: as many, or with speculative decoding more."""
+        """Output tokens that they gave."""
         return sum(replica.decoded_tokens for replica in self.replicas)
 
     @property

@@ -1,4 +1,4 @@
-"""Speculative decoding in the engine: how many tokens each decode iteration of a request gives, and from that its steps.
+"""Speculative decoding in the engine: how many tokens each decode iteration of a request gives, and when it ends.
 
 What the scheduler must know of a request is decided when it joins the decodes: it walks through its iterations once,
 draws what each gives (``evaluator.speculation``), and enters the tokens in a ring of growth, at the step in which it

@@ -14,8 +14,8 @@ from evaluator.cost.iteration import CostParameters
 from evaluator.cost.speculative import SpeculativeCost
 from evaluator.device import configure
 from evaluator.policies import policy as policy_named
-from evaluator.speculation import keys, tokens_given
 from evaluator.reference import Limits, Outcome, Request, simulate_replica
+from evaluator.speculation import keys, tokens_given
 from evaluator.stations.engine import LaneLimits, LaneResult, Policy, Requests, decisions
 from evaluator.stations.engine.common.speculation import Speculation
 from evaluator.stations.engine.in_order import Branches, Lane, Structure, run_lanes
