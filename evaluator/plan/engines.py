@@ -79,15 +79,17 @@ def program(
 
     ``branches``: the most of any request. ``drafts``: of a decode.
     """
+    width = max(FEWEST_DRAFTS, 1 << (drafts - 1).bit_length()) if drafts else 0
     pipeline_ranks, peaks = deployment.pipeline_parallel, policy(deployment.batching.policy).by_future_peak
     if coupled:
-        most = together(deployment.ranks)
-        locked = lockstep > 1
-        return Program(True, pipeline_ranks, peaks, most, frontend, cached=cached, talks=talks, lockstep=locked)
+        most, locked = together(deployment.ranks), lockstep > 1
+        return Program(
+            True, pipeline_ranks, peaks, most, frontend, drafts=width, cached=cached, talks=talks, lockstep=locked
+        )
     if cached or out_of_order(deployment):
-        return Program(True, pipeline_ranks, peaks, cached=cached)
+        return Program(True, pipeline_ranks, peaks, drafts=width, cached=cached)
     if drafts:
-        return Program(drafts=max(FEWEST_DRAFTS, 1 << (drafts - 1).bit_length()))
+        return Program(drafts=width)
     return Program(branches=1 << (branches - 1).bit_length()) if branches > 1 else IN_ORDER
 
 
@@ -177,8 +179,6 @@ def lacking(
         and cached_by_content(workload, deployment),
     }
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
-    drafts = deployment.speculative is not None and not ROLES[deployment.role].first_token_only
-    found[f"deployment.speculative with {apart}"] = drafts and apart is not None
     found[f"workload.reasoning.branches with {apart}"] = branches and apart is not None
     if alone and is_coupled(workload, deployment, frontend, lockstep):
         closed = workload.arrivals.process == "closed_loop"
@@ -193,7 +193,6 @@ def lacking(
         )
         found |= {
             f"workload.reasoning.branches with {what}": branches,
-            f"deployment.speculative with {what}": drafts,
             f"{what} with packing {deployment.batching.packing}": deployment.batching.packing != "fcfs",
             f"{what} over more than {MOST_TOGETHER} replicas": deployment.ranks > MOST_TOGETHER,
         }

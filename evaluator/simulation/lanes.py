@@ -132,7 +132,7 @@ def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot], c
         row[: slot.count] = shared_units(slot.jobs.demand, kv)[slot.served]
     content = contents_of(serving, slots, group.lane_requests + 1) if group.program.cached else None
     talks = talks_of(serving, slots, group.lane_requests + 1) if group.program.talks else None
-    lane = any_order.Lane(costs, limits, rules_of(serving), shared, content, talks)
+    lane = any_order.Lane(costs, limits, rules_of(serving), shared, content, talks, _speculation(group, serving, slots))
     return lane if group.program.replicas == 1 else _pools(group, serving, slots, lane)
 
 

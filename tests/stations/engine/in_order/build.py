@@ -252,6 +252,13 @@ def cut(result: LaneResult, requests: int) -> LaneResult:
     return result._replace(**{name: getattr(result, name)[:requests] for name in times}, hit_tokens=hits)
 
 
+def set_curves(case: Case, requests: Sequence[Request]) -> None:
+    """Tell the requests what their decode iterations give, where they verify drafts."""
+    for request, key in zip(requests, keys(0, np.arange(len(requests))), strict=True) if case.chances else ():
+        given = tokens_given(case.chances, key, request.output_tokens)
+        request.curve = tuple(np.append(0, np.cumsum(given)).tolist())
+
+
 def run_reference(case: Case) -> Outcome:
     """The plain loop on the same requests."""
     columns = (case.arrival_s, case.compute_tokens, case.prompt_tokens, case.output_tokens, case.kv_units)
@@ -261,9 +268,7 @@ def run_reference(case: Case) -> Outcome:
         there = case.branch_tokens[request.index] > 0
         request.branches = tuple(case.branch_tokens[request.index][there].tolist())
         request.branch_units = tuple(case.branch_units[request.index][there].tolist())
-    for request, key in zip(requests, keys(0, np.arange(len(requests))), strict=True) if case.chances else ():
-        given = tokens_given(case.chances, key, request.output_tokens)
-        request.curve = tuple(np.append(0, np.cumsum(given)).tolist())
+    set_curves(case, requests)
     return simulate_replica(
         case.cost, case.policy, case.limits, requests,
         users=case.users, prompts_resident=case.resident, window=case.window or None,
