@@ -47,8 +47,10 @@ class Speculative(Drafting):
     acceptance: float | tuple[float, ...] = 0.0
 
     def __str__(self) -> str:
-        """As a row of a table has it: the method, the draft model, and how many tokens."""
-        return " ".join(str(part) for part in (self.method, self.model, "x", self.tokens) if part is not None)
+        """As a row of a table has it: the method, the draft model, how many tokens, and how many are accepted."""
+        rates = self.acceptance if isinstance(self.acceptance, tuple) else (self.acceptance,)
+        parts = (self.method, self.model, "x", self.tokens, "at", "/".join(f"{rate:g}" for rate in rates))
+        return " ".join(str(part) for part in parts if part is not None)
 
     @property
     def drafting(self) -> Drafting:

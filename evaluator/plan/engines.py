@@ -27,9 +27,10 @@ class Program:
     ``any_order``, which takes about three times as long. ``pipeline_ranks`` and ``peaks`` (some lane admits by the
     future peak of its KV) are compiled into ``any_order`` only. Where ``replicas`` are several, they run together, in
     ``coupled``: as many or fewer of them, so that few programs serve a sweep over their number. ``frontend``: there,
-    users of a closed loop get their answers later than the engine has them. ``branches`` of a request, and ``drafts``
-    of a decode, as many or fewer of them, are compiled into ``in_order`` only. ``cached``: replicas have prefix caches.
-    ``talks``: users think about answers before they send the next request.
+    users of a closed loop get their answers later than the engine has them. ``branches`` of a request, as many or fewer
+    of them, are compiled into ``in_order`` only; ``drafts`` of a decode, as many or fewer, where there is one pool in a
+    loop. ``cached``: replicas have prefix caches. ``talks``: users think about answers before they send the next
+    request.
 
     ``lockstep``: the replicas that run together are data-parallel ranks, so many of which start every iteration
     together. Whether they do is compiled in, their number is not.

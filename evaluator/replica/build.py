@@ -45,6 +45,12 @@ def build(spec: ReplicaSpec) -> Design:
     return replace(known, memory=memory, replica=_replica(known, memory, by))
 
 
+def kept_model(known: Design) -> Model:
+    """The model with the layers of what drafts for it: all that keep something of a sequence."""
+    by = drafter(known.spec, known.model, _model)
+    return known.model if by is None else replace(known.model, layers=(*known.model.layers, *by.layers))
+
+
 def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     """What the names stand for, changed. A set of other hardware is a problem of the design, no unknown name."""
     model = _model(spec.model)

@@ -53,7 +53,7 @@ def _speculative(value: Any, place: Place) -> Speculative:
             f"{len(rates)} rates for {found.tokens} drafted tokens; give one for each position, or one number for all"
         )
     if found.method == "draft" and found.model is None:
-        raise place.key("model").error("is required with method draft: the smaller model, such as llama-3.2-1b")
+        raise place.key("model").error("is required with method draft: the smaller model, such as llama-3.1-8b")
     if found.method != "draft" and found.model is not None:
         raise place.key("model").error(f"is for method draft; with {found.method} no other model drafts: leave it out")
     return found
