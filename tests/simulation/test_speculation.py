@@ -158,3 +158,10 @@ def test_kv_of_what_drafts_is_sent_along():
 
 def test_a_shipped_scenario_asks_where_it_stops_paying():
     assert load_scenario("scenarios/speculative.yaml").sweep
+
+
+def test_figures_of_a_device_are_swept_with_drafts():
+    swept = sweep(scenario(MTP, deployment__hardware__memory_bandwidth=["2TB/s", "4TB/s"]))
+    alone = sweep(scenario(MTP, "deployment.hardware={like: h100-sxm, memory_bandwidth: 4TB/s}"))
+    assert swept["tpot_s_mean"].values[0] > 1.3 * swept["tpot_s_mean"].values[1]
+    assert swept["tpot_s_mean"].values[1] == pytest.approx(alone["tpot_s_mean"].item(), rel=1e-12)
