@@ -494,8 +494,9 @@ class Speculative(TypedDict, total=False):
     """Speculative."""
 
     method: Literal["draft", "mtp", "ngram"]
-    """Who drafts. draft: a smaller model. mtp: the model's own module for the token after the next. ngram: the host,
-    from the text so far.
+    """Who drafts. draft: a smaller model. mtp: a module for the token after the next, taken as one layer like the
+    model's last one and its head, published with the model or trained for it (EAGLE). ngram: the host, from the
+    text so far.
     """
     tokens: int
     """Tokens drafted for a sequence, and verified, in an iteration."""

@@ -29,8 +29,9 @@ def _acceptance_schema() -> Schema:
 SPECULATIVE: Table = {
     "method": Field(
         choice(*METHODS),
-        says="Who drafts. draft: a smaller model. mtp: the model's own module for the token after the next. ngram: the "
-        "host, from the text so far.",
+        says="Who drafts. draft: a smaller model. mtp: a module for the token after the next, taken as one layer like "
+        "the model's last one and its head, published with the model or trained for it (EAGLE). ngram: the host, from "
+        "the text so far.",
     ),
     "tokens": Field(count(most=MOST_TOKENS), says="Tokens drafted for a sequence, and verified, in an iteration."),
     "acceptance": Field(
