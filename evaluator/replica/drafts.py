@@ -13,7 +13,7 @@ from evaluator.cost.dtypes import BYTES, weight_dtypes
 from evaluator.cost.kernel import Operator
 from evaluator.cost.memory import model_window
 from evaluator.cost.operators import operators
-from evaluator.cost.parallel import Parallel, parallel_problem
+from evaluator.cost.parallel import Parallel, in_lockstep, parallel_problem
 from evaluator.cost.precision import Precision
 from evaluator.cost.speculative import joining, module_operators, prediction_module
 from evaluator.cost.weights import weight_bytes
@@ -78,6 +78,8 @@ def drafting_problem(
         ), False
     if not model.gives_tokens:
         return f"speculative with {model.name}, which gives a vector and no tokens; leave it out", True
+    if in_lockstep(model, spec.parallel):
+        return "speculative with data_parallel ranks that share experts; leave out the one or the other", False
     if drafting.method != "ngram" and spec.parallel.pipeline > 1:
         return (
             f"speculative.method {drafting.method} with pipeline_parallel; use tensor_parallel, or method ngram"
@@ -97,5 +99,10 @@ def _model_problem(spec: ReplicaSpec, model: Model, hardware: Hardware, draft: M
             f"speculative.model {draft.name} has an attention window of {model_window(draft):,} tokens that "
             f"{model.name} has not; use another draft model"
         ), False
+    if in_lockstep(draft, _split(spec.parallel, draft)):
+        return (
+            f"speculative.model {draft.name} with data_parallel ranks that would share its experts; use another",
+            False,
+        )
     undivided = parallel_problem(draft, hardware, _split(spec.parallel, draft))
     return None if undivided is None else (f"speculative.model {draft.name}: {undivided}", True)

@@ -40,6 +40,7 @@ SHARED = {
     "on demand": (NGRAM, *TIGHT),
     "pipeline": (NGRAM, "deployment.pipeline_parallel=2"),
     "router by tokens": (MTP, "deployment.replicas=2", "deployment.router=least_work"),
+    "data-parallel ranks": (DRAFT, "deployment.data_parallel=2"),
     "disaggregated": (MTP, SIDES),
     "disaggregated, decode side alone": (OWN,),
 }  # fmt: skip
@@ -111,6 +112,9 @@ REFUSED = {
         "deployment.speculative={method: draft, model: qwen3-0.6b, tokens: 2, acceptance: 0.5}",
     ),
     "unsupported: speculative.method mtp with pipeline_parallel": (MTP, "deployment.pipeline_parallel=2"),
+    "unsupported: speculative with data_parallel ranks that share experts": (
+        NGRAM, "deployment.model=gpt-oss-20b", "deployment.data_parallel=2", "deployment.expert_parallel=2",
+    ),
     "infeasible: max_num_seqs 32 with 3 drafts each exceeds max_num_batched_tokens 100": (
         NGRAM, "deployment.batching.max_num_batched_tokens=100",
     ),
