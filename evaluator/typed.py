@@ -490,6 +490,22 @@ class Kv(TypedDict, total=False):
     """Whether blocks of prompts and outputs that are known by their content are computed once."""
 
 
+class Speculative(TypedDict, total=False):
+    """Speculative."""
+
+    method: Literal["draft", "mtp", "ngram"]
+    """Who drafts. draft: a smaller model. mtp: a module for the token after the next, taken as one layer like the
+    model's last one and its head, published with the model or trained for it (EAGLE). ngram: the host, from the
+    text so far.
+    """
+    tokens: int
+    """Tokens drafted for a sequence, and verified, in an iteration."""
+    acceptance: float | Sequence[float]
+    """Chance that a draft is accepted where all before it were: one rate, or one for each position."""
+    model: ModelName | str | Mapping[str, Any]
+    """Of method draft, the model that drafts, on the same devices."""
+
+
 RouterName: TypeAlias = Literal[
     "random",
     "round_robin",
@@ -603,6 +619,8 @@ class Pool(TypedDict, total=False):
     """The scheduler of a replica."""
     kv: Kv
     """The KV cache of a replica."""
+    speculative: Speculative
+    """Speculative decoding: tokens are drafted and verified together; absent: none are."""
     usd_per_device_hour: float | str
     """Price of a device; that of the catalog where absent."""
     weight: float
@@ -676,6 +694,8 @@ class Deployment(TypedDict, total=False):
     """The scheduler of a replica."""
     kv: Kv
     """The KV cache of a replica."""
+    speculative: Speculative
+    """Speculative decoding: tokens are drafted and verified together; absent: none are."""
     router: RouterName | HeavyLightRouter | PrefixAwareRouter | Router
     """Which replica a request goes to; with prefill and decode pools also {prefill: ROUTER, decode: ROUTER}."""
     role: Literal["mixed", "prefill", "decode"]

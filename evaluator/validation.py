@@ -23,7 +23,6 @@ from evaluator.run.known import levels_of
 from evaluator.run.request import loaded
 from evaluator.scenario import Scenario
 from evaluator.simulation import simulate_chunk
-from evaluator.traffic.jobs import held_units
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 SUMS = ("busy_s", "iterations", "preemptions")
@@ -154,7 +153,7 @@ def _pressures(whole: Plan, member: Member) -> tuple[float, float]:
     station = member.stations[0]
     deployment, replica = station.deployment, station.design.ready
     jobs, *_ = whole.jobs(member)
-    held = held_units(jobs.demand, replica.kv).mean() * deployment.batching.max_num_seqs / replica.kv.capacity_units
+    held = station.held_units(jobs.demand).mean() * deployment.batching.max_num_seqs / replica.kv.capacity_units
     if member.workload.arrivals.users is not None:
         return 1e9 * member.workload.arrivals.users / deployment.ranks, float(held)
     output = jobs.demand.output_tokens.sum()

@@ -252,19 +252,23 @@ def prefill_attention_time(parameters: CostParameters, batch: BatchStatistics) -
 
 
 def iteration_time(
-    parameters: IterationCost, batch: BatchStatistics, prefill_attention_s: Batched | None = None
+    parameters: IterationCost,
+    batch: BatchStatistics,
+    prefill_attention_s: Batched | None = None,
+    queries: Batched | None = None,
 ) -> Batched:
     """Seconds of one iteration; the shape is the common shape of the lanes and the batch.
 
     An empty batch still costs ``iteration_s`` and the weights: callers do not run empty iterations. A caller that knows
-    ``prefill_attention_time`` of a roofline already may give it, and its terms are not computed again. Of data-parallel
-    ranks all have batches with as many tokens (else see ``lockstep``).
+    ``prefill_attention_time`` of a roofline already may give it, and its terms are not computed again. ``queries``:
+    tokens that each decoding sequence has in the iteration (``speculative``); None: one. Of data-parallel ranks all
+    have batches with as many tokens (else see ``lockstep``).
     """
     if not isinstance(parameters, CostParameters):
         return parameters.time(batch)
-    time = time_without_experts(parameters, batch, prefill_attention_s)
+    time = time_without_experts(parameters, batch, prefill_attention_s, queries)
     if len(parameters.expert_rows.flop):  # structure: models without experts do not pay for the exponential
-        tokens = batch.decodes + batch.prefill_tokens
+        tokens = (batch.decodes if queries is None else queries * batch.decodes) + batch.prefill_tokens
         time = time + experts_time(parameters, tokens, padded(tokens, parameters.graph_tokens))
     return time
 
@@ -277,13 +281,17 @@ def experts_time(parameters: CostParameters, tokens: Batched, seen: Batched) -> 
 
 
 def time_without_experts(
-    parameters: CostParameters, batch: BatchStatistics, prefill_attention_s: Batched | None = None
+    parameters: CostParameters,
+    batch: BatchStatistics,
+    prefill_attention_s: Batched | None = None,
+    queries: Batched | None = None,
 ) -> Batched:
     """Seconds of an iteration in all but the routed experts; arguments as of ``iteration_time``."""
     xp = array_namespace(parameters.iteration_s, *batch)
     prompt, prompts = batch.prefill_tokens, batch.prefill_sequences
-    tokens = batch.decodes + prompt
-    sequences = batch.decodes + prompts
+    rows = batch.decodes if queries is None else queries * batch.decodes
+    tokens = rows + prompt
+    sequences = rows + prompts
     time = (
         parameters.iteration_s
         + parameters.token_s * tokens

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evaluator.cost.iteration import CostParameters, IterationCost
+from evaluator.cost.speculative import SpeculativeCost
 
 TOKEN_ROWS = 4
 """Token rows are padded to a multiple of this, so that few different structures are compiled."""
@@ -55,17 +56,29 @@ def _pad(rows: Any, count: int) -> Any:
 
 
 def with_rows(cost: IterationCost, counts: RowCounts) -> IterationCost:
-    """A roofline padded to ``counts``; a fitted cost as it is."""
+    """Rooflines padded to ``counts``; a fitted cost as it is."""
+    if isinstance(cost, SpeculativeCost):
+        return cost._replace(target=pad_rows(cost.target, counts), draft=pad_rows(cost.draft, counts))
     return pad_rows(cost, counts) if isinstance(cost, CostParameters) else cost
 
 
 def structure(cost: IterationCost) -> Hashable:
     """What lanes must have in common to be stacked.
 
-    Rooflines always can be, because ``pad_rows`` makes them alike. Fitted costs must be of the same form (polynomial,
-    table, dispatched, eager), and their arrays of the same shapes (a table's knots).
+    Rooflines always can be, because ``pad_rows`` makes them alike, and so can pairs of them, of drafts and of their
+    verification. Fitted costs must be of the same form (polynomial, table, dispatched, eager), and their arrays of the
+    same shapes (a table's knots).
     """
+    if isinstance(cost, SpeculativeCost):
+        return (type(cost).__name__,)
     return () if isinstance(cost, CostParameters) else (type(cost).__name__, _shapes(cost))
+
+
+def rooflines(cost: IterationCost) -> tuple[CostParameters, ...]:
+    """The rooflines in a cost: itself, those of the model that verifies and of what drafts, or none."""
+    if isinstance(cost, SpeculativeCost):
+        return cost.target, cost.draft
+    return (cost,) if isinstance(cost, CostParameters) else ()
 
 
 def _shapes(values: Any) -> Hashable:
@@ -77,7 +90,7 @@ def _shapes(values: Any) -> Hashable:
 
 def common_counts(lanes: Sequence[IterationCost]) -> RowCounts:
     """Rows that hold every lane: the most that any lane has in each table, token rows rounded up to TOKEN_ROWS."""
-    counts = [row_counts(lane) for lane in lanes if isinstance(lane, CostParameters)]
+    counts = [row_counts(part) for lane in lanes for part in rooflines(lane)]
     largest = np.max([(0,) * len(RowCounts._fields), *counts], axis=0).tolist()
     return RowCounts(-(-largest[0] // TOKEN_ROWS) * TOKEN_ROWS, *largest[1:])
 
@@ -87,9 +100,13 @@ def stack(lanes: Sequence[IterationCost], counts: RowCounts | None = None) -> It
 
     ``counts`` defaults to ``common_counts``; give it to share one compiled structure between chunks of a sweep.
     """
+    counts = counts or common_counts(lanes)
+    if isinstance(lanes[0], SpeculativeCost):
+        columns: Any = zip(*lanes, strict=True)
+        parts: Any = (stack(each, counts) if isinstance(each[0], tuple) else np.array(each) for each in columns)
+        return SpeculativeCost(*parts)
     if not isinstance(lanes[0], CostParameters):
         return _stack_leaves(lanes)
-    counts = counts or common_counts(lanes)
     stacked: dict[str, Any] = {
         name: _stack_rows([getattr(lane, name) for lane in lanes], count)
         for name, count in zip(counts._fields, counts, strict=True)

@@ -8,13 +8,14 @@ size. Pipeline ranks differ in their layers, so that the rank with the least roo
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import CompressedAttention, LatentAttention, Mixer, Model, SoftmaxAttention
+from evaluator.catalog.model import CompressedAttention, LatentAttention, LayerKind, Mixer, Model, SoftmaxAttention
 from evaluator.cost.activations import activation_bytes, rotary_bytes
 from evaluator.cost.kv import KvUnits, beyond, prefix, units
 from evaluator.cost.layer_state import kept, kv_bytes, state_bytes
@@ -111,11 +112,13 @@ def memory_plan(
     block_tokens: int = 16,
     max_num_batched_tokens: int = 2048,
     max_num_seqs: int = 256,
+    beside: tuple[float, tuple[LayerKind, ...]] = (0.0, ()),
 ) -> MemoryPlan:
     """Weights, activations and KV capacity per device of the pipeline rank with the least room for KV.
 
     ``memory_of`` says what ``memory_fraction`` is a fraction of (``catalog.engines.ServingEngine``). The capacity is 0
-    where weights and activations leave nothing; ``memory_problem`` then says why.
+    where weights and activations leave nothing; ``memory_problem`` then says why. ``beside``: bytes of weights of
+    a model that drafts for this one, and its layers, which keep KV of the same tokens.
     """
     whole = hardware.memory_bytes
     shared = of_rank(model, parallel).expert_devices > 1
@@ -123,9 +126,10 @@ def memory_plan(
     active += DRIVER_SHARE * whole + CONTEXT_BYTES + COMMUNICATOR_BYTES * shared + rotary_bytes(model)
     plans = []
     for pipeline_rank in range(parallel.pipeline):
-        weights = weight_bytes(model, precision, parallel, pipeline_rank)
+        weights = weight_bytes(model, precision, parallel, pipeline_rank) + beside[0]
         usable = _usable(memory_of, memory_fraction, whole, weights, active)
-        layout = _layout(model, precision, parallel, pipeline_rank, block_tokens, usable - weights - active)
+        kinds = (*rank_kinds(model, parallel.pipeline, pipeline_rank), *((kind, kind.count) for kind in beside[1]))
+        layout = _layout(model, kinds, precision, parallel, block_tokens, usable - weights - active)
         plans.append(MemoryPlan(pipeline_rank, usable, weights, active, layout))
     return min(plans, key=lambda plan: (plan.kv.capacity_units, plan.usable_bytes - plan.weight_bytes))
 
@@ -140,10 +144,15 @@ def _usable(memory_of: str, fraction: float, whole: float, weights: float, activ
 
 
 def _layout(
-    model: Model, precision: Precision, parallel: Parallel, pipeline_rank: int, block_tokens: int, free: float
+    model: Model,
+    kinds: Iterable[tuple[LayerKind, float]],
+    precision: Precision,
+    parallel: Parallel,
+    block_tokens: int,
+    free: float,
 ) -> KvLayout:
     full = window = per_sequence = 0.0
-    for kind, count in rank_kinds(model, parallel.pipeline, pipeline_rank):
+    for kind, count in kinds:
         for size, tokens in kept(kind.mixer, precision.kv, parallel.tensor):
             if math.isinf(tokens):  # sparse attention, too, keeps every token, any of which it may choose
                 full += count * size

@@ -13,6 +13,7 @@ from typing import Any
 from evaluator.catalog.iterations import RANGES
 from evaluator.cost.arrays import Batched, array_namespace
 from evaluator.cost.iteration import BatchStatistics, CostParameters
+from evaluator.cost.speculative import SpeculativeCost
 
 PEAKS: tuple[tuple[str, str], ...] = tuple(
     (phase, quantity) for phase, quantities in RANGES.items() for quantity in quantities
@@ -38,13 +39,24 @@ def peaks(batch: BatchStatistics) -> tuple[Batched, ...]:
     )
 
 
+def holds_everywhere(cost: Any) -> bool:
+    """Whether a cost holds for any batch, as rooflines do; those that were fitted to iterations have a range."""
+    return isinstance(cost, CostParameters | SpeculativeCost)
+
+
+def batch_tokens(cost: Any, batch: BatchStatistics) -> Batched:
+    """Tokens that the model computes in an iteration: of a decode one, or with drafts as many as it verifies."""
+    rows = cost.queries * batch.decodes if isinstance(cost, SpeculativeCost) else batch.decodes
+    return rows + batch.prefill_tokens
+
+
 def raised(cost: Any, so_far: Batched, batch: BatchStatistics, iterations: Batched) -> Batched:
     """The largest quantities of a run, (quantity,) in the order of PEAKS, after ``iterations`` more from ``batch`` on.
 
     The same sequences decode in all of them, so that contexts grow by a token each time and the last iteration has the
     largest quantities. A roofline holds for any batch: it keeps no peaks, and ``so_far`` is returned as it is.
     """
-    if isinstance(cost, CostParameters):
+    if holds_everywhere(cost):
         return so_far
     last = batch._replace(decode_context=batch.decode_context + (iterations - 1.0) * batch.decodes)
     if isinstance(so_far, tuple):

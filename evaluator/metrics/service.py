@@ -48,7 +48,7 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
 
 
 def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
-    """utilisation, mfu, mbu, kv_used_mean, iterations, preemptions over the whole run; (config, seed).
+    """utilisation, mfu, mbu, kv_used_mean, iterations and more over the whole run; (config, seed).
 
     Busy time is summed over replicas, each of which has devices / replicas devices with their peaks together. Over
     several stations the utilisation is weighed by devices, MFU and MBU are of what all could do while they were busy.
@@ -69,6 +69,7 @@ def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
         "kv_used_mean": kv_used_mean(outcomes),
         "iterations": outcomes.summed("iterations"),
         "preemptions": outcomes.summed("preemptions"),
+        "accepted_per_iteration": _ratio(outcomes.summed("decoded_tokens"), outcomes.summed("decoded")),
     }
 
 

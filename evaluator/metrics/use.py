@@ -34,6 +34,8 @@ class Use:
     experts_touched: np.ndarray  # (config, seed): fraction of the routed experts, summed over the iterations
     kv_unit_s: np.ndarray  # (config, seed): KV units in use, integrated over time
     kv_units_max: np.ndarray  # (config, seed): most units in use at once on any replica
+    decoded: np.ndarray  # (config, seed): with drafts, decode iterations summed over the sequences; else 0
+    decoded_tokens: np.ndarray  # (config, seed): and the output tokens that they gave
     flops: np.ndarray  # (config, seed): useful FLOPs of the model
     bytes: np.ndarray  # (config, seed): useful bytes of the model
     peaks: np.ndarray  # (config, seed, quantity): largest of ``quantities.PEAKS`` in any iteration, under a fitted cost

@@ -33,8 +33,9 @@ _LATENCIES = {
     "e2e_s": ("end-to-end latency", "last output token - arrival, waiting included"),
     "itl_s": (
         "inter-token latency",
-        "every gap between successive tokens of a sequence, pooled over tokens, those of all branches; engine request "
-        "does not know them",
+        "every gap between successive tokens of a sequence, pooled over tokens, those of all branches; the tokens that "
+        "an iteration accepts come together and end one gap, as vllm bench serve counts it; engine request does not "
+        "know them",
     ),
 }
 _OVER = "over the measured requests of a seed (the warm-up is cut), then the mean over the seeds"
@@ -92,6 +93,13 @@ _OTHERS = {
         "1", "engine iterations", f"forward passes of all replicas, mean over the seeds{_BY_ITERATION}"
     ),
     "preemptions": Variable("1", "preemptions", "requests sent back to the queue, mean over the seeds"),
+    "accepted_per_iteration": Variable(
+        "token",
+        "tokens per decode iteration",
+        "output tokens that decode iterations give / decode iterations, both summed over the sequences: 1 + accepted "
+        "drafts, and in the last iteration of a request what is left of its output; mean over the seeds; NaN without "
+        "drafts",
+    ),
     "prefix_hit_rate": Variable(
         "1",
         "prefix cache hit rate",
@@ -204,6 +212,7 @@ BY_SEED = (
     "kv_used_mean",
     "iterations",
     "preemptions",
+    "accepted_per_iteration",
     "prefix_hit_rate",
     "joule_per_tok",
 )

@@ -155,6 +155,23 @@ def branches_problem(workload: Workload, station: StationPlan) -> str | None:
     return None
 
 
+def drafts_problem(workload: Workload, station: StationPlan) -> str | None:
+    """Why decodes cannot verify drafts; None where they can, or have none."""
+    deployment = station.deployment
+    if not station.drafts:
+        return None
+    record = policy(deployment.batching.policy)
+    others = {
+        f"policy {record.name}; use policy chunked or continuous": record.by_future_peak,
+        "workload.reasoning.branches; use one branch": station.extremes.branches > 1,
+        "kv.prefix_caching by content; leave out kv.prefix_caching": cached_by_content(workload, deployment),
+    }
+    for what, applies in others.items():
+        if applies:
+            return f"unsupported: deployment.speculative with {what}, or leave out speculative"
+    return None
+
+
 def limit_problem(
     deployment: Deployment, built: Design, extremes: Extremes, largest_units: int | None = None
 ) -> str | None:
@@ -170,7 +187,8 @@ def limit_problem(
             f"positions of {built.model.name}; use shorter prompts or a model with a longer context"
         )
     kv = built.ready.kv
-    units = int(kv_units(kv, extremes.kv_tokens)) if largest_units is None else largest_units
+    drafts = 0 if ROLES[deployment.role].first_token_only else deployment.decode_tokens - 1
+    units = int(kv_units(kv, extremes.kv_tokens + drafts)) if largest_units is None else largest_units
     return _budget_problem(deployment, budget, longest) or _kv_problem(deployment, kv, extremes, units)
 
 
@@ -178,9 +196,11 @@ def _budget_problem(deployment: Deployment, budget: int, longest: int) -> str | 
     batching, record = deployment.batching, policy(deployment.batching.policy)
     if not record.token_budget:
         return None
-    if not record.prefill_alone and batching.max_num_seqs > budget:
+    decodes = batching.max_num_seqs * deployment.decode_tokens
+    if not record.prefill_alone and decodes > budget:
+        drafts = f" with {deployment.decode_tokens - 1} drafts each" if decodes > batching.max_num_seqs else ""
         return (
-            f"infeasible: max_num_seqs {batching.max_num_seqs:,} exceeds max_num_batched_tokens {budget:,}; "
+            f"infeasible: max_num_seqs {batching.max_num_seqs:,}{drafts} exceeds max_num_batched_tokens {budget:,}; "
             "lower the one or raise the other"
         )
     if record.whole_prompts and longest > budget:

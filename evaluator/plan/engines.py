@@ -28,8 +28,9 @@ class Program:
     future peak of its KV) are compiled into ``any_order`` only. Where ``replicas`` are several, they run together, in
     ``coupled``: as many or fewer of them, so that few programs serve a sweep over their number. ``frontend``: there,
     users of a closed loop get their answers later than the engine has them. ``branches`` of a request, as many or fewer
-    of them, are compiled into ``in_order`` only. ``cached``: replicas have prefix caches. ``talks``: users think about
-    answers before they send the next request.
+    of them, are compiled into ``in_order`` only; ``drafts`` of a decode, as many or fewer, where there is one pool in a
+    loop. ``cached``: replicas have prefix caches. ``talks``: users think about answers before they send the next
+    request.
 
     ``lockstep``: the replicas that run together are data-parallel ranks, so many of which start every iteration
     together. Whether they do is compiled in, their number is not.
@@ -44,6 +45,7 @@ class Program:
     replicas: int = 1
     frontend: bool = False
     branches: int = 1
+    drafts: int = 0
     cached: bool = False
     talks: bool = False
     lockstep: bool = False
@@ -57,6 +59,9 @@ class Program:
 IN_ORDER = Program()
 
 
+FEWEST_DRAFTS = 8
+"""Drafts of a program that has any: fewer cost next to nothing, and one program serves a sweep over their number."""
+
 FEWEST_TOGETHER, MOST_TOGETHER = 8, 128
 """Replicas that run together. A few more than there are cost nothing; beyond the most, rings take too much memory."""
 
@@ -69,18 +74,23 @@ def program(
     cached: bool = False,
     talks: bool = False,
     lockstep: int = 1,
+    drafts: int = 0,
 ) -> Program:
     """The program for a deployment, whose replicas run together if ``coupled``; the others as of ``Program``.
 
-    ``branches``: the most of any request.
+    ``branches``: the most of any request. ``drafts``: of a decode.
     """
+    width = max(FEWEST_DRAFTS, 1 << (drafts - 1).bit_length()) if drafts else 0
     pipeline_ranks, peaks = deployment.pipeline_parallel, policy(deployment.batching.policy).by_future_peak
     if coupled:
-        most = together(deployment.ranks)
-        locked = lockstep > 1
-        return Program(True, pipeline_ranks, peaks, most, frontend, cached=cached, talks=talks, lockstep=locked)
+        most, locked = together(deployment.ranks), lockstep > 1
+        return Program(
+            True, pipeline_ranks, peaks, most, frontend, drafts=width, cached=cached, talks=talks, lockstep=locked
+        )
     if cached or out_of_order(deployment):
-        return Program(True, pipeline_ranks, peaks, cached=cached)
+        return Program(True, pipeline_ranks, peaks, drafts=width, cached=cached)
+    if drafts:
+        return Program(drafts=width)
     return Program(branches=1 << (branches - 1).bit_length()) if branches > 1 else IN_ORDER
 
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evaluator.cost.iteration import CostParameters
-from evaluator.cost.lanes import RowCounts, common_counts, structure
+from evaluator.cost.iteration import IterationCost
+from evaluator.cost.lanes import RowCounts, common_counts, rooflines, structure
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.engines import (
     IN_ORDER,
@@ -130,10 +130,13 @@ def _structure(workload: Workload, station: StationPlan) -> Structure:
     talks = workload.sessions.feedback
     if replica is None:
         return Structure(IN_ORDER, False, False, (), requests)
-    which = program(station.deployment, coupled, frontend, branches, cached, talks, lockstep)
+    which = program(station.deployment, coupled, frontend, branches, cached, talks, lockstep, station.drafts)
     cost = replica.costing.typical[0]
-    experts = isinstance(cost, CostParameters) and len(cost.expert_rows.flop) > 0
-    return Structure(which, replica.kv.window is not None, experts, structure(cost), requests)
+    return Structure(which, replica.kv.window is not None, _has_experts(cost), structure(cost), requests)
+
+
+def _has_experts(cost: IterationCost) -> bool:
+    return any(len(each.expert_rows.flop) > 0 for each in rooflines(cost))
 
 
 def _structure_of_pools(member: Member) -> Structure:
@@ -143,7 +146,7 @@ def _structure_of_pools(member: Member) -> Structure:
     which = one_loop_program(member.stations, member.sides, member.link, frontend)
     able = [station.design.replica for station in member.stations if station.design.replica is not None]
     costs = [replica.costing.typical[0] for replica in able]
-    experts = any(isinstance(cost, CostParameters) and len(cost.expert_rows.flop) > 0 for cost in costs)
+    experts = any(map(_has_experts, costs))
     windowed = any(replica.kv.window is not None for replica in able)
     return Structure(which, windowed, experts, structure(costs[0]) if costs else (), workload.requests)
 

@@ -14,7 +14,7 @@ from evaluator.cost.transfer import SequenceBytes, sequence_bytes, sharded
 from evaluator.plan.sides import SidePlan, group_of_replicas
 from evaluator.plan.station import StationPlan
 from evaluator.policies import policy
-from evaluator.replica import Change
+from evaluator.replica import Change, kept_model
 from evaluator.scenario import Deployment, LinkFigures, Transfer
 from evaluator.traffic.jobs import Demand
 
@@ -161,10 +161,11 @@ def link_of(stations: Sequence[StationPlan], sides: Sequence[SidePlan], transfer
 
 
 def _size(prefill: StationPlan, decode: StationPlan, transfer: Transfer) -> SequenceBytes:
-    """What the link carries of a sequence from one pool to the other."""
+    """What the link carries of a sequence from one pool to the other; KV of what drafts, if both sides draft."""
     one, other = prefill.deployment, decode.deployment
     sent_as = _narrower(one, other) if transfer.dtype == "auto" else transfer.dtype
-    model, activations = prefill.design.model, one.precision.activations
+    drafts = one.speculative is not None and other.speculative is not None
+    model, activations = kept_model(prefill.design) if drafts else prefill.design.model, one.precision.activations
     if transfer.figures == "per_replica":
         return sequence_bytes(model, sent_as, activations)
     return sharded(

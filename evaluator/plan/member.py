@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.alike import likeness, with_devices
-from evaluator.plan.checks import branches_problem, limit_problem, policy_problem, prefix_problem, routing_problem
+from evaluator.plan.checks import (
+    branches_problem,
+    drafts_problem,
+    limit_problem,
+    policy_problem,
+    prefix_problem,
+    routing_problem,
+)
 from evaluator.plan.engines import ITERATION, REQUEST, TOKEN, has_frontend, is_coupled, lacking
 from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
 from evaluator.plan.one_loop import lacking_in_one_loop, why_in_one_loop
@@ -315,7 +322,7 @@ def _status(workload: Workload, stations: tuple[StationPlan, ...], engine: str) 
         if problem == OK:
             problem = routing_problem(workload, deployment) or policy_problem(deployment, built)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
-            problem = problem or branches_problem(workload, station)
+            problem = problem or branches_problem(workload, station) or drafts_problem(workload, station)
             problem = problem or limit_problem(deployment, built, station.extremes, station.largest_units)
             problem = problem or (request_problem(workload, station) if engine == REQUEST else queue_problem(station))
         if problem is not None:

@@ -61,6 +61,7 @@ def lacking_in_one_loop(
         why if locked else f"{why} with data_parallel": any(station.lockstep > 1 for station in stations),
         **{f"{why} with packing {packing}": True for packing in packings},
         f"{why} with workload.reasoning.branches": workload.reasoning.several,
+        f"{why} with deployment.speculative": any(station.deployment.speculative for station in stations),
         f"{why} with pools of different pipeline_parallel": len({one.pipeline_parallel for one in deployments}) > 1,
         f"{why} with pools of different forms of cost": len(costs) > 1,
         f"{why} over more than {MOST_TOGETHER} replicas": sum(one.ranks for one in deployments) > MOST_TOGETHER,

@@ -79,6 +79,7 @@ def request_problem(workload: Workload, station: StationPlan) -> str | None:
         f"router {name_of(deployment.router)}; use {SHARED_QUEUE.name} or round_robin": is_coupled(workload, deployment)
         and not shares_queue(deployment),
         "workload.reasoning.branches": station.extremes.branches > 1,
+        "deployment.speculative": deployment.speculative is not None,
         "cached prompt tokens; leave out cached_tokens and prefix_caching": station.extremes.cached > 0
         and not station.role.prompt_resident,
         f"the windowed layers of {built.model.name}": built.ready.kv.window is not None,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from evaluator.cost.memory import kv_units
 from evaluator.plan.checks import longest_prompt
 from evaluator.replica import Design, design, token_budget
 from evaluator.scenario import Deployment, Workload
-from evaluator.traffic.jobs import Extremes
+from evaluator.speculation import Speculative
+from evaluator.traffic.jobs import Demand, Extremes, held_units
 from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.roles import ROLES, Role
 
@@ -42,6 +45,20 @@ class StationPlan:
     def lockstep(self) -> int:
         """Data-parallel ranks that start every iteration together; 1: none do."""
         return self.design.lockstep
+
+    @property
+    def speculative(self) -> Speculative | None:
+        """What its decodes draft; a prefill side has none, and computes the prompts of what drafts all the same."""
+        return None if self.role.first_token_only else self.deployment.speculative
+
+    @property
+    def drafts(self) -> int:
+        """Tokens that a decode verifies beside its own."""
+        return 0 if self.speculative is None else self.speculative.tokens
+
+    def held_units(self, demand: Demand) -> np.ndarray:
+        """KV units that each job holds at its end, (job,)."""
+        return held_units(demand, self.design.ready.kv, self.drafts)
 
     @property
     def usd_per_device_hour(self) -> float | None:

@@ -4,6 +4,8 @@ Time is counted in steps: one iteration is one step, in which every member gets 
 to go when it joins at step ``s`` leaves at step ``s + n``. What a member has generated is known from the step at which
 it joined, so a step touches only the sums and whoever leaves or needs a block.
 
+With speculative decoding a step gives each member some tokens, as its ``curve`` says, and those to go take fewer steps.
+
 A member with branches counts as many sequences as branches go on. All of them do a step, or none: those that end before
 the last make it *narrower*.
 """
@@ -19,10 +21,11 @@ from evaluator.reference.request import Request
 class DecodeGroup:
     """Members in the order in which they joined, and their sums.
 
-    ``window`` 0: no windowed layers. ``block_tokens`` 0: nobody asks who needs a block.
+    ``window`` 0: no windowed layers. ``block_tokens`` 0: nobody asks who needs a block. ``drafts``: tokens that each
+    member may get of a step beyond the first one.
     """
 
-    def __init__(self, window: int, block_tokens: int) -> None:
+    def __init__(self, window: int, block_tokens: int, drafts: int = 0) -> None:
         self.step = 0
         self.members: dict[Request, None] = {}
         self.sequences = 0  # of all members
@@ -32,6 +35,7 @@ class DecodeGroup:
         self.growing = 0  # sequences whose windowed context still grows
         self._window = window
         self._block = block_tokens
+        self._drafts = drafts
         self._ending: dict[int, dict[Request, None]] = {}  # by the step after which they leave, or become narrower
         self._crossing: dict[int, int] = {}  # how many stop growing after which step
         self._due: dict[int, dict[Request, None]] = {}  # by step modulo the block: the next token opens a block
@@ -51,7 +55,7 @@ class DecodeGroup:
         self._count(request.known_tokens, request.width)
         for output in request.branches or (request.output_tokens,):
             if output > request.generated:
-                self._ends(request, self.step + output - request.generated)
+                self._ends(request, self.step + request.steps_to(output))
         if request.branches:
             self.forked[request] = None
         if self._block:
@@ -76,13 +80,15 @@ class DecodeGroup:
         """Finished, preempted or on its way to another group: what it has generated is written into it."""
         if self._block:
             del self._due[(request.since - request.computed) % self._block][request]
-        request.computed, request.generated = self.computed(request), self.generated(request)
+        request.computed, request.generated, request.steps = (
+            self.computed(request), self.generated(request), request.steps + self.step - request.since
+        )  # fmt: skip
         request.group = None
         del self.members[request]
         self.forked.pop(request, None)
         self._count(request.known_tokens, -request.width)
         for output in request.branches or (request.output_tokens,):
-            self._ending.get(self.step + output - request.generated, {}).pop(request, None)
+            self._ending.get(self.step + request.steps_to(output), {}).pop(request, None)
 
     def _stops_growing(self, step: int, sequences: int) -> None:
         self.growing += sequences
@@ -92,11 +98,21 @@ class DecodeGroup:
 
     def generated(self, request: Request) -> int:
         """Output tokens of a member."""
-        return request.generated + self.step - request.since
+        return request.after(self.step - request.since)
+
+    def gain(self, request: Request, steps: int = 1) -> int:
+        """Output tokens that so many more steps give a member, on each of its branches."""
+        return request.after(self.step + steps - request.since) - self.generated(request)
+
+    def tokens(self, steps: int) -> int:
+        """Output tokens that so many more steps give, no more than to the next event."""
+        if not self._drafts:
+            return steps * self.sequences
+        return sum(self.gain(request, steps) for request in self.members)
 
     def computed(self, request: Request) -> int:
         """Tokens of a member that are in the KV before the next step."""
-        return request.computed + self.step - request.since
+        return request.computed + self.generated(request) - request.generated
 
     def steps_to_event(self) -> int:
         """Up to here all steps are alike but for contexts that grow by one."""
@@ -105,7 +121,9 @@ class DecodeGroup:
         return self._events[0] - self.step
 
     def due(self, ahead: int = 0) -> Iterable[Request]:
-        """Members to whom the step after ``ahead`` more opens a new block."""
+        """Members to whom the step after ``ahead`` more opens a new block; with drafts any may need one."""
+        if self._drafts:
+            return self.members
         return self._due.get((self.step + ahead) % self._block, ())
 
     def steps_within(self, units: int, most: int) -> int:
@@ -121,8 +139,8 @@ class DecodeGroup:
     def advance(self, steps: int) -> tuple[list[Request], list[Request]]:
         """Do so many steps, no more than to the next event: (members with their last token, which leave; those of which
         only some branches have theirs)."""
-        self.context += steps * self.sequences
-        self.window_context += steps * self.growing
+        self.window_context += self._window_growth(steps)
+        self.context += self.tokens(steps)
         self.step += steps
         self.growing -= self._crossing.pop(self.step, 0)
         self.forked.clear()
@@ -137,6 +155,14 @@ class DecodeGroup:
         for request in finished:
             self.leave(request)
         return finished, narrower
+
+    def _window_growth(self, steps: int) -> int:
+        """Tokens that so many steps add to the windowed context."""
+        if not self._drafts or not self._window:
+            return steps * self.growing
+        attended = ((request.prompt_tokens + request.resident + self.generated(request), self.gain(request, steps))
+                    for request in self.members)  # fmt: skip
+        return sum(min(now + more, self._window) - min(now, self._window) for now, more in attended)
 
     def absorb(self, other: DecodeGroup) -> None:
         """Take over all members of another group."""

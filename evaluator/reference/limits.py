@@ -33,6 +33,7 @@ class Limits:
     packing: str = "fcfs"  # or least_work_left: which waiting request is looked at first
     prefix_caching: bool = False
     rooms: bool = False  # requests come with KV that was reserved for them: see ``queues.Queues.reserve``
+    drafts: int = 0  # speculative decoding: tokens that a decode verifies in an iteration beside the one it is sure of
     look_every: int = 0  # of a policy that looks at who waits now and then: 0 stands for the policy's own number
 
     def __post_init__(self) -> None:
@@ -45,5 +46,12 @@ class Limits:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if self.prefix_caching and self.units_of_blocks is not None:
             raise ValueError("prefix_caching needs KV units that are blocks")
+        if self.prefix_caching and self.drafts:
+            raise ValueError("prefix_caching goes without drafts, whose rejected tokens a block would hold")
         if self.prefix_caching and self.preemption == "swap":
             raise ValueError("prefix_caching goes with preemption by recompute")
+
+    @property
+    def decode_tokens(self) -> int:
+        """What a decode takes of the token budget of an iteration, and on demand of the KV slots."""
+        return 1 + self.drafts

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from evaluator.cost.iteration import BatchStatistics, IterationCost, iteration_time, share_touched
+from evaluator.cost.quantities import batch_tokens
 
 
 def plain(cost: Any) -> Any:
@@ -45,4 +46,4 @@ class Pipeline:
 
     def experts_touched(self, batch: BatchStatistics) -> float:
         """Fraction of the routed experts that a batch touches; 0 for a model without."""
-        return share_touched(self.costs[0], batch.decodes + batch.prefill_tokens)
+        return share_touched(self.costs[0], batch_tokens(self.costs[0], batch))

@@ -55,7 +55,7 @@ class Queues:
 
     def new_group(self) -> DecodeGroup:
         """An empty group of decoding sequences."""
-        return DecodeGroup(self._window, self.limits.block_tokens if self.watches_blocks else 0)
+        return DecodeGroup(self._window, self.limits.block_tokens if self.watches_blocks else 0, self.limits.drafts)
 
     @property
     def watches_blocks(self) -> bool:
@@ -90,7 +90,8 @@ class Queues:
         granted: list[Request] = []
         while self.expected and not self.homeless and not self.short_of_kv:
             request = self.expected[0]
-            units = self._decode_units(request, request.target + 1) if self.on_demand else request.kv_units
+            slots = request.target + self.limits.decode_tokens
+            units = self._decode_units(request, slots) if self.on_demand else request.kv_units
             if not self.kv.admit(request, units, 0, self.limits.watermark_units if self.on_demand else 0):
                 break
             granted.append(self.expected.popleft())
@@ -123,7 +124,7 @@ class Queues:
         """Admit waiting requests, in turn, as long as the first of them fits into ``room`` tokens and all limits.
 
         Their chunks are returned; those with no prompt to compute join ``decoding`` and take one token of the room for
-        each of their sequences.
+        each of their sequences, or with drafts as many as it verifies.
         ``whole``: prompts are computed in one go; else the last may be cut. ``whole_kv``: KV on demand is given for the
         whole prompt at once. ``wanted`` may stop before each.
         """
@@ -133,14 +134,15 @@ class Queues:
             hit = 0 if request.swapped else self.kv.lookup(request)
             start = max(request.computed, hit)
             tokens = self._share(max(request.target - start, 0), room, whole)
-            if tokens == 0 and request.width > room:
+            beside = request.width * self.limits.decode_tokens
+            if tokens == 0 and beside > room:
                 break
             if tokens is None or not self._place(request, start, tokens, hit, whole_kv):
                 break
             if not tokens:
                 self.decoding.join(request)
                 self.newcomers.append(request)
-                room -= request.width
+                room -= beside
             else:
                 chunks.append(self._chunk(request, tokens))
                 room -= tokens
@@ -158,7 +160,7 @@ class Queues:
             return False
         units, keep_free = request.kv_units, 0
         if self.on_demand:
-            slots = max(request.target if whole_kv else 0, start + (tokens or 1))
+            slots = max(request.target if whole_kv else 0, start + (tokens or self.limits.decode_tokens))
             units = self._units(request, slots) if tokens else self._decode_units(request, slots)
             keep_free = self.limits.watermark_units
         if not self.kv.admit(request, units, hit, keep_free):
@@ -247,6 +249,7 @@ class Queues:
     def grow_decodes(self) -> None:
         """KV for the next token of every decoding sequence, in order of admission; preempts where there is none.
 
+        With drafts each of them has a slot, too; the slots of rejected ones are written again by the next iteration.
         Branches that have their first token get a copy each of the last block of their prompt, where it is not full.
         """
         if not self.watches_blocks:
@@ -256,7 +259,8 @@ class Queues:
             ordered = sorted(due, key=lambda request: request.admission)
             for request in ordered:
                 if request.group is self.decoding:  # not preempted meanwhile
-                    units = self._decode_units(request, self.decoding.computed(request) + 1)
+                    slots = self.decoding.computed(request) + self.limits.decode_tokens
+                    units = self._decode_units(request, slots)
                     self._make_room(request, units)
         self._register_filled(self.decoding, 0)
 

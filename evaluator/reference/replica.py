@@ -80,7 +80,10 @@ class Iteration:
 
 
 class Replica:
-    """``tokens``: the time of every token is recorded and no iteration is leapt over (as without ``leap``)."""
+    """``tokens``: the time of every token is recorded and no iteration is leapt over (as without ``leap``).
+
+    Nor is any where drafts are verified: contexts then grow unevenly.
+    """
 
     def __init__(
         self,
@@ -107,12 +110,14 @@ class Replica:
         self.kv_units_max = 0
         self.kv_unit_s = 0.0  # KV units in use, integrated over time
         self.experts_touched = 0.0  # fraction of the experts touched, summed over iterations; 0 without experts
+        self.decoded = 0  # with drafts: decode iterations, summed over the sequences
+        self.decoded_tokens = 0  # output tokens that they gave
         self.peaks = (0.0,) * len(PEAKS)  # largest quantities of any iteration, under a fitted cost
         self._kv_since = 0.0  # up to when that is done
         self._schedule = scheduler(record)
         self._policy = record
         self._tokens = tokens
-        self._leap = leap and not tokens and len(self.pipeline) == 1
+        self._leap = leap and not tokens and len(self.pipeline) == 1 and not limits.drafts
         self._observe = observe
         self._preempted: list[Request] = []  # since the last batch was sent
         self.abreast: tuple[Replica, ...] = (self,)  # whose batches start and end with those of this one
@@ -314,9 +319,13 @@ class Replica:
     def _finish_decodes(self, flight: Flight) -> list[Request]:
         queues, group, now = self.queues, flight.batch.decodes, flight.end_s
         assert group is not None
-        queues.add_tokens(flight.iterations * len(group))
+        tokens = group.tokens(flight.iterations)
+        queues.add_tokens(tokens)
+        if self.limits.drafts:
+            self.decoded += flight.iterations * len(group)
+            self.decoded_tokens += tokens
         for request in group.members if self._tokens else ():
-            request.token_s.append(now)
+            request.token_s += [now] * group.gain(request)
         for request in flight.newcomers:
             request.first_token_s = min(request.first_token_s, now)
         finished, narrower = group.advance(flight.iterations)

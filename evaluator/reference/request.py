@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,6 +23,9 @@ class Request:
     where the request is one sequence. They share the KV of the prompt's whole blocks and decode side by side: in an
     iteration either all that have not ended get a token or none does. So one number, ``generated``, says of all of them
     how many tokens each has, and a request counts as many sequences as branches go on (``width``).
+
+    ``curve``, of speculative decoding: tokens that the first 0, 1, 2, .. decode iterations of the request give, were
+    its output long enough (``evaluator.speculation``); none where every iteration gives one. It has no branches then.
     """
 
     index: int
@@ -36,6 +39,8 @@ class Request:
     shared_units: int = 0  # on demand: of its KV, a prefix that stays in the cache and is not counted
     branches: tuple[int, ...] = ()
     branch_units: tuple[int, ...] = ()  # of ``kv_units``, what is freed when each branch ends
+
+    curve: Sequence[int] = ()
 
     replica: int = -1
     generated: int = 0  # output tokens that are there, of each branch that goes on
@@ -58,6 +63,7 @@ class Request:
     flights: int = 0  # batches in flight that compute a chunk of its prompt
     group: DecodeGroup | None = None  # the sequences it decodes with; ``generated`` and ``computed`` are then as of
     since: int = 0  # this step of the group
+    steps: int = 0  # decode iterations up to then; of no meaning without ``curve``
 
     def __post_init__(self) -> None:
         self.target = self.prompt_tokens
@@ -88,6 +94,19 @@ class Request:
         if not self.branches:
             return int(generated < self.output_tokens)
         return len(self.branches) - bisect_right(self.branches, generated)
+
+    def after(self, steps: int) -> int:
+        """Output tokens once so many more decode iterations are done than it had when it joined its group."""
+        if not self.curve:
+            return self.generated + steps
+        given = self.curve[self.steps + steps] - self.curve[self.steps]
+        return min(self.generated + given, self.output_tokens)
+
+    def steps_to(self, output: int) -> int:
+        """Decode iterations, from when it joined its group, until it has so many output tokens."""
+        if not self.curve:
+            return output - self.generated
+        return bisect_left(self.curve, self.curve[self.steps] + output - self.generated) - self.steps
 
     @property
     def left_tokens(self) -> int:

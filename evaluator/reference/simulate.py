@@ -52,6 +52,16 @@ class Outcome:
         return math.fsum(replica.experts_touched for replica in self.replicas)
 
     @property
+    def decoded(self) -> int:
+        """With drafts: decode iterations, summed over the sequences."""
+        return sum(replica.decoded for replica in self.replicas)
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Output tokens that they gave."""
+        return sum(replica.decoded_tokens for replica in self.replicas)
+
+    @property
     def peaks(self) -> tuple[float, ...]:
         """Largest quantities of any iteration (``quantities.PEAKS``), under a fitted cost."""
         return tuple(map(max, *(replica.peaks for replica in self.replicas), (0.0,) * len(PEAKS)))

@@ -4,7 +4,7 @@
 cache, weights and ideal times of a ``Replica``, or the ``Problem`` for which there is none.
 """
 
-from evaluator.replica.build import build
+from evaluator.replica.build import build, kept_model
 from evaluator.replica.changes import Change, chosen_inputs
 from evaluator.replica.design import Design, Problem, Replica
 from evaluator.replica.passage import Passage, passage
@@ -21,6 +21,7 @@ __all__ = [
     "build",
     "chosen_inputs",
     "design",
+    "kept_model",
     "on_device",
     "passage",
     "replica_spec",

@@ -19,6 +19,7 @@ from evaluator.records import Same
 from evaluator.replica.changes import Change, changed_calibration, changed_hardware
 from evaluator.replica.costing import costing
 from evaluator.replica.design import INFEASIBLE, UNSUPPORTED, Design, Problem, Replica
+from evaluator.replica.drafts import Drafter, drafter, drafting_problem
 from evaluator.replica.spec import ReplicaSpec
 
 
@@ -33,11 +34,21 @@ def build(spec: ReplicaSpec) -> Design:
     undivided = parallel_problem(model, hardware, parallel)
     if undivided is not None:
         return replace(known, problem=Problem(INFEASIBLE, undivided))
-    memory = _memory(spec, model, hardware)
+    undrafted = drafting_problem(spec, model, hardware, calibration, _model)
+    if undrafted is not None:
+        return replace(known, problem=Problem(INFEASIBLE if undrafted[1] else UNSUPPORTED, undrafted[0]))
+    by = drafter(spec, model, _model)
+    memory = _memory(spec, model, hardware, by)
     too_large = memory_problem(model, hardware, precision, parallel, memory)
     if too_large is not None:
         return replace(known, memory=memory, problem=Problem(INFEASIBLE, too_large))
-    return replace(known, memory=memory, replica=_replica(known, memory))
+    return replace(known, memory=memory, replica=_replica(known, memory, by))
+
+
+def kept_model(known: Design) -> Model:
+    """The model with the layers of what drafts for it: all that keep something of a sequence."""
+    by = drafter(known.spec, known.model, _model)
+    return known.model if by is None else replace(known.model, layers=(*known.model.layers, *by.layers))
 
 
 def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
@@ -74,24 +85,26 @@ def _hardware(of: Hardware | WhatIf | str) -> Hardware:
     return load_hardware(of) if isinstance(of, str) else of
 
 
-def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware) -> MemoryPlan:
+def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware, by: Drafter | None) -> MemoryPlan:
     """What takes a device's memory; the KV cache has the blocks that are stated, else what is left."""
     plan = memory_plan(
         model, hardware, spec.precision, spec.parallel,
         memory_fraction=spec.memory_fraction, memory_of=serving_engine(spec.engine).memory_of,
         block_tokens=spec.block_tokens,
-        max_num_batched_tokens=spec.max_num_batched_tokens, max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        max_num_seqs=spec.max_num_seqs * (1 if spec.drafting is None else 1 + spec.drafting.tokens),
+        beside=(0.0, ()) if by is None else (by.weight_bytes, by.layers),
     )  # fmt: skip
     if spec.kv_blocks is None:
         return plan
     return replace(plan, kv=replace(plan.kv, capacity_units=spec.kv_blocks))
 
 
-def _replica(known: Design, memory: MemoryPlan) -> Replica:
+def _replica(known: Design, memory: MemoryPlan, by: Drafter | None) -> Replica:
     model, hardware, calibration = known.model, known.hardware, known.calibration
     precision, parallel = known.spec.precision, known.spec.parallel
     return Replica(
-        costing=costing(model, calibration, precision, parallel, hardware),
+        costing=costing(model, calibration, precision, parallel, hardware, by),
         hardware=hardware,
         kv=memory.kv,
         weight_bytes=memory.weight_bytes,

@@ -19,11 +19,14 @@ from evaluator.catalog.model import Model
 from evaluator.cost.coefficients import mesh, reach
 from evaluator.cost.fitted import iteration_cost, iteration_costs
 from evaluator.cost.iteration import IterationCost
+from evaluator.cost.lanes import stack
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.rates import has_fp4
+from evaluator.cost.speculative import speculative_cost
 from evaluator.cost.utilisation import IdealTime, ideal_times_of
+from evaluator.replica.drafts import Drafter
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +38,7 @@ class Costing:
     precision: Precision
     parallel: Parallel
     hardware: Hardware
+    drafts: Drafter | None = None
 
     @cached_property
     def typical(self) -> tuple[IterationCost, ...]:
@@ -43,11 +47,22 @@ class Costing:
 
     def costs(self, hardware: Hardware) -> tuple[IterationCost, ...]:
         """The iteration costs of the pipeline ranks on such a device."""
+        if self.drafts is not None:
+            return tuple(self._verifying(self.drafts, hardware, pipeline_rank) for pipeline_rank in self._ranks)
         split = self.model, hardware, self.calibration, self.precision, self.parallel
         return tuple(iteration_cost(*split, pipeline_rank) for pipeline_rank in self._ranks)
 
+    def _verifying(self, by: Drafter, hardware: Hardware, pipeline_rank: int | None) -> IterationCost:
+        """The cost of a pipeline rank that verifies drafts, with the time of what drafts."""
+        found = operators(self.model, self.precision, self.parallel, pipeline_rank)
+        tokens, vocabulary = by.drafting.tokens, self.model.vocabulary
+        return speculative_cost(found, by.operators, tokens, vocabulary, hardware, self.calibration)
+
     def costs_on(self, devices: Sequence[Hardware]) -> tuple[IterationCost, ...]:
         """The same on many such devices, with a trailing axis ``device`` in every field."""
+        if self.drafts is not None:
+            ranks = zip(*(self.costs(device) for device in devices), strict=True)
+            return tuple(stack(costs) for costs in ranks)
         split = self.model, devices, self.calibration, self.precision, self.parallel
         return tuple(iteration_costs(*split, pipeline_rank) for pipeline_rank in self._ranks)
 
@@ -61,16 +76,23 @@ class Costing:
 
 
 def costing(
-    model: Model, calibration: Calibration, precision: Precision, parallel: Parallel, hardware: Hardware
+    model: Model,
+    calibration: Calibration,
+    precision: Precision,
+    parallel: Parallel,
+    hardware: Hardware,
+    drafts: Drafter | None = None,
 ) -> Costing:
     """The costing of a replica on such a device; one object for as long as any replica has it.
 
     Model and calibration are known by their identity (``id``), which stays theirs while the costing holds them.
     """
-    key = (id(model), id(calibration), precision, parallel, reach(hardware), mesh(hardware), has_fp4(hardware))
+    drafting = None if drafts is None else drafts.drafting
+    built_for = reach(hardware), mesh(hardware), has_fp4(hardware)
+    key = (id(model), id(calibration), precision, parallel, *built_for, drafting)
     found = _COSTINGS.get(key)
     if found is None:
-        found = _COSTINGS[key] = Costing(model, calibration, precision, parallel, hardware)
+        found = _COSTINGS[key] = Costing(model, calibration, precision, parallel, hardware, drafts)
     return found
 
 

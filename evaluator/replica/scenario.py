@@ -24,16 +24,17 @@ def token_budget(deployment: Deployment, longest_prompt: int) -> int:
     """``max_num_batched_tokens``, or its default: the engine's, and room for the longest prompt where it is computed
     whole.
 
-    Whole prompts that share an iteration with decodes need room for both. Where the policy itself has no token budget
-    (Orca) this is what the activations are given memory for.
+    Whole prompts that share an iteration with decodes need room for both, decodes for all tokens that they verify.
+    Where the policy itself has no token budget (Orca) this is what the activations are given memory for.
     """
     batching = deployment.batching
     if batching.max_num_batched_tokens is not None:
         return batching.max_num_batched_tokens
     record, least = policy(batching.policy), scheduler_defaults(deployment).max_num_batched_tokens
+    decodes = batching.max_num_seqs * deployment.decode_tokens
     if not record.whole_prompts:
-        return max(least, batching.max_num_seqs)
-    beside = 0 if record.prefill_alone else batching.max_num_seqs
+        return max(least, decodes)
+    beside = 0 if record.prefill_alone else decodes
     return max(least, longest_prompt + beside)
 
 
@@ -58,6 +59,7 @@ def replica_spec(deployment: Deployment, longest_prompt: int) -> ReplicaSpec:
         max_num_batched_tokens=token_budget(deployment, longest_prompt),
         max_num_seqs=deployment.batching.max_num_seqs,
         engine=deployment.engine,
+        drafting=None if deployment.speculative is None else deployment.speculative.drafting,
     )
 
 

@@ -12,6 +12,7 @@ from evaluator.catalog.what_if import WhatIf
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.replica.changes import Change
+from evaluator.speculation import Drafting
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class ReplicaSpec:
     ``max_num_batched_tokens`` and ``max_num_seqs`` bound an iteration, and with it the activations that take room from
     the KV cache. ``kv_blocks`` is the capacity of that cache in blocks where it is known, from the log of a server for
     instance: whether the model fits is then no question. ``change`` puts one input of the cost at a multiple of its
-    value; memory stays.
+    value; memory stays. ``drafting``: of speculative decoding; None: there is none.
     """
 
     model: Model | WhatIf | str
@@ -38,3 +39,4 @@ class ReplicaSpec:
     max_num_seqs: int = 256
     change: Change | None = None
     engine: str = DEFAULT_ENGINE
+    drafting: Drafting | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.scenario.fields import Place, Table
-from evaluator.scenario.tree import FIGURES, MISSING, Tree, get, put, split_path
+from evaluator.scenario.tree import MISSING, WHOLE, Tree, get, put, split_path
 from evaluator.scenario.workload_keys import LENGTHS, arrival_tables
 
 _ARRIVALS = arrival_tables(Path())  # only the names of the keys matter here
@@ -44,7 +44,7 @@ _VALUE_OR_KEYS = (("deployment", "router"), ("workload", "sessions", "turns"), (
 def _without_name(tree: Tree, keys: tuple[str, ...]) -> Any:
     """The tree with ``{like: NAME}`` for a name of a device or model that ``keys`` lead through.
 
-    What is set in the place of a device or model itself replaces it: figures of one say nothing of another. Keys
+    What is set in the place of a device or model itself, or of what drafts, replaces it (``WHOLE``). Keys
     replace a plain value that stands for them (``_VALUE_OR_KEYS``).
     """
     for depth, key in enumerate(keys, start=1):
@@ -54,7 +54,7 @@ def _without_name(tree: Tree, keys: tuple[str, ...]) -> Any:
             and isinstance(get(tree, keys[:depth]), str | int | float)
         ):
             return put(tree, keys[:depth], None)
-        if key not in FIGURES or keys[0] != "deployment":
+        if key not in WHOLE or keys[0] != "deployment":
             continue
         there = get(tree, keys[:depth])
         if depth == len(keys) and isinstance(there, Mapping):

@@ -31,6 +31,7 @@ from evaluator.scenario.figures import device_reader, model_reader
 from evaluator.scenario.pool_keys import pools_reader, router_reader, transfer_reader
 from evaluator.scenario.pools import STAGE, pools_of, stage_pools_of
 from evaluator.scenario.scenario import Batching, Deployment, KvCache, Objective, Routers, Transfer
+from evaluator.scenario.speculative_keys import speculative_reader
 from evaluator.scenario.tables import read_section, schema_of, section, section_schema
 from evaluator.scenario.unsaid import told
 
@@ -181,6 +182,9 @@ REPLICA: Table = {
     ),
     "batching": Field(section(BATCHING, Batching), _absent(BATCHING, Batching), "The scheduler of a replica."),
     "kv": Field(section(KV, KvCache, check=_check_kv), _absent(KV, KvCache), "The KV cache of a replica."),
+    "speculative": Field(
+        speculative_reader, None, "Speculative decoding: tokens are drafted and verified together; absent: none are."
+    ),
     "usd_per_device_hour": Field(
         quantity("USD/h", least=0), None, "Price of a device; that of the catalog where absent."
     ),
@@ -219,6 +223,8 @@ def _check_capacity(found: Deployment, place: Place) -> None:
 def _check_deployment(found: Deployment, place: Place) -> None:
     """What several pools and the keys beside them may not say together."""
     for name, pool in stage_pools_of(found).items():
+        if pool.speculative is not None:
+            raise place.key(f"pools.{name}.speculative").error("is for pools that decode; leave it out of a stage's")
         _check_kv(pool.kv, place.key(f"pools.{name}.kv"))
         _check_capacity(pool, place.key(f"pools.{name}"))
     if found.pools is None or all(pool.role == STAGE for pool in found.pools.values()):

@@ -10,6 +10,7 @@ from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.what_if import WhatIf
 from evaluator.cost.precision import Precision
 from evaluator.routing import Choice
+from evaluator.speculation import Speculative
 
 NO_KEY = {"key": False}
 """Metadata of a field that is none of the keys of its section: it is filled in for each of several pools."""
@@ -232,6 +233,7 @@ class Pool:
     kv: KvCache
     usd_per_device_hour: float | None
     engine: str | None
+    speculative: Speculative | None
 
 
 @dataclass(frozen=True)
@@ -326,12 +328,18 @@ class Deployment:
     pools: Mapping[str, Pool] | None = None
     transfer: Transfer = field(default_factory=Transfer)
     engine: str = DEFAULT_ENGINE  # a name of ``catalog.engines``
+    speculative: Speculative | None = None
     pipeline: Mapping[str, Stage] = field(default_factory=dict, metadata=NO_KEY)  # a section of its own
 
     @property
     def ranks(self) -> int:
         """Data-parallel ranks of all replicas: each has a scheduler and a KV cache, and routers choose among them."""
         return self.replicas * self.data_parallel
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens that a decode takes of an iteration: one, or with drafts as many as it verifies."""
+        return 1 if self.speculative is None else 1 + self.speculative.tokens
 
 
 @dataclass(frozen=True)

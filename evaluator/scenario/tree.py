@@ -18,6 +18,8 @@ MISSING: Any = object()
 
 FIGURES = ("model", "hardware")
 """Keys of a deployment, and of its pools, that hold a name, or in its place a section of figures."""
+WHOLE = (*FIGURES, "speculative")
+"""The same, and keys with a section of which one replaces another as a whole: keys of one say nothing of the other."""
 
 # A dot before a digit belongs to the name (slo.ttft.p99.9): no key starts with a digit.
 _DOT = re.compile(r"\.(?![0-9])")
@@ -67,19 +69,19 @@ def merge(tree: Any, value: Any) -> Any:
 def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """(key path, value) of everything below that is not itself a mapping with keys.
 
-    The figures of a device or of a model stay together: they replace those of another one.
+    Sections that replace one another stay together: the figures of a device or of a model, and what drafts.
     """
-    if isinstance(value, Mapping) and value and not is_figures(path):
+    if isinstance(value, Mapping) and value and not is_whole(path):
         for key, entry in value.items():
             yield from leaves(entry, f"{path}.{key}" if path else str(key))
     else:
         yield path, value
 
 
-def is_figures(path: str) -> bool:
-    """Whether a name or a section of figures stands at a key path."""
+def is_whole(path: str) -> bool:
+    """Whether what stands at a key path replaces what stood there."""
     keys = split_path(path)
-    return keys[0] in ("deployment", "pipeline") and keys[-1] in FIGURES
+    return keys[0] in ("deployment", "pipeline") and keys[-1] in WHOLE
 
 
 def plain(value: Any) -> Any:

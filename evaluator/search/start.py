@@ -36,7 +36,8 @@ class Starts:
         pace = _pace(member.objectives)
         rates = []
         for station in member.answering:
-            key = (id(station.design), id(demand), station.role.name, station.deployment.batching.max_num_seqs, pace)
+            most = station.deployment.batching.max_num_seqs
+            key = (id(station.design), id(demand), station.role.name, most, pace, station.speculative)
             if key not in self._known:
                 self._known[key] = _capacity(station, prompt, output, context, pace)
             rates.append(self._known[key] * station.deployment.ranks)
@@ -59,13 +60,14 @@ def _pace(objectives: tuple[Objective, ...]) -> float:
 
 
 def _capacity(station: StationPlan, prompt: float, output: float, context: float, pace: float) -> float:
-    """Requests per second of one replica whose iterations take at most ``pace`` seconds on average.
+    """Requests per second of one replica whose iterations take at most ``pace`` seconds per token on average.
 
-    Little's law: an iteration of n decodes admits n / (output - 1) prompts. In a pipeline as many batches are in flight
-    as there are ranks, and the slowest rank sets the pace of them all.
+    Little's law: an iteration of n decodes admits n / (output - 1) prompts, for each token that it gives a sequence. In
+    a pipeline as many batches are in flight as there are ranks, and the slowest rank sets the pace of them all.
     """
     replica = station.design.ready
-    steps = max(output - 1.0, 1e-3)
+    tokens = 1.0 if station.speculative is None else station.speculative.mean_tokens  # of an iteration
+    steps = max((output - 1.0) / tokens, 1e-3)
     fits = replica.kv.capacity_units / max(float(kv_units(replica.kv, int(context))), 1.0)
     ranks = len(replica.pipeline_ranks)
     most = max(min(float(station.deployment.batching.max_num_seqs), fits) / ranks, 1.0)
@@ -79,5 +81,5 @@ def _capacity(station: StationPlan, prompt: float, output: float, context: float
     batch = together(prefill_batch(prompts, prompt, window), decode_batch(decodes, context, window))
     times = np.array([np.broadcast_to(iteration_time(cost, batch), admitted.shape) for cost in replica.pipeline_ranks])
     rates = admitted / times.max(axis=0)
-    allowed = station.role.first_token_only | (times.sum(axis=0) <= pace)
+    allowed = station.role.first_token_only | (times.sum(axis=0) <= pace * tokens)
     return float(np.where(allowed, rates, 0.0).max() or rates.max())

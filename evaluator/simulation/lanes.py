@@ -19,9 +19,11 @@ from evaluator.replica.together import costs_of as replica_costs
 from evaluator.routing import COUNTERS, router_of
 from evaluator.simulation.bonds import by_prefix, cache_shape, contents_of, talks_of
 from evaluator.simulation.slots import Slot
+from evaluator.speculation import keys
 from evaluator.stations.engine import LaneLimits, Requests, any_order, coupled, decisions, in_order
 from evaluator.stations.engine.any_order import CacheShape, KvUnits, Rules
-from evaluator.traffic.jobs import branch_units, held_units, shared_units
+from evaluator.stations.engine.common.speculation import Speculation
+from evaluator.traffic.jobs import branch_units, shared_units
 
 LANES_PER_CALL = 32
 """Few enough to share two cores evenly, enough to hide the cost of a call."""
@@ -107,7 +109,7 @@ def _requests(group: StationGroup, serving: list[StationPlan], slots: list[Slot]
     tokens = np.zeros((4, len(slots), width), dtype=np.int32)
     for lane, (slot, pool) in enumerate(zip(slots, serving, strict=True)):
         demand = slot.jobs.demand
-        units = held_units(demand, pool.design.ready.kv)
+        units = pool.held_units(demand)
         arrival[lane, : slot.count] = slot.jobs.ready_s[slot.served]
         columns = (demand.compute_tokens, demand.prompt_tokens, demand.output_tokens, units)
         for row, values in enumerate(columns):
@@ -123,13 +125,14 @@ def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot], c
         measured_from=np.array([slot.measured_from for slot in slots], dtype=np.int32),
     )
     if not group.program.in_any_order:
-        return in_order.Lane(costs[0], limits, _branches(group, serving, slots))
+        branches, speculation = _branches(group, serving, slots), _speculation(group, serving, slots)
+        return in_order.Lane(costs[0], limits, branches, speculation)
     shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
     for row, slot, kv in zip(shared, slots, kvs, strict=True):
         row[: slot.count] = shared_units(slot.jobs.demand, kv)[slot.served]
     content = contents_of(serving, slots, group.lane_requests + 1) if group.program.cached else None
     talks = talks_of(serving, slots, group.lane_requests + 1) if group.program.talks else None
-    lane = any_order.Lane(costs, limits, rules_of(serving), shared, content, talks)
+    lane = any_order.Lane(costs, limits, rules_of(serving), shared, content, talks, _speculation(group, serving, slots))
     return lane if group.program.replicas == 1 else _pools(group, serving, slots, lane)
 
 
@@ -148,6 +151,19 @@ def _branches(group: StationGroup, serving: list[StationPlan], slots: list[Slot]
     sequences, going = ((tokens[0] > least).sum(axis=-1, dtype=np.int32) for least in (0, 1))
     lengths, units = tokens.reshape(2, len(slots), -1)
     return in_order.Branches(lengths, units, sequences, going)
+
+
+def _speculation(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -> Speculation | None:
+    """What decodes draft, up to as many as the program has; None where they draft nothing."""
+    most = group.program.drafts
+    if not most:
+        return None
+    chances, own = np.zeros((len(slots), most)), np.zeros((len(slots), group.lane_requests + 1), dtype=np.uint32)
+    for lane, (slot, pool) in enumerate(zip(slots, serving, strict=True)):
+        assert pool.speculative is not None
+        chances[lane, : pool.drafts] = pool.speculative.chances
+        own[lane, : slot.count] = keys(slot.draws, slot.jobs.id[slot.served])
+    return Speculation(chances, np.array([pool.drafts for pool in serving], dtype=float), own)
 
 
 def _pools(group: StationGroup, serving: list[StationPlan], slots: list[Slot], lane: any_order.Lane) -> coupled.Pool:

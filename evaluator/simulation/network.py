@@ -32,6 +32,7 @@ from evaluator.reference.stations.side import Choose, Side
 from evaluator.reference.stations.transfers import Sending, Transfers
 from evaluator.routing import stream
 from evaluator.simulation.chain import Journey, journey_of
+from evaluator.simulation.drafts import curve_of
 from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.legs import LinkServed, PoolServed, Served, SideServed, legs_in_one_loop
@@ -40,8 +41,9 @@ from evaluator.simulation.stages import Stop
 from evaluator.simulation.tokens import Observe, branches_of, limits_of
 from evaluator.simulation.visits import legs_of_ways
 from evaluator.simulation.ways import Itinerary, Ways, ways_of
+from evaluator.speculation import keys
 from evaluator.stations.contract import ChunkJobs, each
-from evaluator.traffic.jobs import Demand, Jobs, branch_units, held_units, shared_units
+from evaluator.traffic.jobs import Demand, Jobs, branch_units, shared_units
 from evaluator.traffic.requests import Tokens, shared_tokens
 
 
@@ -247,7 +249,8 @@ def _choose(member: Member, seed: int, side: SidePlan, jobs: Jobs, replicas: Seq
     pools = [member.stations[number] for number in side.stations]
     pool_of = np.repeat(np.arange(len(pools)), [pool.deployment.ranks for pool in pools]).tolist()
     places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
-    units = [held_units(jobs.demand, pool.design.ready.kv).tolist() for pool in pools]
+    units = [pool.held_units(jobs.demand).tolist() for pool in pools]
+    drawn = list(keys(seed, jobs.id))
     shared = [shared_units(jobs.demand, pool.design.ready.kv).tolist() for pool in pools]
     tokens = jobs.demand.branch_tokens
     branches = [
@@ -265,6 +268,7 @@ def _choose(member: Member, seed: int, side: SidePlan, jobs: Jobs, replicas: Seq
         replica = router(request, now, *(() if group is None else (group,)))
         pool, place = pool_of[replica.index], places[request.index]
         request.kv_units, request.shared_units = int(units[pool][place]), int(shared[pool][place])
+        request.curve = curve_of(pools[pool], drawn[place], request.output_tokens)
         if branches:
             request.branches, request.branch_units = branches[pool][place]
         return replica

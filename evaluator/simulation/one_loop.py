@@ -22,7 +22,7 @@ from evaluator.stations.contract import ChunkJobs, each
 from evaluator.stations.engine import Requests, any_order, coupled
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.rings import NONE
-from evaluator.traffic.jobs import Jobs, held_units
+from evaluator.traffic.jobs import Jobs
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _requests(group: StationGroup, lanes: Sequence[Lane]) -> Requests:
             for column, values in enumerate((demand.compute_tokens, demand.prompt_tokens, demand.output_tokens)):
                 tokens[column, row, at] = values
             for number in side.stations:
-                units[row, number, at] = held_units(demand, lane.member.stations[number].design.ready.kv)
+                units[row, number, at] = lane.member.stations[number].held_units(demand)
             first += len(jobs)
     compute, prompt, output = tokens
     return Requests(arrival, compute, prompt, output, units.reshape(len(lanes), -1))
@@ -223,6 +223,8 @@ def _told_of_pool(found: coupled.NetworkResult, pool: np.ndarray, number: int, s
         experts_touched=mine.experts_touched.sum(),
         kv_unit_s=mine.kv_unit_s.sum(),
         kv_units_max=mine.kv_max.max(),
+        decoded=np.zeros(()),  # drafts are left to the reference here
+        decoded_tokens=np.zeros(()),
         peaks=mine.peaks.max(axis=0),
     )
     bins = found.itl_histogram[number * histogram.BINS : (number + 1) * histogram.BINS]

@@ -87,7 +87,9 @@ def _together(one: Use, other: Use) -> Use:
     return replace(one, busy_s=one.busy_s + other.busy_s * same, **sums, **most)
 
 
-_SUMMED = ("iterations", "preemptions", "experts_touched", "kv_unit_s", "flops", "bytes")
+_SUMMED = (
+    "iterations", "preemptions", "experts_touched", "kv_unit_s", "flops", "bytes", "decoded", "decoded_tokens",
+)  # fmt: skip
 
 
 def _judged(member: Member, journey: Journey, position: int) -> tuple[str, str]:

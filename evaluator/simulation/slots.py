@@ -35,6 +35,7 @@ class Slot:
     count: int  # how many they are
     users: int  # closed loop: requests in flight
     station: int = 0  # number of the pool
+    draws: int = 0  # the seed itself
     assigned: np.ndarray | None = None  # of replicas that run together: that of each job, if the router knows it
 
     @property
@@ -51,7 +52,7 @@ class Slot:
 def _all_together(member: Member, at: tuple[int, int], jobs: Jobs, seed: int, station: int) -> Slot:
     """All replicas of a pool under one seed."""
     assigned = _assigned(member.stations[station].deployment, jobs, seed, station)
-    return Slot(*at, -1, jobs, jobs.order, len(jobs), member.users or OPEN_LOOP, station, assigned)
+    return Slot(*at, -1, jobs, jobs.order, len(jobs), member.users or OPEN_LOOP, station, seed, assigned)
 
 
 def _assigned(deployment: Deployment, jobs: Jobs, seed: int, station: int) -> np.ndarray | None:
@@ -87,11 +88,14 @@ def slots(
                 found.append(_all_together(member, (position, number), one, seeds[number], station))
                 continue
             if replicas == 1 and one.chosen is None:
-                found.append(Slot(position, number, 0, one, one.order, len(one), users or OPEN_LOOP, station))
+                found.append(
+                    Slot(position, number, 0, one, one.order, len(one), users or OPEN_LOOP, station, seeds[number])
+                )
                 continue
             order = np.arange(len(one))[one.order]
             chosen = _assigned(deployment, one, seeds[number], station)
             for replica in range(replicas):
                 served = order[chosen == replica]
-                found.append(Slot(position, number, replica, one, served, len(served), OPEN_LOOP, station))
+                own = (one, served, len(served), OPEN_LOOP, station, seeds[number])
+                found.append(Slot(position, number, replica, *own))
     return found

@@ -16,13 +16,15 @@ from evaluator.plan.checks import watermark_units
 from evaluator.plan.engines import routed_by
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
 from evaluator.reference.network import Conversations
+from evaluator.simulation.drafts import curve_of
 from evaluator.simulation.frontend import client_times, delay_s
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.talks import follows_of
 from evaluator.simulation.use import Totals, add_kept, check_served, use_of
+from evaluator.speculation import keys
 from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps
-from evaluator.traffic.jobs import Demand, branch_units, held_units, shared_units
+from evaluator.traffic.jobs import Demand, branch_units, shared_units
 from evaluator.traffic.requests import cached_by_content
 
 Observe = Callable[[Slot, Iteration], None]
@@ -56,7 +58,7 @@ def _serve(
 ) -> tuple[Outcome, WeightedGaps]:
     deployment, replica, calibration = pool.deployment, pool.design.ready, pool.design.calibration
     by_content = cached_by_content(member.workload, deployment)
-    requests = _requests(slot, replica.kv)
+    requests = _requests(slot, pool)
     if by_content:
         _say_content(requests, slot, replica.kv)
     gaps = Gaps(len(requests))
@@ -110,6 +112,7 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
         swap_unit_s=layout.unit_bytes / swap_bandwidth if swap_bandwidth else 0.0,
         long_prefill_token_threshold=batching.long_prefill_token_threshold,
         packing=batching.packing,
+        drafts=pool.drafts,
     )
 
 
@@ -134,10 +137,10 @@ def _units_of_blocks(kv: KvLayout, demand: Demand) -> Callable[[int], int] | Non
     return kv_units(kv, np.arange(most) * kv.block_tokens).tolist().__getitem__
 
 
-def _requests(slot: Slot, kv: KvLayout) -> list[Request]:
-    demand = slot.jobs.demand
+def _requests(slot: Slot, pool: StationPlan) -> list[Request]:
+    demand, kv = slot.jobs.demand, pool.design.ready.kv
     lengths = demand.prompt_tokens, demand.output_tokens
-    columns = (slot.jobs.ready_s, demand.compute_tokens, *lengths, held_units(demand, kv))
+    columns = (slot.jobs.ready_s, demand.compute_tokens, *lengths, pool.held_units(demand))
     rows = zip(*(column[slot.served].tolist() for column in columns), strict=True)
     found = [Request(index, *row) for index, row in enumerate(rows)]
     for request, units in zip(found, shared_units(demand, kv)[slot.served].tolist(), strict=True):
@@ -146,6 +149,8 @@ def _requests(slot: Slot, kv: KvLayout) -> list[Request]:
         branches = branches_of(demand.branch_tokens[slot.served], branch_units(demand, kv)[slot.served])
         for request, own in zip(found, branches, strict=True):
             request.branches, request.branch_units = own
+    for request, key in zip(found, keys(slot.draws, slot.jobs.id[slot.served]), strict=True) if pool.drafts else ():
+        request.curve = curve_of(pool, key, request.output_tokens)
     if slot.jobs.session is not None:
         for request, session in zip(found, slot.jobs.session[slot.served].tolist(), strict=True):
             request.session = session

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from evaluator.catalog.hardware import Hardware
+from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.quantities import PEAKS
 from evaluator.cost.rates import peak_flops
 from evaluator.cost.utilisation import ideal_time
@@ -35,6 +36,10 @@ class Done(Protocol):
     @property
     def kv_units_max(self) -> Any: ...
     @property
+    def decoded(self) -> Any: ...  # None: nothing was drafted
+    @property
+    def decoded_tokens(self) -> Any: ...
+    @property
     def peaks(self) -> Any: ...
 
 
@@ -50,6 +55,8 @@ class Totals:
     experts_touched: np.ndarray
     kv_unit_s: np.ndarray  # units in use, integrated over time
     kv_units_max: np.ndarray  # of any replica
+    decoded: np.ndarray  # with drafts: decode iterations, summed over the sequences; else 0
+    decoded_tokens: np.ndarray  # and the output tokens that they gave
     peaks: np.ndarray  # (config, seed, quantity): largest of ``quantities.PEAKS``, under a fitted cost
 
     @staticmethod
@@ -62,7 +69,7 @@ class Totals:
     @staticmethod
     def empty(configs: int, seeds: int) -> Totals:
         """Zeros."""
-        arrays: list[np.ndarray] = [np.zeros((configs, seeds)) for _ in range(6)]
+        arrays: list[np.ndarray] = [np.zeros((configs, seeds)) for _ in range(8)]
         arrays.append(np.zeros((configs, seeds, len(PEAKS))))
         return Totals(*arrays)
 
@@ -71,6 +78,9 @@ class Totals:
         for name in ("busy_s", "iterations", "experts_touched", "preemptions", "kv_unit_s"):
             getattr(self, name)[at] += getattr(done, name)
         self.kv_units_max[at] = max(self.kv_units_max[at], done.kv_units_max)
+        if done.decoded is not None:
+            self.decoded[at] += done.decoded
+            self.decoded_tokens[at] += done.decoded_tokens
         if len(done.peaks):
             self.peaks[at] = np.maximum(self.peaks[at], done.peaks)
 
@@ -126,6 +136,8 @@ def use_of(
         experts_touched=totals.experts_touched,
         kv_unit_s=totals.kv_unit_s,
         kv_units_max=totals.kv_units_max,
+        decoded=totals.decoded,
+        decoded_tokens=totals.decoded_tokens,
         flops=flops,
         bytes=moved,
         peaks=totals.peaks,
@@ -159,8 +171,18 @@ def _useful(
         counts = totals.iterations[at], totals.experts_touched[at]
         flops[at] = ideal_time(compute, work) * _peak(design.hardware) * devices
         bandwidth = design.hardware.memory_bandwidth
-        moved[at] = ideal_time(memory, work, *counts) * bandwidth * devices
+        moved[at] = ideal_time(memory, _reading(work, totals, at), *counts) * bandwidth * devices
     return flops, moved
+
+
+def _reading(work: BatchStatistics, totals: Totals, at: tuple[int, int]) -> BatchStatistics:
+    """The work as memory sees it: with drafts a context is read once for all tokens that an iteration gives."""
+    if not totals.decoded[at]:
+        return work
+    share = totals.decoded[at] / totals.decoded_tokens[at]
+    return work._replace(
+        decode_context=share * work.decode_context, decode_window_context=share * work.decode_window_context
+    )
 
 
 def _served(pool: StationPlan, jobs: Jobs) -> Demand:

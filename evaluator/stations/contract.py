@@ -88,7 +88,7 @@ def use_without_devices(name: str, jobs: ChunkJobs, servers: np.ndarray, busy_s:
     configs, seeds, _ = shape_of(jobs)
     config, run = np.zeros(configs), np.zeros((configs, seeds))
     peaks = np.zeros((configs, seeds, len(PEAKS)))
-    return Use(name, config, servers, *(config,) * 7, busy_s, *(run,) * 7, peaks)
+    return Use(name, config, servers, *(config,) * 7, busy_s, *(run,) * 9, peaks)
 
 
 def shape_of(jobs: ChunkJobs) -> tuple[int, int, int]:

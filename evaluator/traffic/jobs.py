@@ -228,14 +228,15 @@ def in_order(ids: NDArray[np.int64], times_s: NDArray[np.float64]) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def held_units(demand: Demand, kv: KvLayout) -> np.ndarray:
+def held_units(demand: Demand, kv: KvLayout, drafts: int = 0) -> np.ndarray:
     """KV units that each job holds at its end beside shared ones, (job,); from its admission where KV is reserved.
 
-    Of a job with several branches those of all of them, although the shorter ones free theirs before.
+    Of a job with several branches those of all of them, although the shorter ones free theirs before. ``drafts``: slots
+    for so many tokens more, which a sequence verifies with its last one (vLLM's lookahead slots).
     """
     if demand.branch_tokens is not None:
         return branch_units(demand, kv).sum(axis=1)
-    return np.maximum(kv_units(kv, demand.kv_tokens) - shared_units(demand, kv), 0)
+    return np.maximum(kv_units(kv, demand.kv_tokens + drafts) - shared_units(demand, kv), 0)
 
 
 @lru_cache(maxsize=1024)

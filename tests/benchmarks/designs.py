@@ -1,7 +1,8 @@
-"""Pictures of scenarios that compare a few designs over the rate: batching policies, layouts, two pools."""
+"""Pictures of scenarios that compare a few designs over the rate: batching, layouts, drafts, two pools."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +41,26 @@ DATA_PARALLEL = (
     Panel("TPOT p90 (ms)", "tpot_s", 0.9, 1e3, (20, 50, 100, 200), 100),
     Panel("output tokens/s per GPU", "tok_per_s_per_gpu", None, 1, (0, 200, 400, 600, 800)),
 )
+
+
+SPECULATIVE = (
+    Panel("TPOT p90 (ms)", "tpot_s", 0.9, 1e3, (5, 10, 20, 50, 100), 50),
+    Panel("whole answer, mean (s)", "e2e_s_mean", None, 1, (1, 2, 5, 10, 20)),
+    Panel("requests within SLO (%)", "slo_attainment", None, 100, (0, 25, 50, 75, 100), 90),
+)
+
+
+def draw_speculative(path: Path) -> None:
+    """TPOT, latency and SLO attainment over the rate, a line for each way to draft."""
+    _draw(path, "speculative", _drafts, SPECULATIVE, "Who drafts for Llama-3.1-70B, TP 4 on H100, chat")
+
+
+def _drafts(one: xr.Dataset) -> str:
+    """Such as ``draft llama-3.1-8b x 3``."""
+    said = dict(re.findall(r"(method|model|tokens)=([^,]+)", str(one["speculative"].item())))
+    return (
+        " ".join([*(said[key] for key in ("method", "model") if key in said), "x", said["tokens"]]) if said else "plain"
+    )
 
 
 def draw_policies(path: Path) -> None:

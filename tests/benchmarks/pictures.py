@@ -49,6 +49,7 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
     "choose-hardware.png": screens.draw_notebook,
     "what-if-bandwidth.png": screens.draw_notebook,
     "policies.png": designs.draw_policies,
+    "speculative.png": designs.draw_speculative,
     "closed-loop.png": Command("sweep closed-loop"),
     "data-parallel.png": designs.draw_data_parallel,
     "eight-gpus.png": Command("optimize eight-gpus"),

@@ -68,6 +68,8 @@ def use(configs: int = 1, seeds: int = 1, requests: int = 3, **changes: Any) -> 
         experts_touched=run * 0,
         kv_unit_s=run * 25 * requests,
         kv_units_max=run * 50,
+        decoded=run * 40,
+        decoded_tokens=run * 100,
         flops=run * requests * 0.25,
         bytes=run * requests * 0.5,
         peaks=np.zeros((configs, seeds, len(PEAKS))),

@@ -34,7 +34,7 @@ STUDIES = {
 """Of papers, and how many designs each has."""
 
 
-@pytest.mark.parametrize("name", ["policies", "closed-loop", *STUDIES])
+@pytest.mark.parametrize("name", ["policies", "closed-loop", "speculative", *STUDIES])
 def test_every_design_of_a_shipped_scenario_can_run(name):
     found = plan(load_scenario(ROOT / "scenarios" / f"{name}.yaml"))
     assert {member.status for member in found.members} == {"ok"}

@@ -21,7 +21,7 @@ ORDER = (
     # What things are, and how long an iteration takes
     ("catalog",),
     ("cost",),
-    ("policies", "routing"),
+    ("policies", "routing", "speculation"),
     # Formulas on results; they know no scenario, and give the others their names of variables and states
     ("metrics",),
     # From what the user asks to what has to be run

@@ -15,7 +15,7 @@ def decodes_first(queues: Queues, policy: BatchingPolicy) -> Batch:
     way was admitted before them, as vLLM documents it.
     """
     queues.grow_decodes()
-    room = queues.limits.max_num_batched_tokens - len(queues.decoding)
+    room = queues.limits.max_num_batched_tokens - len(queues.decoding) * queues.limits.decode_tokens
     chunks = queues.continue_prompts(room)
     if not queues.short_of_kv:
         room -= sum(chunk.high - chunk.low for chunk in chunks)

@@ -35,7 +35,8 @@ def anatomy(ds: xr.Dataset, axes: Sequence[Axis], row: int) -> dict[str, Any] | 
 
     ``row`` is the design's position along ``config``. Mean lengths and, by Little's law, the mean number of sequences
     that decode on a replica are those of its simulation. None where the design did not run, where its scenario cannot
-    be read here (a trace or a table that is elsewhere), or where its times are fitted to whole iterations.
+    be read here (a trace or a table that is elsewhere), where its times are fitted to whole iterations, or where
+    an iteration has passes of two models (drafts).
     """
     if ds["status"].values[row] != OK or not set(_READ) <= set(ds.variables):
         return None
@@ -47,7 +48,7 @@ def anatomy(ds: xr.Dataset, axes: Sequence[Axis], row: int) -> dict[str, Any] | 
         member = _member(ds, row)
     except InputError:
         return None
-    if member.status != OK:
+    if member.status != OK or any(station.deployment.speculative for station in member.answering):
         return None
     prompt, output = (total - out) / rate, out / rate
     batch = max(1.0, rate * decoding_s / member.answering[-1].deployment.ranks)

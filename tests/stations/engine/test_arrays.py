@@ -26,7 +26,12 @@ from tests.stations.engine.in_order import build as in_order_build
 from tests.stations.engine.in_order.build import RING
 
 REQUESTS = 30
-KINDS = [Kind(windowed=True, peaks=True), Kind(windowed=True, pipeline_ranks=2), Kind(windowed=True, cached=True)]
+KINDS = [
+    Kind(windowed=True, peaks=True),
+    Kind(windowed=True, pipeline_ranks=2),
+    Kind(windowed=True, cached=True),
+    Kind(windowed=True, pipeline_ranks=2, speculating=True),
+]
 
 
 def mismatches(value: Any, hint: Any, axes: dict[str, int], place: str) -> list[str]:
@@ -48,6 +53,7 @@ def axes_of(structure: Any) -> dict[str, int]:
     ranks = getattr(structure, "pipeline_ranks", 1)
     cohorts = structure.cohorts() if isinstance(structure, any_order.Structure) else 1
     axes = {"request": REQUESTS, "ring": RING, "cohort": cohorts, "rank": ranks, "bin": BINS, "peak": 0}
+    axes["draft"] = in_order_build.MOST_DRAFTS
     cache = {"name": CACHE.names, "block": CACHE.blocks, "holding": CACHE.held, "source": CACHE.held}
     return axes | cache | {"replica": getattr(structure, "replicas", 1)}
 
@@ -71,13 +77,16 @@ def result_of(program: Any, lanes: Any, requests: Requests, structure: Any) -> L
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), found)
 
 
-@pytest.mark.parametrize("case", [in_order_build.random_case, in_order_build.random_branched])
+IN_ORDER_CASES = (in_order_build.random_case, in_order_build.random_branched, in_order_build.random_speculating)
+
+
+@pytest.mark.parametrize("case", IN_ORDER_CASES)
 def test_in_order(case):
     configure()
     structure = in_order.Structure(RING, True)
     lanes, requests = in_order_build.stacked([case(seed, True, True) for seed in range(2)])
     lane, given_requests = lane_local((lanes, requests))
-    given = InOrderGiven(lane.cost, lane.limits, given_requests, structure, lane.branches)
+    given = InOrderGiven(lane.cost, lane.limits, given_requests, structure, lane.branches, lane.speculation)
     axes = axes_of(structure) | {"branch": given.cells}
     state = in_order_state.initial_state(given)
     result = result_of(in_order, lanes, requests, structure)

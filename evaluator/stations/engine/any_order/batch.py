@@ -43,7 +43,8 @@ def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> State:
     state = grow_decodes(given, state, decodes)
     if state.cache is not None:
         state = prefix_cache.take_step(given, state, read(state.cohorts.step, state.at_rest), decodes)
-    beside = jnp.where(alone, 0.0, read(state.cohorts.decodes, state.at_rest))  # they share the budget with prompts
+    # They share the budget with prompts.
+    beside = jnp.where(alone, 0.0, given.rows(read(state.cohorts.decodes, state.at_rest)))
     state = state._replace(batch=state.batch._replace(decodes=beside))
     state = _continue_prompts(given, state, decodes & ~policy.whole_prompts)
     last = decodes & ~state.batch.short & ~any_kind
@@ -100,13 +101,19 @@ def _candidate(given: Given, state: State, i: Int, found: Int | int = 0) -> Cand
     room = limits.max_num_batched_tokens - batch.decodes - batch.prompts.tokens
     bound = jnp.minimum(room, given.rules.long_prefill_tokens)
     chunk = jnp.where(whole, jnp.where(rest <= room, rest, -1.0), jnp.minimum(rest, bound))
-    return Candidate(start, rest, jnp.where(room > 0, chunk, -1.0).astype(jnp.int32))
+    has_room = room > 0
+    if given.speculation is not None:
+        has_room = jnp.where(rest > 0, has_room, room >= given.rows(1.0))
+    return Candidate(start, rest, jnp.where(has_room, chunk, -1.0).astype(jnp.int32))
 
 
 def _needed_units(given: Given, i: Int, one: Candidate) -> Float:
     """KV units that a request takes on admission: for what it computes now, or with reserved KV for all of it."""
     rules = given.rules
-    slots = jnp.maximum(one.start + jnp.maximum(one.tokens, 1), jnp.where(rules.whole_kv, one.start + one.rest, 0))
+    computes = jnp.maximum(one.tokens, 1)
+    if given.speculation is not None:
+        computes = jnp.where(one.rest > 0, computes, given.rows(1.0).astype(jnp.int32))
+    slots = jnp.maximum(one.start + computes, jnp.where(rules.whole_kv, one.start + one.rest, 0))
     reserved = given.kv_units(i).astype(jnp.float64)
     return jnp.where(rules.on_demand, own_units(given, i, slots.astype(jnp.float64)), reserved)
 
@@ -191,7 +198,9 @@ def _take_head(given: Given, state: State, start_s: Float) -> State:
         prompts=state.prompts.append(i, one.rest > 0),
         running_count=state.running_count + 1,
         admissions=state.admissions + 1,
-        batch=batch._replace(admitted=batch.admitted + 1, decodes=batch.decodes + (one.rest == 0)),
+        batch=batch._replace(
+            admitted=batch.admitted + 1, decodes=batch.decodes + given.rows(jnp.where(one.rest == 0, 1.0, 0.0))
+        ),
     )
     sequences = state.sequences
     scheduled_s = jnp.minimum(scheduled_s, start_s)  # of its first admission

@@ -18,6 +18,7 @@ from evaluator.stations.engine.any_order import prefix_cache
 from evaluator.stations.engine.any_order.chains import push, unlink
 from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.state import State
+from evaluator.stations.engine.any_order.uneven import Way, enter_growth, held_tokens, note_units, walk, way_since
 from evaluator.stations.engine.common.arrays import Flag, Float, Int, StepBits, StepCounts
 from evaluator.stations.engine.common.rings import NONE, add, mark, read, read_once, tagged_add, write
 
@@ -48,13 +49,21 @@ def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> 
     sequences, cohort = state.sequences, state.at_rest
     step = read(state.cohorts.step, cohort)
     generated = read_once(sequences.generated, i)
-    last = step + read(given.requests.output_tokens, i) - generated
+    steps = read(given.requests.output_tokens, i) - generated
     attends, computed = known_tokens(given, i, generated), read_once(sequences.computed, i)
+    if state.growth is not None:
+        way = way_since(given, state, i, on)._replace(cohort=cohort, step=step)
+        steps, gains = enter_growth(given, state.growth, way, attends, 1)
+        noted = note_units(given, state.rings.growth, way, has_kv, 1)
+        state = state._replace(growth=gains, rings=state.rings._replace(growth=noted))
+    last = step + steps
     one = Member(cohort, step, last, computed, attends, on)
     leaving, next_leaving = push(state.rings.leaving, _cell(given, cohort, last, on), state.next_leaving, i, on)
     fresh, next_fresh = push(state.cohorts.fresh, cohort, state.next_fresh, i, on)
     events = _mark(given, state.rings.events, cohort, last, on)
-    growth = _note_growth(given, state.rings.growth, one, step + has_kv, 1)
+    growth = state.rings.growth
+    if given.speculation is None:
+        growth = _note_growth(given, growth, one, step + has_kv, 1)
     sequences = sequences._replace(
         cohort=write(sequences.cohort, i, jnp.where(on, cohort, read_once(sequences.cohort, i))),
         since=write(sequences.since, i, jnp.where(on, step, read_once(sequences.since, i))),
@@ -71,18 +80,38 @@ def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> 
     return _count(given, state, one, 1)
 
 
+def _take_off(given: Given, state: State, i: Int, one: Member, generated: Int) -> State:
+    """The rings without what a member would still have gained; ``generated`` tokens are there."""
+    sequences = state.sequences
+    if state.growth is None or sequences.decoded is None or sequences.slots is None:
+        growth = _note_growth(given, state.rings.growth, one, one.step, -1)
+        return state._replace(rings=state.rings._replace(growth=growth))
+    since = way_since(given, state, i, one.on)
+    elapsed = one.step - since.step
+    slots = jnp.where(one.on, held_tokens(given, since, elapsed), since.slots)
+    left = jnp.where(one.on, read(given.requests.output_tokens, i) - generated, 0)
+    later = Way(i, one.cohort, one.step, since.first + elapsed, left, one.computed, slots)
+    growth = note_units(given, state.rings.growth, later, False, -1)
+    decoded = write(sequences.decoded, i, jnp.where(one.on, later.first, since.first))
+    return state._replace(
+        growth=enter_growth(given, state.growth, later, one.attends, -1)[1],
+        rings=state.rings._replace(growth=growth),
+        sequences=sequences._replace(decoded=decoded, slots=write(sequences.slots, i, slots)),
+    )
+
+
 def leave(given: Given, state: State, i: Int, on: Flag) -> State:
     """A sequence is taken out of its cohort, if it is in one and ``on``; what it has generated is written down."""
-    sequences, cohorts = state.sequences, state.cohorts
     one, generated, was_fresh = _membership(given, state, i, on)
+    state = _take_off(given, state, i, one, generated)
+    sequences, cohorts = state.sequences, state.cohorts
     on, cohort = one.on, one.cohort
     leaving, next_leaving = unlink(state.rings.leaving, _cell(given, cohort, one.last, on), state.next_leaving, i, on)
     fresh, next_fresh = unlink(cohorts.fresh, cohort, state.next_fresh, i, was_fresh)
     token_s = jnp.where(on & ~was_fresh, read(cohorts.gap_from, cohort), read_once(sequences.token_s, i))
-    growth = _note_growth(given, state.rings.growth, one, one.step, -1)
     state = state._replace(
         cohorts=cohorts._replace(fresh=fresh),
-        rings=state.rings._replace(leaving=leaving, growth=growth),
+        rings=state.rings._replace(leaving=leaving),
         sequences=sequences._replace(
             generated=write(sequences.generated, i, generated),
             computed=write(sequences.computed, i, one.computed),
@@ -105,8 +134,11 @@ def _membership(given: Given, state: State, i: Int, on: Flag) -> tuple[Member, I
     cohort = jnp.where(on, cohort, 0)
     step, since = read(state.cohorts.step, cohort), read_once(sequences.since, i)
     elapsed = jnp.where(on, step - since, 0)
-    last = since + read(given.requests.output_tokens, i) - generated
-    generated, computed = generated + elapsed, read_once(sequences.computed, i) + elapsed
+    steps, gained = read(given.requests.output_tokens, i) - generated, elapsed
+    if given.speculation is not None:
+        steps, gained = walk(given, way_since(given, state, i, on), elapsed)
+    last = since + steps
+    generated, computed = generated + gained, read_once(sequences.computed, i) + gained
     return Member(cohort, step, last, computed, known_tokens(given, i, generated), on), generated, on & (elapsed == 0)
 
 
@@ -120,6 +152,9 @@ def _count(given: Given, state: State, one: Member, sign: int) -> State:
     if not given.structure.windowed:
         return state._replace(cohorts=cohorts)
     window = given.limits.window
+    if given.speculation is not None:
+        windowed = add(cohorts.window_context, one.cohort, amount * jnp.minimum(one.attends, window))
+        return state._replace(cohorts=cohorts._replace(window_context=windowed))
     grows = on & (one.attends < window)
     full = jnp.minimum(one.step + (window - one.attends).astype(jnp.int32), one.last)  # its last step at most
     cohorts = cohorts._replace(

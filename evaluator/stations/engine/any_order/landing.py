@@ -11,7 +11,9 @@ from evaluator.stations.engine.any_order import prefix_cache
 from evaluator.stations.engine.any_order.chains import turned
 from evaluator.stations.engine.any_order.cohorts import join, known_tokens, leave
 from evaluator.stations.engine.any_order.lane import Given
+from evaluator.stations.engine.any_order.preemption import own_units
 from evaluator.stations.engine.any_order.state import Line, State, Waiting
+from evaluator.stations.engine.any_order.uneven import held_tokens, way_since
 from evaluator.stations.engine.any_order.waiting import answer, deliver, seen_s
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
@@ -102,6 +104,8 @@ def _take_steps(given: Given, state: State, landing: Landing) -> State:
     cohort, cohorts = landing.cohort, state.cohorts
     grown = landing.steps.astype(jnp.float64)
     step = read(cohorts.step, cohort) + landing.steps
+    if state.growth is not None:
+        return _gain(given, state, landing, step)
     cohorts = cohorts._replace(
         step=write(cohorts.step, cohort, step),
         context=add(cohorts.context, cohort, grown * read(cohorts.decodes, cohort)),
@@ -116,6 +120,24 @@ def _take_steps(given: Given, state: State, landing: Landing) -> State:
     return state._replace(cohorts=cohorts)
 
 
+def _gain(given: Given, state: State, landing: Landing, step: Int) -> State:
+    """The same with drafts after one step, or none: every member has what it gained."""
+    cohort, cohorts, growth = landing.cohort, state.cohorts, state.growth
+    assert growth is not None
+    moves, cell = landing.steps > 0, cohort * given.structure.ring + step % given.structure.ring
+    tokens = jnp.where(moves, tagged_count(growth.tokens, cell, step), 0.0)
+    decodes = jnp.where(moves, read(cohorts.decodes, cohort), 0.0)
+    cohorts = cohorts._replace(
+        step=write(cohorts.step, cohort, step),
+        context=add(cohorts.context, cohort, tokens),
+    )
+    if given.structure.windowed:
+        wider = jnp.where(moves, tagged_count(growth.window, cell, step), 0.0)
+        cohorts = cohorts._replace(window_context=add(cohorts.window_context, cohort, wider))
+    growth = growth._replace(decoded=growth.decoded + decodes, decoded_tokens=growth.decoded_tokens + tokens)
+    return state._replace(cohorts=cohorts, growth=growth)
+
+
 def _depart(given: Given, state: State, landing: Landing) -> State:
     """The members that leave after the cohort's last step have their last token."""
     cohort, ring = landing.cohort, given.structure.ring
@@ -125,6 +147,7 @@ def _depart(given: Given, state: State, landing: Landing) -> State:
     def depart(carry: tuple[State, Int]) -> tuple[State, Int]:
         state, i = carry
         attends = known_tokens(given, i, read(given.requests.output_tokens, i))
+        held = _held(given, state, i, landing.steps > 0)
         cohorts = state.cohorts._replace(
             decodes=add(state.cohorts.decodes, cohort, -1.0), context=add(state.cohorts.context, cohort, -attends)
         )
@@ -135,7 +158,7 @@ def _depart(given: Given, state: State, landing: Landing) -> State:
         state = state._replace(cohorts=cohorts, sequences=sequences)
         if state.cache is not None:
             state = state._replace(cache=state.cache._replace(due=state.cache.due.remove(i)))
-        return _finish(given, state, i, landing.end_s, True), read_once(state.next_leaving, i)
+        return _finish(given, state, i, landing.end_s, True, held), read_once(state.next_leaving, i)
 
     first = jnp.where(landing.steps > 0, read_once(state.rings.leaving, cell), NONE)
     if state.cache is not None:  # the order in which blocks come free decides which are taken first
@@ -204,8 +227,9 @@ def _complete_prompts(given: Given, state: State, landing: Landing, weight: Floa
         if state.tally is not None:
             state = state._replace(tally=state.tally._replace(completed=state.tally.completed + 1.0))
         ends = generated == read(given.requests.output_tokens, i)
+        held = _held(given, state, i, ends & False)
         state = join(given, state, i, ~ends)
-        return _finish(given, state, i, end_s, ends), read_once(state.next_completing, i)
+        return _finish(given, state, i, end_s, ends, held), read_once(state.next_completing, i)
 
     completing = landing.completing
     if state.cache is not None:
@@ -214,15 +238,30 @@ def _complete_prompts(given: Given, state: State, landing: Landing, weight: Floa
     return lax.while_loop(lambda carry: carry[1] >= 0, complete, (state, completing))[0]
 
 
-def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> State:
-    """A request has its last token, if ``on``: it gives back its seat and its KV."""
+def _held(given: Given, state: State, i: Int, decodes: Flag) -> Int | Float:
+    """KV units of a request that has its last token, of a decode iteration or of its prompt's last chunk.
+
+    On demand drafts may have taken slots that its last iteration did not fill, or that it never came to take.
+    """
+    reserved = given.kv_units(i)
+    if given.speculation is None:
+        return reserved
+    way = way_since(given, state, i, decodes)
+    elapsed = jnp.where(decodes, read(state.cohorts.step, way.cohort) - way.step, 0)
+    tokens = held_tokens(given, way, elapsed)
+    taken = own_units(given, i, tokens.astype(jnp.float64))
+    return jnp.where(given.rules.on_demand, taken, reserved.astype(jnp.float64))
+
+
+def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag, held: Int | Float) -> State:
+    """A request has its last token, if ``on``: it gives back its seat, and its KV, of which it ``held`` such units."""
     last_token_s = read_once(state.sequences.last_token_s, i)
     if state.tally is not None:
         whole = known_tokens(given, i, read(given.requests.output_tokens, i))
         left_context = state.tally.left_context + jnp.where(on, whole, 0.0)
         state = state._replace(tally=state.tally._replace(left_context=left_context))
     if state.cache is None:
-        state = state._replace(kv=state.kv - jnp.where(on, given.kv_units(i), 0))
+        state = state._replace(kv=state.kv - jnp.where(on, held, 0))
     else:
         state = prefix_cache.release(given, state, i, on)
     if state.calendar is not None:

@@ -10,6 +10,7 @@ from evaluator.stations.engine.common.arrays import Flag, Float, FloatPerRequest
 from evaluator.stations.engine.common.histogram import BINS
 from evaluator.stations.engine.common.lane import LaneLimits, Requests
 from evaluator.stations.engine.common.rings import read
+from evaluator.stations.engine.common.speculation import Speculation
 
 
 class Rules(NamedTuple):
@@ -69,6 +70,7 @@ class Lane(NamedTuple):
     shared_units: IntPerRequest  # on_demand: units of a request's prefix that stay in the cache and are not counted
     content: Content | None = None  # None: no prefix cache
     talks: Talks | None = None  # None: nobody waits for an answer, but users of a closed loop; several replicas
+    speculation: Speculation | None = None  # None: a decode iteration gives one token
 
 
 class Structure(NamedTuple):
@@ -109,6 +111,7 @@ class Given(NamedTuple):
     shared_units: IntPerRequest
     content: Content | None
     talks: Talks | None
+    speculation: Speculation | None
     requests: Requests
     structure: Structure
     pool: Int | None = None  # of several pools: the number of the one whose figures these are
@@ -117,6 +120,10 @@ class Given(NamedTuple):
         """KV units of a finished request. Of several pools ``requests.kv_units`` has a row of requests for each."""
         slots = self.requests.arrival_s.shape[0]
         return read(self.requests.kv_units, i if self.pool is None else self.pool * slots + i)
+
+    def rows(self, decodes: Float) -> Float:
+        """Tokens that so many decodes take of the token budget: one each, or with drafts as many as are verified."""
+        return decodes if self.speculation is None else decodes * (self.speculation.drafts + 1.0)
 
     def first_bin(self) -> Int | int:
         """Where the histogram of the pool begins: each of several has its own, one behind the other."""
@@ -129,4 +136,6 @@ class Given(NamedTuple):
     def every_token_takes_a_unit(self) -> Flag:
         """Then the growth of a cohort is its number of decodes, and need not be noted step by step."""
         kv = self.rules.kv
+        if self.speculation is not None:
+            return kv.block_tokens < 0.0
         return (kv.block_tokens == 1.0) & (kv.window == 0.0) & (kv.sequence == 0.0)

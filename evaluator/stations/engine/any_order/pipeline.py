@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import share_touched
+from evaluator.cost.quantities import batch_tokens
 from evaluator.stations.engine.any_order.batch import Scheduled, form_batch, scheduled
 from evaluator.stations.engine.any_order.landing import Landing, land
 from evaluator.stations.engine.any_order.lane import Given
@@ -39,7 +40,8 @@ def pipeline_trip(given: Given, state: State) -> State:
     goes = room & batch.there
     state = send_batch(given, state, batch, start_s, goes)
     again = (goes | (room & state.batch.preempted)) & (state.sent - state.landed < ranks)
-    state = go_round(given, state, ~again)
+    if given.speculation is None:
+        state = go_round(given, state, ~again)
     return _move_on(given, state, ~again)
 
 
@@ -69,7 +71,7 @@ def send_batch(given: Given, state: State, batch: Scheduled, start_s: Float, on:
     def enter(array: Array, value: Array) -> Array:
         return write(array, slot, jnp.where(on, value, read_once(array, slot)))
 
-    touched = jnp.asarray(share_touched(given.pipeline_ranks[0], batch.sums.decodes + batch.sums.prefill_tokens))
+    touched = jnp.asarray(share_touched(given.pipeline_ranks[0], batch_tokens(given.pipeline_ranks[0], batch.sums)))
     return state._replace(
         flights=flights._replace(
             end_s=enter(flights.end_s, clock),

@@ -11,6 +11,7 @@ from evaluator.stations.engine.any_order import prefix_cache
 from evaluator.stations.engine.any_order.cohorts import known_tokens, leave
 from evaluator.stations.engine.any_order.lane import Given
 from evaluator.stations.engine.any_order.state import State
+from evaluator.stations.engine.any_order.uneven import held_tokens, way_since
 from evaluator.stations.engine.any_order.waiting import go_back
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import NONE, read, read_once, tagged_count, write
@@ -97,7 +98,10 @@ def held_units(given: Given, state: State, i: Int) -> Float:
     elapsed = read(state.cohorts.step, jnp.maximum(cohort, 0)) - read_once(sequences.since, i) + state.batch.grown
     computed = read_once(sequences.computed, i)
     prompt = jnp.where(rules.whole_kv, target, computed)
-    tokens = jnp.where(cohort >= 0, computed + elapsed, prompt)
+    made = computed + elapsed
+    if given.speculation is not None:
+        made = held_tokens(given, way_since(given, state, i, cohort >= 0), elapsed)
+    tokens = jnp.where(cohort >= 0, made, prompt)
     taken = own_units(given, i, tokens.astype(jnp.float64))
     return jnp.where(rules.on_demand, taken, given.kv_units(i).astype(jnp.float64))
 
@@ -148,7 +152,9 @@ def preempt(given: Given, state: State, i: Int) -> State:
         state = state._replace(tally=state.tally._replace(again=again, waiting_units=waiting_units))
     state = state._replace(
         sequences=sequences._replace(
-            target=write(sequences.target, i, known), computed=write(sequences.computed, i, kept)
+            target=write(sequences.target, i, known),
+            computed=write(sequences.computed, i, kept),
+            slots=None if sequences.slots is None else write(sequences.slots, i, jnp.int32(0)),
         ),
         running=state.running.remove(i),
         prompts=state.prompts.remove(i),

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import alike_steps, decode_growth, share_touched
-from evaluator.cost.quantities import raised
+from evaluator.cost.quantities import batch_tokens, raised
 from evaluator.stations.engine.any_order import prefix_cache
 from evaluator.stations.engine.any_order.batch import Scheduled, form_batch, scheduled
 from evaluator.stations.engine.any_order.cohorts import steps_done
@@ -82,6 +82,8 @@ def _until_arrival(given: Given, state: State, first_s: Float, slope_s: Float) -
 
 def alike_iterations(given: Given, state: State, batch: Scheduled, most: Float) -> Int:
     """Iterations, at most ``most``, until a look or an event changes the batch; arrivals and KV are left out."""
+    if given.speculation is not None:
+        return jnp.int32(1)  # contexts grow unevenly
     rules, formed = given.rules, state.batch
     waits = any_waiting(given, state)
     most = jnp.minimum(most, alike_steps(given.pipeline_ranks[0], batch.sums)).astype(jnp.int32)
@@ -129,7 +131,8 @@ def _trip(given: Given, state: State) -> State:
     if state.cache is not None:
         state = _take_steps(given, state, steps)
     kv = jnp.where(batch.there, usage.kv, state.kv)
-    cost, tokens = given.pipeline_ranks[0], batch.sums.decodes + batch.sums.prefill_tokens
+    cost = given.pipeline_ranks[0]
+    tokens = batch_tokens(cost, batch.sums)
     state = state._replace(
         sent=state.sent + batch.there,
         decode_iterations=state.decode_iterations + steps,
@@ -170,6 +173,8 @@ def result_of(final: State) -> LaneResult:
         peaks=final.peaks,
         itl_histogram=final.itl_histogram,
         hit_tokens=None if final.cache is None else final.cache.hit_tokens[:-1],
+        decoded=None if final.growth is None else final.growth.decoded,
+        decoded_tokens=None if final.growth is None else final.growth.decoded_tokens,
     )
 
 

@@ -43,6 +43,7 @@ from evaluator.stations.engine.common.calendar import Calendar
 from evaluator.stations.engine.common.leap import no_peaks
 from evaluator.stations.engine.common.prompts import PromptSums
 from evaluator.stations.engine.common.rings import NONE, WORD, read_once, write
+from evaluator.stations.engine.common.speculation import Growth, no_growth
 
 
 class Waiting(NamedTuple):
@@ -115,6 +116,8 @@ class Sequences(NamedTuple):
     scheduled_s: FloatPerRequest
     first_token_s: FloatPerRequest
     last_token_s: FloatPerRequest
+    decoded: IntPerRequest | None = None  # with drafts: decode iterations, up to the step at which it joined
+    slots: IntPerRequest | None = None  # and the slots of KV that a decode held when it was taken out of its cohort
 
 
 class Cohorts(NamedTuple):
@@ -215,6 +218,7 @@ class State(NamedTuple):
     calendar: Calendar | None = None  # of users who think about answers: when they send which request
     listed: Listed | None = None  # of two sides: requests that are done here or, back-pressure, have begun
     rooms: Rooms | None = None  # None without back-pressure
+    growth: Growth | None = None  # None where every decode gives one token; cells as of ``Rings``
 
 
 def no_batch() -> Batch:
@@ -255,7 +259,14 @@ def initial_state(given: Given) -> State:
         calendar=None if given.talks is None else Calendar.empty(slots),
         listed=Listed(none[0], none) if given.structure.sides > 1 else None,
         rooms=Rooms(zero, jnp.full(slots, jnp.inf)) if given.structure.rooms else None,
+        growth=_initial_growth(given),
     )  # fmt: skip
+
+
+def _initial_growth(given: Given) -> Growth | None:
+    if given.speculation is None:
+        return None
+    return no_growth(given.structure.cohorts() * given.structure.ring + 1, given.structure.windowed)
 
 
 def _nobody_waits(given: Given) -> Waiting | Line:
@@ -276,6 +287,8 @@ def _initial_sequences(given: Given) -> Sequences:
         computed=requests.prompt_tokens - requests.compute_tokens, target=requests.prompt_tokens + 0, generated=zeros,
         cohort=none, since=zeros, flight=none, admission=zeros,
         token_s=jnp.zeros(slots), scheduled_s=never, first_token_s=never, last_token_s=never,
+        decoded=None if given.speculation is None else zeros,
+        slots=None if given.speculation is None else zeros,
     )  # fmt: skip
 
 
@@ -288,7 +301,7 @@ def _initial_cohorts(given: Given) -> Cohorts:
 def _initial_paces(given: Given) -> Paces | None:
     """No cohort has been in a batch."""
     structure = given.structure
-    if structure.pipeline_ranks == 1 or structure.replicas > 1:
+    if structure.pipeline_ranks == 1 or structure.replicas > 1 or given.speculation is not None:
         return None
     count = jnp.zeros(structure.cohorts())
     times = jnp.zeros(structure.cohorts() * structure.pipeline_ranks)

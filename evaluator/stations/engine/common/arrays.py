@@ -5,9 +5,10 @@ inside, ``lax.map`` or ``vmap`` takes it away. Inputs may be NumPy arrays, every
 
 The axes: ``request`` is the number of request slots of the lane, ``ring`` the number of steps in a ring, ``cohort``
 the number of cohorts (sequences that decode together; 1 in the program for arrivals in order), ``rank`` the number of
-pipeline ranks, ``branch`` the most branches of a request, ``replica`` the most replicas of a lane in which several run
-together (else 1), ``counter`` the number of things that their router may count, ``bin`` and ``peak`` the lengths of the
-histogram of gaps and of the peaks of a fitted cost. Of a prefix cache ``name`` and ``block`` are the contents and the
+pipeline ranks, ``branch`` the most branches of a request, ``draft`` the most tokens that a sequence drafts in an
+iteration, ``replica`` the most replicas of a lane in which several run together (else 1), ``counter`` the number of
+things that their router may count, ``bin`` and ``peak`` the lengths of the histogram of gaps and of the peaks of a
+fitted cost. Of a prefix cache ``name`` and ``block`` are the contents and the
 blocks of a replica, ``holding`` the blocks that all requests hold one after the other, ``source`` the sources of text.
 The ``+ 1`` is the padding cell that masked writes go to, see ``rings``.
 
@@ -27,6 +28,8 @@ Float = Annotated[Any, "float64"]
 FloatPerRequest = Annotated[Any, "float64", "request + 1"]
 FlagPerRequest = Annotated[Any, "bool", "request + 1"]
 IntPerRequest = Annotated[Any, "int32", "request + 1"]
+KeyPerRequest = Annotated[Any, "uint32", "request + 1"]
+FloatPerDraft = Annotated[Any, "float64", "draft"]
 IntPerBranch = Annotated[Any, "int32", "(request + 1) * branch"]
 RequestTimes = Annotated[Any, "float64", "request"]  # in results, without the padding cell
 RequestTokens = Annotated[Any, "int32", "request"]

@@ -79,6 +79,8 @@ class LaneResult(NamedTuple):
     peaks: Peaks  # largest of each of ``quantities.PEAKS`` under a fitted cost; empty under the roofline
     itl_histogram: Bins  # gaps between tokens, see ``histogram``
     hit_tokens: RequestTokens | None = None  # prompt tokens found in the prefix cache; None: there is none
+    decoded: Float | None = None  # with drafts: decode iterations, summed over the sequences
+    decoded_tokens: Float | None = None  # and the output tokens that they gave
 
 
 Lanes = TypeVar("Lanes")

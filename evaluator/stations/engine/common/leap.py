@@ -15,7 +15,7 @@ from evaluator.cost.iteration import (
     iteration_time,
     prefill_attention_time,
 )
-from evaluator.cost.quantities import PEAKS
+from evaluator.cost.quantities import PEAKS, holds_everywhere
 from evaluator.stations.engine.common.arrays import Flag, Float, Peaks
 
 UNBOUNDED = 1e9
@@ -71,4 +71,4 @@ def once(on: Flag, compute: Callable[[], Float]) -> Float:
 
 def no_peaks(cost: IterationCost) -> Peaks:
     """The peaks of a lane before its first iteration; the roofline has none, because it holds for any batch."""
-    return jnp.zeros(0 if isinstance(cost, CostParameters) else len(PEAKS))
+    return jnp.zeros(0 if holds_everywhere(cost) else len(PEAKS))

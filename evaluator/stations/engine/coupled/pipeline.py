@@ -12,7 +12,7 @@ from evaluator.stations.engine.common.arrays import Float, Int
 from evaluator.stations.engine.common.rings import read, read_once, write
 from evaluator.stations.engine.coupled.lane import GivenPool
 from evaluator.stations.engine.coupled.rooms import reserve_between
-from evaluator.stations.engine.coupled.routing import add_counts, counts_row
+from evaluator.stations.engine.coupled.routing import add_counts, counts_row, decoded_tokens
 from evaluator.stations.engine.coupled.several import given_at
 from evaluator.stations.engine.coupled.state import Fleet, Pipelines, ends_at, put_back, replica_at_hand, row, write_row
 
@@ -31,7 +31,7 @@ def land_batch(pool: GivenPool, fleet: Fleet) -> Fleet:
     state = land(given, before._replace(iterations=before.iterations + 1.0), landing)
     tally = state.tally
     assert tally is not None
-    tokens = decodes + tally.completed
+    tokens = decoded_tokens(before, state, decodes) + tally.completed
     more = counts_row(
         requests=before.finished - state.finished,
         work_tokens=-read(row(_pipelines(fleet).prefill_tokens, r), slot) - tokens,

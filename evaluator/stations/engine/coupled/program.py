@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import decode_growth, share_touched
-from evaluator.cost.quantities import raised
+from evaluator.cost.quantities import batch_tokens, raised
 from evaluator.stations.engine.any_order.batch import Scheduled, form_batch, scheduled
 from evaluator.stations.engine.any_order.landing import Landing, Measured, land
 from evaluator.stations.engine.any_order.lane import Given, Structure
@@ -44,7 +44,14 @@ from evaluator.stations.engine.coupled.leap import until_change
 from evaluator.stations.engine.coupled.lockstep import launch_together, own_part
 from evaluator.stations.engine.coupled.pipeline import land_batch, launch_batch
 from evaluator.stations.engine.coupled.rooms import reserve_between
-from evaluator.stations.engine.coupled.routing import add_counts, counts_row, grow_to, next_arrival, send
+from evaluator.stations.engine.coupled.routing import (
+    add_counts,
+    counts_row,
+    decoded_tokens,
+    grow_to,
+    next_arrival,
+    send,
+)
 from evaluator.stations.engine.coupled.several import given_at
 from evaluator.stations.engine.coupled.state import (
     Fleet,
@@ -147,9 +154,9 @@ def _land(pool: GivenPool, fleet: Fleet) -> Fleet:
     flight = jax.tree.map(lambda column: read(column, r), fleet.flights)
     before = _account(given, replica_at_hand(fleet, r), flight, None if fleet.together is None else own_part(fleet, r))
     state = land(given, before, _landing(given, before, flight))
-    tally, tokens = state.tally, flight.iterations * flight.sums.decodes
+    tally = state.tally
     assert tally is not None
-    tokens = tokens + tally.completed
+    tokens = decoded_tokens(before, state, flight.iterations * flight.sums.decodes) + tally.completed
     more = counts_row(
         requests=before.finished - state.finished,
         work_tokens=-flight.sums.prefill_tokens - tokens,
@@ -174,7 +181,8 @@ def _account(given: Given, state: State, flight: Flight, together: tuple[Float, 
     ``together``: of ranks in lockstep, see ``lockstep.own_part``.
     """
     took_s = flight.end_s - flight.start_s
-    cost, tokens = given.pipeline_ranks[0], flight.sums.decodes + flight.sums.prefill_tokens
+    cost = given.pipeline_ranks[0]
+    tokens = batch_tokens(cost, flight.sums)
     touched, weight = (share_touched(cost, tokens), None) if together is None else together
     return state._replace(
         decode_iterations=state.decode_iterations + _steps(flight),

@@ -38,6 +38,13 @@ def add_counts(counts: Array, r: Int, more: Array) -> Array:
     return lax.dynamic_update_slice(counts, row + more[None], (r, jnp.int32(0)))
 
 
+def decoded_tokens(before: State, after: State, steps: Float) -> Float:
+    """Output tokens that decodes have given between two states: one for each of their ``steps``, with drafts more."""
+    if before.growth is None or after.growth is None:
+        return steps
+    return after.growth.decoded_tokens - before.growth.decoded_tokens
+
+
 def next_arrival(pool: GivenPool, fleet: Fleet) -> Float:
     """When the next request is sent; infinite if none will be before another has finished."""
     i, waiting, given = fleet.arrived, fleet.state.waiting, pool.given

@@ -19,6 +19,7 @@ from evaluator.stations.engine.common.arrays import (
 )
 from evaluator.stations.engine.common.prompts import PromptSums
 from evaluator.stations.engine.common.rings import NONE, mark, read, tagged_add, write
+from evaluator.stations.engine.common.speculation import Growth, tokens_given
 from evaluator.stations.engine.in_order.lane import Given
 from evaluator.stations.engine.in_order.state import State
 
@@ -43,6 +44,7 @@ class Intake(NamedTuple):
     crossing: StepCounts
     next_leaving: IntPerBranch
     scheduled_s: FloatPerRequest
+    growth: Growth | None  # None without drafts
 
 
 class Candidate(NamedTuple):
@@ -67,6 +69,7 @@ def admit(given: Given, state: State, now: Float) -> Intake:
     intake = Intake(
         ~false, false, zero, state.head, state.progress, state.kv, PromptSums.empty(), *(zero,) * 5,
         state.events, state.leaving, state.crossing, state.next_leaving, state.scheduled_s,
+        state.growth,
     )  # fmt: skip
     return lax.while_loop(
         lambda intake: intake.more,
@@ -84,14 +87,14 @@ def _candidate(given: Given, state: State, now: Float, intake: Intake) -> Candid
     rest = compute - intake.progress
     budget = (
         limits.max_num_batched_tokens
-        - jnp.where(limits.policy.prefill_alone, 0.0, state.decodes)
+        - jnp.where(limits.policy.prefill_alone, 0.0, given.rows(state.decodes))
         - intake.prompts.tokens
-        - jnp.where(limits.prompts_resident, intake.joined, 0.0)
+        - jnp.where(limits.prompts_resident, given.rows(intake.joined), 0.0)
     )
     share = jnp.where(limits.policy.whole_prompts, jnp.where(rest <= budget, rest, 0.0), jnp.minimum(rest, budget))
     started = intake.progress > 0
     fits = (
-        jnp.where(limits.prompts_resident, budget >= sequences, share > 0)
+        jnp.where(limits.prompts_resident, budget >= given.rows(sequences), share > 0)
         & (started | (intake.kv + kv <= limits.kv_units))
         & (state.decodes + intake.joined + sequences <= limits.max_num_seqs)
         & ~(limits.policy.drain_first & (state.decodes > 0))
@@ -119,7 +122,9 @@ def _consider(given: Given, state: State, now: Float, intake: Intake) -> Intake:
     # The first token comes at the end of this iteration, the last one ``output - 1`` steps later.
     alone = given.limits.policy.prefill_alone & ~given.limits.prompts_resident
     first_step = state.step + jnp.where(alone, 0, 1)
-    attends = one.prompt + 1.0 + given.limits.prompts_resident  # in the step after its first token
+    attends = one.prompt + 1.0  # in the step after its first token
+    if given.speculation is None:
+        attends = attends + given.limits.prompts_resident
     taken = intake._replace(
         more=complete,
         waits=one.waits,
@@ -134,20 +139,63 @@ def _consider(given: Given, state: State, now: Float, intake: Intake) -> Intake:
     )
     if given.branches is not None:
         return _branch_out(given, one, attends, first_step, i, taken)
+    if given.speculation is not None:
+        return _speculate(given, one, attends, first_step, i, taken)
     taken = _ends(given, one.output, first_step, i, complete, taken)
     return _windowed(given, one.output, attends, first_step, complete, taken) if given.structure.windowed else taken
 
 
 def _ends(given: Given, output: Float, first_step: Int, i: Int, complete: Flag, taken: Intake) -> Intake:
     """With a request's place among those that leave at the step of its last token."""
+    return _leaves(given, first_step + output.astype(jnp.int32) - 1, i, complete, taken)
+
+
+def _leaves(given: Given, last_step: Int, i: Int, complete: Flag, taken: Intake) -> Intake:
+    """The same where the step is known."""
     ring = given.structure.ring
-    last = (first_step + output.astype(jnp.int32) - 1) % ring
+    last = last_step % ring
     next_leaving = write(taken.next_leaving, i, jnp.where(complete, read(taken.leaving, last), NONE))
     leaving_at = jnp.where(complete, last, ring)
     return taken._replace(
         events=mark(taken.events, last, complete),
         leaving=write(taken.leaving, leaving_at, jnp.where(complete, i, read(next_leaving, i))),
         next_leaving=next_leaving,
+    )
+
+
+def _speculate(given: Given, one: Candidate, attends: Float, first_step: Int, i: Int, taken: Intake) -> Intake:
+    """With what a request gains in each of its decode iterations, and its place among those that leave.
+
+    The first of them is the step after its first token; of a resident prompt, whose first token is there, the step in
+    which it is admitted. ``attends`` is what it attends to in that step.
+    """
+    speculation, growth, ring = given.speculation, taken.growth, given.structure.ring
+    assert speculation is not None and growth is not None
+    resident = given.limits.prompts_resident
+    begin = first_step + 1 - resident
+    left = jnp.where(one.complete, one.output.astype(jnp.int32) - 1 + resident, 0)
+
+    def take(carry: tuple[Int, Int, Float, Growth]) -> tuple[Int, Int, Float, Growth]:
+        iteration, left, attends, growth = carry
+        gain = jnp.minimum(tokens_given(speculation, i, iteration), left)
+        step = begin + iteration
+        growth = growth._replace(tokens=tagged_add(growth.tokens, step % ring, step, gain.astype(jnp.int64)))
+        after = attends + gain
+        if given.structure.windowed:
+            window = given.limits.window
+            more = (jnp.minimum(after, window) - jnp.minimum(attends, window)).astype(jnp.int64)
+            growth = growth._replace(window=tagged_add(growth.window, step % ring, step, more))
+        return iteration + 1, left - gain, after, growth
+
+    start = (jnp.int32(0), left, attends, growth)
+    iterations, _, _, growth = lax.while_loop(lambda carry: carry[1] > 0, take, start)
+    taken = _leaves(given, begin + iterations - 1, i, one.complete, taken._replace(growth=growth))
+    if not given.structure.windowed:
+        return taken
+    windowed = jnp.where(one.complete, jnp.minimum(attends, given.limits.window), 0.0)
+    return taken._replace(
+        joined_window_context=taken.joined_window_context + windowed,
+        resident_window_context=taken.resident_window_context + jnp.where(resident, windowed, 0.0),
     )
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from evaluator.cost.iteration import IterationCost
 from evaluator.stations.engine.common.arrays import Float, IntPerBranch, IntPerRequest
 from evaluator.stations.engine.common.lane import LaneLimits, Requests
+from evaluator.stations.engine.common.speculation import Speculation
 
 
 class Branches(NamedTuple):
@@ -25,12 +26,14 @@ class Branches(NamedTuple):
 class Lane(NamedTuple):
     """One replica of a single pipeline rank, with the KV of every request reserved on admission.
 
-    ``branches`` None: every request is one sequence. That is structure, not a value: nothing of them is compiled then.
+    ``branches`` None: every request is one sequence. ``speculation`` None: a decode iteration gives one token. That is
+    structure, not a value: nothing of them is compiled then.
     """
 
     cost: IterationCost
     limits: LaneLimits
     branches: Branches | None = None
+    speculation: Speculation | None = None
 
 
 class Structure(NamedTuple):
@@ -48,10 +51,15 @@ class Given(NamedTuple):
     requests: Requests
     structure: Structure
     branches: Branches | None = None
+    speculation: Speculation | None = None
 
     def window(self) -> Float | None:
         """The attention window in tokens; None for a model without windowed layers."""
         return self.limits.window if self.structure.windowed else None
+
+    def rows(self, decodes: Float) -> Float:
+        """Tokens that so many decodes take of the token budget: one each, or with drafts as many as are verified."""
+        return decodes if self.speculation is None else decodes * (self.speculation.drafts + 1.0)
 
     @property
     def cells(self) -> int:

@@ -22,31 +22,37 @@ their first tokens in the same iteration; each is in the list of its own step, a
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import BatchStatistics, alike_steps, decode_growth, share_touched
-from evaluator.cost.quantities import raised
+from evaluator.cost.quantities import batch_tokens, raised
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
 from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time, iterations_until, once
 from evaluator.stations.engine.common.rings import read, steps_to_event, tagged_count, unmark, write
+from evaluator.stations.engine.common.speculation import Growth
 from evaluator.stations.engine.in_order.admission import Intake, admit
 from evaluator.stations.engine.in_order.departures import depart
 from evaluator.stations.engine.in_order.lane import Given, Lane, Structure
 from evaluator.stations.engine.in_order.state import State, initial_state
 from evaluator.stations.engine.in_order.tokens import Steps, enter_gaps, first_tokens
+from evaluator.stations.engine.in_order.uneven import uneven_leap
 
 
 def _batch(given: Given, state: State, intake: Intake, stalled: Flag) -> BatchStatistics:
     """The batch of the trip's first iteration; ``stalled``: the decodes do not take part."""
     resident = jnp.where(given.limits.prompts_resident, 1.0, 0.0)  # admitted sequences decode at once
     part = jnp.where(stalled, 0.0, 1.0)
+    first = intake.joined_context  # with drafts, of the first decode iteration, else of that after it
+    if given.speculation is None:
+        first = first - intake.joined
     return BatchStatistics(
         part * state.decodes + resident * intake.joined,
-        part * state.context + resident * (intake.joined_context - intake.joined),
+        part * state.context + resident * first,
         part * state.window_context + intake.resident_window_context,
         *intake.prompts,
     )
@@ -68,17 +74,78 @@ def _leap(given: Given, state: State, intake: Intake, now: Float, batch: BatchSt
     until_arrival = iterations_until(jnp.maximum(intake.next_arrival - now, 0.0), first_s, slope_s)
     most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
     most = jnp.minimum(most, alike_steps(given.cost, batch)).astype(jnp.int32)
-    stays = False if given.structure.windowed else given.limits.prompts_resident & _has_budget(given, intake)
-    alone = (intake.prompts.tokens == 0) & ((intake.joined == 0) | stays)
+    alone = _alone(given, intake)
     to_event = steps_to_event(intake.events, state.step, given.structure.ring)
     count = jnp.where(stuck, 0, jnp.where(alone, jnp.minimum(to_event, most), 1))
     return Leap(count.astype(jnp.float64), first_s, slope_s), count
 
 
+def _alone(given: Given, intake: Intake) -> Flag:
+    """The iteration may be the first of a leap."""
+    stays = False if given.structure.windowed else given.limits.prompts_resident & _has_budget(given, intake)
+    return (intake.prompts.tokens == 0) & ((intake.joined == 0) | stays)
+
+
 def _has_budget(given: Given, intake: Intake) -> Flag:
     """Requests that come in without a prompt leave token budget for another, or the decodes keep what they take."""
     limits = given.limits
-    return ~limits.policy.prefill_alone | (intake.joined + given.cells <= limits.max_num_batched_tokens)
+    return ~limits.policy.prefill_alone | (given.rows(intake.joined + given.cells) <= limits.max_num_batched_tokens)
+
+
+class Run(NamedTuple):
+    """The iterations of a trip, one or a leap."""
+
+    count: Int
+    iterations: Float  # the same
+    first_s: Float  # duration of the first
+    two_s: Float  # of the first two
+    took_s: Float  # of all
+    tokens: Float | None = None  # with drafts: output tokens that they give
+    window: Float | None = None  # with drafts: what they add to the windowed contexts
+
+
+def _run(given: Given, state: State, intake: Intake, now: Float, batch: BatchStatistics, stalled: Flag) -> Run:
+    """How many iterations of this batch there are, and what they take."""
+    if given.speculation is None:
+        leap, count = _leap(given, state, intake, now, batch)
+        return Run(count, leap.iterations, leap.first_s, 2.0 * leap.first_s + leap.slope_s, leap.duration_s())
+    one = uneven_leap(given, state, intake, now, batch, _alone(given, intake), stalled)
+    two_s = one.first_s + one.second_s
+    return Run(one.count, one.count.astype(jnp.float64), one.first_s, two_s, one.took_s, one.tokens, one.window)
+
+
+class Contexts(NamedTuple):
+    """Tokens that the decodes attend to in the next step, before any leaves: ``State.context`` and the windowed one."""
+
+    full: Float
+    window: Float
+
+
+def _contexts(state: State, intake: Intake, run: Run, steps: Int) -> Contexts:
+    """After the iterations of a trip: every decode has a token more of each step, or with drafts what it gained."""
+    if run.tokens is not None:
+        return Contexts(
+            state.context + run.tokens + intake.joined_context,
+            state.window_context + run.window + intake.joined_window_context,
+        )
+    grown = steps.astype(jnp.float64)
+    later = jnp.maximum(run.iterations - 1.0, 0.0)  # the steps in which those that joined attend to a token more
+    return Contexts(
+        state.context + grown * state.decodes + (intake.joined_context + later * intake.joined),
+        state.window_context + grown * state.window_growing + intake.joined_window_context,
+    )
+
+
+def _growth(given: Given, state: State, intake: Intake, run: Run, steps: Int) -> Growth | None:
+    """With what the decodes of a trip gave."""
+    growth = intake.growth
+    if growth is None:
+        return None
+    resident = jnp.where(given.limits.prompts_resident, intake.joined, 0.0)
+    return growth._replace(
+        decoded=growth.decoded + steps.astype(jnp.float64) * (state.decodes + resident),
+        decoded_tokens=growth.decoded_tokens + run.tokens,
+    )
 
 
 def _trip(given: Given, state: State) -> State:
@@ -90,41 +157,36 @@ def _trip(given: Given, state: State) -> State:
     intake = admit(given, state, now)
     stalled = given.limits.policy.prefill_alone & (intake.prompts.tokens > 0)  # the decodes wait for this iteration
     batch = _batch(given, state, intake, stalled)
-    leap, count = _leap(given, state, intake, now, batch)
-    took_s = leap.duration_s()
-    clock = jnp.where(count == 0, jnp.inf, now + took_s)  # a lane that is stuck never ends
-    steps = Steps(jnp.where(stalled, 0, count), now + leap.first_s, now + (2.0 * leap.first_s + leap.slope_s), clock)
-    first_token_s = first_tokens(state.first_token_s, state.head, intake.head, now + leap.first_s)
+    run = _run(given, state, intake, now, batch, stalled)
+    clock = jnp.where(run.count == 0, jnp.inf, now + run.took_s)  # a lane that is stuck never ends
+    steps = Steps(jnp.where(stalled, 0, run.count), now + run.first_s, now + run.two_s, clock)
+    first_token_s = first_tokens(state.first_token_s, state.head, intake.head, now + run.first_s)
     gaps = enter_gaps(given, state, intake, first_token_s, steps)
     step = state.step + steps.count
     slot = step % ring
     out = depart(given, intake.next_leaving, read(intake.leaving, slot), state.last_token_s, clock)
     full = tagged_count(intake.crossing, slot, step) if given.structure.windowed else 0.0
-    touched = leap.iterations * share_touched(given.cost, batch.decodes + batch.prefill_tokens)
-    grown = steps.count.astype(jnp.float64)
-    later = jnp.maximum(leap.iterations - 1.0, 0.0)  # the steps in which those that joined attend to a token more
+    touched = run.iterations * share_touched(given.cost, batch_tokens(given.cost, batch))
+    contexts = _contexts(state, intake, run, steps.count)
     return State(
         clock=clock,
         head=jnp.where(clock == jnp.inf, given.limits.requests, intake.head),
         progress=intake.progress,
         step=step,
         decodes=state.decodes + intake.joined - out.count.astype(jnp.float64),
-        context=state.context + grown * state.decodes + (intake.joined_context + later * intake.joined) - out.context,
-        window_context=state.window_context
-        + grown * state.window_growing
-        + intake.joined_window_context
-        - out.window_context,
-        window_growing=state.window_growing + intake.joined_growing - jnp.where(grown > 0, full, 0.0),
+        context=contexts.full - out.context,
+        window_context=contexts.window - out.window_context,
+        window_growing=state.window_growing + intake.joined_growing - jnp.where(steps.count > 0, full, 0.0),
         kv=intake.kv - out.kv,
         released=state.released + out.requests,
         gap_from=jnp.where(stalled, state.gap_from, clock),
         first_gap=jnp.where(stalled, state.first_gap, jnp.where(steps.count > 1, intake.head, state.head)),
-        busy_s=state.busy_s + took_s,
-        iterations=state.iterations + leap.iterations,
+        busy_s=state.busy_s + run.took_s,
+        iterations=state.iterations + run.iterations,
         kv_max=jnp.maximum(state.kv_max, intake.kv),
-        kv_unit_s=state.kv_unit_s if given.branches is None else state.kv_unit_s + intake.kv * took_s,
+        kv_unit_s=state.kv_unit_s if given.branches is None else state.kv_unit_s + intake.kv * run.took_s,
         experts_touched=state.experts_touched + touched,
-        peaks=raised(given.cost, state.peaks, batch, leap.iterations),
+        peaks=raised(given.cost, state.peaks, batch, run.iterations),
         events=unmark(intake.events, slot),
         leaving=write(intake.leaving, slot, out.branch),  # NONE: the list's end, hence written after it was read
         crossing=intake.crossing,
@@ -133,6 +195,7 @@ def _trip(given: Given, state: State) -> State:
         first_token_s=first_token_s,
         last_token_s=out.last_token_s,
         itl_histogram=gaps,
+        growth=_growth(given, state, intake, run, steps.count),
     )
 
 
@@ -160,6 +223,8 @@ def _run_lane(given: Given) -> LaneResult:
         experts_touched=final.experts_touched,
         peaks=final.peaks,
         itl_histogram=final.itl_histogram,
+        decoded=None if final.growth is None else final.growth.decoded,
+        decoded_tokens=None if final.growth is None else final.growth.decoded_tokens,
     )
 
 
@@ -171,6 +236,6 @@ def run_lanes(lanes: Lane, requests: Requests, structure: Structure, vectorise: 
     """
 
     def run(lane: Lane, requests: Requests) -> LaneResult:
-        return _run_lane(Given(lane.cost, lane.limits, requests, structure, lane.branches))
+        return _run_lane(Given(lane.cost, lane.limits, requests, structure, lane.branches, lane.speculation))
 
     return over_lanes(run, lanes, requests, vectorise)

@@ -20,6 +20,7 @@ from evaluator.stations.engine.common.arrays import (
 )
 from evaluator.stations.engine.common.leap import no_peaks
 from evaluator.stations.engine.common.rings import NONE, WORD
+from evaluator.stations.engine.common.speculation import Growth, no_growth
 from evaluator.stations.engine.in_order.lane import Given
 
 
@@ -52,6 +53,7 @@ class State(NamedTuple):
     first_token_s: FloatPerRequest
     last_token_s: FloatPerRequest
     itl_histogram: Bins
+    growth: Growth | None = None  # None where every decode gives one token
 
 
 def initial_state(given: Given) -> State:
@@ -70,4 +72,5 @@ def initial_state(given: Given) -> State:
         next_leaving=jnp.full(slots * given.cells, NONE, jnp.int32),
         scheduled_s=never, first_token_s=never, last_token_s=never,
         itl_histogram=jnp.zeros(histogram.BINS),
+        growth=None if given.speculation is None else no_growth(ring + 1, given.structure.windowed),
     )  # fmt: skip

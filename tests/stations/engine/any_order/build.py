@@ -9,8 +9,9 @@ from functools import cache
 import jax
 import numpy as np
 
-from evaluator.cost.iteration import IterationCost
+from evaluator.cost.iteration import CostParameters, IterationCost
 from evaluator.cost.memory import KvLayout, kv_units, units_of
+from evaluator.cost.speculative import SpeculativeCost
 from evaluator.device import configure
 from evaluator.policies import policy as policy_named
 from evaluator.reference import Limits, Outcome, Request, simulate
@@ -18,7 +19,16 @@ from evaluator.stations.engine import LaneLimits, LaneResult, Requests
 from evaluator.stations.engine.any_order import CacheShape, Content, KvUnits, Lane, Rules, Structure, run_lanes
 from tests.reference.build import random_cost
 from tests.stations.engine.in_order import build as in_order
-from tests.stations.engine.in_order.build import OPEN, RING, cut, policy_of, requests_of
+from tests.stations.engine.in_order.build import (
+    MOST_DRAFTS,
+    OPEN,
+    RING,
+    cut,
+    policy_of,
+    requests_of,
+    set_curves,
+    speculation_of,
+)
 
 CHUNKING = ("chunked", "sarathi")
 CACHE = CacheShape(names=1 << 15, blocks=1 << 14, held=1 << 15, due=16)
@@ -29,7 +39,7 @@ POLICIES = ("static", "continuous", "mixed", "orca", *CHUNKING)
 class Kind:
     """What the cases of one compiled structure have in common. ``peaks``: half of them are of LightLLM.
 
-    ``cached``: replicas have a prefix cache.
+    ``cached``: replicas have a prefix cache. ``speculating``: decodes verify drafts.
     """
 
     windowed: bool = False
@@ -37,6 +47,7 @@ class Kind:
     pipeline_ranks: int = 1
     peaks: bool = False
     cached: bool = False
+    speculating: bool = False
 
     @property
     def structure(self) -> Structure:
@@ -100,6 +111,32 @@ def random_case(seed: int, kind: Kind) -> Case:
     return Case(drawn, (case.cost, *more), shared, layout)
 
 
+def drafted(given: Case, seed: int, kind: Kind) -> Case:
+    """The case with drafts, made by a model (then with KV for it, too) or by nothing."""
+    rng = np.random.default_rng([seed, 11])
+    drafts, case, limits = int(rng.integers(1, MOST_DRAFTS + 1)), given.case, given.case.limits
+    draft = random_cost(rng, experts=kind.experts, windowed=kind.windowed, scale=0.1)
+    passes = float(drafts) if rng.random() < 0.7 else 0.0
+    own = (np.float64(drafts + 1), np.float64(passes), np.float64(2e-6))
+    costs = tuple(SpeculativeCost(cost, draft, *own) for cost in given.costs if isinstance(cost, CostParameters))
+    rates = rng.uniform(size=drafts) if rng.random() < 0.7 else np.full(drafts, rng.choice([0.0, 1.0]))
+    held = case.prompt_tokens + case.output_tokens - 1 + case.resident + drafts
+    block, layout = limits.block_tokens, given.layout
+    units = -(-held // block) if layout is None else kv_units(layout, held)
+    more = int((units - case.kv_units - given.shared_units).max())
+    blocks = np.arange(held.max() // block + drafts + 3) * block
+    limits = replace(
+        limits, drafts=drafts, kv_units=limits.kv_units + more,
+        max_num_batched_tokens=max(limits.max_num_batched_tokens, limits.max_num_seqs) + limits.max_num_seqs * drafts,
+        units_of_blocks=layout and kv_units(layout, blocks).tolist().__getitem__,
+    )  # fmt: skip
+    case = replace(
+        case, cost=costs[0], limits=limits, kv_units=units - given.shared_units,
+        chances=tuple(np.cumprod(rates).tolist()),
+    )  # fmt: skip
+    return replace(given, case=case, costs=costs)
+
+
 def random_cached_case(seed: int, kind: Kind) -> Case:
     """A random case of replicas with a prefix cache: sessions, or prompts whose blocks are drawn from two, or both."""
     given, rng = random_case(seed, kind), np.random.default_rng([seed, 7])
@@ -131,6 +168,8 @@ def random_cached_case(seed: int, kind: Kind) -> Case:
 @cache
 def random_cases(kind: Kind, count: int) -> list[Case]:
     """``count`` random cases of one structure."""
+    if kind.speculating:
+        return [drafted(random_case(seed, kind), seed, kind) for seed in range(count)]
     return [(random_cached_case if kind.cached else random_case)(seed, kind) for seed in range(count)]
 
 
@@ -176,7 +215,8 @@ def _lane_of(given: Case, slots: int) -> Lane:
     )
     shared = np.zeros(slots + 1, np.int32)
     shared[: len(given.shared_units)] = given.shared_units
-    return Lane(given.costs, lane_limits, rules, shared, _content_of(given, slots) if given.contents else None)
+    content = _content_of(given, slots) if given.contents else None
+    return Lane(given.costs, lane_limits, rules, shared, content, None, speculation_of(case, slots))
 
 
 def stacked(cases: Sequence[Case], slots: int = 0, padding: int = 0) -> tuple[Lane, Requests]:
@@ -207,6 +247,7 @@ def run_reference(given: Case) -> Outcome:
     requests = [Request(number, *row, shared_units=shared[number]) for number, row in enumerate(rows)]
     for request, content in zip(requests, given.contents, strict=False):
         request.content = content
+    set_curves(case, requests)
     return simulate(
         given.costs, case.policy, case.limits, requests, users=case.users, window=case.window or None, tokens=True
     )

@@ -18,7 +18,7 @@ from evaluator.stations.engine.coupled import NO_COUNTER, ByPrefix, Pool, PoolRe
 from tests.reference.build import CHOICES, random_cost
 from tests.stations.engine.any_order import build as any_order
 from tests.stations.engine.any_order.build import Kind
-from tests.stations.engine.in_order.build import cut
+from tests.stations.engine.in_order.build import cut, set_curves
 
 MOST = 8  # replicas
 
@@ -73,7 +73,8 @@ def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
         costs = (free._replace(iteration_s=1.0),) * kind.pipeline_ranks
         case = replace(case, cost=costs[0], arrival_s=np.floor(arrival_s * rng.choice([1, 10])))
     around = (float(rng.choice([0.0, 0.1, 3.0])), float(rng.choice([0.0, 1.2]))) if frontend else (0.0, 0.0)
-    return Case(replace(one, case=case, costs=costs), replicas, choice, seed, around)
+    one = replace(one, case=case, costs=costs)
+    return Case(any_order.drafted(one, seed, kind) if kind.speculating else one, replicas, choice, seed, around)
 
 
 @cache
@@ -144,6 +145,7 @@ def run_reference(given: Case) -> Outcome:
     requests = [Request(number, *row, shared_units=shared[number]) for number, row in enumerate(rows)]
     for request, content in zip(requests, given.one.contents, strict=False):
         request.content = content
+    set_curves(case, requests)
     return simulate(
         given.one.costs, case.policy, case.limits, requests, replicas=given.replicas, lockstep=given.ranks,
         router=given.router, seed=given.seed, users=case.users, delay_s=given.delay_s, window=case.window or None,

@@ -11,10 +11,13 @@ import jax
 import numpy as np
 
 from evaluator.cost.iteration import CostParameters
+from evaluator.cost.speculative import SpeculativeCost
 from evaluator.device import configure
 from evaluator.policies import policy as policy_named
 from evaluator.reference import Limits, Outcome, Request, simulate_replica
+from evaluator.speculation import keys, tokens_given
 from evaluator.stations.engine import LaneLimits, LaneResult, Policy, Requests, decisions
+from evaluator.stations.engine.common.speculation import Speculation
 from evaluator.stations.engine.in_order import Branches, Lane, Structure, run_lanes
 from tests.reference.build import linear_cost, random_cost
 
@@ -27,7 +30,7 @@ POLICIES = ("static", "continuous", "chunked", "mixed")  # all that differ while
 class Case:
     """One replica with its requests, all integers but ``arrival_s``, each (request,)."""
 
-    cost: CostParameters
+    cost: CostParameters | SpeculativeCost
     policy: str
     limits: Limits
     arrival_s: np.ndarray
@@ -41,6 +44,7 @@ class Case:
     measured_from: int = 0
     branch_tokens: np.ndarray | None = None  # (request, branch): output tokens, ascending; None: one sequence each
     branch_units: np.ndarray | None = None  # of ``kv_units``, those that are freed when each branch ends
+    chances: tuple[float, ...] = ()  # that at least 1, 2, .. drafts are accepted; none where nothing is drafted
 
     @property
     def structure(self) -> Structure:
@@ -144,6 +148,42 @@ def random_branched(seed: int, experts: bool, windowed: bool, requests: int = 30
     return replace(case, limits=limits)
 
 
+MOST_DRAFTS = 4
+
+
+def speculating(case: Case, drafts: int, acceptance: Sequence[float], draft: CostParameters, passes: float) -> Case:
+    """The case with so many drafts, made in ``passes`` of a draft model; budgets and KV have room for them."""
+    assert isinstance(case.cost, CostParameters)
+    cost = SpeculativeCost(case.cost, draft, np.float64(drafts + 1), np.float64(passes), np.float64(2e-6))
+    limits = case.limits
+    budget = max(limits.max_num_batched_tokens, limits.max_num_seqs * (drafts + 1))
+    if case.policy == "mixed":
+        budget += limits.max_num_seqs * drafts
+    return replace(
+        case, cost=cost, kv_units=case.kv_units + drafts, chances=tuple(np.cumprod(acceptance[:drafts]).tolist()),
+        limits=replace(limits, drafts=drafts, max_num_batched_tokens=budget, kv_units=limits.kv_units + drafts),
+    )  # fmt: skip
+
+
+def random_speculating(seed: int, experts: bool, windowed: bool, requests: int = 30) -> Case:
+    """A random case that verifies drafts, made by a draft model, or by nothing."""
+    rng = np.random.default_rng([seed, experts, windowed, 2])
+    drafts = int(rng.integers(1, MOST_DRAFTS + 1))
+    draft = random_cost(rng, experts=experts, windowed=windowed, scale=0.1)
+    passes = float(drafts) if rng.random() < 0.7 else 0.0
+    acceptance = rng.choice([0.0, 0.3, 0.8, 1.0]) if rng.random() < 0.5 else rng.uniform(size=MOST_DRAFTS)
+    case = random_case(seed, experts, windowed, requests)
+    return speculating(case, drafts, np.broadcast_to(acceptance, MOST_DRAFTS), draft, passes)
+
+
+def speculation_of(case: Case, slots: int) -> Speculation | None:
+    """What the case drafts."""
+    if not case.chances:
+        return None
+    chances = np.pad(case.chances, (0, MOST_DRAFTS - len(case.chances)))
+    return Speculation(chances, np.float64(len(case.chances)), keys(0, np.arange(slots + 1)))
+
+
 def branches_of(case: Case, slots: int) -> Branches | None:
     """The case's branches in ``slots`` slots and the padding behind them."""
     if case.branch_tokens is None or case.branch_units is None:
@@ -169,6 +209,7 @@ def lane_of(case: Case, slots: int) -> Lane:
             np.int32(case.measured_from),
         ),
         branches_of(case, slots),
+        speculation_of(case, slots),
     )
 
 
@@ -211,6 +252,13 @@ def cut(result: LaneResult, requests: int) -> LaneResult:
     return result._replace(**{name: getattr(result, name)[:requests] for name in times}, hit_tokens=hits)
 
 
+def set_curves(case: Case, requests: Sequence[Request]) -> None:
+    """Tell the requests what their decode iterations give, where they verify drafts."""
+    for request, key in zip(requests, keys(0, np.arange(len(requests))), strict=True) if case.chances else ():
+        given = tokens_given(case.chances, key, request.output_tokens)
+        request.curve = tuple(np.append(0, np.cumsum(given)).tolist())
+
+
 def run_reference(case: Case) -> Outcome:
     """The plain loop on the same requests."""
     columns = (case.arrival_s, case.compute_tokens, case.prompt_tokens, case.output_tokens, case.kv_units)
@@ -220,6 +268,7 @@ def run_reference(case: Case) -> Outcome:
         there = case.branch_tokens[request.index] > 0
         request.branches = tuple(case.branch_tokens[request.index][there].tolist())
         request.branch_units = tuple(case.branch_units[request.index][there].tolist())
+    set_curves(case, requests)
     return simulate_replica(
         case.cost, case.policy, case.limits, requests,
         users=case.users, prompts_resident=case.resident, window=case.window or None,

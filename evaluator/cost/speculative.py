@@ -1,0 +1,162 @@
+"""The iteration of speculative decoding: drafts are made, and verified all at once (``evaluator.speculation``).
+
+A decoding sequence has k + 1 tokens in an iteration of the model: the last one that is known, and k drafts behind it.
+Products see as many rows, and so do the head and the sampling; decode attention reads the context once for all of them
+and computes k + 1 rows of scores. A kernel of its own then compares the chances of the drafts under both models (vLLM,
+``RejectionSampler``). A draft model, or the model's module for the token after the next, passes k times before that,
+each time with one token of each sequence. Prompts pass through it once, because it needs KV of its own.
+
+Sources: Leviathan et al., arXiv:2211.17192, section 3.1 and appendix A.1; vLLM, ``v1/spec_decode`` and
+``v1/sample/rejection_sampler.py``; DeepSeek-V3, arXiv:2412.19437, section 2.2 (multi-token prediction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.model import Model
+from evaluator.cost.arrays import Batched, array_namespace
+from evaluator.cost.fold import fold
+from evaluator.cost.gemm import gemm, traffic
+from evaluator.cost.iteration import BatchStatistics, CostParameters, decode_context_s, iteration_time
+from evaluator.cost.kernel import Operator
+from evaluator.cost.operators import operators
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
+from evaluator.cost.projections import Projection
+
+if TYPE_CHECKING:
+    from evaluator.catalog import Calibration
+
+REJECTION_BYTES = 12
+"""Bytes per logit to accept or reject a row: the chances under both models in fp32 are read, and what is left of their
+difference, from which the token behind the accepted ones is drawn, is written. An estimate."""
+
+
+class SpeculativeCost(NamedTuple):
+    """The iteration cost of a replica that verifies drafts; an ``IterationCost``.
+
+    Contexts of decodes count as without drafts: a sequence with c tokens of KV attends to c + 1, of its first row; what
+    the rows behind it read beyond is added here. How much longer the next iteration takes depends on how many drafts
+    are accepted, so that ``growth`` is said per token (``token_growth``).
+    """
+
+    target: CostParameters  # decode attention computes all rows of a sequence for each token of its context
+    draft: CostParameters
+    queries: Batched  # rows of a decoding sequence: k + 1
+    passes: Batched  # of the draft model: k, or 0 where it takes no time on the device
+    sequence_s: Batched  # s per sequence in the batch, of the host
+
+    @property
+    def log_expert_missed(self) -> Batched:
+        """As of the model that verifies."""
+        return self.target.log_expert_missed
+
+    @property
+    def expert_skew(self) -> Batched:
+        """As of the model that verifies."""
+        return self.target.expert_skew
+
+    def time(self, batch: BatchStatistics) -> Batched:
+        """Seconds of one iteration with drafting and verification."""
+        ahead = (self.queries - 1.0) * batch.decodes
+        read = batch._replace(
+            decode_context=batch.decode_context + ahead, decode_window_context=batch.decode_window_context + ahead
+        )
+        host_s = self.sequence_s * (batch.decodes + batch.prefill_sequences)
+        return host_s + iteration_time(self.target, read, queries=self.queries) + self._drafting_s(batch)
+
+    def _drafting_s(self, batch: BatchStatistics) -> Batched:
+        """The first pass computes prompts, too; the later ones, whose contexts are longer by a token each, do not."""
+        xp = array_namespace(self.passes, *batch)
+        none = 0.0 * batch.prefill_tokens
+        mean_ahead = 0.5 * self.passes * batch.decodes  # of passes 2 to k, over the first: (1 + .. + (k - 1)) / (k - 1)
+        alone = BatchStatistics(
+            batch.decodes, batch.decode_context + mean_ahead, batch.decode_window_context + mean_ahead, *(none,) * 6
+        )
+        later = xp.maximum(self.passes - 1.0, 0.0) * xp.minimum(batch.decodes, 1.0)
+        passes_s = iteration_time(self.draft, batch) + later * iteration_time(self.draft, alone)
+        return xp.where(self.passes > 0.0, passes_s, 0.0)
+
+    def token_growth(self, decodes: Batched) -> tuple[Batched, Batched]:
+        """Seconds by which an iteration is longer per token more of context, of full and of windowed layers."""
+        full = decode_context_s(self.target, decodes) + self.passes * decode_context_s(self.draft, decodes)
+        return full, self.target.window_context_s + self.passes * self.draft.window_context_s
+
+    def growth(self, batch: BatchStatistics, window_growing: Batched) -> Batched:
+        """By how much the next iteration is longer if no draft of this one is accepted, seconds."""
+        full, window = self.token_growth(batch.decodes)
+        return full * batch.decodes + window * window_growing
+
+    def steps(self, batch: BatchStatistics) -> Batched:
+        """The time is affine in the contexts for as long as the same sequences decode."""
+        return float("inf")
+
+
+def speculative_cost(
+    verified: tuple[Operator, ...],
+    drafted: tuple[Operator, ...] | None,
+    tokens: int,
+    vocabulary: int,
+    hardware: Hardware,
+    calibration: Calibration,
+) -> SpeculativeCost:
+    """The cost from the operators of the model and of what drafts ``tokens`` tokens; None: nothing on the device.
+
+    The passes of the draft model are launched without a scheduler in between: the host's time counts once.
+    """
+    queries = float(tokens + 1)
+    target = fold(_verifying(verified, queries, vocabulary), hardware, replace(calibration, sequence_overhead_s=0.0))
+    draft = _nothing(target) if drafted is None else fold(drafted, hardware, calibration, overheads=False)
+    passes = 0.0 if drafted is None else float(tokens)
+    host_s = np.float64(calibration.sequence_overhead_s)
+    return SpeculativeCost(target, draft, np.float64(queries), np.float64(passes), host_s)
+
+
+def _verifying(found: Sequence[Operator], queries: float, vocabulary: int) -> tuple[Operator, ...]:
+    """The operators with ``queries`` rows of scores for each token of a context, and with the choice among drafts."""
+    rows = [
+        replace(each, flops=each.flops * queries, token_bytes=each.token_bytes * queries)
+        if each.scaling in ("decode", "decode_window")
+        else each
+        for each in found
+    ]
+    if any(each.name == "sampling" for each in found):  # the last pipeline rank
+        rows.append(traffic("rejection_sampling", vocabulary * REJECTION_BYTES, 2.0, "linear_sequences"))
+    return tuple(rows)
+
+
+def _nothing(like: CostParameters) -> CostParameters:
+    """A cost without operators; what is no time (thresholds) stays as it is."""
+    parts: dict[str, Any] = {}
+    for name, value in zip(like._fields, like, strict=True):
+        if isinstance(value, tuple):
+            parts[name] = type(value)(*(np.zeros(0) for _ in value))
+        elif name.endswith("_s"):
+            parts[name] = np.float64(0.0)
+    return like._replace(**parts)
+
+
+def prediction_module(model: Model) -> Model:
+    """The module that predicts the token after the next, as a model: one layer like the model's last one, and a head.
+
+    It shares embedding and head with the model (arXiv:2412.19437, section 2.2).
+    """
+    return replace(model, name=f"{model.name} (prediction module)", layers=(replace(model.layers[-1], count=1,
+                   weight_sets=None),), lookup_parameters=0, encoder_parameters=0, nucleus_sampling=False)  # fmt: skip
+
+
+def joining(model: Model) -> Projection:
+    """The product that joins a hidden state and the next token's embedding; every rank holds it whole."""
+    return Projection("prediction.join", "attention", 2 * model.hidden, model.hidden)
+
+
+def module_operators(model: Model, precision: Precision, parallel: Parallel) -> tuple[Operator, ...]:
+    """The operators of a pass of the prediction module of ``model``."""
+    module = prediction_module(model)
+    return (*operators(module, precision, parallel), gemm(joining(model), model, precision))

@@ -1,0 +1,171 @@
+"""Whole scenarios with speculative decoding: both engines, all sides of a deployment, and what is counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evaluator.cost.speculative import SpeculativeCost
+from evaluator.device import configure
+from evaluator.metrics import summarise
+from evaluator.plan import plan
+from evaluator.reference import Limits, Request, simulate
+from evaluator.run import sweep
+from evaluator.scenario import load_scenario
+from evaluator.speculation import Speculative, keys
+from evaluator.speculation import tokens_given as given_by
+from tests.reference.build import linear_cost
+from tests.scenario.build import scenario
+from tests.simulation.engines import LEVELS, both_engines, outcomes
+from tests.simulation.test_tokens import CLOSED, TIGHT
+
+NGRAM = "deployment.speculative={method: ngram, tokens: 3, acceptance: [0.8, 0.6, 0.45]}"
+MTP = "deployment.speculative={method: mtp, tokens: 2, acceptance: 0.7}"
+DRAFT = "deployment.speculative={method: draft, model: {like: llama-3.1-8b, layers: 4}, tokens: 4, acceptance: 0.7}"
+SIDES = "deployment.pools={prefill: {role: prefill}, decode: {role: decode, batching: {policy: continuous}}}"
+OWN = (
+    "deployment.pools={prefill: {role: prefill}, decode: {role: decode, batching: {policy: continuous}, "
+    "speculative: {method: ngram, tokens: 2, acceptance: 0.6}}}"
+)
+SHARED = {
+    "chunked, n-grams": (NGRAM,),
+    "draft model, whole prompts": (DRAFT, "deployment.batching.policy=continuous"),
+    "static, prediction module": (MTP, "deployment.batching.policy=static", "workload.seeds=[3, 5]"),
+    "windows, experts, replicas": (MTP, "deployment.model=gpt-oss-20b", "deployment.replicas=2"),
+    "decode": (NGRAM, "deployment.role=decode", "deployment.batching.policy=mixed"),
+    "closed loop with a frontend": (DRAFT, CLOSED),
+    "full cache": (
+        NGRAM, "deployment.hardware=rtx-4090", "deployment.precision.weights=fp8", "workload.arrivals.rate_rps=40"
+    ),
+    "on demand": (NGRAM, *TIGHT),
+    "pipeline": (NGRAM, "deployment.pipeline_parallel=2"),
+    "router by tokens": (MTP, "deployment.replicas=2", "deployment.router=least_work"),
+    "data-parallel ranks": (DRAFT, "deployment.data_parallel=2"),
+    "disaggregated": (MTP, SIDES),
+    "disaggregated, decode side alone": (OWN,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides", SHARED.values(), ids=SHARED)
+def test_both_engines_give_the_same(overrides):
+    fast, exact = both_engines(*overrides)
+    for name in ("decoded", "decoded_tokens"):
+        np.testing.assert_array_equal(fast.summed(name), exact.summed(name), err_msg=name)
+    found = summarise(fast, LEVELS)["accepted_per_iteration"].item()
+    assert 1.3 < found < 4.0
+
+
+def test_tokens_come_in_chunks_each_of_which_ends_one_gap():
+    configure()
+    found = outcomes("iteration", MTP, "workload.warmup_requests=0", "workload.cooldown_requests=0")
+    gaps = found.itl[0][0][1].sum()
+    since = found.output_tokens.sum() - found.output_tokens.shape[-1]
+    assert found.summed("decoded_tokens").item() == since
+    assert gaps == pytest.approx(found.summed("decoded").item(), abs=60)
+    table = summarise(found, LEVELS)
+    ratio = table["itl_s_mean"].item() / table["tpot_s_mean"].item()
+    assert ratio == pytest.approx(table["accepted_per_iteration"].item(), rel=0.15)
+
+
+def test_without_drafts_nothing_is_said_of_them():
+    configure()
+    assert np.isnan(summarise(outcomes("iteration"), LEVELS)["accepted_per_iteration"]).all()
+
+
+def test_a_request_draws_the_same_on_every_design():
+    found = sweep(
+        scenario(
+            "workload.lengths={source: fixed, prompt_tokens: 100, output_tokens: 61}", MTP,
+            deployment__hardware=["h100-sxm", "a100-sxm"], deployment__replicas=[1, 3],
+            deployment__batching__policy=["chunked", "continuous"],
+        )
+    )  # fmt: skip
+    assert len(set(found["accepted_per_iteration"].values.tolist())) == 1
+    assert (found["engine"] == "iteration").all()
+
+
+def test_more_accepted_tokens_make_answers_faster():
+    ngram = {"method": "ngram", "tokens": 3}
+    found = sweep(scenario(deployment__speculative=[{**ngram, "acceptance": rate} for rate in (0, 0.3, 0.6, 0.9, 1)]))
+    assert (np.diff(found["tpot_s_mean"]) < 0).all()
+    assert (np.diff(found["accepted_per_iteration"]) > 0).all()
+    assert found["accepted_per_iteration"].values[0] == 1.0
+    plain = sweep(scenario())
+    assert found["tpot_s_mean"].values[0] > plain["tpot_s_mean"].item() > found["tpot_s_mean"].values[-1]
+
+
+@pytest.mark.parametrize(("rate", "tokens", "ratio"), [(0.7, 4, 0.1), (0.5, 1, 0.3), (0.9, 8, 0.02)])
+def test_the_speedup_of_a_single_stream_is_that_of_leviathan(rate, tokens, ratio):
+    """arXiv:2211.17192, theorem 3.8: (1 - a^(k+1)) / ((1 - a) (k c + 1)), c the draft's share of an iteration."""
+    speculative, output = Speculative("draft", tokens, "any", rate), 20001
+    request = Request(0, 0.0, 10, 10, output, 1)
+    request.curve = (0, *np.cumsum(given_by(speculative.chances, keys(0, np.array([3]))[0], output)).tolist())
+    cost = SpeculativeCost(linear_cost(1.0), linear_cost(ratio), tokens + 1.0, float(tokens), 0.0)
+    simulate(cost, "continuous", Limits(1, 1000, 10, drafts=tokens), [request])
+    speedup = (output - 1) / (request.last_token_s - request.first_token_s)
+    expected = (1 - rate ** (tokens + 1)) / ((1 - rate) * (tokens * ratio + 1))
+    assert speedup == pytest.approx(expected, rel=0.02)
+
+
+REFUSED = {
+    "infeasible: speculative.model qwen3-0.6b has a vocabulary of 151,936 tokens, llama-3.1-8b one of 128,256": (
+        "deployment.speculative={method: draft, model: qwen3-0.6b, tokens: 2, acceptance: 0.5}",
+    ),
+    "unsupported: speculative.method mtp with pipeline_parallel": (MTP, "deployment.pipeline_parallel=2"),
+    "unsupported: speculative with data_parallel ranks that share experts": (
+        NGRAM, "deployment.model=gpt-oss-20b", "deployment.data_parallel=2", "deployment.expert_parallel=2",
+    ),
+    "infeasible: max_num_seqs 32 with 3 drafts each exceeds max_num_batched_tokens 100": (
+        NGRAM, "deployment.batching.max_num_batched_tokens=100",
+    ),
+    "unsupported: deployment.speculative with workload.reasoning.branches": (
+        NGRAM, "workload.reasoning={branches: 2}",
+    ),
+    "unsupported: deployment.speculative with policy lightllm": (
+        NGRAM, "deployment.batching.policy=lightllm", "deployment.kv={admission: on_demand, block_tokens: 1}",
+    ),
+    "unsupported: deployment.speculative with kv.prefix_caching by content": (
+        NGRAM, "workload.sessions={turns: 3}", "deployment.kv.prefix_caching=true",
+    ),
+    "unsupported: speculative with calibration": (
+        NGRAM, "deployment.hardware=ascend-910b3", "deployment.calibration=ascend-910b3-bestserve",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "overrides"), REFUSED.items(), ids=REFUSED)
+def test_what_cannot_draft_says_why(reason, overrides):
+    member = plan(scenario(*overrides)).members[0]
+    assert member.status.startswith(reason)
+    assert "; " in member.status or ", or " in member.status
+
+
+def test_engine_request_knows_no_drafts():
+    whole = plan(scenario(NGRAM, "deployment.batching.policy=continuous"), engine="request")
+    assert "does not cover deployment.speculative; use engine iteration" in whole.members[0].status
+
+
+def test_several_pools_in_one_loop_are_left_to_the_reference_and_it_is_said():
+    member = plan(scenario(MTP, SIDES, CLOSED)).members[0]
+    assert member.lacking == ("closed loop over several pools with deployment.speculative",)
+
+
+def test_kv_of_what_drafts_is_sent_along():
+    tree = {"deployment.transfer": {"link": {"bandwidth": 1e9}}}
+    alone, drafting = (
+        plan(scenario(SIDES, *more, f"deployment.transfer={tree['deployment.transfer']}")).members[0].link
+        for more in ((), (DRAFT,))
+    )
+    tokens = np.array([1000])
+    assert drafting.service_s(tokens) == pytest.approx(alone.service_s(tokens) * 36 / 32)
+
+
+def test_a_shipped_scenario_asks_where_it_stops_paying():
+    assert load_scenario("scenarios/speculative.yaml").sweep
+
+
+def test_figures_of_a_device_are_swept_with_drafts():
+    swept = sweep(scenario(MTP, deployment__hardware__memory_bandwidth=["2TB/s", "4TB/s"]))
+    alone = sweep(scenario(MTP, "deployment.hardware={like: h100-sxm, memory_bandwidth: 4TB/s}"))
+    assert swept["tpot_s_mean"].values[0] > 1.3 * swept["tpot_s_mean"].values[1]
+    assert swept["tpot_s_mean"].values[1] == pytest.approx(alone["tpot_s_mean"].item(), rel=1e-12)
