@@ -60,7 +60,7 @@ def _module_bytes(model: Model, precision: Precision, parallel: Parallel) -> flo
     one = prediction_module(model)
     two = replace(one, layers=(replace(one.layers[0], count=2),))
     layer = weight_bytes(two, precision, parallel) - weight_bytes(one, precision, parallel)
-    joins, dtype = joining(model), weight_dtypes(model.checkpoint, precision)["attention"]
+    joins, dtype = joining(model), weight_dtypes(model, precision)["attention"]
     return layer + joins.inputs * joins.outputs * BYTES[dtype]
 
 
