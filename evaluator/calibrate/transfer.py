@@ -20,8 +20,8 @@ from evaluator.calibrate.run import judge
 from evaluator.calibrate.selection import select
 from evaluator.calibrate.serving.write import document_of
 from evaluator.calibrate.table import Table, read_table
-from evaluator.catalog import Calibration, load_calibration, load_hardware, names
-from evaluator.catalog.calibration import TRANSFERRED
+from evaluator.catalog import Calibration, load_calibration, load_hardware
+from evaluator.catalog.calibration import TRANSFERRED, measured_devices
 from evaluator.catalog.store import find, has
 from evaluator.catalog.transferred import transferred
 from evaluator.cost.rates import rates
@@ -54,9 +54,7 @@ def class_errors(paths: Sequence[Path], engine: str) -> dict[str, Any]:
     Of each class and statistic the median over the devices left out in turn, and each device's own. InputError where
     fewer than three devices have sets, or no row is of one that has.
     """
-    ending = f"-{engine}"
-    devices = [name.removesuffix(ending) for name in names("calibrations") if name.endswith(ending)]
-    sets = {name: load_calibration(f"{name}{ending}", name) for name in devices}
+    sets = {name: load_calibration(f"{name}-{engine}", name) for name in measured_devices(engine)}
     if len(sets) < 3:
         raise InputError(f"--transfer: {len(sets)} devices have kernels of {engine}; to leave one out takes three")
     lines = leave_one_out([read_table(path) for path in paths], sets)

@@ -169,11 +169,23 @@ def _is_like_measured(hardware: str) -> bool:
 @functools.lru_cache(maxsize=256)
 def _transferred(hardware: str, engine: str, place: tuple[str, str]) -> Calibration:
     """What the sets of other devices make of this one; ``place`` says where the catalog's files are."""
-    ending = f"-{engine}"
-    others = [name.removesuffix(ending) for name in names("calibrations") if name.endswith(ending)]
-    others = [name for name in others if has("hardware", name) and name != hardware]
+    others = [name for name in measured_devices(engine) if has("hardware", name) and name != hardware]
     found = transferred([_with_own_host(name, engine) for name in others], TRANSFERRED, joined_alike(hardware, others))
     return replace(found, hardware=hardware)
+
+
+def measured_devices(engine: str) -> list[str]:
+    """Devices whose kernels of an engine were measured, collectives included.
+
+    A set with collectives of another device would count that one twice in a median, and when it is left out.
+    """
+    ending = f"-{engine}"
+    found = [name.removesuffix(ending) for name in names("calibrations") if name.endswith(ending)]
+    return [name for name in found if _has_own_collectives(load_calibration(f"{name}{ending}", name))]
+
+
+def _has_own_collectives(calibration: Calibration) -> bool:
+    return any(name.startswith("all_reduce.") for name in calibration.fit.get("parameters", {}))
 
 
 def _with_own_host(hardware: str, engine: str) -> Calibration:

@@ -45,8 +45,8 @@ def test_what_devices_send_is_that_of_devices_joined_alike():
 
 
 def test_a_gpu_that_nobody_measured_takes_the_kernels_and_the_host_of_others():
-    found = load_calibration("auto", "rtx-4090")
-    assert (found.name, found.provenance, found.hardware) == ("transferred", "transferred", "rtx-4090")
+    found = load_calibration("auto", "l4")
+    assert (found.name, found.provenance, found.hardware) == ("transferred", "transferred", "l4")
     assert found.of("all_reduce") == transferred([load_calibration("l40s-vllm", "l40s")]).of("all_reduce")
     hosts = [load_calibration(f"{name}-vllm.serving", name) for name in MEASURED]
     for figure in HOST:
@@ -90,16 +90,16 @@ def test_the_table_that_is_shipped_is_what_the_tables_say(data_folder):
 
 def test_the_command_writes_a_set_that_is_read_again(evaluator, tmp_path):
     out = tmp_path / "mine.yaml"
-    code, told, _ = evaluator("calibrate", "--transfer", "--hardware", "rtx-4090", "--out", str(out))
+    code, told, _ = evaluator("calibrate", "--transfer", "--hardware", "l4", "--out", str(out))
     assert code == 0 and "gemm" in told and "worst device left out" in told
-    found = load_calibration(str(out), "rtx-4090")
+    found = load_calibration(str(out), "l4")
     assert (found.name, found.provenance, found.rests_on) == ("mine", "transferred", "transferred")
-    auto = load_calibration("auto", "rtx-4090")
+    auto = load_calibration("auto", "l4")
     assert found.of("gemm").bandwidth_efficiency == pytest.approx(auto.of("gemm").bandwidth_efficiency, rel=1e-5)
     assert found.frontend_s == pytest.approx(auto.frontend_s, rel=1e-5)
     expected = found.fit["errors_of_devices_left_out"]
     assert expected["gemm"]["median"] == known_errors()["classes"]["gemm"]["median"]
-    code, told, _ = evaluator("estimate", "--model", "llama-3.1-8b", "--weights", "fp8", "--hardware", "rtx-4090",
+    code, told, _ = evaluator("estimate", "--model", "llama-3.1-8b", "--weights", "fp8", "--hardware", "l4",
                               "--calibration", str(out))  # fmt: skip
     assert code == 0 and "kernels and host of other devices" in told
 
@@ -108,8 +108,8 @@ def test_the_command_writes_a_set_that_is_read_again(evaluator, tmp_path):
     "options",
     [
         ("--transfer",),
-        ("--transfer", "--hardware", "rtx-4090"),
-        ("--transfer", "--hardware", "rtx-4090", "--out", "a.yaml", "x.csv"),
+        ("--transfer", "--hardware", "l4"),
+        ("--transfer", "--hardware", "l4", "--out", "a.yaml", "x.csv"),
         ("--transfer", "--errors", "a.yaml"),
     ],
 )
@@ -120,5 +120,5 @@ def test_what_transfer_takes(evaluator, options):
 
 
 def test_without_transfer_data_are_needed(evaluator):
-    code, _, error = evaluator("calibrate", "--hardware", "rtx-4090", "--out", "a.yaml")
+    code, _, error = evaluator("calibrate", "--hardware", "l4", "--out", "a.yaml")
     assert code == 2 and "calibrate takes DATA... --hardware NAME --out FILE.yaml" in error
