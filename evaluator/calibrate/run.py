@@ -66,7 +66,7 @@ def calibrate(
     read = tuple(table if isinstance(table, Table) else read_tables([table])[0] for table in tables)
     device = load_hardware(hardware)
     base, processors = load_calibration(start, device.name, foreign=True), PROCESSORS.get(device.name, UNKNOWN)
-    parts, left = select(read, device.name, processors, engine)
+    parts, left = select(read, device, processors, engine)
     rate = _starting_rates(device, base, processors)
     found = _parameters(parts, rate, processors)
     result = fit(rate, found, [_target(part, thin(part, most), device) for part in parts])

@@ -15,6 +15,7 @@ from evaluator.calibrate.kernels import classes
 from evaluator.calibrate.table import COLUMNS, Table
 from evaluator.catalog import load_hardware
 from evaluator.catalog.engines import ENGINES
+from evaluator.catalog.hardware import Hardware
 from evaluator.cost.dtypes import BYTES
 from evaluator.errors import InputError
 
@@ -61,7 +62,7 @@ class Part:
 
 
 def select(
-    tables: Sequence[Table], hardware: str, processors: Processors, engine: str | None = None
+    tables: Sequence[Table], hardware: str | Hardware, processors: Processors, engine: str | None = None
 ) -> tuple[tuple[Part, ...], dict[str, int]]:
     """Usable rows of this hardware by class, and how many were left out and why. InputError where none is left.
 
@@ -69,6 +70,8 @@ def select(
     of a library that another engine called: FlashInfer's kernels are the same in vLLM as in SGLang. InputError where
     the engine must be said and is not.
     """
+    device = load_hardware(hardware) if isinstance(hardware, str) else hardware
+    hardware = device.name
     rows = pd.concat([table.rows for table in tables], ignore_index=True)
     left: dict[str, int] = {}
 
@@ -94,7 +97,7 @@ def select(
     if "intermediate" in rows:
         keep(~(rows["intermediate"] % VECTOR > 0), f"experts whose width is no multiple of {VECTOR}")
     keep(
-        ~_cached(rows, processors, load_hardware(hardware).memory_bandwidth),
+        ~_cached(rows, processors, device.memory_bandwidth),
         "decode attention whose KV fits into the cache, as it never does in an engine",
     )
     keep((rows["op_class"] == "iteration") | (rows["time_s"] >= SHORTEST_S), f"under {SHORTEST_S * 1e6:g} us")

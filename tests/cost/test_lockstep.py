@@ -81,7 +81,7 @@ def test_every_device_holds_attention_whole_and_its_share_of_experts():
     moe = next(kind for kind in DEEPSEEK_V3.layers if hasattr(kind.feed_forward, "experts"))
     expert = 3 * DEEPSEEK_V3.hidden * moe.feed_forward.intermediate
     experts = moe.count * moe.feed_forward.experts * expert
-    each = BYTES[weight_dtypes(DEEPSEEK_V3.checkpoint, Precision())["experts"]]
+    each = BYTES[weight_dtypes(DEEPSEEK_V3, Precision())["experts"]]
     assert one - apart == pytest.approx(experts * 7 / 8 * each, rel=1e-9)
     shards = weight_bytes(DEEPSEEK_V3, Precision(), Parallel(1, 1, 2, 8))  # two parts, four devices share each expert
     assert shards == pytest.approx(apart, rel=1e-9)
