@@ -29,16 +29,26 @@ KINDS = {
 )
 def test_equal_to_the_reference(kind, frontend):
     cases = random_cases(kind, CASES, frontend)
-    preemptions = 0
+    preemptions = ties = 0
     for given, (served, replica) in zip(cases, run_engine(cases, kind), strict=True):
         expected = run_reference(given)
+        if _ties_but_for_rounding(expected.requests):
+            ties += 1
+            continue
         assert replica.tolist() == [request.replica for request in expected.requests], given
         assert_same(given.one.case, served, expected)
         assert served.preemptions == expected.preemptions, given
         np.testing.assert_allclose(served.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given))
         np.testing.assert_allclose(served.experts_touched, expected.experts_touched, rtol=TOLERANCE)
         preemptions += expected.preemptions
-    assert preemptions > 60
+    assert preemptions > 60 and ties <= 2
+
+
+def _ties_but_for_rounding(requests):
+    """Whether two requests are sent at times that differ by rounding alone: which of them a router sees first is then
+    nobody's to say (two replicas that computed the same batches in another order end at the same time)."""
+    gaps = np.diff(sorted(request.arrival_s for request in requests))
+    return bool(((gaps > 0) & (gaps < 1e-14)).any())
 
 
 def test_answers_overtake_each_other_on_their_way_to_users():
