@@ -68,11 +68,13 @@ def test_quickstart_has_no_room_only_where_the_model_is_too_large():
 
 
 def test_the_scenario_of_the_readme_can_run():
-    text, forms, pools, pipeline, retrieval, auto, figures = map(loads_yaml, blocks("yaml"))
+    text, forms, pools, drafts, pipeline, retrieval, auto, figures = map(loads_yaml, blocks("yaml"))
     found = plan(load_scenario(text))
     assert {member.status for member in found.members} == {"ok"}
     found = plan(load_scenario({key: text[key] for key in ("name", "workload", "slo")} | pools))
     assert len(found.members) == 4 and {member.status for member in found.members} == {"ok"}
+    found = plan(load_scenario(text | {"deployment": text["deployment"] | drafts["deployment"]}))
+    assert {member.status for member in found.members} == {"ok"}
     found = plan(load_scenario(pipeline))
     assert len(found.members) == 6 and {member.status for member in found.members} == {"ok"}
     assert {member.engine for member in found.members} == {"iteration"}
