@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.alike import likeness, with_devices
-from evaluator.plan.checks import (
-    branches_problem,
-    drafts_problem,
-    limit_problem,
-    policy_problem,
-    prefix_problem,
-    routing_problem,
-)
-from evaluator.plan.engines import ITERATION, REQUEST, TOKEN, has_frontend, is_coupled, lacking
-from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
-from evaluator.plan.one_loop import lacking_in_one_loop, why_in_one_loop
-from evaluator.plan.pipeline import pass_stations, pipeline_of, with_steps
-from evaluator.plan.request_level import objective_problem, queue_problem, request_problem
-from evaluator.plan.sides import Pools, SidePlan, model_of, most_jobs, sides_of, sides_problem
-from evaluator.plan.stage_checks import ahead_problem, content_problem, passes_problem, stages_problem, with_own_kv
-from evaluator.plan.station import StationPlan, station_of
-from evaluator.plan.way import PipelinePlan, Visited, Walked
+from evaluator.plan.checked import Checked, check
+from evaluator.plan.engines import ITERATION, REQUEST, TOKEN
+from evaluator.plan.link import LinkPlan
+from evaluator.plan.request_level import objective_problem
+from evaluator.plan.sides import SidePlan
+from evaluator.plan.station import StationPlan
+from evaluator.plan.way import PipelinePlan
 from evaluator.records import with_fields
 from evaluator.replica import Change
 from evaluator.scenario import Deployment, Objective, Workload
 from evaluator.scenario.grid import Point
-from evaluator.scenario.pipeline_keys import pipeline_problem
-from evaluator.scenario.pools import STAGE, pools_of
-from evaluator.scenario.unsaid import told
-from evaluator.scenario.workload import model_names
-from evaluator.traffic.jobs import Demand, Extremes, held_units
-from evaluator.traffic.requests import shared_tokens
-from evaluator.traffic.roles import ROLES, Role, hands_on
+from evaluator.scenario.pools import STAGE
+from evaluator.traffic.roles import ROLES
 from evaluator.traffic.traffics import Traffics
 
 
@@ -128,21 +113,6 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Checked:
-    """What is known of pools in tandem under requests of some lengths, whatever their rate; fields as of ``Member``."""
-
-    stations: tuple[StationPlan, ...]
-    sides: tuple[SidePlan, ...]
-    status: str
-    lacking: tuple[str, ...]
-    coupled: bool
-    in_one_loop: bool
-    link: LinkPlan | None
-    pipeline: PipelinePlan | None = None
-    checked: tuple[StationPlan, ...] = ()  # of one that is like it; none where these stations were checked
-
-
-@dataclass(frozen=True)
 class Setting:
     """What all configurations of a plan are checked with: their jobs, the seeds, and the engine that is wanted.
 
@@ -198,139 +168,10 @@ def member(config: int, point: Point, setting: Setting) -> Member:
 def _found(workload: Workload, deployment: Deployment, setting: Setting, asked: tuple[Hashable, ...]) -> Checked:
     """What is known of a deployment: checked, or as of one that is like it; ``asked`` is what it depends on beside."""
     like = likeness(deployment)
-    if like is None:
-        return _checked(workload, deployment, setting)
-    first = setting.known.get((like, *asked))
+    first = None if like is None else setting.known.get((like, *asked))
     if first is None:
-        first = setting.known[like, *asked] = _checked(workload, deployment, setting)
+        first = check(workload, deployment, setting.traffics, setting.seeds, setting.engine)
+    if like is None:
+        return first
+    setting.known[like, *asked] = first
     return with_fields(first, stations=with_devices(first.stations, deployment), checked=first.stations)
-
-
-def _checked(workload: Workload, deployment: Deployment, setting: Setting) -> Checked:
-    pools, transfer = tuple((name, told(pool)) for name, pool in pools_of(deployment)), deployment.transfer
-    sides = sides_of(pools, model_names(workload), transfer.groups)
-    roles, shared = [side.role for side in sides], shared_tokens(workload, pools[0][1])
-    problem = pipeline_problem(workload, deployment)
-    pipeline = None if problem is not None else pipeline_of(workload, deployment)
-    walks: list[Walked] = []
-    if pipeline is not None:
-        walks = [setting.traffics.walked(workload, seed, pipeline) for seed in setting.seeds]
-        pipeline = with_steps(pipeline, walks[0], len(pools))
-    demands = [_demands(setting.traffics, workload, seed, roles, shared, pipeline) for seed in setting.seeds]
-    later = [_later_demands(roles, visit, shared) for walked in walks for visit in walked.llm[1:]]
-    stations = _stations(workload, pools, sides, [*demands, *later])
-    link, apart = link_of(stations, sides, transfer), None
-    if pipeline is not None:
-        link, apart = with_own_kv(pipeline, walks[0], link)
-    status = sides_problem(workload, pools, sides, transfer.groups) or _status(workload, stations, setting.engine)
-    if status == OK and link is not None:
-        status = link_problem(stations, transfer) or backpressure_problem(stations, transfer) or OK
-    status = apart or OK if status == OK else status
-    if status == OK:
-        stations = _with_shares(stations, sides, [of_seed[0] for of_seed in demands], setting.seeds)
-    passes: tuple[StationPlan, ...] = ()
-    if problem is not None:
-        status = f"infeasible: {': '.join(problem)}"
-    elif pipeline is not None:
-        passes = pass_stations(pipeline, walks)
-        status = (
-            status
-            if status != OK
-            else (stages_problem(workload, pools[0][1], pipeline, walks) or passes_problem(passes) or OK)
-        )
-    fronts = [has_frontend(workload, station.design.calibration) for station in stations]
-    several = why_in_one_loop(workload, stations, sides, transfer if link is not None else None, pipeline)
-    missing = [
-        name for station, front in zip(stations, fronts, strict=True)
-        for name in lacking(workload, station.deployment, front, not several, station.lockstep)
-    ]  # fmt: skip
-    if several:
-        missing += lacking_in_one_loop(several, stations, pipeline, workload)
-    if status == OK and several and pipeline is not None:
-        status = ahead_problem(pipeline, walks[0], several[0]) or OK
-        status = content_problem(workload, pools[0][1], several[0]) or status
-    if status == OK and several and setting.engine == REQUEST:
-        status = f"unsupported: engine request does not cover {several[0]}; use engine iteration"
-    coupled = bool(several) or any(
-        is_coupled(workload, station.deployment, front, station.lockstep)
-        for station, front in zip(stations, fronts, strict=True)
-    )
-    lack = tuple(dict.fromkeys(missing))
-    return Checked((*stations, *passes), sides, status, lack, coupled, bool(several), link, pipeline)
-
-
-def _demands(
-    traffics: Traffics, workload: Workload, seed: int, roles: Sequence[Role], shared: int, pipeline: PipelinePlan | None
-) -> list[Demand]:
-    """What the requests ask of each side; ``shared`` tokens of their prompts are kept at the first."""
-    found = [traffics.demand(workload, seed, roles[0], shared, pipeline)]
-    for position in range(len(roles) - 1):
-        found.append(found[-1].after_prefill[1] if hands_on(roles, position) else found[-1])
-    return found
-
-
-def _later_demands(roles: Sequence[Role], visit: Visited, shared: int) -> list[Demand]:
-    """What requests ask of each side that come to the LLM again."""
-    found = [Demand.of(visit.tokens, roles[0], shared)[visit.ids]]
-    for position in range(len(roles) - 1):
-        found.append(found[-1].after_prefill[1] if hands_on(roles, position) else found[-1])
-    return found
-
-
-def _stations(
-    workload: Workload, pools: Pools, sides: Sequence[SidePlan], demands: Sequence[Sequence[Demand]]
-) -> tuple[StationPlan, ...]:
-    """The pools with their largest requests. ``demands`` (seed, side)."""
-    names, found = model_names(workload), []
-    for side in sides:
-        for number in side.stations:
-            name, deployment = pools[number]
-            asked = [of_seed[side.number] for of_seed in demands]
-            if len(names) > 1 and model_of(deployment) in names:
-                model = names.index(model_of(deployment))
-                asked = [demand.by_model[model] for demand in asked if model in demand.by_model] or asked
-            station = station_of(name, deployment, Extremes.of([demand.extremes for demand in asked]), workload)
-            station = _with_largest(station, asked)
-            found.append(replace(station, number=number) if number else station)
-    return tuple(found)
-
-
-def _with_shares(
-    stations: tuple[StationPlan, ...], sides: Sequence[SidePlan], demands: Sequence[Demand], seeds: Sequence[int]
-) -> tuple[StationPlan, ...]:
-    """With the most jobs that any replica gets, where that is not for the pool's own router to say."""
-    if all(side.replicas is None for side in sides):
-        return stations
-    found = [most_jobs(sides, stations, demand, seed) for demand, seed in zip(demands, seeds, strict=True)]
-    most = [None if None in column else max(column) for column in zip(*found, strict=True)]
-    return tuple(replace(station, most_jobs=one) for station, one in zip(stations, most, strict=True))
-
-
-def _with_largest(station: StationPlan, asked: Sequence[Demand]) -> StationPlan:
-    """With what the largest job takes of the KV cache, where jobs have several branches; ``asked`` (seed,)."""
-    replica = station.design.replica
-    if replica is None or station.extremes.branches == 1:
-        return station
-    return replace(station, largest_units=max(int(held_units(one, replica.kv).max(initial=0)) for one in asked))
-
-
-def _status(workload: Workload, stations: tuple[StationPlan, ...], engine: str) -> str:
-    """ok, or the first problem of any station, which is named where there are several."""
-    for station in stations:
-        deployment, built = station.deployment, station.design
-        problem: str | None = built.status
-        if problem == OK:
-            problem = routing_problem(workload, deployment) or policy_problem(deployment, built)
-            problem = problem or prefix_problem(workload, deployment, built, station.extremes)
-            problem = problem or branches_problem(workload, station) or drafts_problem(workload, station)
-            problem = problem or limit_problem(deployment, built, station.extremes, station.largest_units)
-            problem = problem or (request_problem(workload, station) if engine == REQUEST else queue_problem(station))
-        if problem is not None:
-            kind, _, reason = problem.partition(": ")
-            return problem if len(stations) == 1 else f"{kind}: pool {station.name}: {reason}"
-    if workload.sessions.feedback and len(stations) > 1:
-        return (
-            "unsupported: sessions that think from the answer over several pools; use workload.sessions.think_from "
-            "arrival"
-        )
-    return OK

@@ -12,7 +12,8 @@ from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.plan.station import StationPlan, station_of
-from evaluator.plan.way import Entry, PipelinePlan, StagePlan, StepPlan, Walked
+from evaluator.plan.walked import Walked
+from evaluator.plan.way import Entry, PipelinePlan, StagePlan, StepPlan
 from evaluator.policies import ENCODING
 from evaluator.scenario import Deployment, Workload
 from evaluator.scenario.pipeline_keys import pipeline_problem

@@ -13,7 +13,7 @@ from evaluator.plan.groups import Group, groups_of
 from evaluator.plan.member import Member, Rate, Setting, member
 from evaluator.plan.pipeline import stage_names
 from evaluator.plan.variants import variant
-from evaluator.plan.way import Walked
+from evaluator.plan.walked import Walked
 from evaluator.replica import Change
 from evaluator.scenario import Grid, Scenario, expand
 from evaluator.traffic.jobs import Jobs

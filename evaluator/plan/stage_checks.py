@@ -12,7 +12,8 @@ from evaluator.plan.checks import limit_problem, policy_problem
 from evaluator.plan.link import LinkPlan
 from evaluator.plan.pipeline import pass_of, passes_of
 from evaluator.plan.station import StationPlan
-from evaluator.plan.way import PipelinePlan, Walked
+from evaluator.plan.walked import Walked
+from evaluator.plan.way import PipelinePlan
 from evaluator.scenario import Deployment, Workload
 from evaluator.stages import Batched, Pass
 from evaluator.traffic.requests import cached_by_content, shared_tokens

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from evaluator.metrics import Outcomes
     from evaluator.plan import Group, Member, Plan
-    from evaluator.plan.way import Walked
+    from evaluator.plan.walked import Walked
     from evaluator.simulation.chain import Journey
     from evaluator.simulation.sides import Serve
     from evaluator.simulation.tokens import Observe

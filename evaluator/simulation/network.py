@@ -19,7 +19,7 @@ from evaluator.metrics.use import WeightedGaps
 from evaluator.plan import LinkPlan, Member, Plan
 from evaluator.plan.engines import routed_by
 from evaluator.plan.sides import SidePlan, group_of_replicas
-from evaluator.plan.way import Walked
+from evaluator.plan.walked import Walked
 from evaluator.reference import Iteration, Outcome, Request
 from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.network import Clients, run

@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from evaluator.metrics.use import Use
 from evaluator.plan import Member
-from evaluator.plan.way import StagePlan, StepPlan, Walked
+from evaluator.plan.walked import Walked
+from evaluator.plan.way import StagePlan, StepPlan
 from evaluator.simulation.ahead import At, Times, begun_ahead, telling
 from evaluator.simulation.sides import Serve
 from evaluator.stages import Batched, Delay, Pass, Served, Shipped

@@ -10,7 +10,7 @@ import numpy as np
 
 from evaluator.metrics.use import Use
 from evaluator.plan import Member, StationPlan
-from evaluator.plan.way import Walked
+from evaluator.plan.walked import Walked
 from evaluator.reference import Outcome
 from evaluator.simulation.chain import Leg
 from evaluator.simulation.legs import never

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.plan.way import Visited, Walked
+from evaluator.plan.walked import Visited, Walked
 from evaluator.reference.network import Station
 from evaluator.reference.request import Request
 from evaluator.reference.stations.batch import Batch
