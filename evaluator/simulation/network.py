@@ -7,54 +7,32 @@ has, so that all that follows is the same. ``one_loop`` does so on the vectorise
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
-from evaluator.cost.memory import kv_units
 from evaluator.metrics.outcomes import OK
-from evaluator.metrics.use import WeightedGaps
 from evaluator.plan import LinkPlan, Member, Plan
-from evaluator.plan.engines import routed_by
-from evaluator.plan.sides import SidePlan, group_of_replicas
+from evaluator.plan.sides import group_of_replicas
 from evaluator.plan.walked import Walked
-from evaluator.reference import Iteration, Outcome, Request
-from evaluator.reference.lockstep import in_lockstep
+from evaluator.reference import Request
 from evaluator.reference.network import Clients, run
 from evaluator.reference.network import Station as Stage
-from evaluator.reference.replica import Replica
-from evaluator.reference.routing import chooser
-from evaluator.reference.side_routing import SideRouter
-from evaluator.reference.stations.pool import Pool
-from evaluator.reference.stations.side import Choose, Side
+from evaluator.reference.stations.side import Side
 from evaluator.reference.stations.transfers import Sending, Transfers
-from evaluator.routing import stream
 from evaluator.simulation.chain import Journey, journey_of
-from evaluator.simulation.drafts import curve_of
 from evaluator.simulation.frontend import delay_s
-from evaluator.simulation.gaps import Gaps, pooled
-from evaluator.simulation.legs import LinkServed, PoolServed, Served, SideServed, legs_in_one_loop
-from evaluator.simulation.slots import OPEN_LOOP, Slot
+from evaluator.simulation.legs import LinkServed, Served, legs_in_one_loop
+from evaluator.simulation.side_runs import SideRun, pool_run, side_run, side_served
 from evaluator.simulation.stages import Stop
-from evaluator.simulation.tokens import Observe, branches_of, limits_of
+from evaluator.simulation.tokens import Observe
 from evaluator.simulation.visits import legs_of_ways
 from evaluator.simulation.ways import Itinerary, Ways, ways_of
-from evaluator.speculation import keys
 from evaluator.stations.contract import ChunkJobs, each
-from evaluator.traffic.jobs import Demand, Jobs, branch_units, shared_units
-from evaluator.traffic.requests import Tokens, shared_tokens
-
-
-@dataclass(frozen=True, eq=False)
-class SideRun:
-    """A side after a run: its jobs, its replicas by pool, and the gaps between the tokens that each replica gave."""
-
-    jobs: Jobs
-    side: Side
-    pools: tuple[list[Replica], ...]
-    gaps: tuple[Gaps, ...]
+from evaluator.traffic.jobs import Demand, Jobs
+from evaluator.traffic.requests import shared_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +77,12 @@ def _run(
 ) -> NetworkRun:
     member, seed = members[at[0]], plan.seeds[at[1]]
     walked = walks[at[0]][at[1]] if member.pipeline is not None else None
-    whole = asked = jobs if walked is None else _all_visits(member, walked, jobs)
+    whole = asked = jobs if walked is None else all_visits(member, walked, jobs)
     runs: list[SideRun] = []
     for side in member.sides:
         if runs:
             asked, _ = whole.after_prefill(whole.ready_s)
-        runs.append(_side_run(member, at, seed, side, asked, observe))
+        runs.append(side_run(member, at, seed, side, asked, observe))
     links = None
     stages: list[Stage] = [runs[0].side]
     if len(runs) > 1:
@@ -119,7 +97,7 @@ def _run(
     passes: dict[int, SideRun] = {}
 
     def open_pool(number: int) -> SideRun:
-        passes[number] = _pool_run(member, at, seed, number, walked, observe)
+        passes[number] = pool_run(member, at, seed, number, walked, observe)
         return passes[number]
 
     def stop(place: int, step: int) -> Stop:
@@ -133,7 +111,7 @@ def _run(
     return NetworkRun(runs, links, whole, np.array([one.arrival_s for one in requests]), ways, passes)
 
 
-def _all_visits(member: Member, walked: Walked, jobs: Jobs) -> Jobs:
+def all_visits(member: Member, walked: Walked, jobs: Jobs) -> Jobs:
     """The jobs of all visits to the LLM; that of request i at its visit v has the id ``v x requests + i``."""
     role, shared = member.sides[0].role, shared_tokens(member.workload, member.stations[0].deployment)
     found = jobs
@@ -153,32 +131,6 @@ def _last_visits(walked: Walked, count: int) -> list[int]:
     return found.tolist()
 
 
-def _pool_run(
-    member: Member, at: tuple[int, int], seed: int, number: int, walked: Walked, observe: Observe | None
-) -> SideRun:
-    """A pool for stages, ready to run; its parts come with the visits."""
-    station, none = member.stations[number], np.zeros(0, dtype=np.int64)
-    nobody = Demand.of(Tokens(none, none, none, none, none), station.role)
-    jobs = Jobs(none, none.astype(float), nobody, none.astype(bool))
-    slot = Slot(*at, -1, jobs, slice(0, 0), 0, OPEN_LOOP, number)
-    built, limits = station.design.ready, limits_of(station, nobody)
-    replicas = [
-        Replica(
-            index, built.pipeline_ranks, station.deployment.batching.policy, limits,
-            window=built.kv.window, observe=None if observe is None else partial(observe, slot),
-        )
-        for index in range(station.deployment.ranks)
-    ]  # fmt: skip
-    router = chooser(routed_by(station.deployment), replicas, seed, number)
-
-    def choose(request: Request, now: float, group: int | None = None) -> Replica:
-        request.kv_units = int(kv_units(built.kv, request.prompt_tokens))
-        return router(request, now)
-
-    in_lockstep(replicas, station.lockstep)
-    return SideRun(jobs, Side(Pool(replicas, choose), {}, choose), (replicas,), ())
-
-
 def _delivered_after(member: Member, runs: Sequence[SideRun], request: Request) -> float:
     """Seconds from the last token of a request to its user, by the frontend of the pool that it went to first."""
     parts = [each.side.parts[request.index] for each in runs if request.index in each.side.parts]
@@ -187,93 +139,6 @@ def _delivered_after(member: Member, runs: Sequence[SideRun], request: Request) 
     output = sum(part.output_tokens for part in parts)
     calibration = member.stations[number].design.calibration
     return float(delay_s(calibration, parts[0].first_token_s, parts[-1].last_token_s, output))
-
-
-def _side_run(
-    member: Member, at: tuple[int, int], seed: int, side: SidePlan, jobs: Jobs, observe: Observe | None
-) -> SideRun:
-    slot = Slot(*at, -1, jobs, slice(0, len(jobs)), len(jobs), member.users or OPEN_LOOP, side.stations.start)
-    pools: list[list[Replica]] = []
-    gaps: list[Gaps] = []
-    rooms = side.role.prompt_resident and member.link is not None and member.link.backpressure
-    for number in side.stations:
-        station = member.stations[number]
-        built, limits = station.design.ready, replace(limits_of(station, jobs.demand), rooms=rooms)
-        own = [Gaps(_until(jobs)) for _ in range(station.deployment.ranks)]
-        pools.append(
-            [
-                Replica(
-                    index, built.pipeline_ranks, station.deployment.batching.policy, limits,
-                    window=built.kv.window, observe=partial(_watch, of_replica, observe, slot),
-                )
-                for index, of_replica in enumerate(own, len(gaps))
-            ]
-        )  # fmt: skip
-        gaps += own
-        in_lockstep(pools[-1], station.lockstep)
-    replicas = [replica for pool in pools for replica in pool]
-    choose = _choose(member, seed, side, jobs, replicas)
-    return SideRun(jobs, Side(Pool(replicas, choose), _parts(jobs), choose), tuple(pools), tuple(gaps))
-
-
-def _until(jobs: Jobs) -> int:
-    """All ids of the jobs are below it."""
-    return int(jobs.id.max(initial=-1)) + 1
-
-
-def _watch(gaps: Gaps, observe: Observe | None, slot: Slot, iteration: Iteration) -> None:
-    gaps.add(iteration)
-    if observe is not None:
-        observe(slot, iteration)
-
-
-def _parts(jobs: Jobs) -> dict[int, Request]:
-    """Requests by their ids. How much KV one takes, and each of its branches, is known with its pool."""
-    demand = jobs.demand
-    columns = (jobs.ready_s, demand.compute_tokens, demand.prompt_tokens, demand.output_tokens, np.zeros_like(jobs.id))
-    rows = zip(jobs.id.tolist(), *(column.tolist() for column in columns), strict=True)
-    found = {index: Request(index, *row) for index, *row in rows}
-    known = None if jobs.sharing is None else jobs.sharing.session
-    if known is not None:  # the ids of later visits follow those of all requests (``_all_visits``)
-        for request in found.values():
-            request.session = int(known[request.index % len(known)])
-    if demand.branch_tokens is not None:
-        branches = branches_of(demand.branch_tokens, demand.branch_tokens)
-        for request, (lengths, _) in zip(found.values(), branches, strict=True):
-            request.branches = lengths
-    return found
-
-
-def _choose(member: Member, seed: int, side: SidePlan, jobs: Jobs, replicas: Sequence[Replica]) -> Choose:
-    """The router of a side; a request learns from its pool how much KV it takes there."""
-    pools = [member.stations[number] for number in side.stations]
-    pool_of = np.repeat(np.arange(len(pools)), [pool.deployment.ranks for pool in pools]).tolist()
-    places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
-    units = [pool.held_units(jobs.demand).tolist() for pool in pools]
-    drawn = list(keys(seed, jobs.id))
-    shared = [shared_units(jobs.demand, pool.design.ready.kv).tolist() for pool in pools]
-    tokens = jobs.demand.branch_tokens
-    branches = [
-        branches_of(tokens, branch_units(jobs.demand, pool.design.ready.kv)) for pool in pools if tokens is not None
-    ]
-    router: Callable[..., Replica]  # of one pool without groups, of a side with them
-    if side.replicas is None:
-        router = chooser(side.router, replicas, seed, side.stations.start)
-    else:
-        models = np.zeros(_until(jobs), dtype=np.int64)
-        models[jobs.id] = jobs.demand.model
-        router = SideRouter(side.replicas, side.router, replicas, models.tolist(), stream(seed, side.number))
-
-    def choose(request: Request, now: float, group: int | None = None) -> Replica:
-        replica = router(request, now, *(() if group is None else (group,)))
-        pool, place = pool_of[replica.index], places[request.index]
-        request.kv_units, request.shared_units = int(units[pool][place]), int(shared[pool][place])
-        request.curve = curve_of(pools[pool], drawn[place], request.output_tokens)
-        if branches:
-            request.branches, request.branch_units = branches[pool][place]
-        return replica
-
-    return choose
 
 
 def _transfers(member: Member, link: LinkPlan, jobs: Jobs, prefill: Side, decode: Side) -> Transfers:
@@ -308,34 +173,8 @@ def _transfers(member: Member, link: LinkPlan, jobs: Jobs, prefill: Side, decode
 
 
 def _served(run: NetworkRun) -> Served:
-    sides = tuple(map(_side_served, run.sides))
+    sides = tuple(map(side_served, run.sides))
     if run.links is None:
         return Served(sides, None)
     visits = [run.links.done[index] for index in run.sides[1].jobs.id.tolist()]
     return Served(sides, LinkServed(*np.array(visits, dtype=float).reshape(-1, 3).T))
-
-
-def _side_served(run: SideRun) -> SideServed:
-    parts = [run.side.parts[index] for index in run.jobs.id.tolist()]
-    ready_s, scheduled_s, first_s, last_s = (
-        np.array([getattr(part, name) for part in parts], dtype=float)
-        for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
-    )
-    replica = np.array([part.replica for part in parts], dtype=np.int64)
-    found = SideServed(ready_s, scheduled_s, first_s, last_s, replica, ())
-    return replace(found, pools=tuple(_pool_served(run, replicas, found) for replicas in run.pools))
-
-
-def _pool_served(run: SideRun, replicas: list[Replica], served: SideServed) -> PoolServed:
-    gaps = [_gaps_of(run.gaps[replica.index], replica.index, run.jobs, served) for replica in replicas]
-    return PoolServed(Outcome([], replicas), pooled(gaps), replicas[0].index)
-
-
-def _gaps_of(gaps: Gaps, replica: int, jobs: Jobs, served: SideServed) -> WeightedGaps:
-    """Those of one replica after the first token of the first measured job that came to it."""
-    here = jobs.measured & (served.replica == replica)
-    if not here.any():
-        return gaps.after(np.inf)
-    counted = np.flatnonzero(here)
-    first = counted[np.lexsort((jobs.id[counted], served.ready_s[counted]))[0]]
-    return gaps.after(float(served.first_token_s[first]))

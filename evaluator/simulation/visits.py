@@ -23,7 +23,8 @@ from evaluator.traffic.jobs import Demand, Jobs
 from evaluator.traffic.requests import Tokens
 
 if TYPE_CHECKING:
-    from evaluator.simulation.network import NetworkRun, SideRun
+    from evaluator.simulation.network import NetworkRun
+    from evaluator.simulation.side_runs import SideRun
 
 
 def legs_of_ways(
