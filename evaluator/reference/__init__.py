@@ -11,8 +11,8 @@ for the way of an iteration, ``decoding`` for how iterations are leapt over. ``s
 
 from __future__ import annotations
 
+from evaluator.reference.flight import Iteration
 from evaluator.reference.limits import Limits
-from evaluator.reference.replica import Iteration
 from evaluator.reference.request import Request
 from evaluator.reference.simulate import Outcome, simulate, simulate_replica
 

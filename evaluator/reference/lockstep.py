@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from evaluator.cost.iteration import BatchStatistics, decode_growth, padded, time_without_experts
 from evaluator.cost.lockstep import Ranks, Steps, device_cost, overtaken_after, steps_together
 from evaluator.reference.batch import Batch
-from evaluator.reference.replica import Flight, Replica
+from evaluator.reference.flight import Flight
+from evaluator.reference.replica import Replica
 
 
 def in_lockstep(replicas: Sequence[Replica], ranks: int) -> Sequence[Replica]:

@@ -9,10 +9,11 @@ from typing import Any
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.quantities import PEAKS
+from evaluator.reference.flight import Iteration
 from evaluator.reference.limits import Limits
 from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.network import Delay, Station, run
-from evaluator.reference.replica import Iteration, Replica
+from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
 from evaluator.reference.routing import chooser
 from evaluator.reference.stations.pool import Pool

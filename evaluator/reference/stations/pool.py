@@ -6,8 +6,9 @@ import heapq
 import math
 from collections.abc import Sequence
 
+from evaluator.reference.flight import Flight
 from evaluator.reference.lockstep import launch_together
-from evaluator.reference.replica import Flight, Replica
+from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
 from evaluator.reference.routing import Choose
 
