@@ -1,8 +1,9 @@
-"""What the repository shows works: the shipped scenarios and the README's own."""
+"""What the repository shows works: the shipped scenarios, and those that the README and docs/ write out."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,14 @@ from evaluator.scenario import load_scenario
 from evaluator.yaml import loads_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+DATA = ("scenarios", "calibration", "models", "results")
+TEXTS = {path.name: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+PAGES = sorted(path for folder in ("", "docs", *DATA) for path in (ROOT / folder).glob("*.md"))
+"""All texts for readers."""
 
 
-def blocks(language):
-    return [part.split("```")[0] for part in README.split(f"```{language}\n")[1:]]
+def blocks(name, language):
+    return [part.split("```")[0] for part in TEXTS[name].split(f"```{language}\n")[1:]]
 
 
 STUDIES = {
@@ -67,30 +71,41 @@ def test_quickstart_has_no_room_only_where_the_model_is_too_large():
     assert all("does not fit" in one for one in status if one != "ok")
 
 
-def test_the_scenario_of_the_readme_can_run():
-    text, forms, pools, drafts, pipeline, retrieval, auto, figures = map(loads_yaml, blocks("yaml"))
-    found = plan(load_scenario(text))
-    assert {member.status for member in found.members} == {"ok"}
-    found = plan(load_scenario({key: text[key] for key in ("name", "workload", "slo")} | pools))
-    assert len(found.members) == 4 and {member.status for member in found.members} == {"ok"}
-    axes = {key: axis for key, axis in text["sweep"].items() if key != "deployment.batching"}  # 512 tokens are too few
-    found = plan(load_scenario(text | {"deployment": text["deployment"] | drafts["deployment"], "sweep": axes}))
-    assert {member.status for member in found.members} == {"ok"}
-    found = plan(load_scenario(pipeline))
-    assert len(found.members) == 6 and {member.status for member in found.members} == {"ok"}
-    assert {member.engine for member in found.members} == {"iteration"}
-    found = plan(load_scenario(retrieval))
-    assert [member.status[:12] for member in found.members] == ["ok", "ok"]
+def feasible(tree):
+    """The members of a scenario, all of which can run."""
+    members = plan(load_scenario(tree)).members
+    assert {member.status for member in members} == {"ok"}
+    return members
+
+
+def test_the_scenarios_of_the_readme_can_run():
+    text, forms, figures, auto = map(loads_yaml, blocks("README.md", "yaml"))
+    feasible(text)
     assert load_scenario(text | {"workload": text["workload"] | auto["workload"]}).workload.requests == 1000
     deployment = text["deployment"] | figures["deployment"]
-    found = plan(load_scenario(text | {"deployment": deployment, "sweep": figures["sweep"]}))
-    assert len(found.members) == 75 and {member.status for member in found.members} == {"ok"}
+    assert len(feasible(text | {"deployment": deployment, "sweep": figures["sweep"]})) == 75
     where = {"deployment.tensor_parallel": [4, 8], "deployment.replicas": [1, 2], "where": forms["sweep"]["where"]}
     assert len(plan(load_scenario(text | {"sweep": where})).members) == 3
 
 
-def test_the_stage_of_the_readme_runs(tmp_path):
-    (code,) = [block for block in blocks("python") if "register(" in block]
+def test_the_deployments_of_the_docs_can_run():
+    text, *_ = map(loads_yaml, blocks("README.md", "yaml"))
+    pools, drafts = map(loads_yaml, blocks("deployments.md", "yaml"))
+    assert len(feasible({key: text[key] for key in ("name", "workload", "slo")} | pools)) == 4
+    axes = {key: axis for key, axis in text["sweep"].items() if key != "deployment.batching"}  # 512 tokens are too few
+    feasible(text | {"deployment": text["deployment"] | drafts["deployment"], "sweep": axes})
+
+
+def test_the_pipelines_of_the_docs_can_run():
+    pipeline, retrieval = map(loads_yaml, blocks("pipelines.md", "yaml"))
+    members = feasible(pipeline)
+    assert len(members) == 6 and {member.engine for member in members} == {"iteration"}
+    found = plan(load_scenario(retrieval))
+    assert [member.status[:12] for member in found.members] == ["ok", "ok"]
+
+
+def test_the_stage_of_the_docs_runs(tmp_path):
+    (code,) = [block for block in blocks("pipelines.md", "python") if "register(" in block]
     (tmp_path / "translate.py").write_text(code, encoding="utf-8")
     command = [sys.executable, str(tmp_path / "translate.py")]
     printed = subprocess.run(
@@ -101,5 +116,25 @@ def test_the_stage_of_the_readme_runs(tmp_path):
     assert 0 < two < one / 4
 
 
-def test_the_readme_has_no_gaps():
-    assert not [word for word in README.split() if word.isupper() and "_" in word and word.endswith(("TABLE", "TIME"))]
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_has_no_gaps(name):
+    words = TEXTS[name].split()
+    assert not [word for word in words if word.isupper() and "_" in word and word.endswith(("TABLE", "TIME"))]
+
+
+def anchors(path):
+    """What headings of a file are called in links: lower case, without punctuation, hyphens for spaces."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+def test_links_lead_somewhere(path):
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        there = path.parent / file if file else path
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
