@@ -16,7 +16,7 @@ from evaluator.device import configure
 from evaluator.reference import Limits
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.any_order import Lane, Rules, Structure, run_lanes
-from tests.properties.engine.test_in_order import SLOTS
+from tests.properties.engine.test_in_order import REQUESTS
 from tests.properties.engine.test_in_order import cases as in_order_cases
 from tests.reference.build import random_cost
 from tests.stations.engine.any_order.build import (
@@ -65,8 +65,8 @@ def cases(draw: st.DrawFn, ranks: tuple[int, ...] = tuple(KINDS)) -> Case:
 
 
 def run(given: Case) -> LaneResult:
-    """The engine on SLOTS slots."""
-    (result,) = run_engine([given], KINDS[len(given.costs)], slots=SLOTS)
+    """The engine on one lane."""
+    (result,) = run_engine([given], KINDS[len(given.costs)], lanes=1)
     return result
 
 
@@ -125,7 +125,7 @@ def test_nobody_rests_while_there_is_work(given):
 @pytest.mark.parametrize("pipeline_ranks", KINDS)
 def test_the_same_input_gives_the_same_result_to_the_bit(pipeline_ranks):
     drawn = [random_case(seed, KINDS[pipeline_ranks]) for seed in range(8)]
-    runs = (run_engine(drawn, KINDS[pipeline_ranks]) for _ in range(2))
+    runs = (run_engine(drawn, KINDS[pipeline_ranks], lanes=1) for _ in range(2))
     for one, other in zip(*runs, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one, other)
 
@@ -172,15 +172,15 @@ def test_every_rule_moves_some_output(name):
     layout = KvLayout(1.0, 1.0, 40, 6.0, 1 if looks else 4, 2.0 if looks else 12.0, 0)
     case = build(
         random_cost(np.random.default_rng(3), experts=True, windowed=True), "lightllm" if looks else "chunked",
-        np.zeros(SLOTS), [40, 90, 30, 70, 55, 20, 64, 80], [12, 30, 30, 1, 9, 25, 7, 16], window=50,
+        np.zeros(REQUESTS), [40, 90, 30, 70, 55, 20, 64, 80], [12, 30, 30, 1, 9, 25, 7, 16], window=50,
     )  # fmt: skip
     tokens, kv = (200, 300) if looks else (24, 30)
     limits = Limits(4, tokens, kv, admission="on_demand", block_tokens=layout.block_tokens, look_every=4)
     units = kv_units(layout, case.prompt_tokens + case.output_tokens)
     lanes, requests = stacked(
-        [Case(replace(case, limits=limits, kv_units=units), (case.cost,), np.zeros(SLOTS, int), layout)]
+        [Case(replace(case, limits=limits, kv_units=units), (case.cost,), np.zeros(REQUESTS, int), layout)]
     )
     runs = (run_lanes(given, requests, KINDS[1].structure) for given in (lanes, _changed(lanes, name)))
     one, other = (jax.tree.map(np.asarray, found) for found in runs)
-    assert np.isfinite(one.last_token_s[0, :SLOTS]).all()
+    assert np.isfinite(one.last_token_s[0, :REQUESTS]).all()
     assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))

@@ -16,7 +16,6 @@ from evaluator.routing import HeavyLight, router_of
 from evaluator.stations.engine.coupled import PoolResult, run_pools
 from tests.properties.engine.test_any_order import KINDS, QUICK
 from tests.properties.engine.test_any_order import cases as any_order_cases
-from tests.properties.engine.test_in_order import SLOTS
 from tests.reference.build import CHOICES, random_cost
 from tests.stations.engine.any_order import build as any_order
 from tests.stations.engine.any_order.build import Kind
@@ -48,8 +47,8 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def run(given: Case) -> PoolResult:
-    """The engine on SLOTS slots."""
-    (result,) = run_engine([given], KIND, slots=SLOTS)
+    """The engine on one lane."""
+    (result,) = run_engine([given], KIND, lanes=1)
     return result
 
 
@@ -118,7 +117,7 @@ def test_an_arrival_waits_behind_one_that_was_preempted():
 
 def test_the_same_gives_the_same_result_to_the_bit():
     drawn = [random_case(seed, KIND) for seed in range(8)]
-    runs = (run_engine(drawn, KIND) for _ in range(2))
+    runs = (run_engine(drawn, KIND, lanes=1) for _ in range(2))
     for one, other in zip(*runs, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one, other)
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from evaluator.cost.beside import BesideRows
 from evaluator.cost.iteration import AttentionRows, CostParameters, RampRows, Rows
-from evaluator.device import configure
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests
 from evaluator.stations.engine.in_order import Lane, Structure, run_lanes
 from tests.stations.engine.compare import assert_same
 from tests.stations.engine.in_order.build import (
     POLICIES,
     RING,
+    SLOTS,
     Case,
     build,
     lane_of,
@@ -29,14 +29,14 @@ from tests.stations.engine.in_order.build import (
     run_reference,
 )
 
-SLOTS = 8  # one shape, so that one program serves all examples
+REQUESTS = 8  # at most
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Up to eight requests, any policy and role, limits from the least that serves them all."""
-    count = draw(st.integers(1, SLOTS))
+    count = draw(st.integers(1, REQUESTS))
 
     def column(elements: st.SearchStrategy) -> np.ndarray:
         return np.array(draw(st.lists(elements, min_size=count, max_size=count)))
@@ -63,27 +63,22 @@ def cases(draw: st.DrawFn) -> Case:
     return replace(case, limits=replace(case.limits, kv_units=capacity))
 
 
-def padded(case: Case) -> LaneResult:
-    """The engine on SLOTS slots."""
-    configure()
-    lane, requests = jax.tree.map(
-        lambda value: np.asarray(value)[None], (lane_of(case, SLOTS), requests_of(case, SLOTS))
-    )
-    found = jax.tree.map(lambda value: np.asarray(value)[0], run_lanes(lane, requests, Structure(RING, True)))
-    times = ("scheduled_s", "first_token_s", "last_token_s")
-    return found._replace(**{name: getattr(found, name)[: len(case.arrival_s)] for name in times})
+def run(case: Case) -> LaneResult:
+    """The engine on one lane."""
+    (result,) = run_engine([case], lanes=1)
+    return result
 
 
 @QUICK
 @given(cases())
 def test_the_engine_equals_the_plain_loop(case):
-    assert_same(case, padded(case), run_reference(case))
+    assert_same(case, run(case), run_reference(case))
 
 
 @QUICK
 @given(cases())
 def test_nothing_starts_before_it_is_there_and_no_limit_is_broken(case):
-    result = padded(case)
+    result = run(case)
     assert (result.scheduled_s >= case.arrival_s).all()
     assert (result.first_token_s > result.scheduled_s).all()
     assert ((result.last_token_s > result.first_token_s) == (case.output_tokens > 1)).all()
@@ -102,7 +97,7 @@ def test_nothing_starts_before_it_is_there_and_no_limit_is_broken(case):
 @given(cases())
 def test_tokens_are_conserved(case):
     """Every token but the first of each request ends one gap, and takes part in one iteration."""
-    result = padded(replace(case, measured_from=0))
+    result = run(replace(case, measured_from=0))
     assert result.itl_histogram.sum() == (case.output_tokens - 1).sum()
     assert result.iterations >= case.output_tokens.max()
     assert result.iterations <= case.output_tokens.sum() + case.compute_tokens.sum()
@@ -130,7 +125,7 @@ def test_the_mean_wait_grows_with_the_load(policy):
 
 def test_the_same_input_gives_the_same_result_to_the_bit():
     cases = [random_case(seed, True, True) for seed in range(8)]
-    for one, other in zip(run_engine(cases), run_engine(cases), strict=True):
+    for one, other in zip(map(run, cases), map(run, cases), strict=True):
         jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
@@ -147,7 +142,7 @@ def _busy_case(name: str) -> Case:
         limits = {"max_num_batched_tokens": 95, "kv_units": 1000}
     policy = "continuous" if name == "policy.drain_first" else "chunked"
     rng = np.random.default_rng(3)
-    arrival = np.cumsum(rng.exponential(0.05, SLOTS))
+    arrival = np.cumsum(rng.exponential(0.05, REQUESTS))
     return build(
         random_cost(rng, experts=True, windowed=True), policy, arrival * (not name.startswith("policy.")),
         [40, 90, 30, 70, 55, 20, 64, 80], [12, 3, 30, 1, 9, 25, 7, 16],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import numpy as np
@@ -20,13 +20,16 @@ from evaluator.stations.engine.any_order import CacheShape, Content, KvUnits, La
 from tests.reference.build import random_cost
 from tests.stations.engine.in_order import build as in_order
 from tests.stations.engine.in_order.build import (
+    LANES,
     MOST_DRAFTS,
     OPEN,
     RING,
     cut,
+    in_calls,
     policy_of,
     requests_of,
     set_curves,
+    slots_for,
     speculation_of,
 )
 
@@ -219,23 +222,20 @@ def _lane_of(given: Case, slots: int) -> Lane:
     return Lane(given.costs, lane_limits, rules, shared, content, None, speculation_of(case, slots))
 
 
-def stacked(cases: Sequence[Case], slots: int = 0, padding: int = 0) -> tuple[Lane, Requests]:
-    """Cases of one structure with a leading lane axis, on at least ``slots`` slots.
-
-    ``padding``: so many lanes of zeros behind them, as in a call that is filled up.
-    """
-    slots = max(slots, *(len(given.case.arrival_s) for given in cases))
+def stacked(cases: Sequence[Case]) -> tuple[Lane, Requests]:
+    """Cases of one structure with a leading lane axis."""
+    slots = slots_for(len(given.case.arrival_s) for given in cases)
     pairs = [(_lane_of(given, slots), requests_of(given.case, slots)) for given in cases]
-    pairs += [jax.tree.map(np.zeros_like, pairs[0])] * padding
     return jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
 
 
-def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, **shape: int) -> list[LaneResult]:
-    """The engine's results, one per case, cut to the case's requests; ``shape`` as for ``stacked``."""
+def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, lanes: int = LANES) -> list[LaneResult]:
+    """The engine's results, one per case, cut to the case's requests; ``lanes`` of a call."""
     configure()
-    found = jax.tree.map(np.asarray, run_lanes(*stacked(cases, **shape), kind.structure, vectorise))
-    results = (jax.tree.map(lambda field, lane=lane: field[lane], found) for lane in range(len(cases)))
-    return [cut(result, len(given.case.arrival_s)) for result, given in zip(results, cases, strict=True)]
+    found = in_calls(
+        partial(run_lanes, structure=kind.structure, vectorise=vectorise), stacked(cases), len(cases), lanes
+    )
+    return [cut(result, len(given.case.arrival_s)) for result, given in zip(found, cases, strict=True)]
 
 
 def run_reference(given: Case) -> Outcome:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
-import jax
 import numpy as np
 
 from evaluator.cost.dispatched import Dispatched
@@ -18,7 +17,7 @@ from evaluator.stations.engine.coupled import NO_COUNTER, ByPrefix, Pool, PoolRe
 from tests.reference.build import CHOICES, random_cost
 from tests.stations.engine.any_order import build as any_order
 from tests.stations.engine.any_order.build import Kind
-from tests.stations.engine.in_order.build import cut, set_curves
+from tests.stations.engine.in_order.build import LANES, cut, in_calls, set_curves
 
 MOST = 8  # replicas
 
@@ -98,13 +97,13 @@ def in_lockstep(given: Case, dispatch_s: float | None = None) -> Case:
     return replace(given, one=one, replicas=replicas, ranks=ranks, router=router)
 
 
-def stacked(cases: Sequence[Case], slots: int = 0, padding: int = 0) -> tuple[Pool, tuple]:
-    """Cases of one structure with a leading lane axis, as ``any_order.build.stacked``."""
-    lanes, requests = any_order.stacked([given.one for given in cases], slots, padding)
+def stacked(cases: Sequence[Case]) -> tuple[Pool, tuple]:
+    """Cases of one structure with a leading lane axis."""
+    lanes, requests = any_order.stacked([given.one for given in cases])
     width = requests.arrival_s.shape[1]
-    assigned = np.zeros((len(cases) + padding, width), np.int32)
-    counters = np.full(len(cases) + padding, NO_COUNTER, np.int32)
-    prefixes = np.zeros((4, len(cases) + padding))
+    assigned = np.zeros((len(cases), width), np.int32)
+    counters = np.full(len(cases), NO_COUNTER, np.int32)
+    prefixes = np.zeros((4, len(cases)))
     for row, given in enumerate(cases):
         router, prompts = router_of(given.router), given.one.case.prompt_tokens
         if isinstance(given.router, PrefixAware):
@@ -114,25 +113,24 @@ def stacked(cases: Sequence[Case], slots: int = 0, padding: int = 0) -> tuple[Po
             assigned[row, : len(prompts)] = assign(given.router, sent)
         else:
             counters[row] = COUNTERS.index(router.counts)
-    replicas = np.array([given.replicas for given in cases] + [0] * padding, np.int32)
-    around = np.array([given.frontend for given in cases] + [(0.0, 0.0)] * padding)
+    replicas = np.array([given.replicas for given in cases], np.int32)
+    around = np.array([given.frontend for given in cases])
     lanes = lanes._replace(rules=lanes.rules._replace(frontend_s=around[:, 0], lookahead_steps=around[:, 1]))
     by_prefix = ByPrefix(prefixes[0] > 0, *prefixes[1:]) if cases[0].one.contents else None
-    ranks = np.array([given.ranks for given in cases] + [1] * padding, np.int32)
+    ranks = np.array([given.ranks for given in cases], np.int32)
     return Pool(lanes, replicas, counters, assigned, by_prefix, ranks=ranks if ranks.max() > 1 else None), requests
 
 
-def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, **shape: int) -> list[PoolResult]:
-    """The engine's results, one per case, cut to the case's requests."""
+def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, lanes: int = LANES) -> list[PoolResult]:
+    """The engine's results, one per case, cut to the case's requests; ``lanes`` of a call."""
     configure()
     lockstep = any(given.ranks > 1 for given in cases)
     structure = structure_of(kind, any(any(given.frontend) for given in cases), lockstep)
-    found = jax.tree.map(np.asarray, run_pools(*stacked(cases, **shape), structure, vectorise))
+    run = partial(run_pools, structure=structure, vectorise=vectorise)
     results = []
-    for lane, given in enumerate(cases):
+    for given, found in zip(cases, in_calls(run, stacked(cases), len(cases), lanes), strict=True):
         count = len(given.one.case.arrival_s)
-        served = jax.tree.map(lambda field, lane=lane: field[lane], found.served)
-        results.append(PoolResult(cut(served, count), found.replica[lane, :count]))
+        results.append(PoolResult(cut(found.served, count), found.replica[:count]))
     return results
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from evaluator.cost.speculative import SpeculativeCost
 from evaluator.device import configure
 from evaluator.policies import policy as policy_named
 from evaluator.reference import Limits, Outcome, Request, simulate_replica
+from evaluator.simulation.lanes import results_of
 from evaluator.speculation import keys, tokens_given
 from evaluator.stations.engine import LaneLimits, LaneResult, Policy, Requests, decisions
 from evaluator.stations.engine.common.speculation import Speculation
@@ -23,6 +24,9 @@ from tests.reference.build import linear_cost, random_cost
 
 RING = 512  # longer than any output of the tests
 OPEN = 1 << 30  # users of an open loop
+SLOTS = 32
+"""Slots of a lane are a multiple of this, so that tests share compiled programs, as ``LANES`` of a call do."""
+LANES = 16
 POLICIES = ("static", "continuous", "chunked", "mixed")  # all that differ while KV is reserved
 
 
@@ -228,21 +232,32 @@ def requests_of(case: Case, slots: int) -> Requests:
     )
 
 
+def slots_for(counts: Iterable[int]) -> int:
+    """Slots that hold the requests of every case, a multiple of SLOTS."""
+    return -(-max(counts) // SLOTS) * SLOTS
+
+
 def stacked(cases: Sequence[Case]) -> tuple[Lane, Requests]:
     """Cases of one structure with a leading lane axis."""
-    slots = max(len(case.arrival_s) for case in cases)
+    slots = slots_for(len(case.arrival_s) for case in cases)
     pairs = [(lane_of(case, slots), requests_of(case, slots)) for case in cases]
     return jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
 
 
-def run_engine(cases: Sequence[Case], vectorise: bool = False) -> list[LaneResult]:
-    """The engine's results, one per case, cut to the case's requests; all cases must have the same structure."""
+def run_engine(cases: Sequence[Case], vectorise: bool = False, lanes: int = LANES) -> list[LaneResult]:
+    """The engine's results, one per case of one structure, cut to its requests; ``lanes`` of a call."""
     configure()
-    found = jax.tree.map(np.asarray, run_lanes(*stacked(cases), cases[0].structure, vectorise))
-    return [
-        cut(jax.tree.map(lambda field, lane=lane: field[lane], found), len(case.arrival_s))
-        for lane, case in enumerate(cases)
-    ]
+    run = partial(run_lanes, structure=cases[0].structure, vectorise=vectorise)
+    found = in_calls(run, stacked(cases), len(cases), lanes)
+    return [cut(result, len(case.arrival_s)) for result, case in zip(found, cases, strict=True)]
+
+
+def in_calls(run: Callable[..., Any], inputs: Any, count: int, lanes: int) -> Iterator[Any]:
+    """The result of every lane of ``inputs``, from calls of so many lanes, as in a simulation.
+
+    All tests of a structure then share one compiled program, however many cases they have.
+    """
+    return results_of(run, lambda at: jax.tree.map(lambda values: values[at], inputs), count, lanes)
 
 
 def cut(result: LaneResult, requests: int) -> LaneResult:
