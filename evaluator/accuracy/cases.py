@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -68,13 +68,15 @@ CASES: dict[str, Case] = {
 
 @dataclass(frozen=True, eq=False)
 class Errors:
-    """A table of errors: ``bands`` by case and statistic of STATISTICS, ``runs`` how many each case was measured on.
+    """A table of errors: ``bands`` by case and statistic of STATISTICS; how many ``runs`` on how many ``devices`` tell of
+    each case.
 
     A band is relative: SHARE of the measured values are within prediction x (1 +- band).
     """
 
     bands: Mapping[str, Mapping[str, float]]
     runs: Mapping[str, int]
+    devices: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, cases: Sequence[str], statistic: str, unmeasured: bool = False) -> float:
         """The largest band of these cases, of a prediction that rests on all of them. NaN: there is none.
@@ -129,6 +131,7 @@ def _load(path: Path) -> Errors:
     given.finish()
     bands: dict[str, dict[str, float]] = {}
     runs: dict[str, int] = {}
+    devices: dict[str, int] = {}
     for name in listed.values:
         if name not in CASES:
             raise InputError(f"{listed.place(str(name))}: no such case; there are: {', '.join(CASES)}")
@@ -136,10 +139,10 @@ def _load(path: Path) -> Errors:
         runs[name] = case.integer("runs", minimum=1)
         for text in ("derived", "command", "source"):
             case.text(text)
-        case.raw("devices")
+        devices[name] = len(case.sequence("devices"))
         bands[name] = {statistic: _band(case, statistic) for statistic in STATISTICS if statistic in case.values}
         case.finish()
-    return Errors(bands, runs)
+    return Errors(bands, runs, devices)
 
 
 def _band(case: Fields, statistic: str) -> float:
