@@ -45,7 +45,7 @@ _UNSEEN = (
 
 @dataclass(frozen=True)
 class Basis:
-    """``cases`` are names of CASES, or of what no case tells of; ``unmeasured`` says what of it no measured server had."""
+    """``cases`` are names of CASES, or of OTHERS; ``unmeasured`` says what of it no measured server had."""
 
     cases: tuple[str, ...]
     unmeasured: tuple[str, ...] = ()

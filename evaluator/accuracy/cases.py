@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,8 +69,7 @@ CASES: dict[str, Case] = {
 
 @dataclass(frozen=True, eq=False)
 class Errors:
-    """A table of errors: ``bands`` by case and statistic of STATISTICS; how many ``runs`` on how many ``devices`` tell of
-    each case.
+    """A table of errors: ``bands`` by case and statistic of STATISTICS; how many ``runs`` and ``devices`` tell of each.
 
     A band is relative: SHARE of the measured values are within prediction x (1 +- band).
     """
@@ -123,7 +123,12 @@ def load_errors(name: str = TABLE) -> Errors:
 
 @functools.cache
 def _load(path: Path) -> Errors:
-    given = Fields(load_yaml(path), path.name)
+    return read_errors(load_yaml(path), path.name)
+
+
+def read_errors(document: Any, where: str) -> Errors:
+    """A table of errors from the content of its YAML; ``where`` is the file's name in messages."""
+    given = Fields(document, where)
     share = given.number("share", high=1.0)
     if share != SHARE:
         raise InputError(f"{given.place('share')}: must be {SHARE:g}, got {share:g}; derive the table anew")
