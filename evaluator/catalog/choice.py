@@ -12,8 +12,10 @@ from evaluator.catalog.served import as_served, with_host
 from evaluator.catalog.store import has
 from evaluator.catalog.transferred import set_of_others
 
-SHEET = "datasheet"
-"""The set of data sheets, for any device."""
+AUTO, SHEET = "auto", "datasheet"
+"""The best set there is for a device; the set of data sheets, for any device."""
+CHOSEN = (AUTO, TRANSFERRED)
+"""Names of sets that are in no file: what they stand for is chosen or made for each device."""
 
 
 def load_calibration(
@@ -33,7 +35,7 @@ def load_calibration(
     """
     device = _device(hardware)
     of = hardware if device is None else device.name
-    if name == "auto":
+    if name == AUTO:
         found = _measured(str(of), serving_engine(engine).name)
         if found is not None:
             return found

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 RATES = ("memory_bandwidth", "flops", "link_bandwidth")
 """The INPUTS that are rates; the others are times."""
-ARRIVALS = "workload.arrivals.rate_rps"
-"""The key whose axis tells how a latency grows with the rate."""
+ARRIVALS = ("swept: workload.arrivals.rate_rps", "swept: workload.arrivals.scale")
+"""Descriptions of the axes that tell how a latency grows with the rate."""
 WAITING = 1.0 / 3.0
 """Of TTFT: where the wait for admission is more, a queue decides, in which errors of the service grow several times."""
 
@@ -34,7 +34,7 @@ class Growth:
     def __init__(self, ds: xr.Dataset) -> None:
         self._ds = ds
         self._saturated = ds["saturated"].values.astype(bool)
-        self._rate = next((name for name in quantities(ds) if ds[name].attrs.get("description") == ARRIVALS), None)
+        self._rate = next((name for name in quantities(ds) if ds[name].attrs.get("description") in ARRIVALS), None)
         self._below, self._above = _neighbours(ds, self._rate) if self._rate else (None, None)
 
     def of(self, name: str, rows: np.ndarray) -> np.ndarray:

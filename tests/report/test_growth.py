@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+import evaluator
 from evaluator.report.accuracy import expected_errors
 from evaluator.report.growth import ARRIVALS, Growth
 from tests.metrics.build import fifo
@@ -15,7 +16,7 @@ RUNS = "serving runs of this device and model"
 
 def swept(rates, latency, saturated=None, wait=0.0, **more):
     size = len(rates)
-    coordinates = {"rate_rps": ("config", np.asarray(rates), {"description": ARRIVALS}), **more}
+    coordinates = {"rate_rps": ("config", np.asarray(rates), {"description": ARRIVALS[0]}), **more}
     return xr.Dataset(
         {
             "status": ("config", np.full(size, "ok")),
@@ -61,6 +62,22 @@ def test_rates_of_other_designs_tell_nothing():
     np.testing.assert_allclose(Growth(ds).of("ttft_s", np.arange(4)), [1.5, 1.0, 3.0, 1.0])
     ds["status"][2] = "infeasible: no"
     assert np.isnan(Growth(ds).of("ttft_s", np.array([0]))).all()
+
+
+def test_the_axis_is_described_as_a_sweep_describes_it():
+    ds = evaluator.sweep(
+        {
+            "name": "rates",
+            "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm"},
+            "workload": {
+                "arrivals": {"process": "poisson", "rate_rps": 2.0},
+                "lengths": {"source": "fixed", "prompt_tokens": 200, "output_tokens": 20},
+                "requests": 60,
+            },
+            "sweep": {"workload.arrivals.rate_rps": [2, 4, 8], "deployment.tensor_parallel": [1, 2]},
+        }
+    )
+    assert np.isfinite(Growth(ds).of("e2e_s", np.arange(6))).all()
 
 
 def test_the_lines_have_it():
