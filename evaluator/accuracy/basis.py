@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -72,6 +73,11 @@ OTHERS: Mapping[str, str] = {
     "eager": "a published operator set",
 }
 """What a prediction may rest on of which no case was measured."""
+
+
+def has_host(text: str) -> bool:
+    """Whether all cases that the text of a Basis names know the host's times of servers."""
+    return not any(re.search(f"{re.escape(case.told)}(;|, and |$)", text) for case in CASES.values() if not case.host)
 
 
 def design_basis(built: Design) -> Basis:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.accuracy import SHARE
+from evaluator.accuracy.basis import has_host
 from evaluator.report.growth import Growth
 
 if TYPE_CHECKING:
@@ -57,6 +58,32 @@ def _line(ds: xr.Dataset, growth: Growth, rows: np.ndarray, basis: str, count: i
     return (
         f"expected error{which}, {WITHIN}: {told} ({basis})" if told else f"expected error{which}: not known ({basis})"
     )
+
+
+_TOLD = {
+    "calibrated": "fitted to measurements of the device",
+    "extrapolated": "fitted to measurements of others",
+    "transferred": "the median of other devices' sets",
+    "datasheet": "of data sheets",
+}
+
+
+def mixtures(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
+    """Where the designs at ``rows`` rest on figures of different kinds, a part of what sets them apart may be these."""
+    lines = []
+    kinds, counts = np.unique(ds["provenance"].values[rows].astype(str), return_counts=True)
+    if kinds.size > 1:
+        told = ", ".join(f"{count:,} {_TOLD.get(kind, kind)}" for kind, count in zip(kinds, counts, strict=True))
+        lines.append(f"efficiencies of different kinds: {told}; calibration: datasheet treats all alike")
+    if "model_error_basis" in ds:
+        bases, which = np.unique(ds["model_error_basis"].values[rows].astype(str), return_inverse=True)
+        without = np.count_nonzero(~np.array([has_host(basis) for basis in bases], dtype=bool)[which])
+        if 0 < without < rows.size:
+            lines.append(
+                f"{without:,} of {rows.size:,} designs have no host's times of servers, as the others have: "
+                "their TTFT is too short by some milliseconds and an iteration"
+            )
+    return lines
 
 
 def in_words(errors: Mapping[str, np.ndarray]) -> str:
