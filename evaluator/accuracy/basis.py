@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from evaluator.accuracy.cases import CASES, Errors
-from evaluator.catalog.calibration import MEASURED_MAKER
+from evaluator.catalog.choice import is_like_measured
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
-from evaluator.catalog.hardware import Link
-from evaluator.catalog.model import LatentAttention, LinearAttention, Model, MoeFeedForward, Recurrence, StateSpace
+from evaluator.catalog.hardware import Hardware, Link
+from evaluator.catalog.model import (
+    CompressedAttention,
+    LatentAttention,
+    LinearAttention,
+    Mixer,
+    Model,
+    MoeFeedForward,
+    Recurrence,
+    SoftmaxAttention,
+    StateSpace,
+)
 from evaluator.cost.parallel import Parallel, of_rank
 
 if TYPE_CHECKING:
@@ -27,6 +38,7 @@ _WEIGHTS, _KV = {"fp16", "bf16", "fp8"}, {"fp16", "bf16"}
 
 _UNSEEN = (
     ({LatentAttention}, "latent attention"),
+    ({CompressedAttention}, "attention on compressed contexts"),
     ({LinearAttention, StateSpace, Recurrence}, "layers with a state"),
 )
 """Kinds of layers that no measured model had."""
@@ -34,7 +46,7 @@ _UNSEEN = (
 
 @dataclass(frozen=True)
 class Basis:
-    """``cases`` are names of CASES, or of what no case tells of; ``unmeasured`` says what of it nobody measured."""
+    """``cases`` are names of CASES, or of OTHERS; ``unmeasured`` says what of it no measured server had."""
 
     cases: tuple[str, ...]
     unmeasured: tuple[str, ...] = ()
@@ -44,11 +56,13 @@ class Basis:
         return Basis(_once(self.cases + other.cases), _once(self.unmeasured + other.unmeasured))
 
     def text(self, errors: Errors) -> str:
-        """In words, the weakest case first where there are several, with the number of runs that tell of each."""
+        """In words, the weakest case first where there are several, with the runs and devices that tell of each."""
         order = list(CASES)
         cases = sorted(self.cases, key=lambda case: -order.index(case) if case in order else -len(order))
-        words = ", and ".join(_told(case, errors.runs.get(case)) for case in cases)
-        return f"{words}; nothing measured of {', '.join(self.unmeasured)}" if self.unmeasured else words
+        if self.unmeasured:
+            known = ", and ".join(CASES[case].told if case in CASES else OTHERS[case] for case in cases)
+            return f"{known}; no measured server had {', '.join(self.unmeasured)}: the largest measured error"
+        return ", and ".join(_told(case, errors) for case in cases)
 
     def bands(self, errors: Errors) -> tuple[float, ...]:
         """The expected relative error of the mean of each of METRICS; NaN without a table of errors."""
@@ -59,6 +73,11 @@ OTHERS: Mapping[str, str] = {
     "eager": "a published operator set",
 }
 """What a prediction may rest on of which no case was measured."""
+
+
+def has_host(text: str) -> bool:
+    """Whether all cases that the text of a Basis names know the host's times of servers."""
+    return not any(re.search(f"{re.escape(case.told)}(;|, and |$)", text) for case in CASES.values() if not case.host)
 
 
 def design_basis(built: Design) -> Basis:
@@ -74,15 +93,31 @@ def design_basis(built: Design) -> Basis:
 def _unmeasured(built: Design) -> tuple[str, ...]:
     """What of a replica no measured server had."""
     spec, hardware = built.spec, built.hardware
-    found = [] if hardware.maker == MEASURED_MAKER else [f"{hardware.maker or 'such'} devices"]
+    found = [] if is_like_measured(hardware) else [_kind_of(hardware)]
     if spec.engine != DEFAULT_ENGINE:
         found.append(serving_engine(spec.engine).label)
+    if spec.drafting is not None:
+        found.append("speculative decoding")
     found += _of_layout(of_rank(built.model, spec.parallel), hardware.links)
     found += [f"{dtype} weights" for dtype in sorted(_weights(built.model, spec.precision.weights) - _WEIGHTS)]
     if spec.precision.kv not in _KV:
         found.append(f"{spec.precision.kv} KV")
     mixers = {type(kind.mixer) for kind in built.model.layers}
-    return (*found, *(name for types, name in _UNSEEN if mixers & types))
+    found += [name for types, name in _UNSEEN if mixers & types]
+    if any(_is_sparse(kind.mixer) for kind in built.model.layers):
+        found.append("sparse attention")
+    return (*found, *(() if built.model.gives_tokens else ("models that give no tokens",)))
+
+
+def _kind_of(hardware: Hardware) -> str:
+    """What a device is that nobody measured: ``AMD GPUs``."""
+    made = hardware.maker or "unknown makers'"
+    return f"{made} {hardware.kind.upper()}s"
+
+
+def _is_sparse(mixer: Mixer | None) -> bool:
+    """Whether an indexer chooses what is attended to."""
+    return isinstance(mixer, SoftmaxAttention | LatentAttention) and mixer.index_top_k is not None
 
 
 def _of_layout(parallel: Parallel, links: Sequence[Link]) -> list[str]:
@@ -108,10 +143,14 @@ def _weights(model: Model, asked: str) -> set[str]:
     return {stored.attention, stored.experts if experts else stored.feed_forward}
 
 
-def _told(case: str, runs: int | None) -> str:
+def _told(case: str, errors: Errors) -> str:
+    """``kernels of this device alone; error of 28 runs on 3 devices``."""
     if case not in CASES:
         return OTHERS[case]
-    return CASES[case].told if runs is None else f"{CASES[case].told}; error of {runs} runs"
+    runs, devices = errors.runs.get(case), errors.devices.get(case, 0)
+    if runs is None:
+        return CASES[case].told
+    return f"{CASES[case].told}; error of {runs} run{'s' * (runs > 1)} on {devices} device{'s' * (devices > 1)}"
 
 
 def _once(names: tuple[str, ...]) -> tuple[str, ...]:

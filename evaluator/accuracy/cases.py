@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,13 +69,14 @@ CASES: dict[str, Case] = {
 
 @dataclass(frozen=True, eq=False)
 class Errors:
-    """A table of errors: ``bands`` by case and statistic of STATISTICS, ``runs`` how many each case was measured on.
+    """A table of errors: ``bands`` by case and statistic of STATISTICS; how many ``runs`` and ``devices`` tell of each.
 
     A band is relative: SHARE of the measured values are within prediction x (1 +- band).
     """
 
     bands: Mapping[str, Mapping[str, float]]
     runs: Mapping[str, int]
+    devices: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, cases: Sequence[str], statistic: str, unmeasured: bool = False) -> float:
         """The largest band of these cases, of a prediction that rests on all of them. NaN: there is none.
@@ -121,7 +123,12 @@ def load_errors(name: str = TABLE) -> Errors:
 
 @functools.cache
 def _load(path: Path) -> Errors:
-    given = Fields(load_yaml(path), path.name)
+    return read_errors(load_yaml(path), path.name)
+
+
+def read_errors(document: Any, where: str) -> Errors:
+    """A table of errors from the content of its YAML; ``where`` is the file's name in messages."""
+    given = Fields(document, where)
     share = given.number("share", high=1.0)
     if share != SHARE:
         raise InputError(f"{given.place('share')}: must be {SHARE:g}, got {share:g}; derive the table anew")
@@ -129,6 +136,7 @@ def _load(path: Path) -> Errors:
     given.finish()
     bands: dict[str, dict[str, float]] = {}
     runs: dict[str, int] = {}
+    devices: dict[str, int] = {}
     for name in listed.values:
         if name not in CASES:
             raise InputError(f"{listed.place(str(name))}: no such case; there are: {', '.join(CASES)}")
@@ -136,10 +144,10 @@ def _load(path: Path) -> Errors:
         runs[name] = case.integer("runs", minimum=1)
         for text in ("derived", "command", "source"):
             case.text(text)
-        case.raw("devices")
+        devices[name] = len(case.sequence("devices"))
         bands[name] = {statistic: _band(case, statistic) for statistic in STATISTICS if statistic in case.values}
         case.finish()
-    return Errors(bands, runs)
+    return Errors(bands, runs, devices)
 
 
 def _band(case: Fields, statistic: str) -> float:

@@ -21,9 +21,13 @@ from evaluator.calibrate.selection import select
 from evaluator.calibrate.serving.write import document_of
 from evaluator.calibrate.table import Table, read_table
 from evaluator.catalog import Calibration, load_calibration, load_hardware
-from evaluator.catalog.calibration import TRANSFERRED, measured_devices
+from evaluator.catalog.calibration import MEASURED_MAKER, TRANSFERRED
+from evaluator.catalog.choice import is_like_measured
+from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
+from evaluator.catalog.fields import Fields
+from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.store import find, has
-from evaluator.catalog.transferred import transferred
+from evaluator.catalog.transferred import joined_by, measured_devices, nearest_link, transferred
 from evaluator.cost.rates import rates
 from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
@@ -31,13 +35,18 @@ from evaluator.yaml import load_yaml
 KERNELS = "kernels"
 """The table of errors of transferred sets by class, in the folder of the tables of errors."""
 _STATISTICS = ("median", "p90")
+_COMMAND = "evaluator calibrate DATA... --transfer --errors FILE.yaml"
 
 
 def leave_one_out(tables: Sequence[Table], sets: Mapping[str, Calibration]) -> pd.DataFrame:
-    """Errors of each hardware (the keys of ``sets``) predicted from the sets of the others; kernels above 20 us."""
+    """Errors of each hardware (the keys of ``sets``) predicted from the sets of the others; kernels above 20 us.
+
+    They are predicted as those of a device that nobody measured: what devices send one another by devices joined alike.
+    """
     lines = []
     for left_out in sets:
-        guess = transferred([each for name, each in sets.items() if name != left_out])
+        others = {name: each for name, each in sets.items() if name != left_out}
+        guess = transferred(list(others.values()), link=joined_by(nearest_link(left_out), list(others)))
         device = load_hardware(left_out)
         parts, _ = select(tables, left_out, PROCESSORS.get(left_out, UNKNOWN))
         for part in parts:
@@ -68,7 +77,7 @@ def class_errors(paths: Sequence[Path], engine: str) -> dict[str, Any]:
         classes[str(name)] = figures
     return {
         "derived": datetime.now(UTC).date().isoformat(),
-        "command": "evaluator calibrate DATA... --transfer --errors FILE.yaml",
+        "command": _COMMAND,
         "source": ", ".join(path.name for path in paths),
         "engine": engine,
         "classes": classes,
@@ -84,18 +93,36 @@ def written(table: Mapping[str, Any]) -> str:
     return head + yaml.safe_dump(dict(table), sort_keys=False, default_flow_style=None, width=118)
 
 
-def known_errors() -> dict[str, Any]:
-    """The table that the catalog holds; empty where it has none."""
-    return load_yaml(find("errors", KERNELS)) if has("errors", KERNELS) else {}
+def known_errors(engine: str = DEFAULT_ENGINE) -> dict[str, Any]:
+    """The errors by class that the catalog holds, where they are of this engine's kernels; else none.
+
+    ``{class: {median, p90, devices: {name: [median, p90]}}}``. InputError where the file is no such table.
+    """
+    if not has("errors", KERNELS):
+        return {}
+    path = find("errors", KERNELS)
+    given = Fields(load_yaml(path), path.name)
+    for text in ("derived", "command", "source"):
+        given.text(text)
+    of, listed = given.text("engine"), given.inner("classes")
+    given.finish()
+    return {name: _class_errors(listed.inner(name)) for name in listed.values} if of == engine else {}
 
 
-def transferred_set(hardware: str, name: str, engine: str, errors: Mapping[str, Any]) -> Calibration:
-    """The set of a device from those of the others, with what ``errors``, a table, let expect of its kernels."""
+def _class_errors(given: Fields) -> dict[str, Any]:
+    found: dict[str, Any] = {each: given.number(each) for each in _STATISTICS}
+    devices = given.inner("devices")
+    given.finish()
+    for name, pair in devices.values.items():
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(each, float) for each in pair):
+            raise InputError(f"{devices.place(str(name))}: expected [median, 90th percentile], got {pair!r}")
+    return found | {"devices": dict(devices.values)}
+
+
+def transferred_set(hardware: Hardware, name: str, engine: str, classes: Mapping[str, Any]) -> Calibration:
+    """The set of a device from those of the others, with what errors of ``classes`` let expect of its kernels."""
     found = load_calibration(TRANSFERRED, hardware, engine=engine)
-    expected = {
-        op_class: {each: figures[each] for each in _STATISTICS}
-        for op_class, figures in errors.get("classes", {}).items()
-    }
+    expected = {op_class: {each: figures[each] for each in _STATISTICS} for op_class, figures in classes.items()}
     fit = {"method": found.sources["gemm"], "errors_of_devices_left_out": expected} if expected else {}
     return replace(found, name=name, fit=fit)
 
@@ -110,10 +137,19 @@ def set_text(found: Calibration) -> str:
     return head + yaml.safe_dump(document, sort_keys=False, width=118, allow_unicode=True)
 
 
-def told(errors: Mapping[str, Any]) -> str:
-    """The errors by class in a table, with the device that was predicted worst."""
-    lines = [f"{'class':20s} {'median':>8s} {'p90':>8s}   worst device left out"]
-    for name, figures in errors.get("classes", {}).items():
+def told(classes: Mapping[str, Any], engine: str, device: Hardware | None = None) -> str:
+    """The errors by class in a table, with the device that was predicted worst, and of which kernels they are.
+
+    ``device``: the one that a set was made for, of which they tell less where its maker was not measured.
+    """
+    label = serving_engine(engine).label
+    if not classes:
+        return f"of {label} the errors of such sets are not known; `{_COMMAND} --engine {engine}` measures them"
+    lines = [f"kernels of {label} above 20 us, of devices left out in turn: absolute errors of their times"]
+    lines.append(f"{'class':20s} {'median':>8s} {'p90':>8s}   worst device left out")
+    for name, figures in classes.items():
         worst, (median, _) = max(figures["devices"].items(), key=lambda item: item[1][0])
         lines.append(f"{name:20s} {figures['median']:8.1%} {figures['p90']:8.1%}   {worst} {median:.1%}")
+    if device is not None and not is_like_measured(device):
+        lines.append(f"{device.name} is no GPU of {MEASURED_MAKER}, as all of these are: expect more")
     return "\n".join(lines)

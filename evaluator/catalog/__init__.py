@@ -1,6 +1,7 @@
 """The catalog: models, hardware, length distributions and calibration sets as data files with sources."""
 
-from evaluator.catalog.calibration import Calibration, OperatorEfficiency, load_calibration
+from evaluator.catalog.calibration import Calibration, OperatorEfficiency
+from evaluator.catalog.choice import load_calibration
 from evaluator.catalog.huggingface import import_config
 from evaluator.catalog.lengths import LengthTable, lengths_to_yaml, load_lengths, summarise_lengths
 from evaluator.catalog.links import PoolLink, load_link

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from evaluator.catalog.eager import EAGER, EagerFigures, read_eager, read_sources
 from evaluator.catalog.efficiency import BEYOND_ROOFLINE, GroupEfficiency, OperatorEfficiency, figures_of
-from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.fields import Fields
 from evaluator.catalog.iterations import BEYOND, FORMS, Iterations, read_iterations
-from evaluator.catalog.read_hardware import load_hardware
-from evaluator.catalog.served import as_served
-from evaluator.catalog.store import find, has, names
-from evaluator.catalog.transferred import transferred
+from evaluator.catalog.store import find
 from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
 
@@ -118,125 +113,15 @@ def base_class(name: str) -> str:
     return "elementwise" if name == SORT else name
 
 
-def load_calibration(name: str, hardware: str, foreign: bool = False, engine: str = DEFAULT_ENGINE) -> Calibration:
+def named_set(name: str, hardware: str, foreign: bool = False) -> Calibration:
     """The set ``name`` (a catalog name or a path to a YAML), of ``hardware`` or of any; else InputError.
 
     ``foreign`` lets a set of other hardware pass.
-
-    ``auto`` is the first there is of: fitted to serving runs of this hardware (HARDWARE-ENGINE.serving); fitted to its
-    kernels (HARDWARE-ENGINE), with the host of serving runs on any hardware (ENGINE.serving); of a GPU of NVIDIA
-    ``transferred``; ``datasheet``. What was not measured of an engine, its kernels on this hardware or its servers, is
-    as in vLLM, and the set ``extrapolated``.
-
-    ``transferred`` is the median of the kernels of other devices for this engine, with the host of their serving runs.
     """
-    if name == "auto":
-        return _best(hardware, serving_engine(engine).name)
-    if name == TRANSFERRED and not has("calibrations", name):
-        place = os.environ.get("EVALUATOR_PATH", ""), os.getcwd()
-        return _transferred(hardware, serving_engine(engine).name, place)
     calibration = _load(find("calibrations", name))
     if not foreign and calibration.hardware not in ("any", hardware):
         raise InputError(f"calibration '{name}' is of {calibration.hardware}, not of {hardware}")
     return calibration
-
-
-def _best(hardware: str, engine: str) -> Calibration:
-    serving, kernels = f"{hardware}-{engine}.serving", f"{hardware}-{engine}"
-    own_host = f"{engine}.serving"
-    if has("calibrations", serving):
-        return load_calibration(serving, hardware)
-    if has("calibrations", kernels):
-        found = load_calibration(kernels, hardware)
-        if has("calibrations", own_host):
-            return with_host(found, load_calibration(own_host, hardware))
-        return found if engine == DEFAULT_ENGINE else _served_as_default(found, hardware)
-    if has("calibrations", f"{hardware}-{DEFAULT_ENGINE}.serving") or has(
-        "calibrations", f"{hardware}-{DEFAULT_ENGINE}"
-    ):
-        return _standing_in(_best(hardware, DEFAULT_ENGINE), engine)
-    return load_calibration(TRANSFERRED if _is_like_measured(hardware) else "datasheet", hardware, engine=engine)
-
-
-def _is_like_measured(hardware: str) -> bool:
-    """Whether a device is a GPU of the maker whose devices the sets are of: only of those are errors known."""
-    if not has("hardware", hardware):
-        return False
-    device = load_hardware(hardware)
-    return device.kind == "gpu" and device.maker == MEASURED_MAKER
-
-
-@functools.lru_cache(maxsize=256)
-def _transferred(hardware: str, engine: str, place: tuple[str, str]) -> Calibration:
-    """What the sets of other devices make of this one; ``place`` says where the catalog's files are."""
-    others = [name for name in measured_devices(engine) if has("hardware", name) and name != hardware]
-    found = transferred([_with_own_host(name, engine) for name in others], TRANSFERRED, joined_alike(hardware, others))
-    return replace(found, hardware=hardware)
-
-
-def measured_devices(engine: str) -> list[str]:
-    """Devices whose kernels of an engine were measured, collectives included.
-
-    A set with collectives of another device would count that one twice in a median, and when it is left out.
-    """
-    ending = f"-{engine}"
-    found = [name.removesuffix(ending) for name in names("calibrations") if name.endswith(ending)]
-    return [name for name in found if _has_own_collectives(load_calibration(f"{name}{ending}", name))]
-
-
-def _has_own_collectives(calibration: Calibration) -> bool:
-    return any(name.startswith("all_reduce.") for name in calibration.fit.get("parameters", {}))
-
-
-def _with_own_host(hardware: str, engine: str) -> Calibration:
-    """The kernels of a device as they were measured, with the host's times of serving runs, of its own if there are."""
-    kernels = load_calibration(f"{hardware}-{engine}", hardware)
-    for host in (f"{hardware}-{engine}", f"{hardware}-{DEFAULT_ENGINE}", DEFAULT_ENGINE):
-        if has("calibrations", f"{host}.serving"):
-            return with_host(kernels, load_calibration(f"{host}.serving", hardware))
-    return kernels
-
-
-def joined_alike(hardware: str, others: Sequence[str]) -> list[str]:
-    """Those of the other devices whose nearest link is the same."""
-    link = _link_of(hardware)
-    return [name for name in others if _link_of(name) == link]
-
-
-def _link_of(hardware: str) -> str:
-    """The name of the nearest link of a device of the catalog; empty where it has none, or is not in the catalog."""
-    links = load_hardware(hardware).links if has("hardware", hardware) else ()
-    return links[0].name if links else ""
-
-
-def _served_as_default(kernels: Calibration, hardware: str) -> Calibration:
-    """A set of kernels with what serving runs of the default engine say, on this hardware or at least of its host."""
-    one = f"{hardware}-{DEFAULT_ENGINE}"
-    if has("calibrations", one) and has("calibrations", f"{one}.serving"):
-        serving = load_calibration(f"{one}.serving", hardware)
-        found = with_host(as_served(kernels, load_calibration(one, hardware), serving), serving)
-        return replace(found, name=f"{kernels.name}, served as {serving.name}", provenance="extrapolated")
-    if has("calibrations", f"{DEFAULT_ENGINE}.serving"):
-        serving = load_calibration(f"{DEFAULT_ENGINE}.serving", hardware)
-        return replace(with_host(kernels, serving), provenance="extrapolated")
-    return kernels
-
-
-def _standing_in(of: Calibration, engine: str) -> Calibration:
-    """A set for an engine of which nothing was measured on this hardware; a data sheet is one for any engine."""
-    if of.provenance == "datasheet":
-        return of
-    return replace(of, name=f"{of.name}, for {engine}", provenance="extrapolated")
-
-
-def with_host(kernels: Calibration, serving: Calibration) -> Calibration:
-    """A set of kernels with the host's figures of one fitted to serving runs."""
-    figures: dict[str, Any] = {name: getattr(serving, name) for name in HOST}
-    sort = {SORT: serving.efficiencies[SORT]} if SORT in serving.efficiencies else {}
-    classes = {**kernels.efficiencies, **sort}
-    name = f"{kernels.name}, host of {serving.name}"
-    rests_on = "kernels_and_host" if kernels.rests_on == "kernels" else kernels.rests_on
-    return replace(kernels, name=name, efficiencies=classes, rests_on=rests_on, **figures)
 
 
 @functools.cache

@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from evaluator.catalog.calibration import HOST, SORT, Calibration
 from evaluator.catalog.efficiency import OperatorEfficiency
-
-if TYPE_CHECKING:
-    from evaluator.catalog.calibration import Calibration
 
 _FRACTIONS = ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "link_efficiency")
 """Figures of which no factor makes more than 1; those of one group of devices may be more, where a switch reduces."""
@@ -56,3 +54,13 @@ def _times(own: Any, was: Any, now: Any, names: tuple[str, ...]) -> dict[str, An
             value = getattr(own, name) * after / before
             found[name] = min(value, 1.0) if name in _FRACTIONS else value
     return found
+
+
+def with_host(kernels: Calibration, serving: Calibration) -> Calibration:
+    """A set of kernels with the host's figures of one fitted to serving runs."""
+    figures: dict[str, Any] = {name: getattr(serving, name) for name in HOST}
+    sort = {SORT: serving.efficiencies[SORT]} if SORT in serving.efficiencies else {}
+    classes = {**kernels.efficiencies, **sort}
+    name = f"{kernels.name}, host of {serving.name}"
+    rests_on = "kernels_and_host" if kernels.rests_on == "kernels" else kernels.rests_on
+    return replace(kernels, name=name, efficiencies=classes, rests_on=rests_on, **figures)

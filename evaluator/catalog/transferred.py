@@ -7,20 +7,87 @@ waves are not counted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from evaluator.catalog.calibration import TRANSFERRED, Calibration, named_set
 from evaluator.catalog.efficiency import GroupEfficiency, OperatorEfficiency
+from evaluator.catalog.engines import DEFAULT_ENGINE
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.served import with_host
+from evaluator.catalog.store import has, names
 from evaluator.errors import InputError
 
-if TYPE_CHECKING:
-    from evaluator.catalog.calibration import Calibration
+
+def set_of_others(hardware: Hardware | str, engine: str) -> Calibration:
+    """What the kernels of other devices for an engine, with the host of their serving runs, make of this one.
+
+    ``hardware`` is a device, or a name that is not in the catalog. InputError where there are no others.
+    """
+    place = os.environ.get("EVALUATOR_PATH", ""), os.getcwd()
+    name = hardware if isinstance(hardware, str) else hardware.name
+    return _set_of_others(name, nearest_link(hardware), engine, place)
 
 
-def transferred(sets: Sequence[Calibration], name: str = "transferred", link: Sequence[str] = ()) -> Calibration:
+@lru_cache(maxsize=256)
+def _set_of_others(hardware: str, link: str, engine: str, place: tuple[str, str]) -> Calibration:
+    """The same once for all devices of one name and link; ``place`` says where the catalog's files are."""
+    others = [name for name in measured_devices(engine) if name != hardware]
+    found = transferred([_with_own_host(name, engine) for name in others], link=joined_by(link, others))
+    return replace(found, hardware=hardware)
+
+
+def measured_devices(engine: str) -> list[str]:
+    """Devices of the catalog whose kernels of an engine were measured, collectives included.
+
+    A set with collectives of another device would count that one twice in a median, and when it is left out. Sets of a
+    user's own that bear no device's name are of a device that has a set, or of none that is known.
+    """
+    ending = f"-{engine}"
+    found = [name.removesuffix(ending) for name in names("calibrations") if name.endswith(ending)]
+    return [name for name in found if has("hardware", name) and _has_own_collectives(f"{name}{ending}", name)]
+
+
+def _has_own_collectives(name: str, hardware: str) -> bool:
+    found = named_set(name, hardware, foreign=True)
+    figures = found.fit.get("parameters") or {}
+    return (
+        found.hardware == hardware
+        and bool(found.efficiencies)
+        and any(str(each).startswith("all_reduce.") for each in figures)
+    )
+
+
+def _with_own_host(hardware: str, engine: str) -> Calibration:
+    """The kernels of a device as they were measured, with the host's times of serving runs, of its own if there are."""
+    kernels = named_set(f"{hardware}-{engine}", hardware)
+    for host in (f"{hardware}-{engine}", f"{hardware}-{DEFAULT_ENGINE}", DEFAULT_ENGINE):
+        if has("calibrations", f"{host}.serving"):
+            return with_host(kernels, named_set(f"{host}.serving", hardware))
+    return kernels
+
+
+def joined_by(link: str, others: Sequence[str]) -> list[str]:
+    """Those of the other devices, names of the catalog, whose nearest link has this name."""
+    return [name for name in others if nearest_link(name) == link]
+
+
+def nearest_link(hardware: Hardware | str) -> str:
+    """The name of a device's nearest link; empty where it has none, or where its name is not in the catalog."""
+    if isinstance(hardware, str):
+        if not has("hardware", hardware):
+            return ""
+        hardware = load_hardware(hardware)
+    return hardware.links[0].name if hardware.links else ""
+
+
+def transferred(sets: Sequence[Calibration], name: str = TRANSFERRED, link: Sequence[str] = ()) -> Calibration:
     """The median of these sets, figure by figure, for any hardware; all-reduces of a size that most sets have.
 
     ``link`` names devices that are joined as the one that the set is for: what devices send one another is the median
@@ -47,8 +114,8 @@ def transferred(sets: Sequence[Calibration], name: str = "transferred", link: Se
         name=name,
         hardware="any",
         engine_version="any",
-        provenance="transferred",
-        rests_on="transferred",
+        provenance=TRANSFERRED,
+        rests_on=TRANSFERRED,
         efficiencies={
             op_class: _median(
                 [one.efficiencies[op_class] for one in (near if op_class in _SENT else sets)

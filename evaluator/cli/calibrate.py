@@ -129,19 +129,21 @@ def _transfer(
         )
     from evaluator.calibrate import transfer
     from evaluator.catalog import load_hardware
+    from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 
-    chosen, target = engine or "vllm", out or errors
-    if hardware is None:
+    chosen, target = serving_engine(engine or DEFAULT_ENGINE).name, out or errors
+    device = None if hardware is None else load_hardware(hardware)
+    if device is None:
         table = transfer.class_errors(data, chosen)
-        text = transfer.written(table)
+        classes, text = table["classes"], transfer.written(table)
     else:
-        table = transfer.known_errors()
-        name = load_hardware(hardware).name
-        text = transfer.set_text(transfer.transferred_set(name, target.stem if target else name, chosen, table))
+        classes = transfer.known_errors(chosen)
+        found = transfer.transferred_set(device, target.stem if target else device.name, chosen, classes)
+        text = transfer.set_text(found)
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
-    typer.echo(transfer.told(table))
+    typer.echo(transfer.told(classes, chosen, device))
     if not quiet:
         typer.echo(f"wrote {target}", err=True)
 

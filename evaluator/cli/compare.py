@@ -163,19 +163,18 @@ def _fit(experiments: list, base: str, seeds: int, folder: Path, quiet: bool) ->
 def _requests(
     requests: Path, scenario: str, calibration: str, changes: list[str] | None, errors: Path | None
 ) -> tuple[pd.DataFrame, dict[str, float]]:
-    from evaluator.catalog import load_calibration
     from evaluator.compare import compare_requests
+    from evaluator.compare.expected import case_of, errors_of_requests, write_errors
 
-    named = [] if calibration == "auto" else [f"deployment.calibration={calibration}"]
-    loaded = read_scenario(scenario, [*named, *(changes or ())])
+    loaded = read_scenario(scenario, changes)
+    if calibration != "auto":
+        named = calibration.replace("GPU", str(loaded.deployment.hardware))
+        loaded = read_scenario(scenario, [*(changes or ()), f"deployment.calibration={named}"])
+    case = None if errors is None else case_of(loaded.deployment)
     table, statistics = compare_requests(requests, loaded)
-    set_ = loaded.deployment.calibration
-    typer.echo(f"{len(table)} requests, calibration {set_}")
+    typer.echo(f"{len(table)} requests, calibration {loaded.deployment.calibration}")
     typer.echo(statistics.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
-    if errors is not None:
-        from evaluator.compare.expected import errors_of_requests, write_errors
-
-        case = load_calibration(set_, str(loaded.deployment.hardware), engine=loaded.deployment.engine).rests_on
+    if errors is not None and case is not None:
         write_errors(errors, errors_of_requests(case, statistics, requests.name, loaded.name, loaded.deployment))
     means = statistics[statistics["statistic"] == "mean"]
     return table, {row.metric: abs(row.error_pct) for row in means.itertuples()}

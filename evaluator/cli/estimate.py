@@ -44,7 +44,7 @@ def estimate(
     result = run_estimate(
         load_model(model),
         device,
-        calibration=load_calibration(calibration, device.name, engine=engine),
+        calibration=load_calibration(calibration, device, engine=engine),
         engine=engine,
         precision=Precision(weights, activations, kv),
         tensor_parallel=tp,

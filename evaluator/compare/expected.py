@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from evaluator.accuracy.cases import CASES, ITERATIONS, SHARE, STATISTICS, band, command_of, plain
+from evaluator.accuracy.basis import design_basis
+from evaluator.accuracy.cases import (
+    CASES,
+    ITERATIONS,
+    SHARE,
+    STATISTICS,
+    Errors,
+    band,
+    command_of,
+    plain,
+    read_errors,
+)
 from evaluator.compare.report import by_stage, usable
 from evaluator.errors import InputError
+from evaluator.replica import design
 from evaluator.yaml import load_yaml
 
 if TYPE_CHECKING:
@@ -44,6 +56,22 @@ def errors_of(case: str, table: pd.DataFrame, source: str) -> pd.DataFrame:
     rows["concurrency"] = rows["concurrency"].map(plain)
     wide = rows.pivot_table(index=list(ROW), columns="metric", values="error", sort=False).reset_index()
     return wide.reindex(columns=[*ROW, *STATISTICS]).round(5)
+
+
+def case_of(deployment: Deployment) -> str:
+    """The case of which a measured run of this deployment tells. InputError where it is none, or more than that."""
+    if deployment.pools:
+        raise InputError("--errors: the cases are of one pool; of several none tells")
+    basis = design_basis(design(deployment, 0))
+    if basis.unmeasured:
+        raise InputError(f"--errors: no case is of servers with {', '.join(basis.unmeasured)}")
+    if len(basis.cases) > 1:
+        raise InputError(
+            f"--errors: nothing can have been measured on a device of the scenario ({deployment.hardware})"
+        )
+    if basis.cases[0] not in CASES:
+        raise InputError(f"--errors: no case is of {basis.text(Errors({}, {}))}")
+    return basis.cases[0]
 
 
 def errors_of_requests(
@@ -114,17 +142,39 @@ def write_errors(path: Path, rows: pd.DataFrame) -> None:
     import pandas as pd
 
     case, source, listed = rows["case"].iloc[0], rows["source"].iloc[0], path.with_suffix(".csv")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    before = pd.read_csv(listed, dtype={"run": str}) if listed.is_file() else rows.iloc[:0]
+    content, before = _table(path), _rows(listed) if listed.is_file() else rows.iloc[:0]
     kept = before[(before["case"] != case) | (before["source"] != source)]
     every = pd.concat([part for part in (kept, rows) if len(part)], ignore_index=True)
     order = {name: place for place, name in enumerate(CASES)}
     every = every.sort_values("case", key=lambda names: names.map(order), kind="stable")
+    path.parent.mkdir(parents=True, exist_ok=True)
     every.to_csv(listed, index=False)
-    content = load_yaml(path) if path.is_file() else {}
-    cases = dict(content.get("cases") or {})
+    cases = dict(content)
     cases[case] = summary(every[every["case"] == case], datetime.now(UTC).date().isoformat())
     path.write_text(text_of({name: cases[name] for name in CASES if name in cases}), encoding="utf-8")
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """The cases of a table as they are in its file; none where there is no file. InputError where it is no table."""
+    if not path.is_file():
+        return {}
+    content = load_yaml(path)
+    read_errors(content, path.name)
+    return dict(content["cases"])
+
+
+def _rows(path: Path) -> pd.DataFrame:
+    """The rows that a table was made of. InputError where the file has others."""
+    import pandas as pd
+
+    try:
+        found = pd.read_csv(path, dtype={"run": str, "tensor_parallel": str})
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: no rows of errors: {error}; derive the table anew under another name") from None
+    missing = [name for name in (*ROW, *STATISTICS) if name not in found]
+    if missing:
+        raise InputError(f"{path}: no column {missing[0]}; derive the table anew under another name")
+    return found
 
 
 def text_of(cases: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.choice import CHOSEN
 from evaluator.catalog.store import find
 from evaluator.compare.servers import Server, server
 from evaluator.compare.simulate import Times, simulate_server
@@ -36,7 +37,7 @@ def compare_experiments(
     """
     import pandas as pd
 
-    if isinstance(calibration, str) and calibration != "auto" and "GPU" not in calibration:
+    if isinstance(calibration, str) and calibration not in CHOSEN and "GPU" not in calibration:
         find("calibrations", calibration)  # a name that is none is the user's mistake, not an experiment's
     seeds = tuple(seeds)
     rows: list[dict] = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from evaluator.catalog.calibration import Calibration, load_calibration
+from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.choice import load_calibration
 from evaluator.catalog.engines import serving_engine
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
@@ -57,7 +58,7 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     hardware = _hardware(spec.hardware)
     calibration = spec.calibration
     if isinstance(calibration, str):
-        calibration = load_calibration(calibration, hardware.name, foreign=True, engine=spec.engine)
+        calibration = load_calibration(calibration, hardware, foreign=True, engine=spec.engine)
     calibration = _as_used(Same(calibration), hardware.hypothetical, spec.change)
     if spec.change is not None:
         hardware = changed_hardware(hardware, spec.change)

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluator.metrics.variables import INPUTS
+from evaluator.accuracy import SHARE
+from evaluator.accuracy.basis import has_host
+from evaluator.report.growth import Growth
 
 if TYPE_CHECKING:
     import xarray as xr
 
 _SHOWN = {"goodput_rps": "goodput", "ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
-RATES = ("memory_bandwidth", "flops", "link_bandwidth")
-"""The INPUTS that are rates; the others are times."""
+WITHIN = f"{100 * SHARE:.0f} % of measurements within"
+"""What the error of a prediction says of the measured values."""
 MOST = 3
 """Bases that are told one by one."""
 
@@ -22,8 +24,9 @@ MOST = 3
 def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST) -> list[str]:
     """What to expect of the designs at the positions ``rows``, by what they rest on, the ``most`` frequent first.
 
-    Saturated ones, whose waits are off by more, count only where all are. Nothing of a dataset without model errors, as
-    those of a version before.
+    Latencies have the error of the service times its ``Growth``; where that is not known of designs that wait, it is
+    said. Saturated ones, whose waits are off by more, count only where all are. Nothing of a dataset without model
+    errors, as those of a version before.
     """
     if "model_error_basis" not in ds or not rows.size:
         return []
@@ -31,35 +34,56 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST) -> list[
     rows = calm if calm.size else rows
     bases, counts = np.unique(ds["model_error_basis"].values[rows].astype(str), return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    lines = [_line(ds, rows, str(bases[at]), int(counts[at]), bases.size) for at in order[:most]]
+    growth = Growth(ds)
+    lines = [_line(ds, growth, rows, str(bases[at]), int(counts[at]), bases.size) for at in order[:most]]
     lines += [f"and {bases.size - most} other bases (model_error_basis)"] if bases.size > most else []
-    return [line for line in lines if line]
+    waiting = growth.waiting(rows)
+    if waiting:
+        who = "all wait" if waiting == rows.size else f"{waiting:,} of {rows.size:,} designs wait"
+        lines.append(
+            f"{who} for over a third of TTFT, where errors grow several times: a swept rate or --sensitivity tells"
+        )
+    return lines
 
 
-def _line(ds: xr.Dataset, rows: np.ndarray, basis: str, count: int, bases: int) -> str:
+def _line(ds: xr.Dataset, growth: Growth, rows: np.ndarray, basis: str, count: int, bases: int) -> str:
     mine = rows[ds["model_error_basis"].values[rows].astype(str) == basis]
     found = {
-        label: ds[f"{name}_model_error"].values[mine] * _growth(ds, name, mine)
+        label: ds[f"{name}_model_error"].values[mine] * np.nan_to_num(growth.of(name, mine), nan=1.0)
         for name, label in _SHOWN.items()
         if f"{name}_model_error" in ds
     }
     which = f" of {count:,} design{'s' * (count > 1)}" if bases > 1 else ""
     told = in_words(found)
-    return f"expected error{which}: {told} ({basis})" if told else f"expected error{which}: not known ({basis})"
+    return (
+        f"expected error{which}, {WITHIN}: {told} ({basis})" if told else f"expected error{which}: not known ({basis})"
+    )
 
 
-def _growth(ds: xr.Dataset, name: str, rows: np.ndarray) -> np.ndarray:
-    """By what an error of the times of service grows in a latency, (row,): 1 where the elasticities do not tell.
+_TOLD = {
+    "calibrated": "fitted to measurements of the device",
+    "extrapolated": "fitted to measurements of others",
+    "transferred": "the median of other devices' sets",
+    "datasheet": "of data sheets",
+}
 
-    It is the sum of the elasticities to all times less those to all rates: 1 for an idle design, more where batches and
-    queues grow with the service. Saturated designs have it in their errors.
-    """
-    slopes = ds.get(f"{name}_mean_elasticity")
-    if slopes is None or set(slopes["input"].values.tolist()) != set(INPUTS):
-        return np.ones(rows.size)
-    signs = np.where(np.isin(slopes["input"].values, RATES), -1.0, 1.0)
-    total = np.nan_to_num(slopes.values[rows] @ signs, nan=1.0)
-    return np.where(ds["saturated"].values[rows].astype(bool), 1.0, np.maximum(total, 1.0))
+
+def mixtures(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
+    """Where the designs at ``rows`` rest on figures of different kinds, a part of what sets them apart may be these."""
+    lines = []
+    kinds, counts = np.unique(ds["provenance"].values[rows].astype(str), return_counts=True)
+    if kinds.size > 1:
+        told = ", ".join(f"{count:,} {_TOLD.get(kind, kind)}" for kind, count in zip(kinds, counts, strict=True))
+        lines.append(f"efficiencies of different kinds: {told}; calibration: datasheet treats all alike")
+    if "model_error_basis" in ds:
+        bases, which = np.unique(ds["model_error_basis"].values[rows].astype(str), return_inverse=True)
+        without = np.count_nonzero(~np.array([has_host(basis) for basis in bases], dtype=bool)[which])
+        if 0 < without < rows.size:
+            lines.append(
+                f"{without:,} of {rows.size:,} designs have no host's times of servers, as the others have: "
+                "their TTFT is too short by some milliseconds and an iteration"
+            )
+    return lines
 
 
 def in_words(errors: Mapping[str, np.ndarray]) -> str:

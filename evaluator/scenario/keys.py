@@ -138,9 +138,19 @@ def _calibration() -> Reader:
     named = known(_find_calibration, _names("calibrations"))
 
     def schema() -> Schema:
-        return {"anyOf": [{"const": "auto"}, *named.schema()["anyOf"]]}  # type: ignore[operator]
+        chosen = [{"const": name} for name in _chosen()]
+        return {"anyOf": [*chosen, *named.schema()["anyOf"]]}  # type: ignore[operator]
 
-    return Reader(lambda value, place: value if value == "auto" else named(value, place), schema)
+    def read(value: Any, place: Place) -> str:
+        return value if isinstance(value, str) and value in _chosen() else named(value, place)
+
+    return Reader(read, schema)
+
+
+def _chosen() -> tuple[str, ...]:
+    from evaluator.catalog.choice import CHOSEN
+
+    return CHOSEN
 
 
 def _absent(table: Table, build: Callable[..., Any]) -> Any:
@@ -162,7 +172,8 @@ REPLICA: Table = {
     "calibration": Field(
         _calibration(),
         "auto",
-        "Operator efficiencies. auto: the best set for this hardware and engine; datasheet; or a name of the catalog.",
+        "Operator efficiencies. auto: the best set for this hardware and engine; transferred: the median of other "
+        "devices' sets; datasheet; or a name of the catalog.",
     ),
     "replicas": Field(count(most=MOST_REPLICAS, remedy=_MOST_REPLICAS), 1, "Identical copies of the model."),
     "tensor_parallel": Field(count(most=4096), 1, "Devices that share every layer of a replica."),

@@ -33,7 +33,7 @@ def _unmeasured(member: Member) -> tuple[str, ...]:
     if any(station.role.first_token_only for station in member.answering):
         found.append("prefill and decode apart")
     if member.engine == REQUEST:
-        found.append("engine request")
+        found.append("an approximate engine (request)")
     return tuple(found)
 
 

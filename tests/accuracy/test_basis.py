@@ -7,10 +7,12 @@ import evaluator
 from evaluator.accuracy import Errors
 from evaluator.accuracy.basis import Basis, design_basis
 from evaluator.catalog import load_calibration
+from evaluator.catalog.store import find
 from evaluator.catalog.what_if import WhatIf
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.replica import ReplicaSpec, build
+from evaluator.speculation import Drafting
 
 
 def of(model="llama-3.1-8b", hardware="h100-sxm", calibration="auto", **more):
@@ -49,7 +51,11 @@ def test_the_cases_of_a_replica(asked, cases):
         ({"precision": Precision(kv="fp8")}, "fp8 KV"),
         ({"model": "deepseek-v2-lite"}, "latent attention"),
         ({"engine": "sglang"}, "SGLang"),
-        ({"hardware": "mi300x"}, "AMD devices"),
+        ({"hardware": "mi300x"}, "AMD GPUs"),
+        ({"hardware": "cpu-grace"}, "NVIDIA CPUs"),
+        ({"hardware": WhatIf.of({"like": "tpu-v6e", "memory_bandwidth": "4.8TB/s"})}, "Google TPUs"),
+        ({"model": "e5-mistral-7b"}, "models that give no tokens"),
+        ({"drafting": Drafting("ngram", 3)}, "speculative decoding"),
     ],
 )
 def test_what_no_measured_server_had(asked, unmeasured):
@@ -61,13 +67,34 @@ def test_fp8_weights_and_tensor_parallelism_were_measured():
 
 
 def test_the_words_name_the_weakest_case_first_and_the_runs():
-    errors = Errors({}, {"runs": 19, "datasheet": 28})
-    both = Basis(("runs",)).joined(Basis(("datasheet", "runs"), ("AMD devices",)))
+    errors = Errors({}, {"runs": 19, "datasheet": 28}, {"runs": 1, "datasheet": 3})
+    both = Basis(("runs",)).joined(Basis(("datasheet", "runs")))
     assert both.cases == ("runs", "datasheet")
     assert both.text(errors) == (
-        "a data sheet; error of 28 runs, and serving runs of this device and model; error of 19 runs; "
-        "nothing measured of AMD devices"
+        "a data sheet; error of 28 runs on 3 devices, and serving runs of this device and model; "
+        "error of 19 runs on 1 device"
     )
+    assert both.text(Errors({}, {})) == "a data sheet, and serving runs of this device and model"
+    assert both.joined(Basis((), ("AMD GPUs", "fp8 KV"))).text(errors) == (
+        "a data sheet, and serving runs of this device and model; no measured server had AMD GPUs, fp8 KV: "
+        "the largest measured error"
+    )
+
+
+def test_sparse_and_compressed_attention_are_named_beside_latents():
+    assert of("deepseek-v3.2").unmeasured == ("latent attention", "sparse attention")
+    assert "attention on compressed contexts" in of("deepseek-v4-flash").unmeasured
+    assert of("bge-reranker-v2-m3").unmeasured == ("fp32 weights", "models that give no tokens")
+
+
+def test_a_device_of_a_users_own_file_rests_on_what_its_kind_does(tmp_path):
+    """As the L4 of the catalog, under a name that is not there; without its maker nothing speaks for it."""
+    text = find("hardware", "l4").read_text().replace("name: l4\n", "name: box\n")
+    (tmp_path / "box.yaml").write_text(text)
+    assert of(hardware=str(tmp_path / "box.yaml")) == Basis(("transferred",))
+    (tmp_path / "box.yaml").unlink()
+    (tmp_path / "none.yaml").write_text(text.replace("name: box", "name: none").replace("maker: NVIDIA\n", ""))
+    assert of(hardware=str(tmp_path / "none.yaml")) == Basis(("datasheet",), ("unknown makers' GPUs",))
 
 
 def test_a_set_keeps_what_it_rests_on_where_it_is_composed():

@@ -8,7 +8,15 @@ import pytest
 from evaluator.accuracy import CASES, Errors, load_errors
 from evaluator.accuracy.cases import ITERATIONS, STATISTICS
 from evaluator.catalog.store import find
-from evaluator.compare.expected import errors_of, errors_of_iterations, errors_of_requests, summary, write_errors
+from evaluator.catalog.what_if import WhatIf
+from evaluator.compare.expected import (
+    case_of,
+    errors_of,
+    errors_of_iterations,
+    errors_of_requests,
+    summary,
+    write_errors,
+)
 from evaluator.errors import InputError
 from evaluator.report.accuracy import percent
 from evaluator.scenario import Deployment
@@ -94,3 +102,45 @@ def test_the_errors_of_the_readme_are_those_of_the_table():
     errors = load_errors()
     for name, row in zip(CASES, rows, strict=True):
         assert row == [percent(errors.of((name,), f"{metric}_mean")) for metric in ("ttft", "itl", "e2e")], name
+
+
+@pytest.mark.parametrize(
+    ("changes", "case"),
+    [
+        ({}, "runs"),
+        ({"model": "qwen3-8b"}, "other_models"),
+        ({"hardware": "l4"}, "transferred"),
+        ({"calibration": "h100-sxm-vllm"}, "kernels"),
+    ],
+)
+def test_a_run_tells_of_the_case_that_its_deployment_rests_on(changes, case):
+    assert case_of(Deployment(**({"model": "llama-3.1-8b", "hardware": "h100-sxm"} | changes))) == case
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine": "sglang"}, "--errors: no case is of servers with SGLang"),
+        ({"hardware": WhatIf.of({"like": "h100-sxm", "memory_bandwidth": "5TB/s"})}, "nothing can have been measured"),
+        ({"pools": {"prefill": None}}, "--errors: the cases are of one pool; of several none tells"),
+    ],
+)
+def test_a_run_that_tells_of_no_case_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        case_of(Deployment(**({"model": "llama-3.1-8b", "hardware": "h100-sxm"} | changes)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("mine.yaml", "[]", "mine.yaml: expected a mapping of keys to values"),
+        ("mine.csv", "a,b\n1,2\n", "mine.csv: no column case; derive the table anew under another name"),
+        ("mine.csv", "", "mine.csv: no rows of errors: No columns to parse from file"),
+    ],
+)
+def test_files_that_hold_no_table_are_left_alone(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError) as error:
+        write_errors(tmp_path / "mine.yaml", errors_of("datasheet", compared(), "x.csv"))
+    assert message in str(error.value)
+    assert [path.read_text() for path in tmp_path.iterdir()] == [text]

@@ -171,3 +171,8 @@ def test_real_requests(evaluator, data_folder):
     assert errors["ttft"] < 4 and errors["tpot"] < 2 and errors["e2e"] < 2
     host = load_calibration("rtx-pro-6000-vllm.serving", "rtx-pro-6000")
     assert host.step_overhead_s == load_calibration("h100-sxm-vllm.serving", "h100-sxm").step_overhead_s
+
+
+def test_gpu_in_a_sets_name_stands_for_the_scenarios(evaluator, requests, scenario):
+    code, told, _ = evaluator("compare", requests, "--scenario", scenario, "--calibration", "GPU-vllm")
+    assert code == 0 and "calibration h100-sxm-vllm\n" in told

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from evaluator.catalog import load_calibration
-from evaluator.catalog.calibration import HOST, with_host
+from evaluator.catalog.calibration import HOST
+from evaluator.catalog.served import with_host
 from evaluator.compare.calibrations import calibration_for
 from evaluator.compare.servers import server
 from evaluator.errors import InputError

@@ -1,10 +1,11 @@
 """The lines that tell how far results are expected to be off."""
 
 import numpy as np
+import pytest
 import xarray as xr
 
 from evaluator.metrics.variables import INPUTS
-from evaluator.report.accuracy import expected_errors, in_words, percent
+from evaluator.report.accuracy import expected_errors, in_words, mixtures, percent
 
 RUNS = "serving runs of this device and model; error of 19 runs"
 
@@ -23,10 +24,10 @@ def dataset(bases, errors, **more):
 def test_one_line_for_each_basis_the_most_frequent_first():
     ds = dataset([RUNS, "a data sheet", RUNS], [0.028, 0.14, 0.05])
     assert expected_errors(ds, np.arange(3)) == [
-        f"expected error of 2 designs: E2E ± 2.8 to 5 % ({RUNS})",
-        "expected error of 1 design: E2E ± 14 % (a data sheet)",
+        f"expected error of 2 designs, 68 % of measurements within: E2E ± 2.8 to 5 % ({RUNS})",
+        "expected error of 1 design, 68 % of measurements within: E2E ± 14 % (a data sheet)",
     ]
-    assert expected_errors(ds, np.array([0])) == [f"expected error: E2E ± 2.8 % ({RUNS})"]
+    assert expected_errors(ds, np.array([0])) == [f"expected error, 68 % of measurements within: E2E ± 2.8 % ({RUNS})"]
 
 
 def test_what_is_not_known_is_said_and_what_was_not_saved_is_left_out():
@@ -56,5 +57,39 @@ def test_percents_have_two_digits():
 
 def test_saturated_designs_count_only_where_all_are():
     ds = dataset([RUNS, RUNS], [0.02, 0.9], saturated=("config", np.array([False, True])))
-    assert expected_errors(ds, np.arange(2)) == [f"expected error: E2E ± 2 % ({RUNS})"]
-    assert expected_errors(ds, np.array([1])) == [f"expected error: E2E ± 90 % ({RUNS})"]
+    assert expected_errors(ds, np.arange(2)) == [f"expected error, 68 % of measurements within: E2E ± 2 % ({RUNS})"]
+    assert expected_errors(ds, np.array([1])) == [f"expected error, 68 % of measurements within: E2E ± 90 % ({RUNS})"]
+
+
+SHEET = "a data sheet; error of 28 runs on 3 devices"
+
+
+@pytest.mark.parametrize(
+    ("provenances", "bases", "told"),
+    [
+        (["calibrated"] * 2, [RUNS] * 2, []),
+        (["datasheet"] * 2, [SHEET, "a data sheet, and serving runs of this device and model"], []),
+        (
+            ["calibrated", "datasheet"],
+            [RUNS, "a data sheet, serving runs of other devices; error of 28 runs on 3 devices"],
+            ["1 fitted to measurements of the device, 1 of data sheets; calibration: datasheet treats all alike"],
+        ),
+        (
+            ["calibrated"] * 2,
+            [
+                RUNS,
+                "kernels of this device, no serving runs; no measured server had fp8 KV: the largest measured error",
+            ],
+            ["1 of 2 designs have no host's times of servers"],
+        ),
+        (
+            ["calibrated", "datasheet"],
+            [RUNS, SHEET],
+            ["efficiencies of different kinds", "1 of 2 designs have no host's times of servers"],
+        ),
+    ],
+)
+def test_a_mixture_of_sets_is_told(provenances, bases, told):
+    ds = dataset(bases, [0.1] * 2, provenance=("config", np.array(provenances)))
+    lines = mixtures(ds, np.arange(2))
+    assert len(lines) == len(told) and all(part in line for part, line in zip(told, lines, strict=True))

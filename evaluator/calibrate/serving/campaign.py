@@ -11,8 +11,10 @@ from evaluator.calibrate.serving.fit import FitResult, fit_serving, renamed, run
 from evaluator.calibrate.serving.parameters import adjusted, as_vllm
 from evaluator.calibrate.serving.write import write_calibration
 from evaluator.catalog import load_calibration
-from evaluator.catalog.calibration import Calibration, joined_alike, with_host
-from evaluator.catalog.transferred import transferred
+from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.engines import DEFAULT_ENGINE
+from evaluator.catalog.served import with_host
+from evaluator.catalog.transferred import joined_by, measured_devices, nearest_link, transferred
 from evaluator.compare.calibrations import ANY_GPU, calibration_for, kernel_sets
 from evaluator.compare.report import headline
 from evaluator.compare.run import compare_experiments
@@ -114,9 +116,9 @@ def held_out_by_kernels(
 def _predicting(kernels: str, hardware: str, base: Calibration, fitted: FitResult) -> Calibration:
     """The set by which a fit predicts experiments that were kept aside."""
     if kernels == TRANSFERRED:
-        others = [name for name in kernel_sets() if name != hardware]
+        others = [name for name in measured_devices(DEFAULT_ENGINE) if name != hardware]
         sets = [calibration_for("GPU-vllm", name) for name in others]
-        base = as_vllm(transferred(sets, TRANSFERRED, joined_alike(hardware, others)))
+        base = as_vllm(transferred(sets, link=joined_by(nearest_link(hardware), others)))
     found = adjusted(base, fitted.values)
     found = found if kernels == OWN else with_host(base, found)
     return renamed(found, f"{hardware}-{ANY_GPU} of the others", hardware)

@@ -10,6 +10,7 @@ import numpy as np
 
 from evaluator.errors import InputError
 from evaluator.metrics.outcomes import OK
+from evaluator.report.accuracy import mixtures
 from evaluator.report.page.axes import Axis
 from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, Measure, Part
 from evaluator.report.page.data import bounds_of, too_short
@@ -197,12 +198,8 @@ def cautions(ds: xr.Dataset, axes: Sequence[Axis], row: int, measures: Sequence[
                 f"{named(bound.measure, part)} is within two standard errors of its objective, so chance may decide; "
                 "more seeds would tell."
             )
-    kinds = np.unique(ds["provenance"].values[ds["status"].values == OK])
-    if kinds.size > 1:
-        found.append(
-            f"Efficiencies are of different kinds ({', '.join(kinds)}), a part of what sets designs apart; "
-            "calibration: datasheet treats all alike."
-        )
+    mixed = mixtures(ds, np.flatnonzero(ds["status"].values == OK))
+    found += [f"{line[:1].upper()}{line[1:]}." for line in mixed]
     if "search_status" in ds and ds["search_status"].values[row] not in ("bracketed", "met"):
         found.append(f"The search came to: {ds['search_status'].values[row]}.")
     if "search_status" not in ds and too_short(ds)[row]:  # a search says so itself

@@ -9,7 +9,7 @@ import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import reasons
-from evaluator.report.accuracy import expected_errors
+from evaluator.report.accuracy import expected_errors, mixtures
 from evaluator.report.ranking import is_constant, near, quantities, ranking
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.results.schema import objectives_of
@@ -41,7 +41,7 @@ def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
         order, rule = ranking(ds, feasible)
         best = order[:top]
         shown = f"Best {best.size:,} of {feasible.size:,} feasible configurations" if feasible.size > 1 else "Result"
-        lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *constants(ds), *mixed(ds, feasible)]
+        lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *constants(ds), *mixtures(ds, feasible)]
         lines += [*expected_errors(ds, best), ""]
         lines += [*lines_of(_columns(ds, best), width), ""]
     return "\n".join(lines + _summary(ds, feasible))
@@ -106,23 +106,6 @@ def _unsteady(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
     return [
         f"  {int(short.sum()):,} x not steady: the run is too short for its statistics; use requests: auto, or more"
     ]
-
-
-_TOLD = {
-    "calibrated": "fitted to measurements of the device",
-    "extrapolated": "fitted to measurements of others",
-    "transferred": "the median of other devices' sets",
-    "datasheet": "of data sheets",
-}
-
-
-def mixed(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
-    """Where rows rest on efficiencies of different kinds, a part of what sets them apart may be these."""
-    kinds, counts = np.unique(ds["provenance"].values[feasible], return_counts=True)
-    if kinds.size < 2:
-        return []
-    told = ", ".join(f"{count:,} {_TOLD.get(kind, kind)}" for kind, count in zip(kinds, counts, strict=True))
-    return [f"efficiencies of different kinds: {told}; calibration: datasheet treats all alike"]
 
 
 def swept_columns(ds: xr.Dataset, rows: np.ndarray, without: Collection[str] = ()) -> list[Column]:

@@ -8,11 +8,11 @@ import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import reasons
-from evaluator.report.accuracy import expected_errors
+from evaluator.report.accuracy import expected_errors, mixtures
 from evaluator.report.ranking import is_constant, near, quantities
 from evaluator.report.search import in_layout, question_of, ranking, serves
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
-from evaluator.report.table.ranked import cells, constants, counted, mixed, percents, swept_columns
+from evaluator.report.table.ranked import cells, constants, counted, percents, swept_columns
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -37,7 +37,7 @@ def search_table(ds: xr.Dataset, top: int = 10, by: str = "goodput", width: int 
     lines = []
     if order.size:
         best = order[:top]
-        lines += [_heading(best.size, order.size, rule, question), *constants(ds), *mixed(ds, order)]
+        lines += [_heading(best.size, order.size, rule, question), *constants(ds), *mixtures(ds, order)]
         lines += [*expected_errors(ds, best), ""]
         lines += [*lines_of(_columns(ds, best, question), width), ""]
     return "\n".join(lines + _summary(ds, question))

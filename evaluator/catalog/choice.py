@@ -1,0 +1,89 @@
+"""Which calibration set serves a device and an engine: the one that is named, or the best that the catalog has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from evaluator.catalog.calibration import MEASURED_MAKER, TRANSFERRED, Calibration, named_set
+from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.served import as_served, with_host
+from evaluator.catalog.store import has
+from evaluator.catalog.transferred import set_of_others
+
+AUTO, SHEET = "auto", "datasheet"
+"""The best set there is for a device; the set of data sheets, for any device."""
+CHOSEN = (AUTO, TRANSFERRED)
+"""Names of sets that are in no file: what they stand for is chosen or made for each device."""
+
+
+def load_calibration(
+    name: str, hardware: Hardware | str, foreign: bool = False, engine: str = DEFAULT_ENGINE
+) -> Calibration:
+    """The set ``name`` (a catalog name or a path to a YAML), of ``hardware`` or of any; else InputError.
+
+    ``hardware`` is a device, or the name of one; of a name that is not in the catalog (a device of a user's own file)
+    nothing is known beside the sets that bear it. ``foreign`` lets a set of other hardware pass.
+
+    ``auto`` is the first there is of: fitted to serving runs of this hardware (HARDWARE-ENGINE.serving); fitted to its
+    kernels (HARDWARE-ENGINE), with the host of serving runs on any hardware (ENGINE.serving); of a GPU of NVIDIA
+    ``transferred``; ``datasheet``. What was not measured of an engine, its kernels on this hardware or its servers, is
+    as in vLLM, and the set ``extrapolated``.
+
+    ``transferred`` is the median of the kernels of other devices for this engine, with the host of their serving runs.
+    """
+    device = _device(hardware)
+    of = hardware if device is None else device.name
+    if name == AUTO:
+        found = _measured(str(of), serving_engine(engine).name)
+        if found is not None:
+            return found
+        name = TRANSFERRED if device is not None and is_like_measured(device) else SHEET
+    if name == TRANSFERRED and not has("calibrations", name):
+        return set_of_others(str(of) if device is None else device, serving_engine(engine).name)
+    return named_set(name, str(of), foreign)
+
+
+def _device(hardware: Hardware | str) -> Hardware | None:
+    if isinstance(hardware, Hardware):
+        return hardware
+    return load_hardware(hardware) if has("hardware", hardware) else None
+
+
+def is_like_measured(device: Hardware) -> bool:
+    """Whether a device is a GPU of the maker whose devices the sets are of: only of those are errors known."""
+    return device.kind == "gpu" and device.maker == MEASURED_MAKER
+
+
+def _measured(hardware: str, engine: str) -> Calibration | None:
+    """The best set of a device's own measurements; None: there is none."""
+    serving, kernels, host = f"{hardware}-{engine}.serving", f"{hardware}-{engine}", f"{engine}.serving"
+    if has("calibrations", serving):
+        return named_set(serving, hardware)
+    if has("calibrations", kernels):
+        found = named_set(kernels, hardware)
+        if has("calibrations", host):
+            return with_host(found, named_set(host, hardware))
+        return found if engine == DEFAULT_ENGINE else _served_as_default(found, hardware)
+    return None if engine == DEFAULT_ENGINE else _standing_in(_measured(hardware, DEFAULT_ENGINE), engine)
+
+
+def _served_as_default(kernels: Calibration, hardware: str) -> Calibration:
+    """A set of kernels with what serving runs of the default engine say, on this hardware or at least of its host."""
+    one = f"{hardware}-{DEFAULT_ENGINE}"
+    if has("calibrations", one) and has("calibrations", f"{one}.serving"):
+        serving = named_set(f"{one}.serving", hardware)
+        found = with_host(as_served(kernels, named_set(one, hardware), serving), serving)
+        return replace(found, name=f"{kernels.name}, served as {serving.name}", provenance="extrapolated")
+    if has("calibrations", f"{DEFAULT_ENGINE}.serving"):
+        serving = named_set(f"{DEFAULT_ENGINE}.serving", hardware)
+        return replace(with_host(kernels, serving), provenance="extrapolated")
+    return kernels
+
+
+def _standing_in(of: Calibration | None, engine: str) -> Calibration | None:
+    """A set for an engine of which nothing was measured on this hardware; a data sheet is one for any engine."""
+    if of is None or of.provenance == SHEET:
+        return of
+    return replace(of, name=f"{of.name}, for {engine}", provenance="extrapolated")

@@ -1,0 +1,94 @@
+"""By how much an error of the times of service grows in a latency, where batches and queues grow with the service.
+
+The errors that rows carry are of servers that keep up easily. Near saturation an error of 1 % in the times of service
+may be 10 % of a wait. A result tells by how much where its sensitivities to all inputs were asked for, or where the
+rate of arrivals was swept: with all times of service, and the times between arrivals, (1 + e) times as long, a run is
+the same in another unit of time. So a latency L(r, s) at the rate r and times of service s is s f(r s), and
+d ln L / d ln s = 1 + d ln L / d ln r.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evaluator.metrics.outcomes import OK
+from evaluator.metrics.variables import INPUTS
+from evaluator.report.ranking import quantities
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+RATES = ("memory_bandwidth", "flops", "link_bandwidth")
+"""The INPUTS that are rates; the others are times."""
+ARRIVALS = ("swept: workload.arrivals.rate_rps", "swept: workload.arrivals.scale")
+"""Descriptions of the axes that tell how a latency grows with the rate."""
+WAITING = 1.0 / 3.0
+"""Of TTFT: where the wait for admission is more, a queue decides, in which errors of the service grow several times."""
+
+
+class Growth:
+    """The growth of errors in the latencies of a dataset. Saturated designs have it in their errors: 1."""
+
+    def __init__(self, ds: xr.Dataset) -> None:
+        self._ds = ds
+        self._saturated = ds["saturated"].values.astype(bool)
+        self._rate = next((name for name in quantities(ds) if ds[name].attrs.get("description") in ARRIVALS), None)
+        self._below, self._above = _neighbours(ds, self._rate) if self._rate else (None, None)
+
+    def of(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Of the latency ``name`` in the designs at the positions ``rows``, (row,), at least 1; NaN: not known."""
+        found = self._by_inputs(name, rows)
+        found = np.where(np.isnan(found), self._by_rate(name, rows), found)
+        return np.where(self._saturated[rows], 1.0, np.maximum(found, 1.0))
+
+    def _by_inputs(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """The sum of the elasticities to all times less those to all rates; 1 for an idle design."""
+        slopes = self._ds.get(f"{name}_mean_elasticity")
+        if slopes is None or set(slopes["input"].values.tolist()) != set(INPUTS):
+            return np.full(rows.size, np.nan)
+        signs = np.where(np.isin(slopes["input"].values, RATES), -1.0, 1.0)
+        return slopes.values[rows] @ signs
+
+    def _by_rate(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """1 + d ln L / d ln r over the neighbouring rates of the same design.
+
+        Beside a saturated neighbour, whose latency tells how long the run was, and at an end of the axis the one other
+        neighbour tells: towards saturation 1 / L falls linearly in r, as the wait of M/G/1 does (Pollaczek-Khinchine).
+        """
+        if self._below is None or self._above is None or self._rate is None or f"{name}_mean" not in self._ds:
+            return np.full(rows.size, np.nan)
+        rate, latency = self._ds[self._rate].values, self._ds[f"{name}_mean"].values
+        below, above = self._below[rows], self._above[rows]
+        above = np.where((above >= 0) & self._saturated[above], -1, above)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            between = np.log(latency[above] / latency[below]) / np.log(rate[above] / rate[below])
+            from_below = (latency[rows] / latency[below] - 1.0) / (1.0 - rate[below] / rate[rows])
+            to_above = (1.0 - latency[rows] / latency[above]) / (rate[above] / rate[rows] - 1.0)
+        known = [(below >= 0) & (above >= 0), below >= 0, above >= 0]
+        return 1.0 + np.select(known, [between, from_below, to_above], np.nan)
+
+    def waiting(self, rows: np.ndarray) -> int:
+        """How many of the designs at ``rows`` wait for more than WAITING of TTFT while their growth is not known."""
+        if "queue_wait_s_mean" not in self._ds:
+            return 0
+        wait, whole = (self._ds[f"{name}_mean"].values[rows] for name in ("queue_wait_s", "ttft_s"))
+        return int(np.count_nonzero((wait > WAITING * whole) & np.isnan(self.of("ttft_s", rows))))
+
+
+def _neighbours(ds: xr.Dataset, rate: str) -> tuple[np.ndarray, np.ndarray]:
+    """The positions of the designs at the next lower and the next higher rate, (config,); -1: there is none."""
+    same = np.zeros(ds.sizes["config"], dtype=np.int64)
+    for name in quantities(ds):
+        if name != rate:
+            _, level = np.unique(ds[name].values.astype(str), return_inverse=True)
+            _, same = np.unique(same * (level.max() + 1) + level, return_inverse=True)
+    rates = ds[rate].values.astype(float)
+    rows = np.flatnonzero((ds["status"].values == OK) & np.isfinite(rates))
+    order = rows[np.lexsort((rates[rows], same[rows]))]
+    lower, higher = order[:-1], order[1:]
+    near = (same[lower] == same[higher]) & (rates[lower] < rates[higher])
+    below, above = np.full((2, same.size), -1)
+    below[higher[near]], above[lower[near]] = lower[near], higher[near]
+    return below, above
