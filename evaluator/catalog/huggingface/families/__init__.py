@@ -15,6 +15,7 @@ from evaluator.catalog.huggingface.families import (
     hybrids,
     latent,
     looped,
+    own_code,
     plain,
     text_parts,
 )
@@ -33,4 +34,5 @@ FAMILIES: Mapping[str, Family] = {
     **compressed.FAMILIES,
     **text_parts.FAMILIES,
     **encoders.FAMILIES,
+    **own_code.FAMILIES,
 }

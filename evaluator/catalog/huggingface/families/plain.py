@@ -62,7 +62,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_5_vl_text": QWEN2,
     "qwen3": QWEN3,
     "qwen3_vl_text": QWEN3,
-    "phi3": replace(GATED, mixer_rule=window_if_stated),
+    "phi3": replace(GATED, mixer_rule=window_if_stated, ignored=keys("full_attn_mod interpolate_factor")),
     "glm": replace(GATED, mixers=attention_kinds(softmax(bias=True)), defaults={"head_dim": 128}),
     "glm4": replace(GATED, mixers=attention_kinds(softmax(bias=True)), defaults={"head_dim": 128}),
     "cohere": replace(
