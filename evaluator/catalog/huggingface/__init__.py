@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.catalog.huggingface.config import Config
-from evaluator.catalog.huggingface.encoders import ENCODERS, OTHER_LEVELS, encoder_parameters
+from evaluator.catalog.huggingface.encoders import ENCODERS, OTHER_LEVELS, encoder_parameters, is_encoder
 from evaluator.catalog.huggingface.families import FAMILIES
 from evaluator.catalog.huggingface.family import Family
 from evaluator.catalog.huggingface.likeness import likely_family, stated_family, stated_types
@@ -109,10 +109,10 @@ def _encoders(levels: list[Config], hidden: int, notes: list[str]) -> int:
     """Vision and audio encoders, on whichever level their configs are."""
     total = 0
     for level in levels:
-        for key in ENCODERS:
-            content = level.raw(key, None)
-            if content is None:
+        for key, content in level.values.items():
+            if not is_encoder(key, content) or key in OTHER_LEVELS:
                 continue
+            level.skip(key)
             found = encoder_parameters(key, content, hidden, level.where, beside=level.values)
             what = key.removesuffix("_config")
             if found is None:

@@ -290,6 +290,7 @@ _MIXER_RULES: tuple[tuple[str, Rule], ...] = (
     ("attn_layer_indices", _named("attn_layer_indices", "full", "linear")),
     ("hybrid_layer_ids", _named("hybrid_layer_ids", "hybrid", "linear")),
     ("local_layer_ids", _named("local_layer_ids", "window", "full")),
+    ("sliding_window_layers", _named("sliding_window_layers", "window", "full")),
     ("attn_layer_period", _period),
     ("full_attention_interval", every("full_attention_interval", "full", "linear")),
     ("layer_group_size", every("layer_group_size", "full", "linear")),

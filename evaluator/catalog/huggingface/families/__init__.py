@@ -8,6 +8,7 @@ from evaluator.catalog.huggingface.families import (
     classic,
     compressed,
     convolved,
+    decoders,
     delta,
     encoders,
     experts,
@@ -35,4 +36,5 @@ FAMILIES: Mapping[str, Family] = {
     **text_parts.FAMILIES,
     **encoders.FAMILIES,
     **own_code.FAMILIES,
+    **decoders.FAMILIES,
 }

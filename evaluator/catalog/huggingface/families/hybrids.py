@@ -151,7 +151,8 @@ def _xlstm_block(config: Config) -> FeedForward:
 
 
 MAMBA = Family({"linear": mamba1}, {}, mixer_rule=always("linear"), block_rule=always("none"), tied=True,
-               ignored=MAMBA_UNUSED | keys("intermediate_size use_falcon_mamba d_inner n_layer"))  # fmt: skip
+               keys={"mamba_inner": ("intermediate_size", "d_inner")},
+               ignored=MAMBA_UNUSED | keys("use_falcon_mamba n_layer"))  # fmt: skip
 _MAMBA_ATTENTION = {"full": softmax(), "linear": mamba2}
 
 FAMILIES: Mapping[str, Family] = {
@@ -164,7 +165,7 @@ FAMILIES: Mapping[str, Family] = {
         mixer_rule=always("linear"),
         block_rule=always("none"),
         keys={"mamba_num_heads": ("num_heads",), "mamba_head_dim": ("head_dim",)},
-        ignored=MAMBA_UNUSED | keys("num_heads head_dim"),
+        ignored=MAMBA_UNUSED | keys("num_heads head_dim intermediate_size norm_before_gate"),
     ),
     "bamba": replace(
         GATED, mixers=_MAMBA_ATTENTION, mixer_rule=always("linear"), ignored=MAMBA_UNUSED | keys("attn_layer_indices")

@@ -17,7 +17,7 @@ _UNUSED = keys(
     """
     aux_loss_alpha ep_size head_dim num_key_value_heads qk_head_dim seq_aux rope_interleave indexer_rope_interleave
     first_k_dense_replace moe_layer_freq mtp_use_topk
-    indexer_softmax_scale moe_intermediate_size
+    indexer_softmax_scale moe_intermediate_size lm_head rm_head
     """
 )
 

@@ -11,9 +11,9 @@ from evaluator.catalog.huggingface.families.experts import BAILING, MOE, QWEN_MO
 from evaluator.catalog.huggingface.families.latent import DEEPSEEK
 from evaluator.catalog.huggingface.families.plain import GATED, LLAMA, QWEN2, QWEN3, attention_kinds
 from evaluator.catalog.huggingface.family import Family, keys
-from evaluator.catalog.huggingface.mixers import softmax
+from evaluator.catalog.huggingface.mixers import softmax, windowed
 from evaluator.catalog.huggingface.pattern import always
-from evaluator.catalog.model import FeedForward, MoeFeedForward
+from evaluator.catalog.model import FeedForward, MoeFeedForward, SoftmaxAttention
 
 _BIASED = attention_kinds(softmax(bias=True))
 _BLOCK_DIFFUSION = keys("block_size micro_forward save_logits skip_checkpoint")
@@ -33,6 +33,12 @@ def _grok(config: Config) -> FeedForward:
     assert isinstance(moe, MoeFeedForward)
     beside = config.integer("intermediate_size") if config.flag("residual_moe", False) else 0
     return replace(moe, shared_intermediate=beside)
+
+
+def _windowed_heads(config: Config) -> SoftmaxAttention:
+    """Baichuan-M1: windowed layers have heads of their own, as wide as the hidden size together."""
+    heads, kv_heads = config.integer("num_swa_attention_heads"), config.integer("num_swa_key_value_heads")
+    return SoftmaxAttention(heads, kv_heads, config.integer("hidden_size") // heads)
 
 
 GROK = replace(
@@ -114,6 +120,17 @@ FAMILIES: Mapping[str, Family] = {
         """
         ),
         notes=("block-sparse attention of every second layer is counted as full attention",),
+    ),
+    "molmo": replace(
+        GATED, blocks={"dense": half_gated()}, mixers=_BIASED,
+        ignored=keys("embedding_size weight_tying norm_after additional_vocab_size use_position_ids"),
+        notes=("the vision encoder is not in the config and is not counted",),
+    ),
+    "baichuan_m1": replace(
+        GATED,
+        mixers={"full": softmax(), "window": windowed(_windowed_heads)},
+        ignored=keys("conv_window max_window_layers num_swa_attention_heads num_swa_key_value_heads"),
+        notes=("the short convolutions of keys and values (under 1 % of the weights) are not counted",),
     ),
     "dots_ocr": QWEN2,
     "kimi_vl": DEEPSEEK,
