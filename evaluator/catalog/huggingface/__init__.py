@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evaluator.catalog.huggingface.config import Config
-from evaluator.catalog.huggingface.encoders import ENCODERS, OTHER_LEVELS, encoder_parameters
+from evaluator.catalog.huggingface.encoders import ENCODERS, OTHER_LEVELS, encoder_parameters, is_encoder
 from evaluator.catalog.huggingface.families import FAMILIES
 from evaluator.catalog.huggingface.family import Family
-from evaluator.catalog.huggingface.mistral import from_mistral
+from evaluator.catalog.huggingface.likeness import likely_family, stated_family, stated_types
 from evaluator.catalog.huggingface.quantization import checkpoint_precision
 from evaluator.catalog.huggingface.read_json import read_json
+from evaluator.catalog.huggingface.translations import translated
 from evaluator.catalog.model import Model
 from evaluator.catalog.store import close_matches
 from evaluator.errors import InputError
@@ -36,12 +37,11 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
     ``hf_quant_config.json`` what its weights are stored in.
     """
     content, where = (config, "config.json") if isinstance(config, Mapping) else (read_json(config), Path(config).name)
-    levels, notes = _levels(Config(from_mistral(content), where)), []
+    levels, notes = _levels(Config(translated(content), where)), []
     outer, text = levels[0], levels[-1]
-    family, kind = _family(outer, text, like)
+    kind = _family(levels, like, notes, lambda name: import_config(config, "likely", name))
+    family = FAMILIES[kind]
     text.defaults, text.keys = family.defaults, family.keys
-    if like is not None:
-        notes.append(f"assumed: model_type {_stated_type(outer, text)} has the layers of {like} (--like {like})")
     for level in (outer, text):
         level.expect("is_encoder_decoder", False)
         level.expect("add_cross_attention", False)
@@ -75,25 +75,20 @@ def _levels(outer: Config) -> list[Config]:
     return [outer]
 
 
-def _stated_type(outer: Config, text: Config) -> str:
-    return text.text("model_type", None) or outer.text("model_type")
-
-
-def _family(outer: Config, text: Config, like: str | None) -> tuple[Family, str]:
+def _family(levels: list[Config], like: str | None, notes: list[str], reads: Callable[[str], object]) -> str:
+    """The name of the family that reads the config; ``notes`` gets what was assumed to find it."""
     if like is not None:
         if like not in FAMILIES:
             raise InputError(f"--like: unknown family '{like}'{close_matches(like, sorted(FAMILIES))}")
-        return FAMILIES[like], like
-    kinds = [kind for level in (text, outer) if (kind := level.text("model_type", None)) is not None]
-    if not kinds:
-        raise InputError(f"{outer.place('model_type')}: missing; add it, or import with --like FAMILY")
-    known = [kind for kind in kinds if kind in FAMILIES]
-    if not known:
-        raise InputError(
-            f"{text.where}: unknown model_type '{kinds[0]}'{close_matches(kinds[0], sorted(FAMILIES))}; if its layers"
-            " are those of a known family, import with --like FAMILY (for example --like llama)"
-        )
-    return FAMILIES[known[0]], known[0]
+        kind = next(iter(stated_types(levels)), "(none)")
+        notes.append(f"assumed: model_type {kind} has the layers of {like} (--like {like})")
+        return like
+    name, assumption = stated_family(levels)
+    if name is None:
+        name, assumption = likely_family(levels, reads)
+    if assumption is not None:
+        notes.append(assumption)
+    return name
 
 
 def _tied(outer: Config, text: Config, family: Family) -> bool:
@@ -114,10 +109,10 @@ def _encoders(levels: list[Config], hidden: int, notes: list[str]) -> int:
     """Vision and audio encoders, on whichever level their configs are."""
     total = 0
     for level in levels:
-        for key in ENCODERS:
-            content = level.raw(key, None)
-            if content is None:
+        for key, content in level.values.items():
+            if not is_encoder(key, content) or key in OTHER_LEVELS:
                 continue
+            level.skip(key)
             found = encoder_parameters(key, content, hidden, level.where, beside=level.values)
             what = key.removesuffix("_config")
             if found is None:

@@ -38,6 +38,18 @@ def dense(
     return read
 
 
+def half_gated(bias: bool = False) -> BlockReader:
+    """A gated block whose stated width is that of gate and up together (RecurrentGemma, the first Qwen)."""
+    of = dense(bias=bias)
+
+    def read(config: Config) -> FeedForward:
+        block = of(config)
+        assert isinstance(block, DenseFeedForward)
+        return replace(block, intermediate=block.intermediate // 2)
+
+    return read
+
+
 def gated_silu(key: str = "intermediate_size") -> BlockReader:
     """The gated (SwiGLU) block without biases, and nothing else."""
 

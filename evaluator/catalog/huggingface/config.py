@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from evaluator.catalog.fields import Fields
-from evaluator.catalog.huggingface.names import ALIASES, KNOWN, MAY_DIFFER, is_ignored
+from evaluator.catalog.huggingface.names import ALIASES, KNOWN, MAY_DIFFER, is_ignored, is_neutral
 from evaluator.errors import InputError
 
 LARGEST = 10**9
@@ -35,7 +35,7 @@ class Config(Fields):
     ) -> None:
         super().__init__(content, where)
         self.keys: Mapping[str, tuple[str, ...]] = keys or {}
-        present = {key: value for key, value in self.values.items() if value is not None}
+        present = {key: value for key, value in self.values.items() if not _is_absent(key, value)}
         self.absent = [key for key in self.values if key not in present]
         self.values = present
         self.defaults: Mapping[str, Any] = defaults or {}
@@ -194,13 +194,20 @@ class Config(Fields):
         return passed
 
 
+def _is_absent(key: str, value: Any) -> bool:
+    """Whether a key has no value: null, or -1 for a window (Grok, Hymba)."""
+    return value is None or (value == -1 and "window" in key)
+
+
 def _adds_nothing(key: str, value: Any) -> bool:
     """Whether a key that no reader knows can state no size or structure: it is off, empty, a word, or a factor.
 
     A key that some reader knows could mean something in any family, and a level of its own could be a part.
     """
-    off = value is None or value is False or isinstance(value, str | float) or value in ([], {})
-    return off and key not in KNOWN and (value is None or not key.endswith("_config"))
+    if value is None:
+        return True
+    off = value is False or isinstance(value, str | float) or value in ([], {})
+    return (off or is_neutral(key, value)) and key not in KNOWN and not key.endswith("_config")
 
 
 def _per_layer(config: Config, layer: int) -> Mapping[str, Any]:

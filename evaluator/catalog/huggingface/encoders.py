@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from evaluator.catalog.huggingface.config import LARGEST, MOST_LAYERS
 from evaluator.errors import InputError
@@ -15,6 +16,14 @@ ENCODERS = tuple(
     audio_encoder_config perceiver_config acoustic_tokenizer_encoder_config semantic_tokenizer_encoder_config
     """.split()
 )
+_WORDS = re.compile(r"vision|visual|image|video|audio|speech|sound|^vit_|^mm_")
+
+
+def is_encoder(key: str, value: object) -> bool:
+    """Whether a level around a language model is an encoder of something else, by its name."""
+    return key in ENCODERS or (isinstance(value, Mapping) and _WORDS.search(key) is not None)
+
+
 OTHER_LEVELS = frozenset(
     """
     talker_config token2wav_config code2wav_config depth_decoder_config word_timestamp_config vocabulary_map
@@ -37,7 +46,7 @@ _OUT = (
     "output_dim",
 )
 _GATED = ("silu", "swiglu", "gelu_pytorch_tanh_glu")
-_GATED_TYPES = ("pixtral",)
+_GATED_TYPES = ("pixtral", "dots_vit", "aimv2")
 
 
 def encoder_parameters(
@@ -58,8 +67,16 @@ def encoder_parameters(
         if name.endswith("_config") and isinstance(level, Mapping)
         if (found := encoder_parameters(name, level, hidden, f"{where}: {key}")) is not None
     ]
+    if isinstance(content.get("width"), Mapping):  # several encoders beside each other (DeepSeek-OCR)
+        several = content["width"].items()
+        below += [_transformer(name, level, hidden, where, {}) or 0 for name, level in several if _is_level(level)]
+        content = {name: value for name, value in content.items() if name != "width"}
     own = _transformer(key, content, hidden, where, beside or {})
     return own if not below else sum(below) + (own or 0)
+
+
+def _is_level(value: object) -> TypeGuard[Mapping]:
+    return isinstance(value, Mapping)
 
 
 def _transformer(key: str, content: Mapping, hidden: int, where: str, beside: Mapping[str, Any]) -> int | None:
@@ -77,7 +94,9 @@ def _transformer(key: str, content: Mapping, hidden: int, where: str, beside: Ma
         out = _figure(content, ("hidden_size",), where, key) or out  # Qwen2-VL's hidden size is that of the text
     listed = content.get("deepstack_visual_indexes")
     projectors = 1 + (len(listed) if isinstance(listed, list) else 0)
-    return layers * layer + 3 * patch * patch * width + projectors * (joined * joined + joined * out)
+    words = _small(beside.get("visual_vocab_size", content.get("vocab_size")), 0, 1_000_000)  # Ovis: words for images
+    projector = words * (joined + hidden) if words else projectors * (joined * joined + joined * out)
+    return layers * layer + 3 * patch * patch * width + projector
 
 
 def _sides(content: Mapping) -> int:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 # The usual key -> what other families write for it. A reader asks for the first.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model", "model_dim", "embedding_dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "num_blocks"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads"),
-    "num_key_value_heads": ("n_head_kv", "num_kv_heads", "num_query_groups", "num_attention_groups"),
+    "num_key_value_heads": ("n_head_kv", "n_kv_heads", "num_kv_heads", "num_query_groups", "num_attention_groups"),
     "head_dim": ("attention_head_dim", "kv_channels"),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "dff"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "dff", "mlp_hidden_size", "ff_intermediate_size"),
     "max_position_embeddings": (
         "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length", "context_length",
         "model_max_length", "max_position_embedding", "max_target_positions",
@@ -67,7 +68,7 @@ _PATTERNS = re.compile(
 )
 IGNORED = frozenset(
     """
-    add_bos_token add_cross_attention alpha_attention architectures attention_chunk_temperature
+    ep_size add_bos_token add_cross_attention alpha_attention architectures attention_chunk_temperature
     attn_implementation auto_map bad_words_ids begin_suppress_tokens cache_implementation
     chunk_size_feed_forward classifier_activation classifier_bias clip_qkv embedding_scale
     enable_moe_fp32_combine expert_selection_fn finetuning_task for_llm_compressor for_mm_llm id2label
@@ -95,6 +96,26 @@ IGNORED = frozenset(
     use_flash_attn use_grouped_topk use_mamba_kernels use_mambapy use_qk_norm
     """.split()
 )
+
+
+# Words in names of switches that change norms, positions, number formats or the code that runs, and no size.
+_SWITCHES = re.compile(
+    r"norm|rope|rotary|scal(e|ing)|fus(e|ed|ion)|flash|kernel|cache|recompute|checkpoint|debug|precision|fp16|bf16|fp32"
+    r"|grouped_mm|deepep|routing|router|logits|softmax|implementation|position_id|pad|sanity|balance|rmsnorm"
+)
+# Words in names of numbers of the same kind.
+_NUMBERS = re.compile(r"rope|rotary|token|seed|version|temperature|scal(e|ing)|mup_|multiplier|limit|gamma|theta|mscale")
+# Words of a period or an offset, which with 1 or 0 says that all layers are alike.
+_PERIODS = re.compile(r"every|interval|freq|period|_mod$|offset|_factor$|_step$|num_skipped")
+
+
+def is_neutral(key: str, value: Any) -> bool:
+    """Whether the name of a switch or number that no reader knows tells that it can state no size."""
+    if isinstance(value, bool):
+        return _SWITCHES.search(key) is not None
+    if not isinstance(value, int):
+        return False
+    return value == 0 or (value == 1 and _PERIODS.search(key) is not None) or _NUMBERS.search(key) is not None
 
 
 def is_ignored(key: str) -> bool:

@@ -216,10 +216,12 @@ def _nth(config: Config, layers: int) -> Words:
     return ["moe" if index % step == 0 else "dense" for index in range(layers)]
 
 
-def _steps(config: Config, layers: int) -> Words:
+def _steps(config: Config, layers: int) -> Words | None:
     """Qwen: experts in every ``decoder_sparse_step``-th layer but for ``mlp_only_layers``."""
     step = config.integer("decoder_sparse_step", 1)
     dense = config.indices("mlp_only_layers", layers) or set()
+    if not dense and not config.has("decoder_sparse_step"):
+        return None  # an empty list, as dense models of these families have it too
     return ["dense" if index in dense or (index + 1) % step else "moe" for index in range(layers)]
 
 
@@ -288,6 +290,7 @@ _MIXER_RULES: tuple[tuple[str, Rule], ...] = (
     ("attn_layer_indices", _named("attn_layer_indices", "full", "linear")),
     ("hybrid_layer_ids", _named("hybrid_layer_ids", "hybrid", "linear")),
     ("local_layer_ids", _named("local_layer_ids", "window", "full")),
+    ("sliding_window_layers", _named("sliding_window_layers", "window", "full")),
     ("attn_layer_period", _period),
     ("full_attention_interval", every("full_attention_interval", "full", "linear")),
     ("layer_group_size", every("layer_group_size", "full", "linear")),
@@ -304,6 +307,7 @@ _BLOCK_RULES: tuple[tuple[str, Rule], ...] = (
         _listed("mlp_layer_types", {"dense": "dense", "sparse": "moe", "moe": "moe", "hash_moe": "moe"}),
     ),
     ("moe_layer_freq", _frequency),
+    ("is_moe_layer", _flags("is_moe_layer", {0: "dense", 1: "moe"})),
     ("moe_layers_enum", _numbered),
     ("moe_layers", _llama4),
     ("first_k_dense_replace", _first_dense),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -37,6 +38,8 @@ def checkpoint_precision(
     if content is not None:
         config = Config(content, outer.place("quantization_config"))
         stored = dict(_quantised(config))
+        if config.raw("quant_method", None) == "bitnet":
+            notes.append("checkpoint: weights of three values, two bits each, are counted with four bits")
         for part in _kept(config, layers, stored, notes):
             del stored[part]
         expert = config.text("expert_dtype", expert)
@@ -86,7 +89,7 @@ def _mxfp4(config: Config) -> Stored:
 
 def _integer(config: Config) -> Stored:
     """AWQ, GPTQ and their kin: ``bits`` per weight of every Linear layer, the head too where ``lm_head`` says so."""
-    bits = config.integer("bits")
+    bits = config.integer("bits" if config.has("bits") else "w_bit")
     if bits not in (4, 8):
         raise InputError(f"{config.place('bits')}: {bits} bits are not supported (4 or 8)")
     found = dict(_linear(f"int{bits}"))
@@ -97,6 +100,40 @@ def _bitsandbytes(config: Config) -> Stored:
     if config.flag("load_in_4bit", False):
         return _linear("int4")
     return _linear("int8") if config.flag("load_in_8bit", False) else {}
+
+
+def _torchao(config: Config) -> Stored:
+    """torchao: the name of a method, or its configuration with ``_type``, by the dtype of the weights in it."""
+    kind = config.raw("quant_type", None)
+    word = _deepest_type(kind)
+    for pattern, dtype in _TORCHAO.items():
+        if re.search(pattern, word, re.IGNORECASE):
+            return _linear(dtype)
+    raise InputError(f"{config.place('quant_type')}: {word!r} names no dtype of weights that is known")
+
+
+def _deepest_type(kind: Any) -> str:
+    """Of ``{"default": {"_type": ..., "_data": ...}}`` the type; a text as it is."""
+    if isinstance(kind, Mapping):
+        return str(kind["_type"]) if "_type" in kind else next((_deepest_type(inner) for inner in kind.values()), "")
+    return str(kind)
+
+
+_TORCHAO = {r"float8_?weight|float8wo|fp8": "fp8", r"nvfp4": "nvfp4", r"mxfp4|mx_?formats": "mxfp4",
+            r"int4|uintx|4_?bit": "int4", r"int8_?weight|int8wo|int8": "int8", r"float8": "fp8"}  # fmt: skip
+
+
+def _hqq(config: Config) -> Stored:
+    inner = config.inner("quant_config").inner("weight_quant_params")
+    bits = inner.integer("nbits")
+    if bits not in (4, 8):
+        raise InputError(f"{inner.place('nbits')}: {bits} bits are not supported (4 or 8)")
+    return _linear(f"int{bits}")
+
+
+def _all(dtype: str) -> Callable[[Config], Stored]:
+    """A method that has one dtype."""
+    return lambda config: _linear(dtype)
 
 
 def _groups(config: Config) -> Stored:
@@ -276,6 +313,13 @@ _METHODS: Mapping[str, Callable[[Config], Stored]] = {
     "gptq_marlin": _integer,
     "bitsandbytes": _bitsandbytes,
     "quark": _quark,
+    "torchao": _torchao,
+    "hqq": _hqq,
+    "eetq": _all("int8"),
+    "w8a8_int8": _all("int8"),
+    "w8a8_fp8": _all("fp8"),
+    "moe_wna16": _integer,
+    "bitnet": _all("int4"),
 }
 _EXEMPT = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude", "llm_int8_skip_modules")
 _IGNORED = frozenset(
@@ -291,6 +335,7 @@ _IGNORED = frozenset(
     modules_in_block_to_quantize modules_to_fuse nsamples pad_token_id pre_quant_scale producer quant_algo
     quant_method quant_mode quantization_status quantize_lm_head quantizer scale_fmt seqlen smoothquant_val
     softmax_quant_config sparsity_config static_groups sym tokenizer transform_config true_sequential use_cuda_fp16
-    use_exllama version weight_block_size zero_point
+    use_exllama version weight_block_size zero_point q_group_size w_bit quant_type quant_type_kwargs include_input_output_embeddings
+    untie_embedding_weights skip_modules quant_config linear_class quantization_mode dequantize rms_norm_eps
     """.split()
 )

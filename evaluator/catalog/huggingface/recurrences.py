@@ -37,10 +37,13 @@ def _plain_mamba(config: Config) -> None:
 
 
 def mamba1(config: Config) -> Recurrence:
-    """Mamba-1 (arXiv:2312.00752): steps, B and C from the convolved channels, steps through ``dt_rank``."""
+    """Mamba-1 (arXiv:2312.00752): steps, B and C from the convolved channels, steps through ``dt_rank``.
+
+    A stated number of channels goes before the expansion, as in Falcon-Mamba, whose ``expand`` means nothing.
+    """
     _plain_mamba(config)
     hidden = config.integer("hidden_size")
-    width = config.integer("mamba_expansion", 2) * hidden
+    width = config.integer("mamba_inner", config.integer("mamba_expansion", 2) * hidden)
     rank = config.raw("mamba_step_rank", "auto")
     rank = -(-hidden // 16) if rank == "auto" else config.integer("mamba_step_rank")
     state, kernel = config.integer("mamba_state", 16), config.integer("mamba_conv", 4)
@@ -114,6 +117,32 @@ def rwkv(config: Config) -> Recurrence:
     """RWKV-4's time mixing (arXiv:2305.13048): key, value, receptance; five vectors of state."""
     width = config.integer("attention_hidden_size", None) or config.integer("hidden_size")
     return Recurrence("rwkv", heads=width, width=width, projected=3 * width, state=5 * width, vectors=5)
+
+
+def rwkv7(config: Config) -> Recurrence:
+    """RWKV-7's time mixing (arXiv:2503.14456): a matrix per head; decay, rates and gate through low ranks."""
+    config.expect("attn", False)
+    size, width = config.integer("head_dim", 64), config.integer("hidden_size")
+    heads = config.integer("num_attention_heads", None) or _divided(config, width, size)
+    ranks = (config.integer(f"{name}_low_rank_dim") for name in ("decay", "a", "v", "gate"))
+    return Recurrence("rwkv", heads=heads, width=width, projected=3 * width, state=width * size + 2 * width,
+                      gates=2 * sum(ranks), vectors=14)  # fmt: skip
+
+
+def plamo(config: Config) -> Recurrence:
+    """PLaMo 2's Mamba: a step per head; steps, B and C from the convolved channels."""
+    heads, size = config.integer("mamba_num_heads"), config.integer("hidden_size_per_head")
+    width, state = heads * size, config.integer("mamba_state")
+    rank = max(64, config.integer("hidden_size") // 16)
+    gates = rank + 2 * state + -(-rank * heads // width)
+    return Recurrence("selective_scan", heads=heads, width=width, projected=2 * width, state=width * state,
+                      convolved=width, conv_kernel=config.integer("mamba_conv", 4), gates=gates)  # fmt: skip
+
+
+def gated_memory(config: Config) -> Recurrence:
+    """Phi-4-mini-flash's gated memory unit (arXiv:2507.06607): an earlier layer's state times a gate of the input."""
+    width = config.integer("mamba_expansion", 2) * config.integer("hidden_size")
+    return Recurrence("short_convolution", heads=width, width=width, projected=width)
 
 
 def mlstm(config: Config) -> Recurrence:

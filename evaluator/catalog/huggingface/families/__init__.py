@@ -8,6 +8,7 @@ from evaluator.catalog.huggingface.families import (
     classic,
     compressed,
     convolved,
+    decoders,
     delta,
     encoders,
     experts,
@@ -15,6 +16,7 @@ from evaluator.catalog.huggingface.families import (
     hybrids,
     latent,
     looped,
+    own_code,
     plain,
     text_parts,
 )
@@ -33,4 +35,6 @@ FAMILIES: Mapping[str, Family] = {
     **compressed.FAMILIES,
     **text_parts.FAMILIES,
     **encoders.FAMILIES,
+    **own_code.FAMILIES,
+    **decoders.FAMILIES,
 }

@@ -10,8 +10,8 @@ from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.family import Family, keys
 from evaluator.catalog.huggingface.mixers import latent, softmax, sparse, sparse_softmax
 from evaluator.catalog.huggingface.pattern import always, every, stated
-from evaluator.catalog.huggingface.recurrences import gated_delta, kimi_delta
-from evaluator.catalog.model import LatentAttention
+from evaluator.catalog.huggingface.recurrences import gated_delta, kimi_delta, lightning
+from evaluator.catalog.model import LatentAttention, Recurrence
 from evaluator.errors import InputError
 
 # ---- Qwen
@@ -61,6 +61,11 @@ def _gated_latent(config: Config) -> LatentAttention:
     mixer = latent()(config)
     assert isinstance(mixer, LatentAttention)
     return mixer
+
+
+def _bailing_linear(config: Config) -> Recurrence:
+    """Kimi's delta attention, or the lightning attention of Ling and Ring 2.5, whose outputs are normed by groups."""
+    return lightning(config) if config.has("group_norm_size") else kimi_delta(gate_rank=False)(config)
 
 
 _KIMI_UNUSED = keys(
@@ -122,8 +127,15 @@ FAMILIES: Mapping[str, Family] = {
     "kimi_linear": KIMI_LINEAR,
     "bailing_hybrid": replace(
         KIMI_LINEAR,
-        mixers={"full": _gated_latent, "linear": kimi_delta(gate_rank=False)},
+        mixers={"full": _gated_latent, "linear": _bailing_linear},
         mixer_rule=every("layer_group_size", "full", "linear", default=6),
+        ignored=_KIMI_UNUSED
+        | keys(
+            """
+        group_norm_size linear_silu max_window_layers num_kv_heads_for_linear_attn use_linear_gqa use_bias use_qkv_bias
+        use_sliding_window sliding_window short_conv_kernel_size
+        """
+        ),
     ),
     "glm5_next_text": GLM5_NEXT,
 }

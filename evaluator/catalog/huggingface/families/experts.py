@@ -169,6 +169,22 @@ BAILING = replace(
     ),
 )
 
+ERNIE_VL = replace(
+    MOE,
+    tied=True,
+    keys={"attention_bias": ("use_bias",)},
+    blocks={"dense": dense(), "moe": _of_two_modes},
+    ignored=keys(
+        """
+        moe_norm_min moe_capacity moe_gate moe_gate_act moe_use_aux_free moe_multimodal_dispatch_use_allgather
+        moe_layer_start_index moe_layer_end_index moe_layer_interval moe_dense_experts_token_type_id freq_allocation
+        im_patch_id pixel_hidden_size spatial_conv_size temporal_conv_size token_balance_seqlen ignored_index
+        """
+    ),
+    lookups=_experts_of_images,
+    notes=("a text visits the experts of texts; those of images take memory only",),
+)
+
 FAMILIES: Mapping[str, Family] = {
     "mixtral": MIXTRAL,
     "qwen2_moe": replace(QWEN_MOE, mixers=_BIASED),
@@ -259,7 +275,7 @@ FAMILIES: Mapping[str, Family] = {
         ),
     ),
     "beam": replace(MOE, mixers=attention_kinds(softmax(gate=True))),
-    "exaone_moe": replace(MOE, ignored=_FIRST_DENSE),
+    "exaone_moe": replace(MOE, ignored=_FIRST_DENSE | keys("first_last_k_dense_replace")),
     "cohere2_moe": replace(
         MOE,
         blocks={"moe": experts(key="intermediate_size"), "dense": dense()},
@@ -327,15 +343,8 @@ FAMILIES: Mapping[str, Family] = {
         lookups=_unchosen_attention,
         notes=("attention is that of the chosen experts; the others' queries and outputs take memory only",),
     ),
-    "ernie4_5_vl_moe_text": replace(
-        MOE,
-        tied=True,
-        keys={"attention_bias": ("use_bias",)},
-        blocks={"dense": dense(), "moe": _of_two_modes},
-        ignored=keys("moe_norm_min"),
-        lookups=_experts_of_images,
-        notes=("a text visits the experts of texts; those of images take memory only",),
-    ),
+    "ernie4_5_vl_moe_text": ERNIE_VL,
+    "ernie4_5_moe_vl": ERNIE_VL,
     "muse_spark_text": replace(
         MOE,
         mixers=attention_kinds(softmax(gate=True)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from evaluator.catalog.huggingface.blocks import dense, experts, with_branch, without_experts_dense
+from evaluator.catalog.huggingface.blocks import dense, experts, half_gated, with_branch, without_experts_dense
 from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.families.experts import BAILING
 from evaluator.catalog.huggingface.families.plain import GATED
@@ -150,15 +150,9 @@ def _xlstm_block(config: Config) -> FeedForward:
     return DenseFeedForward(-(-width // step) * step)
 
 
-def _half_gated(config: Config) -> FeedForward:
-    """RecurrentGemma states the width of gate and up together."""
-    block = dense(bias=True)(config)
-    assert isinstance(block, DenseFeedForward)
-    return replace(block, intermediate=block.intermediate // 2)
-
-
 MAMBA = Family({"linear": mamba1}, {}, mixer_rule=always("linear"), block_rule=always("none"), tied=True,
-               ignored=MAMBA_UNUSED | keys("intermediate_size use_falcon_mamba d_inner n_layer"))  # fmt: skip
+               keys={"mamba_inner": ("intermediate_size", "d_inner")},
+               ignored=MAMBA_UNUSED | keys("use_falcon_mamba n_layer"))  # fmt: skip
 _MAMBA_ATTENTION = {"full": softmax(), "linear": mamba2}
 
 FAMILIES: Mapping[str, Family] = {
@@ -171,7 +165,7 @@ FAMILIES: Mapping[str, Family] = {
         mixer_rule=always("linear"),
         block_rule=always("none"),
         keys={"mamba_num_heads": ("num_heads",), "mamba_head_dim": ("head_dim",)},
-        ignored=MAMBA_UNUSED | keys("num_heads head_dim"),
+        ignored=MAMBA_UNUSED | keys("num_heads head_dim intermediate_size norm_before_gate"),
     ),
     "bamba": replace(
         GATED, mixers=_MAMBA_ATTENTION, mixer_rule=always("linear"), ignored=MAMBA_UNUSED | keys("attn_layer_indices")
@@ -215,7 +209,7 @@ FAMILIES: Mapping[str, Family] = {
     "lfm3": replace(LFM2, blocks={"dense": dense()}, mixers={**LFM2.mixers, "window": windowed(softmax())}),
     "recurrent_gemma": Family(
         {"full": windowed(softmax()), "linear": rg_lru},
-        {"dense": _half_gated},
+        {"dense": half_gated(bias=True)},
         mixer_rule=always("linear"),
         tied=True,
         defaults={"max_position_embeddings": 8192},

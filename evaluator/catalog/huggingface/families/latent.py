@@ -8,16 +8,16 @@ from dataclasses import replace
 from evaluator.catalog.huggingface.blocks import dense, experts, gated_silu
 from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.family import Family, Part, keys
-from evaluator.catalog.huggingface.mixers import latent, sparse, windowed
+from evaluator.catalog.huggingface.mixers import latent, softmax, sparse, windowed
 from evaluator.catalog.huggingface.pattern import Words, always
-from evaluator.catalog.model import FeedForward, MoeFeedForward
+from evaluator.catalog.model import FeedForward, Mixer, MoeFeedForward
 
 # Routing details change which experts a token visits, not how many; num_key_value_heads means nothing under MLA.
 _UNUSED = keys(
     """
     aux_loss_alpha ep_size head_dim num_key_value_heads qk_head_dim seq_aux rope_interleave indexer_rope_interleave
     first_k_dense_replace moe_layer_freq mtp_use_topk
-    indexer_softmax_scale moe_intermediate_size
+    indexer_softmax_scale moe_intermediate_size lm_head rm_head
     """
 )
 
@@ -28,8 +28,16 @@ def _first_dense(config: Config, layers: int) -> Words:
     return ["moe" if index % every == 0 else "dense" for index in range(layers)]
 
 
+def _latent_or_heads(config: Config) -> Mixer:
+    """MLA; the small decoders of DeepSeek-VL2 and DeepSeek-OCR have usual heads instead (``use_mla``)."""
+    if config.flag("use_mla", True):
+        return latent()(config)
+    config.skip("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return softmax()(config)
+
+
 DEEPSEEK = Family(
-    {"full": latent()}, {"dense": gated_silu(), "moe": experts()}, block_rule=_first_dense, ignored=_UNUSED
+    {"full": _latent_or_heads}, {"dense": gated_silu(), "moe": experts()}, block_rule=_first_dense, ignored=_UNUSED
 )
 SPARSE = replace(
     DEEPSEEK, mixers={"full": latent(), "sparse": sparse(latent()), "window": windowed(latent())},
@@ -63,6 +71,16 @@ LONGCAT = replace(
     ),
     notes=("experts_per_token counts the experts that compute, on average; the zero experts are left out",),
 )  # fmt: skip
+
+def _ngram_tables(config: Config) -> int:
+    """LongCat-Flash-Lite's embeddings of n-grams: ``emb_split_num`` tables for each length from 2 to
+    ``emb_neighbor_num``, of ``ngram_vocab_size_ratio`` times the vocabulary, which share the hidden size out; each has
+    a projection into it."""
+    hidden = config.integer("hidden_size")
+    tables = (config.integer("emb_neighbor_num", minimum=2) - 1) * config.integer("emb_split_num")
+    rows = config.integer("ngram_vocab_size_ratio") * config.integer("vocab_size")
+    return (rows + hidden) * tables * (hidden // tables)
+
 
 FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": DEEPSEEK,
@@ -103,4 +121,5 @@ FAMILIES: Mapping[str, Family] = {
     "minicpm3": replace(DENSE, tied=True, ignored=_UNUSED | keys("dim_model_base scale_depth")),
     "youtu": replace(DENSE, tied=True),
     "longcat_flash": LONGCAT,
+    "longcat_flash_ngram": replace(LONGCAT, lookups=_ngram_tables),
 }

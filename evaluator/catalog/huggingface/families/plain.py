@@ -45,6 +45,13 @@ MISTRAL = replace(LLAMA, mixer_rule=window_if_stated)
 QWEN2 = replace(LLAMA, mixers=attention_kinds(softmax(bias=True)), ignored=QWEN_UNUSED)
 QWEN3 = replace(LLAMA, ignored=QWEN_UNUSED)
 MUSE_UNUSED = keys("qk_scale_factor output_multiplier residual_gate_temperature")
+_MINICPM_V = QWEN_UNUSED | keys(
+    """
+    batch_vision_input batch_3d_resampler drop_vision_last_layer query_num slice_config slice_mode use_image_id
+    vision_batch_size image_size patch_size audio_chunk_length audio_pool_step chunk_input listen_speak_type
+    max_slice_nums init_audio init_tts init_vision stream_input tts_config version
+    """
+)
 # Gated, whatever the activation function.
 GATED = Family(attention_kinds(softmax()), {"dense": dense()})
 UNGATED = replace(GATED, blocks={"dense": dense(gated=False)})
@@ -62,7 +69,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_5_vl_text": QWEN2,
     "qwen3": QWEN3,
     "qwen3_vl_text": QWEN3,
-    "phi3": replace(GATED, mixer_rule=window_if_stated),
+    "phi3": replace(GATED, mixer_rule=window_if_stated, ignored=keys("full_attn_mod interpolate_factor")),
     "glm": replace(GATED, mixers=attention_kinds(softmax(bias=True)), defaults={"head_dim": 128}),
     "glm4": replace(GATED, mixers=attention_kinds(softmax(bias=True)), defaults={"head_dim": 128}),
     "cohere": replace(
@@ -107,7 +114,13 @@ FAMILIES: Mapping[str, Family] = {
     "internlm2": replace(GATED, ignored=keys("bias")),
     "internlm3": replace(GATED, ignored=keys("bias qkv_bias")),
     "baichuan": GATED,
-    "minicpm": replace(GATED, ignored=keys("dim_model_base scale_depth")),
+    "minicpm": replace(
+        GATED,
+        ignored=keys("dim_model_base scale_depth mup_denominator sparse_config"),
+        notes=("attention sees the whole context: a sparse_config, which engines do not use, is passed over",),
+    ),
+    "minicpmv": replace(QWEN2, ignored=_MINICPM_V),
+    "minicpmo": replace(QWEN2, ignored=_MINICPM_V),
     "mimo": replace(QWEN2, ignored=QWEN_UNUSED),
     "deci": GATED,
     "nemotron-nas": GATED,
