@@ -189,11 +189,13 @@ def test_of_very_many_designs_neighbours_are_one_point_and_come_apart_in_a_part_
     browser.show("#front")
     chart = "document.querySelector('#front .chart')"
     points = f"{chart}.data.filter((one) => one.mode === 'markers' && one.name !== 'chosen design')"
-    told = f"{points}.map((one) => one.text.map((text) => Number(/and ([\\d,]+) more/.exec(text)?.[1] ?? 0) + 1)).flat()"
-    ran = browser.run("Number(document.querySelector('#front figcaption').innerText.split(' ')[0].replace(',', ''))")
+    count = "Number(/and ([\\d,]+) more/.exec(text)?.[1] ?? 0) + 1"
+    told = f"{points}.map((one) => one.text.map((text) => {count})).flat()"
+    caption = browser.run("document.querySelector('#front figcaption').innerText")
+    ran = int(caption.split()[0].replace(",", ""))
     counts = browser.run(told)
     assert ran > 1500 >= len(counts) and max(counts) > 1 and sum(counts) <= ran
-    assert "neighbours of one colour as one point" in browser.run("document.querySelector('#front figcaption').innerText")
+    assert "neighbours of one colour as one point" in caption
     whole = browser.run(f"[{chart}.layout.xaxis.range, {chart}.layout.yaxis.range]")
     drawn = browser.run(f"{chart}.dataset.drawn")
     browser.run(
