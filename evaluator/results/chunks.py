@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from evaluator.results.files import replacing
+from evaluator.results.texts import shared
 
 _NAME_LENGTH = 16  # characters of the fingerprint: enough for no two to meet
 
@@ -78,7 +79,7 @@ def read_chunks(folder: str | Path) -> dict[int, dict[str, np.ndarray]]:
     for path in sorted(Path(folder).glob("chunk-*.npz")):
         try:
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                values = {name: file[name] for name in file.files}
+                values = shared({name: file[name] for name in file.files})
             rows = {len(array) for array in values.values()}
             index = int(path.stem.removeprefix("chunk-"))
         except Exception:  # whatever the damage does to the reader, the chunk is computed anew
@@ -88,18 +89,27 @@ def read_chunks(folder: str | Path) -> dict[int, dict[str, np.ndarray]]:
     return chunks
 
 
-def combine(chunks: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Chunks one after the other, in the order of their ``config``; a variable that some lack is NaN there."""
+def combine(chunks: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Chunks one after the other, in the order of their ``config``; a variable that some lack is NaN there.
+
+    The chunks are emptied, variable by variable: the rows of a million designs are not to be held twice.
+    """
     pieces = list(chunks)
-    names = dict.fromkeys(name for piece in pieces for name in piece)
-    shapes = {name: piece[name].shape[1:] for piece in pieces for name in piece}
-
-    def part(piece: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-        return piece[name] if name in piece else np.full((_rows(piece), *shapes[name]), np.nan)
-
-    joined = {name: np.concatenate([part(piece, name) for piece in pieces]) for name in names}
-    order = np.argsort(joined["config"], kind="stable")
-    return {name: values[order] for name, values in joined.items()}
+    rows = [_rows(piece) for piece in pieces]
+    starts = np.cumsum([0, *rows])
+    order = np.argsort(np.concatenate([piece["config"] for piece in pieces]), kind="stable")
+    places = np.empty_like(order)
+    places[order] = np.arange(order.size)
+    joined = {}
+    for name in dict.fromkeys(name for piece in pieces for name in piece):
+        there = [piece.pop(name, None) for piece in pieces]
+        known = [values for values in there if values is not None]
+        kinds = [values.dtype for values in known] + [np.dtype(float)] * (len(known) < len(there))
+        joined[name] = np.empty((order.size, *known[0].shape[1:]), np.result_type(*kinds))
+        for number, start in enumerate(starts[:-1]):
+            values, there[number] = there[number], None
+            joined[name][places[start : start + rows[number]]] = np.nan if values is None else values
+    return joined
 
 
 def _rows(metrics: Mapping[str, np.ndarray]) -> int:

@@ -12,6 +12,7 @@ from evaluator.errors import InputError
 from evaluator.metrics.variables import INPUTS, VARIABLES, Variable, coordinate_units
 from evaluator.results.coordinates import SweepAxis, axis_coordinates
 from evaluator.results.schema import axes_of
+from evaluator.results.texts import shared, text_variable
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -66,25 +67,27 @@ def to_dataset(
         )
     for name, variable in _OF_ALL.items():
         if name in metrics and name not in coords:
-            values = np.asarray(metrics[name])
+            values = np.asarray(metrics[name], dtype=np.str_)
             same = values.size > 0 and (values == values[0]).all()
             coords[name] = _described((), values[0], variable) if same else _described(("config",), values, variable)
     variables = {
-        name: _described(VARIABLES[name].dims[: np.ndim(values)], np.asarray(values), VARIABLES[name])
-        for name, values in metrics.items()
+        name: _described(VARIABLES[name].dims[: np.ndim(values)], values, VARIABLES[name])
+        for name, values in shared({name: np.asarray(values) for name, values in metrics.items()}).items()
         if name != "config" and name not in _OF_ALL
     }
     return xr.Dataset(variables, coords, {**(attrs or {}), **_grid(columns, shape)})
 
 
-def _described(dims: tuple[str, ...], values: np.ndarray, variable: Variable) -> tuple:
+def _described(dims: tuple[str, ...], values: np.ndarray, variable: Variable) -> tuple | xr.Variable:
     attrs = {"units": variable.units, "long_name": variable.long_name, "description": variable.description}
-    return dims, values, attrs
+    return text_variable(dims, values, attrs) if values.dtype == object else (dims, values, attrs)
 
 
-def _swept(columns: Sequence[Mapping[str, tuple[str, np.ndarray]]], steps: Sequence[np.ndarray]) -> dict[str, tuple]:
+def _swept(
+    columns: Sequence[Mapping[str, tuple[str, np.ndarray]]], steps: Sequence[np.ndarray]
+) -> dict[str, tuple | xr.Variable]:
     """The swept quantities of every row; ``steps`` are the row's positions along each axis, (axis, config)."""
-    swept = {}
+    swept: dict[str, tuple | xr.Variable] = {}
     for axis_columns, step in zip(columns, steps, strict=True):
         for name, (path, values) in axis_columns.items():
             variable = Variable(coordinate_units(path), name.replace("_", " "), f"swept: {path}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from evaluator.errors import InputError
 from evaluator.results.schema import SCHEMA_VERSION, problem_of
+from evaluator.results.texts import as_objects, is_text, text_bytes, text_variable
 from evaluator.results.zarr_store import ROWS, create, finish, piece_rows, write_rows
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 ENGINE: Literal["h5netcdf"] = "h5netcdf"
 _ROOM, _LEAST_ROOM = 1.2, 400_000
 """Bytes of a netCDF file, at most: by those of the dataset, and of all that its variables say of themselves."""
+_TEXT_BYTES = 40  # of a text in HDF5 beside its characters: where it is, its header, and what fills it up
 NETCDF_SUFFIXES = (".nc", ".nc4", ".h5")
 
 
@@ -78,9 +80,16 @@ def write(ds: xr.Dataset, path: str | Path) -> Path:
         if _format(path) == "zarr":
             _write_zarr(ds, part)
         else:
-            _reserve(part, int(_ROOM * ds.nbytes) + _LEAST_ROOM + sum(len(str(text)) for text in ds.attrs.values()))
+            _reserve(part, _most_bytes(ds))
             ds.to_netcdf(part, format="NETCDF4", engine=ENGINE)
     return path
+
+
+def _most_bytes(ds: xr.Dataset) -> int:
+    """What a netCDF file of a dataset takes at most."""
+    texts = [variable.values for variable in ds.variables.values() if is_text(variable.values)]
+    size = ds.nbytes + sum(_TEXT_BYTES * one.size + text_bytes(one) for one in texts)
+    return int(_ROOM * size) + _LEAST_ROOM + sum(len(str(text)) for text in ds.attrs.values())
 
 
 def _reserve(path: Path, size: int) -> None:
@@ -139,7 +148,7 @@ def read(path: str | Path) -> xr.Dataset:
     problem = problem_of(ds)
     if problem is not None:
         raise InputError(f"{path}: not a readable result file ({problem})")
-    text = {name: v.astype(object).astype(str) for name, v in ds.variables.items() if v.dtype.kind not in "biuf"}
-    return ds.assign({name: v for name, v in text.items() if name in ds.data_vars}).assign_coords(
-        {name: v for name, v in text.items() if name in ds.coords}
-    )
+    text = {name: v for name, v in ds.variables.items() if v.dtype.kind not in "biuf"}
+    return ds.assign(
+        {name: text_variable(v.dims, as_objects(v.values), v.attrs) for name, v in text.items() if name in ds.data_vars}
+    ).assign_coords({name: v.astype(object).astype(str) for name, v in text.items() if name in ds.coords})

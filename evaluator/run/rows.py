@@ -17,6 +17,7 @@ from evaluator.results.chunks import Kept, combine, write_chunk
 from evaluator.results.dataset import to_dataset
 from evaluator.results.engine_note import Left
 from evaluator.results.fingerprint import fingerprint_of
+from evaluator.results.texts import shared
 from evaluator.run.known import attributes_of, known_of, levels_of, stage_note
 from evaluator.scenario import Scenario
 
@@ -100,9 +101,10 @@ def _statistics(whole: Plan, levels: np.ndarray, means: Means) -> list[dict[str,
         progress.keep(units)
         progress.note(f"going on with {units:,} configurations that an interrupted run finished; --fresh starts anew")
     for index, found in computed(whole, chunks, levels, set(done), means.client):
-        values = done[index] = found | known_of(chunks[index].members)
+        values = found | known_of(chunks[index].members)
         if kept is not None:
             write_chunk(kept.folder, index, values)
+        done[index] = shared(values)
         if progress is not None:
             progress.advance(len(values["config"]))
     if len(done) != len(chunks):

@@ -86,6 +86,8 @@ def raw_axes(value: Any, place: Place, folder: Path) -> list[RawAxis]:
     for axis in axes:
         for path in axis.keys:
             _check_path(path, place.key(axis.name))
+    if len([axis for axis in axes if axis.name == LABELS]) > 1:
+        raise place.key(LABELS).error("the designs of sweep.table are called so already; give this axis another name")
     _check_overlap(axes, bounds, place)
     if value.get("sample") is not None:
         axes = _sampled(read_section(value["sample"], SAMPLE, place.key("sample")), axes, bounds, place)
@@ -175,7 +177,8 @@ def _sampled(
         return Place(place.file, note=f" (sweep.sample, design {step + 1} of {len(steps)})")
 
     labels = range(1, len(steps) + 1)
-    designs = RawAxis(LABELS, labels, steps, at, designs=True, repeats=True)
+    name = LABELS if LABELS not in sample["beside"] else "sample"
+    designs = RawAxis(name, labels, steps, at, designs=True, repeats=True)
     return [*(axis for axis in axes if axis.name in sample["beside"]), designs]
 
 

@@ -107,7 +107,8 @@ def _read_parquet(file: str) -> tuple[list[str], list[list[Any]], list[int]]:
     from pyarrow import parquet
 
     try:
-        table = parquet.read_table(file)
+        with parquet.ParquetFile(file) as opened:  # takes columns of the same name, to be told apart here
+            table = opened.read()
         columns = [[_plain(cell) for cell in column.to_pylist()] for column in table.columns]
     except Exception as error:  # damaged files make Arrow fail in all ways
         raise InputError(f"{file}: not readable as Parquet ({' '.join(str(error).split())[:200]})") from None

@@ -119,7 +119,7 @@ def kept_rows(scenario: Scenario) -> np.ndarray | None:
     columns: dict[str, np.ndarray] = {}
 
     def values(name: str, where: Place) -> np.ndarray:
-        path = resolve(name, owners, where) if any(is_end(name, one) for one in owners) else key_path(name, where)
+        path = _key_of(name, owners, where)
         if path not in columns:
             there = None if _moves(path, owners) else lookup(base, path)
             if path not in owners and not isinstance(there, int | float | str):
@@ -140,6 +140,16 @@ def kept_rows(scenario: Scenario) -> np.ndarray | None:
     if not len(rows):
         raise place.error(f"leaves none of the {prod(shape):,} points of the sweep")
     return rows
+
+
+def _key_of(name: str, owners: Mapping[str, int], place: Place) -> str:
+    """The key path that a name in a condition stands for, one that is swept before all others."""
+    if any(is_end(name, one) for one in owners):
+        return resolve(name, owners, place)
+    try:
+        return key_path(name, place)
+    except InputError as error:
+        raise InputError(f"{error}; a text stands in quotes, such as hardware == 'h100-sxm'") from None
 
 
 def _moves(path: str, owners: Mapping[str, int]) -> bool:

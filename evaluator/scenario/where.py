@@ -1,6 +1,6 @@
 """Conditions on the points of a sweep: ``tensor_parallel * replicas <= 8``, parsed as Python and nothing else of it.
 
-Arithmetic, comparisons, ``and``, ``or``, ``not``, ``in``, ``min``, ``max``, numbers and texts, on keys by their path or
+Arithmetic, comparisons, ``and``, ``or``, ``not``, ``in``, ``min``, ``max``, numbers, texts, true and false, on keys by their path or
 by a short name that is theirs alone. A condition is computed for all points at once, on the values of the axes.
 """
 
@@ -35,6 +35,7 @@ _COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+_FLAGS = {"true": True, "false": False}  # as YAML writes them
 _CALLS = {"min": np.minimum, "max": np.maximum}
 
 Values = Callable[[str, Place], np.ndarray]
@@ -66,6 +67,8 @@ class _Condition:
         if depth > DEEPEST:
             raise self.place.error(f"the condition is nested more than {DEEPEST} levels deep")
         name = _dotted(node)
+        if name in _FLAGS:
+            return np.array(_FLAGS[name])
         if name is not None:
             return self.values(name, self.place)
         if isinstance(node, ast.Constant):
@@ -135,7 +138,7 @@ class _Condition:
         if type(sign) not in _COMPARISONS:
             raise self.place.error("'is' is not allowed in a condition; use ==")
         if left.dtype != right.dtype:
-            kinds = {bool: "true or false", np.float64: "a number"}
+            kinds = {np.bool_: "true or false", np.float64: "a number"}
             told = [
                 f"{_source(s)} is {kinds.get(v.dtype.type, 'a text')}"
                 for s, v in zip(sources, (left, right), strict=True)
@@ -162,11 +165,16 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 def _source(node: ast.AST) -> str:
-    return shown(ast.unparse(node)).strip("'\"")
+    return shown(ast.unparse(node))[1:-1]  # without the quotes around it
 
 
 def column(values: Sequence[Any]) -> np.ndarray:
-    """Values of a key as a condition computes with them: floats where none is a text, else texts; none is NaN."""
+    """Values of a key as a condition computes with them: booleans, floats where none is a text, else texts.
+
+    None is NaN among numbers, and the text none among others.
+    """
+    if all(isinstance(value, bool) for value in values):
+        return np.array(values, dtype=bool)
     if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
         return np.array([np.nan if value is None else float(value) for value in values])
     texts = np.empty(len(values), dtype=object)

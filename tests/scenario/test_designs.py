@@ -91,6 +91,16 @@ def test_parquet(base, tmp_path):
     assert found == [(1, "l40s", 8e9), (1, "h100-sxm", 1e9)]
 
 
+def test_columns_of_the_same_name_in_parquet_are_refused(base, tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = tmp_path / "designs.parquet"
+    parquet.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["replicas"] * 2), path)
+    with pytest.raises(InputError, match=r"the columns replicas and replicas are the same key deployment\.replicas"):
+        swept(base, {"table": str(path)})
+
+
 def test_parquet_as_databases_and_pandas_write_it(base, tmp_path):
     pandas = pytest.importorskip("pandas")
     rows = pandas.DataFrame({"tensor_parallel": [Decimal("1"), Decimal("2")], "rate_rps": [Decimal("1.5")] * 2})
@@ -327,6 +337,35 @@ def test_what_a_step_does_not_set_fulfils_no_comparison(base):
     assert [d.batching.max_num_batched_tokens for _, d, _ in grid.points] == [4096]
 
 
+CACHING = "deployment.kv.prefix_caching"
+
+
+@pytest.mark.parametrize(
+    ("condition", "left"),
+    {
+        "prefix_caching": [True],
+        "not prefix_caching": [False],
+        "prefix_caching == True": [True],
+        "prefix_caching == false": [False],
+        "prefix_caching in [true, false]": [False, True],
+        "prefix_caching or tensor_parallel == 1": [False, True],
+    }.items(),
+)
+def test_flags_are_true_or_false(base, condition, left):
+    grid = swept(base, {CACHING: [False, True], TP: [1], "where": condition})
+    assert [d.kv.prefix_caching for _, d, _ in grid.points] == left
+    assert len(swept(base, {TP: [1, 2], "where": "not prefix_caching"}).points) == 2  # not swept
+
+
+def test_axes_over_designs_have_names_of_their_own(base, tmp_path):
+    sweep = table(tmp_path, "tensor_parallel,replicas\n1,1\n2,1\n")
+    with pytest.raises(InputError, match=r"sweep\.design: the designs of sweep\.table are called so already"):
+        swept(base, sweep | {"design": {"zip": [{RATE: 1}, {RATE: 2}]}})
+    drawn = {"sample": {"size": 2, "beside": ["design"]}, RATE: {"between": [1, 8]}, SEQS: {"between": [8, 64]}}
+    grid = swept(base, sweep | drawn)
+    assert [axis.name for axis in grid.axes] == ["design", "sample"] and grid.shape == (2, 2)
+
+
 def test_conditions_combine_with_tables_and_samples(base, tmp_path):
     sweep = table(tmp_path, "tensor_parallel,replicas\n1,1\n2,8\n4,2\n", where="tensor_parallel * replicas <= 8")
     assert [d.tensor_parallel for _, d, _ in swept(base, sweep).points] == [1, 4]
@@ -342,6 +381,12 @@ BAD_CONDITIONS = {
     "no condition": ("tensor_parallel + 1", r"where: tensor_parallel \+ 1 is neither true nor false; compare it"),
     "syntax": ("tensor_parallel <", r"where: 'tensor_parallel <' is not a condition: invalid syntax"),
     "text": ("hardware + 1 > 2", r"hardware is no number"),
+    "a text without quotes": (
+        "hardware != h100-sxm",
+        r"h100 is no key of a scenario; a text stands in quotes, such as hardware == 'h100-sxm'",
+    ),
+    "flag": ("replicas == True", r"cannot compare: replicas is a number and True is true or false"),
+    "quotes": ("'x' + 'y' == 'xy'", r"'x' is no number"),
     "mixed": ("hardware == 1", r"cannot compare: hardware is a text and 1 is a number"),
     "order": ("hardware < 'x'", r"hardware is a text, which is compared with == or != or in only"),
     "call": ("__import__('os').system('true') == 0", r"__import__\(.*is not allowed in a condition"),

@@ -183,6 +183,37 @@ def test_the_front_has_no_design_that_another_beats(page):
     assert len(x) > 1 and (np.diff(x) > 0).all() and (np.diff(y) > 0).all()
 
 
+def test_of_very_many_designs_neighbours_are_one_point_and_come_apart_in_a_part_of_the_chart(browser, tmp_path):
+    rates = axis("workload.arrivals.rate_rps", *np.linspace(1.0, 8.0, 150).tolist())
+    browser.open(write_page(sweep(HARDWARE, PARALLEL, POLICY, rates), tmp_path / "page.html"))
+    browser.show("#front")
+    chart = "document.querySelector('#front .chart')"
+    points = f"{chart}.data.filter((one) => one.mode === 'markers' && one.name !== 'chosen design')"
+    count = "Number(/and ([\\d,]+) more/.exec(text)?.[1] ?? 0) + 1"
+    told = f"{points}.map((one) => one.text.map((text) => {count})).flat()"
+    caption = browser.run("document.querySelector('#front figcaption').innerText")
+    ran = int(caption.split()[0].replace(",", ""))
+    counts = browser.run(told)
+    assert ran > 1500 >= len(counts) and max(counts) > 1 and sum(counts) <= ran
+    assert "neighbours of one colour as one point" in caption
+    whole = browser.run(f"[{chart}.layout.xaxis.range, {chart}.layout.yaxis.range]")
+    drawn = browser.run(f"{chart}.dataset.drawn")
+    browser.run(
+        f"Plotly.relayout({chart}, {{'xaxis.range[0]': {whole[0][0]}, 'xaxis.range[1]': {sum(whole[0]) / 2},"
+        f" 'yaxis.range[0]': 0, 'yaxis.range[1]': {whole[1][1] / 8}}}).then(() => 0)"
+    )
+    browser.wait(f"{chart}.dataset.drawn > {drawn}")
+    part = browser.run(told)
+    assert max(part) < max(counts) and browser.run(f"{chart}.layout.yaxis.range[1]") == whole[1][1] / 8
+    browser.run(f"Plotly.relayout({chart}, {{'xaxis.autorange': true, 'yaxis.autorange': true}}).then(() => 0)")
+    browser.wait(f"{chart}.dataset.drawn > {drawn} + 1")
+    assert browser.run(told) == counts
+    assert browser.run(f"[{chart}.layout.xaxis.range, {chart}.layout.yaxis.range]") == whole
+    browser.hover("#front .chart .scatterlayer .trace:nth-child(1) .point:nth-child(3)")
+    browser.wait("document.querySelector('#front .hovertext')")
+    assert browser.errors == []
+
+
 def test_where_time_goes_adds_up_to_the_end_to_end_time(browser, tmp_path):
     ds = measured((HARDWARE, RATE))
     browser.open(write_page(ds, tmp_path / "page.html"))

@@ -1,6 +1,8 @@
 // Designs by two measures, and the front of those that no other beats in both.
 
 const MOST_LABELS = 7;
+const MOST_POINTS = 1500; // as many are drawn within half a second; where there are more, neighbours are one point
+const NEIGHBOURS = 3; // pixels
 
 function frontChart(page) {
   const { data } = page;
@@ -28,9 +30,11 @@ function frontChart(page) {
       y: firstOf(ys, ["goodput_rps_per_gpu", "tok_per_s_per_gpu"]),
       colour: data.steps.length ? firstOf(data.stepOf, ["hardware", "model", "policy"]) : "",
       among: data.objectives.length && data.state(0) === "meets objectives" ? "meets objectives" : "calm",
+      zoom: null, // the part that is looked at: {x: [from, to], y: [from, to]}, as the axes have it
     };
     const change = (key) => (value) => {
       chosen[key] = value;
+      chosen.zoom = null;
       redraw();
     };
     part.controls.replaceChildren(
@@ -52,32 +56,56 @@ function frontChart(page) {
         change("among"),
       ),
     );
-    const redraw = () =>
-      drawFront(
-        page,
-        part.chart,
-        xs.get(chosen.x),
-        ys.get(chosen.y),
-        data.stepOf.get(chosen.colour),
-        chosen.among,
-        ran,
-      );
+    const redraw = async () => {
+      const few = await drawFront(page, part.chart, xs.get(chosen.x), ys.get(chosen.y), chosen, ran);
+      part.chart.zoomed = few ? null : redraw;
+      followZoom(part.chart, chosen);
+    };
     return redraw;
   });
 }
 
-function drawFront(page, node, x, y, colour, among, ran) {
+/** Draws a chart of neighbours anew when another part of it is looked at: there they come apart. */
+function followZoom(node, chosen) {
+  if (node.follows) return;
+  node.follows = true;
+  node.on("plotly_relayout", (change) => {
+    const moved = Object.keys(change).filter((key) => /^[xy]axis\./.test(key));
+    if (!moved.length || !node.zoomed) return;
+    const { xaxis, yaxis } = node.layout;
+    chosen.zoom = moved.some((key) => key.endsWith("autorange")) ? null : { x: [...xaxis.range], y: [...yaxis.range] };
+    node.zoomed();
+  });
+}
+
+/** The chart of all that `ran`; returns whether each design has a point of its own. */
+async function drawFront(page, node, x, y, chosen, ran) {
   const { data } = page;
+  const { among } = chosen;
+  const colour = data.stepOf.get(chosen.colour);
   const rows = ran.filter((row) => isKnown(x.values[row]) && isKnown(y.values[row]));
   const eligible = (row) => !data.saturated[row] && (among === "calm" || data.state(row) === among);
   const best = frontOf(rows.filter(eligible), x, y);
   const shades = colour ? shadesOf(data, colour) : [themed("runs")];
   const calm = rows.filter((row) => !data.saturated[row]);
   const log = x.better === "low" && Math.min(...calm.map((row) => x.values[row])) > 0;
+  const room = isNarrow(node) ? 0 : 0.28; // beside the front, for the words of its designs
+  const range = (series, isLog) =>
+    rangeOf(
+      calm.length ? calm.map((row) => series.values[row]) : rows.map((row) => series.values[row]),
+      series.bound,
+      isLog,
+    );
+  const limits = chosen.zoom ?? { x: range(x, log), y: range(y, false) };
+  if (!chosen.zoom && x.better === "low" && log) limits.x[0] -= room * (limits.x[1] - limits.x[0]);
+  if (!chosen.zoom && x.better === "high") limits.x[1] += room * (limits.x[1] - limits.x[0]);
+  const along = (row) => (log ? Math.log10(x.values[row]) : x.values[row]);
+  const kind = (row) => 2 * (colour ? colour.at[row] : 0) + data.saturated[row];
+  const seen = neighbours(rows, along, (row) => y.values[row], kind, limits, node);
   const words = (list) =>
     list.map(
       (row) =>
-        `#${data.ranks[row] + 1} ${plain(inWords(data, row))}<br>${plain(x.name)} ${plain(inFigures(x, row))}<br>${plain(y.name)} ${plain(inFigures(y, row))}<br>${data.state(row)}`,
+        `#${data.ranks[row] + 1} ${plain(inWords(data, row))}<br>${plain(x.name)} ${plain(inFigures(x, row))}<br>${plain(y.name)} ${plain(inFigures(y, row))}<br>${data.state(row)}${othersAt(seen, row)}`,
     );
   const points = (list, marker, extra) => ({
     type: "scatter",
@@ -93,8 +121,9 @@ function drawFront(page, node, x, y, colour, among, ran) {
   const size = rows.length > 2000 ? 4 : rows.length > 400 ? 5.5 : 8;
   const traces = [];
   const levels = colour ? levelsByUse(colour, rows) : [0];
+  const drawn = [...seen.keys()];
   for (const at of levels) {
-    const own = colour ? rows.filter((row) => colour.at[row] === at) : rows;
+    const own = colour ? drawn.filter((row) => colour.at[row] === at) : drawn;
     const name = colour ? plain(levelText(colour, at)) : "designs";
     traces.push(
       points(
@@ -119,28 +148,18 @@ function drawFront(page, node, x, y, colour, among, ran) {
       { name: "chosen design" },
     ),
   );
-  const room = isNarrow(node) ? 0 : 0.28; // beside the front, for the words of its designs
-  const range = (series, isLog) =>
-    rangeOf(
-      calm.length ? calm.map((row) => series.values[row]) : rows.map((row) => series.values[row]),
-      series.bound,
-      isLog,
-    );
-  const across = range(x, log);
-  if (x.better === "low" && log) across[0] -= room * (across[1] - across[0]);
-  if (x.better === "high") across[1] += room * (across[1] - across[0]);
   const goals = log && x.bound !== null ? Math.log10(x.bound) : x.bound;
-  return draw(
+  await draw(
     page,
     node,
     traces,
     {
       xaxis: {
         title: { text: plain(x.title) },
-        ...(log ? { type: "log", ...plainTicks(...across.map((power) => 10 ** power)) } : {}),
-        range: across,
+        ...(log ? { type: "log", ...plainTicks(...limits.x.map((power) => 10 ** power)) } : {}),
+        range: limits.x,
       },
-      yaxis: { title: { text: plain(y.title) }, range: range(y, false) },
+      yaxis: { title: { text: plain(y.title) }, range: limits.y },
       shapes: x.bound === null ? [] : [objectiveLine(x, "x")],
       annotations: [
         ...(x.bound === null ? [] : [objectiveLabel(x, "x", goals)]),
@@ -151,12 +170,49 @@ function drawFront(page, node, x, y, colour, among, ran) {
         x: 0,
         y: 1.02,
         yanchor: "bottom",
+        itemsizing: "constant",
         title: { text: colour ? plain(colour.label) : "" },
+        uirevision: chosen.colour, // what a click on the legend hides stays hidden in another part of the chart
       },
     },
-    `${rows.length.toLocaleString("en-US")} designs; ${x.better === "low" ? "left" : "right"} and up is better. Hollow: saturated. Line: the front of ${best.length} designs that no other ` +
+    `${rows.length.toLocaleString("en-US")} designs${seen.cell ? aboutNeighbours(node) : ""}; ${x.better === "low" ? "left" : "right"} and up is better. Hollow: saturated. Line: the front of ${best.length} designs that no other ` +
       `${among === "calm" ? "design that is not saturated" : "design that meets the objectives"} beats in both, with bars of two standard errors. A click chooses a design.`,
   );
+  return !seen.cell;
+}
+
+/** What the caption says of neighbours; on a phone a finger scrolls, and no part is enlarged. */
+function aboutNeighbours(node) {
+  const apart = isNarrow(node) ? "" : ": drag over a part to see them apart, double-click for all";
+  return `, neighbours of one colour as one point, the best of them${apart}`;
+}
+
+/**
+ * The rows that get a point, the best first, each with how many it stands for: all of a few; of many those within the
+ * limits of the axes, and of the rows of one kind in a square of `cell` pixels the best.
+ */
+function neighbours(rows, along, up, kind, limits, node) {
+  if (rows.length <= MOST_POINTS) return new Map(rows.map((row) => [row, 1]));
+  const share = ([low, high], value) => (value - low) / (high - low);
+  const inside = rows
+    .map((row) => [row, share(limits.x, along(row)) * node.clientWidth, share(limits.y, up(row)) * node.clientHeight])
+    .filter(([, right, high]) => right >= 0 && right <= node.clientWidth && high >= 0 && high <= node.clientHeight);
+  for (let cell = NEIGHBOURS; ; cell *= 1.25) {
+    const first = new Map();
+    const found = new Map();
+    for (const [row, right, high] of inside) {
+      const square = `${kind(row)} ${Math.floor(right / cell)} ${Math.floor(high / cell)}`;
+      if (!first.has(square)) first.set(square, row);
+      found.set(first.get(square), (found.get(first.get(square)) ?? 0) + 1);
+    }
+    if (found.size <= MOST_POINTS) return Object.assign(found, { cell });
+  }
+}
+
+/** How many designs a point stands for beside its own. */
+function othersAt(seen, row) {
+  const others = (seen.get(row) ?? 1) - 1;
+  return others ? `<br>and ${others.toLocaleString("en-US")} more here` : "";
 }
 
 /** Levels that occur in rows, those of the best designs first where there are more than colours. */

@@ -37,6 +37,8 @@ async function start() {
     setTheme(isDark() ? "light" : "dark");
     page.parts.filter((part) => part.seen).forEach((part) => part.redraw());
   });
+  const idle = window.requestIdleCallback ?? ((work) => setTimeout(work, 200));
+  idle(() => page.plotly()); // so that the first chart need not wait for it
   copyButton(document.getElementById("copy-scenario"), () => document.getElementById("scenario-text").textContent);
 }
 

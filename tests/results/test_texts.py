@@ -1,0 +1,60 @@
+import os
+import tracemalloc
+
+import numpy as np
+
+from evaluator.results import read, write
+from evaluator.results.chunks import combine
+from evaluator.results.files import _most_bytes
+from evaluator.results.texts import as_objects, shared, text_bytes
+from tests.results.build import measured
+
+
+def test_equal_texts_are_one_object():
+    texts = as_objects(np.array(["ok", "größer als", "ok"]))
+    assert texts.tolist() == ["ok", "größer als", "ok"] and texts[0] is texts[2]
+    again = as_objects(np.array(["ok"], dtype=np.dtypes.StringDType()))
+    assert again[0] is texts[0]
+    assert text_bytes(texts) == 2 + 12 + 2
+
+
+def test_numbers_stay_what_they_are():
+    columns = shared({"a": np.array([1.0]), "b": np.array([True]), "c": np.array(["x"])})
+    assert [values.dtype.kind for values in columns.values()] == ["f", "b", "O"]
+
+
+def test_datasets_hold_long_texts_once_and_as_they_are_read_again(tmp_path):
+    ds = measured()
+    assert ds["status"].dtype == object
+    back = read(write(ds, tmp_path / "a.nc"))
+    assert back["status"].dtype == object and back["status"].values.tolist() == ds["status"].values.tolist()
+
+
+def test_room_is_reserved_for_all_that_a_file_takes(tmp_path):
+    ds = measured()
+    for text in ("ok", "does not fit: " + "ü" * 300):
+        ds["status"] = ("config", as_objects(np.full(ds.sizes["config"], text)))
+        assert os.path.getsize(write(ds, tmp_path / "a.nc")) <= _most_bytes(ds)
+
+
+def test_chunks_are_joined_without_holding_them_twice():
+    chunks, rows = 50, 2_000
+    pieces = [
+        {"config": np.arange(rows) * chunks + at, **{f"m{k}": np.full(rows, float(at)) for k in range(20)}}
+        for at in range(chunks)
+    ]
+    whole = sum(values.nbytes for piece in pieces for values in piece.values())
+    tracemalloc.start()
+    try:
+        joined = combine(pieces)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert not any(pieces) and peak < 1.4 * whole  # the pieces were made before the tracing
+    np.testing.assert_array_equal(joined["config"], np.arange(chunks * rows))
+    np.testing.assert_array_equal(joined["m7"], np.arange(chunks * rows) % chunks)
+
+
+def test_a_variable_that_a_chunk_lacks_is_unknown_there():
+    joined = combine([{"config": np.array([1]), "a": np.array([2.0])}, {"config": np.array([0])}])
+    assert joined["a"][1] == 2.0 and np.isnan(joined["a"][0])
