@@ -19,7 +19,7 @@ from evaluator.cost.batch import attention_area
 from evaluator.cost.beside import BesideRows, beside_time, waiting
 from evaluator.cost.coefficients import Coefficients, efficiency_class, experts_class, routing_class, size_weights
 from evaluator.cost.collectives import collective_terms
-from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES, compute_dtype
+from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES, compute_dtype, experts_dtype
 from evaluator.cost.fold import rows_of
 from evaluator.cost.gemm import input_bytes
 from evaluator.cost.iteration import (
@@ -70,8 +70,9 @@ def classes(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     told = rows.assign(activations=rows["activations"] if "activations" in rows else rows["dtype"])[names]
     found = {}
     for op_class, weight, activations in told.drop_duplicates().itertuples(index=False, name=None):
-        kind = experts_class(weight, activations) if op_class == "grouped_gemm" else op_class
-        dtype = compute_dtype(weight, activations)
+        routed = op_class == "grouped_gemm"
+        kind = experts_class(weight, activations) if routed else op_class
+        dtype = (experts_dtype if routed else compute_dtype)(weight, activations)
         found[op_class, weight, activations] = efficiency_class(kind, dtype), dtype
     each = [found[key] for key in told.itertuples(index=False, name=None)]
     return np.array([label for label, _ in each], dtype=object), np.array([dtype for _, dtype in each], dtype=object)
@@ -116,30 +117,40 @@ def elementwise(rows: pd.DataFrame, levels: int) -> Predict:
     return lambda rate: elementwise_s(rate, moved, 1.0)
 
 
+def of_unknown_skew(rows: pd.DataFrame) -> np.ndarray:
+    """MoE calls whose routing is skewed, of which the table does not tell how many experts they touch, (row,)."""
+    skewed = (rows["routing"] == "skewed").to_numpy()
+    return skewed & rows["experts_touched"].isna().to_numpy() if "experts_touched" in rows else skewed
+
+
 def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     """A fused MoE call: two grouped products, and between and after them activation, routing and sum.
 
     Balanced routing touches min(1, tokens k / E) of the experts; skewed routing as ``experts_touched`` has it, with the
-    popularity's variance as a parameter of the measurement. Where the table has the number (``experts_touched``), that.
+    popularity's variance as a parameter of the measurement. Where the table has the numbers of this device
+    (``experts_touched``; ``visits``, pairs of a token and an expert), those.
     """
     names = ("tokens", "hidden", "intermediate", "top_k", "experts", "expert_parallel")
     tokens, hidden, inner, top, experts, ranks = (rows[name].to_numpy() for name in names)
     halves = 1.0 + (rows["gated"].fillna(1.0).to_numpy() if "gated" in rows else 1.0)
     width = rows["dtype"].map(BYTES).to_numpy()
-    visits, held, read = top / ranks, experts / ranks, _input_bytes(rows)
+    held, read = experts / ranks, _input_bytes(rows)
+    visits, touched_there = top / ranks, np.full(len(rows), np.nan)
+    if "visits" in rows:
+        visits = (rows["visits"] / tokens).fillna(pd.Series(visits, rows.index)).to_numpy()
+    if "experts_touched" in rows:
+        touched_there = rows["experts_touched"].to_numpy() / held
 
     def product(inputs: np.ndarray, outputs: np.ndarray) -> Coefficients:
         return known(
             *classes(rows), len(rows), levels, flops=2 * visits * inputs * outputs,
-            weight_bytes=held * inputs * outputs * width,
+            weight_bytes=held * inputs * outputs * width, matrices=held,
             activation_bytes=visits * (inputs * read + outputs * STREAM),
         )  # fmt: skip
 
     up, down = product(hidden, halves * inner), product(inner, hidden)
-    balanced = (rows["routing"] == "balanced").to_numpy()
-    even = np.minimum(1.0, tokens * top / experts)
-    if "experts_touched" in rows:
-        even = (rows["experts_touched"] / experts).fillna(pd.Series(even, rows.index)).to_numpy()
+    skewed = of_unknown_skew(rows)
+    even = np.where(np.isnan(touched_there), np.minimum(1.0, tokens * top / experts), touched_there)
     missed = np.log1p(-np.minimum(top / experts, 1 - 1e-12))
     # The sum runs over all experts of a token, those of other ranks included (as zeros).
     moved = STREAM * tokens * (visits * (halves + 1) * inner + (top + 1) * hidden)
@@ -147,7 +158,7 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     around = np.array([OP_CLASSES.index(name) for name in routing_classes(rows)])
 
     def predict(rate: Rates) -> Any:
-        touched = jnp.where(balanced, even, experts_touched(missed, tokens, rate.expert_skew))
+        touched = jnp.where(skewed, experts_touched(missed, tokens, rate.expert_skew), even)
         total = elementwise_s(rate, moved, 3.0, around)
         for operators in (up, down):
             times = unit_times(operators, rate)

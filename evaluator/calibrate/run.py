@@ -106,7 +106,7 @@ def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> l
         found += class_parameters(label, rate, _untold(parts, processors))
     for collective in GROUPED:
         found += group_parameters(collective, _group_sizes(parts, collective), rate)
-    if any((part.rows.get("routing") == "skewed").any() for part in parts if part.op_class == "grouped_gemm"):
+    if any(kernels.of_unknown_skew(part.rows).any() for part in parts if part.op_class == "grouped_gemm"):
         found.append(scalar_parameter("expert_skew", rate))
     if "iteration" in labels:
         found += [scalar_parameter(name, rate) for name in ("step_overhead_s", "sequence_overhead_s", "dispatch_s")]

@@ -72,6 +72,8 @@ class OperatorEfficiency:
     depth_s: float = _figure(0.0, "gemm", unit="s", start=1e-9, fitted=False)
     # bytes per element of its input that a product moves before it starts, to quantise it
     quantise_bytes: float = _figure(0.0, "gemm", unit="byte", start=3.0, fitted=False)
+    # bytes that every matrix of a touched expert costs on top of its own
+    matrix_bytes: float = _figure(0.0, "grouped_gemm", unit="byte", start=1e5)
     # FLOPs that an attention score takes beside its products
     score_flops: float = _figure(0.0, "attention_prefill", unit="FLOP", start=400.0)
     # 0: the longer of both counts, 1: their sum

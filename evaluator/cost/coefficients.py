@@ -14,7 +14,7 @@ import numpy as np
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.collectives import collective_terms, level_sizes
-from evaluator.cost.dtypes import COMPUTE_DTYPES, compute_dtype, is_unpacked
+from evaluator.cost.dtypes import COMPUTE_DTYPES, experts_dtype, is_unpacked
 from evaluator.cost.kernel import OpClass, Operator, Placed, Scaling
 from evaluator.cost.rates import GROUP_SIZES, GROUPED, NARROW_DTYPES, OP_CLASSES
 
@@ -44,6 +44,7 @@ class Coefficients(NamedTuple):
     kv_heads: np.ndarray  # (operator,) KV heads of one attention kernel
     token_bytes: np.ndarray  # (operator,) bytes of an attention kernel per token computed
     layers: np.ndarray  # (operator,) layers it is in
+    matrices: np.ndarray  # (operator,) matrices of routed experts
     log_expert_missed: float  # log of the chance that a token leaves a given expert alone
     placed: tuple[Placed | None, ...]  # (operator,) how experts lie on devices, where that matters
     scaling: dict[str, np.ndarray]  # int: the operators of every ``Scaling``, as indices
@@ -79,7 +80,7 @@ def coefficients(
         ),
         **{
             name: np.array([getattr(operator, name) for operator in operators], dtype=float)
-            for name in ("inputs", "outputs", "heads", "kv_heads", "token_bytes", "layers")
+            for name in ("inputs", "outputs", "heads", "kv_heads", "token_bytes", "layers", "matrices")
         },
         placed=tuple(operator.placed for operator in operators),
         log_expert_missed=min((operator.log_expert_missed for operator in operators), default=0.0),
@@ -103,7 +104,7 @@ def efficiency_class(op_class: str, dtype: str) -> str:
 
 
 def experts_class(weight: str, activations: str) -> OpClass:
-    """The class of the routed experts' products; weights of 4 bits under 16-bit activations have their own kernels."""
+    """The class of the routed experts' products before ``efficiency_class``: unpacked weights have one of their own."""
     return "grouped_gemm_w4" if is_unpacked(weight, activations) else "grouped_gemm"
 
 
@@ -111,7 +112,10 @@ def routing_class(weight: str, activations: str) -> OpClass:
     """The class of what permutes, activates and sums around those products, which kernels for 4 bits do in part."""
     if is_unpacked(weight, activations):
         return "expert_elementwise_w4"
-    return "expert_elementwise_4bit" if compute_dtype(weight, activations) == "fp4" else "expert_elementwise"
+    return _ROUTING.get(experts_dtype(weight, activations), "expert_elementwise")
+
+
+_ROUTING: dict[str, OpClass] = {"fp4": "expert_elementwise_4bit", "mxfp8": "expert_elementwise_mx4"}
 
 
 def size_weights(collective: str | None, devices: float) -> np.ndarray:

@@ -22,8 +22,9 @@ BYTES: dict[str, float] = {
 
 _BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4, "mxfp4": 4, "nvfp4": 4}
 
-COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "fp4")
-"""The dtypes that hardware states a peak for; an index into this tuple selects the peak."""
+COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "fp4", "mxfp8")
+"""The dtypes that hardware has a peak for; an index into this tuple selects the peak. ``mxfp8`` (fp8 with a scale per
+block of 32) has that of fp8 on devices whose units scale blocks (``rates.has_fp4``)."""
 
 PEAK_FALLBACKS: dict[str, tuple[str, ...]] = {
     "fp32": ("fp32", "bf16", "fp16"),
@@ -32,9 +33,10 @@ PEAK_FALLBACKS: dict[str, tuple[str, ...]] = {
     "fp8": ("fp8", "bf16", "fp16", "fp32"),
     "int8": ("int8", "bf16", "fp16", "fp32"),
     "fp4": ("fp4", "bf16", "fp16", "fp32"),
+    "mxfp8": ("mxfp8", "bf16", "fp16", "fp32"),
 }
-"""Where hardware has no unit for a dtype the operands are widened to the next one it has. Products in fp4 go to 16
-bits: engines then only unpack the weights, and leave the activations as they are (Marlin)."""
+"""Where hardware has no unit for a dtype the operands are widened to the next one it has. Products in fp4 and mxfp8 go
+to 16 bits: engines then only unpack the weights, and leave the activations as they are (Marlin)."""
 
 
 _ON_THE_FLY = {"fp8": "fp8", "nvfp4": "fp4"}
@@ -67,9 +69,21 @@ def compute_dtype(weight: str, activations: str) -> str:
     return {"int4": "int8", "mxfp4": "fp4", "nvfp4": "fp4"}.get(dtype, dtype)
 
 
+def experts_dtype(weight: str, activations: str) -> str:
+    """The dtype in which the products of routed experts run.
+
+    That of ``compute_dtype``, but mxfp4 weights meet 16-bit activations in mxfp8 where a device has units for it: vLLM,
+    SGLang and TensorRT-LLM quantise the activations on Blackwell (vLLM ``Mxfp4MoEMethod``, TensorRT-LLM
+    ``W4A8_MXFP4_MXFP8``). Elsewhere they unpack the weights, as those of int4.
+    """
+    if weight == "mxfp4" and _BITS[activations] == 16:
+        return "mxfp8"
+    return compute_dtype(weight, activations)
+
+
 def is_unpacked(weight: str, activations: str) -> bool:
-    """Whether weights of 4 bits are computed in 16 bits, by kernels that unpack them."""
-    return _BITS[weight] == 4 and _BITS[activations] == 16 and weight not in _ON_THE_FLY
+    """Whether experts in 4 bits are computed in 16 bits on any device, by kernels that unpack them."""
+    return _BITS[weight] == 4 and _BITS[activations] == 16 and _BITS.get(experts_dtype(weight, activations), 0) == 16
 
 
 @cache

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from evaluator.catalog.model import DenseFeedForward, FeedForward, Model, MoeFeedForward
 from evaluator.cost.coefficients import experts_class, routing_class
-from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, weight_dtypes
+from evaluator.cost.dtypes import BYTES, experts_dtype, stream_bytes, weight_dtypes
 from evaluator.cost.gemm import all_reduce, gemm, input_bytes, traffic
 from evaluator.cost.kernel import Operator, Placed
 from evaluator.cost.parallel import Parallel
@@ -55,7 +55,7 @@ def _visits(moe: MoeFeedForward, parallel: Parallel) -> float:
 def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: Parallel) -> list[Operator]:
     """Grouped products over the touched experts: every visit costs a row, every touched expert its weights."""
     weight = weight_dtypes(model, precision)["experts"]
-    dtype = compute_dtype(weight, precision.activations)
+    dtype = experts_dtype(weight, precision.activations)
     stream = stream_bytes(precision.activations)
     visits = _visits(moe, parallel)
     return [
@@ -68,6 +68,7 @@ def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: P
             weight_bytes=local_experts(moe, parallel) * each.inputs * each.outputs * BYTES[weight],
             activation_bytes=visits * (each.inputs * input_bytes(dtype, stream) + each.outputs * stream),
             log_expert_missed=log_expert_missed(moe, parallel),
+            matrices=local_experts(moe, parallel),
             placed=_placed(moe, parallel),
         )
         for each in expert_projections(moe, model.hidden, parallel)

@@ -38,8 +38,8 @@ def gemm(
 
 
 def input_bytes(dtype: str, stream: float) -> float:
-    """Bytes of one element as a product that computes in ``dtype`` reads it."""
-    return min(stream, 0.5 if dtype == "fp4" else BYTES[dtype])
+    """Bytes of one element as a product that computes in ``dtype`` reads it (mxfp8: as the stream has it)."""
+    return min(stream, 0.5 if dtype == "fp4" else BYTES.get(dtype, stream))
 
 
 def all_reduce(name: str, model: Model, precision: Precision, parallel: Parallel) -> tuple[Operator, ...]:

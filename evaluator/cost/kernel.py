@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 OpClass = Literal[
     "gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise", "expert_elementwise", "all_reduce",
     "all_to_all", "p2p", "sort", "mla_prefill", "mla_decode", "grouped_gemm_w4",
-    "expert_elementwise_4bit", "expert_elementwise_w4",
+    "expert_elementwise_4bit", "expert_elementwise_w4", "expert_elementwise_mx4",
 ]  # fmt: skip
 Scaling = Literal[
     "tokens", "sequences", "experts", "prefill", "prefill_window", "decode", "decode_window",
@@ -45,7 +45,8 @@ class Operator:
     ``dtype`` is the one it computes in; ``collective`` and ``ranks`` say which devices talk. The last fields are the
     shape of one kernel, which efficiencies that depend on the size ask for: ``inputs`` x ``outputs`` of a matrix, query
     and KV ``heads`` of an attention kernel and its ``token_bytes`` (queries, output, new keys and values, per token
-    computed), in how many ``layers`` it is, and whether attention is ``masked`` (causal), as that of encoders is not.
+    computed), in how many ``layers`` it is, how many ``matrices`` of routed experts it reads where it touches all of
+    them, and whether attention is ``masked`` (causal), as that of encoders is not.
     ``placed``: where the routed experts are.
     """
 
@@ -67,6 +68,7 @@ class Operator:
     kv_heads: int = 0
     token_bytes: float = 0.0
     layers: float = 1.0
+    matrices: float = 0.0
     masked: bool = True
     placed: Placed | None = None
 
@@ -81,6 +83,7 @@ class Operator:
             launches=self.launches * count,
             token_bytes=self.token_bytes * count,
             layers=self.layers * count,
+            matrices=self.matrices * count,
         )
 
 
@@ -110,6 +113,7 @@ def _proportional(one: Operator, other: Operator) -> bool:
         (one.weight_bytes, other.weight_bytes),
         (one.activation_bytes, other.activation_bytes),
         (one.token_bytes, other.token_bytes),
+        (one.matrices, other.matrices),
     )
     return all(abs(a * d - b * c) <= 1e-12 * abs(a * d) for a, b in sides for c, d in sides)
 
@@ -124,4 +128,5 @@ def _add(one: Operator, other: Operator) -> Operator:
         launches=one.launches + other.launches,
         token_bytes=one.token_bytes + other.token_bytes,
         layers=one.layers + other.layers,
+        matrices=one.matrices + other.matrices,
     )

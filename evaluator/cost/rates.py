@@ -20,12 +20,12 @@ from evaluator.records import Same
 if TYPE_CHECKING:
     from evaluator.catalog import Calibration
 
-NARROW_DTYPES = {"fp8": "8bit", "int8": "8bit", "fp4": "4bit"}
+NARROW_DTYPES = {"fp8": "8bit", "int8": "8bit", "fp4": "4bit", "mxfp8": "mx4"}
 """Products computed in these have efficiencies of their own, in classes with these suffixes: they reach less of a
-higher peak."""
+higher peak. ``mx4``: experts in mxfp4, the only weights that meet mxfp8."""
 
 OP_CLASSES: tuple[str, ...] = (
-    *get_args(OpClass), "gemm_8bit", "grouped_gemm_8bit", "gemm_4bit", "grouped_gemm_4bit",
+    *get_args(OpClass), "gemm_8bit", "grouped_gemm_8bit", "gemm_4bit", "grouped_gemm_4bit", "grouped_gemm_mx4",
 )  # fmt: skip
 """Operator classes that carry efficiencies; the order of the ``op_class`` axis. The last are of NARROW_DTYPES."""
 
@@ -70,6 +70,7 @@ class Rates(NamedTuple):
     wave_tiles: PerClass  # tiles in a wave
     depth_s: PerClass  # s per element of the inner dimension of a product
     quantise_bytes: PerClass  # bytes per element of a product's input, to quantise it
+    matrix_bytes: PerClass  # bytes that every matrix of a touched expert costs on top of its own
     score_flops: PerClass  # FLOPs that an attention score takes beside its products
     score_knee: PerClass  # how little of them is hidden behind the products
     fill: PerClass  # query rows x heads that fill the device
@@ -136,13 +137,22 @@ def rates(hardware: Hardware | Sequence[Hardware], calibration: Calibration) -> 
 
 
 def has_fp4(hardware: Hardware) -> bool:
-    """Whether a device has units for fp4; on others products in fp4 have the figures of ``UNPACKED``."""
+    """Whether a device has units for fp4 and other numbers in scaled blocks.
+
+    On others products in fp4 have the figures of ``UNPACKED``.
+    """
     return "fp4" in hardware.peak_flops
 
 
 def peaks(devices: Sequence[Hardware]) -> np.ndarray:
     """FLOP/s of each device in each dtype, (device, dtype). Errors: InputError of ``peak_flops``."""
-    return np.array([[peak_flops(one.peak_flops, dtype, one.name) for dtype in COMPUTE_DTYPES] for one in devices])
+    return np.array([[peak_flops(_stated(one), dtype, one.name) for dtype in COMPUTE_DTYPES] for one in devices])
+
+
+def _stated(hardware: Hardware) -> dict[str, float]:
+    """The peaks of a device, with that of mxfp8 where it has units for scaled blocks: as many FLOP/s as in fp8."""
+    blocks = has_fp4(hardware) and "fp8" in hardware.peak_flops
+    return {"mxfp8": hardware.peak_flops["fp8"]} | dict(hardware.peak_flops) if blocks else dict(hardware.peak_flops)
 
 
 def memory_bandwidth(devices: Sequence[Hardware]) -> np.ndarray:

@@ -74,7 +74,8 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     of the tiles is counted in whole waves over the processors (``iteration.whole_waves``), the rest in proportion.
     One processor walks along the whole inner dimension of a tile that is not split: a product takes ``depth_s`` per
     element of it on top, however few tiles it has. Where its inputs are quantised first, by a kernel of its own, that
-    kernel moves ``quantise_bytes`` per element.
+    kernel moves ``quantise_bytes`` per element. Each matrix of a touched expert costs as long as ``matrix_bytes`` more:
+    its stream of weights starts and ends, and the last tile of its rows is computed whole.
     The figures of a collective depend on how many devices of a node take part (``known.size`` interpolates them).
     """
     kind = known.op_class
@@ -90,7 +91,8 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     attention = _attention_times(known, rate, flop_s, activation_rate)
     return UnitTimes(
         flop_s=attention.pop("flop_s") * (1.0 - share),
-        weight_s=known.weight_bytes / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind]),
+        weight_s=(known.weight_bytes + rate.matrix_bytes[kind] * known.matrices)
+        / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind]),
         activation_s=known.activation_bytes / activation_rate,
         message_s=known.message_bytes * _over_levels(known.share, 1.0 / rate.link_bandwidth) / link_efficiency,
         fixed_s=known.launches * (launch + _over_levels(known.steps, rate.link_latency_s))

@@ -3,15 +3,18 @@
 Kernels are those of vLLM, TensorRT-LLM (``trtllm``) and SGLang; the column ``engine`` tells whose a row is.
 ``message_size_bytes`` is derived from upstream's number of elements. ``library`` names the library that a kernel is of
 where several engines call it (FlashInfer, FlashAttention, Marlin): see ``selection.select``.
-Routing by a power law gives an expert-parallel rank the load of the fullest one, which no column tells: those rows go.
+Which experts a MoE call visits follows from the rule that its collector routes by (``routing``). By a power law an
+expert-parallel rank gets the load of the fullest one, which is chance: those rows go, and those routed by groups, too.
 Experts of Nemotron 3 have no gate; no column tells that either, but their shapes do (A100's older table gates them).
 """
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from evaluator.calibrate.sources.names import dtype, hardware
+from evaluator.calibrate.sources.routing import GROUPS, balanced_visits, power_law_visits
 
 BLACKWELL = ("b200_sxm", "b300_sxm")
 
@@ -23,6 +26,9 @@ LIBRARIES = {"flashinfer": "FlashInfer", "trtllm_mla": "FlashInfer", "flash_att"
 
 TRTLLM_GENERATED = "moe_torch_flow_min_latency"
 """TensorRT-LLM's generated kernels for experts in nvfp4."""
+
+OLDEST = "0.14.0"
+"""vLLM's version in the table of A100, the older one: other shapes are in it, and other routing."""
 
 WEIGHTS_ALONE = ("int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8")
 """Dtypes of experts whose checkpoint quantises the weights alone, whatever a kernel then makes of the activations."""
@@ -132,7 +138,8 @@ def moe(frame: pd.DataFrame) -> pd.DataFrame:
     those of Kimi K2 (int4) and gpt-oss (mxfp4).
     """
     frame = frame[_usual_experts(frame)]
-    balanced = frame["routing_distribution"] == "balanced"
+    balanced, grouped = frame["routing_distribution"] == "balanced", _routed_by_groups(frame)
+    frame = frame[balanced | ((frame["moe_ep_size"] == 1) & ~grouped)]
     rows = pd.DataFrame(
         _common(frame, "grouped_gemm")
         | {
@@ -146,20 +153,45 @@ def moe(frame: pd.DataFrame) -> pd.DataFrame:
             "experts": frame["num_experts"],
             "expert_parallel": frame["moe_ep_size"],
             "gated": (~_nemotron(frame)).astype(float),
-            "routing": balanced.map({True: "balanced", False: "skewed"}),
         }
     )
-    return rows[balanced | (frame["moe_ep_size"] == 1)]
+    return rows.join(_visits(frame.assign(grouped=grouped)))
+
+
+def _routed_by_groups(frame: pd.DataFrame) -> pd.Series:
+    """Calls in which the engine routes by groups of experts: those of DeepSeek-V3's shape in vLLM and SGLang, and all
+    of TensorRT-LLM's generated kernels, which were measured with DeepSeek's router whatever the shape. A100's older
+    table and the other kernels of TensorRT-LLM choose the best experts of all."""
+    deepseek = (frame["hidden_size"] == 7168) & (frame["num_experts"] == 256) & (frame["top_k"] == 8)
+    asked = deepseek & (frame["engine"] != "trtllm") & (frame["engine_version"] != OLDEST)
+    return asked | (frame["kernel"] == TRTLLM_GENERATED)
+
+
+def _visits(frame: pd.DataFrame) -> pd.DataFrame:
+    """How many of its experts the measured rank touches (``experts_touched``), and how often it visits them."""
+    names = ["num_tokens", "num_experts", "top_k", "moe_ep_size", "routing_distribution", "grouped"]
+    found = {}
+    for key in frame[names].drop_duplicates().itertuples(index=False, name=None):
+        tokens, experts, top, ranks, how, grouped = key
+        law = how.removeprefix("power_law_")
+        shape = int(tokens), int(experts), int(top)
+        every = balanced_visits(*shape, bool(grouped)) if law == how else power_law_visits(*shape, float(law))
+        mine = every[: experts // ranks]
+        found[key] = np.count_nonzero(mine), float(mine.sum())
+    told = [found[key] for key in frame[names].itertuples(index=False, name=None)]
+    return pd.DataFrame(told, frame.index, ["experts_touched", "visits"], dtype=float)
 
 
 def _usual_experts(frame: pd.DataFrame) -> pd.Series:
     """Rows on the kernels that an engine's usual choice is; the others would be averaged with them.
 
     Not taken: FlashInfer's CUTLASS kernel for ModelOpt checkpoints in vLLM, which on Hopper is twice as slow as bf16
-    and not what other fp8 checkpoints run on. Of TensorRT-LLM fp8 with one scale per tensor: block scales, with which
-    checkpoints of MoE models are published, take up to 1.7 times as long on Hopper; and nvfp4 on CUTLASS, three times
-    as slow as the kernels of TensorRT-LLM's own generator, which its recipes for DeepSeek choose on Blackwell
-    (``moe_config.backend: TRTLLM``) and FlashInfer has, too. Of gpt-oss on Blackwell 16-bit activations, where
+    and not what other fp8 checkpoints run on. Of TensorRT-LLM, and of its kernels that vLLM calls on B200, fp8 with one
+    scale per tensor: block scales, with which checkpoints of MoE models are published, take up to 1.7 times as long on
+    Hopper, and 1.2 (few tokens) to 2.5 times (many) on B200. Of TensorRT-LLM nvfp4 on CUTLASS, three times as slow as
+    the kernels of TensorRT-LLM's own generator, which its recipes for DeepSeek choose on Blackwell
+    (``moe_config.backend: TRTLLM``) and FlashInfer has, too; nor the latter with eight experts, of which DeepSeek's
+    router has no two to a group. Of gpt-oss on Blackwell 16-bit activations, where
     TensorRT-LLM and SGLang quantise them to mxfp8; on Hopper SGLang's weights unpacked to 16 bits, which it does where
     the package of Triton's own kernels is missing. Of SGLang what runs experts without a gate on Hopper (FlashInfer's
     CUTLASS kernel, three times as slow), and on Blackwell the Triton kernel of those models for which it does not
@@ -167,9 +199,10 @@ def _usual_experts(frame: pd.DataFrame) -> pd.Series:
     """
     kernel, engine = frame["kernel"].astype(str), frame["engine"]
     left = kernel.str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass")
-    left |= (engine == "trtllm") & (frame["dtype"] == "fp8")
+    left |= (engine.eq("trtllm") | kernel.str.contains("trtllm_trtllmfp8")) & (frame["dtype"] == "fp8")
     left |= kernel.str.startswith("moe_torch_flow") & (frame["dtype"] == "nvfp4") & (kernel != TRTLLM_GENERATED)
     left |= (frame["dtype"] == "w4a16_mxfp4") & (frame["gpu"].isin(BLACKWELL) | (kernel == "sglang_fused_moe_triton"))
+    left |= (kernel == TRTLLM_GENERATED) & (frame["num_experts"] < 2 * GROUPS)
     left |= kernel == "sglang_flashinfer_cutlass_moe"
     return ~(left | ((kernel == "sglang_fused_moe_triton") & frame["gpu"].isin(BLACKWELL)))
 
@@ -177,7 +210,7 @@ def _usual_experts(frame: pd.DataFrame) -> pd.Series:
 def _nemotron(frame: pd.DataFrame) -> pd.Series:
     """Nemotron 3 Nano has 128 experts on a hidden size of 2,688, Super 512 experts of which a token visits 22."""
     shapes = (frame["hidden_size"] == 2688) | ((frame["num_experts"] == 512) & (frame["top_k"] == 22))
-    return shapes & (frame["engine_version"] != "0.14.0")
+    return shapes & (frame["engine_version"] != OLDEST)
 
 
 def sglang_all_reduce(frame: pd.DataFrame) -> pd.DataFrame:
