@@ -615,6 +615,10 @@ class Pool(TypedDict, total=False):
     """
     redundant_experts: int
     """Second copies of popular experts in each layer, placed by a balancer (EPLB)."""
+    expert_exchange: Literal["gather", "all_to_all"]
+    """How data-parallel ranks send tokens to the experts: all states are gathered everywhere (vLLM's and SGLang's
+    default), or all_to_all sends each to the devices of its experts (DeepEP and its kin).
+    """
     batching: Batching
     """The scheduler of a replica."""
     kv: Kv
@@ -690,6 +694,10 @@ class Deployment(TypedDict, total=False):
     """
     redundant_experts: int
     """Second copies of popular experts in each layer, placed by a balancer (EPLB)."""
+    expert_exchange: Literal["gather", "all_to_all"]
+    """How data-parallel ranks send tokens to the experts: all states are gathered everywhere (vLLM's and SGLang's
+    default), or all_to_all sends each to the devices of its experts (DeepEP and its kin).
+    """
     batching: Batching
     """The scheduler of a replica."""
     kv: Kv

@@ -4,7 +4,8 @@ Defaults of TensorRT-LLM: ``TorchLlmArgs`` and ``KvCacheConfig`` of 1.2 (tensorr
 2048, max_num_tokens 8192, enable_chunked_prefill False, tokens_per_block 32, free_gpu_memory_fraction 0.9). Defaults of
 SGLang: ``ServerArgs._handle_gpu_memory_settings`` of 0.5 (python/sglang/srt/server_args.py: chunks and CUDA graphs by
 the size of the memory, mem_fraction_static from what they take), page_size 1, enable_mixed_chunk False, and at least
-2048 running requests (``ModelRunner``). Those of vLLM: max_num_batched_tokens 2048 and max_num_seqs 256 of
+2048 running requests (``ModelRunner``); with data-parallel attention the ranks share a chunk among them
+(``_handle_data_parallelism``). Those of vLLM: max_num_batched_tokens 2048 and max_num_seqs 256 of
 ``SchedulerConfig``, gpu_memory_utilization 0.9 and block_size 16 of ``CacheConfig``.
 """
 
@@ -40,34 +41,37 @@ class ServingEngine:
     * static: of a device's memory, for weights and KV; activations take from the rest (SGLang ``mem_fraction_static``);
     * free: of what weights and activations leave, for KV (TensorRT-LLM ``free_gpu_memory_fraction``).
 
-    ``defaults`` are those on a device with so many bytes of memory, for a replica of so many devices.
+    ``defaults`` are those on a device with so many bytes of memory, for a replica of so many devices, which are divided
+    into so many data-parallel ranks that share experts (1: into none). Limits are those of one rank.
     """
 
     name: str
     label: str
     memory_of: str  # device | static | free
-    defaults: Callable[[float, int], SchedulerDefaults]
+    defaults: Callable[[float, int, int], SchedulerDefaults]
 
 
-def _vllm(memory_bytes: float, devices: int) -> SchedulerDefaults:
+def _vllm(memory_bytes: float, devices: int, ranks: int) -> SchedulerDefaults:
     return SchedulerDefaults("chunked", 256, 2048, 0.9, 16)
 
 
-def _trtllm(memory_bytes: float, devices: int) -> SchedulerDefaults:
+def _trtllm(memory_bytes: float, devices: int, ranks: int) -> SchedulerDefaults:
     """Whole prompts beside the decodes, as in-flight batching does without chunked context."""
     return SchedulerDefaults("mixed", 2048, 8192, 0.9, 32)
 
 
-def _sglang(memory_bytes: float, devices: int) -> SchedulerDefaults:
+def _sglang(memory_bytes: float, devices: int, ranks: int) -> SchedulerDefaults:
     """Prompts first, decodes wait. SGLang cuts prompts longer than its chunk size; here they are computed whole."""
     mib = memory_bytes / MIB
     sizes = ((35, 2048, 24, 80), (60, 4096, 32, 160), (90, 8192, 256, 512), (160, 8192, 256, 512))
     chunk, few, many = next((each[1:] for each in sizes if mib < each[0] * 1024), (16384, 512, 512))
     graphs = few if devices < 4 else many
     reserved = 512 + 1.5 * chunk + 2 * graphs + devices / 8 * 1024
+    if ranks > 1:
+        reserved += graphs * ranks * (4.5 if graphs > 300 else 3.0)
     if mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
-    return SchedulerDefaults("continuous", 2048, chunk, max(0.1, round(1.0 - reserved / mib, 3)), 1)
+    return SchedulerDefaults("continuous", 2048, max(1, chunk // ranks), max(0.1, round(1.0 - reserved / mib, 3)), 1)
 
 
 ENGINES: dict[str, ServingEngine] = {

@@ -258,6 +258,11 @@ class Model:
         return self.output == "tokens"
 
     @property
+    def has_experts(self) -> bool:
+        """Some layer has routed experts."""
+        return any(isinstance(kind.feed_forward, MoeFeedForward) for kind in self.layers)
+
+    @property
     def whole_texts(self) -> bool:
         """Some layer attends in both directions, so that a prompt cannot be computed in chunks."""
         return any(isinstance(kind.mixer, SoftmaxAttention) and kind.mixer.bidirectional for kind in self.layers)

@@ -17,6 +17,10 @@ def estimate(
     pp: Annotated[int, typer.Option(min=1, help="Pipeline parallelism.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert parallelism.")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks of TP x PP devices, which share experts.")] = 1,
+    redundant_experts: Annotated[int, typer.Option(min=0, help="Copies of popular experts, placed by a balancer.")] = 0,
+    expert_exchange: Annotated[
+        str, typer.Option(metavar="gather|all_to_all", help="How data-parallel ranks send tokens to experts.")
+    ] = "gather",
     prompt: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens of a prompt.")] = 2048,
     output: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens of an output.")] = 256,
     batch: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="Sequences decoded together.")] = 1,
@@ -51,6 +55,8 @@ def estimate(
         pipeline_parallel=pp,
         expert_parallel=ep,
         data_parallel=dp,
+        redundant_experts=redundant_experts,
+        expert_exchange=expert_exchange,
         prompt_tokens=prompt,
         output_tokens=output,
         batch=batch,

@@ -55,9 +55,9 @@ def compare_experiments(
 
 
 COLUMNS = (
-    "exp_id", "experiment_name", "model", "gpu", "hardware", "tensor_parallel", "workload", "stage_index", "rate_rps",
-    "concurrency", "metric", "unit", "predicted", "predicted_stderr", "measured", "error_pct", "calibration",
-    "provenance", "status", "notes",
+    "exp_id", "experiment_name", "model", "gpu", "hardware", "tensor_parallel", "data_parallel", "workload",
+    "stage_index", "rate_rps", "concurrency", "metric", "unit", "predicted", "predicted_stderr", "measured",
+    "error_pct", "calibration", "provenance", "status", "notes",
 )  # fmt: skip
 
 
@@ -130,6 +130,7 @@ def _described(experiment: Experiment, ran: Server | None) -> dict:
         "model": experiment.model,
         "gpu": experiment.gpu,
         "tensor_parallel": experiment.tensor_parallel,
+        "data_parallel": experiment.data_parallel,
         "workload": experiment.workload.name,
         "notes": "; ".join(experiment.notes),
     }

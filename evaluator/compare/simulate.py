@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -55,7 +55,14 @@ def _check_prompts(server: Server, load: Requests) -> None:
 
 
 def _served(server: Server, loads: Sequence[Requests]) -> list[LaneResult]:
-    """All KV of a request reserved if that keeps nobody waiting, which is the same and three times as fast."""
+    """All KV of a request reserved if that keeps nobody waiting, which is the same and three times as fast.
+
+    Data-parallel ranks run together, for a request goes to one by what the others have.
+    """
+    if server.deployment.ranks > 1:
+        given = [_sharing(server, load) for load in loads]
+        which = program(server.deployment, coupled=True, lockstep=server.design.lockstep)
+        return [found.served for found in _run(which, given, len(loads))]
     found: dict[int, LaneResult] = {}
     short = list(range(len(loads)))
     if len(server.replica.pipeline_ranks) == 1:
@@ -74,13 +81,14 @@ def _short_of_kv(pool: StationPlan, jobs: Jobs, found: LaneResult) -> bool:
     return bool(found.kv_units_max + held_units(jobs.demand, kv).max() > kv.capacity_units)
 
 
-def _run(which: Program, given: Sequence[tuple[StationPlan, Jobs]], lanes_per_call: int) -> list[LaneResult]:
-    """Results of the jobs of each seed at its station, all of one server."""
+def _run(which: Program, given: Sequence[tuple[StationPlan, Jobs]], lanes_per_call: int) -> list[Any]:
+    """Results of the jobs of each seed at its station, all of one server; see ``run_slots``."""
     from evaluator.simulation.lanes import run_slots
     from evaluator.simulation.slots import OPEN_LOOP, Slot
 
     pools = [pool for pool, _ in given]
-    slots = [Slot(at, at, 0, jobs, jobs.order, len(jobs), OPEN_LOOP) for at, (_, jobs) in enumerate(given)]
+    replica = 0 if which.replicas == 1 else -1  # all together
+    slots = [Slot(at, at, replica, jobs, jobs.order, len(jobs), OPEN_LOOP) for at, (_, jobs) in enumerate(given)]
     group = station_group(which, pools, max(slot.count for slot in slots))
     return list(run_slots(group, pools, slots, lanes_per_call))
 

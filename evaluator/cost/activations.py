@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from evaluator.catalog.model import DenseFeedForward, FeedForward, LatentAttention, Mixer, Model, SoftmaxAttention
 from evaluator.cost.dtypes import stream_bytes
+from evaluator.cost.exchange import rows_kept
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.projections import mixer_projections
@@ -39,13 +40,12 @@ def activation_bytes(
 
     Two sums make it up. Every token of the largest batch keeps the residual stream twice (before and after a layer) and
     the intermediate values of the widest layer: both sides of a gate and their product, and for routed experts those
-    of all that the token visits and their outputs; each in the width of the stream, 16 bits mostly. Every sequence
-    takes LOGIT_BYTES per vocabulary entry, if there is a head.
+    of all that the token visits and their outputs (``exchange.rows_kept``); each in the width of the stream, 16 bits
+    mostly. Every sequence takes LOGIT_BYTES per vocabulary entry, if there is a head.
     """
-    widest = max(
-        max(_mixer_width(model, kind.mixer, parallel), _feed_forward_width(model, kind.feed_forward, parallel))
-        for kind in model.layers
-    )
+    mixers = (_mixer_width(model, kind.mixer, parallel) for kind in model.layers)
+    feed_forwards = (_feed_forward_width(model, kind.feed_forward, precision, parallel) for kind in model.layers)
+    widest = max(*mixers, *feed_forwards)
     per_token = (2 * model.hidden + widest) * stream_bytes(precision.activations)
     logits = min(max_num_seqs, max_num_batched_tokens) * model.vocabulary * LOGIT_BYTES if model.gives_tokens else 0.0
     return max_num_batched_tokens * per_token + logits
@@ -57,15 +57,16 @@ def _mixer_width(model: Model, mixer: Mixer | None, parallel: Parallel) -> float
     return max(each.outputs for each in found) + found[-1].inputs if found else 0
 
 
-def _feed_forward_width(model: Model, feed_forward: FeedForward | None, parallel: Parallel) -> float:
+def _feed_forward_width(
+    model: Model, feed_forward: FeedForward | None, precision: Precision, parallel: Parallel
+) -> float:
     if feed_forward is None:
         return 0
     sides = 3 if feed_forward.gated else 2
     if isinstance(feed_forward, DenseFeedForward):
         return sides * feed_forward.intermediate / parallel.tensor
-    visits = feed_forward.experts_per_token / parallel.expert
+    rows = rows_kept(model, feed_forward, precision, parallel)
     shared = sides * feed_forward.shared_intermediate / parallel.tensor
-    routed = visits * (sides * feed_forward.intermediate / parallel.expert_shards + model.hidden)
-    if parallel.data > 1:  # the states of all ranks are gathered
-        routed = parallel.data * (routed + model.hidden)
-    return routed + shared
+    routed = rows * (sides * feed_forward.intermediate / parallel.expert_shards + model.hidden)
+    gathered = parallel.data * model.hidden * (parallel.data > 1)  # the states of all ranks
+    return routed + gathered + shared

@@ -93,7 +93,7 @@ def _terms(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     if operator.collective is None or operator.ranks is None:
         return (0.0,) * len(reach), (0.0,) * len(reach)
-    return collective_terms(operator.collective, operator.ranks, reach, mesh)
+    return collective_terms(operator.collective, operator.ranks, reach, mesh, operator.spread)
 
 
 def efficiency_class(op_class: str, dtype: str) -> str:

@@ -56,16 +56,35 @@ def level_sizes(ranks: range, reach: tuple[int | None, ...]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+class Spread(NamedTuple):
+    """Each token goes to those of ``parts`` equal parts of the ranks that hold any of its ``visits`` experts, drawn
+    evenly and without regard to one another: to all ranks of such a part, once to each."""
+
+    visits: int
+    parts: int
+
+    def groups(self, count: float) -> float:
+        """How many of ``count`` equal groups of the ranks a token is sent to, expected. They may be parts, several
+        together or shards of one."""
+        apart = min(count, self.parts)
+        return count * (1.0 - (1.0 - 1.0 / apart) ** self.visits)
+
+
 @cache
 def collective_terms(
-    collective: str, ranks: range, reach: tuple[int | None, ...], mesh: tuple[bool, ...] = ()
+    collective: str,
+    ranks: range,
+    reach: tuple[int | None, ...],
+    mesh: tuple[bool, ...] = (),
+    spread: Spread | None = None,
 ) -> Terms:
     """Terms of ``all_reduce``, ``all_gather``, ``all_to_all`` or ``p2p`` among ``ranks``.
 
     Hierarchical. An all-reduce scatters inside a node, reduces each slice across nodes and gathers inside, so a level
     works on the 1 / (devices inside it) that is left; it is direct among the devices of the nearest level and halves
     and doubles across farther ones. An all-gather fetches across nodes first, slice by slice. An all-to-all sends
-    every peer its own part; its message is all that a device sends.
+    every peer its own part; its message is all that a device sends. With ``spread`` parts are tokens, and what several
+    devices of a node want goes there once and is handed on inside (DeepEP's normal kernels).
 
     ``mesh`` marks levels (default: none) whose devices are joined pairwise: among n of the r devices that such a level
     joins, r - n of each device's wires lead to nobody, so the volume counts (r - 1) / (n - 1) times.
@@ -81,8 +100,11 @@ def collective_terms(
         elif collective == "all_gather":
             count, volume = direct_all_gather(size)
             volume /= inside
-        else:
+        elif spread is None:
             count, volume = 1.0 * (size > 1), (size - 1) * inside / len(ranks)
+        else:
+            share_sent = spread.groups(len(ranks) / inside) / spread.groups(len(ranks))
+            count, volume = 1.0 * (size > 1), share_sent * (size - 1) / size
         steps.append(count)
         share.append(volume * _detour(size, reach[level], _marked(mesh, level)))
         inside *= size

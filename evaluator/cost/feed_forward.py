@@ -8,6 +8,7 @@ from dataclasses import replace
 from evaluator.catalog.model import DenseFeedForward, FeedForward, Model, MoeFeedForward
 from evaluator.cost.coefficients import experts_class, routing_class
 from evaluator.cost.dtypes import BYTES, experts_dtype, stream_bytes, weight_dtypes
+from evaluator.cost.exchange import exchange, routing_elements, visits
 from evaluator.cost.gemm import all_reduce, gemm, input_bytes, traffic
 from evaluator.cost.kernel import Operator, Placed
 from evaluator.cost.parallel import Parallel
@@ -22,7 +23,7 @@ def feed_forward_operators(
 
     Under expert parallelism, too, every rank sees all tokens and computes its own experts, and one all-reduce sums the
     results: what vLLM does without data-parallel attention (``FusedMoE.maybe_all_reduce_tensor_model_parallel``). With
-    data-parallel attention the ranks exchange their tokens (``_exchange``).
+    data-parallel attention the ranks exchange their tokens (``exchange``).
     """
     if feed_forward is None:
         return []
@@ -31,7 +32,7 @@ def feed_forward_operators(
         found += _routed(model, feed_forward, precision, parallel)
     found += _elementwise(model, feed_forward, precision, parallel)
     if isinstance(feed_forward, MoeFeedForward) and parallel.data > 1:
-        return found + _exchange(model, precision, parallel)
+        return found + exchange(model, feed_forward, precision, parallel)
     return found + list(all_reduce("feed_forward.all_reduce", model, precision, parallel))
 
 
@@ -44,29 +45,21 @@ def log_expert_missed(moe: MoeFeedForward, parallel: Parallel) -> float:
     return parallel.data * math.log(max(1e-300, 1.0 - moe.experts_per_token / there))
 
 
-def _visits(moe: MoeFeedForward, parallel: Parallel) -> float:
-    """Experts of this device that D tokens visit, one of each data-parallel rank.
-
-    A token visits all k in part, or under expert parallelism k/EP on average.
-    """
-    return parallel.data * moe.experts_per_token / parallel.expert
-
-
 def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: Parallel) -> list[Operator]:
     """Grouped products over the touched experts: every visit costs a row, every touched expert its weights."""
     weight = weight_dtypes(model, precision)["experts"]
     dtype = experts_dtype(weight, precision.activations)
     stream = stream_bytes(precision.activations)
-    visits = _visits(moe, parallel)
+    here = visits(moe, parallel)
     return [
         Operator(
             each.name,
             experts_class(weight, precision.activations),
             "experts",
             dtype=dtype,
-            flops=2.0 * visits * each.inputs * each.outputs,
+            flops=2.0 * here * each.inputs * each.outputs,
             weight_bytes=local_experts(moe, parallel) * each.inputs * each.outputs * BYTES[weight],
-            activation_bytes=visits * (each.inputs * input_bytes(dtype, stream) + each.outputs * stream),
+            activation_bytes=here * (each.inputs * input_bytes(dtype, stream) + each.outputs * stream),
             log_expert_missed=log_expert_missed(moe, parallel),
             matrices=local_experts(moe, parallel),
             placed=_placed(moe, parallel),
@@ -85,29 +78,6 @@ def _placed(moe: MoeFeedForward, parallel: Parallel) -> Placed | None:
     return Placed(moe.experts, parallel.expert, parallel.redundant)
 
 
-def _exchange(model: Model, precision: Precision, parallel: Parallel) -> list[Operator]:
-    """The states of all ranks' tokens are gathered on every device, and the experts' results summed and scattered.
-
-    Devices of one rank have a slice of its tokens each, and gather the rest of these afterwards. So do vLLM (its
-    default ``allgather_reducescatter``, ``AgRsAll2AllManager``, with sequence-parallel experts), SGLang
-    (``moe_a2a_backend`` none) and TensorRT-LLM without all-to-all kernels. A reduce-scatter sends what an all-gather
-    does. The router's choices, a few bytes per token, are left out.
-    """
-    state = model.hidden * stream_bytes(precision.activations)
-    devices = range(parallel.expert_devices)
-    found = [
-        Operator(name, "all_reduce", "gathered", message_bytes=parallel.data * state, collective="all_gather",
-                 ranks=devices)
-        for name in ("experts.dispatch", "experts.combine")
-    ]  # fmt: skip
-    if parallel.tensor > 1:
-        found.append(
-            Operator("experts.all_gather", "all_reduce", "linear_tokens", message_bytes=state, collective="all_gather",
-                     ranks=range(parallel.tensor))
-        )  # fmt: skip
-    return found
-
-
 def _elementwise(model: Model, feed_forward: FeedForward, precision: Precision, parallel: Parallel) -> list[Operator]:
     """Norm with the residual added (4), activation function (gate and up read, one written), routing and its sum."""
     sides = 3 if feed_forward.gated else 2
@@ -117,10 +87,7 @@ def _elementwise(model: Model, feed_forward: FeedForward, precision: Precision, 
         return [traffic("feed_forward.elementwise", elements * stream, 2.0)]
     shared = feed_forward.shared_intermediate
     elements = 4 * model.hidden + feed_forward.experts + sides * shared / tensor  # with the router's scores
-    inside = feed_forward.intermediate / parallel.expert_shards
-    # The weighted sum runs over all experts of a token; of those on other ranks it adds zeros.
-    summed = parallel.data * (feed_forward.experts_per_token + 1) * model.hidden
-    routed = sides * _visits(feed_forward, parallel) * inside + summed
+    routed = routing_elements(model, feed_forward, precision, parallel)
     kernel = routing_class(weight_dtypes(model, precision)["experts"], precision.activations)
     routing = replace(traffic("experts.routing", routed * stream, 3.0), op_class=kernel)
     return [

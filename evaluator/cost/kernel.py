@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from evaluator.cost.collectives import Spread
+
 OpClass = Literal[
     "gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise", "expert_elementwise", "all_reduce",
     "all_to_all", "p2p", "sort", "mla_prefill", "mla_decode", "grouped_gemm_w4",
@@ -47,7 +49,7 @@ class Operator:
     and KV ``heads`` of an attention kernel and its ``token_bytes`` (queries, output, new keys and values, per token
     computed), in how many ``layers`` it is, how many ``matrices`` of routed experts it reads where it touches all of
     them, and whether attention is ``masked`` (causal), as that of encoders is not.
-    ``placed``: where the routed experts are.
+    ``placed``: where the routed experts are. ``spread``: who gets a token in an all-to-all.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Operator:
     matrices: float = 0.0
     masked: bool = True
     placed: Placed | None = None
+    spread: Spread | None = None
 
     def times(self, count: float) -> Operator:
         """This operator in ``count`` identical layers: exact, because the roofline is homogeneous of degree one."""

@@ -20,7 +20,7 @@ from evaluator.cost.activations import activation_bytes, rotary_bytes
 from evaluator.cost.kv import KvUnits, beyond, prefix, units
 from evaluator.cost.layer_state import kept, kv_bytes, state_bytes
 from evaluator.cost.operators import rank_kinds
-from evaluator.cost.parallel import Parallel, of_rank, parallel_problem
+from evaluator.cost.parallel import Parallel, in_lockstep, lockstep_problem, of_rank, parallel_problem
 from evaluator.cost.precision import Precision
 from evaluator.cost.weights import weight_bytes
 
@@ -220,19 +220,27 @@ def memory_problem(
 def _remedy(
     model: Model, hardware: Hardware, precision: Precision, parallel: Parallel, plan: MemoryPlan, may_pipeline: bool
 ) -> str:
-    """The smallest larger tensor or pipeline parallelism that the model can be split by and that fits, if any."""
-    tensor, expert = parallel.tensor, parallel.expert
+    """The smallest larger tensor or pipeline parallelism that the model can be split by and that fits, if any; of ranks
+    that share experts also more of them."""
+    tensor, expert, data = parallel.tensor, parallel.expert, parallel.data
     wider = [replace(parallel, tensor=n, expert=expert * n // tensor if expert > 1 else 1) for n in _larger(tensor)]
     deeper = [replace(parallel, pipeline=n) for n in _larger(parallel.pipeline) if may_pipeline]
+    ranks = [replace(parallel, data=n, expert=expert * n // data if expert > 1 else 1) for n in _larger(data)]
 
     def fits(split: Parallel) -> bool:
-        if parallel_problem(model, hardware, split):
+        if parallel_problem(model, hardware, split) or lockstep_problem(model, split):
             return False
         worst = max(weight_bytes(model, precision, split, pipeline_rank) for pipeline_rank in range(split.pipeline))
         return worst + plan.activation_bytes < plan.usable_bytes
 
     found = [f"tensor_parallel >= {split.tensor}" for split in wider if fits(split)][:1]
     found += [f"pipeline_parallel >= {split.pipeline}" for split in deeper if fits(split)][:1]
+    if in_lockstep(model, parallel):
+        found += [
+            f"data_parallel >= {split.data}" + (f" with expert_parallel {split.expert}" if expert > 1 else "")
+            for split in ranks
+            if fits(split)
+        ][:1]
     return " or ".join(found) or "narrower weights, fewer batched tokens or devices with more memory"
 
 

@@ -19,6 +19,10 @@ from evaluator.catalog.model import (
     StateSpace,
 )
 
+GATHER, ALL_TO_ALL = "gather", "all_to_all"
+EXCHANGES = (GATHER, ALL_TO_ALL)
+"""How data-parallel ranks send one another the tokens that their experts compute; see ``exchange``."""
+
 
 @dataclass(frozen=True)
 class Parallel:
@@ -26,7 +30,7 @@ class Parallel:
 
     Every data-parallel rank holds all layers but the routed experts. These are spread over the ``data`` x ``tensor``
     devices of all ranks: divided into ``expert`` parts of whole experts, and each part sharded over the devices that
-    are left for it. ``redundant`` experts are second copies of popular ones.
+    are left for it. ``redundant`` experts are second copies of popular ones. ``exchange``: one of ``EXCHANGES``.
     """
 
     tensor: int = 1
@@ -34,6 +38,7 @@ class Parallel:
     expert: int = 1
     data: int = 1
     redundant: int = 0
+    exchange: str = GATHER
 
     @property
     def devices(self) -> int:
@@ -67,18 +72,13 @@ def rank_layers(layers: int, pipeline: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def has_experts(model: Model) -> bool:
-    """Whether any layer has routed experts."""
-    return any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
-
-
 def in_lockstep(model: Model, parallel: Parallel) -> bool:
     """Whether the data-parallel ranks of a replica start every iteration together.
 
     Ranks that share experts must. Ranks of a dense model have nothing in common: each is a replica of its own. Source:
     vLLM, "Data Parallel Deployment" (docs.vllm.ai/en/latest/serving/data_parallel_deployment).
     """
-    return parallel.data > 1 and has_experts(model)
+    return parallel.data > 1 and model.has_experts
 
 
 def of_rank(model: Model, parallel: Parallel) -> Parallel:
@@ -100,10 +100,22 @@ def split_problem(model: Model, parallel: Parallel) -> str | None:
     tensor, pipeline, expert = parallel.tensor, parallel.pipeline, parallel.expert
     if min(tensor, pipeline, expert, parallel.data) < 1:
         return "tensor_parallel, pipeline_parallel, expert_parallel and data_parallel must be at least 1"
-    if not has_experts(model):
-        for name, given in (("expert_parallel", expert > 1 and expert), ("redundant_experts", parallel.redundant)):
+    if not model.has_experts:
+        exchanged = parallel.exchange != GATHER and parallel.exchange
+        for name, given in (
+            ("expert_parallel", expert > 1 and expert),
+            ("redundant_experts", parallel.redundant),
+            ("expert_exchange", exchanged),
+        ):
             if given:
                 return f"{name} {given} on {model.name}, which has no experts"
+    if parallel.exchange == ALL_TO_ALL and min(parallel.data, expert) == 1:
+        without = (
+            "data_parallel: every device has all tokens"
+            if parallel.data == 1
+            else "expert_parallel: every device holds a part of each expert, and needs all tokens"
+        )
+        return f"expert_exchange {ALL_TO_ALL} without {without}; use {GATHER}"
     if parallel.expert_devices % expert:
         return f"expert_parallel {expert} does not divide the {_sharing(parallel)} that share the experts"
     if pipeline > layer_count(model):
@@ -117,7 +129,7 @@ def split_problem(model: Model, parallel: Parallel) -> str | None:
 
 def lockstep_problem(model: Model, parallel: Parallel) -> str | None:
     """What is not known of ranks that run in lockstep, or of one rank alone; None where all is."""
-    if parallel.redundant and parallel.data == 1 and has_experts(model):
+    if parallel.redundant and parallel.data == 1 and model.has_experts:
         return (
             f"redundant_experts {parallel.redundant} without data_parallel, where no term says how uneven the load of "
             "the devices is; leave it out"
@@ -203,6 +215,6 @@ def _experts_problem(moe: MoeFeedForward, parallel: Parallel) -> str | None:
     if parallel.data == 1 and expert == 1:
         return _indivisible(parallel.tensor, moe.intermediate, "intermediate features of an expert")
     return (
-        f"{shards} devices cannot share the {moe.intermediate} intermediate features of an expert evenly "
-        f"({_sharing(parallel)}, expert_parallel {expert}): use more expert_parallel, for experts"
+        f"{shards} of the {_sharing(parallel)} share each expert under expert_parallel {expert}, and do not divide its "
+        f"{moe.intermediate} intermediate features; use more expert_parallel, or other numbers of devices, for experts"
     )

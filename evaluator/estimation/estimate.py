@@ -13,11 +13,12 @@ from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
 from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.read_model import load_model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
 from evaluator.cost.fitted import verdict
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.memory import MemoryPlan, kv_bytes_per_token, kv_units, model_window
-from evaluator.cost.parallel import Parallel
+from evaluator.cost.parallel import EXCHANGES, GATHER, Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.quantities import peaks
 from evaluator.cost.steady import SteadyState, steady_state
@@ -71,6 +72,7 @@ def estimate(
     expert_parallel: int = 1,
     data_parallel: int = 1,
     redundant_experts: int = 0,
+    expert_exchange: str = GATHER,
     batch: int = 1,
     rate_rps: float | None = None,
     precision: Precision | None = None,
@@ -91,14 +93,19 @@ def estimate(
     device = load_hardware(hardware) if isinstance(hardware, str) else hardware
     limits = {"memory_fraction": memory_fraction, "block_tokens": block_tokens, "max_num_seqs": max_num_seqs,
               "max_num_batched_tokens": max_num_batched_tokens}  # fmt: skip
-    usual = serving_engine(engine).defaults(device.memory_bytes, tensor_parallel * pipeline_parallel)
+    described = load_model(model) if isinstance(model, str) else model
+    ranks = data_parallel if described.has_experts else 1
+    usual = serving_engine(engine).defaults(device.memory_bytes, tensor_parallel * pipeline_parallel * ranks, ranks)
     used = replace(usual, **{name: value for name, value in limits.items() if value is not None})  # type: ignore[arg-type]
     spec = ReplicaSpec(
-        model, device, calibration, precision or Precision(),
-        Parallel(tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts),
+        described, device, calibration, precision or Precision(),
+        Parallel(tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts,
+                 expert_exchange),
         memory_fraction=used.memory_fraction, block_tokens=used.block_tokens, engine=engine,
         max_num_batched_tokens=used.max_num_batched_tokens, max_num_seqs=used.max_num_seqs,
     )  # fmt: skip
+    if expert_exchange not in EXCHANGES:
+        raise InputError(f"expert_exchange: must be one of {', '.join(EXCHANGES)}, not {expert_exchange}")
     _check_numbers(prompt_tokens, output_tokens, batch, rate_rps)
     built = build(spec)
     if built.memory is None:

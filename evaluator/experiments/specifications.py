@@ -53,17 +53,17 @@ def read_specification(value: Any, number: int, rows: Mapping[str, Sequence[Meas
 def _experiment(key: str, entry: Entry) -> Experiment:
     blocks = entry.value.get("total_kv_blocks")
     length = "max_model_len_tokens" if entry.value.get("max_model_len_tokens") is not None else "max_model_len"
-    ranks = entry.count("tensor_parallel_size", 1)
+    tensor, data = entry.count("tensor_parallel_size", 1), entry.count("data_parallel_size", 1)
     workload = _workload(entry.inner("workload"))
     return Experiment(
         id=key,
         name=str(entry.value.get("experiment_name") or key),
         model=entry.text("model"),
         gpu=entry.text("gpu"),
-        tensor_parallel=ranks,
+        tensor_parallel=tensor,
         pipeline_parallel=entry.count("pipeline_parallel_size", 1),
-        data_parallel=entry.count("data_parallel_size", 1),
-        expert_parallel=_expert_parallel(entry, ranks),
+        data_parallel=data,
+        expert_parallel=_expert_parallel(entry, tensor, data),
         weight_precision=_weights(entry),
         kv_precision=entry.text("kv_cache_dtype", "auto"),
         max_num_seqs=entry.count("max_num_seqs", 128),
@@ -85,14 +85,15 @@ def _weights(entry: Entry) -> str:
     return entry.text("quantization", stated) if stated == UNRECORDED else stated
 
 
-def _expert_parallel(entry: Entry, ranks: int) -> bool:
-    """vLLM spreads experts over all ranks or none."""
+def _expert_parallel(entry: Entry, tensor: int, data: int) -> bool:
+    """vLLM deals out whole experts to the devices of all data-parallel ranks, or a part of each to every device."""
     wanted = entry.flag("enable_expert_parallel", False)
     if entry.value.get("expert_parallel_size") is None:
         return wanted
     size = entry.count("expert_parallel_size")
-    if size not in (1, ranks) or (wanted and size != ranks):
-        raise InputError(f"expert_parallel_size must be 1 or tensor_parallel_size ({ranks}), got {size}")
+    devices, more = tensor * data, " x data_parallel_size" if data > 1 else ""
+    if size not in (1, devices) or (wanted and size != devices):
+        raise InputError(f"expert_parallel_size must be 1 or tensor_parallel_size{more} ({devices}), got {size}")
     return wanted or size > 1
 
 

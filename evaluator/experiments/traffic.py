@@ -46,7 +46,8 @@ def requests(experiment: Experiment, seed: int) -> Requests:
 
 def _prompts(experiment: Experiment, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Prompt tokens and those to compute. With prefix caching whole blocks of what was sent before are there, but one
-    token at least is computed; in the first cycle only the system prompt of the group may be known."""
+    token at least is computed; in the first cycle only the system prompt of the group may be known. Each data-parallel
+    rank has a cache of its own. Which rank a request goes to the server decides; here it is drawn."""
     workload, block = experiment.workload, experiment.block_tokens
     fixed = workload.groups * workload.prompts_per_group
     nominal = RETOKENISED * (workload.system_tokens + workload.question_tokens)
@@ -55,7 +56,17 @@ def _prompts(experiment: Experiment, rng: np.random.Generator, count: int) -> tu
     prompt = lengths[number % fixed]
     if not experiment.prefix_caching:
         return prompt, prompt
-    first_of_group = number % workload.prompts_per_group == 0
-    system = np.where(first_of_group, 0, int(RETOKENISED * workload.system_tokens))
-    known = np.where(number < fixed, np.minimum(system, prompt - 1), prompt - 1)
+    system = np.minimum(int(RETOKENISED * workload.system_tokens), prompt - 1)
+    ranks = experiment.data_parallel
+    rank = rng.integers(0, ranks, count) if ranks > 1 else np.zeros(count, dtype=np.int64)
+    group = number % fixed // workload.prompts_per_group
+    known = np.where(_before(number % fixed, rank), prompt - 1, np.where(_before(group, rank), system, 0))
     return prompt, prompt - known // block * block
+
+
+def _before(what: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """Whether the same has been sent to the same rank before, (request,)."""
+    both = what * (rank.max(initial=0) + 1) + rank
+    before = np.ones(len(both), dtype=bool)
+    before[np.unique(both, return_index=True)[1]] = False
+    return before

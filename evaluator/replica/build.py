@@ -15,7 +15,7 @@ from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.cost.fitted import fit_of, fitted_problem
 from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
-from evaluator.cost.parallel import has_experts, lockstep_problem, parallel_problem
+from evaluator.cost.parallel import lockstep_problem, parallel_problem
 from evaluator.records import Same
 from evaluator.replica.changes import Change, changed_calibration, changed_hardware
 from evaluator.replica.costing import costing
@@ -110,5 +110,5 @@ def _replica(known: Design, memory: MemoryPlan, by: Drafter | None) -> Replica:
         kv=memory.kv,
         weight_bytes=memory.weight_bytes,
         fit=fit_of(calibration, model, precision, parallel),
-        warm_up_s=calibration.warm_up_s if has_experts(model) else 0.0,
+        warm_up_s=calibration.warm_up_s if model.has_experts else 0.0,
     )

@@ -52,6 +52,7 @@ def replica_spec(deployment: Deployment, longest_prompt: int) -> ReplicaSpec:
             deployment.expert_parallel,
             deployment.data_parallel,
             deployment.redundant_experts,
+            deployment.expert_exchange,
         ),
         memory_fraction=kv.memory_fraction,
         block_tokens=kv.block_tokens,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from evaluator.catalog.engines import ENGINES
+from evaluator.cost.parallel import EXCHANGES
 from evaluator.cost.precision import Precision
 from evaluator.policies import POLICIES
 from evaluator.scenario.fields import (
@@ -190,6 +191,12 @@ REPLICA: Table = {
     ),
     "redundant_experts": Field(
         count(least=0, most=4096), 0, "Second copies of popular experts in each layer, placed by a balancer (EPLB)."
+    ),
+    "expert_exchange": Field(
+        choice(*EXCHANGES),
+        Deployment.expert_exchange,
+        "How data-parallel ranks send tokens to the experts: all states are gathered everywhere (vLLM's and SGLang's "
+        "default), or all_to_all sends each to the devices of its experts (DeepEP and its kin).",
     ),
     "batching": Field(section(BATCHING, Batching), _absent(BATCHING, Batching), "The scheduler of a replica."),
     "kv": Field(section(KV, KvCache, check=_check_kv), _absent(KV, KvCache), "The KV cache of a replica."),

@@ -8,6 +8,7 @@ from typing import Any
 
 from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.what_if import WhatIf
+from evaluator.cost.parallel import GATHER
 from evaluator.cost.precision import Precision
 from evaluator.routing import Choice
 from evaluator.speculation import Speculative
@@ -229,6 +230,7 @@ class Pool:
     expert_parallel: int | None
     data_parallel: int | None
     redundant_experts: int | None
+    expert_exchange: str | None
     batching: Batching
     kv: KvCache
     usd_per_device_hour: float | None
@@ -319,6 +321,7 @@ class Deployment:
     expert_parallel: int = 1
     data_parallel: int = 1
     redundant_experts: int = 0
+    expert_exchange: str = GATHER
     batching: Batching = field(default_factory=Batching)
     kv: KvCache = field(default_factory=KvCache)
     router: Choice | Routers = "round_robin"

@@ -7,7 +7,8 @@ from typing import Any
 
 from evaluator.catalog.engines import SchedulerDefaults, serving_engine
 from evaluator.catalog.read_hardware import load_hardware
-from evaluator.catalog.what_if import WhatIf, device
+from evaluator.catalog.read_model import load_model
+from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.scenario.scenario import Batching, Deployment, KvCache
 
 UNSAID = {"batching": ("policy", "max_num_seqs"), "kv": ("memory_fraction", "block_tokens")}
@@ -19,8 +20,13 @@ def scheduler_defaults(deployment: Deployment) -> SchedulerDefaults:
     """The defaults of the deployment's engine on its hardware."""
     of = deployment.hardware
     hardware = device(of) if isinstance(of, WhatIf) else load_hardware(of)
-    devices = deployment.tensor_parallel * deployment.pipeline_parallel
-    return serving_engine(deployment.engine).defaults(hardware.memory_bytes, devices)
+    ranks = deployment.data_parallel if deployment.data_parallel > 1 and _has_experts(deployment.model) else 1
+    devices = deployment.tensor_parallel * deployment.pipeline_parallel * ranks
+    return serving_engine(deployment.engine).defaults(hardware.memory_bytes, devices, ranks)
+
+
+def _has_experts(of: str | WhatIf) -> bool:
+    return (changed_model(of) if isinstance(of, WhatIf) else load_model(of)).has_experts
 
 
 def told(deployment: Deployment) -> Deployment:

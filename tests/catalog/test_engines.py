@@ -87,7 +87,7 @@ def test_an_unknown_engine_is_refused():
 
 def test_defaults_of_the_engines():
     memory = load_hardware("h100-sxm").memory_bytes
-    vllm, trtllm, sglang = (engine.defaults(memory, 1) for engine in ENGINES.values())
+    vllm, trtllm, sglang = (engine.defaults(memory, 1, 1) for engine in ENGINES.values())
     assert (vllm.policy, vllm.max_num_seqs, vllm.max_num_batched_tokens) == ("chunked", 256, 2048)
     assert (trtllm.policy, trtllm.max_num_seqs, trtllm.max_num_batched_tokens) == ("mixed", 2048, 8192)
     assert (sglang.policy, sglang.max_num_seqs, sglang.max_num_batched_tokens) == ("continuous", 2048, 8192)
@@ -99,7 +99,7 @@ def test_defaults_of_the_engines():
 
 def test_sglang_chooses_by_the_memory_and_the_number_of_devices():
     sglang = ENGINES["sglang"]
-    chunks = [sglang.defaults(gib * 2.0**30, 1).max_num_batched_tokens for gib in (24, 48, 80, 141, 180)]
+    chunks = [sglang.defaults(gib * 2.0**30, 1, 1).max_num_batched_tokens for gib in (24, 48, 80, 141, 180)]
     assert chunks == [2048, 4096, 8192, 8192, 16384]
-    fractions = [sglang.defaults(80 * 2.0**30, devices).memory_fraction for devices in (1, 2, 4, 8)]
+    fractions = [sglang.defaults(80 * 2.0**30, devices, 1).memory_fraction for devices in (1, 2, 4, 8)]
     assert fractions == sorted(fractions, reverse=True)

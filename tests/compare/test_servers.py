@@ -37,11 +37,20 @@ def test_kernels_take_the_host_of_serving_runs():
     assert both.name == "kernels, host of vllm.serving"
 
 
-@pytest.mark.parametrize("size", ["data_parallel_size"])
-def test_one_replica_is_simulated(campaign, size):
-    (only,) = read_experiments(*campaign([entry("a") | {size: 2}], [row("a", 0)]))
-    with pytest.raises(InputError, match=f"{size} 2 is not supported"):
-        server(only, "datasheet")
+def test_data_parallel_ranks_share_the_experts(campaign):
+    more = {"data_parallel_size": 4, "enable_expert_parallel": True}
+    experts, dense = read_experiments(
+        *campaign([entry("a", "mistralai/Mixtral-8x7B-v0.1", tensor=2, **more), entry("b", **more)], [row("a", 0)])
+    )
+    ran = server(experts, "datasheet")
+    assert (ran.deployment.data_parallel, ran.deployment.expert_parallel, ran.design.lockstep) == (4, 8, 4)
+    assert ran.deployment.router == "least_outstanding"
+    with pytest.raises(InputError, match=r"expert_parallel 4 on llama-3\.1-8b, which has no experts"):
+        server(dense, "datasheet")
+    apart = replace(dense, expert_parallel=False)
+    assert (server(apart, "datasheet").deployment.ranks, server(apart, "datasheet").design.lockstep) == (4, 1)
+    with pytest.raises(InputError, match="data_parallel_size 200 exceeds the 128 ranks"):
+        server(replace(apart, data_parallel=200), "datasheet")
 
 
 def test_only_experts_warm_up(campaign):

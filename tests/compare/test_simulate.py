@@ -12,6 +12,8 @@ from evaluator.experiments.traffic import requests
 from evaluator.reference import Limits, Request, simulate
 from tests.campaign import entry, row
 
+MIXTRAL = {"model": "mistralai/Mixtral-8x7B-v0.1"}
+
 
 @pytest.mark.parametrize(
     ("rate", "more", "preempts"),
@@ -20,8 +22,11 @@ from tests.campaign import entry, row
         (20.0, {"total_kv_blocks": 60}, True),
         (150.0, {"total_kv_blocks": 200}, True),
         (20.0, {"pipeline_parallel_size": 2}, False),
+        (20.0, {"data_parallel_size": 2}, False),
+        (60.0, MIXTRAL | {"data_parallel_size": 2, "enable_expert_parallel": True}, False),
+        (60.0, MIXTRAL | {"data_parallel_size": 2, "total_kv_blocks": 80, "prefix_caching": False}, True),
     ],
-    ids=["KV for all", "KV is short", "prompts are shared", "pipeline"],
+    ids=["KV for all", "KV is short", "prompts are shared", "pipeline", "ranks", "lockstep", "lockstep, KV is short"],
 )
 def test_kv_is_taken_on_demand(campaign, rate, more, preempts):
     (only,) = read_experiments(*campaign([entry("a", rates=(rate,)) | more], [row("a", 0)]))
@@ -36,7 +41,8 @@ def test_kv_is_taken_on_demand(campaign, rate, more, preempts):
     )  # fmt: skip
     rows = enumerate(zip(*map(np.ndarray.tolist, columns), strict=True))
     served = [Request(number, *one, shared_units=int(shared[number])) for number, one in rows]
-    expected = simulate(ran.replica.pipeline_ranks, "chunked", limits, served)
+    ranks = {"replicas": only.data_parallel, "lockstep": ran.design.lockstep, "router": "least_outstanding"}
+    expected = simulate(ran.replica.pipeline_ranks, "chunked", limits, served, **ranks)
     assert (expected.preemptions > 0) == preempts
     (times,) = simulate_server(ran, [load])
     e2e_s = [request.last_token_s - request.arrival_s for request in served]
