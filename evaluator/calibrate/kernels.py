@@ -23,12 +23,12 @@ from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES, compute_dtype, experts_
 from evaluator.cost.fold import rows_of
 from evaluator.cost.gemm import input_bytes
 from evaluator.cost.iteration import (
-    TOKEN_TILE,
     AttentionRows,
     Rows,
     attention_time,
     experts_touched,
     product_time,
+    tiles,
 )
 from evaluator.cost.kernel import OpClass, Operator
 from evaluator.cost.mixers import latent_kernels
@@ -97,11 +97,11 @@ def gemm(rows: pd.DataFrame, levels: int) -> Predict:
         *classes(rows), len(rows), levels, flops=2 * n * k, weight_bytes=n * k * width,
         activation_bytes=k * _input_bytes(rows) + n * STREAM, inputs=k, outputs=n,
     )  # fmt: skip
-    blocks = np.ceil(m / TOKEN_TILE)
+    along = tiles(m)
 
     def predict(rate: Rates) -> Any:
         times = unit_times(operators, rate)
-        return product_time(rows_of(times, Rows), m, 1.0, m, blocks) + times.fixed_s + times.quantise_s * m
+        return product_time(rows_of(times, Rows), m, 1.0, m, along) + times.fixed_s + times.quantise_s * m
 
     return predict
 

@@ -62,13 +62,16 @@ FITTED: dict[str, tuple[str, ...]] = {
 }
 """The figures that a fit of each class looks for."""
 
+_NARROW = ("depth_s", "tile_pass_s", "quantise_bytes", "quantise_row_s")
+"""More figures of products in 8 and 4 bits: cuBLAS' in 16 bits split the inner dimension, and quantise nothing."""
+
 FITTED["mla_prefill"] = FITTED["attention_prefill"]
 FITTED["mla_decode"] = tuple(
     each
     for each in FITTED["attention_decode"]
     if each not in ("unsplit_s", "window_rows") and not each.startswith("beside_")
 )
-FITTED |= {f"gemm_{bits}": (*FITTED["gemm"], "depth_s", "quantise_bytes") for bits in ("8bit", "4bit")}
+FITTED |= {f"gemm_{bits}": (*FITTED["gemm"], *_NARROW) for bits in ("8bit", "4bit")}
 FITTED |= {f"expert_elementwise_{bits}": FITTED["expert_elementwise"] for bits in ("4bit", "w4", "mx4")}
 FITTED |= {f"grouped_gemm_{bits}": FITTED["grouped_gemm"] for bits in ("8bit", "4bit", "w4", "mx4")}
 

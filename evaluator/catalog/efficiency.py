@@ -69,9 +69,13 @@ class OperatorEfficiency:
     # tiles in a wave: one per multiprocessor
     wave_tiles: float = _figure(1.0, "gemm", fitted=False)
     # seconds per element of the inner dimension that a product takes on top, however few its tiles
-    depth_s: float = _figure(0.0, "gemm", unit="s", start=1e-9, fitted=False)
+    depth_s: float = _figure(0.0, "gemm", unit="s", start=5e-10, fitted=False)
+    # seconds per element of the inner dimension that a processor takes for one whole tile
+    tile_pass_s: float = _figure(0.0, "gemm", unit="s", start=2e-9, fitted=False)
     # bytes per element of its input that a product moves before it starts, to quantise it
     quantise_bytes: float = _figure(0.0, "gemm", unit="byte", start=3.0, fitted=False)
+    # seconds per row of its input that this takes on top, whatever its width
+    quantise_row_s: float = _figure(0.0, "gemm", unit="s", start=1e-9, fitted=False)
     # bytes that every matrix of a touched expert costs on top of its own
     matrix_bytes: float = _figure(0.0, "grouped_gemm", unit="byte", start=1e5)
     # FLOPs that an attention score takes beside its products

@@ -43,8 +43,8 @@ class Rows(NamedTuple):
     """Matrix products, one per row, in seconds; no operator at all is allowed.
 
     An operator takes roofline(flop * x, weight * y + activation * z, knee), where x, y and z are statistics of the
-    batch: ``CostParameters`` says at each of its tables of rows which. ``waves`` and ``wave_s`` make the side of the
-    FLOPs depend on the size (``product_time``); 0 leaves it proportional to x.
+    batch: ``CostParameters`` says at each of its tables of rows which. ``waves``, ``wave_s`` and ``tile_pass_s`` make
+    the side of the FLOPs depend on the size (``product_time``); 0 leaves it proportional to x.
     """
 
     flop: PerOperator  # s per x
@@ -53,6 +53,7 @@ class Rows(NamedTuple):
     knee: PerOperator  # 0 to 1, see ``roofline``
     waves: PerOperator  # waves of tiles per TOKEN_TILE tokens
     wave_s: PerOperator  # s of one whole wave, counted in whole waves
+    tile_pass_s: PerOperator  # s of one tile with all its rows
 
 
 class AttentionRows(NamedTuple):
@@ -150,9 +151,32 @@ def whole_waves(waves: Batched) -> Batched:
     return xp.where(waves > 0.5, xp.ceil(waves), xp.where(waves > 0.25, 0.5, waves))
 
 
-def product_time(row: Rows, x: Batched, y: Batched, z: Batched, blocks: Batched = None) -> Batched:
-    """One operator with weights; ``blocks`` is the number of tiles of rows (None: its waves are not counted)."""
-    flop = row.flop * x if blocks is None else row.flop * x + row.wave_s * whole_waves(row.waves * blocks)
+class Tiles(NamedTuple):
+    """The tiles that a product has along its rows."""
+
+    blocks: Batched  # of TOKEN_TILE rows
+    height: Batched  # rows of the tile chosen over those of the largest, 1/8 to 1
+
+
+def tiles(rows: Batched) -> Tiles:
+    """Tiles of a product with so many rows.
+
+    CUTLASS' kernels in 8 bits, as vLLM and SGLang choose them, have tiles for up to 32, 64 and 128 rows and one for
+    more (vLLM ``scaled_mm_sm90_fp8_dispatch.cuh``, ``scaled_mm_c2x_sm89_fp8_dispatch.cuh``).
+    """
+    xp = array_namespace(rows)
+    height = 0.125 + 0.125 * (rows > 32.0) + 0.25 * (rows > 64.0) + 0.5 * (rows > 128.0)
+    return Tiles(xp.ceil(rows / TOKEN_TILE), height)
+
+
+def product_time(row: Rows, x: Batched, y: Batched, z: Batched, rows: Tiles | None = None) -> Batched:
+    """One operator with weights. Its FLOPs take as long as the pass through one of its tiles at least, where a kernel
+    does not split it; ``rows`` are its tiles along the rows (None: proportional to x, as experts' products).
+    """
+    flop = row.flop * x
+    if rows is not None:
+        xp = array_namespace(flop, rows.height)
+        flop = xp.maximum(flop + row.wave_s * whole_waves(row.waves * rows.blocks), row.tile_pass_s * rows.height)
     return roofline(flop, row.weight * y + row.activation * z, row.knee)
 
 
@@ -174,8 +198,8 @@ def attention_time(row: AttentionRows, area: Batched, context: Batched, tokens: 
     return roofline(work, row.traffic_s * tokens * spilt + row.activation * context, row.knee)
 
 
-def _products_time(rows: Rows, x: Batched, y: Batched, z: Batched, blocks: Batched = None) -> Batched:
-    return sum((product_time(Rows(*row), x, y, z, blocks) for row in zip(*rows, strict=True)), start=0.0)
+def _products_time(rows: Rows, x: Batched, y: Batched, z: Batched, along: Tiles | None = None) -> Batched:
+    return sum((product_time(Rows(*row), x, y, z, along) for row in zip(*rows, strict=True)), start=0.0)
 
 
 def _attentions_time(rows: AttentionRows, *chunks: Batched) -> Batched:
@@ -303,8 +327,8 @@ def time_without_experts(
         + parameters.prefill_token_s * prompt
         + parameters.ramp_s * tokens / (tokens + parameters.ramp_tokens)
         + parameters.handover_s * (tokens >= parameters.handover_tokens)
-        + _products_time(parameters.token_rows, tokens, 1.0, tokens, xp.ceil(tokens / TOKEN_TILE))
-        + _products_time(parameters.sequence_rows, sequences, 1.0, sequences, xp.ceil(sequences / TOKEN_TILE))
+        + _products_time(parameters.token_rows, tokens, 1.0, tokens, tiles(tokens))
+        + _products_time(parameters.sequence_rows, sequences, 1.0, sequences, tiles(sequences))
         + (prefill_attention_time(parameters, batch) if prefill_attention_s is None else prefill_attention_s)
     )
     time = time + _ramps_time(parameters.ramp_rows, tokens, sequences)

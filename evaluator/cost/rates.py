@@ -69,7 +69,9 @@ class Rates(NamedTuple):
     wave_share: PerClass  # how much of the FLOPs is done in whole waves
     wave_tiles: PerClass  # tiles in a wave
     depth_s: PerClass  # s per element of the inner dimension of a product
+    tile_pass_s: PerClass  # s per element of the inner dimension of a product, for one whole tile
     quantise_bytes: PerClass  # bytes per element of a product's input, to quantise it
+    quantise_row_s: PerClass  # s per row of a product's input, to quantise it
     matrix_bytes: PerClass  # bytes that every matrix of a touched expert costs on top of its own
     score_flops: PerClass  # FLOPs that an attention score takes beside its products
     score_knee: PerClass  # how little of them is hidden behind the products

@@ -39,6 +39,7 @@ class UnitTimes(NamedTuple):
     knee: PerOperator  # sharpness of the roofline, 0 to 1
     waves: PerOperator  # waves per TOKEN_TILE tokens
     wave_s: PerOperator  # s per whole wave
+    tile_pass_s: PerOperator  # s that a product takes at least if it has a whole tile of rows
     edge_s: PerOperator  # s per query row of all heads
     traffic_s: PerOperator  # s per token computed
     tile: PerOperator  # tokens
@@ -72,9 +73,11 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     A matrix product is computed tile by tile. Filling and draining the pipeline of a tile costs as much as
     ``prologue`` more elements of its inner dimension, so that short products reach less of the peak. A ``wave_share``
     of the tiles is counted in whole waves over the processors (``iteration.whole_waves``), the rest in proportion.
-    One processor walks along the whole inner dimension of a tile that is not split: a product takes ``depth_s`` per
-    element of it on top, however few tiles it has. Where its inputs are quantised first, by a kernel of its own, that
-    kernel moves ``quantise_bytes`` per element. Each matrix of a touched expert costs as long as ``matrix_bytes`` more:
+    One processor walks along the whole inner dimension of a tile that is not split, so that few tiles take as long as
+    one (``tile_pass_s`` per element, ``iteration.product_time``), and waits for each step of it a little (``depth_s``
+    per element on top). Where its inputs are quantised first, by a kernel of its own, that kernel moves
+    ``quantise_bytes`` per element and takes ``quantise_row_s`` per row: it looks for the largest of a row first.
+    Each matrix of a touched expert costs as long as ``matrix_bytes`` more:
     its stream of weights starts and ends, and the last tile of its rows is computed whole.
     The figures of a collective depend on how many devices of a node take part (``known.size`` interpolates them).
     """
@@ -100,9 +103,11 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
         knee=rate.knee[kind],
         waves=np.ceil(known.outputs / OUTPUT_TILE) / tiles,
         wave_s=share * tile_flops * (known.inputs + rate.prologue[kind]) * tiles / flop_rate,
+        tile_pass_s=rate.tile_pass_s[kind] * known.inputs * known.layers,
         ramp_s=known.launches * (known.size @ rate.group_ramp_s),
         handover_s=known.launches * (known.size @ rate.group_handover_s),
-        quantise_s=rate.quantise_bytes[kind] * known.inputs * known.layers / rate.memory_bandwidth,
+        quantise_s=(rate.quantise_bytes[kind] * known.inputs / rate.memory_bandwidth + rate.quantise_row_s[kind])
+        * known.layers,
         **attention,
     )
 

@@ -51,15 +51,18 @@ def test_each_width_has_figures_of_its_own(name, precision):
     assert all(change[each] == 0.0 for each in change if each not in (name, *wider))
 
 
-def test_quantising_the_inputs_takes_time_per_token_beside_the_product():
+@pytest.mark.parametrize("figures", [{"quantise_bytes": 4.0}, {"quantise_row_s": 5e-9}])
+def test_quantising_the_inputs_takes_time_per_token_beside_the_product(figures):
     found = {
-        tokens: seconds(with_class("gemm_8bit", quantise_bytes=4.0), Precision("fp8"), tokens)
+        tokens: seconds(with_class("gemm_8bit", **figures), Precision("fp8"), tokens)
         - seconds(with_class("gemm_8bit"), Precision("fp8"), tokens)
         for tokens in (100.0, 1000.0)
     }
-    inputs = sum(each.inputs * each.layers for each in operators(LLAMA, Precision("fp8"), Parallel())
-                 if each.op_class == "gemm" and each.dtype == "fp8")  # fmt: skip
-    assert found[100.0] == pytest.approx(100 * inputs * 4.0 / B200.memory_bandwidth)
+    products = [each for each in operators(LLAMA, Precision("fp8"), Parallel())
+                if each.op_class == "gemm" and each.dtype == "fp8"]  # fmt: skip
+    rows_s = sum(each.layers for each in products) * figures.get("quantise_row_s", 0.0)
+    bytes_ = sum(each.inputs * each.layers for each in products) * figures.get("quantise_bytes", 0.0)
+    assert found[100.0] == pytest.approx(100 * (rows_s + bytes_ / B200.memory_bandwidth))
     assert found[1000.0] == pytest.approx(10 * found[100.0])
 
 
@@ -70,9 +73,30 @@ def test_the_depth_of_a_product_takes_time_once_an_iteration():
     assert gains[0] == pytest.approx(gains[1]) and gains[0] > 1e-9 * 4096 * 32
 
 
-def test_the_breakdown_adds_up_with_them():
-    calibration = with_class("gemm_8bit", quantise_bytes=5.0, depth_s=1e-9)
-    found, batch = operators(LLAMA, Precision("fp8"), Parallel()), prefill_batch(1.0, 300.0, None)
+def test_a_narrow_product_takes_as_long_as_one_of_its_tiles():
+    """Columns and rows within a tile cost nothing, where the product is neither read from memory nor written for long;
+    a tile of half the rows is passed in half the time."""
+    figures = {"launch_s": 0.0, "knee": 0.0, "tile_pass_s": 1e-7}
+    calibration = with_class("gemm_8bit", **figures)
+
+    def time_s(m, n):
+        rows = pd.DataFrame({"m": m, "n": n, "k": 8192.0, "op_class": "gemm", "dtype": "fp8"}, index=range(len(m)))
+        return np.asarray(predictor("gemm", rows, reach(B200))(rates(B200, calibration)))
+
+    one_s = 1e-7 * 8192.0
+    assert time_s(np.array([129.0, 256.0, 1000.0]), 64.0) == pytest.approx(one_s)
+    assert time_s(np.array([129.0, 256.0, 1000.0]), 4096.0) == pytest.approx(one_s)
+    assert time_s(np.array([1.0, 32.0, 33.0, 64.0, 65.0, 128.0]), 64.0) == pytest.approx(
+        np.array([1, 1, 2, 2, 4, 4]) * one_s / 8
+    )
+    beyond = time_s(np.array([1e6]), 4096.0)
+    assert beyond == pytest.approx(2 * 1e6 * 4096 * 8192 / (0.5 * 4500e12), rel=0.5) and beyond > 10 * one_s
+
+
+@pytest.mark.parametrize("tokens", [1.0, 40.0, 300.0])
+def test_the_breakdown_adds_up_with_them(tokens):
+    calibration = with_class("gemm_8bit", quantise_bytes=5.0, depth_s=1e-9, quantise_row_s=5e-9, tile_pass_s=1e-7)
+    found, batch = operators(LLAMA, Precision("fp8"), Parallel()), prefill_batch(1.0, tokens, None)
     whole = float(iteration_time(fold(found, B200, calibration), batch))
     assert sum(each.time_s for each in breakdown(found, B200, calibration, batch)) == pytest.approx(whole)
 

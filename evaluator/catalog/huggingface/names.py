@@ -104,7 +104,9 @@ _SWITCHES = re.compile(
     r"|grouped_mm|deepep|routing|router|logits|softmax|implementation|position_id|pad|sanity|balance|rmsnorm"
 )
 # Words in names of numbers of the same kind.
-_NUMBERS = re.compile(r"rope|rotary|token|seed|version|temperature|scal(e|ing)|mup_|multiplier|limit|gamma|theta|mscale")
+_NUMBERS = re.compile(
+    r"rope|rotary|token|seed|version|temperature|scal(e|ing)|mup_|multiplier|limit|gamma|theta|mscale"
+)
 # Words of a period or an offset, which with 1 or 0 says that all layers are alike.
 _PERIODS = re.compile(r"every|interval|freq|period|_mod$|offset|_factor$|_step$|num_skipped")
 

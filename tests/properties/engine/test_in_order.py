@@ -153,7 +153,7 @@ def _busy_case(name: str) -> Case:
 
 PRODUCT = ("flop", "weight", "activation", "knee")
 ROW_FIELDS = {  # which of the fields of its rows a group of operators has a use for
-    "token_rows": (*PRODUCT, "waves", "wave_s"),
+    "token_rows": (*PRODUCT, "waves", "wave_s", "tile_pass_s"),
     "sequence_rows": PRODUCT,
     "expert_rows": PRODUCT,
     "prefill_rows": AttentionRows._fields,

@@ -72,6 +72,7 @@ LONGCAT = replace(
     notes=("experts_per_token counts the experts that compute, on average; the zero experts are left out",),
 )  # fmt: skip
 
+
 def _ngram_tables(config: Config) -> int:
     """LongCat-Flash-Lite's embeddings of n-grams: ``emb_split_num`` tables for each length from 2 to
     ``emb_neighbor_num``, of ``ngram_vocab_size_ratio`` times the vocabulary, which share the hidden size out; each has
