@@ -144,7 +144,7 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     def product(inputs: np.ndarray, outputs: np.ndarray) -> Coefficients:
         return known(
             *classes(rows), len(rows), levels, flops=2 * visits * inputs * outputs,
-            weight_bytes=held * inputs * outputs * width, matrices=held,
+            weight_bytes=held * inputs * outputs * width, matrices=held, inputs=inputs, outputs=outputs,
             activation_bytes=visits * (inputs * read + outputs * STREAM),
         )  # fmt: skip
 

@@ -63,7 +63,7 @@ class OperatorEfficiency:
     # of the bandwidth, for activations (0: the same as for weights)
     activation_efficiency: float = _figure(0.0, "gemm", "grouped_gemm", high=1.0, fitted=False)
     # elements of the inner dimension that a tile costs on top
-    prologue: float = _figure(0.0, "gemm", unit="elements", start=100.0)
+    prologue: float = _figure(0.0, "gemm", "grouped_gemm", unit="elements", start=100.0)
     # how much of the FLOPs is done in whole waves of tiles
     wave_share: float = _figure(0.0, "gemm", high=1.0, start=0.2)
     # tiles in a wave: one per multiprocessor
@@ -76,8 +76,8 @@ class OperatorEfficiency:
     quantise_bytes: float = _figure(0.0, "gemm", unit="byte", start=3.0, fitted=False)
     # seconds per row of its input that this takes on top, whatever its width
     quantise_row_s: float = _figure(0.0, "gemm", unit="s", start=1e-9, fitted=False)
-    # bytes that every matrix of a touched expert costs on top of its own
-    matrix_bytes: float = _figure(0.0, "grouped_gemm", unit="byte", start=1e5)
+    # rows with which the tiles of a touched expert are filled up
+    fill_rows: float = _figure(0.0, "grouped_gemm", unit="rows", start=16.0)
     # FLOPs that an attention score takes beside its products
     score_flops: float = _figure(0.0, "attention_prefill", unit="FLOP", start=400.0)
     # 0: the longer of both counts, 1: their sum

@@ -138,7 +138,7 @@ def _sides(known: Coefficients, rate: Rates, amounts: _Amounts) -> np.ndarray:
     started = np.where(collective, 0.0, known.launches * rate.launch_s[known.op_class])
     return np.array(
         [
-            unit.flop_s * x,
+            unit.flop_s * x + unit.padding_s * y,
             unit.weight_s * y + unit.activation_s * z + unit.traffic_s * computed,
             unit.message_s * z + unit.fixed_s - started,
             started,

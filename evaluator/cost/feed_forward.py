@@ -62,6 +62,8 @@ def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: P
             activation_bytes=here * (each.inputs * input_bytes(dtype, stream) + each.outputs * stream),
             log_expert_missed=log_expert_missed(moe, parallel),
             matrices=local_experts(moe, parallel),
+            inputs=each.inputs,
+            outputs=each.outputs,
             placed=_placed(moe, parallel),
         )
         for each in expert_projections(moe, model.hidden, parallel)

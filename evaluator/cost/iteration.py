@@ -42,9 +42,9 @@ class BatchStatistics(NamedTuple):
 class Rows(NamedTuple):
     """Matrix products, one per row, in seconds; no operator at all is allowed.
 
-    An operator takes roofline(flop * x, weight * y + activation * z, knee), where x, y and z are statistics of the
-    batch: ``CostParameters`` says at each of its tables of rows which. ``waves``, ``wave_s`` and ``tile_pass_s`` make
-    the side of the FLOPs depend on the size (``product_time``); 0 leaves it proportional to x.
+    An operator takes roofline(flop * x + padding * y, weight * y + activation * z, knee), where x, y and z are
+    statistics of the batch: ``CostParameters`` says at each of its tables of rows which. ``waves``, ``wave_s`` and
+    ``tile_pass_s`` make the side of the FLOPs depend on the size (``product_time``); 0 leaves it as it is.
     """
 
     flop: PerOperator  # s per x
@@ -54,6 +54,7 @@ class Rows(NamedTuple):
     waves: PerOperator  # waves of tiles per TOKEN_TILE tokens
     wave_s: PerOperator  # s of one whole wave, counted in whole waves
     tile_pass_s: PerOperator  # s of one tile with all its rows
+    padding: PerOperator  # s per y: the tiles of touched experts that their rows do not fill
 
 
 class AttentionRows(NamedTuple):
@@ -173,7 +174,7 @@ def product_time(row: Rows, x: Batched, y: Batched, z: Batched, rows: Tiles | No
     """One operator with weights. Its FLOPs take as long as the pass through one of its tiles at least, where a kernel
     does not split it; ``rows`` are its tiles along the rows (None: proportional to x, as experts' products).
     """
-    flop = row.flop * x
+    flop = row.flop * x + row.padding * y
     if rows is not None:
         xp = array_namespace(flop, rows.height)
         flop = xp.maximum(flop + row.wave_s * whole_waves(row.waves * rows.blocks), row.tile_pass_s * rows.height)

@@ -72,7 +72,7 @@ class Rates(NamedTuple):
     tile_pass_s: PerClass  # s per element of the inner dimension of a product, for one whole tile
     quantise_bytes: PerClass  # bytes per element of a product's input, to quantise it
     quantise_row_s: PerClass  # s per row of a product's input, to quantise it
-    matrix_bytes: PerClass  # bytes that every matrix of a touched expert costs on top of its own
+    fill_rows: PerClass  # rows with which the tiles of a touched expert are filled up
     score_flops: PerClass  # FLOPs that an attention score takes beside its products
     score_knee: PerClass  # how little of them is hidden behind the products
     fill: PerClass  # query rows x heads that fill the device

@@ -34,6 +34,7 @@ class UnitTimes(NamedTuple):
     flop_s: PerOperator  # s per X; of a product only the FLOPs that are not counted in waves
     weight_s: PerOperator  # s per Y
     activation_s: PerOperator  # s per Z
+    padding_s: PerOperator  # s per Y, beside the FLOPs
     message_s: PerOperator  # s per Z
     fixed_s: PerOperator  # s per iteration: kernel launches, and latency of links
     knee: PerOperator  # sharpness of the roofline, 0 to 1
@@ -77,8 +78,8 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     one (``tile_pass_s`` per element, ``iteration.product_time``), and waits for each step of it a little (``depth_s``
     per element on top). Where its inputs are quantised first, by a kernel of its own, that kernel moves
     ``quantise_bytes`` per element and takes ``quantise_row_s`` per row: it looks for the largest of a row first.
-    Each matrix of a touched expert costs as long as ``matrix_bytes`` more:
-    its stream of weights starts and ends, and the last tile of its rows is computed whole.
+    The rows that visit an expert end in a tile that is computed whole: every expert touched costs the FLOPs of
+    ``fill_rows`` more.
     The figures of a collective depend on how many devices of a node take part (``known.size`` interpolates them).
     """
     kind = known.op_class
@@ -86,6 +87,7 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     inner = np.where(known.inputs > 0, known.inputs, np.inf)
     flop_s = known.flops * (1.0 + rate.prologue[kind] / inner) / flop_rate
     tile_flops = 2.0 * TOKEN_TILE * OUTPUT_TILE * known.layers * (known.inputs > 0)
+    row_flops = 2.0 * known.inputs * known.outputs * known.matrices  # one row in every expert
     share, tiles = rate.wave_share[kind] * (known.inputs > 0), rate.wave_tiles[kind]
     grouped = known.size.any(axis=1)
     launch = rate.launch_s[kind] * ~grouped + known.size @ rate.group_launch_s
@@ -94,8 +96,8 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     attention = _attention_times(known, rate, flop_s, activation_rate)
     return UnitTimes(
         flop_s=attention.pop("flop_s") * (1.0 - share),
-        weight_s=(known.weight_bytes + rate.matrix_bytes[kind] * known.matrices)
-        / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind]),
+        weight_s=known.weight_bytes / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind]),
+        padding_s=rate.fill_rows[kind] * row_flops * (1.0 + rate.prologue[kind] / inner) / flop_rate,
         activation_s=known.activation_bytes / activation_rate,
         message_s=known.message_bytes * _over_levels(known.share, 1.0 / rate.link_bandwidth) / link_efficiency,
         fixed_s=known.launches * (launch + _over_levels(known.steps, rate.link_latency_s))

@@ -72,9 +72,12 @@ def test_weights_of_four_bits_under_wider_activations_are_a_class():
     rows = pd.DataFrame([shape | {"dtype": dtype} for dtype in ("int4", "mxfp4", "nvfp4", "fp8", "bf16")])
     parts, _ = select([Table("t", "", "own", checked(rows, "t"))], "b200-sxm", UNKNOWN)
     assert {part.label: len(part.rows) for part in parts} == {
-        "grouped_gemm": 1, "grouped_gemm_4bit": 1, "grouped_gemm_8bit": 1, "grouped_gemm_w4": 2,
+        "grouped_gemm": 1, "grouped_gemm_4bit": 1, "grouped_gemm_8bit": 1, "grouped_gemm_mx4": 1,
+        "grouped_gemm_w4": 1,
     }  # fmt: skip
-    assert kernels.routing_classes(parts[-1].rows) == ["expert_elementwise_w4"] * 2
+    around = {part.label: kernels.routing_classes(part.rows) for part in parts}
+    assert around["grouped_gemm_w4"] == ["expert_elementwise_w4"]
+    assert around["grouped_gemm_mx4"] == ["expert_elementwise_mx4"]
 
 
 def test_decodes_of_latents_in_the_cache_tell_of_starts_alone():

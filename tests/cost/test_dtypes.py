@@ -7,12 +7,12 @@ import pytest
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.catalog.model import CheckpointPrecision
 from evaluator.cost import Parallel, operators
-from evaluator.cost.coefficients import experts_class
-from evaluator.cost.dtypes import BYTES, compute_dtype, is_unpacked, weight_dtypes, wider
+from evaluator.cost.coefficients import efficiency_class, experts_class
+from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES, compute_dtype, experts_dtype, is_unpacked, weight_dtypes, wider
 from evaluator.cost.precision import Precision
 from evaluator.cost.rates import OP_CLASSES, peak_flops, rates
 from evaluator.errors import InputError
-from tests.cost.fixtures import H100, LLAMA_8B
+from tests.cost.fixtures import H100, LLAMA_8B, QWEN3_235B
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,23 @@ def test_products_in_fp4_without_units_for_it_are_those_of_unpacked_weights():
 
 
 def test_experts_in_four_bits_under_sixteen_are_a_class():
-    assert is_unpacked("int4", "bf16") and is_unpacked("mxfp4", "bf16") and not is_unpacked("nvfp4", "bf16")
+    assert is_unpacked("int4", "bf16") and not is_unpacked("mxfp4", "bf16") and not is_unpacked("nvfp4", "bf16")
     assert not is_unpacked("mxfp4", "fp8") and not is_unpacked("int8", "bf16")
     assert [experts_class(weight, "bf16") for weight in ("int4", "nvfp4", "fp8")] == [
         "grouped_gemm_w4", "grouped_gemm", "grouped_gemm",
     ]  # fmt: skip
-    found = operators(load_model("gpt-oss-20b"), Precision(), Parallel())
-    assert {each.op_class for each in found if each.name == "experts.gate_up"} == {"grouped_gemm_w4"}
+    (int4,) = (each for each in operators(QWEN3_235B, Precision("int4"), Parallel()) if each.name == "experts.gate_up")
+    assert (int4.op_class, int4.dtype) == ("grouped_gemm_w4", "bf16")
+
+
+def test_experts_in_mxfp4_are_computed_in_mxfp8_where_units_scale_blocks():
+    """gpt-oss on Blackwell has the peak of fp8; Hopper, which has fp8 but scales no blocks, that of 16 bits."""
+    (up,) = (each for each in operators(load_model("gpt-oss-20b"), Precision(), Parallel())
+             if each.name == "experts.gate_up")  # fmt: skip
+    assert (efficiency_class(up.op_class, up.dtype), up.dtype) == ("grouped_gemm_mx4", "mxfp8")
+    assert experts_dtype("mxfp4", "fp16") == "mxfp8" and experts_dtype("mxfp4", "fp8") == "fp8"
+    assert compute_dtype("mxfp4", "bf16") == "bf16"  # dense products
+    at = COMPUTE_DTYPES.index("mxfp8")
+    for name, dtype in (("b200-sxm", "fp8"), ("h100-sxm", "bf16"), ("a100-sxm", "bf16")):
+        device = load_hardware(name)
+        assert rates(device, load_calibration("datasheet", name)).peak_flops[at] == device.peak_flops[dtype]

@@ -97,6 +97,19 @@ def test_experts_are_read_as_they_are_touched():
     assert held == pytest.approx(2 * 94 * 128 * 3 * 4096 * 1536)
 
 
+@pytest.mark.parametrize("expert_parallel", [1, 4])
+def test_the_tiles_of_every_touched_expert_are_filled_up(expert_parallel):
+    """A prompt that touches all experts computes ``fill_rows`` for each of them on top of its visits."""
+    found = operators(QWEN3_235B, BF16, Parallel(4, 1, expert_parallel))
+    (up,) = (each for each in found if each.name == "experts.gate_up")
+    grouped = replace(PERFECT.of("grouped_gemm"), fill_rows=32.0, prologue=4096.0)
+    more = replace(PERFECT, efficiencies={**PERFECT.efficiencies, "grouped_gemm": grouped})
+    plain, filled = (float(iteration_time(fold((up,), H100, each), prefill_batch(1.0, 1e5, None)))
+                     for each in (PERFECT, more))  # fmt: skip
+    visits, tiles = 1e5 * 8, 128 * 32.0  # of both twice the FLOPs: the prologue is as deep as the product
+    assert filled / plain == pytest.approx(2 * (visits + tiles) / visits, rel=1e-6)
+
+
 batches = st.tuples(st.integers(1, 300), st.integers(1, 8192), st.integers(0, 4), st.integers(1, 4096))
 
 

@@ -99,6 +99,7 @@ def test_experts():
     assert up.weight_bytes == 94 * 128 * 4096 * 2 * (1536 // 4) * 2
     assert up.flops == 94 * 2 * 8 * 4096 * 2 * (1536 // 4)
     assert up.log_expert_missed == math.log(1 - 8 / 128)
+    assert up.matrices == found["experts.down"].matrices == 94 * 128
     assert found["experts.router"].weight_bytes == 94 * 4096 * 128 * 2  # replicated
 
 
@@ -106,6 +107,7 @@ def test_expert_parallel_holds_whole_experts_with_the_same_work():
     tensor, expert = (named(operators(QWEN3_235B, BF16, Parallel(4, 1, ep))) for ep in (1, 4))
     for name in ("experts.gate_up", "experts.down"):
         assert expert[name].weight_bytes == tensor[name].weight_bytes
+        assert expert[name].matrices == tensor[name].matrices / 4  # and larger ones
         assert expert[name].flops == tensor[name].flops
         assert expert[name].activation_bytes < tensor[name].activation_bytes  # fewer, wider rows
     assert expert["feed_forward.all_reduce"] == tensor["feed_forward.all_reduce"]

@@ -138,8 +138,9 @@ def moe(frame: pd.DataFrame) -> pd.DataFrame:
     those of Kimi K2 (int4) and gpt-oss (mxfp4).
     """
     frame = frame[_usual_experts(frame)]
-    balanced, grouped = frame["routing_distribution"] == "balanced", _routed_by_groups(frame)
-    frame = frame[balanced | ((frame["moe_ep_size"] == 1) & ~grouped)]
+    frame = frame.assign(grouped=_routed_by_groups(frame))
+    known = (frame["routing_distribution"] == "balanced") | ((frame["moe_ep_size"] == 1) & ~frame["grouped"])
+    frame = frame[known]
     rows = pd.DataFrame(
         _common(frame, "grouped_gemm")
         | {
@@ -155,7 +156,7 @@ def moe(frame: pd.DataFrame) -> pd.DataFrame:
             "gated": (~_nemotron(frame)).astype(float),
         }
     )
-    return rows.join(_visits(frame.assign(grouped=grouped)))
+    return rows.join(_visits(frame))
 
 
 def _routed_by_groups(frame: pd.DataFrame) -> pd.Series:
