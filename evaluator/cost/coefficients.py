@@ -103,6 +103,11 @@ def efficiency_class(op_class: str, dtype: str) -> str:
     return f"{op_class}_{NARROW_DTYPES[dtype]}"
 
 
+def product_class(weight: str, activations: str) -> OpClass:
+    """The class of dense products; weights in fp8 with block scales have their own kernels (DeepGEMM and its kin)."""
+    return "gemm_block" if weight == "fp8_block" and compute_dtype(weight, activations) == "fp8" else "gemm"
+
+
 def experts_class(weight: str, activations: str) -> OpClass:
     """The class of the routed experts' products before ``efficiency_class``: unpacked weights have one of their own."""
     return "grouped_gemm_w4" if is_unpacked(weight, activations) else "grouped_gemm"
