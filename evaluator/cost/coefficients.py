@@ -14,7 +14,7 @@ import numpy as np
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.collectives import collective_terms, level_sizes
-from evaluator.cost.dtypes import COMPUTE_DTYPES, experts_dtype, is_unpacked
+from evaluator.cost.dtypes import COMPUTE_DTYPES, compute_dtype, experts_dtype, is_unpacked
 from evaluator.cost.kernel import OpClass, Operator, Placed, Scaling
 from evaluator.cost.rates import GROUP_SIZES, GROUPED, NARROW_DTYPES, OP_CLASSES
 
