@@ -406,10 +406,15 @@ HardwareName: TypeAlias = Literal[
 ]
 
 
+WeightsName: TypeAlias = Literal[
+    "checkpoint", "fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4", "fp8_block"
+]
+
+
 class Precision(TypedDict, total=False):
     """Precision."""
 
-    weights: Literal["checkpoint", "fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
+    weights: WeightsName
     """Weights; checkpoint: as published."""
     activations: Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
     """Activations, and the inputs of matrix products."""

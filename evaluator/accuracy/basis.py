@@ -33,7 +33,7 @@ _OF_ONE_DEVICE = ("runs", "other_models", "other_devices", "kernels_and_host", "
 """Cases of a set of one device, which says less of a device that is only like it."""
 _LINK = "nvlink"
 """What joined the devices of which servers were measured."""
-_WEIGHTS, _KV = {"fp16", "bf16", "fp8"}, {"fp16", "bf16"}
+_WEIGHTS, _KV = {"fp16", "bf16", "fp8", "fp8_block"}, {"fp16", "bf16"}
 """dtypes of weights (fp8: Llama-4-Scout) and of KV of which servers were measured."""
 
 _UNSEEN = (

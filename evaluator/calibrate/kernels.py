@@ -17,7 +17,14 @@ import pandas as pd
 from evaluator.catalog.model import LatentAttention
 from evaluator.cost.batch import attention_area
 from evaluator.cost.beside import BesideRows, beside_time, waiting
-from evaluator.cost.coefficients import Coefficients, efficiency_class, experts_class, routing_class, size_weights
+from evaluator.cost.coefficients import (
+    Coefficients,
+    efficiency_class,
+    experts_class,
+    product_class,
+    routing_class,
+    size_weights,
+)
 from evaluator.cost.collectives import collective_terms
 from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES, compute_dtype, experts_dtype
 from evaluator.cost.fold import rows_of
@@ -66,13 +73,13 @@ def classes(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
     ``dtype`` is that of a product's weights, and of its input too where the rows have no ``activations``.
     """
+    by_weight = {"gemm": product_class, "grouped_gemm": experts_class}
     names = ["op_class", "dtype", "activations"]
     told = rows.assign(activations=rows["activations"] if "activations" in rows else rows["dtype"])[names]
     found = {}
     for op_class, weight, activations in told.drop_duplicates().itertuples(index=False, name=None):
-        routed = op_class == "grouped_gemm"
-        kind = experts_class(weight, activations) if routed else op_class
-        dtype = (experts_dtype if routed else compute_dtype)(weight, activations)
+        kind = by_weight[op_class](weight, activations) if op_class in by_weight else op_class
+        dtype = (experts_dtype if op_class == "grouped_gemm" else compute_dtype)(weight, activations)
         found[op_class, weight, activations] = efficiency_class(kind, dtype), dtype
     each = [found[key] for key in told.itertuples(index=False, name=None)]
     return np.array([label for label, _ in each], dtype=object), np.array([dtype for _, dtype in each], dtype=object)

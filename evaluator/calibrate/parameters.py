@@ -71,7 +71,7 @@ FITTED["mla_decode"] = tuple(
     for each in FITTED["attention_decode"]
     if each not in ("unsplit_s", "window_rows") and not each.startswith("beside_")
 )
-FITTED |= {f"gemm_{bits}": (*FITTED["gemm"], *_NARROW) for bits in ("8bit", "4bit")}
+FITTED |= {f"gemm_{bits}": (*FITTED["gemm"], *_NARROW) for bits in ("8bit", "block", "4bit")}
 FITTED |= {f"expert_elementwise_{bits}": FITTED["expert_elementwise"] for bits in ("4bit", "w4", "mx4")}
 FITTED |= {f"grouped_gemm_{bits}": FITTED["grouped_gemm"] for bits in ("8bit", "4bit", "w4", "mx4")}
 

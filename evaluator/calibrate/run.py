@@ -84,7 +84,7 @@ def _starting_rates(device: Hardware, base: Calibration, processors: Processors)
     rate = rates(device, base)
     if not processors.tiles:
         return rate
-    products = ("gemm", "gemm_8bit", "gemm_4bit")
+    products = ("gemm", "gemm_8bit", "gemm_block", "gemm_4bit")
     return fixed(rate, {name: {"wave_tiles": float(processors.tiles)} for name in products})
 
 

@@ -21,15 +21,16 @@ COMPUTE_CLASSES = ("gemm", "grouped_gemm", "attention_prefill", "attention_decod
 COLLECTIVE_CLASSES = ("all_reduce", "all_to_all", "p2p")
 OPERATOR_CLASSES = COMPUTE_CLASSES + COLLECTIVE_CLASSES
 OPTIONAL_CLASSES = {
-    "gemm_8bit": "gemm", "grouped_gemm_8bit": "grouped_gemm", "gemm_4bit": "gemm_8bit",
+    "gemm_8bit": "gemm", "gemm_block": "gemm_8bit", "grouped_gemm_8bit": "grouped_gemm", "gemm_4bit": "gemm_8bit",
     "grouped_gemm_4bit": "grouped_gemm_8bit", "expert_elementwise": "elementwise", "mla_prefill": "attention_prefill",
     "mla_decode": "attention_decode", "grouped_gemm_w4": "grouped_gemm",
     "expert_elementwise_4bit": "expert_elementwise", "expert_elementwise_w4": "expert_elementwise",
     "grouped_gemm_mx4": "grouped_gemm_w4", "expert_elementwise_mx4": "expert_elementwise_w4",
 }  # fmt: skip
-"""Classes that a set may have, and whose figures they take where it has not: products computed in 8 bits and in 4, what
-permutes, activates and sums what the routed experts make, attention on latents (MLA), whose kernels are others, and
-experts in 4 bits under 16-bit activations: int4 (w4), unpacked, and mxfp4 (mx4), unpacked or computed in mxfp8."""
+"""Classes that a set may have, and whose figures they take where it has not: products computed in 8 bits and in 4,
+dense ones of fp8 weights with block scales (of 128 x 128, as DeepSeek publishes them), what permutes, activates and
+sums what the routed experts make, attention on latents (MLA), whose kernels are others, and experts in 4 bits under
+16-bit activations: int4 (w4), unpacked, and mxfp4 (mx4), unpacked or computed in mxfp8."""
 OPTIONAL_COLLECTIVES = {"all_gather": "all_reduce"}
 """Collectives that a set may have; where it has not, they take what a set says of the other one, whatever its group."""
 SORT = "sort"

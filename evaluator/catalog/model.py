@@ -212,7 +212,7 @@ class LayerKind:
 Output = Literal["tokens", "vector"]
 """What a model gives for a text: the next token, or a vector or score (embedding models, re-rankers)."""
 
-DTypeName = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
+DTypeName = Literal["fp32", "bf16", "fp16", "fp8", "fp8_block", "int8", "int4", "mxfp4", "nvfp4"]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.collectives import collective_terms, level_sizes
-from evaluator.cost.dtypes import COMPUTE_DTYPES, experts_dtype, is_unpacked
+from evaluator.cost.dtypes import COMPUTE_DTYPES, compute_dtype, experts_dtype, is_unpacked
 from evaluator.cost.kernel import OpClass, Operator, Placed, Scaling
 from evaluator.cost.rates import GROUP_SIZES, GROUPED, NARROW_DTYPES, OP_CLASSES
 
@@ -101,6 +101,11 @@ def efficiency_class(op_class: str, dtype: str) -> str:
     if dtype not in NARROW_DTYPES or not op_class.endswith("gemm"):
         return op_class
     return f"{op_class}_{NARROW_DTYPES[dtype]}"
+
+
+def product_class(weight: str, activations: str) -> OpClass:
+    """The class of dense products; weights in fp8 with block scales have their own kernels (DeepGEMM and its kin)."""
+    return "gemm_block" if weight == "fp8_block" and compute_dtype(weight, activations) == "fp8" else "gemm"
 
 
 def experts_class(weight: str, activations: str) -> OpClass:

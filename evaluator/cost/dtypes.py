@@ -13,6 +13,7 @@ BYTES: dict[str, float] = {
     "bf16": 2.0,
     "fp16": 2.0,
     "fp8": 1.0,
+    "fp8_block": 1.0 + 4 / 128**2,  # one 32-bit scale per 128 x 128 weights (DeepSeek-V3, arXiv:2412.19437, 3.3)
     "int8": 1.0,
     "int4": 0.5 + 2 / 128,  # one 16-bit scale per group of 128 (GPTQ, AWQ: arXiv:2306.00978)
     "mxfp4": 0.5 + 1 / 32,  # one 8-bit scale per 32 (OCP Microscaling Formats v1.0)
@@ -20,7 +21,7 @@ BYTES: dict[str, float] = {
 }
 """Bytes of one element, block scales included."""
 
-_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4, "mxfp4": 4, "nvfp4": 4}
+_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp8_block": 8, "int8": 8, "int4": 4, "mxfp4": 4, "nvfp4": 4}
 
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "fp4", "mxfp8")
 """The dtypes that hardware has a peak for; an index into this tuple selects the peak. ``mxfp8`` (fp8 with a scale per
@@ -39,7 +40,7 @@ PEAK_FALLBACKS: dict[str, tuple[str, ...]] = {
 to 16 bits: engines then only unpack the weights, and leave the activations as they are (Marlin)."""
 
 
-_ON_THE_FLY = {"fp8": "fp8", "nvfp4": "fp4"}
+_ON_THE_FLY = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}
 
 
 def wider(one: str, other: str) -> str:
@@ -66,7 +67,7 @@ def compute_dtype(weight: str, activations: str) -> str:
     if weight in _ON_THE_FLY and _BITS[activations] == 16:
         return _ON_THE_FLY[weight]
     dtype = wider(weight, activations)
-    return {"int4": "int8", "mxfp4": "fp4", "nvfp4": "fp4"}.get(dtype, dtype)
+    return {"fp8_block": "fp8", "int4": "int8", "mxfp4": "fp4", "nvfp4": "fp4"}.get(dtype, dtype)
 
 
 def experts_dtype(weight: str, activations: str) -> str:
@@ -94,6 +95,7 @@ def weight_dtypes(model: Model, precision: Precision) -> Mapping[str, str]:
     checkpoints in nvfp4 keep it in 16 bits (``exclude_modules`` of nvidia/DeepSeek-V3-0324-NVFP4 has ``self_attn*`` of
     all layers; those without MLA, such as nvidia/Qwen3-30B-A3B-NVFP4, do not). Embedding and output head follow it only
     at 16 bits and above: quantisation leaves them as they are (llm-compressor and AutoFP8 recipes, vLLM online fp8).
+    Under fp8 a part that is published in fp8 with block scales stays so.
     Router and norms (``router``) stay in 16 bits.
     """
     checkpoint = model.checkpoint
@@ -110,6 +112,8 @@ def weight_dtypes(model: Model, precision: Precision) -> Mapping[str, str]:
         return published
     parts = ("attention", "feed_forward", "experts") + (("embedding", "head") if _BITS[wanted] >= 16 else ())
     found = published | dict.fromkeys(parts, wanted)
+    if wanted == "fp8":
+        found |= {part: published[part] for part in parts if published[part] == "fp8_block"}
     if wanted == "nvfp4" and any(isinstance(kind.mixer, LatentAttention) for kind in model.layers):
         found["attention"] = wider("bf16", checkpoint.attention)
     return found

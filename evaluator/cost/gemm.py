@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from evaluator.catalog.model import Model
+from evaluator.cost.coefficients import product_class
 from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, weight_dtypes, wider
 from evaluator.cost.kernel import Operator, Scaling
 from evaluator.cost.parallel import Parallel
@@ -25,7 +26,7 @@ def gemm(
     stream = stream_bytes(precision.activations)
     return Operator(
         projection.name,
-        "gemm",
+        product_class(weight, precision.activations),
         scaling,
         dtype=dtype,
         flops=2.0 * projection.inputs * projection.outputs,

@@ -38,10 +38,13 @@ from evaluator.scenario.unsaid import told
 
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4")
 
+WEIGHTS = (*DTYPES, "fp8_block")
+"""Those of weights: fp8 with a scale per block of 128 x 128, as DeepSeek publishes it, too."""
+
 MOST_REPLICAS = 10_000
 
 PRECISION: Table = {
-    "weights": Field(choice("checkpoint", *DTYPES), Precision.weights, "Weights; checkpoint: as published."),
+    "weights": Field(choice("checkpoint", *WEIGHTS), Precision.weights, "Weights; checkpoint: as published."),
     "activations": Field(choice(*DTYPES), Precision.activations, "Activations, and the inputs of matrix products."),
     "kv": Field(choice(*DTYPES), Precision.kv, "The KV cache."),
 }

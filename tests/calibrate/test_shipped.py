@@ -120,6 +120,16 @@ def test_the_table_of_consumer_gpus_is_that_of_their_sets():
             assert cell == (f"{100 * found['median']:.1f} % ({100 * found['p90']:.0f} %)" if found else "–"), label
 
 
+@pytest.mark.parametrize("hardware", ["h100-sxm", "h200-sxm", "b200-sxm", "l40s"])
+def test_products_in_8_bits_are_within_8_percent(hardware):
+    found = load_calibration(f"{hardware}-vllm", hardware)
+    assert found.fit["errors"]["gemm_8bit"]["held_out"]["median"] <= 0.08
+    assert found.of("gemm_8bit").quantise_row_s == pytest.approx(5.2e-9, rel=0.25)  # vLLM's kernel, on every device
+    assert ("gemm_block" in found.efficiencies) == (hardware != "l40s")
+    served = load_calibration(f"{hardware}-vllm.serving", hardware)
+    assert served.of("gemm_8bit").tile_pass_s == found.of("gemm_8bit").tile_pass_s > 0.0
+
+
 @pytest.mark.parametrize(("label", "within"), [("attention_prefill", 0.07), ("grouped_gemm", 0.1), ("all_reduce", 0.1)])
 def test_held_out_medians_are_within_what_is_aimed_at(label, within):
     for hardware in FITTED:

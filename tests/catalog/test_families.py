@@ -253,7 +253,7 @@ def test_compressed_attention():
     model = import_config(PUBLISHED["deepseek-v4-flash"]["config"], "v4")
     kinds = [(kind.count, kind.mixer.ratio, kind.mixer.index_heads) for kind in model.layers]
     assert kinds == [(2, 0, 0), (21, 4, 64), (20, 128, 0)]
-    assert model.checkpoint == CheckpointPrecision("fp8", "fp8", "mxfp4")
+    assert model.checkpoint == CheckpointPrecision("fp8_block", "fp8_block", "mxfp4")
     near = 43 * 512 * 2 * 128 / 2048  # the window's vectors, spread over the 2048 tokens that 512 entries stand for
     far = 21 * (512 * 2 + 128 + 4) / 4 + 20 * 512 * 2 / 128
     assert kv_bytes_per_token(model, "bf16") == pytest.approx(near + far)

@@ -194,7 +194,7 @@ def test_nemotron_layers_have_one_part_each():
 def test_stored_precision():
     assert load_model("llama-2-7b").checkpoint == CheckpointPrecision(*["fp16"] * 5)
     assert load_model("llama-3.1-8b").checkpoint == CheckpointPrecision()
-    assert load_model("deepseek-v3").checkpoint == CheckpointPrecision("fp8", "fp8", "fp8", "bf16", "bf16")
+    assert load_model("deepseek-v3").checkpoint == CheckpointPrecision(*["fp8_block"] * 3, "bf16", "bf16")
     assert load_model("gpt-oss-20b").checkpoint == CheckpointPrecision(experts="mxfp4")
     assert load_model("llama-4-scout-17b-16e-fp8").checkpoint == CheckpointPrecision(feed_forward="fp8", experts="fp8")
 
@@ -216,6 +216,16 @@ def test_quantisation_methods():
     assert quantised(quant_method="modelopt", quant_algo="FP8", exclude_modules=["lm_head"]).feed_forward == "fp8"
     kept = quantised(quant_method="fp8", modules_to_not_convert=["re:.*self_attn.*", "model.layers.0.mlp.gate"])
     assert kept == CheckpointPrecision(feed_forward="fp8", experts="fp8")
+
+
+def test_scales_of_blocks_are_told_apart():
+    blocks = CheckpointPrecision(*["fp8_block"] * 3)
+    assert quantised(quant_method="fp8", weight_block_size=[128, 128]) == blocks
+    assert quantised(quant_method="modelopt", quant_algo="FP8_PB_WO") == blocks
+    weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
+    by_group = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    assert quantised(quant_method="compressed-tensors", config_groups=by_group) == blocks
+    assert quantised(quant_method="fp8", weight_block_size=None) == CheckpointPrecision("fp8", "fp8", "fp8")
 
 
 def test_unknown_quantisation_is_refused():

@@ -21,6 +21,9 @@ from tests.cost.fixtures import H100, LLAMA_8B, QWEN3_235B
         ("bf16", "bf16", "bf16"),
         ("fp8", "bf16", "fp8"),  # activations are quantised on the fly
         ("fp8", "fp8", "fp8"),
+        ("fp8_block", "bf16", "fp8"),
+        ("fp8_block", "fp8", "fp8"),
+        ("fp8_block", "fp32", "fp32"),
         ("fp8", "fp32", "fp32"),
         ("int8", "bf16", "bf16"),  # weight-only
         ("int8", "int8", "int8"),
@@ -80,7 +83,7 @@ def test_nvfp4_leaves_latent_attention_in_16_bits():
     for name, attention in (("deepseek-r1", "bf16"), ("qwen3-30b-a3b", "nvfp4")):
         dtypes = weight_dtypes(load_model(name), Precision(weights="nvfp4"))
         assert (dtypes["attention"], dtypes["experts"], dtypes["feed_forward"]) == (attention, "nvfp4", "nvfp4")
-    assert weight_dtypes(load_model("deepseek-r1"), Precision(weights="fp8"))["attention"] == "fp8"
+    assert weight_dtypes(load_model("deepseek-r1"), Precision(weights="fp8"))["attention"] == "fp8_block"
 
 
 def test_products_in_fp4_without_units_for_it_are_those_of_unpacked_weights():

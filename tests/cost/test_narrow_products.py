@@ -51,6 +51,21 @@ def test_each_width_has_figures_of_its_own(name, precision):
     assert all(change[each] == 0.0 for each in change if each not in (name, *wider))
 
 
+def test_products_of_weights_with_block_scales_are_a_class():
+    """They are computed in fp8; a set without the class has those with one scale per tensor for them."""
+    assert SHEET.of("gemm_block") is SHEET.of("gemm")
+    slow = with_class("gemm_block", launch_s=1e-3)
+    assert with_class("gemm_8bit", launch_s=1e-3).of("gemm_block").launch_s == 1e-3
+    for weights, moves in (("fp8_block", True), ("fp8", False), ("bf16", False)):
+        assert (seconds(slow, Precision(weights)) > seconds(SHEET, Precision(weights))) is moves
+    products = {each.name: each for each in operators(LLAMA, Precision("fp8_block"), Parallel())}
+    block = products["feed_forward.down"]
+    assert (block.op_class, block.dtype) == ("gemm_block", "fp8")
+    assert block.weight_bytes == pytest.approx(LLAMA.layers[0].count * 14336 * 4096 * (1 + 4 / 128**2), rel=1e-12)
+    kept = operators(load_model("deepseek-v3"), Precision("fp8"), Parallel())  # published so, and stays so
+    assert {each.op_class for each in kept if each.name == "feed_forward.down"} == {"gemm_block"}
+
+
 @pytest.mark.parametrize("figures", [{"quantise_bytes": 4.0}, {"quantise_row_s": 5e-9}])
 def test_quantising_the_inputs_takes_time_per_token_beside_the_product(figures):
     found = {

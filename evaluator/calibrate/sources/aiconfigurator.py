@@ -57,19 +57,22 @@ def _library(kernel: pd.Series) -> pd.Series:
 def gemm(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_gemm``: products with what quantises their inputs.
 
-    Of TensorRT-LLM fp8 with block scales stands for all fp8: its fp8 with one scale per tensor was measured without a
-    scale of the input, so that each call looks for it first, in kernels of 6 us and more, which no checkpoint with
-    static scales does; the products alone take as long. fp8 with block scales of vLLM was measured with its launches
-    from Python (60 to 180 us). That of SGLang has no class: dtype ``fp8_block``.
+    Of TensorRT-LLM fp8 with block scales stands for all fp8, and each row is there twice: its fp8 with one scale per
+    tensor was measured without a scale of the input, so that each call looks for it first, in kernels of 6 us and more,
+    which no checkpoint with static scales does; the products alone take as long. fp8 with block scales of vLLM was
+    measured with its launches from Python (60 to 180 us), and that of SGLang on Blackwell with 12 us that
+    TensorRT-LLM's calls of the same library, DeepGEMM, do not take: those rows go.
     """
     blocks = frame["dtype"] == "fp8_block"
     engine = frame.get("engine", pd.Series("vllm", frame.index))
-    frame = frame[~(blocks & (engine == "vllm")) & ~((frame["dtype"] == "fp8") & (engine == "trtllm"))]
-    found = dtype(frame["dtype"]).mask(blocks & (engine == "trtllm"), "fp8")
-    return pd.DataFrame(
-        _common(frame, "gemm")
-        | {"dtype": found, "m": frame["m"], "n": frame["n"], "k": frame["k"], "library": _library(frame["kernel"])}
-    )
+    late = (engine == "vllm") | ((engine == "sglang") & frame["gpu"].isin(BLACKWELL))
+    frame = frame[~(blocks & late) & ~((frame["dtype"] == "fp8") & (engine == "trtllm"))]
+    kernel = frame["kernel"].astype(str)
+    library = _library(kernel).mask(kernel.str.contains("deepgemm"), "DeepGEMM")
+    sizes = {name: frame[name] for name in "mnk"} | {"library": library}
+    rows = pd.DataFrame(_common(frame, "gemm") | {"dtype": dtype(frame["dtype"])} | sizes)
+    twice = rows[(rows["engine"] == "trtllm") & (rows["dtype"] == "fp8_block")].assign(dtype="fp8", library="")
+    return pd.concat([rows, twice], ignore_index=True)
 
 
 def _attention(frame: pd.DataFrame, op_class: str) -> dict[str, object]:

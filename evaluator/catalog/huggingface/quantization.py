@@ -46,7 +46,8 @@ def checkpoint_precision(
         config.finish(_IGNORED)
     if expert is not None:
         stored.setdefault("experts", _EXPERTS.get(expert, plain))
-        stored["experts"] = _EXPERTS.get(expert, stored["experts"]) if stored["experts"] == "fp8" else stored["experts"]
+        if stored["experts"] in ("fp8", "fp8_block") and expert != "fp8":
+            stored["experts"] = _EXPERTS.get(expert, stored["experts"])
     return CheckpointPrecision(**(dict.fromkeys(_PARTS, plain) | stored))  # type: ignore[arg-type]  # names of dtypes
 
 
@@ -80,7 +81,7 @@ def _linear(dtype: str) -> Stored:
 
 def _fp8(config: Config) -> Stored:
     config.expect("fmt", "e4m3", "float8_e4m3fn", "ue8m0")
-    return _linear("fp8")
+    return _linear("fp8" if config.raw("weight_block_size", None) is None else "fp8_block")
 
 
 def _mxfp4(config: Config) -> Stored:
@@ -189,6 +190,8 @@ def _group_dtype(group: Config) -> str:
         raise InputError(
             f"{weights.place('num_bits')}: weights of {kind[1]} bits of type '{kind[0]}' are not supported"
         )
+    if kind == ("float", 8) and weights.raw("strategy", None) == "block":
+        return "fp8_block"
     scales_of_32 = kind == ("float", 4) and weights.raw("group_size", 16) == 32
     return "mxfp4" if scales_of_32 else known[kind]
 
@@ -219,9 +222,9 @@ def _algorithm_dtype(config: Config, algorithm: Any) -> str:
 _ALGORITHMS = {
     "FP8": "fp8",
     "NVFP4": "nvfp4",
-    "FP8_PB_WO": "fp8",
-    "FP8_PB_REAL": "fp8",
-    "FP8_BLOCK_SCALES": "fp8",
+    "FP8_PB_WO": "fp8_block",
+    "FP8_PB_REAL": "fp8_block",
+    "FP8_BLOCK_SCALES": "fp8_block",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
     "MXFP8": "fp8",
     "MXFP4": "mxfp4",
