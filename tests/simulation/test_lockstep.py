@@ -124,7 +124,7 @@ SHORT = {"workload": {"lengths": {"source": "fixed", "prompt_tokens": 500, "outp
 
 
 def test_ranks_of_sglang_share_a_chunk():
-    """8,192 tokens on an H100, a quarter of it on each of four ranks; those of a dense model are servers by themselves."""
+    """8,192 tokens on an H100, a quarter on each of four ranks; those of a dense model are servers by themselves."""
     layouts = [{"data_parallel": ranks, "model": model} for ranks in (1, 4) for model in ("qwen3-30b-a3b", "qwen3-8b")]
     members = plan(load_scenario(scenario({"deployment": {"zip": layouts}}, engine="sglang") | SHORT)).members
     assert [member.stations[0].max_num_batched_tokens for member in members] == [8192, 8192, 2048, 8192]
