@@ -71,10 +71,11 @@ def pipeline_link(model: Model, precision: Precision, parallel: Parallel, sender
     """
     message = 2 * model.hidden * stream_bytes(precision.activations)
     tensor = parallel.tensor
-    first = sender * tensor
+    apart = parallel.expert_devices  # devices of one pipeline rank, those of all data-parallel ranks together
+    first = sender * apart
     found = [
         Operator("pipeline.send", "p2p", "linear_tokens", message_bytes=message / tensor, collective="p2p",
-                 ranks=range(first, first + tensor + 1, tensor))
+                 ranks=range(first, first + apart + 1, apart))
     ]  # fmt: skip
     if tensor > 1:
         found.append(

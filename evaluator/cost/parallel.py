@@ -128,16 +128,11 @@ def split_problem(model: Model, parallel: Parallel) -> str | None:
 
 
 def lockstep_problem(model: Model, parallel: Parallel) -> str | None:
-    """What is not known of ranks that run in lockstep, or of one rank alone; None where all is."""
+    """What is not known of experts that are dealt out; None where all is."""
     if parallel.redundant and parallel.data == 1 and model.has_experts:
         return (
             f"redundant_experts {parallel.redundant} without data_parallel, where no term says how uneven the load of "
             "the devices is; leave it out"
-        )
-    if parallel.pipeline > 1 and in_lockstep(model, parallel):
-        return (
-            f"pipeline_parallel {parallel.pipeline} with data_parallel {parallel.data}, whose ranks share the experts "
-            f"of {model.name} and run in lockstep; use tensor_parallel in place of pipeline_parallel"
         )
     return None
 
@@ -207,6 +202,11 @@ def _experts_problem(moe: MoeFeedForward, parallel: Parallel) -> str | None:
     expert, shards, redundant = parallel.expert, parallel.expert_shards, parallel.redundant
     if redundant and expert == 1:
         return f"redundant_experts {redundant} without expert_parallel: every device holds a part of all experts"
+    if redundant > moe.experts * (expert - 1):
+        return (
+            f"redundant_experts {redundant} exceed the {moe.experts * (expert - 1)} with which each of the "
+            f"{expert} parts has a copy of each expert"
+        )
     if (moe.experts + redundant) % expert:
         more = f" and {redundant} redundant ones" if redundant else ""
         return f"expert_parallel {expert} does not divide the {moe.experts} experts{more}"

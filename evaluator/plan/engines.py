@@ -171,6 +171,7 @@ def lacking(
     """
     record = policy(deployment.batching.policy)
     found = {
+        "data_parallel with pipeline_parallel": lockstep > 1 and deployment.pipeline_parallel > 1,
         "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
         f"policy {record.name} with pipeline_parallel": not record.pipeline and deployment.pipeline_parallel > 1,
         f"sessions that think from the answer under router {name_of(deployment.router)}": workload.sessions.feedback

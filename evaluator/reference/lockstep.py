@@ -2,14 +2,15 @@
 
 Each rank is a ``Replica`` with a queue, a scheduler and a KV cache of its own. Nothing is sent at one rank before all
 of them have done with their batches; then all form the next ones. A rank with nothing to compute sends an empty batch,
-during which, as in any other, an arrival waits for the end of the iteration.
+during which, as in any other, an arrival waits for the end of the iteration. With several pipeline ranks as many
+batches of each are under way, and those that were sent together go through them together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evaluator.cost.iteration import BatchStatistics, decode_growth, padded, time_without_experts
+from evaluator.cost.iteration import BatchStatistics, IterationCost, decode_growth, padded, time_without_experts
 from evaluator.cost.lockstep import Ranks, Steps, device_cost, overtaken_after, steps_together
 from evaluator.reference.batch import Batch
 from evaluator.reference.flight import Flight
@@ -26,37 +27,53 @@ def in_lockstep(replicas: Sequence[Replica], ranks: int) -> Sequence[Replica]:
 
 
 def launch_together(ranks: Sequence[Replica], now: float) -> list[tuple[Flight, Replica]]:
-    """Send a batch at every rank, if none is under way and any has something to compute."""
-    if any(rank.flights for rank in ranks):
-        return []
-    batches = [rank.form(now) for rank in ranks]
-    if not any(batches):
-        return []
+    """Send batches at every rank, until as many are under way as there are pipeline ranks or none has work to do."""
+    departed: list[tuple[Flight, Replica]] = []
+    while len(ranks[0].flights) < len(ranks[0].pipeline):
+        batches = [rank.form(now) for rank in ranks]
+        if not any(batches):
+            break
+        departed += _send(ranks, batches, now)
+    return departed
+
+
+def _send(ranks: Sequence[Replica], batches: Sequence[Batch], now: float) -> list[tuple[Flight, Replica]]:
+    """The batches take off. Those of a pipeline wait for one another at each of its ranks, and do not leap."""
     weighed = [rank.weigh(batch) for rank, batch in zip(ranks, batches, strict=True)]
-    own = [_Own(rank, batch, *sums) for rank, batch, sums in zip(ranks, batches, weighed, strict=True)]
-    steps, overtaken = _steps(own)
-    iterations = min(*(each.alike for each in own if each.batch), overtaken, steps.alike)
-    return [(_depart(each, now, steps, iterations), each.rank) for each in own]
+    found = [
+        _steps([_Own(batch, *sums, cost) for batch, sums in zip(batches, weighed, strict=True)], cost)
+        for cost in ranks[0].pipeline.costs
+    ]
+    steps, overtaken = found[0]
+    alike = (rank.alike(batch) for rank, batch in zip(ranks, batches, strict=True) if batch)
+    iterations = min(*alike, overtaken, steps.alike)
+    departed = []
+    for rank, batch, (sums, _) in zip(ranks, batches, weighed, strict=True):
+        flight = rank.take_off(batch, sums, *rank.pipeline.pass_through(now, [each.first_s for each, _ in found]))
+        flight.experts_touched = steps.touched
+        if len(found) == 1:
+            flight.repeat(iterations, steps.slope_s)
+        departed.append((flight, rank))
+    return departed
 
 
 class _Own:
-    """What one rank brings to an iteration: its batch, and how long that takes without experts."""
+    """What one rank brings to an iteration: its batch, and how long that takes a pipeline rank without experts."""
 
-    def __init__(self, rank: Replica, batch: Batch, sums: BatchStatistics, copy_s: float) -> None:
-        cost = device_cost(rank.pipeline.costs[0])
+    def __init__(self, batch: Batch, sums: BatchStatistics, copy_s: float, cost: IterationCost) -> None:
+        device = device_cost(cost)
         growing = 0.0 if batch.decodes is None else float(batch.decodes.growing)
-        self.rank, self.batch, self.sums = rank, batch, sums
-        self.time_s = time_without_experts(cost, sums) + copy_s
-        self.growth_s = 0.0 if batch.decodes is None else decode_growth(cost, sums, growing)
-        self.fastest_s = 0.0 if batch.decodes is None else decode_growth(cost, sums, sums.decodes)
+        self.there = bool(batch)
+        self.time_s = time_without_experts(device, sums) + copy_s
+        self.growth_s = 0.0 if batch.decodes is None else decode_growth(device, sums, growing)
+        self.fastest_s = 0.0 if batch.decodes is None else decode_growth(device, sums, sums.decodes)
         self.tokens = max(sums.decodes + sums.prefill_tokens, 1.0)  # one of a dummy batch
-        self.padded = padded(self.tokens, cost.graph_tokens)
-        self.alike = rank.alike(batch)
+        self.padded = padded(self.tokens, device.graph_tokens)
 
 
-def _steps(own: Sequence[_Own]) -> tuple[Steps, float]:
+def _steps(own: Sequence[_Own], cost: IterationCost) -> tuple[Steps, float]:
     """The iterations of these batches, and after how many of them another rank gets ahead."""
-    busy = [each for each in own if each.batch]
+    busy = [each for each in own if each.there]
     ahead = max(busy, key=lambda each: (each.time_s, each.growth_s))
     sums = Ranks(
         most=max(each.tokens for each in own),
@@ -67,13 +84,4 @@ def _steps(own: Sequence[_Own]) -> tuple[Steps, float]:
         fastest_s=max(each.fastest_s for each in busy),
     )
     overtaken = (overtaken_after(ahead.time_s - each.time_s, each.growth_s - ahead.growth_s) for each in busy)
-    return steps_together(ahead.rank.pipeline.costs[0], sums), min(overtaken)
-
-
-def _depart(own: _Own, now: float, steps: Steps, iterations: float) -> Flight:
-    rank = own.rank
-    flight = rank.take_off(own.batch, own.sums, now, now + steps.first_s)
-    flight.experts_touched = steps.touched
-    rank.pipeline.busy_s += flight.end_s - now
-    flight.repeat(iterations, steps.slope_s)
-    return flight
+    return steps_together(cost, sums), min(overtaken)

@@ -36,9 +36,12 @@ class Pipeline:
 
         Every rank takes ``more_s`` longer than the batch's statistics say.
         """
+        return self.pass_through(now, [iteration_time(cost, batch) + more_s for cost in self.costs])
+
+    def pass_through(self, now: float, took_s: Sequence[float]) -> tuple[float, float]:
+        """The same of a batch that takes each rank as long as is said."""
         start = clock = max(now, self._free_s[0])
-        for pipeline_rank, cost in enumerate(self.costs):
-            took = iteration_time(cost, batch) + more_s
+        for pipeline_rank, took in enumerate(took_s):
             clock = max(clock, self._free_s[pipeline_rank]) + took
             self._free_s[pipeline_rank] = clock
             self.busy_s += took / len(self.costs)

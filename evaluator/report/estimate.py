@@ -7,6 +7,7 @@ import textwrap
 
 import numpy as np
 
+from evaluator.cost.parallel import GATHER
 from evaluator.cost.steady import SteadyState
 from evaluator.estimation import Estimate, Phase
 from evaluator.report.accuracy import in_words
@@ -23,6 +24,8 @@ def _summary(result: Estimate) -> list[str]:
     dtypes = result.precision
     memory = result.memory
     ranks = f", DP {split.data}" if split.data > 1 else ""
+    ranks += f", {split.redundant} redundant experts" if split.redundant else ""
+    ranks += f", {split.exchange}" if split.exchange != GATHER else ""
     each = f" on each of {split.data} ranks" if split.data > 1 else ""
     lines = [
         f"{result.model} on {split.devices} x {result.hardware}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evaluator.cost.parallel import GATHER
 from evaluator.errors import InputError
 from evaluator.execution.lengthen import lengths, of_length
 from evaluator.metrics import OK
@@ -238,6 +239,8 @@ def layout_of(member: Member) -> str:
         parts += [f"pp{deployment.pipeline_parallel}"] if deployment.pipeline_parallel > 1 else []
         parts += [f"dp{deployment.data_parallel}"] if deployment.data_parallel > 1 else []
         parts += [f"ep{deployment.expert_parallel}"] if deployment.expert_parallel > 1 else []
+        parts += [f"r{deployment.redundant_experts}"] if deployment.redundant_experts else []
+        parts += [deployment.expert_exchange] if deployment.expert_exchange != GATHER else []
         parts += [station.design.hardware.name] if mixed else []
         told.append(f"{station.name} {' '.join(parts)}" if several else " ".join(parts))
     return ", ".join(told)

@@ -103,3 +103,6 @@ def test_sglang_chooses_by_the_memory_and_the_number_of_devices():
     assert chunks == [2048, 4096, 8192, 8192, 16384]
     fractions = [sglang.defaults(80 * 2.0**30, devices, 1).memory_fraction for devices in (1, 2, 4, 8)]
     assert fractions == sorted(fractions, reverse=True)
+    ranks = sglang.defaults(141 * 2.0**30, 8, 8)  # 3 MiB per graph and rank, and half as much again above 300 graphs
+    reserved = 512 + 1.5 * 8192 + 2 * 512 + 1024 + 512 * 8 * 4.5
+    assert (ranks.max_num_batched_tokens, ranks.memory_fraction) == (1024, round(1 - reserved / (141 * 1024), 3))

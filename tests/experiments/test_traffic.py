@@ -1,5 +1,7 @@
 """The requests of an experiment."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -48,3 +50,12 @@ def test_without_prefix_caching_all_is_computed(campaign):
 def test_the_server_generates_what_was_asked_whatever_the_client_counts(first):
     assert first.row(0).counted_tokens == 39.5
     assert set(requests(first, 0).output_tokens.tolist()) == {40}
+
+
+def test_each_data_parallel_rank_has_a_cache_of_its_own(first):
+    """A prompt is computed once on every rank that it comes to; which that is, is drawn."""
+    load = requests(replace(first, data_parallel=4), 0)
+    whole = (load.compute_tokens > 150).sum()
+    alone = (requests(first, 0).compute_tokens > 150).sum()
+    assert alone == 6
+    assert 16 <= whole <= 24  # of 160 requests for 6 prompts on 4 ranks

@@ -88,3 +88,37 @@ def test_all_ranks_are_busy_and_those_with_work_iterate():
     outcome = simulate(SECOND, "chunked", Limits(8, 64, 1000, block_tokens=4), requests, replicas=4, lockstep=4)
     assert outcome.iterations == 20
     assert outcome.busy_s == pytest.approx(80.0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_in_a_pipeline_leaping_changes_nothing(seed):
+    scenario = random_scenario(3000 + seed, replicas=4, pipeline_ranks=2 + seed % 2, prefix_caching=False)
+    exact = scenario.run(tokens=True, lockstep=2)
+    assert_same(exact, scenario.run(lockstep=2))
+
+
+def test_batches_pass_a_pipeline_together():
+    """Two pipeline ranks of a second each: what is sent together goes on together, and dummy batches go with it."""
+    requests = [request(0, 0.0, 10, 3), request(1, 0.5, 10, 2)]
+    limits, iterations = Limits(8, 64, 1000, block_tokens=4), []
+    simulate([SECOND, SECOND], "chunked", limits, requests, replicas=2, lockstep=2, observe=iterations.append)
+    assert [(each.replica, each.start_s, each.end_s) for each in iterations] == [
+        (0, 0.0, 2.0), (1, 1.0, 3.0), (0, 2.0, 4.0), (1, 3.0, 5.0), (0, 4.0, 6.0),
+    ]  # fmt: skip
+    assert [each.last_token_s for each in requests] == [6.0, 5.0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_that_do_the_same_are_one_in_a_pipeline(seed):
+    rng = np.random.default_rng(seed)
+    costs = [random_cost(rng, experts=experts, windowed=False) for experts in (True, False)]
+    limits, arrival_s = Limits(8, 64, 400, block_tokens=4), np.cumsum(rng.exponential(0.05, 30)).tolist()
+    lengths = rng.integers(1, 60, (30, 2)).tolist()
+    one = [request(at, time_s, *pair) for at, (time_s, pair) in enumerate(zip(arrival_s, lengths, strict=True))]
+    two = [request(2 * at + copy, one[at].arrival_s, *lengths[at]) for at in range(30) for copy in range(2)]
+    alone = simulate(costs, "chunked", limits, one)
+    together = simulate(costs, "chunked", limits, two, replicas=2, lockstep=2)
+    for copy in range(2):
+        times = [each.last_token_s for each in together.requests[copy::2]]
+        np.testing.assert_allclose(times, [each.last_token_s for each in alone.requests], rtol=1e-9)
+    assert together.busy_s == pytest.approx(2 * alone.busy_s)

@@ -40,6 +40,7 @@ LAYOUTS = {
             {"data_parallel": 4, "expert_parallel": 4},
             {"data_parallel": 2, "tensor_parallel": 2, "replicas": 2},
             {"data_parallel": 8, "expert_parallel": 4, "router": "least_outstanding"},
+            {"data_parallel": 4, "expert_parallel": 4, "expert_exchange": "all_to_all"},
             {"data_parallel": 4, "expert_parallel": 4, "redundant_experts": 32, "batching": {"policy": "continuous"}},
             {"data_parallel": 2, "expert_parallel": 2, "kv": {"capacity_tokens": 12000, "admission": "on_demand"}},
         ]
@@ -64,8 +65,8 @@ def test_devices_that_do_not_exist():
 
 def test_devices_are_those_of_all_ranks():
     members = plan(load_scenario(scenario(LAYOUTS))).members
-    assert [member.devices for member in members] == [4, 8, 8, 4, 2]
-    assert [member.stations[0].deployment.ranks for member in members] == [4, 4, 8, 4, 2]
+    assert [member.devices for member in members] == [4, 8, 8, 4, 4, 2]
+    assert [member.stations[0].deployment.ranks for member in members] == [4, 4, 8, 4, 4, 2]
 
 
 @pytest.mark.parametrize("engine", ["iteration", "token"])
@@ -111,11 +112,42 @@ def test_pools_in_one_loop_are_run_by_the_reference():
     assert found["status"].values == "ok" and found["engine"].values == "token"
 
 
+def test_ranks_of_several_pipeline_ranks_are_run_by_the_reference():
+    given = scenario(sweep={}, data_parallel=2, pipeline_parallel=2, expert_parallel=2)
+    found = evaluator.sweep(given)
+    assert found["status"].values == "ok" and found["engine"].values == "token"
+    assert plan(load_scenario(given)).members[0].devices == 4
+
+
+SHORT = {"workload": {"lengths": {"source": "fixed", "prompt_tokens": 500, "output_tokens": 50}, "requests": 100,
+                      "arrivals": {"process": "poisson", "rate_rps": 4.0}}}  # fmt: skip
+
+
+def test_ranks_of_sglang_share_a_chunk():
+    """8,192 tokens on an H100, a quarter on each of four ranks; those of a dense model are servers by themselves."""
+    layouts = [{"data_parallel": ranks, "model": model} for ranks in (1, 4) for model in ("qwen3-30b-a3b", "qwen3-8b")]
+    members = plan(load_scenario(scenario({"deployment": {"zip": layouts}}, engine="sglang") | SHORT)).members
+    assert [member.stations[0].max_num_batched_tokens for member in members] == [8192, 8192, 2048, 8192]
+    fractions = [member.stations[0].deployment.kv.memory_fraction for member in members]
+    assert fractions[2] < fractions[0] == fractions[1] == fractions[3]
+
+
 @pytest.mark.parametrize(
     ("deployment", "message"),
     [
         ({"data_parallel": 4, "expert_parallel": 3}, "expert_parallel 3 does not divide the 4 devices"),
-        ({"data_parallel": 2, "pipeline_parallel": 2}, "unsupported: pipeline_parallel 2 with data_parallel 2"),
+        (
+            {"expert_exchange": "all_to_all", "expert_parallel": 2, "tensor_parallel": 2},
+            "infeasible: expert_exchange all_to_all without data_parallel: every device has all tokens; use gather",
+        ),
+        (
+            {"data_parallel": 2, "expert_parallel": 2, "redundant_experts": 130},
+            "redundant_experts 130 exceed the 128 with which each of the 2 parts has a copy of each expert",
+        ),
+        (
+            {"model": "deepseek-v3", "data_parallel": 8, "expert_parallel": 8},
+            "remedy: tensor_parallel >= 2 or pipeline_parallel >= 2 or data_parallel >= 16 with expert_parallel 16",
+        ),
         ({"data_parallel": 2, "redundant_experts": 8}, "infeasible: redundant_experts 8 without expert_parallel"),
         (
             {"tensor_parallel": 4, "expert_parallel": 4, "redundant_experts": 8},
