@@ -40,6 +40,7 @@ def test_what_is_not_known_is_said_and_what_was_not_saved_is_left_out():
 def test_more_than_three_bases_are_counted():
     ds = dataset(list("abcde"), [0.1] * 5)
     assert expected_errors(ds, np.arange(5))[-1] == "and 2 other bases (model_error_basis)"
+    assert expected_errors(ds, np.arange(4))[-1] == "and 1 other basis (model_error_basis)"
 
 
 def test_elasticities_to_all_inputs_tell_how_an_error_grows():
