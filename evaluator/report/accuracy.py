@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _SHOWN = {"goodput_rps": "goodput", "ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
-WITHIN = f"{100 * SHARE:.0f} % of measurements within"
+WITHIN = f"{100 * SHARE:.0f} % of measured means within"
 """What the error of a prediction says of the measured values."""
 MOST = 3
 """Bases that are told one by one."""
