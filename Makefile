@@ -5,8 +5,9 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DATA ?= $(or $(EVALUATOR_DATA),../shared/data)
 
-.PHONY: help setup demo test test-fast check typed bench pictures clean
+.PHONY: help setup demo test test-fast check typed bench pictures errors clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
@@ -17,6 +18,7 @@ help:
 	@echo "make typed      write evaluator/typed.py anew, after a change of the scenario's keys"
 	@echo "make bench      the benchmarks (minutes)"
 	@echo "make pictures   the pictures of scenarios/ anew (some 15 minutes; NAMES=\"policies.png kv-storage.png\": those)"
+	@echo "make errors     the tables of expected errors anew, from measurements in DATA ($(DATA)); half an hour"
 	@echo "make clean      remove what the targets made, .venv and results included"
 
 setup: $(READY)
@@ -60,6 +62,27 @@ bench: $(READY)
 
 pictures: $(READY)
 	$(BIN)/python -m tests.benchmarks.pictures $(NAMES)
+
+# Every case of evaluator/accuracy/cases.py. The tables take the places of the old ones when all is done.
+ERRORS := .cache/errors
+COMPARE = $(BIN)/evaluator compare $(DATA)/vllm_serving_specs.json $(DATA)/vllm_serving_actuals.csv
+KERNELS := aic_gemm.parquet aic_context_attention.parquet aic_generation_attention.parquet aic_moe.parquet \
+	aic_custom_all_reduce.csv aic_nccl.csv
+
+errors: $(READY)
+	rm -rf $(ERRORS) && mkdir -p $(ERRORS)
+	$(COMPARE) --held-out fold --errors $(ERRORS)/serving.yaml > $(ERRORS)/fold.txt
+	$(COMPARE) --held-out model --errors $(ERRORS)/serving.yaml > $(ERRORS)/model.txt
+	$(COMPARE) --held-out gpu --errors $(ERRORS)/serving.yaml > $(ERRORS)/gpu.txt
+	$(COMPARE) --held-out gpu --calibration datasheet --errors $(ERRORS)/serving.yaml > $(ERRORS)/gpu-datasheet.txt
+	$(COMPARE) --calibration GPU-vllm --errors $(ERRORS)/serving.yaml > $(ERRORS)/kernels.txt
+	$(COMPARE) --calibration datasheet --errors $(ERRORS)/serving.yaml > $(ERRORS)/datasheet.txt
+	$(BIN)/evaluator compare $(DATA)/lls_rtxpro6000_llama31_8b_requests.csv --scenario rtxpro6000-sharegpt \
+		--errors $(ERRORS)/serving.yaml > $(ERRORS)/rtxpro6000.txt
+	for device in a100-sxm h100-sxm; do $(BIN)/evaluator calibrate $(DATA)/splitwise_perf_model.csv --hardware $$device \
+		--form polynomial --out $(ERRORS)/$$device.yaml --errors $(ERRORS)/serving.yaml > $(ERRORS)/$$device.txt || exit 1; done
+	$(BIN)/evaluator calibrate $(KERNELS:%=$(DATA)/%) --transfer --errors $(ERRORS)/kernels.yaml > $(ERRORS)/transfer.txt
+	mv $(ERRORS)/serving.yaml $(ERRORS)/serving.csv $(ERRORS)/kernels.yaml calibration/errors/
 
 clean:
 	rm -rf $(VENV) build dist .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache results/*.nc results/*.png results/*.html results/*.chunks

@@ -26,8 +26,3 @@ def calibration_for(wanted: str, hardware: str) -> Calibration:
     if not known and not any(wanted.replace("GPU", each) in there for each in names("hardware")):
         raise InputError(f"no hardware has a calibration set {wanted}{suggestion(name, there)}")
     return load_calibration(name if known else "datasheet", hardware)
-
-
-def kernel_sets() -> list[str]:
-    """GPUs of which there is a set fitted to kernels."""
-    return [name.removesuffix("-vllm") for name in names("calibrations") if name.endswith("-vllm")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from evaluator.cost.quantities import peaks
 from evaluator.cost.steady import SteadyState, steady_state
 from evaluator.errors import InputError
 from evaluator.estimation.phases import Phase, Sequences, decode_time, phase
+from evaluator.metrics.model_error import end_to_end
 from evaluator.replica import Design, Passage, ReplicaSpec, build, passage
 
 
@@ -190,9 +192,16 @@ def _estimated(
         output_tok_per_s=parallel.data * in_flight * served.output_tokens / e2e,
         total_tok_per_s=parallel.data * in_flight * (served.prompt_tokens + served.output_tokens) / e2e,
         load=load,
-        model_error=basis.bands(errors),
+        model_error=_in_server(basis.bands(errors), prefill.time_s, decode_s),
         model_error_basis=basis.text(errors),
     )
+
+
+def _in_server(bands: tuple[float, ...], prefill_s: float, decode_s: float) -> tuple[float, ...]:
+    """The expected errors of TTFT, TPOT and E2E: none of a TPOT that is not there, of E2E at least that of its TTFT."""
+    ttft, itl, e2e = bands
+    first_s, whole_s = np.array(prefill_s), np.array(prefill_s + decode_s)
+    return ttft, itl if decode_s > 0.0 else math.nan, float(end_to_end(np.array(e2e), np.array(ttft), first_s, whole_s))
 
 
 def _crowded(sequences: int, most: int) -> str | None:

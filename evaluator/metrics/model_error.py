@@ -27,11 +27,16 @@ def model_errors(outcomes: Outcomes, window: Window, values: Mapping[str, np.nda
 
     What is served is the rate of arrivals as long as the design keeps up, however far the latencies are off: its error
     is 0. Under overload, in a closed loop and of all at once it is that of E2E, as requests then wait for the service.
+
+    The error of E2E is at least that of the TTFT in it (``end_to_end``). A latency that is not there, as TPOT of single
+    tokens, has none.
     """
     ttft, itl, service = outcomes.model_error.T
+    waited_s = np.where(values["saturated"], values["queue_wait_s_mean"], 0.0)
+    e2e = end_to_end(service, ttft, values["ttft_s_mean"] - waited_s, values["e2e_s_mean"] - waited_s)
     keeps_up = outcomes.open_loop & ~values["saturated"]
     served = np.where(keeps_up, 0.0 * service, service)
-    found = {"ttft_s": ttft, "tpot_s": itl, "itl_s": itl, "e2e_s": service}
+    found = {"ttft_s": ttft, "tpot_s": itl, "itl_s": itl, "e2e_s": e2e}
     found |= {"throughput_rps": served, "output_tok_per_s": served}
     if values["saturated"].any():
         wait_error = service * _amplified(outcomes, window, values["throughput_rps"])
@@ -40,7 +45,16 @@ def model_errors(outcomes: Outcomes, window: Window, values: Mapping[str, np.nda
             waited = np.divide(values["queue_wait_s_mean"], whole_s, out=np.zeros_like(whole_s), where=whole_s > 0.0)
             queued = waited * wait_error + (1.0 - waited) * found[name]
             found[name] = np.where(values["saturated"], queued, found[name])
+    for name in ("tpot_s", "itl_s"):
+        if f"{name}_mean" in values:
+            found[name] = np.where(np.isnan(values[f"{name}_mean"]), np.nan, found[name])
     return {f"{name}_model_error": error for name, error in found.items()}
+
+
+def end_to_end(e2e: np.ndarray, ttft: np.ndarray, ttft_s: np.ndarray, e2e_s: np.ndarray) -> np.ndarray:
+    """The error of an E2E from that of long outputs and that of TTFT: short outputs are as unsure as their TTFT."""
+    share = np.divide(ttft_s, e2e_s, out=np.zeros_like(e2e_s), where=e2e_s > 0.0)
+    return np.fmax(e2e, share * ttft)
 
 
 def _amplified(outcomes: Outcomes, window: Window, served_rps: np.ndarray) -> np.ndarray:

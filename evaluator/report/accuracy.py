@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _SHOWN = {"goodput_rps": "goodput", "ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
-WITHIN = f"{100 * SHARE:.0f} % of measurements within"
+WITHIN = f"{100 * SHARE:.0f} % of measured means within"
 """What the error of a prediction says of the measured values."""
 MOST = 3
 """Bases that are told one by one."""
@@ -36,7 +36,8 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST) -> list[
     order = np.argsort(-counts, kind="stable")
     growth = Growth(ds)
     lines = [_line(ds, growth, rows, str(bases[at]), int(counts[at]), bases.size) for at in order[:most]]
-    lines += [f"and {bases.size - most} other bases (model_error_basis)"] if bases.size > most else []
+    others = bases.size - most
+    lines += [f"and {others} other bas{'e' if others > 1 else 'i'}s (model_error_basis)"] if others > 0 else []
     waiting = growth.waiting(rows)
     if waiting:
         who = "all wait" if waiting == rows.size else f"{waiting:,} of {rows.size:,} designs wait"

@@ -10,7 +10,7 @@ import numpy as np
 from evaluator.cost.parallel import GATHER
 from evaluator.cost.steady import SteadyState
 from evaluator.estimation import Estimate, Phase
-from evaluator.report.accuracy import in_words
+from evaluator.report.accuracy import WITHIN, in_words
 from evaluator.report.table.columns import WIDTH
 
 
@@ -50,8 +50,10 @@ def _expected(result: Estimate) -> list[str]:
     """How far a simulation of a server with these efficiencies is expected to be off, and what that rests on."""
     labels = ("TTFT", "TPOT", "E2E")
     errors = {label: np.array([error]) for label, error in zip(labels, result.model_error, strict=True)}
-    basis = textwrap.wrap(result.model_error_basis, WIDTH - len(_UNDER))
-    return [f"expected error    {in_words(errors) or 'not known'} in a server, by", *(_UNDER + line for line in basis)]
+    known = in_words(errors)
+    told = f"{WITHIN}, by {result.model_error_basis}" if known else f"by {result.model_error_basis}"
+    lines = textwrap.wrap(told, WIDTH - len(_UNDER))
+    return [f"expected error    {known or 'not known'} in a server,", *(_UNDER + line for line in lines)]
 
 
 _UNDER = 18 * " "

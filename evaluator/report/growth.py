@@ -35,7 +35,7 @@ class Growth:
         self._ds = ds
         self._saturated = ds["saturated"].values.astype(bool)
         self._rate = next((name for name in quantities(ds) if ds[name].attrs.get("description") in ARRIVALS), None)
-        self._below, self._above = _neighbours(ds, self._rate) if self._rate else (None, None)
+        self._near = None if self._rate is None else _neighbours(ds, self._rate)
 
     def of(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Of the latency ``name`` in the designs at the positions ``rows``, (row,), at least 1; NaN: not known."""
@@ -57,10 +57,10 @@ class Growth:
         Beside a saturated neighbour, whose latency tells how long the run was, and at an end of the axis the one other
         neighbour tells: towards saturation 1 / L falls linearly in r, as the wait of M/G/1 does (Pollaczek-Khinchine).
         """
-        if self._below is None or self._above is None or self._rate is None or f"{name}_mean" not in self._ds:
+        if self._near is None or f"{name}_mean" not in self._ds:
             return np.full(rows.size, np.nan)
         rate, latency = self._ds[self._rate].values, self._ds[f"{name}_mean"].values
-        below, above = self._below[rows], self._above[rows]
+        below, above = (each[rows] for each in self._near)
         above = np.where((above >= 0) & self._saturated[above], -1, above)
         with np.errstate(divide="ignore", invalid="ignore"):
             between = np.log(latency[above] / latency[below]) / np.log(rate[above] / rate[below])

@@ -11,7 +11,8 @@ from evaluator.calibrate.table import read_tables
 from evaluator.calibrate.transfer import class_errors, known_errors, leave_one_out
 from evaluator.catalog import load_calibration, load_hardware
 from evaluator.catalog.calibration import HOST
-from evaluator.catalog.transferred import transferred
+from evaluator.catalog.store import find
+from evaluator.catalog.transferred import measured_devices, transferred
 from evaluator.cost.rates import rates
 from evaluator.errors import InputError
 
@@ -58,6 +59,28 @@ def test_a_gpu_that_nobody_measured_takes_the_kernels_and_the_host_of_others():
         assert load_calibration("auto", other).name == "datasheet"
 
 
+def test_a_device_of_a_users_own_file_takes_them_too(tmp_path):
+    """The L4 under another name; its links say whose collectives it has."""
+    text = find("hardware", "l4").read_text().replace("name: l4\n", "name: box\n")
+    (tmp_path / "box.yaml").write_text(text)
+    found, known = load_calibration("auto", load_hardware(str(tmp_path / "box.yaml"))), load_calibration("auto", "l4")
+    assert (found.provenance, found.hardware) == ("transferred", "box")
+    assert found.efficiencies == known.efficiencies and found.frontend_s == known.frontend_s
+
+
+def test_sets_of_a_users_own_do_not_get_into_the_median(tmp_path, monkeypatch):
+    """Under a name that is no device's, of whole iterations, or of another device than the name says."""
+    before = load_calibration("auto", "l4")
+    folder = tmp_path / "calibration"
+    folder.mkdir()
+    text = find("calibrations", "h100-sxm-vllm").read_text()
+    for name in ("my-h100-vllm", "a30-vllm"):
+        (folder / f"{name}.yaml").write_text(text.replace("name: h100-sxm-vllm", f"name: {name}"))
+    monkeypatch.setenv("EVALUATOR_PATH", str(tmp_path))
+    assert measured_devices("vllm") == list(MEASURED)
+    assert load_calibration("auto", "l4").efficiencies == before.efficiencies
+
+
 def test_it_is_expected_to_be_better_than_the_data_sheet():
     """Servers on devices left out in turn: what lets ``auto`` take it."""
     errors = load_errors()
@@ -78,6 +101,41 @@ def test_kernels_of_a_device_left_out_are_nearer_than_by_the_data_sheet(data_fol
             row = found[(found["hardware"] == name) & (found["class"] == part.label)]
             better.append(row["median"].item() < by_sheet)
     assert np.mean(better) >= 0.7
+
+
+def test_errors_of_one_engine_say_nothing_of_another(evaluator, tmp_path):
+    assert known_errors("vllm") and known_errors("trtllm") == {}
+    out = tmp_path / "mine.yaml"
+    code, told, _ = evaluator("calibrate", "--transfer", "--hardware", "l4", "--engine", "trtllm", "--out", str(out))
+    assert code == 0 and "of TensorRT-LLM the errors of such sets are not known; `evaluator calibrate DATA..." in told
+    assert load_calibration(str(out), "l4").fit == {}
+
+
+def test_devices_of_other_makers_are_told_whose_errors_these_are(evaluator, tmp_path):
+    code, told, _ = evaluator("calibrate", "--transfer", "--hardware", "mi300x", "--out", str(tmp_path / "mine.yaml"))
+    assert code == 0 and told.rstrip().endswith("mi300x is no GPU of NVIDIA, as all of these are: expect more")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "kernels.yaml: expected a mapping of keys to values"),
+        ("{derived: a, command: b, source: c, engine: vllm}", "kernels.yaml: classes: missing"),
+        (
+            "{derived: a, command: b, source: c, engine: vllm, classes: {gemm: {median: 0.1, p90: 0.2, "
+            "devices: {l4: 3}}}}",
+            "kernels.yaml: classes.gemm.devices.l4: expected [median, 90th percentile], got 3",
+        ),
+    ],
+)
+def test_a_table_of_another_make_is_refused(text, message, tmp_path, monkeypatch):
+    folder = tmp_path / "calibration" / "errors"
+    folder.mkdir(parents=True)
+    (folder / "kernels.yaml").write_text(text)
+    monkeypatch.setenv("EVALUATOR_PATH", str(tmp_path))
+    with pytest.raises(InputError) as error:
+        known_errors()
+    assert message in str(error.value)
 
 
 def test_the_table_that_is_shipped_is_what_the_tables_say(data_folder):

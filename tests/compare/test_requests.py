@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evaluator.accuracy import load_errors
 from evaluator.catalog import load_calibration
 from evaluator.catalog.store import names
 from evaluator.compare import compare_requests
@@ -174,5 +175,8 @@ def test_real_requests(evaluator, data_folder):
 
 
 def test_gpu_in_a_sets_name_stands_for_the_scenarios(evaluator, requests, scenario):
-    code, told, _ = evaluator("compare", requests, "--scenario", scenario, "--calibration", "GPU-vllm")
+    table = scenario.with_name("errors.yaml")
+    options = ("--calibration", "GPU-vllm", "--errors", table)
+    code, told, _ = evaluator("compare", requests, "--scenario", scenario, *options)
     assert code == 0 and "calibration h100-sxm-vllm\n" in told
+    assert list(load_errors(str(table)).bands) == ["kernels"]

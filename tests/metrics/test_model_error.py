@@ -10,7 +10,7 @@ from evaluator.metrics.model_error import MODEL_ERRORS
 from tests.metrics.build import fifo, outcomes
 
 LEVELS = quantile_levels(())
-TTFT, ITL, E2E = 0.2, 0.05, 0.04
+TTFT, ITL, E2E = 0.04, 0.05, 0.04
 
 
 def found(**changes):
@@ -22,6 +22,18 @@ def test_servers_that_keep_up_have_the_errors_of_the_table():
     for name, error in (("ttft_s", TTFT), ("tpot_s", ITL), ("itl_s", ITL), ("e2e_s", E2E), ("throughput_rps", 0.0)):
         np.testing.assert_array_equal(values[f"{name}_model_error"], error)
     assert all(values[f"{name}_model_error"].shape == (3,) for name in MODEL_ERRORS)
+
+
+def test_an_e2e_of_few_tokens_is_as_unsure_as_its_ttft():
+    """First token after half of the unit service: half of E2E, and with a last token at once all of it."""
+    base = outcomes(model_error=np.tile([0.2, ITL, E2E], (3, 1)))
+    values = summarise(replace(base, last_token_s=base.first_token_s), LEVELS)
+    np.testing.assert_array_equal(values["e2e_s_model_error"], 0.2)
+    values = summarise(base, LEVELS)
+    share = values["ttft_s_mean"] / values["e2e_s_mean"]
+    np.testing.assert_allclose(values["e2e_s_model_error"], share * 0.2)
+    single = replace(base, output_tokens=np.ones_like(base.output_tokens))
+    assert np.isnan(summarise(single, LEVELS)["tpot_s_model_error"]).all()
 
 
 def test_what_clients_who_wait_get_is_as_sure_as_the_service():

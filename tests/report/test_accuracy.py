@@ -24,10 +24,12 @@ def dataset(bases, errors, **more):
 def test_one_line_for_each_basis_the_most_frequent_first():
     ds = dataset([RUNS, "a data sheet", RUNS], [0.028, 0.14, 0.05])
     assert expected_errors(ds, np.arange(3)) == [
-        f"expected error of 2 designs, 68 % of measurements within: E2E ± 2.8 to 5 % ({RUNS})",
-        "expected error of 1 design, 68 % of measurements within: E2E ± 14 % (a data sheet)",
+        f"expected error of 2 designs, 68 % of measured means within: E2E ± 2.8 to 5 % ({RUNS})",
+        "expected error of 1 design, 68 % of measured means within: E2E ± 14 % (a data sheet)",
     ]
-    assert expected_errors(ds, np.array([0])) == [f"expected error, 68 % of measurements within: E2E ± 2.8 % ({RUNS})"]
+    assert expected_errors(ds, np.array([0])) == [
+        f"expected error, 68 % of measured means within: E2E ± 2.8 % ({RUNS})"
+    ]
 
 
 def test_what_is_not_known_is_said_and_what_was_not_saved_is_left_out():
@@ -40,6 +42,7 @@ def test_what_is_not_known_is_said_and_what_was_not_saved_is_left_out():
 def test_more_than_three_bases_are_counted():
     ds = dataset(list("abcde"), [0.1] * 5)
     assert expected_errors(ds, np.arange(5))[-1] == "and 2 other bases (model_error_basis)"
+    assert expected_errors(ds, np.arange(4))[-1] == "and 1 other basis (model_error_basis)"
 
 
 def test_elasticities_to_all_inputs_tell_how_an_error_grows():
@@ -57,8 +60,8 @@ def test_percents_have_two_digits():
 
 def test_saturated_designs_count_only_where_all_are():
     ds = dataset([RUNS, RUNS], [0.02, 0.9], saturated=("config", np.array([False, True])))
-    assert expected_errors(ds, np.arange(2)) == [f"expected error, 68 % of measurements within: E2E ± 2 % ({RUNS})"]
-    assert expected_errors(ds, np.array([1])) == [f"expected error, 68 % of measurements within: E2E ± 90 % ({RUNS})"]
+    assert expected_errors(ds, np.arange(2)) == [f"expected error, 68 % of measured means within: E2E ± 2 % ({RUNS})"]
+    assert expected_errors(ds, np.array([1])) == [f"expected error, 68 % of measured means within: E2E ± 90 % ({RUNS})"]
 
 
 SHEET = "a data sheet; error of 28 runs on 3 devices"

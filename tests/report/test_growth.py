@@ -82,7 +82,9 @@ def test_the_axis_is_described_as_a_sweep_describes_it():
 
 def test_the_lines_have_it():
     ds = swept([0.6, 0.8], [1 / 0.4, 1 / 0.2], wait=0.5)
-    assert expected_errors(ds, np.array([1])) == [f"expected error, 68 % of measurements within: TTFT ± 25 % ({RUNS})"]
+    assert expected_errors(ds, np.array([1])) == [
+        f"expected error, 68 % of measured means within: TTFT ± 25 % ({RUNS})"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.served import with_host
 from evaluator.catalog.transferred import joined_by, measured_devices, nearest_link, transferred
-from evaluator.compare.calibrations import ANY_GPU, calibration_for, kernel_sets
+from evaluator.compare.calibrations import ANY_GPU, calibration_for
 from evaluator.compare.report import headline
 from evaluator.compare.run import compare_experiments
 from evaluator.errors import InputError
@@ -45,7 +45,8 @@ class Fitted:
 
 
 def fit_all(experiments: Sequence[Experiment], base: str = "GPU-vllm", seeds: Sequence[int] = (0,)) -> list[Fitted]:
-    """A set for each GPU with runs, for each whose kernels alone are known, and one for ``any``.
+    """A set for each GPU with runs, for each whose kernels alone are known (collectives included), and one for
+    ``any``.
 
     All GPUs share one vector of values, each under its own base set; those of a GPU with few runs are held near it.
     """
@@ -57,7 +58,7 @@ def fit_all(experiments: Sequence[Experiment], base: str = "GPU-vllm", seeds: Se
         _named(hardware, bases[hardware], _own(shared, own, bases), own, seeds)
         for hardware, own in by_gpu(ready).items()
     ]
-    for hardware in kernel_sets():
+    for hardware in measured_devices(DEFAULT_ENGINE):
         if hardware not in bases:
             found.append(_named(hardware, as_vllm(calibration_for(base, hardware)), shared, [], seeds))
     sheet = as_vllm(load_calibration("datasheet", "any"))
