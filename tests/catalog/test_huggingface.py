@@ -305,14 +305,16 @@ def test_a_dtype_for_every_module():
 
 REFUSED = {
     "unknown structural field 'foo' in config.json: no reader knows": {"foo": 1},
-    "unknown structural field 'sliding_window' in config.json": {"sliding_window": None},
-    "unknown model_type 'lama'; did you mean llama": {"model_type": "lama"},
+    "unknown structural field 'sliding_window' in config.json": {"sliding_window": 4096},
+    "unknown model_type 'lama'; did you mean llama": {"model_type": "lama", "architectures": ["Lama"], "foo": 1},
     "config.json: num_hidden_layers: expected a whole number": {"num_hidden_layers": "32"},
+    r"config.json: num_hidden_layers: expected a whole number of at least 1, got \[32\]": {"num_hidden_layers": [32]},
     "hidden_act: 'gelu' is a structure that is not supported .only 'silu'": {"hidden_act": "gelu"},
     "mlp_bias: True is a structure that is not supported": {"mlp_bias": True},
     "num_key_value_heads: 5 does not divide 32 heads": {"num_key_value_heads": 5},
     "num_attention_heads: 33 does not divide hidden_size 4096": {"num_attention_heads": 33, "num_key_value_heads": 33},
     "torch_dtype: unknown dtype 'float8'": {"torch_dtype": "float8"},
+    r"torch_dtype: unknown dtype \['bfloat16'\]": {"torch_dtype": ["bfloat16"]},
     "config.json: layer_types: 1 entries for 32 layers": {"model_type": "mistral", "layer_types": ["full_attention"]},
     "config.json: mlp_only_layers: expected a list of entries of type int": {
         "model_type": "qwen3_moe",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.encoders import ENCODERS, OTHER_LEVELS, encoder_parameters, is_encoder
 from evaluator.catalog.huggingface.families import FAMILIES
 from evaluator.catalog.huggingface.family import Family
-from evaluator.catalog.huggingface.likeness import likely_family, stated_family, stated_types
+from evaluator.catalog.huggingface.likeness import Reads, likely_family, stated_family, stated_types
 from evaluator.catalog.huggingface.quantization import checkpoint_precision
 from evaluator.catalog.huggingface.read_json import read_json
 from evaluator.catalog.huggingface.translations import translated
@@ -37,7 +37,8 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
     ``hf_quant_config.json`` what its weights are stored in.
     """
     content, where = (config, "config.json") if isinstance(config, Mapping) else (read_json(config), Path(config).name)
-    levels, notes = _levels(Config(translated(content), where)), []
+    levels = _levels(Config(translated(content), where))
+    notes: list[str] = []
     outer, text = levels[0], levels[-1]
     kind = _family(levels, like, notes, lambda name: import_config(config, "likely", name))
     family = FAMILIES[kind]
@@ -75,7 +76,7 @@ def _levels(outer: Config) -> list[Config]:
     return [outer]
 
 
-def _family(levels: list[Config], like: str | None, notes: list[str], reads: Callable[[str], object]) -> str:
+def _family(levels: list[Config], like: str | None, notes: list[str], reads: Reads) -> str:
     """The name of the family that reads the config; ``notes`` gets what was assumed to find it."""
     if like is not None:
         if like not in FAMILIES:
@@ -83,7 +84,7 @@ def _family(levels: list[Config], like: str | None, notes: list[str], reads: Cal
         kind = next(iter(stated_types(levels)), "(none)")
         notes.append(f"assumed: model_type {kind} has the layers of {like} (--like {like})")
         return like
-    name, assumption = stated_family(levels)
+    name, assumption = stated_family(levels, reads)
     if name is None:
         name, assumption = likely_family(levels, reads)
     if assumption is not None:

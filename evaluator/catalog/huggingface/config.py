@@ -94,7 +94,7 @@ class Config(Fields):
             self.raw(key, None)
         if value is default:
             return value
-        if isinstance(value, list):
+        if isinstance(value, list) and key != "num_hidden_layers":
             value = self._of_layer(key, value)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise InputError(f"{self.place(key)}: expected a whole number of at least {minimum}, got {_shown(value)}")
@@ -185,7 +185,8 @@ class Config(Fields):
         known = {*ignored, *self._asked}
         unknown = [key for key in [*self.values, *self.absent] if key not in known and not is_ignored(key)]
         passed += [key for key in unknown if _adds_nothing(key, self.values.get(key))]
-        unknown = [key for key in unknown if key not in passed]
+        passed = [key for key in passed if key not in KNOWN]  # null, which says nothing
+        unknown = [key for key in unknown if key not in passed and key not in self.absent]
         if unknown:
             raise InputError(
                 f"unknown structural field '{unknown[0]}' in {self.where}: no reader knows what it does to the model"

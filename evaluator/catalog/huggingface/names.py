@@ -13,7 +13,10 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads"),
     "num_key_value_heads": ("n_head_kv", "n_kv_heads", "num_kv_heads", "num_query_groups", "num_attention_groups"),
     "head_dim": ("attention_head_dim", "kv_channels"),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "dff", "mlp_hidden_size", "ff_intermediate_size"),
+    "intermediate_size": (
+        "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "dff", "mlp_hidden_size",
+        "ff_intermediate_size",
+    ),
     "max_position_embeddings": (
         "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length", "context_length",
         "model_max_length", "max_position_embedding", "max_target_positions",
@@ -47,6 +50,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "mamba_conv": ("mamba_d_conv", "conv_kernel", "conv1d_width"),
     "mamba_expansion": ("mamba_expand", "expand"),
     "mamba_step_rank": ("mamba_dt_rank", "time_step_rank"),
+    "attn_output_gate": ("attention_output_gate", "use_attention_output_gate", "use_gqa_gate"),
     "layers_block_type": ("layer_block_types",),
     "num_nextn_predict_layers": ("num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules"),
 }  # fmt: skip
@@ -104,7 +108,9 @@ _SWITCHES = re.compile(
     r"|grouped_mm|deepep|routing|router|logits|softmax|implementation|position_id|pad|sanity|balance|rmsnorm"
 )
 # Words in names of numbers of the same kind.
-_NUMBERS = re.compile(r"rope|rotary|token|seed|version|temperature|scal(e|ing)|mup_|multiplier|limit|gamma|theta|mscale")
+_NUMBERS = re.compile(
+    r"rope|rotary|token|seed|version|temperature|scal(e|ing)|mup_|multiplier|limit|gamma|theta|mscale"
+)
 # Words of a period or an offset, which with 1 or 0 says that all layers are alike.
 _PERIODS = re.compile(r"every|interval|freq|period|_mod$|offset|_factor$|_step$|num_skipped")
 

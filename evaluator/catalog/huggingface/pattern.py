@@ -22,7 +22,16 @@ Rule = Callable[[Config, int], Words | None]
 MIXER_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("full_attention", "attention", "global_attention", "global", "full", "A", "G"), "full"),
     **dict.fromkeys(
-        ("sliding_attention", "sliding_window_attention", "hybrid_sliding", "local_attention", "local", "swa", "L"),
+        (
+            "sliding_attention",
+            "sliding_window_attention",
+            "hybrid_sliding",
+            "reference_sliding_attention",
+            "local_attention",
+            "local",
+            "swa",
+            "L",
+        ),
         "window",
     ),
     **dict.fromkeys(("chunked_attention",), "chunked"),
@@ -166,9 +175,11 @@ def _period(config: Config, layers: int) -> Words:
     return ["full" if index % period == offset else "linear" for index in range(layers)]
 
 
-def _kimi(config: Config, layers: int) -> Words:
-    """Kimi Linear: ``linear_attn_config`` lists the layers of both kinds, counted from 1."""
+def _kimi(config: Config, layers: int) -> Words | None:
+    """Kimi Linear: ``linear_attn_config`` lists the layers of both kinds, counted from 1; Solar lists none there."""
     level = config.level("linear_attn_config")
+    if not level.has("full_attn_layers", "kda_layers"):
+        return None
     full, linear = (level.indices(key, layers, 1) or set() for key in ("full_attn_layers", "kda_layers"))
     if full & linear or len(full | linear) != layers:
         raise InputError(f"{level.where}: full_attn_layers and kda_layers must share the {layers} layers out")
@@ -200,6 +211,8 @@ def _qwen_windows(config: Config, layers: int) -> Words | None:
 def _first_dense(config: Config, layers: int) -> Words:
     """DeepSeek: so many dense layers first; then experts in every ``moe_layer_freq``-th, or where its list says."""
     first = config.integer("first_k_dense_replace", minimum=0)
+    if first > layers:
+        raise InputError(f"{config.place('first_k_dense_replace')}: {first} of only {layers} layers")
     every_nth = config.integer("moe_layer_freq", 1)
     return ["moe" if index >= first and index % every_nth == 0 else "dense" for index in range(layers)]
 
@@ -288,6 +301,7 @@ _MIXER_RULES: tuple[tuple[str, Rule], ...] = (
     ("compress_ratios", _flags("compress_ratios", {0: "window", 4: "compressed", 128: "heavily_compressed"})),
     ("full_attn_idxs", _named("full_attn_idxs", "full", "linear")),
     ("attn_layer_indices", _named("attn_layer_indices", "full", "linear")),
+    ("gqa_layers", _named("gqa_layers", "full", "linear")),
     ("hybrid_layer_ids", _named("hybrid_layer_ids", "hybrid", "linear")),
     ("local_layer_ids", _named("local_layer_ids", "window", "full")),
     ("sliding_window_layers", _named("sliding_window_layers", "window", "full")),

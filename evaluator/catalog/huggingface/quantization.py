@@ -57,7 +57,7 @@ _EXPERTS = {"fp4": "mxfp4", "mxfp4": "mxfp4", "fp8": "fp8"}
 def _plain_dtype(outer: Config, text: Config) -> str:
     words = [level.raw(key, None) for level in (text, outer) for key in ("torch_dtype", "dtype")]
     word = next((item for item in words if item is not None), "bfloat16")
-    if word not in _DTYPES:
+    if not isinstance(word, str) or word not in _DTYPES:
         raise InputError(f"{text.place('torch_dtype')}: unknown dtype {word!r}{suggestion(str(word), list(_DTYPES))}")
     return _DTYPES[word]
 
@@ -335,7 +335,8 @@ _IGNORED = frozenset(
     modules_in_block_to_quantize modules_to_fuse nsamples pad_token_id pre_quant_scale producer quant_algo
     quant_method quant_mode quantization_status quantize_lm_head quantizer scale_fmt seqlen smoothquant_val
     softmax_quant_config sparsity_config static_groups sym tokenizer transform_config true_sequential use_cuda_fp16
-    use_exllama version weight_block_size zero_point q_group_size w_bit quant_type quant_type_kwargs include_input_output_embeddings
-    untie_embedding_weights skip_modules quant_config linear_class quantization_mode dequantize rms_norm_eps
+    use_exllama version weight_block_size zero_point q_group_size w_bit quant_type quant_type_kwargs
+    include_input_output_embeddings untie_embedding_weights skip_modules quant_config linear_class quantization_mode
+    dequantize rms_norm_eps
     """.split()
 )

@@ -19,11 +19,13 @@ def mamba2(config: Config) -> StateSpace:
         size = _divided(config, inner or expansion * config.integer("hidden_size"), heads)
     else:
         size = config.integer("mamba_head_dim")
+    groups = config.integer("mamba_groups", 1)
+    _dividing(config, "mamba_groups", groups, heads)
     return StateSpace(
         heads=heads,
         head_dim=size,
         state_size=config.integer("mamba_state"),
-        groups=config.integer("mamba_groups", 1),
+        groups=groups,
         conv_kernel=config.integer("mamba_conv", 4),
     )
 
@@ -56,9 +58,11 @@ def mamba1(config: Config) -> Recurrence:
 
 def gated_delta(config: Config) -> LinearAttention:
     """Gated delta net, Qwen3-Next's keys."""
+    keys, values = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")
+    _dividing(config, "linear_num_key_heads", keys, values)
     return LinearAttention(
-        key_heads=config.integer("linear_num_key_heads"),
-        value_heads=config.integer("linear_num_value_heads"),
+        key_heads=keys,
+        value_heads=values,
         key_head_dim=config.integer("linear_key_head_dim"),
         value_head_dim=config.integer("linear_value_head_dim"),
         conv_kernel=config.integer("linear_conv_kernel_dim"),
@@ -85,6 +89,7 @@ def kimi_delta(gate_rank: bool) -> MixerReader:
         if level is config:
             config.skip("short_conv_kernel_size")
             names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+        level.expect("num_kv_heads", level.integer(names[0]))
         heads, size, kernel = (level.integer(name) for name in names)
         width, hidden = heads * size, config.integer("hidden_size")
         gates = -(-2 * size * (hidden + width) // width) if gate_rank else 0
@@ -158,3 +163,8 @@ def _divided(config: Config, width: int, heads: int) -> int:
     if width % heads:
         raise InputError(f"{config.where}: {heads} heads do not divide a width of {width}")
     return width // heads
+
+
+def _dividing(config: Config, key: str, count: int, heads: int) -> None:
+    if heads % count:
+        raise InputError(f"{config.place(key)}: {count} does not divide {heads} heads")

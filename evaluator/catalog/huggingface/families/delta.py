@@ -11,7 +11,7 @@ from evaluator.catalog.huggingface.family import Family, keys
 from evaluator.catalog.huggingface.mixers import latent, softmax, sparse, sparse_softmax
 from evaluator.catalog.huggingface.pattern import always, every, stated
 from evaluator.catalog.huggingface.recurrences import gated_delta, kimi_delta, lightning
-from evaluator.catalog.model import LatentAttention, Recurrence
+from evaluator.catalog.model import LatentAttention, Mixer
 from evaluator.errors import InputError
 
 # ---- Qwen
@@ -63,7 +63,7 @@ def _gated_latent(config: Config) -> LatentAttention:
     return mixer
 
 
-def _bailing_linear(config: Config) -> Recurrence:
+def _bailing_linear(config: Config) -> Mixer:
     """Kimi's delta attention, or the lightning attention of Ling and Ring 2.5, whose outputs are normed by groups."""
     return lightning(config) if config.has("group_norm_size") else kimi_delta(gate_rank=False)(config)
 
