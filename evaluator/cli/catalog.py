@@ -113,7 +113,12 @@ def print_schema() -> None:
 
 @catalog.command("import")
 def import_model(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.json", help="A Hugging Face config.json, or its folder.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG.json", help="A Hugging Face config.json, its folder, or a model in the Hub's local cache."
+        ),
+    ],
     name: Annotated[
         str | None, typer.Option(help="The model's name; else that of --out's file, else the config's own.")
     ] = None,
@@ -131,11 +136,8 @@ def import_model(
     from evaluator.cli.options import check_output
 
     check_output(out, "--out", (".yaml", ".yml"))
-    path = config / "config.json" if config.is_dir() else config
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
     # A model is found by its file's name, which must be its own.
-    model = import_config(path, name or (out.stem if out else None), like)
+    model = import_config(config, name or (out.stem if out else None), like)
     text = model_to_yaml(model)
     typer.echo(format_table(_MODEL_HEADER, [_model_row(model)], left=(0, 5)), err=True)
     for note in model.notes:

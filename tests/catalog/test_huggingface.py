@@ -354,7 +354,7 @@ def test_unreadable_files(tmp_path):
     (tmp_path / "broken.json").write_text('{"model_type": ')
     with pytest.raises(InputError, match=r"broken.json, line 1: not JSON"):
         import_config(tmp_path / "broken.json")
-    with pytest.raises(InputError, match="there is no such file"):
+    with pytest.raises(InputError, match="there is no file"):
         import_config(tmp_path / "absent.json")
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(InputError, match="expected a mapping"):
