@@ -299,6 +299,15 @@ def test_a_dtype_for_every_module():
         "layer_quant_config": {"*self_attn*": {"weight": {"dtype": "fp8_e4m3"}}},
     }
     assert quantised(quant_method="quark", exclude=["lm_head"], **quark) == CheckpointPrecision("fp8", "mxfp4", "mxfp4")
+    torchao = {"default": {"_type": "Float8DynamicActivationFloat8WeightConfig", "_data": {"granularity": []}}}
+    assert quantised(quant_method="torchao", quant_type=torchao).attention == "fp8"
+    assert quantised(quant_method="torchao", quant_type="int4_weight_only").experts == "int4"
+    assert quantised(quant_method="hqq", quant_config={"weight_quant_params": {"nbits": 8}}).experts == "int8"
+    assert quantised(quant_method="w4afp8") == CheckpointPrecision("fp8", "fp8", "int4")
+    assert quantised(quant_method="fp_quant", forward_dtype="mxfp4").feed_forward == "mxfp4"
+    assert quantised(quant_method="awq", w_bit=4, q_group_size=128).attention == "int4"
+    with pytest.raises(InputError, match=r"quant_type: 'float6' names no dtype of weights"):
+        quantised(quant_method="torchao", quant_type="float6")
     with pytest.raises(InputError, match=r"quant_algo: unknown 'NVFP3' \(known: FP8, NVFP4"):
         quantised(quant_method="modelopt", quant_algo="NVFP3")
 
