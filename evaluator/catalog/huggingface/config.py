@@ -227,6 +227,7 @@ def _per_layer(config: Config, layer: int) -> Mapping[str, Any]:
 def _block(config: Config, layer: int) -> Mapping[str, Any]:
     """``block_configs`` of models found by architecture search (DeciLM and Llama-Nemotron, arXiv:2411.19146).
 
+    A block with a ``block_type`` states figures by their usual keys (Nemotron-H Puzzle). In the others
     ``n_heads_in_group`` query heads share a KV head; the feed-forward is ``ffn_mult`` times 2/3 of four hidden sizes,
     rounded up to 256 (``_ffn_mult_to_intermediate_size`` of the published code).
     """
@@ -234,6 +235,8 @@ def _block(config: Config, layer: int) -> Mapping[str, Any]:
     if not isinstance(blocks, list) or layer >= len(blocks):
         return {}
     level = Config(blocks[layer], f"{config.place('block_configs')}[{layer}]")
+    if level.has("block_type"):
+        return {key: value for key, value in level.values.items() if key != "block_type"}
     attention, ffn = (Config(level.raw(key, {}), level.place(key)) for key in ("attention", "ffn"))
     attention.expect("replace_with_linear", False)
     ffn.expect("replace_with_linear", False)

@@ -77,7 +77,7 @@ def windowed(of: MixerReader, key: str = "sliding_window", chunked: bool = False
 
 
 def latent(gate: bool = False) -> MixerReader:
-    """Multi-head latent attention, DeepSeek's keys."""
+    """Multi-head latent attention, DeepSeek's keys; ``gate`` where no ``mla_use_output_gate`` says otherwise."""
 
     def read(config: Config) -> LatentAttention:
         config.expect("attention_bias", False)
@@ -88,7 +88,7 @@ def latent(gate: bool = False) -> MixerReader:
             rope_head_dim=config.integer("qk_rope_head_dim", minimum=0),
             v_head_dim=config.integer("v_head_dim"),
             q_lora_rank=config.integer("q_lora_rank", None),
-            output_gate=gate,
+            output_gate=config.flag("mla_use_output_gate", gate),
         )
 
     return read

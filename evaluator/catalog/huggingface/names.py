@@ -50,6 +50,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "mamba_conv": ("mamba_d_conv", "conv_kernel", "conv1d_width"),
     "mamba_expansion": ("mamba_expand", "expand"),
     "mamba_step_rank": ("mamba_dt_rank", "time_step_rank"),
+    "moe_latent_size": ("routed_expert_hidden_size",),
     "attn_output_gate": ("attention_output_gate", "use_attention_output_gate", "use_gqa_gate"),
     "layers_block_type": ("layer_block_types",),
     "num_nextn_predict_layers": ("num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules"),

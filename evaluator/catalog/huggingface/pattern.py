@@ -264,10 +264,17 @@ def _numbered(config: Config, layers: int) -> Words:
 
 
 def _no_op(part: str, word: str) -> Rule:
-    """``block_configs``: layers whose attention or feed-forward the architecture search left out."""
+    """``block_configs``: layers whose attention or feed-forward the architecture search left out.
+
+    Blocks with a ``block_type`` have one part each, which the type names.
+    """
 
     def rule(config: Config, layers: int) -> Words:
         blocks = config.entries("block_configs", dict, layers) or []
+        if all("block_type" in block for block in blocks):
+            types = [block["block_type"] for block in blocks]
+            mixers = all_of(config, "block_configs", types, MIXER_WORDS)
+            return mixers if word == "full" else [_BLOCKS_OF_ONE_PART.get(one, "none") for one in types]
         places = (f"{config.place('block_configs')}[{index}]" for index in range(layers))
         levels = [Config(block, place) for block, place in zip(blocks, places, strict=True)]
         return ["none" if level.inner(part, {}).flag("no_op", False) else word for level in levels]
@@ -283,7 +290,8 @@ def _llama4(config: Config, layers: int) -> Words | None:
 
 def one_part(config: Config, layers: int) -> Words:
     """The feed-forwards of layers that have one part each, by the list of the mixers."""
-    key = "layers_block_type" if config.has("layers_block_type") else "hybrid_override_pattern"
+    stated = (key for key in ("layers_block_type", "hybrid_override_pattern") if config.has(key))
+    key = next(stated, "block_configs")
     return [_BLOCKS_OF_ONE_PART.get(word, "none") for word in config.raw(key)]
 
 

@@ -39,7 +39,7 @@ def checkpoint_precision(
             notes.append("checkpoint: weights of three values, two bits each, are counted with four bits")
         for part in _kept(config, layers, stored, notes):
             del stored[part]
-        expert = config.text("expert_dtype", expert)
+        expert = config.text("expert_dtype", config.text("store_dtype", expert))
         config.finish(_IGNORED)
     if expert is not None:
         stored.setdefault("experts", _EXPERTS.get(expert, plain))

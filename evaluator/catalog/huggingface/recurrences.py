@@ -78,7 +78,8 @@ def lightning(config: Config) -> Recurrence:
 
 
 def kimi_delta(gate_rank: bool) -> MixerReader:
-    """Kimi Delta Attention (arXiv:2510.26692); with ``gate_rank`` decay and output gate pass a rank of one head size.
+    """Kimi Delta Attention (arXiv:2510.26692); with ``gate_rank`` decay and output gate pass a rank of one head size,
+    the output gate not where ``use_full_rank_gate`` says so (Kimi-K3).
 
     The keys are on the level itself or, as Moonshot publishes them, below ``linear_attn_config``.
     """
@@ -89,11 +90,13 @@ def kimi_delta(gate_rank: bool) -> MixerReader:
         if level is config:
             config.skip("short_conv_kernel_size")
             names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+        level.skip("gate_lower_bound")
         level.expect("num_kv_heads", level.integer(names[0]))
         heads, size, kernel = (level.integer(name) for name in names)
         width, hidden = heads * size, config.integer("hidden_size")
-        gates = -(-2 * size * (hidden + width) // width) if gate_rank else 0
-        projected = 3 * width + heads + (0 if gate_rank else 2 * width)
+        full = 2 if not gate_rank else 1 if level.flag("use_full_rank_gate", False) else 0
+        gates = -(-(2 - full) * size * (hidden + width) // width)
+        projected = (3 + full) * width + heads
         return Recurrence("kimi_delta", heads=heads, width=width, projected=projected, state=width * size,
                           convolved=3 * width, conv_kernel=kernel, gates=gates, vectors=1)  # fmt: skip
 

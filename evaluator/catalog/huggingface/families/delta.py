@@ -72,11 +72,12 @@ _KIMI_UNUSED = keys(
     """
     num_key_value_heads head_dim mla_use_nope moe_layer_freq first_k_dense_replace qk_head_dim kda_lower_bound
     kda_safe_gate layer_group_size moe_router_activation_func use_grouped_topk num_shared_experts kda_allow_neg_eigval
+    attn_res_block_size latent_moe_use_norm activation_situ_beta activation_situ_linear_beta
     """
 )
 KIMI_LINEAR = Family(
     {"full": latent(), "linear": kimi_delta(gate_rank=True)},
-    {"dense": gated_silu(), "moe": experts()},
+    {"dense": dense(), "moe": experts()},
     block_rule=always("moe"),
     mixer_rule=stated("linear_attn_config"),
     ignored=_KIMI_UNUSED,

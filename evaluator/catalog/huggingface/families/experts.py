@@ -169,6 +169,18 @@ BAILING = replace(
     ),
 )
 
+MIMO_V2 = replace(
+    MOE,
+    mixers={"full": softmax(values=True), "window": windowed(softmax(values=True, prefix="swa_"))},
+    ignored=keys(
+        """
+        attention_value_scale add_swa_attention_sink_bias add_full_attention_sink_bias sliding_window
+        attention_chunk_size hybrid_block_size swa_rope_theta intermediate_size n_shared_experts
+        num_nextn_predict_layers
+        """
+    ),
+)
+
 ERNIE_VL = replace(
     MOE,
     tied=True,
@@ -249,17 +261,8 @@ FAMILIES: Mapping[str, Family] = {
         """
         ),
     ),
-    "mimo_v2_flash": replace(
-        MOE,
-        mixers={"full": softmax(values=True), "window": windowed(softmax(values=True, prefix="swa_"))},
-        ignored=keys(
-            """
-        attention_value_scale add_swa_attention_sink_bias add_full_attention_sink_bias sliding_window
-        attention_chunk_size hybrid_block_size swa_rope_theta intermediate_size n_shared_experts
-        num_nextn_predict_layers
-        """
-        ),
-    ),
+    "mimo_v2_flash": MIMO_V2,
+    "mimo_v2": MIMO_V2,
     "bailing_moe": BAILING,
     "bailing_moe_v2": BAILING,
     "afmoe": replace(
