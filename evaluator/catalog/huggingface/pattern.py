@@ -89,6 +89,19 @@ def every(key: str, chosen: str, other: str, default: int | None = None, minimum
     return rule
 
 
+def layer_groups(key: str, default: int | None = None) -> Rule:
+    """The last layer of each group of so many is full, the others linear; layers that fill no group are full (Ling)."""
+
+    def rule(config: Config, layers: int) -> Words | None:
+        count = config.integer(key, default)
+        if count is None:
+            return None
+        grouped = layers // count * count
+        return ["linear" if (index + 1) % count and index < grouped else "full" for index in range(layers)]
+
+    return rule
+
+
 def _read(
     config: Config, layers: int, rules: Iterable[tuple[str, Rule]], otherwise: Rule, silent: Container[str]
 ) -> Words:
@@ -309,13 +322,14 @@ _MIXER_RULES: tuple[tuple[str, Rule], ...] = (
     ("compress_ratios", _flags("compress_ratios", {0: "window", 4: "compressed", 128: "heavily_compressed"})),
     ("full_attn_idxs", _named("full_attn_idxs", "full", "linear")),
     ("attn_layer_indices", _named("attn_layer_indices", "full", "linear")),
+    ("full_attention_layers", _named("full_attention_layers", "full", "linear")),
     ("gqa_layers", _named("gqa_layers", "full", "linear")),
     ("hybrid_layer_ids", _named("hybrid_layer_ids", "hybrid", "linear")),
     ("local_layer_ids", _named("local_layer_ids", "window", "full")),
     ("sliding_window_layers", _named("sliding_window_layers", "window", "full")),
     ("attn_layer_period", _period),
     ("full_attention_interval", every("full_attention_interval", "full", "linear")),
-    ("layer_group_size", every("layer_group_size", "full", "linear")),
+    ("layer_group_size", layer_groups("layer_group_size")),
     ("sliding_window_pattern", _sliding_pattern("sliding_window_pattern")),
     ("_sliding_window_pattern", _sliding_pattern("_sliding_window_pattern")),
     ("global_attn_every_n_layers", every("global_attn_every_n_layers", "full", "window")),

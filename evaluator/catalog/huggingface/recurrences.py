@@ -81,18 +81,26 @@ def kimi_delta(gate_rank: bool) -> MixerReader:
     """Kimi Delta Attention (arXiv:2510.26692); with ``gate_rank`` decay and output gate pass a rank of one head size,
     the output gate not where ``use_full_rank_gate`` says so (Kimi-K3).
 
-    The keys are on the level itself or, as Moonshot publishes them, below ``linear_attn_config``.
+    The keys are below ``linear_attn_config``, as Moonshot publishes them, or on the level itself, where heads are those
+    of the attention if no key says otherwise (Ling 3).
     """
 
     def read(config: Config) -> Recurrence:
-        level = config.level("linear_attn_config") if config.has("linear_attn_config") else config
-        names = ("num_heads", "head_dim", "short_conv_kernel_size")
-        if level is config:
-            config.skip("short_conv_kernel_size")
-            names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+        level = config
+        if config.has("linear_attn_config"):
+            level = config.level("linear_attn_config")
+            heads, size, kernel = (level.integer(key) for key in ("num_heads", "head_dim", "short_conv_kernel_size"))
+        else:
+            heads, size, kernel = (
+                config.integer(key if config.has(key) else otherwise)
+                for key, otherwise in (
+                    ("linear_num_heads", "num_attention_heads"),
+                    ("linear_head_dim", "head_dim"),
+                    ("linear_conv_kernel_dim", "short_conv_kernel_size"),
+                )
+            )
         level.skip("gate_lower_bound")
-        level.expect("num_kv_heads", level.integer(names[0]))
-        heads, size, kernel = (level.integer(name) for name in names)
+        level.expect("num_kv_heads", heads)
         width, hidden = heads * size, config.integer("hidden_size")
         full = 2 if not gate_rank else 1 if level.flag("use_full_rank_gate", False) else 0
         gates = -(-(2 - full) * size * (hidden + width) // width)

@@ -9,7 +9,7 @@ from evaluator.catalog.huggingface.blocks import dense, experts, gated_silu
 from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.family import Family, keys
 from evaluator.catalog.huggingface.mixers import latent, softmax, sparse, sparse_softmax
-from evaluator.catalog.huggingface.pattern import always, every, stated
+from evaluator.catalog.huggingface.pattern import always, every, layer_groups, stated
 from evaluator.catalog.huggingface.recurrences import gated_delta, kimi_delta, lightning
 from evaluator.catalog.model import LatentAttention, Mixer
 from evaluator.errors import InputError
@@ -65,7 +65,9 @@ def _gated_latent(config: Config) -> LatentAttention:
 
 def _bailing_linear(config: Config) -> Mixer:
     """Kimi's delta attention, or the lightning attention of Ling and Ring 2.5, whose outputs are normed by groups."""
-    return lightning(config) if config.has("group_norm_size") else kimi_delta(gate_rank=False)(config)
+    if config.has("group_norm_size"):
+        return lightning(config)
+    return kimi_delta(gate_rank=not config.flag("no_kda_lora", True))(config)
 
 
 _KIMI_UNUSED = keys(
@@ -129,12 +131,12 @@ FAMILIES: Mapping[str, Family] = {
     "bailing_hybrid": replace(
         KIMI_LINEAR,
         mixers={"full": _gated_latent, "linear": _bailing_linear},
-        mixer_rule=every("layer_group_size", "full", "linear", default=6),
+        mixer_rule=layer_groups("layer_group_size", default=6),
         ignored=_KIMI_UNUSED
         | keys(
             """
         group_norm_size linear_silu max_window_layers num_kv_heads_for_linear_attn use_linear_gqa use_bias use_qkv_bias
-        use_sliding_window sliding_window short_conv_kernel_size
+        use_sliding_window sliding_window short_conv_kernel_size no_kda_lora
         """
         ),
     ),

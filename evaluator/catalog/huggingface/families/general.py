@@ -1,4 +1,4 @@
-"""A model of no known family, and Solar Open 2: each layer's kind by the keys that are there."""
+"""A model of no known family, Solar Open 2 and GigaChat 3.5: each layer's kind by the keys that are there."""
 
 from __future__ import annotations
 
@@ -67,6 +67,11 @@ GENERAL = Family(
 
 FAMILIES: Mapping[str, Family] = {
     "general": GENERAL,
+    "gigachat3_5": replace(
+        GENERAL,
+        keys={"mla_use_output_gate": ("gated_attention",)},
+        ignored=_UNUSED | keys("num_krope_heads use_mla_scaling_factor linear_use_short_conv nextn_is_sparse"),
+    ),
     "solar_open2": replace(
         GENERAL,
         mixer_rule=_solar,

@@ -38,7 +38,7 @@ def _latent_or_heads(config: Config) -> Mixer:
 
 
 DEEPSEEK = Family(
-    {"full": _latent_or_heads, "window": windowed(_latent_or_heads)},
+    {"full": _latent_or_heads},
     {"dense": gated_silu(), "moe": experts()},
     block_rule=_first_dense,
     ignored=_UNUSED,
