@@ -23,11 +23,11 @@ KINDS = ("models", "hardware", "links", "storage", "lengths", "calibrations", "s
 
 @catalog.command("models")
 def list_models() -> None:
-    """Language models: size, layers, KV bytes per token."""
+    """Language models: size, parameters per token, layers, KV bytes per token."""
     from evaluator.catalog import load_model, names
 
     rows = [_model_row(load_model(name)) for name in names("models")]
-    typer.echo(format_table(_MODEL_HEADER, rows, left=(0, 5)))
+    typer.echo(format_table(_MODEL_HEADER, rows, left=(0, 6)))
 
 
 @catalog.command("hardware")
@@ -139,7 +139,7 @@ def import_model(
     # A model is found by its file's name, which must be its own.
     model = import_config(config, name or (out.stem if out else None), like)
     text = model_to_yaml(model)
-    typer.echo(format_table(_MODEL_HEADER, [_model_row(model)], left=(0, 5)), err=True)
+    typer.echo(format_table(_MODEL_HEADER, [_model_row(model)], left=(0, 6)), err=True)
     for note in model.notes:
         typer.echo(f"  {note}", err=True)
     if out is None:
@@ -149,7 +149,7 @@ def import_model(
         typer.echo(f"wrote {out}", err=True)
 
 
-_MODEL_HEADER = ("name", "parameters", "layers", "KV bytes/token", "max positions", "kinds")
+_MODEL_HEADER = ("name", "parameters", "active", "layers", "KV bytes/token", "max positions", "kinds")
 
 
 def _print_names(kind: str) -> None:
@@ -160,7 +160,7 @@ def _print_names(kind: str) -> None:
 
 
 def _model_row(model: Model) -> tuple[str, ...]:
-    from evaluator.catalog.parameters import parameter_count
+    from evaluator.catalog.parameters import active_parameters, parameter_count
     from evaluator.cost.memory import kv_bytes_per_token
 
     kinds = ", ".join(f"{kind.count} x {_kind(kind)}" for kind in model.layers)
@@ -171,6 +171,7 @@ def _model_row(model: Model) -> tuple[str, ...]:
     return (
         model.name,
         f"{parameter_count(model) / 1e9:.4g} B",
+        f"{active_parameters(model) / 1e9:.4g} B",
         str(layers),
         f"{kv_bytes:,.0f}",
         f"{model.max_positions:,}",
