@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from evaluator.catalog import import_config
+from evaluator.catalog import import_config, load_model
 from evaluator.catalog.huggingface.places import config_file, hub_cache
 from evaluator.errors import InputError
 
@@ -66,3 +66,14 @@ def test_the_cache_is_where_huggingface_hub_has_it(monkeypatch, variables, expec
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert str(hub_cache()) == expected
+
+
+def test_a_config_stands_for_a_model_of_the_catalog(tmp_path, evaluator):
+    path = tmp_path / "novel-1b.json"
+    path.write_text(json.dumps({**LLAMA, "model_type": "novel"}))
+    assert load_model(str(path)) == import_config(path)
+    with pytest.raises(InputError, match="there is no file"):
+        load_model(str(tmp_path / "none.json"))
+    code, text, said = evaluator("estimate", "--model", str(path), "--hardware", "h100-sxm", "--prompt", "99")
+    assert (code, text.splitlines()[0]) == (0, "novel-1b on 1 x h100-sxm (TP 1, PP 1, EP 1)")
+    assert "novel-1b: assumed: model_type novel is not known" in said
