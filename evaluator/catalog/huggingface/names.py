@@ -106,7 +106,7 @@ IGNORED = frozenset(
 # Words in names of switches that change norms, positions, number formats or the code that runs, and no size.
 _SWITCHES = re.compile(
     r"norm|rope|rotary|scal(e|ing)|fus(e|ed|ion)|flash|kernel|cache|recompute|checkpoint|debug|precision|fp16|bf16|fp32"
-    r"|grouped_mm|deepep|routing|router|logits|softmax|implementation|position_id|pad|sanity|balance|rmsnorm"
+    r"|grouped_mm|deepep|routing|router|logits|softmax|implementation|position_id|pad|sanity|balance|rmsnorm|temperature"
 )
 # Words in names of numbers of the same kind.
 _NUMBERS = re.compile(
