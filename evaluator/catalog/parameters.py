@@ -25,6 +25,26 @@ def parameter_count(model: Model) -> float:
     return sum(parameters_by_part(model).values())
 
 
+def active_parameters(model: Model) -> float:
+    """Parameters in the products that one token passes: without the experts that it does not visit, tables that are
+    looked up (the embedding, unless it is the output head as well), and encoders; as gpt-oss' model card counts them.
+
+    Layers that run several times with the same weights count once per set.
+    """
+    parts = parameters_by_part(model)
+    unvisited = sum(kind.held * _unvisited(kind.feed_forward, model.hidden) for kind in model.layers)
+    is_head = model.tied_embeddings and model.gives_tokens
+    looked_up = parts["embedding"] - (float(model.vocabulary) * model.hidden if is_head else 0.0)
+    return sum(parts.values()) - unvisited - looked_up - parts["encoder"]
+
+
+def _unvisited(block: FeedForward | None, hidden: int) -> float:
+    """Parameters of the experts that a token does not visit."""
+    if not isinstance(block, MoeFeedForward):
+        return 0.0
+    return _routed(block, hidden, 3 if block.gated else 2) * (1.0 - block.experts_per_token / block.experts)
+
+
 def parameters_by_part(model: Model) -> dict[str, float]:
     """Parameters of the whole model by part, with all of PARTS as keys.
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from evaluator.catalog.fields import Fields
+from evaluator.catalog.huggingface import import_config
+from evaluator.catalog.huggingface.places import config_file
 from evaluator.catalog.model import (
     CheckpointPrecision,
     CompressedAttention,
@@ -55,8 +57,15 @@ _MAY_BE_ZERO = (
 
 
 def load_model(name: str) -> Model:
-    """The model ``name`` of the catalog, or of a path to a YAML; raises InputError where it is unusable."""
+    """The model ``name`` of the catalog, or of a path to a YAML or ``config.json``; InputError where it is unusable."""
+    if isinstance(name, str) and name.endswith(".json"):
+        return _imported(config_file(name).absolute())
     return _load(find("models", name))
+
+
+@functools.cache
+def _imported(path: Path) -> Model:
+    return import_config(path)
 
 
 @functools.cache

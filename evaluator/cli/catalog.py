@@ -23,11 +23,11 @@ KINDS = ("models", "hardware", "links", "storage", "lengths", "calibrations", "s
 
 @catalog.command("models")
 def list_models() -> None:
-    """Language models: size, layers, KV bytes per token."""
+    """Language models: size, parameters per token, layers, KV bytes per token."""
     from evaluator.catalog import load_model, names
 
     rows = [_model_row(load_model(name)) for name in names("models")]
-    typer.echo(format_table(_MODEL_HEADER, rows, left=(0, 5)))
+    typer.echo(format_table(_MODEL_HEADER, rows, left=(0, 6)))
 
 
 @catalog.command("hardware")
@@ -113,7 +113,12 @@ def print_schema() -> None:
 
 @catalog.command("import")
 def import_model(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.json", help="A Hugging Face config.json, or its folder.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG.json", help="A Hugging Face config.json, its folder, or a model in the Hub's local cache."
+        ),
+    ],
     name: Annotated[
         str | None, typer.Option(help="The model's name; else that of --out's file, else the config's own.")
     ] = None,
@@ -131,13 +136,10 @@ def import_model(
     from evaluator.cli.options import check_output
 
     check_output(out, "--out", (".yaml", ".yml"))
-    path = config / "config.json" if config.is_dir() else config
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
     # A model is found by its file's name, which must be its own.
-    model = import_config(path, name or (out.stem if out else None), like)
+    model = import_config(config, name or (out.stem if out else None), like)
     text = model_to_yaml(model)
-    typer.echo(format_table(_MODEL_HEADER, [_model_row(model)], left=(0, 5)), err=True)
+    typer.echo(format_table(_MODEL_HEADER, [_model_row(model)], left=(0, 6)), err=True)
     for note in model.notes:
         typer.echo(f"  {note}", err=True)
     if out is None:
@@ -147,7 +149,7 @@ def import_model(
         typer.echo(f"wrote {out}", err=True)
 
 
-_MODEL_HEADER = ("name", "parameters", "layers", "KV bytes/token", "max positions", "kinds")
+_MODEL_HEADER = ("name", "parameters", "active", "layers", "KV bytes/token", "max positions", "kinds")
 
 
 def _print_names(kind: str) -> None:
@@ -158,7 +160,7 @@ def _print_names(kind: str) -> None:
 
 
 def _model_row(model: Model) -> tuple[str, ...]:
-    from evaluator.catalog.parameters import parameter_count
+    from evaluator.catalog.parameters import active_parameters, parameter_count
     from evaluator.cost.memory import kv_bytes_per_token
 
     kinds = ", ".join(f"{kind.count} x {_kind(kind)}" for kind in model.layers)
@@ -169,6 +171,7 @@ def _model_row(model: Model) -> tuple[str, ...]:
     return (
         model.name,
         f"{parameter_count(model) / 1e9:.4g} B",
+        f"{active_parameters(model) / 1e9:.4g} B",
         str(layers),
         f"{kv_bytes:,.0f}",
         f"{model.max_positions:,}",

@@ -11,7 +11,7 @@ from evaluator.errors import InputError
 
 
 def estimate(
-    model: Annotated[str, typer.Option(help="A model of the catalog, or a path to a model's YAML.")],
+    model: Annotated[str, typer.Option(help="A model of the catalog, or a path to a model's YAML or config.json.")],
     hardware: Annotated[str, typer.Option(help="Hardware of the catalog.")],
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline parallelism.")] = 1,
@@ -44,9 +44,12 @@ def estimate(
     from evaluator.report.estimate import format_estimate
 
     _check_dtypes({"--weights": weights, "--activations": activations, "--kv": kv})
-    device = load_hardware(hardware)
+    device, loaded = load_hardware(hardware), load_model(model)
+    for note in loaded.notes:
+        if note.startswith("assumed"):
+            typer.echo(f"{loaded.name}: {note}", err=True)
     result = run_estimate(
-        load_model(model),
+        loaded,
         device,
         calibration=load_calibration(calibration, device, engine=engine),
         engine=engine,

@@ -43,3 +43,17 @@ def test_import_gives_the_file_of_the_catalog(name, config):
 def test_what_no_reader_knows_is_refused(change, message):
     with pytest.raises(InputError, match=message):
         import_config(E5 | change, "mine")
+
+
+def test_a_level_is_an_encoder_by_its_name():
+    """Ovis 2 calls its encoder a visual tokenizer, whose words are looked up and scored."""
+    text = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8,
+        "vocab_size": 100, "num_hidden_layers": 4, "max_position_embeddings": 2048,
+    }  # fmt: skip
+    tower = {"backbone_config": {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}, "vocab_size": 500}
+    model = import_config({"model_type": "ovis", "llm_config": text, "visual_tokenizer_config": tower}, "small")
+    assert model.encoder_parameters == 2 * (4 * 32 * 32 + 2 * 32 * 64) + 32 * 32 + 32 * 64 + 2 * 64 * 500
+    several = {"width": {"clip": {"width": 32, "layers": 2}, "sam": {"width": 16, "layers": 3}}}
+    model = import_config({"model_type": "two", "language_config": text, "vision_config": several}, "small")
+    assert model.encoder_parameters == 2 * 12 * 32 * 32 + 32 * 32 + 32 * 64 + 3 * 12 * 16 * 16 + 16 * 16 + 16 * 64

@@ -178,11 +178,6 @@ def test_shared_weights_are_held_once():
 
 
 def test_like_a_known_family():
-    with pytest.raises(
-        InputError,
-        match=r"unknown model_type 'novel'.*if its layers are those of a known family, import with --like FAMILY",
-    ):
-        small(model_type="novel")
     model = import_config({**SMALL, "model_type": "novel"}, "small", like="llama")
     assert model.layers == small().layers
     assert model.notes == ("assumed: model_type novel has the layers of llama (--like llama)",)
@@ -348,11 +343,76 @@ def test_bad_files(tmp_path, evaluator, text):
 
 def test_the_command_says_what_it_made_of_it(tmp_path, evaluator):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**SMALL, "model_type": "novel"}))
+    path.write_text(json.dumps({**SMALL, "model_type": "novel", "hidden_act": "relu2"}))
     code, _, complaint = evaluator("catalog", "import", str(path))
     assert (code, "--like FAMILY" in complaint) == (2, True)
+    path.write_text(json.dumps({**SMALL, "model_type": "novel"}))
     code, text, said = evaluator("catalog", "import", str(path), "--like", "llama", "--name", "novel-1b")
     assert code == 0
     assert read_model(loads_yaml(text), "text").name == "novel-1b"
     assert "novel-1b" in said
     assert "assumed: model_type novel has the layers of llama" in said
+
+
+NEMOTRON = {
+    "model_type": "nemotron_h_puzzle", "hidden_size": 64, "num_hidden_layers": None, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "n_routed_experts": 8, "moe_shared_expert_intermediate_size": 32, "vocab_size": 100,
+    "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "mlp_hidden_act": "relu2",
+    "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+def test_blocks_that_state_their_own_figures():
+    """Nemotron-H Puzzle: every block names its type, and those with experts how many are chosen, and their width."""
+    blocks = [
+        {"block_type": "mamba"},
+        {"block_type": "moe", "moe_intermediate_size": 16, "num_experts_per_tok": 2},
+        {"block_type": "attention"},
+        {"block_type": "moe", "moe_intermediate_size": 48, "num_experts_per_tok": 4},
+    ]
+    layers = import_config({**NEMOTRON, "block_configs": blocks}, "small").layers
+    assert [kind.count for kind in layers] == [1, 1, 1, 1]
+    experts = [kind.feed_forward for kind in layers if kind.feed_forward is not None]
+    assert [(block.intermediate, block.experts_per_token) for block in experts] == [(16, 2), (48, 4)]
+    listed = {**NEMOTRON, "block_configs": blocks, "layers_block_type": [block["block_type"] for block in blocks]}
+    assert import_config(listed, "small").layers == layers
+
+
+def test_layers_that_fill_no_group_have_full_attention():
+    """Ling: one full layer ends each group; of ten layers in groups of four, two are left over."""
+    ling = small(
+        model_type="bailing_moe_linear", num_hidden_layers=10, layer_group_size=4, num_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=32,
+    )  # fmt: skip
+    counts = {isinstance(kind.mixer, Recurrence): kind.count for kind in ling.layers}
+    assert counts == {True: 6, False: 4}
+
+
+def test_an_empty_list_of_dense_layers_says_nothing():
+    """Qwen3.5's dense models have it as well."""
+    dense = small(model_type="qwen3", mlp_only_layers=[])
+    assert all(isinstance(kind.feed_forward, DenseFeedForward) for kind in dense.layers)
+
+
+CONTRADICTIONS = {
+    "first_k_dense_replace: 9 of only 4 layers": {
+        "model_type": "deepseek", "first_k_dense_replace": 9, "num_experts": 4, "num_experts_per_tok": 2,
+    },
+    "n_groups: 3 does not divide 8 heads": {**NEMOTRON, "n_groups": 3, "hybrid_override_pattern": "M*M-",
+                                            "intermediate_size": 32},
+    "linear_num_key_heads: 3 does not divide 4 heads": {
+        "model_type": "olmo_hybrid", "linear_num_key_heads": 3, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+    },
+    "indexer_types: unknown layer type 'none' at layer 1": {
+        "model_type": "glm_moe_dsa", "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+        "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "indexer_types": ["full", "none", "full", "shared"],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", CONTRADICTIONS)
+def test_contradictions_are_refused(message):
+    with pytest.raises(InputError, match=message):
+        small(**CONTRADICTIONS[message])

@@ -309,20 +309,31 @@ def test_a_dtype_for_every_module():
         "layer_quant_config": {"*self_attn*": {"weight": {"dtype": "fp8_e4m3"}}},
     }
     assert quantised(quant_method="quark", exclude=["lm_head"], **quark) == CheckpointPrecision("fp8", "mxfp4", "mxfp4")
+    torchao = {"default": {"_type": "Float8DynamicActivationFloat8WeightConfig", "_data": {"granularity": []}}}
+    assert quantised(quant_method="torchao", quant_type=torchao).attention == "fp8"
+    assert quantised(quant_method="torchao", quant_type="int4_weight_only").experts == "int4"
+    assert quantised(quant_method="hqq", quant_config={"weight_quant_params": {"nbits": 8}}).experts == "int8"
+    assert quantised(quant_method="w4afp8") == CheckpointPrecision("fp8", "fp8", "int4")
+    assert quantised(quant_method="fp_quant", forward_dtype="mxfp4").feed_forward == "mxfp4"
+    assert quantised(quant_method="awq", w_bit=4, q_group_size=128).attention == "int4"
+    with pytest.raises(InputError, match=r"quant_type: 'float6' names no dtype of weights"):
+        quantised(quant_method="torchao", quant_type="float6")
     with pytest.raises(InputError, match=r"quant_algo: unknown 'NVFP3' \(known: FP8, NVFP4"):
         quantised(quant_method="modelopt", quant_algo="NVFP3")
 
 
 REFUSED = {
     "unknown structural field 'foo' in config.json: no reader knows": {"foo": 1},
-    "unknown structural field 'sliding_window' in config.json": {"sliding_window": None},
-    "unknown model_type 'lama'; did you mean llama": {"model_type": "lama"},
+    "unknown structural field 'sliding_window' in config.json": {"sliding_window": 4096},
+    "unknown model_type 'lama'; did you mean llama": {"model_type": "lama", "architectures": ["Lama"], "foo": 1},
     "config.json: num_hidden_layers: expected a whole number": {"num_hidden_layers": "32"},
+    r"config.json: num_hidden_layers: expected a whole number of at least 1, got \[32\]": {"num_hidden_layers": [32]},
     "hidden_act: 'gelu' is a structure that is not supported .only 'silu'": {"hidden_act": "gelu"},
     "mlp_bias: True is a structure that is not supported": {"mlp_bias": True},
     "num_key_value_heads: 5 does not divide 32 heads": {"num_key_value_heads": 5},
     "num_attention_heads: 33 does not divide hidden_size 4096": {"num_attention_heads": 33, "num_key_value_heads": 33},
     "torch_dtype: unknown dtype 'float8'": {"torch_dtype": "float8"},
+    r"torch_dtype: unknown dtype \['bfloat16'\]": {"torch_dtype": ["bfloat16"]},
     "config.json: layer_types: 1 entries for 32 layers": {"model_type": "mistral", "layer_types": ["full_attention"]},
     "config.json: mlp_only_layers: expected a list of entries of type int": {
         "model_type": "qwen3_moe",
@@ -362,7 +373,7 @@ def test_unreadable_files(tmp_path):
     (tmp_path / "broken.json").write_text('{"model_type": ')
     with pytest.raises(InputError, match=r"broken.json, line 1: not JSON"):
         import_config(tmp_path / "broken.json")
-    with pytest.raises(InputError, match="there is no such file"):
+    with pytest.raises(InputError, match="there is no file"):
         import_config(tmp_path / "absent.json")
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(InputError, match="expected a mapping"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evaluator.catalog import load_model, model_to_yaml, names, parameter_count, parameters_by_part
+from evaluator.catalog import active_parameters, load_model, model_to_yaml, names, parameter_count, parameters_by_part
 from evaluator.catalog.model import (
     DenseFeedForward,
     LayerKind,
@@ -171,3 +171,12 @@ def test_a_model_by_its_path(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(GOOD)
     assert load_model(str(path)).hidden == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("gpt-oss-120b", 5.13), ("gpt-oss-20b", 3.61), ("qwen3-30b-a3b", 3.04), ("llama-3.1-8b", 7.50)],
+)
+def test_active_parameters(name, billions):
+    """gpt-oss by its model card (arXiv:2508.10925), whose counts leave the embedding out; the others by hand."""
+    assert active_parameters(load_model(name)) / 1e9 == pytest.approx(billions, rel=0.01)

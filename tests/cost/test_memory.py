@@ -165,6 +165,24 @@ def test_the_blocks_that_vllm_reports(data_folder):
     assert max(map(abs, errors.values())) < 0.0015, errors
 
 
+PUBLISHED = {  # MiB of the device, dtype of weights, memory fraction -> tokens of KV for Qwen3-8B
+    (32607, "bf16", 0.92): 89_040,  # RTX 5090, vLLM 0.24; the same server's next start gave 95,936
+    (23034, "bf16", 0.90): 22_880,  # L4
+    (23034, "fp8", 0.90): 67_424,  # L4
+}
+
+
+@pytest.mark.parametrize("case", PUBLISHED, ids=str)
+def test_the_tokens_that_fit_on_small_cards(case):
+    """What users of vLLM published of its logs, with 2,048 tokens and 256 sequences per iteration, its defaults."""
+    mebibytes, weights, fraction = case
+    card = replace(load_hardware("rtx-4090"), memory_bytes=mebibytes * 2.0**20)
+    plan = memory_plan(
+        load_model("qwen3-8b"), card, Precision(weights=weights), Parallel(), memory_fraction=fraction,
+    )  # fmt: skip
+    assert plan.kv.capacity_tokens == pytest.approx(PUBLISHED[case], rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("model", "bytes_"), [(LLAMA_8B, 131_072 * 128 * 4), (DEEPSEEK_V3, 131_072 * 64 * 4), (MAMBA, 0)]
 )

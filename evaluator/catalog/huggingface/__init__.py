@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.encoders import ENCODERS, OTHER_LEVELS, encoder_parameters, is_encoder
 from evaluator.catalog.huggingface.families import FAMILIES
 from evaluator.catalog.huggingface.family import Family
-from evaluator.catalog.huggingface.likeness import likely_family, stated_family, stated_types
+from evaluator.catalog.huggingface.likeness import Reads, likely_family, stated_family, stated_types
+from evaluator.catalog.huggingface.places import config_file, model_name
 from evaluator.catalog.huggingface.quantization import checkpoint_precision
 from evaluator.catalog.huggingface.read_json import read_json
 from evaluator.catalog.huggingface.translations import translated
@@ -29,15 +30,18 @@ ENDLESS = 1_048_576
 def import_config(config: str | Path | Mapping[str, Any], name: str | None = None, like: str | None = None) -> Model:
     """The language model that a ``config.json`` (a path, or its content) describes, or Mistral's ``params.json``.
 
-    ``name`` is the catalog name; without it the file's name, lower case, without the organisation before ``--``.
+    The path may be a folder, or a model's name on the Hub, which is looked for in the Hub's local cache. ``name`` is
+    the catalog name; without it the file's or folder's name, lower case, without the organisation before ``--``.
     ``like`` is the model_type of a known family whose layers this model has. The model's ``notes`` say what was
     assumed: that, defaults of the family, the estimated size of vision and audio encoders. Layers that predict further
     tokens are not counted. Raises InputError for a model_type or a key that no reader knows: a structural field is
     never guessed. A ``generation_config.json`` beside the file says how the model samples, and modelopt's
     ``hf_quant_config.json`` what its weights are stored in.
     """
-    content, where = (config, "config.json") if isinstance(config, Mapping) else (read_json(config), Path(config).name)
-    levels, notes = _levels(Config(translated(content), where)), []
+    config = config if isinstance(config, Mapping) else config_file(config)
+    content, where = (config, "config.json") if isinstance(config, Mapping) else (read_json(config), config.name)
+    levels = _levels(Config(translated(content), where))
+    notes: list[str] = []
     outer, text = levels[0], levels[-1]
     kind = _family(levels, like, notes, lambda name: import_config(config, "likely", name))
     family = FAMILIES[kind]
@@ -75,7 +79,7 @@ def _levels(outer: Config) -> list[Config]:
     return [outer]
 
 
-def _family(levels: list[Config], like: str | None, notes: list[str], reads: Callable[[str], object]) -> str:
+def _family(levels: list[Config], like: str | None, notes: list[str], reads: Reads) -> str:
     """The name of the family that reads the config; ``notes`` gets what was assumed to find it."""
     if like is not None:
         if like not in FAMILIES:
@@ -83,7 +87,7 @@ def _family(levels: list[Config], like: str | None, notes: list[str], reads: Cal
         kind = next(iter(stated_types(levels)), "(none)")
         notes.append(f"assumed: model_type {kind} has the layers of {like} (--like {like})")
         return like
-    name, assumption = stated_family(levels)
+    name, assumption = stated_family(levels, reads)
     if name is None:
         name, assumption = likely_family(levels, reads)
     if assumption is not None:
@@ -167,6 +171,4 @@ def _nucleus(asked: Mapping[str, Any] | None) -> bool:
 def _default_name(config: str | Path | Mapping[str, Any]) -> str:
     if isinstance(config, Mapping):
         return str(config.get("_name_or_path") or config.get("model_type")).rsplit("/", 1)[-1].lower()
-    path = Path(config)
-    stem = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return stem.rsplit("--", 1)[-1].lower()
+    return model_name(Path(config))

@@ -94,7 +94,7 @@ class Config(Fields):
             self.raw(key, None)
         if value is default:
             return value
-        if isinstance(value, list):
+        if isinstance(value, list) and key != "num_hidden_layers":
             value = self._of_layer(key, value)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise InputError(f"{self.place(key)}: expected a whole number of at least {minimum}, got {_shown(value)}")
@@ -185,7 +185,8 @@ class Config(Fields):
         known = {*ignored, *self._asked}
         unknown = [key for key in [*self.values, *self.absent] if key not in known and not is_ignored(key)]
         passed += [key for key in unknown if _adds_nothing(key, self.values.get(key))]
-        unknown = [key for key in unknown if key not in passed]
+        passed = [key for key in passed if key not in KNOWN]  # null, which says nothing
+        unknown = [key for key in unknown if key not in passed and key not in self.absent]
         if unknown:
             raise InputError(
                 f"unknown structural field '{unknown[0]}' in {self.where}: no reader knows what it does to the model"
@@ -226,6 +227,7 @@ def _per_layer(config: Config, layer: int) -> Mapping[str, Any]:
 def _block(config: Config, layer: int) -> Mapping[str, Any]:
     """``block_configs`` of models found by architecture search (DeciLM and Llama-Nemotron, arXiv:2411.19146).
 
+    A block with a ``block_type`` states figures by their usual keys (Nemotron-H Puzzle). In the others
     ``n_heads_in_group`` query heads share a KV head; the feed-forward is ``ffn_mult`` times 2/3 of four hidden sizes,
     rounded up to 256 (``_ffn_mult_to_intermediate_size`` of the published code).
     """
@@ -233,6 +235,8 @@ def _block(config: Config, layer: int) -> Mapping[str, Any]:
     if not isinstance(blocks, list) or layer >= len(blocks):
         return {}
     level = Config(blocks[layer], f"{config.place('block_configs')}[{layer}]")
+    if level.has("block_type"):
+        return {key: value for key, value in level.values.items() if key != "block_type"}
     attention, ffn = (Config(level.raw(key, {}), level.place(key)) for key in ("attention", "ffn"))
     attention.expect("replace_with_linear", False)
     ffn.expect("replace_with_linear", False)

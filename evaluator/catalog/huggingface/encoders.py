@@ -71,6 +71,8 @@ def encoder_parameters(
         several = content["width"].items()
         below += [_transformer(name, level, hidden, where, {}) or 0 for name, level in several if _is_level(level)]
         content = {name: value for name, value in content.items() if name != "width"}
+    if "tokenizer" in key:  # of images, as in Ovis 2
+        below.append(2 * hidden * _small(content.get("vocab_size"), 0, 1_000_000))
     own = _transformer(key, content, hidden, where, beside or {})
     return own if not below else sum(below) + (own or 0)
 
@@ -94,7 +96,7 @@ def _transformer(key: str, content: Mapping, hidden: int, where: str, beside: Ma
         out = _figure(content, ("hidden_size",), where, key) or out  # Qwen2-VL's hidden size is that of the text
     listed = content.get("deepstack_visual_indexes")
     projectors = 1 + (len(listed) if isinstance(listed, list) else 0)
-    words = _small(beside.get("visual_vocab_size", content.get("vocab_size")), 0, 1_000_000)  # Ovis: words for images
+    words = _small(beside.get("visual_vocab_size"), 0, 1_000_000)  # of images, as in Ovis 2.5: scored and looked up
     projector = words * (joined + hidden) if words else projectors * (joined * joined + joined * out)
     return layers * layer + 3 * patch * patch * width + projector
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.families import FAMILIES
 from evaluator.catalog.store import close_matches
 from evaluator.errors import InputError
 
-# Families whose keys are those of many others, the plainest first. All their feed-forwards are gated.
-_PLAIN = (
-    "llama", "exaone_moe", "mixtral", "deepseek_v3", "deepseek_v32", "minicpm3", "qwen3_5_text", "qwen3_next",
-    "kimi_linear", "bamba", "jamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "minimax", "lfm2", "lfm2_moe",
-)  # fmt: skip
+# Families that many others are like, the plainest first. Each refuses a config that does not say what its layers are.
+_PLAIN = ("llama", "exaone_moe", "deepseek_v3", "deepseek_v32", "minicpm3", "general")
+_GATED = ("silu", "swish", "swiglu")
 _CLASS = re.compile(r"(?:For(?:CausalLM|ConditionalGeneration)|LMHeadModel|ModelLM|Model|VL)$")
+Reads = Callable[[str], object]
+"""Imports the config as that of a family; raises InputError where it cannot."""
 _PART = re.compile(r"(?:_text|_model)$")
 
 
@@ -24,25 +24,30 @@ def stated_types(levels: list[Config]) -> list[str]:
     return [kind for level in reversed(levels) if (kind := level.text("model_type", None)) is not None]
 
 
-def stated_family(levels: list[Config]) -> tuple[str | None, str | None]:
+def stated_family(levels: list[Config], reads: Reads) -> tuple[str | None, str | None]:
     """The family that the config names, and what was assumed to find it.
 
-    Engines choose the code by the class under ``architectures``. So where the ``model_type`` is of no family, or of
-    another one than the class of the language model, the class counts.
+    Engines choose the code by the class under ``architectures``. So it counts where the ``model_type`` is of no family,
+    or of one that cannot read the config (MiniMax-M2 calls itself ``minimax``).
     """
     types = stated_types(levels)
     known = next((kind for kind in types if kind in FAMILIES), None)
     for level in reversed(levels):
         named = _class_family(level)
-        if named is not None and named != known and (known is None or _differ(level, known, named)):
+        if named is None or (known is not None and FAMILIES[named] is FAMILIES[known]):
+            continue
+        if known is None or (level.text("model_type", None) == known and not _can(reads, known) and _can(reads, named)):
             what = f"model_type {types[0]}" if types else "a config without model_type"
             return named, f"assumed: {what} has the layers of {named}, for its class is {level.raw('architectures')[0]}"
     return known, None
 
 
-def _differ(level: Config, known: str, named: str) -> bool:
-    """Whether the class of the level is of another family than its own model_type (MiniMax-M2 says ``minimax``)."""
-    return level.text("model_type", None) == known and FAMILIES[named] is not FAMILIES[known]
+def _can(reads: Reads, name: str) -> bool:
+    try:
+        reads(name)
+    except InputError:
+        return False
+    return True
 
 
 def _class_family(level: Config) -> str | None:
@@ -57,7 +62,7 @@ def _words(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-_BY_WORDS = {_words(_PART.sub("", name)): name for name in reversed(FAMILIES)} | {
+_BY_WORDS = {_words(_PART.sub("", name)): name for name in reversed(list(FAMILIES))} | {
     "decilm": "deci",
     "grok1": "git",
     "hunyuandensev1": "hunyuan_v1_dense",
@@ -66,29 +71,39 @@ _BY_WORDS = {_words(_PART.sub("", name)): name for name in reversed(FAMILIES)} |
 }
 
 
-def likely_family(levels: list[Config], reads: Callable[[str], object]) -> tuple[str, str]:
+def likely_family(levels: list[Config], reads: Reads) -> tuple[str, str]:
     """The plainest family that reads every key of a config of no known family, and the note on it.
 
-    ``reads`` imports the config as that of a family, and raises InputError where it cannot. Raises InputError where no
-    family can, with what the most likely one did not know.
+    Raises InputError where none does, with what the most likely one did not know.
     """
     types = stated_types(levels)
     outer, text = levels[0], levels[-1]
     if not types and not text.has("architectures"):
         raise InputError(f"{outer.place('model_type')}: missing; add it, or import with --like FAMILY")
     complaints: dict[str, InputError] = {}
-    for name in _PLAIN:
+    for name in _PLAIN if _is_gated(text) else ():
         try:
             reads(name)
         except InputError as error:
             complaints[name] = error
             continue
         what = f"model_type {types[0]} is not known" if types else "the config has no model_type"
-        return name, f"assumed: {what}; {name} reads all of its keys, so it is taken to have the layers of {name}"
-    closest = "deepseek_v3" if text.has("kv_lora_rank") else "exaone_moe" if text.has("num_experts") else "llama"
+        return name, f"assumed: {what}; its layers are those of {name}, which reads all of its keys"
     kind = types[0] if types else text.raw("architectures")[0]
     raise InputError(
-        f"{text.where}: unknown model_type '{kind}'{close_matches(kind, sorted(FAMILIES))}; no known family reads all"
-        f" of its keys ({closest}: {complaints[closest]}); if its layers are those of a known family, import with"
-        " --like FAMILY (for example --like llama)"
+        f"{text.where}: unknown model_type '{kind}'{close_matches(kind, sorted(FAMILIES))}; {_why(text, complaints)};"
+        " if its layers are those of a known family, import with --like FAMILY (for example --like llama)"
     )
+
+
+def _is_gated(text: Config) -> bool:
+    """Whether the activation function is that of gated feed-forwards; another one may be with a gate or without."""
+    return text.raw("hidden_act", "silu") in _GATED
+
+
+def _why(text: Config, complaints: Mapping[str, InputError]) -> str:
+    """What the likeliest of the families did not know."""
+    if not complaints:
+        return f"hidden_act {text.raw('hidden_act')!r} does not tell whether its feed-forwards are gated"
+    closest = "deepseek_v3" if text.has("kv_lora_rank") else "exaone_moe" if text.has("num_experts") else "llama"
+    return f"no known family reads all of its keys ({closest}: {complaints[closest]})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from evaluator.catalog.huggingface.config import Config
+from evaluator.catalog.huggingface.config import Config, all_of
 from evaluator.catalog.model import LatentAttention, Mixer, SoftmaxAttention
 from evaluator.errors import InputError
 
@@ -77,7 +77,7 @@ def windowed(of: MixerReader, key: str = "sliding_window", chunked: bool = False
 
 
 def latent(gate: bool = False) -> MixerReader:
-    """Multi-head latent attention, DeepSeek's keys."""
+    """Multi-head latent attention, DeepSeek's keys; ``gate`` where no ``mla_use_output_gate`` says otherwise."""
 
     def read(config: Config) -> LatentAttention:
         config.expect("attention_bias", False)
@@ -88,7 +88,7 @@ def latent(gate: bool = False) -> MixerReader:
             rope_head_dim=config.integer("qk_rope_head_dim", minimum=0),
             v_head_dim=config.integer("v_head_dim"),
             q_lora_rank=config.integer("q_lora_rank", None),
-            output_gate=gate,
+            output_gate=config.flag("mla_use_output_gate", gate),
         )
 
     return read
@@ -125,6 +125,8 @@ def _indexer_types(config: Config) -> list[str] | None:
             raise InputError(f"{config.place('index_topk_pattern')}: expected one letter, F or S, per layer")
         return ["shared" if letter == "S" else "full" for letter in pattern]
     stated = config.entries("indexer_types", str, config.layers())
+    if stated is not None:
+        all_of(config, "indexer_types", stated, {"full": "full", "shared": "shared"})
     if stated is None and every > 1:
         return ["shared" if max(layer - offset + 1, 0) % every else "full" for layer in range(config.layers())]
     return stated

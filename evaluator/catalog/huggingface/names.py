@@ -13,7 +13,10 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads"),
     "num_key_value_heads": ("n_head_kv", "n_kv_heads", "num_kv_heads", "num_query_groups", "num_attention_groups"),
     "head_dim": ("attention_head_dim", "kv_channels"),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "dff", "mlp_hidden_size", "ff_intermediate_size"),
+    "intermediate_size": (
+        "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "dff", "mlp_hidden_size",
+        "ff_intermediate_size",
+    ),
     "max_position_embeddings": (
         "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length", "context_length",
         "model_max_length", "max_position_embedding", "max_target_positions",
@@ -47,6 +50,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "mamba_conv": ("mamba_d_conv", "conv_kernel", "conv1d_width"),
     "mamba_expansion": ("mamba_expand", "expand"),
     "mamba_step_rank": ("mamba_dt_rank", "time_step_rank"),
+    "moe_latent_size": ("routed_expert_hidden_size",),
+    "attn_output_gate": ("attention_output_gate", "use_attention_output_gate", "use_gqa_gate"),
     "layers_block_type": ("layer_block_types",),
     "num_nextn_predict_layers": ("num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules"),
 }  # fmt: skip
@@ -101,7 +106,7 @@ IGNORED = frozenset(
 # Words in names of switches that change norms, positions, number formats or the code that runs, and no size.
 _SWITCHES = re.compile(
     r"norm|rope|rotary|scal(e|ing)|fus(e|ed|ion)|flash|kernel|cache|recompute|checkpoint|debug|precision|fp16|bf16|fp32"
-    r"|grouped_mm|deepep|routing|router|logits|softmax|implementation|position_id|pad|sanity|balance|rmsnorm"
+    r"|grouped_mm|deepep|routing|router|logits|softmax|implementation|position_id|pad|sanity|balance|rmsnorm|temperature"
 )
 # Words in names of numbers of the same kind.
 _NUMBERS = re.compile(

@@ -22,7 +22,16 @@ Rule = Callable[[Config, int], Words | None]
 MIXER_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("full_attention", "attention", "global_attention", "global", "full", "A", "G"), "full"),
     **dict.fromkeys(
-        ("sliding_attention", "sliding_window_attention", "hybrid_sliding", "local_attention", "local", "swa", "L"),
+        (
+            "sliding_attention",
+            "sliding_window_attention",
+            "hybrid_sliding",
+            "reference_sliding_attention",
+            "local_attention",
+            "local",
+            "swa",
+            "L",
+        ),
         "window",
     ),
     **dict.fromkeys(("chunked_attention",), "chunked"),
@@ -76,6 +85,19 @@ def every(key: str, chosen: str, other: str, default: int | None = None, minimum
         if count is None:
             return None
         return [chosen if count and (index + 1) % count == 0 else other for index in range(layers)]
+
+    return rule
+
+
+def layer_groups(key: str, default: int | None = None) -> Rule:
+    """The last layer of each group of so many is full, the others linear; layers that fill no group are full (Ling)."""
+
+    def rule(config: Config, layers: int) -> Words | None:
+        count = config.integer(key, default)
+        if count is None:
+            return None
+        grouped = layers // count * count
+        return ["linear" if (index + 1) % count and index < grouped else "full" for index in range(layers)]
 
     return rule
 
@@ -166,9 +188,11 @@ def _period(config: Config, layers: int) -> Words:
     return ["full" if index % period == offset else "linear" for index in range(layers)]
 
 
-def _kimi(config: Config, layers: int) -> Words:
-    """Kimi Linear: ``linear_attn_config`` lists the layers of both kinds, counted from 1."""
+def _kimi(config: Config, layers: int) -> Words | None:
+    """Kimi Linear: ``linear_attn_config`` lists the layers of both kinds, counted from 1; Solar lists none there."""
     level = config.level("linear_attn_config")
+    if not level.has("full_attn_layers", "kda_layers"):
+        return None
     full, linear = (level.indices(key, layers, 1) or set() for key in ("full_attn_layers", "kda_layers"))
     if full & linear or len(full | linear) != layers:
         raise InputError(f"{level.where}: full_attn_layers and kda_layers must share the {layers} layers out")
@@ -200,6 +224,8 @@ def _qwen_windows(config: Config, layers: int) -> Words | None:
 def _first_dense(config: Config, layers: int) -> Words:
     """DeepSeek: so many dense layers first; then experts in every ``moe_layer_freq``-th, or where its list says."""
     first = config.integer("first_k_dense_replace", minimum=0)
+    if first > layers:
+        raise InputError(f"{config.place('first_k_dense_replace')}: {first} of only {layers} layers")
     every_nth = config.integer("moe_layer_freq", 1)
     return ["moe" if index >= first and index % every_nth == 0 else "dense" for index in range(layers)]
 
@@ -251,10 +277,17 @@ def _numbered(config: Config, layers: int) -> Words:
 
 
 def _no_op(part: str, word: str) -> Rule:
-    """``block_configs``: layers whose attention or feed-forward the architecture search left out."""
+    """``block_configs``: layers whose attention or feed-forward the architecture search left out.
+
+    Blocks with a ``block_type`` have one part each, which the type names.
+    """
 
     def rule(config: Config, layers: int) -> Words:
         blocks = config.entries("block_configs", dict, layers) or []
+        if all("block_type" in block for block in blocks):
+            types = [block["block_type"] for block in blocks]
+            mixers = all_of(config, "block_configs", types, MIXER_WORDS)
+            return mixers if word == "full" else [_BLOCKS_OF_ONE_PART.get(one, "none") for one in types]
         places = (f"{config.place('block_configs')}[{index}]" for index in range(layers))
         levels = [Config(block, place) for block, place in zip(blocks, places, strict=True)]
         return ["none" if level.inner(part, {}).flag("no_op", False) else word for level in levels]
@@ -270,7 +303,8 @@ def _llama4(config: Config, layers: int) -> Words | None:
 
 def one_part(config: Config, layers: int) -> Words:
     """The feed-forwards of layers that have one part each, by the list of the mixers."""
-    key = "layers_block_type" if config.has("layers_block_type") else "hybrid_override_pattern"
+    stated = (key for key in ("layers_block_type", "hybrid_override_pattern") if config.has(key))
+    key = next(stated, "block_configs")
     return [_BLOCKS_OF_ONE_PART.get(word, "none") for word in config.raw(key)]
 
 
@@ -288,12 +322,14 @@ _MIXER_RULES: tuple[tuple[str, Rule], ...] = (
     ("compress_ratios", _flags("compress_ratios", {0: "window", 4: "compressed", 128: "heavily_compressed"})),
     ("full_attn_idxs", _named("full_attn_idxs", "full", "linear")),
     ("attn_layer_indices", _named("attn_layer_indices", "full", "linear")),
+    ("full_attention_layers", _named("full_attention_layers", "full", "linear")),
+    ("gqa_layers", _named("gqa_layers", "full", "linear")),
     ("hybrid_layer_ids", _named("hybrid_layer_ids", "hybrid", "linear")),
     ("local_layer_ids", _named("local_layer_ids", "window", "full")),
     ("sliding_window_layers", _named("sliding_window_layers", "window", "full")),
     ("attn_layer_period", _period),
     ("full_attention_interval", every("full_attention_interval", "full", "linear")),
-    ("layer_group_size", every("layer_group_size", "full", "linear")),
+    ("layer_group_size", layer_groups("layer_group_size")),
     ("sliding_window_pattern", _sliding_pattern("sliding_window_pattern")),
     ("_sliding_window_pattern", _sliding_pattern("_sliding_window_pattern")),
     ("global_attn_every_n_layers", every("global_attn_every_n_layers", "full", "window")),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from evaluator.catalog.huggingface.config import Config
+from evaluator.catalog.huggingface.methods import Stored, quantised
 from evaluator.catalog.huggingface.modules import layer_of, named_parts
 from evaluator.catalog.model import CheckpointPrecision, LayerKind, MoeFeedForward
 from evaluator.catalog.store import suggestion
@@ -15,10 +15,6 @@ from evaluator.errors import InputError
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _PARTS = tuple(part.name for part in fields(CheckpointPrecision))
-_LINEAR = ("attention", "feed_forward", "experts")  # what "all Linear layers but the head" means
-
-Stored = Mapping[str, str]
-"""The dtype of every part that is quantised."""
 
 
 def checkpoint_precision(
@@ -30,19 +26,20 @@ def checkpoint_precision(
     cannot be said of a whole model.
     """
     plain = _plain_dtype(outer, text)
-    given = [level.raw("quantization_config", None) for level in (outer, text)]
+    keys = ("quantization_config", "compression_config")
+    given = [level.raw(key, None) for level in (outer, text) for key in keys]
     given.append(beside.get("quantization") if isinstance(beside, Mapping) else None)
     expert = text.text("expert_dtype", None)
-    content = next((item for item in given if item is not None), None)
+    content = next((item for item in given if item not in (None, {})), None)
     stored: dict[str, str] = {}
     if content is not None:
         config = Config(content, outer.place("quantization_config"))
-        stored = dict(_quantised(config))
+        stored = dict(quantised(config))
         if config.raw("quant_method", None) == "bitnet":
             notes.append("checkpoint: weights of three values, two bits each, are counted with four bits")
         for part in _kept(config, layers, stored, notes):
             del stored[part]
-        expert = config.text("expert_dtype", expert)
+        expert = config.text("expert_dtype", config.text("store_dtype", expert))
         config.finish(_IGNORED)
     if expert is not None:
         stored.setdefault("experts", _EXPERTS.get(expert, plain))
@@ -58,205 +55,9 @@ _EXPERTS = {"fp4": "mxfp4", "mxfp4": "mxfp4", "fp8": "fp8"}
 def _plain_dtype(outer: Config, text: Config) -> str:
     words = [level.raw(key, None) for level in (text, outer) for key in ("torch_dtype", "dtype")]
     word = next((item for item in words if item is not None), "bfloat16")
-    if word not in _DTYPES:
+    if not isinstance(word, str) or word not in _DTYPES:
         raise InputError(f"{text.place('torch_dtype')}: unknown dtype {word!r}{suggestion(str(word), list(_DTYPES))}")
     return _DTYPES[word]
-
-
-def _quantised(config: Config) -> Stored:
-    """The dtypes of the parts that the method of ``config`` is applied to."""
-    method = config.text("quant_method", "modelopt" if config.has("quant_algo") else None)
-    if method is None:
-        raise InputError(f"{config.place('quant_method')}: missing; add it (there are: {', '.join(_METHODS)})")
-    if method not in _METHODS:
-        raise InputError(
-            f"{config.place('quant_method')}: unknown method '{method}'{suggestion(method, list(_METHODS))}"
-        )
-    return _METHODS[method](config)
-
-
-def _linear(dtype: str) -> Stored:
-    return dict.fromkeys(_LINEAR, dtype)
-
-
-def _fp8(config: Config) -> Stored:
-    config.expect("fmt", "e4m3", "float8_e4m3fn", "ue8m0")
-    return _linear("fp8" if config.raw("weight_block_size", None) is None else "fp8_block")
-
-
-def _mxfp4(config: Config) -> Stored:
-    return {"experts": "mxfp4"}
-
-
-def _integer(config: Config) -> Stored:
-    """AWQ, GPTQ and their kin: ``bits`` per weight of every Linear layer, the head too where ``lm_head`` says so."""
-    bits = config.integer("bits" if config.has("bits") else "w_bit")
-    if bits not in (4, 8):
-        raise InputError(f"{config.place('bits')}: {bits} bits are not supported (4 or 8)")
-    found = dict(_linear(f"int{bits}"))
-    return found | {"head": f"int{bits}"} if config.flag("lm_head", False) else found
-
-
-def _bitsandbytes(config: Config) -> Stored:
-    if config.flag("load_in_4bit", False):
-        return _linear("int4")
-    return _linear("int8") if config.flag("load_in_8bit", False) else {}
-
-
-def _torchao(config: Config) -> Stored:
-    """torchao: the name of a method, or its configuration with ``_type``, by the dtype of the weights in it."""
-    kind = config.raw("quant_type", None)
-    word = _deepest_type(kind)
-    for pattern, dtype in _TORCHAO.items():
-        if re.search(pattern, word, re.IGNORECASE):
-            return _linear(dtype)
-    raise InputError(f"{config.place('quant_type')}: {word!r} names no dtype of weights that is known")
-
-
-def _deepest_type(kind: Any) -> str:
-    """Of ``{"default": {"_type": ..., "_data": ...}}`` the type; a text as it is."""
-    if isinstance(kind, Mapping):
-        return str(kind["_type"]) if "_type" in kind else next((_deepest_type(inner) for inner in kind.values()), "")
-    return str(kind)
-
-
-_TORCHAO = {r"float8_?weight|float8wo|fp8": "fp8", r"nvfp4": "nvfp4", r"mxfp4|mx_?formats": "mxfp4",
-            r"int4|uintx|4_?bit": "int4", r"int8_?weight|int8wo|int8": "int8", r"float8": "fp8"}  # fmt: skip
-
-
-def _hqq(config: Config) -> Stored:
-    inner = config.inner("quant_config").inner("weight_quant_params")
-    bits = inner.integer("nbits")
-    if bits not in (4, 8):
-        raise InputError(f"{inner.place('nbits')}: {bits} bits are not supported (4 or 8)")
-    return _linear(f"int{bits}")
-
-
-def _all(dtype: str) -> Callable[[Config], Stored]:
-    """A method that has one dtype."""
-    return lambda config: _linear(dtype)
-
-
-def _groups(config: Config) -> Stored:
-    """compressed-tensors and modelopt: groups of layers with the type and bits of their weights, or an algorithm."""
-    groups = config.raw("config_groups", None)
-    if groups is None:
-        return _by_algorithm(config)
-    if not isinstance(groups, Mapping) or not groups:
-        raise InputError(f"{config.place('config_groups')}: expected a mapping of groups")
-    found: dict[str, str] = {}
-    for name in groups:
-        group = config.inner("config_groups").inner(name)
-        dtype = _group_dtype(group)
-        for part in _group_parts(group):
-            if found.setdefault(part, dtype) != dtype:
-                raise InputError(
-                    f"{config.place('config_groups')}: several weight dtypes ({found[part]}, {dtype}) of {part} are not"
-                    " supported"
-                )
-    config.skip("quant_algo")
-    return found
-
-
-def _group_parts(group: Config) -> Sequence[str]:
-    """The parts that the targets of a group name: classes of modules, or patterns of their names."""
-    targets = group.raw("targets", ["Linear"])
-    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
-        raise InputError(f"{group.place('targets')}: expected a list of names")
-    parts: dict[str, None] = {}
-    for target in targets:
-        of = _CLASSES.get(target)
-        parts |= dict.fromkeys(named_parts(target) if of is None else of)
-    if not parts:
-        raise InputError(
-            f"{group.place('targets')}: {targets!r} name no part that is known (only ['Linear'] and names)"
-        )
-    return tuple(parts)
-
-
-_CLASSES: Mapping[str, Sequence[str]] = {
-    "Linear": _LINEAR,
-    "FusedMoE": ("experts",),
-    "MoEGate": (),
-    "ParallelLMHead": ("head",),
-}
-
-
-def _group_dtype(group: Config) -> str:
-    weights = group.inner("weights")
-    kind = (weights.text("type", "int"), weights.integer("num_bits"))
-    known = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4", ("float", 4): "nvfp4"}
-    if kind not in known:
-        raise InputError(
-            f"{weights.place('num_bits')}: weights of {kind[1]} bits of type '{kind[0]}' are not supported"
-        )
-    if kind == ("float", 8) and weights.raw("strategy", None) == "block":
-        return "fp8_block"
-    scales_of_32 = kind == ("float", 4) and weights.raw("group_size", 16) == 32
-    return "mxfp4" if scales_of_32 else known[kind]
-
-
-def _by_algorithm(config: Config) -> Stored:
-    """modelopt's ``quant_algo`` of all layers, or of each of ``quantized_layers`` (MIXED_PRECISION)."""
-    algorithm = config.raw("quant_algo", None)
-    layers = config.raw("quantized_layers", None)
-    if algorithm != "MIXED_PRECISION":
-        config.skip("quantized_layers")
-        return _linear(_algorithm_dtype(config, algorithm))
-    if not isinstance(layers, Mapping) or not layers:
-        raise InputError(f"{config.place('quantized_layers')}: expected a mapping of modules to their algorithms")
-    counts: dict[tuple[str, str], int] = {}
-    for name, level in layers.items():
-        dtype = _algorithm_dtype(config, level.get("quant_algo") if isinstance(level, Mapping) else level)
-        for part in named_parts(str(name)):
-            counts[part, dtype] = counts.get((part, dtype), 0) + 1
-    return {part: dtype for (part, dtype), _ in sorted(counts.items(), key=lambda item: item[1])}  # the most have it
-
-
-def _algorithm_dtype(config: Config, algorithm: Any) -> str:
-    if algorithm not in _ALGORITHMS:
-        raise InputError(f"{config.place('quant_algo')}: unknown {algorithm!r} (known: {', '.join(_ALGORITHMS)})")
-    return _ALGORITHMS[algorithm]
-
-
-_ALGORITHMS = {
-    "FP8": "fp8",
-    "NVFP4": "nvfp4",
-    "FP8_PB_WO": "fp8_block",
-    "FP8_PB_REAL": "fp8_block",
-    "FP8_BLOCK_SCALES": "fp8_block",
-    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
-    "MXFP8": "fp8",
-    "MXFP4": "mxfp4",
-    "W4A8_MXFP4_FP8": "mxfp4",
-    "W4A16_MXFP4": "mxfp4",
-    "NVFP4_AWQ": "nvfp4",
-    "W4A8_NVFP4_FP8": "nvfp4",
-    "W4A16_NVFP4": "nvfp4",
-    "W4A16_AWQ": "int4",
-    "W4A16": "int4",
-    "W4A8_AWQ": "int4",
-    "W8A16": "int8",
-    "W8A8_SQ_PER_CHANNEL": "int8",
-}
-"""Source: TensorRT-LLM, ``QuantAlgo``, and what modelopt writes."""
-
-
-def _quark(config: Config) -> Stored:
-    """AMD Quark: one dtype for all layers, and others by patterns of names."""
-    found = dict(_linear(_quark_dtype(config.inner("global_quant_config"))))
-    by_name = config.raw("layer_quant_config", {})
-    for name in by_name if isinstance(by_name, Mapping) else ():
-        found |= dict.fromkeys(named_parts(name), _quark_dtype(config.inner("layer_quant_config").inner(name)))
-    return found
-
-
-def _quark_dtype(level: Config) -> str:
-    word = level.inner("weight").text("dtype")
-    known = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "int4": "int4", "uint4": "int4", "int8": "int8"}
-    if word not in known:
-        raise InputError(f"{level.place('weight')}: unknown dtype '{word}' (known: {', '.join(known)})")
-    return known[word]
 
 
 def _kept(config: Config, layers: Sequence[LayerKind], stored: Stored, notes: list[str]) -> set[str]:
@@ -298,32 +99,6 @@ def _all_visit(kind: LayerKind) -> bool:
     return not isinstance(block, MoeFeedForward) or block.shared_intermediate > 0
 
 
-_METHODS: Mapping[str, Callable[[Config], Stored]] = {
-    "fp8": _fp8,
-    "mxfp4": _mxfp4,
-    "awq": _integer,
-    "gptq": _integer,
-    "compressed-tensors": _groups,
-    "modelopt": _groups,
-    "modelopt_fp4": _groups,
-    "modelopt_mixed": _groups,
-    "fbgemm_fp8": _fp8,
-    "finegrained_fp8": _fp8,
-    "ptpc_fp8": _fp8,
-    "mxfp8": _fp8,
-    "auto-round": _integer,
-    "awq_marlin": _integer,
-    "gptq_marlin": _integer,
-    "bitsandbytes": _bitsandbytes,
-    "quark": _quark,
-    "torchao": _torchao,
-    "hqq": _hqq,
-    "eetq": _all("int8"),
-    "w8a8_int8": _all("int8"),
-    "w8a8_fp8": _all("fp8"),
-    "moe_wna16": _integer,
-    "bitnet": _all("int4"),
-}
 _EXEMPT = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude", "llm_int8_skip_modules")
 _IGNORED = frozenset(
     """
@@ -338,7 +113,9 @@ _IGNORED = frozenset(
     modules_in_block_to_quantize modules_to_fuse nsamples pad_token_id pre_quant_scale producer quant_algo
     quant_method quant_mode quantization_status quantize_lm_head quantizer scale_fmt seqlen smoothquant_val
     softmax_quant_config sparsity_config static_groups sym tokenizer transform_config true_sequential use_cuda_fp16
-    use_exllama version weight_block_size zero_point q_group_size w_bit quant_type quant_type_kwargs include_input_output_embeddings
-    untie_embedding_weights skip_modules quant_config linear_class quantization_mode dequantize rms_norm_eps
+    use_exllama version weight_block_size zero_point q_group_size w_bit quant_type quant_type_kwargs
+    include_input_output_embeddings untie_embedding_weights skip_modules quant_config linear_class quantization_mode
+    forward_dtype forward_method hadamard_group_size pseudoquantization transform_init pack_dtype packing_format
+    dequantize rms_norm_eps
     """.split()
 )

@@ -19,11 +19,13 @@ def mamba2(config: Config) -> StateSpace:
         size = _divided(config, inner or expansion * config.integer("hidden_size"), heads)
     else:
         size = config.integer("mamba_head_dim")
+    groups = config.integer("mamba_groups", 1)
+    _dividing(config, "mamba_groups", groups, heads)
     return StateSpace(
         heads=heads,
         head_dim=size,
         state_size=config.integer("mamba_state"),
-        groups=config.integer("mamba_groups", 1),
+        groups=groups,
         conv_kernel=config.integer("mamba_conv", 4),
     )
 
@@ -56,9 +58,11 @@ def mamba1(config: Config) -> Recurrence:
 
 def gated_delta(config: Config) -> LinearAttention:
     """Gated delta net, Qwen3-Next's keys."""
+    keys, values = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")
+    _dividing(config, "linear_num_key_heads", keys, values)
     return LinearAttention(
-        key_heads=config.integer("linear_num_key_heads"),
-        value_heads=config.integer("linear_num_value_heads"),
+        key_heads=keys,
+        value_heads=values,
         key_head_dim=config.integer("linear_key_head_dim"),
         value_head_dim=config.integer("linear_value_head_dim"),
         conv_kernel=config.integer("linear_conv_kernel_dim"),
@@ -74,21 +78,33 @@ def lightning(config: Config) -> Recurrence:
 
 
 def kimi_delta(gate_rank: bool) -> MixerReader:
-    """Kimi Delta Attention (arXiv:2510.26692); with ``gate_rank`` decay and output gate pass a rank of one head size.
+    """Kimi Delta Attention (arXiv:2510.26692); with ``gate_rank`` decay and output gate pass a rank of one head size,
+    the output gate not where ``use_full_rank_gate`` says so (Kimi-K3).
 
-    The keys are on the level itself or, as Moonshot publishes them, below ``linear_attn_config``.
+    The keys are below ``linear_attn_config``, as Moonshot publishes them, or on the level itself, where heads are those
+    of the attention if no key says otherwise (Ling 3).
     """
 
     def read(config: Config) -> Recurrence:
-        level = config.level("linear_attn_config") if config.has("linear_attn_config") else config
-        names = ("num_heads", "head_dim", "short_conv_kernel_size")
-        if level is config:
-            config.skip("short_conv_kernel_size")
-            names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
-        heads, size, kernel = (level.integer(name) for name in names)
+        level = config
+        if config.has("linear_attn_config"):
+            level = config.level("linear_attn_config")
+            heads, size, kernel = (level.integer(key) for key in ("num_heads", "head_dim", "short_conv_kernel_size"))
+        else:
+            heads, size, kernel = (
+                config.integer(key if config.has(key) else otherwise)
+                for key, otherwise in (
+                    ("linear_num_heads", "num_attention_heads"),
+                    ("linear_head_dim", "head_dim"),
+                    ("linear_conv_kernel_dim", "short_conv_kernel_size"),
+                )
+            )
+        level.skip("gate_lower_bound")
+        level.expect("num_kv_heads", heads)
         width, hidden = heads * size, config.integer("hidden_size")
-        gates = -(-2 * size * (hidden + width) // width) if gate_rank else 0
-        projected = 3 * width + heads + (0 if gate_rank else 2 * width)
+        full = 2 if not gate_rank else 1 if level.flag("use_full_rank_gate", False) else 0
+        gates = -(-(2 - full) * size * (hidden + width) // width)
+        projected = (3 + full) * width + heads
         return Recurrence("kimi_delta", heads=heads, width=width, projected=projected, state=width * size,
                           convolved=3 * width, conv_kernel=kernel, gates=gates, vectors=1)  # fmt: skip
 
@@ -158,3 +174,8 @@ def _divided(config: Config, width: int, heads: int) -> int:
     if width % heads:
         raise InputError(f"{config.where}: {heads} heads do not divide a width of {width}")
     return width // heads
+
+
+def _dividing(config: Config, key: str, count: int, heads: int) -> None:
+    if heads % count:
+        raise InputError(f"{config.place(key)}: {count} does not divide {heads} heads")

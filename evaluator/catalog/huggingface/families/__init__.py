@@ -13,6 +13,7 @@ from evaluator.catalog.huggingface.families import (
     encoders,
     experts,
     gemma,
+    general,
     hybrids,
     latent,
     looped,
@@ -36,5 +37,6 @@ FAMILIES: Mapping[str, Family] = {
     **text_parts.FAMILIES,
     **encoders.FAMILIES,
     **own_code.FAMILIES,
+    **general.FAMILIES,
     **decoders.FAMILIES,
 }

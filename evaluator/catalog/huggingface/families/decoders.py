@@ -1,4 +1,4 @@
-"""Hybrids in whose second half, or every second layer, attention or recurrence changes: Phi-4-mini-flash, PLaMo, RWKV-7."""
+"""Hybrids in whose layers attention and recurrences take turns: Phi-4-mini-flash, PLaMo; and RWKV-7."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from evaluator.catalog.huggingface.blocks import dense, experts, gated_silu
 from evaluator.catalog.huggingface.config import Config
 from evaluator.catalog.huggingface.family import Family, keys
 from evaluator.catalog.huggingface.mixers import latent, softmax, sparse, sparse_softmax
-from evaluator.catalog.huggingface.pattern import always, every, stated
+from evaluator.catalog.huggingface.pattern import always, every, layer_groups, stated
 from evaluator.catalog.huggingface.recurrences import gated_delta, kimi_delta, lightning
-from evaluator.catalog.model import LatentAttention, Recurrence
+from evaluator.catalog.model import LatentAttention, Mixer
 from evaluator.errors import InputError
 
 # ---- Qwen
@@ -63,20 +63,23 @@ def _gated_latent(config: Config) -> LatentAttention:
     return mixer
 
 
-def _bailing_linear(config: Config) -> Recurrence:
+def _bailing_linear(config: Config) -> Mixer:
     """Kimi's delta attention, or the lightning attention of Ling and Ring 2.5, whose outputs are normed by groups."""
-    return lightning(config) if config.has("group_norm_size") else kimi_delta(gate_rank=False)(config)
+    if config.has("group_norm_size"):
+        return lightning(config)
+    return kimi_delta(gate_rank=not config.flag("no_kda_lora", True))(config)
 
 
 _KIMI_UNUSED = keys(
     """
     num_key_value_heads head_dim mla_use_nope moe_layer_freq first_k_dense_replace qk_head_dim kda_lower_bound
     kda_safe_gate layer_group_size moe_router_activation_func use_grouped_topk num_shared_experts kda_allow_neg_eigval
+    attn_res_block_size latent_moe_use_norm activation_situ_beta activation_situ_linear_beta
     """
 )
 KIMI_LINEAR = Family(
     {"full": latent(), "linear": kimi_delta(gate_rank=True)},
-    {"dense": gated_silu(), "moe": experts()},
+    {"dense": dense(), "moe": experts()},
     block_rule=always("moe"),
     mixer_rule=stated("linear_attn_config"),
     ignored=_KIMI_UNUSED,
@@ -128,12 +131,12 @@ FAMILIES: Mapping[str, Family] = {
     "bailing_hybrid": replace(
         KIMI_LINEAR,
         mixers={"full": _gated_latent, "linear": _bailing_linear},
-        mixer_rule=every("layer_group_size", "full", "linear", default=6),
+        mixer_rule=layer_groups("layer_group_size", default=6),
         ignored=_KIMI_UNUSED
         | keys(
             """
         group_norm_size linear_silu max_window_layers num_kv_heads_for_linear_attn use_linear_gqa use_bias use_qkv_bias
-        use_sliding_window sliding_window short_conv_kernel_size
+        use_sliding_window sliding_window short_conv_kernel_size no_kda_lora
         """
         ),
     ),

@@ -7,7 +7,13 @@ from dataclasses import replace
 
 from evaluator.catalog.huggingface.blocks import dense, experts, gated_silu, without_experts_dense
 from evaluator.catalog.huggingface.config import Config
-from evaluator.catalog.huggingface.families.plain import MUSE_UNUSED, QWEN_UNUSED, attention_kinds, window_if_stated
+from evaluator.catalog.huggingface.families.plain import (
+    HUNYUAN_UNUSED,
+    MUSE_UNUSED,
+    QWEN_UNUSED,
+    attention_kinds,
+    window_if_stated,
+)
 from evaluator.catalog.huggingface.family import Family, keys
 from evaluator.catalog.huggingface.mixers import factorised, softmax, sparse_softmax, windowed
 from evaluator.catalog.huggingface.pattern import Words, always, block_words, every, stated
@@ -169,6 +175,18 @@ BAILING = replace(
     ),
 )
 
+MIMO_V2 = replace(
+    MOE,
+    mixers={"full": softmax(values=True), "window": windowed(softmax(values=True, prefix="swa_"))},
+    ignored=keys(
+        """
+        attention_value_scale add_swa_attention_sink_bias add_full_attention_sink_bias sliding_window
+        attention_chunk_size hybrid_block_size swa_rope_theta intermediate_size n_shared_experts
+        num_nextn_predict_layers
+        """
+    ),
+)
+
 ERNIE_VL = replace(
     MOE,
     tied=True,
@@ -225,21 +243,8 @@ FAMILIES: Mapping[str, Family] = {
         """
         ),
     ),
-    "hunyuan_v1_moe": replace(
-        MOE,
-        defaults={"n_shared_experts": 1},
-        ignored=keys(
-            """
-        attention_head_dim use_rotary_pos_emb moe_drop_tokens moe_random_routing_dropped_token
-        use_mixed_mlp_moe capacity_factor group_limited_greedy kv_lora_rank q_lora_rank qk_nope_head_dim
-        qk_rope_head_dim use_mla v_head_dim routed_scaling_factor moe_layer_num_skipped cla_share_factor
-        norm_type anyres_pooling_size class_num dense_list eod_token_id im_end_id im_newline_id im_start_id
-        mask_init_id num_media_embeds org_vocab_size pad_id text_end_id text_start_id video_end_id video_start_id
-        vit_input_resolution vit_patch vit_token
-        """
-        ),
-    ),
-    "hunyuan": replace(MOE),
+    "hunyuan_v1_moe": replace(MOE, defaults={"n_shared_experts": 1}, ignored=HUNYUAN_UNUSED),
+    "hunyuan": replace(MOE, ignored=HUNYUAN_UNUSED),
     "minimax_m2": replace(
         MIXTRAL,
         ignored=keys(
@@ -249,17 +254,8 @@ FAMILIES: Mapping[str, Family] = {
         """
         ),
     ),
-    "mimo_v2_flash": replace(
-        MOE,
-        mixers={"full": softmax(values=True), "window": windowed(softmax(values=True, prefix="swa_"))},
-        ignored=keys(
-            """
-        attention_value_scale add_swa_attention_sink_bias add_full_attention_sink_bias sliding_window
-        attention_chunk_size hybrid_block_size swa_rope_theta intermediate_size n_shared_experts
-        num_nextn_predict_layers
-        """
-        ),
-    ),
+    "mimo_v2_flash": MIMO_V2,
+    "mimo_v2": MIMO_V2,
     "bailing_moe": BAILING,
     "bailing_moe_v2": BAILING,
     "afmoe": replace(

@@ -157,6 +157,9 @@ _MAMBA_ATTENTION = {"full": softmax(), "linear": mamba2}
 
 FAMILIES: Mapping[str, Family] = {
     "nemotron_h": NEMOTRON_H,
+    "nemotron_h_puzzle": replace(
+        NEMOTRON_H, ignored=NEMOTRON_H.ignored | keys("block_configs mtp_block_configs mtp_hybrid_override_pattern")
+    ),
     "mamba": MAMBA,
     "falcon_mamba": MAMBA,
     "mamba2": Family(

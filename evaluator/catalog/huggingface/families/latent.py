@@ -11,6 +11,7 @@ from evaluator.catalog.huggingface.family import Family, Part, keys
 from evaluator.catalog.huggingface.mixers import latent, softmax, sparse, windowed
 from evaluator.catalog.huggingface.pattern import Words, always
 from evaluator.catalog.model import FeedForward, Mixer, MoeFeedForward
+from evaluator.errors import InputError
 
 # Routing details change which experts a token visits, not how many; num_key_value_heads means nothing under MLA.
 _UNUSED = keys(
@@ -37,7 +38,10 @@ def _latent_or_heads(config: Config) -> Mixer:
 
 
 DEEPSEEK = Family(
-    {"full": _latent_or_heads}, {"dense": gated_silu(), "moe": experts()}, block_rule=_first_dense, ignored=_UNUSED
+    {"full": _latent_or_heads},
+    {"dense": gated_silu(), "moe": experts()},
+    block_rule=_first_dense,
+    ignored=_UNUSED,
 )
 SPARSE = replace(
     DEEPSEEK, mixers={"full": latent(), "sparse": sparse(latent()), "window": windowed(latent())},
@@ -79,6 +83,8 @@ def _ngram_tables(config: Config) -> int:
     a projection into it."""
     hidden = config.integer("hidden_size")
     tables = (config.integer("emb_neighbor_num", minimum=2) - 1) * config.integer("emb_split_num")
+    if hidden % tables:
+        raise InputError(f"{config.place('emb_split_num')}: {tables} tables of n-grams do not divide {hidden} channels")
     rows = config.integer("ngram_vocab_size_ratio") * config.integer("vocab_size")
     return (rows + hidden) * tables * (hidden // tables)
 

@@ -72,7 +72,8 @@ FAMILIES: Mapping[str, Family] = {
         | keys(
             """
         kv_channels add_bias_linear ffn_hidden_size gated_linear_unit num_query_groups use_long_context
-        use_mem_rope use_shared_attention_lora use_shared_mlp_lora use_shared_attention_adapter use_shared_mlp_adapter use_shared_block_lora lora_rank
+        use_mem_rope use_shared_attention_lora use_shared_mlp_lora
+        use_shared_attention_adapter use_shared_mlp_adapter use_shared_block_lora lora_rank
         num_layers
         """
         ),

@@ -12,7 +12,6 @@ from evaluator.catalog.huggingface.families.latent import DEEPSEEK
 from evaluator.catalog.huggingface.families.plain import GATED, LLAMA, QWEN2, QWEN3, attention_kinds
 from evaluator.catalog.huggingface.family import Family, keys
 from evaluator.catalog.huggingface.mixers import softmax, windowed
-from evaluator.catalog.huggingface.pattern import always
 from evaluator.catalog.model import FeedForward, MoeFeedForward, SoftmaxAttention
 
 _BIASED = attention_kinds(softmax(bias=True))

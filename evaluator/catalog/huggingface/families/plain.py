@@ -44,6 +44,15 @@ LLAMA = Family(attention_kinds(softmax()), {"dense": gated_silu()})
 MISTRAL = replace(LLAMA, mixer_rule=window_if_stated)
 QWEN2 = replace(LLAMA, mixers=attention_kinds(softmax(bias=True)), ignored=QWEN_UNUSED)
 QWEN3 = replace(LLAMA, ignored=QWEN_UNUSED)
+HUNYUAN_UNUSED = keys(
+    """
+    attention_head_dim use_rotary_pos_emb moe_drop_tokens moe_random_routing_dropped_token use_mixed_mlp_moe
+    capacity_factor group_limited_greedy kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim use_mla
+    v_head_dim routed_scaling_factor moe_layer_num_skipped cla_share_factor norm_type anyres_pooling_size class_num
+    dense_list eod_token_id im_end_id im_newline_id im_start_id mask_init_id num_media_embeds org_vocab_size pad_id
+    text_end_id text_start_id video_end_id video_start_id vit_input_resolution vit_patch vit_token
+    """
+)
 MUSE_UNUSED = keys("qk_scale_factor output_multiplier residual_gate_temperature")
 _MINICPM_V = QWEN_UNUSED | keys(
     """
@@ -55,6 +64,13 @@ _MINICPM_V = QWEN_UNUSED | keys(
 # Gated, whatever the activation function.
 GATED = Family(attention_kinds(softmax()), {"dense": dense()})
 UNGATED = replace(GATED, blocks={"dense": dense(gated=False)})
+
+_PHI_OF_IMAGES = replace(
+    GATED,
+    mixer_rule=window_if_stated,
+    ignored=keys("audio_processor embd_layer img_processor speech_lora vision_lora attention_bias lm_head_bias"),
+    notes=("the LoRA weights and the encoders of images and speech are not counted: their sizes are not stated",),
+)
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -96,7 +112,7 @@ FAMILIES: Mapping[str, Family] = {
     "exaone4": replace(GATED, mixer_rule=window_if_stated),
     "exaone": replace(GATED, ignored=keys("rotary")),
     "ernie4_5": replace(GATED, tied=True, keys={"attention_bias": ("use_bias",)}),
-    "hunyuan_v1_dense": replace(GATED, ignored=keys("attention_head_dim use_rotary_pos_emb")),
+    "hunyuan_v1_dense": replace(GATED, ignored=HUNYUAN_UNUSED | keys("num_experts")),
     "helium": replace(GATED, defaults={"head_dim": 128}),
     "arcee": UNGATED,
     "apertus": replace(UNGATED, ignored=keys("post_norm qk_norm")),
@@ -135,11 +151,6 @@ FAMILIES: Mapping[str, Family] = {
         notes=("layers that attend to images take memory only: texts pass them by",),
     ),
     "phi4_multimodal": replace(GATED, mixer_rule=window_if_stated),
-    "phi4mm": replace(
-        GATED,
-        mixer_rule=window_if_stated,
-        tied=True,
-        ignored=keys("audio_processor embd_layer img_processor speech_lora vision_lora attention_bias lm_head_bias"),
-        notes=("the LoRA weights and the encoders of images and speech are not counted: their sizes are not stated",),
-    ),
+    "phi4mm": replace(_PHI_OF_IMAGES, tied=True),
+    "phi3_v": _PHI_OF_IMAGES,
 }

@@ -24,13 +24,15 @@ _ALIKE: Mapping[str, tuple[Mapping[str, Family], str]] = {
     "cohere_compass_text": (PLAIN, "cohere2"),
     "emu3_text_model": (PLAIN, "llama"),
     "hunyuan_vl_text": (PLAIN, "hunyuan_v1_dense"),
-    "unlimited_ocr_text": (LATENT, "deepseek_v2"),
-    "deepseek_ocr2_text": (LATENT, "deepseek_v2"),
 }
+
+_DEEPSEEK_OF_HEADS = replace(LATENT["deepseek_v2"], mixers=attention_kinds(softmax()))
 
 FAMILIES: Mapping[str, Family] = {
     **{name: families[like] for name, (families, like) in _ALIKE.items()},
     "glm_ocr_text": GATED,
+    "unlimited_ocr_text": _DEEPSEEK_OF_HEADS,
+    "deepseek_ocr2_text": _DEEPSEEK_OF_HEADS,
     "molmo2_text": replace(
         GATED,
         ignored=keys("additional_vocab_size qk_norm_type norm_after rope_scaling_layers"),
