@@ -1,7 +1,8 @@
 """Conditions on the points of a sweep: ``tensor_parallel * replicas <= 8``, parsed as Python and nothing else of it.
 
-Arithmetic, comparisons, ``and``, ``or``, ``not``, ``in``, ``min``, ``max``, numbers, texts, true and false, on keys by their path or
-by a short name that is theirs alone. A condition is computed for all points at once, on the values of the axes.
+Arithmetic, comparisons, ``and``, ``or``, ``not``, ``in``, ``min``, ``max``, numbers, texts, true and false, on keys by
+their path or by a short name that is theirs alone. A condition is computed for all points at once, on the values of the
+axes.
 """
 
 from __future__ import annotations
