@@ -76,7 +76,7 @@ def page_of(ds: xr.Dataset, most: int = MOST) -> str:
         title=sections.escaped(ds.attrs.get("title", "sweep")),
         created=sections.escaped(str(ds.attrs.get("created", "")).partition("T")[0]),
         style=_file("style.css"),
-        question=sections.question(ds, axes, rule, measures),
+        question=sections.question(ds, axes, rule),
         answer=sections.answer(ds, axes, int(order[0]), measures),
         sampled=sections.paragraph(_sampled(ds, places), "caution"),
         breaks=sections.breaks(ds.isel(config=order), everything),
