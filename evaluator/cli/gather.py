@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,14 @@ def gather(
         more = ", ..." if len(found.missing) > LISTED else ""
         raise InputError(
             f"{out}: {len(found.missing):,} of {found.shards:,} shards are missing: {numbers}{more}; "
-            "the commands above compute them, in any order and on any machine"
+            f"the commands above compute them, in any order and on any machine{_told(found.others)}"
         )
     if not quiet:
-        typer.echo(f"wrote {out}: {found.designs:,} designs of {found.shards:,} shards", err=True)
+        typer.echo(f"wrote {out}: {found.designs:,} designs of {found.shards:,} shards{_told(found.others)}", err=True)
+
+
+def _told(others: Sequence[Path]) -> str:
+    """Where shards of other sweeps lie, which nobody asked for any more."""
+    return (
+        f"; shards of other sweeps lie in {', '.join(map(str, others))}; remove them, if not wanted" if others else ""
+    )

@@ -65,15 +65,20 @@ class Forecast:
         infeasible = self.designs - self.feasible
         lines = [f"designs          {self.designs:,}: {self.feasible:,} feasible, {infeasible:,} not{about}"]
         lines += [f"                 {count:,} {reason}" for reason, count in self.reasons.items()]
-        left = f"; {self.by_token:,} designs token by token, which takes longest" if self.by_token else ""
+        left = f"; {counted(self.by_token, 'design')} token by token, which takes longest" if self.by_token else ""
         lines += [
-            f"groups           {self.groups:,} of one structure, {self.compilations:,} compilations",
+            f"groups           {self.groups:,} of one structure, {counted(self.compilations, 'compilation')}",
             f"requests         {self.requests:,}{left}",
-            f"time             about {_duration(self.seconds)} on {self.cores} cores (estimate)",
+            f"time             about {_duration(self.seconds)} on {counted(self.cores, 'core')} (estimate)",
             f"peak memory      about {_size(self.peak_bytes)} (estimate)",
             f"output           about {_size(self.output_bytes)} (estimate)",
         ]
         return "\n".join(lines)
+
+
+def counted(count: int, what: str) -> str:
+    """``1 design``, ``1,000 designs``."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def forecast(
@@ -207,7 +212,7 @@ def _duration(seconds: float) -> str:
 
 
 def _size(size: float) -> str:
-    for unit, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= length:
+    for unit, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= length or unit == "kB":
             return f"{size / length:.2g} {unit}" if size < 100 * length else f"{size / length:,.0f} {unit}"
-    return f"{size / 1e3:.2g} kB"
+    raise AssertionError("kB takes what is left")

@@ -77,7 +77,7 @@ class Designs:
         ``count`` is no whole number above 0.
         """
         ds = self._checked()
-        if not isinstance(count, (int, np.integer)) or count < 1:
+        if not isinstance(count, (int, np.integer)) or isinstance(count, bool) or count < 1:
             raise InputError(f"best: expected how many designs, a whole number of at least 1, got {count!r}")
         if by is None:
             order, _ = ranked(ds)
@@ -103,7 +103,7 @@ class Designs:
         rows = np.flatnonzero(fits)
         return ds.isel(config=rows[front(first[rows], second[rows])])
 
-    def table(self, measures: Sequence[str] | None = None) -> pd.DataFrame:
+    def table(self, measures: Sequence[str] | str | None = None) -> pd.DataFrame:
         """A row for each design, the best first: what was swept, then the measures, in SI units.
 
         ``measures`` None: all variables; the quantiles of one are columns of their own. The index is ``config``.
@@ -112,7 +112,7 @@ class Designs:
 
         ds = self._checked()
         order, _ = ranked(ds)
-        names = [*self._columns()] if measures is None else list(measures)
+        names = [measures] if isinstance(measures, str) else self._columns() if measures is None else list(measures)
         columns = {name: ds[name].values[order] for name in quantities(ds)}
         columns |= {name: self._measure(name, texts=True)[order] for name in names}
         return pd.DataFrame(columns, index=pd.Index(ds["config"].values[order], name="config"))

@@ -22,13 +22,17 @@ from evaluator.results.zarr_store import finish
 
 @dataclass(frozen=True)
 class Gathered:
-    """Either the store is whole and at ``path``, or ``commands`` compute the shards that are ``missing``."""
+    """Either the store is whole and at ``path``, or ``commands`` compute the shards that are ``missing``.
+
+    ``others`` are the folders of other sweeps of which shards were written for the same output.
+    """
 
     path: Path
     designs: int
     shards: int
     missing: tuple[Shard, ...] = ()
     commands: tuple[str, ...] = ()
+    others: tuple[Path, ...] = ()
 
 
 def gather(out: str | Path) -> Gathered:
@@ -40,10 +44,12 @@ def gather(out: str | Path) -> Gathered:
     """
     path = check_output(out)
     with exclusive(lock_of(path), path):
-        store, known, absent = _chosen(path, stores_beside(chunks_folder(path)))
+        found = stores_beside(chunks_folder(path))
+        store, known, absent = _chosen(path, found)
+        others = tuple(one.folder for one, _ in found if one is not store)
         if absent:
             commands = tuple(str(known.get("command", "")).replace(PLACE, str(shard)) for shard in absent)
-            return Gathered(path, store.total, store.count, tuple(absent), commands)
+            return Gathered(path, store.total, store.count, tuple(absent), commands, others)
         lefts = [store.left(Shard(number, store.count)) for number in range(1, store.count + 1)]
         note = reduce(add, lefts).note
         try:
@@ -52,11 +58,14 @@ def gather(out: str | Path) -> Gathered:
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror or error}") from error
         Kept(store.folder).remove()
-    return Gathered(path, store.total, store.count)
+    return Gathered(path, store.total, store.count, others=others)
 
 
 def _chosen(path: Path, found: Sequence[tuple[Store, dict[str, Any]]]) -> tuple[Store, dict[str, Any], list[Shard]]:
-    """The sweep to gather and its missing shards: the one that is whole, else the one that was begun last."""
+    """The sweep to gather and its missing shards: the one that is whole, else the one of which the largest part is.
+
+    One stray shard of another count, or of another version of the scenario, is not what the others wait for.
+    """
     if not found and path.exists():
         raise InputError(f"{path}: is there already and whole; no shards lie beside it to gather")
     if not found:
@@ -68,7 +77,7 @@ def _chosen(path: Path, found: Sequence[tuple[Store, dict[str, Any]]]) -> tuple[
     if len(whole) > 1:
         folders = " and ".join(str(one[0].folder) for one in whole)
         raise InputError(f"{path}: several sweeps are whole, in {folders}; remove the folders of those not wanted")
-    return whole[0] if whole else states[0]
+    return whole[0] if whole else min(states, key=lambda one: len(one[2]) / one[0].count)
 
 
 def _move(store: Path, path: Path) -> None:

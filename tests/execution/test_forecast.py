@@ -53,7 +53,7 @@ def test_what_only_the_reference_runs_is_told():
     swap = "deployment.kv={admission: on_demand, preemption: swap, swap_bandwidth: 25GB/s}"
     found = foretold({"deployment.tensor_parallel": [4]}, [swap])
     assert (found.by_token, found.compilations) == (1, 0)
-    assert "1 designs token by token" in str(found)
+    assert "; 1 design token by token" in str(found)
 
 
 def test_requests_at_the_level_of_requests():
@@ -93,6 +93,13 @@ def test_values_by_seed_make_the_file_larger():
     assert foretold(by_seed=True).output_bytes > foretold().output_bytes
 
 
+@pytest.mark.parametrize(
+    ("size", "words"), [(500.0, "0.5 kB"), (118_000.0, "118 kB"), (42_000.0, "42 kB"), (2.4e6, "2.4 MB")]
+)
+def test_sizes_are_plain_numbers(size, words):
+    assert module._size(size) == words
+
+
 def test_conditions_count():
     found = foretold(SCENARIO["sweep"] | {"where": "tensor_parallel == 4"})
     assert (found.designs, found.feasible) == (2, 2)
@@ -118,7 +125,7 @@ def test_the_command(tmp_path):
     path.write_text(load_scenario(SCENARIO).text)
     result = CliRunner().invoke(app, ["sweep", str(path), "--dry-run", "--out", str(tmp_path / "x.nc")])
     assert result.exit_code == 0
-    for part in ("6: 3 feasible, 3 not", "1 compilations", "time             about", "(estimate)", "output "):
+    for part in ("6: 3 feasible, 3 not", "1 compilation\n", "time             about", "(estimate)", "output "):
         assert part in result.output
     assert not (tmp_path / "x.nc").exists()
 

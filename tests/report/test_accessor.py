@@ -37,7 +37,7 @@ def test_the_best_by_a_measure_knows_which_end_is_better(ds):
     assert least.tok_per_s_per_gpu.item() == np.nanmin(ds.tok_per_s_per_gpu)
 
 
-@pytest.mark.parametrize("count", [0, -1, 1.5, "3"])
+@pytest.mark.parametrize("count", [0, -1, 1.5, "3", True])
 def test_how_many_of_the_best_is_a_count(ds, count):
     with pytest.raises(InputError, match="best: expected how many designs, a whole number of at least 1, got"):
         ds.evaluator.best(count)
@@ -74,6 +74,17 @@ def test_the_table_has_a_row_for_each_design_and_a_column_for_each_quantile(ds):
         ds.ttft_s.sel(quantile=0.9).values[table.index.to_numpy()], nan_ok=True
     )
     assert list(ds.evaluator.table(["slo_met"]).columns[3:]) == ["slo_met"]
+
+
+def test_one_measure_of_a_table_is_a_name(ds):
+    listed, named = ds.evaluator.table(["ttft_s_p90"]), ds.evaluator.table("ttft_s_p90")
+    assert named.equals(listed)
+
+
+@pytest.mark.parametrize("change", [lambda ds: ds.evaluator.unstack(), lambda ds: ds.isel(config=0)])
+def test_without_the_dimension_of_designs_the_message_says_where_it_is(ds, change):
+    with pytest.raises(InputError, match=r"no dimension config; take the dataset of before unstack\(\), a"):
+        change(ds).evaluator.best()
 
 
 def test_what_is_not_there_is_refused_with_what_is(ds):

@@ -138,6 +138,18 @@ def test_of_several_sweeps_the_whole_one_is_gathered(whole, out):
         gather(out)
 
 
+def test_a_stray_shard_is_not_what_the_others_wait_for(whole, out, evaluator):
+    for number in (1, 3):
+        write(whole, out, number, 3)
+    write(whole, out, 2, 4)
+    code, printed, err = evaluator("gather", out)
+    assert (code, printed) == (2, f"evaluator sweep x.yaml --shard 2/3 --out {out}\n")
+    stray = f"; shards of other sweeps lie in {store_of(out, 4).folder}; remove them, if not wanted\n"
+    assert err.endswith(stray)
+    write(whole, out, 2, 3)
+    assert evaluator("gather", out) == (0, "", f"wrote {out}: 96 designs of 3 shards{stray}")
+
+
 def test_what_is_known_of_the_sweep_may_be_damaged(whole, out):
     store = write(whole, out, 1, 1)
     (store.folder / "sweep.json").write_text("{")

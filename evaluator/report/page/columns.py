@@ -81,6 +81,11 @@ class Measure:
     parts: tuple[Part, ...]
 
 
+def short_of(key: str) -> str:
+    """What a variable is called where there is little room."""
+    return _SHORT.get(key, key.replace("_", " "))
+
+
 def scale_of(key: str, unit: str) -> tuple[str, float]:
     """The unit in which the page shows a variable, and the factor to it."""
     if key.removesuffix("_mean") in _IN_MS:

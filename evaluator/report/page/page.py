@@ -60,6 +60,8 @@ def check_result(ds: xr.Dataset, name: str | Path) -> None:
     lacking = [each for each in _NEEDED if each not in ds.variables]
     if lacking or not ds.sizes.get("config"):
         what = f"there is no {lacking[0]} in it" if lacking else "it has no designs"
+        if not lacking and "config" not in ds.dims:
+            what = "it has no dimension config; take the dataset of before unstack(), a design by isel(config=[0])"
         raise InputError(f"{name}: not a result of evaluator sweep or optimize: {what}")
 
 
@@ -76,7 +78,7 @@ def page_of(ds: xr.Dataset, most: int = MOST) -> str:
         title=sections.escaped(ds.attrs.get("title", "sweep")),
         created=sections.escaped(str(ds.attrs.get("created", "")).partition("T")[0]),
         style=_file("style.css"),
-        question=sections.question(ds, axes, rule, measures),
+        question=sections.question(ds, axes, rule),
         answer=sections.answer(ds, axes, int(order[0]), measures),
         sampled=sections.paragraph(_sampled(ds, places), "caution"),
         breaks=sections.breaks(ds.isel(config=order), everything),

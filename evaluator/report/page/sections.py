@@ -62,7 +62,7 @@ def paragraph(text: str, kind: str = "") -> str:
     return f"<p class='{kind}'>{escaped(text)}</p>" if text else ""
 
 
-def question(ds: xr.Dataset, axes: Sequence[Axis], rule: str, measures: Sequence[Measure]) -> str:
+def question(ds: xr.Dataset, axes: Sequence[Axis], rule: str) -> str:
     """What is swept, under which workload and objectives, and by what rule designs are ranked."""
     scenario = ds.attrs.get("scenario", "")
     count = ds.sizes["config"]
@@ -74,8 +74,7 @@ def question(ds: xr.Dataset, axes: Sequence[Axis], rule: str, measures: Sequence
     if "search" in ds.attrs:
         paths.add("workload.arrivals.rate_rps")
     pairs += words.sections_of(scenario, paths)
-    bounds = [f"{one.measure.short} {one.part.name} ≤ {one.words}" for one in bounds_of(ds, measures)]
-    pairs.append(("objectives", ", ".join(bounds) or "none"))
+    pairs.append(("objectives", words.objectives(ds) or "none"))
     pairs.append(("ranked by", rule))
     asked = (
         words.own_words(scenario) or f"Which of {count:,} design{'s' if count != 1 else ''} serves this workload best?"

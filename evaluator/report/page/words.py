@@ -12,11 +12,12 @@ from evaluator.errors import InputError
 from evaluator.metrics.outcomes import OK
 from evaluator.report.accuracy import mixtures
 from evaluator.report.page.axes import Axis
-from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, Measure, Part
+from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, Measure, Part, scale_of, short_of
 from evaluator.report.page.data import bounds_of, too_short
 from evaluator.report.picture.labels import text, title
 from evaluator.report.ranking import is_constant, quantities
 from evaluator.report.search import question_of
+from evaluator.results.schema import objectives_of
 from evaluator.yaml import loads_yaml
 
 if TYPE_CHECKING:
@@ -61,6 +62,16 @@ def measured(measure: Measure, part: Part, row: int) -> str:
 def named(measure: Measure, part: Part) -> str:
     """A statistic by its name, as ``TTFT p90``."""
     return f"{measure.short} {part.name}".rstrip()
+
+
+def objectives(ds: xr.Dataset) -> str:
+    """``TTFT p90 ≤ 1.5 s, TPOT mean ≤ 50 ms``: what the scenario asks for, whether any design ran or not."""
+    told = []
+    for bound in objectives_of(ds):
+        key = f"{bound['metric']}_s"
+        unit, factor = scale_of(key, "s")
+        told.append(f"{short_of(key)} {bound['statistic']} ≤ {bound['bound_s'] * factor:g} {unit}")
+    return ", ".join(told)
 
 
 def own_words(scenario_text: str) -> str:

@@ -10,8 +10,9 @@ import numpy as np
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import reasons
 from evaluator.report.accuracy import expected_errors, mixtures
-from evaluator.report.ranking import is_constant, near, quantities, ranking
+from evaluator.report.ranking import is_constant, quantities, ranking
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
+from evaluator.report.table.latencies import latency_columns
 from evaluator.results.schema import objectives_of
 
 if TYPE_CHECKING:
@@ -50,8 +51,7 @@ def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
 def _columns(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
     columns = [Column("#", "", tuple(str(place + 1) for place in range(rows.size)), KEPT)]
     columns += swept_columns(ds, rows)
-    columns.append(Column("TTFT p90", "ms", cells(1e3 * near(ds, "ttft_s", 0.9)[rows]), KEPT))
-    columns.append(Column("TPOT p90", "ms", cells(1e3 * near(ds, "tpot_s", 0.9)[rows]), KEPT))
+    columns += latency_columns(ds, rows, cells, KEPT, 65)
     for name, head, unit, rank in (
         ("usd_per_mtok", "USD", "per Mtok", 80),
         ("tok_per_s_per_gpu", "per GPU", "tok/s", KEPT),

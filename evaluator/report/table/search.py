@@ -9,9 +9,10 @@ import numpy as np
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import reasons
 from evaluator.report.accuracy import expected_errors, mixtures
-from evaluator.report.ranking import is_constant, near, quantities
+from evaluator.report.ranking import is_constant, quantities
 from evaluator.report.search import in_layout, question_of, ranking, serves
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
+from evaluator.report.table.latencies import latency_columns
 from evaluator.report.table.ranked import cells, constants, counted, percents, swept_columns
 
 if TYPE_CHECKING:
@@ -73,8 +74,7 @@ def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any]) -> list
         values = ds[name].values[rows]
         shown = tuple(f"{number:.0f}" for number in values) if name == "devices" else cells(values)
         columns.append(Column(head, unit, shown, rank))
-    columns.append(Column("TTFT p90", "ms", cells(1e3 * near(ds, "ttft_s", 0.9)[rows]), 65))
-    columns.append(Column("TPOT p90", "ms", cells(1e3 * near(ds, "tpot_s", 0.9)[rows]), 65))
+    columns += latency_columns(ds, rows, cells, 65, 45)
     columns.append(Column("busy", "", percents(ds["utilisation"].values[rows]), 20))
     return columns
 

@@ -173,6 +173,32 @@ def test_a_sample_of_numbers_is_mapped_in_steps_and_drawn_as_points(browser, tmp
     assert browser.errors == []
 
 
+def test_curves_over_a_wide_range_stand_by_logarithms(browser, tmp_path):
+    rates = axis("workload.arrivals.rate_rps", *np.geomspace(0.01, 10.0, 16).tolist())
+    browser.open(write_page(sweep(HARDWARE, rates), tmp_path / "page.html"))
+    browser.show("#curves")
+    assert browser.run("document.querySelector('#curves .chart').layout.xaxis.type") == "log"
+    low, high = browser.run("document.querySelector('#curves .chart').layout.xaxis.range")
+    assert -2.1 < low < -2.0 and 1.0 < high < 1.4
+    assert browser.errors == []
+
+
+def test_a_number_that_some_designs_do_not_set_is_an_axis_of_those_that_do(browser, tmp_path):
+    tokens = axis("deployment.batching.max_num_batched_tokens", 512, 1024, 2048, None)
+    browser.open(write_page(sweep(HARDWARE, tokens), tmp_path / "page.html"))
+    browser.show("#curves")
+    assert browser.run("document.querySelector('#curves .chart').layout.xaxis.range")[1] > 2048
+    assert browser.errors == []
+
+
+def test_values_stand_in_the_cells_of_a_map_where_there_is_room(browser, file):
+    for width, told in ((1280, True), (390, False)):
+        browser.open(file, width=width, height=844)
+        browser.show("#heat")
+        texts = browser.run("document.querySelector('#heat .chart').data[0].text.flat()")
+        assert any(any(letter.isdigit() for letter in text) for text in texts) == told and any(texts)
+
+
 def test_the_front_has_no_design_that_another_beats(page):
     page.show("#front")
     choose(page, ("#front", "up"), "1/usd_per_mtok")
@@ -281,7 +307,10 @@ def test_an_old_browser_says_what_it_lacks_and_keeps_the_text(browser, file):
 
 
 def test_pages_without_choices(browser, tmp_path):
-    for ds in (sweep(), sweep(HARDWARE, room=False), sweep(HARDWARE, RATE, objectives=(), price=False)):
+    lost = sweep(HARDWARE, RATE)
+    lost = lost.assign({name: lost[name] * np.nan for name in lost.data_vars if lost[name].dtype.kind == "f"})
+    none = sweep(HARDWARE, RATE, room=False)
+    for ds in (sweep(), sweep(HARDWARE, room=False), none, lost, sweep(HARDWARE, RATE, objectives=(), price=False)):
         browser.open(write_page(ds, tmp_path / "page.html"))
         for part in ("#best-of", *CHARTS, "#help", "#time"):
             browser.show(part)

@@ -37,6 +37,11 @@ def text_of(html):
     return " ".join(re.sub(r"<[^>]*>", " ", body).split())
 
 
+def test_the_objectives_are_told_where_no_design_ran(page):
+    text = text_of(page(sweep(HARDWARE, room=False)))
+    assert "objectives TTFT p90 ≤ 1.5 s, TPOT p90 ≤ 70 ms" in text and "None of the 3 designs can run" in text
+
+
 def test_question_answer_and_counts_are_text(page):
     ds = sweep(HARDWARE, PARALLEL, RATE)
     html = page(ds)

@@ -4,7 +4,7 @@ import pytest
 from evaluator.metrics.reasons import reasons
 from evaluator.report import ranked_table
 from evaluator.report.ranking import ranking
-from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, Axis, axis, sweep
+from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, Axis, Objective, axis, sweep
 
 
 def rows(text):
@@ -22,6 +22,20 @@ def test_the_best_ten_with_units_and_a_summary():
     assert f"144 configurations: 128 feasible, {met} meet the SLO, {over} saturated, 16 infeasible." in text
     assert "16 x weights of 70.0 GB per device do not fit" in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_latencies_stand_at_the_statistics_of_their_objectives():
+    bounds = (Objective("ttft", "p99", 1.5), Objective("ttft", "p50", 0.9), Objective("e2e", "mean", 20.0))
+    ds = sweep(HARDWARE, RATE, objectives=bounds)
+    heads = ranked_table(ds, width=200).splitlines()
+    head = next(line for line in heads if "TTFT" in line)
+    assert all(word in head for word in ("TTFT p99", "TTFT p50", "TPOT p90", "E2E mean")) and "TTFT p90" not in head
+    best = ranking(ds, np.flatnonzero(ds["status"].values == "ok"))[0][0]
+    for value in (1e3 * ds["ttft_s"].values[best, 3], 1e3 * ds["e2e_s_mean"].values[best]):
+        assert f" {value:,.0f} " in rows(ranked_table(ds, width=200))[0]
+    assert "TTFT p90" in ranked_table(sweep(HARDWARE, RATE, objectives=()))
+    narrow = ranked_table(ds, width=75)
+    assert "TTFT p99" in narrow and "(not shown for want of room: output, busy" in narrow
 
 
 @pytest.mark.parametrize("top", [1, 3, 500])

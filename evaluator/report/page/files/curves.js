@@ -2,6 +2,7 @@
 
 const PERCENTILES = "(percentiles)";
 const LONGEST_LABEL = 16; // characters of a name beside its curve; longer ones stand in a legend
+const WIDE = 30; // the highest value by the lowest
 const CUT = 5; // times the objective: how much longer a latency is, is of no interest
 
 function curvesChart(page) {
@@ -9,6 +10,7 @@ function curvesChart(page) {
   const scales = data.axes.filter((axis) => axis.numeric && axis.levels.length > 2);
 
   section(page, "curves", (part) => {
+    if (!hasMeasures(data)) return part.say(NOTHING_RAN);
     if (!scales.length)
       return part.say(
         "No number with three or more values was swept, such as workload.arrivals.rate_rps: there is nothing to draw curves over.",
@@ -87,17 +89,16 @@ function drawCurves(page, node, chosen) {
   if (series.unit === "%") range[1] = 104;
   const label = chosen.colour === PERCENTILES ? series.title.replace(` ${series.part}`, "") : series.title;
   const limits = log ? range.map((power) => 10 ** power) : range;
-  const span = rangeOf(x.levels, null, false);
-  const across = [Math.min(0, span[0]), x.levels.at(-1) * (isNarrow(node) ? 1.02 : 1.09)];
+  const scale = scaleOf(x, isNarrow(node) ? 0.02 : 0.09);
   const wide = curves.some((curve) => curve.name.length > LONGEST_LABEL);
-  const labels = isNarrow(node) || wide ? [] : endLabels(data, node, x, curves, across, range, log);
+  const labels = isNarrow(node) || wide ? [] : endLabels(data, node, curves, scale, range, log);
   const goal = series.bound === null ? null : log ? Math.log10(series.bound) : series.bound;
   return draw(
     page,
     node,
     curves.flatMap((curve) => curveTraces(data, x, curve)),
     {
-      xaxis: { title: { text: plain(x.title) }, range: across },
+      xaxis: { title: { text: plain(x.title) }, ...scale.axis },
       yaxis: { title: { text: plain(label) }, ...(log ? { type: "log", ...plainTicks(...limits) } : {}), range },
       shapes: goal === null ? [] : [objectiveLine(series, "y")],
       annotations: [...(goal === null ? [] : [objectiveLabel(series, "y", goal)]), ...labels],
@@ -114,8 +115,27 @@ function drawCurves(page, node, chosen) {
   );
 }
 
+/**
+ * How the values of a number lie across: `at` of a row, and Plotly's `axis` with room on the right for names. Values that
+ * are WIDE times apart stand by their logarithms, as in the pictures.
+ */
+function scaleOf(x, room) {
+  const known = x.levels.filter(isKnown);
+  const [low, high] = [Math.min(...known), Math.max(...known)];
+  if (low > 0 && known.length > 2 && high / low >= WIDE) {
+    const [from, to] = [Math.log10(low), Math.log10(high)];
+    const range = [from - 0.02 * (to - from), to + room * (to - from)];
+    return {
+      at: (row) => Math.log10(x.levels[x.at[row]]),
+      axis: { type: "log", range, ...plainTicks(low, high) },
+    };
+  }
+  const range = [Math.min(0, 1.08 * low), high > 0 ? high * (1 + room) : 1];
+  return { at: (row) => x.levels[x.at[row]], axis: { type: "linear", range } };
+}
+
 /** The name of each curve right of its last point that is seen, apart from one another. */
-function endLabels(data, node, x, curves, across, range, log) {
+function endLabels(data, node, curves, { at, axis }, range, log) {
   const width = node.clientWidth - 90,
     height = node.clientHeight - 90;
   const placed = [];
@@ -127,8 +147,8 @@ function endLabels(data, node, x, curves, across, range, log) {
     if (!seen.length) continue;
     const row = seen.at(-1),
       value = log ? Math.log10(curve.series.values[row]) : curve.series.values[row];
-    const label = { curve, x: x.levels[x.at[row]], y: value };
-    label.right = ((label.x - across[0]) / (across[1] - across[0])) * width;
+    const label = { curve, x: at(row), y: value };
+    label.right = ((label.x - axis.range[0]) / (axis.range[1] - axis.range[0])) * width;
     label.up = ((value - range[0]) / (range[1] - range[0])) * height;
     while (placed.some((other) => Math.abs(other.right - label.right) < 75 && Math.abs(other.up - label.up) < 14))
       label.up += 5;

@@ -21,6 +21,9 @@ function prepare(data) {
   return data;
 }
 
+const NOTHING_RAN = "No design ran, so that there are no measures to draw.";
+const hasMeasures = (data) => data.byId.size > 0 && data.rows.some(data.ran);
+
 function seriesOf(data, measure, part) {
   const goal = data.objectives.find((each) => each.key === measure.key && each.part === part.name);
   const name = part.name ? `${measure.short} ${part.name}` : measure.short;

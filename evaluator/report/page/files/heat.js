@@ -7,6 +7,7 @@ function heatChart(page) {
   const axes = data.steps.filter((axis) => axis.levels.length > 1);
 
   section(page, "heat", (part) => {
+    if (!hasMeasures(data)) return part.say(NOTHING_RAN);
     if (axes.length < 2) return part.say("Fewer than two quantities were swept: there is no map to draw.");
     const bySize = [...axes].sort((a, b) => b.levels.length - a.levels.length);
     const x = bySize.find((axis) => LOADS.includes(axis.key)) ?? bySize.find((axis) => axis.numeric) ?? bySize[0];
@@ -69,7 +70,9 @@ function drawHeat(page, node, chosen, axes) {
   const [low, high] = [Math.min(...known), Math.max(...known)];
   const log = low > 0 && high / low > 30;
   const scaled = (value) => (!isKnown(value) || (log && value <= 0) ? null : log ? Math.log10(value) : value);
-  const few = best.size <= MOST_TEXTS && x.levels.length <= (isNarrow(node) ? 8 : 20);
+  const size = isNarrow(node) ? 9.5 : 11;
+  const texts = grid((row) => cellText(data, series, row, true));
+  const few = best.size <= MOST_TEXTS && hasRoom(node, x, y, texts, size);
   const heat = {
     type: "heatmap",
     x: x.levels.map((_, at) => levelText(x, at)),
@@ -82,9 +85,9 @@ function drawHeat(page, node, chosen, axes) {
     colorscale: CIVIDIS.map((colour, at) => [at / (CIVIDIS.length - 1), colour]),
     reversescale: series.better === "low",
     customdata: grid((row) => row ?? null),
-    text: grid((row) => cellText(data, series, row, few)),
+    text: few ? texts : grid((row) => cellText(data, series, row, false)),
     texttemplate: "%{text}",
-    textfont: { size: isNarrow(node) ? 9.5 : 11 },
+    textfont: { size },
     hovertext: grid((row) =>
       row === undefined
         ? "no design"
@@ -127,6 +130,16 @@ function drawHeat(page, node, chosen, axes) {
     `Each cell: the highest-ranked design with its two values${held.length ? `, ${held.join(", ")}` : ""}. ${series.better ? "Bright is better. " : ""}` +
       `${data.objectives.length ? "✓ meets the objectives, " : ""}~ saturated, × cannot run (point at it for the reason).`,
   );
+}
+
+const BESIDE = 150; // pixels of the colour bar and of the margins
+const WIDTH = 0.6; // of a character, by the size of its font
+
+/** Whether the cells of a map are as wide as their texts. */
+function hasRoom(node, x, y, texts, size) {
+  const longest = (list) => Math.max(...list.map((text) => text.length));
+  const names = WIDTH * 12 * longest(y.levels.map((_, at) => levelText(y, at)));
+  return longest(texts.flat()) * WIDTH * size <= (node.clientWidth - BESIDE - names) / x.levels.length;
 }
 
 /** What stands in a cell: its value where there is room, and a mark of its state. */
