@@ -103,7 +103,7 @@ def _run(
     def stop(place: int, step: int) -> Stop:
         return Stop(members, walks, place, step)
 
-    ways = ways_of(walked, stop, at, stages, open_pool)
+    ways = ways_of(walked, stop, at[0], stages, open_pool)
     requests = [Request(index, ready_s, 1, 1, 1, 0) for index, ready_s in enumerate(jobs.ready_s.tolist())]
     last = _last_visits(walked, len(jobs))
     clients = Clients(requests, member.users, lambda request: delivered(runs[0].side.parts[last[request.index]]))

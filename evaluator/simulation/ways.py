@@ -75,14 +75,15 @@ class Ways:
 
 
 def ways_of(
-    walked: Walked, stops: Callable[[int, int], Stop], at: tuple[int, int], llm: Sequence[Station], open_pool: OpenPool
+    walked: Walked, stops: Callable[[int, int], Stop], config: int, llm: Sequence[Station], open_pool: OpenPool
 ) -> Ways:
     """The way of every request through the stations of the LLM, ``llm``, and those of its stages.
 
-    ``stops`` gives the step of a stage by their numbers.
+    ``stops`` gives the step of a stage by their numbers; ``config`` is the position of the configuration in its chunk.
     """
     count = len(walked.tokens.prompt_tokens)
     found = Ways(steps=[[] for _ in range(count)])
+    site = _Site(found, walked, config, open_pool)
     answers, number = 0, len(walked.llm)
     for visit in walked.visits:
         if visit.stage is None:
@@ -94,7 +95,7 @@ def ways_of(
         assert visit.work is not None
         for step, work in enumerate(visit.work.steps):
             stop = stops(visit.stage, step)
-            hop = _hop(found, stop, visit, walked, work, number * count, at, open_pool)
+            hop = site.hop(stop, visit, work, number * count)
             found.hops.append(hop)
             number += 1
             for request in hop.ids.tolist():
@@ -105,48 +106,63 @@ def ways_of(
     return found
 
 
-def _hop(
-    ways: Ways, stop: Stop, visit: Visited, walked: Walked, work: Any, base: int,
-    at: tuple[int, int], open_pool: OpenPool,
-) -> Hop:  # fmt: skip
-    """The stations of a step, made where they are not there yet, with what they need to know of those who come."""
-    config = at[0]
-    assert visit.stage is not None
-    planned, ids = stop.planned(config), visit.ids
-    own: Hashable = (visit.stage, stop.number)
-    shared = own if planned.pool is None else (planned.pool, planned.kind)
-    queue = getattr(work, "queue", None)
-    if queue is not None:
-        ids = ids[np.asarray(queue)[ids] >= 0]  # the others pass it by
-    hop = Hop(visit.stage, stop.number, base, ids, {}, {})
-    if isinstance(work, Pass):
-        station = _engine(ways, shared, planned.station, open_pool)
-        _add_parts(station, work, walked, visit, stop.number, base)
-        hop.starts = hop.left = dict.fromkeys(ids.tolist(), station)
+@dataclass(frozen=True, eq=False)
+class _Site:
+    """Where the stations of one configuration are made, if they are not there yet, with what they need to know."""
+
+    ways: Ways
+    walked: Walked
+    config: int
+    open_pool: OpenPool
+
+    def hop(self, stop: Stop, visit: Visited, work: Any, base: int) -> Hop:
+        """The stations of a step for those who come on a visit."""
+        assert visit.stage is not None
+        planned, ids = stop.planned(self.config), visit.ids
+        own: Hashable = (visit.stage, stop.number)
+        shared = own if planned.pool is None else (planned.pool, planned.kind)
+        if getattr(work, "queue", None) is not None:
+            ids = ids[np.asarray(work.queue)[ids] >= 0]  # the others pass it by
+        hop = Hop(visit.stage, stop.number, base, ids, {}, {})
+        if isinstance(work, Pass):
+            station = _engine(self.ways, shared, planned.station, self.open_pool)
+            _add_parts(station, work, self.walked, visit, stop.number, base)
+            hop.starts = hop.left = dict.fromkeys(ids.tolist(), station)
+        elif isinstance(work, Batched):
+            self._batched(hop, stop, work, shared)
+        else:
+            self._served(hop, stop, work, own, shared)
         return hop
-    if isinstance(work, Batched):
-        if shared not in ways.stations:
-            hop.batches = Batch(stop.servers(config), np.asarray(work.seconds).tolist(), work.max_wait_s)
-            ways.stations[shared] = hop.batches
-        hop.starts = hop.left = dict.fromkeys(ids.tolist(), ways.stations[shared])
-        return hop
-    seconds = _by_request(_seconds(work, stop, config), walked)
-    queues = np.zeros(len(seconds), dtype=np.int64) if queue is None else np.asarray(queue)
-    servers = stop.servers(config) if isinstance(work, Served) else 1
-    alone = isinstance(work, Delay) or (isinstance(work, Shipped) and not work.shared)
-    for request in ids.tolist():
-        key = shared, int(queues[request])
-        if key not in ways.stations:
-            ways.stations[key] = DelayStation({}) if alone else Fifo(servers, {})
-        hop.starts[request] = ways.stations[key]
-        ways.stations[key].seconds[base + request] = float(seconds[request])  # type: ignore[attr-defined]
-    hop.left, hop.service_s = dict(hop.starts), float(seconds[ids].sum())
-    if isinstance(work, Shipped) and work.latency_s > 0:
-        later = ways.stations.setdefault((own, "latency"), DelayStation({}))
-        latency_s = work.latency_s * stop.factor(config, "link_latency")
-        later.seconds.update((base + request, latency_s) for request in ids.tolist())  # type: ignore[attr-defined]
-        hop.left = dict.fromkeys(ids.tolist(), later)
-    return hop
+
+    def _batched(self, hop: Hop, stop: Stop, work: Batched, shared: Hashable) -> None:
+        """Servers in batches: one station for all visits that share them."""
+        stations = self.ways.stations
+        if shared not in stations:
+            hop.batches = Batch(stop.servers(self.config), np.asarray(work.seconds).tolist(), work.max_wait_s)
+            stations[shared] = hop.batches
+        hop.starts = hop.left = dict.fromkeys(hop.ids.tolist(), stations[shared])
+
+    def _served(self, hop: Hop, stop: Stop, work: Any, own: Hashable, shared: Hashable) -> None:
+        """Servers one by one, links and delays: a station for each queue, and one for the latency of a link."""
+        stations, config = self.ways.stations, self.config
+        seconds = _by_request(_seconds(work, stop, config), self.walked)
+        queue = getattr(work, "queue", None)
+        queues = np.zeros(len(seconds), dtype=np.int64) if queue is None else np.asarray(queue)
+        servers = stop.servers(config) if isinstance(work, Served) else 1
+        alone = isinstance(work, Delay) or (isinstance(work, Shipped) and not work.shared)
+        for request in hop.ids.tolist():
+            key = shared, int(queues[request])
+            if key not in stations:
+                stations[key] = DelayStation({}) if alone else Fifo(servers, {})
+            hop.starts[request] = stations[key]
+            stations[key].seconds[hop.base + request] = float(seconds[request])  # type: ignore[attr-defined]
+        hop.left, hop.service_s = dict(hop.starts), float(seconds[hop.ids].sum())
+        if isinstance(work, Shipped) and work.latency_s > 0:
+            later = stations.setdefault((own, "latency"), DelayStation({}))
+            latency_s = work.latency_s * stop.factor(config, "link_latency")
+            times = ((hop.base + request, latency_s) for request in hop.ids.tolist())
+            later.seconds.update(times)  # type: ignore[attr-defined]
+            hop.left = dict.fromkeys(hop.ids.tolist(), later)
 
 
 def _seconds(work: Any, stop: Stop, config: int) -> Any:

@@ -2,15 +2,24 @@
 
 import math
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
 
+from evaluator.reference import Iteration, Outcome
 from evaluator.reference.prefix_cache import PrefixCache
 from evaluator.reference.replica import Replica
 from tests.reference.build import Scenario, random_scenario
 
 SEEDS = range(2000, 2040)
+
+
+@cache
+def traced(seed: int) -> tuple[Outcome, list[Iteration]]:
+    """A random scenario after its run, every token of it, and its iterations."""
+    log: list[Iteration] = []
+    return random_scenario(seed).run(tokens=True, observe=log.append), log
 
 
 def check_blocks(replica: Replica) -> None:
@@ -47,9 +56,7 @@ def test_blocks_are_conserved(seed, tokens, monkeypatch):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_time_goes_forward(seed):
-    scenario = random_scenario(seed)
-    log = []
-    outcome = scenario.run(tokens=True, observe=log.append)
+    outcome, log = traced(seed)
     shortest = min(each.end_s - each.start_s for each in log)
     for request in outcome.requests:
         assert request.arrival_s <= request.scheduled_s < request.first_token_s <= request.last_token_s < math.inf
@@ -65,8 +72,8 @@ def test_time_goes_forward(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_token_is_computed_once_or_lost_by_preemption(seed):
-    log = []
-    requests = random_scenario(seed).run(tokens=True, observe=log.append).requests
+    outcome, log = traced(seed)
+    requests = outcome.requests
     prompts, decodes = Counter(), Counter()
     for iteration in log:
         for index, tokens in iteration.chunks:
@@ -90,8 +97,7 @@ def test_with_reserved_kv_nobody_overtakes():
 
 def test_the_same_scenario_gives_the_same_times():
     for seed in SEEDS:
-        scenario = random_scenario(seed)
-        first, second = (scenario.run(tokens=True) for _ in range(2))
+        first, second = traced(seed)[0], random_scenario(seed).run(tokens=True)
         assert [request.token_s for request in first.requests] == [request.token_s for request in second.requests]
 
 

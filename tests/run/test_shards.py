@@ -54,7 +54,7 @@ def test_a_shard_of_a_gathered_sweep_is_not_computed_again(tmp_path):
 
 def test_the_command_says_what_became_of_a_shard(evaluator, tmp_path):
     out = tmp_path / "a.zarr"
-    asked = ("sweep", "closed-loop", "--set", "sweep=null", "--set", "workload.requests=200", "--out", out)
+    asked = ("sweep", "policies", "--set", "sweep=null", "--set", "workload.requests=60", "--out", out)
     begin, end = f"shard 1/1 of {out}: ", f". When all are there: evaluator gather {out}\n"
     code, _, told = evaluator(*asked, "--shard", "1/1")
     assert code == 0 and told.endswith(f"{begin}wrote 1 designs{end}")

@@ -15,7 +15,7 @@ from evaluator.plan import Member, Plan, StationPlan, plan
 from evaluator.reference.replica import Replica
 from evaluator.reference.stations.transfers import Transfers
 from evaluator.run import simulate
-from evaluator.simulation import network, simulate_chunk, stations_of
+from evaluator.simulation import network, side_runs, simulate_chunk, stations_of
 from evaluator.simulation.chain import run_chain
 from evaluator.traffic.jobs import held_units
 from tests.simulation.test_sides import BOTH, SPREAD, TIMES, assert_same, of_pools
@@ -234,7 +234,7 @@ def test_nothing_waits_for_ever(seed, monkeypatch):
         assert np.isfinite(getattr(found, name)).all()
     for use in found.stations:
         assert (use.kv_capacity_units == 0) or use.kv_units_max <= use.kv_capacity_units
-    monkeypatch.setattr(network, "Replica", partial(Replica, leap=False))
+    monkeypatch.setattr(side_runs, "Replica", partial(Replica, leap=False))
     _, _, slow = ran(scenario, times)
     assert_same(found, 0, slow, 0, "leaps")
 

@@ -97,6 +97,7 @@ def several(draw: Draw) -> dict[str, Any]:
     """Back-pressure between two groups of two prefill and two decode pools, each side of two models."""
     sides = (("prefill", "p"), ("decode", "d"))
     pools = {f"{name}{model[0]}": draw.pool(role, 2, model=model) for role, name in sides for model in BOTH}
+    next(iter(pools.values()))["replicas"] = 4  # more than eight in all, so that all systems share a program
     return {
         "deployment.pools": pools,
         "deployment.router": {"prefill": draw.one(*SHARING, *LOOKING), "decode": draw.one(*SHARING, *LOOKING)},

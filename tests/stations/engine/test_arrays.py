@@ -23,9 +23,8 @@ from tests.stations.engine.any_order import build as any_order_build
 from tests.stations.engine.any_order.build import CACHE, Kind
 from tests.stations.engine.coupled import build as coupled_build
 from tests.stations.engine.in_order import build as in_order_build
-from tests.stations.engine.in_order.build import RING
+from tests.stations.engine.in_order.build import RING, SLOTS
 
-REQUESTS = 30
 KINDS = [
     Kind(windowed=True, peaks=True),
     Kind(windowed=True, pipeline_ranks=2),
@@ -52,7 +51,7 @@ def axes_of(structure: Any) -> dict[str, int]:
     """Lengths of the axes that ``common.arrays`` names."""
     ranks = getattr(structure, "pipeline_ranks", 1)
     cohorts = structure.cohorts() if isinstance(structure, any_order.Structure) else 1
-    axes = {"request": REQUESTS, "ring": RING, "cohort": cohorts, "rank": ranks, "bin": BINS, "peak": 0}
+    axes = {"request": SLOTS, "ring": RING, "cohort": cohorts, "rank": ranks, "bin": BINS, "peak": 0}
     axes["draft"] = in_order_build.MOST_DRAFTS
     cache = {"name": CACHE.names, "block": CACHE.blocks, "holding": CACHE.held, "source": CACHE.held}
     return axes | cache | {"replica": getattr(structure, "replicas", 1)}
@@ -61,7 +60,7 @@ def axes_of(structure: Any) -> dict[str, int]:
 def with_chains_of_requests(cache: Any, state: Any, replicas: int) -> Any:
     """A prefix cache whose chains, which have other cells, are as long as chains of requests."""
     blocks = (CACHE.blocks + 1) * replicas
-    lengths = {"same": blocks, "idle": blocks, "due": REQUESTS + 1 + CACHE.due * replicas}
+    lengths = {"same": blocks, "idle": blocks, "due": SLOTS + 1 + CACHE.due * replicas}
     assert {name: len(getattr(cache, name).newer) for name in lengths} == lengths
     return cache._replace(**dict.fromkeys(lengths, state.running))
 
@@ -121,7 +120,7 @@ def test_coupled(kind):
     found = jax.eval_shape(lambda *inputs: coupled.run_pools(*inputs, structure), pools, requests)
     result = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), found)
     chains = ("running", "prompts", *(["by_end"] if kind.peaks else []))  # with a sentinel for each replica
-    assert all(getattr(fleet.state, chain).newer.shape == (REQUESTS + structure.replicas,) for chain in chains)
+    assert all(getattr(fleet.state, chain).newer.shape == (SLOTS + structure.replicas,) for chain in chains)
     one = any_order_state.initial_state(given.given._replace(structure=kind.structure))
     same = {chain: getattr(one, chain) for chain in chains} | ({} if kind.peaks else {"by_end": one.running})
     fleet = fleet._replace(state=fleet.state._replace(**same))
