@@ -157,7 +157,7 @@ _BAND = (
 _MEAN_ERROR = (
     f"{_BAND}. Of the mean, in servers that keep up; waits of saturated designs are off by more, which is in it. "
     "Towards saturation a latency is off by 1 + d ln latency / d ln rate times it, the sum of the elasticities to all "
-    "times less those to all rates: tables and pages multiply by it where the rate was swept"
+    "times less those to all rates: tables multiply by it where the rate was swept"
 )
 _SERVED_ERROR = (
     f"{_BAND}. 0 where the design keeps up with its arrivals, which are then what is served; that of e2e_s where it is "

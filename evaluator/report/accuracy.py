@@ -21,12 +21,13 @@ MOST = 3
 """Bases that are told one by one."""
 
 
-def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST) -> list[str]:
+def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST, grown: bool = True) -> list[str]:
     """What to expect of the designs at the positions ``rows``, by what they rest on, the ``most`` frequent first.
 
     Latencies have the error of the service times its ``Growth``; where that is not known of designs that wait, it is
-    said. Saturated ones, whose waits are off by more, count only where all are. Nothing of a dataset without model
-    errors, as those of a version before.
+    said. Over many designs, up to saturation, its range tells little: ``grown`` False puts it in words. Saturated ones,
+    whose waits are off by more, count only where all are. Nothing of a dataset without model errors, as those of a
+    version before.
     """
     if "model_error_basis" not in ds or not rows.size:
         return []
@@ -34,11 +35,18 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST) -> list[
     rows = calm if calm.size else rows
     bases, counts = np.unique(ds["model_error_basis"].values[rows].astype(str), return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    growth = Growth(ds)
-    lines = [_line(ds, growth, rows, str(bases[at]), int(counts[at]), bases.size) for at in order[:most]]
+    growth = Growth(ds) if grown else None
+    within = f", {WITHIN}" if grown else f", {WITHIN} and more towards saturation"
+    lines = []
+    for at in order[:most]:
+        which = f" of {counts[at]:,} design{'s' * bool(counts[at] > 1)}" if bases.size > 1 else ""
+        found = _errors(ds, growth, rows, str(bases[at]))
+        lines.append(
+            f"expected error{which}{'' if lines or not found else within}: {found or 'not known'} ({bases[at]})"
+        )
     others = bases.size - most
     lines += [f"and {others} other bas{'e' if others > 1 else 'i'}s (model_error_basis)"] if others > 0 else []
-    waiting = growth.waiting(rows)
+    waiting = growth.waiting(rows) if growth is not None else 0
     if waiting:
         who = "all wait" if waiting == rows.size else f"{waiting:,} of {rows.size:,} designs wait"
         lines.append(
@@ -47,18 +55,15 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST) -> list[
     return lines
 
 
-def _line(ds: xr.Dataset, growth: Growth, rows: np.ndarray, basis: str, count: int, bases: int) -> str:
+def _errors(ds: xr.Dataset, growth: Growth | None, rows: np.ndarray, basis: str) -> str:
+    """Those of the designs at ``rows`` that rest on ``basis``, in words."""
     mine = rows[ds["model_error_basis"].values[rows].astype(str) == basis]
-    found = {
-        label: ds[f"{name}_model_error"].values[mine] * np.nan_to_num(growth.of(name, mine), nan=1.0)
-        for name, label in _SHOWN.items()
-        if f"{name}_model_error" in ds
-    }
-    which = f" of {count:,} design{'s' * (count > 1)}" if bases > 1 else ""
-    told = in_words(found)
-    return (
-        f"expected error{which}, {WITHIN}: {told} ({basis})" if told else f"expected error{which}: not known ({basis})"
-    )
+    found = {}
+    for name, label in _SHOWN.items():
+        if f"{name}_model_error" in ds:
+            more = 1.0 if growth is None else np.nan_to_num(growth.of(name, mine), nan=1.0)
+            found[label] = ds[f"{name}_model_error"].values[mine] * more
+    return in_words(found)
 
 
 _TOLD = {

@@ -97,3 +97,10 @@ def test_where_nothing_tells_it_of_designs_that_wait_it_is_said(rows, told):
     lines = expected_errors(ds, np.arange(len(rows)))
     assert "TTFT ± 5 %" in lines[0]
     assert lines[1].startswith(told) and lines[1].endswith("a swept rate or --sensitivity tells")
+
+
+def test_over_all_designs_it_is_left_to_words():
+    ds = swept([0.6, 0.8], [1 / 0.4, 1 / 0.2], wait=0.5)
+    assert expected_errors(ds, np.arange(2), grown=False) == [
+        f"expected error, 68 % of measured means within and more towards saturation: TTFT ± 5 % ({RUNS})"
+    ]

@@ -211,7 +211,7 @@ def _sets(ds: xr.Dataset, able: np.ndarray) -> str:
 
 def _expected(ds: xr.Dataset, able: np.ndarray) -> str:
     """The expected errors of the designs that can run; 68 % of measured values are within them."""
-    return "; ".join(expected_errors(ds, np.flatnonzero(able))) or "evaluator compare tells"
+    return "; ".join(expected_errors(ds, np.flatnonzero(able), grown=False)) or "evaluator compare tells"
 
 
 def _counted(ds: xr.Dataset, name: str, able: np.ndarray) -> str:

@@ -80,7 +80,7 @@ def footnotes(ds: xr.Dataset, layout: Layout) -> list[str]:
 
 def calibration(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
     """The calibration set that was asked for, and how far off what is shown is expected to be."""
-    expected = [line.replace("expected", "Expected", 1) for line in expected_errors(ds, rows, most=2)]
+    expected = [line.replace("expected", "Expected", 1) for line in expected_errors(ds, rows, most=2, grown=False)]
     return [f"Calibration: {ds.attrs.get('calibration', 'unknown')}", *expected]
 
 
