@@ -37,7 +37,7 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST, grown: b
     order = np.argsort(-counts, kind="stable")
     growth = Growth(ds) if grown else None
     within = f", {WITHIN}" if grown else f", {WITHIN} and more towards saturation"
-    lines = []
+    lines: list[str] = []
     for at in order[:most]:
         which = f" of {counts[at]:,} design{'s' * bool(counts[at] > 1)}" if bases.size > 1 else ""
         found = _errors(ds, growth, rows, str(bases[at]))
