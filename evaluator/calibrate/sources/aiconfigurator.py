@@ -197,7 +197,9 @@ def _usual_experts(frame: pd.DataFrame) -> pd.Series:
     (``moe_config.backend: TRTLLM``) and FlashInfer has, too; nor the latter with eight experts, of which DeepSeek's
     router has no two to a group. Of gpt-oss on Blackwell 16-bit activations, where
     TensorRT-LLM and SGLang quantise them to mxfp8; on Hopper SGLang's weights unpacked to 16 bits, which it does where
-    the package of Triton's own kernels is missing. Of SGLang what runs experts without a gate on Hopper (FlashInfer's
+    the package of Triton's own kernels is missing, and Marlin with mxfp4 for 896 experts, whose launches take four times
+    as long as for 384 in int4: with nothing between, gpt-oss and its 128 would be given them, while as int4 on the same
+    kernel it is not. Of SGLang what runs experts without a gate on Hopper (FlashInfer's
     CUTLASS kernel, three times as slow), and on Blackwell the Triton kernel of those models for which it does not
     choose TensorRT-LLM's.
     """
@@ -207,7 +209,7 @@ def _usual_experts(frame: pd.DataFrame) -> pd.Series:
     left |= kernel.str.startswith("moe_torch_flow") & (frame["dtype"] == "nvfp4") & (kernel != TRTLLM_GENERATED)
     left |= (frame["dtype"] == "w4a16_mxfp4") & (frame["gpu"].isin(BLACKWELL) | (kernel == "sglang_fused_moe_triton"))
     left |= (kernel == TRTLLM_GENERATED) & (frame["num_experts"] < 2 * GROUPS)
-    left |= kernel == "sglang_flashinfer_cutlass_moe"
+    left |= kernel.isin(("sglang_flashinfer_cutlass_moe", "sglang_marlin_moe_situ_as_silu"))
     return ~(left | ((kernel == "sglang_fused_moe_triton") & frame["gpu"].isin(BLACKWELL)))
 
 
