@@ -20,7 +20,8 @@ from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.iteration import CostParameters, IterationCost, experts_time, experts_touched, padded
 
 LARGEST_GRAPH = 512.0
-"""Tokens: of larger batches vLLM has no CUDA graph (``max_cudagraph_capture_size``), and pads no rank."""
+"""Tokens: of larger batches, or of more than twice ``max_num_seqs``, vLLM has no CUDA graph
+(``max_cudagraph_capture_size``, ``VllmConfig._set_cudagraph_sizes``), and pads no rank."""
 
 
 class Ranks(NamedTuple):
@@ -55,11 +56,11 @@ def device_cost(cost: IterationCost) -> CostParameters:
     raise TypeError(f"{type(cost).__name__} has no time without experts")
 
 
-def steps_together(cost: IterationCost, ranks: Ranks) -> Steps:
+def steps_together(cost: IterationCost, ranks: Ranks, max_num_seqs: Batched) -> Steps:
     """The iterations of ranks until one of them changes its batch or another rank gets ahead."""
     device = device_cost(cost)
     xp = array_namespace(device.graph_tokens, *ranks)
-    graphs = (device.graph_tokens > 0.0) & (ranks.most <= LARGEST_GRAPH)
+    graphs = (device.graph_tokens > 0.0) & (ranks.most <= xp.minimum(2.0 * max_num_seqs, LARGEST_GRAPH))
     tokens = xp.where(graphs, ranks.most, ranks.mean)
     seen = xp.where(graphs, padded(ranks.most, device.graph_tokens), ranks.padded_mean)
     first_s = ranks.ahead_s + experts_time(device, tokens, seen)

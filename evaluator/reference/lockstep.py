@@ -40,8 +40,9 @@ def launch_together(ranks: Sequence[Replica], now: float) -> list[tuple[Flight, 
 def _send(ranks: Sequence[Replica], batches: Sequence[Batch], now: float) -> list[tuple[Flight, Replica]]:
     """The batches take off. Those of a pipeline wait for one another at each of its ranks, and do not leap."""
     weighed = [rank.weigh(batch) for rank, batch in zip(ranks, batches, strict=True)]
+    seats = ranks[0].limits.max_num_seqs
     found = [
-        _steps([_Own(batch, *sums, cost) for batch, sums in zip(batches, weighed, strict=True)], cost)
+        _steps([_Own(batch, *sums, cost) for batch, sums in zip(batches, weighed, strict=True)], cost, seats)
         for cost in ranks[0].pipeline.costs
     ]
     steps, overtaken = found[0]
@@ -71,7 +72,7 @@ class _Own:
         self.padded = padded(self.tokens, device.graph_tokens)
 
 
-def _steps(own: Sequence[_Own], cost: IterationCost) -> tuple[Steps, float]:
+def _steps(own: Sequence[_Own], cost: IterationCost, max_num_seqs: int) -> tuple[Steps, float]:
     """The iterations of these batches, and after how many of them another rank gets ahead."""
     busy = [each for each in own if each.there]
     ahead = max(busy, key=lambda each: (each.time_s, each.growth_s))
@@ -84,4 +85,4 @@ def _steps(own: Sequence[_Own], cost: IterationCost) -> tuple[Steps, float]:
         fastest_s=max(each.fastest_s for each in busy),
     )
     overtaken = (overtaken_after(ahead.time_s - each.time_s, each.growth_s - ahead.growth_s) for each in busy)
-    return steps_together(cost, sums), min(overtaken)
+    return steps_together(cost, sums, max_num_seqs), min(overtaken)

@@ -42,17 +42,17 @@ def ranks_of(cost, batches):
 @pytest.mark.parametrize("batch", [decode_batch(13.0, 900.0, None), BATCH])
 def test_ranks_with_equal_batches_take_as_long_as_one_among_them(calibration, batch):
     cost = cost_of(EIGHT, calibration=load_calibration(calibration, "h100-sxm"))
-    steps = steps_together(cost, ranks_of(cost, [batch] * 8))
+    steps = steps_together(cost, ranks_of(cost, [batch] * 8), 256)
     assert float(steps.first_s) == pytest.approx(float(iteration_time(cost, batch)), rel=1e-12)
 
 
 def test_the_slowest_rank_and_the_tokens_of_all_set_the_time():
     cost = cost_of(EIGHT, calibration=replace(SET, graph_tokens=0.0))
     short, long = decode_batch(8.0, 100.0, None), decode_batch(8.0, 50000.0, None)
-    of_long = float(steps_together(cost, ranks_of(cost, [long] * 8)).first_s)
-    assert float(steps_together(cost, ranks_of(cost, [short] * 7 + [long])).first_s) == pytest.approx(of_long)
+    of_long = float(steps_together(cost, ranks_of(cost, [long] * 8), 256).first_s)
+    assert float(steps_together(cost, ranks_of(cost, [short] * 7 + [long]), 256).first_s) == pytest.approx(of_long)
     busy = decode_batch(64.0, 100.0, None)  # more tokens on the others keep the experts busy for longer
-    assert float(steps_together(cost, ranks_of(cost, [long] + [busy] * 7)).first_s) > of_long
+    assert float(steps_together(cost, ranks_of(cost, [long] + [busy] * 7), 256).first_s) > of_long
 
 
 def test_graphs_pad_all_ranks_to_the_largest():
@@ -61,13 +61,15 @@ def test_graphs_pad_all_ranks_to_the_largest():
     uneven = [decode_batch(4.0, 1000.0, None)] * 7 + [decode_batch(64.0, 1000.0, None)]
     even = [decode_batch(64.0, 1000.0, None)] * 8
 
-    def first_s(cost, batches):
-        return float(steps_together(cost, ranks_of(cost, batches)).first_s)
+    def first_s(cost, batches, max_num_seqs=256):
+        return float(steps_together(cost, ranks_of(cost, batches), max_num_seqs).first_s)
 
     assert first_s(graphs, uneven) == pytest.approx(first_s(graphs, even), rel=1e-3)
     assert first_s(plain, uneven) < 0.9 * first_s(plain, even)
     large = [decode_batch(4.0, 1000.0, None)] * 7 + [prefill_batch(1.0, 1000, None)]  # too large for a graph
     assert first_s(graphs, large) == pytest.approx(first_s(plain, large), rel=1e-3)
+    few = 31  # sequences of an iteration: graphs are kept for 62 tokens at most
+    assert first_s(graphs, uneven, few) == pytest.approx(first_s(plain, uneven), rel=0.02)
 
 
 def test_a_rank_behind_overtakes_when_its_context_grows_faster():

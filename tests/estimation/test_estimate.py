@@ -182,3 +182,13 @@ def test_data_parallel_of_a_dense_model_is_that_of_as_many_replicas():
     assert (four.ttft_s, four.tpot_s, four.memory) == (one.ttft_s, one.tpot_s, one.memory)
     assert four.output_tok_per_s == pytest.approx(4 * one.output_tok_per_s)
     assert four.load.utilisation == one.load.utilisation
+
+
+def test_how_ranks_exchange_tokens():
+    given = {"prompt_tokens": 500, "output_tokens": 50, "data_parallel": 8, "expert_parallel": 8, "batch": 32}
+    gathered, sent = (
+        estimate("qwen3-30b-a3b", "h100-sxm", expert_exchange=each, **given) for each in ("gather", "all_to_all")
+    )
+    assert sent.ttft_s < gathered.ttft_s and sent.kv_capacity_tokens > gathered.kv_capacity_tokens
+    with pytest.raises(InputError, match="expert_exchange: must be one of gather, all_to_all, not deepep"):
+        estimate("qwen3-30b-a3b", "h100-sxm", expert_exchange="deepep", **given)

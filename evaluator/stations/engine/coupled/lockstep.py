@@ -115,7 +115,7 @@ def _next_steps(pool: GivenPool, fleet: Fleet, mine: FlagPerReplica, there: Flag
         growth_s=growth_s,
         fastest_s=jnp.where(there, together.fastest_s, 0.0).max(),
     )
-    steps = steps_together(pool.given.pipeline_ranks[0], sums)
+    steps = steps_together(pool.given.pipeline_ranks[0], sums, pool.given.limits.max_num_seqs)
     overtaken = overtaken_after(ahead_s - together.own_s, together.growth_s - growth_s)
     alike = jnp.where(there, jnp.minimum(together.alike, overtaken), UNBOUNDED).min()
     return steps, jnp.minimum(alike, steps.alike)
