@@ -93,11 +93,16 @@ def likely_family(levels: list[Config], reads: Reads) -> tuple[str, str]:
             complaints[name] = error
             continue
         what = f"model_type {types[0]} is not known" if types else "the config has no model_type"
-        return name, f"assumed: {what}; its layers are those of {name}, which reads all of its keys"
+        tables = "" if any(map(_says_if_tied, levels)) else "; embedding and output head count as two tables"
+        return name, f"assumed: {what}; its layers are those of {name}, which reads all of its keys{tables}"
     raise InputError(
         f"{text.where}: unknown model_type '{kind}'{close_matches(kind, sorted(FAMILIES))}; {_why(text, complaints)};"
         " if its layers are those of a known family, import with --like FAMILY (for example --like llama)"
     )
+
+
+def _says_if_tied(level: Config) -> bool:
+    return level.has("tie_word_embeddings") or level.has("tie_embedding")
 
 
 def _is_gated(text: Config) -> bool:
