@@ -334,6 +334,11 @@ REFUSED = {
     "num_attention_heads: 33 does not divide hidden_size 4096": {"num_attention_heads": 33, "num_key_value_heads": 33},
     "torch_dtype: unknown dtype 'float8'": {"torch_dtype": "float8"},
     r"torch_dtype: unknown dtype \['bfloat16'\]": {"torch_dtype": ["bfloat16"]},
+    "num_nextn_predict_layers: expected a whole number of at least 0": {
+        "num_nextn_predict_layers": [1],
+        "num_key_value_heads": [8] * 33,
+    },
+    "model_type: missing; add it, or import with --like FAMILY": {"model_type": None, "architectures": 1},
     "config.json: layer_types: 1 entries for 32 layers": {"model_type": "mistral", "layer_types": ["full_attention"]},
     "config.json: mlp_only_layers: expected a list of entries of type int": {
         "model_type": "qwen3_moe",
@@ -378,3 +383,10 @@ def test_unreadable_files(tmp_path):
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(InputError, match="expected a mapping"):
         import_config(tmp_path / "list.json")
+
+
+@pytest.mark.parametrize("key", ["moe", "vision_encoder", "multimodal"])
+def test_a_params_json_whose_levels_are_none(key):
+    params = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "hidden_dim": 128, "head_dim": 16, key: "yes"}
+    with pytest.raises(InputError, match=f"params.json: {key}: expected a mapping of keys to values, got 'yes'"):
+        import_config({**params, "vocab_size": 100, "max_seq_len": 1024})

@@ -53,9 +53,9 @@ BY_KEYS = {
 def test_by_its_keys(name):
     model = novel(**BY_KEYS[name])
     assert model.layers == import_config({**DENSE, **BY_KEYS[name], "model_type": name}, "novel").layers
-    assert model.notes[0] == (
-        f"assumed: model_type novel is not known; its layers are those of {name}, which reads all of its keys"
-    )
+    said = f"assumed: model_type novel is not known; its layers are those of {name}, which reads all of its keys"
+    assert model.notes[0] == f"{said}; embedding and output head count as two tables"
+    assert novel(**BY_KEYS[name], tie_word_embeddings=True).notes[0] == said
 
 
 RECURRENT = {

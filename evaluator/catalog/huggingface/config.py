@@ -13,6 +13,7 @@ LARGEST = 10**9
 """No figure of a language model's shape is larger; one that is would be a mistake, or meant to exhaust the memory."""
 
 MOST_LAYERS = 10_000
+_COUNTS_OF_LAYERS = ("num_hidden_layers", "num_nextn_predict_layers")  # by which lists per layer are read
 
 _MISSING: Any = object()
 
@@ -94,7 +95,7 @@ class Config(Fields):
             self.raw(key, None)
         if value is default:
             return value
-        if isinstance(value, list) and key != "num_hidden_layers":
+        if isinstance(value, list) and key not in _COUNTS_OF_LAYERS:
             value = self._of_layer(key, value)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise InputError(f"{self.place(key)}: expected a whole number of at least {minimum}, got {_shown(value)}")

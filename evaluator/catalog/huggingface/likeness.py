@@ -38,7 +38,7 @@ def stated_family(levels: list[Config], reads: Reads) -> tuple[str | None, str |
             continue
         if known is None or (level.text("model_type", None) == known and not _can(reads, known) and _can(reads, named)):
             what = f"model_type {types[0]}" if types else "a config without model_type"
-            return named, f"assumed: {what} has the layers of {named}, for its class is {level.raw('architectures')[0]}"
+            return named, f"assumed: {what} has the layers of {named}, for its class is {_class_of(level)}"
     return known, None
 
 
@@ -50,12 +50,16 @@ def _can(reads: Reads, name: str) -> bool:
     return True
 
 
-def _class_family(level: Config) -> str | None:
-    """The family that the first of ``architectures`` names: its words are those of the ``model_type``."""
+def _class_of(level: Config) -> str | None:
+    """The first of ``architectures``; None where it names none."""
     classes = level.raw("architectures", None)
-    if not isinstance(classes, list) or not classes or not isinstance(classes[0], str):
-        return None
-    return _BY_WORDS.get(_words(_CLASS.sub("", classes[0])))
+    return classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else None
+
+
+def _class_family(level: Config) -> str | None:
+    """The family that the class of a level names: its words are those of the ``model_type``."""
+    named = _class_of(level)
+    return None if named is None else _BY_WORDS.get(_words(_CLASS.sub("", named)))
 
 
 def _words(name: str) -> str:
@@ -78,7 +82,8 @@ def likely_family(levels: list[Config], reads: Reads) -> tuple[str, str]:
     """
     types = stated_types(levels)
     outer, text = levels[0], levels[-1]
-    if not types and not text.has("architectures"):
+    kind = types[0] if types else _class_of(text)
+    if kind is None:
         raise InputError(f"{outer.place('model_type')}: missing; add it, or import with --like FAMILY")
     complaints: dict[str, InputError] = {}
     for name in _PLAIN if _is_gated(text) else ():
@@ -88,12 +93,16 @@ def likely_family(levels: list[Config], reads: Reads) -> tuple[str, str]:
             complaints[name] = error
             continue
         what = f"model_type {types[0]} is not known" if types else "the config has no model_type"
-        return name, f"assumed: {what}; its layers are those of {name}, which reads all of its keys"
-    kind = types[0] if types else text.raw("architectures")[0]
+        tables = "" if any(map(_says_if_tied, levels)) else "; embedding and output head count as two tables"
+        return name, f"assumed: {what}; its layers are those of {name}, which reads all of its keys{tables}"
     raise InputError(
         f"{text.where}: unknown model_type '{kind}'{close_matches(kind, sorted(FAMILIES))}; {_why(text, complaints)};"
         " if its layers are those of a known family, import with --like FAMILY (for example --like llama)"
     )
+
+
+def _says_if_tied(level: Config) -> bool:
+    return level.has("tie_word_embeddings") or level.has("tie_embedding")
 
 
 def _is_gated(text: Config) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from evaluator.errors import InputError
+
 _NAMES = {
     "dim": "hidden_size",
     "n_layers": "num_hidden_layers",
@@ -42,13 +44,13 @@ def from_mistral(content: Any) -> Any:
     if not isinstance(content, Mapping) or "model_type" in content or not {"dim", "n_layers"} <= set(content):
         return content
     text = {_NAMES.get(key, key): value for key, value in content.items() if key not in _UNUSED}
-    moe = content.get("moe") or {}
+    moe = _level(content, "moe")
     text |= {_MOE_NAMES.get(key, key): value for key, value in moe.items() if key not in _MOE_UNUSED}
     text["model_type"] = "deepseek_v3" if content.get("kv_lora_rank") else "mixtral" if moe else "mistral"
     text.setdefault("tie_word_embeddings", False)
     if content.get("quantization"):
         text["quantization_config"] = _quantization(content["quantization"])
-    vision = content.get("vision_encoder") or (content.get("multimodal") or {}).get("vision_encoder")
+    vision = _level(content, "vision_encoder") or _level(_level(content, "multimodal"), "vision_encoder")
     if not vision:
         return text
     quantised = {key: text.pop(key) for key in ("quantization_config",) if key in text}
@@ -57,6 +59,14 @@ def from_mistral(content: Any) -> Any:
         "text_config": text,
         "vision_config": {**vision, "model_type": "pixtral"},
     } | quantised
+
+
+def _level(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The level below ``key``, empty where there is none; InputError where it is none."""
+    value = content.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise InputError(f"params.json: {key}: expected a mapping of keys to values, got {value!r}")
+    return value
 
 
 def _quantization(given: Any) -> Any:

@@ -55,6 +55,9 @@ CHATGLM = replace(
     },
     ignored=_MEGATRON,
 )
+_BIAS_EVERYWHERE = replace(
+    LLAMA, mixers=attention_kinds(softmax(bias=True, output_bias=True)), keys={"attention_bias": ("bias",)}
+)
 
 FAMILIES: Mapping[str, Family] = {
     "chatglm": CHATGLM,
@@ -89,8 +92,8 @@ FAMILIES: Mapping[str, Family] = {
     "dream": replace(QWEN2, notes=("a diffusion model: one pass per denoising step is not what is costed",)),
     "sdar": replace(QWEN3, ignored=QWEN3.ignored | _BLOCK_DIFFUSION),
     "sdar_moe": replace(QWEN_MOE, ignored=QWEN_MOE.ignored | _BLOCK_DIFFUSION),
-    "PanguEmbedded": replace(LLAMA, mixers=attention_kinds(softmax(bias=True, output_bias=True)),
-                             keys={"attention_bias": ("bias",)}),
+    "PanguEmbedded": _BIAS_EVERYWHERE,
+    "internlm": replace(_BIAS_EVERYWHERE, ignored=keys("rotary")),
     "PanguProMoE": replace(
         QWEN_MOE, mixers=_BIASED, blocks={"dense": dense(), "moe": experts()},
         ignored=QWEN_MOE.ignored | keys("num_experts_per_group router_scale"),
