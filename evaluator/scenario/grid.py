@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
@@ -14,13 +14,16 @@ import numpy as np
 from evaluator.errors import InputError
 from evaluator.scenario.fields import Place, Reader
 from evaluator.scenario.names import is_end, key_path, resolve
-from evaluator.scenario.parts import Part, combined, interned
+from evaluator.scenario.parts import Part, combined, identity, interned
 from evaluator.scenario.scenario import Axis, Deployment, Objective, Scenario, Workload
 from evaluator.scenario.sections import Base, FieldPath, outermost, owner, read_field
 from evaluator.scenario.tables import Named, Section
 from evaluator.scenario.tree import field_tree, split_path
 from evaluator.scenario.unsaid import UNSAID, told
 from evaluator.scenario.where import column, fulfilled
+
+MOST_KNOWN = 10_000
+"""Values of a field that are remembered while the points are read."""
 
 Point = tuple[Workload, Deployment, tuple[Objective, ...]]
 
@@ -207,6 +210,7 @@ def _read(
         for number in numbers
     ]
     chosen, codes = combined([(steps[number], len(axes[number].values)) for number in numbers])
+    known: dict[Hashable, Any] = {}  # the rows of a table repeat most of their values
 
     def read(indices: tuple[int, ...]) -> Any:
         together: dict[str, Any] = {}
@@ -214,13 +218,19 @@ def _read(
             together |= of_axis[index]
         if not together:
             return base.value(field)
+        key = identity(together)
+        if key in known:
+            return known[key]
         try:
-            return read_field(base, field, together, base.place)
+            value = read_field(base, field, together, base.place)
         except InputError:  # once more, to say at which point
             named = zip(numbers, indices, strict=True)
             point = ", ".join(f"{axes[number].name} = {axes[number].values[index]}" for number, index in named)
             read_field(base, field, together, Place(base.place.file, note=f" (sweep: {point})"))
             raise
+        if len(known) < MOST_KNOWN:
+            known[key] = value
+        return value
 
     values, places = interned(read(indices) for indices in zip(*(one.tolist() for one in chosen), strict=True))
     return Part(values, np.array(places)[codes])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -52,6 +52,14 @@ def _distinct(keys: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
     index = np.empty(bound, dtype=np.int64)
     index[found] = np.arange(len(found))
     return found, index[keys]
+
+
+def identity(changes: Mapping[str, Any]) -> Hashable:
+    """Equal for changes (key path -> value) that set the same values of the same types."""
+    return tuple(
+        (path, type(value), value if isinstance(value, Hashable) else repr(value))
+        for path, value in sorted(changes.items())
+    )
 
 
 def interned(values: Iterable[Any]) -> tuple[list[Any], list[int]]:

@@ -14,6 +14,7 @@ from evaluator.scenario.axes import RawAxis
 from evaluator.scenario.fields import Place
 from evaluator.scenario.figures import is_interval
 from evaluator.scenario.keys import check_bare_bound
+from evaluator.scenario.parts import identity
 from evaluator.scenario.scenario import Axis, Workload
 from evaluator.scenario.sections import Base, FieldPath, outermost, owner, read_field, rebuilt
 from evaluator.scenario.sessions import check_sessions
@@ -45,7 +46,7 @@ def _check_axis(axis: RawAxis, reader: _Reader) -> Axis:
             normal, following = reader.read(written, axis.place(index))
         else:
             normal, following = plain[0][index], {}
-        other = first.setdefault(_identity(normal), index)
+        other = first.setdefault(identity(normal), index)
         if other != index and not axis.repeats:
             _refuse_twice(axis, other, index, normal)
         if not axis.designs:
@@ -76,13 +77,6 @@ def _between(axis: RawAxis) -> tuple[list[dict[str, float]], set[int]] | None:
         return None
     steps = [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
     return steps, {int(place) for column in columns for place in (np.argmin(column), np.argmax(column))}
-
-
-def _identity(normal: Mapping[str, Any]) -> Hashable:
-    return tuple(
-        (path, type(value), value if isinstance(value, Hashable) else repr(value))
-        for path, value in sorted(normal.items())
-    )
 
 
 def _refuse_twice(axis: RawAxis, first: int, second: int, normal: Mapping[str, Any]) -> None:
@@ -120,7 +114,7 @@ class _Reader:
         return self.groups[paths]
 
     def _field(self, field: FieldPath, written: dict[str, Any], where: Place) -> tuple[Any, dict[str, Any]]:
-        key = field, _identity(written)
+        key = field, identity(written)
         if key not in self.fields:
             if field == ("slo",):
                 for path, raw in written.items():

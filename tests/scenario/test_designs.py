@@ -91,6 +91,18 @@ def test_parquet(base, tmp_path):
     assert found == [(1, "l40s", 8e9), (1, "h100-sxm", 1e9)]
 
 
+def test_values_that_rows_repeat_are_read_once(base, tmp_path, monkeypatch):
+    from evaluator.scenario import grid
+
+    asked = []
+    read = grid.read_field
+    monkeypatch.setattr(grid, "read_field", lambda *a: asked.append(a[2]) or read(*a))
+    rows = "".join(f"{tp},{rate}\n" for tp in (1, 2) for rate in range(1, 51))
+    points = swept(base, table(tmp_path, f"tensor_parallel,rate_rps\n{rows}")).points
+    assert len(points) == 100 and len(asked) == 2 + 50
+    assert len({id(deployment) for _, deployment, _ in points}) == 2
+
+
 def test_columns_of_the_same_name_in_parquet_are_refused(base, tmp_path):
     import pyarrow as pa
     from pyarrow import parquet
