@@ -3,11 +3,13 @@
 A decoding sequence has k + 1 tokens in an iteration of the model: the last one that is known, and k drafts behind it.
 Products see as many rows, and so do the head and the sampling; decode attention reads the context once for all of them
 and computes k + 1 rows of scores. A kernel of its own then compares the chances of the drafts under both models (vLLM,
-``RejectionSampler``). A draft model, or the model's module for the token after the next, passes k times before that,
-each time with one token of each sequence. Prompts pass through it once, because it needs KV of its own.
+``RejectionSampler``). What drafts on the device (a draft model, the model's module for the token after the next, a
+trained head) passes k times in an iteration. It needs KV of its own, so that its first pass has all tokens that the
+model computes, those of prompts and of rejected drafts among them; each later pass has one token of every sequence.
 
-Sources: Leviathan et al., arXiv:2211.17192, section 3.1 and appendix A.1; vLLM, ``v1/spec_decode`` and
-``v1/sample/rejection_sampler.py``; DeepSeek-V3, arXiv:2412.19437, section 2.2 (multi-token prediction).
+Sources: Leviathan et al., arXiv:2211.17192, section 3.1 and appendix A.1; vLLM, ``v1/sample/rejection_sampler.py`` and
+``v1/spec_decode/llm_base_proposer.py`` (``propose``: the batch of the first pass is that of the model, that of the
+later ones a token of each of its sequences); DeepSeek-V3, arXiv:2412.19437, section 2.2 (multi-token prediction).
 """
 
 from __future__ import annotations
@@ -19,16 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import Model
 from evaluator.cost.arrays import Batched, array_namespace
 from evaluator.cost.fold import fold
-from evaluator.cost.gemm import gemm, traffic
+from evaluator.cost.gemm import traffic
 from evaluator.cost.iteration import BatchStatistics, CostParameters, decode_context_s, iteration_time
 from evaluator.cost.kernel import Operator
-from evaluator.cost.operators import operators
-from evaluator.cost.parallel import Parallel
-from evaluator.cost.precision import Precision
-from evaluator.cost.projections import Projection
 
 if TYPE_CHECKING:
     from evaluator.catalog import Calibration
@@ -69,19 +66,24 @@ class SpeculativeCost(NamedTuple):
             decode_context=batch.decode_context + ahead, decode_window_context=batch.decode_window_context + ahead
         )
         host_s = self.sequence_s * (batch.decodes + batch.prefill_sequences)
-        return host_s + iteration_time(self.target, read, queries=self.queries) + self._drafting_s(batch)
+        return host_s + iteration_time(self.target, read, queries=self.queries) + self._drafting_s(batch, read)
 
-    def _drafting_s(self, batch: BatchStatistics) -> Batched:
-        """The first pass computes prompts, too; the later ones, whose contexts are longer by a token each, do not."""
+    def _drafting_s(self, batch: BatchStatistics, read: BatchStatistics) -> Batched:
+        """All passes of what drafts. In each the head has one row of a sequence, that of its last token.
+
+        In the later ones all sequences are decodes, whose contexts are longer by a token each. In the first pass the
+        rows of a sequence share the KV that attention reads, which takes longer than the scores of all of them.
+        """
         xp = array_namespace(self.passes, *batch)
         none = 0.0 * batch.prefill_tokens
-        mean_ahead = 0.5 * self.passes * batch.decodes  # of passes 2 to k, over the first: (1 + .. + (k - 1)) / (k - 1)
-        alone = BatchStatistics(
-            batch.decodes, batch.decode_context + mean_ahead, batch.decode_window_context + mean_ahead, *(none,) * 6
-        )
-        later = xp.maximum(self.passes - 1.0, 0.0) * xp.minimum(batch.decodes, 1.0)
-        passes_s = iteration_time(self.draft, batch) + later * iteration_time(self.draft, alone)
-        return xp.where(self.passes > 0.0, passes_s, 0.0)
+        sequences = batch.decodes + batch.prefill_sequences
+        ahead = 0.5 * self.passes * sequences  # of passes 2 to k, mean over the first: (1 + .. + (k - 1)) / (k - 1)
+        full = batch.decode_context + batch.prefill_context + ahead
+        window = batch.decode_window_context + batch.prefill_window_context + ahead
+        alone = BatchStatistics(sequences, full, window, *(none,) * 6)
+        first_s = iteration_time(self.draft, read, queries=self.queries, sampled=1.0)
+        later = xp.maximum(self.passes - 1.0, 0.0) * xp.minimum(sequences, 1.0)
+        return xp.where(self.passes > 0.0, first_s + later * iteration_time(self.draft, alone), 0.0)
 
     def token_growth(self, decodes: Batched) -> tuple[Batched, Batched]:
         """Seconds by which an iteration is longer per token more of context, of full and of windowed layers."""
@@ -140,23 +142,3 @@ def _nothing(like: CostParameters) -> CostParameters:
         elif name.endswith("_s"):
             parts[name] = np.float64(0.0)
     return like._replace(**parts)
-
-
-def prediction_module(model: Model) -> Model:
-    """The module that predicts the token after the next, as a model: one layer like the model's last one, and a head.
-
-    It shares embedding and head with the model (arXiv:2412.19437, section 2.2).
-    """
-    return replace(model, name=f"{model.name} (prediction module)", layers=(replace(model.layers[-1], count=1,
-                   weight_sets=None),), lookup_parameters=0, encoder_parameters=0, nucleus_sampling=False)  # fmt: skip
-
-
-def joining(model: Model) -> Projection:
-    """The product that joins a hidden state and the next token's embedding; every rank holds it whole."""
-    return Projection("prediction.join", "attention", 2 * model.hidden, model.hidden)
-
-
-def module_operators(model: Model, precision: Precision, parallel: Parallel) -> tuple[Operator, ...]:
-    """The operators of a pass of the prediction module of ``model``."""
-    module = prediction_module(model)
-    return (*operators(module, precision, parallel), gemm(joining(model), model, precision))
