@@ -61,28 +61,35 @@ class SpeculativeCost(NamedTuple):
 
     def time(self, batch: BatchStatistics) -> Batched:
         """Seconds of one iteration with drafting and verification."""
+        host_s = self.sequence_s * (batch.decodes + batch.prefill_sequences)
+        return host_s + iteration_time(self.target, self.verified(batch), queries=self.queries) + self.drafting_s(batch)
+
+    def verified(self, batch: BatchStatistics) -> BatchStatistics:
+        """The batch as the model and the first pass of what drafts see it: contexts with the drafts behind them."""
         ahead = (self.queries - 1.0) * batch.decodes
-        read = batch._replace(
+        return batch._replace(
             decode_context=batch.decode_context + ahead, decode_window_context=batch.decode_window_context + ahead
         )
-        host_s = self.sequence_s * (batch.decodes + batch.prefill_sequences)
-        return host_s + iteration_time(self.target, read, queries=self.queries) + self._drafting_s(batch, read)
 
-    def _drafting_s(self, batch: BatchStatistics, read: BatchStatistics) -> Batched:
-        """All passes of what drafts. In each the head has one row of a sequence, that of its last token.
-
-        In the later ones all sequences are decodes, whose contexts are longer by a token each. In the first pass the
-        rows of a sequence share the KV that attention reads, which takes longer than the scores of all of them.
-        """
-        xp = array_namespace(self.passes, *batch)
+    def continued(self, batch: BatchStatistics) -> BatchStatistics:
+        """The mean batch of the later passes of what drafts: all sequences decode, one token after the other."""
         none = 0.0 * batch.prefill_tokens
         sequences = batch.decodes + batch.prefill_sequences
-        ahead = 0.5 * self.passes * sequences  # of passes 2 to k, mean over the first: (1 + .. + (k - 1)) / (k - 1)
+        ahead = 0.5 * self.passes * sequences  # of passes 2 to k, over the first: (1 + .. + (k - 1)) / (k - 1)
         full = batch.decode_context + batch.prefill_context + ahead
         window = batch.decode_window_context + batch.prefill_window_context + ahead
-        alone = BatchStatistics(sequences, full, window, *(none,) * 6)
-        first_s = iteration_time(self.draft, read, queries=self.queries, sampled=1.0)
-        later = xp.maximum(self.passes - 1.0, 0.0) * xp.minimum(sequences, 1.0)
+        return BatchStatistics(sequences, full, window, *(none,) * 6)
+
+    def drafting_s(self, batch: BatchStatistics) -> Batched:
+        """Seconds of all passes of what drafts. In each the head has one row of a sequence, that of its last token.
+
+        In the first pass the rows of a sequence share the KV that attention reads, which takes longer than the scores
+        of all of them.
+        """
+        xp = array_namespace(self.passes, *batch)
+        alone = self.continued(batch)
+        first_s = iteration_time(self.draft, self.verified(batch), queries=self.queries, sampled=1.0)
+        later = xp.maximum(self.passes - 1.0, 0.0) * xp.minimum(alone.decodes, 1.0)
         return xp.where(self.passes > 0.0, first_s + later * iteration_time(self.draft, alone), 0.0)
 
     def token_growth(self, decodes: Batched) -> tuple[Batched, Batched]:
@@ -113,15 +120,16 @@ def speculative_cost(
     The passes of the draft model are launched without a scheduler in between: the host's time counts once.
     """
     queries = float(tokens + 1)
-    target = fold(_verifying(verified, queries, vocabulary), hardware, replace(calibration, sequence_overhead_s=0.0))
+    target = fold(verifying(verified, queries, vocabulary), hardware, replace(calibration, sequence_overhead_s=0.0))
     draft = _nothing(target) if drafted is None else fold(drafted, hardware, calibration, overheads=False)
     passes = 0.0 if drafted is None else float(tokens)
     host_s = np.float64(calibration.sequence_overhead_s)
     return SpeculativeCost(target, draft, np.float64(queries), np.float64(passes), host_s)
 
 
-def _verifying(found: Sequence[Operator], queries: float, vocabulary: int) -> tuple[Operator, ...]:
-    """The operators with ``queries`` rows of scores for each token of a context, and with the choice among drafts."""
+def verifying(found: Sequence[Operator], queries: float, vocabulary: int) -> tuple[Operator, ...]:
+    """The operators of the model with ``queries`` rows of scores for each token of a context, and the choice among
+    drafts."""
     rows = [
         replace(each, flops=each.flops * queries, token_bytes=each.token_bytes * queries)
         if each.scaling in ("decode", "decode_window")

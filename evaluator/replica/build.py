@@ -47,9 +47,14 @@ def build(spec: ReplicaSpec) -> Design:
     return replace(known, memory=memory, replica=_replica(known, memory, by))
 
 
+def drafter_of(known: Design) -> Drafter | None:
+    """What drafts on the replicas of a design; None where nothing does."""
+    return drafter(known.spec, known.model, _model)
+
+
 def kept_model(known: Design) -> Model:
     """The model with the layers of what drafts for it: all that keep something of a sequence."""
-    by = drafter(known.spec, known.model, _model)
+    by = drafter_of(known)
     return known.model if by is None else replace(known.model, layers=(*known.model.layers, *by.layers))
 
 
@@ -88,13 +93,17 @@ def _hardware(of: Hardware | WhatIf | str) -> Hardware:
 
 
 def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware, by: Drafter | None) -> MemoryPlan:
-    """What takes a device's memory; the KV cache has the blocks that are stated, else what is left."""
+    """What takes a device's memory; the KV cache has the blocks that are stated, else what is left.
+
+    With drafts there are scores of two tokens of a sequence: vLLM finds the peak of its activations by a run in which
+    each has one draft, however many there will be (``GPUModelRunner._dummy_sampler_run``).
+    """
     plan = memory_plan(
         model, hardware, spec.precision, spec.parallel,
         memory_fraction=spec.memory_fraction, memory_of=serving_engine(spec.engine).memory_of,
         block_tokens=spec.block_tokens,
         max_num_batched_tokens=spec.max_num_batched_tokens,
-        max_num_seqs=spec.max_num_seqs * (1 if spec.drafting is None else 1 + spec.drafting.tokens),
+        max_num_seqs=spec.max_num_seqs * (1 if spec.drafting is None else 2),
         beside=(0.0, ()) if by is None else (by.weight_bytes, by.layers),
     )  # fmt: skip
     if spec.kv_blocks is None:
