@@ -14,7 +14,7 @@ later ones a token of each of its sequences); DeepSeek-V3, arXiv:2412.19437, sec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,10 +59,10 @@ class SpeculativeCost(NamedTuple):
         """As of the model that verifies."""
         return self.target.expert_skew
 
-    def time(self, batch: BatchStatistics) -> Batched:
-        """Seconds of one iteration with drafting and verification."""
+    def time(self, batch: BatchStatistics, of: Callable[..., Batched] = iteration_time) -> Batched:
+        """Seconds of one iteration with drafting and verification; ``of``: what to count of each pass."""
         host_s = self.sequence_s * (batch.decodes + batch.prefill_sequences)
-        return host_s + iteration_time(self.target, self.verified(batch), queries=self.queries) + self.drafting_s(batch)
+        return host_s + of(self.target, self.verified(batch), queries=self.queries) + self.drafting_s(batch, of)
 
     def verified(self, batch: BatchStatistics) -> BatchStatistics:
         """The batch as the model and the first pass of what drafts see it: contexts with the drafts behind them."""
@@ -80,17 +80,17 @@ class SpeculativeCost(NamedTuple):
         window = batch.decode_window_context + batch.prefill_window_context + ahead
         return BatchStatistics(sequences, full, window, *(none,) * 6)
 
-    def drafting_s(self, batch: BatchStatistics) -> Batched:
-        """Seconds of all passes of what drafts. In each the head has one row of a sequence, that of its last token.
+    def drafting_s(self, batch: BatchStatistics, of: Callable[..., Batched] = iteration_time) -> Batched:
+        """Seconds of all passes of what drafts, ``of`` as of ``time``.
 
-        In the first pass the rows of a sequence share the KV that attention reads, which takes longer than the scores
-        of all of them.
+        In each pass the head has one row of a sequence, that of its last token. In the first one the rows of a
+        sequence share the KV that attention reads, which takes longer than the scores of all of them.
         """
         xp = array_namespace(self.passes, *batch)
         alone = self.continued(batch)
-        first_s = iteration_time(self.draft, self.verified(batch), queries=self.queries, sampled=1.0)
+        first_s = of(self.draft, self.verified(batch), queries=self.queries, sampled=1.0)
         later = xp.maximum(self.passes - 1.0, 0.0) * xp.minimum(alone.decodes, 1.0)
-        return xp.where(self.passes > 0.0, first_s + later * iteration_time(self.draft, alone), 0.0)
+        return xp.where(self.passes > 0.0, first_s + later * of(self.draft, alone), 0.0)
 
     def token_growth(self, decodes: Batched) -> tuple[Batched, Batched]:
         """Seconds by which an iteration is longer per token more of context, of full and of windowed layers."""

@@ -118,7 +118,7 @@ _DRAFTERS: Mapping[str, Callable[[Wanted], Drafter]] = {
 def _split(parallel: Parallel, draft: Model) -> Parallel:
     """The split of the model that verifies, on one pipeline rank; a draft model without experts has none to spread."""
     one = replace(parallel, pipeline=1)
-    return one if has_experts(draft) else replace(one, expert=1, redundant=0)
+    return one if has_experts(draft) else replace(one, expert=1, data=1, redundant=0)
 
 
 def _layer_bytes(one: Model, precision: Precision, parallel: Parallel) -> float:
@@ -158,8 +158,6 @@ def drafting_problem(
         return None
     if not model.gives_tokens:
         return f"speculative with {model.name}, which gives a vector and no tokens; leave it out", True
-    if in_lockstep(model, spec.parallel):
-        return "speculative with data_parallel ranks that share experts; leave out the one or the other", False
     return _PROBLEMS[spec.drafting.method](Wanted(spec, model, load), hardware)
 
 
@@ -210,11 +208,11 @@ def _model_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | Non
             f"speculative.model {draft.name} has an attention window of {model_window(draft):,} tokens that "
             f"{model.name} has not; use another draft model"
         ), False
-    if in_lockstep(draft, _split(spec.parallel, draft)):
+    if in_lockstep(draft, _split(spec.parallel, draft)) and not in_lockstep(model, spec.parallel):
         return (
-            f"speculative.model {draft.name} with data_parallel ranks that would share its experts; use another",
-            False,
-        )
+            f"speculative.model {draft.name} with data_parallel ranks of {model.name}, which have nothing in common "
+            "but would share its experts; use a draft model without experts, or more replicas instead"
+        ), False
     return _undivided(wanted, draft, hardware)
 
 

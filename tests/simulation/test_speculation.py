@@ -22,7 +22,7 @@ from tests.simulation.test_tokens import CLOSED, TIGHT
 NGRAM = "deployment.speculative={method: ngram, tokens: 3, acceptance: [0.8, 0.6, 0.45]}"
 EAGLE = "deployment.speculative={method: eagle, tokens: 2, acceptance: 0.7, vocabulary: 32000}"
 MTP = "deployment.speculative={method: mtp, tokens: 2, acceptance: 0.7}"
-SMALL_DEEPSEEK = "deployment.model={like: deepseek-v3, layers: 4}"
+DEEPSEEK = ("deployment.model=deepseek-v3", "deployment.hardware=h200-sxm", "deployment.tensor_parallel=8")
 DRAFT = "deployment.speculative={method: draft, model: {like: llama-3.1-8b, layers: 4}, tokens: 4, acceptance: 0.7}"
 SIDES = "deployment.pools={prefill: {role: prefill}, decode: {role: decode, batching: {policy: continuous}}}"
 OWN = (
@@ -40,11 +40,15 @@ SHARED = {
         NGRAM, "deployment.hardware=rtx-4090", "deployment.precision.weights=fp8", "workload.arrivals.rate_rps=40"
     ),
     "on demand": (NGRAM, *TIGHT),
-    "prediction module, whole prompts": (MTP, SMALL_DEEPSEEK, "deployment.batching.policy=continuous"),
+    "prediction module, whole prompts": (MTP, *DEEPSEEK, "deployment.batching.policy=continuous"),
     "pipeline": (NGRAM, "deployment.pipeline_parallel=2"),
     "pipeline with a draft model": (DRAFT, "deployment.pipeline_parallel=2"),
     "router by tokens": (EAGLE, "deployment.replicas=2", "deployment.router=least_work"),
     "data-parallel ranks": (DRAFT, "deployment.data_parallel=2"),
+    "ranks that share experts": (
+        MTP, "deployment.model=deepseek-v3", "deployment.hardware=h200-sxm", "deployment.data_parallel=8",
+        "deployment.expert_parallel=8", "workload.arrivals.rate_rps=20",
+    ),
     "disaggregated": (EAGLE, SIDES),
     "disaggregated, decode side alone": (OWN,),
 }  # fmt: skip
@@ -131,8 +135,9 @@ REFUSED = {
     "infeasible: does not fit: 827.8 GB of weights per device (811.7 GB of what drafts) exceed the": (
         "deployment.speculative={method: draft, model: llama-3.1-405b, tokens: 2, acceptance: 0.5}",
     ),
-    "unsupported: speculative with data_parallel ranks that share experts": (
-        NGRAM, "deployment.model=gpt-oss-20b", "deployment.data_parallel=2", "deployment.expert_parallel=2",
+    "unsupported: speculative.model qwen3-30b-a3b with data_parallel ranks of qwen3-8b": (
+        "deployment.model=qwen3-8b", "deployment.data_parallel=2",
+        "deployment.speculative={method: draft, model: qwen3-30b-a3b, tokens: 2, acceptance: 0.5}",
     ),
     "infeasible: max_num_seqs 32 with 3 drafts each exceeds max_num_batched_tokens 100": (
         NGRAM, "deployment.batching.max_num_batched_tokens=100",
