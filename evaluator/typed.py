@@ -605,8 +605,10 @@ class Pool(TypedDict, total=False):
     """The number formats."""
     engine: Literal["vllm", "trtllm", "sglang"]
     """The serving engine: its kernels and host with calibration auto, and the defaults of its scheduler."""
-    calibration: Literal["auto"] | CalibrationName | str
-    """Operator efficiencies. auto: the best set for this hardware and engine; datasheet; or a name of the catalog."""
+    calibration: Literal["auto"] | Literal["transferred"] | CalibrationName | str
+    """Operator efficiencies. auto: the best set for this hardware and engine; transferred: the median of other
+    devices' sets; datasheet; or a name of the catalog.
+    """
     replicas: int
     """Identical copies of the model."""
     tensor_parallel: int
@@ -684,8 +686,10 @@ class Deployment(TypedDict, total=False):
     """The number formats."""
     engine: Literal["vllm", "trtllm", "sglang"]
     """The serving engine: its kernels and host with calibration auto, and the defaults of its scheduler."""
-    calibration: Literal["auto"] | CalibrationName | str
-    """Operator efficiencies. auto: the best set for this hardware and engine; datasheet; or a name of the catalog."""
+    calibration: Literal["auto"] | Literal["transferred"] | CalibrationName | str
+    """Operator efficiencies. auto: the best set for this hardware and engine; transferred: the median of other
+    devices' sets; datasheet; or a name of the catalog.
+    """
     replicas: int
     """Identical copies of the model."""
     tensor_parallel: int

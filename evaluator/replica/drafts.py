@@ -14,7 +14,7 @@ from evaluator.cost.gemm import gemm
 from evaluator.cost.kernel import Operator
 from evaluator.cost.memory import model_window
 from evaluator.cost.operators import operators
-from evaluator.cost.parallel import Parallel, has_experts, in_lockstep, parallel_problem
+from evaluator.cost.parallel import Parallel, in_lockstep, parallel_problem
 from evaluator.cost.precision import Precision
 from evaluator.cost.prediction import eagle_head, eagle_joint, module_joint, prediction_module
 from evaluator.cost.projections import Projection
@@ -118,7 +118,7 @@ _DRAFTERS: Mapping[str, Callable[[Wanted], Drafter]] = {
 def _split(parallel: Parallel, draft: Model) -> Parallel:
     """The split of the model that verifies, on one pipeline rank; a draft model without experts has none to spread."""
     one = replace(parallel, pipeline=1)
-    return one if has_experts(draft) else replace(one, expert=1, data=1, redundant=0)
+    return one if draft.has_experts else replace(one, expert=1, data=1, redundant=0)
 
 
 def _layer_bytes(one: Model, precision: Precision, parallel: Parallel) -> float:

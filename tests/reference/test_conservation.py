@@ -2,10 +2,8 @@
 
 import math
 from collections import Counter
-from functools import cache
-
-
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
