@@ -113,12 +113,15 @@ def memory_plan(
     max_num_batched_tokens: int = 2048,
     max_num_seqs: int = 256,
     beside: tuple[float, tuple[LayerKind, ...]] = (0.0, ()),
+    states: int = 1,
 ) -> MemoryPlan:
     """Weights, activations and KV capacity per device of the pipeline rank with the least room for KV.
 
     ``memory_of`` says what ``memory_fraction`` is a fraction of (``catalog.engines.ServingEngine``). The capacity is 0
     where weights and activations leave nothing; ``memory_problem`` then says why. ``beside``: bytes of weights of what
-    drafts for this model, on the last pipeline rank, and its layers, which keep KV of the same tokens.
+    drafts for this model, on the last pipeline rank, and its layers, which keep KV of the same tokens. ``states``: of
+    each recurrent layer, that a sequence keeps; with drafts one behind each of them, since a state that has taken in a
+    rejected draft cannot be taken back (vLLM, ``MambaSpec.num_speculative_blocks``).
     """
     whole = hardware.memory_bytes
     shared = of_rank(model, parallel).expert_devices > 1
@@ -130,7 +133,7 @@ def memory_plan(
         weights = weight_bytes(model, precision, parallel, pipeline_rank) + more
         usable = _usable(memory_of, memory_fraction, whole, weights, active)
         kinds = (*rank_kinds(model, parallel.pipeline, pipeline_rank), *((kind, kind.count) for kind in layers))
-        layout = _layout(model, kinds, precision, parallel, block_tokens, usable - weights - active)
+        layout = _layout(model, kinds, precision, parallel, (block_tokens, states), usable - weights - active)
         plans.append(MemoryPlan(pipeline_rank, usable, weights, active, layout))
     return min(plans, key=lambda plan: (plan.kv.capacity_units, plan.usable_bytes - plan.weight_bytes))
 
@@ -149,9 +152,11 @@ def _layout(
     kinds: Iterable[tuple[LayerKind, float]],
     precision: Precision,
     parallel: Parallel,
-    block_tokens: int,
+    kept_of: tuple[int, int],
     free: float,
 ) -> KvLayout:
+    """``kept_of``: tokens of a block, and states of a sequence."""
+    block_tokens, states = kept_of
     full = window = per_sequence = 0.0
     for kind, count in kinds:
         for size, tokens in kept(kind.mixer, precision.kv, parallel.tensor):
@@ -159,7 +164,7 @@ def _layout(
                 full += count * size
             else:
                 window += count * size
-        per_sequence += count * state_bytes(kind.mixer, precision.activations, parallel.tensor)
+        per_sequence += states * count * state_bytes(kind.mixer, precision.activations, parallel.tensor)
     unit = block_tokens * (full + window) or per_sequence or UNUSED_UNIT
     capacity = max(0, math.floor(free / unit * (1 + 1e-12)))
     return KvLayout(full, window, model_window(model), per_sequence, block_tokens, unit, capacity)

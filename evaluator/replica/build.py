@@ -105,6 +105,7 @@ def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware, by: Drafter | N
         max_num_batched_tokens=spec.max_num_batched_tokens,
         max_num_seqs=spec.max_num_seqs * (1 if spec.drafting is None else 2),
         beside=(0.0, ()) if by is None else (by.weight_bytes, by.layers),
+        states=1 if spec.drafting is None else 1 + spec.drafting.tokens,
     )  # fmt: skip
     if spec.kv_blocks is None:
         return plan

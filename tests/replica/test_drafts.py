@@ -70,6 +70,13 @@ def test_a_head_has_its_own_copy_of_the_embedding_where_the_model_has_it_on_anot
     assert weights(deep) == pytest.approx(weights(shallow) + table)
 
 
+def test_recurrent_layers_keep_a_state_behind_every_draft():
+    hybrid = replace(DEEPSEEK, model="qwen3-next-80b-a3b", parallel=Parallel(4))
+    plain, drafting = (build(replace(hybrid, drafting=each)).memory.kv for each in (None, Drafting("mtp", 3)))
+    assert drafting.bytes_per_sequence == 4 * plain.bytes_per_sequence > 0
+    assert drafting.bytes_per_token_full == pytest.approx(plain.bytes_per_token_full * 13 / 12)  # full in 12 layers
+
+
 def test_memory_names_what_drafts_and_remedies_count_it():
     whole = build(replace(SPEC, drafting=Drafting("draft", 2, "llama-3.1-405b")))
     assert "238.2 GB of weights per device (202.9 GB of what drafts) exceed" in whole.reason
