@@ -14,7 +14,7 @@ from evaluator.version import __version__
 if TYPE_CHECKING:
     from evaluator.cost.iteration import iteration_time
     from evaluator.errors import InputError
-    from evaluator.estimation import estimate
+    from evaluator.estimation.estimate import estimate
     from evaluator.report.accessor import read
     from evaluator.results.gather import gather
     from evaluator.run import simulate, sweep, sweep_shard

@@ -13,7 +13,7 @@ gives fewer tokens. NumPy and JAX compute the hash alike; nothing here imports J
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-METHODS = ("draft", "mtp", "ngram")
+METHODS = ("draft", "mtp", "eagle", "ngram")
 MOST_TOKENS = 16
 """Drafts of an iteration: beyond that nobody gains anything, and the engine's tables hold no more."""
 
@@ -30,14 +30,17 @@ MOST_TOKENS = 16
 class Drafting:
     """What makes the drafts, and how many in an iteration.
 
-    ``method`` draft: a smaller ``model`` decodes ``tokens`` times. mtp: the model's own module for the token after the
-    next, one layer and a head, passes as often (DeepSeek-V3, arXiv:2412.19437, section 2.2). ngram: the host finds them
-    in the prompt, and the device does nothing for it.
+    ``method`` draft: a smaller ``model`` decodes ``tokens`` times. mtp: the modules for the tokens after the next that
+    were published with the model pass as often, each one layer and the head (DeepSeek-V3, arXiv:2412.19437, section
+    2.2). eagle: so does a layer that was trained for it, with a head of ``vocabulary`` tokens (EAGLE-3,
+    arXiv:2503.01840). ngram: the host finds them in the prompt, and the device does nothing for it.
     """
 
     method: str
     tokens: int
     model: Any = None  # of draft: a name of the catalog, or a described model
+    _: KW_ONLY
+    vocabulary: int | None = None  # of eagle; None: that of the model
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Speculative(Drafting):
     @property
     def drafting(self) -> Drafting:
         """What the time of an iteration depends on; the acceptance says only how many there are."""
-        return Drafting(self.method, self.tokens, self.model)
+        return Drafting(self.method, self.tokens, self.model, vocabulary=self.vocabulary)
 
     @property
     def chances(self) -> tuple[float, ...]:

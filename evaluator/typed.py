@@ -498,10 +498,10 @@ class Kv(TypedDict, total=False):
 class Speculative(TypedDict, total=False):
     """Speculative."""
 
-    method: Literal["draft", "mtp", "ngram"]
-    """Who drafts. draft: a smaller model. mtp: a module for the token after the next, taken as one layer like the
-    model's last one and its head, published with the model or trained for it (EAGLE). ngram: the host, from the
-    text so far.
+    method: Literal["draft", "mtp", "eagle", "ngram"]
+    """Who drafts. draft: a smaller model. mtp: the modules for the tokens after the next that were published with the
+    model, each one layer and its head. eagle: a layer with a head that was trained for the model (EAGLE-3). ngram:
+    the host, from the text so far.
     """
     tokens: int
     """Tokens drafted for a sequence, and verified, in an iteration."""
@@ -509,6 +509,8 @@ class Speculative(TypedDict, total=False):
     """Chance that a draft is accepted where all before it were: one rate, or one for each position."""
     model: ModelName | str | Mapping[str, Any]
     """Of method draft, the model that drafts, on the same devices."""
+    vocabulary: int
+    """Of method eagle, tokens that its head can propose; absent: all of the model."""
 
 
 RouterName: TypeAlias = Literal[
@@ -603,8 +605,10 @@ class Pool(TypedDict, total=False):
     """The number formats."""
     engine: Literal["vllm", "trtllm", "sglang"]
     """The serving engine: its kernels and host with calibration auto, and the defaults of its scheduler."""
-    calibration: Literal["auto"] | CalibrationName | str
-    """Operator efficiencies. auto: the best set for this hardware and engine; datasheet; or a name of the catalog."""
+    calibration: Literal["auto"] | Literal["transferred"] | CalibrationName | str
+    """Operator efficiencies. auto: the best set for this hardware and engine; transferred: the median of other
+    devices' sets; datasheet; or a name of the catalog.
+    """
     replicas: int
     """Identical copies of the model."""
     tensor_parallel: int
@@ -682,8 +686,10 @@ class Deployment(TypedDict, total=False):
     """The number formats."""
     engine: Literal["vllm", "trtllm", "sglang"]
     """The serving engine: its kernels and host with calibration auto, and the defaults of its scheduler."""
-    calibration: Literal["auto"] | CalibrationName | str
-    """Operator efficiencies. auto: the best set for this hardware and engine; datasheet; or a name of the catalog."""
+    calibration: Literal["auto"] | Literal["transferred"] | CalibrationName | str
+    """Operator efficiencies. auto: the best set for this hardware and engine; transferred: the median of other
+    devices' sets; datasheet; or a name of the catalog.
+    """
     replicas: int
     """Identical copies of the model."""
     tensor_parallel: int

@@ -94,6 +94,7 @@ def read_model(document: Any, where: str, expected_name: str | None = None) -> M
         notes=_notes(given),
         output=output,
         nucleus_sampling=given.flag("nucleus_sampling", False),
+        prediction_layers=given.integer("prediction_layers", 0, minimum=0),
     )
     given.finish()
     if model.whole_texts and model.gives_tokens:
@@ -117,7 +118,7 @@ def model_to_yaml(model: Model) -> str:
         lines.append(f"output: {model.output}")
     if model.nucleus_sampling:
         lines.append("nucleus_sampling: true")
-    for key in ("lookup_parameters", "encoder_parameters"):
+    for key in ("lookup_parameters", "encoder_parameters", "prediction_layers"):
         if getattr(model, key):
             lines.append(f"{key}: {getattr(model, key)}")
     if model.notes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -36,6 +36,17 @@ def estimate(
     calibration: Annotated[
         str, typer.Option(help="Efficiencies: auto (the best there are), or a set's name.")
     ] = "auto",
+    speculative: Annotated[
+        str | None, typer.Option(metavar="draft|mtp|eagle|ngram", help="Speculative decoding: who drafts.")
+    ] = None,
+    drafts: Annotated[int | None, typer.Option(min=1, metavar="TOKENS", help="Tokens drafted in an iteration.")] = None,
+    acceptance: Annotated[
+        str | None, typer.Option(metavar="RATES", help="Chance that a draft is accepted: 0.8, or by position 0.8,0.6.")
+    ] = None,
+    draft_model: Annotated[str | None, typer.Option(metavar="MODEL", help="Of --speculative draft.")] = None,
+    draft_vocabulary: Annotated[
+        int | None, typer.Option(min=1, metavar="TOKENS", help="Of the head of --speculative eagle.")
+    ] = None,
 ) -> None:
     """Time, memory and throughput of one batch, operator by operator."""
     from evaluator.catalog import load_calibration, load_hardware, load_model
@@ -64,6 +75,7 @@ def estimate(
         output_tokens=output,
         batch=batch,
         rate_rps=rate,
+        speculative=_speculative(speculative, drafts, acceptance, draft_model, draft_vocabulary),
     )
     typer.echo(format_estimate(result))
     if result.status != "ok":
@@ -77,3 +89,30 @@ def _check_dtypes(chosen: Mapping[str, str]) -> None:
         allowed = [*(["checkpoint"] if option == "--weights" else []), *get_args(DTypeName)]
         if dtype not in allowed:
             raise InputError(f"{option} {dtype}: is no dtype; allowed: {', '.join(allowed)}")
+
+
+def _speculative(
+    method: str | None, tokens: int | None, acceptance: str | None, model: str | None, vocabulary: int | None
+) -> dict[str, Any] | None:
+    """The options as a scenario has them."""
+    given = {"tokens": tokens, "acceptance": _rates(acceptance), "model": model, "vocabulary": vocabulary}
+    there = {key: value for key, value in given.items() if value is not None}
+    if method is None and there:
+        raise InputError("--drafts, --acceptance, --draft-model and --draft-vocabulary need --speculative METHOD")
+    if method is None:
+        return None
+    if tokens is None or acceptance is None:
+        raise InputError(
+            f"--speculative {method}: needs --drafts and --acceptance, such as --drafts 3 --acceptance 0.7"
+        )
+    return {"method": method, **there}
+
+
+def _rates(text: str | None) -> float | list[float] | None:
+    if text is None:
+        return None
+    try:
+        rates = [float(each) for each in text.split(",")]
+    except ValueError:
+        raise InputError(f"--acceptance {text}: expected a rate, or several with commas between: 0.8,0.6") from None
+    return rates if len(rates) > 1 else rates[0]

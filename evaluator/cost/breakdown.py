@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from evaluator.catalog import Calibration
 
 BOUNDS = ("compute", "memory", "network", "overhead")
+HOST = "host"
+"""The class of what is no operator: the host's time."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,23 @@ class OperatorTime:
     bound: str
 
 
+class Rows(NamedTuple):
+    """Tokens of a decoding sequence in an iteration, and of how many of them the head computes scores."""
+
+    queries: float
+    sampled: float
+
+
+ROWS = Rows(1.0, 1.0)
+"""Where nothing is drafted."""
+
+
 def scaling_statistics(
-    batch: BatchStatistics, log_expert_missed: float, skew: float = 0.0
+    batch: BatchStatistics, log_expert_missed: float, skew: float = 0.0, rows: Rows = ROWS
 ) -> dict[str, tuple[float, float, float]]:
     """X, Y and Z of every scaling (see ``Operator``) in this batch."""
-    tokens = batch.decodes + batch.prefill_tokens
-    sequences = batch.decodes + batch.prefill_sequences
+    tokens = rows.queries * batch.decodes + batch.prefill_tokens
+    sequences = rows.sampled * batch.decodes + batch.prefill_sequences
     return {
         "tokens": (tokens, 1.0, tokens),
         "linear_tokens": (tokens, 1.0, tokens),
@@ -71,22 +84,29 @@ class _Amounts(NamedTuple):
 
 
 def breakdown(
-    operators: tuple[Operator, ...], hardware: Hardware, calibration: Calibration, batch: BatchStatistics
+    operators: tuple[Operator, ...],
+    hardware: Hardware,
+    calibration: Calibration,
+    batch: BatchStatistics,
+    rows: Rows = ROWS,
 ) -> tuple[OperatorTime, ...]:
     """Time, work and bound of every operator and of the host, in the order of the operators; scalar batch.
 
-    Each time is ``iteration_time`` of the operator alone, so the times add up to that of the whole.
+    Each time is ``iteration_time`` of the operator alone, so the times add up to that of the whole. ``rows``: with
+    speculative decoding, of a sequence that decodes.
     """
     if SORT not in calibration.efficiencies:
         operators = tuple(each for each in operators if each.op_class != SORT)
     rate = rates(hardware, calibration)
     links = reach(hardware), mesh(hardware)
     single = [fold_rates(coefficients((each,), *links), rate, overheads=False) for each in operators]
-    times = np.broadcast_to(iteration_time(stack(single), batch), (len(operators),))
+    alone_s = iteration_time(stack(single), batch, queries=rows.queries, sampled=rows.sampled)
+    times = np.broadcast_to(alone_s, (len(operators),))
     host, total = _host(rate, batch, times.sum())
 
     known = coefficients(operators, *links)
-    amounts = _amounts(operators, scaling_statistics(batch, known.log_expert_missed, float(rate.expert_skew)), batch)
+    statistics = scaling_statistics(batch, known.log_expert_missed, float(rate.expert_skew), rows)
+    amounts = _amounts(operators, statistics, batch)
     bounds = np.argmax(_sides(known, rate, amounts), axis=0)
     moved = known.weight_bytes * amounts.y + known.activation_bytes * amounts.z + known.token_bytes * amounts.computed
     found = [
@@ -103,7 +123,7 @@ def breakdown(
         for at, operator in enumerate(operators)
     ]
     return tuple(found) + tuple(
-        OperatorTime(name, "host", float(time), float(time / total), 0.0, 0.0, 0.0, "overhead")
+        OperatorTime(name, HOST, float(time), float(time / total), 0.0, 0.0, 0.0, "overhead")
         for name, time in host.items()
     )
 

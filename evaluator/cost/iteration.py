@@ -281,17 +281,19 @@ def iteration_time(
     batch: BatchStatistics,
     prefill_attention_s: Batched | None = None,
     queries: Batched | None = None,
+    sampled: Batched | None = None,
 ) -> Batched:
     """Seconds of one iteration; the shape is the common shape of the lanes and the batch.
 
     An empty batch still costs ``iteration_s`` and the weights: callers do not run empty iterations. A caller that knows
     ``prefill_attention_time`` of a roofline already may give it, and its terms are not computed again. ``queries``:
-    tokens that each decoding sequence has in the iteration (``speculative``); None: one. Of data-parallel ranks all
-    have batches with as many tokens (else see ``lockstep``).
+    tokens that each decoding sequence has in the iteration (``speculative``); None: one. ``sampled``: of how many of
+    them the head computes scores; None: of all. Of data-parallel ranks all have batches with as many tokens (else see
+    ``lockstep``).
     """
     if not isinstance(parameters, CostParameters):
         return parameters.time(batch)
-    time = time_without_experts(parameters, batch, prefill_attention_s, queries)
+    time = time_without_experts(parameters, batch, prefill_attention_s, queries, sampled)
     if len(parameters.expert_rows.flop):  # structure: models without experts do not pay for the exponential
         tokens = (batch.decodes if queries is None else queries * batch.decodes) + batch.prefill_tokens
         time = time + experts_time(parameters, tokens, padded(tokens, parameters.graph_tokens))
@@ -310,13 +312,14 @@ def time_without_experts(
     batch: BatchStatistics,
     prefill_attention_s: Batched | None = None,
     queries: Batched | None = None,
+    sampled: Batched | None = None,
 ) -> Batched:
     """Seconds of an iteration in all but the routed experts; arguments as of ``iteration_time``."""
     xp = array_namespace(parameters.iteration_s, *batch)
     prompt, prompts = batch.prefill_tokens, batch.prefill_sequences
     rows = batch.decodes if queries is None else queries * batch.decodes
     tokens = rows + prompt
-    sequences = rows + prompts
+    sequences = (rows if sampled is None else sampled * batch.decodes) + prompts
     time = (
         parameters.iteration_s
         + parameters.token_s * tokens

@@ -8,7 +8,9 @@ and the time of the experts. A rank with nothing to do runs a batch of one dummy
 Sources: vLLM, "Data Parallel Deployment" (docs.vllm.ai/en/latest/serving/data_parallel_deployment: aligned forward
 passes, dummy passes), and ``coordinate_batch_across_dp`` (vllm/v1/worker/dp_utils.py): where all ranks replay CUDA
 graphs, each is padded to as many tokens as the largest. SGLang and TensorRT-LLM do likewise (``dp_padding_mode``,
-"attention DP" with padding).
+"attention DP" with padding). What drafts passes in lockstep, too (``num_tokens_across_dp`` in
+vllm/v1/spec_decode/llm_base_proposer.py): its first pass has the tokens of the model, a later one a token of each
+sequence.
 """
 
 from __future__ import annotations
@@ -17,11 +19,28 @@ from typing import NamedTuple
 
 from evaluator.cost.arrays import Batched, array_namespace
 from evaluator.cost.dispatched import Dispatched
-from evaluator.cost.iteration import CostParameters, IterationCost, experts_time, experts_touched, padded
+from evaluator.cost.iteration import (
+    BatchStatistics,
+    CostParameters,
+    IterationCost,
+    experts_time,
+    experts_touched,
+    padded,
+    time_without_experts,
+)
+from evaluator.cost.speculative import SpeculativeCost
 
 LARGEST_GRAPH = 512.0
 """Tokens: of larger batches, or of more than twice ``max_num_seqs``, vLLM has no CUDA graph
 (``max_cudagraph_capture_size``, ``VllmConfig._set_cudagraph_sizes``), and pads no rank."""
+
+
+class Counts(NamedTuple):
+    """What the ranks of a replica have in their batches; each field of any shape."""
+
+    most: Batched  # of the rank with the largest batch
+    mean: Batched  # mean over the ranks
+    padded_mean: Batched  # the same, each rank's padded for its own CUDA graph
 
 
 class Ranks(NamedTuple):
@@ -30,12 +49,11 @@ class Ranks(NamedTuple):
     The rank *ahead* is the one that takes longest without experts, of several the one whose time grows fastest.
     """
 
-    most: Batched  # tokens of the rank with the largest batch
-    mean: Batched  # tokens, mean over the ranks
-    padded_mean: Batched  # the same, each rank's padded for its own CUDA graph
+    tokens: Counts
     ahead_s: Batched  # s that the rank ahead takes without experts
     growth_s: Batched  # s by which it takes longer in each further iteration of the same decodes
     fastest_s: Batched  # the largest such growth of any rank
+    sequences: Counts | None = None  # where drafts are made; else None
 
 
 class Steps(NamedTuple):
@@ -47,24 +65,35 @@ class Steps(NamedTuple):
     touched: Batched  # fraction of the experts that each touches for tokens that are asked for, none of which pads
 
 
-def device_cost(cost: IterationCost) -> CostParameters:
-    """The roofline of a cost. TypeError for one that was fitted to whole iterations, which the plan refuses."""
-    if isinstance(cost, CostParameters):
+def rank_cost(cost: IterationCost) -> CostParameters | SpeculativeCost:
+    """The part of a cost that is of the device. TypeError for one that was fitted to whole iterations, which the plan
+    refuses."""
+    if isinstance(cost, CostParameters | SpeculativeCost):
         return cost
     if isinstance(cost, Dispatched):
         return cost.device
     raise TypeError(f"{type(cost).__name__} has no time without experts")
 
 
+def time_alone(cost: CostParameters | SpeculativeCost, batch: BatchStatistics) -> Batched:
+    """Seconds that a rank needs for its batch without experts."""
+    if isinstance(cost, SpeculativeCost):
+        return cost.time(batch, time_without_experts)
+    return time_without_experts(cost, batch)
+
+
+def graph_tokens(cost: CostParameters | SpeculativeCost) -> Batched:
+    """A batch is padded to a multiple of so many tokens, see ``padded``."""
+    return cost.target.graph_tokens if isinstance(cost, SpeculativeCost) else cost.graph_tokens
+
+
 def steps_together(cost: IterationCost, ranks: Ranks, max_num_seqs: Batched) -> Steps:
     """The iterations of ranks until one of them changes its batch or another rank gets ahead."""
-    device = device_cost(cost)
-    xp = array_namespace(device.graph_tokens, *ranks)
-    graphs = (device.graph_tokens > 0.0) & (ranks.most <= xp.minimum(2.0 * max_num_seqs, LARGEST_GRAPH))
-    tokens = xp.where(graphs, ranks.most, ranks.mean)
-    seen = xp.where(graphs, padded(ranks.most, device.graph_tokens), ranks.padded_mean)
-    first_s = ranks.ahead_s + experts_time(device, tokens, seen)
-    touched = experts_touched(device.log_expert_missed, ranks.mean, device.expert_skew)
+    device = rank_cost(cost)
+    xp = array_namespace(graph_tokens(device), *ranks.tokens, *ranks[1:4])
+    largest = xp.minimum(2.0 * max_num_seqs, LARGEST_GRAPH)
+    touched = experts_touched(device.log_expert_missed, ranks.tokens.mean, device.expert_skew)
+    first_s = ranks.ahead_s + _experts_together(device, ranks, largest)
     if not isinstance(cost, Dispatched):
         return Steps(first_s, ranks.growth_s, float("inf"), touched)
     spare_s = cost.dispatch_s - first_s
@@ -76,6 +105,26 @@ def steps_together(cost: IterationCost, ranks: Ranks, max_num_seqs: Batched) -> 
         xp.where(idle, ahead, float("inf")),
         touched,
     )
+
+
+def _experts_together(device: CostParameters | SpeculativeCost, ranks: Ranks, largest: Batched) -> Batched:
+    """Seconds in the experts of all ranks, of the model and of every pass of what drafts."""
+    if isinstance(device, CostParameters):
+        return _experts_s(device, ranks.tokens, largest)
+    assert ranks.sequences is not None
+    xp = array_namespace(device.passes, *ranks.tokens, *ranks.sequences)
+    later = xp.maximum(device.passes - 1.0, 0.0)
+    first_s, each_s = (_experts_s(device.draft, one, largest) for one in (ranks.tokens, ranks.sequences))
+    drafting_s = first_s + later * each_s
+    return _experts_s(device.target, ranks.tokens, largest) + xp.where(device.passes > 0.0, drafting_s, 0.0)
+
+
+def _experts_s(device: CostParameters, counts: Counts, largest: Batched) -> Batched:
+    xp = array_namespace(device.graph_tokens, *counts)
+    graphs = (device.graph_tokens > 0.0) & (counts.most <= largest)
+    tokens = xp.where(graphs, counts.most, counts.mean)
+    seen = xp.where(graphs, padded(counts.most, device.graph_tokens), counts.padded_mean)
+    return experts_time(device, tokens, seen)
 
 
 def overtaken_after(gap_s: Batched, faster_s: Batched) -> Batched:

@@ -8,7 +8,7 @@ size. Pipeline ranks differ in their layers, so that the rank with the least roo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -113,12 +113,15 @@ def memory_plan(
     max_num_batched_tokens: int = 2048,
     max_num_seqs: int = 256,
     beside: tuple[float, tuple[LayerKind, ...]] = (0.0, ()),
+    states: int = 1,
 ) -> MemoryPlan:
     """Weights, activations and KV capacity per device of the pipeline rank with the least room for KV.
 
     ``memory_of`` says what ``memory_fraction`` is a fraction of (``catalog.engines.ServingEngine``). The capacity is 0
-    where weights and activations leave nothing; ``memory_problem`` then says why. ``beside``: bytes of weights of
-    a model that drafts for this one, and its layers, which keep KV of the same tokens.
+    where weights and activations leave nothing; ``memory_problem`` then says why. ``beside``: bytes of weights of what
+    drafts for this model, on the last pipeline rank, and its layers, which keep KV of the same tokens. ``states``: of
+    each recurrent layer, that a sequence keeps; with drafts one behind each of them, since a state that has taken in a
+    rejected draft cannot be taken back (vLLM, ``MambaSpec.num_speculative_blocks``).
     """
     whole = hardware.memory_bytes
     shared = of_rank(model, parallel).expert_devices > 1
@@ -126,10 +129,11 @@ def memory_plan(
     active += DRIVER_SHARE * whole + CONTEXT_BYTES + COMMUNICATOR_BYTES * shared + rotary_bytes(model)
     plans = []
     for pipeline_rank in range(parallel.pipeline):
-        weights = weight_bytes(model, precision, parallel, pipeline_rank) + beside[0]
+        more, layers = beside if pipeline_rank == parallel.pipeline - 1 else (0.0, ())
+        weights = weight_bytes(model, precision, parallel, pipeline_rank) + more
         usable = _usable(memory_of, memory_fraction, whole, weights, active)
-        kinds = (*rank_kinds(model, parallel.pipeline, pipeline_rank), *((kind, kind.count) for kind in beside[1]))
-        layout = _layout(model, kinds, precision, parallel, block_tokens, usable - weights - active)
+        kinds = (*rank_kinds(model, parallel.pipeline, pipeline_rank), *((kind, kind.count) for kind in layers))
+        layout = _layout(model, kinds, precision, parallel, (block_tokens, states), usable - weights - active)
         plans.append(MemoryPlan(pipeline_rank, usable, weights, active, layout))
     return min(plans, key=lambda plan: (plan.kv.capacity_units, plan.usable_bytes - plan.weight_bytes))
 
@@ -148,9 +152,11 @@ def _layout(
     kinds: Iterable[tuple[LayerKind, float]],
     precision: Precision,
     parallel: Parallel,
-    block_tokens: int,
+    kept_of: tuple[int, int],
     free: float,
 ) -> KvLayout:
+    """``kept_of``: tokens of a block, and states of a sequence."""
+    block_tokens, states = kept_of
     full = window = per_sequence = 0.0
     for kind, count in kinds:
         for size, tokens in kept(kind.mixer, precision.kv, parallel.tensor):
@@ -158,7 +164,7 @@ def _layout(
                 full += count * size
             else:
                 window += count * size
-        per_sequence += count * state_bytes(kind.mixer, precision.activations, parallel.tensor)
+        per_sequence += states * count * state_bytes(kind.mixer, precision.activations, parallel.tensor)
     unit = block_tokens * (full + window) or per_sequence or UNUSED_UNIT
     capacity = max(0, math.floor(free / unit * (1 + 1e-12)))
     return KvLayout(full, window, model_window(model), per_sequence, block_tokens, unit, capacity)
@@ -197,41 +203,50 @@ def memory_problem(
     precision: Precision,
     parallel: Parallel,
     plan: MemoryPlan,
-    *,
-    may_pipeline: bool = True,
+    beside: Callable[[Parallel], float] | None = None,
 ) -> str | None:
     """Why the model does not fit on these devices and what would help; None where it fits and leaves room for KV.
 
-    ``may_pipeline``: whether more pipeline ranks are a remedy that the caller can simulate.
+    ``beside``: bytes of weights, under a split, that are on the devices of the last pipeline rank, too; inf where what
+    they belong to cannot be split so. None: there are none.
     """
     if plan.kv.capacity_units > 0:
         return None
+    more = 0.0 if beside is None or plan.pipeline_rank < parallel.pipeline - 1 else beside(parallel)
+    drafts = f" ({more / 1e9:.1f} GB of what drafts)" if more else ""
     budget = f"the {plan.usable_bytes / 1e9:.1f} GB usable of {hardware.memory_bytes / 1e9:.0f} GB on {hardware.name}"
     if plan.weight_bytes > plan.usable_bytes:
-        reason = f"{plan.weight_bytes / 1e9:.1f} GB of weights per device exceed {budget}"
+        reason = f"{plan.weight_bytes / 1e9:.1f} GB of weights per device{drafts} exceed {budget}"
     else:
         reason = (
-            f"{plan.weight_bytes / 1e9:.1f} GB of weights and {plan.activation_bytes / 1e9:.1f} GB of activations "
+            f"{plan.weight_bytes / 1e9:.1f} GB of weights{drafts} and "
+            f"{plan.activation_bytes / 1e9:.1f} GB of activations "
             f"per device leave no room for KV in {budget}"
         )
-    return f"does not fit: {reason}; remedy: {_remedy(model, hardware, precision, parallel, plan, may_pipeline)}"
+    return f"does not fit: {reason}; remedy: {_remedy(model, hardware, precision, parallel, plan, beside)}"
 
 
 def _remedy(
-    model: Model, hardware: Hardware, precision: Precision, parallel: Parallel, plan: MemoryPlan, may_pipeline: bool
+    model: Model,
+    hardware: Hardware,
+    precision: Precision,
+    parallel: Parallel,
+    plan: MemoryPlan,
+    beside: Callable[[Parallel], float] | None,
 ) -> str:
     """The smallest larger tensor or pipeline parallelism that the model can be split by and that fits, if any; of ranks
-    that share experts also more of them."""
+    that share experts also more of them; or to draft by less, if that is what does not fit."""
     tensor, expert, data = parallel.tensor, parallel.expert, parallel.data
     wider = [replace(parallel, tensor=n, expert=expert * n // tensor if expert > 1 else 1) for n in _larger(tensor)]
-    deeper = [replace(parallel, pipeline=n) for n in _larger(parallel.pipeline) if may_pipeline]
+    deeper = [replace(parallel, pipeline=n) for n in _larger(parallel.pipeline)]
     ranks = [replace(parallel, data=n, expert=expert * n // data if expert > 1 else 1) for n in _larger(data)]
 
-    def fits(split: Parallel) -> bool:
+    def fits(split: Parallel, drafts: bool = True) -> bool:
         if parallel_problem(model, hardware, split) or lockstep_problem(model, split):
             return False
-        worst = max(weight_bytes(model, precision, split, pipeline_rank) for pipeline_rank in range(split.pipeline))
-        return worst + plan.activation_bytes < plan.usable_bytes
+        weights = [weight_bytes(model, precision, split, pipeline_rank) for pipeline_rank in range(split.pipeline)]
+        weights[-1] += beside(split) if drafts and beside is not None else 0.0
+        return max(weights) + plan.activation_bytes < plan.usable_bytes
 
     found = [f"tensor_parallel >= {split.tensor}" for split in wider if fits(split)][:1]
     found += [f"pipeline_parallel >= {split.pipeline}" for split in deeper if fits(split)][:1]
@@ -241,6 +256,8 @@ def _remedy(
             for split in ranks
             if fits(split)
         ][:1]
+    if beside is not None and beside(parallel) and fits(parallel, drafts=False):
+        found.append("less that drafts (method ngram takes nothing)")
     return " or ".join(found) or "narrower weights, fewer batched tokens or devices with more memory"
 
 

@@ -3,32 +3,29 @@
 A decoding sequence has k + 1 tokens in an iteration of the model: the last one that is known, and k drafts behind it.
 Products see as many rows, and so do the head and the sampling; decode attention reads the context once for all of them
 and computes k + 1 rows of scores. A kernel of its own then compares the chances of the drafts under both models (vLLM,
-``RejectionSampler``). A draft model, or the model's module for the token after the next, passes k times before that,
-each time with one token of each sequence. Prompts pass through it once, because it needs KV of its own.
+``RejectionSampler``). What drafts on the device (a draft model, the model's module for the token after the next, a
+trained head) passes k times in an iteration. It needs KV of its own, so that its first pass has all tokens that the
+model computes, those of prompts and of rejected drafts among them; each later pass has one token of every sequence.
 
-Sources: Leviathan et al., arXiv:2211.17192, section 3.1 and appendix A.1; vLLM, ``v1/spec_decode`` and
-``v1/sample/rejection_sampler.py``; DeepSeek-V3, arXiv:2412.19437, section 2.2 (multi-token prediction).
+Sources: Leviathan et al., arXiv:2211.17192, section 3.1 and appendix A.1; vLLM, ``v1/sample/rejection_sampler.py`` and
+``v1/spec_decode/llm_base_proposer.py`` (``propose``: the batch of the first pass is that of the model, that of the
+later ones a token of each of its sequences); DeepSeek-V3, arXiv:2412.19437, section 2.2 (multi-token prediction).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import Model
 from evaluator.cost.arrays import Batched, array_namespace
 from evaluator.cost.fold import fold
-from evaluator.cost.gemm import gemm, traffic
+from evaluator.cost.gemm import traffic
 from evaluator.cost.iteration import BatchStatistics, CostParameters, decode_context_s, iteration_time
 from evaluator.cost.kernel import Operator
-from evaluator.cost.operators import operators
-from evaluator.cost.parallel import Parallel
-from evaluator.cost.precision import Precision
-from evaluator.cost.projections import Projection
 
 if TYPE_CHECKING:
     from evaluator.catalog import Calibration
@@ -62,26 +59,38 @@ class SpeculativeCost(NamedTuple):
         """As of the model that verifies."""
         return self.target.expert_skew
 
-    def time(self, batch: BatchStatistics) -> Batched:
-        """Seconds of one iteration with drafting and verification."""
+    def time(self, batch: BatchStatistics, of: Callable[..., Batched] = iteration_time) -> Batched:
+        """Seconds of one iteration with drafting and verification; ``of``: what to count of each pass."""
+        host_s = self.sequence_s * (batch.decodes + batch.prefill_sequences)
+        return host_s + of(self.target, self.verified(batch), queries=self.queries) + self.drafting_s(batch, of)
+
+    def verified(self, batch: BatchStatistics) -> BatchStatistics:
+        """The batch as the model and the first pass of what drafts see it: contexts with the drafts behind them."""
         ahead = (self.queries - 1.0) * batch.decodes
-        read = batch._replace(
+        return batch._replace(
             decode_context=batch.decode_context + ahead, decode_window_context=batch.decode_window_context + ahead
         )
-        host_s = self.sequence_s * (batch.decodes + batch.prefill_sequences)
-        return host_s + iteration_time(self.target, read, queries=self.queries) + self._drafting_s(batch)
 
-    def _drafting_s(self, batch: BatchStatistics) -> Batched:
-        """The first pass computes prompts, too; the later ones, whose contexts are longer by a token each, do not."""
-        xp = array_namespace(self.passes, *batch)
+    def continued(self, batch: BatchStatistics) -> BatchStatistics:
+        """The mean batch of the later passes of what drafts: all sequences decode, one token after the other."""
         none = 0.0 * batch.prefill_tokens
-        mean_ahead = 0.5 * self.passes * batch.decodes  # of passes 2 to k, over the first: (1 + .. + (k - 1)) / (k - 1)
-        alone = BatchStatistics(
-            batch.decodes, batch.decode_context + mean_ahead, batch.decode_window_context + mean_ahead, *(none,) * 6
-        )
-        later = xp.maximum(self.passes - 1.0, 0.0) * xp.minimum(batch.decodes, 1.0)
-        passes_s = iteration_time(self.draft, batch) + later * iteration_time(self.draft, alone)
-        return xp.where(self.passes > 0.0, passes_s, 0.0)
+        sequences = batch.decodes + batch.prefill_sequences
+        ahead = 0.5 * self.passes * sequences  # of passes 2 to k, over the first: (1 + .. + (k - 1)) / (k - 1)
+        full = batch.decode_context + batch.prefill_context + ahead
+        window = batch.decode_window_context + batch.prefill_window_context + ahead
+        return BatchStatistics(sequences, full, window, *(none,) * 6)
+
+    def drafting_s(self, batch: BatchStatistics, of: Callable[..., Batched] = iteration_time) -> Batched:
+        """Seconds of all passes of what drafts, ``of`` as of ``time``.
+
+        In each pass the head has one row of a sequence, that of its last token. In the first one the rows of a
+        sequence share the KV that attention reads, which takes longer than the scores of all of them.
+        """
+        xp = array_namespace(self.passes, *batch)
+        alone = self.continued(batch)
+        first_s = of(self.draft, self.verified(batch), queries=self.queries, sampled=1.0)
+        later = xp.maximum(self.passes - 1.0, 0.0) * xp.minimum(alone.decodes, 1.0)
+        return xp.where(self.passes > 0.0, first_s + later * of(self.draft, alone), 0.0)
 
     def token_growth(self, decodes: Batched) -> tuple[Batched, Batched]:
         """Seconds by which an iteration is longer per token more of context, of full and of windowed layers."""
@@ -111,15 +120,16 @@ def speculative_cost(
     The passes of the draft model are launched without a scheduler in between: the host's time counts once.
     """
     queries = float(tokens + 1)
-    target = fold(_verifying(verified, queries, vocabulary), hardware, replace(calibration, sequence_overhead_s=0.0))
+    target = fold(verifying(verified, queries, vocabulary), hardware, replace(calibration, sequence_overhead_s=0.0))
     draft = _nothing(target) if drafted is None else fold(drafted, hardware, calibration, overheads=False)
     passes = 0.0 if drafted is None else float(tokens)
     host_s = np.float64(calibration.sequence_overhead_s)
     return SpeculativeCost(target, draft, np.float64(queries), np.float64(passes), host_s)
 
 
-def _verifying(found: Sequence[Operator], queries: float, vocabulary: int) -> tuple[Operator, ...]:
-    """The operators with ``queries`` rows of scores for each token of a context, and with the choice among drafts."""
+def verifying(found: Sequence[Operator], queries: float, vocabulary: int) -> tuple[Operator, ...]:
+    """The operators of the model with ``queries`` rows of scores for each token of a context, and the choice among
+    drafts."""
     rows = [
         replace(each, flops=each.flops * queries, token_bytes=each.token_bytes * queries)
         if each.scaling in ("decode", "decode_window")
@@ -140,23 +150,3 @@ def _nothing(like: CostParameters) -> CostParameters:
         elif name.endswith("_s"):
             parts[name] = np.float64(0.0)
     return like._replace(**parts)
-
-
-def prediction_module(model: Model) -> Model:
-    """The module that predicts the token after the next, as a model: one layer like the model's last one, and a head.
-
-    It shares embedding and head with the model (arXiv:2412.19437, section 2.2).
-    """
-    return replace(model, name=f"{model.name} (prediction module)", layers=(replace(model.layers[-1], count=1,
-                   weight_sets=None),), lookup_parameters=0, encoder_parameters=0, nucleus_sampling=False)  # fmt: skip
-
-
-def joining(model: Model) -> Projection:
-    """The product that joins a hidden state and the next token's embedding; every rank holds it whole."""
-    return Projection("prediction.join", "attention", 2 * model.hidden, model.hidden)
-
-
-def module_operators(model: Model, precision: Precision, parallel: Parallel) -> tuple[Operator, ...]:
-    """The operators of a pass of the prediction module of ``model``."""
-    module = prediction_module(model)
-    return (*operators(module, precision, parallel), gemm(joining(model), model, precision))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,13 @@ class SteadyState:
     e2e_s: float
 
 
+class DecodeSteps(NamedTuple):
+    """With drafts: the iterations that a request decodes in, and the tokens of the budget that each takes of it."""
+
+    iterations: float
+    rows: float
+
+
 def steady_state(
     parameters: IterationCost,
     rate_rps: float,
@@ -43,6 +51,7 @@ def steady_state(
     max_sequences: int,
     max_num_batched_tokens: int,
     window: int | None,
+    drafted: DecodeSteps | None = None,
 ) -> SteadyState:
     """Mean-field fixed point of Little's law on the continuous-batching step.
 
@@ -51,25 +60,26 @@ def steady_state(
     the rate is ranks x q / T(q), which grows with q. The q of the wanted rate is read off a grid, up to what fits:
     ``max_sequences`` in all, ``max_num_batched_tokens`` in an iteration. The rate at that bound is the capacity.
     As a request sees it, n others decode beside it: tpot = T with n + 1 decodes; ttft = half a step, then a step with
-    its whole prompt.
+    its whole prompt. With drafts a request decodes in fewer iterations than it has tokens, ``drafted``.
 
     Limits: no queue, no variance of lengths or arrivals, prompts smeared evenly over iterations. Fair below some 70 %
     of the capacity; above, waits dominate, which only an engine with requests knows.
     """
     if max_sequences < 1:
         return SteadyState(rate_rps, 0.0, 1.0, True, *(float("inf"),) * 5)
-    steps = output_tokens - 1
+    steps, rows = drafted or DecodeSteps(output_tokens - 1, 1)
     step = _mean_step(parameters, prompt_tokens, prompt_tokens + output_tokens / 2, window)
-    bound = max_num_batched_tokens / (steps + prompt_tokens)
+    bound = max_num_batched_tokens / (steps * rows + prompt_tokens)
     admitted = _GRID * (min(bound, max_sequences / pipeline_ranks / steps) if steps else bound)
     sustained = np.maximum.accumulate(pipeline_ranks * admitted / step(admitted, admitted * steps))
     capacity = float(sustained[-1])
     saturated = rate_rps >= capacity
     prompts = float(np.interp(rate_rps, sustained, admitted))
     step_s = float(step(prompts, prompts * steps))
-    tpot = float(step(prompts, prompts * steps + 1.0)) if steps else float("nan")
+    beside = float(step(prompts, prompts * steps + 1.0)) if steps else 0.0
+    tpot = beside * (steps / (output_tokens - 1)) if steps else float("nan")
     ttft = float("inf") if saturated else 0.5 * step_s + float(step(1.0, prompts * steps))
-    e2e = ttft + (tpot * steps if steps else 0.0)
+    e2e = ttft + beside * steps
     return SteadyState(
         rate_rps, capacity, min(1.0, rate_rps / capacity), saturated, rate_rps * e2e, step_s, ttft, tpot, e2e
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +24,14 @@ from evaluator.cost.memory import MemoryPlan, kv_bytes_per_token, kv_units, mode
 from evaluator.cost.parallel import EXCHANGES, GATHER, Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.quantities import peaks
+from evaluator.cost.speculative import SpeculativeCost
 from evaluator.cost.steady import SteadyState, steady_state
 from evaluator.errors import InputError
+from evaluator.estimation.drafts import Drafts, read_speculative
 from evaluator.estimation.phases import Phase, Sequences, decode_time, phase
 from evaluator.metrics.model_error import end_to_end
-from evaluator.replica import Design, Passage, ReplicaSpec, build, passage
+from evaluator.replica import Design, Passage, ReplicaSpec, build, kept_model, passage
+from evaluator.speculation import Speculative
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Estimate:
     max_sequences: int  # of prompt_tokens + output_tokens tokens
     prefill: Phase
     decode: Phase  # at mid-output context
+    drafts: Drafts | None
     ttft_s: float
     tpot_s: float
     e2e_s: float
@@ -83,11 +89,13 @@ def estimate(
     block_tokens: int | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
+    speculative: Speculative | Mapping[str, Any] | None = None,
 ) -> Estimate:
     """Estimate one replica. InputError where the split is impossible or a number is out of range.
 
-    Model, hardware and calibration are names of the catalog, or what its readers return. What is None of the last
-    four is as the serving ``engine`` has it.
+    Model, hardware and calibration are names of the catalog, or what its readers return. What is None of
+    ``memory_fraction`` and the three keys behind it is as the serving ``engine`` has it. ``speculative`` is what a
+    scenario has at ``deployment.speculative``; times and throughput are then those that are expected of the drafts.
     ``batch`` sequences are in one batch; a pipeline has one batch in flight per rank, each taking the latency
     through all ranks, so throughput counts all of them. Of data-parallel ranks each has such a batch, and its share of
     the rate.
@@ -99,12 +107,14 @@ def estimate(
     ranks = data_parallel if described.has_experts else 1
     usual = serving_engine(engine).defaults(device.memory_bytes, tensor_parallel * pipeline_parallel * ranks, ranks)
     used = replace(usual, **{name: value for name, value in limits.items() if value is not None})  # type: ignore[arg-type]
+    drafts = read_speculative(speculative)
     spec = ReplicaSpec(
         described, device, calibration, precision or Precision(),
         Parallel(tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts,
                  expert_exchange),
         memory_fraction=used.memory_fraction, block_tokens=used.block_tokens, engine=engine,
         max_num_batched_tokens=used.max_num_batched_tokens, max_num_seqs=used.max_num_seqs,
+        drafting=None if drafts is None else drafts.drafting,
     )  # fmt: skip
     if expert_exchange not in EXCHANGES:
         raise InputError(f"expert_exchange: must be one of {', '.join(EXCHANGES)}, not {expert_exchange}")
@@ -114,8 +124,10 @@ def estimate(
         raise InputError(built.reason)
     _check_model(built.model, prompt_tokens, output_tokens)
     through = passage(built)
-    served = Sequences(batch, prompt_tokens, output_tokens, model_window(built.model))
-    most = int(built.memory.kv.capacity_units // kv_units(built.memory.kv, prompt_tokens + output_tokens))
+    _check_draft(through, prompt_tokens + output_tokens)
+    served = Sequences(batch, prompt_tokens, output_tokens, model_window(built.model), drafts)
+    slots = prompt_tokens + output_tokens + (0 if drafts is None else drafts.tokens)
+    most = int(built.memory.kv.capacity_units // kv_units(built.memory.kv, slots))
     load = None if rate_rps is None else _load(built, through, served, rate_rps, most)
     return _estimated(built, built.memory, through, served, most, load)
 
@@ -137,6 +149,15 @@ def _check_model(model: Model, prompt: int, output: int) -> None:
         )
 
 
+def _check_draft(through: Passage, tokens: int) -> None:
+    most = None if through.drafts is None else through.drafts.max_positions
+    if most is not None and tokens > most:
+        raise InputError(
+            f"speculative.model: prompt and output of {tokens:,} tokens exceed its {most:,} positions; use another "
+            "draft model or shorter texts"
+        )
+
+
 def _load(built: Design, through: Passage, served: Sequences, rate_rps: float, most: int) -> SteadyState:
     ranks = built.spec.parallel.data
     found = steady_state(
@@ -148,6 +169,7 @@ def _load(built: Design, through: Passage, served: Sequences, rate_rps: float, m
         max_sequences=min(most, built.spec.max_num_seqs),
         max_num_batched_tokens=built.spec.max_num_batched_tokens,
         window=served.window,
+        drafted=served.decode_steps,
     )
     if ranks == 1:
         return found
@@ -165,10 +187,11 @@ def _estimated(
     beyond, provenance = _range(through, served, load, parallel.data)
     prefill = phase(through, built.hardware, served.prefill)
     decode_s = decode_time(through, served)
+    decode = phase(through, built.hardware, served.middle, served.tokens_per_iteration)
     e2e = prefill.time_s + decode_s
     errors = load_errors()
     basis = design_basis(built)
-    kv_bytes = kv_bytes_per_token(built.model, precision.kv, parallel.tensor)
+    kv_bytes = kv_bytes_per_token(kept_model(built), precision.kv, parallel.tensor)
     return Estimate(
         model=built.model.name,
         hardware=built.hardware.name,
@@ -185,7 +208,8 @@ def _estimated(
         kv_capacity_tokens=memory.kv.capacity_tokens,
         max_sequences=most,
         prefill=prefill,
-        decode=phase(through, built.hardware, served.middle),
+        decode=decode,
+        drafts=_drafts(through, served, decode),
         ttft_s=prefill.time_s,
         tpot_s=decode_s / (served.output_tokens - 1) if served.output_tokens > 1 else float("nan"),
         e2e_s=e2e,
@@ -202,6 +226,16 @@ def _in_server(bands: tuple[float, ...], prefill_s: float, decode_s: float) -> t
     ttft, itl, e2e = bands
     first_s, whole_s = np.array(prefill_s), np.array(prefill_s + decode_s)
     return ttft, itl if decode_s > 0.0 else math.nan, float(end_to_end(np.array(e2e), np.array(ttft), first_s, whole_s))
+
+
+def _drafts(through: Passage, served: Sequences, decode: Phase) -> Drafts | None:
+    """What drafting takes of a decode iteration, and what it is good for."""
+    cost = through.cost
+    if served.drafts is None or not isinstance(cost, SpeculativeCost):
+        return None
+    draft_s = float(cost.drafting_s(served.middle))
+    each = served.tokens_per_iteration if served.output_tokens > 1 else float("nan")
+    return Drafts(served.drafts, float(served.iterations.sum()), each, draft_s, decode.time_s - draft_s)
 
 
 def _crowded(sequences: int, most: int) -> str | None:

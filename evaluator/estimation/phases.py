@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.batch import decode_batch, prefill_batch
-from evaluator.cost.breakdown import OperatorTime, breakdown
+from evaluator.cost.breakdown import HOST, OperatorTime, Rows, breakdown
 from evaluator.cost.iteration import BatchStatistics, iteration_time, share_touched
+from evaluator.cost.quantities import batch_tokens
+from evaluator.cost.speculative import SpeculativeCost
+from evaluator.cost.steady import DecodeSteps
 from evaluator.cost.utilisation import ideal_time
+from evaluator.estimation.drafts import visits
 from evaluator.replica import Passage
+from evaluator.speculation import Speculative
 
 
 @dataclass(frozen=True)
@@ -26,12 +32,32 @@ class Phase:
 
 @dataclass(frozen=True)
 class Sequences:
-    """``count`` sequences that are served together, the same lengths each; ``window`` is the model's, if it has one."""
+    """``count`` sequences that are served together, the same lengths each; ``window`` is the model's, if it has one.
+
+    ``drafts``: with speculative decoding, what is drafted and how much of it is accepted.
+    """
 
     count: int
     prompt_tokens: int
     output_tokens: int
     window: int | None
+    drafts: Speculative | None = None
+
+    @cached_property
+    def iterations(self) -> np.ndarray:
+        """Decode iterations of a sequence that are expected at each context, of prompt + 1, + 2, .. tokens."""
+        tokens = self.output_tokens - 1
+        return np.ones(tokens) if self.drafts is None else visits(self.drafts.chances, tokens)
+
+    @property
+    def tokens_per_iteration(self) -> float:
+        """Output tokens that a decode iteration gives a sequence on average."""
+        return (self.output_tokens - 1) / self.iterations.sum() if self.output_tokens > 1 else 1.0
+
+    @property
+    def decode_steps(self) -> DecodeSteps | None:
+        """What the steady state must know of the drafts; None without."""
+        return None if self.drafts is None else DecodeSteps(self.iterations.sum(), self.drafts.tokens + 1.0)
 
     @property
     def prefill(self) -> BatchStatistics:
@@ -44,21 +70,64 @@ class Sequences:
         return decode_batch(float(self.count), self.prompt_tokens + self.output_tokens / 2, self.window)
 
 
-def phase(through: Passage, hardware: Hardware, batch: BatchStatistics) -> Phase:
-    """Time and breakdown of one iteration. MFU and MBU are of all devices, with one batch in flight per rank."""
+def phase(through: Passage, hardware: Hardware, batch: BatchStatistics, tokens: float = 1.0) -> Phase:
+    """Time and breakdown of one iteration. MFU and MBU are of all devices, with one batch in flight per rank.
+
+    ``tokens``: with drafts, those that the iteration gives a decoding sequence: what was computed of others is no use.
+    """
     time = float(iteration_time(through.cost, batch))
-    touched = share_touched(through.cost, batch.decodes + batch.prefill_tokens)
+    useful = batch._replace(
+        decodes=tokens * batch.decodes,
+        decode_context=tokens * batch.decode_context,
+        decode_window_context=tokens * batch.decode_window_context,
+    )
+    read = batch._replace(decodes=useful.decodes)
+    touched = share_touched(through.cost, batch_tokens(through.cost, batch))
     known = through.calibration.form == "roofline"
     return Phase(
         time_s=time,
-        mfu=float(ideal_time(through.compute, batch)) / time,
-        mbu=float(ideal_time(through.memory, batch, touched=touched)) / time,
-        operators=breakdown(through.operators, hardware, through.calibration, batch) if known else (),
+        mfu=float(ideal_time(through.compute, useful)) / time,
+        mbu=float(ideal_time(through.memory, read, touched=touched)) / time,
+        operators=_operators(through, hardware, batch) if known else (),
+    )
+
+
+def _operators(through: Passage, hardware: Hardware, batch: BatchStatistics) -> tuple[OperatorTime, ...]:
+    """Where the time goes; with drafts the model's own operators and the host first, and then those of what drafts."""
+    cost, calibration = through.cost, through.calibration
+    if not isinstance(cost, SpeculativeCost) or through.drafts is None:
+        return breakdown(through.operators, hardware, calibration, batch)
+    queries, drafted, passes = float(cost.queries), through.drafts.operators, float(cost.passes)
+    found = breakdown(through.operators, hardware, calibration, cost.verified(batch), Rows(queries, queries))
+    if drafted is not None:
+        first = breakdown(drafted, hardware, calibration, cost.verified(batch), Rows(queries, 1.0))
+        later = breakdown(drafted, hardware, calibration, cost.continued(batch))
+        found += tuple(
+            _all_passes(*each, passes) for each in zip(first, later, strict=True) if each[0].op_class != HOST
+        )
+    total_s = sum(one.time_s for one in found)
+    return tuple(replace(one, share=one.time_s / total_s) for one in found)
+
+
+def _all_passes(first: OperatorTime, later: OperatorTime, passes: float) -> OperatorTime:
+    """An operator of what drafts, in the first pass and in those after it; bound by what binds it longer."""
+    rest = passes - 1.0
+    return replace(
+        first,
+        name=f"draft.{first.name}",
+        time_s=first.time_s + rest * later.time_s,
+        flops=first.flops + rest * later.flops,
+        bytes=first.bytes + rest * later.bytes,
+        message_bytes=first.message_bytes + rest * later.message_bytes,
+        bound=first.bound if first.time_s > rest * later.time_s else later.bound,
     )
 
 
 def decode_time(through: Passage, served: Sequences) -> float:
-    """All decode steps after the first token, which the prefill gives: they attend to prompt + 1, + 2, ... tokens."""
+    """All decode steps after the first token, which the prefill gives: they attend to prompt + 1, + 2, ... tokens.
+
+    With drafts each is as likely as that an iteration starts there.
+    """
     context = served.prompt_tokens + np.arange(1.0, served.output_tokens)
     batch = decode_batch(np.full_like(context, served.count), context, served.window)
-    return float(np.sum(iteration_time(through.cost, batch)))
+    return float(np.sum(iteration_time(through.cost, batch) * served.iterations))

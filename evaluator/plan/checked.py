@@ -106,7 +106,7 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], eng
         if problem == OK:
             problem = routing_problem(workload, deployment) or policy_problem(deployment, built)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
-            problem = problem or branches_problem(workload, station) or drafts_problem(workload, station)
+            problem = problem or branches_problem(workload, station) or drafts_problem(station)
             problem = problem or limit_problem(deployment, built, station.extremes, station.largest_units)
             problem = problem or (request_problem(workload, station) if engine == REQUEST else queue_problem(station))
         if problem is not None:

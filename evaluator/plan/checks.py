@@ -155,7 +155,7 @@ def branches_problem(workload: Workload, station: StationPlan) -> str | None:
     return None
 
 
-def drafts_problem(workload: Workload, station: StationPlan) -> str | None:
+def drafts_problem(station: StationPlan) -> str | None:
     """Why decodes cannot verify drafts; None where they can, or have none."""
     deployment = station.deployment
     if not station.drafts:
@@ -164,11 +164,17 @@ def drafts_problem(workload: Workload, station: StationPlan) -> str | None:
     others = {
         f"policy {record.name}; use policy chunked or continuous": record.by_future_peak,
         "workload.reasoning.branches; use one branch": station.extremes.branches > 1,
-        "kv.prefix_caching by content; leave out kv.prefix_caching": cached_by_content(workload, deployment),
     }
     for what, applies in others.items():
         if applies:
             return f"unsupported: deployment.speculative with {what}, or leave out speculative"
+    by = station.design.ready.costing.drafts
+    most = None if by is None else by.max_positions
+    if most is not None and station.extremes.sequence > most:
+        return (
+            f"infeasible: a request of {station.extremes.sequence:,} tokens exceeds the {most:,} positions of the "
+            "model that drafts; use shorter requests, another draft model or no speculative"
+        )
     return None
 
 

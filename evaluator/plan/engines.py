@@ -179,6 +179,8 @@ def lacking(
         and _by_prompt(deployment),
         "prefix caching by content in a pipeline": deployment.pipeline_parallel > 1
         and cached_by_content(workload, deployment),
+        "prefix caching by content with deployment.speculative": deployment.speculative is not None
+        and cached_by_content(workload, deployment),
     }
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
     found[f"workload.reasoning.branches with {apart}"] = branches and apart is not None

@@ -46,8 +46,6 @@ class Limits:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if self.prefix_caching and self.units_of_blocks is not None:
             raise ValueError("prefix_caching needs KV units that are blocks")
-        if self.prefix_caching and self.drafts:
-            raise ValueError("prefix_caching goes without drafts, whose rejected tokens a block would hold")
         if self.prefix_caching and self.preemption == "swap":
             raise ValueError("prefix_caching goes with preemption by recompute")
 

@@ -10,8 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evaluator.cost.iteration import BatchStatistics, IterationCost, decode_growth, padded, time_without_experts
-from evaluator.cost.lockstep import Ranks, Steps, device_cost, overtaken_after, steps_together
+from evaluator.cost.iteration import BatchStatistics, IterationCost, decode_growth, padded
+from evaluator.cost.lockstep import (
+    Counts,
+    Ranks,
+    Steps,
+    graph_tokens,
+    overtaken_after,
+    rank_cost,
+    steps_together,
+    time_alone,
+)
+from evaluator.cost.quantities import batch_tokens
 from evaluator.reference.batch import Batch
 from evaluator.reference.flight import Flight
 from evaluator.reference.replica import Replica
@@ -62,14 +72,15 @@ class _Own:
     """What one rank brings to an iteration: its batch, and how long that takes a pipeline rank without experts."""
 
     def __init__(self, batch: Batch, sums: BatchStatistics, copy_s: float, cost: IterationCost) -> None:
-        device = device_cost(cost)
+        device = rank_cost(cost)
         growing = 0.0 if batch.decodes is None else float(batch.decodes.growing)
         self.there = bool(batch)
-        self.time_s = time_without_experts(device, sums) + copy_s
+        self.time_s = time_alone(device, sums) + copy_s
         self.growth_s = 0.0 if batch.decodes is None else decode_growth(device, sums, growing)
         self.fastest_s = 0.0 if batch.decodes is None else decode_growth(device, sums, sums.decodes)
-        self.tokens = max(sums.decodes + sums.prefill_tokens, 1.0)  # one of a dummy batch
-        self.padded = padded(self.tokens, device.graph_tokens)
+        self.tokens = max(batch_tokens(device, sums), 1.0)  # one of a dummy batch
+        self.sequences = max(sums.decodes + sums.prefill_sequences, 1.0)
+        self.graph_tokens = graph_tokens(device)
 
 
 def _steps(own: Sequence[_Own], cost: IterationCost, max_num_seqs: int) -> tuple[Steps, float]:
@@ -77,12 +88,16 @@ def _steps(own: Sequence[_Own], cost: IterationCost, max_num_seqs: int) -> tuple
     busy = [each for each in own if each.there]
     ahead = max(busy, key=lambda each: (each.time_s, each.growth_s))
     sums = Ranks(
-        most=max(each.tokens for each in own),
-        mean=sum(each.tokens for each in own) / len(own),
-        padded_mean=sum(each.padded for each in own) / len(own),
+        tokens=_counts(own, [each.tokens for each in own]),
+        sequences=_counts(own, [each.sequences for each in own]),
         ahead_s=ahead.time_s,
         growth_s=ahead.growth_s,
         fastest_s=max(each.fastest_s for each in busy),
     )
     overtaken = (overtaken_after(ahead.time_s - each.time_s, each.growth_s - ahead.growth_s) for each in busy)
     return steps_together(cost, sums, max_num_seqs), min(overtaken)
+
+
+def _counts(own: Sequence[_Own], batches: Sequence[float]) -> Counts:
+    filled = (padded(one, each.graph_tokens) for one, each in zip(batches, own, strict=True))
+    return Counts(max(batches), sum(batches) / len(own), sum(filled) / len(own))

@@ -249,7 +249,9 @@ class Queues:
     def grow_decodes(self) -> None:
         """KV for the next token of every decoding sequence, in order of admission; preempts where there is none.
 
-        With drafts each of them has a slot, too; the slots of rejected ones are written again by the next iteration.
+        With drafts each of them has a slot, too; the slots of rejected ones are written again by the next iteration. So
+        a block of a prefix cache gets its name when the tokens that are known of the request fill it, as in vLLM
+        (``KVCacheManager.allocate_slots``: drafts are not cached).
         Branches that have their first token get a copy each of the last block of their prompt, where it is not full.
         """
         if not self.watches_blocks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -15,12 +16,12 @@ from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.cost.fitted import fit_of, fitted_problem
 from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
-from evaluator.cost.parallel import lockstep_problem, parallel_problem
+from evaluator.cost.parallel import Parallel, lockstep_problem, parallel_problem
 from evaluator.records import Same
 from evaluator.replica.changes import Change, changed_calibration, changed_hardware
 from evaluator.replica.costing import costing
 from evaluator.replica.design import INFEASIBLE, UNSUPPORTED, Design, Problem, Replica
-from evaluator.replica.drafts import Drafter, drafter, drafting_problem
+from evaluator.replica.drafts import Drafter, drafter, drafting_problem, times_problem
 from evaluator.replica.spec import ReplicaSpec
 
 
@@ -35,20 +36,25 @@ def build(spec: ReplicaSpec) -> Design:
     undivided = parallel_problem(model, hardware, parallel)
     if undivided is not None:
         return replace(known, problem=Problem(INFEASIBLE, undivided))
-    undrafted = drafting_problem(spec, model, hardware, calibration, _model)
+    undrafted = times_problem(spec, calibration) or drafting_problem(spec, model, hardware, _model)
     if undrafted is not None:
         return replace(known, problem=Problem(INFEASIBLE if undrafted[1] else UNSUPPORTED, undrafted[0]))
     by = drafter(spec, model, _model)
     memory = _memory(spec, model, hardware, by)
-    too_large = memory_problem(model, hardware, precision, parallel, memory)
+    too_large = memory_problem(model, hardware, precision, parallel, memory, _drafting_bytes(spec, model, hardware))
     if too_large is not None:
         return replace(known, memory=memory, problem=Problem(INFEASIBLE, too_large))
     return replace(known, memory=memory, replica=_replica(known, memory, by))
 
 
+def drafter_of(known: Design) -> Drafter | None:
+    """What drafts on the replicas of a design; None where nothing does."""
+    return drafter(known.spec, known.model, _model)
+
+
 def kept_model(known: Design) -> Model:
     """The model with the layers of what drafts for it: all that keep something of a sequence."""
-    by = drafter(known.spec, known.model, _model)
+    by = drafter_of(known)
     return known.model if by is None else replace(known.model, layers=(*known.model.layers, *by.layers))
 
 
@@ -87,18 +93,38 @@ def _hardware(of: Hardware | WhatIf | str) -> Hardware:
 
 
 def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware, by: Drafter | None) -> MemoryPlan:
-    """What takes a device's memory; the KV cache has the blocks that are stated, else what is left."""
+    """What takes a device's memory; the KV cache has the blocks that are stated, else what is left.
+
+    With drafts there are scores of two tokens of a sequence: vLLM finds the peak of its activations by a run in which
+    each has one draft, however many there will be (``GPUModelRunner._dummy_sampler_run``).
+    """
     plan = memory_plan(
         model, hardware, spec.precision, spec.parallel,
         memory_fraction=spec.memory_fraction, memory_of=serving_engine(spec.engine).memory_of,
         block_tokens=spec.block_tokens,
         max_num_batched_tokens=spec.max_num_batched_tokens,
-        max_num_seqs=spec.max_num_seqs * (1 if spec.drafting is None else 1 + spec.drafting.tokens),
+        max_num_seqs=spec.max_num_seqs * (1 if spec.drafting is None else 2),
         beside=(0.0, ()) if by is None else (by.weight_bytes, by.layers),
+        states=1 if spec.drafting is None else 1 + spec.drafting.tokens,
     )  # fmt: skip
     if spec.kv_blocks is None:
         return plan
     return replace(plan, kv=replace(plan.kv, capacity_units=spec.kv_blocks))
+
+
+def _drafting_bytes(spec: ReplicaSpec, model: Model, hardware: Hardware) -> Callable[[Parallel], float] | None:
+    """Bytes of weights per device of what drafts, under a split of the model; inf where it cannot be split so."""
+    if spec.drafting is None:
+        return None
+
+    def under(parallel: Parallel) -> float:
+        split = replace(spec, parallel=parallel)
+        if drafting_problem(split, model, hardware, _model) is not None:
+            return float("inf")
+        by = drafter(split, model, _model)
+        return 0.0 if by is None else by.weight_bytes
+
+    return under
 
 
 def _replica(known: Design, memory: MemoryPlan, by: Drafter | None) -> Replica:

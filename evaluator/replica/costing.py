@@ -53,10 +53,12 @@ class Costing:
         return tuple(iteration_cost(*split, pipeline_rank) for pipeline_rank in self._ranks)
 
     def _verifying(self, by: Drafter, hardware: Hardware, pipeline_rank: int | None) -> IterationCost:
-        """The cost of a pipeline rank that verifies drafts, with the time of what drafts."""
+        """The cost of a pipeline rank that verifies drafts; of the last one with the time of what drafts."""
         found = operators(self.model, self.precision, self.parallel, pipeline_rank)
+        last = pipeline_rank in (None, self.parallel.pipeline - 1)
+        verified, drafted = ((*found, *by.joins), by.operators) if last else (found, None)
         tokens, vocabulary = by.drafting.tokens, self.model.vocabulary
-        return speculative_cost(found, by.operators, tokens, vocabulary, hardware, self.calibration)
+        return speculative_cost(verified, drafted, tokens, vocabulary, hardware, self.calibration)
 
     def costs_on(self, devices: Sequence[Hardware]) -> tuple[IterationCost, ...]:
         """The same on many such devices, with a trailing axis ``device`` in every field."""

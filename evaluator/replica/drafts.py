@@ -2,93 +2,202 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import LayerKind, Model, MoeFeedForward
+from evaluator.catalog.model import LayerKind, Model
 from evaluator.cost.dtypes import BYTES, weight_dtypes
+from evaluator.cost.gemm import gemm
 from evaluator.cost.kernel import Operator
 from evaluator.cost.memory import model_window
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel, in_lockstep, parallel_problem
 from evaluator.cost.precision import Precision
-from evaluator.cost.speculative import joining, module_operators, prediction_module
-from evaluator.cost.weights import weight_bytes
+from evaluator.cost.prediction import eagle_head, eagle_joint, module_joint, prediction_module
+from evaluator.cost.projections import Projection
+from evaluator.cost.weights import rank_parameters, weight_bytes
 from evaluator.replica.spec import ReplicaSpec
 from evaluator.speculation import Drafting
 
 
+class Wanted(NamedTuple):
+    """What is to be drafted, for which model, and who knows models by their names or descriptions."""
+
+    spec: ReplicaSpec
+    model: Model
+    load: Callable[[Any], Model]
+
+    @property
+    def drafting(self) -> Drafting:
+        """Of the spec, which has one."""
+        assert self.spec.drafting is not None
+        return self.spec.drafting
+
+
 @dataclass(frozen=True)
 class Drafter:
-    """What drafts on the devices of a replica, split over them as the model that verifies.
+    """What drafts on the devices of a replica, split over those of a pipeline rank as the model that verifies.
 
-    ``operators`` None: it takes no time there. ``layers`` keep KV of every sequence, too; ``weight_bytes`` are those of
-    one device.
+    It is on the last pipeline rank, where the tokens are (vLLM, ``GPUModelRunner.drafter``). ``operators`` are those of
+    a pass; None: it takes no time there. ``joins`` run once in each iteration, on the tokens that the model computes.
+    ``layers`` keep KV of every sequence, too; ``weight_bytes`` are those of one device. ``max_positions``: of how long
+    texts it can read.
     """
 
     drafting: Drafting
     operators: tuple[Operator, ...] | None = None
+    joins: tuple[Operator, ...] = ()
     layers: tuple[LayerKind, ...] = ()
     weight_bytes: float = 0.0
+    max_positions: int | None = None
 
 
 def drafter(spec: ReplicaSpec, model: Model, load: Callable[[Any], Model]) -> Drafter | None:
     """What drafts; None where nothing does. ``load`` gives the model of a name or a description."""
-    drafting, precision = spec.drafting, spec.precision
-    if drafting is None or drafting.method == "ngram":
-        return None if drafting is None else Drafter(drafting)
-    if drafting.method == "mtp":
-        found, layers = module_operators(model, precision, spec.parallel), prediction_module(model).layers
-        return Drafter(drafting, found, layers, _module_bytes(model, precision, spec.parallel))
-    draft = load(drafting.model)
-    parallel = _split(spec.parallel, draft)
-    found = operators(draft, precision, parallel)
-    return Drafter(drafting, found, draft.layers, weight_bytes(draft, precision, parallel))
+    return None if spec.drafting is None else _DRAFTERS[spec.drafting.method](Wanted(spec, model, load))
+
+
+def _nothing_on_the_device(wanted: Wanted) -> Drafter:
+    return Drafter(wanted.drafting)
+
+
+def _draft_model(wanted: Wanted) -> Drafter:
+    draft, precision = wanted.load(wanted.drafting.model), wanted.spec.precision
+    parallel = _split(wanted.spec.parallel, draft)
+    return Drafter(
+        wanted.drafting,
+        operators(draft, precision, parallel),
+        layers=draft.layers,
+        weight_bytes=weight_bytes(draft, precision, parallel),
+        max_positions=draft.max_positions,
+    )
+
+
+def _modules(wanted: Wanted) -> Drafter:
+    """The modules of the model have embedding and head in common with it."""
+    model, precision = wanted.model, wanted.spec.precision
+    module, joint = prediction_module(model), module_joint(model)
+    parallel = _split(wanted.spec.parallel, module)
+    count = model.prediction_layers
+    each = _layer_bytes(module, precision, parallel) + _matrix_bytes(joint, module, precision)
+    return Drafter(
+        wanted.drafting,
+        (*operators(module, precision, parallel), gemm(joint, module, precision)),
+        layers=(replace(module.layers[0], count=count),),
+        weight_bytes=count * each + _second_embedding(wanted),
+    )
+
+
+def _eagle_head(wanted: Wanted) -> Drafter:
+    """The head has the embedding in common with the model. It stays in 16 bits where the model is quantised."""
+    model, precision = wanted.model, replace(wanted.spec.precision, weights="checkpoint")
+    head, joint = eagle_head(model, wanted.drafting.vocabulary), eagle_joint(model)
+    parallel = _split(wanted.spec.parallel, head)
+    scores = rank_parameters(head, parallel, 0)["head"] * BYTES[weight_dtypes(head, precision)["head"]]
+    each = _layer_bytes(head, precision, parallel) + _matrix_bytes(joint, head, precision)
+    return Drafter(
+        wanted.drafting,
+        operators(head, precision, parallel),
+        joins=(gemm(joint, head, precision),),
+        layers=head.layers,
+        weight_bytes=each + scores + _second_embedding(wanted),
+    )
+
+
+_DRAFTERS: Mapping[str, Callable[[Wanted], Drafter]] = {
+    "draft": _draft_model,
+    "mtp": _modules,
+    "eagle": _eagle_head,
+    "ngram": _nothing_on_the_device,
+}
 
 
 def _split(parallel: Parallel, draft: Model) -> Parallel:
-    """The split of the model that verifies; a draft model without experts has none to spread."""
-    experts = any(isinstance(kind.feed_forward, MoeFeedForward) for kind in draft.layers)
-    return parallel if experts else replace(parallel, expert=1)
+    """The split of the model that verifies, on one pipeline rank; a draft model without experts has none to spread."""
+    one = replace(parallel, pipeline=1)
+    return one if draft.has_experts else replace(one, expert=1, data=1, redundant=0)
 
 
-def _module_bytes(model: Model, precision: Precision, parallel: Parallel) -> float:
-    """Of the layer and of the product that joins its inputs; embedding and head are the model's own."""
-    one = prediction_module(model)
+def _layer_bytes(one: Model, precision: Precision, parallel: Parallel) -> float:
+    """Of a layer of a model that has a single one."""
     two = replace(one, layers=(replace(one.layers[0], count=2),))
-    layer = weight_bytes(two, precision, parallel) - weight_bytes(one, precision, parallel)
-    joins, dtype = joining(model), weight_dtypes(model, precision)["attention"]
-    return layer + joins.inputs * joins.outputs * BYTES[dtype]
+    return weight_bytes(two, precision, parallel) - weight_bytes(one, precision, parallel)
+
+
+def _matrix_bytes(matrix: Projection, model: Model, precision: Precision) -> float:
+    return matrix.inputs * matrix.outputs * BYTES[weight_dtypes(model, precision)[matrix.part]]
+
+
+def _second_embedding(wanted: Wanted) -> float:
+    """Bytes of the embedding on the last pipeline rank, where it is not the first, nor has the table as its head."""
+    model, precision, parallel = wanted.model, wanted.spec.precision, wanted.spec.parallel
+    if parallel.pipeline == 1 or model.tied_embeddings:
+        return 0.0
+    table = rank_parameters(model, replace(parallel, pipeline=1), 0)["head"]
+    return table * BYTES[weight_dtypes(model, precision)["embedding"]]
+
+
+def times_problem(spec: ReplicaSpec, calibration: Calibration) -> tuple[str, bool] | None:
+    """What a calibration does not say of drafting; as of ``drafting_problem``."""
+    if spec.drafting is None or not (calibration.form != "roofline" or calibration.eager or calibration.dispatch_s):
+        return None
+    return (
+        f"speculative with calibration {calibration.name}, which does not say what single operators take; use "
+        "calibration auto or datasheet, or leave out speculative"
+    ), False
 
 
 def drafting_problem(
-    spec: ReplicaSpec, model: Model, hardware: Hardware, calibration: Calibration, load: Callable[[Any], Model]
+    spec: ReplicaSpec, model: Model, hardware: Hardware, load: Callable[[Any], Model]
 ) -> tuple[str, bool] | None:
     """(why the replica cannot draft and what to do, whether no engine could); None where it can, or need not."""
-    drafting = spec.drafting
-    if drafting is None:
+    if spec.drafting is None:
         return None
-    if calibration.form != "roofline" or calibration.eager is not None or calibration.dispatch_s:
-        return (
-            f"speculative with calibration {calibration.name}, which does not say what single operators take; use "
-            "calibration auto or datasheet, or leave out speculative"
-        ), False
     if not model.gives_tokens:
         return f"speculative with {model.name}, which gives a vector and no tokens; leave it out", True
-    if in_lockstep(model, spec.parallel):
-        return "speculative with data_parallel ranks that share experts; leave out the one or the other", False
-    if drafting.method != "ngram" and spec.parallel.pipeline > 1:
+    return _PROBLEMS[spec.drafting.method](Wanted(spec, model, load), hardware)
+
+
+def _no_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | None:
+    return None
+
+
+def _modules_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | None:
+    """Modules of a model take turns: vLLM, too, demands a multiple of their number (``SpeculativeConfig``)."""
+    name, modules, tokens = wanted.model.name, wanted.model.prediction_layers, wanted.drafting.tokens
+    if not modules:
         return (
-            f"speculative.method {drafting.method} with pipeline_parallel; use tensor_parallel, or method ngram"
-        ), False
-    return _model_problem(spec, model, hardware, load(drafting.model)) if drafting.method == "draft" else None
+            f"speculative.method mtp with {name}, which was published without prediction modules; use method eagle for "
+            "a head that was trained for it, or say prediction_layers in the model's file"
+        ), True
+    if tokens > modules and tokens % modules:
+        return (
+            f"speculative.tokens {tokens} is no multiple of the {modules} prediction modules of {name}, which take "
+            f"turns; use {tokens - tokens % modules} or {tokens - tokens % modules + modules}"
+        ), True
+    return None
 
 
-def _model_problem(spec: ReplicaSpec, model: Model, hardware: Hardware, draft: Model) -> tuple[str, bool] | None:
+def _eagle_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | None:
+    """Of a head for the model: its vocabulary is a part of the model's."""
+    model, vocabulary = wanted.model, wanted.drafting.vocabulary
+    if vocabulary is not None and vocabulary > model.vocabulary:
+        return (
+            f"speculative.vocabulary {vocabulary:,} exceeds the {model.vocabulary:,} tokens of {model.name}, of which "
+            "the head proposes some; use fewer, or leave it out for all"
+        ), True
+    head = eagle_head(model, vocabulary)
+    return _undivided(wanted, head, hardware)
+
+
+def _model_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | None:
     """Of a draft model. Tokens are compared by their numbers: vLLM, too, demands equal vocabularies (``config``)."""
+    spec, model, draft = wanted.spec, wanted.model, wanted.load(wanted.drafting.model)
+    if not draft.gives_tokens:
+        return f"speculative.model {draft.name} gives a vector and no tokens; use a language model", True
     if draft.vocabulary != model.vocabulary:
         return (
             f"speculative.model {draft.name} has a vocabulary of {draft.vocabulary:,} tokens, {model.name} one of "
@@ -99,10 +208,22 @@ def _model_problem(spec: ReplicaSpec, model: Model, hardware: Hardware, draft: M
             f"speculative.model {draft.name} has an attention window of {model_window(draft):,} tokens that "
             f"{model.name} has not; use another draft model"
         ), False
-    if in_lockstep(draft, _split(spec.parallel, draft)):
+    if in_lockstep(draft, _split(spec.parallel, draft)) and not in_lockstep(model, spec.parallel):
         return (
-            f"speculative.model {draft.name} with data_parallel ranks that would share its experts; use another",
-            False,
-        )
-    undivided = parallel_problem(draft, hardware, _split(spec.parallel, draft))
+            f"speculative.model {draft.name} with data_parallel ranks of {model.name}, which have nothing in common "
+            "but would share its experts; use a draft model without experts, or more replicas instead"
+        ), False
+    return _undivided(wanted, draft, hardware)
+
+
+def _undivided(wanted: Wanted, draft: Model, hardware: Hardware) -> tuple[str, bool] | None:
+    undivided = parallel_problem(draft, hardware, _split(wanted.spec.parallel, draft))
     return None if undivided is None else (f"speculative.model {draft.name}: {undivided}", True)
+
+
+_PROBLEMS: Mapping[str, Callable[[Wanted, Hardware], tuple[str, bool] | None]] = {
+    "draft": _model_problem,
+    "mtp": _modules_problem,
+    "eagle": _eagle_problem,
+    "ngram": _no_problem,
+}

@@ -10,8 +10,11 @@ from evaluator.cost.fitted import fit_of, iteration_cost
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.kernel import Operator
 from evaluator.cost.operators import operators
+from evaluator.cost.speculative import speculative_cost, verifying
 from evaluator.cost.utilisation import IdealTime, ideal_times
+from evaluator.replica.build import drafter_of
 from evaluator.replica.design import Design
+from evaluator.replica.drafts import Drafter
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,8 @@ class Passage:
     """An iteration of all layers, from the first rank to the last.
 
     ``calibration`` has the host's times of all ranks: a batch passes the host of each, a worker process of its own, as
-    in the simulators. ``compute`` and ``memory`` are its work at the peaks.
+    in the simulators. ``compute`` and ``memory`` are the work of a model that decodes a token at the peaks.
+    ``operators`` are those of the model; where drafts are verified (``drafts``, else None) with what that takes.
     """
 
     operators: tuple[Operator, ...]
@@ -28,6 +32,7 @@ class Passage:
     compute: IdealTime
     memory: IdealTime
     fit: Iterations | None
+    drafts: Drafter | None = None
 
 
 def passage(built: Design) -> Passage:
@@ -36,14 +41,15 @@ def passage(built: Design) -> Passage:
         raise AssertionError(f"no times: {built.status}")
     spec, model, hardware = built.spec, built.model, built.hardware
     calibration = _with_all_hosts(built.calibration, spec.parallel.pipeline)
-    found = operators(model, spec.precision, spec.parallel)
-    return Passage(
-        found,
-        calibration,
-        iteration_cost(model, hardware, calibration, spec.precision, spec.parallel),
-        *ideal_times(found, hardware),
-        fit_of(calibration, model, spec.precision, spec.parallel),
-    )
+    found, by = operators(model, spec.precision, spec.parallel), drafter_of(built)
+    ideals, fit = ideal_times(found, hardware), fit_of(calibration, model, spec.precision, spec.parallel)
+    if by is None:
+        cost = iteration_cost(model, hardware, calibration, spec.precision, spec.parallel)
+        return Passage(found, calibration, cost, *ideals, fit)
+    tokens, vocabulary = by.drafting.tokens, model.vocabulary
+    speculative = speculative_cost((*found, *by.joins), by.operators, tokens, vocabulary, hardware, calibration)
+    verified = verifying((*found, *by.joins), float(tokens + 1), vocabulary)
+    return Passage(verified, calibration, speculative, *ideals, fit, by)
 
 
 def _with_all_hosts(calibration: Calibration, pipeline_ranks: int) -> Calibration:

@@ -41,9 +41,24 @@ def _summary(result: Estimate) -> list[str]:
         f"TPOT              {_milliseconds(result.tpot_s)}",
         f"end to end        {_milliseconds(result.e2e_s)}",
         f"throughput        {result.output_tok_per_s:,.1f} output tokens/s, {result.total_tok_per_s:,.1f} with prompts",
+        *_drafts(result),
         *_expected(result),
     ]
     return lines + ([] if result.load is None else _load_lines(result.load))
+
+
+def _drafts(result: Estimate) -> list[str]:
+    """How far an iteration comes, and which part of it makes the drafts."""
+    found = result.drafts
+    if found is None:
+        return []
+    share = found.draft_s / (found.draft_s + found.verify_s)
+    return [
+        f"drafts            {found.speculative}: {found.iterations:,.1f} iterations of "
+        f"{found.tokens_per_iteration:.2f} tokens each",
+        f"{_UNDER}of an iteration {_milliseconds(found.draft_s)} to draft ({100 * share:.0f} %), "
+        f"{_milliseconds(found.verify_s)} to verify",
+    ]
 
 
 def _expected(result: Estimate) -> list[str]:
@@ -87,10 +102,10 @@ def _table(title: str, phase: Phase) -> list[str]:
         return [head]
     lines = [
         head,
-        f"  {'operator':<28}{'time':>12}{'share':>8}{'GFLOP':>12}{'memory MB':>13}{'sent MB':>13}  bound by",
+        f"  {'operator':<32}{'time':>12}{'share':>8}{'GFLOP':>12}{'memory MB':>13}{'sent MB':>13}  bound by",
     ]
     return lines + [
-        f"  {each.name:<28}{_milliseconds(each.time_s):>12}{100 * each.share:>7.1f}%{each.flops / 1e9:>12,.2f}"
+        f"  {each.name:<32}{_milliseconds(each.time_s):>12}{100 * each.share:>7.1f}%{each.flops / 1e9:>12,.2f}"
         f"{each.bytes / 1e6:>13,.2f}{each.message_bytes / 1e6:>13,.2f}  {each.bound}"
         for each in phase.operators
         if each.time_s > 1e-15

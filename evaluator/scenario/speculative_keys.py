@@ -29,9 +29,9 @@ def _acceptance_schema() -> Schema:
 SPECULATIVE: Table = {
     "method": Field(
         choice(*METHODS),
-        says="Who drafts. draft: a smaller model. mtp: a module for the token after the next, taken as one layer like "
-        "the model's last one and its head, published with the model or trained for it (EAGLE). ngram: the host, from "
-        "the text so far.",
+        says="Who drafts. draft: a smaller model. mtp: the modules for the tokens after the next that were published "
+        "with the model, each one layer and its head. eagle: a layer with a head that was trained for the model "
+        "(EAGLE-3). ngram: the host, from the text so far.",
     ),
     "tokens": Field(count(most=MOST_TOKENS), says="Tokens drafted for a sequence, and verified, in an iteration."),
     "acceptance": Field(
@@ -39,6 +39,7 @@ SPECULATIVE: Table = {
         says="Chance that a draft is accepted where all before it were: one rate, or one for each position.",
     ),
     "model": Field(model_reader, None, "Of method draft, the model that drafts, on the same devices."),
+    "vocabulary": Field(count(), None, "Of method eagle, tokens that its head can propose; absent: all of the model."),
 }
 
 
@@ -57,6 +58,10 @@ def _speculative(value: Any, place: Place) -> Speculative:
         raise place.key("model").error("is required with method draft: the smaller model, such as llama-3.1-8b")
     if found.method != "draft" and found.model is not None:
         raise place.key("model").error(f"is for method draft; with {found.method} no other model drafts: leave it out")
+    if found.method != "eagle" and found.vocabulary is not None:
+        raise place.key("vocabulary").error(
+            f"is for method eagle, whose head has its own; leave it out of {found.method}"
+        )
     return found
 
 

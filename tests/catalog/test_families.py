@@ -416,3 +416,27 @@ CONTRADICTIONS = {
 def test_contradictions_are_refused(message):
     with pytest.raises(InputError, match=message):
         small(**CONTRADICTIONS[message])
+
+
+PREDICTING = {"glm-4.5-air": 1, "minimax-m2": 3, "kimi-linear": 0, "step-3.5-flash": 3, "nemotron-3-super": 1,
+              "deepseek-v4-flash": 1, "gemma-3-27b": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "modules"), PREDICTING.items())
+def test_layers_that_predict_further_tokens_are_no_layers_of_the_model(name, modules):
+    assert import_config(PUBLISHED[name]["config"], name).prediction_layers == modules
+
+
+def test_qwen3_next_has_a_prediction_module_that_its_config_does_not_state():
+    """As vLLM takes it (``SpeculativeConfig.hf_config_override``); other families must state theirs."""
+    names = ("hidden_size", "vocab_size", "num_hidden_layers")
+    config = {"model_type": "qwen3_next", **{name: SMALL[name] for name in names}, "num_attention_heads": 8,
+              "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048, "num_experts": 8,
+              "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+              "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16,
+              "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4}  # fmt: skip
+    found = import_config(config, "next")
+    assert found.prediction_layers == 1
+    assert read_model(loads_yaml(model_to_yaml(found)), "text").prediction_layers == 1
+    assert import_config({**config, "num_nextn_predict_layers": 0}, "next").prediction_layers == 0
+    assert small().prediction_layers == 0

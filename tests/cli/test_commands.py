@@ -195,6 +195,21 @@ def test_estimate_of_what_there_is_not(evaluator):
     refused(evaluator("estimate", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--rate", "-1"), "rate")
 
 
+def test_estimate_with_drafts(evaluator):
+    design = ("estimate", "--model", "deepseek-v3", "--hardware", "h200-sxm", "--tp", "8")
+    code, out, err = evaluator(*design, "--speculative", "mtp", "--drafts", "1", "--acceptance", "0.85")
+    assert (code, err) == (0, "")
+    assert "drafts            mtp x 1 at 0.85: " in out and "  draft.experts" in out
+    code, out, _ = evaluator(*design, "--speculative", "ngram", "--drafts", "2", "--acceptance", "0.5,0.4")
+    assert code == 0 and "ngram x 2 at 0.5/0.4" in out and "draft." not in out
+    refused(evaluator(*design, "--drafts", "2"), "need --speculative METHOD")
+    refused(evaluator(*design, "--speculative", "mtp"), "--speculative mtp: needs --drafts and --acceptance")
+    given = (*design, "--speculative", "mtp", "--drafts", "2", "--acceptance")
+    refused(evaluator(*given, "high"), "--acceptance high: expected a rate, or several with commas between")
+    refused(evaluator(*given, "1.5"), "speculative.acceptance: must be at most 1, got 1.5")
+    refused(evaluator(*given, "0.5,0.4,0.3"), "3 rates for 2 drafted tokens")
+
+
 def test_a_sweep_says_what_it_computed_token_by_token(evaluator, small):
     axis = "sweep={deployment.kv.preemption: [recompute, swap]}"
     swap = "deployment.kv={admission: on_demand, swap_bandwidth: 25GB/s}"

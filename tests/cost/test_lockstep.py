@@ -12,10 +12,14 @@ from evaluator.cost import fold, ideal_times, iteration_time, memory_plan, opera
 from evaluator.cost.batch import decode_batch
 from evaluator.cost.breakdown import breakdown
 from evaluator.cost.dtypes import BYTES, weight_dtypes
-from evaluator.cost.iteration import decode_growth, padded, time_without_experts
-from evaluator.cost.lockstep import Ranks, overtaken_after, steps_together
+from evaluator.cost.gemm import gemm
+from evaluator.cost.iteration import decode_growth, padded
+from evaluator.cost.lockstep import Counts, Ranks, graph_tokens, overtaken_after, steps_together, time_alone
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
+from evaluator.cost.prediction import module_joint, prediction_module
+from evaluator.cost.quantities import batch_tokens
+from evaluator.cost.speculative import speculative_cost
 from evaluator.cost.weights import weight_bytes
 from tests.cost.fixtures import DEEPSEEK_V3, H100, LLAMA_8B, QWEN3_235B
 
@@ -30,12 +34,16 @@ def cost_of(parallel, model=DEEPSEEK_V3, calibration=SET):
 
 def ranks_of(cost, batches):
     """As an engine sums them up, in which every rank has a batch."""
-    own = [float(time_without_experts(cost, batch)) for batch in batches]
+    own = [float(time_alone(cost, batch)) for batch in batches]
     growth = [float(decode_growth(cost, batch, 0.0)) for batch in batches]
-    tokens = np.array([batch.decodes + batch.prefill_tokens for batch in batches])
+    tokens = np.array([batch_tokens(cost, batch) for batch in batches])
+    sequences = np.array([batch.decodes + batch.prefill_sequences for batch in batches])
     ahead = int(np.argmax(own))
-    filled = [padded(each, cost.graph_tokens) for each in tokens]
-    return Ranks(tokens.max(), tokens.mean(), np.mean(filled), own[ahead], growth[ahead], max(growth))
+
+    def counts(each):
+        return Counts(each.max(), each.mean(), np.mean([padded(one, graph_tokens(cost)) for one in each]))
+
+    return Ranks(counts(tokens), own[ahead], growth[ahead], max(growth), counts(sequences))
 
 
 @pytest.mark.parametrize("calibration", ["h100-sxm-vllm", "h100-sxm-vllm.serving", "datasheet"])
@@ -44,6 +52,22 @@ def test_ranks_with_equal_batches_take_as_long_as_one_among_them(calibration, ba
     cost = cost_of(EIGHT, calibration=load_calibration(calibration, "h100-sxm"))
     steps = steps_together(cost, ranks_of(cost, [batch] * 8), 256)
     assert float(steps.first_s) == pytest.approx(float(iteration_time(cost, batch)), rel=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("graphs", [0.0, 8.0])
+@pytest.mark.parametrize("batch", [decode_batch(13.0, 900.0, None), BATCH])
+def test_ranks_with_equal_batches_draft_as_long_as_one_among_them(batch, graphs, tokens):
+    """By modules with experts, which all ranks share in every pass."""
+    module = prediction_module(DEEPSEEK_V3)
+    drafted = (*operators(module, Precision(), EIGHT), gemm(module_joint(DEEPSEEK_V3), module, Precision()))
+    verified = operators(DEEPSEEK_V3, Precision(), EIGHT)
+    given = verified, drafted, tokens, DEEPSEEK_V3.vocabulary, H100, replace(SET, graph_tokens=graphs)
+    cost = speculative_cost(*given)
+    steps = steps_together(cost, ranks_of(cost, [batch] * 8))
+    assert float(steps.first_s) == pytest.approx(float(cost.time(batch)), rel=1e-12)
+    busy = decode_batch(900.0, 900.0, None)
+    assert float(steps_together(cost, ranks_of(cost, [batch] * 7 + [busy])).first_s) > float(cost.time(batch))
 
 
 def test_the_slowest_rank_and_the_tokens_of_all_set_the_time():

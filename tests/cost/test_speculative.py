@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evaluator.catalog.model import SoftmaxAttention
+from evaluator.catalog import load_model
+from evaluator.catalog.model import DenseFeedForward, LatentAttention, SoftmaxAttention
 from evaluator.cost import BatchStatistics, Parallel, RowCounts, common_counts, iteration_time, memory_plan, stack
 from evaluator.cost.batch import decode_batch, prefill_batch, together
 from evaluator.cost.fold import fold
+from evaluator.cost.gemm import gemm
 from evaluator.cost.iteration import CostParameters
 from evaluator.cost.operators import operators
 from evaluator.cost.precision import Precision
-from evaluator.cost.speculative import SpeculativeCost, module_operators, prediction_module, speculative_cost
+from evaluator.cost.prediction import eagle_head, eagle_joint, module_joint, prediction_module
+from evaluator.cost.speculative import SpeculativeCost, speculative_cost
 from tests.cost.fixtures import H100, LLAMA_8B, LLAMA_70B, calibration
 from tests.reference.build import linear_cost
 
@@ -35,13 +38,49 @@ def own(iteration_s: float, draft_s: float, tokens: int, passes: int) -> Specula
     return SpeculativeCost(linear_cost(iteration_s), linear_cost(draft_s), tokens + 1.0, float(passes), 0.0)
 
 
-def test_drafting_takes_a_pass_for_each_token_and_prompts_one():
+def module_operators(model):
+    """Of a pass of the model's prediction module."""
+    module = prediction_module(model)
+    return (*operators(module, PRECISION, FOUR), gemm(module_joint(model), module, PRECISION))
+
+
+def test_drafting_takes_a_pass_for_each_token_where_prompts_are_computed_too():
+    """vLLM drafts for every sequence of the batch, and so does the iteration that computes its prompt."""
     made = own(1.0, 0.1, 4, 4)
     decodes, prompts = decode_batch(3.0, 100.0, None), prefill_batch(2.0, 50.0, None)
     assert made.time(decodes) == pytest.approx(1.4)
-    assert made.time(prompts) == pytest.approx(1.1)
+    assert made.time(prompts) == pytest.approx(1.4)
     assert made.time(together(decodes, prompts)) == pytest.approx(1.4)
     assert own(1.0, 0.1, 4, 0).time(together(decodes, prompts)) == pytest.approx(1.0)
+
+
+def test_the_first_pass_has_all_tokens_of_the_model_and_later_ones_a_token_of_each_sequence():
+    """With 1 ms per token and 10 us per token attended to; the later passes attend to 1, 2, 3 tokens more."""
+    draft = linear_cost(0.0, 1e-3, 1e-5)
+    made = SpeculativeCost(linear_cost(0.0), draft, 5.0, 4.0, 0.0)
+    decodes, prompts = decode_batch(10.0, 100.0, None), prefill_batch(2.0, 50.0, None)
+    rows, contexts = 50 + 3 * 10, 10 * (100 + 4) + 10 * (101 + 102 + 103)
+    assert made.time(decodes) == pytest.approx(rows * 1e-3 + contexts * 1e-5)
+    only_first = SpeculativeCost(linear_cost(0.0), draft, 5.0, 1.0, 0.0)
+    alone, both = (each.time(together(decodes, prompts)) - each.time(decodes) for each in (only_first, made))
+    assert alone == pytest.approx(100 * 1e-3)
+    assert both == pytest.approx(alone + 3 * 2 * 1e-3 + 2 * (51 + 52 + 53) * 1e-5)
+
+
+def test_the_head_of_what_drafts_scores_one_token_of_a_sequence_in_every_pass():
+    batch = decode_batch(256.0, 1.0, None)
+    drafted = tuple(each for each in operators(LLAMA_8B, PRECISION, FOUR) if each.name == "head")
+    found = cost(3, drafted).time(batch) - cost(3).time(batch)
+    once = iteration_time(fold(drafted, H100, calibration(), overheads=False), batch)
+    assert found == pytest.approx(3 * once, rel=1e-9)
+
+
+def test_no_draft_beside_a_token_is_plain_decoding():
+    """To the last digits, but for the kernel that chooses among drafts."""
+    made = calibration(step_s=1e-3, sequence_s=1e-4)
+    found = tuple(each for each in operators(LLAMA_70B, PRECISION, FOUR) if each.name != "sampling")
+    none = speculative_cost(found, None, 0, LLAMA_70B.vocabulary, H100, made)
+    assert none.time(MIXED) == pytest.approx(iteration_time(fold(found, H100, made), MIXED), rel=1e-12)
 
 
 def test_verification_computes_all_tokens_of_a_sequence():
@@ -87,18 +126,46 @@ def test_a_prediction_module_is_one_layer_a_joint_and_the_head():
     module = prediction_module(LLAMA_70B)
     assert [kind.count for kind in module.layers] == [1]
     assert isinstance(module.layers[0].mixer, SoftmaxAttention)
-    (joint,) = (each for each in module_operators(LLAMA_70B, PRECISION, FOUR) if each.name == "prediction.join")
+    (joint,) = (each for each in module_operators(LLAMA_70B) if each.name == "prediction.join")
     assert (joint.inputs, joint.outputs) == (2 * LLAMA_70B.hidden, LLAMA_70B.hidden)
     batch = decode_batch(4.0, 1000.0, None)
-    without, with_module = cost(2).time(batch), cost(2, module_operators(LLAMA_70B, PRECISION, FOUR)).time(batch)
+    without, with_module = cost(2).time(batch), cost(2, module_operators(LLAMA_70B)).time(batch)
     assert without < with_module < 1.15 * without
+
+
+def test_an_eagle_head_is_a_dense_layer_with_a_head_of_its_own():
+    """Sizes as of the published head of Llama-3.1-70B (SpecForge, configs/llama3-70B-ealge3.json)."""
+    head = eagle_head(LLAMA_70B, 32_000)
+    (layer,) = head.layers
+    assert layer.mixer == SoftmaxAttention(64, 8, 128, input_width=2 * 8192)
+    assert layer.feed_forward == DenseFeedForward(28_672)
+    assert (head.vocabulary, head.hidden, head.tied_embeddings) == (32_000, 8192, False)
+    assert (eagle_joint(LLAMA_70B).inputs, eagle_joint(LLAMA_70B).outputs) == (3 * 8192, 8192)
+    assert eagle_head(LLAMA_70B, None).vocabulary == LLAMA_70B.vocabulary
+
+
+def test_heads_of_models_without_kv_heads_and_with_experts():
+    """As those of Kimi-K2 and Qwen3-30B-A3B (SpecForge, configs/kimi-k2-eagle3.json, qwen3-30B-eagle3.json)."""
+    (kimi,), (qwen,) = (eagle_head(load_model(name), 32_000).layers for name in ("kimi-k2", "qwen3-30b-a3b"))
+    assert kimi.mixer == SoftmaxAttention(56, 8, 128, input_width=2 * 7168)
+    assert kimi.feed_forward == DenseFeedForward(18_432)
+    assert qwen.mixer == SoftmaxAttention(32, 4, 128, input_width=2 * 2048)
+    assert qwen.feed_forward == DenseFeedForward(6144)
+
+
+@pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "nemotron-h-56b", "gpt-oss-20b", "deepseek-v3"])
+def test_a_prediction_module_attends_to_all_tokens(name):
+    """Hybrids have linear attention or windows in most layers; the module is like those without."""
+    (layer,) = prediction_module(load_model(name)).layers
+    assert isinstance(layer.mixer, SoftmaxAttention | LatentAttention) and layer.mixer.window is None
+    assert layer.feed_forward is not None
 
 
 def test_lanes_of_all_methods_are_stacked_as_they_are():
     lanes = [
         cost(2),
         cost(3, operators(LLAMA_8B, PRECISION, FOUR)),
-        cost(1, module_operators(LLAMA_70B, PRECISION, FOUR)),
+        cost(1, module_operators(LLAMA_70B)),
     ]
     assert common_counts(lanes) == RowCounts(8, 1, 0, 1, 0)
     stacked = stack(lanes)

@@ -192,3 +192,86 @@ def test_how_ranks_exchange_tokens():
     assert sent.ttft_s < gathered.ttft_s and sent.kv_capacity_tokens > gathered.kv_capacity_tokens
     with pytest.raises(InputError, match="expert_exchange: must be one of gather, all_to_all, not deepep"):
         estimate("qwen3-30b-a3b", "h100-sxm", expert_exchange="deepep", **given)
+
+
+EAGLE = {"method": "eagle", "tokens": 3, "acceptance": [0.8, 0.6, 0.45], "vocabulary": 32_000}
+NGRAM = {"method": "ngram", "tokens": 4, "acceptance": 0.7}
+
+
+@pytest.mark.parametrize("speculative", [EAGLE, NGRAM], ids=["eagle", "ngram"])
+def test_operators_add_up_with_drafts(speculative):
+    """The model's, the host's, and those of all passes of what drafts."""
+    result = estimated(batch=4, tensor_parallel=2, speculative=speculative, calibration=calibration(step_s=1e-3))
+    for phase in (result.prefill, result.decode):
+        assert sum(part.time_s for part in phase.operators) == pytest.approx(phase.time_s, rel=1e-12)
+        assert sum(part.share for part in phase.operators) == pytest.approx(1.0)
+        assert 0 < phase.mfu < 1 and 0 < phase.mbu < 1
+    drafting = sum(part.time_s for part in result.decode.operators if part.name.startswith("draft."))
+    assert result.drafts.draft_s == pytest.approx(drafting, rel=1e-9)
+    assert result.drafts.draft_s + result.drafts.verify_s == result.decode.time_s
+    assert (drafting > 0) == (speculative is EAGLE)
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(0.0, 1.0), (0.7, (1 - 0.7**5) / 0.3), (1.0, 5.0)])
+def test_tokens_of_an_iteration_are_those_of_leviathan(rate, expected):
+    """Equation 1 of arXiv:2211.17192; the last iteration of an output gives no more than what is left."""
+    result = estimated(output_tokens=20_001, prompt_tokens=10, speculative={**NGRAM, "acceptance": rate})
+    assert result.drafts.tokens_per_iteration == pytest.approx(expected, rel=1e-4)
+    assert result.drafts.iterations == pytest.approx(20_000 / expected, rel=1e-4)
+
+
+def test_short_outputs_with_drafts():
+    """Of three tokens after the first, two drafts of chance a: 3 iterations, 2 or 1, enumerated by hand."""
+    a = 0.6
+    speculative = {"method": "ngram", "tokens": 2, "acceptance": a}
+    once = estimated(output_tokens=2, speculative=speculative)
+    assert once.drafts.iterations == pytest.approx(1.0)
+    found = estimated(output_tokens=4, speculative=speculative)
+    one, two = 1 - a, a * (1 - a)  # chances that an iteration gives so many tokens
+    assert found.drafts.iterations == pytest.approx(1 + one * (1 + one) + two)
+    alone = estimated(output_tokens=1, speculative=speculative)
+    assert alone.drafts.iterations == 0 and alone.e2e_s == alone.ttft_s
+
+
+def test_drafts_that_are_never_accepted_cost_what_plain_decoding_and_verification_do():
+    plain, never = estimated(), estimated(speculative={**NGRAM, "tokens": 1, "acceptance": 0.0})
+    assert never.drafts.iterations == 255
+    assert never.tpot_s > plain.tpot_s
+    assert never.tpot_s < 1.05 * plain.tpot_s  # of one sequence: a row more of products that are bound by the weights
+    assert estimated(speculative={**NGRAM, "acceptance": 1.0}).tpot_s < 0.25 * plain.tpot_s
+
+
+def test_the_load_with_drafts_obeys_littles_law():
+    result = estimated(rate_rps=2.0, speculative=NGRAM)
+    assert result.load.concurrency == pytest.approx(2.0 * result.load.e2e_s)
+    assert result.load.tpot_s == pytest.approx((result.load.e2e_s - result.load.ttft_s) / 255)
+    assert result.load.tpot_s < estimated(rate_rps=2.0).load.tpot_s
+
+
+def test_what_an_estimate_refuses_of_drafts():
+    with pytest.raises(InputError, match=r"estimate: speculative.acceptance: 2 rates for 3 drafted tokens"):
+        estimated(speculative={**EAGLE, "acceptance": [0.8, 0.6]})
+    with pytest.raises(InputError, match=r"estimate: speculative.acceptance: is required"):
+        estimated(speculative={"method": "ngram", "tokens": 3})
+    with pytest.raises(InputError, match=r"speculative.method mtp with llama-8b, which was published without"):
+        estimated(speculative={"method": "mtp", "tokens": 1, "acceptance": 0.5})
+    with pytest.raises(InputError, match="prompt and output of 4,999 tokens exceed its 4,096 positions"):
+        model, speculative = load_model("mixtral-8x7b"), {**NGRAM, "method": "draft", "model": "llama-2-7b"}
+        estimated(model, tensor_parallel=4, prompt_tokens=4743, speculative=speculative)
+
+
+def test_text_of_an_estimate_with_drafts():
+    text = format_estimate(estimated(speculative=EAGLE))
+    assert "drafts            eagle x 3 at 0.8/0.6/0.45: 1" in text
+    assert "draft.feed_forward.gate_up" in text and "rejection_sampling" in text
+    assert "GPUs, speculative decoding" in " ".join(text.split())
+
+
+def test_a_prediction_module_needs_nothing_more_than_its_model():
+    plain, mtp = (
+        estimated(load_model("deepseek-v3"), tensor_parallel=8, speculative=given)
+        for given in (None, {"method": "mtp", "tokens": 1, "acceptance": 0.85})
+    )
+    more = mtp.memory.weight_bytes - plain.memory.weight_bytes
+    assert more == pytest.approx(11.5e9 / 8, rel=0.1)  # 11.5e9 unique parameters of 14e9 (its model card), in fp8
+    assert plain.tpot_s / 1.85 < mtp.tpot_s < 0.7 * plain.tpot_s  # two tokens touch more experts than one

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from evaluator.reference import Iteration, Outcome
 from evaluator.reference.prefix_cache import PrefixCache
 from evaluator.reference.replica import Replica
+from evaluator.reference.request import Request
 from tests.reference.build import Scenario, random_scenario
 
 SEEDS = range(2000, 2040)
@@ -20,6 +22,25 @@ def traced(seed: int) -> tuple[Outcome, list[Iteration]]:
     """A random scenario after its run, every token of it, and its iterations."""
     log: list[Iteration] = []
     return random_scenario(seed).run(tokens=True, observe=log.append), log
+
+
+def drafting(scenario: Scenario, rng: np.random.Generator) -> Scenario:
+    """The same with drafts, of which some are accepted, and with room for them."""
+    drafts, limits = int(rng.integers(1, 5)), scenario.limits
+    room = limits.max_num_batched_tokens + limits.max_num_seqs * drafts
+    more = -(-drafts // limits.block_tokens)
+    wider = replace(limits, drafts=drafts, max_num_batched_tokens=room, kv_units=limits.kv_units + more)
+    curves = [(0, *np.cumsum(rng.integers(1, drafts + 2, column[3])).tolist()) for column in scenario.columns]
+
+    def requests() -> list[Request]:
+        made = [Request(index, *column) for index, column in enumerate(scenario.columns)]
+        for one, curve in zip(made, curves, strict=True):
+            one.curve, one.kv_units = curve, one.kv_units + more
+        return made
+
+    found = replace(scenario, limits=wider)
+    found.requests = requests  # type: ignore[method-assign]
+    return found
 
 
 def check_blocks(replica: Replica) -> None:
@@ -52,6 +73,25 @@ def test_blocks_are_conserved(seed, tokens, monkeypatch):
         assert replica.queues.kv.free == replica.queues.kv.capacity
         assert not replica.queues.running and not replica.queues.waiting
         assert replica.queues.work_tokens == replica.outstanding == 0
+
+
+@pytest.mark.parametrize("seed", SEEDS[:15])
+def test_blocks_are_conserved_where_drafts_are_verified_and_blocks_found_again(seed, monkeypatch):
+    finish = Replica.finish
+
+    def finish_and_check(replica, flight):
+        finished = finish(replica, flight)
+        check_blocks(replica)
+        return finished
+
+    monkeypatch.setattr(Replica, "finish", finish_and_check)
+    outcome = drafting(random_scenario(seed, prefix_caching=True), np.random.default_rng(seed)).run(tokens=True)
+    for request in outcome.requests:
+        assert len(request.token_s) == request.output_tokens and request.last_token_s < math.inf
+    for replica in outcome.replicas:
+        assert replica.queues.kv.free == replica.queues.kv.capacity
+        assert replica.queues.work_tokens == replica.outstanding == 0
+    assert sum(each.decoded_tokens for each in outcome.replicas) >= outcome.replicas[0].decoded
 
 
 @pytest.mark.parametrize("seed", SEEDS)

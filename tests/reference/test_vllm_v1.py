@@ -141,6 +141,19 @@ class TestPrefixCache:
         log = self.run(requests)
         assert log[-1].chunks == ((1, 4),)
 
+    def test_tokens_of_drafts_are_cached_once_they_are_known(self):
+        """All three drafts are accepted: the block that they fill gets its name in the next iteration, if there is one.
+
+        vLLM caches no drafts (``allocate_slots``), and nothing when a request ends.
+        """
+        ends, goes_on = (request(0, 0.0, 5, output, content=(1, 2)) for output in (5, 6))
+        for first, found in ((ends, 4), (goes_on, 8)):
+            first.curve = (0, 4, 8)
+            again = request(1, 9.0, 12, 1, content=(1, 2, 3))
+            log = self.run([first, again], drafts=3)
+            assert again.hit_tokens == found
+            assert [each.kv_units for each in log[:2]] == [2, 3]  # 5 tokens; then 1 + 3 more
+
     def test_the_least_recently_used_block_is_evicted_the_end_of_a_prompt_before_its_beginning(self):
         first = request(0, 0.0, 9, 1, content=(1, 2))  # three of five blocks; freed from the last to the first
         other = request(1, 2.0, 13, 1, content=(7, 8, 9))  # two fresh ones, then those of tokens 9 and 5 to 8

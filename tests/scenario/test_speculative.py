@@ -19,6 +19,8 @@ def test_the_keys():
     assert scenario(MTP).deployment.speculative == Speculative("mtp", 3, None, (0.8, 0.6, 0.45))
     found = scenario("deployment.speculative={method: draft, model: llama-3.1-8b, tokens: 2, acceptance: 0.7}")
     assert found.deployment.speculative == Speculative("draft", 2, "llama-3.1-8b", 0.7)
+    found = scenario("deployment.speculative={method: eagle, tokens: 2, acceptance: 0.7, vocabulary: 32000}")
+    assert found.deployment.speculative == Speculative("eagle", 2, None, 0.7, vocabulary=32_000)
     assert (scenario().deployment.decode_tokens, found.deployment.decode_tokens) == (1, 3)
 
 
@@ -55,7 +57,16 @@ ERRORS = {
     "ngram": r"speculative: expected a section such as \{method: ngram, tokens: 3, acceptance: 0.6\}, got 'ngram'",
     "{method: ngram, tokens: 3}": r"speculative.acceptance: is required",
     "{method: ngram, acceptance: 0.5}": r"speculative.tokens: is required",
-    "{method: eagle, tokens: 3, acceptance: 0.5}": r"speculative.method: 'eagle' is not one of draft, mtp, ngram",
+    "{method: medusa, tokens: 3, acceptance: 0.5}": (
+        r"speculative.method: 'medusa' is not one of draft, mtp, eagle, ngram"
+    ),
+    "{method: mtp, tokens: 3, acceptance: 0.5, vocabulary: 32000}": (
+        r"speculative.vocabulary: is for method eagle, whose head has its own; leave it out of mtp"
+    ),
+    "{method: eagle, tokens: 3, acceptance: 0.5, vocabulary: 0}": r"speculative.vocabulary: must be an integer from 1",
+    "{method: ngram, tokens: 3, acceptance: .nan}": r"speculative.acceptance: nan is not a finite number",
+    "{method: ngram, tokens: 3, acceptance: '0.5'}": r"speculative.acceptance: expected a number, got '0.5'",
+    "{method: ngram, tokens: 17, acceptance: 0.5}": r"speculative.tokens: must be an integer from 1 to 16, got 17",
     "{method: ngram, tokens: 0, acceptance: 0.5}": r"speculative.tokens: must be an integer from 1 to 16, got 0",
     "{method: ngram, tokens: 3, acceptance: 1.2}": r"speculative.acceptance: must be at most 1, got 1.2",
     "{method: ngram, tokens: 1, acceptance: [-0.1]}": r"speculative.acceptance\[0\]: must be at least 0, got -0.1",

@@ -20,7 +20,9 @@ from tests.simulation.engines import LEVELS, both_engines, outcomes
 from tests.simulation.test_tokens import CLOSED, TIGHT
 
 NGRAM = "deployment.speculative={method: ngram, tokens: 3, acceptance: [0.8, 0.6, 0.45]}"
+EAGLE = "deployment.speculative={method: eagle, tokens: 2, acceptance: 0.7, vocabulary: 32000}"
 MTP = "deployment.speculative={method: mtp, tokens: 2, acceptance: 0.7}"
+DEEPSEEK = ("deployment.model=deepseek-v3", "deployment.hardware=h200-sxm", "deployment.tensor_parallel=8")
 DRAFT = "deployment.speculative={method: draft, model: {like: llama-3.1-8b, layers: 4}, tokens: 4, acceptance: 0.7}"
 SIDES = "deployment.pools={prefill: {role: prefill}, decode: {role: decode, batching: {policy: continuous}}}"
 OWN = (
@@ -30,18 +32,24 @@ OWN = (
 SHARED = {
     "chunked, n-grams": (NGRAM,),
     "draft model, whole prompts": (DRAFT, "deployment.batching.policy=continuous"),
-    "static, prediction module": (MTP, "deployment.batching.policy=static", "workload.seeds=[3, 5]"),
-    "windows, experts, replicas": (MTP, "deployment.model=gpt-oss-20b", "deployment.replicas=2"),
+    "static, trained head": (EAGLE, "deployment.batching.policy=static", "workload.seeds=[3, 5]"),
+    "windows, experts, replicas": (EAGLE, "deployment.model=gpt-oss-20b", "deployment.replicas=2"),
     "decode": (NGRAM, "deployment.role=decode", "deployment.batching.policy=mixed"),
     "closed loop with a frontend": (DRAFT, CLOSED),
     "full cache": (
         NGRAM, "deployment.hardware=rtx-4090", "deployment.precision.weights=fp8", "workload.arrivals.rate_rps=40"
     ),
     "on demand": (NGRAM, *TIGHT),
+    "prediction module, whole prompts": (MTP, *DEEPSEEK, "deployment.batching.policy=continuous"),
     "pipeline": (NGRAM, "deployment.pipeline_parallel=2"),
-    "router by tokens": (MTP, "deployment.replicas=2", "deployment.router=least_work"),
+    "pipeline with a draft model": (DRAFT, "deployment.pipeline_parallel=2"),
+    "router by tokens": (EAGLE, "deployment.replicas=2", "deployment.router=least_work"),
     "data-parallel ranks": (DRAFT, "deployment.data_parallel=2"),
-    "disaggregated": (MTP, SIDES),
+    "ranks that share experts": (
+        MTP, "deployment.model=deepseek-v3", "deployment.hardware=h200-sxm", "deployment.data_parallel=8",
+        "deployment.expert_parallel=8", "workload.arrivals.rate_rps=20",
+    ),
+    "disaggregated": (EAGLE, SIDES),
     "disaggregated, decode side alone": (OWN,),
 }  # fmt: skip
 
@@ -57,7 +65,7 @@ def test_both_engines_give_the_same(overrides):
 
 def test_tokens_come_in_chunks_each_of_which_ends_one_gap():
     configure()
-    found = outcomes("iteration", MTP, "workload.warmup_requests=0", "workload.cooldown_requests=0")
+    found = outcomes("iteration", EAGLE, "workload.warmup_requests=0", "workload.cooldown_requests=0")
     gaps = found.itl[0][0][1].sum()
     since = found.output_tokens.sum() - found.output_tokens.shape[-1]
     assert found.summed("decoded_tokens").item() == since
@@ -75,7 +83,7 @@ def test_without_drafts_nothing_is_said_of_them():
 def test_a_request_draws_the_same_on_every_design():
     found = sweep(
         scenario(
-            "workload.lengths={source: fixed, prompt_tokens: 100, output_tokens: 61}", MTP,
+            "workload.lengths={source: fixed, prompt_tokens: 100, output_tokens: 61}", EAGLE,
             deployment__hardware=["h100-sxm", "a100-sxm"], deployment__replicas=[1, 3],
             deployment__batching__policy=["chunked", "continuous"],
         )
@@ -111,9 +119,25 @@ REFUSED = {
     "infeasible: speculative.model qwen3-0.6b has a vocabulary of 151,936 tokens, llama-3.1-8b one of 128,256": (
         "deployment.speculative={method: draft, model: qwen3-0.6b, tokens: 2, acceptance: 0.5}",
     ),
-    "unsupported: speculative.method mtp with pipeline_parallel": (MTP, "deployment.pipeline_parallel=2"),
-    "unsupported: speculative with data_parallel ranks that share experts": (
-        NGRAM, "deployment.model=gpt-oss-20b", "deployment.data_parallel=2", "deployment.expert_parallel=2",
+    "infeasible: speculative.model e5-mistral-7b gives a vector and no tokens": (
+        "deployment.model=llama-2-7b", "workload.lengths={source: fixed, prompt_tokens: 9, output_tokens: 9}",
+        "deployment.speculative={method: draft, model: e5-mistral-7b, tokens: 2, acceptance: 0.5}",
+    ),
+    "infeasible: a request of 5,000 tokens exceeds the 4,096 positions of the model that drafts": (
+        "deployment.model=mixtral-8x7b", "deployment.tensor_parallel=4",
+        "workload.lengths={source: fixed, prompt_tokens: 4000, output_tokens: 1000}",
+        "deployment.speculative={method: draft, model: llama-2-7b, tokens: 2, acceptance: 0.5}",
+    ),
+    "infeasible: speculative.method mtp with llama-3.1-8b, which was published without prediction modules": (MTP,),
+    "infeasible: speculative.vocabulary 200,000 exceeds the 128,256 tokens of llama-3.1-8b": (
+        "deployment.speculative={method: eagle, tokens: 2, acceptance: 0.5, vocabulary: 200000}",
+    ),
+    "infeasible: does not fit: 827.8 GB of weights per device (811.7 GB of what drafts) exceed the": (
+        "deployment.speculative={method: draft, model: llama-3.1-405b, tokens: 2, acceptance: 0.5}",
+    ),
+    "unsupported: speculative.model qwen3-30b-a3b with data_parallel ranks of qwen3-8b": (
+        "deployment.model=qwen3-8b", "deployment.data_parallel=2",
+        "deployment.speculative={method: draft, model: qwen3-30b-a3b, tokens: 2, acceptance: 0.5}",
     ),
     "infeasible: max_num_seqs 32 with 3 drafts each exceeds max_num_batched_tokens 100": (
         NGRAM, "deployment.batching.max_num_batched_tokens=100",
@@ -123,9 +147,6 @@ REFUSED = {
     ),
     "unsupported: deployment.speculative with policy lightllm": (
         NGRAM, "deployment.batching.policy=lightllm", "deployment.kv={admission: on_demand, block_tokens: 1}",
-    ),
-    "unsupported: deployment.speculative with kv.prefix_caching by content": (
-        NGRAM, "workload.sessions={turns: 3}", "deployment.kv.prefix_caching=true",
     ),
     "unsupported: speculative with calibration": (
         NGRAM, "deployment.hardware=ascend-910b3", "deployment.calibration=ascend-910b3-bestserve",
@@ -146,8 +167,18 @@ def test_engine_request_knows_no_drafts():
 
 
 def test_several_pools_in_one_loop_are_left_to_the_reference_and_it_is_said():
-    member = plan(scenario(MTP, SIDES, CLOSED)).members[0]
+    member = plan(scenario(EAGLE, SIDES, CLOSED)).members[0]
     assert member.lacking == ("closed loop over several pools with deployment.speculative",)
+
+
+def test_drafts_beside_a_prefix_cache_by_content_are_left_to_the_reference_and_it_is_said():
+    cached = ("workload.sessions={turns: 3}", "deployment.kv.prefix_caching=true")
+    member = plan(scenario(NGRAM, *cached)).members[0]
+    assert member.lacking == ("prefix caching by content with deployment.speculative",)
+    found, plain = sweep(scenario(NGRAM, *cached)), sweep(scenario(*cached))
+    assert found["engine"].item() == "token"
+    assert found["prefix_hit_rate"].item() == pytest.approx(plain["prefix_hit_rate"].item(), abs=0.02)
+    assert found["prefix_hit_rate"].item() > 0.3
 
 
 def test_kv_of_what_drafts_is_sent_along():
@@ -165,7 +196,7 @@ def test_a_shipped_scenario_asks_where_it_stops_paying():
 
 
 def test_figures_of_a_device_are_swept_with_drafts():
-    swept = sweep(scenario(MTP, deployment__hardware__memory_bandwidth=["2TB/s", "4TB/s"]))
-    alone = sweep(scenario(MTP, "deployment.hardware={like: h100-sxm, memory_bandwidth: 4TB/s}"))
+    swept = sweep(scenario(EAGLE, deployment__hardware__memory_bandwidth=["2TB/s", "4TB/s"]))
+    alone = sweep(scenario(EAGLE, "deployment.hardware={like: h100-sxm, memory_bandwidth: 4TB/s}"))
     assert swept["tpot_s_mean"].values[0] > 1.3 * swept["tpot_s_mean"].values[1]
     assert swept["tpot_s_mean"].values[1] == pytest.approx(alone["tpot_s_mean"].item(), rel=1e-12)

@@ -195,13 +195,12 @@ def _usual_experts(frame: pd.DataFrame) -> pd.Series:
     Hopper, and 1.2 (few tokens) to 2.5 times (many) on B200. Of TensorRT-LLM nvfp4 on CUTLASS, three times as slow as
     the kernels of TensorRT-LLM's own generator, which its recipes for DeepSeek choose on Blackwell
     (``moe_config.backend: TRTLLM``) and FlashInfer has, too; nor the latter with eight experts, of which DeepSeek's
-    router has no two to a group. Of gpt-oss on Blackwell 16-bit activations, where
-    TensorRT-LLM and SGLang quantise them to mxfp8; on Hopper SGLang's weights unpacked to 16 bits, which it does where
-    the package of Triton's own kernels is missing, and Marlin with mxfp4 for 896 experts, whose launches take four times
-    as long as for 384 in int4: with nothing between, gpt-oss and its 128 would be given them, while as int4 on the same
-    kernel it is not. Of SGLang what runs experts without a gate on Hopper (FlashInfer's
-    CUTLASS kernel, three times as slow), and on Blackwell the Triton kernel of those models for which it does not
-    choose TensorRT-LLM's.
+    router has no two to a group. Of gpt-oss on Blackwell 16-bit activations, where TensorRT-LLM and SGLang quantise
+    them to mxfp8; on Hopper SGLang's weights unpacked to 16 bits, which it does where the package of Triton's own
+    kernels is missing, and Marlin with mxfp4 for 896 experts: its calls of few tokens take three times as long as those
+    for 384 experts in int4, which are nearer to gpt-oss' 128. Of SGLang what runs experts without a gate on Hopper
+    (FlashInfer's CUTLASS kernel, three times as slow), and on Blackwell the Triton kernel of those models for which it
+    does not choose TensorRT-LLM's.
     """
     kernel, engine = frame["kernel"].astype(str), frame["engine"]
     left = kernel.str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass")

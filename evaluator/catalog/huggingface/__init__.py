@@ -34,9 +34,9 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
     the catalog name; without it the file's or folder's name, lower case, without the organisation before ``--``.
     ``like`` is the model_type of a known family whose layers this model has. The model's ``notes`` say what was
     assumed: that, defaults of the family, the estimated size of vision and audio encoders. Layers that predict further
-    tokens are not counted. Raises InputError for a model_type or a key that no reader knows: a structural field is
-    never guessed. A ``generation_config.json`` beside the file says how the model samples, and modelopt's
-    ``hf_quant_config.json`` what its weights are stored in.
+    tokens are its ``prediction_layers``, and none of its ``layers``. Raises InputError for a model_type or a key that
+    no reader knows: a structural field is never guessed. A ``generation_config.json`` beside the file says how the
+    model samples, and modelopt's ``hf_quant_config.json`` what its weights are stored in.
     """
     config = config if isinstance(config, Mapping) else config_file(config)
     content, where = (config, "config.json") if isinstance(config, Mapping) else (read_json(config), config.name)
@@ -66,6 +66,7 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
         encoder_parameters=encoders,
         output=family.output,
         nucleus_sampling=_nucleus(_beside(config, "generation_config.json")),
+        prediction_layers=text.integer("num_nextn_predict_layers", 0, minimum=0),
         notes=tuple(notes) + _assumed(text, kind) + family.notes,
     )
     return replace(model, notes=model.notes + _finish(levels, family))

@@ -53,7 +53,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "moe_latent_size": ("routed_expert_hidden_size",),
     "attn_output_gate": ("attention_output_gate", "use_attention_output_gate", "use_gqa_gate"),
     "layers_block_type": ("layer_block_types",),
-    "num_nextn_predict_layers": ("num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules"),
+    "num_nextn_predict_layers": ("num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules", "mtp_num_layers"),
 }  # fmt: skip
 
 # Keys that say how large or of which kind something is, in one family or another.

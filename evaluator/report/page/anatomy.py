@@ -35,8 +35,7 @@ def anatomy(ds: xr.Dataset, axes: Sequence[Axis], row: int) -> dict[str, Any] | 
 
     ``row`` is the design's position along ``config``. Mean lengths and, by Little's law, the mean number of sequences
     that decode on a replica are those of its simulation. None where the design did not run, where its scenario cannot
-    be read here (a trace or a table that is elsewhere), where its times are fitted to whole iterations, or where
-    an iteration has passes of two models (drafts).
+    be read here (a trace or a table that is elsewhere), or where its times are fitted to whole iterations.
     """
     if ds["status"].values[row] != OK or not set(_READ) <= set(ds.variables):
         return None
@@ -48,17 +47,19 @@ def anatomy(ds: xr.Dataset, axes: Sequence[Axis], row: int) -> dict[str, Any] | 
         member = _member(ds, row)
     except InputError:
         return None
-    if member.status != OK or any(station.deployment.speculative for station in member.answering):
+    if member.status != OK:
         return None
     prompt, output = (total - out) / rate, out / rate
     batch = max(1.0, rate * decoding_s / member.answering[-1].deployment.ranks)
     window = model_window(member.stations[0].design.model)
+    given = float(ds["accepted_per_iteration"].values[row]) if "accepted_per_iteration" in ds else float("nan")
+    tokens = 1.0 if np.isnan(given) else given  # without drafts
     steps = [
         (0, "Prefill", f"one prompt of the mean {number(prompt)} tokens alone", prefill_batch(1.0, prompt, window)),
         (-1, "Decode step", f"the mean {number(batch)} sequences of a replica, half of their outputs written",
          decode_batch(batch, prompt + output / 2, window)),
     ]  # fmt: skip
-    phases = [_described(member, *step) for step in steps]
+    phases = [_described(member, *step, tokens) for step in steps]
     return {"design": design(ds, axes, row), "phases": phases} if all(each["operators"] for each in phases) else None
 
 
@@ -71,10 +72,12 @@ def _member(ds: xr.Dataset, row: int) -> Member:
     return plan(load_scenario(alone, settings(ds, tuple(quantities(ds)), row))).members[0]
 
 
-def _described(member: Member, station: int, title: str, about: str, batch: BatchStatistics) -> dict[str, Any]:
-    """An iteration of a station, as the page shows it."""
+def _described(
+    member: Member, station: int, title: str, about: str, batch: BatchStatistics, tokens: float
+) -> dict[str, Any]:
+    """An iteration of a station, as the page shows it; ``tokens`` are those that it gives a decoding sequence."""
     built = member.answering[station].design
-    found: Phase = phase(passage(built), built.hardware, batch)
+    found: Phase = phase(passage(built), built.hardware, batch, tokens)
     rows = [(one.name, one.time_s, one.share, one.bound) for one in found.operators if one.share >= LEAST_SHARE]
     rest = [one for one in found.operators if one.share < LEAST_SHARE]
     if sum(one.time_s for one in rest) > 0.0:

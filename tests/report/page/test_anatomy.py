@@ -48,6 +48,15 @@ def test_times_are_those_of_the_estimate_at_the_load_of_the_run(ds):
     assert "the mean 8 sequences of a replica" in found["phases"][1]["about"]
 
 
+def test_drafts_are_operators_of_a_decode_step(ds):
+    speculative = "{method: eagle, tokens: 3, acceptance: 0.6, vocabulary: 32000}"
+    ds.attrs["scenario"] = SCENARIO.replace("replicas: 2", f"replicas: 2, speculative: {speculative}")
+    ds["accepted_per_iteration"] = ("config", np.full(9, 2.0))
+    decode = anatomy(ds, axes_shown(ds), 4)["phases"][1]
+    assert sum(one["share"] for one in decode["operators"]) == pytest.approx(100, abs=0.2)
+    assert any(one["name"].startswith("draft.") for one in decode["operators"])
+
+
 def test_the_largest_operators_come_first(ds):
     for phase in anatomy(ds, axes_shown(ds), 0)["phases"]:
         times = [one["milliseconds"] for one in phase["operators"]]

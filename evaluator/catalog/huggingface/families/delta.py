@@ -94,7 +94,7 @@ GLM5_NEXT = replace(
 )
 
 FAMILIES: Mapping[str, Family] = {
-    "qwen3_next": _qwen(moe=True),
+    "qwen3_next": replace(_qwen(moe=True), defaults={"num_nextn_predict_layers": 1}),  # as vLLM: SpeculativeConfig
     "qwen3_5_moe": _qwen(moe=True),
     "qwen3_5_moe_text": _qwen(moe=True),
     "qwen3_5": _qwen(moe=False),

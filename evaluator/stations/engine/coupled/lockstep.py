@@ -14,11 +14,21 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.cost.iteration import decode_growth, padded, time_without_experts
-from evaluator.cost.lockstep import Ranks, Steps, device_cost, overtaken_after, steps_together
+from evaluator.cost.iteration import decode_growth, padded
+from evaluator.cost.lockstep import (
+    Counts,
+    Ranks,
+    Steps,
+    graph_tokens,
+    overtaken_after,
+    rank_cost,
+    steps_together,
+    time_alone,
+)
+from evaluator.cost.quantities import batch_tokens
 from evaluator.stations.engine.any_order.batch import form_batch, scheduled
 from evaluator.stations.engine.any_order.state import no_batch
-from evaluator.stations.engine.common.arrays import FlagPerReplica, Float, Int
+from evaluator.stations.engine.common.arrays import FlagPerReplica, Float, FloatPerReplica, Int
 from evaluator.stations.engine.common.leap import UNBOUNDED
 from evaluator.stations.engine.common.rings import read, write
 from evaluator.stations.engine.coupled.abreast import of_replica
@@ -65,21 +75,21 @@ def _together(fleet: Fleet) -> Together:
 def _form(pool: GivenPool, fleet: Fleet, r: Int) -> Fleet:
     """Rank r forms its next batch. If all that ran there was preempted, it does so ``again``: some may be admitted."""
     given = pool.given
-    cost = device_cost(given.pipeline_ranks[0])
+    cost = rank_cost(given.pipeline_ranks[0])
     state = replica_at_hand(fleet, r)._replace(batch=no_batch())
     state = form_batch(given, state, state.clock, ~jnp.zeros((), bool))
     batch = scheduled(given, state)
     sums, zero = batch.sums, jnp.zeros((), jnp.float64)
     growing = read(state.cohorts.growing, state.at_rest)
-    tokens = jnp.maximum(sums.decodes + sums.prefill_tokens, 1.0)
+    sequences = None if given.speculation is None else jnp.maximum(sums.decodes + sums.prefill_sequences, 1.0)
     mine = Together(
         there=batch.there,
         again=~batch.there & state.batch.preempted,
-        own_s=time_without_experts(cost, sums),
+        own_s=time_alone(cost, sums),
         growth_s=jnp.where(batch.decodes, decode_growth(cost, sums, growing), zero),
         fastest_s=jnp.where(batch.decodes, decode_growth(cost, sums, sums.decodes), zero),
-        tokens=tokens,
-        padded=padded(tokens, cost.graph_tokens),
+        tokens=jnp.maximum(batch_tokens(cost, sums), 1.0),
+        sequences=sequences,
         alike=until_change(given, state, batch),
         touched=zero,
         weight=zero,
@@ -104,13 +114,16 @@ def _next_steps(pool: GivenPool, fleet: Fleet, mine: FlagPerReplica, there: Flag
     together, ranks = _together(fleet), ranks_of(pool)
     ahead_s = jnp.where(there, together.own_s, -jnp.inf).max()
     growth_s = jnp.where(there & (together.own_s == ahead_s), together.growth_s, -jnp.inf).max()
-    tokens, padded_tokens = (
-        jnp.where(mine, jnp.where(there, one, 1.0), 0.0) for one in (together.tokens, together.padded)
-    )
+    graph = graph_tokens(rank_cost(pool.given.pipeline_ranks[0]))
+
+    def counts(batches: FloatPerReplica) -> Counts:
+        own = jnp.where(there, batches, 1.0)  # a dummy batch has one token
+        whole, filled = (jnp.where(mine, each, 0.0) for each in (own, padded(own, graph)))
+        return Counts(whole.max(), whole.sum() / ranks, filled.sum() / ranks)
+
     sums = Ranks(
-        most=tokens.max(),
-        mean=tokens.sum() / ranks,
-        padded_mean=padded_tokens.sum() / ranks,
+        tokens=counts(together.tokens),
+        sequences=None if together.sequences is None else counts(together.sequences),
         ahead_s=ahead_s,
         growth_s=growth_s,
         fastest_s=jnp.where(there, together.fastest_s, 0.0).max(),

@@ -151,10 +151,10 @@ class Together(NamedTuple):
     growth_s: FloatPerReplica  # by how much it is longer in each further iteration
     fastest_s: FloatPerReplica  # the same at most, while windows fill
     tokens: FloatPerReplica
-    padded: FloatPerReplica  # tokens, with those that fill up a CUDA graph
     alike: FloatPerReplica  # iterations until the batch changes
     touched: FloatPerReplica  # fraction of the experts that an iteration of the replica touches
     weight: FloatPerReplica  # ranks of the replica for each that has a batch
+    sequences: FloatPerReplica | None = None  # with drafts, those in the batch
 
 
 class Fleet(NamedTuple):
@@ -198,8 +198,12 @@ def initial_fleet(given: Given, network: Network | None = None) -> Fleet:
         caches=no_rows(given),
         opened=None if given.talks is None else jnp.int32(0),
         several=nothing_yet(given, network),
-        together=Together(none >= 0, none >= 0, *(zeros,) * 8) if given.structure.lockstep else None,
+        together=_nothing_together(given, zeros) if given.structure.lockstep else None,
     )
+
+
+def _nothing_together(given: Given, zeros: FloatPerReplica) -> Together:
+    return Together(zeros > 0, zeros > 0, *(zeros,) * 7, sequences=None if given.speculation is None else zeros)
 
 
 def where(on: Flag, do: Callable[[Fleet], Fleet], fleet: Fleet) -> Fleet:

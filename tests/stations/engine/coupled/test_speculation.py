@@ -7,15 +7,23 @@ import pytest
 
 from tests.stations.engine.any_order.build import Kind
 from tests.stations.engine.compare import TOLERANCE, assert_same
-from tests.stations.engine.coupled.build import random_cases, run_engine, run_reference
+from tests.stations.engine.coupled.build import in_lockstep, random_cases, run_engine, run_reference
 
 CASES = 150
 
 
-@pytest.mark.parametrize("frontend", [False, True], ids=["routers", "frontend"])
-def test_equal_to_the_reference(frontend):
-    kind = Kind(windowed=True, speculating=True) if not frontend else Kind(speculating=True)
+KINDS = {
+    "routers": (Kind(windowed=True, speculating=True), False),
+    "frontend": (Kind(speculating=True), True),
+    "lockstep": (Kind(experts=True, speculating=True), False),
+}
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_equal_to_the_reference(what):
+    kind, frontend = KINDS[what]
     cases = random_cases(kind, CASES, frontend)
+    cases = list(map(in_lockstep, cases)) if what == "lockstep" else cases
     preemptions = 0
     for given, (served, replica) in zip(cases, run_engine(cases, kind), strict=True):
         expected = run_reference(given)

@@ -1,0 +1,46 @@
+"""What drafts do to the decoding of one sequence, on average: how many iterations, and at which contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evaluator.scenario.fields import Place
+from evaluator.scenario.speculative_keys import speculative_reader
+from evaluator.speculation import Speculative
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Speculative decoding of one sequence. Times are those of a decode iteration at mid-output context."""
+
+    speculative: Speculative
+    iterations: float  # expected, until the last token is there
+    tokens_per_iteration: float  # output tokens after the first / iterations; NaN for outputs of one token
+    draft_s: float
+    verify_s: float  # the model's own pass, with the host's time
+
+
+def read_speculative(given: Speculative | Mapping[str, Any] | None) -> Speculative | None:
+    """From the mapping that a scenario has at ``deployment.speculative``. Errors: InputError, naming the key."""
+    if given is None or isinstance(given, Speculative):
+        return given
+    return speculative_reader(given, Place("estimate", "speculative"))
+
+
+def visits(chances: tuple[float, ...], tokens: int) -> np.ndarray:
+    """The chance that an iteration starts when i of so many tokens have been given, (tokens,).
+
+    ``chances`` are those that at least 1, 2, .. drafts are accepted (``Speculative.chances``). The sum is the expected
+    number of iterations (a renewal process): for long outputs tokens / (1 + accepted), for short ones more, since the
+    last iteration gives no more than what is left.
+    """
+    gains = -np.diff((1.0, *chances, 0.0))  # of 1, 2, .. k + 1 tokens
+    found = np.zeros(tokens + len(gains))
+    found[:1] = 1.0
+    for given in range(tokens):
+        found[given + 1 : given + 1 + len(gains)] += found[given] * gains
+    return found[:tokens]
