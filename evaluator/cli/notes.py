@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     import xarray
 
-NOTES = ("search_note", "engine_note", "stage_note")
+NOTES = ("model_note", "search_note", "engine_note", "stage_note")
 """Attributes of a dataset that a reader of its numbers should know."""
 
 

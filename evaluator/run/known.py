@@ -48,6 +48,19 @@ def attributes_of(scenario: Scenario) -> dict[str, str]:
     )
 
 
+def notes_of(whole: Plan) -> dict[str, str]:
+    """What a reader of the numbers should know of stages and models, as attributes."""
+    return stage_note(whole) | model_note(whole)
+
+
+def model_note(whole: Plan) -> dict[str, str]:
+    """What was assumed where the config.json of a model did not say it; nothing where nothing was."""
+    stations = (station for member in whole.members for station in member.stations)
+    models = {id(station.design.model): station.design.model for station in stations}.values()
+    notes = {f"{model.name}: {note}": None for model in models for note in model.notes if note.startswith("assumed")}
+    return {"model_note": "; ".join(notes)} if notes else {}
+
+
 def stage_note(whole: Plan) -> dict[str, str]:
     """What stages of the grid's pipelines have to say of their parameters, as an attribute; nothing where none has."""
     deployments = {id(deployment): deployment for _, deployment, _ in whole.grid.points}.values()

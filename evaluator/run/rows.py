@@ -18,7 +18,7 @@ from evaluator.results.dataset import to_dataset
 from evaluator.results.engine_note import Left
 from evaluator.results.fingerprint import fingerprint_of
 from evaluator.results.texts import shared
-from evaluator.run.known import attributes_of, known_of, levels_of, stage_note
+from evaluator.run.known import attributes_of, known_of, levels_of, notes_of
 from evaluator.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def dataset_of(task: Task, configs: np.ndarray | None, means: Means) -> tuple[xr
     """The labelled rows of a task, of all its configurations or of ``configs``, and their plan."""
     first = plan(task.scenario, configs, task.engine, task.inputs, task.by_seed)
     whole, levels, found = _lengthened(first, means)
-    attrs = attributes_of(task.scenario) | Left.of(whole).note | stage_note(whole)
+    attrs = attributes_of(task.scenario) | Left.of(whole).note | notes_of(whole)
     found["config"] = whole.grid.numbers(found["config"])
     seeds = whole.seeds if task.by_seed else ()
     return to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs, seeds, whole.stage_names), whole

@@ -21,7 +21,7 @@ from evaluator.progress import ProgressReport, followed
 from evaluator.results.dataset import to_dataset
 from evaluator.results.engine_note import Left
 from evaluator.results.files import check_output, write
-from evaluator.run.known import attributes_of, known_of, levels_of, stage_note
+from evaluator.run.known import attributes_of, known_of, levels_of, notes_of
 from evaluator.run.request import AnyScenario, check_engine, loaded
 from evaluator.run.rows import configure_for
 from evaluator.scenario import Demand, Scenario
@@ -209,7 +209,7 @@ def _dataset(
     values["pool_layout"] = np.array([layout_of(member) for member in members])
     with np.errstate(divide="ignore"):
         values["tok_per_joule"] = 1.0 / values["joule_per_tok"]
-    attrs = attributes_of(scenario) | Left.of(whole).note | stage_note(whole) | {"search": _question(scenario, bracket)}
+    attrs = attributes_of(scenario) | Left.of(whole).note | notes_of(whole) | {"search": _question(scenario, bracket)}
     if designs.note:
         attrs["search_note"] = designs.note
     return to_dataset(values, levels, whole.grid.axes, attrs, stages=whole.stage_names)

@@ -189,6 +189,7 @@ def provenance(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
         ("calibration", _sets(ds, able)),
         ("computed by", f"{_counted(ds, 'engine', able)}. {attrs.get('engine_note', '')}".strip()),
         *([("search", str(attrs["search_note"]))] if attrs.get("search_note") else []),
+        *([("models", str(attrs["model_note"]))] if attrs.get("model_note") else []),
         ("seeds", seeds or "unknown"),
         ("errors", f"± and bars are Monte-Carlo standard errors, {errors}. They tell of chance alone."),
         ("model", f"How far the model is expected to be from a real system: {_expected(ds, able)}."),
