@@ -21,7 +21,7 @@ from tests.benchmarks import bestserve, designs, hermes, kv_storage, mist, rag, 
 from tests.benchmarks.timing import ROOT
 
 FOLDER = ROOT / "scenarios"
-COLOURS = 160  # of a picture's palette: a third of the bytes, and no difference that one sees
+COLOURS = 112  # of a picture's palette: a third of the bytes, and no difference that one sees
 LARGEST = 150_000
 """Bytes of a picture, at most."""
 

@@ -6,6 +6,7 @@ import xarray as xr
 
 from evaluator.metrics.variables import INPUTS
 from evaluator.report.accuracy import expected_errors, in_words, mixtures, percent
+from evaluator.report.picture.canvas import calibration
 
 RUNS = "serving runs of this device and model; error of 19 runs"
 
@@ -43,6 +44,17 @@ def test_more_than_three_bases_are_counted():
     ds = dataset(list("abcde"), [0.1] * 5)
     assert expected_errors(ds, np.arange(5))[-1] == "and 2 other bases (model_error_basis)"
     assert expected_errors(ds, np.arange(4))[-1] == "and 1 other basis (model_error_basis)"
+
+
+def test_a_caption_tells_two_bases_and_counts_the_others_in_one_sentence():
+    ds = dataset(list("aabcd"), [0.1] * 5)
+    asked, sentence = calibration(ds.assign_attrs(calibration="auto"), np.arange(5))
+    assert asked == "Calibration: auto"
+    assert sentence == (
+        "Expected error of 2 designs, 68 % of measured means within and more towards saturation: E2E ± 10 % (a); "
+        "expected error of 1 design: E2E ± 10 % (b); and 2 other bases (model_error_basis)"
+    )
+    assert calibration(ds.drop_vars("model_error_basis"), np.arange(5)) == ["Calibration: unknown"]
 
 
 def test_elasticities_to_all_inputs_tell_how_an_error_grows():

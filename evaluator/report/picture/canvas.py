@@ -80,8 +80,9 @@ def footnotes(ds: xr.Dataset, layout: Layout) -> list[str]:
 
 def calibration(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
     """The calibration set that was asked for, and how far off what is shown is expected to be."""
-    expected = [line.replace("expected", "Expected", 1) for line in expected_errors(ds, rows, most=2, grown=False)]
-    return [f"Calibration: {ds.attrs.get('calibration', 'unknown')}", *expected]
+    notes = [f"Calibration: {ds.attrs.get('calibration', 'unknown')}"]
+    expected = "; ".join(expected_errors(ds, rows, most=2, grown=False))
+    return [*notes, expected[0].upper() + expected[1:]] if expected else notes
 
 
 def legend(figure: Any, groups: Sequence[tuple[str | None, Sequence[Any], Sequence[Any]]], right: float) -> None:
