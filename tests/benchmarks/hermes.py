@@ -29,7 +29,7 @@ SERVED = 0.85
 RATE = "workload.arrivals.rate_rps"
 TRACES = ("azure-conv-2023", "azure-code-2023")
 ROUTERS = ("round_robin", "least_outstanding", "least_work")
-SECONDS, MILLISECONDS, ENERGIES = (0.2, 0.5, 1, 2, 5), (15, 20, 30, 50, 100, 200), (0.02, 0.05, 0.1, 0.2, 0.5, 1)
+SECONDS, MILLISECONDS, ENERGIES = (0.2, 0.5, 1, 2, 5), (15, 20, 30, 50, 100, 200), (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 TICKS = (SECONDS, MILLISECONDS, ENERGIES)
 """Ticks of the pictures: TTFT, TPOT, tokens per joule."""
 REASONING_TICKS = ((0.1, 0.2, 0.5, 1, 2), (10, 20, 50, 100), (0.2, 0.5, 1, 2, 3))
