@@ -78,7 +78,7 @@ def draw(path: Path) -> None:
         handles, labels = panels[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
         title = "MIST's study of KV storage: 128 clients of two H100, Llama-3.1-70B in fp8"
-        title += " (hollow: more comes than is served; at the upper edge: above it)"
+        title += " (hollow or pale: more comes than is served; at the upper edge: above it)"
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
         figure.savefig(path, dpi=90)
 
