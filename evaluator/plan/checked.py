@@ -55,7 +55,7 @@ def check(
     if status == OK:
         stations = tandem.shared_out(seeds)
     if unnamed is not None:
-        status = f"infeasible: {', '.join(unnamed)}"
+        status = f"infeasible: {': '.join(unnamed)}"
     if status == OK and tandem.pipeline is not None:
         status = _stages_status(workload, tandem, passes, several)
     if status == OK and several and engine == REQUEST:

@@ -64,10 +64,10 @@ def test_ranks_with_equal_batches_draft_as_long_as_one_among_them(batch, graphs,
     verified = operators(DEEPSEEK_V3, Precision(), EIGHT)
     given = verified, drafted, tokens, DEEPSEEK_V3.vocabulary, H100, replace(SET, graph_tokens=graphs)
     cost = speculative_cost(*given)
-    steps = steps_together(cost, ranks_of(cost, [batch] * 8))
+    steps = steps_together(cost, ranks_of(cost, [batch] * 8), 256)
     assert float(steps.first_s) == pytest.approx(float(cost.time(batch)), rel=1e-12)
     busy = decode_batch(900.0, 900.0, None)
-    assert float(steps_together(cost, ranks_of(cost, [batch] * 7 + [busy])).first_s) > float(cost.time(batch))
+    assert float(steps_together(cost, ranks_of(cost, [batch] * 7 + [busy]), 256).first_s) > float(cost.time(batch))
 
 
 def test_the_slowest_rank_and_the_tokens_of_all_set_the_time():

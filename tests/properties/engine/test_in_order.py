@@ -155,7 +155,7 @@ PRODUCT = ("flop", "weight", "activation", "knee")
 ROW_FIELDS = {  # which of the fields of its rows a group of operators has a use for
     "token_rows": (*PRODUCT, "waves", "wave_s", "tile_pass_s"),
     "sequence_rows": PRODUCT,
-    "expert_rows": PRODUCT,
+    "expert_rows": (*PRODUCT, "padding"),
     "prefill_rows": AttentionRows._fields,
     "prefill_window_rows": AttentionRows._fields,
     "ramp_rows": RampRows._fields,
