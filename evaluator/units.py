@@ -128,3 +128,8 @@ def _finite(number: Any, value: Any, where: str) -> float:
     if not math.isfinite(result):
         raise InputError(f"{where}: {value!r} is not a finite number")
     return result
+
+
+def counted(count: int, what: str) -> str:
+    """``1 design``, ``1,000 designs``."""
+    return f"{count:,} {what}{'s' * (count != 1)}"

@@ -23,6 +23,7 @@ from evaluator.catalog.model import (
     StateSpace,
 )
 from evaluator.cost.parallel import Parallel, of_rank
+from evaluator.units import counted
 
 if TYPE_CHECKING:
     from evaluator.replica import Design
@@ -150,7 +151,7 @@ def _told(case: str, errors: Errors) -> str:
     runs, devices = errors.runs.get(case), errors.devices.get(case, 0)
     if runs is None:
         return CASES[case].told
-    return f"{CASES[case].told}; error of {runs} run{'s' * (runs > 1)} on {devices} device{'s' * (devices > 1)}"
+    return f"{CASES[case].told}; error of {counted(runs, 'run')} on {counted(devices, 'device')}"
 
 
 def _once(names: tuple[str, ...]) -> tuple[str, ...]:

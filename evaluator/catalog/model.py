@@ -254,6 +254,11 @@ class Model:
     prediction_layers: int = 0  # modules for the tokens after the next that come with it (MTP), none of its ``layers``
 
     @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Those of its notes that say what was assumed because its config.json does not."""
+        return tuple(note for note in self.notes if note.startswith("assumed"))
+
+    @property
     def gives_tokens(self) -> bool:
         """It can generate; else it is for one pass over a text."""
         return self.output == "tokens"

@@ -165,7 +165,7 @@ def _model_row(model: Model) -> tuple[str, ...]:
 
     kinds = ", ".join(f"{kind.count} x {_kind(kind)}" for kind in model.layers)
     kinds += "" if model.gives_tokens else "; gives a vector"
-    kinds += "; assumptions in its notes" if any(note.startswith("assumed") for note in model.notes) else ""
+    kinds += "; assumptions in its notes" if model.assumptions else ""
     layers = sum(kind.count for kind in model.layers)
     kv_bytes = kv_bytes_per_token(model, "bf16")
     return (

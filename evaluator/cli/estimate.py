@@ -56,9 +56,8 @@ def estimate(
 
     _check_dtypes({"--weights": weights, "--activations": activations, "--kv": kv})
     device, loaded = load_hardware(hardware), load_model(model)
-    for note in loaded.notes:
-        if note.startswith("assumed"):
-            typer.echo(f"{loaded.name}: {note}", err=True)
+    for assumption in loaded.assumptions:
+        typer.echo(f"{loaded.name}: {assumption}", err=True)
     result = run_estimate(
         loaded,
         device,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 from evaluator.compare.run import OK
 from evaluator.experiments.experiment import POOLED
+from evaluator.units import counted
 
 HEADLINE = ("ttft_mean", "itl_mean", "tpot_mean", "e2e_mean")
 """The metrics that are judged; every other one is reported beside them."""
@@ -83,7 +84,7 @@ def _remarks(table: pd.DataFrame) -> list[str]:
     each = table.groupby("exp_id", sort=False)
     none = [str(key) for key, part in each if (part["status"] == "not measured").all()]
     notes = Counter(note for _, part in each for note in dict.fromkeys("; ".join(part["notes"]).split("; ")) if note)
-    told = ", ".join(f"{note} ({count} experiment{'s' * (count > 1)})" for note, count in notes.most_common())
+    told = ", ".join(f"{note} ({counted(count, 'experiment')})" for note, count in notes.most_common())
     return [f"without measurements: {', '.join(none)}"] * bool(none) + [f"notes: {told}"] * bool(told)
 
 

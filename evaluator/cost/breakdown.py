@@ -43,19 +43,19 @@ class OperatorTime:
     bound: str
 
 
-class Rows(NamedTuple):
+class SequenceRows(NamedTuple):
     """Tokens of a decoding sequence in an iteration, and of how many of them the head computes scores."""
 
     queries: float
     sampled: float
 
 
-ROWS = Rows(1.0, 1.0)
+ROWS = SequenceRows(1.0, 1.0)
 """Where nothing is drafted."""
 
 
 def scaling_statistics(
-    batch: BatchStatistics, log_expert_missed: float, skew: float = 0.0, rows: Rows = ROWS
+    batch: BatchStatistics, log_expert_missed: float, skew: float = 0.0, rows: SequenceRows = ROWS
 ) -> dict[str, tuple[float, float, float]]:
     """X, Y and Z of every scaling (see ``Operator``) in this batch."""
     tokens = rows.queries * batch.decodes + batch.prefill_tokens
@@ -88,7 +88,7 @@ def breakdown(
     hardware: Hardware,
     calibration: Calibration,
     batch: BatchStatistics,
-    rows: Rows = ROWS,
+    rows: SequenceRows = ROWS,
 ) -> tuple[OperatorTime, ...]:
     """Time, work and bound of every operator and of the host, in the order of the operators; scalar batch.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.batch import decode_batch, prefill_batch
-from evaluator.cost.breakdown import HOST, OperatorTime, Rows, breakdown
+from evaluator.cost.breakdown import HOST, OperatorTime, SequenceRows, breakdown
 from evaluator.cost.iteration import BatchStatistics, iteration_time, share_touched
 from evaluator.cost.quantities import batch_tokens
 from evaluator.cost.speculative import SpeculativeCost
@@ -98,9 +98,9 @@ def _operators(through: Passage, hardware: Hardware, batch: BatchStatistics) -> 
     if not isinstance(cost, SpeculativeCost) or through.drafts is None:
         return breakdown(through.operators, hardware, calibration, batch)
     queries, drafted, passes = float(cost.queries), through.drafts.operators, float(cost.passes)
-    found = breakdown(through.operators, hardware, calibration, cost.verified(batch), Rows(queries, queries))
+    found = breakdown(through.operators, hardware, calibration, cost.verified(batch), SequenceRows(queries, queries))
     if drafted is not None:
-        first = breakdown(drafted, hardware, calibration, cost.verified(batch), Rows(queries, 1.0))
+        first = breakdown(drafted, hardware, calibration, cost.verified(batch), SequenceRows(queries, 1.0))
         later = breakdown(drafted, hardware, calibration, cost.continued(batch))
         found += tuple(
             _all_passes(*each, passes) for each in zip(first, later, strict=True) if each[0].op_class != HOST

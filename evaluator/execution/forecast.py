@@ -20,6 +20,7 @@ from evaluator.plan.engines import ITERATION, REQUEST, TOKEN
 from evaluator.replica import chosen_inputs
 from evaluator.scenario import Scenario
 from evaluator.scenario.grid import expand, size
+from evaluator.units import counted
 
 MOST_EXAMINED = 20_000
 """Designs that are checked one by one; of a larger sweep as many, spread evenly over it, stand for all."""
@@ -74,11 +75,6 @@ class Forecast:
             f"output           about {_size(self.output_bytes)} (estimate)",
         ]
         return "\n".join(lines)
-
-
-def counted(count: int, what: str) -> str:
-    """``1 design``, ``1,000 designs``."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def forecast(

@@ -10,6 +10,7 @@ import numpy as np
 from evaluator.accuracy import SHARE
 from evaluator.accuracy.basis import has_host
 from evaluator.report.growth import Growth
+from evaluator.units import counted
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -39,7 +40,7 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST, grown: b
     within = f", {WITHIN}" if grown else f", {WITHIN} and more towards saturation"
     lines: list[str] = []
     for at in order[:most]:
-        which = f" of {counts[at]:,} design{'s' * bool(counts[at] > 1)}" if bases.size > 1 else ""
+        which = f" of {counted(int(counts[at]), 'design')}" if bases.size > 1 else ""
         found = _errors(ds, growth, rows, str(bases[at]))
         lines.append(
             f"expected error{which}{'' if lines or not found else within}: {found or 'not known'} ({bases[at]})"

@@ -57,7 +57,7 @@ def model_note(whole: Plan) -> dict[str, str]:
     """What was assumed where the config.json of a model did not say it; nothing where nothing was."""
     stations = (station for member in whole.members for station in member.stations)
     models = {id(station.design.model): station.design.model for station in stations}.values()
-    notes = {f"{model.name}: {note}": None for model in models for note in model.notes if note.startswith("assumed")}
+    notes = {f"{model.name}: {assumption}": None for model in models for assumption in model.assumptions}
     return {"model_note": "; ".join(notes)} if notes else {}
 
 

@@ -14,6 +14,7 @@ from evaluator.search.bisection import Bisection
 from evaluator.search.designs import first_replicas
 from evaluator.search.start import Starts
 from evaluator.search.trials import Kept, Objectives, run, unsteady
+from evaluator.units import counted
 
 MET = "met"
 
@@ -94,5 +95,5 @@ def _fewest(
     for design in np.flatnonzero(~bisection.found):
         replicas = sum(station.deployment.replicas for station in members[design].stations)
         if kept.values["status"][design] == OK:
-            status[design] = f"missed with {replicas:,} replica{'s' if replicas > 1 else ''}: {missed[design]}"
+            status[design] = f"missed with {counted(replicas, 'replica')}: {missed[design]}"
     return Fewest(members, status, kept, trials)

@@ -15,6 +15,7 @@ from evaluator.report.page import words
 from evaluator.report.page.axes import Axis
 from evaluator.report.page.columns import Measure
 from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, bounds_of, states, too_short
+from evaluator.units import counted
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -76,9 +77,7 @@ def question(ds: xr.Dataset, axes: Sequence[Axis], rule: str) -> str:
     pairs += words.sections_of(scenario, paths)
     pairs.append(("objectives", words.objectives(ds) or "none"))
     pairs.append(("ranked by", rule))
-    asked = (
-        words.own_words(scenario) or f"Which of {count:,} design{'s' if count != 1 else ''} serves this workload best?"
-    )
+    asked = words.own_words(scenario) or f"Which of {counted(count, 'design')} serves this workload best?"
     return paragraph(asked, "lead") + definitions(pairs)
 
 

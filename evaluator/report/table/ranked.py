@@ -14,6 +14,7 @@ from evaluator.report.ranking import is_constant, quantities, ranking
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.report.table.latencies import latency_columns
 from evaluator.results.schema import objectives_of
+from evaluator.units import counted
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -130,14 +131,14 @@ def _summary(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
     if objectives_of(ds):
         parts.append(f"{int(ds['slo_met'].values.sum()):,} meet the SLO")
     parts += [f"{int(ds['saturated'].values.sum()):,} saturated", f"{total - feasible.size:,} infeasible"]
-    lines = [f"{total:,} configuration{'s' if total != 1 else ''}: {', '.join(parts)}."]
+    lines = [f"{counted(total, 'configuration')}: {', '.join(parts)}."]
     if not feasible.size:
         lines[0] += " Nothing can run as it stands:"
     lines += _unsteady(ds, feasible)
-    return lines + counted(reasons(ds["status"].values))
+    return lines + most_frequent(reasons(ds["status"].values))
 
 
-def counted(found: list[tuple[str, int]], most: int = REASONS, variable: str = "status") -> list[str]:
+def most_frequent(found: list[tuple[str, int]], most: int = REASONS, variable: str = "status") -> list[str]:
     """The most frequent reasons with their counts, and how many others there are in a variable."""
     lines = [f"  {count:,} x {reason}" for reason, count in found[:most]]
     if len(found) > most:

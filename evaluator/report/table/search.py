@@ -13,7 +13,8 @@ from evaluator.report.ranking import is_constant, quantities
 from evaluator.report.search import in_layout, question_of, ranking, serves
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.report.table.latencies import latency_columns
-from evaluator.report.table.ranked import cells, constants, counted, percents, swept_columns
+from evaluator.report.table.ranked import cells, constants, most_frequent, percents, swept_columns
+from evaluator.units import counted
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -94,12 +95,12 @@ def _summary(ds: xr.Dataset, question: dict[str, Any]) -> list[str]:
     parts += [f"{int((able & ~good).sum()):,} do not meet the objectives"]
     parts += [f"{int(over.sum()):,} over budget", f"{int((~able & ~over).sum()):,} infeasible"]
     total = ds.sizes["config"]
-    lines = [f"{total:,} design{'s' if total != 1 else ''}: {', '.join(parts)}."]
-    lines += counted(reasons(status[~over]))
-    lines += counted(reasons(status[over]), most=1)
-    lines += counted(_missed(search[able & ~good]), most=1, variable="search_status")
+    lines = [f"{counted(total, 'design')}: {', '.join(parts)}."]
+    lines += most_frequent(reasons(status[~over]))
+    lines += most_frequent(reasons(status[over]), most=1)
+    lines += most_frequent(_missed(search[able & ~good]), most=1, variable="search_status")
     odd = search[good & (search != "bracketed") & (search != "met")]
-    return lines + counted(reasons(odd), most=2, variable="search_status")
+    return lines + most_frequent(reasons(odd), most=2, variable="search_status")
 
 
 def _missed(texts: np.ndarray) -> list[tuple[str, int]]:
