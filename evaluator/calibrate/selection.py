@@ -28,6 +28,10 @@ HEAD_DIMS = (64, 256)
 VECTOR = 16
 """Triton's kernels load vectors where strides are multiples of this; other widths are of no model at a usual split."""
 
+MOST_EXPERT_RANKS = 8
+"""Experts spread over more devices than a server has run on kernels that are chosen as if all visits came to the few
+experts that are held: tiles are far larger than what fills them, and a fit between both kinds meets neither."""
+
 READ_SHARE = 0.1
 """A decode whose KV takes less of its time to read from memory is as long on KV in the cache: it is all overhead."""
 
@@ -96,6 +100,9 @@ def select(
         keep(rows["head_dim"].isna() | rows["head_dim"].between(*HEAD_DIMS), "head size beyond the usual kernels")
     if "intermediate" in rows:
         keep(~(rows["intermediate"] % VECTOR > 0), f"experts whose width is no multiple of {VECTOR}")
+    if "expert_parallel" in rows:
+        wide = (rows["op_class"] == "grouped_gemm") & (rows["expert_parallel"] > MOST_EXPERT_RANKS)
+        keep(~wide, f"experts over more than {MOST_EXPERT_RANKS} devices")
     keep(
         ~_cached(rows, processors, device.memory_bandwidth),
         "decode attention whose KV fits into the cache, as it never does in an engine",

@@ -184,10 +184,12 @@ def test_experts_are_touched_as_often_as_the_table_says(data_folder):
     assert many > 8 * few
 
 
-def test_experts_without_vectors_are_left_out_and_those_without_gates_are_known(data_folder):
+def test_experts_without_vectors_or_on_many_devices_are_left_out_and_those_without_gates_are_known(data_folder):
     (table,) = read_tables([data_folder / "aic_moe.parquet"])
     parts, left = select([table], "h100-sxm", UNKNOWN)
     assert all((part.rows["intermediate"] % 16 == 0).all() for part in parts)
     assert left["experts whose width is no multiple of 16"] > 0
+    assert left["experts over more than 8 devices"] > 0
+    assert all(part.rows["expert_parallel"].max() == 8 for part in parts)
     shapes = table.rows[table.rows["gated"] == 0][["hidden", "experts", "hardware"]].drop_duplicates()
     assert set(shapes["experts"]) == {128, 512} and "a100-sxm" not in set(shapes["hardware"])
