@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from evaluator.catalog import Calibration
+from evaluator.cost.frontend import delay_s
 from evaluator.plan import Member, StationGroup
-from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.lanes import run_slots
 from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.talks import follows_of

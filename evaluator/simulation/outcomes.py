@@ -10,12 +10,12 @@ import numpy as np
 from evaluator.accuracy import load_errors
 from evaluator.catalog.calibration import PROVENANCES
 from evaluator.cost.fitted import verdict
+from evaluator.cost.frontend import delay_s
 from evaluator.metrics import OK, Outcomes, bounds_of
 from evaluator.metrics.use import Use
 from evaluator.plan import Member
 from evaluator.simulation.accuracy import expected
 from evaluator.simulation.chain import Gaps, Journey
-from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.gaps import pooled
 
 

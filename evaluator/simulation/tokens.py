@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from evaluator.catalog.calibration import Calibration
+from evaluator.cost.frontend import client_times, delay_s
 from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
 from evaluator.plan import Member, StationPlan
 from evaluator.plan.checks import watermark_units
@@ -17,7 +18,6 @@ from evaluator.plan.engines import routed_by
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
 from evaluator.reference.network import Conversations
 from evaluator.simulation.drafts import curve_of
-from evaluator.simulation.frontend import client_times, delay_s
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.talks import follows_of
