@@ -19,7 +19,7 @@ from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
 from evaluator.cost.fitted import verdict
-from evaluator.cost.frontend import delay_s
+from evaluator.cost.frontend import Frontend, delay_s
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.memory import MemoryPlan, kv_bytes_per_token, kv_units, model_window
 from evaluator.cost.parallel import EXCHANGES, GATHER, Parallel
@@ -175,7 +175,7 @@ def _load(built: Design, through: Passage, served: Sequences, rate_rps: float, m
         window=served.window,
         drafted=served.decode_steps,
     )
-    delay = _client_delay(through, found.e2e_s - found.ttft_s, served.output_tokens) if not found.saturated else 0.0
+    delay = _client_delay(through, served, found.e2e_s - found.ttft_s) if not found.saturated else 0.0
     return replace(
         found,
         rate_rps=rate_rps,
@@ -186,9 +186,10 @@ def _load(built: Design, through: Passage, served: Sequences, rate_rps: float, m
     )
 
 
-def _client_delay(through: Passage, decode_s: float, output_tokens: int) -> float:
+def _client_delay(through: Passage, served: Sequences, decode_s: float) -> float:
     """How much later than the engine the client has a request's tokens, seconds."""
-    return float(delay_s(through.calibration, 0.0, decode_s, output_tokens))
+    frontend = Frontend.of(through.calibration, 1.0 if served.drafts is None else served.drafts.mean_tokens)
+    return float(delay_s(frontend, 0.0, decode_s, served.output_tokens))
 
 
 def _estimated(
@@ -202,7 +203,7 @@ def _estimated(
     decode_s = decode_time(through, served)
     decode = phase(through, built.hardware, served.middle, served.tokens_per_iteration)
     in_engine = prefill.time_s + decode_s
-    delay = _client_delay(through, decode_s, served.output_tokens)
+    delay = _client_delay(through, served, decode_s)
     errors = load_errors()
     basis = design_basis(built)
     kv_bytes = kv_bytes_per_token(kept_model(built), precision.kv, parallel.tensor)

@@ -137,8 +137,7 @@ def _delivered_after(member: Member, runs: Sequence[SideRun], request: Request) 
     replicas = np.cumsum([member.stations[number].deployment.ranks for number in member.sides[0].stations])
     number = member.sides[0].stations[int(np.searchsorted(replicas, parts[0].replica, side="right"))]
     output = sum(part.output_tokens for part in parts)
-    calibration = member.stations[number].design.calibration
-    return float(delay_s(calibration, parts[0].first_token_s, parts[-1].last_token_s, output))
+    return float(delay_s(member.stations[number].frontend, parts[0].first_token_s, parts[-1].last_token_s, output))
 
 
 def _transfers(member: Member, link: LinkPlan, jobs: Jobs, prefill: Side, decode: Side) -> Transfers:

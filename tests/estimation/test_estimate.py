@@ -162,6 +162,29 @@ def test_one_request_alone_is_the_simulators_request(split, calibration):
     assert (known.client_delay_s > 0) == (calibration == "auto") == ("before and after" in format_estimate(known))
 
 
+def test_iterations_planned_ahead_last_as_long_as_iterations_with_drafts_do():
+    """All three drafts are accepted: TTFT is later by so many iterations of four tokens, not of one."""
+    from evaluator.run import simulate
+
+    drafts = {"method": "ngram", "tokens": 3, "acceptance": 1.0}
+    alone = {
+        "workload": {
+            "arrivals": {"process": "all_at_once"},
+            "lengths": {"source": "fixed", "prompt_tokens": 1500, "output_tokens": 197},
+            "requests": 1,
+        },
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", "speculative": drafts},
+    }
+    given = {"prompt_tokens": 1500, "output_tokens": 197}
+    (row,) = simulate(alone).requests.to_dict("records")
+    known = estimate("llama-3.1-8b", "h100-sxm", speculative=drafts, **given)
+    assert row["ttft_s"] == pytest.approx(known.ttft_s, rel=1e-9)
+    assert row["e2e_s"] == pytest.approx(known.e2e_s, rel=1e-9)
+    frontend = load_calibration("auto", "h100-sxm")
+    expected = frontend.frontend_s + frontend.lookahead_steps * known.decode.time_s
+    assert known.client_delay_s == pytest.approx(expected, rel=1e-3)
+
+
 def test_a_rate_near_zero_is_a_request_alone():
     result = estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=1500, output_tokens=200, rate_rps=1e-6)
     assert result.load.ttft_s == pytest.approx(result.ttft_s, rel=1e-3)
