@@ -39,8 +39,9 @@ def select(axes: Sequence[Axis], wanted: Mapping[str, str]) -> tuple[int, ...]:
 
     A name is the whole key path of an axis, its end (``hardware``, ``batching.policy``) or a short name (``tp``); on
     a zipped axis it may be any key that the axis changes. A value is compared as a number where both are, which may
-    have a unit (``2TB/s``), else as text; a rounded number selects the value that it rounds. An axis with one value needs no selection. InputError
-    where a name or a value is not in the grid, and where several configurations remain, with the axes and values.
+    have a unit (``2TB/s``), else as text; a rounded number selects the value that it rounds. An axis with one value
+    needs no selection. InputError where a name or a value is not in the grid, and where several configurations remain,
+    with the axes and values.
     """
     remaining = [list(range(len(axis.values))) for axis in axes]
     for name, text in wanted.items():
