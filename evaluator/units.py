@@ -88,6 +88,25 @@ def parse_quantity(value: Any, unit: str, where: str) -> float:
     return _finite(value, value, where)
 
 
+def si_number(text: str) -> float | None:
+    """The SI number of a text with any unit that is known here, or with none; None for another text."""
+    found = _NUMBER.fullmatch(text)
+    if found is None:
+        return None
+    number, written = found.groups()
+    scale = next((units[written] for units in _UNITS.values() if written in units), None if written else Decimal(1))
+    return None if scale is None else float(Decimal(number) * scale)
+
+
+def readable(unit: str, largest: float) -> tuple[str, float]:
+    """The unit to show numbers of up to ``largest`` in, and what to divide them by: byte/s -> (TB/s, 1e12)."""
+    name = {"byte": "B", "byte/s": "B/s", "FLOP/s": "FLOP/s"}.get(unit)
+    if name is None or not largest >= 1e3:
+        return unit, 1.0
+    prefix, power = max((each for each in _DECIMAL.items() if 10.0 ** each[1] <= largest), key=lambda each: each[1])
+    return prefix + name, 10.0**power
+
+
 def pattern(unit: str) -> str:
     """The regular expression (of a JSON Schema) of a string with a number and one of the units of ``unit``."""
     number, units = r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", "|".join(map(re.escape, _UNITS[unit]))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluator.errors import InputError
-from evaluator.units import parse_quantity
+from evaluator.units import parse_quantity, readable, si_number
 
 WHERE = "x.yaml: a.b"
 
@@ -108,3 +108,17 @@ def test_decimal_fractions_are_the_nearest_float(number, unit):
 def test_numbers_are_si_already(number):
     assert parse_quantity(number, "s", WHERE) == number
     assert parse_quantity(f"{number!r}s", "s", WHERE) == number
+
+
+def test_a_number_with_any_unit_and_without():
+    assert [si_number(text) for text in ("4", "2e1", "2TB/s", "50 ms", "400Gb/s")] == [4.0, 20.0, 2e12, 0.05, 50e9]
+    assert [si_number(text) for text in ("l40s", "", "2 parsec", "4x")] == [None] * 4
+
+
+def test_large_numbers_have_a_unit_to_read():
+    assert readable("byte/s", 3.35e12) == ("TB/s", 1e12)
+    assert readable("byte", 80e9) == ("GB", 1e9)
+    assert readable("FLOP/s", 989e12) == ("TFLOP/s", 1e12)
+    assert readable("byte", 12.0) == ("byte", 1.0)
+    assert readable("s", 3e6) == ("s", 1.0)
+    assert readable("byte", float("nan")) == ("byte", 1.0)

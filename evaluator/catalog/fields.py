@@ -120,7 +120,8 @@ class Fields:
         """Refuse the keys that no getter asked for."""
         unknown = [key for key in self.values if key not in self._asked]
         if unknown:
-            raise InputError(f"{self.place(str(unknown[0]))}: unknown key{suggestion(unknown[0], self._asked)}")
+            known = list(dict.fromkeys(self._asked))
+            raise InputError(f"{self.place(str(unknown[0]))}: unknown key{suggestion(unknown[0], known)}")
 
 
 def _shown(value: Any) -> str:

@@ -40,6 +40,8 @@ DEVICE_FIGURES = {
     "usd_per_hour": "USD/h",
 }
 """Figures of a device that are one number, with their units."""
+_NOT_TIMED = {"power_w", "idle_power_w", "usd_per_hour"}
+"""Figures that no measured time depends on: a device with another price is still the one that was measured."""
 LINK_FIGURES = {"bandwidth": "byte/s", "latency_s": "s"}
 HERE = "@"
 """The place of a description in messages: where it stands is for the scenario to say."""
@@ -121,7 +123,7 @@ def read_device(document: Mapping[str, Any], where: str) -> Hardware:
         found[name] = read(inner, base) if inner.values else getattr(base, name)
     found["cores"] = given.integer("cores", base.cores)
     given.finish()
-    return replace(base, hypothetical=True, **found)
+    return replace(base, hypothetical=not document.keys() <= {"like", *_NOT_TIMED}, **found)
 
 
 def _described(document: Mapping[str, Any], where: str) -> Hardware:
@@ -134,7 +136,7 @@ def _described(document: Mapping[str, Any], where: str) -> Hardware:
     named = [str(link.get("name")) for link in links if isinstance(link, Mapping)] if isinstance(links, list) else []
     sources = {name: text for name, text in there.items() if name != "links"}
     sources |= {f"links.{name}": "the scenario" for name in named}
-    whole = {"name": "described", "kind": "gpu", "links": None, **document, "sources": sources}
+    whole = {"name": "the device described", "kind": "gpu", "links": None, **document, "sources": sources}
     try:
         return replace(read_hardware(whole, where), hypothetical=True)
     except InputError as error:

@@ -131,7 +131,7 @@ def _demand(load: Requests, shared_blocks_of: int | None = None) -> Demand:
 
 
 def _times(server: Server, load: Requests, found: LaneResult) -> Times:
-    from evaluator.simulation.frontend import client_times
+    from evaluator.cost.frontend import client_times
 
     problem, _ = verdict(server.design.calibration, server.replica.fit, found.peaks.tolist())
     if problem is not None:

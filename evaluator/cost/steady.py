@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,6 +15,9 @@ from evaluator.cost.iteration import IterationCost, iteration_time
 
 _GRID = np.geomspace(1e-9, 1.0, 4096)
 """Prompts admitted per iteration, as fractions of the most that fit."""
+
+Steps = tuple[Batched, Batched, Batched]
+"""Iterations with prompts: their share of all, their seconds; and the seconds of those without."""
 
 
 @dataclass(frozen=True)
@@ -55,37 +59,61 @@ def steady_state(
 ) -> SteadyState:
     """Mean-field fixed point of Little's law on the continuous-batching step.
 
-    In the steady state an iteration admits q prompts on average, decodes n = q (output - 1) sequences and takes T(q) =
-    ``iteration_time`` of that mean batch, so that n = rate (output - 1) T; with one batch in flight per pipeline rank
-    the rate is ranks x q / T(q), which grows with q. The q of the wanted rate is read off a grid, up to what fits:
-    ``max_sequences`` in all, ``max_num_batched_tokens`` in an iteration. The rate at that bound is the capacity.
-    As a request sees it, n others decode beside it: tpot = T with n + 1 decodes; ttft = half a step, then a step with
-    its whole prompt. With drafts a request decodes in fewer iterations than it has tokens, ``drafted``.
+    In the steady state an iteration admits q prompts on average and decodes n = q (output - 1) sequences. Prompts come
+    whole, or in chunks of what n leaves of the budget: a share f of the iterations has one, or more where one each is
+    not enough, and the mean iteration takes T(q) = f T_with + (1 - f) T_without, so that n = rate (output - 1) T. With
+    one batch in flight per pipeline rank the rate is ranks x q / T(q), which grows with q. The q of the wanted rate is
+    read off a grid, up to what fits: ``max_sequences`` in all, ``max_num_batched_tokens`` in an iteration. The rate at
+    that bound is the capacity. As a request sees it, n others decode beside it: tpot = T with n + 1 decodes; ttft =
+    what is left of the iteration under way, E[T^2] / 2 E[T] with the chance 1 - exp(-requests in the system) that there
+    is one (an infinite server's), then an iteration with its whole prompt. With drafts a request decodes in fewer
+    iterations than it has tokens, ``drafted``.
 
-    Limits: no queue, no variance of lengths or arrivals, prompts smeared evenly over iterations. Fair below some 70 %
-    of the capacity; above, waits dominate, which only an engine with requests knows.
+    Limits: no queue of prompts, no variance of lengths. Fair below some 70 % of the capacity; above, waits dominate,
+    which only an engine with requests knows.
     """
     if max_sequences < 1:
         return SteadyState(rate_rps, 0.0, 1.0, True, *(float("inf"),) * 5)
     steps, rows = drafted or DecodeSteps(output_tokens - 1, 1)
-    step = _mean_step(parameters, prompt_tokens, prompt_tokens + output_tokens / 2, window)
+    step = _step(parameters, prompt_tokens, prompt_tokens + output_tokens / 2, window)
     bound = max_num_batched_tokens / (steps * rows + prompt_tokens)
     admitted = _GRID * (min(bound, max_sequences / pipeline_ranks / steps) if steps else bound)
-    sustained = np.maximum.accumulate(pipeline_ranks * admitted / step(admitted, admitted * steps))
+
+    def shares(prompts: Batched, decodes: Batched) -> Steps:
+        chunks = np.maximum(1.0, prompt_tokens / (max_num_batched_tokens - prompts * steps * rows))
+        share = np.minimum(1.0, prompts * chunks)
+        return share, step(prompts / share, decodes), step(0.0, decodes)
+
+    sustained = np.maximum.accumulate(pipeline_ranks * admitted / _mean(shares(admitted, admitted * steps)))
     capacity = float(sustained[-1])
     saturated = rate_rps >= capacity
     prompts = float(np.interp(rate_rps, sustained, admitted))
-    step_s = float(step(prompts, prompts * steps))
-    beside = float(step(prompts, prompts * steps + 1.0)) if steps else 0.0
+    found = shares(prompts, prompts * steps)
+    step_s = float(_mean(found))
+    beside = float(_mean(shares(prompts, prompts * steps + 1.0))) if steps else 0.0
     tpot = beside * (steps / (output_tokens - 1)) if steps else float("nan")
-    ttft = float("inf") if saturated else 0.5 * step_s + float(step(1.0, prompts * steps))
+    served_s = float(step(1.0, prompts * steps))
+    busy = -math.expm1(-rate_rps * (served_s + beside * steps) / pipeline_ranks)
+    ttft = float("inf") if saturated else busy * float(_left(found)) + served_s
     e2e = ttft + beside * steps
     return SteadyState(
         rate_rps, capacity, min(1.0, rate_rps / capacity), saturated, rate_rps * e2e, step_s, ttft, tpot, e2e
     )
 
 
-def _mean_step(
+def _mean(steps: Steps) -> Batched:
+    """Seconds of an iteration on average."""
+    share, with_prompts, without = steps
+    return share * with_prompts + (1.0 - share) * without
+
+
+def _left(steps: Steps) -> Batched:
+    """Seconds that are left of the iteration in which a request comes at random: E[T^2] / 2 E[T]."""
+    share, with_prompts, without = steps
+    return (share * with_prompts**2 + (1.0 - share) * without**2) / (2.0 * _mean(steps))
+
+
+def _step(
     parameters: IterationCost, prompt_tokens: int, context: float, window: int | None
 ) -> Callable[[Batched, Batched], Batched]:
     """Seconds of an iteration as a function of the prompts it admits and its decodes, both (...), maybe fractional."""

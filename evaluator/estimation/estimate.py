@@ -19,6 +19,7 @@ from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
 from evaluator.cost.fitted import verdict
+from evaluator.cost.frontend import Frontend, delay_s
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.memory import MemoryPlan, kv_bytes_per_token, kv_units, model_window
 from evaluator.cost.parallel import EXCHANGES, GATHER, Parallel
@@ -38,6 +39,8 @@ from evaluator.speculation import Speculative
 class Estimate:
     """One replica of a design. Bytes are per device; times of ``batch`` sequences that start and go on together.
 
+    ``ttft_s`` and ``e2e_s`` are those of a client, as in a simulation; ``client_delay_s`` of them passes outside the
+    engine and on iterations that it has planned ahead. Throughput is the engine's.
     With data parallelism ``batch``, KV capacity and most sequences are those of each rank, throughput and load of all.
     """
 
@@ -61,6 +64,7 @@ class Estimate:
     ttft_s: float
     tpot_s: float
     e2e_s: float
+    client_delay_s: float
     output_tok_per_s: float
     total_tok_per_s: float
     load: SteadyState | None
@@ -171,11 +175,21 @@ def _load(built: Design, through: Passage, served: Sequences, rate_rps: float, m
         window=served.window,
         drafted=served.decode_steps,
     )
-    if ranks == 1:
-        return found
+    delay = _client_delay(through, served, found.e2e_s - found.ttft_s) if not found.saturated else 0.0
     return replace(
-        found, rate_rps=rate_rps, capacity_rps=ranks * found.capacity_rps, concurrency=ranks * found.concurrency
+        found,
+        rate_rps=rate_rps,
+        capacity_rps=ranks * found.capacity_rps,
+        concurrency=ranks * found.concurrency,
+        ttft_s=found.ttft_s + delay,
+        e2e_s=found.e2e_s + delay,
     )
+
+
+def _client_delay(through: Passage, served: Sequences, decode_s: float) -> float:
+    """How much later than the engine the client has a request's tokens, seconds."""
+    frontend = Frontend.of(through.calibration, 1.0 if served.drafts is None else served.drafts.mean_tokens)
+    return float(delay_s(frontend, 0.0, decode_s, served.output_tokens))
 
 
 def _estimated(
@@ -188,7 +202,8 @@ def _estimated(
     prefill = phase(through, built.hardware, served.prefill)
     decode_s = decode_time(through, served)
     decode = phase(through, built.hardware, served.middle, served.tokens_per_iteration)
-    e2e = prefill.time_s + decode_s
+    in_engine = prefill.time_s + decode_s
+    delay = _client_delay(through, served, decode_s)
     errors = load_errors()
     basis = design_basis(built)
     kv_bytes = kv_bytes_per_token(kept_model(built), precision.kv, parallel.tensor)
@@ -210,21 +225,22 @@ def _estimated(
         prefill=prefill,
         decode=decode,
         drafts=_drafts(through, served, decode),
-        ttft_s=prefill.time_s,
+        ttft_s=prefill.time_s + delay,
         tpot_s=decode_s / (served.output_tokens - 1) if served.output_tokens > 1 else float("nan"),
-        e2e_s=e2e,
-        output_tok_per_s=parallel.data * in_flight * served.output_tokens / e2e,
-        total_tok_per_s=parallel.data * in_flight * (served.prompt_tokens + served.output_tokens) / e2e,
+        e2e_s=in_engine + delay,
+        client_delay_s=delay,
+        output_tok_per_s=parallel.data * in_flight * served.output_tokens / in_engine,
+        total_tok_per_s=parallel.data * in_flight * (served.prompt_tokens + served.output_tokens) / in_engine,
         load=load,
-        model_error=_in_server(basis.bands(errors), prefill.time_s, decode_s),
+        model_error=_in_server(basis.bands(errors), prefill.time_s + delay, decode_s),
         model_error_basis=basis.text(errors),
     )
 
 
-def _in_server(bands: tuple[float, ...], prefill_s: float, decode_s: float) -> tuple[float, ...]:
+def _in_server(bands: tuple[float, ...], first_token_s: float, decode_s: float) -> tuple[float, ...]:
     """The expected errors of TTFT, TPOT and E2E: none of a TPOT that is not there, of E2E at least that of its TTFT."""
     ttft, itl, e2e = bands
-    first_s, whole_s = np.array(prefill_s), np.array(prefill_s + decode_s)
+    first_s, whole_s = np.array(first_token_s), np.array(first_token_s + decode_s)
     return ttft, itl if decode_s > 0.0 else math.nan, float(end_to_end(np.array(e2e), np.array(ttft), first_s, whole_s))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evaluator.cost.frontend import Frontend
 from evaluator.cost.memory import kv_units
 from evaluator.plan.checks import longest_prompt
 from evaluator.replica import Design, design, token_budget
@@ -50,6 +51,12 @@ class StationPlan:
     def speculative(self) -> Speculative | None:
         """What its decodes draft; a prefill side has none, and computes the prompts of what drafts all the same."""
         return None if self.role.first_token_only else self.deployment.speculative
+
+    @property
+    def frontend(self) -> Frontend:
+        """What a request pays around its iterations; those that a prefill side has planned ahead are of its decodes."""
+        drafts = self.deployment.speculative
+        return Frontend.of(self.design.calibration, 1.0 if drafts is None else drafts.mean_tokens)
 
     @property
     def drafts(self) -> int:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.choice import load_calibration
-from evaluator.catalog.engines import serving_engine
+from evaluator.catalog.engines import ENGINES, serving_engine
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
 from evaluator.catalog.read_hardware import load_hardware
@@ -65,17 +65,19 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     calibration = spec.calibration
     if isinstance(calibration, str):
         calibration = load_calibration(calibration, hardware, foreign=True, engine=spec.engine)
-    calibration = _as_used(Same(calibration), hardware.hypothetical, spec.change)
+    of_other_engine = calibration.engine in ENGINES and calibration.engine != spec.engine
+    calibration = _as_used(Same(calibration), hardware.hypothetical or of_other_engine, spec.change)
     if spec.change is not None:
         hardware = changed_hardware(hardware, spec.change)
     return model, hardware, calibration
 
 
 @lru_cache(maxsize=1024)
-def _as_used(calibration: Same[Calibration], hypothetical: bool, change: Change | None) -> Calibration:
-    """A set on a device that perhaps nobody measured, with an input changed; the same object for all that ask so."""
+def _as_used(calibration: Same[Calibration], beyond: bool, change: Change | None) -> Calibration:
+    """A set, maybe ``beyond`` what it was fitted to (on a device that nobody measured, for another engine), with an
+    input changed; the same object for all that ask so."""
     found = calibration.of
-    if hypothetical and found.provenance == "calibrated":
+    if beyond and found.provenance == "calibrated":
         found = replace(found, provenance="extrapolated")
     return found if change is None else changed_calibration(found, change)
 

@@ -37,7 +37,7 @@ def _summary(result: Estimate) -> list[str]:
         f"status            {result.status}",
         f"weights           {memory.weight_bytes / 1e9:.2f} GB per device of {memory.usable_bytes / 1e9:.1f} GB usable",
         f"KV capacity       {_capacity(result)}, {result.max_sequences:,} sequences of this length{each}",
-        f"TTFT              {_milliseconds(result.ttft_s)}",
+        f"TTFT              {_milliseconds(result.ttft_s)}{_delay(result)}",
         f"TPOT              {_milliseconds(result.tpot_s)}",
         f"end to end        {_milliseconds(result.e2e_s)}",
         f"throughput        {result.output_tok_per_s:,.1f} output tokens/s, {result.total_tok_per_s:,.1f} with prompts",
@@ -45,6 +45,13 @@ def _summary(result: Estimate) -> list[str]:
         *_expected(result),
     ]
     return lines + ([] if result.load is None else _load_lines(result.load))
+
+
+def _delay(result: Estimate) -> str:
+    """Why the TTFT is more than the prefill iteration; nothing where the set knows of no such time."""
+    if result.client_delay_s == 0.0:
+        return ""
+    return f", of which {_milliseconds(result.client_delay_s)} before and after the engine (HTTP, planning ahead)"
 
 
 def _drafts(result: Estimate) -> list[str]:
@@ -113,4 +120,4 @@ def _table(title: str, phase: Phase) -> list[str]:
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:,.3f} ms"
+    return "-" if math.isnan(seconds) else f"{1e3 * seconds:,.3f} ms"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from evaluator.errors import InputError
 from evaluator.scenario.scenario import Axis
+from evaluator.units import si_number
 
 SHORT_NAMES = {
     "tp": "tensor_parallel",
@@ -36,9 +38,10 @@ def select(axes: Sequence[Axis], wanted: Mapping[str, str]) -> tuple[int, ...]:
     """The index along each axis of the one configuration that ``wanted`` names.
 
     A name is the whole key path of an axis, its end (``hardware``, ``batching.policy``) or a short name (``tp``); on
-    a zipped axis it may be any key that the axis changes. A value is compared as a number where both are, else as
-    text; a rounded number selects the value that it rounds. An axis with one value needs no selection. InputError
-    where a name or a value is not in the grid, and where several configurations remain, with the axes and values.
+    a zipped axis it may be any key that the axis changes. A value is compared as a number where both are, which may
+    have a unit (``2TB/s``), else as text; a rounded number selects the value that it rounds. An axis with one value
+    needs no selection. InputError where a name or a value is not in the grid, and where several configurations remain,
+    with the axes and values.
     """
     remaining = [list(range(len(axis.values))) for axis in axes]
     for name, text in wanted.items():
@@ -115,17 +118,15 @@ def _rounded(value: Any, text: str) -> bool:
     number, wanted = _number(value), _number(text)
     if number is None or wanted is None:
         return False
-    digits = len(text.lower().partition("e")[0].replace(".", "").lstrip("+-0")) or 1
-    return float(f"{number:.{digits}g}") == wanted
+    mantissa = re.match(r"[-+0-9.]*", text)
+    digits = len(mantissa.group().replace(".", "").lstrip("+-0")) if mantissa else 0
+    return math.isclose(float(f"{number:.{digits or 1}g}"), wanted, rel_tol=1e-12)
 
 
 def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
-    try:
-        return float(value)
-    except ValueError:
-        return None
+    return si_number(value) if isinstance(value, str) else float(value)
 
 
 def _listed(values: Iterator[Any], most: int = 8) -> str:

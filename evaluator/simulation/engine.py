@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from evaluator.catalog import Calibration
+from evaluator.cost.frontend import Frontend, delay_s
 from evaluator.plan import Member, StationGroup
-from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.lanes import run_slots
 from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.talks import follows_of
@@ -34,7 +33,7 @@ def serve_iterations(
         together = isinstance(result, PoolResult)
         lane = result.served if together else result
         replica = result.replica[: slot.count] if together else slot.replica
-        _add(departures, totals, slot, pools[slot.position].design.calibration, lane, replica)
+        _add(departures, totals, slot, pools[slot.position].frontend, lane, replica)
         bins[slot.at] += lane.itl_histogram
     check_served(members, departures)
     add_kept(pools, jobs, departures, totals)
@@ -46,12 +45,12 @@ def _add(
     departures: Departures,
     totals: Totals,
     slot: Slot,
-    calibration: Calibration,
+    frontend: Frontend,
     result: LaneResult,
     replica: int | np.ndarray,
 ) -> None:
     at, served, count = slot.at, slot.served, slot.count
-    departures.ready_s[at][served] = _release_times(slot, calibration, result)
+    departures.ready_s[at][served] = _release_times(slot, frontend, result)
     departures.scheduled_s[at][served] = result.scheduled_s[:count]
     departures.first_token_s[at][served] = result.first_token_s[:count]
     departures.last_token_s[at][served] = result.last_token_s[:count]
@@ -61,13 +60,13 @@ def _add(
     totals.add(at, result)
 
 
-def _release_times(slot: Slot, calibration: Calibration, result: LaneResult) -> np.ndarray:
+def _release_times(slot: Slot, frontend: Frontend, result: LaneResult) -> np.ndarray:
     """When each request is sent: at its timestamp, or when a user has got an answer, and thought about it."""
     follows = follows_of(slot)
     if slot.users >= slot.count and follows is None:
         return slot.jobs.ready_s[slot.served]
     last_s, output = result.last_token_s[: slot.count], slot.jobs.demand.output_tokens[slot.served]
-    answered_s = last_s + delay_s(calibration, result.first_token_s[: slot.count], last_s, output)
+    answered_s = last_s + delay_s(frontend, result.first_token_s[: slot.count], last_s, output)
     if follows is not None:
         after_s = answered_s[follows.before] + follows.think_s
         return np.where(follows.before < 0, slot.jobs.ready_s[slot.served], after_s)

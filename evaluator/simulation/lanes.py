@@ -225,8 +225,8 @@ def rules_of(serving: list[StationPlan]) -> Rules:
         least_work=column((batching.packing == "least_work_left" for batching in batchings), bool),
         look_every=column((record.look_every for record in policies), np.int32),
         kv=KvUnits(*map(column, zip(*map(units_of, kvs), strict=True))),
-        frontend_s=column(pool.design.calibration.frontend_s for pool in serving),
-        lookahead_steps=column(pool.design.calibration.lookahead_steps for pool in serving),
+        frontend_s=column(pool.frontend.frontend_s for pool in serving),
+        lookahead_steps=column(pool.frontend.lookahead_steps for pool in serving),
     )
 
 

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from evaluator.cost.frontend import delay_s
 from evaluator.metrics.outcomes import OK
 from evaluator.plan import LinkPlan, Member, Plan
 from evaluator.plan.sides import group_of_replicas
@@ -23,7 +24,6 @@ from evaluator.reference.network import Station as Stage
 from evaluator.reference.stations.side import Side
 from evaluator.reference.stations.transfers import Sending, Transfers
 from evaluator.simulation.chain import Journey, journey_of
-from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.legs import LinkServed, Served, legs_in_one_loop
 from evaluator.simulation.side_runs import SideRun, pool_run, side_run, side_served
 from evaluator.simulation.stages import Stop
@@ -137,8 +137,7 @@ def _delivered_after(member: Member, runs: Sequence[SideRun], request: Request) 
     replicas = np.cumsum([member.stations[number].deployment.ranks for number in member.sides[0].stations])
     number = member.sides[0].stations[int(np.searchsorted(replicas, parts[0].replica, side="right"))]
     output = sum(part.output_tokens for part in parts)
-    calibration = member.stations[number].design.calibration
-    return float(delay_s(calibration, parts[0].first_token_s, parts[-1].last_token_s, output))
+    return float(delay_s(member.stations[number].frontend, parts[0].first_token_s, parts[-1].last_token_s, output))
 
 
 def _transfers(member: Member, link: LinkPlan, jobs: Jobs, prefill: Side, decode: Side) -> Transfers:

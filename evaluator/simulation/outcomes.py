@@ -10,12 +10,12 @@ import numpy as np
 from evaluator.accuracy import load_errors
 from evaluator.catalog.calibration import PROVENANCES
 from evaluator.cost.fitted import verdict
+from evaluator.cost.frontend import delay_s
 from evaluator.metrics import OK, Outcomes, bounds_of
 from evaluator.metrics.use import Use
 from evaluator.plan import Member
 from evaluator.simulation.accuracy import expected
 from evaluator.simulation.chain import Gaps, Journey
-from evaluator.simulation.frontend import delay_s
 from evaluator.simulation.gaps import pooled
 
 
@@ -151,10 +151,9 @@ def _around_the_engine(members: Sequence[Member], journey: Journey) -> tuple[np.
         for pool in pools:
             since, until = until, until + pool.deployment.ranks
             at = (position, (replica >= since) & (replica < until) if len(pools) > 1 else ...)
-            calibration = pool.design.calibration
-            last[at] = delay_s(calibration, given_first[at], given_last[at], output[at[1]])
+            last[at] = delay_s(pool.frontend, given_first[at], given_last[at], output[at[1]])
             waits = held[at] | (not pool.role.first_token_only)
-            first[at] = np.where(waits, last[at], calibration.frontend_s)
+            first[at] = np.where(waits, last[at], pool.frontend.frontend_s)
     return first, last
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from evaluator.catalog.calibration import Calibration
+from evaluator.cost.frontend import Frontend, client_times, delay_s
 from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
 from evaluator.plan import Member, StationPlan
 from evaluator.plan.checks import watermark_units
@@ -17,7 +17,6 @@ from evaluator.plan.engines import routed_by
 from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
 from evaluator.reference.network import Conversations
 from evaluator.simulation.drafts import curve_of
-from evaluator.simulation.frontend import client_times, delay_s
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.slots import Slot, slots
 from evaluator.simulation.talks import follows_of
@@ -56,7 +55,7 @@ def serve_tokens(
 def _serve(
     member: Member, pool: StationPlan, slot: Slot, seed: int, observe: Observe | None
 ) -> tuple[Outcome, WeightedGaps]:
-    deployment, replica, calibration = pool.deployment, pool.design.ready, pool.design.calibration
+    deployment, replica, frontend = pool.deployment, pool.design.ready, pool.frontend
     by_content = cached_by_content(member.workload, deployment)
     requests = _requests(slot, pool)
     if by_content:
@@ -78,8 +77,8 @@ def _serve(
         router=routed_by(deployment) if slot.replica < 0 else "round_robin",
         seed=seed,
         users=slot.users if slot.users < slot.count else None,
-        delay_s=lambda one: float(delay_s(calibration, one.first_token_s, one.last_token_s, one.output_tokens)),
-        clients=_conversations(slot, requests, calibration),
+        delay_s=lambda one: float(delay_s(frontend, one.first_token_s, one.last_token_s, one.output_tokens)),
+        clients=_conversations(slot, requests, frontend),
         window=replica.kv.window,
         observe=watch,
     )
@@ -174,7 +173,7 @@ def _say_content(requests: Sequence[Request], slot: Slot, kv: KvLayout) -> None:
         request.content = content
 
 
-def _conversations(slot: Slot, requests: Sequence[Request], calibration: Calibration) -> Conversations | None:
+def _conversations(slot: Slot, requests: Sequence[Request], frontend: Frontend) -> Conversations | None:
     """Clients who think about answers; None where nobody waits for an answer."""
     follows = follows_of(slot)
     if follows is None:
@@ -182,7 +181,7 @@ def _conversations(slot: Slot, requests: Sequence[Request], calibration: Calibra
 
     def seen_s(request: Request) -> float:
         times = (request.first_token_s, request.last_token_s, request.output_tokens)
-        return float(client_times(calibration, *map(np.asarray, times))[1])
+        return float(client_times(frontend, *map(np.asarray, times))[1])
 
     return Conversations(requests, list(zip(*(column.tolist() for column in follows), strict=True)), seen_s)
 

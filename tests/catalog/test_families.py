@@ -319,6 +319,40 @@ BAD = {
 }
 
 
+def test_an_encoder_decoder_is_no_kin_of_any_family():
+    with pytest.raises(InputError, match="decoders that read an encoder's output are not modelled") as refused:
+        import_config({"model_type": "t5", "is_encoder_decoder": True, "d_model": 64, "num_layers": 2}, "t5")
+    assert "--like" not in str(refused.value)
+    assert "did you mean" not in str(refused.value)
+
+
+# transformers writes no value of a level below another that its class has by default.
+TEXT_LEVELS = {
+    "llava": ({"model_type": "llama", "vocab_size": 32064, "max_position_embeddings": 4096}, 6.74e9),
+    "llava-next": ({"model_type": "mistral", "vocab_size": 32064, "sliding_window": None}, 7.24e9),
+    "pixtral": ({"model_type": "mistral", "head_dim": 128, "hidden_size": 5120, "num_hidden_layers": 40,
+                 "is_composition": True, "vocab_size": 131072, "sliding_window": None}, 12.25e9),
+    "smolvlm": ({"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24,
+                 "is_llama_config": True, "vocab_size": 49280, "tie_word_embeddings": True}, 1.71e9),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXT_LEVELS)
+def test_a_text_level_has_the_figures_of_its_class_where_it_states_none(name):
+    text, parameters = TEXT_LEVELS[name]
+    model = import_config({"model_type": "llava", "text_config": text}, name)
+    assert parameter_count(model) == pytest.approx(parameters, rel=0.01)
+    assert f"as the code of {text['model_type']} does where the config has no such key" in model.notes[-1]
+    assert [window for _, window in windows(model)] == [None]
+
+
+def test_a_class_of_its_own_is_no_reason_to_guess():
+    with pytest.raises(InputError, match=r"num_hidden_layers: missing; add it"):
+        import_config({"model_type": "llama", "hidden_size": 64}, "no-wrapper")
+    with pytest.raises(InputError, match=r"no known family reads all of its keys"):
+        import_config({"model_type": "clip", "text_config": {"model_type": "clip_text_model"}}, "clip")
+
+
 @pytest.mark.parametrize(("message", "change"), BAD.items())
 def test_bad_configs_say_the_field_and_the_remedy(message, change):
     with pytest.raises(InputError, match=re.escape(message)):

@@ -15,6 +15,13 @@ def test_a_device_keeps_what_is_not_given():
     assert found.hypothetical and not base.hypothetical
 
 
+def test_another_price_or_power_makes_no_other_device():
+    for change in ({"usd_per_hour": 2, "power_w": "500W", "idle_power_w": {"times": 2}}, {}):
+        assert not read_device({"like": "h100-sxm", **change}, "hardware").hypothetical
+    for change in ({"memory_bytes": {"times": 2}}, {"usd_per_hour": 2, "links": {"nic": {"devices": 9}}}):
+        assert read_device({"like": "h100-sxm", **change}, "hardware").hypothetical
+
+
 def test_multiples_and_figures_of_parts():
     base = load_hardware("h100-sxm")
     found = read_device(
@@ -46,6 +53,10 @@ BAD_DEVICES = {
     "name": ({"like": "h100"}, r"unknown hardware 'h100'; did you mean h100-sxm"),
     "key": ({"like": "h100-sxm", "memory_bandwith": 1}, r"hardware\.memory_bandwith: unknown key; did you mean"),
     "no unit": ({"like": "h100-sxm", "memory_bandwidth": 3.35}, r"3\.35 byte/s is no figure of a device; write its"),
+    "no dtype": (
+        {"like": "h100-sxm", "peak_flops": {"bf17": 1e15}},
+        r"bf17: unknown key; did you mean bf16 or fp16\? \(there are: times, fp32, tf32, bf16, fp16, fp8, int8, fp4\)",
+    ),
     "huge": ({"like": "h100-sxm", "memory_bytes": 1e30}, r"1e\+30 byte is no figure of a device"),
     "below zero": ({"like": "h100-sxm", "memory_bandwidth": "-3TB/s"}, r"must be above 0"),
     "times zero": ({"like": "h100-sxm", "memory_bandwidth": {"times": 0}}, r"memory_bandwidth\.times: must be above 0"),
@@ -101,7 +112,7 @@ def test_bad_models(document, message):
 def test_a_device_keeps_the_set_of_the_one_it_is_like():
     """Its times follow from the same efficiencies; but nobody measured it, so they are extrapolated."""
     real = build(ReplicaSpec("llama-3.1-8b", "h100-sxm", "auto"))
-    same = build(ReplicaSpec("llama-3.1-8b", WhatIf.of({"like": "h100-sxm", "power_w": "600W"}), "auto"))
+    same = build(ReplicaSpec("llama-3.1-8b", WhatIf.of({"like": "h100-sxm", "memory_bytes": "100GB"}), "auto"))
     assert (real.provenance, same.provenance) == ("calibrated", "extrapolated")
     assert same.calibration.name == real.calibration.name
     assert same.ready.cost.context_s == real.ready.cost.context_s

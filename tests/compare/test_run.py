@@ -8,8 +8,8 @@ import pytest
 from evaluator.catalog import load_calibration
 from evaluator.compare import compare_experiments, described, headline, summarise
 from evaluator.compare.report import by_stage, pooled, usable
+from evaluator.cost.frontend import client_times
 from evaluator.experiments import read_experiments
-from evaluator.simulation.frontend import client_times
 from tests.campaign import entry, row
 
 

@@ -138,9 +138,10 @@ def test_names_of_the_catalog_will_do():
     )
 
 
+@pytest.mark.parametrize("calibration", ["datasheet", "auto"])
 @pytest.mark.parametrize("split", [dict(tensor_parallel=2), dict(tensor_parallel=2, pipeline_parallel=2)])
-def test_one_request_alone_is_the_simulators_request(split):
-    """A prompt in one piece, then decodes: both engines and the closed form count the same."""
+def test_one_request_alone_is_the_simulators_request(split, calibration):
+    """A prompt in one piece, then decodes, as a client sees them: both engines and the closed form count the same."""
     from evaluator.run import simulate
 
     alone = {
@@ -150,14 +151,67 @@ def test_one_request_alone_is_the_simulators_request(split):
             "lengths": {"source": "fixed", "prompt_tokens": 1500, "output_tokens": 200},
             "requests": 1,
         },
-        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", "calibration": "datasheet", **split},
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", "calibration": calibration, **split},
     }
     (row,) = simulate(alone).requests.to_dict("records")
     known = estimate(
-        "llama-3.1-8b", "h100-sxm", calibration="datasheet", prompt_tokens=1500, output_tokens=200, **split
+        "llama-3.1-8b", "h100-sxm", calibration=calibration, prompt_tokens=1500, output_tokens=200, **split
     )
     assert row["ttft_s"] == pytest.approx(known.ttft_s, rel=1e-9)
     assert row["e2e_s"] == pytest.approx(known.e2e_s, rel=1e-9)
+    assert (known.client_delay_s > 0) == (calibration == "auto") == ("before and after" in format_estimate(known))
+
+
+def test_iterations_planned_ahead_last_as_long_as_iterations_with_drafts_do():
+    """All three drafts are accepted: TTFT is later by so many iterations of four tokens, not of one."""
+    from evaluator.run import simulate
+
+    drafts = {"method": "ngram", "tokens": 3, "acceptance": 1.0}
+    alone = {
+        "workload": {
+            "arrivals": {"process": "all_at_once"},
+            "lengths": {"source": "fixed", "prompt_tokens": 1500, "output_tokens": 197},
+            "requests": 1,
+        },
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", "speculative": drafts},
+    }
+    given = {"prompt_tokens": 1500, "output_tokens": 197}
+    (row,) = simulate(alone).requests.to_dict("records")
+    known = estimate("llama-3.1-8b", "h100-sxm", speculative=drafts, **given)
+    assert row["ttft_s"] == pytest.approx(known.ttft_s, rel=1e-9)
+    assert row["e2e_s"] == pytest.approx(known.e2e_s, rel=1e-9)
+    frontend = load_calibration("auto", "h100-sxm")
+    expected = frontend.frontend_s + frontend.lookahead_steps * known.decode.time_s
+    assert known.client_delay_s == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_rate_near_zero_is_a_request_alone():
+    result = estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=1500, output_tokens=200, rate_rps=1e-6)
+    assert result.load.ttft_s == pytest.approx(result.ttft_s, rel=1e-3)
+    assert result.load.tpot_s == pytest.approx(result.tpot_s, rel=1e-3)
+
+
+def test_the_steady_state_is_near_the_simulated_one():
+    """Prompts of 400 tokens come in one iteration of some: TPOT within 3 %, and TTFT but for the queue of prompts."""
+    from evaluator.run import sweep
+
+    lengths = {"source": "fixed", "prompt_tokens": 400, "output_tokens": 256}
+    ds = sweep(
+        {
+            "workload": {"arrivals": {"process": "poisson", "rate_rps": 1}, "lengths": lengths, "requests": 2000},
+            "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm"},
+            "sweep": {"workload.arrivals.rate_rps": [2, 16, 24]},
+        }
+    )
+    for row, rate in enumerate(ds.rate_rps.values):
+        load = estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=400, output_tokens=256, rate_rps=float(rate)).load
+        assert load.tpot_s == pytest.approx(float(ds.tpot_s_mean[row]), rel=0.03)
+        assert load.ttft_s == pytest.approx(float(ds.ttft_s_mean[row]), rel=0.1)
+
+
+def test_a_single_token_has_no_time_per_token():
+    text = format_estimate(estimated(output_tokens=1))
+    assert "TPOT              -\n" in text and "nan" not in text
 
 
 def test_data_parallel_ranks():
@@ -166,7 +220,7 @@ def test_data_parallel_ranks():
     ranks = estimate("qwen3-30b-a3b", "h100-sxm", data_parallel=4, rate_rps=20.0, **given)
     together = estimate("qwen3-30b-a3b", "h100-sxm", tensor_parallel=4, **given)
     assert ranks.status == "ok" and ranks.parallel.devices == 4
-    assert ranks.output_tok_per_s == pytest.approx(4 * 8 * 100 / ranks.e2e_s)
+    assert ranks.output_tok_per_s == pytest.approx(4 * 8 * 100 / (ranks.e2e_s - ranks.client_delay_s))
     assert ranks.memory.weight_bytes > together.memory.weight_bytes  # attention is whole on every device
     assert ranks.load is not None and ranks.load.rate_rps == 20.0
     alone = estimate("qwen3-30b-a3b", "h100-sxm", data_parallel=4, rate_rps=40.0, **given)

@@ -143,3 +143,8 @@ UNFUSED = "unsupported: calibration ascend-910b3-bestserve: the eager operator s
 )
 def test_what_the_operators_of_a_set_cannot_be(change, status):
     assert build(replace(EAGER, **change)).status == status
+
+
+@pytest.mark.parametrize(("engine", "provenance"), [("trtllm", "calibrated"), ("sglang", "extrapolated")])
+def test_a_set_of_another_engine_is_extrapolated(engine, provenance):
+    assert build(ReplicaSpec("llama-3.1-8b", "h100-sxm", "h100-sxm-trtllm", engine=engine)).provenance == provenance

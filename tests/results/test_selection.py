@@ -59,6 +59,15 @@ def test_a_rounded_number_selects_the_value_that_it_rounds():
         select(AXES[2:3], {"rate": "4.17"})
 
 
+def test_a_number_may_have_its_unit():
+    """As the scenario wrote it; the table shows SI numbers."""
+    bandwidths = (axis("deployment.hardware.memory_bandwidth", 2e12, 10e12 / 3, 8e12),)
+    assert select(bandwidths, {"memory_bandwidth": "2TB/s"}) == (0,)
+    assert select(bandwidths, {"memory_bandwidth": "3.33 TB/s"}) == select(bandwidths, {"memory_bandwidth": "3.33e12"})
+    with pytest.raises(InputError, match=r"memory_bandwidth=2XB/s: not in the sweep"):
+        select(bandwidths, {"memory_bandwidth": "2XB/s"})
+
+
 def test_an_axis_of_one_value_needs_no_selection():
     assert select((axis("deployment.replicas", 2), AXES[0]), {"hardware": "l40s"}) == (0, 1)
     assert select((), {}) == ()

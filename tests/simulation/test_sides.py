@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evaluator.cost.frontend import client_times
 from evaluator.device import configure
 from evaluator.metrics import OK
 from evaluator.plan import Plan, plan
 from evaluator.scenario import Scenario, load_scenario
 from evaluator.simulation import simulate_chunk, stations_of
 from evaluator.simulation.chain import run_chain
-from evaluator.simulation.frontend import client_times
 from evaluator.traffic.jobs import Jobs
 from tests.simulation.test_pools import simulated
 

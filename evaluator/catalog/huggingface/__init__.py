@@ -43,12 +43,11 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
     levels = _levels(Config(translated(content), where))
     notes: list[str] = []
     outer, text = levels[0], levels[-1]
+    _refuse_encoder_decoders(levels)
     kind = _family(levels, like, notes, lambda name: import_config(config, "likely", name))
     family = FAMILIES[kind]
-    text.defaults, text.keys = family.defaults, family.keys
-    for level in (outer, text):
-        level.expect("is_encoder_decoder", False)
-        level.expect("add_cross_attention", False)
+    own = text is not outer and text.text("model_type", None) == kind
+    text.defaults, text.keys = {**(family.nested if own else {}), **family.defaults}, family.keys
     model_name = name or _default_name(config)
     layers = family.layers(text)
     hidden = text.integer("hidden_size")
@@ -78,6 +77,18 @@ def _levels(outer: Config) -> list[Config]:
         if outer.has(key):
             return [outer, *_levels(Config(outer.raw(key), outer.place(key)))]
     return [outer]
+
+
+def _refuse_encoder_decoders(levels: list[Config]) -> None:
+    """No family, stated or likely, reads these; so they are refused before one is looked for."""
+    for level in (levels[0], levels[-1]):
+        for key in ("is_encoder_decoder", "add_cross_attention"):
+            value = level.raw(key, None)
+            if value is not None and value is not False:
+                raise InputError(
+                    f"{level.place(key)}: {value!r} is a structure that is not supported (only False): decoders that"
+                    " read an encoder's output are not modelled; decoders alone are, and encoders like BERT"
+                )
 
 
 def _family(levels: list[Config], like: str | None, notes: list[str], reads: Reads) -> str:

@@ -27,10 +27,12 @@ class Family:
     ``mixers`` and ``blocks`` read a layer by the words of ``pattern``; ``mixer_rule`` and ``block_rule`` say the words
     where the config lists none. ``combined`` gives the parts of a layer of the word ``hybrid``: several mixers, which
     here are several layer kinds. ``keys`` are names of this family in place of the usual ones, ``defaults`` values of
-    keys that its configs leave out, ``ignored`` keys that change nothing. ``lookups`` counts the parameters of tables
-    beside the embedding, ``tied`` says whether embedding and head are one table where no key does. ``silent`` are keys
-    of patterns that mean something else in this family, or nothing. ``output`` is what its models give;
-    ``unused_positions`` are rows of the table of positions that no token uses.
+    keys that its configs leave out, ``nested`` of those that a text level inside another one leaves out: there
+    transformers writes no value that the class has by default (LLaVA, Pixtral). ``ignored`` are keys that change
+    nothing. ``lookups`` counts the parameters of tables beside the embedding, ``tied`` says whether embedding and head
+    are one table where no key does. ``silent`` are keys of patterns that mean something else in this family, or
+    nothing. ``output`` is what its models give; ``unused_positions`` are rows of the table of positions that no token
+    uses.
     """
 
     mixers: Mapping[str, MixerReader]
@@ -40,6 +42,7 @@ class Family:
     combined: Callable[[Config, FeedForward | None], list[Part]] | None = None
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    nested: Mapping[str, Any] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     lookups: Callable[[Config], int] | None = None
     tied: bool = False

@@ -98,7 +98,8 @@ IGNORED = frozenset(
     tf_legacy_loss time_step_floor time_step_init_scheme time_step_limit time_step_max time_step_min
     time_step_scale tokenizer_class topk_group topk_method torchscript transformers_version unsloth_fixed
     unsloth_version use_associative_scan use_bidirectional_attention use_cache use_cache_quantization
-    use_flash_attn use_grouped_topk use_mamba_kernels use_mambapy use_qk_norm
+    use_flash_attn use_grouped_topk use_mamba_kernels use_mambapy use_qk_norm is_composition is_llama_config
+    pixel_shuffle_factor transformers.js_config
     """.split()
 )
 

@@ -14,7 +14,7 @@ from evaluator.report.ranking import is_constant, quantities, ranking
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.report.table.latencies import latency_columns
 from evaluator.results.schema import objectives_of
-from evaluator.units import counted
+from evaluator.units import counted, readable
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -118,7 +118,8 @@ def swept_columns(ds: xr.Dataset, rows: np.ndarray, without: Collection[str] = (
         values, head = ds[name].values[rows], _SHORT.get(name, name.replace("_", " "))
         unit = str(ds[name].attrs["units"])
         if values.dtype.kind in "iuf":
-            cells = tuple("-" if np.isnan(value) else f"{value:.6g}" for value in values)
+            unit, scale = readable(unit, max(values, key=lambda value: -1.0 if np.isnan(value) else abs(value)))
+            cells = tuple("-" if np.isnan(value) else f"{value / scale:.6g}" for value in values)
             columns.append(Column(head, "" if unit in ("1", "token") else unit, cells, KEPT))
         else:
             columns.append(Column(head, "", tuple(map(str, values)), KEPT, text=True))

@@ -109,7 +109,9 @@ GEMMA4 = replace(
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {
-    "gemma": replace(GATED, tied=True, defaults={"head_dim": 256}),
+    "gemma": replace(
+        GATED, tied=True, defaults={"head_dim": 256}, nested={"vocab_size": 256000, "max_position_embeddings": 8192}
+    ),
     "gemma2": GEMMA2,
     "vaultgemma": GEMMA2,
     "gemma3_text": GEMMA3,

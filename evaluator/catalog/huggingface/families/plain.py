@@ -44,6 +44,21 @@ LLAMA = Family(attention_kinds(softmax()), {"dense": gated_silu()})
 MISTRAL = replace(LLAMA, mixer_rule=window_if_stated)
 QWEN2 = replace(LLAMA, mixers=attention_kinds(softmax(bias=True)), ignored=QWEN_UNUSED)
 QWEN3 = replace(LLAMA, ignored=QWEN_UNUSED)
+# What LlamaConfig, MistralConfig and Qwen2Config of transformers have by default.
+_OF_7B = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+_LLAMA_1 = _OF_7B | {"intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 2048}
+_MISTRAL_1 = _LLAMA_1 | {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+_QWEN2_7B = _OF_7B | {
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+}
 HUNYUAN_UNUSED = keys(
     """
     attention_head_dim use_rotary_pos_emb moe_drop_tokens moe_random_routing_dropped_token use_mixed_mlp_moe
@@ -74,11 +89,11 @@ _PHI_OF_IMAGES = replace(
 
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": LLAMA,
-    "mistral": MISTRAL,
+    "llama": replace(LLAMA, nested=_LLAMA_1),
+    "mistral": replace(MISTRAL, nested=_MISTRAL_1),
     "ministral": MISTRAL,
     "ministral3": MISTRAL,
-    "qwen2": QWEN2,
+    "qwen2": replace(QWEN2, nested=_QWEN2_7B),
     "qwen2_vl": replace(QWEN2, ignored=QWEN_UNUSED | keys("vision_config")),
     "qwen2_5_vl": QWEN2,
     "qwen2_vl_text": QWEN2,
@@ -95,7 +110,9 @@ FAMILIES: Mapping[str, Family] = {
         GATED,
         tied=True,
         mixer_rule=every("sliding_window_pattern", "full", "window", default=4),
-        ignored=keys("layer_switch use_embedding_sharing use_gated_activation use_parallel_block"),
+        ignored=keys(
+            "layer_switch use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding"
+        ),
     ),
     "olmo": GATED,
     "olmo2": GATED,

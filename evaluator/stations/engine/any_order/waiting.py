@@ -141,7 +141,7 @@ def deliver(waiting: Line, at_s: Float, on: Flag) -> Line:
 def seen_s(rules: Rules, first_s: Float, end_s: Float, output: Int) -> Float:
     """When an answer of ``output`` tokens, which the engine has given from ``first_s`` to ``end_s``, is with its user.
 
-    The frontend takes some time, and iterations of the request's mean length (``simulation.frontend``).
+    The frontend takes some time, and iterations of the request's mean length (``cost.frontend``).
     """
     gap_s = (end_s - first_s) / jnp.maximum(output - 1, 1)
     return end_s + (rules.frontend_s + rules.lookahead_steps * gap_s)
