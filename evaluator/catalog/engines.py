@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from evaluator.catalog.hardware import Hardware
 from evaluator.errors import InputError
 
 MIB = 2.0**20
@@ -42,13 +43,19 @@ class ServingEngine:
     * free: of what weights and activations leave, for KV (TensorRT-LLM ``free_gpu_memory_fraction``).
 
     ``defaults`` are those on a device with so many bytes of memory, for a replica of so many devices, which are divided
-    into so many data-parallel ranks that share experts (1: into none). Limits are those of one rank.
+    into so many data-parallel ranks that share experts (1: into none). Limits are those of one rank. ``maker``: of the
+    only devices that it runs on; None where it runs on those of several.
     """
 
     name: str
     label: str
     memory_of: str  # device | static | free
     defaults: Callable[[float, int, int], SchedulerDefaults]
+    maker: str | None = None
+
+    def runs_on(self, hardware: Hardware) -> bool:
+        """Whether there is such an engine for a device; of an unknown maker's we do not know, and say yes."""
+        return self.maker is None or hardware.maker in ("", self.maker)
 
 
 def _vllm(memory_bytes: float, devices: int, ranks: int) -> SchedulerDefaults:
@@ -78,7 +85,7 @@ ENGINES: dict[str, ServingEngine] = {
     each.name: each
     for each in (
         ServingEngine("vllm", "vLLM", "device", _vllm),
-        ServingEngine("trtllm", "TensorRT-LLM", "free", _trtllm),
+        ServingEngine("trtllm", "TensorRT-LLM", "free", _trtllm, maker="NVIDIA"),
         ServingEngine("sglang", "SGLang", "static", _sglang),
     )
 }

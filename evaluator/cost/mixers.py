@@ -30,6 +30,7 @@ Phase = Literal["prefill", "decode"]
 
 _ATTENTION_LAUNCH = Operator("attention.launch", "attention_decode", "linear_tokens")
 """Starting the attention kernel: apart from its work, which is proportional to the context and nothing else."""
+_INDEXER_LAUNCH = Operator("attention.indexer.launch", "attention_prefill", "linear_tokens")
 _LATENT_LAUNCH = replace(_ATTENTION_LAUNCH, op_class="mla_decode")
 
 
@@ -210,9 +211,10 @@ def _indexer(mixer: SoftmaxAttention | LatentAttention | CompressedAttention) ->
     score, key = 2.0 * mixer.index_heads * mixer.index_head_dim, indexer_bytes(mixer)
     return [
         Operator("attention.indexer.prefill", "attention_prefill", "prefill", dtype="fp8", flops=score,
-                 activation_bytes=key, launches=1.0),
+                 activation_bytes=key, launches=0.0),
         Operator("attention.indexer.decode", "attention_decode", "decode", dtype="fp8", flops=score,
                  activation_bytes=key, launches=0.0),
+        _INDEXER_LAUNCH,
     ]  # fmt: skip
 
 

@@ -33,6 +33,11 @@ def build(spec: ReplicaSpec) -> Design:
     unknown = fitted_problem(calibration, model, hardware, precision, parallel) or lockstep_problem(model, parallel)
     if unknown is not None:
         return replace(known, problem=Problem(UNSUPPORTED, unknown))
+    engine = serving_engine(spec.engine)
+    if not engine.runs_on(hardware):
+        others = ", ".join(name for name, each in ENGINES.items() if each.runs_on(hardware))
+        reason = f"{engine.label} runs on devices of {engine.maker} alone, not on {hardware.name}; use engine: {others}"
+        return replace(known, problem=Problem(INFEASIBLE, reason))
     undivided = parallel_problem(model, hardware, parallel)
     if undivided is not None:
         return replace(known, problem=Problem(INFEASIBLE, undivided))
