@@ -143,7 +143,7 @@ def _usable(memory_of: str, fraction: float, whole: float, weights: float, activ
     if memory_of == "static":
         return min(fraction * whole + active, whole)
     if memory_of == "free":
-        return weights + active + fraction * (whole - weights - active)
+        return min(weights + active + fraction * (whole - weights - active), whole)  # where they do not fit
     return fraction * whole
 
 

@@ -155,3 +155,12 @@ def test_an_engine_runs_where_there_is_one():
     assert problem is not None
     assert problem.reason == ("TensorRT-LLM runs on devices of NVIDIA alone, not on mi300x; use engine: vllm, sglang")
     assert build(ReplicaSpec("llama-3.1-8b", "mi300x", "auto", engine="sglang")).problem is None
+
+
+@pytest.mark.parametrize("engine", ["vllm", "trtllm", "sglang"])
+def test_no_more_than_a_device_has_is_usable(engine):
+    """TensorRT-LLM's fraction is of what weights and activations leave, which is less than nothing here."""
+    found = build(ReplicaSpec("llama-3.1-70b", "h100-sxm", "auto", engine=engine))
+    assert found.memory.usable_bytes <= 80 * 2**30
+    assert "141.1 GB of weights per device exceed the" in found.problem.reason
+    assert "remedy: tensor_parallel >= 2" in found.problem.reason

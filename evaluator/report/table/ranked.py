@@ -93,8 +93,17 @@ def percents(values: np.ndarray) -> tuple[str, ...]:
 
 def constants(ds: xr.Dataset) -> list[str]:
     """What is the same in every row goes into one line instead of a column."""
-    same = [name for name in quantities(ds) if is_constant(ds, name)]
-    return [f"all with {', '.join(f'{name}={ds[name].values[0]}' for name in same)}"] if same else []
+    same = [f"{name}={_shown(ds[name])}" for name in quantities(ds) if is_constant(ds, name)]
+    return [f"all with {', '.join(same)}"] if same else []
+
+
+def _shown(quantity: xr.DataArray) -> str:
+    """The first value, in a unit to read where it is of bytes or FLOPs."""
+    value, unit = quantity.values[0], str(quantity.attrs["units"])
+    if quantity.dtype.kind not in "iuf":
+        return str(value)
+    readable_unit, scale = readable(unit, abs(value))
+    return str(value) if readable_unit == unit else f"{value / scale:.6g}{readable_unit}"
 
 
 def _unsteady(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:

@@ -126,6 +126,8 @@ def test_wide_tables_drop_measures_but_never_say_less_about_the_design():
 def test_what_is_everywhere_the_same_is_said_once():
     text = ranked_table(sweep(axis("deployment.model", "llama"), RATE))
     assert "all with model=llama" in text
+    text = ranked_table(sweep(axis("deployment.hardware.memory_bandwidth", 2e12), RATE))
+    assert "all with memory_bandwidth=2TB/s" in text
 
 
 def test_the_label_of_a_zip_is_not_repeated():
