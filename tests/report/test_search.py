@@ -125,6 +125,13 @@ def test_the_picture_has_a_panel_for_speed_and_one_for_price(tmp_path):
     assert len(figure_of(dataset(usd_per_hour=np.full(5, np.nan))).axes) == 1
 
 
+def test_designs_of_the_front_with_the_same_name_are_named_once():
+    ds = dataset().assign_coords(hardware=("config", ["b200-sxm", "l40s", "b200-sxm", "b200-sxm", "b200-sxm"]))
+    front, texts = (getattr(figure_of(ds).axes[1], name) for name in ("lines", "texts"))
+    assert len(front[0].get_xydata()) == 3
+    assert [each.get_text() for each in texts] == ["b200-sxm", "l40s"]
+
+
 def test_the_picture_for_a_rate_is_over_what_it_takes(tmp_path):
     panels = figure_of(dataset(rate_rps=5.0)).axes
     assert [axes.get_xlabel() for axes in panels] == ["devices", "price (USD/h)"]

@@ -115,15 +115,17 @@ def _front(axes: Any, ds: xr.Dataset, panel: Panel, rows: np.ndarray) -> None:
     best = best[np.argsort(panel.x[best])]
     axes.step(panel.x[best], panel.y[best], where="post" if panel.less else "pre", color="black", lw=1.0, zorder=2)
     halo = [withStroke(linewidth=2.0, foreground="white")]
-    gap, labelled = panel.y[rows].max() / MOST_LABELS, np.inf
+    gap, labelled, named = panel.y[rows].max() / MOST_LABELS, np.inf, set[str]()
     for row in best[np.argsort(-panel.y[best])]:
-        if abs(panel.y[row] - labelled) < gap:
+        name = _named(ds, row)
+        if abs(panel.y[row] - labelled) < gap or name in named:
             continue
         labelled = panel.y[row]
+        named.add(name)
         left = panel.x[row] > np.mean(axes.get_xlim())  # keeps the label inside
         where = {"xytext": (-5 if left else 5, 6), "textcoords": "offset points", "ha": "right" if left else "left"}
         axes.annotate(
-            _named(ds, row),
+            name,
             (panel.x[row], panel.y[row]),
             fontsize=SMALL,
             linespacing=1.05,
