@@ -76,8 +76,11 @@ def draw(path: Path) -> None:
         figure.subplots_adjust(left=0.16, right=0.97, bottom=0.26, top=0.8, wspace=0.12)
         for axes, (model, label) in zip(panels, MODELS.items(), strict=True):
             left = np.zeros(len(PLACES))
-            parts = seconds(ds)[ds["embedding"].values == model]
-            for part, width, colour in zip(PARTS.values(), parts.T, COLOURS, strict=False):
+            one = ds.isel(config=ds["embedding"].values == model)
+            parts = seconds(one)
+            frontend = one["ttft_s_mean"].values - parts.sum(axis=1)
+            bars = [*zip(PARTS.values(), parts.T, COLOURS, strict=False), ("frontend", frontend, GREY)]
+            for part, width, colour in bars:
                 axes.barh(range(len(PLACES)), width, left=left, color=colour, label=part, height=0.62)
                 left += width
             for place, total in enumerate(left):
