@@ -7,13 +7,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DATA ?= $(or $(EVALUATOR_DATA),../shared/data)
 
-.PHONY: help setup demo test test-fast check typed bench pictures errors clean
+.PHONY: help setup demo test test-fast test-thorough check typed bench pictures errors clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
 	@echo "make demo       sweep scenarios/quickstart.yaml: a table, results/quickstart.nc and results/quickstart.png"
-	@echo "make test       the tests, in two processes (WORKERS=4: in four; 3 GB of memory each)"
+	@echo "make test       the tests, in two processes (WORKERS=4: in four; 3 GB of memory each); some 9 minutes at first"
 	@echo "make test-fast  the quick ones among them (90 s)"
+	@echo "make test-thorough  all random cases of the tests, of which the others try a share, on optimised programs"
 	@echo "make check      formatting, lint and types"
 	@echo "make typed      write evaluator/typed.py anew, after a change of the scenario's keys"
 	@echo "make bench      the benchmarks (minutes)"
@@ -46,6 +47,9 @@ test: $(READY)
 
 test-fast: $(READY)
 	$(PYTEST) -m "not slow"
+
+test-thorough: $(READY)
+	EVALUATOR_THOROUGH=1 $(PYTEST)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

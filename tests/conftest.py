@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from evaluator.device import WHOLE_LOOPS
+from tests.thorough import THOROUGH
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -38,11 +39,18 @@ SLOW = (
 os.environ["JAX_ENABLE_X64"] = "1"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {WHOLE_LOOPS}".strip()  # read when JAX starts
+# Compiling is most of what tests take. Without LLVM's optimisations it takes a third less, while their runs are short.
+COMPILED = WHOLE_LOOPS if THOROUGH else f"{WHOLE_LOOPS} --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = f"{COMPILED} {os.environ.get('XLA_FLAGS', '')}".strip()  # read when JAX starts
 os.environ["MPLBACKEND"] = "agg"
 os.environ.setdefault("EVALUATOR_CACHE", str(ROOT / ".cache"))
 os.environ.pop("EVALUATOR_PATH", None)
 os.environ.pop("EVALUATOR_DEBUG", None)
+
+
+def pytest_report_header():
+    """What of the tests runs."""
+    return f"random cases: {'all' if THOROUGH else 'a share, EVALUATOR_THOROUGH=1 tries all'}"
 
 
 @pytest.hookimpl(tryfirst=True)

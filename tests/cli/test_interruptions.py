@@ -15,26 +15,27 @@ from tests.results.build import same
 SETTINGS = ["closed-loop", "--engine", "token", "--top", "0", "--set", "workload.requests=300"]
 LONGEST_S = 120.0  # a guard against hanging
 SLOWLY = """
-import time
+import sys, time
+pause_s = float(sys.argv.pop(1))
 from evaluator import cli
 from evaluator.run import rows
 write = rows.write_chunk
 def write_slowly(*args):
     write(*args)
-    time.sleep(0.5)
+    time.sleep(pause_s)
 rows.write_chunk = write_slowly
 cli.main()
 """
-"""The command, with half a second after each chunk: however fast the machine, it is there to be interrupted."""
+"""The command, with a pause after each chunk: however fast the machine, it is there to be interrupted."""
 
 
 class Run:
     """``evaluator sweep`` as a process of its own; its chunks are counted from outside."""
 
-    def __init__(self, out, *options):
+    def __init__(self, out, *options, pause_s=0.5):
         self.out = out
         self.kept_before = self.chunks()
-        command = [sys.executable, "-c", SLOWLY, "sweep", *SETTINGS, *options, "--out", str(out)]
+        command = [sys.executable, "-c", SLOWLY, str(pause_s), "sweep", *SETTINGS, *options, "--out", str(out)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def chunks(self):
@@ -71,7 +72,7 @@ def heeded():
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed") / "a.nc"
-    assert Run(out).end()[0] == 0
+    assert Run(out, pause_s=0.0).end()[0] == 0
     return results.read(out)
 
 
@@ -94,7 +95,7 @@ def test_kills_and_signals_lose_nothing(undisturbed, tmp_path):
         kept.append(went_on_with(told))
         assert run.chunks() > run.kept_before and not out.exists()
     assert kept[0] == 0 < kept[1] < kept[2]
-    code, told = Run(out, "--resume").end()
+    code, told = Run(out, "--resume", pause_s=0.0).end()
     assert code == 0 and went_on_with(told) > kept[2]
     same(results.read(out), undisturbed)
     assert [path.name for path in tmp_path.iterdir()] == ["a.nc"]
@@ -104,7 +105,7 @@ def test_fresh_starts_anew(undisturbed, tmp_path):
     run = Run(tmp_path / "a.nc")
     run.wait_for(1)
     run.stop(signal.SIGKILL)
-    code, told = Run(tmp_path / "a.nc", "--fresh").end()
+    code, told = Run(tmp_path / "a.nc", "--fresh", pause_s=0.0).end()
     assert code == 0 and "going on with" not in told
     same(results.read(tmp_path / "a.nc"), undisturbed)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from evaluator import results
 from evaluator.errors import InputError
 from tests.results.build import same
+from tests.thorough import tried
 
 LONGEST_S = 20.0  # far above what any of them takes: a guard against hanging, not a time to keep
 GOOD = {0, 2, 3}
@@ -86,7 +87,7 @@ def nothing_runs(monkeypatch, tmp_path):
         monkeypatch.setattr(f"evaluator.{name}", would_run)
 
 
-@settings(_BUDGET, max_examples=200)
+@settings(_BUDGET, max_examples=tried(200))
 @given(line=_LINES)
 def test_any_command_line(nothing_runs, evaluator, line):
     command, words = line
@@ -140,7 +141,7 @@ def test_any_damage_to_a_table(whole, tmp_path, name):
     from evaluator.scenario import load_scenario
 
     rng = random.Random(name)
-    for number in range(60):
+    for number in range(tried(60)):
         path = tmp_path / f"{number}{name}"
         path.write_bytes(damaged((whole / name).read_bytes(), rng, "parquet" not in name))
         if name.startswith("t"):
@@ -156,7 +157,7 @@ def test_any_damage_to_a_table(whole, tmp_path, name):
 
 def test_any_damage_to_a_result(whole, tmp_path):
     rng = random.Random(99)
-    for number in range(40):
+    for number in range(tried(40)):
         path = tmp_path / f"{number}.nc"
         path.write_bytes(damaged((whole / "r.nc").read_bytes(), rng, False))
         try:

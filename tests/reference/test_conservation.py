@@ -13,8 +13,9 @@ from evaluator.reference.prefix_cache import PrefixCache
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
 from tests.reference.build import Scenario, random_scenario
+from tests.thorough import tried
 
-SEEDS = range(2000, 2040)
+SEEDS = range(2000, 2000 + tried(40))
 
 
 @cache
@@ -75,7 +76,7 @@ def test_blocks_are_conserved(seed, tokens, monkeypatch):
         assert replica.queues.work_tokens == replica.outstanding == 0
 
 
-@pytest.mark.parametrize("seed", SEEDS[:15])
+@pytest.mark.parametrize("seed", SEEDS[: tried(15)])
 def test_blocks_are_conserved_where_drafts_are_verified_and_blocks_found_again(seed, monkeypatch):
     finish = Replica.finish
 

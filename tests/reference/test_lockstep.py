@@ -8,6 +8,7 @@ import pytest
 from evaluator.reference import Limits, simulate
 from tests.reference.build import SECOND, random_cost, random_scenario, request
 from tests.reference.test_leap import assert_same
+from tests.thorough import tried
 
 KINDS = {
     "any": {"prefix_caching": False},
@@ -18,7 +19,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(tried(16)))
 def test_leaping_changes_nothing(kind, seed):
     """A leap ends where another rank gets ahead, so that its time is a sum of what the slowest rank takes each time."""
     scenario = random_scenario(2000 + seed, replicas=4, pipeline_ranks=1, **KINDS[kind])
@@ -45,7 +46,7 @@ def test_leaps_end_where_another_rank_gets_ahead():
     assert len(leaps) < exact.iterations / 4
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(tried(6, 0.5)))
 def test_ranks_that_do_the_same_are_one(seed):
     """Equal batches on all ranks take as long as the cost says of each; batches are padded to none but themselves."""
     rng = np.random.default_rng(seed)
@@ -90,7 +91,7 @@ def test_all_ranks_are_busy_and_those_with_work_iterate():
     assert outcome.busy_s == pytest.approx(80.0)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(tried(8)))
 def test_in_a_pipeline_leaping_changes_nothing(seed):
     scenario = random_scenario(3000 + seed, replicas=4, pipeline_ranks=2 + seed % 2, prefix_caching=False)
     exact = scenario.run(tokens=True, lockstep=2)

@@ -15,6 +15,7 @@ from evaluator.reference.stations.delay import Delay
 from evaluator.reference.stations.fifo import Fifo
 from evaluator.reference.stations.pool import Pool
 from tests.reference.build import SECOND, Scenario, random_cost, random_scenario
+from tests.thorough import tried
 
 TIMES = ("scheduled_s", "first_token_s", "last_token_s")
 LIMITS = Limits(8, 64, 1 << 20)
@@ -99,7 +100,7 @@ def test_a_delay_lets_requests_overtake():
     assert [following.visits[index].started_s for index in range(3)] == [5, 2, 3]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(tried(12)))
 def test_a_pool_behind_a_delay_is_the_pool_with_later_arrivals(seed):
     """Any policy, router and limits; the delay keeps the order, so that requests of one time do, too."""
     scenario = random_scenario(2000 + seed)
@@ -114,7 +115,7 @@ def test_a_pool_behind_a_delay_is_the_pool_with_later_arrivals(seed):
         assert [getattr(request, name) for request in behind] == [getattr(request, name) for request in later]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(tried(12)))
 def test_stations_that_take_no_time_change_nothing(seed):
     """Not even at one point in time: what passes them is there before the next batch. Open and closed loops."""
     scenario = random_scenario(3000 + seed)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
 import numpy as np
 
 from evaluator.device import configure
 from evaluator.metrics import Outcomes, summarise
-from evaluator.plan import plan
+from evaluator.plan import Group, Member, Plan, plan
+from evaluator.plan.groups import groups_of
 from evaluator.simulation import simulate_chunk
 from evaluator.simulation.tokens import Observe
 from tests.scenario.build import scenario
@@ -22,17 +27,96 @@ def outcomes(engine: str, *overrides: str, observe: Observe | None = None) -> Ou
     return simulate_chunk(whole, whole.groups[0], whole.members, observe)
 
 
-def both_engines(*overrides: str) -> tuple[Outcomes, Outcomes]:
-    """Outcomes of the vectorised engine and of the reference, with the same times, totals and gaps between tokens."""
-    configure()
-    fast, exact = outcomes("iteration", *overrides), outcomes("token", *overrides)
-    assert (fast.engine.item(), exact.engine.item()) == ("iteration", "token")
+@dataclass(frozen=True)
+class Chunk:
+    """Designs that share a program, on both engines, with what is reported of them."""
+
+    fast: Outcomes
+    exact: Outcomes
+    found: dict[str, np.ndarray]
+    known: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A design on both engines: its ``place`` among the designs of a chunk."""
+
+    chunk: Chunk
+    place: int
+
+    def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """An array of the outcomes as either engine has it, (seed, request), or (seed,) of the makespan."""
+        values = [getattr(outcomes, name) for outcomes in (self.chunk.fast, self.chunk.exact)]
+        both = [each if name != "makespan_s" and each.ndim == 2 else each[self.place] for each in values]
+        return both[0], both[1]
+
+    def summed(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """A figure of the use summed over the stations, as either engine has it: (seed,)."""
+        return self.chunk.fast.summed(name)[self.place], self.chunk.exact.summed(name)[self.place]
+
+    def told(self, name: str) -> np.ndarray:
+        """What is reported of the vectorised engine's outcomes."""
+        return self.chunk.found[name][self.place]
+
+
+class Designs:
+    """Designs by name that are planned together: those of one structure share a compiled program.
+
+    A chunk is computed when one of its designs is first asked for. ``designs``: overrides of the small scenario.
+    """
+
+    def __init__(self, designs: Mapping[str, Sequence[str]]) -> None:
+        self.designs = designs
+        self.chunks: dict[tuple, Chunk] = {}
+
+    @cached_property
+    def plans(self) -> dict[str, list[Plan]]:
+        """The plan of every design, for either engine."""
+        return {
+            engine: [plan(scenario(*asked), engine=engine) for asked in self.designs.values()]
+            for engine in ("iteration", "token")
+        }
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Of all designs, numbered as they come."""
+        members = [replace(one.members[0], config=number) for number, one in enumerate(self.plans["iteration"])]
+        return groups_of(members, tuple(sorted({seed for one in self.plans["iteration"] for seed in one.seeds})))
+
+    def both(self, name: str) -> Pair:
+        """A design on both engines, which agree in all times, totals and gaps between tokens."""
+        configure()
+        config = list(self.designs).index(name)
+        seeds = [one.seeds for one in self.plans["iteration"]]
+        group = next(one for one in self.groups if any(member.config == config for member in one.members))
+        members = [member for member in group.members if seeds[member.config] == seeds[config]]
+        configs = tuple(member.config for member in members)
+        if configs not in self.chunks:
+            self.chunks[configs] = self._chunk(group, members)
+        pair = Pair(self.chunks[configs], configs.index(config))
+        assert_agree(pair)
+        return pair
+
+    def _chunk(self, group: Group, members: list[Member]) -> Chunk:
+        whole, others = (self.plans[engine][members[0].config] for engine in ("iteration", "token"))
+        tokens = [self.plans["token"][member.config].members[0] for member in members]
+        fast, exact = simulate_chunk(whole, group, members), simulate_chunk(others, others.groups[0], tokens)
+        return Chunk(fast, exact, summarise(fast, LEVELS), summarise(exact, LEVELS))
+
+
+def both_engines(*overrides: str) -> Pair:
+    """A small scenario on the vectorised engine and on the reference, which agree."""
+    return Designs({"": overrides}).both("")
+
+
+def assert_agree(pair: Pair) -> None:
+    """The same times, totals and gaps between tokens."""
+    chunk, at = pair.chunk, pair.place
+    assert (chunk.fast.engine[at], chunk.exact.engine[at]) == ("iteration", "token")
     for name in (*TIMES, "makespan_s"):
-        np.testing.assert_allclose(getattr(fast, name), getattr(exact, name), rtol=1e-9, err_msg=name)
+        np.testing.assert_allclose(*pair.column(name), rtol=1e-9, err_msg=name)
     for name in TOTALS:
-        np.testing.assert_allclose(fast.summed(name), exact.summed(name), rtol=1e-9, err_msg=name)
-    for one, other in zip(fast.itl[0], exact.itl[0], strict=True):
+        np.testing.assert_allclose(*pair.summed(name), rtol=1e-9, err_msg=name)
+    for one, other in zip(chunk.fast.itl[at], chunk.exact.itl[at], strict=True):
         assert one[1].sum() == other[1].sum()
-    found, known = summarise(fast, LEVELS), summarise(exact, LEVELS)
-    np.testing.assert_allclose(found["itl_s"], known["itl_s"], rtol=0.01)
-    return fast, exact
+    np.testing.assert_allclose(chunk.found["itl_s"][at], chunk.known["itl_s"][at], rtol=0.01)

@@ -11,7 +11,7 @@ from evaluator.plan import plan
 from evaluator.run import simulate, sweep
 from evaluator.scenario import load_scenario
 from tests.scenario.build import scenario
-from tests.simulation.engines import LEVELS, TIMES, both_engines, outcomes
+from tests.simulation.engines import LEVELS, TIMES, Designs, outcomes
 from tests.simulation.test_pipelines import assert_same, both_ways
 from tests.simulation.test_tokens import CLOSED, KEPT, TIGHT
 
@@ -35,9 +35,12 @@ SHARED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("overrides", SHARED.values(), ids=SHARED)
-def test_both_engines_give_the_same(overrides):
-    both_engines(*overrides)
+DESIGNS = Designs(SHARED)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_both_engines_give_the_same(name):
+    DESIGNS.both(name)
 
 
 @pytest.mark.parametrize("sides", [(), (SIDES,)], ids=["mixed", "disaggregated"])

@@ -48,19 +48,13 @@ LAYOUTS = {
 }
 
 
-def test_both_engines_agree_on_layouts():
-    fast, exact = (evaluator.sweep(scenario(LAYOUTS), engine=engine) for engine in ("iteration", "token"))
+def test_both_engines_agree_on_layouts_and_on_devices_that_do_not_exist():
+    """The vectorised engine folds the costs of all devices of a layout at once, the reference those of each."""
+    axes = {**LAYOUTS, "deployment.hardware.memory_bandwidth": ["2TB/s", "3TB/s", "5TB/s"]}
+    fast, exact = (evaluator.sweep(scenario(axes), engine=engine) for engine in ("iteration", "token"))
     assert set(fast["status"].values) == {"ok"} and set(fast["engine"].values) == {"iteration"}
     assert_equal(fast, exact, 1e-9)
-
-
-def test_devices_that_do_not_exist():
-    """The vectorised engine folds the costs of all of them at once, the reference those of each."""
-    axes = {"deployment.hardware.memory_bandwidth": ["2TB/s", "3TB/s", "5TB/s"]}
-    given = scenario(axes, data_parallel=4, expert_parallel=4)
-    fast, exact = (evaluator.sweep(given, engine=engine) for engine in ("iteration", "token"))
-    assert_equal(fast, exact, 1e-9)
-    assert (np.diff(fast["tpot_s_mean"].values) < 0).all()
+    assert (np.diff(fast["tpot_s_mean"].values.reshape(-1, 3)) < 0).all()
 
 
 def test_devices_are_those_of_all_ranks():

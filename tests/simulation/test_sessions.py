@@ -12,7 +12,7 @@ from evaluator.plan import plan
 from evaluator.routing import PrefixAware
 from evaluator.run import simulate, sweep
 from tests.scenario.build import scenario
-from tests.simulation.engines import both_engines, outcomes
+from tests.simulation.engines import LEVELS, Designs, outcomes
 
 LENGTHS = "workload.lengths={source: uniform, prompt_min: 20, prompt_max: 300, output_min: 1, output_max: 120}"
 TALKS = (
@@ -23,6 +23,28 @@ TALKS = (
 )
 FROM_ARRIVAL = "workload.sessions.think_from=arrival"
 CACHING = "deployment.kv.prefix_caching=true"
+TIGHT = (
+    "deployment.kv={prefix_caching: true, capacity_tokens: 9600, admission: on_demand}",
+    "workload.arrivals.rate_rps=40",
+)
+FOUR = ("deployment.replicas=4", "deployment.hardware=l40s")
+ROUTERS = ("round_robin", "least_outstanding", "session", "prefix_aware")
+BOTH_ENGINES = {
+    "one replica": (CACHING,),
+    "evicted and preempted": TIGHT,
+    "continuous": (CACHING, "deployment.batching.policy=continuous"),
+    "replicas apart": (CACHING, FROM_ARRIVAL, "deployment.replicas=3", "deployment.router=session"),
+    "in turn": (CACHING, "deployment.replicas=3", "deployment.router=random"),
+    "a session's own replica": (CACHING, "deployment.replicas=3", "deployment.router=session"),
+    "by prefix": (CACHING, "deployment.replicas=3", "deployment.router={prefix_aware: {imbalance: 3}}"),
+    "by load": (*TIGHT, "deployment.replicas=2", "deployment.router=least_kv"),
+    "answers without a cache": ("deployment.replicas=2", "deployment.router=least_work"),
+    "answers in a pipeline": ("deployment.pipeline_parallel=2",),
+    "without a cache": (FROM_ARRIVAL, "deployment.replicas=2"),
+    "a session's own replica, without a cache": (FROM_ARRIVAL, "deployment.replicas=3", "deployment.router=session"),
+    **{f"four of {router}": (CACHING, *FOUR, f"deployment.router={router}") for router in ROUTERS},
+}
+DESIGNS = Designs({name: (*TALKS, *asked) for name, asked in BOTH_ENGINES.items()})
 
 
 def turns_of(*overrides):
@@ -32,29 +54,26 @@ def turns_of(*overrides):
 
 
 def test_without_a_cache_turns_are_longer_prompts_to_both_engines():
-    asked = (*TALKS, FROM_ARRIVAL, "deployment.replicas=2")
-    fast, exact = both_engines(*asked)
-    np.testing.assert_array_equal(fast.prompt_tokens, exact.prompt_tokens)
-    assert fast.cached_tokens is not None and not fast.cached_tokens.any()
+    found = DESIGNS.both("without a cache")
+    np.testing.assert_array_equal(*found.column("prompt_tokens"))
+    assert not any(tokens.any() for tokens in found.column("cached_tokens"))
 
 
 def test_a_session_keeps_to_its_replica():
     asked = (*TALKS, FROM_ARRIVAL, "deployment.replicas=3", "deployment.router=session")
-    fast, exact = both_engines(*asked)
-    for found in (fast, exact, outcomes("token", *TALKS, *asked[-2:])):
-        np.testing.assert_array_equal(found.replica[0, 0], turns_of(*asked).session % 3)
+    sessions = turns_of(*asked).session
+    waiting = outcomes("token", *TALKS, *asked[-2:])
+    for replica in (*DESIGNS.both("a session's own replica, without a cache").column("replica"), waiting.replica[0]):
+        np.testing.assert_array_equal(replica[0], sessions % 3)
 
 
 def test_routers_that_know_the_caches_save_time():
     """Long conversations of few: without affinity every replica computes what another has."""
-    routers = ["round_robin", "least_outstanding", "session", "prefix_aware"]
-    ds = sweep(
-        scenario(*TALKS, CACHING, "deployment.replicas=4", "deployment.hardware=l40s", deployment__router=routers)
-    )
-    hits, ttft = ds["prefix_hit_rate"].values, ds["ttft_s"].sel(quantile=0.9).values
+    pairs = [DESIGNS.both(f"four of {router}") for router in ROUTERS]
+    hits = np.array([pair.told("prefix_hit_rate").item() for pair in pairs])
+    ttft = np.array([pair.told("ttft_s")[LEVELS.tolist().index(0.9)] for pair in pairs])
     assert (hits[2:] > hits[:2].max() + 0.1).all() and (ttft[2:] < 0.9 * ttft[:2].min()).all()
     assert hits[3] == pytest.approx(hits[2], abs=0.05)
-    assert set(ds["engine"].values) == {"iteration"}
 
 
 def test_a_turn_is_sent_when_its_sender_has_read_and_thought():
@@ -125,41 +144,27 @@ def test_what_is_known_before_the_run_counts_as_hits():
 def test_the_reference_takes_what_the_engine_lacks_and_says_so():
     heavy = {"heavy_light": {"prompt_tokens": 200, "heavy_replicas": 1}}
     axes = {"deployment__pipeline_parallel": [2, 1], "deployment__router": ["session", heavy]}
-    ds = sweep(scenario(*TALKS, CACHING, "deployment.replicas=2", "workload.requests=60", **axes))
-    assert set(ds["status"].values) == {"ok"}
-    assert ds["engine"].values.tolist() == ["token", "token", "iteration", "token"]
-    note = ds.attrs["engine_note"]
-    assert "prefix caching by content in a pipeline" in note
-    assert "sessions that think from the answer under router heavy_light" in note
+    asked = scenario(*TALKS, CACHING, "deployment.replicas=2", "workload.requests=60", **axes)
+    assert [member.engine for member in plan(asked).members] == ["token", "token", "iteration", "token"]
+    for pipelines, router in ((2, "session"), (1, heavy)):
+        one = {"deployment__pipeline_parallel": [pipelines], "deployment__router": [router]}
+        ds = sweep(scenario(*TALKS, CACHING, "deployment.replicas=2", "workload.requests=60", **one))
+        assert (ds["status"].item(), ds["engine"].item()) == ("ok", "token")
+        reason = "prefix caching by content in a pipeline" if pipelines == 2 else (
+            "sessions that think from the answer under router heavy_light"
+        )  # fmt: skip
+        assert reason in ds.attrs["engine_note"]
 
 
-TIGHT = (
-    "deployment.kv={prefix_caching: true, capacity_tokens: 9600, admission: on_demand}",
-    "workload.arrivals.rate_rps=40",
-)
-BOTH_ENGINES = {
-    "one replica": (CACHING,),
-    "evicted and preempted": TIGHT,
-    "continuous": (CACHING, "deployment.batching.policy=continuous"),
-    "replicas apart": (CACHING, FROM_ARRIVAL, "deployment.replicas=3", "deployment.router=session"),
-    "in turn": (CACHING, "deployment.replicas=3", "deployment.router=random"),
-    "a session's own replica": (CACHING, "deployment.replicas=3", "deployment.router=session"),
-    "by prefix": (CACHING, "deployment.replicas=3", "deployment.router={prefix_aware: {imbalance: 3}}"),
-    "by load": (*TIGHT, "deployment.replicas=2", "deployment.router=least_kv"),
-    "answers without a cache": ("deployment.replicas=2", "deployment.router=least_work"),
-    "answers in a pipeline": ("deployment.pipeline_parallel=2",),
-}
-
-
-@pytest.mark.parametrize("asked", BOTH_ENGINES.values(), ids=list(BOTH_ENGINES))
-def test_both_engines_compute_the_same(asked):
-    fast, exact = both_engines(*TALKS, *asked)
-    for name in ("replica", "cached_tokens"):
-        np.testing.assert_array_equal(getattr(fast, name), getattr(exact, name), err_msg=name)
-    for name in ("preemptions", "kv_units_max", "iterations"):
-        np.testing.assert_array_equal(fast.summed(name), exact.summed(name), err_msg=name)
-    if asked == BOTH_ENGINES["evicted and preempted"]:
-        assert exact.summed("preemptions").item() > 0
+@pytest.mark.parametrize("name", BOTH_ENGINES)
+def test_both_engines_compute_the_same(name):
+    found = DESIGNS.both(name)
+    for column in ("replica", "cached_tokens"):
+        np.testing.assert_array_equal(*found.column(column), err_msg=column)
+    for total in ("preemptions", "kv_units_max", "iterations"):
+        np.testing.assert_array_equal(*found.summed(total), err_msg=total)
+    if name == "evicted and preempted":
+        assert found.summed("preemptions")[0].item() > 0
 
 
 def test_every_key_of_sessions_and_of_the_router_can_be_swept():
@@ -182,7 +187,8 @@ def test_a_run_that_lengthens_itself_has_the_same_requests_first():
     np.testing.assert_array_equal(many.ready_s[:300], few.ready_s)
     np.testing.assert_array_equal(many.demand.prompt_tokens[:300], few.demand.prompt_tokens)
     ds = sweep(
-        scenario(*TALKS, FROM_ARRIVAL, CACHING, "workload.requests={auto: {most: 2000}}", "slo={ttft: {p90: 1s}}")
+        scenario(*TALKS, FROM_ARRIVAL, CACHING, "workload.requests={auto: {most: 2000}}", "slo={ttft: {p90: 1s}}"),
+        engine="token",
     )
     assert ds["status"].item() == "ok" and ds["slo_met"].item()
 
@@ -220,7 +226,7 @@ def test_rows_of_a_session_continue_one_another(tmp_path):
         {"arrival_s": 9, "prompt_tokens": 200, "output_tokens": 9, "session": "a"},
         {"arrival_s": 19, "prompt_tokens": 50, "output_tokens": 9, "session": "b"},
     ]
-    found = simulate(scenario(trace_of(tmp_path, rows), CACHING)).requests
+    found = simulate(scenario(trace_of(tmp_path, rows), CACHING), engine="token").requests
     assert found["cached_tokens"].tolist() == [0, 0, 128, 48]
 
 

@@ -17,13 +17,14 @@ from evaluator.simulation import simulate_chunk, stations_of
 from evaluator.simulation.chain import run_chain
 from evaluator.traffic.jobs import Jobs
 from tests.simulation.test_pools import simulated
+from tests.thorough import tried
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 SUMS = ("busy_s", "iterations", "flops", "bytes", "kv_unit_s", "kv_units_max", "preemptions")
 SPREAD = {"source": "uniform", "prompt_min": 20, "prompt_max": 2500, "output_min": 1, "output_max": 40}
 SHORT = {"source": "uniform", "prompt_min": 10, "prompt_max": 300, "output_min": 1, "output_max": 80}
 BOTH = {"llama-3.1-8b": 0.6, "qwen3-8b": {"share": 0.4, "lengths": SHORT}}
-SYSTEMS = 240
+SYSTEMS = tried(240, 0.5)
 
 
 def of_pools(
@@ -122,7 +123,7 @@ def systems() -> tuple[Plan, dict, dict]:
 def test_both_engines_agree_on_random_systems(systems):
     whole, fast, exact = systems
     able = [member for member in whole.members if member.status == OK]
-    assert len(able) >= 200 and {member.engine for member in able} == {"iteration"}
+    assert len(able) >= SYSTEMS * 5 // 6 and {member.engine for member in able} == {"iteration"}
     assert max(len(member.stations) for member in able) >= 6
     for member in able:
         assert_same(*fast[member.config], *exact[member.config], f"system {member.config}")

@@ -20,7 +20,7 @@ from tests.execution.build import Interrupting
 from tests.reference.build import random_scenario
 from tests.results.build import same
 from tests.scenario.build import scenario
-from tests.simulation.engines import LEVELS, both_engines, outcomes
+from tests.simulation.engines import LEVELS, Designs, outcomes
 
 CLOSED = "workload.arrivals={process: closed_loop, users: 7}"
 SHARED = {
@@ -85,10 +85,12 @@ TOGETHER = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("overrides", (SHARED | GENERAL | TOGETHER).values(), ids=list(SHARED | GENERAL | TOGETHER))
-def test_both_engines_give_the_same(overrides):
-    fast, exact = both_engines(*overrides)
-    np.testing.assert_array_equal(fast.replica, exact.replica)
+DESIGNS = Designs(SHARED | GENERAL | TOGETHER)
+
+
+@pytest.mark.parametrize("name", DESIGNS.designs)
+def test_both_engines_give_the_same(name):
+    np.testing.assert_array_equal(*DESIGNS.both(name).column("replica"))
 
 
 def test_system_prompts_are_computed_once_and_stay():

@@ -15,7 +15,7 @@ from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.device import configure
 from evaluator.reference import Limits
 from evaluator.stations.engine import LaneResult
-from evaluator.stations.engine.any_order import Lane, Rules, Structure, run_lanes
+from evaluator.stations.engine.any_order import Lane, Rules, run_lanes
 from tests.properties.engine.test_in_order import REQUESTS
 from tests.properties.engine.test_in_order import cases as in_order_cases
 from tests.reference.build import random_cost
@@ -30,13 +30,15 @@ from tests.stations.engine.any_order.build import (
     stacked,
 )
 from tests.stations.engine.compare import TOLERANCE, assert_same
-from tests.stations.engine.in_order.build import build
+from tests.stations.engine.in_order.build import LANES, build
+from tests.thorough import tried
 
-QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=tried(100, 0.5), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 KINDS = {
     pipeline_ranks: Kind(windowed=True, experts=True, pipeline_ranks=pipeline_ranks, peaks=pipeline_ranks == 1)
-    for pipeline_ranks in (1, 2)
+    for pipeline_ranks in (1, 3)
 }
+"""Those of the random cases (``any_order/test_program.py``), so that they share compiled programs."""
 
 
 @st.composite
@@ -65,8 +67,8 @@ def cases(draw: st.DrawFn, ranks: tuple[int, ...] = tuple(KINDS)) -> Case:
 
 
 def run(given: Case) -> LaneResult:
-    """The engine on one lane."""
-    (result,) = run_engine([given], KINDS[len(given.costs)], lanes=1)
+    """The engine, which needs as many pipeline ranks as there are costs."""
+    (result,) = run_engine([given], KINDS[len(given.costs)])
     return result
 
 
@@ -125,7 +127,7 @@ def test_nobody_rests_while_there_is_work(given):
 @pytest.mark.parametrize("pipeline_ranks", KINDS)
 def test_the_same_input_gives_the_same_result_to_the_bit(pipeline_ranks):
     drawn = [random_case(seed, KINDS[pipeline_ranks]) for seed in range(8)]
-    runs = (run_engine(drawn, KINDS[pipeline_ranks], lanes=1) for _ in range(2))
+    runs = (run_engine(drawn, KINDS[pipeline_ranks]) for _ in range(2))
     for one, other in zip(*runs, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one, other)
 
@@ -133,12 +135,12 @@ def test_the_same_input_gives_the_same_result_to_the_bit(pipeline_ranks):
 def test_one_compilation_for_each_structure():
     """Rules, KV layouts, policies, limits and costs are traced: what differs only in them shares one program."""
     configure()
-    start = run_lanes._cache_size()
-    for count, kind in enumerate((Kind(), Kind(windowed=True)), start=1):
-        structure = Structure(1024, kind.windowed, 1, False)
-        for seeds in (range(4), range(4, 8)):
-            run_lanes(*stacked([random_case(seed, kind) for seed in seeds]), structure)
-        assert run_lanes._cache_size() == start + count
+    for kind in KINDS.values():
+        sizes = set()
+        for first in range(0, 3 * LANES, LANES):
+            run_lanes(*stacked([random_case(seed, kind) for seed in range(first, first + LANES)]), kind.structure)
+            sizes.add(run_lanes._cache_size())
+        assert len(sizes) == 1
 
 
 RULES = {
@@ -177,9 +179,8 @@ def test_every_rule_moves_some_output(name):
     tokens, kv = (200, 300) if looks else (24, 30)
     limits = Limits(4, tokens, kv, admission="on_demand", block_tokens=layout.block_tokens, look_every=4)
     units = kv_units(layout, case.prompt_tokens + case.output_tokens)
-    lanes, requests = stacked(
-        [Case(replace(case, limits=limits, kv_units=units), (case.cost,), np.zeros(REQUESTS, int), layout)]
-    )
+    busy = Case(replace(case, limits=limits, kv_units=units), (case.cost,), np.zeros(REQUESTS, int), layout)
+    lanes, requests = stacked([busy] * LANES)
     runs = (run_lanes(given, requests, KINDS[1].structure) for given in (lanes, _changed(lanes, name)))
     one, other = (jax.tree.map(np.asarray, found) for found in runs)
     assert np.isfinite(one.last_token_s[0, :REQUESTS]).all()

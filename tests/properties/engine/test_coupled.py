@@ -18,7 +18,6 @@ from tests.properties.engine.test_any_order import KINDS, QUICK
 from tests.properties.engine.test_any_order import cases as any_order_cases
 from tests.reference.build import CHOICES, random_cost
 from tests.stations.engine.any_order import build as any_order
-from tests.stations.engine.any_order.build import Kind
 from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.coupled.build import (
     MOST,
@@ -29,7 +28,7 @@ from tests.stations.engine.coupled.build import (
     stacked,
     structure_of,
 )
-from tests.stations.engine.in_order.build import build
+from tests.stations.engine.in_order.build import LANES, build
 
 KIND = KINDS[1]
 LOOKING = [choice for choice in CHOICES if router_of(choice).counts is not None]
@@ -47,8 +46,8 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def run(given: Case) -> PoolResult:
-    """The engine on one lane."""
-    (result,) = run_engine([given], KIND, lanes=1)
+    """The engine, in the program of the random cases (``coupled/test_program.py``)."""
+    (result,) = run_engine([given], KIND)
     return result
 
 
@@ -117,14 +116,15 @@ def test_an_arrival_waits_behind_one_that_was_preempted():
 
 def test_the_same_gives_the_same_result_to_the_bit():
     drawn = [random_case(seed, KIND) for seed in range(8)]
-    runs = (run_engine(drawn, KIND, lanes=1) for _ in range(2))
+    runs = (run_engine(drawn, KIND) for _ in range(2))
     for one, other in zip(*runs, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 def test_one_compilation_for_all_routers_and_numbers_of_replicas():
     configure()
-    start, kind = run_pools._cache_size(), Kind()
-    for seeds in (range(4), range(4, 8), range(8, 12)):
-        run_pools(*stacked([random_case(seed, kind) for seed in seeds]), structure_of(kind))
-    assert run_pools._cache_size() == start + 1
+    sizes = set()
+    for first in range(0, 3 * LANES, LANES):
+        run_pools(*stacked([random_case(seed, KIND) for seed in range(first, first + LANES)]), structure_of(KIND))
+        sizes.add(run_pools._cache_size())
+    assert len(sizes) == 1

@@ -28,9 +28,10 @@ from tests.stations.engine.in_order.build import (
     run_engine,
     run_reference,
 )
+from tests.thorough import tried
 
 REQUESTS = 8  # at most
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=tried(150, 0.5), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite

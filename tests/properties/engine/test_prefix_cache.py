@@ -38,8 +38,8 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def run(given: Case) -> LaneResult:
-    """The engine on one lane."""
-    (result,) = run_engine([given], CACHED, lanes=1)
+    """The engine, in the program of the random cases (``any_order/test_prefix_cache.py``)."""
+    (result,) = run_engine([given], CACHED)
     return result
 
 

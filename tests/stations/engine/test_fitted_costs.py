@@ -18,8 +18,9 @@ from tests.stations.engine.any_order import build as any_order
 from tests.stations.engine.any_order.build import Kind
 from tests.stations.engine.compare import TOLERANCE, assert_same_times
 from tests.stations.engine.in_order.build import Case, random_case, random_cost, run_engine, run_reference
+from tests.thorough import tried
 
-CASES = 80
+CASES = tried(80)
 
 
 def random_polynomial(rng: np.random.Generator) -> PolynomialCost:
@@ -52,6 +53,7 @@ def random_dispatched(rng: np.random.Generator) -> Dispatched:
 
 
 COSTS = (random_polynomial, random_table, random_dispatched)
+ONE_RANK, RANKS = Kind(peaks=True), Kind(pipeline_ranks=2)
 
 
 @pytest.fixture(scope="module", params=COSTS)
@@ -77,9 +79,10 @@ def test_the_largest_quantities_are_those_of_the_plain_loop(pairs):
     assert (largest > 0).all() and len(largest) == len(PEAKS)
 
 
-@pytest.mark.parametrize("draw", COSTS)
 @pytest.mark.parametrize(
-    "kind", [Kind(peaks=True), Kind(pipeline_ranks=2)], ids=["one pipeline rank", "two pipeline ranks"]
+    ("kind", "draw"),
+    [(ONE_RANK, random_table), (ONE_RANK, random_dispatched), (RANKS, random_polynomial), (RANKS, random_dispatched)],
+    ids=["one rank-table", "one rank-dispatched", "two ranks-polynomial", "two ranks-dispatched"],
 )
 def test_any_order_equals_the_plain_loop(kind, draw):
     cases = []

@@ -40,7 +40,7 @@ POLICIES = ("static", "continuous", "mixed", "orca", *CHUNKING)
 
 @dataclass(frozen=True)
 class Kind:
-    """What the cases of one compiled structure have in common. ``peaks``: half of them are of LightLLM.
+    """What the cases of one compiled structure have in common. ``peaks``: some of them are of LightLLM.
 
     ``cached``: replicas have a prefix cache. ``speculating``: decodes verify drafts.
     """
@@ -87,7 +87,7 @@ def random_case(seed: int, kind: Kind) -> Case:
     """A random case with any policy, KV reserved or on demand, watermark, packing, and shares of long prompts."""
     rng = np.random.default_rng([seed, kind.windowed, kind.experts, kind.pipeline_ranks, kind.peaks])
     case = in_order.random_case(seed, kind.experts, kind.windowed)
-    policy = "lightllm" if kind.peaks and rng.random() < 0.5 else str(rng.choice(POLICIES))
+    policy = "lightllm" if kind.peaks and rng.random() < 0.2 else str(rng.choice(POLICIES))
     on_demand = policy == "lightllm" or (policy not in ("static", "orca") and rng.random() < 0.7)
     block = 1 if policy == "lightllm" else int(rng.integers(1, 17))
     seats, budget = int(rng.integers(1, 41)), int(rng.choice([2, 16, 64, 512, 2048]))

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import jax
 import numpy as np
-import pytest
 
 from evaluator.device import configure
 from evaluator.reference import Limits
@@ -19,6 +18,8 @@ from tests.stations.engine.compare import assert_same
 from tests.stations.engine.in_order.build import build
 
 OUTPUTS = [200, 180, 160, 140]
+KIND = Kind(windowed=True, experts=True, pipeline_ranks=3)
+"""That of the random cases (``test_program.py``), so that they share a compiled program."""
 WAYS = {
     "KV reserved": {},
     "KV on demand": {"admission": "on_demand", "block_tokens": 16},
@@ -26,22 +27,23 @@ WAYS = {
 }
 
 
-def _case(ranks: int, arrival_s: list[float], seed: int = 0, policy: str = "chunked", **limits) -> Case:
-    """Few sequences with long outputs, and ranks of different speed."""
+def _case(arrival_s: list[float], seed: int = 0, policy: str = "chunked", **limits) -> Case:
+    """Few sequences with long outputs within the window, and ranks of different speed."""
     costs = tuple(
-        random_cost(np.random.default_rng([seed, rank]), experts=False, windowed=False) for rank in range(ranks)
+        random_cost(np.random.default_rng([seed, rank]), experts=True, windowed=True)
+        for rank in range(KIND.pipeline_ranks)
     )
-    case = build(costs[0], policy, np.array(arrival_s), [10, 20, 30, 40], OUTPUTS)
+    case = build(costs[0], policy, np.array(arrival_s), [10, 20, 30, 40], OUTPUTS, window=1000)
     block = limits.get("block_tokens", 1)
     units = -(-(case.prompt_tokens + case.output_tokens - 1) // block)
     kept = Limits(**{"max_num_seqs": 8, "max_num_batched_tokens": 512, "kv_units": int(units.sum())} | limits)
     return Case(replace(case, limits=kept, kv_units=units), costs, 0 * units)
 
 
-def _trips_and_batches(given: Case, kind: Kind) -> tuple[int, int]:
+def _trips_and_batches(given: Case) -> tuple[int, int]:
     lanes, requests = stacked([given])
     lane, own = jax.tree.map(lambda values: values[0], (lanes, requests))
-    fixed = Given(*lane, own, kind.structure)
+    fixed = Given(*lane, own, KIND.structure)
     trip = jax.jit(lambda state: pipeline_trip(fixed, state))
     state, trips = initial_state(fixed), 0
     while state.finished < len(OUTPUTS) and not state.stuck:
@@ -52,25 +54,22 @@ def _trips_and_batches(given: Case, kind: Kind) -> tuple[int, int]:
 def test_a_round_takes_one_trip():
     """All requests come at once, so that four departures are the only events: some trips for each, and no more."""
     configure()
-    kind, given = Kind(pipeline_ranks=2), _case(2, [0.0] * 4)
-    trips, batches = _trips_and_batches(given, kind)
+    trips, batches = _trips_and_batches(_case([0.0] * 4))
     assert batches > 190
     assert trips < 10 * len(OUTPUTS)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_rounds_end_before_what_changes_a_batch(ranks):
+def test_rounds_end_before_what_changes_a_batch():
     """Arrivals within rounds, at the end of a batch or while the pipeline has room; seats and KV that run out."""
-    kind = Kind(pipeline_ranks=ranks)
     cases = []
     for seed, way in enumerate([*WAYS.values()] * 2):
         spread = np.sort(np.random.default_rng(seed).uniform(0.0, 4.0, 4)).tolist()
         for limits in ({}, {"max_num_seqs": 2}, {"packing": "least_work_left", "max_num_seqs": 3}):
-            cases.append(_case(ranks, spread, seed, **way, **limits))
+            cases.append(_case(spread, seed, **way, **limits))
         units = cases[-1].case.kv_units
-        cases.append(_case(ranks, spread, seed, **way, kv_units=int(units.max() * 1.5)))
-        cases.append(_case(ranks, [0.0] * 4, seed, "continuous" if way else "static", **way))
-    for given, result in zip(cases, run_engine(cases, kind), strict=True):
+        cases.append(_case(spread, seed, **way, kv_units=int(units.max() * 1.5)))
+        cases.append(_case([0.0] * 4, seed, "continuous" if way else "static", **way))
+    for given, result in zip(cases, run_engine(cases, KIND), strict=True):
         expected = run_reference(given)
         assert_same(given.case, result, expected)
         assert result.preemptions == expected.preemptions

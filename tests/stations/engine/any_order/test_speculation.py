@@ -7,8 +7,9 @@ import pytest
 
 from tests.stations.engine.any_order.build import POLICIES, Kind, random_cases, run_engine, run_reference
 from tests.stations.engine.compare import TOLERANCE, assert_same
+from tests.thorough import tried
 
-CASES = 100
+CASES = tried(100)
 KINDS = {
     "windows and experts": Kind(windowed=True, experts=True, speculating=True),
     "two pipeline ranks": Kind(pipeline_ranks=2, speculating=True),
@@ -27,5 +28,5 @@ def test_equal_to_the_plain_loop(kind):
         np.testing.assert_allclose(result.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
         np.testing.assert_allclose(result.experts_touched, expected.experts_touched, rtol=TOLERANCE)
         preemptions += expected.preemptions
-    assert preemptions > 20
+    assert preemptions > CASES // 5
     assert {given.case.policy for given in cases} == set(POLICIES)

@@ -61,6 +61,9 @@ def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
     limits, users = replace(one.case.limits, packing="fcfs"), one.case.users
     users = users and max(1, int(users * rng.choice([0.5, 1, replicas])))
     arrival_s = one.case.arrival_s / rng.choice([1, replicas])
+    if rng.random() < 0.5:  # a crowd with KV for one: where several serve, hardly anybody would be preempted otherwise
+        least = int((one.case.kv_units + one.shared_units).max()) + limits.watermark_units
+        limits, arrival_s = replace(limits, kv_units=least), arrival_s / 100
     choice = CHOICES[int(rng.integers(len(CHOICES)))]
     if isinstance(choice, HeavyLight):
         choice = HeavyLight(int(rng.integers(1, 100)), int(rng.integers(1, replicas + 1)))
@@ -82,19 +85,27 @@ def random_cases(kind: Kind, count: int, frontend: bool = False) -> list[Case]:
     return [random_case(seed, kind, frontend) for seed in range(count)]
 
 
-def in_lockstep(given: Case, dispatch_s: float | None = None) -> Case:
-    """The case with some of its replicas, or all, in lockstep; its host takes ``dispatch_s`` for an iteration."""
+def mostly_in_lockstep(cases: Sequence[Case]) -> list[Case]:
+    """Two of three in lockstep; the program for them also serves replicas that run by themselves."""
+    return [in_lockstep(given) if given.seed % 3 else given for given in cases]
+
+
+def dispatched(given: Case, dispatch_s: float) -> Case:
+    """The case with hosts that take up to ``dispatch_s`` for an iteration."""
+    rng = np.random.default_rng([given.seed, 79])
+    costs = tuple(Dispatched(cost, dispatch_s * rng.uniform()) for cost in given.one.costs)
+    return replace(given, one=replace(given.one, costs=costs))
+
+
+def in_lockstep(given: Case) -> Case:
+    """The case with some of its replicas, or all, in lockstep."""
     rng = np.random.default_rng([given.seed, 78])
     ranks = int(rng.integers(2, MOST + 1))
     replicas = ranks * int(rng.integers(1, MOST // ranks + 1))
     router = given.router
     if isinstance(router, HeavyLight):
         router = HeavyLight(router.prompt_tokens, min(router.heavy_replicas, replicas))
-    one = given.one
-    if dispatch_s is not None:
-        costs = tuple(Dispatched(cost, dispatch_s * rng.uniform()) for cost in one.costs)
-        one = replace(one, costs=costs)
-    return replace(given, one=one, replicas=replicas, ranks=ranks, router=router)
+    return replace(given, replicas=replicas, ranks=ranks, router=router)
 
 
 def stacked(cases: Sequence[Case]) -> tuple[Pool, tuple]:

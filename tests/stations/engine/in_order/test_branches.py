@@ -19,8 +19,9 @@ from tests.stations.engine.in_order.build import (
     run_engine,
     run_reference,
 )
+from tests.thorough import tried
 
-CASES = 60  # of each structure
+CASES = tried(60, 0.5)  # of each structure
 STRUCTURES = {"plain": (False, False), "both": (True, True)}
 
 

@@ -24,8 +24,9 @@ from tests.stations.engine.in_order.build import (
     run_engine,
     run_reference,
 )
+from tests.thorough import tried
 
-CASES = 150  # of each structure, 600 in all
+CASES = tried(150, 0.5)  # of each structure, 600 in all
 STRUCTURES = {"plain": (False, False), "experts": (True, False), "windowed": (False, True), "both": (True, True)}
 
 

@@ -9,8 +9,9 @@ from evaluator.reference import Outcome
 from evaluator.stations.engine import LaneResult
 from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.in_order.build import POLICIES, Case, random_speculating, run_engine, run_reference
+from tests.thorough import tried
 
-CASES = 120
+CASES = tried(120, 0.5)
 STRUCTURES = {"plain": (False, False), "both": (True, True)}
 
 
