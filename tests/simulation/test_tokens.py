@@ -75,7 +75,7 @@ TOGETHER = {
     "heavy_light": (THREE, "deployment.router={heavy_light: {prompt_tokens: 1000}}"),
     "least_kv on demand": (*TIGHT, THREE, "deployment.router=least_kv", "workload.seeds=[3, 5]"),
     "windows, least_context": (*TIGHT, THREE, "deployment.model=gpt-oss-20b", "deployment.router=least_context"),
-    "pipelines, least_work": (PIPELINE, *TIGHT, THREE, "deployment.router=least_work"),
+    "pipelines, least_work": (PIPELINE, *TIGHT, CLOSED, THREE, "deployment.router=least_work"),
     "users at random": (THREE, CLOSED, "deployment.router=random", "workload.seeds=[3, 5]"),
     "few users": (THREE, "workload.arrivals={process: closed_loop, users: 2}", "deployment.router=least_work"),
     "lightllm, least_tokens": (

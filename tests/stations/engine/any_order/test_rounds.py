@@ -27,23 +27,23 @@ WAYS = {
 }
 
 
-def _case(arrival_s: list[float], seed: int = 0, policy: str = "chunked", **limits) -> Case:
+def _case(arrival_s: list[float], seed: int = 0, policy: str = "chunked", kind: Kind = KIND, **limits) -> Case:
     """Few sequences with long outputs within the window, and ranks of different speed."""
     costs = tuple(
-        random_cost(np.random.default_rng([seed, rank]), experts=True, windowed=True)
-        for rank in range(KIND.pipeline_ranks)
+        random_cost(np.random.default_rng([seed, rank]), experts=kind.experts, windowed=kind.windowed)
+        for rank in range(kind.pipeline_ranks)
     )
-    case = build(costs[0], policy, np.array(arrival_s), [10, 20, 30, 40], OUTPUTS, window=1000)
+    case = build(costs[0], policy, np.array(arrival_s), [10, 20, 30, 40], OUTPUTS, window=1000 * kind.windowed)
     block = limits.get("block_tokens", 1)
     units = -(-(case.prompt_tokens + case.output_tokens - 1) // block)
     kept = Limits(**{"max_num_seqs": 8, "max_num_batched_tokens": 512, "kv_units": int(units.sum())} | limits)
     return Case(replace(case, limits=kept, kv_units=units), costs, 0 * units)
 
 
-def _trips_and_batches(given: Case) -> tuple[int, int]:
+def _trips_and_batches(given: Case, kind: Kind) -> tuple[int, int]:
     lanes, requests = stacked([given])
     lane, own = jax.tree.map(lambda values: values[0], (lanes, requests))
-    fixed = Given(*lane, own, KIND.structure)
+    fixed = Given(*lane, own, kind.structure)
     trip = jax.jit(lambda state: pipeline_trip(fixed, state))
     state, trips = initial_state(fixed), 0
     while state.finished < len(OUTPUTS) and not state.stuck:
@@ -54,7 +54,8 @@ def _trips_and_batches(given: Case) -> tuple[int, int]:
 def test_a_round_takes_one_trip():
     """All requests come at once, so that four departures are the only events: some trips for each, and no more."""
     configure()
-    trips, batches = _trips_and_batches(_case([0.0] * 4))
+    kind = Kind(pipeline_ranks=2)
+    trips, batches = _trips_and_batches(_case([0.0] * 4, kind=kind), kind)
     assert batches > 190
     assert trips < 10 * len(OUTPUTS)
 

@@ -11,7 +11,7 @@ from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.in_order.build import POLICIES, Case, random_speculating, run_engine, run_reference
 from tests.thorough import tried
 
-CASES = tried(120, 0.5)
+CASES = tried(120, 0.75)
 STRUCTURES = {"plain": (False, False), "both": (True, True)}
 
 
