@@ -72,6 +72,11 @@ class Speculative(Drafting):
         return 1.0 + sum(self.chances)
 
 
+def mean_tokens(speculative: Speculative | None) -> float:
+    """Tokens that a decode iteration gives a sequence on average: one where nothing is drafted."""
+    return 1.0 if speculative is None else speculative.mean_tokens
+
+
 def hashed(x: Any) -> Any:
     """A hash of uint32 numbers, an array of NumPy or JAX: the best of C. Wellons' hash-prospector (16, 15, 15)."""
     x = x ^ (x >> np.uint32(16))

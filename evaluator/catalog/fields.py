@@ -25,7 +25,7 @@ class Fields:
             raise InputError(f"{where}: expected a mapping of keys to values, got {_shown(value)}")
         self.values = value
         self.where = where
-        self._asked: list[str] = []
+        self._asked: dict[str, None] = {}  # each key once, in the order of asking
 
     def place(self, key: str) -> str:
         """``key`` with the place it is in, for messages."""
@@ -33,7 +33,7 @@ class Fields:
 
     def raw(self, key: str, default: Any = _MISSING) -> Any:
         """The value as the file has it."""
-        self._asked.append(key)
+        self._asked[key] = None
         if key in self.values:
             return self.values[key]
         if default is _MISSING:
@@ -120,8 +120,7 @@ class Fields:
         """Refuse the keys that no getter asked for."""
         unknown = [key for key in self.values if key not in self._asked]
         if unknown:
-            known = list(dict.fromkeys(self._asked))
-            raise InputError(f"{self.place(str(unknown[0]))}: unknown key{suggestion(unknown[0], known)}")
+            raise InputError(f"{self.place(str(unknown[0]))}: unknown key{suggestion(unknown[0], list(self._asked))}")
 
 
 def _shown(value: Any) -> str:

@@ -131,7 +131,7 @@ def _demand(load: Requests, shared_blocks_of: int | None = None) -> Demand:
 
 
 def _times(server: Server, load: Requests, found: LaneResult) -> Times:
-    from evaluator.cost.frontend import client_times
+    from evaluator.cost.frontend import Frontend, client_times
 
     problem, _ = verdict(server.design.calibration, server.replica.fit, found.peaks.tolist())
     if problem is not None:
@@ -140,5 +140,5 @@ def _times(server: Server, load: Requests, found: LaneResult) -> Times:
     first, last = found.first_token_s[:count], found.last_token_s[:count]
     served = np.isfinite(last)
     first, last = np.where(served, first, np.nan), np.where(served, last, np.nan)
-    first, last = client_times(server.design.calibration, first, last, load.output_tokens)
+    first, last = client_times(Frontend.of(server.design.calibration), first, last, load.output_tokens)
     return Times(load, first - load.arrival_s, last - load.arrival_s)

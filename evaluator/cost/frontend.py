@@ -8,26 +8,27 @@ from typing import Any
 import numpy as np
 
 from evaluator.catalog.calibration import Calibration
+from evaluator.speculation import Speculative, mean_tokens
 
 
 @dataclass(frozen=True)
 class Frontend:
     """What a calibration says of the time around the engine, for a replica that drafts or does not.
 
-    ``lookahead_steps`` counts the request's mean times per token. With drafts an iteration lasts as long as several of
-    these: ``tokens_per_iteration``, which are expected of one.
+    ``lookahead_steps`` counts the request's mean times per token. With drafts an iteration lasts as long as the tokens
+    that are expected of it.
     """
 
     frontend_s: float
     lookahead_steps: float
 
     @classmethod
-    def of(cls, calibration: Calibration, tokens_per_iteration: float = 1.0) -> Frontend:
-        """Of a replica whose decode iterations give a sequence so many tokens."""
-        return cls(calibration.frontend_s, calibration.lookahead_steps * tokens_per_iteration)
+    def of(cls, calibration: Calibration, speculative: Speculative | None = None) -> Frontend:
+        """Of a replica whose decode iterations draft so."""
+        return cls(calibration.frontend_s, calibration.lookahead_steps * mean_tokens(speculative))
 
 
-def delay_s(around: Frontend | Calibration, first_token_s: Any, last_token_s: Any, output_tokens: Any) -> Any:
+def delay_s(around: Frontend, first_token_s: Any, last_token_s: Any, output_tokens: Any) -> Any:
     """How much later than the engine the client has a request's tokens, seconds; numbers or arrays of any shape.
 
     ``frontend_s`` is what happens outside the engine. ``lookahead_steps`` are iterations: an engine that plans
@@ -39,7 +40,7 @@ def delay_s(around: Frontend | Calibration, first_token_s: Any, last_token_s: An
 
 
 def client_times(
-    around: Frontend | Calibration, first_token_s: np.ndarray, last_token_s: np.ndarray, output_tokens: np.ndarray
+    around: Frontend, first_token_s: np.ndarray, last_token_s: np.ndarray, output_tokens: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """First and last token (any shape, seconds) as the client sees them: both later by the same time."""
     delay = delay_s(around, first_token_s, last_token_s, output_tokens)

@@ -188,8 +188,7 @@ def _load(built: Design, through: Passage, served: Sequences, rate_rps: float, m
 
 def _client_delay(through: Passage, served: Sequences, decode_s: float) -> float:
     """How much later than the engine the client has a request's tokens, seconds."""
-    frontend = Frontend.of(through.calibration, 1.0 if served.drafts is None else served.drafts.mean_tokens)
-    return float(delay_s(frontend, 0.0, decode_s, served.output_tokens))
+    return float(delay_s(Frontend.of(through.calibration, served.drafts), 0.0, decode_s, served.output_tokens))
 
 
 def _estimated(

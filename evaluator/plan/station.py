@@ -55,8 +55,7 @@ class StationPlan:
     @property
     def frontend(self) -> Frontend:
         """What a request pays around its iterations; those that a prefill side has planned ahead are of its decodes."""
-        drafts = self.deployment.speculative
-        return Frontend.of(self.design.calibration, 1.0 if drafts is None else drafts.mean_tokens)
+        return Frontend.of(self.design.calibration, self.deployment.speculative)
 
     @property
     def drafts(self) -> int:

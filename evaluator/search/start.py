@@ -12,6 +12,7 @@ from evaluator.cost.iteration import iteration_time
 from evaluator.cost.memory import kv_units
 from evaluator.plan import Member, Plan, StationPlan
 from evaluator.scenario import Objective
+from evaluator.speculation import mean_tokens
 from evaluator.traffic.jobs import Demand
 
 POINTS = 48
@@ -66,7 +67,7 @@ def _capacity(station: StationPlan, prompt: float, output: float, context: float
     a pipeline as many batches are in flight as there are ranks, and the slowest rank sets the pace of them all.
     """
     replica = station.design.ready
-    tokens = 1.0 if station.speculative is None else station.speculative.mean_tokens  # of an iteration
+    tokens = mean_tokens(station.speculative)  # of an iteration
     steps = max((output - 1.0) / tokens, 1e-3)
     fits = replica.kv.capacity_units / max(float(kv_units(replica.kv, int(context))), 1.0)
     ranks = len(replica.pipeline_ranks)

@@ -217,6 +217,7 @@ def rules_of(serving: list[StationPlan]) -> Rules:
     policies = [policy(deployment.batching.policy) for deployment in deployments]
     kvs = [pool.design.ready.kv for pool in serving]
     batchings = [deployment.batching for deployment in deployments]
+    frontends = [pool.frontend for pool in serving]
     return Rules(
         on_demand=column(map(on_demand, deployments), bool),
         whole_kv=column((record.whole_kv for record in policies), bool),
@@ -225,8 +226,8 @@ def rules_of(serving: list[StationPlan]) -> Rules:
         least_work=column((batching.packing == "least_work_left" for batching in batchings), bool),
         look_every=column((record.look_every for record in policies), np.int32),
         kv=KvUnits(*map(column, zip(*map(units_of, kvs), strict=True))),
-        frontend_s=column(pool.frontend.frontend_s for pool in serving),
-        lookahead_steps=column(pool.frontend.lookahead_steps for pool in serving),
+        frontend_s=column(frontend.frontend_s for frontend in frontends),
+        lookahead_steps=column(frontend.lookahead_steps for frontend in frontends),
     )
 
 

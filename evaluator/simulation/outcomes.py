@@ -151,9 +151,10 @@ def _around_the_engine(members: Sequence[Member], journey: Journey) -> tuple[np.
         for pool in pools:
             since, until = until, until + pool.deployment.ranks
             at = (position, (replica >= since) & (replica < until) if len(pools) > 1 else ...)
-            last[at] = delay_s(pool.frontend, given_first[at], given_last[at], output[at[1]])
+            frontend = pool.frontend
+            last[at] = delay_s(frontend, given_first[at], given_last[at], output[at[1]])
             waits = held[at] | (not pool.role.first_token_only)
-            first[at] = np.where(waits, last[at], pool.frontend.frontend_s)
+            first[at] = np.where(waits, last[at], frontend.frontend_s)
     return first, last
 
 

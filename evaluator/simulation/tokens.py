@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from evaluator.cost.frontend import Frontend, client_times, delay_s
+from evaluator.cost.frontend import delay_s
 from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
 from evaluator.plan import Member, StationPlan
 from evaluator.plan.checks import watermark_units
@@ -62,6 +62,9 @@ def _serve(
         _say_content(requests, slot, replica.kv)
     gaps = Gaps(len(requests))
 
+    def late_s(one: Request) -> float:
+        return float(delay_s(frontend, one.first_token_s, one.last_token_s, one.output_tokens))
+
     def watch(iteration: Iteration) -> None:
         gaps.add(iteration)
         if observe is not None:
@@ -77,8 +80,8 @@ def _serve(
         router=routed_by(deployment) if slot.replica < 0 else "round_robin",
         seed=seed,
         users=slot.users if slot.users < slot.count else None,
-        delay_s=lambda one: float(delay_s(frontend, one.first_token_s, one.last_token_s, one.output_tokens)),
-        clients=_conversations(slot, requests, frontend),
+        delay_s=late_s,
+        clients=_conversations(slot, requests, late_s),
         window=replica.kv.window,
         observe=watch,
     )
@@ -173,15 +176,14 @@ def _say_content(requests: Sequence[Request], slot: Slot, kv: KvLayout) -> None:
         request.content = content
 
 
-def _conversations(slot: Slot, requests: Sequence[Request], frontend: Frontend) -> Conversations | None:
-    """Clients who think about answers; None where nobody waits for an answer."""
+def _conversations(slot: Slot, requests: Sequence[Request], late_s: Callable[[Request], float]) -> Conversations | None:
+    """Clients who think about answers, which they have ``late_s`` after the engine; None where nobody waits for one."""
     follows = follows_of(slot)
     if follows is None:
         return None
 
     def seen_s(request: Request) -> float:
-        times = (request.first_token_s, request.last_token_s, request.output_tokens)
-        return float(client_times(frontend, *map(np.asarray, times))[1])
+        return request.last_token_s + late_s(request)
 
     return Conversations(requests, list(zip(*(column.tolist() for column in follows), strict=True)), seen_s)
 

@@ -8,7 +8,7 @@ import pytest
 from evaluator.catalog import load_calibration
 from evaluator.compare import compare_experiments, described, headline, summarise
 from evaluator.compare.report import by_stage, pooled, usable
-from evaluator.cost.frontend import client_times
+from evaluator.cost.frontend import Frontend, client_times
 from evaluator.experiments import read_experiments
 from tests.campaign import entry, row
 
@@ -121,7 +121,7 @@ def test_what_is_around_the_engine_is_added_to_both_latencies():
     base = load_calibration("datasheet", "any")
     first, last, output = np.array([1.0, 1.0]), np.array([1.9, 1.0]), np.array([10, 1])
     around = replace(base, frontend_s=0.01, lookahead_steps=2.0)
-    late_first, late_last = client_times(around, first, last, output)
+    late_first, late_last = client_times(Frontend.of(around), first, last, output)
     assert late_first == pytest.approx([1.0 + 0.01 + 0.2, 1.01])
     assert late_last - late_first == pytest.approx(last - first)
-    assert client_times(base, first, last, output)[0] == pytest.approx(first)
+    assert client_times(Frontend.of(base), first, last, output)[0] == pytest.approx(first)

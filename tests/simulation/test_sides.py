@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluator.cost.frontend import client_times
+from evaluator.cost.frontend import Frontend, client_times
 from evaluator.device import configure
 from evaluator.metrics import OK
 from evaluator.plan import Plan, plan
@@ -260,7 +260,7 @@ def test_a_request_pays_at_the_frontend_of_its_pool():
     for replica, station in enumerate(member.stations):
         at = journey.replica == replica
         times = (journey.first_token_s[at], journey.last_token_s[at], journey.output_tokens[at])
-        first_s, last_s = client_times(station.design.calibration, *times)
+        first_s, last_s = client_times(Frontend.of(station.design.calibration), *times)
         np.testing.assert_array_equal(outcomes.first_token_s[at], first_s)
         np.testing.assert_array_equal(outcomes.last_token_s[at], last_s)
     frontends = {station.design.calibration.frontend_s for station in member.stations}

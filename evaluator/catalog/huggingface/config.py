@@ -70,7 +70,7 @@ class Config(Fields):
     def raw(self, key: str, default: Any = _MISSING) -> Any:
         """The value as the file has it, under the key or an alias of it."""
         names = self.names(key)
-        self._asked += names
+        self._asked.update(dict.fromkeys(names))
         found = [name for name in names if name in self.values]
         for other in found[1:]:
             if self.values[other] != self.values[found[0]] and key not in MAY_DIFFER:
