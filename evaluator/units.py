@@ -89,13 +89,16 @@ def parse_quantity(value: Any, unit: str, where: str) -> float:
 
 
 def si_number(text: str) -> float | None:
-    """The SI number of a text with any unit that is known here, or with none; None for another text."""
+    """The SI number of a text with any unit that is known here, or with none; None for another text or exponent."""
     found = _NUMBER.fullmatch(text)
     if found is None:
         return None
     number, written = found.groups()
     scale = next((units[written] for units in _UNITS.values() if written in units), None if written else Decimal(1))
-    return None if scale is None else float(Decimal(number) * scale)
+    try:
+        return None if scale is None else float(Decimal(number) * scale)
+    except ArithmeticError:  # an exponent beyond what decimals hold
+        return None
 
 
 def readable(unit: str, largest: float) -> tuple[str, float]:

@@ -112,7 +112,7 @@ def test_numbers_are_si_already(number):
 
 def test_a_number_with_any_unit_and_without():
     assert [si_number(text) for text in ("4", "2e1", "2TB/s", "50 ms", "400Gb/s")] == [4.0, 20.0, 2e12, 0.05, 50e9]
-    assert [si_number(text) for text in ("l40s", "", "2 parsec", "4x")] == [None] * 4
+    assert [si_number(text) for text in ("l40s", "", "2 parsec", "4x", "1e99999999")] == [None] * 5
 
 
 def test_large_numbers_have_a_unit_to_read():
