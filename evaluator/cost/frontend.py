@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from evaluator.catalog.calibration import Calibration
-from evaluator.speculation import Speculative, mean_tokens
 
 
 @dataclass(frozen=True)
@@ -23,9 +22,9 @@ class Frontend:
     lookahead_steps: float
 
     @classmethod
-    def of(cls, calibration: Calibration, speculative: Speculative | None = None) -> Frontend:
-        """Of a replica whose decode iterations draft so."""
-        return cls(calibration.frontend_s, calibration.lookahead_steps * mean_tokens(speculative))
+    def of(cls, calibration: Calibration, tokens_per_iteration: float = 1.0) -> Frontend:
+        """Of a replica whose decode iterations give a sequence so many tokens on average (above 1: with drafts)."""
+        return cls(calibration.frontend_s, calibration.lookahead_steps * tokens_per_iteration)
 
 
 def delay_s(around: Frontend, first_token_s: Any, last_token_s: Any, output_tokens: Any) -> Any:

@@ -32,7 +32,7 @@ from evaluator.estimation.drafts import Drafts, read_speculative
 from evaluator.estimation.phases import Phase, Sequences, decode_time, phase
 from evaluator.metrics.model_error import end_to_end
 from evaluator.replica import Design, Passage, ReplicaSpec, build, kept_model, passage
-from evaluator.speculation import Speculative
+from evaluator.speculation import Speculative, mean_tokens
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,9 @@ def _load(built: Design, through: Passage, served: Sequences, rate_rps: float, m
 
 def _client_delay(through: Passage, served: Sequences, decode_s: float) -> float:
     """How much later than the engine the client has a request's tokens, seconds."""
-    return float(delay_s(Frontend.of(through.calibration, served.drafts), 0.0, decode_s, served.output_tokens))
+    return float(
+        delay_s(Frontend.of(through.calibration, mean_tokens(served.drafts)), 0.0, decode_s, served.output_tokens)
+    )
 
 
 def _estimated(

@@ -11,7 +11,7 @@ from evaluator.cost.memory import kv_units
 from evaluator.plan.checks import longest_prompt
 from evaluator.replica import Design, design, token_budget
 from evaluator.scenario import Deployment, Workload
-from evaluator.speculation import Speculative
+from evaluator.speculation import Speculative, mean_tokens
 from evaluator.traffic.jobs import Demand, Extremes, held_units
 from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.roles import ROLES, Role
@@ -55,7 +55,7 @@ class StationPlan:
     @property
     def frontend(self) -> Frontend:
         """What a request pays around its iterations; those that a prefill side has planned ahead are of its decodes."""
-        return Frontend.of(self.design.calibration, self.deployment.speculative)
+        return Frontend.of(self.design.calibration, mean_tokens(self.deployment.speculative))
 
     @property
     def drafts(self) -> int:
