@@ -5,19 +5,20 @@ Defaults of TensorRT-LLM: ``TorchLlmArgs`` and ``KvCacheConfig`` of 1.2 (tensorr
 SGLang: ``ServerArgs._handle_gpu_memory_settings`` of 0.5 (python/sglang/srt/server_args.py: chunks and CUDA graphs by
 the size of the memory, mem_fraction_static from what they take), page_size 1, enable_mixed_chunk False, and at least
 2048 running requests (``ModelRunner``); with data-parallel attention the ranks share a chunk among them
-(``_handle_data_parallelism``). Those of vLLM: max_num_batched_tokens 2048 and max_num_seqs 256 of
-``SchedulerConfig``, gpu_memory_utilization 0.9 and block_size 16 of ``CacheConfig``.
+(``_handle_data_parallelism``). Those of vLLM: ``EngineArgs.get_batch_defaults`` of a server (vllm/engine/arg_utils.py:
+max_num_batched_tokens and max_num_seqs by the size of the memory, and less on TPUs, on CPUs, and on an A100, on which
+large batches of prompts cost throughput: PR 17885), gpu_memory_utilization 0.9 and block_size 16 of ``CacheConfig``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.errors import InputError
 
-MIB = 2.0**20
+MIB, GIB = 2.0**20, 2.0**30
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,16 @@ class SchedulerDefaults:
     memory_fraction: float
     block_tokens: int
 
+    def within(self, max_num_batched_tokens: int | None, decode_tokens: int) -> SchedulerDefaults:
+        """No more sequences than decode in a token budget that is said, at so many tokens each; None: none is.
+
+        vLLM's rule (``EngineArgs._set_default_max_num_seqs_and_batched_tokens_args``), taken for every engine: a budget
+        that someone lowers would otherwise be refused for a number that they never said.
+        """
+        if max_num_batched_tokens is None:
+            return self
+        return replace(self, max_num_seqs=max(1, min(self.max_num_seqs, max_num_batched_tokens // decode_tokens)))
+
 
 @dataclass(frozen=True)
 class ServingEngine:
@@ -42,15 +53,15 @@ class ServingEngine:
     * static: of a device's memory, for weights and KV; activations take from the rest (SGLang ``mem_fraction_static``);
     * free: of what weights and activations leave, for KV (TensorRT-LLM ``free_gpu_memory_fraction``).
 
-    ``defaults`` are those on a device with so many bytes of memory, for a replica of so many devices, which are divided
-    into so many data-parallel ranks that share experts (1: into none). Limits are those of one rank. ``maker``: of the
+    ``defaults`` are those on a device, for a replica of so many of them, which are divided into so many data-parallel
+    ranks that share experts (1: into none). Limits are those of one rank. ``maker``: of the
     only devices that it runs on; None where it runs on those of several.
     """
 
     name: str
     label: str
     memory_of: str  # device | static | free
-    defaults: Callable[[float, int, int], SchedulerDefaults]
+    defaults: Callable[[Hardware, int, int], SchedulerDefaults]
     maker: str | None = None
 
     def runs_on(self, hardware: Hardware) -> bool:
@@ -58,18 +69,25 @@ class ServingEngine:
         return self.maker is None or hardware.maker in ("", self.maker)
 
 
-def _vllm(memory_bytes: float, devices: int, ranks: int) -> SchedulerDefaults:
-    return SchedulerDefaults("chunked", 256, 2048, 0.9, 16)
+def _vllm(hardware: Hardware, devices: int, ranks: int) -> SchedulerDefaults:
+    name, sequences, tokens = hardware.name.lower(), 256, 2048
+    if hardware.kind == "cpu":
+        sequences, tokens = 128 * (devices // ranks), 2048 * (devices // ranks)
+    elif hardware.kind == "tpu":
+        tokens = next((few for chip, few in {"v5e": 512, "v6e": 1024}.items() if chip in name), tokens)
+    elif hardware.memory_bytes >= 70 * GIB and "a100" not in name:
+        sequences, tokens = 1024, 8192
+    return SchedulerDefaults("chunked", sequences, tokens, 0.9, 16)
 
 
-def _trtllm(memory_bytes: float, devices: int, ranks: int) -> SchedulerDefaults:
+def _trtllm(hardware: Hardware, devices: int, ranks: int) -> SchedulerDefaults:
     """Whole prompts beside the decodes, as in-flight batching does without chunked context."""
     return SchedulerDefaults("mixed", 2048, 8192, 0.9, 32)
 
 
-def _sglang(memory_bytes: float, devices: int, ranks: int) -> SchedulerDefaults:
+def _sglang(hardware: Hardware, devices: int, ranks: int) -> SchedulerDefaults:
     """Prompts first, decodes wait. SGLang cuts prompts longer than its chunk size; here they are computed whole."""
-    mib = memory_bytes / MIB
+    mib = hardware.memory_bytes / MIB
     sizes = ((35, 2048, 24, 80), (60, 4096, 32, 160), (90, 8192, 256, 512), (160, 8192, 256, 512))
     chunk, few, many = next((each[1:] for each in sizes if mib < each[0] * 1024), (16384, 512, 512))
     graphs = few if devices < 4 else many

@@ -235,7 +235,8 @@ def _remedy(
     beside: Callable[[Parallel], float] | None,
 ) -> str:
     """The smallest larger tensor or pipeline parallelism that the model can be split by and that fits, if any; of ranks
-    that share experts also more of them; or to draft by less, if that is what does not fit."""
+    that share experts also more of them; or to draft by less, if that is what does not fit; or smaller batches, where
+    the weights alone would fit."""
     tensor, expert, data = parallel.tensor, parallel.expert, parallel.data
     wider = [replace(parallel, tensor=n, expert=expert * n // tensor if expert > 1 else 1) for n in _larger(tensor)]
     deeper = [replace(parallel, pipeline=n) for n in _larger(parallel.pipeline)]
@@ -258,7 +259,9 @@ def _remedy(
         ][:1]
     if beside is not None and beside(parallel) and fits(parallel, drafts=False):
         found.append("less that drafts (method ngram takes nothing)")
-    return " or ".join(found) or "narrower weights, fewer batched tokens or devices with more memory"
+    if plan.weight_bytes + DRIVER_SHARE * hardware.memory_bytes + CONTEXT_BYTES < plan.usable_bytes:
+        found.append("a smaller max_num_seqs or max_num_batched_tokens")
+    return " or ".join(found) or "narrower weights or devices with more memory"
 
 
 def _larger(size: int) -> list[int]:

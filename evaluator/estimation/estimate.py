@@ -105,13 +105,14 @@ def estimate(
     the rate.
     """
     device = load_hardware(hardware) if isinstance(hardware, str) else hardware
+    drafts = read_speculative(speculative)
     limits = {"memory_fraction": memory_fraction, "block_tokens": block_tokens, "max_num_seqs": max_num_seqs,
               "max_num_batched_tokens": max_num_batched_tokens}  # fmt: skip
     described = load_model(model) if isinstance(model, str) else model
     ranks = data_parallel if described.has_experts else 1
-    usual = serving_engine(engine).defaults(device.memory_bytes, tensor_parallel * pipeline_parallel * ranks, ranks)
+    usual = serving_engine(engine).defaults(device, tensor_parallel * pipeline_parallel * ranks, ranks)
+    usual = usual.within(max_num_batched_tokens, 1 if drafts is None else 1 + drafts.tokens)
     used = replace(usual, **{name: value for name, value in limits.items() if value is not None})  # type: ignore[arg-type]
-    drafts = read_speculative(speculative)
     spec = ReplicaSpec(
         described, device, calibration, precision or Precision(),
         Parallel(tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts,

@@ -171,7 +171,7 @@ class Batching:
     """``max_num_batched_tokens`` None: as the engine has it, with room for the longest prompt where that is whole.
 
     As read from a file, ``policy`` and ``max_num_seqs`` are None where it does not say them, which means the engine's
-    defaults (``unsaid.told``).
+    defaults (``unsaid.told``); the values here are vLLM's on a small device.
 
     ``long_prefill_token_threshold``: of chunks, the most prompt tokens of one request in an iteration; 0: no bound.
     ``packing``: which waiting request is looked at first. ``tau`` is of the request-level engine alone, which lets a

@@ -22,7 +22,7 @@ def scheduler_defaults(deployment: Deployment) -> SchedulerDefaults:
     hardware = device(of) if isinstance(of, WhatIf) else load_hardware(of)
     ranks = deployment.data_parallel if deployment.data_parallel > 1 and _has_experts(deployment.model) else 1
     devices = deployment.tensor_parallel * deployment.pipeline_parallel * ranks
-    return serving_engine(deployment.engine).defaults(hardware.memory_bytes, devices, ranks)
+    return serving_engine(deployment.engine).defaults(hardware, devices, ranks)
 
 
 def _has_experts(of: str | WhatIf) -> bool:
@@ -35,7 +35,8 @@ def told(deployment: Deployment) -> Deployment:
     for section, keys in UNSAID.items():
         of: Any = getattr(deployment, section)
         if any(getattr(of, key) is None for key in keys):
-            defaults = scheduler_defaults(deployment)
+            budget = deployment.batching.max_num_batched_tokens
+            defaults = scheduler_defaults(deployment).within(budget, deployment.decode_tokens)
             more = {key: getattr(defaults, key) for key in keys if getattr(of, key) is None}
             found[section] = replace(of, **more)
     return replace(deployment, **found) if found else deployment  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Serving engines: which set auto takes for each, and what an engine does where nothing is said."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -86,9 +86,8 @@ def test_an_unknown_engine_is_refused():
 
 
 def test_defaults_of_the_engines():
-    memory = load_hardware("h100-sxm").memory_bytes
-    vllm, trtllm, sglang = (engine.defaults(memory, 1, 1) for engine in ENGINES.values())
-    assert (vllm.policy, vllm.max_num_seqs, vllm.max_num_batched_tokens) == ("chunked", 256, 2048)
+    vllm, trtllm, sglang = (engine.defaults(load_hardware("h100-sxm"), 1, 1) for engine in ENGINES.values())
+    assert (vllm.policy, vllm.max_num_seqs, vllm.max_num_batched_tokens) == ("chunked", 1024, 8192)
     assert (trtllm.policy, trtllm.max_num_seqs, trtllm.max_num_batched_tokens) == ("mixed", 2048, 8192)
     assert (sglang.policy, sglang.max_num_seqs, sglang.max_num_batched_tokens) == ("continuous", 2048, 8192)
     assert (vllm.memory_fraction, trtllm.memory_fraction) == (0.9, 0.9)
@@ -97,12 +96,41 @@ def test_defaults_of_the_engines():
     assert [engine.memory_of for engine in ENGINES.values()] == ["device", "free", "static"]
 
 
+def with_memory(gib):
+    return replace(load_hardware("h100-sxm"), memory_bytes=gib * 2.0**30)
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("l40s", (256, 2048)),
+        ("a100-sxm", (256, 2048)),
+        ("h100-sxm", (1024, 8192)),
+        ("rtx-pro-6000", (1024, 8192)),
+        ("mi300x", (1024, 8192)),
+        ("tpu-v5e", (256, 512)),
+        ("tpu-v6e", (256, 1024)),
+        ("tpu-ironwood", (256, 2048)),
+        ("cpu-grace", (256, 4096)),
+    ],
+)
+def test_vllm_has_larger_batches_on_large_gpus_but_a100(name, limits):
+    found = ENGINES["vllm"].defaults(load_hardware(name), 8, 4)
+    assert (found.max_num_seqs, found.max_num_batched_tokens) == limits
+
+
+def test_a_budget_that_is_said_bounds_the_sequences_that_are_not():
+    vllm = ENGINES["vllm"].defaults(load_hardware("h100-sxm"), 1, 1)
+    assert vllm.within(None, 4) == vllm.within(8192, 4) == vllm
+    assert [vllm.within(512, tokens).max_num_seqs for tokens in (1, 4, 1024)] == [512, 128, 1]
+
+
 def test_sglang_chooses_by_the_memory_and_the_number_of_devices():
     sglang = ENGINES["sglang"]
-    chunks = [sglang.defaults(gib * 2.0**30, 1, 1).max_num_batched_tokens for gib in (24, 48, 80, 141, 180)]
+    chunks = [sglang.defaults(with_memory(gib), 1, 1).max_num_batched_tokens for gib in (24, 48, 80, 141, 180)]
     assert chunks == [2048, 4096, 8192, 8192, 16384]
-    fractions = [sglang.defaults(80 * 2.0**30, devices, 1).memory_fraction for devices in (1, 2, 4, 8)]
+    fractions = [sglang.defaults(with_memory(80), devices, 1).memory_fraction for devices in (1, 2, 4, 8)]
     assert fractions == sorted(fractions, reverse=True)
-    ranks = sglang.defaults(141 * 2.0**30, 8, 8)  # 3 MiB per graph and rank, and half as much again above 300 graphs
+    ranks = sglang.defaults(with_memory(141), 8, 8)  # 3 MiB per graph and rank, and half as much again above 300 graphs
     reserved = 512 + 1.5 * 8192 + 2 * 512 + 1024 + 512 * 8 * 4.5
     assert (ranks.max_num_batched_tokens, ranks.memory_fraction) == (1024, round(1 - reserved / (141 * 1024), 3))

@@ -216,4 +216,5 @@ def test_no_room_for_kv():
     plan = memory_plan(LLAMA_70B, H100, BF16, Parallel(2), memory_fraction=0.885)
     text = memory_problem(LLAMA_70B, H100, BF16, Parallel(2), plan)
     assert "leave no room for KV in the 70.8 GB usable" in str(text)
+    assert str(text).endswith("or a smaller max_num_seqs or max_num_batched_tokens")
     assert plan.kv.capacity_units == 0

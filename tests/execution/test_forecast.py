@@ -18,7 +18,7 @@ SCENARIO = {
         "requests": 100,
         "seeds": [0, 1],
     },
-    "deployment": {"model": "llama-3.1-70b", "hardware": "h100-sxm"},
+    "deployment": {"model": "llama-3.1-70b", "hardware": "h100-sxm", "batching": {"max_num_seqs": 256}},
     "sweep": {"deployment.tensor_parallel": [1, 2, 4], "deployment.hardware": ["h100-sxm", "l40s"]},
 }
 

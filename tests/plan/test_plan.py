@@ -206,10 +206,10 @@ def test_roles_have_limits_of_their_own():
 @pytest.mark.parametrize(
     ("batching", "longest", "budget"),
     [
-        (Batching("chunked"), 9000, 2048),
-        (Batching("chunked", max_num_seqs=4096), 9000, 4096),
+        (Batching("chunked"), 9000, 8192),
+        (Batching("chunked", max_num_seqs=9001), 9000, 9001),
         (Batching("continuous"), 9000, 9000),
-        (Batching("continuous"), 10, 2048),
+        (Batching("continuous"), 10, 8192),
         (Batching("static", max_num_seqs=100), 9000, 9000),
         (Batching("mixed", max_num_seqs=100), 9000, 9100),
         (Batching("chunked", max_num_batched_tokens=77), 9000, 77),

@@ -20,7 +20,7 @@ from tests.calibrate.test_whole import iterations, roofline, timed
 from tests.cost.fixtures import H100, LLAMA_8B, LLAMA_70B, calibration
 
 SMALL = ReplicaSpec(LLAMA_8B, H100, calibration())
-DEPLOYMENT = Deployment("llama-3.1-8b", "h100-sxm", tensor_parallel=2, batching=Batching(max_num_seqs=128))
+DEPLOYMENT = Deployment("llama-3.1-8b", "h100-sxm", tensor_parallel=2, batching=Batching("chunked", 128, 2048))
 
 
 def numbers(replica: Replica) -> str:
@@ -43,7 +43,7 @@ def test_plan_estimate_and_comparison_have_the_same_replica():
     ran = server(Experiment("a", "a", "meta-llama/Llama-3.1-8B", "H100-SXM-80GB", tensor_parallel=2), "auto")
     assert numbers(ran.replica) == numbers(planned.ready)
     known = estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=100, output_tokens=10, tensor_parallel=2,
-                     max_num_seqs=128)  # fmt: skip
+                     max_num_seqs=128, max_num_batched_tokens=2048)  # fmt: skip
     assert known.memory == planned.memory
     assert str(passage(planned).cost) == str(planned.ready.cost)
 

@@ -310,7 +310,7 @@ CONDITIONS = {
     "tensor_parallel % 2 == 0 and tensor_parallel // 2 + -replicas ** 2 / 4 > +0.5": lambda t, r, h: (
         t % 2 == 0 and t // 2 - r**2 / 4 > 0.5
     ),
-    "max_num_seqs * tensor_parallel >= 1024": lambda t, r, h: 256 * t >= 1024,  # not swept: the scenario's
+    "max_num_seqs * tensor_parallel >= 4096": lambda t, r, h: 1024 * t >= 4096,  # not swept: the scenario's
 }
 
 

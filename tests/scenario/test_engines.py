@@ -31,7 +31,7 @@ def limits(**deployment):
 
 
 def test_every_engine_has_defaults_of_its_own():
-    assert limits() == limits(engine="vllm") == ("chunked", 256, 2048, 0.9, 16)
+    assert limits() == limits(engine="vllm") == ("chunked", 1024, 8192, 0.9, 16)
     assert limits(engine="trtllm") == ("mixed", 2048, 9000 + 2048, 0.9, 32)
     assert limits(engine="sglang") == ("continuous", 2048, 9000, 0.836, 1)
     assert limits(engine="sglang", hardware="b200-sxm")[2:4] == (16384, 0.858)
@@ -43,6 +43,15 @@ def test_explicit_keys_win():
     kv = {"memory_fraction": 0.5, "block_tokens": 16}
     assert limits(engine="sglang", kv=kv)[3:] == (0.5, 16)
     assert limits(engine="trtllm", batching={"policy": "chunked"})[:3] == ("chunked", 2048, 8192)
+
+
+def test_a_budget_that_is_said_bounds_the_sequences_that_are_not():
+    assert limits(batching={"max_num_batched_tokens": 512})[1:3] == (512, 512)
+    drafts = {"method": "ngram", "tokens": 3, "acceptance": 0.5}
+    assert limits(batching={"max_num_batched_tokens": 512}, speculative=drafts)[1:3] == (128, 512)
+    swept = plan(load_scenario(tree({"deployment.batching.max_num_batched_tokens": [256, 2048]}))).members
+    assert [member.stations[0].deployment.batching.max_num_seqs for member in swept] == [256, 1024]
+    assert [member.status for member in swept] == ["ok"] * 2
 
 
 def test_an_unknown_engine_is_refused():
@@ -99,7 +108,7 @@ def test_conditions_see_the_defaults_of_the_engine():
     points = expand(load_scenario(tree(axes, engine="trtllm"))).points
     assert [point[1].tensor_parallel for point in points] == [1, 2, 4]
     with pytest.raises(InputError, match="leaves none"):
-        expand(load_scenario(tree(axes, engine="vllm")))
+        expand(load_scenario(tree(axes, engine="vllm", hardware="l40s")))
     with pytest.raises(InputError, match="max_num_seqs has no value here"):
         expand(load_scenario(tree({"deployment.engine": ["vllm", "trtllm"], "where": "max_num_seqs > 1"})))
 

@@ -69,7 +69,7 @@ def test_defaults(base):
     workload, deployment = scenario.workload, scenario.deployment
     assert (workload.requests, workload.warmup_requests, workload.seeds) == (1000, 100, (0,))
     assert deployment.precision == Precision("checkpoint", "bf16", "bf16")
-    assert (deployment.engine, told(deployment).batching) == ("vllm", Batching("chunked", 256, None))
+    assert (deployment.engine, told(deployment).batching) == ("vllm", Batching("chunked", 1024, None))
     assert told(deployment).kv == KvCache("reserve", 0.9, 16)
     assert (deployment.router, deployment.role, deployment.calibration) == ("round_robin", "mixed", "auto")
     assert (scenario.slo, scenario.sweep, scenario.name) == ((), (), "scenario")
