@@ -37,7 +37,7 @@ DISAGGREGATION = (
     Panel("gap between tokens, p99 (ms)", "itl_s", 0.99, 1e3, (10, 20, 50, 100, 200), 80),
 )
 DATA_PARALLEL = (
-    Panel("TTFT p90 (s)", "ttft_s", 0.9, 1, (0.2, 0.5, 1, 2, 5), 3),
+    Panel("TTFT p90 (s)", "ttft_s", 0.9, 1, (0.1, 0.2, 0.5, 1, 2, 5), 3),
     Panel("TPOT p90 (ms)", "tpot_s", 0.9, 1e3, (20, 50, 100, 200), 100),
     Panel("output tokens/s per GPU", "tok_per_s_per_gpu", None, 1, (0, 200, 400, 600, 800)),
 )
