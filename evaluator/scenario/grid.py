@@ -124,7 +124,7 @@ def kept_rows(scenario: Scenario) -> np.ndarray | None:
     def values(name: str, where: Place) -> np.ndarray:
         path = _key_of(name, owners, where)
         if path not in columns:
-            there = None if _moves(path, owners) else lookup(base, path)
+            there = None if _moves(path, owners, base[1]) else lookup(base, path)
             if path not in owners and not isinstance(there, int | float | str):
                 raise where.error(
                     f"{name} has no value here; conditions are on keys that the sweep or the scenario sets"
@@ -155,10 +155,13 @@ def _key_of(name: str, owners: Mapping[str, int], place: Place) -> str:
         raise InputError(f"{error}; a text stands in quotes, such as hardware == 'h100-sxm'") from None
 
 
-def _moves(path: str, owners: Mapping[str, int]) -> bool:
-    """Whether what stands at a key path may be a default that moves with the swept engines."""
+def _moves(path: str, owners: Mapping[str, int], deployment: Deployment) -> bool:
+    """Whether what stands at a key path is a default, which something that is swept may move."""
     section, *keys = split_path(path)
-    return "deployment.engine" in owners and section == "deployment" and keys[0] in UNSAID
+    if section != "deployment" or len(keys) != 2 or keys[1] not in UNSAID.get(keys[0], {}):
+        return False
+    unsaid = getattr(getattr(deployment, keys[0]), keys[1]) is None
+    return unsaid and any(f"deployment.{key}" in owners for key in UNSAID[keys[0]][keys[1]])
 
 
 def base_of(scenario: Scenario) -> Base:

@@ -11,9 +11,21 @@ from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.scenario.scenario import Batching, Deployment, KvCache
 
-UNSAID = {"batching": ("policy", "max_num_seqs"), "kv": ("memory_fraction", "block_tokens")}
-"""Keys that hold None where a file says nothing of them, by section. ``batching.max_num_batched_tokens`` stays None:
-its default depends on the prompts (``replica.token_budget``)."""
+_ENGINE = ("engine",)
+_DEVICE = (*_ENGINE, "hardware", "hardware.memory_bytes", "hardware.like", "model")
+UNSAID: dict[str, dict[str, tuple[str, ...]]] = {
+    "batching": {
+        "policy": _ENGINE,
+        "max_num_seqs": (*_DEVICE, "batching.max_num_batched_tokens", "speculative", "speculative.tokens"),
+    },
+    "kv": {
+        "memory_fraction": (*_DEVICE, "tensor_parallel", "pipeline_parallel", "data_parallel"),
+        "block_tokens": _ENGINE,
+    },
+}
+"""Keys that hold None where a file says nothing of them, by section, and the keys of a deployment that move their
+defaults. ``batching.max_num_batched_tokens`` stays None: its default depends on the prompts
+(``replica.token_budget``)."""
 
 
 def scheduler_defaults(deployment: Deployment) -> SchedulerDefaults:

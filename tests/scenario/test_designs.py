@@ -310,12 +310,13 @@ CONDITIONS = {
     "tensor_parallel % 2 == 0 and tensor_parallel // 2 + -replicas ** 2 / 4 > +0.5": lambda t, r, h: (
         t % 2 == 0 and t // 2 - r**2 / 4 > 0.5
     ),
-    "max_num_seqs * tensor_parallel >= 4096": lambda t, r, h: 1024 * t >= 4096,  # not swept: the scenario's
+    "max_num_seqs * tensor_parallel >= 1024": lambda t, r, h: 256 * t >= 1024,  # not swept: the scenario's
 }
 
 
 @pytest.mark.parametrize(("condition", "holds"), CONDITIONS.items(), ids=CONDITIONS.keys())
 def test_conditions(base, condition, holds):
+    base["deployment"]["batching"] = {"max_num_seqs": 256}
     everything = swept(base, AXES)
     wanted = [
         (row, point)

@@ -109,8 +109,23 @@ def test_conditions_see_the_defaults_of_the_engine():
     assert [point[1].tensor_parallel for point in points] == [1, 2, 4]
     with pytest.raises(InputError, match="leaves none"):
         expand(load_scenario(tree(axes, engine="vllm", hardware="l40s")))
+
+
+@pytest.mark.parametrize(
+    "axis",
+    [
+        {"deployment.engine": ["vllm", "trtllm"]},
+        {"deployment.hardware": ["a100-sxm", "h100-sxm"]},
+        {"deployment.hardware.memory_bytes": ["40GB", "80GB"]},
+        {"deployment.batching.max_num_batched_tokens": [128, 2048]},
+    ],
+)
+def test_a_condition_on_a_default_that_differs_over_the_sweep_is_refused(axis):
+    what_if = {"hardware": {"like": "h100-sxm"}} if "deployment.hardware.memory_bytes" in axis else {}
     with pytest.raises(InputError, match="max_num_seqs has no value here"):
-        expand(load_scenario(tree({"deployment.engine": ["vllm", "trtllm"], "where": "max_num_seqs > 1"})))
+        expand(load_scenario(tree(axis | {"where": "max_num_seqs > 1"}, **what_if)))
+    said = tree(axis | {"where": "max_num_seqs == 64"}, batching={"max_num_seqs": 64}, **what_if)
+    assert len(expand(load_scenario(said)).points) == 2
 
 
 def test_a_cache_of_less_than_a_block_is_refused():
