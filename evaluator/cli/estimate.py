@@ -33,6 +33,15 @@ def estimate(
     engine: Annotated[
         str, typer.Option(metavar="vllm|trtllm|sglang", help="The serving engine: its kernels, host and memory.")
     ] = "vllm",
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Most sequences of an iteration; as the engine has it.")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of an iteration; as the engine has it.")
+    ] = None,
+    memory_fraction: Annotated[
+        float | None, typer.Option(metavar="FRACTION", help="Of the memory, for the engine; as the engine has it.")
+    ] = None,
     calibration: Annotated[
         str, typer.Option(help="Efficiencies: auto (the best there are), or a set's name.")
     ] = "auto",
@@ -74,6 +83,9 @@ def estimate(
         output_tokens=output,
         batch=batch,
         rate_rps=rate,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        memory_fraction=memory_fraction,
         speculative=_speculative(speculative, drafts, acceptance, draft_model, draft_vocabulary),
     )
     typer.echo(format_estimate(result))

@@ -29,6 +29,7 @@ from evaluator.cost.speculative import SpeculativeCost
 from evaluator.cost.steady import SteadyState, steady_state
 from evaluator.errors import InputError
 from evaluator.estimation.drafts import Drafts, read_speculative
+from evaluator.estimation.limits import limits
 from evaluator.estimation.phases import Phase, Sequences, decode_time, phase
 from evaluator.metrics.model_error import end_to_end
 from evaluator.replica import Design, Passage, ReplicaSpec, build, kept_model, passage
@@ -54,6 +55,8 @@ class Estimate:
     output_tokens: int
     batch: int
     status: str  # ok, or why it cannot run; times are then those of a device with more memory
+    max_num_seqs: int  # the limits that ``memory.activation_bytes`` makes room for
+    max_num_batched_tokens: int
     memory: MemoryPlan
     kv_bytes_per_token: float
     kv_capacity_tokens: float
@@ -106,13 +109,12 @@ def estimate(
     """
     device = load_hardware(hardware) if isinstance(hardware, str) else hardware
     drafts = read_speculative(speculative)
-    limits = {"memory_fraction": memory_fraction, "block_tokens": block_tokens, "max_num_seqs": max_num_seqs,
-              "max_num_batched_tokens": max_num_batched_tokens}  # fmt: skip
     described = load_model(model) if isinstance(model, str) else model
     ranks = data_parallel if described.has_experts else 1
     usual = serving_engine(engine).defaults(device, tensor_parallel * pipeline_parallel * ranks, ranks)
-    usual = usual.within(max_num_batched_tokens, 1 if drafts is None else 1 + drafts.tokens)
-    used = replace(usual, **{name: value for name, value in limits.items() if value is not None})  # type: ignore[arg-type]
+    said = {"memory_fraction": memory_fraction, "block_tokens": block_tokens, "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens}  # fmt: skip
+    used = limits(usual, said, 1 if drafts is None else 1 + drafts.tokens, prompt_tokens)
     spec = ReplicaSpec(
         described, device, calibration, precision or Precision(),
         Parallel(tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts,
@@ -220,6 +222,8 @@ def _estimated(
         output_tokens=served.output_tokens,
         batch=served.count,
         status=built.reason or _crowded(in_flight, most) or beyond or "ok",
+        max_num_seqs=built.spec.max_num_seqs,
+        max_num_batched_tokens=built.spec.max_num_batched_tokens,
         memory=memory,
         kv_bytes_per_token=kv_bytes / parallel.pipeline,
         kv_capacity_tokens=memory.kv.capacity_tokens,

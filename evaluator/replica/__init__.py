@@ -8,7 +8,7 @@ from evaluator.replica.build import build, kept_model
 from evaluator.replica.changes import Change, chosen_inputs
 from evaluator.replica.design import Design, Problem, Replica
 from evaluator.replica.passage import Passage, passage
-from evaluator.replica.scenario import design, on_device, replica_spec, token_budget, varied
+from evaluator.replica.scenario import default_budget, design, on_device, replica_spec, token_budget, varied
 from evaluator.replica.spec import ReplicaSpec
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "ReplicaSpec",
     "build",
     "chosen_inputs",
+    "default_budget",
     "design",
     "kept_model",
     "on_device",

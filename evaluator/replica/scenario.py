@@ -21,21 +21,25 @@ if TYPE_CHECKING:
 
 
 def token_budget(deployment: Deployment, longest_prompt: int) -> int:
-    """``max_num_batched_tokens``, or its default: the engine's, and room for the longest prompt where it is computed
-    whole.
+    """``max_num_batched_tokens``, or its default (``default_budget``).
 
-    Whole prompts that share an iteration with decodes need room for both, decodes for all tokens that they verify.
     Where the policy itself has no token budget (Orca) this is what the activations are given memory for.
     """
     batching = deployment.batching
     if batching.max_num_batched_tokens is not None:
         return batching.max_num_batched_tokens
-    record, least = policy(batching.policy), scheduler_defaults(deployment).max_num_batched_tokens
-    decodes = batching.max_num_seqs * deployment.decode_tokens
+    least = scheduler_defaults(deployment).max_num_batched_tokens
+    return default_budget(batching.policy, least, batching.max_num_seqs * deployment.decode_tokens, longest_prompt)
+
+
+def default_budget(batching_policy: str, engines: int, decodes: int, longest_prompt: int) -> int:
+    """Tokens of an iteration where nobody says them: the engine's, and room for the longest prompt where it is computed
+    whole. Whole prompts that share an iteration need room for themselves and the decodes, all tokens that they verify.
+    """
+    record = policy(batching_policy)
     if not record.whole_prompts:
-        return max(least, decodes)
-    beside = 0 if record.prefill_alone else decodes
-    return max(least, longest_prompt + beside)
+        return max(engines, decodes)
+    return max(engines, longest_prompt + (0 if record.prefill_alone else decodes))
 
 
 def replica_spec(deployment: Deployment, longest_prompt: int) -> ReplicaSpec:

@@ -36,6 +36,8 @@ def _summary(result: Estimate) -> list[str]:
         "",
         f"status            {result.status}",
         f"weights           {memory.weight_bytes / 1e9:.2f} GB per device of {memory.usable_bytes / 1e9:.1f} GB usable",
+        f"activations       {memory.activation_bytes / 1e9:.2f} GB, with driver and buffers: room for iterations of "
+        f"{result.max_num_seqs:,} sequences and {result.max_num_batched_tokens:,} tokens",
         f"KV capacity       {_capacity(result)}, {result.max_sequences:,} sequences of this length{each}",
         f"TTFT              {_milliseconds(result.ttft_s)}{_delay(result)}",
         f"TPOT              {_milliseconds(result.tpot_s)}",

@@ -87,6 +87,14 @@ def test_estimate(evaluator):
     code, out, err = evaluator("estimate", "--model", "llama-3.1-70b", "--hardware", "h100-sxm", "--tp", "4")
     assert (code, err) == (0, "")
     assert "decode" in out and "prefill" in out
+    assert "room for iterations of 1,024 sequences and 8,192 tokens" in out
+
+
+def test_estimate_with_limits_of_its_own(evaluator):
+    options = ["--max-num-seqs", "256", "--max-num-batched-tokens", "512", "--memory-fraction", "0.95"]
+    code, out, _ = evaluator("estimate", "--model", "llama-3.1-70b", "--hardware", "h100-sxm", "--tp", "2", *options)
+    assert code == 0
+    assert "81.6 GB usable" in out and "room for iterations of 256 sequences and 512 tokens" in out
 
 
 def test_a_process_of_its_own_with_the_data_it_finds(small, tmp_path):
