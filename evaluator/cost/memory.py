@@ -40,6 +40,10 @@ UNUSED_UNIT = 1e6
 """Bytes of a unit of memory that no sequence takes, in a model that keeps nothing of them."""
 
 
+SMALL_BLOCK = 16
+"""Tokens of the blocks that engines use. Where not even one such block has room, smaller ones are no remedy."""
+
+
 def model_window(model: Model) -> int | None:
     """How many tokens windowed layers attend to, or sparse ones choose (the most, should they differ); None without."""
     mixers = (kind.mixer for kind in model.layers)
@@ -210,7 +214,7 @@ def memory_problem(
     ``beside``: bytes of weights, under a split, that are on the devices of the last pipeline rank, too; inf where what
     they belong to cannot be split so. None: there are none.
     """
-    if plan.kv.capacity_units > 0:
+    if plan.kv.capacity_units > 0 and plan.weight_bytes <= hardware.memory_bytes:  # or the capacity was stated
         return None
     more = 0.0 if beside is None or plan.pipeline_rank < parallel.pipeline - 1 else beside(parallel)
     drafts = f" ({more / 1e9:.1f} GB of what drafts)" if more else ""
@@ -218,12 +222,28 @@ def memory_problem(
     if plan.weight_bytes > plan.usable_bytes:
         reason = f"{plan.weight_bytes / 1e9:.1f} GB of weights per device{drafts} exceed {budget}"
     else:
-        reason = (
+        held = (
             f"{plan.weight_bytes / 1e9:.1f} GB of weights{drafts} and "
-            f"{plan.activation_bytes / 1e9:.1f} GB of activations "
-            f"per device leave no room for KV in {budget}"
+            f"{plan.activation_bytes / 1e9:.1f} GB of activations per device leave"
         )
+        if (fitting := _fitting_block(plan)) >= SMALL_BLOCK:
+            return (
+                f"does not fit: {held} {_free(plan) / 1e9:.1f} GB for KV in {budget}, and a block of "
+                f"{plan.kv.block_tokens:,} tokens takes {plan.kv.unit_bytes / 1e9:.1f} GB; "
+                f"remedy: kv.block_tokens <= {fitting:,}"
+            )
+        reason = f"{held} no room for KV in {budget}"
     return f"does not fit: {reason}; remedy: {_remedy(model, hardware, precision, parallel, plan, beside)}"
+
+
+def _free(plan: MemoryPlan) -> float:
+    return plan.usable_bytes - plan.weight_bytes - plan.activation_bytes
+
+
+def _fitting_block(plan: MemoryPlan) -> int:
+    """Tokens of the largest block of which one has room; 0 in a model without KV."""
+    each = plan.kv.bytes_per_token_full + plan.kv.bytes_per_token_window
+    return max(0, math.floor(_free(plan) / each)) if each > 0 else 0
 
 
 def _remedy(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from evaluator.cost.dtypes import BYTES
 from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.plan.engines import on_demand
 from evaluator.policies import policy
@@ -225,11 +226,19 @@ def _kv_problem(deployment: Deployment, kv: KvLayout, extremes: Extremes, units:
         branches = f" on {extremes.branches} branches" if extremes.branches > 1 else ""
         return (
             f"infeasible: a request of {extremes.kv_tokens:,} tokens{branches} exceeds the KV cache of "
-            f"{kv.capacity_tokens:,.0f} tokens{beside}; use more tensor_parallel, kv precision fp8 or shorter requests"
+            f"{kv.capacity_tokens:,.0f} tokens{beside}; use {_more_room(deployment)} or shorter requests"
         )
     if extremes.output > LARGEST_OUTPUT:
         return f"unsupported: outputs of more than {LARGEST_OUTPUT:,} tokens; shorten them"
     return None
+
+
+def _more_room(deployment: Deployment) -> str:
+    """What gives the KV cache more tokens: where their number is stated, nothing else does."""
+    if deployment.kv.capacity_tokens is not None:
+        return "more kv.capacity_tokens"
+    wide = BYTES[deployment.precision.kv] > BYTES["fp8"]
+    return "more tensor_parallel, kv precision fp8" if wide else "more tensor_parallel"
 
 
 def watermark_units(deployment: Deployment, kv: KvLayout) -> int:

@@ -224,3 +224,17 @@ def test_smaller_batches_are_a_remedy_where_the_weights_would_fit():
     plan = memory_plan(LLAMA_70B, H100, BF16, Parallel(2), max_num_seqs=1024, max_num_batched_tokens=8192)
     text = memory_problem(LLAMA_70B, H100, BF16, Parallel(2), plan)
     assert str(text).endswith("or a smaller max_num_seqs or max_num_batched_tokens")
+
+
+def test_a_block_that_is_larger_than_the_room_for_kv():
+    """The remedy is the largest block that fits: one token more does not."""
+    plan = memory_plan(LLAMA_8B, H100, BF16, Parallel(), block_tokens=1_000_000)
+    free = plan.usable_bytes - plan.weight_bytes - plan.activation_bytes
+    most = math.floor(free / 131072)
+    assert memory_problem(LLAMA_8B, H100, BF16, Parallel(), plan) == (
+        f"does not fit: 16.1 GB of weights and {plan.activation_bytes / 1e9:.1f} GB of activations per device leave "
+        f"{free / 1e9:.1f} GB for KV in the 72.0 GB usable of 80 GB on h100, and a block of 1,000,000 tokens takes "
+        f"131.1 GB; remedy: kv.block_tokens <= {most:,}"
+    )
+    assert memory_plan(LLAMA_8B, H100, BF16, Parallel(), block_tokens=most).kv.capacity_units == 1
+    assert memory_plan(LLAMA_8B, H100, BF16, Parallel(), block_tokens=most + 1).kv.capacity_units == 0

@@ -56,6 +56,10 @@ STATUSES = {
         "infeasible: does not fit: 141.1 GB of weights per device exceed the 77.3 GB usable of 86 GB on h100-sxm; "
         "remedy: tensor_parallel >= ",
     ),
+    "memory, of which a log states the KV": (
+        {"deployment__model": "llama-3.1-70b", "deployment__kv__capacity_tokens": 41408},
+        "infeasible: does not fit: 141.1 GB of weights per device exceed the 77.3 GB usable of 86 GB on h100-sxm; ",
+    ),
     "positions": (
         {"deployment__model": "llama-2-7b", "workload__lengths": fixed(4090)},
         "infeasible: a request of 4,100 tokens exceeds the 4,096 positions of llama-2-7b; "
@@ -164,6 +168,23 @@ def test_which_program_of_the_engine_runs_it(changes, wanted):
 @pytest.mark.parametrize(("changes", "message"), STATUSES.values(), ids=list(STATUSES))
 def test_what_cannot_run_says_why_and_what_to_do(changes, message):
     assert status(**changes).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({}, "; use more tensor_parallel, kv precision fp8 or shorter requests"),
+        ({"deployment__precision__kv": "fp8"}, "; use more tensor_parallel or shorter requests"),
+        ({"deployment__precision__kv": "int8"}, "; use more tensor_parallel or shorter requests"),
+        (
+            {"deployment__kv__capacity_tokens": 41408},
+            " of 41,408 tokens; use more kv.capacity_tokens or shorter requests",
+        ),
+    ],
+)
+def test_the_remedy_of_a_kv_cache_that_is_too_small_changes_something(changes, remedy):
+    told = status(deployment__hardware="rtx-4090", workload__lengths=fixed(120_000), **changes)
+    assert told.startswith("infeasible: a request of 120,009 tokens exceeds the KV cache of ") and told.endswith(remedy)
 
 
 def test_the_remedy_of_a_model_that_does_not_fit_helps():
