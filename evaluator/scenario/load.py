@@ -12,6 +12,7 @@ from evaluator.scenario.axes import RawAxis, raw_axes, raw_conditions
 from evaluator.scenario.changes import apply
 from evaluator.scenario.fields import REQUIRED, Field, Place, Reader, Table, did_you_mean, file_name, listed, shown
 from evaluator.scenario.grid import kept_rows
+from evaluator.scenario.hidden import refuse_hidden
 from evaluator.scenario.keys import (
     DEPLOYMENT,
     check_bare_bound,
@@ -96,7 +97,7 @@ def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: S
     folder = Path.cwd() if path is None else path.parent
     axes = raw_axes(tree.get("sweep"), place.key("sweep"), folder)
     where = raw_conditions(tree.get("sweep"), place.key("sweep"))
-    _refuse_hidden(axes, overrides)
+    refuse_hidden(axes, tree, [_parse(override) for override in overrides], place.key("sweep"))
     top = read_section(_filled(tree, axes, place), _TOP, place)
     _check_bounds(tree.get("slo"), place.key("slo"))
     at = place.key("workload")
@@ -146,17 +147,6 @@ def _check_bounds(slo: Any, place: Place) -> None:
     """Refuses bounds without a unit that can only be meant in milliseconds."""
     for path, bound in leaves(slo or {}, place.path):
         check_bare_bound(bound, Place(place.file, path))
-
-
-def _refuse_hidden(axes: Sequence[RawAxis], overrides: Sequence[str]) -> None:
-    """An override of a key that an axis sets would do nothing."""
-    owner = {path: axis.name for axis in axes for path in axis.keys}
-    for override in overrides:
-        path, value, place = _parse(override)
-        for key, _ in leaves(value, path):
-            if key in owner:
-                axis = owner[key]
-                raise place.error(f"the sweep sets {key}; take its axis away first, with --set sweep.{axis}=null")
 
 
 def _filled(tree: Mapping[str, Any], axes: Sequence[RawAxis], place: Place) -> Mapping[str, Any]:

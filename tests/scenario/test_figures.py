@@ -33,8 +33,81 @@ def test_names_and_multiples_make_a_product(base, names_first):
 def test_a_name_or_a_description_replaces_the_figures_of_another(base):
     base["deployment"]["hardware"] = {"like": "h100-sxm", "memory_bandwidth": "1TB/s"}
     whole = {"peak_flops": {"bf16": 5e14}, "memory_bytes": 64e9, "memory_bandwidth": 2e12}
-    base["sweep"] = {"deployment.hardware": ["h100-sxm", {"like": "l40s"}, {"like": "l40s", "power_w": 300}, whole]}
-    assert _bandwidths(base) == ["h100-sxm", "l40s", L40S, 2e12]
+    others = ["h100-sxm", {"like": "l40s"}, {"like": "l40s", "power_w": 300}, whole]
+    designs = [*({"deployment.hardware": other} for other in others), {"deployment.replicas": 2}]
+    base["sweep"] = {"design": {"zip": designs}}
+    assert _bandwidths(base) == ["h100-sxm", "l40s", L40S, 2e12, 1e12]
+
+
+FASTER = "deployment.hardware.memory_bandwidth=5TB/s"
+LOST = {
+    "of the file": (
+        {"hardware": {"like": "h100-sxm", "memory_bandwidth": "5TB/s"}},
+        {"deployment.hardware": ["h100-sxm", {"like": "l40s", "power_w": 300}]},
+        (),
+        "scenario: sweep.deployment.hardware: the axis replaces deployment.hardware as a whole, so that "
+        "deployment.hardware.memory_bandwidth = '5TB/s' does nothing; put it into each value of the axis, such as "
+        "{like: NAME, memory_bandwidth: '5TB/s'}, or sweep it beside them: "
+        "sweep.deployment.hardware.memory_bandwidth: ['5TB/s']",
+    ),
+    "of an override": (
+        {},
+        {"device": {"zip": [{"deployment.hardware": "l40s"}, {"deployment.hardware": "a100-sxm"}]}},
+        (FASTER,),
+        f"--set '{FASTER}': the axis device replaces deployment.hardware as a whole, so that ",
+    ),
+    "of some designs": (
+        {},
+        {"design": {"zip": [{"deployment.hardware": "l40s"}, {"deployment.replicas": 2}]}},
+        (FASTER,),
+        f"--set '{FASTER}': the axis design replaces deployment.hardware as a whole, so that ",
+    ),
+    "of a figure below": (
+        {"hardware": {"like": "h100-sxm", "peak_flops": {"times": 1.5}}},
+        {"deployment.hardware": ["l40s"]},
+        (),
+        "such as {like: NAME, peak_flops: {times: 1.5}}, or sweep it beside them: "
+        "sweep.deployment.hardware.peak_flops.times: [1.5]",
+    ),
+    "of a model": (
+        {},
+        {"deployment.model": ["llama-3.1-8b", "llama-3.1-70b"]},
+        ("deployment.model.layers=40",),
+        "so that deployment.model.layers = 40 does nothing; put it into each value of the axis, such as "
+        "{like: NAME, layers: 40}, or ",
+    ),
+    "of a pool": (
+        {"pools": {"all": {"role": "mixed"}}},
+        {"deployment.pools.all.hardware": ["l40s"]},
+        ("deployment.pools.all.hardware={like: h100-sxm}", "deployment.pools.all.hardware.power_w=300"),
+        "the sweep sets deployment.pools.all.hardware; take its axis away first",
+    ),
+    "of what drafts": (
+        {"speculative": {"method": "ngram", "tokens": 3, "acceptance": 0.5}},
+        {"deployment.speculative": [None, {"method": "ngram", "tokens": 1, "acceptance": 0.5}]},
+        ("deployment.speculative.tokens=4",),
+        "the axis deployment.speculative replaces deployment.speculative as a whole, so that "
+        "deployment.speculative.tokens = 4 does nothing; set tokens in each value of the axis",
+    ),
+}
+
+
+@pytest.mark.parametrize(("deployment", "sweep", "overrides", "message"), LOST.values(), ids=list(LOST))
+def test_figures_that_an_axis_would_replace_are_refused(base, deployment, sweep, overrides, message):
+    base["deployment"] |= deployment
+    base["sweep"] = sweep
+    with pytest.raises(InputError) as told:
+        load_scenario(base, overrides)
+    assert message in str(told.value)
+
+
+def test_figures_that_all_designs_have_anew_or_that_are_swept_beside_names_are_not_lost(base):
+    base["deployment"]["hardware"] = {"like": "h100-sxm", "memory_bandwidth": "1TB/s"}
+    given = [{"like": "h100-sxm", "memory_bandwidth": 2e12}, {"like": "l40s", "memory_bandwidth": {"times": 2}}]
+    base["sweep"] = {"deployment.hardware": given}
+    assert _bandwidths(base) == [2e12, 2 * L40S]
+    base["sweep"] = {"deployment.hardware": ["h100-sxm", "l40s"], "deployment.hardware.memory_bandwidth": ["3TB/s"]}
+    assert _bandwidths(base) == [3e12, 3e12]
 
 
 def test_overrides(base):
