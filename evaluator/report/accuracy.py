@@ -94,14 +94,20 @@ def mixtures(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
 
 
 def in_words(errors: Mapping[str, np.ndarray]) -> str:
-    """``TTFT ± 5 %, TPOT ± 2 to 3 %``: the range of the errors of each label that are known."""
+    """``TTFT ± 5 %, TPOT ± 2 to 3 %``: the range of the errors of each label that are known, up to UNKNOWN."""
     parts = []
     for label, values in errors.items():
-        known = np.asarray(values)[np.isfinite(values)]
-        if known.size:
-            low, high = percent(known.min()), percent(known.max())
-            parts.append(f"{label} ± {high if low == high else f'{low} to {high}'} %")
+        known = np.asarray(values)[~np.isnan(values)]
+        if not known.size:
+            continue
+        low, high = (percent(error) if error <= UNKNOWN else _UNKNOWN for error in (known.min(), known.max()))
+        parts.append(f"{label} ± {high if low == high else f'{low} to {high}'} %")
     return ", ".join(parts)
+
+
+UNKNOWN = 1.0
+"""Beyond this relative error its size says nothing but that the model does not know the value."""
+_UNKNOWN = f"more than {100 * UNKNOWN:.0f}"
 
 
 def percent(error: float) -> str:

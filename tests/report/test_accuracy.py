@@ -65,6 +65,13 @@ def test_elasticities_to_all_inputs_tell_how_an_error_grows():
     assert ["± 6 %" in lines[0], "± 2 %" in lines[1], "± 2 %" in lines[2]] == [True] * 3
 
 
+def test_beyond_100_percent_the_model_does_not_know():
+    errors = {"TTFT": [1.06, np.inf], "TPOT": [0.42, 1.5], "E2E": [0.3, 1.0]}
+    assert in_words({label: np.array(error) for label, error in errors.items()}) == (
+        "TTFT ± more than 100 %, TPOT ± 42 to more than 100 %, E2E ± 30 to 100 %"
+    )
+
+
 def test_percents_have_two_digits():
     assert [percent(error) for error in (0.0, 0.0283, 0.0999, 0.35, 1.1)] == ["0", "2.8", "10", "35", "110"]
     assert in_words({"TTFT": np.array([np.nan]), "E2E": np.array([0.03])}) == "E2E ± 3 %"
