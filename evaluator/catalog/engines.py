@@ -54,8 +54,10 @@ class ServingEngine:
     * free: of what weights and activations leave, for KV (TensorRT-LLM ``free_gpu_memory_fraction``).
 
     ``defaults`` are those on a device, for a replica of so many of them, which are divided into so many data-parallel
-    ranks that share experts (1: into none). Limits are those of one rank. ``maker``: of the
-    only devices that it runs on; None where it runs on those of several.
+    ranks that share experts (1: into none). Limits are those of one rank. ``maker``: of the only devices that it runs
+    on; None where it runs on those of several. ``whole_blocks``: of weights in fp8 with block scales it loads no shards
+    but whole blocks (``cost.blocks``); TensorRT-LLM shares such a matrix among fewer devices instead
+    (``DeepseekV3DecoderLayer._compute_mlp_tp_size``).
     """
 
     name: str
@@ -63,6 +65,7 @@ class ServingEngine:
     memory_of: str  # device | static | free
     defaults: Callable[[Hardware, int, int], SchedulerDefaults]
     maker: str | None = None
+    whole_blocks: bool = True
 
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether there is such an engine for a device; of an unknown maker's we do not know, and say yes."""
@@ -103,7 +106,7 @@ ENGINES: dict[str, ServingEngine] = {
     each.name: each
     for each in (
         ServingEngine("vllm", "vLLM", "device", _vllm),
-        ServingEngine("trtllm", "TensorRT-LLM", "free", _trtllm, maker="NVIDIA"),
+        ServingEngine("trtllm", "TensorRT-LLM", "free", _trtllm, maker="NVIDIA", whole_blocks=False),
         ServingEngine("sglang", "SGLang", "static", _sglang),
     )
 }

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import CompressedAttention, LatentAttention, LayerKind, Mixer, Model, SoftmaxAttention
 from evaluator.cost.activations import activation_bytes, rotary_bytes
+from evaluator.cost.blocks import block_problem
 from evaluator.cost.kv import KvUnits, beyond, prefix, units
 from evaluator.cost.layer_state import kept, kv_bytes, state_bytes
 from evaluator.cost.operators import rank_kinds
@@ -214,7 +215,7 @@ def memory_problem(
     ``beside``: bytes of weights, under a split, that are on the devices of the last pipeline rank, too; inf where what
     they belong to cannot be split so. None: there are none.
     """
-    if plan.kv.capacity_units > 0 and plan.weight_bytes <= hardware.memory_bytes:  # or the capacity was stated
+    if plan.kv.capacity_units > 0:
         return None
     more = 0.0 if beside is None or plan.pipeline_rank < parallel.pipeline - 1 else beside(parallel)
     drafts = f" ({more / 1e9:.1f} GB of what drafts)" if more else ""
@@ -264,6 +265,8 @@ def _remedy(
 
     def fits(split: Parallel, drafts: bool = True) -> bool:
         if parallel_problem(model, hardware, split) or lockstep_problem(model, split):
+            return False
+        if block_problem(model, precision, split):  # of some engines, but no remedy that only others take
             return False
         weights = [weight_bytes(model, precision, split, pipeline_rank) for pipeline_rank in range(split.pipeline)]
         weights[-1] += beside(split) if drafts and beside is not None else 0.0

@@ -14,6 +14,7 @@ from evaluator.catalog.model import Model
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
+from evaluator.cost.blocks import block_problem
 from evaluator.cost.fitted import fit_of, fitted_problem
 from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
 from evaluator.cost.parallel import Parallel, lockstep_problem, parallel_problem
@@ -39,6 +40,8 @@ def build(spec: ReplicaSpec) -> Design:
         reason = f"{engine.label} runs on devices of {engine.maker} alone, not on {hardware.name}; use engine: {others}"
         return replace(known, problem=Problem(INFEASIBLE, reason))
     undivided = parallel_problem(model, hardware, parallel)
+    if undivided is None and engine.whole_blocks:
+        undivided = block_problem(model, precision, parallel)
     if undivided is not None:
         return replace(known, problem=Problem(INFEASIBLE, undivided))
     undrafted = times_problem(spec, calibration) or drafting_problem(spec, model, hardware, _model)

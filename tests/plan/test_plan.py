@@ -56,10 +56,6 @@ STATUSES = {
         "infeasible: does not fit: 141.1 GB of weights per device exceed the 77.3 GB usable of 86 GB on h100-sxm; "
         "remedy: tensor_parallel >= ",
     ),
-    "memory, of which a log states the KV": (
-        {"deployment__model": "llama-3.1-70b", "deployment__kv__capacity_tokens": 41408},
-        "infeasible: does not fit: 141.1 GB of weights per device exceed the 77.3 GB usable of 86 GB on h100-sxm; ",
-    ),
     "positions": (
         {"deployment__model": "llama-2-7b", "workload__lengths": fixed(4090)},
         "infeasible: a request of 4,100 tokens exceeds the 4,096 positions of llama-2-7b; "

@@ -158,6 +158,14 @@ def test_an_engine_runs_where_there_is_one():
 
 
 @pytest.mark.parametrize("engine", ["vllm", "trtllm", "sglang"])
+def test_engines_that_load_whole_blocks_alone_refuse_a_split_that_cuts_one(engine):
+    found = build(ReplicaSpec("deepseek-v3", "b200-sxm", "datasheet", engine=engine, parallel=Parallel(32)))
+    refused = "infeasible: 32 devices share the 18,432 inputs of feed_forward.down of deepseek-v3, and 576 each are no "
+    assert found.status.startswith(refused) == (engine != "trtllm")
+    assert (found.status == "ok") == (engine == "trtllm")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "trtllm", "sglang"])
 def test_no_more_than_a_device_has_is_usable(engine):
     """TensorRT-LLM's fraction is of what weights and activations leave, which is less than nothing here."""
     found = build(ReplicaSpec("llama-3.1-70b", "h100-sxm", "auto", engine=engine))

@@ -1,0 +1,75 @@
+"""Whether the shards of weights in fp8 with block scales consist of whole blocks, as engines that load them demand.
+
+A scale is that of 128 x 128 weights. The last projection of attention, feed-forward and experts is divided by its
+inputs, and a shard that ends within a block has no scale of its own there. vLLM and SGLang do not load it
+(``validate_fp8_block_shape`` and ``Fp8MoEMethod.create_weights`` of vLLM): DeepSeek-V3 with TP 32, 576 of 18,432 inputs
+(vllm-project/vllm issue 12256, sgl-project/sglang issue 3345); Qwen3-235B-A22B-FP8 with TP 8, 192 of 1,536
+(vllm-project/vllm issue 17569); DeepSeek-V4-Pro with TP 16, 192 of 3,072 (issue 42384). The outputs of the first
+projections need no check: those of feed-forwards and experts are as many, and those of attention are whole heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from evaluator.catalog.model import LayerKind, Model, MoeFeedForward
+from evaluator.cost.dtypes import weight_dtypes
+from evaluator.cost.parallel import Parallel, split_problem
+from evaluator.cost.precision import Precision
+from evaluator.cost.projections import (
+    Projection,
+    expert_projections,
+    feed_forward_projections,
+    mixer_projections,
+)
+
+BLOCK = 128
+
+
+def block_problem(model: Model, precision: Precision, parallel: Parallel) -> str | None:
+    """Which weights a split cuts within a block, and what to do; None where there are none.
+
+    ``parallel`` is one by which the model can be split (``split_problem``).
+    """
+    found = _cut(model, precision, parallel)
+    if found is None:
+        return None
+    shard, whole = found
+    devices = whole.inputs // shard.inputs
+    return (
+        f"{devices} devices share the {whole.inputs:,} inputs of {whole.name} of {model.name}, and "
+        f"{shard.inputs:,} each are no whole blocks of the {BLOCK} that have one scale (weights in fp8_block); "
+        f"use {_remedy(model, precision, parallel)}"
+    )
+
+
+def _cut(model: Model, precision: Precision, parallel: Parallel) -> tuple[Projection, Projection] | None:
+    """The first matrix that is cut within a block: the shard, and the whole."""
+    dtypes = weight_dtypes(model, precision)
+    for kind in model.layers if "fp8_block" in dtypes.values() else ():
+        shards, wholes = (_projections(kind, model.hidden, each) for each in (parallel, Parallel()))
+        for shard, whole in zip(shards, wholes, strict=True):
+            if dtypes[shard.part] == "fp8_block" and shard.inputs != whole.inputs and shard.inputs % BLOCK:
+                return shard, whole
+    return None
+
+
+def _projections(kind: LayerKind, hidden: int, parallel: Parallel) -> Iterator[Projection]:
+    yield from mixer_projections(kind.mixer, hidden, parallel)
+    yield from feed_forward_projections(kind.feed_forward, hidden, parallel)
+    if isinstance(kind.feed_forward, MoeFeedForward):
+        yield from expert_projections(kind.feed_forward, hidden, parallel)
+
+
+def _remedy(model: Model, precision: Precision, parallel: Parallel) -> str:
+    """Whole experts on every device, if that is enough, or fewer shards, or weights without blocks."""
+
+    def loads(split: Parallel) -> bool:
+        return split_problem(model, split) is None and _cut(model, precision, split) is None
+
+    whole = replace(parallel, expert=parallel.expert_devices)
+    fewer = (replace(parallel, tensor=n) for n in range(parallel.tensor - 1, 0, -1) if parallel.tensor % n == 0)
+    found = [f"expert_parallel {whole.expert}"] if whole != parallel and loads(whole) else []
+    found += [f"tensor_parallel {split.tensor}" for split in fewer if loads(split)][:1]
+    return " or ".join([*found, "precision.weights without blocks, such as bf16"])
