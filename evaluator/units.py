@@ -58,6 +58,9 @@ _UNITS: dict[str, dict[str, Decimal]] = {
     },
 }
 
+_ANY_UNIT = {"": Decimal(1)} | {name: scale for units in _UNITS.values() for name, scale in units.items()}
+"""Every unit, and none; no unit is one of two quantities."""
+
 _EXAMPLES = {
     "byte": "80GB, 80GiB, 512MB",
     "byte/s": "3.35TB/s, 50GB/s, 400Gb/s (bits)",
@@ -90,15 +93,10 @@ def parse_quantity(value: Any, unit: str, where: str) -> float:
 
 def si_number(text: str) -> float | None:
     """The SI number of a text with any unit that is known here, or with none; None for another text or exponent."""
-    found = _NUMBER.fullmatch(text)
-    if found is None:
-        return None
-    number, written = found.groups()
-    scale = next((units[written] for units in _UNITS.values() if written in units), None if written else Decimal(1))
-    try:
-        return None if scale is None else float(Decimal(number) * scale)
-    except ArithmeticError:  # an exponent beyond what decimals hold
-        return None
+    number, written = _parts(text)
+    scale = _ANY_UNIT.get(written)
+    found = None if number is None or scale is None else _scaled(number, scale)
+    return None if found is None else float(found)
 
 
 def readable(unit: str, largest: float) -> tuple[str, float]:
@@ -116,21 +114,34 @@ def pattern(unit: str) -> str:
     return rf"^\s*{number}\s*({units})\s*$"
 
 
+def _parts(text: str) -> tuple[str | None, str]:
+    """The number that a text starts with, and the unit behind it; None for a text that starts otherwise."""
+    found = _NUMBER.fullmatch(text)
+    return (None, "") if found is None else (found[1], found[2])
+
+
+def _scaled(number: str, scale: Decimal) -> Decimal | None:
+    """None for an exponent beyond what decimals hold."""
+    try:
+        return Decimal(number) * scale
+    except ArithmeticError:
+        return None
+
+
 def _parse_text(text: str, unit: str, units: Mapping[str, Decimal], where: str) -> Decimal:
-    match = _NUMBER.fullmatch(text)
+    number, written = _parts(text)
     allowed = f"write a number in {unit}, or such as {_EXAMPLES[unit]}"
-    if match is None:
+    if number is None:
         raise InputError(f"{where}: {text!r} does not start with a number; {allowed}")
-    number, written = match.groups()
     if not written:
         raise InputError(f"{where}: {text!r} has no unit; {allowed} (without quotes it is in {unit})")
     if written not in units:
         hint = _hint(written, units)
         raise InputError(f"{where}: unknown unit {written!r} in {text!r} for a quantity in {unit}; {hint}{allowed}")
-    try:
-        return Decimal(number) * units[written]
-    except ArithmeticError:  # an exponent beyond what decimals hold
-        raise InputError(f"{where}: {text!r} is too large or too small") from None
+    found = _scaled(number, units[written])
+    if found is None:
+        raise InputError(f"{where}: {text!r} is too large or too small")
+    return found
 
 
 def _hint(written: str, units: Mapping[str, Decimal]) -> str:

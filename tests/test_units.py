@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluator.errors import InputError
-from evaluator.units import parse_quantity, readable, si_number
+from evaluator.units import _ANY_UNIT, _UNITS, parse_quantity, readable, si_number
 
 WHERE = "x.yaml: a.b"
 
@@ -122,3 +122,9 @@ def test_large_numbers_have_a_unit_to_read():
     assert readable("byte", 12.0) == ("byte", 1.0)
     assert readable("s", 3e6) == ("s", 1.0)
     assert readable("byte", float("nan")) == ("byte", 1.0)
+
+
+def test_no_unit_is_one_of_two_quantities():
+    """Else a number with it, of which nobody says what it is, would mean two things."""
+    names = [name for units in _UNITS.values() for name in units]
+    assert len(names) == len(set(names)) == len(_ANY_UNIT) - 1
