@@ -19,6 +19,7 @@ from evaluator.catalog.model import Model
 from evaluator.cost.coefficients import mesh, reach
 from evaluator.cost.fitted import iteration_cost, iteration_costs
 from evaluator.cost.iteration import IterationCost
+from evaluator.cost.kernel import Operator
 from evaluator.cost.lanes import stack
 from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel
@@ -47,18 +48,25 @@ class Costing:
 
     def costs(self, hardware: Hardware) -> tuple[IterationCost, ...]:
         """The iteration costs of the pipeline ranks on such a device."""
-        if self.drafts is not None:
-            return tuple(self._verifying(self.drafts, hardware, pipeline_rank) for pipeline_rank in self._ranks)
-        split = self.model, hardware, self.calibration, self.precision, self.parallel
-        return tuple(iteration_cost(*split, pipeline_rank) for pipeline_rank in self._ranks)
+        return tuple(self.cost(hardware, pipeline_rank) for pipeline_rank in self._ranks)
 
-    def _verifying(self, by: Drafter, hardware: Hardware, pipeline_rank: int | None) -> IterationCost:
-        """The cost of a pipeline rank that verifies drafts; of the last one with the time of what drafts."""
-        found = operators(self.model, self.precision, self.parallel, pipeline_rank)
-        last = pipeline_rank in (None, self.parallel.pipeline - 1)
-        verified, drafted = ((*found, *by.joins), by.operators) if last else (found, None)
+    def cost(self, hardware: Hardware, pipeline_rank: int | None = None) -> IterationCost:
+        """The iteration cost of a pipeline rank, of the last one with the time of what drafts; None: of all layers."""
+        by = self.drafts
+        if by is None:
+            split = self.model, hardware, self.calibration, self.precision, self.parallel
+            return iteration_cost(*split, pipeline_rank)
+        drafted = by.operators if self._is_last(pipeline_rank) else None
         tokens, vocabulary = by.drafting.tokens, self.model.vocabulary
-        return speculative_cost(verified, drafted, tokens, vocabulary, hardware, self.calibration)
+        return speculative_cost(self.operators(pipeline_rank), drafted, tokens, vocabulary, hardware, self.calibration)
+
+    def operators(self, pipeline_rank: int | None = None) -> tuple[Operator, ...]:
+        """Those of a pipeline rank, of the last one with what it computes for what drafts; None: of all layers."""
+        found = operators(self.model, self.precision, self.parallel, pipeline_rank)
+        return (*found, *self.drafts.joins) if self.drafts is not None and self._is_last(pipeline_rank) else found
+
+    def _is_last(self, pipeline_rank: int | None) -> bool:
+        return pipeline_rank in (None, self.parallel.pipeline - 1)
 
     def costs_on(self, devices: Sequence[Hardware]) -> tuple[IterationCost, ...]:
         """The same on many such devices, with a trailing axis ``device`` in every field."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.iterations import Iterations
-from evaluator.cost.fitted import fit_of, iteration_cost
+from evaluator.cost.fitted import fit_of
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.kernel import Operator
-from evaluator.cost.operators import operators
-from evaluator.cost.speculative import speculative_cost, verifying
-from evaluator.cost.utilisation import IdealTime, ideal_times
+from evaluator.cost.speculative import verifying
+from evaluator.cost.utilisation import IdealTime
 from evaluator.replica.build import drafter_of
+from evaluator.replica.costing import Costing
 from evaluator.replica.design import Design
 from evaluator.replica.drafts import Drafter
 
@@ -41,15 +41,13 @@ def passage(built: Design) -> Passage:
         raise AssertionError(f"no times: {built.status}")
     spec, model, hardware = built.spec, built.model, built.hardware
     calibration = _with_all_hosts(built.calibration, spec.parallel.pipeline)
-    found, by = operators(model, spec.precision, spec.parallel), drafter_of(built)
-    ideals, fit = ideal_times(found, hardware), fit_of(calibration, model, spec.precision, spec.parallel)
-    if by is None:
-        cost = iteration_cost(model, hardware, calibration, spec.precision, spec.parallel)
-        return Passage(found, calibration, cost, *ideals, fit)
-    tokens, vocabulary = by.drafting.tokens, model.vocabulary
-    speculative = speculative_cost((*found, *by.joins), by.operators, tokens, vocabulary, hardware, calibration)
-    verified = verifying((*found, *by.joins), float(tokens + 1), vocabulary)
-    return Passage(verified, calibration, speculative, *ideals, fit, by)
+    by = drafter_of(built)
+    whole = Costing(model, calibration, spec.precision, spec.parallel, hardware, by)
+    (ideals,), fit = whole.ideals_on([hardware]), fit_of(calibration, model, spec.precision, spec.parallel)
+    found = whole.operators()
+    if by is not None:
+        found = verifying(found, float(by.drafting.tokens + 1), model.vocabulary)
+    return Passage(found, calibration, whole.cost(hardware), *ideals, fit, by)
 
 
 def _with_all_hosts(calibration: Calibration, pipeline_ranks: int) -> Calibration:
