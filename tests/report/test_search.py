@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import matplotlib
 import numpy as np
 import pytest
 import xarray as xr
@@ -11,6 +12,7 @@ import xarray as xr
 from evaluator.errors import InputError
 from evaluator.report import plot_search, search_table
 from evaluator.report.picture.search import figure_of
+from evaluator.report.picture.style import SETTINGS
 from evaluator.report.search import ranking, serves
 from evaluator.results.dataset import to_dataset
 from evaluator.scenario import Axis
@@ -130,6 +132,28 @@ def test_designs_of_the_front_with_the_same_name_are_named_once():
     front, texts = (getattr(figure_of(ds).axes[1], name) for name in ("lines", "texts"))
     assert len(front[0].get_xydata()) == 3
     assert [each.get_text() for each in texts] == ["b200-sxm", "l40s"]
+
+
+def test_labels_lie_inside_the_panel_and_over_no_design():
+    """A design of the front on the far right has a long name, and to the left of it are others."""
+    ds = dataset(
+        status=np.full(5, "ok"),
+        search_status=np.full(5, "bracketed"),
+        goodput_rps=np.array([20.0, 12.0, 13.0, 13.1, 3.0]),
+        goodput_rps_per_gpu=np.array([20.0, 12.0, 13.0, 13.1, 3.0]) / 8,
+        tok_per_s_per_user=np.array([30.0, 60.0, 50.0, 40.0, 65.0]),
+        usd_per_hour=np.array([50.0, 30.0, 40.0, 52.0, 17.0]),
+    )
+    names = ["b200-sxm", "a device with a long name", "b200-sxm", "b200-sxm", "l40s"]
+    with matplotlib.rc_context(SETTINGS):
+        panels = figure_of(ds.assign_coords(hardware=("config", names))).axes
+        for axes in panels:
+            points = axes.transData.transform(np.concatenate([each.get_offsets() for each in axes.collections]))
+            frame = axes.get_window_extent()
+            for box in (label.get_window_extent() for label in axes.texts):
+                assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and box.y1 <= frame.y1
+                assert not any(box.contains(*point) for point in points)
+    assert [len(axes.texts) for axes in panels] == [3, 3]
 
 
 def test_the_picture_for_a_rate_is_over_what_it_takes(tmp_path):

@@ -115,24 +115,46 @@ def _front(axes: Any, ds: xr.Dataset, panel: Panel, rows: np.ndarray) -> None:
     best = best[np.argsort(panel.x[best])]
     axes.step(panel.x[best], panel.y[best], where="post" if panel.less else "pre", color="black", lw=1.0, zorder=2)
     halo = [withStroke(linewidth=2.0, foreground="white")]
-    gap, labelled, named = panel.y[rows].max() / MOST_LABELS, np.inf, set[str]()
+    gap, labelled, named = panel.y[rows].max() / MOST_LABELS, np.inf, list[Any]()
     for row in best[np.argsort(-panel.y[best])]:
         name = _named(ds, row)
-        if abs(panel.y[row] - labelled) < gap or name in named:
+        if abs(panel.y[row] - labelled) < gap or name in [one.get_text() for one in named]:
             continue
         labelled = panel.y[row]
-        named.add(name)
-        left = panel.x[row] > np.mean(axes.get_xlim())  # keeps the label inside
-        where = {"xytext": (-5 if left else 5, 6), "textcoords": "offset points", "ha": "right" if left else "left"}
-        axes.annotate(
-            name,
-            (panel.x[row], panel.y[row]),
-            fontsize=SMALL,
-            linespacing=1.05,
-            zorder=4,
-            path_effects=halo,
-            **where,
-        )
+        place = panel.x[row], panel.y[row]
+        label = axes.annotate(name, place, fontsize=SMALL, linespacing=1.05, zorder=4, path_effects=halo,
+                              textcoords="offset points", xytext=ABOVE, ha="left")  # fmt: skip
+        named.append(label)
+    _beyond(axes, named, panel.less)
+
+
+ABOVE = (5, 6)
+"""Points of the page from a design to its label, to the right and up."""
+WIDER = 1.1
+"""By how much a label may be wider in the file than measured here: hinted letters do not grow with the resolution."""
+MOST_ROOM = 1.5
+"""As many times as long an axis may become to make room for labels."""
+
+
+def _beyond(axes: Any, labels: list[Any], less: bool) -> None:
+    """Puts labels on the side of the front on which there are no designs: the left one where less is better.
+
+    On the right the axis is made longer where they need it; what has no room on its side goes to the other.
+    """
+    frame = axes.get_window_extent()
+    low, high = axes.get_xlim()
+    ends = [high]
+    for label in labels:
+        width = WIDER * label.get_window_extent().width + ABOVE[0] * axes.figure.dpi / 72
+        from_low = (label.xy[0] - low) / (high - low) * frame.width
+        end = low + (label.xy[0] - low) * frame.width / max(frame.width - width, 1.0)
+        left = from_low >= width if less else end > MOST_ROOM * high
+        if left:
+            label.set_ha("right")
+            label.xyann = (-ABOVE[0], ABOVE[1])
+        elif not less:
+            ends.append(end)
+    axes.set_xlim(low, max(ends))
 
 
 def _subtitle(ds: xr.Dataset) -> str:
