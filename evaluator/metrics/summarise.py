@@ -196,7 +196,10 @@ def _state(outcomes: Outcomes, window: Window, settled: np.ndarray) -> dict[str,
     with np.errstate(invalid="ignore"):  # NaN, of arrivals all at once, compares as False
         slower = drift(arrival_s[..., half], passage_s[..., half]) > OVERLOAD
     grows = (grown > by_chance) & ((length >= FILLED) | slower)
-    rises = _waits_longer(window, arrival_s, outcomes.scheduled_s - arrival_s) | grows
+    waited_s = outcomes.scheduled_s - arrival_s
+    if outcomes.later_wait_s is not None:
+        waited_s += outcomes.later_wait_s
+    rises = _waits_longer(window, arrival_s, waited_s) | grows
     saturated = outcomes.open_loop & (rises.mean(axis=1) >= 0.5)
     together = arrival_s[..., -1] == arrival_s[..., start]  # a batch has no other state than that it is done
     level = settled & (np.abs(grown) <= by_chance) & ~drifts(passage_s[..., start:end]) & (length >= PASSAGES)

@@ -109,10 +109,10 @@ _OTHERS = {
     "saturated": Variable(
         "1",
         "saturated",
-        "the queue grows without bound in the window: the wait drifts upwards by more than chance and does not come "
-        "back, or the requests in the system still grow by more than chance in its second half, although it is as long "
-        "as 3 of their passages or these become longer by 0.3 s per second; in at least half of the seeds; never under "
-        "closed loop or all at once",
+        "a queue grows without bound in the window: the wait, of all stations together, drifts upwards by more than "
+        "chance and does not come back, or the requests in the system still grow by more than chance in its second "
+        "half, although it is as long as 3 of their passages or these become longer by 0.3 s per second; in at least "
+        "half of the seeds; never under closed loop or all at once",
     ),
     "steady": Variable(
         "1",

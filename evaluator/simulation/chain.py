@@ -71,6 +71,7 @@ class Journey:
     made_tokens: np.ndarray | None  # of all stations and all branches; None: no request has several
     cached_tokens: np.ndarray
     model: np.ndarray | None  # numbers of the models that the requests ask for; None where it is the first of all
+    later_wait_s: np.ndarray | None  # at stations behind the first that gives tokens, in sum; None: there are none
     measured: np.ndarray  # (request,) where it is the same for all
     uses: tuple[Use, ...]
     itl: Gaps | None  # None: no station gives tokens, or one does not say when each of them came
@@ -140,6 +141,7 @@ def journey_of(legs: Sequence[Leg]) -> Journey:
         made_tokens=_tokens(first, "made_tokens") if _branching(start) else None,
         cached_tokens=_cached_tokens(start, first),
         model=_tokens(start, "model") if _several_models(start) else None,
+        later_wait_s=_waits(legs[legs.index(first) + 1 :], shape),
         measured=_measured(start),
         uses=tuple(use for leg in legs for use in leg.uses),
         itl=first.itl,
@@ -167,6 +169,20 @@ def _spread(leg: Leg, shape: tuple[int, int, int], *values: np.ndarray) -> Seque
     for at, one in each(leg.jobs):
         for table, value in zip(found, values, strict=True):
             table[at][one.id] = value[at][: len(one)]
+    return found
+
+
+def _waits(legs: Sequence[Leg], shape: tuple[int, int, int]) -> np.ndarray | None:
+    """How long requests wait at these stations before their service starts, (config, seed, request)."""
+    if not legs:
+        return None
+    found = np.zeros(shape)
+    for leg in legs:
+        for at, one in each(leg.jobs):
+            began_s = leg.departures.scheduled_s[at][: len(one)]
+            found[at][one.id] += np.maximum(
+                began_s - one.ready_s, 0.0
+            )  # layers of KV are sent before their prompt ends
     return found
 
 

@@ -37,6 +37,7 @@ def outcomes_of(members: Sequence[Member], journey: Journey, stage_names: Sequen
         output_tokens=journey.output_tokens if journey.made_tokens is None else journey.made_tokens,
         path_tokens=None if journey.made_tokens is None else journey.output_tokens,
         cached_tokens=journey.cached_tokens,
+        later_wait_s=journey.later_wait_s,
         measured=journey.measured,
         makespan_s=journey.last_token_s.max(axis=-1) - journey.arrival_s.min(axis=-1),
         stations=by_pool(members, journey.uses),

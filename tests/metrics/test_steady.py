@@ -70,6 +70,17 @@ def test_an_overload_behind_the_first_wait_is_seen():
     assert found["saturated"].all() and not found["steady"].any()
 
 
+def test_a_wait_that_grows_at_a_later_station_is_seen_before_the_window_is_long():
+    """The second of two stations is offered 1.2 times what it serves, and its passages take a third of the window."""
+    arrival = np.cumsum(np.random.default_rng(0).exponential(1.0, (4, 1, 1000)), axis=-1)
+    began = fifo(arrival, np.full_like(arrival, 1.2))
+    left = began + 300.0
+    times = {"arrival_s": arrival, "scheduled_s": arrival, "first_token_s": arrival, "last_token_s": left}
+    assert not summarise(outcomes(4, 1, 1000, warmup=100, **times), LEVELS)["saturated"].any()  # a batch may be filling
+    found = summarise(outcomes(4, 1, 1000, warmup=100, **times, later_wait_s=began - arrival), LEVELS)
+    assert found["saturated"].all() and not found["steady"].any()
+
+
 def test_clients_who_are_held_up_are_told():
     """They ask for one request per second and send at 0.8, or 0.95, because they wait for answers."""
     arrival = np.arange(1000.0)[None, None] / np.array([0.8, 0.95])[:, None, None]

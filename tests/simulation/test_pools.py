@@ -99,6 +99,8 @@ def test_both_engines_agree_on_random_systems(systems):
             np.testing.assert_allclose(
                 getattr(mine, name)[at], getattr(known, name)[there], rtol=1e-9, err_msg=f"{name} of {member.config}"
             )
+        waits = (one.later_wait_s[place] for one, place in ((mine, at), (known, there)))
+        np.testing.assert_allclose(*waits, rtol=1e-9, atol=1e-9)
         np.testing.assert_array_equal(mine.replica[at], known.replica[there])
         for one, other in zip(mine.stations, known.stations, strict=True):
             for name in ("busy_s", "iterations", "flops", "bytes", "kv_unit_s", "preemptions"):
