@@ -3,8 +3,8 @@
 A scale is that of 128 x 128 weights. The last projection of attention, feed-forward and experts is divided by its
 inputs, and a shard that ends within a block has no scale of its own there. vLLM and SGLang do not load it
 (``validate_fp8_block_shape`` and ``Fp8MoEMethod.create_weights`` of vLLM): DeepSeek-V3 with TP 32, 576 of 18,432 inputs
-(vllm-project/vllm issue 12256, sgl-project/sglang issue 3345); Qwen3-235B-A22B-FP8 with TP 8, 192 of 1,536
-(vllm-project/vllm issue 17569); DeepSeek-V4-Pro with TP 16, 192 of 3,072 (issue 42384). The outputs of the first
+(vllm-project/vllm#12256, sgl-project/sglang#3345); Qwen3-235B-A22B-FP8 with TP 8, 192 of 1,536
+(vllm-project/vllm#17569); DeepSeek-V4-Pro with TP 16, 192 of 3,072 (vllm-project/vllm#42384). The outputs of the first
 projections need no check: those of feed-forwards and experts are as many, and those of attention are whole heads.
 """
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.engines import serving_engine
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import LayerKind, Model
+from evaluator.cost.blocks import block_problem
 from evaluator.cost.dtypes import BYTES, weight_dtypes
 from evaluator.cost.gemm import gemm
 from evaluator.cost.kernel import Operator
@@ -217,7 +219,10 @@ def _model_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | Non
 
 
 def _undivided(wanted: Wanted, draft: Model, hardware: Hardware) -> tuple[str, bool] | None:
-    undivided = parallel_problem(draft, hardware, _split(wanted.spec.parallel, draft))
+    spec, split = wanted.spec, _split(wanted.spec.parallel, draft)
+    undivided = parallel_problem(draft, hardware, split)
+    if undivided is None and serving_engine(spec.engine).whole_blocks:
+        undivided = block_problem(draft, spec.precision, split)
     return None if undivided is None else (f"speculative.model {draft.name}: {undivided}", True)
 
 

@@ -93,6 +93,11 @@ REFUSED = {
     "speculative with e5-mistral-7b, which gives a vector and no tokens; leave it out": (
         replace(DEEPSEEK, model="e5-mistral-7b", drafting=Drafting("ngram", 2))
     ),
+    "speculative.model qwen3-4b: 8 devices share the 9,728 inputs of feed_forward.down of qwen3-4b, and 1,216 each are "
+    "no whole blocks of the 128 that have one scale (weights in fp8_block); use tensor_parallel 4 or "
+    "precision.weights without blocks, such as bf16": replace(
+        DEEPSEEK, model="qwen3-32b", precision=Precision("fp8_block"), drafting=Drafting("draft", 2, "qwen3-4b")
+    ),
 }
 
 
