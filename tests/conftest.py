@@ -40,8 +40,8 @@ SLOW = (
 os.environ["JAX_ENABLE_X64"] = "1"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Compiling is most of what tests take. Without LLVM's optimisations it takes a third less, and of the rest a quarter less
-# without the notes on aliases that only these optimisations read; the programs' own runs are short.
+# Compiling is most of what tests take. Without LLVM's optimisations it takes a third less, and without the notes on
+# aliases that only these optimisations read a quarter less than that; the programs' own runs are short.
 UNOPTIMISED = (
     "--xla_backend_optimization_level=0",
     "--xla_llvm_enable_alias_scope_metadata=false",
