@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from evaluator.device import configure
-from evaluator.metrics import Outcomes, summarise
+from evaluator.metrics import OK, Outcomes, summarise
 from evaluator.plan import Group, Member, Plan, plan
 from evaluator.plan.groups import groups_of
 from evaluator.simulation import simulate_chunk
@@ -87,6 +87,8 @@ class Designs:
         """A design on both engines, which agree in all times, totals and gaps between tokens."""
         configure()
         config = list(self.designs).index(name)
+        status = self.plans["iteration"][config].members[0].status
+        assert status == OK, f"{name}: {status}"  # nothing would be compared
         seeds = [one.seeds for one in self.plans["iteration"]]
         group = next(one for one in self.groups if any(member.config == config for member in one.members))
         members = [member for member in group.members if seeds[member.config] == seeds[config]]

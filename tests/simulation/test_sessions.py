@@ -13,6 +13,7 @@ from evaluator.routing import PrefixAware
 from evaluator.run import simulate, sweep
 from tests.scenario.build import scenario
 from tests.simulation.engines import LEVELS, Designs, outcomes
+from tests.thorough import THOROUGH
 
 LENGTHS = "workload.lengths={source: uniform, prompt_min: 20, prompt_max: 300, output_min: 1, output_max: 120}"
 TALKS = (
@@ -38,12 +39,15 @@ BOTH_ENGINES = {
     "a session's own replica": (CACHING, "deployment.replicas=3", "deployment.router=session"),
     "by prefix": (CACHING, "deployment.replicas=3", "deployment.router={prefix_aware: {imbalance: 3}}"),
     "by load": (*TIGHT, "deployment.replicas=2", "deployment.router=least_kv"),
-    "answers without a cache": ("deployment.replicas=2", "deployment.router=least_work"),
-    "answers in a pipeline": ("deployment.pipeline_parallel=2",),
+    "answers in pipelines": (
+        "deployment.pipeline_parallel=2", "deployment.replicas=2", "deployment.router=least_work"
+    ),
     "without a cache": (FROM_ARRIVAL, "deployment.replicas=2"),
     "a session's own replica, without a cache": (FROM_ARRIVAL, "deployment.replicas=3", "deployment.router=session"),
     **{f"four of {router}": (CACHING, *FOUR, f"deployment.router={router}") for router in ROUTERS},
-}
+}  # fmt: skip
+if THOROUGH:  # a program of its own, whose parts others have
+    BOTH_ENGINES["answers without a cache"] = ("deployment.replicas=2", "deployment.router=least_work")
 DESIGNS = Designs({name: (*TALKS, *asked) for name, asked in BOTH_ENGINES.items()})
 
 

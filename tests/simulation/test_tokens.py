@@ -21,6 +21,7 @@ from tests.reference.build import random_scenario
 from tests.results.build import same
 from tests.scenario.build import scenario
 from tests.simulation.engines import LEVELS, Designs, outcomes
+from tests.thorough import THOROUGH
 
 CLOSED = "workload.arrivals={process: closed_loop, users: 7}"
 SHARED = {
@@ -44,8 +45,11 @@ TIGHT = (
 )
 """Little KV, much load."""
 PIPELINE = "deployment.pipeline_parallel=2"
+WINDOWS = (*TIGHT, "deployment.model=gpt-oss-20b", "deployment.kv.memory_fraction=0.93")
+SEEDS = ("workload.seeds=[3, 5]",) if THOROUGH else ()
+"""Another number of lanes is another program: for the general ones only once, else with ``make test-thorough``."""
 GENERAL = {
-    "on demand": (*TIGHT, "workload.seeds=[3, 5]"),
+    "on demand": (*TIGHT, *SEEDS),
     "system prompts on demand": (
         *TIGHT,
         *KEPT,
@@ -53,17 +57,18 @@ GENERAL = {
         "deployment.kv.watermark=0.1",
     ),
     "watermark, whole prompts": (*TIGHT, "deployment.kv.watermark=0.1", "deployment.batching.policy=continuous"),
-    "windows": (*TIGHT, "deployment.model=gpt-oss-20b", "deployment.batching.max_num_seqs=64"),
+    "windows": (*WINDOWS, "deployment.batching.max_num_seqs=64"),
     "sarathi": (*TIGHT, "deployment.batching.policy=sarathi"),
     "decode on demand": (*TIGHT, "deployment.role=decode", CLOSED),
-    "pipeline": (PIPELINE, "deployment.replicas=2"),
-    "pipeline of experts": (PIPELINE, "deployment.model=gpt-oss-20b", "deployment.batching.policy=continuous"),
+    "pipeline of experts": (
+        PIPELINE, "deployment.model=gpt-oss-20b", "deployment.batching.policy=continuous", "deployment.replicas=2"
+    ),
     "pipeline on demand": (PIPELINE, *TIGHT, CLOSED),
     "orca": ("deployment.batching.policy=orca", "workload.arrivals.rate_rps=40"),
     "lightllm": (*TIGHT, "deployment.batching.policy=lightllm", "deployment.kv.block_tokens=1"),
     "packing": (*TIGHT, "deployment.batching.packing=least_work_left"),
     "threshold": ("deployment.batching.long_prefill_token_threshold=64", "workload.arrivals.rate_rps=40"),
-}
+}  # fmt: skip
 
 THREE = "deployment.replicas=3"
 TOGETHER = {
@@ -74,16 +79,17 @@ TOGETHER = {
     },
     "heavy_light": (THREE, "deployment.router={heavy_light: {prompt_tokens: 1000}}"),
     "least_kv on demand": (*TIGHT, THREE, "deployment.router=least_kv", "workload.seeds=[3, 5]"),
-    "windows, least_context": (*TIGHT, THREE, "deployment.model=gpt-oss-20b", "deployment.router=least_context"),
-    "pipelines, least_work": (PIPELINE, *TIGHT, CLOSED, THREE, "deployment.router=least_work"),
-    "users at random": (THREE, CLOSED, "deployment.router=random", "workload.seeds=[3, 5]"),
-    "few users": (THREE, "workload.arrivals={process: closed_loop, users: 2}", "deployment.router=least_work"),
-    "lightllm, least_tokens": (
-        *TIGHT, THREE, "deployment.batching.policy=lightllm", "deployment.kv.block_tokens=1",
-        "deployment.router=least_tokens",
+    "windows, least_context": (
+        *WINDOWS, "workload.arrivals={process: closed_loop, users: 59}", "deployment.router=least_context",
+        "deployment.replicas=2",
     ),
+    "pipelines, least_work": (PIPELINE, *TIGHT, CLOSED, THREE, "deployment.router=least_work"),
+    "users at random": (THREE, CLOSED, "deployment.router=random", *SEEDS),
+    "few users": (THREE, "workload.arrivals={process: closed_loop, users: 2}", "deployment.router=least_work"),
 }  # fmt: skip
-
+if THOROUGH:  # programs of their own, whose parts others have
+    GENERAL["pipeline"] = (PIPELINE, "deployment.replicas=2")
+    TOGETHER["lightllm, least_tokens"] = (*GENERAL["lightllm"], THREE, "deployment.router=least_tokens")
 
 DESIGNS = Designs(SHARED | GENERAL | TOGETHER)
 
