@@ -14,10 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from evaluator.catalog.calibration import TUNED
 from evaluator.catalog.model import LatentAttention
+from evaluator.catalog.tuned import tuned_experts
 from evaluator.cost.batch import attention_area
 from evaluator.cost.beside import BesideRows, beside_time, waiting
 from evaluator.cost.coefficients import (
+    UNTUNED,
     Coefficients,
     efficiency_class,
     experts_class,
@@ -82,7 +85,21 @@ def classes(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
         dtype = (experts_dtype if op_class == "grouped_gemm" else compute_dtype)(weight, activations)
         found[op_class, weight, activations] = efficiency_class(kind, dtype), dtype
     each = [found[key] for key in told.itertuples(index=False, name=None)]
-    return np.array([label for label, _ in each], dtype=object), np.array([dtype for _, dtype in each], dtype=object)
+    labels = np.array([label for label, _ in each], dtype=object)
+    labels[_tuned(rows, labels)] = TUNED
+    return labels, np.array([dtype for _, dtype in each], dtype=object)
+
+
+def _tuned(rows: pd.DataFrame, labels: np.ndarray) -> np.ndarray:
+    """Rows of experts of a shape for which their engine has tuned kernels on their hardware, (row,) of bool."""
+    found = labels == UNTUNED
+    if found.any() and {"engine", "hardware"} <= set(rows):
+        shapes = zip(rows["experts"] / rows["expert_parallel"], rows["intermediate"], strict=True)
+        lists = {pair: tuned_experts(*pair) for pair in set(zip(rows["engine"], rows["hardware"], strict=True))}
+        places = zip(rows["engine"], rows["hardware"], shapes, strict=True)
+        found &= np.array([shape in lists[engine, hardware] for engine, hardware, shape in places], dtype=bool)
+        return found
+    return np.zeros(len(rows), dtype=bool)
 
 
 def routing_classes(rows: pd.DataFrame) -> list[OpClass]:
@@ -151,7 +168,7 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     def product(inputs: np.ndarray, outputs: np.ndarray) -> Coefficients:
         return known(
             *classes(rows), len(rows), levels, flops=2 * visits * inputs * outputs,
-            weight_bytes=held * inputs * outputs * width, matrices=held, inputs=inputs, outputs=outputs,
+            weight_bytes=held * inputs * outputs * width, matrices=held, crowd=held, inputs=inputs, outputs=outputs,
             activation_bytes=visits * (inputs * read + outputs * STREAM),
         )  # fmt: skip
 

@@ -73,7 +73,8 @@ FITTED["mla_decode"] = tuple(
 )
 FITTED |= {f"gemm_{bits}": (*FITTED["gemm"], *_NARROW) for bits in ("8bit", "block", "4bit")}
 FITTED |= {f"expert_elementwise_{bits}": FITTED["expert_elementwise"] for bits in ("4bit", "w4", "mx4")}
-FITTED |= {f"grouped_gemm_{bits}": FITTED["grouped_gemm"] for bits in ("8bit", "4bit", "w4", "mx4")}
+FITTED |= {f"grouped_gemm_{kind}": FITTED["grouped_gemm"] for kind in ("tuned", "8bit", "4bit", "w4", "mx4")}
+FITTED["grouped_gemm"] += ("crowded_bandwidth",)
 
 
 def class_parameters(op_class: str, rate: Rates, without: Sequence[str] = ()) -> list[Parameter]:

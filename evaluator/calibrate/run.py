@@ -25,6 +25,7 @@ from evaluator.calibrate.parameters import (
 from evaluator.calibrate.selection import SMALL, Part, select, thin
 from evaluator.calibrate.table import Table, read_tables
 from evaluator.catalog import Calibration, load_calibration, load_hardware
+from evaluator.catalog.calibration import TUNED
 from evaluator.catalog.efficiency import figures_of
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.coefficients import reach
@@ -128,6 +129,7 @@ def _untold(parts: Sequence[Part], processors: Processors) -> list[str]:
     told = {
         **{figure: mixed for figure in figures_of("attention_decode") if figure.startswith("beside_")},
         "wave_share": processors.tiles > 0,
+        "crowded_bandwidth": any(part.label == TUNED for part in parts),  # of untuned kernels, where they are known
         "unsplit_s": any((rows["heads"] == rows["kv_heads"]).any() for rows in decodes),
         "window_rows": any((rows["window"] > 0).any() for rows in decodes),
     }

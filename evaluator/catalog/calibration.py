@@ -14,6 +14,7 @@ from evaluator.catalog.efficiency import BEYOND_ROOFLINE, GroupEfficiency, Opera
 from evaluator.catalog.fields import Fields
 from evaluator.catalog.iterations import BEYOND, FORMS, Iterations, read_iterations
 from evaluator.catalog.store import find
+from evaluator.catalog.tuned import ExpertShape, tuned_experts
 from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
 
@@ -23,14 +24,17 @@ OPERATOR_CLASSES = COMPUTE_CLASSES + COLLECTIVE_CLASSES
 OPTIONAL_CLASSES = {
     "gemm_8bit": "gemm", "gemm_block": "gemm_8bit", "grouped_gemm_8bit": "grouped_gemm", "gemm_4bit": "gemm_8bit",
     "grouped_gemm_4bit": "grouped_gemm_8bit", "expert_elementwise": "elementwise", "mla_prefill": "attention_prefill",
-    "mla_decode": "attention_decode", "grouped_gemm_w4": "grouped_gemm",
+    "mla_decode": "attention_decode", "grouped_gemm_tuned": "grouped_gemm", "grouped_gemm_w4": "grouped_gemm",
     "expert_elementwise_4bit": "expert_elementwise", "expert_elementwise_w4": "expert_elementwise",
     "grouped_gemm_mx4": "grouped_gemm_w4", "expert_elementwise_mx4": "expert_elementwise_w4",
 }  # fmt: skip
 """Classes that a set may have, and whose figures they take where it has not: products computed in 8 bits and in 4,
 dense ones of fp8 weights with block scales (of 128 x 128, as DeepSeek publishes them), what permutes, activates and
-sums what the routed experts make, attention on latents (MLA), whose kernels are others, and experts in 4 bits under
-16-bit activations: int4 (w4), unpacked, and mxfp4 (mx4), unpacked or computed in mxfp8."""
+sums what the routed experts make, attention on latents (MLA), whose kernels are others, experts in 16 bits of shapes
+for which the engine has tuned kernels (``tuned``), and experts in 4 bits under 16-bit activations: int4 (w4), unpacked,
+and mxfp4 (mx4), unpacked or computed in mxfp8."""
+TUNED = "grouped_gemm_tuned"
+"""The one of them that depends on the engine's lists (``tuned_experts``)."""
 OPTIONAL_COLLECTIVES = {"all_gather": "all_reduce"}
 """Collectives that a set may have; where it has not, they take what a set says of the other one, whatever its group."""
 SORT = "sort"
@@ -98,6 +102,10 @@ class Calibration:
         if op_class in OPTIONAL_COLLECTIVES:
             return self.of(OPTIONAL_COLLECTIVES[op_class])
         return _FREE if op_class == SORT else self.of(OPTIONAL_CLASSES[op_class])
+
+    def tuned_experts(self) -> frozenset[ExpertShape]:
+        """Shapes of experts that have the figures of the class TUNED; none where the set has no such class."""
+        return tuned_experts(self.engine, self.hardware) if TUNED in self.efficiencies else frozenset()
 
 
 _FREE = OperatorEfficiency(1.0, math.inf, 0.0, 0.0)

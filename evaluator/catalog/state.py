@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evaluator.catalog.store import data_folder
 
-_CATALOG = ("models", "hardware", "lengths", "links", "storage", "calibrations", "errors")
+_CATALOG = ("models", "hardware", "lengths", "links", "storage", "experts", "calibrations", "errors")
 
 
 @cache
@@ -18,7 +18,7 @@ def code_here() -> str:
 
 
 def catalog_here() -> str:
-    """Of all models, devices, links, storages, lengths and calibrations that a name can mean here."""
+    """Of all models, devices, links, storages, lengths, experts and calibrations that a name can mean here."""
     return _of_files([path for kind in _CATALOG for folder in data_folder(kind) for path in sorted(folder.glob("*"))])
 
 

@@ -15,6 +15,7 @@ _KINDS = {
     "lengths": ("models/lengths", "length distribution"),
     "links": ("models/links", "link"),
     "storage": ("models/storage", "storage"),
+    "experts": ("models/experts", "list of tuned experts"),
     "calibrations": ("calibration", "calibration"),
     "errors": ("calibration/errors", "table of errors"),
     "scenarios": ("scenarios", "scenario"),

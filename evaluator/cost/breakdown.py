@@ -98,7 +98,7 @@ def breakdown(
     if SORT not in calibration.efficiencies:
         operators = tuple(each for each in operators if each.op_class != SORT)
     rate = rates(hardware, calibration)
-    links = reach(hardware), mesh(hardware)
+    links = reach(hardware), mesh(hardware), calibration.tuned_experts()
     single = [fold_rates(coefficients((each,), *links), rate, overheads=False) for each in operators]
     alone_s = iteration_time(stack(single), batch, queries=rows.queries, sampled=rows.sampled)
     times = np.broadcast_to(alone_s, (len(operators),))
@@ -159,7 +159,7 @@ def _sides(known: Coefficients, rate: Rates, amounts: _Amounts) -> np.ndarray:
     return np.array(
         [
             unit.flop_s * x + unit.padding_s * y,
-            unit.weight_s * y + unit.activation_s * z + unit.traffic_s * computed,
+            (unit.weight_s + unit.crowded_s * (x > unit.crowd)) * y + unit.activation_s * z + unit.traffic_s * computed,
             unit.message_s * z + unit.fixed_s - started,
             started,
         ]

@@ -12,13 +12,18 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
+from evaluator.catalog.calibration import TUNED
 from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.tuned import ExpertShape
 from evaluator.cost.collectives import collective_terms, level_sizes
 from evaluator.cost.dtypes import COMPUTE_DTYPES, compute_dtype, experts_dtype, is_unpacked
 from evaluator.cost.kernel import OpClass, Operator, Placed, Scaling
 from evaluator.cost.rates import GROUP_SIZES, GROUPED, NARROW_DTYPES, OP_CLASSES
 
 _SCALINGS = get_args(Scaling)
+
+UNTUNED = "grouped_gemm"
+"""The class of experts in 16 bits, and of those of no list of tuned shapes alone where a set has the class TUNED."""
 
 
 class Coefficients(NamedTuple):
@@ -45,6 +50,7 @@ class Coefficients(NamedTuple):
     token_bytes: np.ndarray  # (operator,) bytes of an attention kernel per token computed
     layers: np.ndarray  # (operator,) layers it is in
     matrices: np.ndarray  # (operator,) matrices of routed experts
+    crowd: np.ndarray  # (operator,) tokens of a rank with which as many come to a device as it holds experts
     log_expert_missed: float  # log of the chance that a token leaves a given expert alone
     placed: tuple[Placed | None, ...]  # (operator,) how experts lie on devices, where that matters
     scaling: dict[str, np.ndarray]  # int: the operators of every ``Scaling``, as indices
@@ -52,9 +58,14 @@ class Coefficients(NamedTuple):
 
 @cache
 def coefficients(
-    operators: tuple[Operator, ...], reach: tuple[int | None, ...], mesh: tuple[bool, ...] = ()
+    operators: tuple[Operator, ...],
+    reach: tuple[int | None, ...],
+    mesh: tuple[bool, ...] = (),
+    tuned: frozenset[ExpertShape] = frozenset(),
 ) -> Coefficients:
     """Arrays of an operator set on links that join ``reach`` devices per level, ``mesh`` of them pairwise.
+
+    ``tuned``: shapes for which the engine has tuned kernels (``catalog.Calibration.tuned_experts``).
 
     The iteration cost knows one number of experts. Should a model's layers differ in it, the smallest chance of
     missing an expert is taken: it touches the most experts, so that the time is never too short.
@@ -67,9 +78,7 @@ def coefficients(
         activation_bytes=np.array([operator.activation_bytes for operator in operators], dtype=float),
         message_bytes=np.array([operator.message_bytes for operator in operators], dtype=float),
         launches=np.array([operator.launches for operator in operators], dtype=float),
-        op_class=np.array(
-            [OP_CLASSES.index(efficiency_class(each.op_class, each.dtype)) for each in operators], dtype=int
-        ),
+        op_class=np.array([OP_CLASSES.index(_class_of(each, tuned)) for each in operators], dtype=int),
         dtype=np.array([COMPUTE_DTYPES.index(operator.dtype) for operator in operators], dtype=int),
         steps=np.array([steps for steps, _ in terms], dtype=float).reshape(len(terms), len(reach)),
         share=np.array([share for _, share in terms], dtype=float).reshape(len(terms), len(reach)),
@@ -82,10 +91,18 @@ def coefficients(
             name: np.array([getattr(operator, name) for operator in operators], dtype=float)
             for name in ("inputs", "outputs", "heads", "kv_heads", "token_bytes", "layers", "matrices")
         },
+        crowd=np.array([each.held.experts / each.held.ranks if each.held else 0.0 for each in operators], dtype=float),
         placed=tuple(operator.placed for operator in operators),
         log_expert_missed=min((operator.log_expert_missed for operator in operators), default=0.0),
         scaling={name: np.flatnonzero(scaling == name) for name in _SCALINGS},
     )
+
+
+def _class_of(operator: Operator, tuned: frozenset[ExpertShape]) -> str:
+    """``efficiency_class`` of an operator, or TUNED."""
+    found = efficiency_class(operator.op_class, operator.dtype)
+    held = operator.held
+    return TUNED if held and found == UNTUNED and (held.experts, held.width) in tuned else found
 
 
 def _terms(

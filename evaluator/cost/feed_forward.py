@@ -10,7 +10,7 @@ from evaluator.cost.coefficients import experts_class, routing_class
 from evaluator.cost.dtypes import BYTES, experts_dtype, stream_bytes, weight_dtypes
 from evaluator.cost.exchange import exchange, routing_elements, visits
 from evaluator.cost.gemm import all_reduce, gemm, input_bytes, traffic
-from evaluator.cost.kernel import Operator, Placed
+from evaluator.cost.kernel import Held, Operator, Placed
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.projections import expert_projections, feed_forward_projections, local_experts
@@ -50,7 +50,8 @@ def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: P
     weight = weight_dtypes(model, precision)["experts"]
     dtype = experts_dtype(weight, precision.activations)
     stream = stream_bytes(precision.activations)
-    here = visits(moe, parallel)
+    here, shards = visits(moe, parallel), local_experts(moe, parallel)
+    held = Held(shards, moe.intermediate // parallel.expert_shards, parallel.data)
     return [
         Operator(
             each.name,
@@ -58,13 +59,14 @@ def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: P
             "experts",
             dtype=dtype,
             flops=2.0 * here * each.inputs * each.outputs,
-            weight_bytes=local_experts(moe, parallel) * each.inputs * each.outputs * BYTES[weight],
+            weight_bytes=shards * each.inputs * each.outputs * BYTES[weight],
             activation_bytes=here * (each.inputs * input_bytes(dtype, stream) + each.outputs * stream),
             log_expert_missed=log_expert_missed(moe, parallel),
-            matrices=local_experts(moe, parallel),
+            matrices=shards,
             inputs=each.inputs,
             outputs=each.outputs,
             placed=_placed(moe, parallel),
+            held=held,
         )
         for each in expert_projections(moe, model.hidden, parallel)
     ]

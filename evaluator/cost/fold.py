@@ -57,7 +57,8 @@ def fold(
     operators: tuple[Operator, ...], hardware: Hardware, calibration: Calibration, overheads: bool = True
 ) -> CostParameters:
     """Parameters of the iteration cost of these operators on this hardware, in NumPy float64."""
-    return fold_rates(coefficients(operators, reach(hardware), mesh(hardware)), rates(hardware, calibration), overheads)
+    known = coefficients(operators, reach(hardware), mesh(hardware), calibration.tuned_experts())
+    return fold_rates(known, rates(hardware, calibration), overheads)
 
 
 def fold_devices(
@@ -67,7 +68,7 @@ def fold_devices(
 
     The numbers are those of ``fold`` for each of them, to the last digit: what is summed is summed in the same order.
     """
-    known = coefficients(operators, reach(devices[0]), mesh(devices[0]))
+    known = coefficients(operators, reach(devices[0]), mesh(devices[0]), calibration.tuned_experts())
     found, count = fold_rates(known, rates(devices, calibration)), len(devices)
 
     def spread(values: Any) -> Any:

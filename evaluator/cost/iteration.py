@@ -54,6 +54,8 @@ class Rows(NamedTuple):
     waves: PerOperator  # waves of tiles per TOKEN_TILE tokens
     wave_s: PerOperator  # s of one whole wave, counted in whole waves
     tile_pass_s: PerOperator  # s of one tile with all its rows
+    crowd: PerOperator  # x beyond which weights are read more slowly; of experts alone
+    crowded: PerOperator  # s per y that this takes on top
     padding: PerOperator  # s per y: the tiles of touched experts that their rows do not fill
 
 
@@ -173,12 +175,16 @@ def tiles(rows: Batched) -> Tiles:
 def product_time(row: Rows, x: Batched, y: Batched, z: Batched, rows: Tiles | None = None) -> Batched:
     """One operator with weights. Its FLOPs take as long as the pass through one of its tiles at least, where a kernel
     does not split it; ``rows`` are its tiles along the rows (None: proportional to x, as experts' products).
+    Experts' weights are read more slowly where a kernel takes other tiles for more tokens than experts (``crowded``).
     """
+    weight = row.weight
     flop = row.flop * x + row.padding * y
-    if rows is not None:
+    if rows is None:
+        weight = weight + row.crowded * (x > row.crowd)
+    else:
         xp = array_namespace(flop, rows.height)
         flop = xp.maximum(flop + row.wave_s * whole_waves(row.waves * rows.blocks), row.tile_pass_s * rows.height)
-    return roofline(flop, row.weight * y + row.activation * z, row.knee)
+    return roofline(flop, weight * y + row.activation * z, row.knee)
 
 
 def attention_time(row: AttentionRows, area: Batched, context: Batched, tokens: Batched, prompts: Batched) -> Batched:

@@ -10,7 +10,7 @@ from evaluator.cost.collectives import Spread
 
 OpClass = Literal[
     "gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise", "expert_elementwise", "all_reduce",
-    "all_to_all", "p2p", "sort", "mla_prefill", "mla_decode", "gemm_block", "grouped_gemm_w4",
+    "all_to_all", "p2p", "sort", "mla_prefill", "mla_decode", "gemm_block", "grouped_gemm_tuned", "grouped_gemm_w4",
     "expert_elementwise_4bit", "expert_elementwise_w4", "expert_elementwise_mx4",
 ]  # fmt: skip
 Scaling = Literal[
@@ -27,6 +27,15 @@ class Placed(NamedTuple):
     experts: int
     parts: int
     redundant: int
+
+
+class Held(NamedTuple):
+    """Routed experts as the kernel of one device sees them: how many, and the ``width`` of its part of each; and of how
+    many data-parallel ``ranks`` it computes the tokens."""
+
+    experts: int
+    width: int
+    ranks: int
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,8 @@ class Operator:
     and KV ``heads`` of an attention kernel and its ``token_bytes`` (queries, output, new keys and values, per token
     computed), in how many ``layers`` it is, how many ``matrices`` of routed experts it reads where it touches all of
     them, and whether attention is ``masked`` (causal), as that of encoders is not.
-    ``placed``: where the routed experts are. ``spread``: who gets a token in an all-to-all.
+    ``placed``: where the routed experts are. ``held``: those of this device. ``spread``: who gets a token in an
+    all-to-all.
     """
 
     name: str
@@ -73,6 +83,7 @@ class Operator:
     matrices: float = 0.0
     masked: bool = True
     placed: Placed | None = None
+    held: Held | None = None
     spread: Spread | None = None
 
     def times(self, count: float) -> Operator:
@@ -97,7 +108,7 @@ def merge(found: Iterable[Operator]) -> tuple[Operator, ...]:
     for operator in found:
         key = (operator.name, operator.op_class, operator.scaling, operator.dtype, operator.collective, operator.ranks,
                operator.log_expert_missed, operator.inputs, operator.outputs, operator.heads,
-               operator.kv_heads, operator.masked, operator.placed)  # fmt: skip
+               operator.kv_heads, operator.masked, operator.placed, operator.held)  # fmt: skip
         for place in places.setdefault(key, []):
             if _proportional(merged[place], operator):
                 merged[place] = _add(merged[place], operator)

@@ -34,6 +34,8 @@ class UnitTimes(NamedTuple):
     flop_s: PerOperator  # s per X; of a product only the FLOPs that are not counted in waves
     weight_s: PerOperator  # s per Y
     activation_s: PerOperator  # s per Z
+    crowd: PerOperator  # tokens X
+    crowded_s: PerOperator  # s per Y on top of ``weight_s``, with more tokens than ``crowd``
     padding_s: PerOperator  # s per Y, beside the FLOPs
     message_s: PerOperator  # s per Z
     fixed_s: PerOperator  # s per iteration: kernel launches, and latency of links
@@ -79,7 +81,9 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     per element on top). Where its inputs are quantised first, by a kernel of its own, that kernel moves
     ``quantise_bytes`` per element and takes ``quantise_row_s`` per row: it looks for the largest of a row first.
     The rows that visit an expert end in a tile that is computed whole: every expert touched costs the FLOPs of
-    ``fill_rows`` more.
+    ``fill_rows`` more. A kernel whose tiles nobody tuned for the shape takes larger ones as soon as more tokens than it
+    holds experts come to the device, and reads weights at ``crowded_bandwidth`` of the bandwidth from then on (SGLang,
+    ``get_default_config``: tiles of 16 x 32 x 64 up to there, of 64 x 64 x 32 beyond).
     The figures of a collective depend on how many devices of a node take part (``known.size`` interpolates them).
     """
     kind = known.op_class
@@ -94,9 +98,12 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     link_efficiency = rate.bandwidth_efficiency[kind] * ~grouped + known.size @ rate.group_efficiency
     activation_rate = rate.memory_bandwidth * rate.activation_efficiency[kind]
     attention = _attention_times(known, rate, flop_s, activation_rate)
+    weight_s = known.weight_bytes / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind])
     return UnitTimes(
         flop_s=attention.pop("flop_s") * (1.0 - share),
-        weight_s=known.weight_bytes / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind]),
+        weight_s=weight_s,
+        crowd=known.crowd,
+        crowded_s=weight_s * (1.0 / rate.crowded_bandwidth[kind] - 1.0),
         padding_s=rate.fill_rows[kind] * row_flops * (1.0 + rate.prologue[kind] / inner) / flop_rate,
         activation_s=known.activation_bytes / activation_rate,
         message_s=known.message_bytes * _over_levels(known.share, 1.0 / rate.link_bandwidth) / link_efficiency,

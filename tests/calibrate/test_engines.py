@@ -8,7 +8,7 @@ import pytest
 from evaluator.calibrate import calibrate, kernels, read_tables
 from evaluator.calibrate.devices import PROCESSORS, UNKNOWN
 from evaluator.calibrate.errors import statistics
-from evaluator.calibrate.run import judge
+from evaluator.calibrate.run import _parameters, judge
 from evaluator.calibrate.selection import select
 from evaluator.calibrate.sources import aiconfigurator
 from evaluator.calibrate.table import Table, checked
@@ -98,6 +98,36 @@ def test_weights_of_four_bits_under_wider_activations_are_a_class():
     assert around["grouped_gemm_mx4"] == ["expert_elementwise_mx4"]
 
 
+def experts(**more):
+    """Calls of 16-bit experts, whole and divided by expert parallelism; 8 x 1792 is tuned by SGLang on H100."""
+    shape = {"op_class": "grouped_gemm", "tokens": 64, "hidden": 4096, "top_k": 2, "time_s": 1e-4, "engine": "sglang"}
+    sizes = [(8, 1, 1792), (8, 1, 1808), (16, 2, 1792), (8, 2, 1792)]
+    rows = [
+        shape | {"hardware": "h100-sxm", "experts": all_, "expert_parallel": ranks, "intermediate": width} | more
+        for all_, ranks, width in sizes
+    ]
+    return Table("t", "", "own", checked(pd.DataFrame(rows), "t"))
+
+
+@pytest.mark.parametrize(
+    ("more", "tuned"),
+    [({}, 2), ({"engine": "trtllm"}, 0), ({"engine": "any"}, 0), ({"dtype": "fp8"}, 0), ({"dtype": "int4"}, 0)],
+)
+def test_experts_with_tuned_tiles_are_a_class(more, tuned):
+    labels, _ = kernels.classes(experts(**more).rows)
+    assert (labels == "grouped_gemm_tuned").tolist() == ([True, False, True, False] if tuned else [False] * 4)
+
+
+def test_what_crowds_untuned_experts_is_fitted_where_tuned_ones_are_apart():
+    told = {}
+    for engine in ("sglang", "vllm"):
+        parts, _ = select([experts(engine=engine)], "h100-sxm", PROCESSORS["h100-sxm"])
+        rate = rates(load_hardware("h100-sxm"), load_calibration("datasheet", "h100-sxm"))
+        found = {each.name for each in _parameters(parts, rate, PROCESSORS["h100-sxm"])}
+        told[engine] = {name for name in found if name.endswith("crowded_bandwidth")}
+    assert told == {"sglang": {"grouped_gemm.crowded_bandwidth"}, "vllm": set()}
+
+
 def test_decodes_of_latents_in_the_cache_tell_of_starts_alone():
     """A call of 12 us on KV that memory gives in 0.1 us is all start; one that would read for 8 us is left out."""
     shape = {"op_class": "mla_decode", "heads": 16, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}
@@ -150,10 +180,13 @@ def test_a_set_tells_its_fit(hardware, engine):
         "mla_decode": 0.065,
         "attention_prefill": 0.08,
         "attention_decode": 0.1,
+        "grouped_gemm": 0.085,
+        "grouped_gemm_tuned": 0.045,
     }
     for label, most in within.items():
         assert label not in errors or errors[label]["held_out"]["median"] <= most, label
-    assert set(within) - {"gemm_4bit"} <= set(errors)
+    assert set(within) - {"gemm_4bit", "grouped_gemm_tuned"} <= set(errors)
+    assert ("grouped_gemm_tuned" in errors) == (engine == "sglang" and not blackwell)
     # The starts of few sequences, which no long call tells of: half too long where only long calls were fitted.
     assert abs(errors["mla_decode"]["held_out, under 20 us"]["bias"]) <= 0.06
 

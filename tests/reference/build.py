@@ -41,7 +41,8 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         sides = [rng.uniform(0.2, 1.0, count) * side * scale for side in (flop, weight, activation)]
         knee, waves = rng.uniform(0.0, 0.4, count), rng.uniform(0.0, 2.0, count)
         waves_s = rng.uniform(0.0, 1e-3, count) * scale
-        return Rows(*sides, knee, waves, waves_s, tile_pass_s=400.0 * sides[0], padding=0.3 * sides[1])
+        more = {"crowd": np.full(count, 5.0), "crowded": 0.5 * sides[1], "padding": 0.3 * sides[1]}
+        return Rows(*sides, knee, waves, waves_s, tile_pass_s=400.0 * sides[0], **more)
 
     def attention(count: int) -> AttentionRows:
         largest = {"flop": 3e-9, "activation": 2e-8, "knee": 0.4, "edge_s": 1e-7, "traffic_s": 1e-6, "tile": 64.0,

@@ -1,0 +1,54 @@
+"""Shapes of routed experts for which an engine has tuned kernels, as YAML: models/experts/ENGINE.yaml.
+
+Triton's kernel for routed experts takes its tiles from a table that the engine ships for a device, the number of
+experts held and their width, and default tiles where there is none. These are up to twice as slow, so that a set of an
+engine may have figures for both (``grouped_gemm``, ``grouped_gemm_tuned``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from evaluator.catalog.fields import Fields
+from evaluator.catalog.store import find, has
+from evaluator.errors import InputError
+from evaluator.yaml import load_yaml
+
+
+class ExpertShape(NamedTuple):
+    """What engines look their tables up by: routed experts that a device holds, and the width of its part of each."""
+
+    experts: int
+    width: int
+
+
+def tuned_experts(engine: str, hardware: str) -> frozenset[ExpertShape]:
+    """Shapes for which ``engine`` has tuned kernels on ``hardware``, names of the catalog; none where it has no list.
+
+    Errors: InputError for a file that is not as it should be.
+    """
+    return _load(find("experts", engine)).get(hardware, frozenset()) if has("experts", engine) else frozenset()
+
+
+@functools.cache
+def _load(path: Path) -> Mapping[str, frozenset[ExpertShape]]:
+    given = Fields(load_yaml(path), path.name)
+    given.named(path.stem)
+    given.text("note", None)
+    given.sources(("tuned",))
+    listed = given.inner("tuned")
+    given.finish()
+    return {str(device): _shapes(listed.inner(device)) for device in listed.values}
+
+
+def _shapes(listed: Fields) -> frozenset[ExpertShape]:
+    for experts, widths in listed.values.items():
+        numbers = [experts, *(widths if isinstance(widths, list) and widths else [None])]
+        if not all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in numbers):
+            raise InputError(
+                f"{listed.place(str(experts))}: expected experts and a list of their widths, such as 8: [1792, 3584]"
+            )
+    return frozenset(ExpertShape(experts, width) for experts, widths in listed.values.items() for width in widths)

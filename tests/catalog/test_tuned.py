@@ -1,0 +1,63 @@
+"""Lists of the shapes for which engines have tuned experts: the shipped one, and what is said of one of no use."""
+
+import pytest
+
+from evaluator.catalog import load_calibration, names
+from evaluator.catalog.engines import ENGINES
+from evaluator.catalog.tuned import tuned_experts
+from evaluator.errors import InputError
+
+
+def test_the_shapes_of_sglang():
+    """Mixtral-8x7B on 4 devices and Qwen3-30B-A3B on 2 are in the lists of both; Mixtral-8x7B on one H100 is not."""
+    h100, h200 = tuned_experts("sglang", "h100-sxm"), tuned_experts("sglang", "h200-sxm")
+    assert {(8, 3584), (128, 384)} <= h100 & h200
+    assert (8, 14336) in h200 - h100
+    assert (len(h100), len(h200)) == (53, 21)
+
+
+def test_an_engine_or_a_device_without_a_list_has_no_tuned_shapes():
+    assert set(names("experts")) <= set(ENGINES)
+    assert not tuned_experts("vllm", "h100-sxm") and not tuned_experts("sglang", "b200-sxm")
+
+
+def test_a_set_without_the_class_has_no_tuned_shapes():
+    assert load_calibration("h100-sxm-sglang", "h100-sxm").tuned_experts() == tuned_experts("sglang", "h100-sxm")
+    assert not load_calibration("h100-sxm-vllm", "h100-sxm").tuned_experts()
+    served = load_calibration("auto", "h200-sxm", engine="sglang")
+    assert served.provenance == "extrapolated" and (8, 3584) in served.tuned_experts()
+
+
+GOOD = "name: sglang\nsources: {tuned: mine}\ntuned:\n  h100-sxm:\n    8: [100]\n"
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.setenv("EVALUATOR_PATH", str(tmp_path))
+    (tmp_path / "models" / "experts").mkdir(parents=True)
+    return tmp_path / "models" / "experts" / "sglang.yaml"
+
+
+def test_a_list_of_ones_own_comes_first(mine):
+    mine.write_text(GOOD)
+    assert tuned_experts("sglang", "h100-sxm") == {(8, 100)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[100]", "100", "sglang.yaml: tuned.h100-sxm.8: expected experts and a list of their widths, such as 8: "),
+        ("[100]", "[]", "sglang.yaml: tuned.h100-sxm.8: expected experts and a list of their widths"),
+        ("[100]", "[0]", "sglang.yaml: tuned.h100-sxm.8: expected experts and a list of their widths"),
+        ("8: ", "many: ", "sglang.yaml: tuned.h100-sxm.many: expected experts and a list of their widths"),
+        ("{tuned: mine}", "{}", "sglang.yaml: sources.tuned: missing"),
+        ("name: sglang", "name: vllm", "sglang.yaml: name: 'vllm' is not the file's name 'sglang'"),
+        ("name: sglang", "name: sglang\nwatts: 3", "sglang.yaml: watts: unknown key"),
+        ("\n  h100-sxm:\n    8: [100]", " 8", "sglang.yaml: tuned: expected a mapping of keys to values, got 8"),
+    ],
+)
+def test_a_list_of_no_use_is_refused(mine, old, new, message):
+    mine.write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(InputError) as raised:
+        tuned_experts("sglang", "h100-sxm")
+    assert message in str(raised.value)
