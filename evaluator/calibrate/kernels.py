@@ -209,7 +209,7 @@ def prefill_pieces(rows: pd.DataFrame, levels: int) -> Predict:
     operators = known(
         "attention_prefill", "bf16", len(rows), levels, flops=4 * heads * dim,
         activation_bytes=2 * kv_heads * dim * width, heads=heads, kv_heads=kv_heads, edges=edges,
-        launches=np.zeros(len(rows)), token_bytes=_token_bytes(heads, kv_heads, dim, width),
+        launches=np.zeros(len(rows)), token_bytes=_token_bytes(heads, kv_heads, dim, width), query_elements=heads * dim,
     )  # fmt: skip
 
     def predict(rate: Rates) -> Any:

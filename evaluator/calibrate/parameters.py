@@ -65,7 +65,7 @@ FITTED: dict[str, tuple[str, ...]] = {
 _NARROW = ("depth_s", "tile_pass_s", "quantise_bytes", "quantise_row_s")
 """More figures of products in 8 and 4 bits: cuBLAS' in 16 bits split the inner dimension, and quantise nothing."""
 
-FITTED["mla_prefill"] = FITTED["attention_prefill"]
+FITTED["mla_prefill"] = tuple(each for each in FITTED["attention_prefill"] if each != "query_bytes")
 FITTED["mla_decode"] = tuple(
     each
     for each in FITTED["attention_decode"]

@@ -27,6 +27,7 @@ from evaluator.calibrate.table import Table, read_tables
 from evaluator.catalog import Calibration, load_calibration, load_hardware
 from evaluator.catalog.calibration import TUNED
 from evaluator.catalog.efficiency import figures_of
+from evaluator.catalog.engines import ENGINES
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.coefficients import reach
 from evaluator.cost.rates import GROUPED, Rates, rates
@@ -125,11 +126,13 @@ def _group_sizes(parts: Sequence[Part], collective: str) -> list[int]:
 def _untold(parts: Sequence[Part], processors: Processors) -> list[str]:
     """Figures that no row of these classes can tell of: they stay away from the set."""
     decodes = [part.rows for part in parts if part.op_class == "attention_decode"]
+    prompts = {engine for part in parts if part.op_class == "attention_prefill" for engine in part.rows["engine"]}
     mixed = any(part.op_class == "attention_mixed" for part in parts)
     told = {
         **{figure: mixed for figure in figures_of("attention_decode") if figure.startswith("beside_")},
         "wave_share": processors.tiles > 0,
         "crowded_bandwidth": any(part.label == TUNED for part in parts),  # of untuned kernels, where they are known
+        "query_bytes": any(ENGINES[engine].copies_queries for engine in prompts & set(ENGINES)),
         "unsplit_s": any((rows["heads"] == rows["kv_heads"]).any() for rows in decodes),
         "window_rows": any((rows["window"] > 0).any() for rows in decodes),
     }

@@ -94,6 +94,8 @@ class OperatorEfficiency:
     diagonal: float = _figure(0.0, "attention_prefill", unit="tokens", start=60.0)
     # seconds per query row and head
     head_token_s: float = _figure(0.0, "attention_prefill", unit="s", start=2e-11)
+    # bytes per element of the queries that a call moves on top, where an engine copies them first
+    query_bytes: float = _figure(0.0, "attention_prefill", unit="byte", start=4.0)
     # traffic of a call's own tokens that stays in the cache
     cache_bytes: float = _figure(0.0, "attention_prefill", unit="byte", start=3e7)
     # seconds per prompt token and element of its keys

@@ -57,7 +57,9 @@ class ServingEngine:
     ranks that share experts (1: into none). Limits are those of one rank. ``maker``: of the only devices that it runs
     on; None where it runs on those of several. ``whole_blocks``: of weights in fp8 with block scales it loads no shards
     but whole blocks (``cost.blocks``); TensorRT-LLM shares such a matrix among fewer devices instead
-    (``DeepseekV3DecoderLayer._compute_mlp_tp_size``).
+    (``DeepseekV3DecoderLayer._compute_mlp_tp_size``). ``copies_queries``: its attention of prompts rotates the queries
+    and writes them to a buffer first (``AttentionOp::enqueueContext`` of TensorRT-LLM, which calls
+    ``invokeQKVPreprocessing``); others rotate them in an operator of its own.
     """
 
     name: str
@@ -66,6 +68,7 @@ class ServingEngine:
     defaults: Callable[[Hardware, int, int], SchedulerDefaults]
     maker: str | None = None
     whole_blocks: bool = True
+    copies_queries: bool = False
 
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether there is such an engine for a device; of an unknown maker's we do not know, and say yes."""
@@ -106,7 +109,9 @@ ENGINES: dict[str, ServingEngine] = {
     each.name: each
     for each in (
         ServingEngine("vllm", "vLLM", "device", _vllm),
-        ServingEngine("trtllm", "TensorRT-LLM", "free", _trtllm, maker="NVIDIA", whole_blocks=False),
+        ServingEngine(
+            "trtllm", "TensorRT-LLM", "free", _trtllm, maker="NVIDIA", whole_blocks=False, copies_queries=True
+        ),
         ServingEngine("sglang", "SGLang", "static", _sglang),
     )
 }

@@ -21,6 +21,7 @@ from evaluator.cost.kernel import OpClass, Operator, Placed, Scaling
 from evaluator.cost.rates import GROUP_SIZES, GROUPED, NARROW_DTYPES, OP_CLASSES
 
 _SCALINGS = get_args(Scaling)
+_AS_STATED = ("inputs", "outputs", "heads", "kv_heads", "token_bytes", "query_elements", "layers", "matrices")
 
 UNTUNED = "grouped_gemm"
 """The class of experts in 16 bits, and of those of no list of tuned shapes alone where a set has the class TUNED."""
@@ -48,6 +49,7 @@ class Coefficients(NamedTuple):
     heads: np.ndarray  # (operator,) query heads of one attention kernel
     kv_heads: np.ndarray  # (operator,) KV heads of one attention kernel
     token_bytes: np.ndarray  # (operator,) bytes of an attention kernel per token computed
+    query_elements: np.ndarray  # (operator,) elements of an attention kernel's queries per token computed
     layers: np.ndarray  # (operator,) layers it is in
     matrices: np.ndarray  # (operator,) matrices of routed experts
     crowd: np.ndarray  # (operator,) tokens of a rank with which as many come to a device as it holds experts
@@ -89,7 +91,16 @@ def coefficients(
         ),
         **{
             name: np.array([getattr(operator, name) for operator in operators], dtype=float)
-            for name in ("inputs", "outputs", "heads", "kv_heads", "token_bytes", "layers", "matrices")
+            for name in (
+                "inputs",
+                "outputs",
+                "heads",
+                "kv_heads",
+                "token_bytes",
+                "query_elements",
+                "layers",
+                "matrices",
+            )
         },
         crowd=np.array([each.held.experts / each.held.ranks if each.held else 0.0 for each in operators], dtype=float),
         placed=tuple(operator.placed for operator in operators),

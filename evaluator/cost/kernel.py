@@ -56,8 +56,9 @@ class Operator:
     ``dtype`` is the one it computes in; ``collective`` and ``ranks`` say which devices talk. The last fields are the
     shape of one kernel, which efficiencies that depend on the size ask for: ``inputs`` x ``outputs`` of a matrix, query
     and KV ``heads`` of an attention kernel and its ``token_bytes`` (queries, output, new keys and values, per token
-    computed), in how many ``layers`` it is, how many ``matrices`` of routed experts it reads where it touches all of
-    them, and whether attention is ``masked`` (causal), as that of encoders is not.
+    computed), the ``query_elements`` of ordinary attention, which engines may copy, in how many ``layers`` it is, how
+    many ``matrices`` of routed experts it reads where it touches all of them, and whether attention is ``masked``
+    (causal), as that of encoders is not.
     ``placed``: where the routed experts are. ``held``: those of this device. ``spread``: who gets a token in an
     all-to-all.
     """
@@ -79,6 +80,7 @@ class Operator:
     heads: int = 0
     kv_heads: int = 0
     token_bytes: float = 0.0
+    query_elements: float = 0.0
     layers: float = 1.0
     matrices: float = 0.0
     masked: bool = True
@@ -96,6 +98,7 @@ class Operator:
             message_bytes=self.message_bytes * count,
             launches=self.launches * count,
             token_bytes=self.token_bytes * count,
+            query_elements=self.query_elements * count,
             layers=self.layers * count,
             matrices=self.matrices * count,
         )
@@ -141,6 +144,7 @@ def _add(one: Operator, other: Operator) -> Operator:
         message_bytes=one.message_bytes + other.message_bytes,
         launches=one.launches + other.launches,
         token_bytes=one.token_bytes + other.token_bytes,
+        query_elements=one.query_elements + other.query_elements,
         layers=one.layers + other.layers,
         matrices=one.matrices + other.matrices,
     )

@@ -93,6 +93,7 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
     prefill = Operator(
         f"attention.prefill{suffix}", "attention_prefill", "prefill_window" if window else "prefill", dtype=dtype,
         flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads, token_bytes=own,
+        query_elements=heads * dim,
     )  # fmt: skip
     if mixer.bidirectional:
         return [replace(prefill, flops=2.0 * flops, masked=False), *around]

@@ -81,6 +81,7 @@ class Rates(NamedTuple):
     packed_tile: PerClass  # the same per KV head, where its heads share a tile
     diagonal: PerClass  # attended tokens lost per query row
     head_token_s: PerClass  # s per query row and head
+    query_bytes: PerClass  # bytes per element of the queries that a prefill call moves on top
     cache_bytes: PerClass  # traffic of a prefill call's own tokens that stays in the cache
     store_s: PerClass  # s per prompt token and element of its keys
     head_sequence_s: PerClass  # s per sequence and head

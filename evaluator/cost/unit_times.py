@@ -138,6 +138,7 @@ def _attention_times(known: Coefficients, rate: Rates, flop_s: Any, activation_r
 
     * The exponential of a score (``score_flops``) runs on other units beside the products, and hides behind them in
       part only (arXiv:2407.08608, section 3.2): a roofline of the two.
+    * An engine may copy the queries first, to rotate them (``query_bytes`` per element of them, on top of one pass).
     * A tile on an edge of the mask is computed whole though half of it is masked out, so that every query row attends
       to ``diagonal`` tokens in vain per edge. Shared memory holds narrower tiles for larger heads, so that the loss,
       stated for heads of HEAD_SIZE, shrinks with the head size.
@@ -158,7 +159,8 @@ def _attention_times(known: Coefficients, rate: Rates, flop_s: Any, activation_r
         flop_s * rate.window_rows[kind] ** np.maximum(known.edges - 1.0, 0.0), scores, rate.score_knee[kind]
     )
     context_s = roofline(flop_s, known.activation_bytes / activation_rate, rate.knee[kind])
-    traffic_s = known.token_bytes / activation_rate
+    token_bytes = known.token_bytes + rate.query_bytes[kind] * known.query_elements
+    traffic_s = token_bytes / activation_rate
     own = (known.heads > 0) & (known.heads == known.kv_heads)
     per_head = rate.tile[kind] + rate.packed_tile[kind] * known.kv_heads / np.maximum(known.heads, 1.0)
     lost_s = rate.diagonal[kind] * known.edges * flop_s * (HEAD_SIZE / size)
@@ -169,7 +171,7 @@ def _attention_times(known: Coefficients, rate: Rates, flop_s: Any, activation_r
         "traffic_s": traffic_s,
         "tile": per_head,
         "fill": rate.fill[kind] / np.maximum(known.heads, 1.0),
-        "cache": rate.cache_bytes[kind] * known.layers / np.maximum(known.token_bytes, 1e-9),
+        "cache": rate.cache_bytes[kind] * known.layers / array_namespace(token_bytes).maximum(token_bytes, 1e-9),
         "store_s": rate.store_s[kind] * np.minimum(known.kv_heads * size, STORE_THREADS) * known.layers,
         "sequence_s": per_sequence_s + traffic_s,
         "join_s": rate.join_s[kind] * known.layers,

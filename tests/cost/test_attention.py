@@ -1,13 +1,18 @@
 """What attention costs beyond its area, and all-reduces beyond their volume: by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from evaluator.catalog import load_model
+from evaluator.cost import Parallel, fold, operators
 from evaluator.cost.batch import decode_batch, prefill_batch
 from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.iteration import AttentionRows, alike_steps, attention_time, decode_growth, iteration_time
+from evaluator.cost.precision import Precision
+from tests.cost.fixtures import DEEPSEEK_V3, H100, LLAMA_8B, PERFECT
 from tests.reference.build import linear_cost
 
 NOTHING = dict.fromkeys(AttentionRows._fields, 0.0)
@@ -62,3 +67,24 @@ def test_a_host_that_runs_ahead():
     assert alike_steps(cost, short) == 101.0  # at contexts from 399.5 to 499.5
     assert iteration_time(cost, long) == pytest.approx(6e-3)
     assert decode_growth(cost, long, 0.0) == pytest.approx(1e-5) and math.isinf(alike_steps(cost, long))
+
+
+def test_queries_that_an_engine_copies_move_once_more():
+    """A prompt in one layer of 32 heads of 128: 12 bytes per element of the queries, in prompts and nowhere else."""
+    copies = replace(PERFECT.of("attention_prefill"), query_bytes=12.0, activation_efficiency=1.0)
+    with_copies = replace(PERFECT, efficiencies={**PERFECT.efficiencies, "attention_prefill": copies})
+    found = [each for each in operators(LLAMA_8B, Precision(), Parallel()) if each.name.startswith("attention.")]
+    for calibration in (PERFECT, with_copies):
+        rows = fold(tuple(found), H100, calibration).prefill_rows
+        per_token = (32 + 8) * 128 * 2 * 2 + 8 * 128 * 2 * 2
+        copied = 0.0 if calibration is PERFECT else 12.0 * 32 * 128
+        assert float(rows.traffic_s[0]) == pytest.approx(32 * (per_token + copied) / 3.35e12)
+    decodes = decode_batch(4.0, 100.0, None)
+    one, other = (iteration_time(fold(tuple(found), H100, each), decodes) for each in (PERFECT, with_copies))
+    assert one == other
+
+
+@pytest.mark.parametrize("model", [DEEPSEEK_V3, load_model("deepseek-v3.2"), load_model("deepseek-v4-flash")])
+def test_queries_of_latents_are_not_copied(model):
+    found = operators(model, Precision(), Parallel(8))
+    assert not any(each.query_elements for each in found)
