@@ -190,7 +190,7 @@ def test_a_set_tells_its_fit(hardware, engine):
         "mla_decode": 0.065,
         "attention_prefill": 0.055 if engine == "trtllm" else 0.075,
         "attention_decode": 0.1,
-        "grouped_gemm": 0.085,
+        "grouped_gemm": 0.075,
         "grouped_gemm_tuned": 0.045,
     }
     for label, most in within.items():

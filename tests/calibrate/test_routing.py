@@ -59,6 +59,39 @@ def test_what_is_chance_is_left_out():
     assert moe(generated.assign(num_experts=8, top_k=2, moe_ep_size=1)).empty
 
 
+def test_calls_that_visit_something_else_are_left_out():
+    """SGLang's of Mixtral and Gemma 4 on several ranks; those of other engines, one rank and other shapes stay."""
+    mixtral = FRAME.assign(num_experts=8, top_k=2, hidden_size=4096, intermediate_size=14336, moe_ep_size=[1, 2, 4, 8])
+    gemma = FRAME.assign(num_experts=128, hidden_size=2816, intermediate_size=704)
+    qwen = FRAME.assign(num_experts=128, hidden_size=4096, intermediate_size=1536)
+    kept = {
+        (name, engine): moe(frame.assign(engine=engine))["expert_parallel"].tolist()
+        for name, frame in (("mixtral", mixtral), ("gemma", gemma), ("qwen", qwen))
+        for engine in ("sglang", "vllm")
+    }
+    assert kept == {
+        ("mixtral", "sglang"): [1], ("mixtral", "vllm"): [1, 2, 4, 8],
+        ("gemma", "sglang"): [1], ("gemma", "vllm"): [1, 2, 4, 64],
+        ("qwen", "sglang"): [1, 2, 4, 64], ("qwen", "vllm"): [1, 2, 4, 64],
+    }  # fmt: skip
+
+
+def test_two_ranks_of_mixtral_take_as_long_as_one_with_sglang(data_folder):
+    """The time of all visits, where those of vLLM take half as long: what the rows that are left out are."""
+    columns = ["gpu", "engine", "num_tokens", "hidden_size", "num_experts", "routing_distribution", "moe_tp_size"]
+    ratios = {}
+    for name in ("aic_engines_moe.parquet", "aic_moe.parquet"):
+        filters = [("gpu", "==", "h100_sxm"), ("hidden_size", "==", 6144), ("num_experts", "==", 8),
+                   ("dtype", "==", "bfloat16"), ("num_tokens", "==", 8192), ("moe_tp_size", "==", 1),
+                   ("routing_distribution", "==", "balanced")]  # fmt: skip
+        frame = pd.read_parquet(data_folder / name, filters=filters, columns=[*columns, "moe_ep_size", "latency_us"])
+        for engine, calls in frame.groupby("engine", observed=True):
+            time = calls.set_index("moe_ep_size")["latency_us"]
+            ratios[engine] = float(time[2] / time[1])
+    assert ratios["sglang"] == pytest.approx(1.0, abs=0.05)
+    assert ratios["vllm"] == pytest.approx(0.5, abs=0.05) == ratios["trtllm"]
+
+
 def test_one_of_two_ranks_takes_as_long_as_one_device(data_folder):
     """DeepSeek-V3's shape on B200: the first of two ranks is measured with all the visits, and predicted so."""
     (table,) = read_tables([data_folder / "aic_moe.parquet"])
