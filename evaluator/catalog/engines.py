@@ -59,7 +59,10 @@ class ServingEngine:
     but whole blocks (``cost.blocks``); TensorRT-LLM shares such a matrix among fewer devices instead
     (``DeepseekV3DecoderLayer._compute_mlp_tp_size``). ``copies_queries``: its attention of prompts rotates the queries
     and writes them to a buffer first (``AttentionOp::enqueueContext`` of TensorRT-LLM, which calls
-    ``invokeQKVPreprocessing``); others rotate them in an operator of its own.
+    ``invokeQKVPreprocessing``); others rotate them in an operator of its own. ``profiles_sampling``: the run in which
+    it finds what activations take samples ``max_num_seqs`` sequences (``GPUModelRunner._dummy_sampler_run`` of vLLM).
+    That of TensorRT-LLM has the prompts that fill an iteration (``KvCacheCreator._create_dummy_context_requests``), and
+    SGLang has none: both sample in what their fraction leaves.
     """
 
     name: str
@@ -68,6 +71,7 @@ class ServingEngine:
     defaults: Callable[[Hardware, int, int], SchedulerDefaults]
     maker: str | None = None
     whole_blocks: bool = True
+    profiles_sampling: bool = False
     copies_queries: bool = False
 
     def runs_on(self, hardware: Hardware) -> bool:
@@ -108,7 +112,7 @@ def _sglang(hardware: Hardware, devices: int, ranks: int) -> SchedulerDefaults:
 ENGINES: dict[str, ServingEngine] = {
     each.name: each
     for each in (
-        ServingEngine("vllm", "vLLM", "device", _vllm),
+        ServingEngine("vllm", "vLLM", "device", _vllm, profiles_sampling=True),
         ServingEngine(
             "trtllm", "TensorRT-LLM", "free", _trtllm, maker="NVIDIA", whole_blocks=False, copies_queries=True
         ),

@@ -108,12 +108,14 @@ def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware, by: Drafter | N
     With drafts there are scores of two tokens of a sequence: vLLM finds the peak of its activations by a run in which
     each has one draft, however many there will be (``GPUModelRunner._dummy_sampler_run``).
     """
+    engine = serving_engine(spec.engine)
+    sampled = spec.max_num_seqs * (1 if spec.drafting is None else 2)
     plan = memory_plan(
         model, hardware, spec.precision, spec.parallel,
-        memory_fraction=spec.memory_fraction, memory_of=serving_engine(spec.engine).memory_of,
+        memory_fraction=spec.memory_fraction, memory_of=engine.memory_of,
         block_tokens=spec.block_tokens,
         max_num_batched_tokens=spec.max_num_batched_tokens,
-        max_num_seqs=spec.max_num_seqs * (1 if spec.drafting is None else 2),
+        max_num_seqs=sampled if engine.profiles_sampling else 0,
         beside=(0.0, ()) if by is None else (by.weight_bytes, by.layers),
         states=1 if spec.drafting is None else 1 + spec.drafting.tokens,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import pytest
 
+from evaluator.cost.activations import LOGIT_BYTES
 from evaluator.errors import InputError
 from evaluator.plan import plan
 from evaluator.replica import token_budget
@@ -86,6 +87,9 @@ def test_memory_is_counted_as_the_engine_counts_it():
     assert kv(device) == pytest.approx(left(device) - 0.1 * whole, rel=1e-3)
     assert kv(free) == pytest.approx(0.9 * left(free), rel=1e-3)
     assert kv(static) == pytest.approx(0.836 * whole - static.memory.weight_bytes, rel=1e-3)
+    sampling = 1024 * device.model.vocabulary * LOGIT_BYTES  # 5.25 GB, which vLLM alone finds in the run it measures
+    assert device.memory.activation_bytes > sampling > free.memory.activation_bytes
+    assert sampling > static.memory.activation_bytes
 
 
 def test_pools_have_engines_of_their_own():
