@@ -41,7 +41,8 @@ def activation_bytes(
     Two sums make it up. Every token of the largest batch keeps the residual stream twice (before and after a layer) and
     the intermediate values of the widest layer: both sides of a gate and their product, and for routed experts those
     of all that the token visits and their outputs (``exchange.rows_kept``); each in the width of the stream, 16 bits
-    mostly. Every sequence takes LOGIT_BYTES per vocabulary entry, if there is a head.
+    mostly. Every sequence takes LOGIT_BYTES per vocabulary entry, if there is a head
+    (``max_num_seqs`` 0: of an engine that leaves sampling out).
     """
     mixers = (_mixer_width(model, kind.mixer, parallel) for kind in model.layers)
     feed_forwards = (_feed_forward_width(model, kind.feed_forward, precision, parallel) for kind in model.layers)
