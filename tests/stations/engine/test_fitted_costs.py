@@ -18,7 +18,7 @@ from tests.stations.engine.any_order import build as any_order
 from tests.stations.engine.any_order.build import Kind
 from tests.stations.engine.compare import TOLERANCE, assert_same_times
 from tests.stations.engine.in_order.build import Case, random_case, random_cost, run_engine, run_reference
-from tests.thorough import tried
+from tests.thorough import THOROUGH, tried
 
 CASES = tried(80)
 
@@ -79,11 +79,12 @@ def test_the_largest_quantities_are_those_of_the_plain_loop(pairs):
     assert (largest > 0).all() and len(largest) == len(PEAKS)
 
 
-@pytest.mark.parametrize(
-    ("kind", "draw"),
-    [(ONE_RANK, random_table), (RANKS, random_polynomial), (RANKS, random_dispatched)],
-    ids=["one rank-table", "two ranks-polynomial", "two ranks-dispatched"],
-)
+QUEUES = {"one rank-table": (ONE_RANK, random_table), "two ranks-dispatched": (RANKS, random_dispatched)}
+if THOROUGH:  # a program of its own, whose parts others have
+    QUEUES["two ranks-polynomial"] = (RANKS, random_polynomial)
+
+
+@pytest.mark.parametrize(("kind", "draw"), QUEUES.values(), ids=QUEUES)
 def test_any_order_equals_the_plain_loop(kind, draw):
     cases = []
     for seed, given in enumerate(any_order.random_cases(kind, 20)):

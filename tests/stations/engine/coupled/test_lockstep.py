@@ -20,7 +20,7 @@ from tests.stations.engine.coupled.compare import assert_equal, preemptions
 from tests.thorough import tried
 
 KIND = Kind(windowed=True, experts=True, peaks=True)
-CASES = tried(240)
+CASES = tried(240, 0.2)
 FRONTEND = True
 """Users of closed loops get their answers later than the engine has them."""
 

@@ -13,7 +13,7 @@ from tests.stations.engine.coupled.build import Case, random_cases
 from tests.stations.engine.coupled.compare import assert_equal, preemptions
 from tests.thorough import tried
 
-CASES = tried(250)
+CASES = tried(250, 0.192)
 KINDS = {
     "all policies, windows and experts": Kind(windowed=True, experts=True, peaks=True),
     "two pipeline ranks, windows": Kind(windowed=True, pipeline_ranks=2),

@@ -8,7 +8,7 @@ from tests.stations.engine.coupled.compare import assert_equal, preemptions
 from tests.thorough import tried
 
 SPECULATING = Kind(windowed=True, experts=True, speculating=True)
-CASES = tried(240)
+CASES = tried(240, 0.2)
 
 
 def test_equal_to_the_reference():
