@@ -12,13 +12,16 @@ import pytest
 from evaluator import results
 from tests.results.build import same
 
-SETTINGS = ["closed-loop", "--engine", "token", "--top", "0", "--set", "workload.requests=300"]
+SMALL = ("workload.requests=150", "workload.seeds=[0]")
+SETTINGS = ["closed-loop", "--engine", "token", "--top", "0", *(word for each in SMALL for word in ("--set", each))]
 LONGEST_S = 120.0  # a guard against hanging
 SLOWLY = """
 import sys, time
 pause_s = float(sys.argv.pop(1))
 from evaluator import cli
+from evaluator.execution import schedule
 from evaluator.run import rows
+schedule.TOKEN_REQUESTS_PER_CHUNK = 900
 write = rows.write_chunk
 def write_slowly(*args):
     write(*args)
@@ -26,7 +29,7 @@ def write_slowly(*args):
 rows.write_chunk = write_slowly
 cli.main()
 """
-"""The command, with a pause after each chunk: however fast the machine, it is there to be interrupted."""
+"""The command in four small chunks with a pause after each: however fast the machine, it is there to be interrupted."""
 
 
 class Run:
