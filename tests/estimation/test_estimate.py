@@ -143,11 +143,10 @@ def test_names_of_the_catalog_will_do():
     )
 
 
-@pytest.mark.parametrize("calibration", ["datasheet", "auto"])
 @pytest.mark.parametrize("split", [dict(tensor_parallel=2), dict(tensor_parallel=2, pipeline_parallel=2)])
-def test_one_request_alone_is_the_simulators_request(split, calibration):
+def test_one_request_alone_is_the_simulators_request(split):
     """A prompt in one piece, then decodes, as a client sees them: both engines and the closed form count the same."""
-    from evaluator.run import simulate
+    from evaluator.run import sweep
 
     alone = {
         "name": "alone",
@@ -156,15 +155,17 @@ def test_one_request_alone_is_the_simulators_request(split, calibration):
             "lengths": {"source": "fixed", "prompt_tokens": 1500, "output_tokens": 200},
             "requests": 1,
         },
-        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", "calibration": calibration, **split},
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", **split},
+        "sweep": {"deployment.calibration": ["datasheet", "auto"]},
     }
-    (row,) = simulate(alone).requests.to_dict("records")
-    known = estimate(
-        "llama-3.1-8b", "h100-sxm", calibration=calibration, prompt_tokens=1500, output_tokens=200, **split
-    )
-    assert row["ttft_s"] == pytest.approx(known.ttft_s, rel=1e-9)
-    assert row["e2e_s"] == pytest.approx(known.e2e_s, rel=1e-9)
-    assert (known.client_delay_s > 0) == (calibration == "auto") == ("before and after" in format_estimate(known))
+    found = sweep(alone)
+    for place, calibration in enumerate(alone["sweep"]["deployment.calibration"]):
+        known = estimate(
+            "llama-3.1-8b", "h100-sxm", calibration=calibration, prompt_tokens=1500, output_tokens=200, **split
+        )
+        assert found["ttft_s_mean"].values[place] == pytest.approx(known.ttft_s, rel=1e-9)
+        assert found["e2e_s_mean"].values[place] == pytest.approx(known.e2e_s, rel=1e-9)
+        assert (known.client_delay_s > 0) == (calibration == "auto") == ("before and after" in format_estimate(known))
 
 
 def test_iterations_planned_ahead_last_as_long_as_iterations_with_drafts_do():
