@@ -159,13 +159,11 @@ def test_one_request_alone_is_the_simulators_request(split):
         "sweep": {"deployment.calibration": ["datasheet", "auto"]},
     }
     found = sweep(alone)
-    for place, calibration in enumerate(alone["sweep"]["deployment.calibration"]):
-        known = estimate(
-            "llama-3.1-8b", "h100-sxm", calibration=calibration, prompt_tokens=1500, output_tokens=200, **split
-        )
+    for place, name in enumerate(alone["sweep"]["deployment.calibration"]):
+        known = estimate("llama-3.1-8b", "h100-sxm", calibration=name, prompt_tokens=1500, output_tokens=200, **split)
         assert found["ttft_s_mean"].values[place] == pytest.approx(known.ttft_s, rel=1e-9)
         assert found["e2e_s_mean"].values[place] == pytest.approx(known.e2e_s, rel=1e-9)
-        assert (known.client_delay_s > 0) == (calibration == "auto") == ("before and after" in format_estimate(known))
+        assert (known.client_delay_s > 0) == (name == "auto") == ("before and after" in format_estimate(known))
 
 
 def test_iterations_planned_ahead_last_as_long_as_iterations_with_drafts_do():
