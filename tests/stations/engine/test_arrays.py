@@ -24,12 +24,13 @@ from tests.stations.engine.any_order.build import CACHE, Kind
 from tests.stations.engine.coupled import build as coupled_build
 from tests.stations.engine.in_order import build as in_order_build
 from tests.stations.engine.in_order.build import RING, SLOTS
+from tests.thorough import THOROUGH
 
 KINDS = [
     Kind(windowed=True, peaks=True),
-    Kind(windowed=True, pipeline_ranks=2),
     Kind(windowed=True, cached=True),
     Kind(windowed=True, pipeline_ranks=2, speculating=True),
+    *([Kind(windowed=True, pipeline_ranks=2)] if THOROUGH else []),
 ]
 
 
