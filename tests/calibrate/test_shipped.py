@@ -73,7 +73,7 @@ def test_fitted_sets_are_plausible_and_affine_in_the_context(hardware):
 
 
 def test_the_errors_of_the_h100_are_as_stated(data_folder):
-    tables = read_tables([data_folder / "aic_gemm.parquet", data_folder / "aic_moe.parquet"])
+    tables = read_tables([data_folder / "aic_gemm.parquet"])
     device, found = load_hardware("h100-sxm"), load_calibration("h100-sxm-vllm", "h100-sxm")
     for part in select(tables, "h100-sxm", PROCESSORS["h100-sxm"])[0]:
         if part.label != "gemm":

@@ -24,11 +24,13 @@ from tests.simulation.engines import LEVELS, Designs, outcomes
 from tests.thorough import THOROUGH
 
 CLOSED = "workload.arrivals={process: closed_loop, users: 7}"
+EXPERTS = "deployment.model=gpt-oss-20b"
+"""Of all designs in which users wait for a frontend, so that they share a program."""
 SHARED = {
     "chunked": (),
     "continuous on replicas": ("deployment.batching.policy=continuous", "deployment.replicas=2"),
     "random router": ("deployment.batching.policy=mixed", "deployment.replicas=2", "deployment.router=random"),
-    "closed loop, windows, experts": ("deployment.model=gpt-oss-20b", CLOSED, "deployment.replicas=2"),
+    "closed loop, windows, experts": (EXPERTS, CLOSED, "deployment.replicas=2"),
     "decode": ("deployment.role=decode", "deployment.batching.policy=static"),
     "full cache": ("deployment.hardware=rtx-4090", "deployment.precision.weights=fp8", "workload.arrivals.rate_rps=40"),
     "seeds": ("workload.seeds=[3, 5]", "workload.cached_tokens=50"),
@@ -45,7 +47,7 @@ TIGHT = (
 )
 """Little KV, much load."""
 PIPELINE = "deployment.pipeline_parallel=2"
-WINDOWS = (*TIGHT, "deployment.model=gpt-oss-20b", "deployment.kv.memory_fraction=0.93")
+WINDOWS = (*TIGHT, EXPERTS, "deployment.kv.memory_fraction=0.93")
 SEEDS = ("workload.seeds=[3, 5]",) if THOROUGH else ()
 """Another number of lanes is another program: for the general ones only once, else with ``make test-thorough``."""
 GENERAL = {
@@ -59,9 +61,9 @@ GENERAL = {
     "watermark, whole prompts": (*TIGHT, "deployment.kv.watermark=0.1", "deployment.batching.policy=continuous"),
     "windows": (*WINDOWS, "deployment.batching.max_num_seqs=64"),
     "sarathi": (*TIGHT, "deployment.batching.policy=sarathi"),
-    "decode on demand": (*TIGHT, "deployment.role=decode", CLOSED),
+    "decode on demand": (*WINDOWS, "deployment.role=decode", CLOSED),
     "pipeline of experts": (
-        PIPELINE, "deployment.model=gpt-oss-20b", "deployment.batching.policy=continuous", "deployment.replicas=2"
+        PIPELINE, EXPERTS, "deployment.batching.policy=continuous", "deployment.replicas=2"
     ),
     "pipeline on demand": (PIPELINE, *TIGHT, CLOSED),
     "orca": ("deployment.batching.policy=orca", "workload.arrivals.rate_rps=40"),
@@ -84,8 +86,10 @@ TOGETHER = {
         "deployment.replicas=2",
     ),
     "pipelines, least_work": (PIPELINE, *TIGHT, CLOSED, THREE, "deployment.router=least_work"),
-    "users at random": (THREE, CLOSED, "deployment.router=random", *SEEDS),
-    "few users": (THREE, "workload.arrivals={process: closed_loop, users: 2}", "deployment.router=least_work"),
+    "users at random": (THREE, EXPERTS, CLOSED, "deployment.router=random", *SEEDS),
+    "few users": (
+        THREE, EXPERTS, "workload.arrivals={process: closed_loop, users: 2}", "deployment.router=least_work"
+    ),
 }  # fmt: skip
 if THOROUGH:  # programs of their own, whose parts others have
     GENERAL["pipeline"] = (PIPELINE, "deployment.replicas=2")
