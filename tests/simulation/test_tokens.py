@@ -96,11 +96,14 @@ if THOROUGH:  # programs of their own, whose parts others have
     TOGETHER["lightllm, least_tokens"] = (*GENERAL["lightllm"], THREE, "deployment.router=least_tokens")
 
 DESIGNS = Designs(SHARED | GENERAL | TOGETHER)
+PREEMPTING = ("on demand", "windows", "windows, least_context")
 
 
 @pytest.mark.parametrize("name", DESIGNS.designs)
 def test_both_engines_give_the_same(name):
-    np.testing.assert_array_equal(*DESIGNS.both(name).column("replica"))
+    found = DESIGNS.both(name)
+    np.testing.assert_array_equal(*found.column("replica"))
+    assert name not in PREEMPTING or found.summed("preemptions")[0].all()
 
 
 def test_system_prompts_are_computed_once_and_stay():
