@@ -156,7 +156,7 @@ PRODUCT = ("flop", "weight", "activation", "knee")
 ROW_FIELDS = {  # which of the fields of its rows a group of operators has a use for
     "token_rows": (*PRODUCT, "waves", "wave_s", "tile_pass_s"),
     "sequence_rows": PRODUCT,
-    "expert_rows": (*PRODUCT, "padding"),
+    "expert_rows": (*PRODUCT, "crowd", "crowded", "padding"),
     "prefill_rows": AttentionRows._fields,
     "prefill_window_rows": AttentionRows._fields,
     "ramp_rows": RampRows._fields,
@@ -169,6 +169,7 @@ COST_INPUTS = [
 ]
 INPUTS = {
     **{name: 1.5 for name in COST_INPUTS},
+    "cost.expert_rows.crowd": 5.0,
     "policy.whole_prompts": True,
     "policy.prefill_alone": True,
     "policy.drain_first": True,
@@ -189,7 +190,7 @@ INPUTS = {
 
 
 def _changed(lane: Lane, requests: Requests, name: str) -> tuple[Lane, Requests]:
-    """The input times 1.5, or put to the value of INPUTS."""
+    """The input times the value of INPUTS, or put to it: limits, policies and users."""
     value = INPUTS[name]
     name = name.removesuffix(" of requests")
     if name in Requests._fields and value == 1.5:
@@ -205,9 +206,9 @@ def _changed(lane: Lane, requests: Requests, name: str) -> tuple[Lane, Requests]
         return lane._replace(limits=limits._replace(policy=policy)), requests
     inner = getattr(lane.cost, path[1])
     if len(path) == 3:
-        scaled = inner._replace(**{path[2]: getattr(inner, path[2]) * 1.5 + 1e-7})
+        scaled = inner._replace(**{path[2]: getattr(inner, path[2]) * value + 1e-7})
     else:
-        scaled = inner * 1.5
+        scaled = inner * value
     return lane._replace(cost=lane.cost._replace(**{path[1]: scaled})), requests
 
 
