@@ -273,7 +273,7 @@ def _crowded(sequences: int, most: int) -> str | None:
 
 
 def _beyond_limit(sequences: int, most: int) -> str | None:
-    """Why the scheduler runs no so many sequences, those of all pipeline ranks together; None where it does."""
+    """Why the scheduler does not run so many sequences, over all pipeline ranks; None where it does."""
     if sequences <= most:
         return None
     return (
