@@ -84,7 +84,7 @@ def _vllm(hardware: Hardware, devices: int, ranks: int) -> SchedulerDefaults:
     if hardware.kind == "cpu":
         sequences, tokens = 128 * (devices // ranks), 2048 * (devices // ranks)
     elif hardware.kind == "tpu":
-        tokens = next((few for chip, few in {"v5e": 512, "v6e": 1024}.items() if chip in name), tokens)
+        tokens = next((few for chip, few in {"v5e": 512, "v5p": 256, "v6e": 1024}.items() if chip in name), tokens)
     elif hardware.memory_bytes >= 70 * GIB and "a100" not in name:
         sequences, tokens = 1024, 8192
     return SchedulerDefaults("chunked", sequences, tokens, 0.9, 16)

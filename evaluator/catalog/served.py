@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from evaluator.catalog.calibration import HOST, SORT, Calibration
+from evaluator.catalog.calibration import HOST, OPTIONAL_CLASSES, SORT, TUNED, Calibration
 from evaluator.catalog.efficiency import OperatorEfficiency
 
 _FRACTIONS = ("flops_efficiency", "bandwidth_efficiency", "activation_efficiency", "link_efficiency")
@@ -22,14 +22,14 @@ def as_served(kernels: Calibration, isolated: Calibration, serving: Calibration)
     """``kernels`` of one engine, each figure times what it is in ``serving`` over what it is in ``isolated``.
 
     The latter two are sets of another engine on the same hardware: fitted to serving runs, and to its kernels. Classes
-    that it has not stay as they are.
+    that it has not stay as they are, but experts of tuned shapes, which are a class of their own in some engines alone:
+    they change as all experts do.
     """
-    classes = {
-        name: _changed(own, isolated.efficiencies[name], serving.efficiencies[name])
-        if name in isolated.efficiencies and name in serving.efficiencies
-        else own
-        for name, own in kernels.efficiencies.items()
-    }
+    classes = {}
+    for name, own in kernels.efficiencies.items():
+        known = OPTIONAL_CLASSES[TUNED] if name == TUNED and TUNED not in isolated.efficiencies else name
+        told = known in isolated.efficiencies and known in serving.efficiencies
+        classes[name] = _changed(own, isolated.efficiencies[known], serving.efficiencies[known]) if told else own
     link = _times(kernels, isolated, serving, ("link_efficiency",))
     return replace(kernels, efficiencies=classes, **link)
 

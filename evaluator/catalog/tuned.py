@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evaluator.catalog.fields import Fields
-from evaluator.catalog.store import find, has
+from evaluator.catalog.store import find, has, names, suggestion
 from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
 
@@ -41,6 +41,9 @@ def _load(path: Path) -> Mapping[str, frozenset[ExpertShape]]:
     given.sources(("tuned",))
     listed = given.inner("tuned")
     given.finish()
+    for device in listed.values:
+        if not has("hardware", str(device)):
+            raise InputError(f"{listed.place(str(device))}: no such device{suggestion(str(device), names('hardware'))}")
     return {str(device): _shapes(listed.inner(device)) for device in listed.values}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from evaluator.catalog import load_model
+from evaluator.catalog import load_hardware, load_model
 from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.model import Model
 from evaluator.compare.calibrations import calibration_for
 from evaluator.errors import InputError
@@ -70,12 +71,20 @@ def deployment(experiment: Experiment, model: Model, hardware: str, calibration:
         pipeline_parallel=experiment.pipeline_parallel,
         expert_parallel=ranks * experiment.data_parallel if experiment.expert_parallel else 1,
         data_parallel=experiment.data_parallel,
-        batching=Batching(
-            CHUNKED.name if chunks else MIXED.name, experiment.max_num_seqs, experiment.max_num_batched_tokens
-        ),
+        batching=Batching(CHUNKED.name if chunks else MIXED.name, *_limits(experiment, model, hardware)),
         kv=KvCache("on_demand" if chunks else "reserve", experiment.memory_fraction, experiment.block_tokens),
         router="least_outstanding",
     )
+
+
+def _limits(experiment: Experiment, model: Model, hardware: str) -> tuple[int, int]:
+    """max_num_seqs and max_num_batched_tokens, where nobody says them those of vLLM on the device; without chunks there
+    is room for the longest request then, as vLLM makes it."""
+    devices = experiment.tensor_parallel * experiment.pipeline_parallel
+    usual = serving_engine(DEFAULT_ENGINE).defaults(load_hardware(hardware), devices, 1)
+    said, longest = experiment.max_num_batched_tokens, experiment.max_model_tokens or model.max_positions
+    budget = max(usual.max_num_batched_tokens, 0 if experiment.chunked_prefill else longest) if said is None else said
+    return experiment.max_num_seqs or usual.within(said, 1).max_num_seqs, budget
 
 
 def _check_length(experiment: Experiment, model: Model) -> None:

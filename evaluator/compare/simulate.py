@@ -46,11 +46,10 @@ def simulate_server(server: Server, loads: Sequence[Requests]) -> list[Times]:
 
 
 def _check_prompts(server: Server, load: Requests) -> None:
-    limits, prompt = server.experiment, int(load.compute_tokens.max())
-    if not limits.chunked_prefill and prompt > limits.max_num_batched_tokens:
+    budget, prompt = server.design.spec.max_num_batched_tokens, int(load.compute_tokens.max())
+    if not server.experiment.chunked_prefill and prompt > budget:
         raise InputError(
-            f"prompts of {prompt} tokens exceed max_num_batched_tokens {limits.max_num_batched_tokens}, and "
-            f"chunked_prefill is off"
+            f"prompts of {prompt} tokens exceed max_num_batched_tokens {budget}, and chunked_prefill is off"
         )
 
 
@@ -108,7 +107,7 @@ def _sharing(server: Server, load: Requests) -> tuple[StationPlan, Jobs]:
 
 def _station(server: Server, load: Requests, demand: Demand, kept: int) -> tuple[StationPlan, Jobs]:
     ready_s = np.maximum(load.arrival_s, load.arrival_s[0] + server.replica.warm_up_s)
-    count, budget = len(ready_s), server.experiment.max_num_batched_tokens
+    count, budget = len(ready_s), server.design.spec.max_num_batched_tokens
     station = StationPlan("server", server.deployment, server.design, demand.extremes, budget, kept)
     return station, Jobs(np.arange(count), ready_s, demand, np.ones(count, dtype=bool))
 

@@ -221,7 +221,11 @@ def _estimated(
         prompt_tokens=served.prompt_tokens,
         output_tokens=served.output_tokens,
         batch=served.count,
-        status=built.reason or _crowded(in_flight, most) or beyond or "ok",
+        status=built.reason
+        or _crowded(in_flight, most)
+        or _beyond_limit(in_flight, built.spec.max_num_seqs)
+        or beyond
+        or "ok",
         max_num_seqs=built.spec.max_num_seqs,
         max_num_batched_tokens=built.spec.max_num_batched_tokens,
         memory=memory,
@@ -265,6 +269,16 @@ def _crowded(sequences: int, most: int) -> str | None:
         return None
     return (
         f"does not fit: the KV cache holds {most} such sequences at a time, not {sequences}; remedy: a batch <= {most}"
+    )
+
+
+def _beyond_limit(sequences: int, most: int) -> str | None:
+    """Why the scheduler does not run so many sequences, over all pipeline ranks; None where it does."""
+    if sequences <= most:
+        return None
+    return (
+        f"infeasible: max_num_seqs lets {most:,} sequences run at a time, not {sequences:,}; "
+        "raise it or lower the batch"
     )
 
 

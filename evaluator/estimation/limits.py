@@ -27,7 +27,13 @@ def limits(
     if "max_num_batched_tokens" not in there:
         budget = default_budget(used.policy, used.max_num_batched_tokens, decodes, prompt_tokens)
         return replace(used, max_num_batched_tokens=budget)
-    if used.max_num_batched_tokens < decodes and not policy(used.policy).prefill_alone:
+    record = policy(used.policy)
+    if record.whole_prompts and prompt_tokens > used.max_num_batched_tokens:
+        raise InputError(
+            f"max_num_batched_tokens: {used.max_num_batched_tokens:,} are fewer than the {prompt_tokens:,} of a "
+            f"prompt, which policy {used.policy} computes whole; raise it or shorten the prompt"
+        )
+    if used.max_num_batched_tokens < decodes and not record.prefill_alone:
         drafts = f", each with {decode_tokens - 1} drafts," if decode_tokens > 1 else ""
         raise InputError(
             f"max_num_batched_tokens: {used.max_num_batched_tokens:,} are fewer than {used.max_num_seqs:,} sequences"

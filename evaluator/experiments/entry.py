@@ -37,6 +37,10 @@ class Entry:
             raise InputError(f"{self.where}{key} must be an integer, got {number:g}")
         return int(number)
 
+    def said(self, key: str) -> int | None:
+        """A whole number; None where there is none."""
+        return None if self.value.get(key) is None else self.count(key)
+
     def text(self, key: str, default: str | None = None) -> str:
         """A text that is not empty."""
         given = self.value.get(key)

@@ -58,7 +58,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One server under one workload. ``kv_blocks`` None: what fits; ``measured`` may be empty.
+    """One server under one workload. ``kv_blocks`` None: what fits; a limit that is None is vLLM's on the device;
+    ``measured`` may be empty.
 
     ``problem`` says why a specification cannot be read, and the rest of it means nothing then; ``notes`` say what is
     not heeded of the specification or the measurements.
@@ -74,8 +75,8 @@ class Experiment:
     expert_parallel: bool = False
     weight_precision: str = UNRECORDED
     kv_precision: str = "auto"
-    max_num_seqs: int = 128
-    max_num_batched_tokens: int = 2048
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     max_model_tokens: int | None = None
     kv_blocks: int | None = None
     block_tokens: int = 16

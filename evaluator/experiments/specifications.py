@@ -51,7 +51,6 @@ def read_specification(value: Any, number: int, rows: Mapping[str, Sequence[Meas
 
 
 def _experiment(key: str, entry: Entry) -> Experiment:
-    blocks = entry.value.get("total_kv_blocks")
     length = "max_model_len_tokens" if entry.value.get("max_model_len_tokens") is not None else "max_model_len"
     tensor, data = entry.count("tensor_parallel_size", 1), entry.count("data_parallel_size", 1)
     workload = _workload(entry.inner("workload"))
@@ -66,10 +65,10 @@ def _experiment(key: str, entry: Entry) -> Experiment:
         expert_parallel=_expert_parallel(entry, tensor, data),
         weight_precision=_weights(entry),
         kv_precision=entry.text("kv_cache_dtype", "auto"),
-        max_num_seqs=entry.count("max_num_seqs", 128),
-        max_num_batched_tokens=entry.count("max_num_batched_tokens", 2048),
-        max_model_tokens=None if entry.value.get(length) is None else entry.count(length),
-        kv_blocks=None if blocks is None else entry.count("total_kv_blocks"),
+        max_num_seqs=entry.said("max_num_seqs"),
+        max_num_batched_tokens=entry.said("max_num_batched_tokens"),
+        max_model_tokens=entry.said(length),
+        kv_blocks=entry.said("total_kv_blocks"),
         block_tokens=entry.count("kv_block_size_tokens", 16),
         memory_fraction=_fraction(entry, "gpu_memory_utilization", 0.9),
         prefix_caching=entry.flag("prefix_caching", True),

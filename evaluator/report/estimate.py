@@ -40,6 +40,7 @@ def _summary(result: Estimate) -> list[str]:
         f"{result.max_num_seqs:,} sequences and {result.max_num_batched_tokens:,} tokens",
         f"KV capacity       {_capacity(result)}, {result.max_sequences:,} sequences of this length{each}",
         f"TTFT              {_milliseconds(result.ttft_s)}{_delay(result)}",
+        *_one_iteration(result),
         f"TPOT              {_milliseconds(result.tpot_s)}",
         f"end to end        {_milliseconds(result.e2e_s)}",
         f"throughput        {result.output_tok_per_s:,.1f} output tokens/s, {result.total_tok_per_s:,.1f} with prompts",
@@ -54,6 +55,16 @@ def _delay(result: Estimate) -> str:
     if result.client_delay_s == 0.0:
         return ""
     return f", of which {_milliseconds(result.client_delay_s)} before and after the engine (HTTP, planning ahead)"
+
+
+def _one_iteration(result: Estimate) -> list[str]:
+    """That the TTFT is that of one iteration, where the engine would take several for so many tokens of prompts."""
+    tokens = result.batch * result.prompt_tokens
+    if tokens <= result.max_num_batched_tokens:
+        return []
+    return [
+        f"{_UNDER}with all {tokens:,} prompt tokens in one iteration, which max_num_batched_tokens divides: simulate it"
+    ]
 
 
 def _drafts(result: Estimate) -> list[str]:

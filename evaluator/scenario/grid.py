@@ -123,8 +123,10 @@ def kept_rows(scenario: Scenario) -> np.ndarray | None:
 
     def values(name: str, where: Place) -> np.ndarray:
         path = _key_of(name, owners, where)
+        if path not in columns and (movers := _movers(path, owners, scenario.deployment)):
+            columns[path] = _defaults(scenario, path, movers)
         if path not in columns:
-            there = None if _moves(path, owners, base[1]) else lookup(base, path)
+            there = lookup(base, path)
             if path not in owners and not isinstance(there, int | float | str):
                 raise where.error(
                     f"{name} has no value here; conditions are on keys that the sweep or the scenario sets"
@@ -155,13 +157,32 @@ def _key_of(name: str, owners: Mapping[str, int], place: Place) -> str:
         raise InputError(f"{error}; a text stands in quotes, such as hardware == 'h100-sxm'") from None
 
 
-def _moves(path: str, owners: Mapping[str, int], deployment: Deployment) -> bool:
-    """Whether what stands at a key path is a default, which something that is swept may move."""
+def _movers(path: str, owners: Mapping[str, int], deployment: Deployment) -> list[str]:
+    """Of a key path that the scenario leaves to the engine, what is swept and moves its default, or says it in some
+    points; of another one nothing."""
     section, *keys = split_path(path)
     if section != "deployment" or len(keys) != 2 or keys[1] not in UNSAID.get(keys[0], {}):
-        return False
-    unsaid = getattr(getattr(deployment, keys[0]), keys[1]) is None
-    return unsaid and any(f"deployment.{key}" in owners for key in UNSAID[keys[0]][keys[1]])
+        return []
+    if getattr(getattr(deployment, keys[0]), keys[1]) is not None or deployment.pools is not None:
+        return []
+    found = [f"deployment.{key}" for key in UNSAID[keys[0]][keys[1]] if f"deployment.{key}" in owners]
+    return [path, *found] if found else []
+
+
+def _defaults(scenario: Scenario, path: str, movers: Sequence[str]) -> np.ndarray:
+    """What the points have at a key path as far as ``movers`` tell, over the product of the axes (axis, ...)."""
+    base = base_of(scenario)
+    axes = [
+        replace(
+            axis,
+            changes=tuple({key: value for key, value in change.items() if key in movers} for change in axis.changes),
+        )
+        for axis in scenario.sweep
+    ]
+    steps = list(np.ogrid[tuple(slice(len(axis.values)) for axis in axes)])
+    read = _read_fields(base, axes, steps)
+    part = assembled(base.sections["deployment"], base.deployment, ("deployment",), read, base.place)
+    return column([lookup((base.workload, each, base.slo), path) for each in part.values])[part.codes]
 
 
 def base_of(scenario: Scenario) -> Base:

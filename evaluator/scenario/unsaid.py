@@ -12,14 +12,15 @@ from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.scenario.scenario import Batching, Deployment, KvCache
 
 _ENGINE = ("engine",)
-_DEVICE = (*_ENGINE, "hardware", "hardware.memory_bytes", "hardware.like", "model")
+_DEVICE = (*_ENGINE, "hardware", "hardware.memory_bytes", "hardware.like", "model", "model.like",
+           "tensor_parallel", "pipeline_parallel", "data_parallel")  # fmt: skip
 UNSAID: dict[str, dict[str, tuple[str, ...]]] = {
     "batching": {
         "policy": _ENGINE,
         "max_num_seqs": (*_DEVICE, "batching.max_num_batched_tokens", "speculative", "speculative.tokens"),
     },
     "kv": {
-        "memory_fraction": (*_DEVICE, "tensor_parallel", "pipeline_parallel", "data_parallel"),
+        "memory_fraction": _DEVICE,
         "block_tokens": _ENGINE,
     },
 }

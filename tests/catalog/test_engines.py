@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from evaluator.catalog import load_calibration, load_hardware
+from evaluator.catalog.calibration import TUNED
 from evaluator.catalog.engines import DEFAULT_ENGINE, ENGINES, serving_engine
 from evaluator.catalog.served import as_served
 from evaluator.errors import InputError
@@ -26,10 +27,23 @@ def test_auto_takes_the_kernels_of_the_engine_served_as_by_vllm(hardware, engine
     assert found.of("gemm").bandwidth_efficiency <= 1.0
     starts = [each.of("mla_decode").launch_s for each in (found, kernels, serving, isolated)]
     assert starts[0] / starts[1] == pytest.approx(starts[2] / starts[3]) != 1.0
-    for name in set(kernels.efficiencies) - set(isolated.efficiencies):  # of which vLLM's runs say nothing
+    for name in set(kernels.efficiencies) - set(isolated.efficiencies) - {TUNED}:  # of which vLLM's runs say nothing
         assert found.of(name) == kernels.of(name)
     two = [each.of("all_reduce").among(2).launch_s for each in (found, kernels, serving, isolated)]
     assert two[0] / two[1] == pytest.approx(two[2] / two[3])
+
+
+@pytest.mark.parametrize("hardware", ["h100-sxm", "h200-sxm"])
+def test_tuned_experts_change_in_a_server_as_all_experts_do(hardware):
+    kernels, isolated, serving = (
+        load_calibration(f"{hardware}-{of}", hardware) for of in ("sglang", "vllm", "vllm.serving")
+    )
+    found = load_calibration("auto", hardware, engine="sglang")
+    assert TUNED in kernels.efficiencies and TUNED not in isolated.efficiencies
+    for name in ("bandwidth_efficiency", "launch_s"):
+        own, now = (getattr(each.of(TUNED), name) for each in (kernels, found))
+        before, after = (getattr(each.of("grouped_gemm"), name) for each in (isolated, serving))
+        assert now == pytest.approx(own * after / before) != own
 
 
 def test_vllm_served_as_vllm_is_its_own_serving_set():
@@ -117,6 +131,12 @@ def with_memory(gib):
 def test_vllm_has_larger_batches_on_large_gpus_but_a100(name, limits):
     found = ENGINES["vllm"].defaults(load_hardware(name), 8, 4)
     assert (found.max_num_seqs, found.max_num_batched_tokens) == limits
+
+
+def test_vllm_has_few_tokens_on_a_v5p():
+    v5p = replace(load_hardware("tpu-v5e"), name="tpu-v5p", memory_bytes=95e9)
+    found = ENGINES["vllm"].defaults(v5p, 8, 1)
+    assert (found.max_num_seqs, found.max_num_batched_tokens) == (256, 256)
 
 
 def test_a_budget_that_is_said_bounds_the_sequences_that_are_not():

@@ -50,6 +50,7 @@ def test_a_list_of_ones_own_comes_first(mine):
         ("[100]", "[]", "sglang.yaml: tuned.h100-sxm.8: expected experts and a list of their widths"),
         ("[100]", "[0]", "sglang.yaml: tuned.h100-sxm.8: expected experts and a list of their widths"),
         ("8: ", "many: ", "sglang.yaml: tuned.h100-sxm.many: expected experts and a list of their widths"),
+        ("h100-sxm", "h100", "sglang.yaml: tuned.h100: no such device; did you mean h100-sxm"),
         ("{tuned: mine}", "{}", "sglang.yaml: sources.tuned: missing"),
         ("name: sglang", "name: vllm", "sglang.yaml: name: 'vllm' is not the file's name 'sglang'"),
         ("name: sglang", "name: sglang\nwatts: 3", "sglang.yaml: watts: unknown key"),

@@ -93,3 +93,21 @@ def test_a_server_is_a_deployment_of_a_scenario(campaign):
     assert (first.deployment.batching.policy, first.deployment.kv.admission) == ("chunked", "on_demand")
     assert (second.deployment.batching.policy, second.deployment.kv.admission) == ("mixed", "reserve")
     assert str(design(first.deployment, 100).ready) == str(first.replica)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, (1024, 8192)),
+        ({"gpu": "A100-SXM-80GB"}, (256, 2048)),
+        ({"max_num_batched_tokens": 512}, (512, 512)),
+        ({"max_num_seqs": 64}, (64, 8192)),
+        ({"chunked_prefill": False, "prefix_caching": False, "max_model_len": 20000}, (1024, 20000)),
+    ],
+    ids=["nothing", "on A100", "a budget", "sequences", "no chunks"],
+)
+def test_limits_that_nobody_says_are_those_of_the_engine_on_the_device(campaign, said, expected):
+    given = {"max_num_seqs": None, "max_num_batched_tokens": None}
+    (only,) = read_experiments(*campaign([entry("a") | given | said], [row("a", 0)]))
+    spec = server(only, "datasheet").design.spec
+    assert (spec.max_num_seqs, spec.max_num_batched_tokens) == expected

@@ -62,6 +62,18 @@ def test_too_large_a_batch_is_a_status():
     assert "holds 176 such sequences at a time, not 500; remedy: a batch <= 176" in result.status
 
 
+def test_a_batch_beyond_max_num_seqs_is_a_status():
+    assert "max_num_seqs lets 4 sequences run at a time, not 8" in estimated(batch=8, max_num_seqs=4).status
+    assert "not 8" in estimated(batch=4, pipeline_parallel=2, max_num_seqs=4).status  # two batches are in flight
+    assert estimated(batch=4, max_num_seqs=4).status == "ok"
+
+
+def test_prompts_beyond_the_token_budget_are_told():
+    told = "with all 4,096 prompt tokens in one iteration, which max_num_batched_tokens divides"
+    assert told in format_estimate(estimated(prompt_tokens=2048, batch=2, max_num_batched_tokens=4095))
+    assert "divides" not in format_estimate(estimated(prompt_tokens=2048, batch=2, max_num_batched_tokens=4096))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -75,6 +87,10 @@ def test_too_large_a_batch_is_a_status():
         ({"max_num_seqs": 0}, "max_num_seqs: must be at least 1, not 0"),
         ({"block_tokens": 0}, "block_tokens: must be at least 1, not 0"),
         ({"max_num_batched_tokens": 64, "max_num_seqs": 65}, "64 are fewer than 65 sequences decode in an iteration"),
+        (
+            {"engine": "sglang", "prompt_tokens": 20000, "max_num_batched_tokens": 8192},
+            "8,192 are fewer than the 20,000 of a prompt, which policy continuous computes whole",
+        ),
         ({"prompt_tokens": 131072}, "exceed the 131072 positions of llama-8b"),
         ({"tensor_parallel": 3}, "does not divide the 32 attention heads"),
     ],

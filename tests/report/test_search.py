@@ -156,6 +156,19 @@ def test_labels_lie_inside_the_panel_and_over_no_design():
     assert [len(axes.texts) for axes in panels] == [3, 3]
 
 
+def test_the_legend_lies_inside_the_picture():
+    names = ["like=a100-sxm,memory_bytes=141GB", "l40s", "b200-sxm", "a100-sxm", "tpu-v5e"]
+    with matplotlib.rc_context(SETTINGS):
+        figure = figure_of(dataset().assign_coords(hardware=("config", names)))
+        figure.canvas.draw()
+        (legend,) = figure.legends
+        assert legend.get_window_extent().x1 <= figure.bbox.x1
+        assert [label.get_text() for label in legend.get_texts()][:2] == [
+            "like=a100-sxm,\nmemory_bytes=\n141GB",
+            "l40s",
+        ]
+
+
 def test_the_picture_for_a_rate_is_over_what_it_takes(tmp_path):
     panels = figure_of(dataset(rate_rps=5.0)).axes
     assert [axes.get_xlabel() for axes in panels] == ["devices", "price (USD/h)"]

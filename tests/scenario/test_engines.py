@@ -1,5 +1,7 @@
 """deployment.engine: the defaults of its scheduler, which explicit keys win over, in one pool and in several."""
 
+from typing import Any
+
 import pytest
 
 from evaluator.cost.activations import LOGIT_BYTES
@@ -116,20 +118,43 @@ def test_conditions_see_the_defaults_of_the_engine():
 
 
 @pytest.mark.parametrize(
-    "axis",
+    ("axis", "what", "expected"),
     [
-        {"deployment.engine": ["vllm", "trtllm"]},
-        {"deployment.hardware": ["a100-sxm", "h100-sxm"]},
-        {"deployment.hardware.memory_bytes": ["40GB", "80GB"]},
-        {"deployment.batching.max_num_batched_tokens": [128, 2048]},
+        ({"deployment.engine": ["vllm", "trtllm"]}, {}, [1024, 2048]),
+        ({"deployment.hardware": ["a100-sxm", "h100-sxm"]}, {}, [256, 1024]),
+        ({"deployment.hardware.memory_bytes": ["40GB", "80GB"]}, {"hardware": {"like": "h100-sxm"}}, [256, 1024]),
+        ({"deployment.batching.max_num_batched_tokens": [128, 2048]}, {}, [128, 1024]),
+        ({"deployment.tensor_parallel": [1, 2]}, {"hardware": "cpu-grace"}, [128, 256]),
+        (
+            {"deployment.speculative.tokens": [1, 3]},
+            {
+                "speculative": {"method": "ngram", "acceptance": 0.5, "tokens": 1},
+                "batching": {"max_num_batched_tokens": 512},
+            },
+            [256, 128],
+        ),
+        (
+            {"limits": {"zip": [{"deployment.batching.max_num_seqs": 64}, {"deployment.hardware": "l40s"}]}},
+            {},
+            [64, 256],
+        ),
     ],
 )
-def test_a_condition_on_a_default_that_differs_over_the_sweep_is_refused(axis):
-    what_if = {"hardware": {"like": "h100-sxm"}} if "deployment.hardware.memory_bytes" in axis else {}
-    with pytest.raises(InputError, match="max_num_seqs has no value here"):
-        expand(load_scenario(tree(axis | {"where": "max_num_seqs > 1"}, **what_if)))
-    said = tree(axis | {"where": "max_num_seqs == 64"}, batching={"max_num_seqs": 64}, **what_if)
-    assert len(expand(load_scenario(said)).points) == 2
+def test_conditions_see_defaults_that_differ_over_the_sweep(axis, what, expected):
+    def points(where: str, **more: Any) -> list[int]:
+        found = expand(load_scenario(tree(axis | {"where": where}, **(what | more)))).points
+        return [told(point[1]).batching.max_num_seqs for point in found]
+
+    assert points("max_num_seqs > 1") == expected
+    for count in expected:
+        assert points(f"max_num_seqs == {count}") == [count]
+    with pytest.raises(InputError, match="leaves none of the 2 points"):
+        points("max_num_seqs == 77")
+
+
+def test_conditions_on_what_is_said_are_not_on_defaults():
+    axis = {"deployment.engine": ["vllm", "trtllm"], "where": "max_num_seqs == 64"}
+    assert len(expand(load_scenario(tree(axis, batching={"max_num_seqs": 64}))).points) == 2
 
 
 def test_a_cache_of_less_than_a_block_is_refused():

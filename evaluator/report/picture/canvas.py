@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -87,14 +88,16 @@ def calibration(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
 
 def legend(figure: Any, groups: Sequence[tuple[str | None, Sequence[Any], Sequence[Any]]], right: float) -> None:
     """One legend per axis below each other, right of the panels; ``groups`` hold axis, levels and their handles."""
-    height = figure.get_size_inches()[1]
+    width, height = figure.get_size_inches()
     top = 1 - 0.85 / height
+    letters = int(((1 - right) * width - MARK) / LETTER)
     for name, levels, handles in groups:
         if name is None:
             continue
+        labels = [_wrapped(text(level), letters) for level in levels]
         figure.legend(
             handles,
-            [text(level) for level in levels],
+            labels,
             title=title(name),
             title_fontproperties={"weight": "bold"},
             loc="upper left",
@@ -104,7 +107,22 @@ def legend(figure: Any, groups: Sequence[tuple[str | None, Sequence[Any], Sequen
             handlelength=2.6,
             borderaxespad=0.0,
         )
-        top -= (0.5 + 0.205 * len(levels)) / height
+        top -= (0.5 + 0.205 * sum(1 + label.count("\n") for label in labels)) / height
+
+
+MARK, LETTER = 0.65, 0.085
+"""Inches of a legend's mark with the space around it, and of a letter of its labels."""
+
+
+def _wrapped(label: str, letters: int) -> str:
+    """A label of figures, as of a hypothetical device, on lines of so many letters; it breaks behind , and = alone."""
+    lines = [""]
+    for part in re.split(r"(?<=[,=])", label):
+        if lines[-1] and len(lines[-1] + part) > letters:
+            lines.append(part)
+        else:
+            lines[-1] += part
+    return "\n".join(lines)
 
 
 def x_axis(grid: Any, ds: xr.Dataset, layout: Layout) -> None:
