@@ -40,7 +40,8 @@ def test_names_stand_for_what_the_catalog_has():
 
 def test_plan_estimate_and_comparison_have_the_same_replica():
     planned = design(DEPLOYMENT, 100)
-    ran = server(Experiment("a", "a", "meta-llama/Llama-3.1-8B", "H100-SXM-80GB", tensor_parallel=2), "auto")
+    limits = {"tensor_parallel": 2, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
+    ran = server(Experiment("a", "a", "meta-llama/Llama-3.1-8B", "H100-SXM-80GB", **limits), "auto")
     assert numbers(ran.replica) == numbers(planned.ready)
     known = estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=100, output_tokens=10, tensor_parallel=2,
                      max_num_seqs=128, max_num_batched_tokens=2048)  # fmt: skip

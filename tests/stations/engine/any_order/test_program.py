@@ -13,7 +13,7 @@ from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.in_order import build as in_order
 from tests.thorough import tried
 
-CASES = tried(200, 0.2)
+CASES = tried(200, 0.24)
 ALL = Kind(windowed=True, experts=True, peaks=True)
 KINDS = {
     "all policies, windows, experts": ALL,
