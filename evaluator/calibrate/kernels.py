@@ -92,14 +92,13 @@ def classes(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 def _tuned(rows: pd.DataFrame, labels: np.ndarray) -> np.ndarray:
     """Rows of experts of a shape for which their engine has tuned kernels on their hardware, (row,) of bool."""
-    found = labels == UNTUNED
-    if found.any() and {"engine", "hardware"} <= set(rows):
-        shapes = zip(rows["experts"] / rows["expert_parallel"], rows["intermediate"], strict=True)
-        lists = {pair: tuned_experts(*pair) for pair in set(zip(rows["engine"], rows["hardware"], strict=True))}
-        places = zip(rows["engine"], rows["hardware"], shapes, strict=True)
-        found &= np.array([shape in lists[engine, hardware] for engine, hardware, shape in places], dtype=bool)
-        return found
-    return np.zeros(len(rows), dtype=bool)
+    untuned = labels == UNTUNED
+    if not untuned.any() or not {"engine", "hardware"} <= set(rows):
+        return np.zeros(len(rows), dtype=bool)
+    shapes = zip(rows["experts"] / rows["expert_parallel"], rows["intermediate"], strict=True)
+    lists = {pair: tuned_experts(*pair) for pair in set(zip(rows["engine"], rows["hardware"], strict=True))}
+    places = zip(rows["engine"], rows["hardware"], shapes, strict=True)
+    return untuned & np.array([shape in lists[engine, hardware] for engine, hardware, shape in places], dtype=bool)
 
 
 def routing_classes(rows: pd.DataFrame) -> list[OpClass]:
@@ -108,18 +107,19 @@ def routing_classes(rows: pd.DataFrame) -> list[OpClass]:
     return [routing_class(*each) for each in zip(rows["dtype"], activations, strict=True)]
 
 
-def _input_bytes(rows: pd.DataFrame) -> np.ndarray:
-    """Bytes of one element of a product's input, (row,)."""
-    return np.array([input_bytes(dtype, STREAM) for dtype in classes(rows)[1]])
+def _input_bytes(dtypes: np.ndarray) -> np.ndarray:
+    """Bytes of one element of the input of products that compute in these dtypes, (row,)."""
+    return np.array([input_bytes(dtype, STREAM) for dtype in dtypes])
 
 
 def gemm(rows: pd.DataFrame, levels: int) -> Predict:
     """Matrix products of m x k with k x n."""
     m, n, k = (rows[name].to_numpy() for name in "mnk")
     width = rows["dtype"].map(BYTES).to_numpy()
+    labels, dtypes = classes(rows)
     operators = known(
-        *classes(rows), len(rows), levels, flops=2 * n * k, weight_bytes=n * k * width,
-        activation_bytes=k * _input_bytes(rows) + n * STREAM, inputs=k, outputs=n,
+        labels, dtypes, len(rows), levels, flops=2 * n * k, weight_bytes=n * k * width,
+        activation_bytes=k * _input_bytes(dtypes) + n * STREAM, inputs=k, outputs=n,
     )  # fmt: skip
     along = tiles(m)
 
@@ -158,7 +158,8 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     tokens, hidden, inner, top, experts, ranks = (rows[name].to_numpy() for name in names)
     halves = 1.0 + (rows["gated"].fillna(1.0).to_numpy() if "gated" in rows else 1.0)
     width = rows["dtype"].map(BYTES).to_numpy()
-    held, read = experts / ranks, _input_bytes(rows)
+    labels, dtypes = classes(rows)
+    held, read = experts / ranks, _input_bytes(dtypes)
     visits, touched_there = top / ranks, np.full(len(rows), np.nan)
     if "visits" in rows:
         visits = (rows["visits"] / tokens).fillna(pd.Series(visits, rows.index)).to_numpy()
@@ -167,7 +168,7 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
 
     def product(inputs: np.ndarray, outputs: np.ndarray) -> Coefficients:
         return known(
-            *classes(rows), len(rows), levels, flops=2 * visits * inputs * outputs,
+            labels, dtypes, len(rows), levels, flops=2 * visits * inputs * outputs,
             weight_bytes=held * inputs * outputs * width, matrices=held, crowd=held, inputs=inputs, outputs=outputs,
             activation_bytes=visits * (inputs * read + outputs * STREAM),
         )  # fmt: skip
