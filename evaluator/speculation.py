@@ -77,6 +77,11 @@ def mean_tokens(speculative: Speculative | None) -> float:
     return 1.0 if speculative is None else speculative.mean_tokens
 
 
+def decode_tokens(drafting: Drafting | None) -> int:
+    """Tokens that a decode takes of an iteration: one, or with drafts as many as it verifies."""
+    return 1 if drafting is None else 1 + drafting.tokens
+
+
 def hashed(x: Any) -> Any:
     """A hash of uint32 numbers, an array of NumPy or JAX: the best of C. Wellons' hash-prospector (16, 15, 15)."""
     x = x ^ (x >> np.uint32(16))

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import LayerKind, Model, MoeFeedForward
 from evaluator.cost.dtypes import weight_dtypes
-from evaluator.cost.parallel import Parallel, split_problem
+from evaluator.cost.parallel import Parallel, parallel_problem, split_problem
 from evaluator.cost.precision import Precision
 from evaluator.cost.projections import (
     Projection,
@@ -26,6 +27,17 @@ from evaluator.cost.projections import (
 )
 
 BLOCK = 128
+
+
+def division_problem(
+    model: Model, hardware: Hardware, precision: Precision, parallel: Parallel, whole_blocks: bool = True
+) -> str | None:
+    """Why a model cannot be divided so on these devices, by its shape or, of an engine that loads whole blocks alone
+    (``ServingEngine.whole_blocks``), by its blocks; None where it can."""
+    undivided = parallel_problem(model, hardware, parallel)
+    if undivided is None and whole_blocks:
+        return block_problem(model, precision, parallel)
+    return undivided
 
 
 def block_problem(model: Model, precision: Precision, parallel: Parallel) -> str | None:

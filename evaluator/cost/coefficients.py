@@ -22,6 +22,7 @@ from evaluator.cost.rates import GROUP_SIZES, GROUPED, NARROW_DTYPES, OP_CLASSES
 
 _SCALINGS = get_args(Scaling)
 _AS_STATED = ("inputs", "outputs", "heads", "kv_heads", "token_bytes", "query_elements", "layers", "matrices")
+"""Figures of an operator that are columns as they are."""
 
 UNTUNED = "grouped_gemm"
 """The class of experts in 16 bits, and of those of no list of tuned shapes alone where a set has the class TUNED."""
@@ -89,19 +90,7 @@ def coefficients(
         size=np.array([_size_weights(operator, reach) for operator in operators]).reshape(
             -1, len(GROUPED) * len(GROUP_SIZES)
         ),
-        **{
-            name: np.array([getattr(operator, name) for operator in operators], dtype=float)
-            for name in (
-                "inputs",
-                "outputs",
-                "heads",
-                "kv_heads",
-                "token_bytes",
-                "query_elements",
-                "layers",
-                "matrices",
-            )
-        },
+        **{name: np.array([getattr(operator, name) for operator in operators], dtype=float) for name in _AS_STATED},
         crowd=np.array([each.held.experts / each.held.ranks if each.held else 0.0 for each in operators], dtype=float),
         placed=tuple(operator.placed for operator in operators),
         log_expert_missed=min((operator.log_expert_missed for operator in operators), default=0.0),

@@ -17,11 +17,11 @@ from numpy.typing import ArrayLike
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import CompressedAttention, LatentAttention, LayerKind, Mixer, Model, SoftmaxAttention
 from evaluator.cost.activations import activation_bytes, rotary_bytes
-from evaluator.cost.blocks import block_problem
+from evaluator.cost.blocks import division_problem
 from evaluator.cost.kv import KvUnits, beyond, prefix, units
 from evaluator.cost.layer_state import kept, kv_bytes, state_bytes
 from evaluator.cost.operators import rank_kinds
-from evaluator.cost.parallel import Parallel, in_lockstep, lockstep_problem, of_rank, parallel_problem
+from evaluator.cost.parallel import Parallel, in_lockstep, lockstep_problem, of_rank
 from evaluator.cost.precision import Precision
 from evaluator.cost.weights import weight_bytes
 
@@ -264,9 +264,8 @@ def _remedy(
     ranks = [replace(parallel, data=n, expert=expert * n // data if expert > 1 else 1) for n in _larger(data)]
 
     def fits(split: Parallel, drafts: bool = True) -> bool:
-        if parallel_problem(model, hardware, split) or lockstep_problem(model, split):
-            return False
-        if block_problem(model, precision, split):  # of some engines, but no remedy that only others take
+        # Whole blocks are what some engines demand; a remedy that only the others take would be none.
+        if division_problem(model, hardware, precision, split) or lockstep_problem(model, split):
             return False
         weights = [weight_bytes(model, precision, split, pipeline_rank) for pipeline_rank in range(split.pipeline)]
         weights[-1] += beside(split) if drafts and beside is not None else 0.0

@@ -33,7 +33,7 @@ from evaluator.estimation.limits import limits
 from evaluator.estimation.phases import Phase, Sequences, decode_time, phase
 from evaluator.metrics.model_error import end_to_end
 from evaluator.replica import Design, Passage, ReplicaSpec, build, kept_model, passage
-from evaluator.speculation import Speculative, mean_tokens
+from evaluator.speculation import Speculative, decode_tokens, mean_tokens
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def estimate(
     usual = serving_engine(engine).defaults(device, tensor_parallel * pipeline_parallel * ranks, ranks)
     said = {"memory_fraction": memory_fraction, "block_tokens": block_tokens, "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens}  # fmt: skip
-    used = limits(usual, said, 1 if drafts is None else 1 + drafts.tokens, prompt_tokens)
+    used = limits(usual, said, decode_tokens(drafts), prompt_tokens)
     spec = ReplicaSpec(
         described, device, calibration, precision or Precision(),
         Parallel(tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts,

@@ -14,16 +14,17 @@ from evaluator.catalog.model import Model
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
-from evaluator.cost.blocks import block_problem
+from evaluator.cost.blocks import division_problem
 from evaluator.cost.fitted import fit_of, fitted_problem
 from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
-from evaluator.cost.parallel import Parallel, lockstep_problem, parallel_problem
+from evaluator.cost.parallel import Parallel, lockstep_problem
 from evaluator.records import Same
 from evaluator.replica.changes import Change, changed_calibration, changed_hardware
 from evaluator.replica.costing import costing
 from evaluator.replica.design import INFEASIBLE, UNSUPPORTED, Design, Problem, Replica
 from evaluator.replica.drafts import Drafter, drafter, drafting_problem, times_problem
 from evaluator.replica.spec import ReplicaSpec
+from evaluator.speculation import decode_tokens
 
 
 def build(spec: ReplicaSpec) -> Design:
@@ -39,9 +40,7 @@ def build(spec: ReplicaSpec) -> Design:
         others = ", ".join(name for name, each in ENGINES.items() if each.runs_on(hardware))
         reason = f"{engine.label} runs on devices of {engine.maker} alone, not on {hardware.name}; use engine: {others}"
         return replace(known, problem=Problem(INFEASIBLE, reason))
-    undivided = parallel_problem(model, hardware, parallel)
-    if undivided is None and engine.whole_blocks:
-        undivided = block_problem(model, precision, parallel)
+    undivided = division_problem(model, hardware, precision, parallel, engine.whole_blocks)
     if undivided is not None:
         return replace(known, problem=Problem(INFEASIBLE, undivided))
     undrafted = times_problem(spec, calibration) or drafting_problem(spec, model, hardware, _model)
@@ -117,7 +116,7 @@ def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware, by: Drafter | N
         max_num_batched_tokens=spec.max_num_batched_tokens,
         max_num_seqs=sampled if engine.profiles_sampling else 0,
         beside=(0.0, ()) if by is None else (by.weight_bytes, by.layers),
-        states=1 if spec.drafting is None else 1 + spec.drafting.tokens,
+        states=decode_tokens(spec.drafting),
     )  # fmt: skip
     if spec.kv_blocks is None:
         return plan

@@ -10,13 +10,13 @@ from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.engines import serving_engine
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import LayerKind, Model
-from evaluator.cost.blocks import block_problem
+from evaluator.cost.blocks import division_problem
 from evaluator.cost.dtypes import BYTES, weight_dtypes
 from evaluator.cost.gemm import gemm
 from evaluator.cost.kernel import Operator
 from evaluator.cost.memory import model_window
 from evaluator.cost.operators import operators
-from evaluator.cost.parallel import Parallel, in_lockstep, parallel_problem
+from evaluator.cost.parallel import Parallel, in_lockstep
 from evaluator.cost.precision import Precision
 from evaluator.cost.prediction import eagle_head, eagle_joint, module_joint, prediction_module
 from evaluator.cost.projections import Projection
@@ -220,9 +220,7 @@ def _model_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | Non
 
 def _undivided(wanted: Wanted, draft: Model, hardware: Hardware) -> tuple[str, bool] | None:
     spec, split = wanted.spec, _split(wanted.spec.parallel, draft)
-    undivided = parallel_problem(draft, hardware, split)
-    if undivided is None and serving_engine(spec.engine).whole_blocks:
-        undivided = block_problem(draft, spec.precision, split)
+    undivided = division_problem(draft, hardware, spec.precision, split, serving_engine(spec.engine).whole_blocks)
     return None if undivided is None else (f"speculative.model {draft.name}: {undivided}", True)
 
 

@@ -100,14 +100,14 @@ def in_words(errors: Mapping[str, np.ndarray]) -> str:
         known = np.asarray(values)[~np.isnan(values)]
         if not known.size:
             continue
-        low, high = (percent(error) if error <= UNKNOWN else _UNKNOWN for error in (known.min(), known.max()))
+        low, high = (percent(error) if error <= UNKNOWN else _BEYOND for error in (known.min(), known.max()))
         parts.append(f"{label} ± {high if low == high else f'{low} to {high}'} %")
     return ", ".join(parts)
 
 
 UNKNOWN = 1.0
 """Beyond this relative error its size says nothing but that the model does not know the value."""
-_UNKNOWN = f"more than {100 * UNKNOWN:.0f}"
+_BEYOND = f"more than {100 * UNKNOWN:.0f}"
 
 
 def percent(error: float) -> str:

@@ -11,7 +11,7 @@ from evaluator.catalog.what_if import WhatIf
 from evaluator.cost.parallel import GATHER
 from evaluator.cost.precision import Precision
 from evaluator.routing import Choice
-from evaluator.speculation import Speculative
+from evaluator.speculation import Speculative, decode_tokens
 
 NO_KEY = {"key": False}
 """Metadata of a field that is none of the keys of its section: it is filled in for each of several pools."""
@@ -342,7 +342,7 @@ class Deployment:
     @property
     def decode_tokens(self) -> int:
         """Tokens that a decode takes of an iteration: one, or with drafts as many as it verifies."""
-        return 1 if self.speculative is None else 1 + self.speculative.tokens
+        return decode_tokens(self.speculative)
 
 
 @dataclass(frozen=True)

@@ -180,9 +180,8 @@ def _waits(legs: Sequence[Leg], shape: tuple[int, int, int]) -> np.ndarray | Non
     for leg in legs:
         for at, one in each(leg.jobs):
             began_s = leg.departures.scheduled_s[at][: len(one)]
-            found[at][one.id] += np.maximum(
-                began_s - one.ready_s, 0.0
-            )  # layers of KV are sent before their prompt ends
+            # Layers of KV are sent before their prompt ends: service that starts before its job is ready is no wait.
+            found[at][one.id] += np.maximum(began_s - one.ready_s, 0.0)
     return found
 
 

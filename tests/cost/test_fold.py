@@ -169,9 +169,8 @@ def test_gradients_are_finite_differences(case, knee):
     if case == "knee" and knee == 0.0:
         return  # the classic maximum has no derivative at its knee; a finite subgradient is enough
     places = [(name, at) for name, leaf in zip(base._fields, base, strict=True) for at in np.ndindex(np.shape(leaf))]
-    endless = [
-        (name, at) for name, at in places if np.isinf(getattr(base, name)[at])
-    ]  # of operators that are not there
+    # Of operators that are not there.
+    endless = [(name, at) for name, at in places if np.isinf(getattr(base, name)[at])]
     assert not any(getattr(gradient, name)[at] for name, at in endless)
     places = [place for place in places if place not in endless]
     steps = [1e-5 * max(abs(getattr(base, name)[at]), 1e-8 if name.endswith("_s") else 1e-3) for name, at in places]
