@@ -15,11 +15,11 @@ from evaluator.errors import InputError
 from evaluator.execution.schedule import chunks_of
 from evaluator.metrics import OK, Outcomes, summarise
 from evaluator.metrics.service import kv_used_max, kv_used_mean
-from evaluator.plan import Member, Plan, plan
-from evaluator.plan.engines import ITERATION, TOKEN, program
+from evaluator.plan import Configuration, Plan, plan
+from evaluator.plan.simulators import ITERATION, TOKEN, program
 from evaluator.progress import ProgressReport
 from evaluator.results.coordinates import axis_coordinates
-from evaluator.run.known import levels_of
+from evaluator.run.plan_figures import levels_of
 from evaluator.run.request import loaded
 from evaluator.scenario import Scenario
 from evaluator.simulation import simulate_chunk
@@ -77,20 +77,26 @@ def validate(
     Errors: InputError where both engines apply to no configuration.
     """
     whole = plan(loaded(scenario))
-    able = [member for member in whole.members if member.status == OK and member.engine == ITERATION]
-    beyond = sum(member.status == OK and member.engine == TOKEN for member in whole.members)
+    able = [
+        configuration
+        for configuration in whole.configurations
+        if configuration.status == OK and configuration.simulator == ITERATION
+    ]
+    beyond = sum(
+        configuration.status == OK and configuration.simulator == TOKEN for configuration in whole.configurations
+    )
     if not able:
-        first = whole.members[0]
+        first = whole.configurations[0]
         reason = first.status if first.status != OK else f"computed by the reference alone: {', '.join(first.lacking)}"
         raise InputError(
             f"{whole.scenario.path or whole.scenario.name}: no configuration that both engines can run; the first is "
             f"{reason}"
         )
     configure()
-    infeasible = sum(member.status != OK for member in whole.members)
-    chosen = whole.of(np.array([member.config for member in stratified(whole, able, sample, seed)]))
+    infeasible = sum(configuration.status != OK for configuration in whole.configurations)
+    chosen = whole.of(np.array([configuration.config for configuration in stratified(whole, able, sample, seed)]))
     if progress is not None:
-        progress.expect(len(chosen.members))
+        progress.expect(len(chosen.configurations))
     rows = _differences(chosen, levels_of(whole), progress)
     if not rows:
         raise InputError(
@@ -101,61 +107,61 @@ def validate(
     worst = held.groupby("config")["largest"].max()
     apart = int((~(worst <= tolerance)).sum())
     axes = tuple(_on_axes(chosen, 0))
-    return Validation(table, len(chosen.members), len(able), beyond, infeasible, apart, float(worst.max()), axes)
+    return Validation(table, len(chosen.configurations), len(able), beyond, infeasible, apart, float(worst.max()), axes)
 
 
 def _differences(chosen: Plan, levels: np.ndarray, progress: ProgressReport | None) -> list[dict]:
     """A row for each configuration and metric. None of a configuration that left the range of a fitted cost."""
     rows: list[dict] = []
     for chunk in chunks_of(chosen):
-        fast = simulate_chunk(chosen, chunk.group, chunk.members)
+        fast = simulate_chunk(chosen, chunk.group, chunk.configurations)
         values = summarise(fast, levels)
-        for position, member in enumerate(chunk.members):
+        for position, configuration in enumerate(chunk.configurations):
             if fast.status[position] == OK:
-                rows += _compared(chosen, member, fast, values, position, levels)
+                rows += _compared(chosen, configuration, fast, values, position, levels)
             if progress is not None:
                 progress.advance()
     return rows
 
 
-def stratified(whole: Plan, members: list[Member], count: int, seed: int) -> list[Member]:
+def stratified(whole: Plan, configurations: list[Configuration], count: int, seed: int) -> list[Configuration]:
     """So many of the members, in the order of the grid, as evenly over their strata as it goes.
 
     A stratum is a policy with the program that runs it, a third of the range of the load, and a third of that of the
     pressure on the KV cache.
     """
-    if len(members) <= count:
-        return members
-    pressures = np.array([_pressures(whole, member) for member in members])
+    if len(configurations) <= count:
+        return configurations
+    pressures = np.array([_pressures(whole, configuration) for configuration in configurations])
     thirds = [np.searchsorted(np.quantile(column, (1 / 3, 2 / 3)), column) for column in pressures.T]
-    deployments = [[station.deployment for station in member.stations] for member in members]
+    deployments = [[station.deployment for station in configuration.stations] for configuration in configurations]
     policies = [tuple((pool.batching.policy, program(pool)) for pool in pools) for pools in deployments]
-    strata: dict[tuple, list[Member]] = {}
-    shuffled = np.random.default_rng(seed).permutation(len(members))
+    strata: dict[tuple, list[Configuration]] = {}
+    shuffled = np.random.default_rng(seed).permutation(len(configurations))
     for at in shuffled:
-        strata.setdefault((policies[at], *(third[at] for third in thirds)), []).append(members[at])
+        strata.setdefault((policies[at], *(third[at] for third in thirds)), []).append(configurations[at])
     used: Counter = Counter()  # of each policy, third of the load, and third of the pressure, how many are chosen
-    chosen: list[Member] = []
+    chosen: list[Configuration] = []
     while len(chosen) < count:
         left = [stratum for stratum in strata if strata[stratum]]
         next_ = min(left, key=lambda stratum: sum(used[part] for part in enumerate(stratum)))
         used.update(enumerate(next_))
         chosen.append(strata[next_].pop())
-    return sorted(chosen, key=lambda member: member.config)
+    return sorted(chosen, key=lambda configuration: configuration.config)
 
 
-def _pressures(whole: Plan, member: Member) -> tuple[float, float]:
+def _pressures(whole: Plan, configuration: Configuration) -> tuple[float, float]:
     """Of the first pool, the load: computing time asked for per time and replica, at the peak.
 
     And KV: asked for by a full batch, of what is. Of a closed loop the users per replica are the load, far above any
     open one.
     """
-    station = member.stations[0]
+    station = configuration.stations[0]
     deployment, replica = station.deployment, station.design.ready
-    jobs, *_ = whole.jobs(member)
+    jobs, *_ = whole.jobs(configuration)
     held = station.held_units(jobs.demand).mean() * deployment.batching.max_num_seqs / replica.kv.capacity_units
-    if member.workload.arrivals.users is not None:
-        return 1e9 * member.workload.arrivals.users / deployment.ranks, float(held)
+    if configuration.workload.arrivals.users is not None:
+        return 1e9 * configuration.workload.arrivals.users / deployment.ranks, float(held)
     output = jobs.demand.output_tokens.sum()
     tokens = jobs.demand.compute_tokens.sum() + output
     busy_s = replica.compute.token_s * tokens + replica.memory.iteration_s * output
@@ -163,11 +169,16 @@ def _pressures(whole: Plan, member: Member) -> tuple[float, float]:
 
 
 def _compared(
-    chosen: Plan, member: Member, fast: Outcomes, values: dict[str, np.ndarray], position: int, levels: np.ndarray
+    chosen: Plan,
+    configuration: Configuration,
+    fast: Outcomes,
+    values: dict[str, np.ndarray],
+    position: int,
+    levels: np.ndarray,
 ) -> list[dict]:
     """A row for each metric of one configuration, which the vectorised engine had at a position of its chunk."""
-    single = replace(chosen, engine=TOKEN).of(np.array([member.config]))
-    exact = simulate_chunk(single, single.groups[0], single.members)
+    single = replace(chosen, simulator=TOKEN).of(np.array([configuration.config]))
+    exact = simulate_chunk(single, single.groups[0], single.configurations)
     exact_values = summarise(exact, levels)
     latency = np.nanmax(exact_values["e2e_s_mean"])
     found = {name: _apart(getattr(fast, name)[position], getattr(exact, name)[0]) for name in TIMES}
@@ -176,12 +187,12 @@ def _compared(
     found[REPLICA] = _apart(getattr(fast, REPLICA)[position], getattr(exact, REPLICA)[0], 1.0)
     found |= {name: _apart(values[name][position], exact_values[name][0], latency) for name in SUMMARIES}
     found[HISTOGRAM] = _apart(values[HISTOGRAM][position], exact_values[HISTOGRAM][0])
-    policy = ", ".join(dict.fromkeys(station.deployment.batching.policy for station in member.stations))
+    policy = ", ".join(dict.fromkeys(station.deployment.batching.policy for station in configuration.stations))
     return [
         {
-            "config": member.config,
+            "config": configuration.config,
             "policy": policy,
-            **_on_axes(chosen, member.config),
+            **_on_axes(chosen, configuration.config),
             "metric": name,
             "largest": float(np.max(apart, initial=0.0)),
             "typical": float(np.median(apart)) if apart.size else 0.0,

@@ -32,7 +32,7 @@ SLOW = (
     "report/page/test_browser.py",
     "report/test_sensitivity.py",
     "simulation/test_perfetto.py",
-    "simulation/test_tokens.py",
+    "simulation/test_token_level.py",
     "stations",
 )
 """Folders, files and functions that compile many or large programs or run long; ``make test-fast`` leaves them out."""

@@ -31,11 +31,13 @@ def test_both_engines_agree_on_every_metric():
 
 def test_the_sample_is_spread_over_policies_load_and_kv():
     whole = plan(scenario(**AXES, deployment__batching__max_num_seqs=[8, 64, 512]))
-    able = whole.members
+    able = whole.configurations
     chosen = stratified(whole, able, 10, seed=0)
-    points = [whole.grid.points[member.config] for member in chosen]
+    points = [whole.grid.points[configuration.config] for configuration in chosen]
     assert Counter(deployment.batching.policy for _, deployment, _ in points) == dict.fromkeys(POLICIES, 2)
-    assert [member.config for member in chosen] == sorted({member.config for member in chosen})
+    assert [configuration.config for configuration in chosen] == sorted(
+        {configuration.config for configuration in chosen}
+    )
     assert len({workload.arrivals.rate_rps for workload, _, _ in points}) >= 2
     assert len({deployment.batching.max_num_seqs for _, deployment, _ in points}) >= 2
     assert stratified(whole, able, 10, seed=0) == chosen and stratified(whole, able, 99, seed=0) == able
@@ -50,9 +52,9 @@ def test_a_difference_is_found(monkeypatch):
     """One engine's last tokens late by 1e-6 of the clock."""
     simulate = validation.simulate_chunk
 
-    def late(whole, group, members):
-        outcomes = simulate(whole, group, members)
-        if group.engine == "iteration":
+    def late(whole, group, configurations):
+        outcomes = simulate(whole, group, configurations)
+        if group.simulator == "iteration":
             outcomes.last_token_s[...] *= 1 + 1e-6
         return outcomes
 
@@ -70,9 +72,9 @@ def test_a_difference_is_found(monkeypatch):
 def test_where_requests_go_and_when_they_are_sent_is_compared(monkeypatch):
     simulate = validation.simulate_chunk
 
-    def elsewhere(whole, group, members):
-        outcomes = simulate(whole, group, members)
-        if group.engine == "iteration":
+    def elsewhere(whole, group, configurations):
+        outcomes = simulate(whole, group, configurations)
+        if group.simulator == "iteration":
             outcomes.replica[..., 3] ^= 1
             outcomes.arrival_s[..., 3] *= 1 + 1e-6
         return outcomes

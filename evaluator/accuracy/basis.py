@@ -26,7 +26,7 @@ from evaluator.cost.parallel import Parallel, of_rank
 from evaluator.units import counted
 
 if TYPE_CHECKING:
-    from evaluator.replica import Design
+    from evaluator.replica import ReplicaBuild
 
 METRICS: Mapping[str, str] = {"ttft_s": "ttft", "itl_s": "itl", "e2e_s": "e2e"}
 """Latencies with an error of their own -> the metric that was measured; that of ``tpot_s`` is that of ``itl_s``."""
@@ -81,7 +81,7 @@ def has_host(text: str) -> bool:
     return not any(re.search(f"{re.escape(case.told)}(;|, and |$)", text) for case in CASES.values() if not case.host)
 
 
-def design_basis(built: Design) -> Basis:
+def design_basis(built: ReplicaBuild) -> Basis:
     """Of one replica."""
     calibration, model = built.calibration, built.model
     case = calibration.rests_on
@@ -91,7 +91,7 @@ def design_basis(built: Design) -> Basis:
     return Basis(cases, _unmeasured(built))
 
 
-def _unmeasured(built: Design) -> tuple[str, ...]:
+def _unmeasured(built: ReplicaBuild) -> tuple[str, ...]:
     """What of a replica no measured server had."""
     spec, hardware = built.spec, built.hardware
     found = [] if is_like_measured(hardware) else [_kind_of(hardware)]

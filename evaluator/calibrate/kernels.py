@@ -18,7 +18,6 @@ from evaluator.catalog.calibration import TUNED
 from evaluator.catalog.model import LatentAttention
 from evaluator.catalog.tuned import tuned_experts
 from evaluator.cost.batch import attention_area
-from evaluator.cost.beside import BesideRows, beside_time, waiting
 from evaluator.cost.coefficients import (
     UNTUNED,
     Coefficients,
@@ -34,13 +33,14 @@ from evaluator.cost.fold import rows_of
 from evaluator.cost.gemm import input_bytes
 from evaluator.cost.iteration import (
     AttentionRows,
-    Rows,
+    OperatorRows,
     attention_time,
     experts_touched,
     product_time,
     tiles,
 )
 from evaluator.cost.kernel import OpClass, Operator
+from evaluator.cost.mixed_attention import BesideRows, beside_time, waiting
 from evaluator.cost.mixers import latent_kernels
 from evaluator.cost.precision import Precision
 from evaluator.cost.rates import GROUP_SIZES, GROUPED, HANDOVER_BYTES, OP_CLASSES, Rates
@@ -125,7 +125,7 @@ def gemm(rows: pd.DataFrame, levels: int) -> Predict:
 
     def predict(rate: Rates) -> Any:
         times = unit_times(operators, rate)
-        return product_time(rows_of(times, Rows), m, 1.0, m, along) + times.fixed_s + times.quantise_s * m
+        return product_time(rows_of(times, OperatorRows), m, 1.0, m, along) + times.fixed_s + times.quantise_s * m
 
     return predict
 
@@ -187,7 +187,7 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
         total = elementwise_s(rate, moved, 3.0, around)
         for operators in (up, down):
             times = unit_times(operators, rate)
-            total = total + product_time(rows_of(times, Rows), tokens, touched, tokens) + times.fixed_s
+            total = total + product_time(rows_of(times, OperatorRows), tokens, touched, tokens) + times.fixed_s
         return total
 
     return predict

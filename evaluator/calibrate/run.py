@@ -22,7 +22,7 @@ from evaluator.calibrate.parameters import (
     group_parameters,
     scalar_parameter,
 )
-from evaluator.calibrate.selection import SMALL, Part, select, thin
+from evaluator.calibrate.selection import SMALL, ClassRows, select, thin
 from evaluator.calibrate.table import Table, read_tables
 from evaluator.catalog import Calibration, load_calibration, load_hardware
 from evaluator.catalog.calibration import TUNED
@@ -90,7 +90,7 @@ def _starting_rates(device: Hardware, base: Calibration, processors: Processors)
     return fixed(rate, {name: {"wave_tiles": float(processors.tiles)} for name in products})
 
 
-def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> list[Parameter]:
+def _parameters(parts: Sequence[ClassRows], rate: Rates, processors: Processors) -> list[Parameter]:
     """The parameters that these classes of measurement can tell of."""
     labels = {part.label for part in parts}
     wanted = {label for label in labels if label in FITTED}
@@ -115,7 +115,7 @@ def _parameters(parts: Sequence[Part], rate: Rates, processors: Processors) -> l
     return found
 
 
-def _group_sizes(parts: Sequence[Part], collective: str) -> list[int]:
+def _group_sizes(parts: Sequence[ClassRows], collective: str) -> list[int]:
     """How many devices take part in the collective in these rows."""
     groups = [part.rows["devices"] for part in parts if part.label == collective]
     if collective == "all_reduce":
@@ -123,7 +123,7 @@ def _group_sizes(parts: Sequence[Part], collective: str) -> list[int]:
     return sorted(set(pd.concat(groups).astype(int))) if groups else []
 
 
-def _untold(parts: Sequence[Part], processors: Processors) -> list[str]:
+def _untold(parts: Sequence[ClassRows], processors: Processors) -> list[str]:
     """Figures that no row of these classes can tell of: they stay away from the set."""
     decodes = [part.rows for part in parts if part.op_class == "attention_decode"]
     prompts = {engine for part in parts if part.op_class == "attention_prefill" for engine in part.rows["engine"]}
@@ -139,28 +139,28 @@ def _untold(parts: Sequence[Part], processors: Processors) -> list[str]:
     return [figure for figure, is_told in told.items() if not is_told]
 
 
-def _predictor(part: Part, rows: pd.DataFrame, device: Hardware) -> Any:
+def _predictor(part: ClassRows, rows: pd.DataFrame, device: Hardware) -> Any:
     make = iterations.predictor if part.op_class == "iteration" else None
     return make(rows, reach(device)) if make else kernels.predictor(part.op_class, rows, reach(device))
 
 
-def _target(part: Part, at: np.ndarray, device: Hardware) -> Target:
+def _target(part: ClassRows, at: np.ndarray, device: Hardware) -> Target:
     rows = part.rows.iloc[at].reset_index(drop=True)
     return Target(part.label, _predictor(part, rows, device), rows["time_s"].to_numpy())
 
 
-def judge(part: Part, rate: Rates, device: Hardware) -> pd.DataFrame:
+def judge(part: ClassRows, rate: Rates, device: Hardware) -> pd.DataFrame:
     """The rows of a class with what these rates predict."""
     predicted = np.asarray(_predictor(part, part.rows, device)(rate))
     return part.rows.assign(label=part.label, fitted=part.fitted, predicted_s=predicted)
 
 
-def _rotates(part: Part) -> bool:
+def _rotates(part: ClassRows) -> bool:
     """Whether a class is judged by rotation: it is small, and has more than one shape to leave out."""
     return len(part.rows) <= SMALL and len(set(part.fold)) > 1
 
 
-def _rotated(part: Part, rate: Rates, parameters: Sequence[Parameter], device: Hardware) -> pd.DataFrame:
+def _rotated(part: ClassRows, rate: Rates, parameters: Sequence[Parameter], device: Hardware) -> pd.DataFrame:
     """A class of few rows, every row predicted by a fit that has not seen its shape."""
     rows = part.rows.assign(label=part.label, fitted=False, predicted_s=np.nan)
     for fold in sorted(set(part.fold)):

@@ -55,7 +55,7 @@ _SHAPES = {
 
 
 @dataclass(frozen=True)
-class Part:
+class ClassRows:
     """Rows of one class, all on one device; ``fitted`` marks those that a fit may use, the rest are held out."""
 
     label: str  # class, with _8bit or _4bit where it applies
@@ -67,7 +67,7 @@ class Part:
 
 def select(
     tables: Sequence[Table], hardware: str | Hardware, processors: Processors, engine: str | None = None
-) -> tuple[tuple[Part, ...], dict[str, int]]:
+) -> tuple[tuple[ClassRows, ...], dict[str, int]]:
     """Usable rows of this hardware by class, and how many were left out and why. InputError where none is left.
 
     Of the kernels of several serving engines those of ``engine`` are used, and for a class that it has no rows of those
@@ -115,7 +115,7 @@ def select(
         part = part.dropna(axis=1, how="all").reset_index(drop=True)
         op_class = str(part["op_class"].iloc[0])
         fold = folds(part, op_class)
-        found.append(Part(str(label), op_class, part, fold, (fold > 0) | (len(part) <= SMALL)))
+        found.append(ClassRows(str(label), op_class, part, fold, (fold > 0) | (len(part) <= SMALL)))
     return tuple(found), left
 
 
@@ -162,7 +162,7 @@ def folds(rows: pd.DataFrame, op_class: str) -> np.ndarray:
     return unique[rows.groupby(names, sort=False, dropna=False).ngroup()]
 
 
-def thin(part: Part, most: int) -> np.ndarray:
+def thin(part: ClassRows, most: int) -> np.ndarray:
     """Indices of at most ``most`` rows to fit, evenly over the sizes of their times."""
     at = np.flatnonzero(part.fitted)
     if len(at) <= most:

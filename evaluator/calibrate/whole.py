@@ -15,12 +15,12 @@ import yaml
 from evaluator.calibrate.devices import UNKNOWN
 from evaluator.calibrate.errors import statistics
 from evaluator.calibrate.forms import FORMS
-from evaluator.calibrate.forms.rows import Rows
+from evaluator.calibrate.forms.rows import IterationRows
 from evaluator.calibrate.iterations import batches
 from evaluator.calibrate.selection import select
 from evaluator.calibrate.table import Table, read_table
 from evaluator.catalog import load_hardware, load_model
-from evaluator.catalog.iterations import AXES, TERMS, Iterations, Phase
+from evaluator.catalog.iterations import AXES, TERMS, Iterations, MeasuredPhase
 from evaluator.cost.fitted import fitted_cost
 from evaluator.cost.iteration import iteration_time
 from evaluator.errors import InputError
@@ -87,17 +87,19 @@ def fit_iterations(
     return FittedIterations(name, hardware, form, beyond, chosen, read, tuple(fits), table, notes, left)
 
 
-def _phases(rows: pd.DataFrame) -> list[tuple[str, Rows]]:
-    whole = Rows(batches(rows, None), rows["time_s"].to_numpy())
+def _phases(rows: pd.DataFrame) -> list[tuple[str, IterationRows]]:
+    whole = IterationRows(batches(rows, None), rows["time_s"].to_numpy())
     prefill = whole.batch.prefill_tokens > 0
     there = {"prefill": np.flatnonzero(prefill), "decode": np.flatnonzero(~prefill)}
     return [(phase, whole.take(at)) for phase, at in there.items() if len(at)]
 
 
-def _judged(label: str, form: str, phase: str, rows: Rows, fitted: Phase, axes: Sequence[str] | None) -> pd.DataFrame:
+def _judged(
+    label: str, form: str, phase: str, rows: IterationRows, fitted: MeasuredPhase, axes: Sequence[str] | None
+) -> pd.DataFrame:
     load = _LOADS[phase]
 
-    def frame(part: Rows, found: Phase, seen: bool) -> pd.DataFrame:
+    def frame(part: IterationRows, found: MeasuredPhase, seen: bool) -> pd.DataFrame:
         columns = {"label": label, "op_class": "iteration", "phase": phase, "fitted": seen}
         predicted = iteration_time(fitted_cost(form, {phase: found}), part.batch)
         return pd.DataFrame(
@@ -175,7 +177,7 @@ def _entry(fit: Iterations, form: str) -> dict[str, Any]:
     return common | {"precision": dtypes} | {name: _phase(name, each, form) for name, each in fit.phases.items()}
 
 
-def _phase(name: str, phase: Phase, form: str) -> dict[str, Any]:
+def _phase(name: str, phase: MeasuredPhase, form: str) -> dict[str, Any]:
     ranges = {quantity: list(ends) for quantity, ends in phase.ranges.items()}
     if form == "polynomial":
         factors = {term: value for term, value in zip(TERMS[name], phase.coefficients, strict=True) if value > 0}

@@ -27,7 +27,7 @@ TERMS = {
 
 
 @dataclass(frozen=True)
-class Phase:
+class MeasuredPhase:
     """Iterations with prompts, or without. ``ranges`` (low, high) are those of the measurements, by quantity.
 
     A polynomial has seconds per unit of each of ``TERMS``; a table has knots of each quantity (one alone where it does
@@ -48,7 +48,7 @@ class Iterations:
     tensor_parallel: int
     expert_parallel: int
     precision: tuple[str, str, str]  # weights, activations, kv
-    phases: Mapping[str, Phase]
+    phases: Mapping[str, MeasuredPhase]
 
 
 def read_iterations(given: Fields, form: str) -> tuple[Iterations, ...]:
@@ -86,18 +86,18 @@ def _one(given: Fields, form: str) -> Iterations:
     return found
 
 
-def _polynomial(given: Fields, phase: str) -> Phase:
+def _polynomial(given: Fields, phase: str) -> MeasuredPhase:
     factors = given.inner("coefficients")
     coefficients = tuple(factors.quantity(term, "s", 0.0, zero=True) for term in TERMS[phase])
     factors.finish()
     if not any(coefficients):
         raise InputError(f"{factors.where}: all of them are 0, so an iteration would take no time")
-    found = Phase(_ranges(given, phase), coefficients=coefficients)
+    found = MeasuredPhase(_ranges(given, phase), coefficients=coefficients)
     given.finish()
     return found
 
 
-def _table(given: Fields, phase: str) -> Phase:
+def _table(given: Fields, phase: str) -> MeasuredPhase:
     axes = given.inner("axes")
     knots = tuple(_numbers(axes, name) if axes.raw(name, None) is not None else (0.0,) for name in AXES[phase])
     axes.finish()
@@ -116,7 +116,7 @@ def _table(given: Fields, phase: str) -> Phase:
     for axis, name in enumerate(AXES[phase]):
         if (np.diff(np.reshape(seconds, shape), axis=axis) < 0).any():
             raise InputError(f"{given.place('seconds')}: fall where {name} grow; more work must not take less time")
-    found = Phase(_ranges(given, phase), knots=knots, seconds=seconds)
+    found = MeasuredPhase(_ranges(given, phase), knots=knots, seconds=seconds)
     for name, values in zip(AXES[phase], knots, strict=True):
         if len(values) > 1 and found.ranges[name][1] > values[-1]:
             raise InputError(f"{given.where}.ranges.{name}: ends beyond the last knot, {values[-1]:g}")

@@ -15,9 +15,9 @@ from evaluator.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from evaluator.measure import Device, Rows
-    from evaluator.measure.points import Point
-    from evaluator.measure.run import Outcome
+    from evaluator.measure import Device, MeasuredRows
+    from evaluator.measure.points import MeasuredCall
+    from evaluator.measure.run import MeasureOutcome
 
 MODELS = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b")
 SPLITS = (1, 2, 4, 8)
@@ -62,7 +62,7 @@ def measure(
     check_output(out, "--out", (".csv",))
     check_output(describe, "--describe", (".yaml",))
     from evaluator.catalog import load_model
-    from evaluator.measure import FULL, QUICK, Rows, find_device, points
+    from evaluator.measure import FULL, QUICK, MeasuredRows, find_device, points
 
     loaded = [load_model(name) for name in models or MODELS]
     device = find_device()
@@ -71,7 +71,7 @@ def measure(
         QUICK if quick else FULL,
     )  # fmt: skip
     describe = describe or (None if device.catalog_name else out.with_suffix(".yaml"))
-    rows = Rows(out, device.name, describe.stem if describe else str(device.catalog_name), resume=resume)
+    rows = MeasuredRows(out, device.name, describe.stem if describe else str(device.catalog_name), resume=resume)
     if describe is not None and describe.exists() and not resume:
         raise InputError(f"{describe}: is there already, and would be overwritten; name another one by --describe")
     _report(_run(found, device, rows, seconds, quick, quiet), rows, device)
@@ -83,7 +83,7 @@ def measure(
         typer.echo(f"next: evaluator calibrate {out} --hardware {hardware} --out {out.stem}-jax.yaml", err=True)
 
 
-def _describe(rows: Rows, device: Device, path: Path) -> None:
+def _describe(rows: MeasuredRows, device: Device, path: Path) -> None:
     from evaluator.measure import description
 
     path.write_text(description(rows.frame(), device, path.stem))
@@ -98,7 +98,9 @@ def _dtype(chosen: str | None, device: Device) -> str:
     return chosen or ("fp32" if device.platform == "cpu" else "bf16")
 
 
-def _run(found: Sequence[Point], device: Device, rows: Rows, seconds: float, quick: bool, quiet: bool) -> Outcome:
+def _run(
+    found: Sequence[MeasuredCall], device: Device, rows: MeasuredRows, seconds: float, quick: bool, quiet: bool
+) -> MeasureOutcome:
     from evaluator.measure import HASTY, THOROUGH
     from evaluator.measure import measure as run_measure
     from evaluator.progress import Progress
@@ -108,7 +110,7 @@ def _run(found: Sequence[Point], device: Device, rows: Rows, seconds: float, qui
         return run_measure(found, device, rows, effort=effort, seconds=seconds, progress=progress)
 
 
-def _report(outcome: Outcome, rows: Rows, device: Device) -> None:
+def _report(outcome: MeasureOutcome, rows: MeasuredRows, device: Device) -> None:
     """What was measured of which class, on what, and what was not, and why. InputError where nothing was."""
     left = ", ".join(f"{count:,} {why}" for why, count in outcome.left.items())
     if not outcome.measured + outcome.kept:

@@ -12,16 +12,16 @@ import typer
 from evaluator.cli.failures import interrupted
 from evaluator.cli.notes import say_notes, say_written
 from evaluator.cli.options import (
-    EngineOption,
     OutOption,
     PlotOption,
     QuietOption,
     ScenarioArgument,
     SetOption,
+    SimulatorOption,
     TopOption,
     check_dataset,
-    check_engine,
     check_plot,
+    check_simulator,
     read_scenario,
 )
 from evaluator.errors import InputError
@@ -48,16 +48,16 @@ def optimize(
         str, typer.Option(metavar="|".join(RANKS), help="Goodput, or goodput per GPU, per dollar; tokens per joule.")
     ] = "goodput",
     top: TopOption = 10,
-    engine: EngineOption = "iteration",
+    simulator: SimulatorOption = "iteration",
     quiet: QuietOption = False,
 ) -> None:
     """Find the highest rate at which each design meets the objectives: table, dataset, picture."""
-    check_engine(engine)
+    check_simulator(simulator)
     if rank_by not in RANKS:
         raise InputError(f"--rank-by {rank_by}: is no rule; allowed: {', '.join(RANKS)}")
     check_dataset(out)
     check_plot(plot)
-    dataset = _run(read_scenario(scenario, changes), rate, bracket, out, engine, quiet)
+    dataset = _run(read_scenario(scenario, changes), rate, bracket, out, simulator, quiet)
     if not quiet:
         say_notes(dataset)
     from evaluator import report
@@ -71,7 +71,7 @@ def optimize(
 
 
 def _run(
-    scenario: Scenario, rate: float | None, bracket: float, out: Path | None, engine: str, quiet: bool
+    scenario: Scenario, rate: float | None, bracket: float, out: Path | None, simulator: str, quiet: bool
 ) -> xarray.Dataset:
     from evaluator.progress import Progress
     from evaluator.search import optimize as search
@@ -79,4 +79,4 @@ def _run(
     requests = scenario.workload.requests * len(scenario.workload.seeds)
     kept = "nothing is kept of a search that is not over"
     with interrupted(kept), nullcontext() if quiet else Progress(0, "trials", requests) as progress:
-        return search(scenario, rate_rps=rate, bracket=bracket, out=out, engine=engine, progress=progress)
+        return search(scenario, rate_rps=rate, bracket=bracket, out=out, simulator=simulator, progress=progress)

@@ -31,7 +31,7 @@ PlotOption = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw 
 TopOption = Annotated[int, typer.Option(min=0, metavar="N", help="Rows of the ranked table; 0: no table.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
 
-EngineOption = Annotated[
+SimulatorOption = Annotated[
     str,
     typer.Option(
         metavar="iteration|request|token",
@@ -40,7 +40,7 @@ EngineOption = Annotated[
     ),
 ]
 
-ENGINES = ("iteration", "request", "token")
+SIMULATORS = ("iteration", "request", "token")
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -57,11 +57,11 @@ def read_scenario(name: str, overrides: Sequence[str] | None) -> Scenario:
     return load_scenario(path, tuple(overrides or ()))
 
 
-def check_engine(engine: str) -> str:
-    """``engine`` if there is one of that name; InputError else."""
-    if engine not in ENGINES:
-        raise InputError(f"--engine {engine}: is not an engine; allowed: {', '.join(ENGINES)}")
-    return engine
+def check_simulator(simulator: str) -> str:
+    """``simulator`` if there is one of that name; InputError else."""
+    if simulator not in SIMULATORS:
+        raise InputError(f"--simulator {simulator}: is not a simulator; allowed: {', '.join(SIMULATORS)}")
+    return simulator
 
 
 def check_output(path: Path | None, option: str, suffixes: Sequence[str]) -> Path | None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evaluator.cli.options import (
-    EngineOption,
     QuietOption,
     ScenarioArgument,
     SetOption,
-    check_engine,
+    SimulatorOption,
     check_output,
+    check_simulator,
     read_scenario,
 )
 
@@ -42,7 +42,7 @@ def simulate(
         typer.Option(metavar="FILE.json", help="Write a trace for Perfetto here, computed token by token."),
     ] = None,
     changes: SetOption = None,
-    engine: EngineOption = "iteration",
+    simulator: SimulatorOption = "iteration",
     quiet: QuietOption = False,
 ) -> None:
     """Run one configuration of a scenario and report its requests."""
@@ -50,7 +50,7 @@ def simulate(
     from evaluator.results.selection import select as select_one
     from evaluator.scenario import expand
 
-    check_engine(engine)
+    check_simulator(simulator)
     check_output(requests, "--requests", REQUESTS_SUFFIXES)
     check_output(trace, "--trace", (".json",))
     loaded = read_scenario(scenario, changes)
@@ -62,7 +62,7 @@ def simulate(
 
     rows = loaded.workload.requests * len(loaded.workload.seeds)
     with nullcontext() if quiet else Progress(rows, "requests") as progress:
-        result = run_simulate(loaded, select=wanted, progress=progress, engine=engine, trace=trace)
+        result = run_simulate(loaded, select=wanted, progress=progress, simulator=simulator, trace=trace)
     typer.echo(_described(result.summary))
     if trace is not None and not quiet:
         typer.echo(f"wrote {trace}; open it in https://ui.perfetto.dev or chrome://tracing", err=True)

@@ -14,17 +14,17 @@ import typer
 from evaluator.cli.failures import interrupted
 from evaluator.cli.notes import say_notes, say_written
 from evaluator.cli.options import (
-    ENGINES,
-    EngineOption,
+    SIMULATORS,
     OutOption,
     PlotOption,
     QuietOption,
     ScenarioArgument,
     SetOption,
+    SimulatorOption,
     TopOption,
     check_dataset,
-    check_engine,
     check_plot,
+    check_simulator,
     read_scenario,
 )
 from evaluator.errors import InputError
@@ -61,7 +61,7 @@ def sweep(
         str | None,
         typer.Option(metavar="dask|ADDRESS", help="Run on a Dask cluster: a new one here, or that of a scheduler."),
     ] = None,
-    engine: EngineOption = "iteration",
+    simulator: SimulatorOption = "iteration",
     sensitivity: Annotated[
         bool,
         typer.Option(
@@ -83,7 +83,7 @@ def sweep(
     quiet: QuietOption = False,
 ) -> None:
     """Run all configurations of a scenario: table, dataset, picture."""
-    check_engine(engine)
+    check_simulator(simulator)
     check_dataset(out)
     check_plot(plot)
     if resume and out is None:
@@ -91,9 +91,9 @@ def sweep(
     part = check_shard(shard, out, plot)
     loaded = read_scenario(scenario, changes)
     if dry_run:
-        typer.echo(_foretold(loaded, part, engine, sensitivity, by_seed))
+        typer.echo(_foretold(loaded, part, simulator, sensitivity, by_seed))
         return
-    asked = {"engine": engine, "sensitivity": sensitivity, "by_seed": by_seed, "cluster": cluster}
+    asked = {"simulator": simulator, "sensitivity": sensitivity, "by_seed": by_seed, "cluster": cluster}
     options = {"fresh": resume is False, **asked}
     if part is not None and out is not None:
         command = _command(scenario, changes, asked, out)
@@ -112,12 +112,12 @@ def sweep(
         raise InputError(f"{scenario}: none of {reasons.size:,} configurations can run: {first}")
 
 
-def _foretold(scenario: Scenario, part: Shard | None, engine: str, sensitivity: bool, by_seed: bool) -> str:
+def _foretold(scenario: Scenario, part: Shard | None, simulator: str, sensitivity: bool, by_seed: bool) -> str:
     from evaluator.execution.forecast import forecast
     from evaluator.scenario.grid import size
 
     rows = None if part is None else part.rows(size(scenario))
-    return str(forecast(scenario, engine, sensitivity, by_seed, rows))
+    return str(forecast(scenario, simulator, sensitivity, by_seed, rows))
 
 
 def _tables(dataset: xarray.Dataset, top: int) -> None:
@@ -192,7 +192,7 @@ def _command(scenario: str, changes: Sequence[str] | None, asked: Mapping[str, A
     for name, value in asked.items():
         if value is True:
             words.append(f"--{name.replace('_', '-')}")
-        elif value and value != ENGINES[0]:
+        elif value and value != SIMULATORS[0]:
             words += [f"--{name}", str(value)]
     return f"{shlex.join(words)} --shard {PLACE} {shlex.join(['--out', str(out)])}"
 

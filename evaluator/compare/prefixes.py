@@ -6,10 +6,10 @@ import numpy as np
 
 from evaluator.compare.servers import Server
 from evaluator.cost.memory import kv_units
-from evaluator.experiments.traffic import Requests
+from evaluator.experiments.traffic import MeasuredRequests
 
 
-def kept_units(server: Server, load: Requests) -> int | None:
+def kept_units(server: Server, load: MeasuredRequests) -> int | None:
     """KV units that the prompts take in the prefix cache for good; None where nothing is shared.
 
     The fixed prompts stay, as long as they are sent again and again; their whole blocks are there once, the system
@@ -25,6 +25,6 @@ def kept_units(server: Server, load: Requests) -> int | None:
     return max(kept, 0)
 
 
-def whole_blocks(load: Requests, block_tokens: int) -> np.ndarray:
+def whole_blocks(load: MeasuredRequests, block_tokens: int) -> np.ndarray:
     """Prompt tokens of each request in whole blocks, (request,); one token at least is left to compute."""
     return (load.prompt_tokens - 1) // block_tokens * block_tokens

@@ -13,9 +13,9 @@ from evaluator.errors import InputError
 from evaluator.experiments.experiment import Experiment
 from evaluator.experiments.names import hardware_name, model_name
 from evaluator.experiments.precisions import precision
-from evaluator.plan.engines import MOST_TOGETHER
+from evaluator.plan.simulators import MOST_TOGETHER
 from evaluator.policies import CHUNKED, MIXED
-from evaluator.replica import Design, Replica, build, replica_spec
+from evaluator.replica import ReplicaBuild, RunnableReplica, build, replica_spec
 from evaluator.scenario.scenario import Batching, Deployment, KvCache
 
 
@@ -28,10 +28,10 @@ class Server:
 
     experiment: Experiment
     deployment: Deployment
-    design: Design
+    design: ReplicaBuild
 
     @property
-    def replica(self) -> Replica:
+    def replica(self) -> RunnableReplica:
         """The one replica, or data-parallel rank of several."""
         return self.design.ready
 

@@ -13,9 +13,9 @@ from evaluator.compare.prefixes import kept_units, whole_blocks
 from evaluator.compare.servers import Server
 from evaluator.cost.fitted import verdict
 from evaluator.errors import InputError
-from evaluator.experiments.traffic import Requests
+from evaluator.experiments.traffic import MeasuredRequests
 from evaluator.plan import StationPlan, station_group
-from evaluator.plan.engines import IN_ORDER, Program, on_demand, program
+from evaluator.plan.simulators import FCFS_RESERVED, CompileKey, on_demand, program
 from evaluator.traffic.jobs import Demand, Jobs, held_units
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 class Times:
     """What the client of one seed saw, each (request,) in seconds."""
 
-    requests: Requests
+    requests: MeasuredRequests
     ttft_s: np.ndarray
     e2e_s: np.ndarray
 
 
-def simulate_server(server: Server, loads: Sequence[Requests]) -> list[Times]:
+def simulate_server(server: Server, loads: Sequence[MeasuredRequests]) -> list[Times]:
     """Run the requests of each seed through the engine; times of the client, NaN where a request was never served.
 
     KV is taken on demand, as vLLM does. InputError where the run leaves the range of a cost that was fitted to measured
@@ -45,7 +45,7 @@ def simulate_server(server: Server, loads: Sequence[Requests]) -> list[Times]:
     return [_times(server, load, found) for load, found in zip(loads, _served(server, loads), strict=True)]
 
 
-def _check_prompts(server: Server, load: Requests) -> None:
+def _check_prompts(server: Server, load: MeasuredRequests) -> None:
     budget, prompt = server.design.spec.max_num_batched_tokens, int(load.compute_tokens.max())
     if not server.experiment.chunked_prefill and prompt > budget:
         raise InputError(
@@ -53,20 +53,20 @@ def _check_prompts(server: Server, load: Requests) -> None:
         )
 
 
-def _served(server: Server, loads: Sequence[Requests]) -> list[LaneResult]:
+def _served(server: Server, loads: Sequence[MeasuredRequests]) -> list[LaneResult]:
     """All KV of a request reserved if that keeps nobody waiting, which is the same and three times as fast.
 
     Data-parallel ranks run together, for a request goes to one by what the others have.
     """
     if server.deployment.ranks > 1:
         given = [_sharing(server, load) for load in loads]
-        which = program(server.deployment, coupled=True, lockstep=server.design.lockstep)
+        which = program(server.deployment, joint=True, lockstep=server.design.lockstep)
         return [found.served for found in _run(which, given, len(loads))]
     found: dict[int, LaneResult] = {}
     short = list(range(len(loads)))
     if len(server.replica.pipeline_ranks) == 1:
         given = [_alone(server, load) for load in loads]
-        found = dict(enumerate(_run(IN_ORDER, given, len(loads))))
+        found = dict(enumerate(_run(FCFS_RESERVED, given, len(loads))))
         short = [at for at in short if on_demand(server.deployment) and _short_of_kv(*given[at], found[at])]
     if short:
         given = [_sharing(server, loads[at]) for at in short]
@@ -80,24 +80,24 @@ def _short_of_kv(pool: StationPlan, jobs: Jobs, found: LaneResult) -> bool:
     return bool(found.kv_units_max + held_units(jobs.demand, kv).max() > kv.capacity_units)
 
 
-def _run(which: Program, given: Sequence[tuple[StationPlan, Jobs]], lanes_per_call: int) -> list[Any]:
+def _run(which: CompileKey, given: Sequence[tuple[StationPlan, Jobs]], lanes_per_call: int) -> list[Any]:
     """Results of the jobs of each seed at its station, all of one server; see ``run_slots``."""
+    from evaluator.simulation.lane_jobs import OPEN_LOOP, LaneJobs
     from evaluator.simulation.lanes import run_slots
-    from evaluator.simulation.slots import OPEN_LOOP, Slot
 
     pools = [pool for pool, _ in given]
     replica = 0 if which.replicas == 1 else -1  # all together
-    slots = [Slot(at, at, replica, jobs, jobs.order, len(jobs), OPEN_LOOP) for at, (_, jobs) in enumerate(given)]
+    slots = [LaneJobs(at, at, replica, jobs, jobs.order, len(jobs), OPEN_LOOP) for at, (_, jobs) in enumerate(given)]
     group = station_group(which, pools, max(slot.count for slot in slots))
     return list(run_slots(group, pools, slots, lanes_per_call))
 
 
-def _alone(server: Server, load: Requests) -> tuple[StationPlan, Jobs]:
+def _alone(server: Server, load: MeasuredRequests) -> tuple[StationPlan, Jobs]:
     """The station and the jobs of one seed where every request has KV of its own."""
     return _station(server, load, _demand(load), 0)
 
 
-def _sharing(server: Server, load: Requests) -> tuple[StationPlan, Jobs]:
+def _sharing(server: Server, load: MeasuredRequests) -> tuple[StationPlan, Jobs]:
     """The same where requests share the prompts in the prefix cache."""
     kept = kept_units(server, load)
     if kept is None:
@@ -105,7 +105,7 @@ def _sharing(server: Server, load: Requests) -> tuple[StationPlan, Jobs]:
     return _station(server, load, _demand(load, server.experiment.block_tokens), kept)
 
 
-def _station(server: Server, load: Requests, demand: Demand, kept: int) -> tuple[StationPlan, Jobs]:
+def _station(server: Server, load: MeasuredRequests, demand: Demand, kept: int) -> tuple[StationPlan, Jobs]:
     ready_s = np.maximum(load.arrival_s, load.arrival_s[0] + server.replica.warm_up_s)
     count, budget = len(ready_s), server.design.spec.max_num_batched_tokens
     station = StationPlan("server", server.deployment, server.design, demand.extremes, budget, kept)
@@ -113,7 +113,7 @@ def _station(server: Server, load: Requests, demand: Demand, kept: int) -> tuple
 
 
 @lru_cache(maxsize=256)
-def _demand(load: Requests, shared_blocks_of: int | None = None) -> Demand:
+def _demand(load: MeasuredRequests, shared_blocks_of: int | None = None) -> Demand:
     """One object for all calibrations of a fit, because what is derived from a demand is cached by its identity."""
     prompt, output = load.prompt_tokens, load.output_tokens
     nothing = np.zeros_like(prompt)
@@ -129,7 +129,7 @@ def _demand(load: Requests, shared_blocks_of: int | None = None) -> Demand:
     )
 
 
-def _times(server: Server, load: Requests, found: LaneResult) -> Times:
+def _times(server: Server, load: MeasuredRequests, found: LaneResult) -> Times:
     from evaluator.cost.frontend import Frontend, client_times
 
     problem, _ = verdict(server.design.calibration, server.replica.fit, found.peaks.tolist())

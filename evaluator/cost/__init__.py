@@ -7,7 +7,7 @@ from evaluator.cost.breakdown import OperatorTime, breakdown
 from evaluator.cost.coefficients import coefficients, reach
 from evaluator.cost.fitted import fitted_cost, iteration_cost
 from evaluator.cost.fold import fold, fold_rates
-from evaluator.cost.iteration import BatchStatistics, CostParameters, Rows, iteration_time
+from evaluator.cost.iteration import BatchStatistics, CostParameters, OperatorRows, iteration_time
 from evaluator.cost.kernel import Operator
 from evaluator.cost.lanes import RowCounts, common_counts, pad_rows, row_counts, stack
 from evaluator.cost.memory import (
@@ -33,11 +33,11 @@ __all__ = [
     "KvLayout",
     "MemoryPlan",
     "Operator",
+    "OperatorRows",
     "OperatorTime",
     "Parallel",
     "Rates",
     "RowCounts",
-    "Rows",
     "attention_area",
     "breakdown",
     "coefficients",

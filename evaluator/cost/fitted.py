@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.iterations import AXES, TERMS, Iterations, Phase
+from evaluator.catalog.iterations import AXES, TERMS, Iterations, MeasuredPhase
 from evaluator.catalog.model import Model
 from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.eager import eager_cost, eager_problem, eager_split_problem
@@ -27,7 +27,7 @@ from evaluator.cost.parallel import Parallel, of_rank
 from evaluator.cost.polynomial import PolynomialCost
 from evaluator.cost.precision import Precision
 from evaluator.cost.quantities import PEAKS
-from evaluator.cost.table import Grid, TableCost
+from evaluator.cost.table import MeasuredGrid, TableCost
 
 if TYPE_CHECKING:
     from evaluator.catalog import Calibration
@@ -85,7 +85,7 @@ def iteration_costs(
     return Dispatched(cost, np.full(len(devices), calibration.dispatch_s))
 
 
-def fitted_cost(form: str, phases: Mapping[str, Phase], log_expert_missed: float = 0.0) -> FittedCost:
+def fitted_cost(form: str, phases: Mapping[str, MeasuredPhase], log_expert_missed: float = 0.0) -> FittedCost:
     """The cost of a polynomial or a table, NumPy.
 
     Both phases need numbers. One that was never measured gets a time of one second per iteration, so that a run ends
@@ -99,14 +99,14 @@ def fitted_cost(form: str, phases: Mapping[str, Phase], log_expert_missed: float
     return cost(**made, log_expert_missed=np.float64(log_expert_missed), expert_skew=np.float64(0.0))
 
 
-def _polynomial(phase: Phase | None, name: str) -> np.ndarray:
+def _polynomial(phase: MeasuredPhase | None, name: str) -> np.ndarray:
     return np.array([1.0] + [0.0] * (len(TERMS[name]) - 1)) if phase is None else np.array(phase.coefficients)
 
 
-def _table(phase: Phase | None, name: str) -> Grid:
+def _table(phase: MeasuredPhase | None, name: str) -> MeasuredGrid:
     if phase is None:
-        return Grid((np.zeros(1),) * len(AXES[name]), np.ones(1))
-    return Grid(tuple(map(np.array, phase.knots)), np.array(phase.seconds))
+        return MeasuredGrid((np.zeros(1),) * len(AXES[name]), np.ones(1))
+    return MeasuredGrid(tuple(map(np.array, phase.knots)), np.array(phase.seconds))
 
 
 def fit_of(calibration: Calibration, model: Model, precision: Precision, parallel: Parallel) -> Iterations | None:

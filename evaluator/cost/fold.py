@@ -9,7 +9,8 @@ that their seconds per unit add up to one number per statistic, once per configu
 3. ``fold_rates``: seconds summed over the operators of one scaling to ``CostParameters``, for ``iteration_time``.
 
 Not everything can be summed: where FLOPs *or* bytes may bind, depending on the batch, max(a1, b1) + max(a2, b2) is
-not max(a1 + a2, b1 + b2). Dense products, grouped products and prefill attention therefore keep a row each (``Rows``,
+not max(a1 + a2, b1 + b2). Dense products, grouped products and prefill attention therefore keep a row each
+(``OperatorRows``,
 ``AttentionRows``). Decode attention can be summed in spite of its roofline, because both of its sides are
 proportional to the same statistic c: roofline(f c, b c) = c roofline(f, b), the roofline being homogeneous of degree 1.
 
@@ -43,7 +44,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.cost.arrays import PerOperator, Scalar, array_namespace, is_traced
 from evaluator.cost.coefficients import Coefficients, coefficients, mesh, reach
 from evaluator.cost.imbalance import slowest_share
-from evaluator.cost.iteration import AttentionRows, BesideRows, CostParameters, RampRows, Rows
+from evaluator.cost.iteration import AttentionRows, BesideRows, CostParameters, OperatorRows, RampRows
 from evaluator.cost.kernel import Operator
 from evaluator.cost.rates import GROUP_SIZES, HANDOVER_BYTES, OP_CLASSES, Rates, rates
 from evaluator.cost.roofline import roofline
@@ -88,7 +89,7 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
     times = unit_times(known, rate)
     xp = array_namespace(*times)
 
-    def rows(scaling: str, kind: type[Any] = Rows) -> Any:
+    def rows(scaling: str, kind: type[Any] = OperatorRows) -> Any:
         return rows_of(times, kind, known.scaling[scaling])
 
     def total(values: PerOperator, *scalings: str) -> Scalar:
@@ -126,7 +127,7 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
     )
 
 
-def _expert_rows(known: Coefficients, times: UnitTimes, rate: Rates) -> Rows:
+def _expert_rows(known: Coefficients, times: UnitTimes, rate: Rates) -> OperatorRows:
     """Rows of routed experts. With data-parallel attention all that depends on the tokens of other ranks is among them:
     messages, routing and the quantisation of inputs have one side, so that a row without FLOPs and weights holds them.
 
@@ -134,9 +135,9 @@ def _expert_rows(known: Coefficients, times: UnitTimes, rate: Rates) -> Rows:
     """
     experts, gathered = known.scaling["experts"], known.scaling["gathered"]
     if not len(gathered) and not any(known.placed):
-        return rows_of(times, Rows, experts)
+        return rows_of(times, OperatorRows, experts)
     at = np.concatenate([experts, gathered])
-    found, placed = rows_of(times, Rows, at), [known.placed[place] for place in at]
+    found, placed = rows_of(times, OperatorRows, at), [known.placed[place] for place in at]
     if any(placed):
         xp = array_namespace(*times)
         share = xp.stack([xp.asarray(1.0 if one is None else slowest_share(one, rate.expert_skew)) for one in placed])
@@ -221,7 +222,8 @@ def _ramp_rows(known: Coefficients, times: UnitTimes, rate: Rates, between_ranks
 
 
 def rows_of(times: UnitTimes, kind: type[Any], at: np.ndarray | None = None) -> Any:
-    """``Rows`` or ``AttentionRows`` (``kind``) of the operators ``at`` (all): fields of ``times`` of these names."""
+    """``OperatorRows`` or ``AttentionRows`` (``kind``) of the operators ``at`` (all): fields of ``times`` of these
+    names."""
     fields = (getattr(times, name if name in UnitTimes._fields else f"{name}_s") for name in kind._fields)
     return kind(*(fields if at is None else (_at(values, at) for values in fields)))
 

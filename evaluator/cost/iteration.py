@@ -1,4 +1,4 @@
-"""The time of one engine iteration from the sufficient statistics of its batch.
+"""The time of one simulator iteration from the sufficient statistics of its batch.
 
 This is the only place where an operator's time is computed: the vectorised engine, the reference,
 ``estimate`` and calibration all call ``iteration_time``. It is pure, traced in every number, and works alike on
@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from evaluator.cost.arrays import Array as Array  # the engine's rooms import it from here
 from evaluator.cost.arrays import Batched, PerOperator, array_namespace
-from evaluator.cost.beside import BesideRows, beside_time, waiting
+from evaluator.cost.mixed_attention import BesideRows, beside_time, waiting
 from evaluator.cost.roofline import roofline
 
 
@@ -39,7 +39,7 @@ class BatchStatistics(NamedTuple):
     prefill_window_context: Batched  # tokens
 
 
-class Rows(NamedTuple):
+class OperatorRows(NamedTuple):
     """Matrix products, one per row, in seconds; no operator at all is allowed.
 
     An operator takes roofline(flop * x + padding * y, weight * y + activation * z, knee), where x, y and z are
@@ -90,9 +90,9 @@ class CostParameters(NamedTuple):
     engine sums a run of iterations in closed form, and needs a time that is affine in the context.
     """
 
-    token_rows: Rows  # dense GEMMs: x = tokens, y = 1, z = tokens
-    sequence_rows: Rows  # the output head: x = sequences, y = 1, z = sequences
-    expert_rows: Rows  # routed experts: x = tokens, y = fraction of the experts touched, z = tokens
+    token_rows: OperatorRows  # dense GEMMs: x = tokens, y = 1, z = tokens
+    sequence_rows: OperatorRows  # the output head: x = sequences, y = 1, z = sequences
+    expert_rows: OperatorRows  # routed experts: x = tokens, y = fraction of the experts touched, z = tokens
     prefill_rows: AttentionRows  # layers with full attention and MLA
     prefill_window_rows: AttentionRows  # windowed layers, with the windowed area and context
     ramp_rows: RampRows  # collectives other than all-reduces, of one data-parallel rank
@@ -172,7 +172,7 @@ def tiles(rows: Batched) -> Tiles:
     return Tiles(xp.ceil(rows / TOKEN_TILE), height)
 
 
-def product_time(row: Rows, x: Batched, y: Batched, z: Batched, rows: Tiles | None = None) -> Batched:
+def product_time(row: OperatorRows, x: Batched, y: Batched, z: Batched, rows: Tiles | None = None) -> Batched:
     """One operator with weights. Its FLOPs take as long as the pass through one of its tiles at least, where a kernel
     does not split it; ``rows`` are its tiles along the rows (None: proportional to x, as experts' products).
     Experts' weights are read more slowly where a kernel takes other tiles for more tokens than experts (``crowded``).
@@ -205,8 +205,8 @@ def attention_time(row: AttentionRows, area: Batched, context: Batched, tokens: 
     return roofline(work, row.traffic_s * tokens * spilt + row.activation * context, row.knee)
 
 
-def _products_time(rows: Rows, x: Batched, y: Batched, z: Batched, along: Tiles | None = None) -> Batched:
-    return sum((product_time(Rows(*row), x, y, z, along) for row in zip(*rows, strict=True)), start=0.0)
+def _products_time(rows: OperatorRows, x: Batched, y: Batched, z: Batched, along: Tiles | None = None) -> Batched:
+    return sum((product_time(OperatorRows(*row), x, y, z, along) for row in zip(*rows, strict=True)), start=0.0)
 
 
 def _attentions_time(rows: AttentionRows, *chunks: Batched) -> Batched:

@@ -56,7 +56,7 @@ class Ranks(NamedTuple):
     sequences: Counts | None = None  # where drafts are made; else None
 
 
-class Steps(NamedTuple):
+class LockstepSteps(NamedTuple):
     """Iterations of the same batches: the first takes ``first_s``, each next one ``slope_s`` more."""
 
     first_s: Batched
@@ -87,7 +87,7 @@ def graph_tokens(cost: CostParameters | SpeculativeCost) -> Batched:
     return cost.target.graph_tokens if isinstance(cost, SpeculativeCost) else cost.graph_tokens
 
 
-def steps_together(cost: IterationCost, ranks: Ranks, max_num_seqs: Batched) -> Steps:
+def steps_together(cost: IterationCost, ranks: Ranks, max_num_seqs: Batched) -> LockstepSteps:
     """The iterations of ranks until one of them changes its batch or another rank gets ahead."""
     device = rank_cost(cost)
     xp = array_namespace(graph_tokens(device), *ranks.tokens, *ranks[1:4])
@@ -95,11 +95,11 @@ def steps_together(cost: IterationCost, ranks: Ranks, max_num_seqs: Batched) -> 
     touched = experts_touched(device.log_expert_missed, ranks.tokens.mean, device.expert_skew)
     first_s = ranks.ahead_s + _experts_together(device, ranks, largest)
     if not isinstance(cost, Dispatched):
-        return Steps(first_s, ranks.growth_s, float("inf"), touched)
+        return LockstepSteps(first_s, ranks.growth_s, float("inf"), touched)
     spare_s = cost.dispatch_s - first_s
     idle = spare_s > 0.0
     ahead = 1.0 + xp.floor(xp.minimum(spare_s / xp.maximum(ranks.fastest_s, 1e-30), 1e9))
-    return Steps(
+    return LockstepSteps(
         xp.maximum(first_s, cost.dispatch_s),
         xp.where(idle, 0.0, ranks.growth_s),
         xp.where(idle, ahead, float("inf")),

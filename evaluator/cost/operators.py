@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 from evaluator.catalog.model import LayerKind, Model
-from evaluator.cost.ends import first_operators, last_operators, pipeline_link
+from evaluator.cost.embedding_and_head import first_operators, last_operators, pipeline_link
 from evaluator.cost.feed_forward import feed_forward_operators
 from evaluator.cost.kernel import Operator, merge
 from evaluator.cost.mixers import mixer_operators

@@ -20,7 +20,7 @@ class PromptBatch(NamedTuple):
 
 
 @runtime_checkable
-class RequestTimes(Protocol):
+class PhaseTimes(Protocol):
     """Seconds of the two things that happen to a request."""
 
     def prompts_s(self, batch: PromptBatch) -> Batched:
@@ -51,9 +51,9 @@ class IterationTimes(NamedTuple):
         return (output_tokens - 1.0) * iteration_time(self.cost, batch)
 
 
-def request_times(cost: IterationCost) -> RequestTimes:
+def request_times(cost: IterationCost) -> PhaseTimes:
     """The times of requests on a replica; a cost that pads prompts to the longest says so itself."""
-    return cost if isinstance(cost, RequestTimes) else IterationTimes(cost)
+    return cost if isinstance(cost, PhaseTimes) else IterationTimes(cost)
 
 
 class TabulatedTimes(NamedTuple):
@@ -77,7 +77,7 @@ def _place(size: Batched) -> Batched:
     return size.astype(np.int32) - 1
 
 
-def tabulate(times: RequestTimes, prompt_tokens: float, output_tokens: float, most: int) -> TabulatedTimes:
+def tabulate(times: PhaseTimes, prompt_tokens: float, output_tokens: float, most: int) -> TabulatedTimes:
     """The times of 1 to ``most`` requests of these lengths. BestServe caches its estimates to the same end (3.3.4)."""
     sizes = np.arange(1.0, most + 1.0)
     longest = np.full(most, float(prompt_tokens))

@@ -16,7 +16,7 @@ from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.quantities import quantities
 
 
-class Grid(NamedTuple):
+class MeasuredGrid(NamedTuple):
     """Measured seconds on a rectangular grid; tuples of floats, NumPy or JAX arrays.
 
     An axis with one knot is a quantity that the time does not depend on. Along no axis do the seconds fall.
@@ -29,8 +29,8 @@ class Grid(NamedTuple):
 class TableCost(NamedTuple):
     """One table, or with a leading ``lane`` axis under vmap many of one shape; ``iteration_time`` calls its methods."""
 
-    prefill: Grid
-    decode: Grid
+    prefill: MeasuredGrid
+    decode: MeasuredGrid
     log_expert_missed: Batched  # of the model, for the bytes that an iteration moves; 0 without experts
     expert_skew: Batched  # 0: all experts alike
 
@@ -73,7 +73,7 @@ def _cell(knots: Any, x: Batched) -> tuple[Any, Batched, Batched]:
     return at, xp.maximum((x - knots[at]) / width, 0.0), width
 
 
-def interpolated(grid: Grid, point: tuple[Batched, ...], slope: bool = False) -> Batched:
+def interpolated(grid: MeasuredGrid, point: tuple[Batched, ...], slope: bool = False) -> Batched:
     """Seconds at a point; with ``slope`` their derivative along the last axis instead."""
     corners: list[tuple[Any, Batched]] = [(0, 1.0)]
     for axis, (knots, x) in enumerate(zip(grid.knots, point, strict=True)):

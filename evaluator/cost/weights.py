@@ -19,7 +19,7 @@ from evaluator.catalog.model import (
 )
 from evaluator.catalog.parameters import compressor_sides
 from evaluator.cost.dtypes import BYTES, weight_dtypes
-from evaluator.cost.ends import vocabulary_shard
+from evaluator.cost.embedding_and_head import vocabulary_shard
 from evaluator.cost.layer_state import conv_channels
 from evaluator.cost.operators import rank_kinds
 from evaluator.cost.parallel import Parallel

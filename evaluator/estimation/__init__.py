@@ -4,6 +4,6 @@ No requests and no queue: for those, sweep or simulate. Plain NumPy, millisecond
 """
 
 from evaluator.estimation.estimate import Estimate, estimate
-from evaluator.estimation.phases import Phase
+from evaluator.estimation.phases import PhaseEstimate
 
-__all__ = ["Estimate", "Phase", "estimate"]
+__all__ = ["Estimate", "PhaseEstimate", "estimate"]

@@ -30,9 +30,9 @@ from evaluator.cost.steady import SteadyState, steady_state
 from evaluator.errors import InputError
 from evaluator.estimation.drafts import Drafts, read_speculative
 from evaluator.estimation.limits import limits
-from evaluator.estimation.phases import Phase, Sequences, decode_time, phase
+from evaluator.estimation.phases import EqualSequences, PhaseEstimate, decode_time, phase
 from evaluator.metrics.model_error import end_to_end
-from evaluator.replica import Design, Passage, ReplicaSpec, build, kept_model, passage
+from evaluator.replica import ReplicaBuild, ReplicaSpec, UnpipelinedCost, build, kept_model, passage
 from evaluator.speculation import Speculative, decode_tokens, mean_tokens
 
 
@@ -61,8 +61,8 @@ class Estimate:
     kv_bytes_per_token: float
     kv_capacity_tokens: float
     max_sequences: int  # of prompt_tokens + output_tokens tokens
-    prefill: Phase
-    decode: Phase  # at mid-output context
+    prefill: PhaseEstimate
+    decode: PhaseEstimate  # at mid-output context
     drafts: Drafts | None
     ttft_s: float
     tpot_s: float
@@ -132,7 +132,7 @@ def estimate(
     _check_model(built.model, prompt_tokens, output_tokens)
     through = passage(built)
     _check_draft(through, prompt_tokens + output_tokens)
-    served = Sequences(batch, prompt_tokens, output_tokens, model_window(built.model), drafts)
+    served = EqualSequences(batch, prompt_tokens, output_tokens, model_window(built.model), drafts)
     slots = prompt_tokens + output_tokens + (0 if drafts is None else drafts.tokens)
     most = int(built.memory.kv.capacity_units // kv_units(built.memory.kv, slots))
     load = None if rate_rps is None else _load(built, through, served, rate_rps, most)
@@ -156,7 +156,7 @@ def _check_model(model: Model, prompt: int, output: int) -> None:
         )
 
 
-def _check_draft(through: Passage, tokens: int) -> None:
+def _check_draft(through: UnpipelinedCost, tokens: int) -> None:
     most = None if through.drafts is None else through.drafts.max_positions
     if most is not None and tokens > most:
         raise InputError(
@@ -165,7 +165,9 @@ def _check_draft(through: Passage, tokens: int) -> None:
         )
 
 
-def _load(built: Design, through: Passage, served: Sequences, rate_rps: float, most: int) -> SteadyState:
+def _load(
+    built: ReplicaBuild, through: UnpipelinedCost, served: EqualSequences, rate_rps: float, most: int
+) -> SteadyState:
     ranks = built.spec.parallel.data
     found = steady_state(
         through.cost,
@@ -189,7 +191,7 @@ def _load(built: Design, through: Passage, served: Sequences, rate_rps: float, m
     )
 
 
-def _client_delay(through: Passage, served: Sequences, decode_s: float) -> float:
+def _client_delay(through: UnpipelinedCost, served: EqualSequences, decode_s: float) -> float:
     """How much later than the engine the client has a request's tokens, seconds."""
     return float(
         delay_s(Frontend.of(through.calibration, mean_tokens(served.drafts)), 0.0, decode_s, served.output_tokens)
@@ -197,7 +199,12 @@ def _client_delay(through: Passage, served: Sequences, decode_s: float) -> float
 
 
 def _estimated(
-    built: Design, memory: MemoryPlan, through: Passage, served: Sequences, most: int, load: SteadyState | None
+    built: ReplicaBuild,
+    memory: MemoryPlan,
+    through: UnpipelinedCost,
+    served: EqualSequences,
+    most: int,
+    load: SteadyState | None,
 ) -> Estimate:
     """The estimate of sequences of which memory holds at most ``most``."""
     precision, parallel = built.spec.precision, built.spec.parallel
@@ -254,7 +261,7 @@ def _in_server(bands: tuple[float, ...], first_token_s: float, decode_s: float) 
     return ttft, itl if decode_s > 0.0 else math.nan, float(end_to_end(np.array(e2e), np.array(ttft), first_s, whole_s))
 
 
-def _drafts(through: Passage, served: Sequences, decode: Phase) -> Drafts | None:
+def _drafts(through: UnpipelinedCost, served: EqualSequences, decode: PhaseEstimate) -> Drafts | None:
     """What drafting takes of a decode iteration, and what it is good for."""
     cost = through.cost
     if served.drafts is None or not isinstance(cost, SpeculativeCost):
@@ -282,7 +289,9 @@ def _beyond_limit(sequences: int, most: int) -> str | None:
     )
 
 
-def _range(through: Passage, served: Sequences, load: SteadyState | None, ranks: int) -> tuple[str | None, str]:
+def _range(
+    through: UnpipelinedCost, served: EqualSequences, load: SteadyState | None, ranks: int
+) -> tuple[str | None, str]:
     """Why a fit to measured iterations does not tell of these batches, and the provenance of what is told."""
     prompt, longest = served.prompt_tokens, served.prompt_tokens + served.output_tokens - 1.0
     decodes = float(served.count) if served.output_tokens > 1 else 0.0

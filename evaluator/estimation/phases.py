@@ -16,12 +16,12 @@ from evaluator.cost.speculative import SpeculativeCost
 from evaluator.cost.steady import DecodeSteps
 from evaluator.cost.utilisation import ideal_time
 from evaluator.estimation.drafts import visits
-from evaluator.replica import Passage
+from evaluator.replica import UnpipelinedCost
 from evaluator.speculation import Speculative
 
 
 @dataclass(frozen=True)
-class Phase:
+class PhaseEstimate:
     """One iteration: its time, MFU, MBU and operators (none where the cost was fitted to whole iterations)."""
 
     time_s: float
@@ -31,7 +31,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Sequences:
+class EqualSequences:
     """``count`` sequences that are served together, the same lengths each; ``window`` is the model's, if it has one.
 
     ``drafts``: with speculative decoding, what is drafted and how much of it is accepted.
@@ -70,7 +70,7 @@ class Sequences:
         return decode_batch(float(self.count), self.prompt_tokens + self.output_tokens / 2, self.window)
 
 
-def phase(through: Passage, hardware: Hardware, batch: BatchStatistics, tokens: float = 1.0) -> Phase:
+def phase(through: UnpipelinedCost, hardware: Hardware, batch: BatchStatistics, tokens: float = 1.0) -> PhaseEstimate:
     """Time and breakdown of one iteration. MFU and MBU are of all devices, with one batch in flight per rank.
 
     ``tokens``: with drafts, those that the iteration gives a decoding sequence: what was computed of others is no use.
@@ -84,7 +84,7 @@ def phase(through: Passage, hardware: Hardware, batch: BatchStatistics, tokens: 
     read = batch._replace(decodes=useful.decodes)
     touched = share_touched(through.cost, batch_tokens(through.cost, batch))
     known = through.calibration.form == "roofline"
-    return Phase(
+    return PhaseEstimate(
         time_s=time,
         mfu=float(ideal_time(through.compute, useful)) / time,
         mbu=float(ideal_time(through.memory, read, touched=touched)) / time,
@@ -92,7 +92,7 @@ def phase(through: Passage, hardware: Hardware, batch: BatchStatistics, tokens: 
     )
 
 
-def _operators(through: Passage, hardware: Hardware, batch: BatchStatistics) -> tuple[OperatorTime, ...]:
+def _operators(through: UnpipelinedCost, hardware: Hardware, batch: BatchStatistics) -> tuple[OperatorTime, ...]:
     """Where the time goes; with drafts the model's own operators and the host first, and then those of what drafts."""
     cost, calibration = through.cost, through.calibration
     if not isinstance(cost, SpeculativeCost) or through.drafts is None:
@@ -123,7 +123,7 @@ def _all_passes(first: OperatorTime, later: OperatorTime, passes: float) -> Oper
     )
 
 
-def decode_time(through: Passage, served: Sequences) -> float:
+def decode_time(through: UnpipelinedCost, served: EqualSequences) -> float:
     """All decode steps after the first token, which the prefill gives: they attend to prompt + 1, + 2, ... tokens.
 
     With drafts each is as likely as that an iteration starts there.

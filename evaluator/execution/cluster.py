@@ -25,14 +25,14 @@ from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.execution.workers import Variant
 from evaluator.plan import Group, Plan, plan
-from evaluator.plan.engines import TOKEN
+from evaluator.plan.simulators import TOKEN
 from evaluator.simulation.summaries import summaries
 from evaluator.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from evaluator.execution.schedule import Chunk, Values
+    from evaluator.execution.schedule import ConfigurationChunk, Values
 
 LOCAL = "dask"
 RETRIES = 2
@@ -81,7 +81,7 @@ def connected(cluster: str | Client | None) -> Iterator[Client | None]:
 
 
 def computed_on(
-    client: Client, whole: Plan, chunks: list[Chunk], levels: np.ndarray, left: list[int]
+    client: Client, whole: Plan, chunks: list[ConfigurationChunk], levels: np.ndarray, left: list[int]
 ) -> Iterator[tuple[int, Values]]:
     """Statistics of the chunks that are ``left``, as they come from the cluster, with the number of the chunk.
 
@@ -89,15 +89,15 @@ def computed_on(
     """
     from distributed import as_completed
 
-    task = _Task(uuid4().hex, pickle.dumps((whole.scenario, whole.engine, whole.inputs, whole.by_seed, levels)))
+    task = _Task(uuid4().hex, pickle.dumps((whole.scenario, whole.simulator, whole.inputs, whole.by_seed, levels)))
     plugin = _plugin(task)
     client.register_plugin(plugin, name=plugin.name)
-    shells = {id(group): replace(group, members=[]) for group in whole.groups}
+    shells = {id(group): replace(group, configurations=[]) for group in whole.groups}
     remaining = iter(left)
 
     def submit(index: int) -> Any:
         chunk = chunks[index]
-        asked = [(member.config, member.changes) for member in chunk.members]
+        asked = [(configuration.config, configuration.changes) for configuration in chunk.configurations]
         return client.submit(_compute, task.key, index, shells[id(chunk.group)], asked, pure=False, retries=RETRIES)
 
     try:
@@ -154,8 +154,8 @@ def begin(task: _Task) -> None:
     if unlike:
         _TASKS[task.key] = InputError(f"a worker of the cluster {unlike}")
         return
-    scenario, engine, inputs, by_seed, levels = pickle.loads(task.content)
-    _TASKS[task.key] = plan(scenario, np.zeros(0, dtype=np.int64), engine, inputs, by_seed), levels
+    scenario, simulator, inputs, by_seed, levels = pickle.loads(task.content)
+    _TASKS[task.key] = plan(scenario, np.zeros(0, dtype=np.int64), simulator, inputs, by_seed), levels
 
 
 def _unlike(task: _Task) -> str:
@@ -183,13 +183,13 @@ def _compute(key: str, index: int, group: Group, asked: list[Variant]) -> tuple[
     if isinstance(task, InputError):
         return task
     whole, levels = task
-    if group.engine != TOKEN:
+    if group.simulator != TOKEN:
         configure()
     chunk = whole.of(np.unique([config for config, _ in asked]))
-    members = {member.config: member for member in chunk.members}
-    variants = [reduce(chunk.changed, changes, members[config]) for config, changes in asked]
+    configurations = {configuration.config: configuration for configuration in chunk.configurations}
+    variants = [reduce(chunk.changed, changes, configurations[config]) for config, changes in asked]
     try:
-        return index, summaries(chunk, replace(group, members=variants), variants, levels)
+        return index, summaries(chunk, replace(group, configurations=variants), variants, levels)
     except InputError as error:
         return error
 

@@ -16,7 +16,7 @@ from evaluator.metrics import OK, bounds_of, quantile_levels
 from evaluator.metrics.reasons import reasons_of
 from evaluator.metrics.variables import VARIABLES
 from evaluator.plan import Group, Plan, plan
-from evaluator.plan.engines import ITERATION, REQUEST, TOKEN
+from evaluator.plan.simulators import ITERATION, REQUEST, TOKEN
 from evaluator.replica import chosen_inputs
 from evaluator.scenario import Scenario
 from evaluator.scenario.grid import expand, size
@@ -79,7 +79,7 @@ class Forecast:
 
 def forecast(
     scenario: Scenario,
-    engine: str = ITERATION,
+    simulator: str = ITERATION,
     sensitivity: bool = False,
     by_seed: bool = False,
     rows: range | None = None,
@@ -93,24 +93,24 @@ def forecast(
     chosen = np.arange(rows.start, rows.stop, dtype=np.int64)
     if designs > MOST_EXAMINED:
         chosen = np.unique(np.linspace(rows.start, rows.stop - 1, MOST_EXAMINED).astype(np.int64))
-    whole = plan(_shortened(scenario), chosen, engine, chosen_inputs(sensitivity), by_seed)
+    whole = plan(_shortened(scenario), chosen, simulator, chosen_inputs(sensitivity), by_seed)
     lengths = _lengths(scenario, whole)
-    able = [member.status == OK for member in whole.members]
+    able = [configuration.status == OK for configuration in whole.configurations]
     examined, feasible = len(able), sum(able)
     scale = designs / max(examined, 1)  # a shard may have no rows
-    reasons = _reasons([member.status for member in whole.members])
+    reasons = _reasons([configuration.status for configuration in whole.configurations])
     requests = {name: 0.0 for name in RATES}
     kinds: set[tuple[int, tuple[int, tuple[int, int]]]] = set()
     compiled: list[str] = []
     by_token = 0
     for number, group in enumerate(whole.groups):
         kind = _kind(group)
-        running = [member for member in group.members if member.status == OK]
-        shapes = {lengths[member.config] for member in running}
+        running = [configuration for configuration in group.configurations if configuration.status == OK]
+        shapes = {lengths[configuration.config] for configuration in running}
         kinds |= {(number, shape) for shape in shapes}
         compiled += [kind] * len(shapes) if kind in COMPILATION_S else []
         by_token += len(running) if kind == "token by token" else 0
-        requests[kind] += scale * whole.runs * sum(lengths[member.config][0] for member in running)
+        requests[kind] += scale * whole.runs * sum(lengths[configuration.config][0] for configuration in running)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     run_s = sum(requests[kind] / rate for kind, rate in RATES.items()) / cores
     compile_s = sum(COMPILATION_S[kind] for kind in compiled) / min(cores, max(len(compiled), 1))
@@ -135,13 +135,13 @@ def forecast(
 
 def _kind(group: Group) -> str:
     """What computes a group: the slowest program of its stations, the request-level engine, or the reference."""
-    if group.engine != ITERATION:
-        return {REQUEST: "request level", TOKEN: "token by token"}[group.engine]
+    if group.simulator != ITERATION:
+        return {REQUEST: "request level", TOKEN: "token by token"}[group.simulator]
     if any(station.program.cached for station in group.stations):
         return "prefix caches"
     if any(station.program.replicas > 1 for station in group.stations):
         return "coupled"
-    return "any order" if any(station.program.in_any_order for station in group.stations) else "in order"
+    return "any order" if any(station.program.preemptive for station in group.stations) else "in order"
 
 
 def _shortened(scenario: Scenario) -> Scenario:
@@ -170,7 +170,7 @@ def _limited(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _lengths(scenario: Scenario, whole: Plan) -> dict[int, tuple[int, tuple[int, int]]]:
     """Requests, and how many are cut at either end, of every examined design as they are, by its number."""
     points = expand(scenario).points
-    workloads = ((member.config, points[member.config][0]) for member in whole.members)
+    workloads = ((configuration.config, points[configuration.config][0]) for configuration in whole.configurations)
     return {config: (workload.requests, workload.ends) for config, workload in workloads}
 
 

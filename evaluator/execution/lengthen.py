@@ -50,10 +50,10 @@ def undecided(whole: Plan, values: Mapping[str, np.ndarray], levels: np.ndarray)
     Decided is a row that cannot run, one that is saturated and misses its objectives, and one that is steady, is known
     to 5 % and whose objectives all hold or miss by more than two standard errors.
     """
-    members = {member.config: member for member in whole.members}
-    rows = [members[int(config)] for config in values["config"]]
+    configurations = {configuration.config: configuration for configuration in whole.configurations}
+    rows = [configurations[int(config)] for config in values["config"]]
     clear = np.ones(len(rows), dtype=bool)
-    for bound in bounds_of([member.objectives for member in rows]):
+    for bound in bounds_of([configuration.objectives for configuration in rows]):
         found, error = statistic_of(values, bound, levels)
         apart = np.abs(found - bound.bound_s)
         clear &= np.isnan(bound.bound_s) | np.isnan(apart) | (apart > DECIDED * np.nan_to_num(error, nan=np.inf))

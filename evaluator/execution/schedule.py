@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.execution.cluster import computed_on
-from evaluator.execution.workers import Crew
-from evaluator.plan import Group, Member, Plan
-from evaluator.plan.engines import TOKEN
+from evaluator.execution.workers import WorkerPool
+from evaluator.plan import Configuration, Group, Plan
+from evaluator.plan.simulators import TOKEN
 from evaluator.simulation.summaries import summaries
 
 if TYPE_CHECKING:
@@ -27,29 +27,29 @@ Values = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ConfigurationChunk:
     """Some members of a group, or variants of them, simulated together."""
 
     group: Group
-    members: list[Member]
+    configurations: list[Configuration]
 
 
-def chunks_of(whole: Plan) -> Iterator[Chunk]:
+def chunks_of(whole: Plan) -> Iterator[ConfigurationChunk]:
     """Members of each group in pieces of bounded memory, in an order that does not depend on the machine."""
     for group in whole.groups:
-        yield from pieces(whole, group, group.members)
+        yield from pieces(whole, group, group.configurations)
 
 
-def pieces(whole: Plan, group: Group, members: list[Member]) -> Iterator[Chunk]:
+def pieces(whole: Plan, group: Group, configurations: list[Configuration]) -> Iterator[ConfigurationChunk]:
     """Members of a group, or variants of them, in pieces of bounded memory."""
-    most = TOKEN_REQUESTS_PER_CHUNK if group.engine == TOKEN else REQUESTS_PER_CHUNK
+    most = TOKEN_REQUESTS_PER_CHUNK if group.simulator == TOKEN else REQUESTS_PER_CHUNK
     size = max(1, min(most // (group.requests * whole.runs), CONFIGS_PER_CHUNK))
-    for start in range(0, len(members), size):
-        yield Chunk(group, members[start : start + size])
+    for start in range(0, len(configurations), size):
+        yield ConfigurationChunk(group, configurations[start : start + size])
 
 
 def computed(
-    whole: Plan, chunks: list[Chunk], levels: np.ndarray, done: set[int], client: Client | None = None
+    whole: Plan, chunks: list[ConfigurationChunk], levels: np.ndarray, done: set[int], client: Client | None = None
 ) -> Iterator[tuple[int, Values]]:
     """Statistics of the chunks that are not done, as they finish, with the number of the chunk.
 
@@ -60,13 +60,15 @@ def computed(
     if client is not None:
         yield from computed_on(client, whole, chunks, levels, left)
         return
-    crew = Crew(whole, levels) if _are_many(whole, [chunks[index] for index in left]) else None
+    pool_of_workers = WorkerPool(whole, levels) if _are_many(whole, [chunks[index] for index in left]) else None
 
     def compute(index: int) -> tuple[int, Values]:
         chunk = chunks[index]
-        if crew is not None and chunk.group.engine == TOKEN:
-            return index, crew.compute([(member.config, member.changes) for member in chunk.members])
-        return index, summaries(whole, chunk.group, chunk.members, levels)
+        if pool_of_workers is not None and chunk.group.simulator == TOKEN:
+            return index, pool_of_workers.compute(
+                [(configuration.config, configuration.changes) for configuration in chunk.configurations]
+            )
+        return index, summaries(whole, chunk.group, chunk.configurations, levels)
 
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     remaining = iter(left)
@@ -84,15 +86,15 @@ def computed(
                 for future in finished:
                     yield future.result()
         finally:
-            if crew is not None:
-                crew.close()
+            if pool_of_workers is not None:
+                pool_of_workers.close()
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _are_many(whole: Plan, chunks: list[Chunk]) -> bool:
+def _are_many(whole: Plan, chunks: list[ConfigurationChunk]) -> bool:
     """More requests for the reference than a process takes to start, and nothing that only this process knows."""
     stages = whole.scenario.deployment.pipeline.values()
     if any(type(stage.parameters).__module__ == "__main__" for stage in stages):
         return False  # a stage of the script that runs: another process could not import it
-    mine = [len(chunk.members) * chunk.group.requests for chunk in chunks if chunk.group.engine == TOKEN]
+    mine = [len(chunk.configurations) * chunk.group.requests for chunk in chunks if chunk.group.simulator == TOKEN]
     return sum(mine) * whole.runs > TOKEN_REQUESTS_PER_CHUNK

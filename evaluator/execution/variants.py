@@ -6,21 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from evaluator.execution.schedule import Chunk, Values, computed, pieces
-from evaluator.plan import Member, Plan
+from evaluator.execution.schedule import ConfigurationChunk, Values, computed, pieces
+from evaluator.plan import Configuration, Plan
 
 
-def run_variants(whole: Plan, variants: Sequence[Member], levels: np.ndarray) -> Values:
+def run_variants(whole: Plan, variants: Sequence[Configuration], levels: np.ndarray) -> Values:
     """Statistics of variants (``Plan.at_rates``, ``Plan.changed``), (variant,) or (variant, quantile), in their order.
 
     A variant runs in the group of its configuration, with the programs compiled for it, beside others of any rate. A
-    search asks for some designs at some rates with ``run_variants(whole, whole.at_rates(members, rates_rps), levels)``.
+    search asks for some designs at some rates with ``run_variants(whole, whole.at_rates(configurations, rates_rps),
+    levels)``.
     """
     groups = {id(group): group for group in whole.groups}
     rows: dict[int, list[int]] = {number: [] for number in groups}
     for row, variant in enumerate(variants):
         rows[id(whole.group_of(variant))].append(row)
-    chunks: list[Chunk] = []
+    chunks: list[ConfigurationChunk] = []
     order: list[int] = []
     for number, group in groups.items():
         chunks += pieces(whole, group, [variants[row] for row in rows[number]])

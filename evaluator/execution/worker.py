@@ -46,8 +46,8 @@ def _answer(whole: Plan, asked: list[Variant], levels: np.ndarray) -> dict[str, 
     """The configurations are of one group, so that they are planned as one; then each gets its changes."""
     chunk = whole.of(np.unique([config for config, _ in asked]))
     (group,) = chunk.groups
-    members = {member.config: member for member in chunk.members}
-    variants = [reduce(chunk.changed, changes, members[config]) for config, changes in asked]
+    configurations = {configuration.config: configuration for configuration in chunk.configurations}
+    variants = [reduce(chunk.changed, changes, configurations[config]) for config, changes in asked]
     return summaries(chunk, group, variants, levels)
 
 

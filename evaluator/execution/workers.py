@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 import evaluator
-from evaluator.plan import Plan, Rate
+from evaluator.plan import Plan, RateChange
 from evaluator.replica import Change
 
-Variant = tuple[int, tuple[Change | Rate, ...]]
+Variant = tuple[int, tuple[Change | RateChange, ...]]
 """A configuration by its row of the grid, and the changes by which it differs from that."""
 
 
-class Crew:
+class WorkerPool:
     """Workers that are started as they are needed, one for each thread that asks at a time; ``close`` ends them."""
 
     def __init__(self, whole: Plan, levels: np.ndarray) -> None:

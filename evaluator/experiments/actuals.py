@@ -11,7 +11,7 @@ from pathlib import Path
 
 from evaluator.errors import InputError
 from evaluator.experiments.entry import as_number
-from evaluator.experiments.experiment import POOLED, Measured
+from evaluator.experiments.experiment import POOLED, MeasuredMetrics
 from evaluator.experiments.specifications import identifier
 from evaluator.yaml import read_text
 
@@ -25,7 +25,7 @@ _EMPTY = ("", "-", "--", "n/a", "na", "nan", "null", "none")
 _ALL = (*_EMPTY, "all", "pooled", "total")
 
 
-def read_actuals(path: str | Path) -> dict[str, tuple[Measured, ...]]:
+def read_actuals(path: str | Path) -> dict[str, tuple[MeasuredMetrics, ...]]:
     """Rows by exp_id, seconds and 1/s; empty cells are not measured. InputError where the file is no such table."""
     text = read_text(path).removeprefix("\ufeff")
     heading = text.split("\n", 1)[0]
@@ -40,7 +40,7 @@ def read_actuals(path: str | Path) -> dict[str, tuple[Measured, ...]]:
     if "exp_id" not in names or not columns:
         raise InputError(f"{path}: expected columns exp_id, stage_index and measurements such as ttft_mean_ms")
     unread = [name for name in names if name not in columns and _LIKE_A_METRIC.search(name)]
-    found: dict[str, list[Measured]] = {}
+    found: dict[str, list[MeasuredMetrics]] = {}
     for number, row in enumerate(rows, 1):
         cells = {name: (value or "").strip() for name, value in row.items() if name and isinstance(value, str | None)}
         key = identifier(cells.get("exp_id"))
@@ -64,7 +64,9 @@ def _metric(name: str) -> tuple[str, float] | None:
     return f"{match[1]}_{statistic}", _SECONDS[match[3]]
 
 
-def _row(number: int, cells: Mapping[str, str], columns: Mapping[str, tuple[str, float]], unread: list) -> Measured:
+def _row(
+    number: int, cells: Mapping[str, str], columns: Mapping[str, tuple[str, float]], unread: list
+) -> MeasuredMetrics:
     notes = [f"column {name} is not read" for name in unread if cells.get(name, "").lower() not in _EMPTY]
 
     def number_in(name: str) -> float | None:
@@ -79,7 +81,7 @@ def _row(number: int, cells: Mapping[str, str], columns: Mapping[str, tuple[str,
 
     read = {metric: (number_in(name), unit) for name, (metric, unit) in columns.items()}
     values = {metric: value * unit for metric, (value, unit) in read.items() if value is not None}
-    return Measured(_stage(cells.get("stage_index", "")), values, number_in(COUNTED), tuple(notes))
+    return MeasuredMetrics(_stage(cells.get("stage_index", "")), values, number_in(COUNTED), tuple(notes))
 
 
 def _stage(text: str) -> int:

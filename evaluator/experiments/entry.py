@@ -11,7 +11,7 @@ from evaluator.errors import InputError
 _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-class Entry:
+class ConfigEntry:
     """A JSON object; ``where`` stands before the key in errors, and null is as good as absent."""
 
     def __init__(self, value: Any, where: str = "") -> None:
@@ -60,16 +60,16 @@ class Entry:
             raise InputError(f"{self.where}{key} must be true or false, got {given!r}")
         return found
 
-    def inner(self, key: str) -> Entry:
+    def inner(self, key: str) -> ConfigEntry:
         """The object under a key."""
-        return Entry(self.value.get(key), f"{self.where}{key}")
+        return ConfigEntry(self.value.get(key), f"{self.where}{key}")
 
-    def inners(self, key: str) -> list[Entry]:
+    def inners(self, key: str) -> list[ConfigEntry]:
         """The objects of a list under a key; one at least."""
         given = self.value.get(key)
         if not isinstance(given, Sequence) or isinstance(given, str) or not given:
             raise InputError(f"{self.where}{key} must be a list of objects, got {given!r}")
-        return [Entry(one, f"{self.where}{key}[{at}]") for at, one in enumerate(given)]
+        return [ConfigEntry(one, f"{self.where}{key}[{at}]") for at, one in enumerate(given)]
 
     def others(self, known: Iterable[str]) -> list[str]:
         """Keys beside the known ones that say something."""

@@ -13,7 +13,7 @@ POOLED = -1
 
 
 @dataclass(frozen=True)
-class Stage:
+class LoadStage:
     """``round(rate x duration)`` requests whose exponential gaps are scaled to fill the duration exactly."""
 
     index: int
@@ -27,11 +27,11 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Workload:
+class MeasuredWorkload:
     """Fixed prompts, a system prompt per group and a question each, sent round robin over and over."""
 
     name: str
-    stages: tuple[Stage, ...]
+    stages: tuple[LoadStage, ...]
     groups: int
     prompts_per_group: int
     system_tokens: int
@@ -39,11 +39,11 @@ class Workload:
     output_tokens: int  # asked for, and generated: the load generator has the server ignore ends of sequence
 
 
-NO_WORKLOAD = Workload("unknown", (), 1, 1, 0, 1, 1)
+NO_WORKLOAD = MeasuredWorkload("unknown", (), 1, 1, 0, 1, 1)
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredMetrics:
     """One row of measurements: ``values`` by metric name (``ttft_mean``, ``e2e_p99``, ...) in seconds or 1/s.
 
     ``counted_tokens`` is the mean output that the client counted (the text that it got, tokenised again), which its ITL
@@ -83,8 +83,8 @@ class Experiment:
     memory_fraction: float = 0.9
     prefix_caching: bool = True
     chunked_prefill: bool = True
-    workload: Workload = NO_WORKLOAD
-    measured: tuple[Measured, ...] = ()
+    workload: MeasuredWorkload = NO_WORKLOAD
+    measured: tuple[MeasuredMetrics, ...] = ()
     notes: tuple[str, ...] = ()
     problem: str = ""
 
@@ -94,7 +94,7 @@ class Experiment:
         each = tuple(stage.index for stage in self.workload.stages)
         return each if len(each) == 1 else (*each, POOLED)
 
-    def row(self, stage: int) -> Measured | None:
+    def row(self, stage: int) -> MeasuredMetrics | None:
         """The measurements of a stage; of a single stage also those of all requests, which are the same."""
         wanted = (stage, POOLED) if len(self.workload.stages) == 1 else (stage,)
         return next((row for at in wanted for row in self.measured if row.stage == at), None)

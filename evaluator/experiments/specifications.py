@@ -8,8 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from evaluator.errors import InputError
-from evaluator.experiments.entry import Entry
-from evaluator.experiments.experiment import POOLED, UNRECORDED, Experiment, Measured, Stage, Workload
+from evaluator.experiments.entry import ConfigEntry
+from evaluator.experiments.experiment import (
+    POOLED,
+    UNRECORDED,
+    Experiment,
+    LoadStage,
+    MeasuredMetrics,
+    MeasuredWorkload,
+)
 
 MOST_REQUESTS = 5_000_000
 FITTED_VERSION = (0, 15)
@@ -36,21 +43,21 @@ def identifier(value: Any) -> str:
     return re.sub(r"^(\d+)\.0+$", r"\1", "" if value is None else str(value).strip())
 
 
-def read_specification(value: Any, number: int, rows: Mapping[str, Sequence[Measured]]) -> Experiment:
+def read_specification(value: Any, number: int, rows: Mapping[str, Sequence[MeasuredMetrics]]) -> Experiment:
     """Entry ``number`` of a specification file with its measured rows; never raises InputError."""
     given = value if isinstance(value, Mapping) else {}
     key = identifier(given.get("exp_id")) or f"#{number}"
     try:
         if key.startswith("#"):
-            Entry(value)
+            ConfigEntry(value)
             raise InputError("exp_id is missing")
-        return _with_measurements(_experiment(key, Entry(value)), rows.get(key, ()))
+        return _with_measurements(_experiment(key, ConfigEntry(value)), rows.get(key, ()))
     except InputError as error:
         name, model, gpu = (str(given.get(each) or "unknown") for each in ("experiment_name", "model", "gpu"))
         return Experiment(key, name, model, gpu, problem=str(error))
 
 
-def _experiment(key: str, entry: Entry) -> Experiment:
+def _experiment(key: str, entry: ConfigEntry) -> Experiment:
     length = "max_model_len_tokens" if entry.value.get("max_model_len_tokens") is not None else "max_model_len"
     tensor, data = entry.count("tensor_parallel_size", 1), entry.count("data_parallel_size", 1)
     workload = _workload(entry.inner("workload"))
@@ -78,13 +85,13 @@ def _experiment(key: str, entry: Entry) -> Experiment:
     )
 
 
-def _weights(entry: Entry) -> str:
+def _weights(entry: ConfigEntry) -> str:
     """``quantization`` says it where ``weight_precision`` is absent, or only that nothing was recorded."""
     stated = entry.text("weight_precision", UNRECORDED)
     return entry.text("quantization", stated) if stated == UNRECORDED else stated
 
 
-def _expert_parallel(entry: Entry, tensor: int, data: int) -> bool:
+def _expert_parallel(entry: ConfigEntry, tensor: int, data: int) -> bool:
     """vLLM deals out whole experts to the devices of all data-parallel ranks, or a part of each to every device."""
     wanted = entry.flag("enable_expert_parallel", False)
     if entry.value.get("expert_parallel_size") is None:
@@ -96,7 +103,7 @@ def _expert_parallel(entry: Entry, tensor: int, data: int) -> bool:
     return wanted or size > 1
 
 
-def _fraction(entry: Entry, key: str, default: float) -> float:
+def _fraction(entry: ConfigEntry, key: str, default: float) -> float:
     """A share of one; above one it is in percent."""
     given = entry.number(key, default, least=1e-3)
     if given > 100:
@@ -104,7 +111,7 @@ def _fraction(entry: Entry, key: str, default: float) -> float:
     return given / 100 if given > 1 else given
 
 
-def _workload(entry: Entry) -> Workload:
+def _workload(entry: ConfigEntry) -> MeasuredWorkload:
     stages = tuple(_stage(stage, at) for at, stage in enumerate(entry.inners("stages")))
     indices = [stage.index for stage in stages]
     twice = next((index for index in indices if indices.count(index) > 1), None)
@@ -115,7 +122,7 @@ def _workload(entry: Entry) -> Workload:
     if total > MOST_REQUESTS:
         raise InputError(f"{entry.where}stages: {total:,} requests are more than {MOST_REQUESTS:,}")
     prompts = entry.inner("shared_prefix")
-    return Workload(
+    return MeasuredWorkload(
         name=entry.text("workload_class", "unnamed"),
         stages=stages,
         groups=prompts.count("num_unique_system_prompts"),
@@ -126,7 +133,7 @@ def _workload(entry: Entry) -> Workload:
     )
 
 
-def _stage(entry: Entry, position: int) -> Stage:
+def _stage(entry: ConfigEntry, position: int) -> LoadStage:
     """Two of rate, duration and number of requests say the third."""
     _no_closed_loop(entry)
     given = entry.value
@@ -136,19 +143,19 @@ def _stage(entry: Entry, position: int) -> Stage:
         duration = count / rate
     else:
         duration = entry.number("duration_s", least=1e-9)
-    stage = Stage(entry.count("stage_index", position, least=0), rate or (count or 0) / duration, duration)
+    stage = LoadStage(entry.count("stage_index", position, least=0), rate or (count or 0) / duration, duration)
     if not stage.requests:
         raise InputError(f"{entry.where}rate_req_per_s x duration_s is no request ({stage.rate_rps:g} x {duration:g})")
     return stage
 
 
-def _no_closed_loop(entry: Entry) -> None:
+def _no_closed_loop(entry: ConfigEntry) -> None:
     for key in _CLOSED_LOOP:
         if entry.value.get(key) not in (None, 0):
             raise InputError(f"{entry.where}{key} {entry.value[key]}: only rates are simulated, no closed loop")
 
 
-def _notes(entry: Entry) -> list[str]:
+def _notes(entry: ConfigEntry) -> list[str]:
     """What the specification says and the simulation does not heed."""
     workload = entry.inner("workload")
     found = [f"{key} is not modelled" for key in NOT_MODELLED if entry.flag(key, False)]
@@ -167,10 +174,10 @@ def _notes(entry: Entry) -> list[str]:
     return found
 
 
-def _with_measurements(experiment: Experiment, rows: Sequence[Measured]) -> Experiment:
+def _with_measurements(experiment: Experiment, rows: Sequence[MeasuredMetrics]) -> Experiment:
     """The experiment with the rows that belong to it, and notes of what was left out."""
     notes = list(experiment.notes)
-    kept: dict[int, Measured] = {}
+    kept: dict[int, MeasuredMetrics] = {}
     stages = {stage.index for stage in experiment.workload.stages} | {POOLED}
     most = 1.5 * experiment.workload.output_tokens
     for row in rows:

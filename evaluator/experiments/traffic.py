@@ -15,7 +15,7 @@ SPREAD = 0.01
 
 
 @dataclass(frozen=True, eq=False)
-class Requests:
+class MeasuredRequests:
     """The requests of one seed in order of arrival, each (request,)."""
 
     arrival_s: np.ndarray
@@ -25,7 +25,7 @@ class Requests:
     output_tokens: np.ndarray
 
 
-def requests(experiment: Experiment, seed: int) -> Requests:
+def requests(experiment: Experiment, seed: int) -> MeasuredRequests:
     """The requests of an experiment under a seed; the same seed gives the same gaps whatever the server.
 
     Every request generates what was asked for: inference-perf sends ``ignore_eos`` by default.
@@ -41,7 +41,7 @@ def requests(experiment: Experiment, seed: int) -> Requests:
     count = sum(map(len, arrivals))
     prompt, compute = _prompts(experiment, rng, count)
     output = np.full(count, workload.output_tokens)
-    return Requests(np.concatenate(arrivals), np.concatenate(stages), prompt, compute, output)
+    return MeasuredRequests(np.concatenate(arrivals), np.concatenate(stages), prompt, compute, output)
 
 
 def _prompts(experiment: Experiment, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from evaluator.measure.describe import description
 from evaluator.measure.device import Device, find_device
 from evaluator.measure.points import CLASSES, DTYPES, FULL, QUICK, points
-from evaluator.measure.rows import Rows
+from evaluator.measure.rows import MeasuredRows
 from evaluator.measure.run import measure
 from evaluator.measure.timing import HASTY, THOROUGH, Effort
 
-__all__ = ["CLASSES", "DTYPES", "FULL", "HASTY", "QUICK", "THOROUGH", "Device", "Effort", "Rows", "description",
+__all__ = ["CLASSES", "DTYPES", "FULL", "HASTY", "QUICK", "THOROUGH", "Device", "Effort", "MeasuredRows", "description",
            "find_device", "measure", "points"]  # fmt: skip

@@ -10,7 +10,7 @@ from itertools import product
 from evaluator.catalog.model import Model, MoeFeedForward, SoftmaxAttention
 from evaluator.catalog.store import suggestion
 from evaluator.cost.dtypes import BYTES
-from evaluator.cost.ends import head_projection
+from evaluator.cost.embedding_and_head import head_projection
 from evaluator.cost.parallel import Parallel, split_problem
 from evaluator.cost.projections import (
     Projection,
@@ -27,7 +27,7 @@ DTYPES = ("bf16", "fp16", "fp32")
 
 
 @dataclass(frozen=True)
-class Grid:
+class ShapeGrid:
     """Loads at which every shape is measured. Tokens, sequences and bytes of one call on one device."""
 
     tokens: tuple[int, ...]
@@ -44,7 +44,7 @@ def _powers(first: int, last: int, step: int) -> tuple[int, ...]:
     return tuple(2**each for each in range(first, last + 1, step))
 
 
-FULL = Grid(
+FULL = ShapeGrid(
     tokens=(*_powers(0, 7, 1), 192, 256, 384, 512, 1024, 2048, 4096, 8192),
     prompts=(1, 4),
     prompt_tokens=_powers(7, 14, 1),
@@ -54,7 +54,7 @@ FULL = Grid(
     messages=_powers(12, 28, 1),
     squares=_powers(9, 13, 1),
 )
-QUICK = Grid(
+QUICK = ShapeGrid(
     tokens=(1, 16, 128, 1024),
     prompts=(1,),
     prompt_tokens=(128, 512, 2048),
@@ -83,7 +83,7 @@ def _number(value: float | str) -> float | str:
 
 
 @dataclass(frozen=True)
-class Point:
+class MeasuredCall:
     """One call to time: the columns of its row in a table of ``evaluator.calibrate``, and the work that is in it."""
 
     op_class: str
@@ -103,8 +103,13 @@ class Point:
 
 
 def points(
-    classes: Sequence[str] | None, models: Sequence[Model], tensors: Sequence[int], dtype: str, devices: int, grid: Grid
-) -> tuple[Point, ...]:
+    classes: Sequence[str] | None,
+    models: Sequence[Model],
+    tensors: Sequence[int],
+    dtype: str,
+    devices: int,
+    grid: ShapeGrid,
+) -> tuple[MeasuredCall, ...]:
     """The calls of these classes (None: all that there are), each once, for models split over ``tensors`` devices.
 
     The ends of the device come first: square products and sums of growing size, whatever the classes. The others are
@@ -135,11 +140,11 @@ def points(
     return (*first, *(each for _, each in sorted(rest, key=lambda entry: entry[0])))
 
 
-def _unique(found: Iterable[Point]) -> list[Point]:
+def _unique(found: Iterable[MeasuredCall]) -> list[MeasuredCall]:
     return list({each.key: each for each in found}.values())
 
 
-def _shuffled(point: Point) -> int:
+def _shuffled(point: MeasuredCall) -> int:
     return zlib.crc32("|".join(point.key).encode())
 
 
@@ -154,18 +159,20 @@ def _matrices(shards: Shards) -> Iterator[Projection]:
         yield head_projection(model, parallel.tensor)
 
 
-def gemm(m: int, n: int, k: int, dtype: str) -> Point:
+def gemm(m: int, n: int, k: int, dtype: str) -> MeasuredCall:
     """A product of m x k activations with k x n weights."""
     width = BYTES[dtype]
-    return Point("gemm", {"m": m, "n": n, "k": k, "dtype": dtype}, 2.0 * m * n * k, n * k * width, m * (n + k) * width)
+    return MeasuredCall(
+        "gemm", {"m": m, "n": n, "k": k, "dtype": dtype}, 2.0 * m * n * k, n * k * width, m * (n + k) * width
+    )
 
 
-def _gemms(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterator[Point]:
+def _gemms(shards: Shards, dtype: str, devices: int, grid: ShapeGrid) -> Iterator[MeasuredCall]:
     for each, tokens in product(_matrices(shards), grid.tokens):
         yield gemm(tokens, each.outputs, each.inputs, dtype)
 
 
-def _grouped(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterator[Point]:
+def _grouped(shards: Shards, dtype: str, devices: int, grid: ShapeGrid) -> Iterator[MeasuredCall]:
     """A whole balanced MoE layer; only loads at which every touched expert has the same number of rows."""
     width = BYTES[dtype]
     for model, parallel in shards:
@@ -182,7 +189,7 @@ def _grouped(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterator[P
                            "top_k": moe.experts_per_token, "experts": experts, "expert_parallel": 1,
                            "routing": "balanced", "dtype": dtype}  # fmt: skip
                 expert = 3.0 * model.hidden * down.inputs
-                yield Point(
+                yield MeasuredCall(
                     "grouped_gemm", columns, 2.0 * visits * expert, min(visits, experts) * expert * width,
                     visits * (2 * model.hidden + 3 * down.inputs) * width,
                 )  # fmt: skip
@@ -198,7 +205,7 @@ def _heads(shards: Shards) -> list[tuple[int, int, int]]:
     ]
 
 
-def _prefills(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterator[Point]:
+def _prefills(shards: Shards, dtype: str, devices: int, grid: ShapeGrid) -> Iterator[MeasuredCall]:
     """Whole causal prompts: cuDNN's attention, as JAX has it, knows no chunk on a history."""
     for (heads, kv_heads, size), batch, new in product(_heads(shards), grid.prompts, grid.prompt_tokens):
         load = {"batch": batch, "new_tokens": new, "past_tokens": 0}
@@ -206,7 +213,7 @@ def _prefills(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterator[
         scores = batch * heads * new * new
         kept = scores * (BYTES["fp32"] + BYTES[dtype])  # where attention is not fused: scores and what they weigh
         moved = batch * new * size * BYTES[dtype]
-        yield Point(
+        yield MeasuredCall(
             "attention_prefill",
             {**load, **shape},
             2.0 * scores * size,
@@ -215,11 +222,11 @@ def _prefills(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterator[
         )
 
 
-def _decodes(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterator[Point]:
+def _decodes(shards: Shards, dtype: str, devices: int, grid: ShapeGrid) -> Iterator[MeasuredCall]:
     for (heads, kv_heads, size), batch, past in product(_heads(shards), grid.decodes, grid.contexts):
         shape = _head_columns(heads, kv_heads, size, dtype)
         read = 2.0 * batch * past * kv_heads * size * BYTES[dtype]
-        yield Point(
+        yield MeasuredCall(
             "attention_decode",
             {"batch": batch, "past_tokens": past, **shape},
             4.0 * batch * past * heads * size,
@@ -232,22 +239,22 @@ def _head_columns(heads: int, kv_heads: int, size: int, dtype: str) -> Columns:
     return {"heads": heads, "kv_heads": kv_heads, "head_dim": size, "window": 0, "dtype": dtype, "kv_dtype": dtype}
 
 
-def _sums(dtype: str, grid: Grid) -> Iterator[Point]:
+def _sums(dtype: str, grid: ShapeGrid) -> Iterator[MeasuredCall]:
     """Two arrays read, one written; a third of the bytes each."""
     for moved in grid.moved_bytes:
         length = int(moved / (3 * BYTES[dtype]))
         exact = 3.0 * BYTES[dtype] * length
-        yield Point("elementwise", {"bytes": exact, "dtype": dtype}, length, exact / 3, exact)
+        yield MeasuredCall("elementwise", {"bytes": exact, "dtype": dtype}, length, exact / 3, exact)
 
 
-def _elementwise(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterator[Point]:
+def _elementwise(shards: Shards, dtype: str, devices: int, grid: ShapeGrid) -> Iterator[MeasuredCall]:
     return _sums(dtype, grid)
 
 
-def _reduces(shards: Shards, dtype: str, devices: int, grid: Grid) -> Iterator[Point]:
+def _reduces(shards: Shards, dtype: str, devices: int, grid: ShapeGrid) -> Iterator[MeasuredCall]:
     for size, message in product((n for n in (2, 4, 8) if n <= devices), grid.messages):
         columns: Columns = {"devices": size, "message_bytes": message, "dtype": dtype}
-        yield Point("all_reduce", columns, message / BYTES[dtype], 2.0 * message, 2.0 * message)
+        yield MeasuredCall("all_reduce", columns, message / BYTES[dtype], 2.0 * message, 2.0 * message)
 
 
 _OF_CLASS = {

@@ -20,7 +20,7 @@ HEADER = ("op_class", *_OF_POINTS, "kernel", "mode", "time_s", "spread_s",
 """Columns of the file: those that ``evaluator.calibrate.table`` documents, then how and where it was measured."""
 
 
-class Rows:
+class MeasuredRows:
     """The rows of one file about one device, old and new. ``old`` are those that an earlier run wrote."""
 
     def __init__(self, path: Path, device: str, hardware: str, *, resume: bool = False) -> None:

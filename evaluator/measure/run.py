@@ -16,8 +16,8 @@ from jax import lax
 
 from evaluator.measure.device import Device
 from evaluator.measure.operators import MAKERS, Call, precision_of
-from evaluator.measure.points import Point, gemm
-from evaluator.measure.rows import Rows
+from evaluator.measure.points import MeasuredCall, gemm
+from evaluator.measure.rows import MeasuredRows
 from evaluator.measure.timing import Effort, Timing, time_programs
 from evaluator.progress import Progress
 
@@ -47,14 +47,14 @@ class Ends:
     bandwidth: float = 1e9
     slower: dict[str, float] = field(default_factory=dict)  # by class: the least factor
 
-    def see(self, point: Point, time_s: float) -> None:
+    def see(self, point: MeasuredCall, time_s: float) -> None:
         """Learn from a time."""
         self.flops = max(self.flops, point.flops / time_s)
         self.bandwidth = max(self.bandwidth, point.operand_bytes / time_s)
         factor = time_s / point.seconds(self.flops, self.bandwidth)
         self.slower[point.op_class] = min(factor, self.slower.get(point.op_class, factor))
 
-    def expected(self, point: Point) -> float:
+    def expected(self, point: MeasuredCall) -> float:
         """Seconds that a point may take, as things look now."""
         return self.slower.get(point.op_class, 1.0) * point.seconds(self.flops, self.bandwidth)
 
@@ -69,7 +69,7 @@ class Host:
 
 
 @dataclass
-class Outcome:
+class MeasureOutcome:
     """What came of the points."""
 
     host: Host
@@ -83,20 +83,20 @@ class Outcome:
 
 
 def measure(
-    points: Sequence[Point],
+    points: Sequence[MeasuredCall],
     device: Device,
-    rows: Rows,
+    rows: MeasuredRows,
     *,
     effort: Effort,
     seconds: float,
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Outcome:
+) -> MeasureOutcome:
     """Measure points into ``rows`` until ``seconds`` have passed, those that are there already not again."""
     end = clock() + seconds
     effort = effort.shared() if device.platform == "cpu" else effort
     host = measure_host(device, effort)
-    ends, outcome, done = Ends(), Outcome(host), rows.times()
+    ends, outcome, done = Ends(), MeasureOutcome(host), rows.times()
     for place, point in enumerate(points):
         if point.key in done:
             ends.see(point, done[point.key])
@@ -117,7 +117,7 @@ def measure(
 
 
 def _row(
-    point: Point, device: Device, host: Host, ends: Ends, effort: Effort, outcome: Outcome
+    point: MeasuredCall, device: Device, host: Host, ends: Ends, effort: Effort, outcome: MeasureOutcome
 ) -> dict[str, Any] | None:
     """The row of a point; None, with the reason counted, where it has none."""
     expected = ends.expected(point)
@@ -147,7 +147,7 @@ def _row(
     }  # fmt: skip
 
 
-def _calls(point: Point, expected: float, device: Device, host: Host) -> int:
+def _calls(point: MeasuredCall, expected: float, device: Device, host: Host) -> int:
     """Calls in one program.
 
     One on a CPU, where XLA shares work between calls and starting a program is cheap, and of elementwise operators,

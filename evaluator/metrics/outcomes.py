@@ -32,7 +32,7 @@ class Bounds:
         return None if self.statistic == "mean" else round(float(self.statistic.removeprefix("p")) / 100.0, 12)
 
 
-class Objective(Protocol):
+class ObjectiveFields(Protocol):
     """What ``bounds_of`` reads of a scenario's objective."""
 
     @property
@@ -43,7 +43,7 @@ class Objective(Protocol):
     def bound_s(self) -> float: ...
 
 
-def bounds_of(slos: Sequence[Iterable[Objective]]) -> tuple[Bounds, ...]:
+def bounds_of(slos: Sequence[Iterable[ObjectiveFields]]) -> tuple[Bounds, ...]:
     """One ``Bounds`` for each (metric, statistic) that any configuration names; ``slos`` has one entry per config."""
     table: dict[tuple[str, str], np.ndarray] = {}
     for config, slo in enumerate(slos):

@@ -34,7 +34,7 @@ _LATENCIES = {
     "itl_s": (
         "inter-token latency",
         "every gap between successive tokens of a sequence, pooled over tokens, those of all branches; the tokens that "
-        "an iteration accepts come together and end one gap, as vllm bench serve counts it; engine request does not "
+        "an iteration accepts come together and end one gap, as vllm bench serve counts it; simulator request does not "
         "know them",
     ),
 }
@@ -49,7 +49,7 @@ _RATE = (
     "by then, or all come at once: measured requests / the time to their last completion"
 )
 
-_BY_ITERATION = "; NaN under engine request, which follows requests and not iterations"
+_BY_ITERATION = "; NaN under simulator request, which follows requests and not iterations"
 
 _SERVICE = {
     "throughput_rps": Variable("1/s", "request throughput", f"requests {_RATE}"),
@@ -129,7 +129,8 @@ _OTHERS = {
         "J",
         "energy per output token",
         "(busy time x busy power + idle time x idle power) of all devices / output tokens; busy power: TDP x min(1, "
-        f"{BUSY} + {BYTES} MBU + {FLOPS} MFU), fitted to A100; NaN where a power is not known and under engine request",
+        f"{BUSY} + {BYTES} MBU + {FLOPS} MFU), fitted to A100; NaN where a power is not known and under simulator "
+        "request",
     ),
     "tok_per_joule": Variable(
         "token/J", "output tokens per joule", "1 / joule_per_tok; NaN where a power is not known"

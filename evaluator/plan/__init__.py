@@ -1,20 +1,20 @@
 """Scenario -> plan: what every configuration costs, whether it can run, and which configurations run together."""
 
+from evaluator.plan.configuration import Configuration, RateChange
 from evaluator.plan.groups import Group, StationGroup, station_group
 from evaluator.plan.link import LinkPlan
-from evaluator.plan.member import Member, Rate
 from evaluator.plan.plan import Plan, plan
 from evaluator.plan.request_level import RequestGroup, request_sizes
 from evaluator.plan.station import StationPlan
-from evaluator.replica import Design, design
+from evaluator.replica import ReplicaBuild, design
 
 __all__ = [
-    "Design",
+    "Configuration",
     "Group",
     "LinkPlan",
-    "Member",
     "Plan",
-    "Rate",
+    "RateChange",
+    "ReplicaBuild",
     "RequestGroup",
     "StationGroup",
     "StationPlan",

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from evaluator.cost.dtypes import BYTES
 from evaluator.cost.memory import KvLayout, kv_units
-from evaluator.plan.engines import on_demand
+from evaluator.plan.simulators import on_demand
 from evaluator.policies import policy
-from evaluator.replica import Design, token_budget
+from evaluator.replica import ReplicaBuild, token_budget
 from evaluator.routing import HeavyLight, router_of
 from evaluator.scenario import Deployment, Workload
 from evaluator.scenario.scenario import Routers
@@ -53,7 +53,7 @@ def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
     )
 
 
-def policy_problem(deployment: Deployment, built: Design) -> str | None:
+def policy_problem(deployment: Deployment, built: ReplicaBuild) -> str | None:
     """What a policy cannot do with the KV cache, or with a model that has none."""
     record, kv = policy(deployment.batching.policy), built.ready.kv
     role = ROLES.get(deployment.role)
@@ -81,7 +81,7 @@ def policy_problem(deployment: Deployment, built: Design) -> str | None:
     return None
 
 
-def prefix_problem(workload: Workload, deployment: Deployment, built: Design, extremes: Extremes) -> str | None:
+def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBuild, extremes: Extremes) -> str | None:
     """Why prefixes cannot be kept in the KV cache; None where they can, or are not."""
     shared, kv = shared_tokens(workload, deployment), built.ready.kv
     by_content = cached_by_content(workload, deployment)
@@ -180,7 +180,7 @@ def drafts_problem(station: StationPlan) -> str | None:
 
 
 def limit_problem(
-    deployment: Deployment, built: Design, extremes: Extremes, largest_units: int | None = None
+    deployment: Deployment, built: ReplicaBuild, extremes: Extremes, largest_units: int | None = None
 ) -> str | None:
     """Why some request could never be served within the limits; None where all can.
 

@@ -11,20 +11,20 @@ import numpy as np
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.lanes import RowCounts, common_counts, rooflines, structure
 from evaluator.metrics.outcomes import OK
-from evaluator.plan.engines import (
-    IN_ORDER,
+from evaluator.plan.configuration import Configuration
+from evaluator.plan.joint_pools import one_loop_program
+from evaluator.plan.request_level import RequestGroup, RequestStructure, request_group, request_structure
+from evaluator.plan.simulators import (
+    FCFS_RESERVED,
     ITERATION,
     REQUEST,
     TOKEN,
-    Program,
+    CompileKey,
     has_frontend,
     is_coupled,
     program,
     routed_by,
 )
-from evaluator.plan.member import Member
-from evaluator.plan.one_loop import one_loop_program
-from evaluator.plan.request_level import RequestGroup, RequestStructure, request_group, request_structure
 from evaluator.plan.station import StationPlan
 from evaluator.routing import Sent, assign, router_of, stream
 from evaluator.scenario import Workload
@@ -37,7 +37,7 @@ SMALLEST_RING = 256
 class StationGroup:
     """What the engine is compiled for at one station: all configurations of a group have the same there."""
 
-    program: Program
+    program: CompileKey
     ring: int
     windowed: bool
     rows: RowCounts
@@ -48,27 +48,27 @@ class StationGroup:
 class Group:
     """Members of one engine with as many requests and, vectorised, the same compiled program at every station."""
 
-    members: list[Member]
+    configurations: list[Configuration]
     requests: int
-    engine: str = ITERATION
+    simulator: str = ITERATION
     stations: tuple[StationGroup, ...] = ()  # of the vectorised engine, else none; one for all pools in one loop
     request_stations: tuple[RequestGroup, ...] = ()  # of the request-level engine, else none
 
 
-class Structure(NamedTuple):
+class StationStructure(NamedTuple):
     """What configurations must have in common to share a compiled program at a station, beside the shapes."""
 
-    program: Program
+    program: CompileKey
     windowed: bool
     experts: bool
     cost: Hashable
     requests: int  # which the width of a lane follows
 
 
-AnyStructure = Structure | RequestStructure
+AnyStructure = StationStructure | RequestStructure
 
 
-def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
+def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -> list[Group]:
     """Members by the structures of their stations, in the order of the first of each group.
 
     The shapes of a structure (ring, rows, slots of a lane) are the largest that any member needs at any of its
@@ -76,99 +76,100 @@ def groups_of(members: Sequence[Member], seeds: tuple[int, ...]) -> list[Group]:
     requests, so that the statistics of a chunk are of one window.
     """
     alike: dict[
-        tuple, list[Member]
+        tuple, list[Configuration]
     ] = {}  # rates share the object of their stations, figures of devices what is checked
-    for member in members:
-        workload = member.workload
-        key = (id(member.checked), member.engine, workload.requests, workload.ends)
-        alike.setdefault(key, []).append(member)
-    together: dict[tuple, list[Member]] = {}
-    having: dict[AnyStructure, list[tuple[Member, StationPlan]]] = {}
-    for (_, engine, requests, ends), some in alike.items():
-        compiled = some[0].stations if engine != TOKEN else ()
-        structured = request_structure if engine == REQUEST else _structure
+    for configuration in configurations:
+        workload = configuration.workload
+        key = (id(configuration.checked), configuration.simulator, workload.requests, workload.ends)
+        alike.setdefault(key, []).append(configuration)
+    together: dict[tuple, list[Configuration]] = {}
+    having: dict[AnyStructure, list[tuple[Configuration, StationPlan]]] = {}
+    for (_, simulator, requests, ends), some in alike.items():
+        compiled = some[0].stations if simulator != TOKEN else ()
+        structured = request_structure if simulator == REQUEST else _structure
         structures: tuple[AnyStructure, ...]
-        if engine == ITERATION and some[0].in_one_loop:
+        if simulator == ITERATION and some[0].joint_pools:
             structures = (_structure_of_pools(some[0]),)
             having.setdefault(structures[0], []).extend((some[0], station) for station in compiled)
         else:
             structures = tuple(structured(some[0].workload, station) for station in compiled)
             for which, station in zip(structures, compiled, strict=True):
                 having.setdefault(which, []).append((some[0], station))
-        together.setdefault((engine, requests, ends, structures, _route(some[0])), []).extend(some)
+        together.setdefault((simulator, requests, ends, structures, _route(some[0])), []).extend(some)
     shaped = {which: _shaped(which, stations, seeds) for which, stations in having.items()}
 
-    def group(engine: str, requests: int, structures: tuple[AnyStructure, ...], some: list[Member]) -> Group:
+    def group(simulator: str, requests: int, structures: tuple[AnyStructure, ...], some: list[Configuration]) -> Group:
         found = [shaped[which] for which in structures]
         return Group(
             sorted(some, key=lambda one: place[id(one)]),
             requests,
-            engine,
+            simulator,
             tuple(one for one in found if isinstance(one, StationGroup)),
             tuple(one for one in found if isinstance(one, RequestGroup)),
         )
 
-    place = {id(member): number for number, member in enumerate(members)}
+    place = {id(configuration): number for number, configuration in enumerate(configurations)}
     return [
-        group(engine, requests, structures, some) for (engine, requests, _, structures, _), some in together.items()
+        group(simulator, requests, structures, some)
+        for (simulator, requests, _, structures, _), some in together.items()
     ]
 
 
-def _route(member: Member) -> tuple[str, ...]:
+def _route(configuration: Configuration) -> tuple[str, ...]:
     """What the way of a request depends on where there are several pools, and what their use is told by."""
-    several = member.stations if len(member.stations) > 1 else ()
-    stages = member.pipeline.route if member.pipeline is not None and member.staged else ()
-    return (*(f"{station.role.name} {station.name}" for station in several), f"{member.in_one_loop}", *stages)
+    several = configuration.stations if len(configuration.stations) > 1 else ()
+    stages = configuration.pipeline.route if configuration.pipeline is not None and configuration.staged else ()
+    return (*(f"{station.role.name} {station.name}" for station in several), f"{configuration.joint_pools}", *stages)
 
 
-def _structure(workload: Workload, station: StationPlan) -> Structure:
+def _structure(workload: Workload, station: StationPlan) -> StationStructure:
     replica, requests = station.design.replica, workload.requests
     frontend = has_frontend(workload, station.design.calibration)
     lockstep = station.lockstep
-    coupled = is_coupled(workload, station.deployment, frontend, lockstep)
+    joint = is_coupled(workload, station.deployment, frontend, lockstep)
     branches, cached = station.extremes.branches, cached_by_content(workload, station.deployment)
-    talks = workload.sessions.feedback
+    session_turns = workload.sessions.feedback
     if replica is None:
-        return Structure(IN_ORDER, False, False, (), requests)
-    which = program(station.deployment, coupled, frontend, branches, cached, talks, lockstep, station.drafts)
+        return StationStructure(FCFS_RESERVED, False, False, (), requests)
+    which = program(station.deployment, joint, frontend, branches, cached, session_turns, lockstep, station.drafts)
     cost = replica.costing.typical[0]
-    return Structure(which, replica.kv.window is not None, _has_experts(cost), structure(cost), requests)
+    return StationStructure(which, replica.kv.window is not None, _has_experts(cost), structure(cost), requests)
 
 
 def _has_experts(cost: IterationCost) -> bool:
     return any(len(each.expert_rows.flop) > 0 for each in rooflines(cost))
 
 
-def _structure_of_pools(member: Member) -> Structure:
+def _structure_of_pools(configuration: Configuration) -> StationStructure:
     """Of pools that run in one loop."""
-    workload = member.workload
-    frontend = any(has_frontend(workload, station.design.calibration) for station in member.stations)
-    which = one_loop_program(member.stations, member.sides, member.link, frontend)
-    able = [station.design.replica for station in member.stations if station.design.replica is not None]
+    workload = configuration.workload
+    frontend = any(has_frontend(workload, station.design.calibration) for station in configuration.stations)
+    which = one_loop_program(configuration.stations, configuration.phases, configuration.link, frontend)
+    able = [station.design.replica for station in configuration.stations if station.design.replica is not None]
     costs = [replica.costing.typical[0] for replica in able]
     experts = any(map(_has_experts, costs))
     windowed = any(replica.kv.window is not None for replica in able)
-    return Structure(which, windowed, experts, structure(costs[0]) if costs else (), workload.requests)
+    return StationStructure(which, windowed, experts, structure(costs[0]) if costs else (), workload.requests)
 
 
 def _shaped(
-    which: AnyStructure, having: list[tuple[Member, StationPlan]], seeds: tuple[int, ...]
+    which: AnyStructure, having: list[tuple[Configuration, StationPlan]], seeds: tuple[int, ...]
 ) -> StationGroup | RequestGroup:
-    able = [station for member, station in having if member.status == OK]
+    able = [station for configuration, station in having if configuration.status == OK]
     alone = {(one.deployment.ranks, one.deployment.router, one.number): one for one in able if one.most_jobs is None}
-    told = [station.most_jobs or 1 for station in able]
+    most_jobs = [station.most_jobs or 1 for station in able]
     if isinstance(which, RequestStructure):
         shares = [_largest_share(one, seeds, which.requests) for one in alone.values()]
-        return request_group(which, able, max((*shares, *told), default=1))
+        return request_group(which, able, max((*shares, *most_jobs), default=1))
     if which.program.pools > 1:
-        return station_group(which.program, able, which.requests * which.program.sides)
+        return station_group(which.program, able, which.requests * which.program.phases)
     together = which.program.replicas > 1
     shares = [which.requests if together else _largest_share(one, seeds, which.requests) for one in alone.values()]
-    slots = max((*shares, *told), default=1)
+    slots = max((*shares, *most_jobs), default=1)
     return station_group(which.program, able, slots)
 
 
-def station_group(which: Program, stations: Sequence[StationPlan], most_jobs: int) -> StationGroup:
+def station_group(which: CompileKey, stations: Sequence[StationPlan], most_jobs: int) -> StationGroup:
     """The shapes of a program that hold stations which can run, of one cost structure and alike in having windows.
 
     ``most_jobs``: the most that any lane of theirs serves, a replica or all that run together.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from evaluator.catalog import load_link
 from evaluator.cost.dtypes import BYTES
 from evaluator.cost.transfer import SequenceBytes, sequence_bytes, sharded
-from evaluator.plan.sides import SidePlan, group_of_replicas
+from evaluator.plan.phases import PhasePools, group_of_replicas
 from evaluator.plan.station import StationPlan
 from evaluator.policies import policy
 from evaluator.replica import Change, kept_model
@@ -127,15 +127,15 @@ def _pool_of(replicas: Sequence[int]) -> NDArray[np.int64]:
     return np.repeat(np.arange(len(replicas)), replicas)
 
 
-def link_of(stations: Sequence[StationPlan], sides: Sequence[SidePlan], transfer: Transfer) -> LinkPlan | None:
+def link_of(stations: Sequence[StationPlan], phases: Sequence[PhasePools], transfer: Transfer) -> LinkPlan | None:
     """The links behind a prefill side with a decode side; None for any other pools."""
-    if [side.role.name for side in sides] != ["prefill", "decode"]:
+    if [phase.role.name for phase in phases] != ["prefill", "decode"]:
         return None
     figures = transfer.link
     if not isinstance(figures, LinkFigures):
         found = load_link(figures)
         figures = LinkFigures(found.bandwidth, found.latency_s)
-    prefill, decode = ([stations[number] for number in side.stations] for side in sides)
+    prefill, decode = ([stations[number] for number in phase.stations] for phase in phases)
     sizes = {
         (source, target): _size(one, other, transfer)
         for source, one in enumerate(prefill)
@@ -143,7 +143,7 @@ def link_of(stations: Sequence[StationPlan], sides: Sequence[SidePlan], transfer
         if one.deployment.model == other.deployment.model
     }
     first = sizes.get((0, 0)) or next(iter(sizes.values()), None) or _size(prefill[0], decode[0], transfer)
-    senders, receivers = (tuple(one.deployment.ranks for one in side) for side in (prefill, decode))
+    senders, receivers = (tuple(one.deployment.ranks for one in phase) for phase in (prefill, decode))
     return LinkPlan(
         name="prefill->decode",  # a name that no pool can have
         bandwidth=figures.bandwidth,

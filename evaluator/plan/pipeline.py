@@ -11,9 +11,9 @@ from evaluator.catalog.model import Model
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
+from evaluator.plan.route import PipelinePlan, RouteStep, StagePlan, StepPlan
 from evaluator.plan.station import StationPlan, station_of
-from evaluator.plan.walked import Walked
-from evaluator.plan.way import Entry, PipelinePlan, StagePlan, StepPlan
+from evaluator.plan.visits import RequestRoutes
 from evaluator.policies import ENCODING
 from evaluator.scenario import Deployment, Workload
 from evaluator.scenario.pipeline_keys import pipeline_problem
@@ -33,16 +33,16 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
     deployments = stage_pools_of(deployment)
     names, at = pipeline_names(workload), dict[str, int]()
     found: list[StagePlan] = []
-    entries: list[Entry] = []
+    entries: list[RouteStep] = []
     for name, stage in stages.items():
         at[name] = len(entries)
         if stage.kind == "decode":
             entries[-1] = entries[-1]._replace(tokens=stage.tokens)
         elif stage.of_llm:
-            entries.append(Entry(None))
+            entries.append(RouteStep(None))
         else:
             back_to = None if stage.back_to is None else at[stage.back_to]
-            entries.append(Entry(len(found), None, back_to, stage.times))
+            entries.append(RouteStep(len(found), None, back_to, stage.times))
             only = tuple(names.index(one) for one in stage.only) or None
             before = all(entry.stage is not None for entry in entries)
             found.append(StagePlan(name, kind_of(stage.kind), stage.parameters, stage.pool, only, before))
@@ -72,12 +72,12 @@ def _stage_pool(name: str, pool: Deployment) -> StagePool:
     return StagePool(name, hardware, pool.ranks, pool.tensor_parallel * pool.pipeline_parallel)
 
 
-def with_steps(pipeline: PipelinePlan, walked: Walked, first_station: int) -> PipelinePlan:
+def with_steps(pipeline: PipelinePlan, routes: RequestRoutes, first_station: int) -> PipelinePlan:
     """With the steps that its stages are found to have. Engines that run them are numbered from ``first_station``."""
     stages = []
     engines: dict[str | None, int] = {}  # a pool computes one model, for all steps that run on it
     for place, stage in enumerate(pipeline.stages):
-        work, steps = walked.first[place].work, []
+        work, steps = routes.first[place].work, []
         assert work is not None
         for step in work.steps:
             pool = pool_of_step(stage, step)
@@ -126,7 +126,7 @@ LLM_TIMES = ("prefill", "transfer", "decode")
 """The stages of the pools that give the answers, as results tell of them; a transfer is between two sides."""
 
 
-def pass_stations(pipeline: PipelinePlan, walks: Sequence[Walked]) -> tuple[StationPlan, ...]:
+def pass_stations(pipeline: PipelinePlan, walks: Sequence[RequestRoutes]) -> tuple[StationPlan, ...]:
     """The pools that compute models for stages, in the order of their numbers, with the largest of their requests.
 
     A pool is named after the first step that it serves.
@@ -136,10 +136,10 @@ def pass_stations(pipeline: PipelinePlan, walks: Sequence[Walked]) -> tuple[Stat
         place, step, planned = steps[0]
         model = pass_of(walks[0], place, step).model
         demands = [
-            walked.asked(visit, step)
+            routes.asked(visit, step)
             for place, step, _ in steps
-            for walked in walks
-            for visit in walked.visits
+            for routes in walks
+            for visit in routes.visits
             if visit.stage == place
         ]
         if planned.pool is None:
@@ -168,8 +168,8 @@ def passes_of(pipeline: PipelinePlan) -> dict[int, list[tuple[int, int, StepPlan
     return found
 
 
-def pass_of(walked: Walked, stage: int, step: int) -> Pass:
+def pass_of(routes: RequestRoutes, stage: int, step: int) -> Pass:
     """A step that computes a model, as of the first visit to its stage."""
-    work = walked.first[stage].work
+    work = routes.first[stage].work
     assert work is not None and isinstance(work.steps[step], Pass)
     return work.steps[step]  # type: ignore[return-value]

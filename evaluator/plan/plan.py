@@ -8,29 +8,29 @@ from functools import cached_property
 
 import numpy as np
 
-from evaluator.plan.engines import ITERATION
+from evaluator.plan.configuration import Configuration, PlanContext, RateChange, configuration_at
 from evaluator.plan.groups import Group, groups_of
-from evaluator.plan.member import Member, Rate, Setting, member
 from evaluator.plan.pipeline import stage_names
+from evaluator.plan.simulators import ITERATION
 from evaluator.plan.variants import variant
-from evaluator.plan.walked import Walked
+from evaluator.plan.visits import RequestRoutes
 from evaluator.replica import Change
 from evaluator.scenario import Grid, Scenario, expand
 from evaluator.traffic.jobs import Jobs
+from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.requests import shared_tokens
-from evaluator.traffic.traffics import Traffics
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is to run, checked. ``members`` are in the order of the grid."""
+    """Everything that is to run, checked. ``configurations`` are in the order of the grid."""
 
     scenario: Scenario
     grid: Grid
-    members: list[Member]
+    configurations: list[Configuration]
     groups: list[Group]
-    traffics: Traffics
-    engine: str = ITERATION
+    sampler: RequestSampler
+    simulator: str = ITERATION
     inputs: tuple[str, ...] = ()  # of INPUTS: those to which elasticities are asked for
     by_seed: bool = False  # whether the statistics of each seed are asked for
 
@@ -43,16 +43,16 @@ class Plan:
         """How often a configuration is simulated, at most: for each seed, and for each input up and down."""
         return len(self.seeds) * (1 + 2 * len(self.inputs))
 
-    def jobs(self, member: Member) -> list[Jobs]:
+    def jobs(self, configuration_at: Configuration) -> list[Jobs]:
         """The requests of a configuration, for each seed, as they come to its first pool, or to the stages before."""
-        pool, workload = member.stations[0], member.workload
+        pool, workload = configuration_at.stations[0], configuration_at.workload
         shared = shared_tokens(workload, pool.deployment)
-        return [self.traffics.jobs(workload, seed, pool.role, shared, member.pipeline) for seed in self.seeds]
+        return [self.sampler.jobs(workload, seed, pool.role, shared, configuration_at.pipeline) for seed in self.seeds]
 
-    def walked(self, member: Member) -> list[Walked]:
+    def routes(self, configuration_at: Configuration) -> list[RequestRoutes]:
         """What the stages of a configuration do with its requests, for each seed."""
-        assert member.pipeline is not None
-        return [self.traffics.walked(member.workload, seed, member.pipeline) for seed in self.seeds]
+        assert configuration_at.pipeline is not None
+        return [self.sampler.routes(configuration_at.workload, seed, configuration_at.pipeline) for seed in self.seeds]
 
     @cached_property
     def stage_names(self) -> tuple[str, ...]:
@@ -66,43 +66,44 @@ class Plan:
 
     def of(self, configs: np.ndarray) -> Plan:
         """The plan of these configurations alone."""
-        setting = Setting(self.traffics, self.seeds, self.engine)
-        members = [member(int(config), self.grid.points[config], setting) for config in configs]
-        return replace(self, members=members, groups=groups_of(members, self.seeds))
+        setting = PlanContext(self.sampler, self.seeds, self.simulator)
+        configurations = [configuration_at(int(config), self.grid.points[config], setting) for config in configs]
+        return replace(self, configurations=configurations, groups=groups_of(configurations, self.seeds))
 
-    def changed(self, member: Member, change: Change | Rate) -> Member:
-        """A configuration with one thing changed; ``member`` itself where that makes no difference.
+    def changed(self, configuration_at: Configuration, change: Change | RateChange) -> Configuration:
+        """A configuration with one thing changed; ``configuration_at`` itself where that makes no difference.
 
         Errors: ValueError for a rate of arrivals that have none.
         """
-        return variant(member, change, self.traffics)
+        return variant(configuration_at, change, self.sampler)
 
-    def at_rates(self, members: Iterable[Member], rates_rps: Iterable[float]) -> list[Member]:
+    def at_rates(self, configurations: Iterable[Configuration], rates_rps: Iterable[float]) -> list[Configuration]:
         """Each of the members at a rate of arrivals of its own. Requests keep their lengths and their unit gaps."""
-        pairs = zip(members, rates_rps, strict=True)
-        return [self.changed(one, Rate(float(rate_rps))) for one, rate_rps in pairs]
+        pairs = zip(configurations, rates_rps, strict=True)
+        return [self.changed(one, RateChange(float(rate_rps))) for one, rate_rps in pairs]
 
-    def group_of(self, member: Member) -> Group:
+    def group_of(self, configuration_at: Configuration) -> Group:
         """The group in which a configuration and its variants run."""
-        return self._groups[member.config]
+        return self._groups[configuration_at.config]
 
     @cached_property
     def _groups(self) -> dict[int, Group]:
-        return {one.config: group for group in self.groups for one in group.members}
+        return {one.config: group for group in self.groups for one in group.configurations}
 
 
 def plan(
     scenario: Scenario,
     configs: np.ndarray | None = None,
-    engine: str = ITERATION,
+    simulator: str = ITERATION,
     inputs: tuple[str, ...] = (),
     by_seed: bool = False,
 ) -> Plan:
     """Check every configuration (or only ``configs``) and group those that can run; nothing is simulated yet.
 
-    ``engine`` iteration leaves to the reference what the vectorised engine lacks; token leaves it everything; request
+    ``simulator`` iteration leaves to the reference what the vectorised engine lacks; token leaves it everything;
+    request
     leaves nothing to others.
     """
     grid = expand(scenario)
-    everything = Plan(scenario, grid, [], [], Traffics(), engine, inputs, by_seed)
+    everything = Plan(scenario, grid, [], [], RequestSampler(), simulator, inputs, by_seed)
     return everything.of(np.arange(len(grid.points)) if configs is None else np.asarray(configs))

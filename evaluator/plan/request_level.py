@@ -13,14 +13,15 @@ from typing import NamedTuple
 from evaluator.cost.iteration import CostParameters
 from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.cost.memory import kv_units
-from evaluator.plan.engines import is_coupled, on_demand, shares_queue
+from evaluator.plan.simulators import is_coupled, on_demand, shares_queue
 from evaluator.plan.station import StationPlan
 from evaluator.policies import policy
 from evaluator.routing import SHARED_QUEUE, name_of
 from evaluator.scenario import Objective, Workload
 
 ERROR_NOTE = (
-    "engine request is BestServe's approximation of whole requests. Against engine iteration, below saturation: ttft_s "
+    "simulator request is BestServe's approximation of whole requests. Against simulator iteration, below saturation: "
+    "ttft_s "
     "of a prefill pool is exact, of mixed replicas too small by up to a decode step; tpot_s is within 4 % with tau 1, "
     "and up to a half too small with the paper's tau 2.5"
 )
@@ -97,8 +98,8 @@ def objective_problem(objectives: Iterable[Objective]) -> str | None:
 def _refused(found: dict[str, bool]) -> str | None:
     for what, applies in found.items():
         if applies:
-            remedy = ", or engine iteration" if ";" in what else "; use engine iteration"
-            return f"unsupported: engine request does not cover {what}{remedy}"
+            remedy = ", or simulator iteration" if ";" in what else "; use simulator iteration"
+            return f"unsupported: simulator request does not cover {what}{remedy}"
     return None
 
 
@@ -107,8 +108,8 @@ def queue_problem(station: StationPlan) -> str | None:
     if not shares_queue(station.deployment):
         return None
     return (
-        f"unsupported: router {SHARED_QUEUE.name}: only engine request lets requests wait before the replicas; "
-        "use router least_outstanding, or engine request"
+        f"unsupported: router {SHARED_QUEUE.name}: only simulator request lets requests wait before the replicas; "
+        "use router least_outstanding, or simulator request"
     )
 
 

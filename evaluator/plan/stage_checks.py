@@ -11,9 +11,9 @@ from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, policy_problem
 from evaluator.plan.link import LinkPlan
 from evaluator.plan.pipeline import pass_of, passes_of
+from evaluator.plan.route import PipelinePlan
 from evaluator.plan.station import StationPlan
-from evaluator.plan.walked import Walked
-from evaluator.plan.way import PipelinePlan
+from evaluator.plan.visits import RequestRoutes
 from evaluator.scenario import Deployment, Workload
 from evaluator.stages import Batched, Pass
 from evaluator.traffic.requests import cached_by_content, shared_tokens
@@ -32,10 +32,12 @@ def passes_problem(passes: Sequence[StationPlan]) -> str | None:
     return None
 
 
-def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, walks: Sequence[Walked]) -> str | None:
+def stages_problem(
+    workload: Workload, llm: Deployment, pipeline: PipelinePlan, walks: Sequence[RequestRoutes]
+) -> str | None:
     """What the stages of a pipeline cannot do with one another, or with the workload; None where they can."""
-    for walked in walks:
-        for visit in walked.visits:
+    for routes in walks:
+        for visit in routes.visits:
             if visit.stage is not None and visit.work is not None and visit.work.problem is not None:
                 return f"infeasible: pipeline.{pipeline.stages[visit.stage].name}: {visit.work.problem}"
     for stage in pipeline.stages:
@@ -70,7 +72,7 @@ def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, 
             "unsupported: workload.reasoning.branches with a pipeline that comes to the LLM more than once: it is not "
             "said which branch goes on; use one branch"
         )
-    works = [visit.work for walked in walks for visit in walked.visits if visit.work is not None]
+    works = [visit.work for routes in walks for visit in routes.visits if visit.work is not None]
     if any(np.any(np.asarray(work.adds_tokens)) for work in works) and (
         cached_by_content(workload, llm) or shared_tokens(workload, llm)
     ):
@@ -81,27 +83,29 @@ def stages_problem(workload: Workload, llm: Deployment, pipeline: PipelinePlan, 
     return None
 
 
-def content_problem(workload: Workload, llm: Deployment, coupled: str) -> str | None:
-    """Why blocks cannot be found by their content where all stations run in one loop, for what is ``coupled``."""
+def content_problem(workload: Workload, llm: Deployment, joint: str) -> str | None:
+    """Why blocks cannot be found by their content where all stations run in one loop, for what is ``joint``."""
     if not cached_by_content(workload, llm):
         return None
-    return f"unsupported: kv.prefix_caching by content with {coupled}; leave it out"
+    return f"unsupported: kv.prefix_caching by content with {joint}; leave it out"
 
 
-def ahead_problem(pipeline: PipelinePlan, walked: Walked, coupled: str) -> str | None:
-    """Why no stage can begin before its turn where all stations run in one loop, for what is ``coupled``."""
-    for place in walked.first:
-        if walked.ahead(place):
-            return f"unsupported: pipeline.{pipeline.stages[place].name}: prefetch with {coupled}; use prefetch: false"
+def ahead_problem(pipeline: PipelinePlan, routes: RequestRoutes, joint: str) -> str | None:
+    """Why no stage can begin before its turn where all stations run in one loop, for what is ``joint``."""
+    for place in routes.first:
+        if routes.ahead(place):
+            return f"unsupported: pipeline.{pipeline.stages[place].name}: prefetch with {joint}; use prefetch: false"
     return None
 
 
-def with_own_kv(pipeline: PipelinePlan, walked: Walked, link: LinkPlan | None) -> tuple[LinkPlan | None, str | None]:
+def with_own_kv(
+    pipeline: PipelinePlan, routes: RequestRoutes, link: LinkPlan | None
+) -> tuple[LinkPlan | None, str | None]:
     """The links where a stage brings KV to the decode side, and why it cannot; both as they are where none does."""
-    if walked.on_decode is None:
+    if routes.on_decode is None:
         return link, None
     if link is None:
-        name = pipeline.stages[walked.on_decode].name
+        name = pipeline.stages[routes.on_decode].name
         return (
             link,
             f"infeasible: pipeline.{name}: to_decode without a decode side; leave it out, or use pools with roles",

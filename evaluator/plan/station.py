@@ -9,7 +9,7 @@ import numpy as np
 from evaluator.cost.frontend import Frontend
 from evaluator.cost.memory import kv_units
 from evaluator.plan.checks import longest_prompt
-from evaluator.replica import Design, design, token_budget
+from evaluator.replica import ReplicaBuild, design, token_budget
 from evaluator.scenario import Deployment, Workload
 from evaluator.speculation import Speculative, mean_tokens
 from evaluator.traffic.jobs import Demand, Extremes, held_units
@@ -29,7 +29,7 @@ class StationPlan:
 
     name: str
     deployment: Deployment
-    design: Design
+    design: ReplicaBuild
     extremes: Extremes
     max_num_batched_tokens: int
     kept_units: int = 0

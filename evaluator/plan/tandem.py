@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from evaluator.plan.link import LinkPlan, link_of
+from evaluator.plan.phases import PhasePools, Pools, model_of, most_jobs, sides_of
 from evaluator.plan.pipeline import pass_stations, pipeline_of, with_steps
-from evaluator.plan.sides import Pools, SidePlan, model_of, most_jobs, sides_of
+from evaluator.plan.route import PipelinePlan
 from evaluator.plan.stage_checks import with_own_kv
 from evaluator.plan.station import StationPlan, station_of
-from evaluator.plan.walked import Visited, Walked
-from evaluator.plan.way import PipelinePlan
+from evaluator.plan.visits import RequestRoutes, StageVisitPlan
 from evaluator.scenario import Deployment, Transfer, Workload
 from evaluator.scenario.pools import pools_of
 from evaluator.scenario.unsaid import told
 from evaluator.scenario.workload import model_names
 from evaluator.traffic.jobs import Demand, Extremes, held_units
+from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.roles import Role, hands_on
-from evaluator.traffic.traffics import Traffics
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Tandem:
     """
 
     pools: Pools
-    sides: tuple[SidePlan, ...]
+    phases: tuple[PhasePools, ...]
     stations: tuple[StationPlan, ...]
     transfer: Transfer
     link: LinkPlan | None
     link_problem: str | None
     demands: tuple[Demand, ...]
     pipeline: PipelinePlan | None
-    walks: tuple[Walked, ...]
+    walks: tuple[RequestRoutes, ...]
 
     @property
     def answering(self) -> Deployment:
@@ -56,37 +56,37 @@ class Tandem:
 
     def shared_out(self, seeds: Sequence[int]) -> tuple[StationPlan, ...]:
         """The stations with the most jobs that any replica gets, where that is not for the pool's router to say."""
-        if all(side.replicas is None for side in self.sides):
+        if all(phase.replicas is None for phase in self.phases):
             return self.stations
         pairs = zip(self.demands, seeds, strict=True)
-        found = [most_jobs(self.sides, self.stations, demand, seed) for demand, seed in pairs]
+        found = [most_jobs(self.phases, self.stations, demand, seed) for demand, seed in pairs]
         most = [None if None in column else max(column) for column in zip(*found, strict=True)]
         return tuple(replace(station, most_jobs=one) for station, one in zip(self.stations, most, strict=True))
 
 
 def tandem_of(
-    workload: Workload, deployment: Deployment, traffics: Traffics, seeds: Sequence[int], staged: bool
+    workload: Workload, deployment: Deployment, sampler: RequestSampler, seeds: Sequence[int], staged: bool
 ) -> Tandem:
     """The tandem of a deployment; with ``staged`` the stages of its pipeline, too."""
     pools, transfer = tuple((name, told(pool)) for name, pool in pools_of(deployment)), deployment.transfer
-    sides = sides_of(pools, model_names(workload), transfer.groups)
-    roles, shared = [side.role for side in sides], shared_tokens(workload, pools[0][1])
+    phases = sides_of(pools, model_names(workload), transfer.groups)
+    roles, shared = [phase.role for phase in phases], shared_tokens(workload, pools[0][1])
     pipeline = pipeline_of(workload, deployment) if staged else None
-    walks: tuple[Walked, ...] = ()
+    walks: tuple[RequestRoutes, ...] = ()
     if pipeline is not None:
-        walks = tuple(traffics.walked(workload, seed, pipeline) for seed in seeds)
+        walks = tuple(sampler.routes(workload, seed, pipeline) for seed in seeds)
         pipeline = with_steps(pipeline, walks[0], len(pools))
-    firsts = tuple(traffics.demand(workload, seed, roles[0], shared, pipeline) for seed in seeds)
-    later = [_asked_again(visit, roles[0], shared) for walked in walks for visit in walked.llm[1:]]
+    firsts = tuple(sampler.demand(workload, seed, roles[0], shared, pipeline) for seed in seeds)
+    later = [_asked_again(visit, roles[0], shared) for routes in walks for visit in routes.llm[1:]]
     demands = [_by_side(first, roles) for first in (*firsts, *later)]
-    stations = _stations(workload, pools, sides, demands)
-    link, problem = link_of(stations, sides, transfer), None
+    stations = _stations(workload, pools, phases, demands)
+    link, problem = link_of(stations, phases, transfer), None
     if pipeline is not None:
         link, problem = with_own_kv(pipeline, walks[0], link)
-    return Tandem(pools, sides, stations, transfer, link, problem, firsts, pipeline, walks)
+    return Tandem(pools, phases, stations, transfer, link, problem, firsts, pipeline, walks)
 
 
-def _asked_again(visit: Visited, role: Role, shared: int) -> Demand:
+def _asked_again(visit: StageVisitPlan, role: Role, shared: int) -> Demand:
     """What requests ask that come to the LLM again; ``shared`` tokens of their prompts are kept there."""
     return Demand.of(visit.tokens, role, shared)[visit.ids]
 
@@ -100,14 +100,14 @@ def _by_side(demand: Demand, roles: Sequence[Role]) -> list[Demand]:
 
 
 def _stations(
-    workload: Workload, pools: Pools, sides: Sequence[SidePlan], demands: Sequence[Sequence[Demand]]
+    workload: Workload, pools: Pools, phases: Sequence[PhasePools], demands: Sequence[Sequence[Demand]]
 ) -> tuple[StationPlan, ...]:
     """The pools with their largest requests. ``demands`` (seed, side)."""
     names, found = model_names(workload), []
-    for side in sides:
-        for number in side.stations:
+    for phase in phases:
+        for number in phase.stations:
             name, deployment = pools[number]
-            asked = [of_seed[side.number] for of_seed in demands]
+            asked = [of_seed[phase.number] for of_seed in demands]
             if len(names) > 1 and model_of(deployment) in names:
                 model = names.index(model_of(deployment))
                 asked = [demand.by_model[model] for demand in asked if model in demand.by_model] or asked

@@ -11,15 +11,15 @@ for the way of an iteration, ``decoding`` for how iterations are leapt over. ``s
 
 from __future__ import annotations
 
-from evaluator.reference.flight import Iteration
 from evaluator.reference.limits import Limits
 from evaluator.reference.request import Request
-from evaluator.reference.simulate import Outcome, simulate, simulate_replica
+from evaluator.reference.running_batch import Iteration
+from evaluator.reference.simulate import PoolOutcome, simulate, simulate_replica
 
 __all__ = [
     "Iteration",
     "Limits",
-    "Outcome",
+    "PoolOutcome",
     "Request",
     "simulate",
     "simulate_replica",

@@ -10,7 +10,7 @@ from evaluator.reference.decoding import DecodeGroup
 from evaluator.reference.request import Request
 
 
-class Chunk(NamedTuple):
+class PromptChunk(NamedTuple):
     """Tokens ``low + 1 .. high`` of a prompt (after preemption: of prompt and generated tokens).
 
     As sequences they are ``request.spans(low, high)``: of one, but where several branches are computed anew.
@@ -26,7 +26,7 @@ class Chunk(NamedTuple):
 class Batch:
     """Prompts' chunks, and sequences that decode a token each. ``most``: how often at most it may be repeated."""
 
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: list[PromptChunk] = field(default_factory=list)
     decodes: DecodeGroup | None = None
     most: int = 1 << 30
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from evaluator.cost.iteration import BatchStatistics, IterationCost, decode_growth, padded
 from evaluator.cost.lockstep import (
     Counts,
+    LockstepSteps,
     Ranks,
-    Steps,
     graph_tokens,
     overtaken_after,
     rank_cost,
@@ -23,8 +23,8 @@ from evaluator.cost.lockstep import (
 )
 from evaluator.cost.quantities import batch_tokens
 from evaluator.reference.batch import Batch
-from evaluator.reference.flight import Flight
 from evaluator.reference.replica import Replica
+from evaluator.reference.running_batch import RunningBatch
 
 
 def in_lockstep(replicas: Sequence[Replica], ranks: int) -> Sequence[Replica]:
@@ -36,9 +36,9 @@ def in_lockstep(replicas: Sequence[Replica], ranks: int) -> Sequence[Replica]:
     return replicas
 
 
-def launch_together(ranks: Sequence[Replica], now: float) -> list[tuple[Flight, Replica]]:
+def launch_together(ranks: Sequence[Replica], now: float) -> list[tuple[RunningBatch, Replica]]:
     """Send batches at every rank, until as many are under way as there are pipeline ranks or none has work to do."""
-    departed: list[tuple[Flight, Replica]] = []
+    departed: list[tuple[RunningBatch, Replica]] = []
     while len(ranks[0].flights) < len(ranks[0].pipeline):
         batches = [rank.form(now) for rank in ranks]
         if not any(batches):
@@ -47,7 +47,7 @@ def launch_together(ranks: Sequence[Replica], now: float) -> list[tuple[Flight, 
     return departed
 
 
-def _send(ranks: Sequence[Replica], batches: Sequence[Batch], now: float) -> list[tuple[Flight, Replica]]:
+def _send(ranks: Sequence[Replica], batches: Sequence[Batch], now: float) -> list[tuple[RunningBatch, Replica]]:
     """The batches take off. Those of a pipeline wait for one another at each of its ranks, and do not leap."""
     weighed = [rank.weigh(batch) for rank, batch in zip(ranks, batches, strict=True)]
     seats = ranks[0].limits.max_num_seqs
@@ -83,7 +83,7 @@ class _Own:
         self.graph_tokens = graph_tokens(device)
 
 
-def _steps(own: Sequence[_Own], cost: IterationCost, max_num_seqs: int) -> tuple[Steps, float]:
+def _steps(own: Sequence[_Own], cost: IterationCost, max_num_seqs: int) -> tuple[LockstepSteps, float]:
     """The iterations of these batches, and after how many of them another rank gets ahead."""
     busy = [each for each in own if each.there]
     ahead = max(busy, key=lambda each: (each.time_s, each.growth_s))

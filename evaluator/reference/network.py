@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 from evaluator.reference.request import Request
 
 
-class Station(Protocol):
+class EventStation(Protocol):
     """One step of a request's way. It keeps its own calendar of what is under way."""
 
     batches: bool
@@ -42,7 +42,7 @@ class Station(Protocol):
         """Start what can start; nothing may be there to start."""
 
 
-class Visit(NamedTuple):
+class VisitTimes(NamedTuple):
     """When a request came to a station, when its service began and when it left; seconds."""
 
     arrived_s: float
@@ -54,7 +54,7 @@ Delay = Callable[[Request], float]
 """Seconds between the end of a request at the last station and its user's next one."""
 
 
-Onward = Callable[[Station, Request], tuple[Station, Request]]
+Onward = Callable[[EventStation, Request], tuple[EventStation, Request]]
 """Where a request goes that leaves a station, and as what: a record that tells this visit from its others."""
 
 
@@ -152,11 +152,11 @@ class Conversations:
 
 
 def run(
-    stations: Sequence[Station],
+    stations: Sequence[EventStation],
     requests: Sequence[Request],
     users: int | None = None,
     delay_s: Delay | None = None,
-    clients: Station | None = None,
+    clients: EventStation | None = None,
     onward: Onward | None = None,
 ) -> None:
     """Send fresh requests, in order of arrival, through all stations one after the other, until nothing can happen.
@@ -167,7 +167,7 @@ def run(
     in the requests and the stations. A request that a station can never start stays there.
     """
     clients = clients or Clients(requests, users, delay_s)
-    ring: list[Station] = [clients, *stations]
+    ring: list[EventStation] = [clients, *stations]
     next_of = dict(zip(map(id, ring), [*stations, clients], strict=True))
     onward = onward or (lambda station, request: (next_of[id(station)], request))
     order = sorted(stations, key=lambda station: station.batches)

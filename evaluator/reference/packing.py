@@ -9,7 +9,7 @@ from typing import Protocol
 from evaluator.reference.request import Request
 
 
-class Waiting(Protocol):
+class WaitingQueue(Protocol):
     """Requests that have arrived and are not admitted."""
 
     @property
@@ -77,7 +77,7 @@ class LeastWorkLeft:
         return heapq.heappop(self._heap)[-1]
 
 
-class RoomsFirst:
+class ReservedFirst:
     """Those that hold KV, since room was reserved for them, before those that lost theirs in a preemption.
 
     Else a preempted request that finds no KV would keep from running the very requests that have it.
@@ -86,8 +86,8 @@ class RoomsFirst:
     stable = False
 
     def __init__(self, packing: type[Fcfs] | type[LeastWorkLeft]) -> None:
-        self._holding: Waiting = packing()
-        self._preempted: Waiting = packing()
+        self._holding: WaitingQueue = packing()
+        self._preempted: WaitingQueue = packing()
 
     def __len__(self) -> int:
         return len(self._holding) + len(self._preempted)
@@ -104,7 +104,7 @@ class RoomsFirst:
     def pop(self) -> Request:
         return self._first().pop()
 
-    def _first(self) -> Waiting:
+    def _first(self) -> WaitingQueue:
         return self._holding if self._holding else self._preempted
 
 

@@ -20,7 +20,7 @@ def plain(cost: Any) -> Any:
     return float(cost)
 
 
-class Pipeline:
+class RankPipeline:
     """Stages with their costs. Batches enter in order and keep it."""
 
     def __init__(self, costs: Sequence[IterationCost]) -> None:

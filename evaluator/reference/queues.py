@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from evaluator.reference.batch import Chunk
+from evaluator.reference.batch import PromptChunk
 from evaluator.reference.decoding import DecodeGroup
 from evaluator.reference.kv import CountedKv, Kv
 from evaluator.reference.limits import Limits
-from evaluator.reference.packing import PACKINGS, RoomsFirst, Waiting
+from evaluator.reference.packing import PACKINGS, ReservedFirst, WaitingQueue
 from evaluator.reference.prefix_cache import PrefixCache
 from evaluator.reference.request import Request
 
@@ -30,7 +30,7 @@ class Queues:
         self.kv: Kv = PrefixCache(limits) if limits.prefix_caching else CountedKv(limits)
         self.on_demand = limits.admission == "on_demand"
         packing = PACKINGS[limits.packing]
-        self.waiting: Waiting = RoomsFirst(packing) if limits.rooms else packing()
+        self.waiting: WaitingQueue = ReservedFirst(packing) if limits.rooms else packing()
         self.expected: deque[Request] = deque()  # chosen to come here, without room yet
         self.homeless = 0  # of the waiting, those that were preempted
         self.running: dict[Request, None] = {}  # in order of admission
@@ -120,7 +120,7 @@ class Queues:
         whole: bool,
         whole_kv: bool = False,
         wanted: Callable[[], bool] | None = None,
-    ) -> list[Chunk]:
+    ) -> list[PromptChunk]:
         """Admit waiting requests, in turn, as long as the first of them fits into ``room`` tokens and all limits.
 
         Their chunks are returned; those with no prompt to compute join ``decoding`` and take one token of the room for
@@ -220,7 +220,7 @@ class Queues:
 
     # -- prompts that are under way
 
-    def continue_prompts(self, room: int) -> list[Chunk]:
+    def continue_prompts(self, room: int) -> list[PromptChunk]:
         """The next chunk of each prompt under way, in order of admission, as far as the room goes."""
         chunks = []
         for request in list(self.prompts):
@@ -234,7 +234,7 @@ class Queues:
             room -= tokens
         return chunks
 
-    def _chunk(self, request: Request, tokens: int) -> Chunk:
+    def _chunk(self, request: Request, tokens: int) -> PromptChunk:
         low, high = request.computed, request.computed + tokens
         request.computed = high
         request.flights += 1
@@ -242,7 +242,7 @@ class Queues:
         completes = high == request.target
         if completes:
             del self.prompts[request]
-        return Chunk(request, low, high, completes)
+        return PromptChunk(request, low, high, completes)
 
     # -- decodes
 

@@ -10,11 +10,11 @@ from evaluator.cost.iteration import BatchStatistics, IterationCost, alike_steps
 from evaluator.cost.quantities import PEAKS, raised
 from evaluator.policies import policy as policy_named
 from evaluator.reference.batch import Batch, exact_statistics, statistics
-from evaluator.reference.flight import Flight, Iteration
 from evaluator.reference.limits import Limits
-from evaluator.reference.pipeline import Pipeline
+from evaluator.reference.pipeline import RankPipeline
 from evaluator.reference.queues import Queues
 from evaluator.reference.request import Request
+from evaluator.reference.running_batch import Iteration, RunningBatch
 from evaluator.reference.schedulers import limits_under, scheduler
 
 
@@ -39,10 +39,10 @@ class Replica:
         record = policy_named(policy)
         self.index = index
         self.limits = limits_under(record, limits)
-        self.pipeline = Pipeline(costs)
+        self.pipeline = RankPipeline(costs)
         self.window = window or 0
         self.queues = Queues(self.limits, self.window)
-        self.flights: deque[Flight] = deque()
+        self.flights: deque[RunningBatch] = deque()
         self.granted: list[Request] = []  # who got room since somebody asked; for the asker to empty
         self.outstanding = 0  # requests that were sent here and have not finished
         self.iterations = 0
@@ -67,7 +67,7 @@ class Replica:
         self.outstanding += 1
         self.queues.announce(request)
 
-    def submit(self, request: Request, now: float) -> Flight | None:
+    def submit(self, request: Request, now: float) -> RunningBatch | None:
         """A request arrives. A leap that may keep it waiting ends with the iteration under way.
 
         Returned is the flight whose end was brought forward, if there is one.
@@ -79,7 +79,7 @@ class Replica:
         queues.arrive(request)
         return self._cut_short(now) if joins_early else None
 
-    def expect(self, request: Request, now: float) -> Flight | None:
+    def expect(self, request: Request, now: float) -> RunningBatch | None:
         """A request will come when there is room for its KV: at once, or when requests leave; see ``submit``.
 
         Where KV is taken on demand, iterations under way have yet to take theirs, and room is given between them.
@@ -101,7 +101,7 @@ class Replica:
         self._integrate_kv(now)
         self.queues.kv.release(request)
 
-    def _cut_short(self, now: float) -> Flight | None:
+    def _cut_short(self, now: float) -> RunningBatch | None:
         """End a leap with the iteration under way, here and where batches end together: the flight here, if it was."""
         if len(self.abreast) > 1:
             for each in self.abreast:
@@ -109,7 +109,7 @@ class Replica:
                     each.cut_short(now)
         return self.cut_short(now)
 
-    def cut_short(self, now: float) -> Flight | None:
+    def cut_short(self, now: float) -> RunningBatch | None:
         """The same, at this replica alone."""
         if self._leap and self.flights and self.flights[0].iterations > 1:
             flight, end_s = self.flights[0], self.flights[0].end_s
@@ -118,7 +118,7 @@ class Replica:
             return flight if flight.end_s != end_s else None
         return None
 
-    def launch(self, now: float) -> list[Flight]:
+    def launch(self, now: float) -> list[RunningBatch]:
         """Send off batches until there are as many in flight as ranks, or nobody is left to take part."""
         launched = []
         while len(self.flights) < len(self.pipeline):
@@ -145,7 +145,7 @@ class Replica:
                 return batch
             # Whoever ran was preempted: that takes no time, and the next look may admit it.
 
-    def _send(self, batch: Batch, now: float) -> Flight:
+    def _send(self, batch: Batch, now: float) -> RunningBatch:
         sums, copy_s = self.weigh(batch)
         start, end = self.pipeline.enter(now, sums, copy_s)
         flight = self.take_off(batch, sums, start, end)
@@ -163,9 +163,9 @@ class Replica:
         self.queues.moved_units = 0
         return take(batch, self.window), copy_s
 
-    def take_off(self, batch: Batch, sums: BatchStatistics, start: float, end: float) -> Flight:
+    def take_off(self, batch: Batch, sums: BatchStatistics, start: float, end: float) -> RunningBatch:
         """A batch is under way; an empty one is that of a rank which waits for others."""
-        flight = Flight(batch, sums, start, end, preempted=self._preempted)
+        flight = RunningBatch(batch, sums, start, end, preempted=self._preempted)
         self._preempted = []
         self.flights.append(flight)
         for chunk in batch.chunks:
@@ -176,7 +176,7 @@ class Replica:
         self.kv_units_max = max(self.kv_units_max, self._kv_used())
         return flight
 
-    def _send_decodes(self, batch: Batch, flight: Flight) -> None:
+    def _send_decodes(self, batch: Batch, flight: RunningBatch) -> None:
         queues, group = self.queues, batch.decodes
         assert group is not None
         flight.newcomers = queues.newcomers
@@ -205,7 +205,7 @@ class Replica:
         self.kv_unit_s += self._kv_used() * (until - self._kv_since)
         self._kv_since = until
 
-    def finish(self, flight: Flight) -> list[Request]:
+    def finish(self, flight: RunningBatch) -> list[Request]:
         """The oldest flight is over: its requests have their tokens. Those with the last one are returned."""
         assert flight is self.flights[0]
         self.flights.popleft()
@@ -229,7 +229,7 @@ class Replica:
         self.outstanding -= len(finished)
         return finished
 
-    def _finish_leap(self, flight: Flight) -> None:
+    def _finish_leap(self, flight: RunningBatch) -> None:
         """What the iterations after the first have added to totals, and the KV that they have taken."""
         queues, group = self.queues, flight.batch.decodes
         self.pipeline.busy_s += flight.end_s - flight.start_s - flight.first_s
@@ -240,7 +240,7 @@ class Replica:
             self._grow(flight, flight.iterations)
             self.kv_units_max = max(self.kv_units_max, self._kv_used())
 
-    def _grow(self, flight: Flight, iterations: int) -> None:
+    def _grow(self, flight: RunningBatch, iterations: int) -> None:
         """Take the KV of a leap up to the last of so many iterations, each when it begins."""
         group = flight.batch.decodes
         assert group is not None
@@ -255,7 +255,7 @@ class Replica:
             if flight.iterations > 1 and self.queues.watches_blocks and flight.batch.decodes is not None:
                 self._grow(flight, flight.iterations_until(now))
 
-    def _finish_decodes(self, flight: Flight) -> list[Request]:
+    def _finish_decodes(self, flight: RunningBatch) -> list[Request]:
         queues, group, now = self.queues, flight.batch.decodes, flight.end_s
         assert group is not None
         tokens = group.tokens(flight.iterations)
@@ -292,7 +292,7 @@ class Replica:
         else:
             self.queues.decoding.join(request)
 
-    def _report(self, flight: Flight) -> Iteration:
+    def _report(self, flight: RunningBatch) -> Iteration:
         group = flight.batch.decodes
         return Iteration(
             replica=self.index,

@@ -27,7 +27,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from evaluator.cost.request_times import PromptBatch, RequestTimes
+from evaluator.cost.request_times import PhaseTimes, PromptBatch
 
 
 @dataclass
@@ -51,7 +51,7 @@ class WholeRequest:
 class Instances:
     """So many identical instances of so much each. ``tau``: see ``pseudo_batch``."""
 
-    cost: RequestTimes
+    cost: PhaseTimes
     count: int
     max_prompts: int = 1
     max_decodes: int = 1

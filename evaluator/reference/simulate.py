@@ -9,19 +9,19 @@ from typing import Any
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.quantities import PEAKS
-from evaluator.reference.flight import Iteration
 from evaluator.reference.limits import Limits
 from evaluator.reference.lockstep import in_lockstep
-from evaluator.reference.network import Delay, Station, run
+from evaluator.reference.network import Delay, EventStation, run
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
 from evaluator.reference.routing import chooser
-from evaluator.reference.stations.pool import Pool
+from evaluator.reference.running_batch import Iteration
+from evaluator.reference.stations.pool import PoolStation
 from evaluator.routing import Choice
 
 
 @dataclass
-class Outcome:
+class PoolOutcome:
     """The requests with their times, and totals over the replicas (``kv_units_max``: the largest of any)."""
 
     requests: list[Request]
@@ -85,12 +85,12 @@ def simulate(
     seed: int = 0,
     users: int | None = None,
     delay_s: Delay | None = None,
-    clients: Station | None = None,
+    clients: EventStation | None = None,
     window: int | None = None,
     leap: bool = True,
     tokens: bool = False,
     observe: Callable[[Iteration], None] | None = None,
-) -> Outcome:
+) -> PoolOutcome:
     """Serve fresh ``requests`` (in order of arrival) on identical replicas; their times are written into them.
 
     ``cost``: of the replica, or of each of its pipeline ranks; as many batches are in flight as ranks. ``policy``: a
@@ -113,8 +113,8 @@ def simulate(
         for index in range(replicas)
     ]
     in_lockstep(pool, lockstep)
-    run([Pool(pool, chooser(router, pool, seed))], requests, users, delay_s, clients)
-    return Outcome(list(requests), pool)
+    run([PoolStation(pool, chooser(router, pool, seed))], requests, users, delay_s, clients)
+    return PoolOutcome(list(requests), pool)
 
 
 def simulate_replica(
@@ -126,7 +126,7 @@ def simulate_replica(
     users: int | None = None,
     prompts_resident: bool = False,
     window: int | None = None,
-) -> Outcome:
+) -> PoolOutcome:
     """One replica, iteration by iteration, with the times of all tokens.
 
     ``prompts_resident``: a decode-only role; the requests have no prompt to compute, and say so themselves.

@@ -1,23 +1,24 @@
 """One replica of the serving engine, from names to what it costs: the one place where it is built.
 
-``ReplicaSpec`` (which model on which hardware, how it is split, what it may take) -> ``Design``: iteration costs, KV
-cache, weights and ideal times of a ``Replica``, or the ``Problem`` for which there is none.
+``ReplicaSpec`` (which model on which hardware, how it is split, what it may take) -> ``ReplicaBuild``: iteration
+costs, KV
+cache, weights and ideal times of a ``RunnableReplica``, or the ``Problem`` for which there is none.
 """
 
 from evaluator.replica.build import build, kept_model
 from evaluator.replica.changes import Change, chosen_inputs
-from evaluator.replica.design import Design, Problem, Replica
-from evaluator.replica.passage import Passage, passage
+from evaluator.replica.replica_build import Problem, ReplicaBuild, RunnableReplica
 from evaluator.replica.scenario import default_budget, design, on_device, replica_spec, token_budget, varied
 from evaluator.replica.spec import ReplicaSpec
+from evaluator.replica.unpipelined import UnpipelinedCost, passage
 
 __all__ = [
     "Change",
-    "Design",
-    "Passage",
     "Problem",
-    "Replica",
+    "ReplicaBuild",
     "ReplicaSpec",
+    "RunnableReplica",
+    "UnpipelinedCost",
     "build",
     "chosen_inputs",
     "default_budget",

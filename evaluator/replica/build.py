@@ -21,16 +21,16 @@ from evaluator.cost.parallel import Parallel, lockstep_problem
 from evaluator.records import Same
 from evaluator.replica.changes import Change, changed_calibration, changed_hardware
 from evaluator.replica.costing import costing
-from evaluator.replica.design import INFEASIBLE, UNSUPPORTED, Design, Problem, Replica
 from evaluator.replica.drafts import Drafter, drafter, drafting_problem, times_problem
+from evaluator.replica.replica_build import INFEASIBLE, UNSUPPORTED, Problem, ReplicaBuild, RunnableReplica
 from evaluator.replica.spec import ReplicaSpec
 from evaluator.speculation import decode_tokens
 
 
-def build(spec: ReplicaSpec) -> Design:
+def build(spec: ReplicaSpec) -> ReplicaBuild:
     """The design of a spec. InputError only where the catalog has no such names; any other problem is a status."""
     model, hardware, calibration = _catalog(spec)
-    known = Design(spec, model, hardware, calibration)
+    known = ReplicaBuild(spec, model, hardware, calibration)
     precision, parallel = spec.precision, spec.parallel
     unknown = fitted_problem(calibration, model, hardware, precision, parallel) or lockstep_problem(model, parallel)
     if unknown is not None:
@@ -54,12 +54,12 @@ def build(spec: ReplicaSpec) -> Design:
     return replace(known, memory=memory, replica=_replica(known, memory, by))
 
 
-def drafter_of(known: Design) -> Drafter | None:
+def drafter_of(known: ReplicaBuild) -> Drafter | None:
     """What drafts on the replicas of a design; None where nothing does."""
     return drafter(known.spec, known.model, _model)
 
 
-def kept_model(known: Design) -> Model:
+def kept_model(known: ReplicaBuild) -> Model:
     """The model with the layers of what drafts for it: all that keep something of a sequence."""
     by = drafter_of(known)
     return known.model if by is None else replace(known.model, layers=(*known.model.layers, *by.layers))
@@ -138,10 +138,10 @@ def _drafting_bytes(spec: ReplicaSpec, model: Model, hardware: Hardware) -> Call
     return under
 
 
-def _replica(known: Design, memory: MemoryPlan, by: Drafter | None) -> Replica:
+def _replica(known: ReplicaBuild, memory: MemoryPlan, by: Drafter | None) -> RunnableReplica:
     model, hardware, calibration = known.model, known.hardware, known.calibration
     precision, parallel = known.spec.precision, known.spec.parallel
-    return Replica(
+    return RunnableReplica(
         costing=costing(model, calibration, precision, parallel, hardware, by),
         hardware=hardware,
         kv=memory.kv,

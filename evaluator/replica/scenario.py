@@ -12,7 +12,7 @@ from evaluator.policies import policy
 from evaluator.records import with_fields
 from evaluator.replica.build import build
 from evaluator.replica.changes import Change
-from evaluator.replica.design import Design
+from evaluator.replica.replica_build import ReplicaBuild
 from evaluator.replica.spec import ReplicaSpec
 from evaluator.scenario.unsaid import scheduler_defaults
 
@@ -68,7 +68,7 @@ def replica_spec(deployment: Deployment, longest_prompt: int) -> ReplicaSpec:
     )
 
 
-def design(deployment: Deployment, longest_prompt: int) -> Design:
+def design(deployment: Deployment, longest_prompt: int) -> ReplicaBuild:
     """The design of one replica of a deployment; the same object for all deployments with the same spec."""
     return _kept(replica_spec(deployment, longest_prompt))
 
@@ -77,7 +77,7 @@ _kept = lru_cache(maxsize=65536)(build)
 
 
 @lru_cache(maxsize=65536)
-def on_device(built: Design, hardware: WhatIf) -> Design:
+def on_device(built: ReplicaBuild, hardware: WhatIf) -> ReplicaBuild:
     """The design on a device that differs from its own in speed, power and price alone: nothing is checked anew.
 
     It shares its costing with ``built``, so that the engine folds the costs of both together.
@@ -88,7 +88,7 @@ def on_device(built: Design, hardware: WhatIf) -> Design:
 
 
 @lru_cache(maxsize=8192)
-def varied(built: Design, change: Change) -> Design:
+def varied(built: ReplicaBuild, change: Change) -> ReplicaBuild:
     """A design as its names say, with one input changed: it takes other times, and has the same memory. Cached."""
     known = replace(built.spec, model=built.model, hardware=built.hardware, calibration=built.calibration)
     return build(replace(known, change=change))

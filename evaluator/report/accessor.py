@@ -29,7 +29,7 @@ from evaluator.results import read, unstack
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Designs", "read"]
+__all__ = ["ResultAccessor", "read"]
 
 _STATISTIC = re.compile(r"(?P<name>\w+?)[ _]p(?P<percent>\d+(\.\d+)?)")
 _SHOWN = 10
@@ -46,7 +46,7 @@ _OBJECTS = (
 
 
 @xr.register_dataset_accessor("evaluator")
-class Designs:
+class ResultAccessor:
     """The designs of a result: ranked, the best of them, the front of two measures, and as a table of pandas.
 
     A measure is called by its variable, a quantile of it as ``ttft_s_p90``, its mean as ``ttft_s_mean``.

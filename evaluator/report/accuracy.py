@@ -9,7 +9,7 @@ import numpy as np
 
 from evaluator.accuracy import SHARE
 from evaluator.accuracy.basis import has_host
-from evaluator.report.growth import Growth
+from evaluator.report.growth import LatencyGrowth
 from evaluator.units import counted
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ MOST = 3
 def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST, grown: bool = True) -> list[str]:
     """What to expect of the designs at the positions ``rows``, by what they rest on, the ``most`` frequent first.
 
-    Latencies have the error of the service times its ``Growth``; where that is not known of designs that wait, it is
+    Latencies have the error of the service times its ``LatencyGrowth``; where that is not known of designs that wait,
+    it is
     said. Over many designs, up to saturation, its range tells little: ``grown`` False puts it in words. Saturated ones,
     whose waits are off by more, count only where all are. Nothing of a dataset without model errors, as those of a
     version before.
@@ -36,7 +37,7 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST, grown: b
     rows = calm if calm.size else rows
     bases, counts = np.unique(ds["model_error_basis"].values[rows].astype(str), return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    growth = Growth(ds) if grown else None
+    growth = LatencyGrowth(ds) if grown else None
     within = f", {WITHIN}" if grown else f", {WITHIN} and more towards saturation"
     lines: list[str] = []
     for at in order[:most]:
@@ -56,7 +57,7 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST, grown: b
     return lines
 
 
-def _errors(ds: xr.Dataset, growth: Growth | None, rows: np.ndarray, basis: str) -> str:
+def _errors(ds: xr.Dataset, growth: LatencyGrowth | None, rows: np.ndarray, basis: str) -> str:
     """Those of the designs at ``rows`` that rest on ``basis``, in words."""
     mine = rows[ds["model_error_basis"].values[rows].astype(str) == basis]
     found = {}

@@ -9,7 +9,7 @@ import numpy as np
 
 from evaluator.cost.parallel import GATHER
 from evaluator.cost.steady import SteadyState
-from evaluator.estimation import Estimate, Phase
+from evaluator.estimation import Estimate, PhaseEstimate
 from evaluator.report.accuracy import WITHIN, in_words
 from evaluator.report.table.columns import WIDTH
 
@@ -115,7 +115,7 @@ def _load_lines(load: SteadyState) -> list[str]:
     ]
 
 
-def _table(title: str, phase: Phase) -> list[str]:
+def _table(title: str, phase: PhaseEstimate) -> list[str]:
     """Operators in order; what takes no time in this phase is left out. Measured iterations know none."""
     head = f"{title} iteration: {_milliseconds(phase.time_s)}, MFU {100 * phase.mfu:.1f} %, MBU {100 * phase.mbu:.1f} %"
     if not phase.operators:

@@ -28,7 +28,7 @@ WAITING = 1.0 / 3.0
 """Of TTFT: where the wait for admission is more, a queue decides, in which errors of the service grow several times."""
 
 
-class Growth:
+class LatencyGrowth:
     """The growth of errors in the latencies of a dataset. Saturated designs have it in their errors: 1."""
 
     def __init__(self, ds: xr.Dataset) -> None:

@@ -21,20 +21,20 @@ _NAME_LENGTH = 16  # characters of the fingerprint: enough for no two to meet
 
 
 @dataclass(frozen=True)
-class Kept:
+class Checkpoint:
     """The folder of the finished chunks of one sweep (or of one shard of it)."""
 
     folder: Path
 
     @staticmethod
-    def beside(output: Path, fingerprint: str, shards: int | None = None) -> Kept:
+    def beside(output: Path, fingerprint: str, shards: int | None = None) -> Checkpoint:
         """Of the sweep with this fingerprint that is to be written to ``output``, whole or in ``shards``."""
         name = fingerprint[:_NAME_LENGTH]
-        return Kept(chunks_folder(output) / (name if shards is None else f"{name}-in-{shards}"))
+        return Checkpoint(chunks_folder(output) / (name if shards is None else f"{name}-in-{shards}"))
 
-    def of(self, name: str) -> Kept:
+    def of(self, name: str) -> Checkpoint:
         """A part of the sweep with chunks of its own, such as its runs that were made longer."""
-        return Kept(self.folder / name)
+        return Checkpoint(self.folder / name)
 
     def finished(self, configs: Sequence[np.ndarray]) -> dict[int, dict[str, np.ndarray]]:
         """Those that need not be computed, by number; ``configs`` are the rows of every chunk, in their order."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.errors import InputError
-from evaluator.results.chunks import Kept, chunks_folder
+from evaluator.results.chunks import Checkpoint, chunks_folder
 from evaluator.results.files import check_output
 from evaluator.results.lock import exclusive, lock_of
 from evaluator.results.schema import now
@@ -57,7 +57,7 @@ def gather(out: str | Path) -> Gathered:
             _move(store.path, path)
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-        Kept(store.folder).remove()
+        Checkpoint(store.folder).remove()
     return Gathered(path, store.total, store.count, others=others)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluator.metrics.outcomes import Objective
+from evaluator.metrics.outcomes import ObjectiveFields
 from evaluator.metrics.variables import VARIABLES
 from evaluator.version import __version__
 
@@ -22,7 +22,7 @@ SCHEMA_VERSION = "1"
 
 
 def attributes(
-    name: str, scenario_text: str, seeds: Sequence[int], calibration: str, objectives: Iterable[Objective] = ()
+    name: str, scenario_text: str, seeds: Sequence[int], calibration: str, objectives: Iterable[ObjectiveFields] = ()
 ) -> dict[str, str]:
     """Global attributes, all text: versions, the scenario with its hash, seeds, calibration set, objectives, time."""
     bounds = [{"metric": o.metric, "statistic": o.statistic, "bound_s": o.bound_s} for o in objectives]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluator.errors import InputError
-from evaluator.results.engine_note import Left
+from evaluator.results.fallback_report import FallbackReport
 from evaluator.results.files import replacing
 from evaluator.results.zarr_store import create, piece_rows, pieces_of, write_rows
 
@@ -112,9 +112,9 @@ class Store:
         files = _read_json(self.mark(shard.number)).get("files")
         return isinstance(files, Mapping) and all(_checksum(self.path / name) == sum_ for name, sum_ in files.items())
 
-    def left(self, shard: Shard) -> Left:
+    def left(self, shard: Shard) -> FallbackReport:
         """What a written shard says of its engine."""
-        return Left(**_read_json(self.mark(shard.number))["left"])
+        return FallbackReport(**_read_json(self.mark(shard.number))["left"])
 
     def begin(self, known: Mapping[str, Any]) -> None:
         """The store without rows, and what is known of the whole sweep, where another shard has not made them yet."""
@@ -130,7 +130,7 @@ class Store:
             with replacing(self.folder / SWEEP) as part:
                 part.write_text(json.dumps({**known, "total": self.total, "count": self.count}), encoding="utf-8")
 
-    def write(self, shard: Shard, ds: xr.Dataset | None, known: Mapping[str, Any], left: Left) -> None:
+    def write(self, shard: Shard, ds: xr.Dataset | None, known: Mapping[str, Any], left: FallbackReport) -> None:
         """Write the rows of a shard, and then that it is written. InputError where they cannot be written.
 
         ``ds`` None: the shard has no rows. ``known`` as of ``common_of``, the same for all shards.

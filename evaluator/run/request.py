@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evaluator.errors import InputError
-from evaluator.plan.engines import ENGINES
+from evaluator.plan.simulators import SIMULATORS
 from evaluator.scenario import Scenario, load_scenario
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def loaded(scenario: AnyScenario) -> Scenario:
     return scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
 
 
-def check_engine(engine: str) -> None:
+def check_simulator(simulator: str) -> None:
     """InputError where there is no such engine."""
-    if engine not in ENGINES:
-        raise InputError(f"there is no engine {engine!r}; use {' or '.join(ENGINES)}")
+    if simulator not in SIMULATORS:
+        raise InputError(f"there is no simulator {simulator!r}; use {' or '.join(SIMULATORS)}")

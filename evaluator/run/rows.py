@@ -11,14 +11,14 @@ import numpy as np
 from evaluator.device import configure
 from evaluator.execution.lengthen import lengths, of_length, undecided
 from evaluator.plan import Plan, plan
-from evaluator.plan.engines import TOKEN
+from evaluator.plan.simulators import TOKEN
 from evaluator.progress import ProgressReport
-from evaluator.results.chunks import Kept, combine, write_chunk
+from evaluator.results.chunks import Checkpoint, combine, write_chunk
 from evaluator.results.dataset import to_dataset
-from evaluator.results.engine_note import Left
+from evaluator.results.fallback_report import FallbackReport
 from evaluator.results.fingerprint import fingerprint_of
 from evaluator.results.texts import shared
-from evaluator.run.known import attributes_of, known_of, levels_of, notes_of
+from evaluator.run.plan_figures import attributes_of, known_of, levels_of, notes_of
 from evaluator.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Task:
+class SweepTask:
     """What a sweep computes."""
 
     scenario: Scenario
-    engine: str
+    simulator: str
     inputs: tuple[str, ...]
     by_seed: bool
 
     @cached_property
     def fingerprint(self) -> str:
-        return fingerprint_of(self.scenario, self.engine, *self.inputs, f"{self.by_seed}")
+        return fingerprint_of(self.scenario, self.simulator, *self.inputs, f"{self.by_seed}")
 
     @property
     def requests(self) -> int:
@@ -46,42 +46,42 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Means:
+class RunContext:
     """Where a sweep keeps what is finished, whom it tells how far it is, and the cluster that computes it."""
 
-    kept: Kept | None
+    kept: Checkpoint | None
     progress: ProgressReport | None
     client: Client | None
 
 
-def dataset_of(task: Task, configs: np.ndarray | None, means: Means) -> tuple[xr.Dataset, Plan]:
+def dataset_of(task: SweepTask, configs: np.ndarray | None, context: RunContext) -> tuple[xr.Dataset, Plan]:
     """The labelled rows of a task, of all its configurations or of ``configs``, and their plan."""
-    first = plan(task.scenario, configs, task.engine, task.inputs, task.by_seed)
-    whole, levels, found = _lengthened(first, means)
-    attrs = attributes_of(task.scenario) | Left.of(whole).note | notes_of(whole)
+    first = plan(task.scenario, configs, task.simulator, task.inputs, task.by_seed)
+    whole, levels, found = _lengthened(first, context)
+    attrs = attributes_of(task.scenario) | FallbackReport.of(whole).note | notes_of(whole)
     found["config"] = whole.grid.numbers(found["config"])
     seeds = whole.seeds if task.by_seed else ()
     return to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs, seeds, whole.stage_names), whole
 
 
-def _lengthened(first: Plan, means: Means) -> tuple[Plan, np.ndarray, dict[str, np.ndarray]]:
+def _lengthened(first: Plan, context: RunContext) -> tuple[Plan, np.ndarray, dict[str, np.ndarray]]:
     """The plan with all configurations, the quantiles, and the rows; each of the longest run that it needed."""
     scenario = first.scenario
-    levels, expected = levels_of(first), len(first.members)
+    levels, expected = levels_of(first), len(first.configurations)
     whole, left = first, np.zeros(0, dtype=np.int64)
     pieces: list[dict[str, np.ndarray]] = []
     tried = lengths(scenario)
     for number, requests in enumerate(tried):
-        part = means.kept
+        part = context.kept
         if number:
-            whole = plan(of_length(scenario, requests), left, first.engine, first.inputs, first.by_seed)
+            whole = plan(of_length(scenario, requests), left, first.simulator, first.inputs, first.by_seed)
             expected += len(left)
             part = None if part is None else part.of(f"requests-{requests}")
-            if means.progress is not None:
-                means.progress.expect(expected)
-        if means.client is None:  # else its workers compute
+            if context.progress is not None:
+                context.progress.expect(expected)
+        if context.client is None:  # else its workers compute
             configure_for(whole)
-        found = combine(_statistics(whole, levels, replace(means, kept=part)))
+        found = combine(_statistics(whole, levels, replace(context, kept=part)))
         if requests == tried[-1] or not (left := undecided(whole, found, levels)).size:
             return first, levels, combine([*pieces, found])
         decided = ~np.isin(found["config"], left)
@@ -89,19 +89,21 @@ def _lengthened(first: Plan, means: Means) -> tuple[Plan, np.ndarray, dict[str, 
     raise AssertionError("the last length ends the loop")
 
 
-def _statistics(whole: Plan, levels: np.ndarray, means: Means) -> list[dict[str, np.ndarray]]:
+def _statistics(whole: Plan, levels: np.ndarray, context: RunContext) -> list[dict[str, np.ndarray]]:
     """The rows of all chunks: those kept from an interrupted run, and the others, kept as they come."""
     from evaluator.execution.schedule import chunks_of, computed
 
-    chunks, kept, progress = list(chunks_of(whole)), means.kept, means.progress
-    rows = [np.array([member.config for member in chunk.members], dtype=np.int64) for chunk in chunks]
+    chunks, kept, progress = list(chunks_of(whole)), context.kept, context.progress
+    rows = [
+        np.array([configuration.config for configuration in chunk.configurations], dtype=np.int64) for chunk in chunks
+    ]
     done = {} if kept is None else kept.finished(rows)
     if progress is not None and done:
         units = sum(len(values["config"]) for values in done.values())
         progress.keep(units)
         progress.note(f"going on with {units:,} configurations that an interrupted run finished; --fresh starts anew")
-    for index, found in computed(whole, chunks, levels, set(done), means.client):
-        values = found | known_of(chunks[index].members)
+    for index, found in computed(whole, chunks, levels, set(done), context.client):
+        values = found | known_of(chunks[index].configurations)
         if kept is not None:
             write_chunk(kept.folder, index, values)
         done[index] = shared(values)
@@ -114,5 +116,5 @@ def _statistics(whole: Plan, levels: np.ndarray, means: Means) -> list[dict[str,
 
 def configure_for(whole: Plan) -> None:
     """Load JAX, where an engine that is compiled has something to run."""
-    if any(group.engine != TOKEN for group in whole.groups):
+    if any(group.simulator != TOKEN for group in whole.groups):
         configure()

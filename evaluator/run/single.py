@@ -12,14 +12,14 @@ import numpy as np
 from evaluator.errors import InputError
 from evaluator.metrics import OK, summarise
 from evaluator.plan import Plan, plan
-from evaluator.plan.engines import REQUEST, TOKEN
+from evaluator.plan.simulators import REQUEST, TOKEN
 from evaluator.progress import ProgressReport
 from evaluator.results.dataset import to_dataset
 from evaluator.results.files import replacing
 from evaluator.results.requests import requests_table
 from evaluator.results.selection import select as select_configuration
-from evaluator.run.known import attributes_of, known_of, levels_of
-from evaluator.run.request import AnyScenario, check_engine, loaded
+from evaluator.run.plan_figures import attributes_of, known_of, levels_of
+from evaluator.run.request import AnyScenario, check_simulator, loaded
 from evaluator.run.rows import configure_for
 from evaluator.scenario.workload import model_names
 
@@ -44,7 +44,7 @@ def simulate(
     *,
     select: Mapping[str, str] | None = None,
     progress: ProgressReport | None = None,
-    engine: str = "iteration",
+    simulator: str = "iteration",
     trace: str | Path | None = None,
 ) -> Simulation:
     """Simulate one configuration of ``scenario``, chosen by ``select`` where it sweeps, and report every request.
@@ -54,27 +54,27 @@ def simulate(
     """
     from evaluator.simulation import simulate_chunk
 
-    check_engine(engine)
-    if trace is not None and engine == REQUEST:
-        raise InputError("a trace tells of iterations, which engine request does not compute; use engine token")
+    check_simulator(simulator)
+    if trace is not None and simulator == REQUEST:
+        raise InputError("a trace tells of iterations, which simulator request does not compute; use simulator token")
     scenario = loaded(scenario)
-    everything = plan(scenario, np.array([], dtype=np.int64), engine if trace is None else TOKEN)
+    everything = plan(scenario, np.array([], dtype=np.int64), simulator if trace is None else TOKEN)
     grid = everything.grid
     steps = select_configuration(grid.axes, select or {})
     config = grid.config(steps)
     whole = everything.of(np.array([config]))
-    if whole.members[0].status != OK:
-        raise InputError(f"{scenario.path or scenario.name}: {whole.members[0].status}")
+    if whole.configurations[0].status != OK:
+        raise InputError(f"{scenario.path or scenario.name}: {whole.configurations[0].status}")
     configure_for(whole)
     group = whole.groups[0]
-    outcomes = simulate_chunk(whole, group, group.members) if trace is None else _traced(whole, Path(trace))
+    outcomes = simulate_chunk(whole, group, group.configurations) if trace is None else _traced(whole, Path(trace))
     if outcomes.status[0] != OK:  # known only after the run: it left the range of a fitted cost
         raise InputError(f"{scenario.path or scenario.name}: {outcomes.status[0]}")
     levels = levels_of(whole)
-    values = summarise(outcomes, levels) | known_of(whole.members)
+    values = summarise(outcomes, levels) | known_of(whole.configurations)
     values["config"] = grid.numbers(values["config"])
     summary = to_dataset(values, levels, whole.grid.axes, attributes_of(scenario), stages=whole.stage_names)
-    models = model_names(whole.members[0].workload)
+    models = model_names(whole.configurations[0].workload)
     table = requests_table(outcomes, values["config"].tolist(), whole.seeds, models)
     if progress is not None:
         progress.advance(len(table))
@@ -83,22 +83,22 @@ def simulate(
 
 def _traced(whole: Plan, path: Path) -> Outcomes:
     """The only configuration of a plan on the reference, with a trace of its first seed."""
-    from evaluator.simulation import journey
+    from evaluator.simulation import chain_result
+    from evaluator.simulation.lane_jobs import LaneJobs
     from evaluator.simulation.outcomes import outcomes_of
-    from evaluator.simulation.slots import Slot
-    from evaluator.simulation.trace import Trace, write_trace
+    from evaluator.simulation.trace import PerfettoTrace, write_trace
 
-    trace = Trace()
-    replicas = [station.deployment.ranks for station in whole.members[0].stations]
+    trace = PerfettoTrace()
+    replicas = [station.deployment.ranks for station in whole.configurations[0].stations]
 
-    def observe(slot: Slot, iteration: Iteration) -> None:
+    def observe(slot: LaneJobs, iteration: Iteration) -> None:
         if slot.seed == 0:
             own = iteration.replica if slot.replica < 0 else slot.replica
             trace.add(sum(replicas[: slot.station]) + own, iteration)  # pool after pool
 
-    found = journey(whole, whole.groups[0], whole.members, observe)
-    outcomes = outcomes_of(whole.members, found, whole.stage_names)
-    pools = [(station.name, station.deployment.ranks) for station in whole.members[0].stations]
+    found = chain_result(whole, whole.groups[0], whole.configurations, observe)
+    outcomes = outcomes_of(whole.configurations, found, whole.stage_names)
+    pools = [(station.name, station.deployment.ranks) for station in whole.configurations[0].stations]
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
-        write_trace(trace.events(outcomes, pools, found.legs), file)
+        write_trace(trace.events(outcomes, pools, found.station_visits), file)
     return outcomes

@@ -13,13 +13,13 @@ from evaluator.errors import InputError
 from evaluator.execution.cluster import connected
 from evaluator.progress import ProgressReport, followed
 from evaluator.replica import chosen_inputs
-from evaluator.results.chunks import Kept
-from evaluator.results.engine_note import Left
+from evaluator.results.chunks import Checkpoint
+from evaluator.results.fallback_report import FallbackReport
 from evaluator.results.files import check_output, clear_parts, write
 from evaluator.results.lock import exclusive, lock_of
 from evaluator.results.shards import Shard, ShardState, Store, common_of, is_gathered
-from evaluator.run.request import AnyScenario, check_engine, loaded
-from evaluator.run.rows import Means, Task, dataset_of
+from evaluator.run.request import AnyScenario, check_simulator, loaded
+from evaluator.run.rows import RunContext, SweepTask, dataset_of
 from evaluator.scenario.grid import size
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def sweep(
     out: str | Path | None = None,
     progress: ProgressReport | bool | None = None,
     fresh: bool = False,
-    engine: str = "iteration",
+    simulator: str = "iteration",
     sensitivity: bool | Sequence[str] = False,
     by_seed: bool = False,
     cluster: str | Client | None = None,
@@ -42,7 +42,8 @@ def sweep(
 
     Finished chunks lie beside ``out`` (NAME.chunks) until the sweep is whole; the same sweep goes on with those of an
     interrupted run, unless it is to start ``fresh``. A configuration that cannot run is a row with its reason in
-    ``status``. ``engine`` iteration is the vectorised one, which leaves what it lacks to the reference (as ``engine``
+    ``status``. ``simulator`` iteration is the vectorised one, which leaves what it lacks to the reference (as
+    ``simulator``
     says, row by row); token is the reference for all; request is BestServe's approximation, which says of what it
     cannot run so in ``status``.
 
@@ -54,13 +55,13 @@ def sweep(
     the chunks over a Dask cluster: ``dask`` starts one on this machine, otherwise the address of a scheduler, or a
     client. Errors: InputError for unusable input, and where another process writes ``out``.
     """
-    check_engine(engine)
-    task = Task(loaded(scenario), engine, chosen_inputs(sensitivity), by_seed)
+    check_simulator(simulator)
+    task = SweepTask(loaded(scenario), simulator, chosen_inputs(sensitivity), by_seed)
     with ExitStack() as stack:
         target = kept = None
         if out is not None:
             target = check_output(out)
-            kept = Kept.beside(target, task.fingerprint)
+            kept = Checkpoint.beside(target, task.fingerprint)
             stack.enter_context(exclusive(lock_of(target), target))
             clear_parts(target)
             if fresh:
@@ -69,7 +70,7 @@ def sweep(
         watched = stack.enter_context(followed(progress, total, requests_per_unit=task.requests))
         if kept is not None and watched is not None and kept.others():
             watched.note(f"{kept.folder.parent} keeps chunks of other scenarios or versions; remove it, if not wanted")
-        dataset, _ = dataset_of(task, None, Means(kept, watched, stack.enter_context(connected(cluster))))
+        dataset, _ = dataset_of(task, None, RunContext(kept, watched, stack.enter_context(connected(cluster))))
         if target is not None and kept is not None:
             try:
                 write(dataset, target)
@@ -88,7 +89,7 @@ def sweep_shard(
     *,
     progress: ProgressReport | bool | None = None,
     fresh: bool = False,
-    engine: str = "iteration",
+    simulator: str = "iteration",
     sensitivity: bool | Sequence[str] = False,
     by_seed: bool = False,
     cluster: str | Client | None = None,
@@ -100,15 +101,15 @@ def sweep_shard(
     of ``results.shards`` for its number. A shard that is there already is not computed, neither before the shards are
     gathered nor after, unless ``fresh``. Errors: InputError as of ``sweep``.
     """
-    check_engine(engine)
-    task = Task(loaded(scenario), engine, chosen_inputs(sensitivity), by_seed)
+    check_simulator(simulator)
+    task = SweepTask(loaded(scenario), simulator, chosen_inputs(sensitivity), by_seed)
     target = check_output(out)
     if target.suffix != ".zarr":
         raise InputError(f"{target}: shards are put together as Zarr; choose an --out that ends in .zarr")
     if not fresh and is_gathered(target, task.fingerprint):
         return ShardState.GATHERED
-    store = Store(Kept.beside(target, task.fingerprint, shard.count).folder, size(task.scenario), shard.count)
-    kept = Kept(store.folder).of(f"shard-{shard.number:05d}")
+    store = Store(Checkpoint.beside(target, task.fingerprint, shard.count).folder, size(task.scenario), shard.count)
+    kept = Checkpoint(store.folder).of(f"shard-{shard.number:05d}")
     with ExitStack() as stack:
         stack.enter_context(exclusive(store.lock(shard), Path(f"shard {shard} of {target}")))
         if fresh:
@@ -118,11 +119,11 @@ def sweep_shard(
             return ShardState.WRITTEN
         rows = shard.rows(store.total)
         if not rows:
-            store.write(shard, None, {}, Left(engine))
+            store.write(shard, None, {}, FallbackReport(simulator))
             return ShardState.COMPUTED
         watched = stack.enter_context(followed(progress, len(rows), requests_per_unit=task.requests))
-        means = Means(kept, watched, stack.enter_context(connected(cluster)))
-        dataset, first = dataset_of(task, np.arange(rows.start, rows.stop, dtype=np.int64), means)
-        store.write(shard, dataset, common_of(dataset, task.fingerprint, command), Left.of(first))
+        context = RunContext(kept, watched, stack.enter_context(connected(cluster)))
+        dataset, first = dataset_of(task, np.arange(rows.start, rows.stop, dtype=np.int64), context)
+        store.write(shard, dataset, common_of(dataset, task.fingerprint, command), FallbackReport.of(first))
         kept.remove()
     return ShardState.COMPUTED

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluator.metrics import OK
-from evaluator.plan import Member, Plan
+from evaluator.plan import Configuration, Plan
 from evaluator.progress import ProgressReport
 from evaluator.search.bisection import Bisection
 from evaluator.search.designs import first_replicas
 from evaluator.search.start import Starts
-from evaluator.search.trials import Kept, Objectives, run, unsteady
+from evaluator.search.trials import Objectives, ReportedRuns, run, unsteady
 from evaluator.units import counted
 
 MET = "met"
@@ -21,14 +21,15 @@ MET = "met"
 
 @dataclass(frozen=True)
 class Fewest:
-    """``members`` (design,) have the fewest replicas that meet the objectives, or where none does the most there are.
+    """``configurations`` (design,) have the fewest replicas that meet the objectives, or where none does the most
+    there are.
 
     ``status`` begins with ``met``, or says which objective is missed; ``kept`` are the runs of the members.
     """
 
-    members: list[Member]
+    configurations: list[Configuration]
     status: np.ndarray
-    kept: Kept
+    kept: ReportedRuns
     trials: int
 
     @property
@@ -39,17 +40,17 @@ class Fewest:
 
     def replaced(self, designs: np.ndarray, other: Fewest) -> Fewest:
         """The same with what another search found of some designs."""
-        members, status = list(self.members), self.status.copy()
-        for design, member in zip(designs.tolist(), other.members, strict=True):
-            members[design] = member
+        configurations, status = list(self.configurations), self.status.copy()
+        for design, configuration in zip(designs.tolist(), other.configurations, strict=True):
+            configurations[design] = configuration
         status[designs] = other.status
         self.kept.keep(designs, other.kept.values, np.arange(designs.size))
-        return Fewest(members, status, self.kept, self.trials + other.trials)
+        return Fewest(configurations, status, self.kept, self.trials + other.trials)
 
 
 def fewest_replicas(
     whole: Plan,
-    ladders: Sequence[list[Member]],
+    ladders: Sequence[list[Configuration]],
     rate_rps: float,
     levels: np.ndarray,
     watch: ProgressReport | None = None,
@@ -64,12 +65,12 @@ def fewest_replicas(
     last = np.array([len(ladder) - 1 for ladder in ladders], dtype=np.int64)
     first = first_replicas(ladders, Starts(whole), rate_rps)
     bisection = Bisection(-first, -last, np.zeros_like(last), 1)  # of places on the ladders, the fewest the largest
-    kept, missed = Kept(len(ladders)), np.full(len(ladders), "", dtype=object)
+    kept, missed = ReportedRuns(len(ladders)), np.full(len(ladders), "", dtype=object)
     most, done = np.full(len(ladders), -1), before
     while (open_ := bisection.open).size:
         places = -bisection.next(open_)
-        members = [ladders[design][place] for design, place in zip(open_, places, strict=True)]
-        found, met = run(whole, members, np.full(open_.size, rate_rps), levels)
+        configurations = [ladders[design][place] for design, place in zip(open_, places, strict=True)]
+        found, met = run(whole, configurations, np.full(open_.size, rate_rps), levels)
         more = ~bisection.found[open_] & (places > most[open_])
         kept.keep(open_[met | more], found, np.flatnonzero(met | more))
         ratios, _ = objectives.ratios(found, open_)
@@ -85,15 +86,18 @@ def fewest_replicas(
 
 
 def _fewest(
-    ladders: Sequence[list[Member]], bisection: Bisection, kept: Kept, missed: np.ndarray, trials: int
+    ladders: Sequence[list[Configuration]], bisection: Bisection, kept: ReportedRuns, missed: np.ndarray, trials: int
 ) -> Fewest:
     places = np.where(bisection.found, -bisection.held, -1)
-    members = [ladder[place] for ladder, place in zip(ladders, places.tolist(), strict=True)]
+    configurations = [ladder[place] for ladder, place in zip(ladders, places.tolist(), strict=True)]
     steady = kept.values["steady"]
-    told = [MET if steady[design] else f"{MET}, {unsteady(member)}" for design, member in enumerate(members)]
+    told = [
+        MET if steady[design] else f"{MET}, {unsteady(configuration)}"
+        for design, configuration in enumerate(configurations)
+    ]
     status = np.array(told, dtype=object)
     for design in np.flatnonzero(~bisection.found):
-        replicas = sum(station.deployment.replicas for station in members[design].stations)
+        replicas = sum(station.deployment.replicas for station in configurations[design].stations)
         if kept.values["status"][design] == OK:
             status[design] = f"missed with {counted(replicas, 'replica')}: {missed[design]}"
-    return Fewest(members, status, kept, trials)
+    return Fewest(configurations, status, kept, trials)

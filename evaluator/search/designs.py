@@ -10,7 +10,7 @@ import numpy as np
 
 from evaluator.errors import InputError
 from evaluator.metrics import OK
-from evaluator.plan import Member, Plan, plan
+from evaluator.plan import Configuration, Plan, plan
 from evaluator.scenario import Axis, Budget, Scenario
 from evaluator.search.start import Starts
 from evaluator.traffic.arrivals import at_rate
@@ -33,25 +33,25 @@ class Designs:
     """
 
     plan: Plan
-    ladders: list[list[Member]]
+    ladders: list[list[Configuration]]
     note: str
 
 
-def designs_of(scenario: Scenario, engine: str) -> Designs:
+def designs_of(scenario: Scenario, simulator: str) -> Designs:
     """Errors: InputError where there is nothing to search, or where the question contradicts the sweep."""
     check(scenario)
     bare, note = without_rates(scenario)
-    most = _most_replicas(bare, engine)
+    most = _most_replicas(bare, simulator)
     if most is None:
-        whole = plan(bare, engine=engine)
-        members = [within(member, scenario.budget) for member in whole.members]
-        return Designs(whole, [[member] for member in members], note)
+        whole = plan(bare, simulator=simulator)
+        configurations = [within(configuration, scenario.budget) for configuration in whole.configurations]
+        return Designs(whole, [[configuration] for configuration in configurations], note)
     laddered = replace(bare, sweep=(*bare.sweep, replicas_axis(most)))
-    whole = plan(laddered, engine=engine)
-    rows = np.arange(len(whole.members)) if whole.grid.rows is None else whole.grid.rows
-    ladders: dict[int, list[Member]] = {}
-    for row, member in zip(rows.tolist(), whole.members, strict=True):
-        ladders.setdefault(row // most, []).append(within(member, scenario.budget))
+    whole = plan(laddered, simulator=simulator)
+    rows = np.arange(len(whole.configurations)) if whole.grid.rows is None else whole.grid.rows
+    ladders: dict[int, list[Configuration]] = {}
+    for row, configuration in zip(rows.tolist(), whole.configurations, strict=True):
+        ladders.setdefault(row // most, []).append(within(configuration, scenario.budget))
     asked = scenario.demand.rate_rps is not None  # then the fewest replicas that serve the rate are looked for
     found = list(ladders.values()) if asked else [_filled(ladder) for ladder in ladders.values()]
     return Designs(whole, found, note)
@@ -100,43 +100,43 @@ def replicas_axis(most: int) -> Axis:
     return Axis(REPLICAS, numbers, tuple({REPLICAS: number} for number in numbers))
 
 
-def within(member: Member, budget: Budget) -> Member:
+def within(configuration: Configuration, budget: Budget) -> Configuration:
     """The member, with a status that says so where it is above the budget or has no rate to search."""
-    problem = _beyond(member, budget) or _no_rate(member)
-    return member if member.status != OK or problem is None else replace(member, status=problem)
+    problem = _beyond(configuration, budget) or _no_rate(configuration)
+    return configuration if configuration.status != OK or problem is None else replace(configuration, status=problem)
 
 
-def _beyond(member: Member, budget: Budget) -> str | None:
-    if budget.devices is not None and member.accelerators > budget.devices:
-        return f"over budget: {member.accelerators:,} devices, and the budget is {budget.devices:,}"
+def _beyond(configuration: Configuration, budget: Budget) -> str | None:
+    if budget.devices is not None and configuration.accelerators > budget.devices:
+        return f"over budget: {configuration.accelerators:,} devices, and the budget is {budget.devices:,}"
     if budget.usd_per_hour is None:
         return None
-    price = member.usd_per_hour
+    price = configuration.usd_per_hour
     if price is None:
-        device, key = member.unpriced[0]
+        device, key = configuration.unpriced[0]
         return f"over budget: the price of {device} is not known; set {key}"
     if price > budget.usd_per_hour * (1.0 + 1e-12):
         return f"over budget: {price:.2f} USD/h, and the budget is {budget.usd_per_hour:.2f} USD/h"
     return None
 
 
-def _no_rate(member: Member) -> str | None:
-    if member.users is not None:
+def _no_rate(configuration: Configuration) -> str | None:
+    if configuration.users is not None:
         return (
             "unsupported: a closed loop has no rate of arrivals to search; use arrivals with a rate, or sweep "
             "workload.arrivals.users"
         )
-    if member.workload.arrivals.process == "trace":
+    if configuration.workload.arrivals.process == "trace":
         try:
-            at_rate(member.workload.arrivals, 1.0, member.workload.requests)
+            at_rate(configuration.workload.arrivals, 1.0, configuration.workload.requests)
         except ValueError as error:
             return f"unsupported: {error}; use more requests of it, or other arrivals"
     return None
 
 
-def _filled(ladder: list[Member]) -> list[Member]:
+def _filled(ladder: list[Configuration]) -> list[Configuration]:
     """The member with the most replicas that the budget takes; the smallest where it takes none."""
-    taken = [member for member in ladder if not member.status.startswith("over budget")]
+    taken = [configuration for configuration in ladder if not configuration.status.startswith("over budget")]
     return [taken[-1] if taken else ladder[0]]
 
 
@@ -153,36 +153,40 @@ def _searches_replicas(scenario: Scenario) -> bool:
     return scenario.deployment.pools is None and not swept
 
 
-def _most_replicas(scenario: Scenario, engine: str) -> int | None:
+def _most_replicas(scenario: Scenario, simulator: str) -> int | None:
     """How many replicas a design can have at most; None where the scenario says how many they are."""
     budget, rate = scenario.budget, scenario.demand.rate_rps
     if not _searches_replicas(scenario) or not (budget.fill or rate is not None):
         return None
     single = replace(scenario, deployment=replace(scenario.deployment, replicas=1))
-    whole = plan(single, engine=engine)
-    able = [member for member in whole.members if member.status == OK and member.users is None]
+    whole = plan(single, simulator=simulator)
+    able = [
+        configuration
+        for configuration in whole.configurations
+        if configuration.status == OK and configuration.users is None
+    ]
     starts = Starts(whole)
-    return min(MOST_REPLICAS, max((_most(member, budget, rate, starts) for member in able), default=1))
+    return min(MOST_REPLICAS, max((_most(configuration, budget, rate, starts) for configuration in able), default=1))
 
 
-def _most(member: Member, budget: Budget, rate: float | None, starts: Starts) -> int:
+def _most(configuration: Configuration, budget: Budget, rate: float | None, starts: Starts) -> int:
     """Replicas that the budget takes, and that the rate may need."""
     limits = []
     if budget.devices is not None:
-        limits.append(budget.devices // member.accelerators)
-    if budget.usd_per_hour is not None and (price := member.usd_per_hour):
+        limits.append(budget.devices // configuration.accelerators)
+    if budget.usd_per_hour is not None and (price := configuration.usd_per_hour):
         limits.append(floor(budget.usd_per_hour / price * (1.0 + 1e-12)))
     if rate is not None:
-        limits.append(4 + round(BEYOND * rate / starts.rate(member)))
+        limits.append(4 + round(BEYOND * rate / starts.rate(configuration)))
     return max(min(limits), 1)
 
 
-def first_replicas(ladders: Sequence[list[Member]], starts: Starts, rate_rps: float) -> np.ndarray:
+def first_replicas(ladders: Sequence[list[Configuration]], starts: Starts, rate_rps: float) -> np.ndarray:
     """The place on each ladder that the closed form takes for the rate, (design,)."""
     places = []
     for ladder in ladders:
         one = starts.rate(ladder[0]) / ladder[0].stations[0].deployment.replicas
         wanted = rate_rps / one
-        counts = np.array([member.stations[0].deployment.replicas for member in ladder])
+        counts = np.array([configuration.stations[0].deployment.replicas for configuration in ladder])
         places.append(min(int(np.searchsorted(counts, wanted)), len(ladder) - 1))
     return np.array(places, dtype=np.int64)

@@ -15,11 +15,11 @@ import numpy as np
 
 from evaluator.metrics import OK
 from evaluator.metrics.latency import VARIABLE
-from evaluator.plan import Member, Plan
+from evaluator.plan import Configuration, Plan
 from evaluator.progress import ProgressReport
 from evaluator.search.bisection import Bisection
 from evaluator.search.start import Starts
-from evaluator.search.trials import Kept, Objectives, run, unsteady
+from evaluator.search.trials import Objectives, ReportedRuns, run, unsteady
 
 FIRST_STRIDE = 0.15
 """Of the first step away from the closed form's rate, in the logarithm."""
@@ -51,7 +51,7 @@ class Goodput:
     model_error: np.ndarray
     status: np.ndarray
     limit: np.ndarray  # the objective that the next higher rate misses by most, empty where none
-    kept: Kept
+    kept: ReportedRuns
     trials: int
 
     @property
@@ -71,7 +71,7 @@ class Goodput:
 
 def goodput(
     whole: Plan,
-    members: Sequence[Member],
+    configurations: Sequence[Configuration],
     levels: np.ndarray,
     bracket: float,
     watch: ProgressReport | None = None,
@@ -83,7 +83,7 @@ def goodput(
     ``rates`` (design,) are where the search begins, such as the result of one with fewer requests that took ``before``
     trials; the closed form says it where absent.
     """
-    search = _Search(whole, members, levels, bracket, rates)
+    search = _Search(whole, configurations, levels, bracket, rates)
     search.run_at_once()
     done = before
     while (open_ := search.bisection.open).size:
@@ -107,18 +107,23 @@ class _Search:
     """The state of a search; ``step`` is the distance of neighbouring rates in the logarithm."""
 
     def __init__(
-        self, whole: Plan, members: Sequence[Member], levels: np.ndarray, bracket: float, rates: np.ndarray | None
+        self,
+        whole: Plan,
+        configurations: Sequence[Configuration],
+        levels: np.ndarray,
+        bracket: float,
+        rates: np.ndarray | None,
     ) -> None:
-        self.whole, self.members, self.levels, self.bracket = whole, members, levels, bracket
+        self.whole, self.configurations, self.levels, self.bracket = whole, configurations, levels, bracket
         self.step = step = float(np.log1p(bracket))
-        count, starts = len(members), Starts(whole)
-        self.objectives = Objectives.of(members, levels)
-        first = np.array([starts.rate(member) for member in members]) if rates is None else rates
+        count, starts = len(configurations), Starts(whole)
+        self.objectives = Objectives.of(configurations, levels)
+        first = np.array([starts.rate(configuration) for configuration in configurations]) if rates is None else rates
         start = np.rint(np.log(first) / step).astype(np.int64)
         floor, ceiling = start + round(np.log(LOWEST) / step), start + round(np.log(HIGHEST) / step)
         self.bisection = Bisection(start, floor, ceiling, max(1, round(FIRST_STRIDE / step)))
-        self.kept, self.error = Kept(count), np.full((count, len(self.objectives.bounds)), np.nan)
-        self.trials: list[list[Trial]] = [[] for _ in members]
+        self.kept, self.error = ReportedRuns(count), np.full((count, len(self.objectives.bounds)), np.nan)
+        self.trials: list[list[Trial]] = [[] for _ in configurations]
         self.unbounded = np.zeros(count, dtype=bool)
 
     def rates(self, points: np.ndarray) -> np.ndarray:
@@ -127,10 +132,10 @@ class _Search:
 
     def run_at_once(self) -> None:
         """Designs whose requests all come at once serve what they serve, or miss their objectives."""
-        designs = np.flatnonzero([not member.open_loop for member in self.members])
+        designs = np.flatnonzero([not configuration.open_loop for configuration in self.configurations])
         if not designs.size:
             return
-        found, met = run(self.whole, [self.members[int(design)] for design in designs], None, self.levels)
+        found, met = run(self.whole, [self.configurations[int(design)] for design in designs], None, self.levels)
         self.kept.keep(designs, found, np.arange(designs.size))
         ratios, _ = self.objectives.ratios(found, designs)
         for design, one in zip(designs, ratios, strict=True):
@@ -143,7 +148,7 @@ class _Search:
         """One trial of each of these designs."""
         points = self.bisection.next(designs)
         rates = self.rates(points)
-        found, met = run(self.whole, [self.members[design] for design in designs], rates, self.levels)
+        found, met = run(self.whole, [self.configurations[design] for design in designs], rates, self.levels)
         ratios, errors = self.objectives.ratios(found, designs)
         lower = np.array(
             [
@@ -166,15 +171,15 @@ class _Search:
         rate = np.where(self.bisection.found, self.rates(self.bisection.held), 0.0)
         high = self.rates(self.bisection.failed)
         rate[self.unbounded], high[self.unbounded] = self.kept.values["throughput_rps"][self.unbounded], np.inf
-        stderr, model_error = np.full((2, len(self.members)), np.nan)
-        status = np.full(len(self.members), UNBOUNDED_STATUS, dtype=object)
-        limit = np.full(len(self.members), "", dtype=object)
-        for design, member in enumerate(self.members):
+        stderr, model_error = np.full((2, len(self.configurations)), np.nan)
+        status = np.full(len(self.configurations), UNBOUNDED_STATUS, dtype=object)
+        limit = np.full(len(self.configurations), "", dtype=object)
+        for design, configuration in enumerate(self.configurations):
             if not self.bisection.found[design]:
                 status[design] = self._without(design)
             elif not self.unbounded[design]:
                 steady = bool(self.kept.values["steady"][design])
-                status[design] = BRACKETED if steady else f"{BRACKETED}, {unsteady(member)}"
+                status[design] = BRACKETED if steady else f"{BRACKETED}, {unsteady(configuration)}"
                 limit[design], relative, model_error[design] = self._limit(design)
                 stderr[design] = rate[design] * relative
         return Goodput(rate, high, stderr, model_error, status, limit, self.kept, trials)
@@ -185,7 +190,7 @@ class _Search:
             return str(self.kept.values["status"][design])
         lowest = min(self.trials[design], key=lambda trial: trial.point)
         rate = f"{float(self.rates(np.array(lowest.point))):.3g} requests/s"
-        when = f"at {rate}" if self.members[design].open_loop else "with all requests at once"
+        when = f"at {rate}" if self.configurations[design].open_loop else "with all requests at once"
         return f"no rate meets the objectives: {when} {self.objectives.told(design, lowest.ratios)}"
 
     def _limit(self, design: int) -> tuple[str, float, float]:

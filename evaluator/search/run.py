@@ -15,14 +15,14 @@ from evaluator.errors import InputError
 from evaluator.execution.lengthen import lengths, of_length
 from evaluator.metrics import OK
 from evaluator.metrics.service import SECONDS_PER_HOUR
-from evaluator.plan import Member, Plan, plan
-from evaluator.plan.engines import ITERATION
+from evaluator.plan import Configuration, Plan, plan
+from evaluator.plan.simulators import ITERATION
 from evaluator.progress import ProgressReport, followed
 from evaluator.results.dataset import to_dataset
-from evaluator.results.engine_note import Left
+from evaluator.results.fallback_report import FallbackReport
 from evaluator.results.files import check_output, write
-from evaluator.run.known import attributes_of, known_of, levels_of, notes_of
-from evaluator.run.request import AnyScenario, check_engine, loaded
+from evaluator.run.plan_figures import attributes_of, known_of, levels_of, notes_of
+from evaluator.run.request import AnyScenario, check_simulator, loaded
 from evaluator.run.rows import configure_for
 from evaluator.scenario import Demand, Scenario
 from evaluator.scenario.scenario import Auto
@@ -47,7 +47,7 @@ def optimize(
     bracket: float = BRACKET,
     out: str | Path | None = None,
     progress: ProgressReport | bool | None = None,
-    engine: str = ITERATION,
+    simulator: str = ITERATION,
 ) -> xr.Dataset:
     """The goodput of every design of ``scenario``: the highest rate of arrivals at which all objectives hold.
 
@@ -63,7 +63,7 @@ def optimize(
     search came to and ``status`` which designs could not run. Written to ``out`` where given.
     Errors: InputError for unusable input, and where no design can run within the budget.
     """
-    check_engine(engine)
+    check_simulator(simulator)
     if not 1e-4 <= bracket <= 1.0:
         raise InputError(f"bracket: must be from 0.0001 to 1, not {bracket:g}")
     scenario = _long_enough(loaded(scenario))
@@ -72,17 +72,17 @@ def optimize(
             raise InputError(f"rate: must be a positive number of requests per second, not {rate_rps:g}")
         scenario = replace(scenario, demand=Demand(rate_rps))
     target = None if out is None else check_output(out)
-    designs = designs_of(scenario, engine)
+    designs = designs_of(scenario, simulator)
     _check_any(scenario, designs)
     configure_for(designs.plan)
     levels = levels_of(designs.plan)
     requests = scenario.workload.requests * len(scenario.workload.seeds)
     with followed(progress, 0, "trials", requests) as watched:
         if scenario.demand.rate_rps is None:
-            members, values = _by_goodput(designs, levels, bracket, watched)
+            configurations, values = _by_goodput(designs, levels, bracket, watched)
         else:
-            members, values = _by_replicas(designs, levels, scenario.demand.rate_rps, watched)
-    dataset = _dataset(scenario, designs, members, values, levels, bracket)
+            configurations, values = _by_replicas(designs, levels, scenario.demand.rate_rps, watched)
+    dataset = _dataset(scenario, designs, configurations, values, levels, bracket)
     if target is not None:
         write(dataset, target)
     return dataset
@@ -98,7 +98,7 @@ def _long_enough(scenario: Scenario) -> Scenario:
 
 
 def _check_any(scenario: Scenario, designs: Designs) -> None:
-    if any(member.status == OK for ladder in designs.ladders for member in ladder):
+    if any(configuration.status == OK for ladder in designs.ladders for configuration in ladder):
         return
     first = designs.ladders[0][0].status
     count = len(designs.ladders)
@@ -108,38 +108,38 @@ def _check_any(scenario: Scenario, designs: Designs) -> None:
 
 def _by_goodput(
     designs: Designs, levels: np.ndarray, bracket: float, progress: ProgressReport | None
-) -> tuple[list[Member], Values]:
-    members = [ladder[0] for ladder in designs.ladders]
-    able = np.array([place for place, member in enumerate(members) if member.status == OK])
-    found = goodput(designs.plan, [members[place] for place in able], levels, bracket, progress)
+) -> tuple[list[Configuration], Values]:
+    configurations = [ladder[0] for ladder in designs.ladders]
+    able = np.array([place for place, configuration in enumerate(configurations) if configuration.status == OK])
+    found = goodput(designs.plan, [configurations[place] for place in able], levels, bracket, progress)
     for requests in lengths(designs.plan.scenario)[1:]:
         wanted = found.undecided
-        longer, ladders = _longer(designs, [[members[place]] for place in able[wanted]], requests)
+        longer, ladders = _longer(designs, [[configurations[place]] for place in able[wanted]], requests)
         ready = np.array([bool(ladder) for ladder in ladders], dtype=bool)  # more requests, longer ones
         if not ready.any():
             break
-        rows, again = wanted[ready], [member for ladder in ladders for member in ladder]
+        rows, again = wanted[ready], [configuration for ladder in ladders for configuration in ladder]
         more = goodput(longer, again, levels, bracket, progress, found.rate_rps[rows], found.trials)
         found = found.replaced(rows, more)
-        for place, member in zip(able[rows], again, strict=True):
-            members[place] = member
-    values = _spread(found.kept.values, able, members)
+        for place, configuration in zip(able[rows], again, strict=True):
+            configurations[place] = configuration
+    values = _spread(found.kept.values, able, configurations)
     columns = {
         "goodput_rps": found.rate_rps,
         "goodput_high_rps": found.high_rps,
         "goodput_rps_stderr": found.stderr_rps,
         "goodput_rps_model_error": found.model_error,
     }
-    values |= {name: _numbers(column, able, len(members)) for name, column in columns.items()}
-    values["search_status"] = _texts(found.status, able, len(members))
-    values["goodput_limit"] = _texts(found.limit, able, len(members))
-    return members, values
+    values |= {name: _numbers(column, able, len(configurations)) for name, column in columns.items()}
+    values["search_status"] = _texts(found.status, able, len(configurations))
+    values["goodput_limit"] = _texts(found.limit, able, len(configurations))
+    return configurations, values
 
 
 def _by_replicas(
     designs: Designs, levels: np.ndarray, rate_rps: float, progress: ProgressReport | None
-) -> tuple[list[Member], Values]:
-    ladders = [[member for member in ladder if member.status == OK] for ladder in designs.ladders]
+) -> tuple[list[Configuration], Values]:
+    ladders = [[configuration for configuration in ladder if configuration.status == OK] for ladder in designs.ladders]
     able = np.array([place for place, ladder in enumerate(ladders) if ladder])
     found = fewest_replicas(designs.plan, [ladders[place] for place in able], rate_rps, levels, progress)
     for requests in lengths(designs.plan.scenario)[1:]:
@@ -151,32 +151,38 @@ def _by_replicas(
         again = [ladder for ladder in again if ladder]
         more = fewest_replicas(longer, again, rate_rps, levels, progress, found.trials)
         found = found.replaced(wanted[ready], more)
-    members = [ladder[0] for ladder in designs.ladders]
-    for place, member in zip(able, found.members, strict=True):
-        members[place] = member
-    values = _spread(found.kept.values, able, members)
-    values["search_status"] = _texts(found.status, able, len(members))
-    return members, values
+    configurations = [ladder[0] for ladder in designs.ladders]
+    for place, configuration in zip(able, found.configurations, strict=True):
+        configurations[place] = configuration
+    values = _spread(found.kept.values, able, configurations)
+    values["search_status"] = _texts(found.status, able, len(configurations))
+    return configurations, values
 
 
-def _longer(designs: Designs, ladders: Sequence[list[Member]], requests: int) -> tuple[Plan, list[list[Member]]]:
+def _longer(
+    designs: Designs, ladders: Sequence[list[Configuration]], requests: int
+) -> tuple[Plan, list[list[Configuration]]]:
     """The plan of some ladders with so many requests, and their members that can run, in the order of the ladders."""
-    configs = np.array([member.config for ladder in ladders for member in ladder], dtype=np.int64)
-    longer = plan(of_length(designs.plan.scenario, requests), configs, designs.plan.engine)
-    able = {member.config: member for member in longer.members if member.status == OK}
-    return longer, [[able[member.config] for member in ladder if member.config in able] for ladder in ladders]
+    configs = np.array([configuration.config for ladder in ladders for configuration in ladder], dtype=np.int64)
+    longer = plan(of_length(designs.plan.scenario, requests), configs, designs.plan.simulator)
+    able = {
+        configuration.config: configuration for configuration in longer.configurations if configuration.status == OK
+    }
+    return longer, [
+        [able[configuration.config] for configuration in ladder if configuration.config in able] for ladder in ladders
+    ]
 
 
-def _spread(found: Values, able: np.ndarray, members: Sequence[Member]) -> Values:
+def _spread(found: Values, able: np.ndarray, configurations: Sequence[Configuration]) -> Values:
     """Values of some designs in their rows; the others have what is known of a design that does not run."""
     values: Values = {}
     for name, value in found.items():
         empty = "" if value.dtype == object else False if value.dtype == bool else np.nan
-        values[name] = np.full((len(members), *value.shape[1:]), empty, dtype=value.dtype)
+        values[name] = np.full((len(configurations), *value.shape[1:]), empty, dtype=value.dtype)
         values[name][able] = value
-    for place, member in enumerate(members):
-        if member.status != OK:
-            for name, text in told_of(member).items():
+    for place, configuration in enumerate(configurations):
+        if configuration.status != OK:
+            for name, text in told_of(configuration).items():
                 values[name][place] = text
     values |= {name: value.astype(str) for name, value in values.items() if value.dtype == object}
     return values
@@ -195,21 +201,31 @@ def _texts(column: np.ndarray, able: np.ndarray, count: int) -> np.ndarray:
 
 
 def _dataset(
-    scenario: Scenario, designs: Designs, members: list[Member], values: Values, levels: np.ndarray, bracket: float
+    scenario: Scenario,
+    designs: Designs,
+    configurations: list[Configuration],
+    values: Values,
+    levels: np.ndarray,
+    bracket: float,
 ) -> xr.Dataset:
     whole = designs.plan
-    values |= known_of(members)
+    values |= known_of(configurations)
     values["config"] = whole.grid.numbers(values["config"])
-    price = np.array([np.nan if one.usd_per_hour is None else one.usd_per_hour for one in members])
+    price = np.array([np.nan if one.usd_per_hour is None else one.usd_per_hour for one in configurations])
     values["usd_per_hour"] = price
     if "goodput_rps" in values:
-        values["goodput_rps_per_gpu"] = values["goodput_rps"] / np.array([one.accelerators for one in members])
+        values["goodput_rps_per_gpu"] = values["goodput_rps"] / np.array([one.accelerators for one in configurations])
         with np.errstate(divide="ignore", invalid="ignore"):
             values["goodput_per_usd"] = np.where(price > 0.0, SECONDS_PER_HOUR * values["goodput_rps"] / price, np.nan)
-    values["pool_layout"] = np.array([layout_of(member) for member in members])
+    values["pool_layout"] = np.array([layout_of(configuration) for configuration in configurations])
     with np.errstate(divide="ignore"):
         values["tok_per_joule"] = 1.0 / values["joule_per_tok"]
-    attrs = attributes_of(scenario) | Left.of(whole).note | notes_of(whole) | {"search": _question(scenario, bracket)}
+    attrs = (
+        attributes_of(scenario)
+        | FallbackReport.of(whole).note
+        | notes_of(whole)
+        | {"search": _question(scenario, bracket)}
+    )
     if designs.note:
         attrs["search_note"] = designs.note
     return to_dataset(values, levels, whole.grid.axes, attrs, stages=whole.stage_names)
@@ -228,12 +244,12 @@ def _question(scenario: Scenario, bracket: float) -> str:
     )
 
 
-def layout_of(member: Member) -> str:
+def layout_of(configuration: Configuration) -> str:
     """Replicas and parallelism of every pool, ``prefill 3 x tp2, decode 1 x tp2``, and hardware where pools differ."""
-    several = len(member.answering) > 1
-    mixed = len({station.design.hardware.name for station in member.answering}) > 1
+    several = len(configuration.answering) > 1
+    mixed = len({station.design.hardware.name for station in configuration.answering}) > 1
     told = []
-    for station in member.answering:
+    for station in configuration.answering:
         deployment = station.deployment
         parts = [f"{deployment.replicas} x tp{deployment.tensor_parallel}"]
         parts += [f"pp{deployment.pipeline_parallel}"] if deployment.pipeline_parallel > 1 else []

@@ -10,7 +10,7 @@ import numpy as np
 from evaluator.cost.batch import decode_batch, prefill_batch, together
 from evaluator.cost.iteration import iteration_time
 from evaluator.cost.memory import kv_units
-from evaluator.plan import Member, Plan, StationPlan
+from evaluator.plan import Configuration, Plan, StationPlan
 from evaluator.scenario import Objective
 from evaluator.speculation import mean_tokens
 from evaluator.traffic.jobs import Demand
@@ -29,14 +29,14 @@ class Starts:
         self._whole = whole
         self._known: dict[tuple, float] = {}
 
-    def rate(self, member: Member) -> float:
+    def rate(self, configuration: Configuration) -> float:
         """Requests per second, positive."""
-        demand = self._whole.jobs(member)[0].demand
+        demand = self._whole.jobs(configuration)[0].demand
         prompt, output = float(demand.compute_tokens.mean()), float((demand.made_tokens + demand.later_tokens).mean())
         context = _context(demand)
-        pace = _pace(member.objectives)
+        pace = _pace(configuration.objectives)
         rates = []
-        for station in member.answering:
+        for station in configuration.answering:
             most = station.deployment.batching.max_num_seqs
             key = (id(station.design), id(demand), station.role.name, most, pace, station.speculative)
             if key not in self._known:

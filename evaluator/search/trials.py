@@ -10,7 +10,7 @@ import numpy as np
 from evaluator.execution.variants import run_variants
 from evaluator.metrics import OK, Bounds, bounds_of
 from evaluator.metrics.latency import statistic_of
-from evaluator.plan import Member, Plan, plan
+from evaluator.plan import Configuration, Plan, plan
 from evaluator.traffic.arrivals import at_rate
 
 Values = dict[str, np.ndarray]
@@ -24,9 +24,9 @@ class Objectives:
     levels: np.ndarray
 
     @staticmethod
-    def of(members: Sequence[Member], levels: np.ndarray) -> Objectives:
+    def of(configurations: Sequence[Configuration], levels: np.ndarray) -> Objectives:
         """Of one member for each design."""
-        return Objectives(bounds_of([member.objectives for member in members]), levels)
+        return Objectives(bounds_of([configuration.objectives for configuration in configurations]), levels)
 
     def ratios(self, values: Values, designs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Each latency as a part of its bound, above 1 where it misses it, and the standard error of that.
@@ -55,7 +55,7 @@ def _time(seconds: float) -> str:
 
 
 @dataclass
-class Kept:
+class ReportedRuns:
     """Of every design the run that is to be reported. Rows of designs that were never run are NaN, false or empty."""
 
     designs: int
@@ -77,7 +77,7 @@ def _empty(rows: int, like: np.ndarray) -> np.ndarray:
 
 
 def run(
-    whole: Plan, members: Sequence[Member], rates_rps: np.ndarray | None, levels: np.ndarray
+    whole: Plan, configurations: Sequence[Configuration], rates_rps: np.ndarray | None, levels: np.ndarray
 ) -> tuple[Values, np.ndarray]:
     """The statistics of members at rates of their own, (member, ...), and whether each serves its rate.
 
@@ -86,27 +86,37 @@ def run(
     A member does so where it runs, meets its objectives, and is not saturated: a queue that grows all along would miss
     any objective in a longer run.
     """
-    found = run_variants(whole, members, levels) if rates_rps is None else _at_rates(whole, members, rates_rps, levels)
+    found = (
+        run_variants(whole, configurations, levels)
+        if rates_rps is None
+        else _at_rates(whole, configurations, rates_rps, levels)
+    )
     return found, found["slo_met"] & ~found["saturated"] & (found["status"] == OK)
 
 
-def _at_rates(whole: Plan, members: Sequence[Member], rates_rps: np.ndarray, levels: np.ndarray) -> Values:
+def _at_rates(
+    whole: Plan, configurations: Sequence[Configuration], rates_rps: np.ndarray, levels: np.ndarray
+) -> Values:
     """Statistics of members at rates of their own, (member, ...).
 
     Where sessions have several turns, those that are under way when a run begins follow from the rate, and with them
     the requests: such members are planned anew at each rate, as a sweep over the rates does. One that cannot run the
     requests of a rate, as some prompt is too long, has those of the scenario's own rate.
     """
-    talks = np.array([member.workload.sessions.continued for member in members], dtype=bool)
-    moved, parts = ~talks, []
-    for rate_rps in np.unique(rates_rps[talks]):
-        rows = np.flatnonzero(talks & (rates_rps == rate_rps))
-        there = _planned_at(whole, [members[int(row)].config for row in rows], float(rate_rps))
-        able = np.array([member.status == OK for member in there.members], dtype=bool)
-        parts.append((there, [member for member in there.members if member.status == OK], rows[able]))
+    session_turns = np.array(
+        [configuration.workload.sessions.continued for configuration in configurations], dtype=bool
+    )
+    moved, parts = ~session_turns, []
+    for rate_rps in np.unique(rates_rps[session_turns]):
+        rows = np.flatnonzero(session_turns & (rates_rps == rate_rps))
+        there = _planned_at(whole, [configurations[int(row)].config for row in rows], float(rate_rps))
+        able = np.array([configuration.status == OK for configuration in there.configurations], dtype=bool)
+        parts.append(
+            (there, [configuration for configuration in there.configurations if configuration.status == OK], rows[able])
+        )
         moved[rows[~able]] = True
     rows = np.flatnonzero(moved)
-    parts.append((whole, whole.at_rates([members[int(row)] for row in rows], rates_rps[rows]), rows))
+    parts.append((whole, whole.at_rates([configurations[int(row)] for row in rows], rates_rps[rows]), rows))
     ran = [(run_variants(at, variants, levels), rows) for at, variants, rows in parts if rows.size]
     back = np.argsort(np.concatenate([rows for _, rows in ran]))
     return {name: np.concatenate([found[name] for found, _ in ran])[back] for name in ran[0][0]}
@@ -117,12 +127,12 @@ def _planned_at(whole: Plan, configs: Sequence[int], rate_rps: float) -> Plan:
     workload = whole.scenario.workload
     arrivals = at_rate(workload.arrivals, rate_rps, workload.requests)
     scenario = replace(whole.scenario, workload=replace(workload, arrivals=arrivals))
-    return plan(scenario, np.array(configs, dtype=np.int64), whole.engine)
+    return plan(scenario, np.array(configs, dtype=np.int64), whole.simulator)
 
 
-def unsteady(member: Member) -> str:
+def unsteady(configuration: Configuration) -> str:
     """What is to be said of a run that is not steady, and to be done."""
     return (
-        f"but the run of {int(member.workload.requests):,} requests is not steady, so that it may flatter the design; "
-        "use more workload.requests, or auto"
+        f"but the run of {int(configuration.workload.requests):,} requests is not steady, so that it may flatter the "
+        "design; use more workload.requests, or auto"
     )

@@ -19,7 +19,7 @@ from evaluator.metrics.stages import StageTimes
 from evaluator.records import with_fields
 from evaluator.simulation.gaps import pooled
 from evaluator.simulation.times import is_table, stage_times
-from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, WeightedGaps, each, shape_of
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Station, Use, WeightedGaps, each, shape_of
 from evaluator.traffic.jobs import Jobs, Origin
 from evaluator.traffic.roles import hands_on
 
@@ -27,12 +27,12 @@ Gaps = Sequence[Sequence[WeightedGaps]]  # [config][seed]
 
 
 @dataclass(frozen=True, eq=False)
-class Leg:
+class StationVisit:
     """One station of the way: who came there, when they left, and what was used."""
 
     station: Station
     jobs: ChunkJobs
-    departures: Departures
+    departures: RequestTimes
     uses: tuple[Use, ...]
     visit: int = 0  # of several visits to the LLM, which one
 
@@ -54,7 +54,7 @@ class HandedOn:
 
 
 @dataclass(frozen=True, eq=False)
-class Journey:
+class ChainResult:
     """What became of all requests of a chunk: (config, seed, request), by the id of a request.
 
     ``arrival_s`` is at the first station; ``scheduled_s``, ``first_token_s`` and ``replica`` are of the first station
@@ -77,25 +77,25 @@ class Journey:
     itl: Gaps | None  # None: no station gives tokens, or one does not say when each of them came
     handed: HandedOn | None = None  # behind a prefill side: which of ``itl`` are before the second token
     given_s: tuple[np.ndarray, np.ndarray] | None = None  # first and last token behind the engine; None: as above
-    legs: tuple[Leg, ...] = ()  # of a pipeline
+    station_visits: tuple[StationVisit, ...] = ()  # of a pipeline
     stages: tuple[StageTimes, ...] = ()  # of a pipeline: in front of, at and behind the stations that give tokens
 
 
-def run_chain(stations: Sequence[Station], jobs: ChunkJobs) -> Journey:
+def run_chain(stations: Sequence[Station], jobs: ChunkJobs) -> ChainResult:
     """Serve the jobs of a chunk, all of its requests, at the stations one after the other."""
     roles = [station.role for station in stations]
-    legs = []
+    station_visits = []
     aside: dict[tuple[int, int], Jobs] = {}  # requests of one token while the others are at the decode side
     for position, station in enumerate(stations):
         departures, *uses = station.serve(jobs)
-        legs.append(Leg(station, jobs, departures, tuple(uses)))
+        station_visits.append(StationVisit(station, jobs, departures, tuple(uses)))
         if position + 1 < len(stations):
             rejoin = station.role is not None and station.role.prompt_resident
-            jobs = _onwards(legs[-1], aside, hands_on(roles, position), rejoin)
-    return journey_of(legs)
+            jobs = _onwards(station_visits[-1], aside, hands_on(roles, position), rejoin)
+    return journey_of(station_visits)
 
 
-def _onwards(leg: Leg, aside: dict[tuple[int, int], Jobs], splits: bool, rejoin: bool) -> ChunkJobs:
+def _onwards(leg: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bool, rejoin: bool) -> ChunkJobs:
     """The jobs of the next station; ``aside`` is filled where the requests split, and emptied where they join."""
     following: list[list[Jobs]] = [[] for _ in leg.jobs]
     for at, one in each(leg.jobs):
@@ -116,21 +116,21 @@ def _onwards(leg: Leg, aside: dict[tuple[int, int], Jobs], splits: bool, rejoin:
     return following
 
 
-def _origin(departures: Departures, at: tuple[int, int], count: int) -> Origin:
+def _origin(departures: RequestTimes, at: tuple[int, int], count: int) -> Origin:
     served_s = departures.first_token_s[at][:count] - departures.scheduled_s[at][:count]
     return Origin(departures.replica[at][:count], served_s)
 
 
-def journey_of(legs: Sequence[Leg]) -> Journey:
+def journey_of(station_visits: Sequence[StationVisit]) -> ChainResult:
     """What became of all requests that came to the first of these stations."""
-    start = legs[0]
-    giving = [leg for leg in legs if leg.station.role is not None]
-    first = giving[0] if giving else legs[-1]
+    start = station_visits[0]
+    giving = [leg for leg in station_visits if leg.station.role is not None]
+    first = giving[0] if giving else station_visits[-1]
     shape, times = shape_of(start.jobs), first.departures
     (arrival_s,) = _spread(start, shape, start.departures.ready_s)
     served = (times.scheduled_s, times.first_token_s, times.last_token_s, times.replica)
     scheduled_s, first_token_s, last_token_s, replica = _spread(first, shape, *served)
-    found = Journey(
+    found = ChainResult(
         arrival_s=arrival_s,
         scheduled_s=scheduled_s,
         first_token_s=first_token_s,
@@ -141,26 +141,26 @@ def journey_of(legs: Sequence[Leg]) -> Journey:
         made_tokens=_tokens(first, "made_tokens") if _branching(start) else None,
         cached_tokens=_cached_tokens(start, first),
         model=_tokens(start, "model") if _several_models(start) else None,
-        later_wait_s=_waits(legs[legs.index(first) + 1 :], shape),
+        later_wait_s=_waits(station_visits[station_visits.index(first) + 1 :], shape),
         measured=_measured(start),
-        uses=tuple(use for leg in legs for use in leg.uses),
+        uses=tuple(use for leg in station_visits for use in leg.uses),
         itl=first.itl,
     )
     for leg in giving[1:]:
         again = leg.visit > 0 and leg.station.role is not None and not leg.station.role.prompt_resident
         found = _another_answer(found, leg) if again else _later_tokens(found, leg, leg.itl)
-    behind = legs[legs.index(giving[-1]) + 1 :] if giving else []
+    behind = station_visits[station_visits.index(giving[-1]) + 1 :] if giving else []
     if behind:
         found = replace(found, given_s=(found.first_token_s, found.last_token_s))
     for leg in behind:
         found = _behind(found, leg)
-    if any(leg.station.stage is not None for leg in legs):
+    if any(leg.station.stage is not None for leg in station_visits):
         makespan_s = found.last_token_s.max(axis=-1) - found.arrival_s.min(axis=-1)
-        found = replace(found, stages=stage_times(legs, makespan_s), legs=tuple(legs))
+        found = replace(found, stages=stage_times(station_visits, makespan_s), station_visits=tuple(station_visits))
     return found
 
 
-def _spread(leg: Leg, shape: tuple[int, int, int], *values: np.ndarray) -> Sequence[np.ndarray]:
+def _spread(leg: StationVisit, shape: tuple[int, int, int], *values: np.ndarray) -> Sequence[np.ndarray]:
     """Values of jobs (config, seed, job) -> of requests (config, seed, request); not copied where they are the same."""
     distinct = {id(one.id): one for _, one in each(leg.jobs)}
     if values[0].shape == shape and all(is_table(one) for one in distinct.values()):
@@ -172,12 +172,12 @@ def _spread(leg: Leg, shape: tuple[int, int, int], *values: np.ndarray) -> Seque
     return found
 
 
-def _waits(legs: Sequence[Leg], shape: tuple[int, int, int]) -> np.ndarray | None:
+def _waits(station_visits: Sequence[StationVisit], shape: tuple[int, int, int]) -> np.ndarray | None:
     """How long requests wait at these stations before their service starts, (config, seed, request)."""
-    if not legs:
+    if not station_visits:
         return None
     found = np.zeros(shape)
-    for leg in legs:
+    for leg in station_visits:
         for at, one in each(leg.jobs):
             began_s = leg.departures.scheduled_s[at][: len(one)]
             # Layers of KV are sent before their prompt ends: service that starts before its job is ready is no wait.
@@ -185,23 +185,23 @@ def _waits(legs: Sequence[Leg], shape: tuple[int, int, int]) -> np.ndarray | Non
     return found
 
 
-def _tokens(leg: Leg, name: str) -> np.ndarray:
+def _tokens(leg: StationVisit, name: str) -> np.ndarray:
     found = np.zeros(shape_of(leg.jobs), dtype=np.int64)
     for at, one in each(leg.jobs):
         found[at][one.id] = getattr(one.demand, name)
     return found
 
 
-def _branching(leg: Leg) -> bool:
+def _branching(leg: StationVisit) -> bool:
     demands = {id(one.demand): one.demand for _, one in each(leg.jobs)}.values()
     return any(one.branch_tokens is not None or one.later_branch_tokens is not None for one in demands)
 
 
-def _several_models(leg: Leg) -> bool:
+def _several_models(leg: StationVisit) -> bool:
     return any(demand.model.any() for demand in {id(one.demand): one.demand for _, one in each(leg.jobs)}.values())
 
 
-def _cached_tokens(start: Leg, leg: Leg) -> np.ndarray:
+def _cached_tokens(start: StationVisit, leg: StationVisit) -> np.ndarray:
     """Prompt tokens that were not computed: those known before the run, and those found in a prefix cache."""
     found, hits = _tokens(start, "cached_tokens"), leg.departures.hit_tokens
     if hits is not None:
@@ -210,7 +210,7 @@ def _cached_tokens(start: Leg, leg: Leg) -> np.ndarray:
     return found
 
 
-def _measured(leg: Leg) -> np.ndarray:
+def _measured(leg: StationVisit) -> np.ndarray:
     # By value: threads that need a mask at the same time may each have built it, and statistics of one mask for all sum
     # in another order than those of a mask for each.
     distinct = list({id(one.measured): one for _, one in each(leg.jobs)}.values())
@@ -222,7 +222,7 @@ def _measured(leg: Leg) -> np.ndarray:
     return found
 
 
-def _later_tokens(found: Journey, leg: Leg, itl: Gaps | None) -> Journey:
+def _later_tokens(found: ChainResult, leg: StationVisit, itl: Gaps | None) -> ChainResult:
     """With the tokens that a later engine gives, and the gap before the first of them."""
     last_token_s, output = found.last_token_s.copy(), found.output_tokens.copy()
     made = None if found.made_tokens is None else found.made_tokens.copy()
@@ -242,7 +242,7 @@ def _later_tokens(found: Journey, leg: Leg, itl: Gaps | None) -> Journey:
     return replace(found, last_token_s=last_token_s, output_tokens=output, made_tokens=made, itl=gaps, handed=handed)
 
 
-def _another_answer(found: Journey, leg: Leg) -> Journey:
+def _another_answer(found: ChainResult, leg: StationVisit) -> ChainResult:
     """With the answer of a later visit, for those who come again: the client sees the last one, the others are calls.
 
     How the gaps between tokens are spread over the answers is not known.
@@ -260,7 +260,7 @@ def _another_answer(found: Journey, leg: Leg) -> Journey:
     return replace(found, **times, **tokens, made_tokens=made, itl=None)
 
 
-def _behind(found: Journey, leg: Leg) -> Journey:
+def _behind(found: ChainResult, leg: StationVisit) -> ChainResult:
     """With what a station behind the last engine does to the answers: it passes on each token, or holds them all."""
     first_token_s, last_token_s = found.first_token_s.copy(), found.last_token_s.copy()
     for at, one in each(leg.jobs):

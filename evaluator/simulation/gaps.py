@@ -27,29 +27,37 @@ class Gaps:
     def add(self, iteration: Iteration) -> None:
         """After an iteration, or a leap."""
         if iteration.decodes:
-            members = np.array(iteration.decodes)
+            configurations = np.array(iteration.decodes)
             now = iteration.end_s
             if iteration.iterations > 1:
-                leap = iteration.start_s, iteration.first_s, iteration.slope_s, iteration.iterations, len(members)
+                leap = (
+                    iteration.start_s,
+                    iteration.first_s,
+                    iteration.slope_s,
+                    iteration.iterations,
+                    len(configurations),
+                )
                 self._leaps.append(leap)
                 now = iteration.start_s + iteration.first_s
-            self._first.append((now, now - self._last[members]))
-            self._last[members] = iteration.end_s
+            self._first.append((now, now - self._last[configurations]))
+            self._last[configurations] = iteration.end_s
         if iteration.completed:
-            members = np.array(iteration.completed)
-            self._first.append((iteration.end_s, iteration.end_s - self._last[members]))  # NaN but after a preemption
-            self._last[members] = iteration.end_s
+            configurations = np.array(iteration.completed)
+            self._first.append(
+                (iteration.end_s, iteration.end_s - self._last[configurations])
+            )  # NaN but after a preemption
+            self._last[configurations] = iteration.end_s
 
     def after(self, since_s: float) -> WeightedGaps:
         """The gaps before tokens that came after a time."""
         columns = [(gaps[~np.isnan(gaps)], 1.0) for now, gaps in self._first if now > since_s]
         values, weights = [gaps for gaps, _ in columns], [np.full(len(gaps), weight) for gaps, weight in columns]
-        for start, first, slope, iterations, members in self._leaps:
+        for start, first, slope, iterations, configurations in self._leaps:
             step = np.arange(1, iterations)
             ends = start + (step + 1) * first + 0.5 * slope * step * (step + 1)
             inside = (first + slope * step)[ends > since_s]
             values.append(inside)
-            weights.append(np.full(len(inside), float(members)))
+            weights.append(np.full(len(inside), float(configurations)))
         return pooled([(one, weight) for one, weight in zip(values, weights, strict=True)])
 
 

@@ -13,16 +13,16 @@ from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import units_of
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.checks import watermark_units
-from evaluator.plan.engines import on_demand, routed_by
+from evaluator.plan.simulators import on_demand, routed_by
 from evaluator.policies import policy
-from evaluator.replica.together import costs_of as replica_costs
+from evaluator.replica.batched_costs import costs_of as replica_costs
 from evaluator.routing import COUNTERS, router_of
-from evaluator.simulation.bonds import by_prefix, cache_shape, contents_of, talks_of
-from evaluator.simulation.slots import Slot
+from evaluator.simulation.lane_jobs import LaneJobs
+from evaluator.simulation.request_dependencies import by_prefix, cache_shape, contents_of, session_turns_of
 from evaluator.speculation import keys
-from evaluator.stations.engine import LaneLimits, Requests, any_order, coupled, decisions, in_order
-from evaluator.stations.engine.any_order import CacheShape, KvUnits, Rules
+from evaluator.stations.engine import LaneLimits, Requests, decisions, fcfs_reserved, joint, preemptive
 from evaluator.stations.engine.common.speculation import Speculation
+from evaluator.stations.engine.preemptive import CacheShape, KvUnits, Rules
 from evaluator.traffic.jobs import branch_units, shared_units
 
 LANES_PER_CALL = 32
@@ -34,7 +34,7 @@ CACHE_CELLS_PER_CALL = 1 << 26
 
 
 def run_slots(
-    group: StationGroup, pools: Sequence[StationPlan], slots: list[Slot], most: int = LANES_PER_CALL
+    group: StationGroup, pools: Sequence[StationPlan], slots: list[LaneJobs], most: int = LANES_PER_CALL
 ) -> Iterator[Any]:
     """The results of all lanes in NumPy: a ``LaneResult`` each or, of replicas that run together, a ``PoolResult``.
 
@@ -83,15 +83,15 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
     """The compiled program of a group: lanes and requests to results."""
     vectorise = jax.default_backend() != "cpu"
     which = group.program
-    if not which.in_any_order:
-        simple = in_order.Structure(group.ring, group.windowed)
-        return partial(in_order.run_lanes, structure=simple, vectorise=vectorise)
-    structure = any_order.Structure(
+    if not which.preemptive:
+        simple = fcfs_reserved.Structure(group.ring, group.windowed)
+        return partial(fcfs_reserved.run_lanes, structure=simple, vectorise=vectorise)
+    structure = preemptive.Structure(
         group.ring, group.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend,
         which.lockstep, cache,
-        which.pools, which.sides, which.told, which.rooms,
+        which.pools, which.phases, which.route_at_first_token, which.kv_reservation,
     )  # fmt: skip
-    run = any_order.run_lanes if which.replicas == 1 else coupled.run_pools
+    run = preemptive.run_lanes if which.replicas == 1 else joint.run_pools
     return partial(run, structure=structure, vectorise=vectorise)
 
 
@@ -103,7 +103,7 @@ def _filled(values: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
 
 
-def _requests(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -> Requests:
+def _requests(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> Requests:
     width = group.lane_requests + 1
     arrival = np.full((len(slots), width), np.inf)
     tokens = np.zeros((4, len(slots), width), dtype=np.int32)
@@ -117,26 +117,30 @@ def _requests(group: StationGroup, serving: list[StationPlan], slots: list[Slot]
     return Requests(arrival, *tokens)
 
 
-def _lanes(group: StationGroup, serving: list[StationPlan], slots: list[Slot], costs: tuple[IterationCost, ...]) -> Any:
+def _lanes(
+    group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs], costs: tuple[IterationCost, ...]
+) -> Any:
     kvs = [pool.design.ready.kv for pool in serving]
     limits = limits_of(serving)._replace(
         users=np.array([slot.users for slot in slots], dtype=np.int32),
         requests=np.array([slot.count for slot in slots], dtype=np.int32),
         measured_from=np.array([slot.measured_from for slot in slots], dtype=np.int32),
     )
-    if not group.program.in_any_order:
+    if not group.program.preemptive:
         branches, speculation = _branches(group, serving, slots), _speculation(group, serving, slots)
-        return in_order.Lane(costs[0], limits, branches, speculation)
+        return fcfs_reserved.Lane(costs[0], limits, branches, speculation)
     shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
     for row, slot, kv in zip(shared, slots, kvs, strict=True):
         row[: slot.count] = shared_units(slot.jobs.demand, kv)[slot.served]
     content = contents_of(serving, slots, group.lane_requests + 1) if group.program.cached else None
-    talks = talks_of(serving, slots, group.lane_requests + 1) if group.program.talks else None
-    lane = any_order.Lane(costs, limits, rules_of(serving), shared, content, talks, _speculation(group, serving, slots))
+    session_turns = session_turns_of(serving, slots, group.lane_requests + 1) if group.program.session_turns else None
+    lane = preemptive.Lane(
+        costs, limits, rules_of(serving), shared, content, session_turns, _speculation(group, serving, slots)
+    )
     return lane if group.program.replicas == 1 else _pools(group, serving, slots, lane)
 
 
-def _branches(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -> in_order.Branches | None:
+def _branches(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> fcfs_reserved.Branches | None:
     """The branches of the requests, as many cells for each as the program has; None where all are one sequence."""
     most = group.program.branches
     if most == 1:
@@ -150,10 +154,10 @@ def _branches(group: StationGroup, serving: list[StationPlan], slots: list[Slot]
             tokens[row, lane, : slot.count, most - own.shape[1] :] = own
     sequences, going = ((tokens[0] > least).sum(axis=-1, dtype=np.int32) for least in (0, 1))
     lengths, units = tokens.reshape(2, len(slots), -1)
-    return in_order.Branches(lengths, units, sequences, going)
+    return fcfs_reserved.Branches(lengths, units, sequences, going)
 
 
-def _speculation(group: StationGroup, serving: list[StationPlan], slots: list[Slot]) -> Speculation | None:
+def _speculation(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> Speculation | None:
     """What decodes draft, up to as many as the program has; None where they draft nothing."""
     most = group.program.drafts
     if not most:
@@ -166,17 +170,19 @@ def _speculation(group: StationGroup, serving: list[StationPlan], slots: list[Sl
     return Speculation(chances, np.array([pool.drafts for pool in serving], dtype=float), own)
 
 
-def _pools(group: StationGroup, serving: list[StationPlan], slots: list[Slot], lane: any_order.Lane) -> coupled.Pool:
+def _pools(
+    group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs], lane: preemptive.Lane
+) -> joint.JointPool:
     deployments = [pool.deployment for pool in serving]
     counts = [router_of(routed_by(deployment)).counts for deployment in deployments]
     assigned = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
     for row, slot in zip(assigned, slots, strict=True):
         if slot.assigned is not None:
             row[: slot.count] = slot.assigned
-    return coupled.Pool(
+    return joint.JointPool(
         lane,
         replicas=np.array([deployment.ranks for deployment in deployments], dtype=np.int32),
-        counter=np.array([coupled.NO_COUNTER if each is None else COUNTERS.index(each) for each in counts], np.int32),
+        counter=np.array([joint.NO_COUNTER if each is None else COUNTERS.index(each) for each in counts], np.int32),
         assigned=assigned,
         by_prefix=by_prefix(deployments) if group.program.cached else None,
         ranks=np.array([pool.lockstep for pool in serving], dtype=np.int32) if group.program.lockstep else None,

@@ -15,21 +15,21 @@ import numpy as np
 
 from evaluator.cost.frontend import delay_s
 from evaluator.metrics.outcomes import OK
-from evaluator.plan import LinkPlan, Member, Plan
-from evaluator.plan.sides import group_of_replicas
-from evaluator.plan.walked import Walked
+from evaluator.plan import Configuration, LinkPlan, Plan
+from evaluator.plan.phases import group_of_replicas
+from evaluator.plan.visits import RequestRoutes
 from evaluator.reference import Request
 from evaluator.reference.network import Clients, run
-from evaluator.reference.network import Station as Stage
-from evaluator.reference.stations.side import Side
+from evaluator.reference.network import EventStation as Stage
+from evaluator.reference.stations.phase import PhaseStation
 from evaluator.reference.stations.transfers import Sending, Transfers
-from evaluator.simulation.chain import Journey, journey_of
-from evaluator.simulation.legs import LinkServed, Served, legs_in_one_loop
-from evaluator.simulation.side_runs import SideRun, pool_run, side_run, side_served
-from evaluator.simulation.stages import Stop
-from evaluator.simulation.tokens import Observe
+from evaluator.simulation.chain import ChainResult, journey_of
+from evaluator.simulation.joint_visits import JointResult, LinkTimes, legs_in_one_loop
+from evaluator.simulation.phase_runs import PhaseRun, pool_run, side_run, side_served
+from evaluator.simulation.routes import RouteFollower, Routes, routes_of
+from evaluator.simulation.stages import StepStation
+from evaluator.simulation.token_level import Observe
 from evaluator.simulation.visits import legs_of_ways
-from evaluator.simulation.ways import Itinerary, Ways, ways_of
 from evaluator.stations.contract import ChunkJobs, each
 from evaluator.traffic.jobs import Demand, Jobs
 from evaluator.traffic.requests import shared_tokens
@@ -42,26 +42,32 @@ class NetworkRun:
     ``passes`` are the runs of pools for stages, by the number of their station.
     """
 
-    sides: list[SideRun]
+    phases: list[PhaseRun]
     links: Transfers | None
     asked: Jobs
     arrival_s: np.ndarray
-    ways: Ways | None = None
-    passes: dict[int, SideRun] = field(default_factory=dict)
+    ways: Routes | None = None
+    passes: dict[int, PhaseRun] = field(default_factory=dict)
 
 
-def run_network(plan: Plan, members: Sequence[Member], jobs: ChunkJobs, observe: Observe | None = None) -> Journey:
+def run_network(
+    plan: Plan, configurations: Sequence[Configuration], jobs: ChunkJobs, observe: Observe | None = None
+) -> ChainResult:
     """What became of the jobs of a chunk, over all seeds."""
-    walks = [plan.walked(member) if member.staged else [] for member in members]
-    runs = {at: _run(plan, members, walks, at, one, observe) for at, one in each(jobs) if members[at[0]].status == OK}
+    walks = [plan.routes(configuration) if configuration.staged else [] for configuration in configurations]
+    runs = {
+        at: _run(plan, configurations, walks, at, one, observe)
+        for at, one in each(jobs)
+        if configurations[at[0]].status == OK
+    }
     asked = [
         [runs[config, seed].asked if (config, seed) in runs else one for seed, one in enumerate(of_seeds)]
         for config, of_seeds in enumerate(jobs)
     ]
-    legs = legs_in_one_loop(members, asked, {at: _served(one) for at, one in runs.items()})
-    if not members[0].staged:
-        return journey_of(legs)
-    return journey_of(legs_of_ways(members, walks, jobs, legs, runs))
+    station_visits = legs_in_one_loop(configurations, asked, {at: _served(one) for at, one in runs.items()})
+    if not configurations[0].staged:
+        return journey_of(station_visits)
+    return journey_of(legs_of_ways(configurations, walks, jobs, station_visits, runs))
 
 
 # --- one configuration under one seed
@@ -69,53 +75,58 @@ def run_network(plan: Plan, members: Sequence[Member], jobs: ChunkJobs, observe:
 
 def _run(
     plan: Plan,
-    members: Sequence[Member],
-    walks: Sequence[Sequence[Walked]],
+    configurations: Sequence[Configuration],
+    walks: Sequence[Sequence[RequestRoutes]],
     at: tuple[int, int],
     jobs: Jobs,
     observe: Observe | None,
 ) -> NetworkRun:
-    member, seed = members[at[0]], plan.seeds[at[1]]
-    walked = walks[at[0]][at[1]] if member.pipeline is not None else None
-    whole = asked = jobs if walked is None else all_visits(member, walked, jobs)
-    runs: list[SideRun] = []
-    for side in member.sides:
+    configuration, seed = configurations[at[0]], plan.seeds[at[1]]
+    routes = walks[at[0]][at[1]] if configuration.pipeline is not None else None
+    whole = asked = jobs if routes is None else all_visits(configuration, routes, jobs)
+    runs: list[PhaseRun] = []
+    for phase in configuration.phases:
         if runs:
             asked, _ = whole.after_prefill(whole.ready_s)
-        runs.append(side_run(member, at, seed, side, asked, observe))
+        runs.append(side_run(configuration, at, seed, phase, asked, observe))
     links = None
-    stages: list[Stage] = [runs[0].side]
+    stages: list[Stage] = [runs[0].phase]
     if len(runs) > 1:
-        assert member.link is not None
-        links = _transfers(member, member.link, whole, runs[0].side, runs[1].side)
-        stages += [links, runs[1].side]
-    delivered = partial(_delivered_after, member, runs)
-    if walked is None:
-        first = [runs[0].side.parts[index] for index in jobs.id.tolist()]
-        run(stages, first, member.users, delivered)
+        assert configuration.link is not None
+        links = _transfers(configuration, configuration.link, whole, runs[0].phase, runs[1].phase)
+        stages += [links, runs[1].phase]
+    delivered = partial(_delivered_after, configuration, runs)
+    if routes is None:
+        first = [runs[0].phase.parts[index] for index in jobs.id.tolist()]
+        run(stages, first, configuration.users, delivered)
         return NetworkRun(runs, links, whole, np.zeros(0))
-    passes: dict[int, SideRun] = {}
+    passes: dict[int, PhaseRun] = {}
 
-    def open_pool(number: int) -> SideRun:
-        passes[number] = pool_run(member, at, seed, number, walked, observe)
+    def open_pool(number: int) -> PhaseRun:
+        passes[number] = pool_run(configuration, at, seed, number, routes, observe)
         return passes[number]
 
-    def stop(place: int, step: int) -> Stop:
-        return Stop(members, walks, place, step)
+    def stop(place: int, step: int) -> StepStation:
+        return StepStation(configurations, walks, place, step)
 
-    ways = ways_of(walked, stop, at[0], stages, open_pool)
+    ways = routes_of(routes, stop, at[0], stages, open_pool)
     requests = [Request(index, ready_s, 1, 1, 1, 0) for index, ready_s in enumerate(jobs.ready_s.tolist())]
-    last = _last_visits(walked, len(jobs))
-    clients = Clients(requests, member.users, lambda request: delivered(runs[0].side.parts[last[request.index]]))
-    run([*stages, *ways.stations.values()], requests, clients=clients, onward=Itinerary(ways, clients, requests))
+    last = _last_visits(routes, len(jobs))
+    clients = Clients(
+        requests, configuration.users, lambda request: delivered(runs[0].phase.parts[last[request.index]])
+    )
+    run([*stages, *ways.stations.values()], requests, clients=clients, onward=RouteFollower(ways, clients, requests))
     return NetworkRun(runs, links, whole, np.array([one.arrival_s for one in requests]), ways, passes)
 
 
-def all_visits(member: Member, walked: Walked, jobs: Jobs) -> Jobs:
+def all_visits(configuration: Configuration, routes: RequestRoutes, jobs: Jobs) -> Jobs:
     """The jobs of all visits to the LLM; that of request i at its visit v has the id ``v x requests + i``."""
-    role, shared = member.sides[0].role, shared_tokens(member.workload, member.stations[0].deployment)
+    role, shared = (
+        configuration.phases[0].role,
+        shared_tokens(configuration.workload, configuration.stations[0].deployment),
+    )
     found = jobs
-    for number, visit in enumerate(walked.llm[1:], 1):
+    for number, visit in enumerate(routes.llm[1:], 1):
         ids = visit.ids
         own = Demand.of(visit.tokens, role, shared)[ids]
         more = Jobs(ids + number * len(jobs), jobs.ready_s[ids], own, jobs.measured[ids])
@@ -123,24 +134,30 @@ def all_visits(member: Member, walked: Walked, jobs: Jobs) -> Jobs:
     return found
 
 
-def _last_visits(walked: Walked, count: int) -> list[int]:
+def _last_visits(routes: RequestRoutes, count: int) -> list[int]:
     """The index of the last visit of each request to the LLM."""
     found = np.arange(count)
-    for number, visit in enumerate(walked.llm[1:], 1):
+    for number, visit in enumerate(routes.llm[1:], 1):
         found[visit.ids] = visit.ids + number * count
     return found.tolist()
 
 
-def _delivered_after(member: Member, runs: Sequence[SideRun], request: Request) -> float:
+def _delivered_after(configuration: Configuration, runs: Sequence[PhaseRun], request: Request) -> float:
     """Seconds from the last token of a request to its user, by the frontend of the pool that it went to first."""
-    parts = [each.side.parts[request.index] for each in runs if request.index in each.side.parts]
-    replicas = np.cumsum([member.stations[number].deployment.ranks for number in member.sides[0].stations])
-    number = member.sides[0].stations[int(np.searchsorted(replicas, parts[0].replica, side="right"))]
+    parts = [each.phase.parts[request.index] for each in runs if request.index in each.phase.parts]
+    replicas = np.cumsum(
+        [configuration.stations[number].deployment.ranks for number in configuration.phases[0].stations]
+    )
+    number = configuration.phases[0].stations[int(np.searchsorted(replicas, parts[0].replica, side="right"))]
     output = sum(part.output_tokens for part in parts)
-    return float(delay_s(member.stations[number].frontend, parts[0].first_token_s, parts[-1].last_token_s, output))
+    return float(
+        delay_s(configuration.stations[number].frontend, parts[0].first_token_s, parts[-1].last_token_s, output)
+    )
 
 
-def _transfers(member: Member, link: LinkPlan, jobs: Jobs, prefill: Side, decode: Side) -> Transfers:
+def _transfers(
+    configuration: Configuration, link: LinkPlan, jobs: Jobs, prefill: PhaseStation, decode: PhaseStation
+) -> Transfers:
     tokens = link.tokens(jobs.demand)
     places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
     kept: dict[int, tuple[list[float], float]] = {}
@@ -154,7 +171,7 @@ def _transfers(member: Member, link: LinkPlan, jobs: Jobs, prefill: Side, decode
         service_s, ahead = kept[way]
         return Sending(service_s[places[index]], ahead)
 
-    told = member.sides[1].replicas is not None or link.backpressure
+    told = configuration.phases[1].replicas is not None or link.backpressure
     return Transfers(
         prefill,
         decode,
@@ -164,16 +181,16 @@ def _transfers(member: Member, link: LinkPlan, jobs: Jobs, prefill: Side, decode
         by_layer=link.by_layer,
         backpressure=link.backpressure,
         choose=decode.choose if told else None,
-        groups=group_of_replicas(link.senders, link.groups).tolist() if member.sides[1].grouped else None,
+        groups=group_of_replicas(link.senders, link.groups).tolist() if configuration.phases[1].grouped else None,
     )
 
 
 # --- what became of it
 
 
-def _served(run: NetworkRun) -> Served:
-    sides = tuple(map(side_served, run.sides))
+def _served(run: NetworkRun) -> JointResult:
+    phases = tuple(map(side_served, run.phases))
     if run.links is None:
-        return Served(sides, None)
-    visits = [run.links.done[index] for index in run.sides[1].jobs.id.tolist()]
-    return Served(sides, LinkServed(*np.array(visits, dtype=float).reshape(-1, 3).T))
+        return JointResult(phases, None)
+    visits = [run.links.done[index] for index in run.phases[1].jobs.id.tolist()]
+    return JointResult(phases, LinkTimes(*np.array(visits, dtype=float).reshape(-1, 3).T))

@@ -13,58 +13,60 @@ from evaluator.cost.fitted import verdict
 from evaluator.cost.frontend import delay_s
 from evaluator.metrics import OK, Outcomes, bounds_of
 from evaluator.metrics.use import Use
-from evaluator.plan import Member
-from evaluator.simulation.accuracy import expected
-from evaluator.simulation.chain import Gaps, Journey
+from evaluator.plan import Configuration
+from evaluator.simulation.chain import ChainResult, Gaps
+from evaluator.simulation.expected_errors import expected
 from evaluator.simulation.gaps import pooled
 
 
-def outcomes_of(members: Sequence[Member], journey: Journey, stage_names: Sequence[str] = ()) -> Outcomes:
+def outcomes_of(
+    configurations: Sequence[Configuration], chain_result: ChainResult, stage_names: Sequence[str] = ()
+) -> Outcomes:
     """The outcomes of a chunk. The rows of members that cannot run hold nothing of meaning.
 
     ``stage_names`` are those of all configurations of the plan.
     """
-    first_later_s, last_later_s = _around_the_engine(members, journey)
-    judged = [_judged(member, journey, position) for position, member in enumerate(members)]
+    first_later_s, last_later_s = _around_the_engine(configurations, chain_result)
+    judged = [_judged(configuration, chain_result, position) for position, configuration in enumerate(configurations)]
     table = load_errors()
-    errors = [expected(member, table) for member in members]
+    errors = [expected(configuration, table) for configuration in configurations]
     return Outcomes(
-        arrival_s=journey.arrival_s,
-        scheduled_s=journey.scheduled_s,
-        first_token_s=journey.first_token_s + first_later_s,
-        last_token_s=journey.last_token_s + last_later_s,
-        prompt_tokens=journey.prompt_tokens,
-        output_tokens=journey.output_tokens if journey.made_tokens is None else journey.made_tokens,
-        path_tokens=None if journey.made_tokens is None else journey.output_tokens,
-        cached_tokens=journey.cached_tokens,
-        later_wait_s=journey.later_wait_s,
-        measured=journey.measured,
-        makespan_s=journey.last_token_s.max(axis=-1) - journey.arrival_s.min(axis=-1),
-        stations=by_pool(members, journey.uses),
-        open_loop=np.array([member.open_loop for member in members]),
+        arrival_s=chain_result.arrival_s,
+        scheduled_s=chain_result.scheduled_s,
+        first_token_s=chain_result.first_token_s + first_later_s,
+        last_token_s=chain_result.last_token_s + last_later_s,
+        prompt_tokens=chain_result.prompt_tokens,
+        output_tokens=chain_result.output_tokens if chain_result.made_tokens is None else chain_result.made_tokens,
+        path_tokens=None if chain_result.made_tokens is None else chain_result.output_tokens,
+        cached_tokens=chain_result.cached_tokens,
+        later_wait_s=chain_result.later_wait_s,
+        measured=chain_result.measured,
+        makespan_s=chain_result.last_token_s.max(axis=-1) - chain_result.arrival_s.min(axis=-1),
+        stations=by_pool(configurations, chain_result.uses),
+        open_loop=np.array([configuration.open_loop for configuration in configurations]),
         status=np.array([status for status, _ in judged]),
-        engine=np.array([member.engine for member in members]),
+        engine=np.array([configuration.simulator for configuration in configurations]),
         provenance=np.array([provenance for _, provenance in judged]),
-        calibration_set=np.array([_sets(member) for member in members]),
+        calibration_set=np.array([_sets(configuration) for configuration in configurations]),
         model_error=np.array([bands for bands, _ in errors]),
         model_error_basis=np.array([told for _, told in errors]),
-        finds_warmup=np.array([member.workload.find_warmup for member in members]),
-        asked_rps=np.array([_asked_rps(member) for member in members]),
-        objectives=bounds_of([member.objectives for member in members]),
-        itl=_gaps(journey, last_later_s - first_later_s),
-        replica=journey.replica,
-        model=journey.model,
-        stages=journey.stages,
+        finds_warmup=np.array([configuration.workload.find_warmup for configuration in configurations]),
+        asked_rps=np.array([_asked_rps(configuration) for configuration in configurations]),
+        objectives=bounds_of([configuration.objectives for configuration in configurations]),
+        itl=_gaps(chain_result, last_later_s - first_later_s),
+        replica=chain_result.replica,
+        model=chain_result.model,
+        stages=chain_result.stages,
         stage_names=tuple(stage_names),
     )
 
 
-def by_pool(members: Sequence[Member], uses: Sequence[Use]) -> tuple[Use, ...]:
+def by_pool(configurations: Sequence[Configuration], uses: Sequence[Use]) -> tuple[Use, ...]:
     """The uses with those of one pool together: a pool may serve several steps of the pipeline, and is paid for once.
 
     Busy times are in seconds of the replicas of the first.
     """
-    pipeline = members[0].pipeline
+    pipeline = configurations[0].pipeline
     if pipeline is None:
         return tuple(uses)
     steps = {step.label: step for stage in pipeline.stages for step in stage.steps if step.pool is not None}
@@ -93,46 +95,48 @@ _SUMMED = (
 )  # fmt: skip
 
 
-def _judged(member: Member, journey: Journey, position: int) -> tuple[str, str]:
+def _judged(configuration: Configuration, chain_result: ChainResult, position: int) -> tuple[str, str]:
     """Status and provenance: of costs fitted to measured iterations, whether the run kept to their range.
 
     Of several pools the first problem counts, and the least sure provenance.
     """
-    names = {station.design.provenance for station in member.stations}
-    if member.status == OK:
+    names = {station.design.provenance for station in configuration.stations}
+    if configuration.status == OK:
         names = set()
-        uses = {use.name: use for use in journey.uses}
-        for station in member.stations:
+        uses = {use.name: use for use in chain_result.uses}
+        for station in configuration.stations:
             peaks = uses[station.name].peaks[position].max(axis=0)
             problem, provenance = verdict(station.design.calibration, station.design.ready.fit, peaks)
             if problem is not None:
                 return f"unsupported: {problem}", provenance
             names.add(provenance)
-    return member.status, _least_sure(names)
+    return configuration.status, _least_sure(names)
 
 
-def _asked_rps(member: Member) -> float:
-    rate = member.workload.arrivals.rate_rps
-    return rate if member.workload.sessions.feedback and rate is not None else np.nan
+def _asked_rps(configuration: Configuration) -> float:
+    rate = configuration.workload.arrivals.rate_rps
+    return rate if configuration.workload.sessions.feedback and rate is not None else np.nan
 
 
-def _sets(member: Member) -> str:
-    return " + ".join(dict.fromkeys(station.design.calibration.name for station in member.stations))
+def _sets(configuration: Configuration) -> str:
+    return " + ".join(dict.fromkeys(station.design.calibration.name for station in configuration.stations))
 
 
 def _least_sure(names: set[str]) -> str:
     return min(names, key=lambda name: PROVENANCES.index(name) if name in PROVENANCES else len(PROVENANCES))
 
 
-def told_of(member: Member) -> dict[str, str]:
+def told_of(configuration: Configuration) -> dict[str, str]:
     """The texts of the row of a member that was not run."""
-    provenance = _least_sure({station.design.provenance for station in member.stations})
-    known = {"status": member.status, "engine": member.engine}
-    told = {"calibration_set": _sets(member), "model_error_basis": expected(member, load_errors())[1]}
+    provenance = _least_sure({station.design.provenance for station in configuration.stations})
+    known = {"status": configuration.status, "engine": configuration.simulator}
+    told = {"calibration_set": _sets(configuration), "model_error_basis": expected(configuration, load_errors())[1]}
     return {**known, "provenance": provenance, **told}
 
 
-def _around_the_engine(members: Sequence[Member], journey: Journey) -> tuple[np.ndarray, np.ndarray]:
+def _around_the_engine(
+    configurations: Sequence[Configuration], chain_result: ChainResult
+) -> tuple[np.ndarray, np.ndarray]:
     """How much later than the engines clients have the first and the last tokens, (config, seed, request), in seconds.
 
     Clients talk to one frontend, so that of pools in tandem the calibration of the first says it; of several side by
@@ -140,14 +144,14 @@ def _around_the_engine(members: Sequence[Member], journey: Journey) -> tuple[np.
     ahead are those of the decode side: they hold up all tokens but the first. Where a stage holds the tokens until
     the last has come, such as a guard, they hold up the first as well.
     """
-    first, last = np.zeros_like(journey.first_token_s), np.zeros_like(journey.last_token_s)
-    held = journey.first_token_s == journey.last_token_s
-    given_first, given_last = journey.given_s or (journey.first_token_s, journey.last_token_s)
-    for position, member in enumerate(members):
-        if member.status != OK:
+    first, last = np.zeros_like(chain_result.first_token_s), np.zeros_like(chain_result.last_token_s)
+    held = chain_result.first_token_s == chain_result.last_token_s
+    given_first, given_last = chain_result.given_s or (chain_result.first_token_s, chain_result.last_token_s)
+    for position, configuration in enumerate(configurations):
+        if configuration.status != OK:
             continue
-        output, replica = journey.output_tokens[position], journey.replica[position]
-        pools = [member.stations[number] for number in member.sides[0].stations]
+        output, replica = chain_result.output_tokens[position], chain_result.replica[position]
+        pools = [configuration.stations[number] for number in configuration.phases[0].stations]
         until = 0
         for pool in pools:
             since, until = until, until + pool.deployment.ranks
@@ -159,16 +163,16 @@ def _around_the_engine(members: Sequence[Member], journey: Journey) -> tuple[np.
     return first, last
 
 
-def _gaps(journey: Journey, longer_s: np.ndarray) -> Gaps | None:
+def _gaps(chain_result: ChainResult, longer_s: np.ndarray) -> Gaps | None:
     """The gaps between tokens as clients see them.
 
     ``longer_s`` (config, seed, request) is how much later the tokens after the first come than the first itself, beyond
     what the engines say. Behind a prefill side the gap before the second token is longer by it.
     """
-    handed = journey.handed
-    if journey.itl is None or handed is None:
-        return journey.itl
-    found = [list(seeds) for seeds in journey.itl]
+    handed = chain_result.handed
+    if chain_result.itl is None or handed is None:
+        return chain_result.itl
+    found = [list(seeds) for seeds in chain_result.itl]
     for config, seeds in enumerate(found):
         for seed, gaps in enumerate(seeds):
             at = config, seed

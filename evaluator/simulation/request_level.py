@@ -8,29 +8,29 @@ from functools import lru_cache
 import jax
 import numpy as np
 
-from evaluator.cost.request_times import RequestTimes, TabulatedTimes, request_times, tabulate
-from evaluator.plan import Design, Member, RequestGroup, StationPlan, request_sizes
-from evaluator.replica.together import costs_of
+from evaluator.cost.request_times import PhaseTimes, TabulatedTimes, request_times, tabulate
+from evaluator.plan import Configuration, ReplicaBuild, RequestGroup, StationPlan, request_sizes
+from evaluator.replica.batched_costs import costs_of
+from evaluator.simulation.lane_jobs import LaneJobs, slots
 from evaluator.simulation.lanes import lanes_per_call, results_of
-from evaluator.simulation.slots import Slot, slots
-from evaluator.simulation.use import Totals, check_served, use_of
+from evaluator.simulation.use import PoolTotals, check_served, use_of
 from evaluator.stations import request_level
-from evaluator.stations.contract import ChunkJobs, Departures, Use
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Use
 from evaluator.stations.request_level import RequestLane, RequestLevelStructure, ServedRequests
 from evaluator.traffic.roles import Role
 
 
 def serve_requests(
-    members: Sequence[Member], seeds: Sequence[int], station: int, group: RequestGroup, jobs: ChunkJobs
-) -> tuple[Departures, Use]:
+    configurations: Sequence[Configuration], seeds: Sequence[int], station: int, group: RequestGroup, jobs: ChunkJobs
+) -> tuple[RequestTimes, Use]:
     """Serve the jobs of a chunk at the pool number ``station`` of its members, over all seeds and replicas.
 
     A lane has one replica, or all where they share a queue. Busy times, iterations, KV in use and the gaps between
     tokens are not known.
     """
-    departures = Departures.empty(jobs)
-    pools = [member.stations[station] for member in members]
-    lanes = slots(members, jobs, seeds, station)
+    departures = RequestTimes.empty(jobs)
+    pools = [configuration.stations[station] for configuration in configurations]
+    lanes = slots(configurations, jobs, seeds, station)
     for slot, found in zip(lanes, _run(group, pools, lanes, seeds), strict=True):
         at, served, count = slot.at, slot.served, slot.count
         departures.ready_s[at][served] = slot.jobs.ready_s[served]
@@ -38,12 +38,12 @@ def serve_requests(
         departures.first_token_s[at][served] = found.first_token_s[:count]
         departures.last_token_s[at][served] = found.last_token_s[:count]
         departures.replica[at][served] = found.instance[:count] if slot.replica < 0 else slot.replica
-    check_served(members, departures)
-    return departures, use_of(pools, jobs, Totals.unknown(len(members), len(seeds)), None)
+    check_served(configurations, departures)
+    return departures, use_of(pools, jobs, PoolTotals.unknown(len(configurations), len(seeds)), None)
 
 
 def _run(
-    group: RequestGroup, pools: Sequence[StationPlan], lanes: list[Slot], seeds: Sequence[int]
+    group: RequestGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], seeds: Sequence[int]
 ) -> Iterator[request_level.Departures]:
     """The results of all lanes in NumPy."""
     vectorise, program = jax.default_backend() != "cpu", _program(pools[0].role)
@@ -63,7 +63,7 @@ def _program(role: Role) -> Callable[..., request_level.Departures]:
     return request_level.run_prefill if role.first_token_only else request_level.run_collocated
 
 
-def _lanes(group: RequestGroup, pools: Sequence[StationPlan], lanes: list[Slot]) -> RequestLane:
+def _lanes(group: RequestGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs]) -> RequestLane:
     serving = [pools[slot.position] for slot in lanes]
     instances, prompts, boxes = np.array([request_sizes(pool) for pool in serving], dtype=np.int32).T
     budgets = [pool.max_num_batched_tokens for pool in serving]
@@ -78,7 +78,7 @@ def _lanes(group: RequestGroup, pools: Sequence[StationPlan], lanes: list[Slot])
     )
 
 
-def _costs(group: RequestGroup, serving: list[StationPlan]) -> RequestTimes:
+def _costs(group: RequestGroup, serving: list[StationPlan]) -> PhaseTimes:
     """The times of every pool, with a leading lane axis."""
     if group.tabulated:
         most = max(group.sizes.prompts, group.sizes.boxes)
@@ -92,7 +92,7 @@ def _costs(group: RequestGroup, serving: list[StationPlan]) -> RequestTimes:
 
 
 @lru_cache(maxsize=4096)
-def _table(design: Design, prompt: int, output: int, most: int) -> TabulatedTimes:
+def _table(design: ReplicaBuild, prompt: int, output: int, most: int) -> TabulatedTimes:
     return TabulatedTimes(*map(np.asarray, tabulate(request_times(design.ready.cost), prompt, output, most)))
 
 
@@ -108,7 +108,7 @@ def _first_tokens(pool: StationPlan) -> int:
 
 
 def _requests(
-    group: RequestGroup, pools: Sequence[StationPlan], lanes: list[Slot], seeds: Sequence[int]
+    group: RequestGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], seeds: Sequence[int]
 ) -> ServedRequests:
     shape = len(lanes), group.lane_requests
     arrival, output = np.full(shape, np.inf), np.ones(shape)

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from evaluator.metrics.use import Use
-from evaluator.plan import Member
-from evaluator.plan.walked import Walked
-from evaluator.plan.way import StagePlan, StepPlan
-from evaluator.simulation.ahead import At, Times, begun_ahead, telling
-from evaluator.simulation.sides import Serve
+from evaluator.plan import Configuration
+from evaluator.plan.route import StagePlan, StepPlan
+from evaluator.plan.visits import RequestRoutes
+from evaluator.simulation.phases import Serve
+from evaluator.simulation.prefetch import At, Times, begun_ahead, telling
 from evaluator.stages import Batched, Delay, Pass, Served, Shipped
 from evaluator.stations.batch import BatchServers, serve_in_batches
-from evaluator.stations.contract import ChunkJobs, Departures, Station, each, ready_times, shape_of
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Station, each, ready_times, shape_of
 from evaluator.stations.delay import serve_delayed
 from evaluator.stations.queue import serve_in_turn
 from evaluator.traffic.jobs import Demand, Jobs
@@ -32,14 +32,14 @@ Row = tuple[At, NDArray[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
-class Stop:
+class StepStation:
     """A step of a stage in the configurations of a chunk; ``walks`` [config][seed] say what it does there.
 
     ``serve`` is the engine's pool of a step that computes a model.
     """
 
-    members: Sequence[Member]
-    walks: Sequence[Sequence[Walked]]
+    configurations: Sequence[Configuration]
+    walks: Sequence[Sequence[RequestRoutes]]
     place: int  # of the stage
     number: int  # of the step
     serve: Serve | None = None
@@ -51,7 +51,7 @@ class Stop:
 
     def planned(self, config: int) -> StepPlan:
         """What the plan of a configuration says of it."""
-        pipeline = self.members[config].pipeline
+        pipeline = self.configurations[config].pipeline
         assert pipeline is not None
         return pipeline.stages[self.place].steps[self.number]
 
@@ -67,14 +67,14 @@ class Stop:
 
     def servers(self, config: int) -> int:
         """As many as the step says, else as its pool has replicas."""
-        pipeline, pool = self.members[config].pipeline, self.planned(config).pool
+        pipeline, pool = self.configurations[config].pipeline, self.planned(config).pool
         assert pipeline is not None
         own = self.step((config, 0)).servers
         return int(own or (1 if pool is None else pipeline.pools[pool].replicas))
 
     def stage(self, config: int) -> StagePlan:
         """The stage of which it is a step."""
-        pipeline = self.members[config].pipeline
+        pipeline = self.configurations[config].pipeline
         assert pipeline is not None
         return pipeline.stages[self.place]
 
@@ -87,40 +87,43 @@ class Stop:
 
     def factor(self, config: int, name: str) -> float:
         """By how much a variant changes an input of the hardware."""
-        change = self.members[config].pipeline.change  # type: ignore[union-attr]
+        change = self.configurations[config].pipeline.change  # type: ignore[union-attr]
         return change.factor if change is not None and change.input == name else 1.0
 
 
 def stage_stations(
-    members: Sequence[Member],
-    walks: Sequence[Sequence[Walked]],
+    configurations: Sequence[Configuration],
+    walks: Sequence[Sequence[RequestRoutes]],
     before: bool,
     pool: Callable[[int], Serve],
 ) -> list[Station]:
     """The stations before the LLM, or those behind it. ``pool`` gives the engine's pool of a number."""
-    pipeline = members[0].pipeline
+    pipeline = configurations[0].pipeline
     found: list[Station] = []
     sent_s: Times = {}
     for place, stage in enumerate(pipeline.stages if pipeline is not None else ()):
         if stage.before == before:
             steps = [
                 _station(
-                    stage, Stop(members, walks, place, number, None if step.station is None else pool(step.station))
+                    stage,
+                    StepStation(
+                        configurations, walks, place, number, None if step.station is None else pool(step.station)
+                    ),
                 )
                 for number, step in enumerate(stage.steps)
             ]
-            if found and before and any(walked.ahead(place) for seeds in walks for walked in seeds):
+            if found and before and any(routes.ahead(place) for seeds in walks for routes in seeds):
                 found[0] = telling(found[0], sent_s)
                 steps = begun_ahead(steps, sent_s, partial(_is_ahead, walks, place))
             found += steps
     return found
 
 
-def _is_ahead(walks: Sequence[Sequence[Walked]], place: int, at: At) -> bool:
+def _is_ahead(walks: Sequence[Sequence[RequestRoutes]], place: int, at: At) -> bool:
     return walks[at[0]][at[1]].ahead(place)
 
 
-def _station(stage: StagePlan, stop: Stop) -> Station:
+def _station(stage: StagePlan, stop: StepStation) -> Station:
     run = _RUN[stop.planned(0).kind]
     return Station(
         stop.label,
@@ -131,7 +134,7 @@ def _station(stage: StagePlan, stop: Stop) -> Station:
     )
 
 
-def _serve(stop: Stop, run: Run, jobs: ChunkJobs) -> tuple[Departures, Use]:
+def _serve(stop: StepStation, run: Run, jobs: ChunkJobs) -> tuple[RequestTimes, Use]:
     """Those who come here are served, queue by queue."""
     rows = [_rows(stop, at, one) for at, one in each(jobs)]
     queues = max(map(len, rows), default=1)
@@ -146,7 +149,7 @@ def _serve(stop: Stop, run: Run, jobs: ChunkJobs) -> tuple[Departures, Use]:
             own[at[0] * queues + queue][at[1]] = one if positions is None else one.some(positions)
     served, use = run(stop, own, queues)
     ready_s = ready_times(jobs)
-    found = Departures(ready_s, ready_s.copy(), ready_s.copy(), ready_s.copy(), np.zeros(ready_s.shape, np.int32))
+    found = RequestTimes(ready_s, ready_s.copy(), ready_s.copy(), ready_s.copy(), np.zeros(ready_s.shape, np.int32))
     visited = np.zeros(ready_s.shape, dtype=bool)
     for (at, one), row in zip(each(jobs), rows, strict=True):
         for queue, given in enumerate(row):
@@ -164,7 +167,7 @@ def _serve(stop: Stop, run: Run, jobs: ChunkJobs) -> tuple[Departures, Use]:
     return replace(found, visited=visited), on_pool(stop, use)
 
 
-def _rows(stop: Stop, at: At, jobs: Jobs) -> list[NDArray[np.int64] | None]:
+def _rows(stop: StepStation, at: At, jobs: Jobs) -> list[NDArray[np.int64] | None]:
     """The positions of the jobs in each queue; None: all of them."""
     visited, queue = stop.visited(at), getattr(stop.step(at), "queue", None)
     if visited is None and queue is None:
@@ -183,10 +186,10 @@ def _none(jobs: Jobs) -> Jobs:
 # --- how each kind of step is served; ``queues`` rows of the jobs are of one configuration
 
 
-Run = Callable[[Stop, ChunkJobs, int], tuple[Departures, Use]]
+Run = Callable[[StepStation, ChunkJobs, int], tuple[RequestTimes, Use]]
 
 
-def _by_job(stop: Stop, jobs: ChunkJobs, queues: int, values: Callable[[Any], ArrayLike]) -> np.ndarray:
+def _by_job(stop: StepStation, jobs: ChunkJobs, queues: int, values: Callable[[Any], ArrayLike]) -> np.ndarray:
     """A figure of the step, (config, seed, job)."""
     found = np.zeros(shape_of(jobs))
     for (row, seed), one in each(jobs):
@@ -195,16 +198,16 @@ def _by_job(stop: Stop, jobs: ChunkJobs, queues: int, values: Callable[[Any], Ar
     return found
 
 
-def _delayed(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
+def _delayed(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[RequestTimes, Use]:
     return serve_delayed(stop.label, jobs, _by_job(stop, jobs, queues, lambda step: step.seconds))
 
 
-def _in_turn(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
+def _in_turn(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[RequestTimes, Use]:
     count = np.array([stop.servers(row // queues) for row in range(len(jobs))], dtype=np.int64)
     return serve_in_turn(stop.label, jobs, _by_job(stop, jobs, queues, lambda step: step.seconds), count)
 
 
-def _batched(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
+def _batched(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[RequestTimes, Use]:
     servers = []
     for row in range(len(jobs)):
         step: Batched = stop.step((row // queues, 0))
@@ -213,7 +216,7 @@ def _batched(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]
     return serve_in_batches(stop.label, jobs, servers)
 
 
-def _shipped(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
+def _shipped(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[RequestTimes, Use]:
     took_s = _by_job(stop, jobs, queues, lambda step: np.asarray(step.bytes) / step.bandwidth)
     configs = range(len(jobs) // queues)
     faster = np.repeat([stop.factor(config, "link_bandwidth") for config in configs], queues)
@@ -228,7 +231,7 @@ def _shipped(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]
     return replace(found, first_token_s=left_s, last_token_s=left_s), use
 
 
-def _chosen(first: np.ndarray, one: Departures, other: Departures) -> Departures:
+def _chosen(first: np.ndarray, one: RequestTimes, other: RequestTimes) -> RequestTimes:
     """The departures of ``one`` for the configurations where ``first`` (config,), else those of ``other``."""
     names = ("scheduled_s", "first_token_s", "last_token_s")
     return replace(
@@ -236,12 +239,12 @@ def _chosen(first: np.ndarray, one: Departures, other: Departures) -> Departures
     )
 
 
-def _passed(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
+def _passed(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[RequestTimes, Use]:
     """Through the engine's pool, in which a request is as many jobs as it has sequences."""
     assert stop.serve is not None
     asked = [[_passes(stop, (config, seed), one) for seed, one in enumerate(own)] for config, own in enumerate(jobs)]
     served, *uses = stop.serve(asked)
-    found = Departures.empty(jobs)
+    found = RequestTimes.empty(jobs)
     for at, one in each(jobs):
         shape = len(one), stop.step(at).sequences
         of = {name: getattr(served, name)[at][: shape[0] * shape[1]].reshape(shape) for name in _SERVED}
@@ -257,7 +260,7 @@ def _passed(stop: Stop, jobs: ChunkJobs, queues: int) -> tuple[Departures, Use]:
 _SERVED = ("scheduled_s", "last_token_s", "replica")
 
 
-def _passes(stop: Stop, at: At, jobs: Jobs) -> Jobs:
+def _passes(stop: StepStation, at: At, jobs: Jobs) -> Jobs:
     step: Pass = stop.step(at)
     each_of = np.arange(step.sequences)
     return Jobs(
@@ -268,11 +271,11 @@ def _passes(stop: Stop, at: At, jobs: Jobs) -> Jobs:
     )
 
 
-def _asked(stop: Stop, at: At, ids: NDArray[np.int64]) -> Demand:
+def _asked(stop: StepStation, at: At, ids: NDArray[np.int64]) -> Demand:
     """What jobs ask of the pool, in their order."""
-    walked = stop.walks[at[0]][at[1]]
-    visit = walked.first[stop.place]
-    demand, sequences = walked.asked(visit, stop.number), stop.step(at).sequences
+    routes = stop.walks[at[0]][at[1]]
+    visit = routes.first[stop.place]
+    demand, sequences = routes.asked(visit, stop.number), stop.step(at).sequences
     if np.array_equal(ids, visit.ids):
         return demand
     order = np.searchsorted(visit.ids, ids)[:, None] * sequences + np.arange(sequences)
@@ -285,13 +288,13 @@ _RUN: Mapping[type, Run] = {Delay: _delayed, Served: _in_turn, Batched: _batched
 # --- the devices of a pool
 
 
-def on_pool(stop: Stop, use: Use) -> Use:
+def on_pool(stop: StepStation, use: Use) -> Use:
     """With the devices of the pools on which the step runs; those of an engine's pool are there already."""
-    if stop.serve is not None or all(stop.planned(config).pool is None for config in range(len(stop.members))):
+    if stop.serve is not None or all(stop.planned(config).pool is None for config in range(len(stop.configurations))):
         return use
     figures: dict[str, list[float]] = {name: [] for name in _FIGURES}
-    for config, member in enumerate(stop.members):
-        name, pipeline = stop.planned(config).pool, member.pipeline
+    for config, configuration in enumerate(stop.configurations):
+        name, pipeline = stop.planned(config).pool, configuration.pipeline
         assert pipeline is not None and name is not None
         pool, price = pipeline.pools[name], pipeline.price(name)
         device = pool.hardware

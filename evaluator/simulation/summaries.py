@@ -6,38 +6,40 @@ import numpy as np
 
 from evaluator.metrics import summarise
 from evaluator.metrics.elasticity import STEP
-from evaluator.plan import Design, Group, Member, Plan
+from evaluator.plan import Configuration, Group, Plan, ReplicaBuild
 from evaluator.replica import Change
 from evaluator.simulation import simulate_chunk
 
 
-def summaries(plan: Plan, group: Group, members: list[Member], levels: np.ndarray) -> dict[str, np.ndarray]:
+def summaries(
+    plan: Plan, group: Group, configurations: list[Configuration], levels: np.ndarray
+) -> dict[str, np.ndarray]:
     """Statistics of members of a group, (config,) or (config, quantile), and elasticities to the plan's inputs."""
     if not plan.inputs:
-        return summarise(simulate_chunk(plan, group, members), levels, by_seed=plan.by_seed)
-    rows, sides = with_sides(plan, members)
-    values = summarise(simulate_chunk(plan, group, rows), levels, sides, plan.by_seed)
-    fitted = [any(_is_fitted(station.design) for station in member.stations) for member in members]
+        return summarise(simulate_chunk(plan, group, configurations), levels, by_seed=plan.by_seed)
+    rows, phases = with_sides(plan, configurations)
+    values = summarise(simulate_chunk(plan, group, rows), levels, phases, plan.by_seed)
+    fitted = [any(_is_fitted(station.design) for station in configuration.stations) for configuration in configurations]
     for name in (name for name in values if "_elasticity" in name):
         values[name][fitted] = np.nan  # measured iterations do not say what bounds them
     return values
 
 
-def _is_fitted(design: Design) -> bool:
+def _is_fitted(design: ReplicaBuild) -> bool:
     return design.replica is not None and design.replica.fit is not None
 
 
-def with_sides(plan: Plan, members: list[Member]) -> tuple[list[Member], np.ndarray]:
-    """The members, then each of them with an input a step lower and higher; ``sides`` (config, input, 2) says which.
+def with_sides(plan: Plan, configurations: list[Configuration]) -> tuple[list[Configuration], np.ndarray]:
+    """The members, then each of them with an input a step lower and higher; ``phases`` (config, input, 2) says which.
 
     They serve the same requests at the same times. Where an input makes no difference its sides are the member itself.
     """
-    rows, sides = list(members), np.empty((len(members), len(plan.inputs), 2), dtype=np.int64)
-    for config, member in enumerate(members):
+    rows, phases = list(configurations), np.empty((len(configurations), len(plan.inputs), 2), dtype=np.int64)
+    for config, configuration in enumerate(configurations):
         for place, name in enumerate(plan.inputs):
-            for side, factor in enumerate((1.0 / (1.0 + STEP), 1.0 + STEP)):
-                changed = plan.changed(member, Change(name, factor))
-                sides[config, place, side] = config if changed is member else len(rows)
-                if changed is not member:
+            for phase, factor in enumerate((1.0 / (1.0 + STEP), 1.0 + STEP)):
+                changed = plan.changed(configuration, Change(name, factor))
+                phases[config, place, phase] = config if changed is configuration else len(rows)
+                if changed is not configuration:
                     rows.append(changed)
-    return rows, sides
+    return rows, phases

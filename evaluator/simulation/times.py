@@ -14,7 +14,7 @@ from evaluator.stations.contract import each, shape_of
 from evaluator.traffic.jobs import Jobs
 
 if TYPE_CHECKING:
-    from evaluator.simulation.chain import Leg
+    from evaluator.simulation.chain import StationVisit
 
 PREFILL, TRANSFER, DECODE = LLM_TIMES
 
@@ -30,7 +30,7 @@ class Span:
     left_s: np.ndarray
 
 
-def spans_of(leg: Leg, shape: tuple[int, int, int]) -> list[Span]:
+def spans_of(leg: StationVisit, shape: tuple[int, int, int]) -> list[Span]:
     """One span of a station; of an engine's pool that computes prompts and goes on with them, prefill and decode."""
     role = leg.station.role
     came_s, began_s, first_s, left_s = _by_request(leg, shape)
@@ -43,7 +43,7 @@ def spans_of(leg: Leg, shape: tuple[int, int, int]) -> list[Span]:
     return found if role.first_token_only else [*found, Span(DECODE, first_s, first_s, left_s)]
 
 
-def _by_request(leg: Leg, shape: tuple[int, int, int]) -> list[np.ndarray]:
+def _by_request(leg: StationVisit, shape: tuple[int, int, int]) -> list[np.ndarray]:
     """The times of a leg by request; not copied where all requests come, in their order."""
     values = [getattr(leg.departures, name) for name in ("ready_s", "scheduled_s", "first_token_s", "last_token_s")]
     visited = leg.departures.visited
@@ -62,11 +62,11 @@ def is_table(jobs: Jobs) -> bool:
     return bool((jobs.id == np.arange(len(jobs))).all())
 
 
-def stage_times(legs: Sequence[Leg], makespan_s: np.ndarray) -> tuple[StageTimes, ...]:
+def stage_times(station_visits: Sequence[StationVisit], makespan_s: np.ndarray) -> tuple[StageTimes, ...]:
     """Of every stage, and of each step of a stage that has several."""
-    shape = shape_of(legs[0].jobs)
+    shape = shape_of(station_visits[0].jobs)
     steps: dict[str, dict[str, StageTimes]] = {}  # by stage, in the order of the legs
-    for leg in legs:
+    for leg in station_visits:
         utilisation = _utilisation(leg, makespan_s)
         for span in spans_of(leg, shape):
             one = StageTimes(span.name, span.began_s - span.came_s, span.left_s - span.began_s, utilisation)
@@ -88,7 +88,7 @@ def _plus(one: np.ndarray, again: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(again), one, np.nan_to_num(one) + again)
 
 
-def _utilisation(leg: Leg, makespan_s: np.ndarray) -> np.ndarray:
+def _utilisation(leg: StationVisit, makespan_s: np.ndarray) -> np.ndarray:
     """Busy time of the servers, or of the replicas of all pools, over what they had; NaN without a number of them."""
     if not leg.station.waits or not leg.uses:
         return np.full(makespan_s.shape, np.nan)

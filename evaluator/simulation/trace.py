@@ -20,7 +20,7 @@ import numpy as np
 
 from evaluator.metrics import Outcomes
 from evaluator.reference import Iteration
-from evaluator.simulation.chain import Leg
+from evaluator.simulation.chain import StationVisit
 from evaluator.simulation.times import spans_of
 
 REQUESTS = 1  # the process of the requests
@@ -28,7 +28,7 @@ SPAN = 1000  # numbers for each replica: replica r is process SPAN * (r + 1), an
 STAGES = ("waiting", "prefill", "decode")
 
 
-class Trace:
+class PerfettoTrace:
     """Collects the iterations of one seed; a run of alike ones is one slice."""
 
     def __init__(self) -> None:
@@ -95,11 +95,16 @@ class Trace:
             self._events.append({"name": name, "ph": "C", "pid": pid, "ts": at, "args": values})
 
     def events(
-        self, outcomes: Outcomes, pools: Sequence[tuple[str, int]], legs: Sequence[Leg] = (), seed: int = 0
+        self,
+        outcomes: Outcomes,
+        pools: Sequence[tuple[str, int]],
+        station_visits: Sequence[StationVisit] = (),
+        seed: int = 0,
     ) -> Iterator[dict[str, Any]]:
         """All events of the run: names of the tracks, iterations and counters, requests.
 
-        ``pools`` are names and replicas in the order in which replicas are numbered, ``legs`` those of a pipeline.
+        ``pools`` are names and replicas in the order in which replicas are numbered, ``station_visits`` those of a
+        pipeline.
         """
         yield _name("process_name", REQUESTS, REQUESTS, "requests")
         yield _name("thread_name", REQUESTS, REQUESTS, "requests")
@@ -113,7 +118,7 @@ class Trace:
                 yield _name("thread_name", pid, pid + lane, f"batch in flight {lane + 1}")
             self._idle_until(pid, math.inf)
         yield from self._events
-        yield from _request_events(outcomes, legs, seed)
+        yield from _request_events(outcomes, station_visits, seed)
 
 
 def write_trace(events: Iterator[dict[str, Any]], file: TextIO) -> None:
@@ -140,7 +145,7 @@ def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _request_events(outcomes: Outcomes, legs: Sequence[Leg], seed: int) -> Iterator[dict[str, Any]]:
+def _request_events(outcomes: Outcomes, station_visits: Sequence[StationVisit], seed: int) -> Iterator[dict[str, Any]]:
     """A slice for each request and in it one for each stage that takes time.
 
     They share an id, and so a track; it is local to their process, else Perfetto puts them outside of all processes.
@@ -150,7 +155,7 @@ def _request_events(outcomes: Outcomes, legs: Sequence[Leg], seed: int) -> Itera
     tokens = np.array([outcomes.prompt_tokens[0, seed], outcomes.output_tokens[0, seed]]).T.tolist()
     assert outcomes.replica is not None
     replicas = outcomes.replica[0, seed].tolist()
-    visits = _visits(legs, outcomes.arrival_s.shape, seed) if legs else None
+    visits = _visits(station_visits, outcomes.arrival_s.shape, seed) if station_visits else None
     for request, (edges, (prompt, output), replica) in enumerate(zip(times, tokens, replicas, strict=True)):
         common = {"cat": "request", "id2": {"local": str(request)}, "pid": REQUESTS, "tid": REQUESTS}
         args = {"request": request, "replica": replica, "prompt_tokens": prompt, "output_tokens": output}
@@ -163,10 +168,12 @@ def _request_events(outcomes: Outcomes, legs: Sequence[Leg], seed: int) -> Itera
         yield {"name": "request", "ph": "e", "ts": _us(edges[-1]), **common}
 
 
-def _visits(legs: Sequence[Leg], shape: tuple[int, int, int], seed: int) -> list[list[tuple[str, float, float]]]:
+def _visits(
+    station_visits: Sequence[StationVisit], shape: tuple[int, int, int], seed: int
+) -> list[list[tuple[str, float, float]]]:
     """(name, start, end) of every wait and every service of each request, in their order."""
     found: list[list[tuple[str, float, float]]] = [[] for _ in range(shape[-1])]
-    for leg in legs:
+    for leg in station_visits:
         for span in spans_of(leg, shape):
             times = np.array([span.came_s[0, seed], span.began_s[0, seed], span.left_s[0, seed]])
             for request in np.flatnonzero(~np.isnan(times[0])).tolist():

@@ -13,14 +13,14 @@ from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.quantities import PEAKS
 from evaluator.cost.rates import peak_flops
 from evaluator.cost.utilisation import ideal_time
-from evaluator.plan import Member, StationPlan
-from evaluator.replica.together import ideals_of
+from evaluator.plan import Configuration, StationPlan
+from evaluator.replica.batched_costs import ideals_of
 from evaluator.simulation.work import useful_work, work_of
-from evaluator.stations.contract import ChunkJobs, Departures, Use, WeightedGaps, each
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, each
 from evaluator.traffic.jobs import Demand, Jobs
 
 
-class Done(Protocol):
+class ReplicaTotals(Protocol):
     """What replicas did in one configuration and seed, as each engine says it; ``peaks`` (quantity,) may be empty."""
 
     @property
@@ -44,7 +44,7 @@ class Done(Protocol):
 
 
 @dataclass(frozen=True)
-class Totals:
+class PoolTotals:
     """Sums over the replicas of a pool, or their data-parallel ranks: arrays (config, seed) to be filled, or one number
     each.
     """
@@ -60,20 +60,20 @@ class Totals:
     peaks: np.ndarray  # (config, seed, quantity): largest of ``quantities.PEAKS``, under a fitted cost
 
     @staticmethod
-    def unknown(configs: int, seeds: int) -> Totals:
+    def unknown(configs: int, seeds: int) -> PoolTotals:
         """NaN, but for preemptions: of an engine that follows requests, not iterations, and preempts none."""
-        unknown, empty = np.full((configs, seeds), np.nan), Totals.empty(configs, seeds)
+        unknown, empty = np.full((configs, seeds), np.nan), PoolTotals.empty(configs, seeds)
         names = ("busy_s", "iterations", "experts_touched", "kv_unit_s", "kv_units_max")
         return replace(empty, **dict.fromkeys(names, unknown))
 
     @staticmethod
-    def empty(configs: int, seeds: int) -> Totals:
+    def empty(configs: int, seeds: int) -> PoolTotals:
         """Zeros."""
         arrays: list[np.ndarray] = [np.zeros((configs, seeds)) for _ in range(8)]
         arrays.append(np.zeros((configs, seeds, len(PEAKS))))
-        return Totals(*arrays)
+        return PoolTotals(*arrays)
 
-    def add(self, at: tuple[int, int], done: Done) -> None:
+    def add(self, at: tuple[int, int], done: ReplicaTotals) -> None:
         """Add what replicas did in a configuration and seed."""
         for name in ("busy_s", "iterations", "experts_touched", "preemptions", "kv_unit_s"):
             getattr(self, name)[at] += getattr(done, name)
@@ -85,17 +85,17 @@ class Totals:
             self.peaks[at] = np.maximum(self.peaks[at], done.peaks)
 
 
-def check_served(members: Sequence[Member], departures: Departures) -> None:
+def check_served(configurations: Sequence[Configuration], departures: RequestTimes) -> None:
     """RuntimeError where an engine left a job unserved: the plan lets none pass that the limits never admit."""
-    for member, last_token_s in zip(members, departures.last_token_s, strict=True):
+    for configuration, last_token_s in zip(configurations, departures.last_token_s, strict=True):
         if not np.isfinite(last_token_s).all():
             raise RuntimeError(
-                f"configuration {member.config}: the {member.engine} engine never admitted a request"
+                f"configuration {configuration.config}: the {configuration.simulator} engine never admitted a request"
                 " that the plan let pass"
             )
 
 
-def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, departures: Departures, totals: Totals) -> None:
+def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, departures: RequestTimes, totals: PoolTotals) -> None:
     """Count the KV units of shared prefixes, in use on every replica from the first arrival to the last departure."""
     for at, one in each(jobs):
         pool = pools[at[0]]
@@ -108,7 +108,7 @@ def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, departures: Departur
 def use_of(
     pools: Sequence[StationPlan],
     jobs: ChunkJobs,
-    totals: Totals,
+    totals: PoolTotals,
     itl: Sequence[Sequence[WeightedGaps]] | None,
     hit_tokens: np.ndarray | None = None,
 ) -> Use:
@@ -146,7 +146,7 @@ def use_of(
 
 
 def _useful(
-    pools: Sequence[StationPlan], jobs: ChunkJobs, totals: Totals, hit_tokens: np.ndarray | None
+    pools: Sequence[StationPlan], jobs: ChunkJobs, totals: PoolTotals, hit_tokens: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Useful FLOPs and bytes, (config, seed).
 
@@ -175,7 +175,7 @@ def _useful(
     return flops, moved
 
 
-def _reading(work: BatchStatistics, totals: Totals, at: tuple[int, int]) -> BatchStatistics:
+def _reading(work: BatchStatistics, totals: PoolTotals, at: tuple[int, int]) -> BatchStatistics:
     """The work as memory sees it: with drafts a context is read once for all tokens that an iteration gives."""
     if not totals.decoded[at]:
         return work

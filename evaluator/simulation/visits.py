@@ -9,37 +9,37 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.metrics.use import Use
-from evaluator.plan import Member, StationPlan
-from evaluator.plan.walked import Walked
-from evaluator.reference import Outcome
-from evaluator.simulation.chain import Leg
-from evaluator.simulation.legs import never
-from evaluator.simulation.stages import Stop, on_pool
-from evaluator.simulation.use import Totals, use_of
-from evaluator.simulation.ways import Hop
+from evaluator.plan import Configuration, StationPlan
+from evaluator.plan.visits import RequestRoutes
+from evaluator.reference import PoolOutcome
+from evaluator.simulation.chain import StationVisit
+from evaluator.simulation.joint_visits import never
+from evaluator.simulation.routes import StepVisits
+from evaluator.simulation.stages import StepStation, on_pool
+from evaluator.simulation.use import PoolTotals, use_of
 from evaluator.stages import Delay
-from evaluator.stations.contract import ChunkJobs, Departures, Station, each, shape_of, use_without_devices
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Station, each, shape_of, use_without_devices
 from evaluator.traffic.jobs import Demand, Jobs
 from evaluator.traffic.requests import Tokens
 
 if TYPE_CHECKING:
     from evaluator.simulation.network import NetworkRun
-    from evaluator.simulation.side_runs import SideRun
+    from evaluator.simulation.phase_runs import PhaseRun
 
 
 def legs_of_ways(
-    members: Sequence[Member],
-    walks: Sequence[Sequence[Walked]],
+    configurations: Sequence[Configuration],
+    walks: Sequence[Sequence[RequestRoutes]],
     jobs: ChunkJobs,
-    llm: Sequence[Leg],
+    llm: Sequence[StationVisit],
     runs: dict[tuple[int, int], NetworkRun],
-) -> list[Leg]:
+) -> list[StationVisit]:
     """The legs of all visits in their order: those of the stages, and between them those of the LLM, ``llm``."""
     if not runs:  # no configuration of the chunk can run
         return list(llm)
     numbers = max(len(one.ways.hops) for one in runs.values() if one.ways is not None)
     now_s = {at: one.arrival_s.copy() for at, one in runs.items()}
-    found: list[Leg] = []
+    found: list[StationVisit] = []
     told: set[tuple[int, int]] = set()
     longest = max(runs.values(), key=lambda one: len(one.ways.hops) if one.ways is not None else 0)
     for number in range(numbers):
@@ -47,8 +47,8 @@ def legs_of_ways(
         if isinstance(kind, int):
             found += [_visit_leg(leg, kind, jobs, now_s) for leg in llm]
             continue
-        stop = Stop(members, walks, kind.place, kind.step)
-        hops: dict[tuple[int, int], Hop] = {
+        stop = StepStation(configurations, walks, kind.place, kind.step)
+        hops: dict[tuple[int, int], StepVisits] = {
             at: one.ways.hops[number]  # type: ignore[union-attr, misc]
             for at, one in runs.items()
             if number < len(one.ways.hops)  # type: ignore[union-attr]
@@ -59,7 +59,9 @@ def legs_of_ways(
     return found
 
 
-def _visit_leg(leg: Leg, visit: int, jobs: ChunkJobs, now_s: dict[tuple[int, int], np.ndarray]) -> Leg:
+def _visit_leg(
+    leg: StationVisit, visit: int, jobs: ChunkJobs, now_s: dict[tuple[int, int], np.ndarray]
+) -> StationVisit:
     """Of a leg with all visits to the LLM one visit; the first tells of the use."""
     own: list[list[Jobs]] = [[] for _ in jobs]
     places: dict[tuple[int, int], np.ndarray] = {}
@@ -68,7 +70,7 @@ def _visit_leg(leg: Leg, visit: int, jobs: ChunkJobs, now_s: dict[tuple[int, int
         places[at] = np.flatnonzero(one.id // count == visit)
         some = one.some(places[at])
         own[at[0]].append(replace(some, id=some.id - visit * count))
-    departures = Departures.empty(own)
+    departures = RequestTimes.empty(own)
     for at, one in each(own):
         for name in ("ready_s", "scheduled_s", "first_token_s", "last_token_s", "replica"):
             getattr(departures, name)[at][: len(one)] = getattr(leg.departures, name)[at][places[at]]
@@ -79,15 +81,15 @@ def _visit_leg(leg: Leg, visit: int, jobs: ChunkJobs, now_s: dict[tuple[int, int
 
 
 def _hop_leg(
-    stop: Stop,
+    stop: StepStation,
     jobs: ChunkJobs,
-    hops: dict[tuple[int, int], Hop],
+    hops: dict[tuple[int, int], StepVisits],
     runs: dict[tuple[int, int], NetworkRun],
     now_s: dict[tuple[int, int], np.ndarray],
     first: bool,
-) -> Leg:
+) -> StationVisit:
     """Of one step of one visit; its first visit tells of the use."""
-    found = Departures.empty(jobs)
+    found = RequestTimes.empty(jobs)
     visited = np.zeros(found.ready_s.shape, dtype=bool)
     own = [list(of_seeds) for of_seeds in jobs]
     for at, one in each(jobs):
@@ -115,31 +117,31 @@ def _hop_leg(
         waits=stop.planned(0).kind is not Delay,
     )
     uses = (_hop_use(stop, jobs, runs),) if first else ()
-    return Leg(station, own, replace(found, visited=visited), uses)
+    return StationVisit(station, own, replace(found, visited=visited), uses)
 
 
-def _hop_use(stop: Stop, jobs: ChunkJobs, runs: dict[tuple[int, int], NetworkRun]) -> Use:
+def _hop_use(stop: StepStation, jobs: ChunkJobs, runs: dict[tuple[int, int], NetworkRun]) -> Use:
     """What a step used in all its visits; where stages share a pool, the first of them tells of it."""
     number = stop.planned(0).station
     if number is not None:
-        pools = [member.stations[number] for member in stop.members]
-        totals = Totals.empty(*shape_of(jobs)[:2])
+        pools = [configuration.stations[number] for configuration in stop.configurations]
+        totals = PoolTotals.empty(*shape_of(jobs)[:2])
         own = [list(of_seeds) for of_seeds in jobs]
         for at, one in runs.items():
-            totals.add(at, Outcome([], list(one.passes[number].pools[0])))
+            totals.add(at, PoolOutcome([], list(one.passes[number].pools[0])))
             own[at[0]][at[1]] = _computed(pools[at[0]], one.passes[number])
         return replace(use_of(pools, own, totals, None), name=stop.label)
     busy_s = np.zeros(shape_of(jobs)[:2])
     for at, one in runs.items():
         assert one.ways is not None
-        busy_s[at] = sum(hop.busy_s for hop in one.ways.hops if isinstance(hop, Hop) and hop.of(stop))
-    servers = np.array([float(stop.all_servers(config)) for config in range(len(stop.members))])
+        busy_s[at] = sum(hop.busy_s for hop in one.ways.hops if isinstance(hop, StepVisits) and hop.of(stop))
+    servers = np.array([float(stop.all_servers(config)) for config in range(len(stop.configurations))])
     return on_pool(stop, use_without_devices(stop.label, jobs, servers, busy_s))
 
 
-def _computed(pool: StationPlan, of_run: SideRun) -> Jobs:
+def _computed(pool: StationPlan, of_run: PhaseRun) -> Jobs:
     """The passes that a pool computed."""
-    prompt = np.array([part.prompt_tokens for part in of_run.side.parts.values()], dtype=np.int64)
+    prompt = np.array([part.prompt_tokens for part in of_run.phase.parts.values()], dtype=np.int64)
     none = np.zeros_like(prompt)
     demand = Demand.of(Tokens(prompt, none + 1, none, none, none), pool.role)
     return Jobs(np.arange(len(prompt)), none.astype(float), demand, none.astype(bool))

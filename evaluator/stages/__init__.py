@@ -1,7 +1,8 @@
 """The stages of a request's pipeline beside the LLM: one file each.
 
 The contract. A file holds the stage's parameters, a frozen dataclass whose fields say with ``key`` how the scenario
-writes them, and its latency function: from the parameters and a ``Visit`` (all requests of a configuration under one
+writes them, and its latency function: from the parameters and a ``StageRequests`` (all requests of a configuration
+under one
 seed, the pool's hardware, the served model) to ``Work``, the steps that a request passes and what it is like behind
 them. Both go into one ``StageKind``, which is listed in ``KINDS`` below; a kind of one's own is registered from
 anywhere with ``register``:
@@ -41,7 +42,7 @@ from evaluator.stages.keys import (
 from evaluator.stages.kv_fetch import KV_FETCH
 from evaluator.stages.postprocess import POSTPROCESS
 from evaluator.stages.preprocess import PREPROCESS
-from evaluator.stages.record import StageKind, StagePool, Visit, Work, stage_rng
+from evaluator.stages.record import StageKind, StagePool, StageRequests, Work, stage_rng
 from evaluator.stages.retrieve import RETRIEVE
 from evaluator.stages.steps import Batched, Delay, Pass, Served, Shipped, Step
 from evaluator.stages.tool import TOOL
@@ -57,8 +58,8 @@ __all__ = [
     "Shipped",
     "StageKind",
     "StagePool",
+    "StageRequests",
     "Step",
-    "Visit",
     "Work",
     "choice",
     "count",

@@ -38,7 +38,7 @@ from evaluator.stages.keys import (
     section,
     shown,
 )
-from evaluator.stages.record import StageKind, Visit, Work
+from evaluator.stages.record import StageKind, StageRequests, Work
 from evaluator.stages.steps import Delay, Served, Step
 from evaluator.tiers import Popularity, TierSize, found, hit_rates
 
@@ -193,7 +193,7 @@ def _note(fetch: KvFetch) -> str | None:
     return None
 
 
-def work(fetch: KvFetch, visit: Visit) -> Work:
+def work(fetch: KvFetch, visit: StageRequests) -> Work:
     """Lookups and transfers of each request, and the tokens that it need not compute."""
     tokens = _contexts(fetch, visit)
     size, asks = visit.kv.of(tokens), tokens > 0
@@ -214,7 +214,7 @@ def work(fetch: KvFetch, visit: Visit) -> Work:
     return Work(tuple(steps), added, cached, _problem(fetch.tiers, mean), fetch.prefetch, fetch.to_decode)
 
 
-def _contexts(fetch: KvFetch, visit: Visit) -> NDArray[np.int64]:
+def _contexts(fetch: KvFetch, visit: StageRequests) -> NDArray[np.int64]:
     """Tokens of the context of each request; where it is a part of the prompt one token at least is computed."""
     if fetch.tokens is not None:
         return np.full(len(visit), fetch.tokens)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluator.stages.keys import Place, choice, count, key, model_name, quantity
-from evaluator.stages.record import StageKind, Visit, Work
+from evaluator.stages.record import StageKind, StageRequests, Work
 from evaluator.stages.steps import Delay, Pass, Served
 
 DETOKENISE = "detokenise"
@@ -40,7 +40,7 @@ def _check(found: Postprocess, place: Place) -> None:
         )
 
 
-def work(postprocess: Postprocess, visit: Visit) -> Work:
+def work(postprocess: Postprocess, visit: StageRequests) -> Work:
     """By prompt and answer."""
     if postprocess.kind == DETOKENISE:
         seconds = postprocess.seconds + postprocess.seconds_per_token * visit.output_tokens

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluator.stages.keys import Place, count, key, model_name, quantity
-from evaluator.stages.record import StageKind, Visit, Work
+from evaluator.stages.record import StageKind, StageRequests, Work
 from evaluator.stages.steps import Delay, Pass, Served, Step
 
 
@@ -28,7 +28,7 @@ def _check(found: Preprocess, place: Place) -> None:
         raise place.error("takes no time; say seconds, seconds_per_token or model, or leave the stage out")
 
 
-def work(preprocess: Preprocess, visit: Visit) -> Work:
+def work(preprocess: Preprocess, visit: StageRequests) -> Work:
     """By the prompt as it comes."""
     steps: list[Step] = []
     if preprocess.seconds or preprocess.seconds_per_token:

@@ -30,7 +30,7 @@ class StagePool:
 
 
 @dataclass(frozen=True, eq=False)
-class Visit:
+class StageRequests:
     """All requests of one configuration and seed before a stage; (request,) arrays in the order of their ids.
 
     Requests whose pipeline passes the stage by are among them: what is said of those counts for nothing. So the draws
@@ -104,7 +104,7 @@ class StageKind:
 
     name: str
     parameters: type
-    work: Callable[[Any, Visit], Work]
+    work: Callable[[Any, StageRequests], Work]
     says: str = ""
     streams: Callable[[Any], bool] = lambda parameters: False
     check: Callable[[Any, Place], None] | None = None

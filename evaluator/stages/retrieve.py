@@ -43,7 +43,7 @@ from evaluator.stages.keys import (
     table_of,
     text,
 )
-from evaluator.stages.record import StageKind, StagePool, Visit, Work
+from evaluator.stages.record import StageKind, StagePool, StageRequests, Work
 from evaluator.stages.steps import Batched, Pass, Shipped, Step
 
 PQ_DIMENSIONS = 8
@@ -177,7 +177,7 @@ def _search_s(asked: Retrieve, index: VectorIndex, pool: StagePool) -> NDArray[n
     return search_time(own, queries, float(hardware.cores or 1), hardware.memory_bandwidth, asked.index.spread)  # type: ignore[arg-type]
 
 
-def work(asked: Retrieve, visit: Visit) -> Work:
+def work(asked: Retrieve, visit: StageRequests) -> Work:
     """The steps of one retrieval for each request."""
     prompt, found = visit.prompt_tokens, asked.documents * asked.tokens_per_document
     index, pool = _vectors(asked), visit.pool

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.stages.keys import choice, count, key, number, quantity
-from evaluator.stages.record import StageKind, Visit, Work
+from evaluator.stages.record import StageKind, StageRequests, Work
 from evaluator.stages.steps import Delay, Served
 
 
@@ -29,7 +29,7 @@ class Tool:
     tokens: int = key(count(least=0), 0, "Tokens of what it gives back, which are added to the prompt.")
 
 
-def _seconds(tool: Tool, visit: Visit) -> NDArray[np.float64]:
+def _seconds(tool: Tool, visit: StageRequests) -> NDArray[np.float64]:
     if tool.distribution == "exponential":
         return tool.seconds * visit.rng().standard_exponential(len(visit))
     if tool.distribution == "lognormal":
@@ -38,7 +38,7 @@ def _seconds(tool: Tool, visit: Visit) -> NDArray[np.float64]:
     return np.full(len(visit), tool.seconds)
 
 
-def work(tool: Tool, visit: Visit) -> Work:
+def work(tool: Tool, visit: StageRequests) -> Work:
     """One call of each request."""
     seconds = _seconds(tool, visit)
     unbounded = tool.servers is None and visit.pool is None

@@ -10,7 +10,7 @@ import numpy as np
 
 from evaluator.stations.contract import (
     ChunkJobs,
-    Departures,
+    RequestTimes,
     Station,
     Use,
     order_of,
@@ -54,7 +54,7 @@ class _Lanes:
     max_wait_s: np.ndarray
 
 
-def serve_in_batches(name: str, jobs: ChunkJobs, known: Sequence[BatchServers]) -> tuple[Departures, Use]:
+def serve_in_batches(name: str, jobs: ChunkJobs, known: Sequence[BatchServers]) -> tuple[RequestTimes, Use]:
     """Serve the jobs of a chunk; ``known`` are the servers of each configuration."""
     shape = configs, seeds, count = shape_of(jobs)
     ready_s = ready_times(jobs, rest=np.inf)
@@ -69,7 +69,7 @@ def serve_in_batches(name: str, jobs: ChunkJobs, known: Sequence[BatchServers]) 
     use = use_without_devices(
         name, jobs, np.array([float(one.servers) for one in known]), found[3].reshape(configs, seeds)
     )
-    return Departures(ready_s, scheduled_s, left_s, left_s, np.where(there, server, 0).astype(np.int32)), use
+    return RequestTimes(ready_s, scheduled_s, left_s, left_s, np.where(there, server, 0).astype(np.int32)), use
 
 
 def _lanes(known: Sequence[BatchServers], ready_s: np.ndarray, seeds: int) -> _Lanes:

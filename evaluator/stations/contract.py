@@ -22,7 +22,7 @@ ChunkJobs = Sequence[Sequence[Jobs]]
 
 __all__ = [
     "ChunkJobs",
-    "Departures",
+    "RequestTimes",
     "Station",
     "Use",
     "WeightedGaps",
@@ -37,7 +37,7 @@ TIMES = ("ready_s", "scheduled_s", "first_token_s", "last_token_s")
 
 
 @dataclass(frozen=True, eq=False)
-class Departures:
+class RequestTimes:
     """When the jobs of a chunk were served, float64 (config, seed, job) in seconds, in the order of the jobs.
 
     Where a configuration and seed has fewer jobs than others the rest is 0. ``ready_s`` is that of the jobs, but in a
@@ -53,12 +53,12 @@ class Departures:
     visited: np.ndarray | None = None  # bool: False for jobs that only passed by; None: all were served
 
     @staticmethod
-    def empty(jobs: ChunkJobs) -> Departures:
+    def empty(jobs: ChunkJobs) -> RequestTimes:
         """Zeros, to be filled."""
         shape = shape_of(jobs)
         arrays: list[np.ndarray] = [np.zeros(shape) for _ in TIMES]
         arrays.append(np.zeros(shape, dtype=np.int32))
-        return Departures(*arrays)
+        return RequestTimes(*arrays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Station:
     """
 
     name: str
-    serve: Callable[[ChunkJobs], tuple[Departures, *tuple[Use, ...]]]
+    serve: Callable[[ChunkJobs], tuple[RequestTimes, *tuple[Use, ...]]]
     role: Role | None = None
     streams: bool = False
     sends: Callable[[tuple[int, int], Jobs], np.ndarray | None] | None = None

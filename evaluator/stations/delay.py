@@ -8,7 +8,7 @@ import numpy as np
 
 from evaluator.stations.contract import (
     ChunkJobs,
-    Departures,
+    RequestTimes,
     Station,
     Use,
     each,
@@ -35,9 +35,9 @@ def times_of(jobs: ChunkJobs, times: Times) -> np.ndarray:
     return found
 
 
-def serve_delayed(name: str, jobs: ChunkJobs, took_s: np.ndarray) -> tuple[Departures, Use]:
+def serve_delayed(name: str, jobs: ChunkJobs, took_s: np.ndarray) -> tuple[RequestTimes, Use]:
     """Serve the jobs of a chunk; ``took_s`` as of ``times_of``."""
     ready_s = ready_times(jobs)
     left_s = ready_s + took_s
-    departures = Departures(ready_s, ready_s, left_s, left_s, np.zeros(ready_s.shape, dtype=np.int32))
+    departures = RequestTimes(ready_s, ready_s, left_s, left_s, np.zeros(ready_s.shape, dtype=np.int32))
     return departures, use_without_devices(name, jobs, np.ones(len(jobs)), took_s.sum(axis=-1))

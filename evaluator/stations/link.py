@@ -13,7 +13,15 @@ import numpy as np
 
 from evaluator.metrics.use import Use
 from evaluator.plan.link import LinkPlan
-from evaluator.stations.contract import ChunkJobs, Departures, Station, each, ready_times, shape_of, use_without_devices
+from evaluator.stations.contract import (
+    ChunkJobs,
+    RequestTimes,
+    Station,
+    each,
+    ready_times,
+    shape_of,
+    use_without_devices,
+)
 from evaluator.stations.queue import single_server
 from evaluator.traffic.jobs import Jobs, in_order
 
@@ -26,9 +34,9 @@ def link(name: str, links: Sequence[LinkPlan | None]) -> Station:
     return Station(name, lambda jobs: _serve(name, jobs, links))
 
 
-def _serve(name: str, jobs: ChunkJobs, links: Sequence[LinkPlan | None]) -> tuple[Departures, Use]:
+def _serve(name: str, jobs: ChunkJobs, links: Sequence[LinkPlan | None]) -> tuple[RequestTimes, Use]:
     ready_s = ready_times(jobs)
-    found = Departures(ready_s, ready_s.copy(), ready_s.copy(), ready_s.copy(), np.zeros(ready_s.shape, np.int32))
+    found = RequestTimes(ready_s, ready_s.copy(), ready_s.copy(), ready_s.copy(), np.zeros(ready_s.shape, np.int32))
     busy_s = np.zeros(shape_of(jobs)[:2])
     for at, one in each(jobs):
         plan = links[at[0]]

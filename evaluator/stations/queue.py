@@ -6,7 +6,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from evaluator.stations.contract import ChunkJobs, Departures, Station, Use, order_of, ready_times, use_without_devices
+from evaluator.stations.contract import (
+    ChunkJobs,
+    RequestTimes,
+    Station,
+    Use,
+    order_of,
+    ready_times,
+    use_without_devices,
+)
 from evaluator.stations.delay import Times, times_of
 
 
@@ -16,14 +24,14 @@ def queue(name: str, times: Times, servers: Callable[[int], int] = lambda config
     Jobs of one time are served in the order of their ids.
     """
 
-    def serve(jobs: ChunkJobs) -> tuple[Departures, Use]:
+    def serve(jobs: ChunkJobs) -> tuple[RequestTimes, Use]:
         count = np.array([servers(config) for config in range(len(jobs))], dtype=np.int64)
         return serve_in_turn(name, jobs, times_of(jobs, times), count)
 
     return Station(name, serve)
 
 
-def serve_in_turn(name: str, jobs: ChunkJobs, service_s: np.ndarray, count: np.ndarray) -> tuple[Departures, Use]:
+def serve_in_turn(name: str, jobs: ChunkJobs, service_s: np.ndarray, count: np.ndarray) -> tuple[RequestTimes, Use]:
     """Serve the jobs of a chunk; ``service_s`` as of ``times_of``, ``count`` (config,) are the servers."""
     ready_s = ready_times(jobs, rest=np.inf)
     order = order_of(jobs)
@@ -39,7 +47,7 @@ def serve_in_turn(name: str, jobs: ChunkJobs, service_s: np.ndarray, count: np.n
     ready_s, scheduled_s = np.where(there, ready_s, 0.0), np.where(there, scheduled_s, 0.0)
     left_s = scheduled_s + service_s
     use = use_without_devices(name, jobs, count.astype(float), service_s.sum(axis=-1))
-    return Departures(ready_s, scheduled_s, left_s, left_s, replica), use
+    return RequestTimes(ready_s, scheduled_s, left_s, left_s, replica), use
 
 
 def single_server(ready_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from evaluator.traffic.sessions import Turns, system_prompts
 
 
 @dataclass(frozen=True, slots=True)
-class Content(Sequence[int]):
+class PrefixContent(Sequence[int]):
     """What is in the first whole blocks of a request's KV: the same numbers up to a block, the same tokens so far.
 
     A number stands for a source of text (a session, a system prompt, a block of a trace), not for a single block: where
@@ -57,7 +57,7 @@ class Sharing:
 
     def contents(
         self, ids: NDArray[np.int64], prompt_tokens: NDArray[np.int64], kv_tokens: NDArray[np.int64], block_tokens: int
-    ) -> Iterator[Content]:
+    ) -> Iterator[PrefixContent]:
         """What is in the whole blocks of requests, all of (request,): as far as they are known.
 
         ``kv_tokens``: of the prompt and the output. ``hash_block_tokens`` must be a multiple of ``block_tokens``.
@@ -65,13 +65,13 @@ class Sharing:
         if self.hashes is not None:
             each = self.hash_block_tokens // block_tokens
             for row, prompt in zip(ids.tolist(), prompt_tokens.tolist(), strict=True):
-                yield Content(self.hashes[row], each, prompt // block_tokens)
+                yield PrefixContent(self.hashes[row], each, prompt // block_tokens)
             return
         assert self.session is not None
         system = np.zeros_like(ids) if self.system is None else self.system[ids]
         shared = self.system_tokens // block_tokens
         for one, prompt, tokens in zip(self.session[ids].tolist(), system.tolist(), kv_tokens.tolist(), strict=True):
-            yield Content((-1 - prompt,) if shared else (), max(shared, 1), tokens // block_tokens, one)
+            yield PrefixContent((-1 - prompt,) if shared else (), max(shared, 1), tokens // block_tokens, one)
 
 
 def sharing_of(workload: Workload, seed: int, turns: Turns | None) -> Sharing | None:

@@ -46,14 +46,14 @@ class Strategies(NamedTuple):
         return f"{self.names[first]}, before {self.names[second]} with {self.goodput[second]:.3g}"
 
 
-def strategies(operating: str, engine: str, *overrides: str) -> Strategies:
+def strategies(operating: str, simulator: str, *overrides: str) -> Strategies:
     """The search of the scenario's question."""
     from evaluator.search import optimize
 
     prompt, output = OPERATING[operating]
     lengths = [f"workload.lengths.prompt_tokens={prompt}", f"workload.lengths.output_tokens={output}"]
     batch = f"deployment.batching.max_num_batched_tokens={PROMPTS * prompt}"
-    found = optimize(load_scenario(SCENARIO, (*lengths, batch, *overrides)), engine=engine)
+    found = optimize(load_scenario(SCENARIO, (*lengths, batch, *overrides)), simulator=simulator)
     return Strategies([_name(layout) for layout in found["pool_layout"].values], _goodput(found))
 
 
@@ -113,8 +113,8 @@ def draw(path: Path) -> None:
             "BestServe's operating scenarios: CodeLlama-34B on Ascend 910B3", x=0.01, ha="left", fontsize=13
         )
         figure.supxlabel(
-            "strategies, sorted by engine request: 5m are five replicas that do both, 3p2d three for prompts and two "
-            "for decodes; 16 decodes at most",
+            "strategies, sorted by simulator request: 5m are five replicas that do both, 3p2d three for prompts and "
+            "two for decodes; 16 decodes at most",
             fontsize=SMALL + 1,
             color=GREY,
         )
@@ -124,8 +124,10 @@ def draw(path: Path) -> None:
 def _panel(axes: Any, fast: Strategies, exact: Strategies, colours: tuple[str, ...]) -> None:
     order = [at for at in np.argsort(-fast.goodput, kind="stable") if exact.goodput[at] > 0]
     places = np.arange(len(order))
-    axes.bar(places - 0.2, fast.goodput[order], 0.4, color=colours[5], label="engine request, the paper's algorithms")
-    axes.bar(places + 0.2, exact.goodput[order], 0.4, color=colours[0], label="engine iteration, exact")
+    axes.bar(
+        places - 0.2, fast.goodput[order], 0.4, color=colours[5], label="simulator request, the paper's algorithms"
+    )
+    axes.bar(places + 0.2, exact.goodput[order], 0.4, color=colours[0], label="simulator iteration, exact")
     axes.set_xticks(places, [fast.names[at] for at in order])
     axes.margins(x=0.01)
 

@@ -16,8 +16,8 @@ from evaluator.device import configure
 from evaluator.policies import POLICIES
 from evaluator.reference import Limits, Request, simulate_replica
 from evaluator.simulation.lanes import LANES_PER_CALL
-from evaluator.stations.engine import LaneLimits, LaneResult, Requests, any_order, decisions, in_order
-from evaluator.stations.engine.any_order import KvUnits, Rules
+from evaluator.stations.engine import LaneLimits, LaneResult, Requests, decisions, fcfs_reserved, preemptive
+from evaluator.stations.engine.preemptive import KvUnits, Rules
 from tests.benchmarks.registry import Row, benchmark
 from tests.benchmarks.timing import ROOT, Best, best_of, cores, in_threads, probe
 from tests.benchmarks.workload import KV_TOKENS, LANES, MAX_NUM_SEQS, REQUESTS, Work, work
@@ -39,7 +39,7 @@ REFERENCE_LANES = (0, 511, 1023)  # the least, middle and most load
 
 
 @benchmark("engine")
-def engine(quick: bool) -> Iterator[Row]:
+def simulator(quick: bool) -> Iterator[Row]:
     """Requests/s of 1,024 lanes x 1,000 requests with the full cost model."""
     configure()
     threads = cores()
@@ -86,11 +86,11 @@ def _jobs(given: Work, rules: dict[str, Any] | None = None, branches: bool = Fal
 
 def run_job(job: Any) -> LaneResult:
     """One call of the engine, waited for."""
-    program = any_order if isinstance(job[2], any_order.Structure) else in_order
+    program = preemptive if isinstance(job[2], preemptive.Structure) else fcfs_reserved
     return jax.block_until_ready(program.run_lanes(*job))
 
 
-def in_order_input(given: Work) -> tuple[in_order.Lane, Requests, in_order.Structure]:
+def in_order_input(given: Work) -> tuple[fcfs_reserved.Lane, Requests, fcfs_reserved.Structure]:
     """(Lane, Requests, Structure) with a leading lane axis, as ``evaluator.simulation`` makes them."""
     count, requests = given.arrival_s.shape
 
@@ -114,11 +114,11 @@ def in_order_input(given: Work) -> tuple[in_order.Lane, Requests, in_order.Struc
     )
     arrival = np.pad(given.arrival_s, ((0, 0), (0, 1)), constant_values=np.inf)
     prompt, output, units = map(slots, (given.prompt_tokens, given.output_tokens, given.kv_units))
-    structure = in_order.Structure(2048, given.kv.window is not None)
-    return in_order.Lane(cost, limits), Requests(arrival, prompt, prompt, output, units), structure
+    structure = fcfs_reserved.Structure(2048, given.kv.window is not None)
+    return fcfs_reserved.Lane(cost, limits), Requests(arrival, prompt, prompt, output, units), structure
 
 
-def branching(given: Work, lanes: in_order.Lane, requests: Requests) -> tuple[in_order.Lane, Requests]:
+def branching(given: Work, lanes: fcfs_reserved.Lane, requests: Requests) -> tuple[fcfs_reserved.Lane, Requests]:
     """The same on branches: each has an eighth of the output of another request, and they share the prompt's KV."""
     output, prompt = given.output_tokens, given.prompt_tokens[:, None]
     columns = [np.maximum(np.roll(output, shift) // BRANCHES, 1) for shift in range(BRANCHES)]
@@ -131,7 +131,7 @@ def branching(given: Work, lanes: in_order.Lane, requests: Requests) -> tuple[in
         return np.broadcast_to(padded, (len(given.costs), len(padded)))
 
     counts = (lane_axis((tokens > least).sum(axis=1)) for least in (0, 1))
-    branches = in_order.Branches(lane_axis(tokens), lane_axis(units), *counts)
+    branches = fcfs_reserved.Branches(lane_axis(tokens), lane_axis(units), *counts)
     whole = {"output_tokens": lane_axis(tokens[:, -1]), "kv_units": lane_axis(units.sum(axis=1))}
     return lanes._replace(branches=branches), requests._replace(**whole)
 
@@ -144,7 +144,7 @@ def any_order_input(
     pipeline_ranks: int = 1,
     share: float = np.inf,
     least_work: bool = False,
-) -> tuple[any_order.Lane, Requests, any_order.Structure]:
+) -> tuple[preemptive.Lane, Requests, preemptive.Structure]:
     """The same for queues in any order. ``kv``: so much of the KV cache; ``share``: of a prompt in an iteration."""
     (cost, limits, *_), requests, structure = in_order_input(given)
     count, block = len(limits.kv_units), given.kv.block_tokens
@@ -174,11 +174,11 @@ def any_order_input(
         max_num_batched_tokens=full(budget),
     )
     shared = np.zeros_like(requests.kv_units)
-    lanes = any_order.Lane((cost,) * pipeline_ranks, limits, rules, shared)
+    lanes = preemptive.Lane((cost,) * pipeline_ranks, limits, rules, shared)
     return (
         lanes,
         requests,
-        any_order.Structure(structure.ring, structure.windowed, pipeline_ranks, record.by_future_peak),
+        preemptive.Structure(structure.ring, structure.windowed, pipeline_ranks, record.by_future_peak),
     )
 
 

@@ -39,8 +39,8 @@ def prefixes(quick: bool) -> Iterator[Row]:
     for label, (think_from, replicas, router) in RUNS.items():
         served: dict[str, Outcomes] = {}
 
-        def run(engine: str, every: int, asked: tuple[str, int, str] = (think_from, replicas, router)) -> None:
-            served[engine] = _serve(engine, every, *asked)  # noqa: B023
+        def run(simulator: str, every: int, asked: tuple[str, int, str] = (think_from, replicas, router)) -> None:
+            served[simulator] = _serve(simulator, every, *asked)  # noqa: B023
 
         took = best_of(lambda: run("iteration", 1), repeats=1 if quick else 2)
         every = LANES // (1 if quick else 2)
@@ -48,15 +48,15 @@ def prefixes(quick: bool) -> Iterator[Row]:
         rate, of_reference = LANES * REQUESTS / took.cpu_s, LANES // every * REQUESTS / reference.cpu_s
         note = f"per core; the reference {of_reference:,.0f}, {rate / of_reference:,.0f} x"
         yield Row(label, rate, "requests/s", note)
-        fast, exact = (served[engine].last_token_s for engine in ("iteration", "token"))
+        fast, exact = (served[simulator].last_token_s for simulator in ("iteration", "token"))
         yield Row("largest relative difference of completion times", float(np.abs(fast[::every] / exact - 1).max()), "")
 
 
-def _serve(engine: str, every: int, think_from: str, replicas: int, router: str) -> Outcomes:
+def _serve(simulator: str, every: int, think_from: str, replicas: int, router: str) -> Outcomes:
     rates = (np.linspace(0.5, 3.5, LANES) * replicas).tolist()
     asked = (
         LENGTHS, TALKS.format(think_from), KV, "deployment.hardware=l40s", f"workload.requests={REQUESTS}",
         f"deployment.replicas={replicas}", f"deployment.router={router}",
     )  # fmt: skip
-    whole = plan(scenario(*asked, workload__arrivals__rate_rps=rates), engine=engine)
-    return simulate_chunk(whole, whole.groups[0], whole.members[::every])
+    whole = plan(scenario(*asked, workload__arrivals__rate_rps=rates), simulator=simulator)
+    return simulate_chunk(whole, whole.groups[0], whole.configurations[::every])

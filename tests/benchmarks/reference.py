@@ -12,7 +12,7 @@ import numpy as np
 
 from evaluator.cost import kv_units
 from evaluator.device import configure
-from evaluator.reference import Limits, Outcome, Request, simulate
+from evaluator.reference import Limits, PoolOutcome, Request, simulate
 from evaluator.scenario.trace import read_trace
 from tests.benchmarks.engine import in_order_input, run_job
 from tests.benchmarks.registry import Row, benchmark
@@ -36,7 +36,7 @@ def reference(quick: bool) -> Iterator[Row]:
     configure()
     given, source = hour()
     requests = given.arrival_s.shape[1]
-    served: dict[str, Outcome] = {}
+    served: dict[str, PoolOutcome] = {}
     for label, options in RUNS.items():
 
         def run(label: str = label, options: dict[str, Any] = options) -> None:
@@ -66,7 +66,7 @@ def hour() -> tuple[Work, str]:
     return replace(given, arrival_s=trace.arrival_s[None], **lengths), "Azure conversation hour"
 
 
-def _simulate(given: Work, *, share: float = 1.0, tokens: bool = False, **options: Any) -> Outcome:
+def _simulate(given: Work, *, share: float = 1.0, tokens: bool = False, **options: Any) -> PoolOutcome:
     columns = (given.arrival_s[0], given.prompt_tokens, given.prompt_tokens, given.output_tokens, given.kv_units)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     requests = [Request(index, *row) for index, row in enumerate(rows)]

@@ -12,7 +12,7 @@ from evaluator.cost.eager import Corrected, EagerCost
 from evaluator.cost.request_times import tabulate
 from evaluator.device import configure
 from evaluator.policies import POLICIES
-from evaluator.stations.engine import LaneLimits, Requests, decisions, in_order
+from evaluator.stations.engine import LaneLimits, Requests, decisions, fcfs_reserved
 from evaluator.stations.request_level import (
     Departures,
     RequestLane,
@@ -141,7 +141,7 @@ def _token_exact(cost: EagerCost, served: ServedRequests, count: int, decodes: i
 
     prompt, output = (split(each, 0, np.int32) for each in (served.prompt_tokens, served.output_tokens))
     requests = Requests(split(served.arrival_s, np.inf, np.float64), prompt, prompt, output, prompt // 16)
-    lanes = in_order.Lane(stacked([cost, cost]), limits)
-    found = in_order.run_lanes(lanes, requests, in_order.Structure(RING, False))
+    lanes = fcfs_reserved.Lane(stacked([cost, cost]), limits)
+    found = fcfs_reserved.run_lanes(lanes, requests, fcfs_reserved.Structure(RING, False))
     times = found.scheduled_s, found.first_token_s, found.last_token_s
     return Departures(*(np.asarray(each)[:, :half].T.ravel() for each in times), np.arange(count) % 2)

@@ -13,7 +13,7 @@ from evaluator.calibrate.table import Table, checked
 from evaluator.calibrate.whole import document, errors_by_load, errors_table, fit_iterations, written
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.catalog.calibration import read_calibration
-from evaluator.catalog.iterations import Phase
+from evaluator.catalog.iterations import MeasuredPhase
 from evaluator.cost import Parallel, iteration_time
 from evaluator.cost.fitted import fitted_cost, iteration_cost
 from evaluator.cost.precision import Precision
@@ -21,8 +21,8 @@ from evaluator.errors import InputError
 from evaluator.yaml import loads_yaml
 
 TRUTH = {
-    "prefill": Phase({}, coefficients=(1e-2, 1e-4, 1e-3, 1e-7, 2e-8, 1e-4, 3e-7)),
-    "decode": Phase({}, coefficients=(2e-2, 1e-4, 1e-6, 1e-8)),
+    "prefill": MeasuredPhase({}, coefficients=(1e-2, 1e-4, 1e-3, 1e-7, 2e-8, 1e-4, 3e-7)),
+    "decode": MeasuredPhase({}, coefficients=(2e-2, 1e-4, 1e-6, 1e-8)),
 }
 
 

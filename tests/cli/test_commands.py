@@ -224,13 +224,13 @@ def test_a_sweep_says_what_it_computed_token_by_token(evaluator, small):
     code, _, err = evaluator("sweep", small, "--set", axis, "--set", swap)
     assert code == 0
     assert "4 of 8 configurations were computed token by token: preemption swap\n" in err
-    code, _, err = evaluator("sweep", small, "--engine", "token")
+    code, _, err = evaluator("sweep", small, "--simulator", "token")
     assert code == 0 and "token by token" not in err
 
 
 def test_simulate_on_the_reference_with_a_trace(evaluator, small, tmp_path):
     chosen = ("--select", "hardware=h100-sxm,rate_rps=4")
-    code, out, err = evaluator("simulate", small, *chosen, "--engine", "token", "--trace", tmp_path / "t.json")
+    code, out, err = evaluator("simulate", small, *chosen, "--simulator", "token", "--trace", tmp_path / "t.json")
     assert code == 0 and "engine" in out and "token" in out
     assert f"wrote {tmp_path / 't.json'}; open it in https://ui.perfetto.dev" in err
     assert (tmp_path / "t.json").is_file()

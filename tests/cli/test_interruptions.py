@@ -13,7 +13,7 @@ from evaluator import results
 from tests.results.build import same
 
 SMALL = ("workload.requests=150", "workload.seeds=[0]")
-SETTINGS = ["closed-loop", "--engine", "token", "--top", "0", *(word for each in SMALL for word in ("--set", each))]
+SETTINGS = ["closed-loop", "--simulator", "token", "--top", "0", *(word for each in SMALL for word in ("--set", each))]
 LONGEST_S = 120.0  # a guard against hanging
 SLOWLY = """
 import sys, time

@@ -173,7 +173,7 @@ def test_sweep_runs_prints_and_draws(evaluator, scenario_file, chain, tmp_path):
     arguments, given = chain.calls["sweep"]
     progress = given.pop("progress")
     assert arguments == (SCENARIO,)
-    plain = {"fresh": False, "engine": "iteration", "sensitivity": False, "by_seed": False, "cluster": None}
+    plain = {"fresh": False, "simulator": "iteration", "sensitivity": False, "by_seed": False, "cluster": None}
     assert given == {"out": out, **plain}
     assert (progress.total, progress.requests_per_unit) == (4, 20)
     (ranked, top), (drawn, path) = chain.calls["ranked_table"][0], chain.calls["plot"][0]

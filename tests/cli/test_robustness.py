@@ -133,7 +133,7 @@ def whole(tmp_path_factory):
     pd.DataFrame({"tensor_parallel": [1, 2], "deployment.replicas": [1, 2]}).to_parquet(
         folder / "d.parquet", index=False
     )
-    results.write(sweep(folder / "small.yaml", out=folder / "r.nc", engine="token"), folder / "r.zarr")
+    results.write(sweep(folder / "small.yaml", out=folder / "r.nc", simulator="token"), folder / "r.zarr")
     return folder
 
 
@@ -214,7 +214,7 @@ def program(*arguments, before="", cwd=None, **environment):
     return done.returncode, done.stderr
 
 
-SWEEP = ("sweep", "small.yaml", "--engine", "token", "--top", "1")
+SWEEP = ("sweep", "small.yaml", "--simulator", "token", "--top", "1")
 
 
 @pytest.fixture

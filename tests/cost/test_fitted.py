@@ -10,7 +10,7 @@ import pytest
 
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.catalog.iterations import RANGES as NAMES
-from evaluator.catalog.iterations import Iterations, Phase
+from evaluator.catalog.iterations import Iterations, MeasuredPhase
 from evaluator.cost import Parallel, decode_batch, iteration_time, prefill_batch, together
 from evaluator.cost.fitted import fitted_cost, fitted_problem, iteration_cost, verdict
 from evaluator.cost.iteration import BatchStatistics, alike_steps, decode_growth
@@ -21,14 +21,14 @@ from evaluator.reference.pipeline import plain
 
 WIDE = {name: (0.0, 1e6) for name in NAMES["prefill"]}
 POLYNOMIAL = {
-    "prefill": Phase(WIDE, coefficients=(1e-2, 1e-4, 1e-3, 1e-8, 1e-9, 1e-5, 1e-7)),
-    "decode": Phase(WIDE, coefficients=(2e-2, 1e-4, 1e-6, 1e-8)),
+    "prefill": MeasuredPhase(WIDE, coefficients=(1e-2, 1e-4, 1e-3, 1e-8, 1e-9, 1e-5, 1e-7)),
+    "decode": MeasuredPhase(WIDE, coefficients=(2e-2, 1e-4, 1e-6, 1e-8)),
 }
 DECODES, CONTEXT = (1.0, 8.0, 64.0), (100.0, 1000.0, 4000.0)
 PROMPTS = (128.0, 512.0, 2048.0)
 TABLE = {
-    "prefill": Phase(WIDE, knots=(PROMPTS, (0.0,), (0.0,), (0.0,)), seconds=(0.05, 0.06, 0.2)),
-    "decode": Phase(
+    "prefill": MeasuredPhase(WIDE, knots=(PROMPTS, (0.0,), (0.0,), (0.0,)), seconds=(0.05, 0.06, 0.2)),
+    "decode": MeasuredPhase(
         WIDE, knots=(DECODES, CONTEXT), seconds=tuple(2e-2 + 1e-4 * n + 1e-7 * n * c for n in DECODES for c in CONTEXT)
     ),
 }

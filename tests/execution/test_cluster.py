@@ -43,8 +43,8 @@ def test_the_command_starts_a_cluster_of_its_own(tmp_path):
 
 def test_what_a_worker_cannot_use_is_the_users_input(tmp_path):
     settings = ["--set", "slo={itl: {p90: 1s}}", "--set", "workload.requests=40"]
-    done = program("-m", "evaluator", "sweep", "closed-loop", "--engine", "request", *settings, "--cluster", "dask")
-    here = program("-m", "evaluator", "sweep", "closed-loop", "--engine", "request", *settings)
+    done = program("-m", "evaluator", "sweep", "closed-loop", "--simulator", "request", *settings, "--cluster", "dask")
+    here = program("-m", "evaluator", "sweep", "closed-loop", "--simulator", "request", *settings)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (here.returncode, here.stderr.splitlines()[-1])
     assert "Traceback" not in done.stderr
 

@@ -7,7 +7,7 @@ import pytest
 
 from evaluator.device import configure
 from evaluator.execution.variants import run_variants
-from evaluator.execution.workers import Crew
+from evaluator.execution.workers import WorkerPool
 from evaluator.plan import plan
 from evaluator.run import sweep
 from tests.scenario.build import scenario
@@ -23,14 +23,14 @@ def equal(values, ds):
         np.testing.assert_array_equal(values[name], np.asarray(ds[name]), err_msg=name)
 
 
-@pytest.mark.parametrize("engine", ["iteration", "token"])
-def test_members_at_other_rates_are_the_scenario_at_these_rates(engine, monkeypatch):
+@pytest.mark.parametrize("simulator", ["iteration", "token"])
+def test_members_at_other_rates_are_the_scenario_at_these_rates(simulator, monkeypatch):
     configure()
     monkeypatch.setattr("evaluator.execution.schedule.CONFIGS_PER_CHUNK", 2)
-    known = sweep(scenario(**AXES, workload__arrivals__rate_rps=RATES), engine=engine)
-    whole = plan(scenario(**AXES), engine=engine)
-    members = [member for member in whole.members for _ in RATES]
-    equal(run_variants(whole, whole.at_rates(members, RATES * len(whole.members)), LEVELS), known)
+    known = sweep(scenario(**AXES, workload__arrivals__rate_rps=RATES), simulator=simulator)
+    whole = plan(scenario(**AXES), simulator=simulator)
+    configurations = [configuration for configuration in whole.configurations for _ in RATES]
+    equal(run_variants(whole, whole.at_rates(configurations, RATES * len(whole.configurations)), LEVELS), known)
 
 
 def test_variants_of_several_groups_keep_their_order():
@@ -39,7 +39,7 @@ def test_variants_of_several_groups_keep_their_order():
     axes = {"deployment__kv__preemption": ["recompute", "swap"]}
     known = sweep(scenario(fixed, **axes, workload__arrivals__rate_rps=RATES))
     whole = plan(scenario(fixed, **axes))
-    one, two = whole.members
+    one, two = whole.configurations
     found = run_variants(whole, whole.at_rates([one, two, two, one], [2.0, 11.0, 2.0, 5.5]), LEVELS)
     assert found["engine"].tolist() == ["iteration", "token", "token", "iteration"]
     equal(found, known.isel(config=[0, 5, 3, 1]))
@@ -47,12 +47,16 @@ def test_variants_of_several_groups_keep_their_order():
 
 
 def test_workers_make_the_same_variants(monkeypatch):
-    whole = plan(scenario(deployment__tensor_parallel=[1, 2]), engine="token")
-    variants = whole.at_rates([*whole.members, *whole.members], [3.0, 4.0, 5.0, 6.0])
+    whole = plan(scenario(deployment__tensor_parallel=[1, 2]), simulator="token")
+    variants = whole.at_rates([*whole.configurations, *whole.configurations], [3.0, 4.0, 5.0, 6.0])
     here = run_variants(whole, variants, LEVELS)
     monkeypatch.setattr("evaluator.execution.schedule.TOKEN_REQUESTS_PER_CHUNK", 120)
     asked = []
-    compute = Crew.compute
-    monkeypatch.setattr(Crew, "compute", lambda crew, chunk: asked.append(len(chunk)) or compute(crew, chunk))
+    compute = WorkerPool.compute
+    monkeypatch.setattr(
+        WorkerPool,
+        "compute",
+        lambda pool_of_workers, chunk: asked.append(len(chunk)) or compute(pool_of_workers, chunk),
+    )
     equal(run_variants(whole, variants, LEVELS), here)
     assert asked == [2, 2]

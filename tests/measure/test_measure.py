@@ -9,9 +9,9 @@ import pytest
 
 from evaluator.catalog import load_calibration
 from evaluator.measure.device import Device
-from evaluator.measure.points import Point, gemm
-from evaluator.measure.rows import Rows
-from evaluator.measure.run import Ends, Host, Outcome, measure, measure_host
+from evaluator.measure.points import MeasuredCall, gemm
+from evaluator.measure.rows import MeasuredRows
+from evaluator.measure.run import Ends, Host, MeasureOutcome, measure, measure_host
 from evaluator.measure.timing import Effort, Timing
 
 CPU = Device("CPU", "cpu", 1, 4e9, 1e6, "0")
@@ -52,25 +52,25 @@ def test_measure_calibrate_predict_estimate(evaluator, tmp_path, monkeypatch):
 def test_resume_measures_what_is_missing(evaluator, tmp_path):
     path = tmp_path / "box.csv"
     (first, second) = points = [gemm(8, 256, 256, "fp32"), gemm(16, 256, 256, "fp32")]
-    measure(points[:1], CPU, Rows(path, "CPU", "box"), effort=HASTIEST, seconds=60)
+    measure(points[:1], CPU, MeasuredRows(path, "CPU", "box"), effort=HASTIEST, seconds=60)
     written = path.read_text()
-    outcome = measure(points, CPU, Rows(path, "CPU", "box", resume=True), effort=HASTIEST, seconds=60)
+    outcome = measure(points, CPU, MeasuredRows(path, "CPU", "box", resume=True), effort=HASTIEST, seconds=60)
     assert (outcome.measured, outcome.kept) == (1, 1)
     assert path.read_text().startswith(written)
-    assert set(Rows(path, "CPU", "box", resume=True).times()) == {first.key, second.key}
+    assert set(MeasuredRows(path, "CPU", "box", resume=True).times()) == {first.key, second.key}
 
 
 def test_time_that_is_up_leaves_the_rest(tmp_path):
     clock = iter(range(0, 1000, 10))
     points = [gemm(size, 256, 256, "fp32") for size in (1, 2, 3, 4, 5)]
-    rows = Rows(tmp_path / "t.csv", "CPU", "box")
+    rows = MeasuredRows(tmp_path / "t.csv", "CPU", "box")
     outcome = measure(points, CPU, rows, effort=HASTIEST, seconds=25, clock=lambda: next(clock))
     assert outcome.measured == 2 and outcome.left == {"not reached in the time given": 3}
 
 
 def test_what_does_not_fit_or_takes_too_long_is_left_out(tmp_path):
     small = Device("CPU", "cpu", 1, 1e4, 1e3, "0")
-    rows = Rows(tmp_path / "t.csv", "CPU", "box")
+    rows = MeasuredRows(tmp_path / "t.csv", "CPU", "box")
     outcome = measure([gemm(64, 64, 64, "fp32"), gemm(10**5, 10**5, 10**5, "fp32")], small, rows,
                       effort=HASTIEST, seconds=60)  # fmt: skip
     assert outcome.left == {"more than half of the memory": 1, "longer than 0.1 s a call": 1}
@@ -78,7 +78,7 @@ def test_what_does_not_fit_or_takes_too_long_is_left_out(tmp_path):
 
 
 def test_classes_that_stay_below_the_ends_are_expected_to_take_longer():
-    ends, slow = Ends(), Point("attention_prefill", {}, flops=1e12, operand_bytes=1.0, held_bytes=0.0)
+    ends, slow = Ends(), MeasuredCall("attention_prefill", {}, flops=1e12, operand_bytes=1.0, held_bytes=0.0)
     ends.see(gemm(1000, 1000, 1000, "fp32"), 1e-3)
     assert ends.expected(slow) == pytest.approx(1e12 / 2e12)
     ends.see(slow, 5.0)
@@ -103,9 +103,9 @@ def test_programs_of_many_calls_where_host_and_device_are_apart(tmp_path, monkey
     monkeypatch.setattr("evaluator.measure.run.time_programs", timed)
     path = tmp_path / "t.csv"
     heads = {"heads": 8, "kv_heads": 4, "head_dim": 64, "window": 0, "dtype": "bf16", "kv_dtype": "bf16"}
-    decode = Point("attention_decode", {"batch": 8, "past_tokens": 512, **heads}, 1e6, 2e6, 2e6)
+    decode = MeasuredCall("attention_decode", {"batch": 8, "past_tokens": 512, **heads}, 1e6, 2e6, 2e6)
     points = [gemm(64, 1024, 1024, "bf16"), decode, gemm(64, 256, 512, "bf16")]
-    outcome = measure(points, GPU, Rows(path, "GPU", "box"), effort=HASTIEST, seconds=1e6)
+    outcome = measure(points, GPU, MeasuredRows(path, "GPU", "box"), effort=HASTIEST, seconds=1e6)
     assert (outcome.measured, outcome.left) == (3, {})
     table = pd.read_csv(path)
     assert table["kernel"].tolist() == ["dot", "products", "dot"]
@@ -122,7 +122,7 @@ def test_a_failure_on_the_device_is_one_row_less(tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("RESOURCE_EXHAUSTED: out of memory\nmore")
 
-    rows = Rows(tmp_path / "t.csv", "CPU", "box")
+    rows = MeasuredRows(tmp_path / "t.csv", "CPU", "box")
     monkeypatch.setattr("evaluator.measure.run.measure_host", lambda *_: Host(1e-6, 1e-6, 0.0))
     monkeypatch.setattr("evaluator.measure.run.time_best", fail)
     outcome = measure([gemm(8, 16, 16, "fp32")], CPU, rows, effort=HASTIEST, seconds=60)
@@ -193,7 +193,7 @@ def test_a_known_device_is_named_and_needs_no_description(evaluator, tmp_path, m
 
     def note(points, device, rows, **_):
         rows.add({"op_class": "gemm", "m": 1, "n": 2, "k": 3, "dtype": "bf16", "time_s": 1.0, "spread_s": 0.1})
-        return Outcome(Host(1e-6, 2e-6, 0.0), measured=1)
+        return MeasureOutcome(Host(1e-6, 2e-6, 0.0), measured=1)
 
     monkeypatch.setattr("evaluator.measure.measure", note)
     path = tmp_path / "t.csv"

@@ -7,7 +7,7 @@ import pytest
 
 from evaluator.measure.operators import MAKERS
 from evaluator.measure.operators.call import link, noise
-from evaluator.measure.points import Point, gemm
+from evaluator.measure.points import MeasuredCall, gemm
 from evaluator.measure.run import chain
 from evaluator.measure.timing import Effort
 
@@ -106,6 +106,6 @@ def test_a_link_changes_one_element():
 
 def test_points_know_how_long_they_take_at_least():
     point = gemm(10, 20, 30, "fp32")
-    assert isinstance(point, Point)
+    assert isinstance(point, MeasuredCall)
     assert point.seconds(2 * 10 * 20 * 30, 1e12) == 1.0
     assert point.seconds(1e15, 20 * 30 * 4) == 1.0

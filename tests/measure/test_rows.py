@@ -5,14 +5,14 @@ import pytest
 from evaluator.calibrate import read_tables
 from evaluator.errors import InputError
 from evaluator.measure.points import gemm
-from evaluator.measure.rows import HEADER, Rows
+from evaluator.measure.rows import HEADER, MeasuredRows
 
 POINT = gemm(16, 1024, 4096, "bf16")
 ROW = {"op_class": "gemm", **POINT.columns, "time_s": "1e-05", "device": "GPU, of mine", "mode": "graph"}
 
 
 def rows(path, **options):
-    return Rows(path, "GPU, of mine", "mine", **options)
+    return MeasuredRows(path, "GPU, of mine", "mine", **options)
 
 
 def test_rows_are_a_table_of_calibrate(tmp_path):
@@ -69,4 +69,4 @@ def test_another_name_for_the_device_is_another_table(tmp_path):
     path = tmp_path / "t.csv"
     rows(path).add(ROW)
     with pytest.raises(InputError, match="holds measurements of hardware mine, but this is yours"):
-        Rows(path, "GPU, of mine", "yours", resume=True)
+        MeasuredRows(path, "GPU, of mine", "yours", resume=True)

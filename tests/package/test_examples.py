@@ -41,41 +41,47 @@ STUDIES = {
 @pytest.mark.parametrize("name", ["policies", "closed-loop", "speculative", *STUDIES])
 def test_every_design_of_a_shipped_scenario_can_run(name):
     found = plan(load_scenario(ROOT / "scenarios" / f"{name}.yaml"))
-    assert {member.status for member in found.members} == {"ok"}
+    assert {configuration.status for configuration in found.configurations} == {"ok"}
 
 
 def test_no_design_of_a_paper_s_study_is_left_to_the_reference():
     for name, designs in STUDIES.items():
-        members = plan(load_scenario(ROOT / "scenarios" / f"{name}.yaml")).members
-        assert len(members) == designs and {member.engine for member in members} == {"iteration"}
+        configurations = plan(load_scenario(ROOT / "scenarios" / f"{name}.yaml")).configurations
+        assert len(configurations) == designs and {configuration.simulator for configuration in configurations} == {
+            "iteration"
+        }
 
 
 def test_a_model_of_32_billion_parameters_leaves_some_designs_no_room_for_the_longest_prompts():
     found = plan(load_scenario(ROOT / "scenarios" / "mist-code.yaml"))
-    status = [member.status for member in found.members]
+    status = [configuration.status for configuration in found.configurations]
     assert len(status) == 411 and status.count("ok") == 146
     assert all("exceeds the KV cache" in one or "does not fit" in one for one in status if one != "ok")
 
 
-@pytest.mark.parametrize(("engine", "router"), [("request", "shared_queue"), ("iteration", "round_robin")])
-def test_bestserve_is_for_two_engines(engine, router):
-    found = plan(load_scenario(ROOT / "scenarios" / "bestserve.yaml", [f"deployment.router={router}"]), engine=engine)
-    assert len(found.members) == 30 and {member.status for member in found.members} == {"ok"}
-    assert {member.engine for member in found.members} == {engine}
+@pytest.mark.parametrize(("simulator", "router"), [("request", "shared_queue"), ("iteration", "round_robin")])
+def test_bestserve_is_for_two_engines(simulator, router):
+    found = plan(
+        load_scenario(ROOT / "scenarios" / "bestserve.yaml", [f"deployment.router={router}"]), simulator=simulator
+    )
+    assert len(found.configurations) == 30 and {configuration.status for configuration in found.configurations} == {
+        "ok"
+    }
+    assert {configuration.simulator for configuration in found.configurations} == {simulator}
 
 
 def test_quickstart_has_no_room_only_where_the_model_is_too_large():
     found = plan(load_scenario(ROOT / "scenarios" / "quickstart.yaml"))
-    status = [member.status for member in found.members]
+    status = [configuration.status for configuration in found.configurations]
     assert len(status) >= 1000 and status.count("ok") > 0.8 * len(status)
     assert all("does not fit" in one for one in status if one != "ok")
 
 
 def feasible(tree):
     """The members of a scenario, all of which can run."""
-    members = plan(load_scenario(tree)).members
-    assert {member.status for member in members} == {"ok"}
-    return members
+    configurations = plan(load_scenario(tree)).configurations
+    assert {configuration.status for configuration in configurations} == {"ok"}
+    return configurations
 
 
 def test_the_scenarios_of_the_readme_can_run():
@@ -85,7 +91,7 @@ def test_the_scenarios_of_the_readme_can_run():
     deployment = text["deployment"] | figures["deployment"]
     assert len(feasible(text | {"deployment": deployment, "sweep": figures["sweep"]})) == 75
     where = {"deployment.tensor_parallel": [4, 8], "deployment.replicas": [1, 2], "where": forms["sweep"]["where"]}
-    assert len(plan(load_scenario(text | {"sweep": where})).members) == 3
+    assert len(plan(load_scenario(text | {"sweep": where})).configurations) == 3
 
 
 def test_the_deployments_of_the_docs_can_run():
@@ -98,10 +104,10 @@ def test_the_deployments_of_the_docs_can_run():
 
 def test_the_pipelines_of_the_docs_can_run():
     pipeline, retrieval = map(loads_yaml, blocks("pipelines.md", "yaml"))
-    members = feasible(pipeline)
-    assert len(members) == 6 and {member.engine for member in members} == {"iteration"}
+    configurations = feasible(pipeline)
+    assert len(configurations) == 6 and {configuration.simulator for configuration in configurations} == {"iteration"}
     found = plan(load_scenario(retrieval))
-    assert [member.status[:12] for member in found.members] == ["ok", "ok"]
+    assert [configuration.status[:12] for configuration in found.configurations] == ["ok", "ok"]
 
 
 def test_the_stage_of_the_docs_runs(tmp_path):

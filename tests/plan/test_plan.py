@@ -10,7 +10,7 @@ import pytest
 from evaluator.catalog import load_model
 from evaluator.metrics import OK
 from evaluator.plan import plan
-from evaluator.plan.engines import Program
+from evaluator.plan.simulators import CompileKey
 from evaluator.replica import token_budget
 from evaluator.scenario import load_scenario
 from evaluator.scenario.scenario import Batching, Deployment, Scenario
@@ -31,8 +31,8 @@ def scenario(**changes: Any) -> Scenario:
 
 
 def status(**changes: Any) -> str:
-    (member,) = plan(scenario(**changes)).members
-    return member.status
+    (configuration,) = plan(scenario(**changes)).configurations
+    return configuration.status
 
 
 def fixed(prompt: int, output: int = 10) -> str:
@@ -134,21 +134,21 @@ LACKING: dict[tuple[str, ...], dict[str, Any]] = {
 
 @pytest.mark.parametrize("missing", LACKING)
 def test_what_the_vectorised_engine_lacks_is_left_to_the_reference(missing):
-    (member,) = plan(scenario(**LACKING[missing])).members
-    assert (member.status, member.lacking) == (OK, missing)
-    assert member.engine == ("token" if missing else "iteration")
+    (configuration,) = plan(scenario(**LACKING[missing])).configurations
+    assert (configuration.status, configuration.lacking) == (OK, missing)
+    assert configuration.simulator == ("token" if missing else "iteration")
 
 
-IN_ANY_ORDER: list[tuple[dict[str, Any], Program]] = [
-    ({"deployment__batching__policy": "sarathi"}, Program()),
-    ({"deployment__batching__policy": "orca"}, Program(True)),
-    ({"deployment__batching": "{policy: sarathi, long_prefill_token_threshold: 9}"}, Program(True)),
-    ({"deployment__batching__packing": "least_work_left"}, Program(True)),
-    ({"deployment__kv__admission": "on_demand"}, Program(True)),
-    ({"deployment__pipeline_parallel": 2}, Program(True, pipeline_ranks=2)),
+IN_ANY_ORDER: list[tuple[dict[str, Any], CompileKey]] = [
+    ({"deployment__batching__policy": "sarathi"}, CompileKey()),
+    ({"deployment__batching__policy": "orca"}, CompileKey(True)),
+    ({"deployment__batching": "{policy: sarathi, long_prefill_token_threshold: 9}"}, CompileKey(True)),
+    ({"deployment__batching__packing": "least_work_left"}, CompileKey(True)),
+    ({"deployment__kv__admission": "on_demand"}, CompileKey(True)),
+    ({"deployment__pipeline_parallel": 2}, CompileKey(True, pipeline_ranks=2)),
     (
         {"deployment__batching__policy": "lightllm", "deployment__kv__block_tokens": 1},
-        Program(True, peaks=True),
+        CompileKey(True, peaks=True),
     ),
 ]
 
@@ -156,7 +156,7 @@ IN_ANY_ORDER: list[tuple[dict[str, Any], Program]] = [
 @pytest.mark.parametrize(("changes", "wanted"), IN_ANY_ORDER)
 def test_which_program_of_the_engine_runs_it(changes, wanted):
     whole = plan(scenario(**changes))
-    assert [(group.engine, *(one.program for one in group.stations)) for group in whole.groups] == [
+    assert [(group.simulator, *(one.program for one in group.stations)) for group in whole.groups] == [
         ("iteration", wanted)
     ]
 
@@ -199,8 +199,8 @@ def test_the_limits_are_exact():
     assert status(deployment__batching=whole) == OK
     assert "whole prompts" in status(deployment__batching=whole, workload__lengths=fixed(101))
     small = {"deployment__hardware": "rtx-4090", "deployment__kv__block_tokens": 1}
-    (member,) = plan(scenario(**small)).members
-    room = int(member.stations[0].design.ready.kv.capacity_tokens)
+    (configuration,) = plan(scenario(**small)).configurations
+    room = int(configuration.stations[0].design.ready.kv.capacity_tokens)
     assert status(**small, workload__lengths=fixed(room - 9)) == OK  # the last of 10 tokens is never computed
     assert "exceeds the KV cache" in status(**small, workload__lengths=fixed(room - 8))
 
@@ -249,12 +249,14 @@ def test_one_group_for_each_structure():
         "workload.arrivals.rate_rps": [1, 2, 4],
     }
     whole = plan(scenario(sweep=axes))
-    assert len(whole.members) == 48
+    assert len(whole.configurations) == 48
     stations = [station for group in whole.groups for station in group.stations]
     assert [(station.windowed, station.rows.expert_rows > 0) for station in stations] == [
         (False, False), (False, True), (True, True),
     ]  # fmt: skip
-    assert sorted(member.config for group in whole.groups for member in group.members) == list(range(48))
+    assert sorted(configuration.config for group in whole.groups for configuration in group.configurations) == list(
+        range(48)
+    )
     lengths = {**axes, "workload.requests": [20, 30]}
     assert len(plan(scenario(sweep=lengths)).groups) == 6
 
@@ -271,7 +273,7 @@ def test_shapes_hold_every_member_of_a_group():
 
 def test_a_part_of_the_grid_keeps_its_numbers():
     whole = plan(scenario(sweep={"workload.arrivals.rate_rps": [1, 2, 4]}), np.array([2]))
-    assert [member.config for member in whole.members] == [2]
+    assert [configuration.config for configuration in whole.configurations] == [2]
 
 
 # --- traffic

@@ -19,16 +19,23 @@ LEAST_WORK_LEFT = "deployment.batching.packing=least_work_left"
 
 
 def test_pools_have_roles_and_limits_of_their_own():
-    (member,) = plan_of_pools("workload.lengths={source: fixed, prompt_tokens: 100, output_tokens: 30}").members
-    prefill, decode = member.stations
-    assert (prefill.name, decode.name, member.status, member.engine) == ("prefill", "decode", OK, "iteration")
+    (configuration,) = plan_of_pools(
+        "workload.lengths={source: fixed, prompt_tokens: 100, output_tokens: 30}"
+    ).configurations
+    prefill, decode = configuration.stations
+    assert (prefill.name, decode.name, configuration.status, configuration.simulator) == (
+        "prefill",
+        "decode",
+        OK,
+        "iteration",
+    )
     assert (prefill.extremes.prompt, prefill.extremes.output, prefill.extremes.kv_tokens) == (100, 1, 100)
     assert (decode.extremes.prompt, decode.extremes.output, decode.extremes.kv_tokens) == (0, 29, 129)
 
 
 def test_what_does_not_fit_says_in_which_pool():
-    (member,) = plan_of_pools("deployment.model=llama-3.1-70b").members
-    assert member.status.startswith("infeasible: pool prefill: does not fit: 141.1 GB of weights")
+    (configuration,) = plan_of_pools("deployment.model=llama-3.1-70b").configurations
+    assert configuration.status.startswith("infeasible: pool prefill: does not fit: 141.1 GB of weights")
 
 
 def test_pools_share_the_program_of_their_structure():
@@ -41,14 +48,14 @@ def test_pools_share_the_program_of_their_structure():
 
 def test_a_group_is_of_one_sequence_of_structures():
     one, two = plan_of_pools(), plan_of_pools("deployment.kv.admission=on_demand")
-    (single,) = plan(scenario()).members
-    groups = groups_of([*one.members, *two.members, single, *one.members], (0,))
-    assert [len(group.members) for group in groups] == [2, 1, 1]
+    (single,) = plan(scenario()).configurations
+    groups = groups_of([*one.configurations, *two.configurations, single, *one.configurations], (0,))
+    assert [len(group.configurations) for group in groups] == [2, 1, 1]
     assert [len(group.stations) for group in groups] == [2, 2, 1]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "coupled", "lacking"),
+    ("overrides", "joint", "lacking"),
     [
         ((), False, ()),
         (("deployment.replicas=2", "deployment.router=random"), False, ()),
@@ -57,15 +64,15 @@ def test_a_group_is_of_one_sequence_of_structures():
         ((CLOSED, LEAST_WORK_LEFT), True, ("closed loop over several pools with packing least_work_left",)),
     ],
 )
-def test_pools_that_look_at_each_other_are_coupled(overrides, coupled, lacking):
-    (member,) = plan_of_pools(*overrides).members
-    assert (member.coupled, member.lacking) == (coupled, lacking)
-    assert member.engine == ("token" if lacking else "iteration")
-    assert member.status == OK and member.in_one_loop == (CLOSED in overrides)
+def test_pools_that_look_at_each_other_are_coupled(overrides, joint, lacking):
+    (configuration,) = plan_of_pools(*overrides).configurations
+    assert (configuration.joint, configuration.lacking) == (joint, lacking)
+    assert configuration.simulator == ("token" if lacking else "iteration")
+    assert configuration.status == OK and configuration.joint_pools == (CLOSED in overrides)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "coupled"),
+    ("overrides", "joint"),
     [
         ((CLOSED, "deployment.calibration=datasheet"), False),
         ((CLOSED,), True),
@@ -74,15 +81,15 @@ def test_pools_that_look_at_each_other_are_coupled(overrides, coupled, lacking):
         (("deployment.replicas=2",), False),
     ],
 )
-def test_replicas_run_together_where_one_decides_what_comes_to_another(overrides, coupled):
-    (member,) = plan(scenario(*overrides)).members
-    assert (member.coupled, member.status, member.engine) == (coupled, OK, "iteration")
+def test_replicas_run_together_where_one_decides_what_comes_to_another(overrides, joint):
+    (configuration,) = plan(scenario(*overrides)).configurations
+    assert (configuration.joint, configuration.status, configuration.simulator) == (joint, OK, "iteration")
 
 
 def test_numbers_of_replicas_that_run_together_share_a_program():
     axes = {"deployment__replicas": [2, 3, 5, 8, 9], "deployment__router": ["least_work", "least_kv"]}
     groups = plan(scenario(**axes)).groups
-    assert [(len(group.members), group.stations[0].program.replicas) for group in groups] == [(8, 8), (2, 16)]
+    assert [(len(group.configurations), group.stations[0].program.replicas) for group in groups] == [(8, 8), (2, 16)]
     assert {group.stations[0].lane_requests for group in groups} == {64}  # all requests of a pool, a power of two
 
 
@@ -95,8 +102,8 @@ PREFILL, DECODE, MIXED = ({"role": role} for role in ("prefill", "decode", "mixe
 
 def of_pools(pools, models=None, **deployment):
     """The only member of a scenario with these pools."""
-    (member,) = plan(load(pools, models, **deployment)).members
-    return member
+    (configuration,) = plan(load(pools, models, **deployment)).configurations
+    return configuration
 
 
 def load(pools, models=None, lengths=None, **deployment):
@@ -116,19 +123,19 @@ def test_sides_and_the_most_jobs_of_their_replicas():
         "a": {**PREFILL, "replicas": 6},
         "b": {**PREFILL, "replicas": 2, "weight": 2},
     }
-    member = of_pools(pools)
-    first, second = member.sides
-    assert [member.stations[number].name for number in first.stations] == ["a", "b"] and second.replicas is None
+    configuration = of_pools(pools)
+    first, second = configuration.phases
+    assert [configuration.stations[number].name for number in first.stations] == ["a", "b"] and second.replicas is None
     assert first.replicas.weight == (1.0,) * 8 and first.replicas.pool == (0,) * 6 + (1,) * 2
-    assert [station.most_jobs for station in member.stations] == [25, 25, None]
-    assert (member.link.senders, member.link.receivers, member.link.replicas) == ((6, 2), (3,), 8)
+    assert [station.most_jobs for station in configuration.stations] == [25, 25, None]
+    assert (configuration.link.senders, configuration.link.receivers, configuration.link.replicas) == ((6, 2), (3,), 8)
 
 
 def test_every_pool_is_checked_against_the_requests_of_its_model():
     models = {"llama-3.1-8b": 1, "qwen3-8b": {"share": 1, "lengths": {"source": "fixed", "prompt_tokens": 7,
               "output_tokens": 300}}}  # fmt: skip
-    member = of_pools({"l": {**MIXED, **LLAMA}, "q": {**MIXED, **QWEN}}, models)
-    assert [(one.extremes.prompt, one.extremes.output) for one in member.stations] == [(100, 10), (7, 300)]
+    configuration = of_pools({"l": {**MIXED, **LLAMA}, "q": {**MIXED, **QWEN}}, models)
+    assert [(one.extremes.prompt, one.extremes.output) for one in configuration.stations] == [(100, 10), (7, 300)]
 
 
 def test_a_described_model_serves_the_requests_for_what_it_is_like():
@@ -171,11 +178,11 @@ def test_what_all_ranks_hold_is_sent_to_each_of_them(prefill, decode, copies):
 
 def test_groups_take_as_many_of_each_pool():
     pools = {"p": {**PREFILL, "replicas": 4}, "q": {**PREFILL, "replicas": 2}, "d": {**DECODE, "replicas": 6}}
-    member = of_pools(pools, transfer={"groups": 2})
-    prefill, decode = member.sides
+    configuration = of_pools(pools, transfer={"groups": 2})
+    prefill, decode = configuration.phases
     assert prefill.replicas.group == (0, 0, 1, 1, 0, 1) and decode.replicas.group == (0, 0, 0, 1, 1, 1)
     assert decode.grouped and not prefill.grouped
-    assert member.link.group_of(np.array([0, 3, 4, 5])).tolist() == [0, 1, 0, 1]
+    assert configuration.link.group_of(np.array([0, 3, 4, 5])).tolist() == [0, 1, 0, 1]
 
 
 THREE = {"replicas": 3}
@@ -241,8 +248,8 @@ def test_a_trace_says_which_model_a_request_asks_for(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("prompt_tokens,output_tokens,model\n" + "10,2,qwen3-8b\n20,3,llama-3.1-8b\n" * 100)
     lengths = {"trace": str(path)}
-    member = of_pools({"l": {**MIXED, **LLAMA}, "q": {**MIXED, **QWEN}}, lengths=lengths)
-    assert member.status == OK and [one.extremes.prompt for one in member.stations] == [20, 10]
+    configuration = of_pools({"l": {**MIXED, **LLAMA}, "q": {**MIXED, **QWEN}}, lengths=lengths)
+    assert configuration.status == OK and [one.extremes.prompt for one in configuration.stations] == [20, 10]
     assert of_pools({"l": {**MIXED, **LLAMA}}, lengths=lengths).status == (
         "infeasible: model qwen3-8b in the column model of the trace: no pool serves it; the models of the pools are "
         "llama-3.1-8b. Add a pool with model: qwen3-8b"
@@ -265,5 +272,5 @@ def test_sessions_may_be_any_replicas_before_groups():
     pools = {"p": {**PREFILL, "replicas": 4}, "d": {**DECODE, "replicas": 2}}
     tree = _tree(pools, None, None, router={"prefill": "session"}, transfer={"groups": 2})
     tree["workload"]["sessions"] = {"turns": {"mean": 3}, "think_from": "arrival"}
-    (member,) = plan(load_scenario(tree)).members
-    assert member.status == OK and [station.most_jobs for station in member.stations] == [200, 200]
+    (configuration,) = plan(load_scenario(tree)).configurations
+    assert configuration.status == OK and [station.most_jobs for station in configuration.stations] == [200, 200]

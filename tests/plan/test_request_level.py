@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evaluator.metrics import OK
-from evaluator.plan import Member, plan, request_sizes
+from evaluator.plan import Configuration, plan, request_sizes
 from evaluator.plan.request_level import RequestSizes
 from evaluator.scenario import Scenario, load_scenario
 
@@ -32,8 +32,8 @@ def scenario(*overrides: str, **sweep: Any) -> Scenario:
     return load_scenario(tree, overrides)
 
 
-def member(*overrides: str, engine: str = "request") -> Member:
-    (found,) = plan(scenario(*overrides), engine=engine).members
+def configuration(*overrides: str, simulator: str = "request") -> Configuration:
+    (found,) = plan(scenario(*overrides), simulator=simulator).configurations
     return found
 
 
@@ -52,53 +52,53 @@ UNSUPPORTED = {
 
 @pytest.mark.parametrize("what", UNSUPPORTED)
 def test_what_it_cannot_run_says_so_and_what_to_do(what):
-    found = member(*UNSUPPORTED[what])
-    assert found.status == f"unsupported: engine request does not cover {what}, or engine iteration"
-    assert found.engine == "request"
-    assert member(*UNSUPPORTED[what], engine="iteration").status == OK
+    found = configuration(*UNSUPPORTED[what])
+    assert found.status == f"unsupported: simulator request does not cover {what}, or simulator iteration"
+    assert found.simulator == "request"
+    assert configuration(*UNSUPPORTED[what], simulator="iteration").status == OK
 
 
 def test_windows_are_left_to_other_engines():
-    found = member("deployment.model=gpt-oss-20b")
+    found = configuration("deployment.model=gpt-oss-20b")
     assert found.status == (
-        "unsupported: engine request does not cover the windowed layers of gpt-oss-20b; use engine iteration"
+        "unsupported: simulator request does not cover the windowed layers of gpt-oss-20b; use simulator iteration"
     )
 
 
 def test_the_pool_is_named_where_there_are_two():
-    found = member("deployment.pools={p: {role: prefill, batching: {policy: chunked}}, d: {role: decode}}")
-    assert found.status.startswith("unsupported: pool p: engine request does not cover batching.policy chunked")
+    found = configuration("deployment.pools={p: {role: prefill, batching: {policy: chunked}}, d: {role: decode}}")
+    assert found.status.startswith("unsupported: pool p: simulator request does not cover batching.policy chunked")
 
 
 def test_a_decode_pool_has_no_prompts_to_cut():
     pools = "deployment.pools={p: {role: prefill}, d: {role: decode, batching: {policy: chunked}}}"
-    assert member(pools).status == OK
+    assert configuration(pools).status == OK
 
 
-@pytest.mark.parametrize("engine", ["iteration", "token"])
-def test_no_other_engine_has_a_queue_before_the_replicas(engine):
+@pytest.mark.parametrize("simulator", ["iteration", "token"])
+def test_no_other_engine_has_a_queue_before_the_replicas(simulator):
     shared = ("deployment.replicas=2", "deployment.router=shared_queue")
-    assert member(*shared, engine=engine).status == (
-        "unsupported: router shared_queue: only engine request lets requests wait before the replicas; use router "
-        "least_outstanding, or engine request"
+    assert configuration(*shared, simulator=simulator).status == (
+        "unsupported: router shared_queue: only simulator request lets requests wait before the replicas; use router "
+        "least_outstanding, or simulator request"
     )
-    assert member(*shared).status == OK
-    assert member(shared[1], engine=engine).status == OK  # one replica: nothing to choose
+    assert configuration(*shared).status == OK
+    assert configuration(shared[1], simulator=simulator).status == OK  # one replica: nothing to choose
 
 
 def test_sizes():
     """Four prompts of 1,000 tokens are 4,000; KV holds some 400,000 tokens, hence all 16 sequences."""
-    (station,) = member("deployment.replicas=3").stations
+    (station,) = configuration("deployment.replicas=3").stations
     assert request_sizes(station) == RequestSizes(instances=1, prompts=4, boxes=16)
-    (station,) = member("deployment.replicas=3", "deployment.router=shared_queue").stations
+    (station,) = configuration("deployment.replicas=3", "deployment.router=shared_queue").stations
     assert request_sizes(station) == RequestSizes(instances=3, prompts=4, boxes=16)
-    prefill, decode = (request_sizes(each) for each in member(f"deployment.pools={POOLS}").stations)
+    prefill, decode = (request_sizes(each) for each in configuration(f"deployment.pools={POOLS}").stations)
     assert (prefill, decode) == (RequestSizes(1, 4, 1), RequestSizes(1, 1, 64))
 
 
 def test_no_more_decodes_than_fit_into_the_kv_cache():
     lengths = "workload.lengths={source: fixed, prompt_tokens: 60000, output_tokens: 1000}"
-    (station,) = member(lengths, "deployment.batching={policy: continuous}").stations
+    (station,) = configuration(lengths, "deployment.batching={policy: continuous}").stations
     kv = station.design.ready.kv
     boxes = request_sizes(station).boxes
     assert boxes == kv.capacity_tokens // 61_008 < 16  # blocks of 16 tokens; the last token is never computed
@@ -107,9 +107,9 @@ def test_no_more_decodes_than_fit_into_the_kv_cache():
 def test_designs_of_alike_requests_share_a_program():
     """Tables of times have one structure, whatever the model; otherwise experts need rows of their own."""
     axes = {"deployment__model": ["llama-3.1-8b", "qwen3-30b-a3b"], "deployment__batching__max_num_seqs": [4, 16]}
-    (group,) = plan(scenario(**axes), engine="request").groups
+    (group,) = plan(scenario(**axes), simulator="request").groups
     (shapes,) = group.request_stations
     assert (shapes.sizes, shapes.tabulated, group.stations) == (RequestSizes(1, 4, 16), True, ())
     spread = "workload.lengths={source: uniform, prompt_min: 500, prompt_max: 900, output_min: 1, output_max: 9}"
-    groups = plan(scenario(spread, **axes), engine="request").groups
+    groups = plan(scenario(spread, **axes), simulator="request").groups
     assert [group.request_stations[0].tabulated for group in groups] == [False, False]

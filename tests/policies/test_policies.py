@@ -133,7 +133,7 @@ def test_no_other_room_knows_a_policy_by_its_name():
                 found.add((path.relative_to(root).as_posix(), node.value))
     roles = (
         "plan/checks.py",
-        "plan/sides.py",
+        "plan/phases.py",
         "scenario/keys.py",
         "scenario/pool_keys.py",
         "scenario/pools.py",

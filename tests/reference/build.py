@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.cost.beside import BesideRows
-from evaluator.cost.iteration import AttentionRows, CostParameters, RampRows, Rows
+from evaluator.cost.iteration import AttentionRows, CostParameters, OperatorRows, RampRows
+from evaluator.cost.mixed_attention import BesideRows
 from evaluator.policies import POLICIES
-from evaluator.reference import Iteration, Limits, Outcome, Request, simulate
+from evaluator.reference import Iteration, Limits, PoolOutcome, Request, simulate
 from evaluator.routing import ROUTERS, HeavyLight
 
 WITH_MORE = ("heavy_light", "session", "prefix_aware")  # routers that have keys, or go by more than numbers of tokens
 CHOICES = (*(each.name for each in ROUTERS.values() if each.name not in WITH_MORE and not each.queue), HeavyLight(50))
 """Every router that chooses a replica when a request is sent."""
-NO_ROWS = Rows(*(np.zeros(0) for _ in Rows._fields))
+NO_ROWS = OperatorRows(*(np.zeros(0) for _ in OperatorRows._fields))
 NO_ATTENTION = AttentionRows(*(np.zeros(0) for _ in AttentionRows._fields))
 NO_RAMPS = RampRows(*(np.zeros(0) for _ in RampRows._fields))
 NONE_BESIDE = BesideRows(*(np.zeros(0) for _ in BesideRows._fields))
@@ -37,12 +37,12 @@ SECOND = linear_cost()  # every iteration takes one second
 def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scale: float = 1.0) -> CostParameters:
     """All kinds of operators, with and without knees."""
 
-    def rows(count: int, flop: float, weight: float, activation: float) -> Rows:
-        sides = [rng.uniform(0.2, 1.0, count) * side * scale for side in (flop, weight, activation)]
+    def rows(count: int, flop: float, weight: float, activation: float) -> OperatorRows:
+        phases = [rng.uniform(0.2, 1.0, count) * phase * scale for phase in (flop, weight, activation)]
         knee, waves = rng.uniform(0.0, 0.4, count), rng.uniform(0.0, 2.0, count)
         waves_s = rng.uniform(0.0, 1e-3, count) * scale
-        more = {"crowd": np.full(count, 5.0), "crowded": 0.5 * sides[1], "padding": 0.3 * sides[1]}
-        return Rows(*sides, knee, waves, waves_s, tile_pass_s=400.0 * sides[0], **more)
+        more = {"crowd": np.full(count, 5.0), "crowded": 0.5 * phases[1], "padding": 0.3 * phases[1]}
+        return OperatorRows(*phases, knee, waves, waves_s, tile_pass_s=400.0 * phases[0], **more)
 
     def attention(count: int) -> AttentionRows:
         largest = {"flop": 3e-9, "activation": 2e-8, "knee": 0.4, "edge_s": 1e-7, "traffic_s": 1e-6, "tile": 64.0,
@@ -119,7 +119,7 @@ class Scenario:
     def requests(self) -> list[Request]:
         return [Request(index, *column) for index, column in enumerate(self.columns)]
 
-    def run(self, **options: Any) -> Outcome:
+    def run(self, **options: Any) -> PoolOutcome:
         return simulate(self.cost, self.policy, self.limits, self.requests(), **{**self.options, **options})
 
 

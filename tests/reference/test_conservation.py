@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from evaluator.reference import Iteration, Outcome
+from evaluator.reference import Iteration, PoolOutcome
 from evaluator.reference.prefix_cache import PrefixCache
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
@@ -19,7 +19,7 @@ SEEDS = range(2000, 2000 + tried(40))
 
 
 @cache
-def traced(seed: int) -> tuple[Outcome, list[Iteration]]:
+def traced(seed: int) -> tuple[PoolOutcome, list[Iteration]]:
     """A random scenario after its run, every token of it, and its iterations."""
     log: list[Iteration] = []
     return random_scenario(seed).run(tokens=True, observe=log.append), log

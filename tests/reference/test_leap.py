@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evaluator.reference import Limits, Outcome, simulate
+from evaluator.reference import Limits, PoolOutcome, simulate
 from tests.reference.build import SECOND, random_scenario, request
 from tests.thorough import tried
 
@@ -19,7 +19,7 @@ KINDS = {
 }
 
 
-def assert_same(outcome: Outcome, other: Outcome) -> None:
+def assert_same(outcome: PoolOutcome, other: PoolOutcome) -> None:
     for name in TIMES:
         times, others = ([getattr(each, name) for each in one.requests] for one in (outcome, other))
         np.testing.assert_allclose(others, times, rtol=1e-12, err_msg=name)

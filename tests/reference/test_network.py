@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from evaluator.reference import Limits, Request, simulate
-from evaluator.reference.network import Visit, run
+from evaluator.reference.network import VisitTimes, run
 from evaluator.reference.replica import Replica
 from evaluator.reference.routing import chooser
-from evaluator.reference.stations.delay import Delay
+from evaluator.reference.stations.delay import DelayStation
 from evaluator.reference.stations.fifo import Fifo
-from evaluator.reference.stations.pool import Pool
+from evaluator.reference.stations.pool import PoolStation
 from tests.reference.build import SECOND, Scenario, random_cost, random_scenario
 from tests.thorough import tried
 
@@ -26,19 +26,19 @@ def sent_at(arrival_s) -> list[Request]:
     return [Request(index, float(at), 4, 4, 3, 2) for index, at in enumerate(arrival_s)]
 
 
-def pool_of(scenario: Scenario) -> Pool:
+def pool_of(scenario: Scenario) -> PoolStation:
     """The station that ``simulate`` makes of a scenario."""
     options = dict(scenario.options)
     count, router = options.pop("replicas"), options.pop("router")
     options.pop("users")
     replicas = [Replica(index, scenario.cost, scenario.policy, scenario.limits, **options) for index in range(count)]
-    return Pool(replicas, chooser(router, replicas))
+    return PoolStation(replicas, chooser(router, replicas))
 
 
-def small_pool(policy: str = "chunked", replicas: int = 2) -> Pool:
+def small_pool(policy: str = "chunked", replicas: int = 2) -> PoolStation:
     cost = random_cost(np.random.default_rng(1), experts=True, windowed=False)
     several = [Replica(index, [cost], policy, LIMITS) for index in range(replicas)]
-    return Pool(several, chooser("least_work", several))
+    return PoolStation(several, chooser("least_work", several))
 
 
 def column(station, name: str) -> np.ndarray:
@@ -58,7 +58,12 @@ class TestFifo:
     def test_by_hand(self):
         station = Fifo(2, [3.0, 1.0, 4.0, 1.0])
         run([station], sent_at([0, 0, 0.5, 2]))
-        assert station.visits == {0: Visit(0, 0, 3), 1: Visit(0, 0, 1), 2: Visit(0.5, 1, 5), 3: Visit(2, 3, 4)}
+        assert station.visits == {
+            0: VisitTimes(0, 0, 3),
+            1: VisitTimes(0, 0, 1),
+            2: VisitTimes(0.5, 1, 5),
+            3: VisitTimes(2, 3, 4),
+        }
 
     def test_a_tandem_of_single_servers_follows_lindley(self):
         rng = np.random.default_rng(0)
@@ -93,10 +98,10 @@ class TestFifo:
 
 
 def test_a_delay_lets_requests_overtake():
-    station = Delay([5.0, 1.0, 0.0])
+    station = DelayStation([5.0, 1.0, 0.0])
     following = Fifo(1, [1.0, 1.0, 1.0])
     run([station, following], sent_at([0, 1, 2]))
-    assert station.visits == {0: Visit(0, 0, 5), 1: Visit(1, 1, 2), 2: Visit(2, 2, 2)}
+    assert station.visits == {0: VisitTimes(0, 0, 5), 1: VisitTimes(1, 1, 2), 2: VisitTimes(2, 2, 2)}
     assert [following.visits[index].started_s for index in range(3)] == [5, 2, 3]
 
 
@@ -105,7 +110,7 @@ def test_a_pool_behind_a_delay_is_the_pool_with_later_arrivals(seed):
     """Any policy, router and limits; the delay keeps the order, so that requests of one time do, too."""
     scenario = random_scenario(2000 + seed)
     delay_s, behind = 0.37, scenario.requests()
-    run([Delay([delay_s] * len(behind)), pool_of(scenario)], behind)
+    run([DelayStation([delay_s] * len(behind)), pool_of(scenario)], behind)
     later = scenario.requests()
     for request in later:
         request.arrival_s += delay_s
@@ -122,7 +127,7 @@ def test_stations_that_take_no_time_change_nothing(seed):
     none = [0.0] * len(scenario.columns)
     users = scenario.options["users"] if seed % 3 else 5
     through, alone = scenario.requests(), scenario.requests()
-    run([Delay(none), Fifo(1, none), pool_of(scenario), Fifo(2, none)], through, users)
+    run([DelayStation(none), Fifo(1, none), pool_of(scenario), Fifo(2, none)], through, users)
     run([pool_of(scenario)], alone, users)
     for name in ("arrival_s", "replica", *TIMES):
         assert [getattr(request, name) for request in through] == [getattr(request, name) for request in alone]
@@ -132,7 +137,7 @@ def test_a_request_comes_before_the_batch_of_that_time():
     """At 1 s an iteration ends and a request comes out of a station in front: it is in the next one."""
     requests = sent_at([0.0, 0.5])
     replicas = [Replica(0, [SECOND], "chunked", LIMITS)]
-    run([Delay([0.0, 0.5]), Pool(replicas, chooser("round_robin", replicas))], requests)
+    run([DelayStation([0.0, 0.5]), PoolStation(replicas, chooser("round_robin", replicas))], requests)
     assert [request.scheduled_s for request in requests] == [0.0, 1.0]
 
 
@@ -142,7 +147,7 @@ def test_every_request_passes_every_station_once(policy, users):
     rng = np.random.default_rng(5)
     count = 200
     draw = [rng.exponential(0.05, count).tolist() for _ in range(3)]
-    stations = [Delay(draw[0]), Fifo(3, draw[1]), small_pool(policy), Fifo(1, draw[2])]
+    stations = [DelayStation(draw[0]), Fifo(3, draw[1]), small_pool(policy), Fifo(1, draw[2])]
     requests = sent_at(rng.exponential(0.06, count).cumsum())
     run(stations, requests, users)
     delay, first, pool, second = stations

@@ -10,7 +10,7 @@ from evaluator.reference.load import LOADS
 from evaluator.reference.network import run
 from evaluator.reference.replica import Replica
 from evaluator.reference.routing import chooser
-from evaluator.reference.stations.pool import Pool
+from evaluator.reference.stations.pool import PoolStation
 from evaluator.routing import COUNTERS, HeavyLight
 from tests.reference.build import CHOICES, SECOND, linear_cost, random_scenario, request
 from tests.thorough import tried
@@ -106,7 +106,7 @@ def test_least_kv_sees_into_a_leap():
     units = []
     for second in range(1, 40):
         replica = Replica(0, [SECOND], "chunked", replace(LIMITS, admission="on_demand"))
-        run([Pool([replica], chooser("random", [replica]))], [request(0, 0.0, 6, 60)])
+        run([PoolStation([replica], chooser("random", [replica]))], [request(0, 0.0, 6, 60)])
         assert replica.kv_units_max == 17
         at_work = Replica(0, [SECOND], "chunked", replace(LIMITS, admission="on_demand"))
         at_work.submit(request(0, 0.0, 6, 60), 0.0)

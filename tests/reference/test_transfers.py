@@ -9,8 +9,8 @@ import pytest
 from evaluator.reference import Limits, Request
 from evaluator.reference.network import run
 from evaluator.reference.replica import Replica
-from evaluator.reference.stations.pool import Pool
-from evaluator.reference.stations.side import Side
+from evaluator.reference.stations.phase import PhaseStation
+from evaluator.reference.stations.pool import PoolStation
 from evaluator.reference.stations.transfers import Sending, Transfers
 from tests.reference.build import SECOND
 
@@ -26,13 +26,13 @@ def system(
     backpressure: bool = True,
     ahead: float = 0.0,
     service_s: float = 0.5,
-) -> tuple[Side, Transfers, Side]:
+) -> tuple[PhaseStation, Transfers, PhaseStation]:
     """One replica a side, which computes one prompt at a time; all requests of two prompt tokens are there at 0."""
     first = {i: Request(i, 0.0, PROMPT, PROMPT, 1, PROMPT) for i in range(len(outputs))}
     later = {i: Request(i, 0.0, 0, PROMPT, n - 1, PROMPT + n - 1) for i, n in enumerate(outputs) if n > 1}
     shared: dict[str, Any] = {"max_num_batched_tokens": 64, "block_tokens": 1}
-    prefill = side(first, Limits(1, kv_units=prefill_units, **shared))
-    decode = side(later, Limits(8, kv_units=decode_units, admission=admission, rooms=backpressure, **shared))
+    prefill = phase(first, Limits(1, kv_units=prefill_units, **shared))
+    decode = phase(later, Limits(8, kv_units=decode_units, admission=admission, rooms=backpressure, **shared))
     links = Transfers(
         prefill, decode, lambda index, sender, receiver: Sending(service_s, ahead), latency_s=0.0, one_by_one=True,
         by_layer=ahead > 0, backpressure=backpressure, choose=decode.choose if backpressure else None, groups=None,
@@ -41,16 +41,16 @@ def system(
     return prefill, links, decode
 
 
-def side(parts: dict[int, Request], limits: Limits) -> Side:
+def phase(parts: dict[int, Request], limits: Limits) -> PhaseStation:
     (replica,) = replicas = [Replica(0, [SECOND], "continuous", limits)]
 
     def choose(request: Request, now: float, group: int | None = None) -> Replica:
         return replica
 
-    return Side(Pool(replicas, choose), parts, choose)
+    return PhaseStation(PoolStation(replicas, choose), parts, choose)
 
 
-def times(of: Side, name: str) -> list[float]:
+def times(of: PhaseStation, name: str) -> list[float]:
     return [getattr(part, name) for part in of.parts.values()]
 
 

@@ -14,7 +14,7 @@ from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.estimation import estimate
 from evaluator.experiments import Experiment
-from evaluator.replica import Change, Replica, ReplicaSpec, build, design, passage, replica_spec, varied
+from evaluator.replica import Change, ReplicaSpec, RunnableReplica, build, design, passage, replica_spec, varied
 from evaluator.scenario.scenario import Batching, Deployment, KvCache
 from tests.calibrate.test_whole import iterations, roofline, timed
 from tests.cost.fixtures import H100, LLAMA_8B, LLAMA_70B, calibration
@@ -23,7 +23,7 @@ SMALL = ReplicaSpec(LLAMA_8B, H100, calibration())
 DEPLOYMENT = Deployment("llama-3.1-8b", "h100-sxm", tensor_parallel=2, batching=Batching("chunked", 128, 2048))
 
 
-def numbers(replica: Replica) -> str:
+def numbers(replica: RunnableReplica) -> str:
     """All that it takes and holds."""
     return str((replica.pipeline_ranks, replica.ideals, replica.kv, replica.weight_bytes, replica.warm_up_s))
 

@@ -5,7 +5,7 @@ import xarray as xr
 import evaluator
 from evaluator import results
 from evaluator.errors import InputError
-from evaluator.report.accessor import Designs
+from evaluator.report.accessor import ResultAccessor
 from tests.results.build import HARDWARE, PARALLEL, RATE, sweep
 
 
@@ -15,7 +15,7 @@ def ds():
 
 
 def test_every_dataset_has_it_and_shows_the_ranked_table(ds):
-    assert isinstance(ds.evaluator, Designs)
+    assert isinstance(ds.evaluator, ResultAccessor)
     text = repr(ds.evaluator)
     assert text.startswith("Best 10 of") and "72 configurations" in text
     assert text.splitlines()[0] in ds.evaluator._repr_html_()

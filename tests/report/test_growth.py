@@ -8,7 +8,7 @@ import xarray as xr
 
 import evaluator
 from evaluator.report.accuracy import expected_errors
-from evaluator.report.growth import ARRIVALS, Growth
+from evaluator.report.growth import ARRIVALS, LatencyGrowth
 from tests.metrics.build import fifo
 
 RUNS = "serving runs of this device and model"
@@ -43,7 +43,7 @@ def test_the_slope_over_the_rate_is_what_a_slower_service_makes_of_a_latency():
     base = np.array([latency(rate, 1.0) for rate in rates])
     slower = np.array([latency(rate, step) for rate in rates])
     grown = np.log(slower / base) / np.log(step)
-    found = Growth(swept(rates, base)).of("ttft_s", np.arange(rates.size))
+    found = LatencyGrowth(swept(rates, base)).of("ttft_s", np.arange(rates.size))
     np.testing.assert_allclose(found[1:-1], grown[1:-1], rtol=0.06)
     np.testing.assert_allclose(found[[0, -1]], grown[[0, -1]], rtol=0.15)
     assert grown[0] < 2 and grown[-1] > 4
@@ -53,15 +53,15 @@ def test_towards_saturation_the_one_neighbour_tells():
     """A latency s / (1 - r s), whose growth is 1 / (1 - r): the saturated neighbour's is that of the run's length."""
     rates = np.array([0.6, 0.8, 1.2])
     ds = swept(rates, [1 / 0.4, 1 / 0.2, 400.0], saturated=[False, False, True])
-    np.testing.assert_allclose(Growth(ds).of("ttft_s", np.arange(3)), [2.5, 5.0, 1.0])
+    np.testing.assert_allclose(LatencyGrowth(ds).of("ttft_s", np.arange(3)), [2.5, 5.0, 1.0])
 
 
 def test_rates_of_other_designs_tell_nothing():
     tp = ("config", np.array([1, 2, 1, 2]), {"description": "deployment.tensor_parallel"})
     ds = swept([1.0, 1.0, 2.0, 2.0], [1.0, 3.0, 2.0, 3.0], tensor_parallel=tp)
-    np.testing.assert_allclose(Growth(ds).of("ttft_s", np.arange(4)), [1.5, 1.0, 3.0, 1.0])
+    np.testing.assert_allclose(LatencyGrowth(ds).of("ttft_s", np.arange(4)), [1.5, 1.0, 3.0, 1.0])
     ds["status"][2] = "infeasible: no"
-    assert np.isnan(Growth(ds).of("ttft_s", np.array([0]))).all()
+    assert np.isnan(LatencyGrowth(ds).of("ttft_s", np.array([0]))).all()
 
 
 def test_the_axis_is_described_as_a_sweep_describes_it():
@@ -77,7 +77,7 @@ def test_the_axis_is_described_as_a_sweep_describes_it():
             "sweep": {"workload.arrivals.rate_rps": [2, 4, 8], "deployment.tensor_parallel": [1, 2]},
         }
     )
-    assert np.isfinite(Growth(ds).of("e2e_s", np.arange(6))).all()
+    assert np.isfinite(LatencyGrowth(ds).of("e2e_s", np.arange(6))).all()
 
 
 def test_the_lines_have_it():

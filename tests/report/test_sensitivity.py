@@ -16,7 +16,7 @@ from evaluator.report import elasticity_table, plot_sensitivity
 from evaluator.report.picture.sensitivity import sensitivity_figure_of
 from evaluator.run import sweep
 from evaluator.simulation import summaries
-from evaluator.stations.engine.in_order import run_lanes
+from evaluator.stations.engine.fcfs_reserved import run_lanes
 from tests.execution.build import Interrupting
 from tests.results.build import same
 from tests.scenario.build import GRID, scenario
@@ -51,14 +51,14 @@ def step(monkeypatch):
 # --- identities and closed forms
 
 
-@pytest.mark.parametrize("engine", ["iteration", "token"])
-def test_one_request_has_elasticities_that_add_up_to_minus_one(engine, step):
+@pytest.mark.parametrize("simulator", ["iteration", "token"])
+def test_one_request_has_elasticities_that_add_up_to_minus_one(simulator, step):
     """Latencies of an idle system are homogeneous in all rates and times together (Euler); off by the step squared."""
     one = scenario(*ONE, LENGTHS.format(2000, 50), deployment__tensor_parallel=[1, 2])
     errors = []
     for size in (0.05, 0.01):
         step(size)
-        ds = sweep(one, sensitivity=True, engine=engine)
+        ds = sweep(one, sensitivity=True, simulator=simulator)
         latencies = [total(ds, name) for name in ("ttft_s_mean", "tpot_s_mean", "e2e_s_mean")]
         np.testing.assert_allclose(latencies, -1.0, rtol=1e-3)
         errors.append(np.abs(np.array(latencies) + 1.0))
@@ -86,7 +86,7 @@ def test_swapping_is_a_link():
 def test_the_share_of_the_host():
     """Time per token is linear in the host's: its elasticity is the share, all that is fixed or has a rate the rest."""
     ds = sweep(scenario(*ONE, LENGTHS.format(100, 200)), sensitivity=True)
-    host = plan(scenario()).members[0].stations[0].design.calibration
+    host = plan(scenario()).configurations[0].stations[0].design.calibration
     share = (host.step_overhead_s + host.sequence_overhead_s) / ds["tpot_s_mean"].item()
     found = ds["tpot_s_mean_elasticity"].sel(input="host_overhead").item()
     assert found == pytest.approx(share, rel=1e-3)
@@ -215,12 +215,12 @@ def test_an_interrupted_sensitivity_goes_on(grid, swept, monkeypatch, tmp_path):
 
 def test_engines_and_processes_agree(monkeypatch):
     small = scenario("workload.seeds=[0, 1]", deployment__tensor_parallel=[1, 2])
-    fast, exact = sweep(small, sensitivity=True), sweep(small, sensitivity=True, engine="token")
+    fast, exact = sweep(small, sensitivity=True), sweep(small, sensitivity=True, simulator="token")
     names = [name for name in fast.data_vars if "_elasticity" in str(name) and not str(name).startswith("itl_s")]
     for name in names:
         np.testing.assert_allclose(fast[name], exact[name], rtol=1e-6, atol=1e-8, err_msg=str(name))
     monkeypatch.setattr("evaluator.execution.schedule._are_many", lambda *_: False)
-    same(sweep(small, sensitivity=True, engine="token"), exact)
+    same(sweep(small, sensitivity=True, simulator="token"), exact)
 
 
 def test_what_is_left_to_the_reference_has_elasticities_too():

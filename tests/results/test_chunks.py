@@ -3,7 +3,7 @@ import os
 import numpy as np
 import pytest
 
-from evaluator.results.chunks import Kept, combine, read_chunks, write_chunk
+from evaluator.results.chunks import Checkpoint, combine, read_chunks, write_chunk
 from evaluator.results.fingerprint import fingerprint_of
 from tests.scenario.build import scenario
 
@@ -48,14 +48,14 @@ def test_damaged_chunks_are_passed_over_or_as_they_were(tmp_path, seed):
 
 
 def test_only_the_chunks_of_the_same_rows_are_taken_up(tmp_path):
-    kept = Kept.beside(tmp_path / "a.nc", "f" * 64)
+    kept = Checkpoint.beside(tmp_path / "a.nc", "f" * 64)
     assert kept.folder == tmp_path / "a.chunks" / ("f" * 16)
     write_chunk(kept.folder, 0, chunk(0, 1))
     write_chunk(kept.folder, 1, chunk(2, 3))
     write_chunk(kept.folder, 7, chunk(4))
     assert list(kept.finished([np.array([0, 1]), np.array([2, 4])])) == [0]
     assert kept.others() == 0
-    write_chunk(Kept.beside(tmp_path / "a.nc", "0" * 64).folder, 0, chunk(0))
+    write_chunk(Checkpoint.beside(tmp_path / "a.nc", "0" * 64).folder, 0, chunk(0))
     assert kept.others() == 1
     kept.remove()
     assert [path.name for path in (tmp_path / "a.chunks").iterdir()] == ["0" * 16]

@@ -13,14 +13,14 @@ from evaluator import results
 from evaluator.errors import InputError
 from evaluator.results import zarr_store
 from evaluator.results.chunks import chunks_folder
-from evaluator.results.engine_note import Left
+from evaluator.results.fallback_report import FallbackReport
 from evaluator.results.gather import gather
 from evaluator.results.shards import MOST_SHARDS, Shard, Store, common_of, shard_rows
 from tests.results.build import BATCHING, HARDWARE, RATE, axis, measured, same
 
 AXES = (HARDWARE, BATCHING, axis("deployment.flag", True, False), RATE)
 TOTAL = 96
-LEFT = Left("iteration", 24, 2, {"swap": 2})
+LEFT = FallbackReport("iteration", 24, 2, {"swap": 2})
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluator.reference import Request
-from evaluator.reference.side_routing import SideRouter
+from evaluator.reference.phase_routing import PhaseRouter
 from evaluator.routing import stream
-from evaluator.routing.sides import Asking, Side, assign_on_side, drawn_by, turns
+from evaluator.routing.phases import Asking, PhaseReplicas, assign_on_side, drawn_by, turns
 
 WEIGHTS = st.lists(st.sampled_from([0.25, 0.5, 1.0, 1 / 3, 3.0, 50.0]), min_size=1, max_size=9).map(tuple)
 
@@ -41,34 +41,34 @@ def test_draws_come_by_weight():
     assert counts == pytest.approx(np.array(weights) / sum(weights), abs=0.005)
 
 
-def random_side(rng: np.random.Generator) -> Side:
+def random_side(rng: np.random.Generator) -> PhaseReplicas:
     """Replicas of two models in two groups, each kind of them at least once."""
     kinds = [(model, group) for model in (0, 1) for group in (0, 1)] + rng.integers(0, 2, (5, 2)).tolist()
     model, group = zip(*kinds, strict=True)
-    return Side((0,) * len(kinds), model, group, tuple(rng.choice([1.0, 0.5, 4.0], len(kinds)).tolist()))
+    return PhaseReplicas((0,) * len(kinds), model, group, tuple(rng.choice([1.0, 0.5, 4.0], len(kinds)).tolist()))
 
 
 @pytest.mark.parametrize("router", ["round_robin", "random"])
 @pytest.mark.parametrize("grouped", [True, False])
 def test_one_after_the_other_or_all_at_once(router, grouped):
     rng = np.random.default_rng(0)
-    side, count = random_side(rng), 400
+    phase, count = random_side(rng), 400
     model, group, order = rng.integers(0, 2, count), rng.integers(0, 2, count), rng.permutation(count)
     asking = Asking(order, model[order], group[order] if grouped else None)
-    found = assign_on_side(side, router, stream(3, 1), asking)
-    assert (np.array(side.model)[found] == model[order]).all()
-    assert not grouped or (side.groups[found] == group[order]).all()
-    in_turn = SideRouter(side, router, list(range(len(side))), model.tolist(), stream(3, 1))
+    found = assign_on_side(phase, router, stream(3, 1), asking)
+    assert (np.array(phase.model)[found] == model[order]).all()
+    assert not grouped or (phase.groups[found] == group[order]).all()
+    in_turn = PhaseRouter(phase, router, list(range(len(phase))), model.tolist(), stream(3, 1))
     asked = [Request(int(index), 0.0, 1, 1, 1, 1) for index in order]
     one_by_one = [in_turn(request, 0.0, int(group[request.index]) if grouped else None) for request in asked]
     assert one_by_one == found.tolist()
 
 
 def test_random_choices_do_not_depend_on_who_comes_first():
-    side = random_side(np.random.default_rng(1))
+    phase = random_side(np.random.default_rng(1))
     ids = np.arange(50)
     model = ids % 2
     forwards, backwards = (
-        assign_on_side(side, "random", stream(0), Asking(order, model[order], None)) for order in (ids, ids[::-1])
+        assign_on_side(phase, "random", stream(0), Asking(order, model[order], None)) for order in (ids, ids[::-1])
     )
     np.testing.assert_array_equal(forwards, backwards[::-1])

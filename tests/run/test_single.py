@@ -47,7 +47,7 @@ def test_littles_law_of_a_run():
     assert inside.mean() == pytest.approx(rate * result.summary["e2e_s_mean"].item(), rel=1e-3)
     blocks = np.ceil((table["prompt_tokens"] + table["output_tokens"] - 1) / 16)
     held = (blocks * (table["last_token_s"] - table["scheduled_s"])).sum() / makespan
-    capacity = plan(one).members[0].stations[0].design.ready.kv.capacity_units
+    capacity = plan(one).configurations[0].stations[0].design.ready.kv.capacity_units
     assert result.summary["kv_used_mean"].item() == pytest.approx(held / capacity, rel=1e-9)
 
 
@@ -119,10 +119,10 @@ def test_a_closed_loop_never_has_more_requests_than_users(replicas):
 def test_users_wait_for_the_frontend(replicas):
     """Both engines send a request when an answer has reached a user, not when the engine has it."""
     settings = ("workload.arrivals={process: closed_loop, users: 8}", f"deployment.replicas={replicas}")
-    exact, engine = (simulate(scenario(*settings), engine=name).requests for name in ("token", "iteration"))
+    exact, simulator = (simulate(scenario(*settings), simulator=name).requests for name in ("token", "iteration"))
     for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s"):
-        np.testing.assert_allclose(engine[name], exact[name], rtol=1e-9, err_msg=name)
-    sent, answered = np.sort(engine["arrival_s"])[8:], np.sort(engine["last_token_s"])[: 60 - 8]
+        np.testing.assert_allclose(simulator[name], exact[name], rtol=1e-9, err_msg=name)
+    sent, answered = np.sort(simulator["arrival_s"])[8:], np.sort(simulator["last_token_s"])[: 60 - 8]
     np.testing.assert_allclose(sent, answered, rtol=1e-9)
 
 

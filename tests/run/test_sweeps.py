@@ -13,7 +13,7 @@ from evaluator import results
 from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.run import simulate, sweep
-from evaluator.stations.engine.in_order import run_lanes
+from evaluator.stations.engine.fcfs_reserved import run_lanes
 from tests.execution.build import Interrupting
 from tests.results.build import same
 from tests.run.build import plausible
@@ -105,16 +105,16 @@ def test_few_programs_serve_many_configurations(grid, swept):
 
 def test_seeds_differ_and_are_averaged():
     several, single = scenario("workload.seeds=[0, 1, 2]"), [scenario(f"workload.seeds=[{seed}]") for seed in range(3)]
-    means = [float(sweep(one)["ttft_s_mean"].item()) for one in single]
-    assert len(set(means)) == 3
+    context = [float(sweep(one)["ttft_s_mean"].item()) for one in single]
+    assert len(set(context)) == 3
     ds = sweep(several)
-    assert ds["ttft_s_mean"].item() == pytest.approx(np.mean(means))
-    assert ds["ttft_s_mean_stderr"].item() == pytest.approx(np.std(means, ddof=1) / np.sqrt(3))
+    assert ds["ttft_s_mean"].item() == pytest.approx(np.mean(context))
+    assert ds["ttft_s_mean_stderr"].item() == pytest.approx(np.std(context, ddof=1) / np.sqrt(3))
 
 
 def test_unusable_engine():
     with pytest.raises(InputError, match="there is no engine 'fluid'; use iteration or request or token"):
-        sweep(scenario(), engine="fluid")
+        sweep(scenario(), simulator="fluid")
 
 
 def test_every_policy_has_every_role_in_every_loop():

@@ -52,9 +52,9 @@ def test_a_budget_that_is_said_bounds_the_sequences_that_are_not():
     assert limits(batching={"max_num_batched_tokens": 512})[1:3] == (512, 512)
     drafts = {"method": "ngram", "tokens": 3, "acceptance": 0.5}
     assert limits(batching={"max_num_batched_tokens": 512}, speculative=drafts)[1:3] == (128, 512)
-    swept = plan(load_scenario(tree({"deployment.batching.max_num_batched_tokens": [256, 2048]}))).members
-    assert [member.stations[0].deployment.batching.max_num_seqs for member in swept] == [256, 1024]
-    assert [member.status for member in swept] == ["ok"] * 2
+    swept = plan(load_scenario(tree({"deployment.batching.max_num_batched_tokens": [256, 2048]}))).configurations
+    assert [configuration.stations[0].deployment.batching.max_num_seqs for configuration in swept] == [256, 1024]
+    assert [configuration.status for configuration in swept] == ["ok"] * 2
 
 
 def test_an_unknown_engine_is_refused():
@@ -63,21 +63,21 @@ def test_an_unknown_engine_is_refused():
 
 
 def test_engines_are_an_axis():
-    members = plan(load_scenario(tree({"deployment.engine": ["vllm", "trtllm", "sglang"]}))).members
-    stations = [member.stations[0] for member in members]
+    configurations = plan(load_scenario(tree({"deployment.engine": ["vllm", "trtllm", "sglang"]}))).configurations
+    stations = [configuration.stations[0] for configuration in configurations]
     assert [station.deployment.batching.policy for station in stations] == ["chunked", "mixed", "continuous"]
     assert [station.design.calibration.name for station in stations] == [
         "h100-sxm-vllm.serving", "h100-sxm-trtllm, served as h100-sxm-vllm.serving",
         "h100-sxm-sglang, served as h100-sxm-vllm.serving",
     ]  # fmt: skip
-    assert [member.status for member in members] == ["ok"] * 3
+    assert [configuration.status for configuration in configurations] == ["ok"] * 3
     used = [station.design.memory.usable_bytes for station in stations]
     assert len(set(used)) == 3
 
 
 def test_memory_is_counted_as_the_engine_counts_it():
-    members = plan(load_scenario(tree({"deployment.engine": ["vllm", "trtllm", "sglang"]}))).members
-    device, free, static = (member.stations[0].design for member in members)
+    configurations = plan(load_scenario(tree({"deployment.engine": ["vllm", "trtllm", "sglang"]}))).configurations
+    device, free, static = (configuration.stations[0].design for configuration in configurations)
     whole = device.hardware.memory_bytes
 
     def kv(design):
@@ -104,8 +104,8 @@ def test_pools_have_engines_of_their_own():
     assert (first.engine, told(first).batching.policy) == ("sglang", "continuous")
     assert (second.engine, told(second).batching.policy) == ("trtllm", "mixed")
     assert (told(first).batching.max_num_seqs, told(second).batching.max_num_seqs) == (2048, 32)
-    (member,) = plan(scenario).members
-    names = [station.design.calibration.name for station in member.stations]
+    (configuration,) = plan(scenario).configurations
+    names = [station.design.calibration.name for station in configuration.stations]
     assert [name.split(",")[0] for name in names] == ["h100-sxm-sglang", "h100-sxm-trtllm"]
 
 

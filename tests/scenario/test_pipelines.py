@@ -48,7 +48,7 @@ def test_names_of_ones_own_and_null():
 
 def test_no_pipeline_is_prefill_and_decode():
     plain, written = plan(load_scenario(BASE)), plan(load_scenario(scenario(["prefill", "decode"])))
-    assert plain.members[0].pipeline is None and written.members[0].pipeline is None
+    assert plain.configurations[0].pipeline is None and written.configurations[0].pipeline is None
     assert written.stage_names == ()
 
 
@@ -82,12 +82,12 @@ def test_the_schema_knows_stages():
 def test_a_pool_for_stages_beside_the_shorthand():
     pools = {"guard": {"role": "stage", "hardware": "l4", "replicas": 2}}
     whole = plan(load_scenario(scenario(["prefill", "decode", {**GUARD, "pool": "guard"}], pools)))
-    (member,) = whole.members
-    assert [station.name for station in member.stations] == ["engine", "postprocess"]
-    assert [station.name for station in member.answering] == ["engine"]
-    assert member.devices == 3
-    assert member.usd_per_hour == pytest.approx(
-        sum(station.devices * station.usd_per_device_hour for station in member.stations)
+    (configuration,) = whole.configurations
+    assert [station.name for station in configuration.stations] == ["engine", "postprocess"]
+    assert [station.name for station in configuration.answering] == ["engine"]
+    assert configuration.devices == 3
+    assert configuration.usd_per_hour == pytest.approx(
+        sum(station.devices * station.usd_per_device_hour for station in configuration.stations)
     )
 
 
@@ -237,8 +237,8 @@ STATUS: dict[str, tuple[Any, Any, str]] = {
 
 @pytest.mark.parametrize(("pipeline", "pools", "message"), STATUS.values(), ids=STATUS.keys())
 def test_rows_that_cannot_run(pipeline, pools, message):
-    (member,) = plan(load_scenario(scenario(pipeline, pools))).members
-    assert re.match(message, member.status), member.status
+    (configuration,) = plan(load_scenario(scenario(pipeline, pools))).configurations
+    assert re.match(message, configuration.status), configuration.status
 
 
 def test_a_pool_that_a_sweep_takes_away_is_a_row_with_its_reason():
@@ -247,6 +247,6 @@ def test_a_pool_that_a_sweep_takes_away_is_a_row_with_its_reason():
         {"tools": {"role": "stage"}},
         sweep={"pipeline.tool.pool": ["tools", "others"]},
     )
-    ok, gone = plan(load_scenario(raw)).members
+    ok, gone = plan(load_scenario(raw)).configurations
     assert ok.status == "ok"
     assert gone.status.startswith("infeasible: pipeline.tool.pool: no pool others serves it")

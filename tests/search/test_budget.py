@@ -25,11 +25,11 @@ def test_designs_over_the_budget_never_run(monkeypatch):
     monkeypatch.setattr(
         trials,
         "run_variants",
-        lambda whole, members, levels: ran.extend(members) or run_variants(whole, members, levels),
+        lambda whole, configurations, levels: ran.extend(configurations) or run_variants(whole, configurations, levels),
     )
     ds = evaluator.optimize(scenario(sweep=sweep, budget={"devices": 2}), bracket=BRACKET)
     devices = ds["devices"].values
-    assert {member.devices for member in ran} == {1, 2}
+    assert {configuration.devices for configuration in ran} == {1, 2}
     over = np.char.startswith(ds["status"].values.astype(str), "over budget")
     np.testing.assert_array_equal(over, devices > 2)
     assert str(ds["status"].values[devices == 8][0]) == "over budget: 8 devices, and the budget is 2"
@@ -71,8 +71,8 @@ def test_a_search_begins_where_both_sides_of_a_split_can_follow():
     lengths = {"workload.lengths": {"source": "fixed", "prompt_tokens": 100, "output_tokens": 1000}}
     sets = [f"{key}={json.dumps(value)}" for key, value in {**lengths, "deployment.pools": pools}.items()]
     whole = plan(scenario(*sets))
-    (alone,) = plan(scenario(*sets, "deployment.pools=null", "deployment.replicas=1")).members
-    (split,) = whole.members
+    (alone,) = plan(scenario(*sets, "deployment.pools=null", "deployment.replicas=1")).configurations
+    (split,) = whole.configurations
     mixed = Starts(plan(scenario(*sets, "deployment.pools=null"))).rate(alone)
     assert Starts(whole).rate(split) == pytest.approx(mixed, rel=0.1)
 

@@ -196,7 +196,7 @@ def test_a_trace_is_sent_faster(tmp_path):
 
 
 def test_rounds_of_fewer_designs_compile_nothing_more(grid):
-    from evaluator.stations.engine.in_order.program import run_lanes
+    from evaluator.stations.engine.fcfs_reserved.program import run_lanes
 
     evaluator.optimize(grid, bracket=BRACKET)
     before = run_lanes._cache_size()
@@ -241,10 +241,10 @@ def test_numbers_out_of_range():
 
 def test_sessions_are_those_of_the_rate():
     """What a search finds does not depend on the rate that the scenario happens to have, and is what a sweep finds."""
-    talks = "{turns: {mean: 3}, think_s: {mean: 5}, think_from: arrival}"
+    session_turns = "{turns: {mean: 3}, think_s: {mean: 5}, think_from: arrival}"
 
     def asked(rate: float):
-        more = [f"workload.arrivals.rate_rps={rate}", "workload.requests=1000", f"workload.sessions={talks}"]
+        more = [f"workload.arrivals.rate_rps={rate}", "workload.requests=1000", f"workload.sessions={session_turns}"]
         return scenario(*more)
 
     ds = [evaluator.optimize(asked(rate), bracket=BRACKET) for rate in (1.0, 16.0)]

@@ -36,9 +36,9 @@ def shuffled(one: Jobs, seed: int = 0) -> Jobs:
     return Jobs(one.id[at], one.ready_s[at], one.demand[at], one.measured[at])
 
 
-def plan_of_pools(*overrides: str, engine: str = "iteration") -> Plan:
+def plan_of_pools(*overrides: str, simulator: str = "iteration") -> Plan:
     """A plan of one configuration: the deployment once as a prefill and once as a decode pool, nothing between them."""
     pools = "deployment.pools={prefill: {role: prefill}, decode: {role: decode}}"
-    whole = plan(scenario(*overrides, pools), engine=engine)
-    members = [replace(member, link=None) for member in whole.members]
-    return replace(whole, members=members, groups=groups_of(members, whole.seeds))
+    whole = plan(scenario(*overrides, pools), simulator=simulator)
+    configurations = [replace(configuration, link=None) for configuration in whole.configurations]
+    return replace(whole, configurations=configurations, groups=groups_of(configurations, whole.seeds))

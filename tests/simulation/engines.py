@@ -10,10 +10,10 @@ import numpy as np
 
 from evaluator.device import configure
 from evaluator.metrics import OK, Outcomes, summarise
-from evaluator.plan import Group, Member, Plan, plan
+from evaluator.plan import Configuration, Group, Plan, plan
 from evaluator.plan.groups import groups_of
 from evaluator.simulation import simulate_chunk
-from evaluator.simulation.tokens import Observe
+from evaluator.simulation.token_level import Observe
 from tests.scenario.build import scenario
 
 TIMES = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
@@ -21,10 +21,10 @@ TOTALS = ["busy_s", "iterations", "flops", "bytes", "kv_unit_s", "kv_units_max",
 LEVELS = np.array([0.5, 0.9, 0.99])
 
 
-def outcomes(engine: str, *overrides: str, observe: Observe | None = None) -> Outcomes:
+def outcomes(simulator: str, *overrides: str, observe: Observe | None = None) -> Outcomes:
     """Of the first group of a small scenario; ``observe`` sees the iterations of the reference."""
-    whole = plan(scenario(*overrides), engine=engine)
-    return simulate_chunk(whole, whole.groups[0], whole.members, observe)
+    whole = plan(scenario(*overrides), simulator=simulator)
+    return simulate_chunk(whole, whole.groups[0], whole.configurations, observe)
 
 
 @dataclass(frozen=True)
@@ -73,36 +73,42 @@ class Designs:
     def plans(self) -> dict[str, list[Plan]]:
         """The plan of every design, for either engine."""
         return {
-            engine: [plan(scenario(*asked), engine=engine) for asked in self.designs.values()]
-            for engine in ("iteration", "token")
+            simulator: [plan(scenario(*asked), simulator=simulator) for asked in self.designs.values()]
+            for simulator in ("iteration", "token")
         }
 
     @cached_property
     def groups(self) -> list[Group]:
         """Of all designs, numbered as they come."""
-        members = [replace(one.members[0], config=number) for number, one in enumerate(self.plans["iteration"])]
-        return groups_of(members, tuple(sorted({seed for one in self.plans["iteration"] for seed in one.seeds})))
+        configurations = [
+            replace(one.configurations[0], config=number) for number, one in enumerate(self.plans["iteration"])
+        ]
+        return groups_of(configurations, tuple(sorted({seed for one in self.plans["iteration"] for seed in one.seeds})))
 
     def both(self, name: str) -> Pair:
         """A design on both engines, which agree in all times, totals and gaps between tokens."""
         configure()
         config = list(self.designs).index(name)
-        status = self.plans["iteration"][config].members[0].status
+        status = self.plans["iteration"][config].configurations[0].status
         assert status == OK, f"{name}: {status}"  # nothing would be compared
         seeds = [one.seeds for one in self.plans["iteration"]]
-        group = next(one for one in self.groups if any(member.config == config for member in one.members))
-        members = [member for member in group.members if seeds[member.config] == seeds[config]]
-        configs = tuple(member.config for member in members)
+        group = next(
+            one for one in self.groups if any(configuration.config == config for configuration in one.configurations)
+        )
+        configurations = [
+            configuration for configuration in group.configurations if seeds[configuration.config] == seeds[config]
+        ]
+        configs = tuple(configuration.config for configuration in configurations)
         if configs not in self.chunks:
-            self.chunks[configs] = self._chunk(group, members)
+            self.chunks[configs] = self._chunk(group, configurations)
         pair = Pair(self.chunks[configs], configs.index(config))
         assert_agree(pair)
         return pair
 
-    def _chunk(self, group: Group, members: list[Member]) -> Chunk:
-        whole, others = (self.plans[engine][members[0].config] for engine in ("iteration", "token"))
-        tokens = [self.plans["token"][member.config].members[0] for member in members]
-        fast, exact = simulate_chunk(whole, group, members), simulate_chunk(others, others.groups[0], tokens)
+    def _chunk(self, group: Group, configurations: list[Configuration]) -> Chunk:
+        whole, others = (self.plans[simulator][configurations[0].config] for simulator in ("iteration", "token"))
+        tokens = [self.plans["token"][configuration.config].configurations[0] for configuration in configurations]
+        fast, exact = simulate_chunk(whole, group, configurations), simulate_chunk(others, others.groups[0], tokens)
         return Chunk(fast, exact, summarise(fast, LEVELS), summarise(exact, LEVELS))
 
 
@@ -114,7 +120,7 @@ def both_engines(*overrides: str) -> Pair:
 def assert_agree(pair: Pair) -> None:
     """The same times, totals and gaps between tokens."""
     chunk, at = pair.chunk, pair.place
-    assert (chunk.fast.engine[at], chunk.exact.engine[at]) == ("iteration", "token")
+    assert (chunk.fast.simulator[at], chunk.exact.simulator[at]) == ("iteration", "token")
     for name in (*TIMES, "makespan_s"):
         np.testing.assert_allclose(*pair.column(name), rtol=1e-9, err_msg=name)
     for name in TOTALS:

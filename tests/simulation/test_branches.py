@@ -13,7 +13,7 @@ from evaluator.scenario import load_scenario
 from tests.scenario.build import scenario
 from tests.simulation.engines import LEVELS, TIMES, Designs, outcomes
 from tests.simulation.test_pipelines import assert_same, both_ways
-from tests.simulation.test_tokens import CLOSED, KEPT, TIGHT
+from tests.simulation.test_token_level import CLOSED, KEPT, TIGHT
 
 FOUR = "workload.reasoning={branches: 4, scale: 2}"
 SIDES = "deployment.pools={prefill: {role: prefill}, decode: {role: decode, batching: {policy: continuous}}}"
@@ -43,11 +43,11 @@ def test_both_engines_give_the_same(name):
     DESIGNS.both(name)
 
 
-@pytest.mark.parametrize("sides", [(), (SIDES,)], ids=["mixed", "disaggregated"])
-def test_every_token_of_every_branch_is_counted(sides):
+@pytest.mark.parametrize("phases", [(), (SIDES,)], ids=["mixed", "disaggregated"])
+def test_every_token_of_every_branch_is_counted(phases):
     configure()
-    found = outcomes("iteration", FOUR, "workload.warmup_requests=0", "workload.cooldown_requests=0", *sides)
-    tokens = plan(scenario(FOUR)).jobs(plan(scenario(FOUR)).members[0])[0].demand.branch_tokens
+    found = outcomes("iteration", FOUR, "workload.warmup_requests=0", "workload.cooldown_requests=0", *phases)
+    tokens = plan(scenario(FOUR)).jobs(plan(scenario(FOUR)).configurations[0])[0].demand.branch_tokens
     np.testing.assert_array_equal(found.output_tokens[0, 0], tokens.sum(axis=1))
     np.testing.assert_array_equal(found.path_tokens[0, 0], tokens[:, -1])
     after_first = tokens.sum() - 4 * (tokens[0] > 0).any()  # the first token of the first request starts the count
@@ -78,7 +78,7 @@ LACKING = {
 def test_what_the_engine_lacks_is_computed_token_by_token_and_said(reason, overrides):
     found = simulate(scenario(FOUR, *overrides, "workload.requests=20"))
     assert (found.summary["status"].item(), found.summary["engine"].item()) == ("ok", "token")
-    assert plan(scenario(FOUR, *overrides)).members[0].lacking == (f"workload.reasoning.branches with {reason}",)
+    assert plan(scenario(FOUR, *overrides)).configurations[0].lacking == (f"workload.reasoning.branches with {reason}",)
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b"])
@@ -86,7 +86,7 @@ def test_with_kv_for_all_it_makes_no_difference_when_it_is_given(model):
     configure()
     reserved = outcomes("iteration", FOUR, f"deployment.model={model}")
     on_demand = outcomes("iteration", FOUR, f"deployment.model={model}", "deployment.kv.admission=on_demand")
-    assert on_demand.engine.item() == "token" and on_demand.summed("preemptions") == 0
+    assert on_demand.simulator.item() == "token" and on_demand.summed("preemptions") == 0
     for name in TIMES:
         np.testing.assert_allclose(getattr(on_demand, name), getattr(reserved, name), rtol=1e-9, err_msg=name)
     assert on_demand.summed("kv_unit_s") < reserved.summed("kv_unit_s")
@@ -114,13 +114,13 @@ def in_stages(*stages, **pools):
     }
 
 
-@pytest.mark.parametrize("engine", ["iteration", "token"])
+@pytest.mark.parametrize("simulator", ["iteration", "token"])
 @pytest.mark.parametrize("pools", [{}, {"pools": {"p": {"role": "prefill"}, "d": {"role": "decode"}}}])
-def test_branches_between_stages(engine, pools):
+def test_branches_between_stages(simulator, pools):
     """The stations one after the other against all of them on one clock."""
     configure()
     whole = plan(
-        load_scenario(in_stages({"stage": "tool", "seconds": 0.1}, "prefill", "decode", **pools)), engine=engine
+        load_scenario(in_stages({"stage": "tool", "seconds": 0.1}, "prefill", "decode", **pools)), simulator=simulator
     )
     ((chain, network),) = both_ways(whole)
     assert_same(chain, network)
@@ -130,8 +130,8 @@ def test_branches_between_stages(engine, pools):
 
 def test_no_branch_is_chosen_to_go_on():
     loop = {"stage": "tool", "seconds": 0.1, "back_to": "prefill", "times": 2}
-    (member,) = plan(load_scenario(in_stages("prefill", "decode", loop))).members
-    assert member.status == (
+    (configuration,) = plan(load_scenario(in_stages("prefill", "decode", loop))).configurations
+    assert configuration.status == (
         "unsupported: workload.reasoning.branches with a pipeline that comes to the LLM more than once: it is not said "
         "which branch goes on; use one branch"
     )
@@ -141,7 +141,7 @@ def test_back_pressure_counts_the_kv_of_all_branches():
     """Pools in one loop: a decode side that has room for few requests holds back the prefill side."""
     held = (FOUR, SIDES, "deployment.transfer={backpressure: true}", "workload.arrivals.rate_rps=20")
     found = outcomes("iteration", *held)
-    assert found.engine.item() == "token" and np.isfinite(found.last_token_s).all()
+    assert found.simulator.item() == "token" and np.isfinite(found.last_token_s).all()
     free = outcomes("iteration", FOUR, SIDES, "workload.arrivals.rate_rps=20")
     np.testing.assert_array_equal(found.output_tokens, free.output_tokens)
 
@@ -164,12 +164,12 @@ STATUSES = {
 
 @pytest.mark.parametrize(("status", "overrides"), STATUSES.items(), ids=["seats", "policy", "swap", "memory"])
 def test_a_problem_is_said(status, overrides):
-    (member,) = plan(scenario("workload.reasoning={branches: 8}", *overrides)).members
-    assert member.status.startswith(status)
+    (configuration,) = plan(scenario("workload.reasoning={branches: 8}", *overrides)).configurations
+    assert configuration.status.startswith(status)
 
 
 def test_the_request_level_engine_says_so():
-    (member,) = plan(scenario(FOUR, "deployment.batching.policy=continuous"), engine="request").members
-    assert member.status == (
-        "unsupported: engine request does not cover workload.reasoning.branches; use engine iteration"
+    (configuration,) = plan(scenario(FOUR, "deployment.batching.policy=continuous"), simulator="request").configurations
+    assert configuration.status == (
+        "unsupported: simulator request does not cover workload.reasoning.branches; use simulator iteration"
     )

@@ -115,15 +115,15 @@ def test_two_queues_in_tandem_are_two_queues_of_their_own():
 @pytest.mark.parametrize("streams", [True, False])
 def test_what_stands_behind_an_engine(streams):
     """A delay is a later frontend: both tokens are later. A queue holds the answer until it is whole."""
-    whole = plan(scenario("deployment.calibration=datasheet"), engine="token")
-    (group,), (member,) = whole.groups, whole.members
-    chunk = [[whole.traffics.jobs(member.workload, seed, member.stations[0].role) for seed in whole.seeds]]
+    whole = plan(scenario("deployment.calibration=datasheet"), simulator="token")
+    (group,), (configuration,) = whole.groups, whole.configurations
+    chunk = [[whole.sampler.jobs(configuration.workload, seed, configuration.stations[0].role) for seed in whole.seeds]]
     later = delay("hop", lambda config, one: 0.25)
     last = later if streams else queue("guard", lambda config, one: 0.25, lambda config: 10_000)
-    found = outcomes_of([member], run_chain([*stations_of(whole, group, [member]), last], chunk))
-    (station,) = member.stations
+    found = outcomes_of([configuration], run_chain([*stations_of(whole, group, [configuration]), last], chunk))
+    (station,) = configuration.stations
     slow = replace(station.design.calibration, frontend_s=station.design.calibration.frontend_s + 0.25)
-    slower = replace(member, stations=(replace(station, design=replace(station.design, calibration=slow)),))
+    slower = replace(configuration, stations=(replace(station, design=replace(station.design, calibration=slow)),))
     known = simulate_chunk(whole, group, [slower])
     for name in (*TIMES[:2], "last_token_s"):
         np.testing.assert_allclose(getattr(found, name), getattr(known, name), rtol=1e-12)
@@ -138,14 +138,16 @@ def test_what_stands_behind_an_engine(streams):
 
 
 def test_what_stands_before_an_engine_is_part_of_the_wait():
-    whole = plan(scenario(), engine="token")
-    (group,), (member,) = whole.groups, whole.members
-    chunk = [[whole.traffics.jobs(member.workload, 0, member.stations[0].role)]]
+    whole = plan(scenario(), simulator="token")
+    (group,), (configuration,) = whole.groups, whole.configurations
+    chunk = [[whole.sampler.jobs(configuration.workload, 0, configuration.stations[0].role)]]
     rng = np.random.default_rng(0)
     hop = rng.exponential(0.5, len(chunk[0][0]))  # they pass each other
-    found = run_chain([delay("hop", lambda config, one: hop[one.id]), *stations_of(whole, group, [member])], chunk)
+    found = run_chain(
+        [delay("hop", lambda config, one: hop[one.id]), *stations_of(whole, group, [configuration])], chunk
+    )
     moved = [[chunk[0][0].at(chunk[0][0].ready_s + hop)]]
-    known = run_chain(stations_of(whole, group, [member]), moved)
+    known = run_chain(stations_of(whole, group, [configuration]), moved)
     np.testing.assert_array_equal(found.arrival_s[0, 0], chunk[0][0].ready_s)
     for name in TIMES[1:]:
         np.testing.assert_array_equal(getattr(found, name), getattr(known, name))
@@ -155,21 +157,23 @@ SPREAD = "workload.lengths={source: uniform, prompt_min: 50, prompt_max: 900, ou
 HOP_S = 0.125
 
 
-def tandem(engine, *overrides):
+def tandem(simulator, *overrides):
     """The member and the journey of a prefill side, a hop and a decode side."""
-    whole = plan_of_pools(SPREAD, *overrides, engine=engine)
-    (group,), (member,) = whole.groups, whole.members
-    assert member.status == OK and not member.coupled
-    prefill, decode = stations_of(whole, group, [member])
-    chunk = [[whole.traffics.jobs(member.workload, seed, member.stations[0].role) for seed in whole.seeds]]
-    return member, run_chain([prefill, delay("copy", lambda config, one: HOP_S), decode], chunk)
+    whole = plan_of_pools(SPREAD, *overrides, simulator=simulator)
+    (group,), (configuration,) = whole.groups, whole.configurations
+    assert configuration.status == OK and not configuration.joint
+    prefill, decode = stations_of(whole, group, [configuration])
+    chunk = [[whole.sampler.jobs(configuration.workload, seed, configuration.stations[0].role) for seed in whole.seeds]]
+    return configuration, run_chain([prefill, delay("copy", lambda config, one: HOP_S), decode], chunk)
 
 
-@pytest.mark.parametrize("engine", ["token", "iteration"])
-def test_a_prefill_side_before_a_decode_side(engine):
+@pytest.mark.parametrize("simulator", ["token", "iteration"])
+def test_a_prefill_side_before_a_decode_side(simulator):
     configure()
-    member, found = tandem(engine, "workload.seeds=[0, 1]", "workload.warmup_requests=0")
-    wanted = [plan(scenario(SPREAD)).traffics.jobs(member.workload, seed, ROLES["mixed"]).demand for seed in (0, 1)]
+    configuration, found = tandem(simulator, "workload.seeds=[0, 1]", "workload.warmup_requests=0")
+    wanted = [
+        plan(scenario(SPREAD)).sampler.jobs(configuration.workload, seed, ROLES["mixed"]).demand for seed in (0, 1)
+    ]
     for seed in (0, 1):
         output = wanted[seed].output_tokens
         np.testing.assert_array_equal(found.output_tokens[0, seed], output)
@@ -190,7 +194,7 @@ def test_a_prefill_side_before_a_decode_side(engine):
 def test_both_engines_agree_on_a_tandem():
     configure()
     (_, fast), (_, exact) = (
-        tandem(engine, "deployment.replicas=2", "deployment.router=random") for engine in ("iteration", "token")
+        tandem(simulator, "deployment.replicas=2", "deployment.router=random") for simulator in ("iteration", "token")
     )
     for name in TIMES:
         np.testing.assert_allclose(getattr(fast, name), getattr(exact, name), rtol=1e-9, err_msg=name)
@@ -202,10 +206,10 @@ def test_both_engines_agree_on_a_tandem():
 
 
 def test_who_skipped_the_decode_side_comes_back_behind_it():
-    whole = plan_of_pools(SPREAD, engine="token")
-    (group,), (member,) = whole.groups, whole.members
-    chunk = [[whole.traffics.jobs(member.workload, 0, member.stations[0].role)]]
-    pools = stations_of(whole, group, [member])
+    whole = plan_of_pools(SPREAD, simulator="token")
+    (group,), (configuration,) = whole.groups, whole.configurations
+    chunk = [[whole.sampler.jobs(configuration.workload, 0, configuration.stations[0].role)]]
+    pools = stations_of(whole, group, [configuration])
     plain = run_chain(pools, chunk)
     found = run_chain([*pools, delay("hop", lambda config, one: 0.5)], chunk)
     np.testing.assert_array_equal(found.last_token_s, plain.last_token_s + 0.5)
@@ -213,9 +217,9 @@ def test_who_skipped_the_decode_side_comes_back_behind_it():
 
 
 def test_statistics_of_a_tandem_are_of_all_its_devices():
-    whole = plan_of_pools(engine="token")
+    whole = plan_of_pools(simulator="token")
     (group,) = whole.groups
-    outcomes = simulate_chunk(whole, group, whole.members)
+    outcomes = simulate_chunk(whole, group, whole.configurations)
     values = summarise(outcomes, LEVELS)
     assert values["devices"].item() == 2 and values["status"].item() == OK
     prefill, decode = outcomes.stations

@@ -11,14 +11,14 @@ import pytest
 
 from evaluator.cost.memory import kv_units
 from evaluator.metrics import OK
-from evaluator.plan import Member, Plan, StationPlan, plan
+from evaluator.plan import Configuration, Plan, StationPlan, plan
 from evaluator.reference.replica import Replica
 from evaluator.reference.stations.transfers import Transfers
 from evaluator.run import simulate
-from evaluator.simulation import network, side_runs, simulate_chunk, stations_of
+from evaluator.simulation import network, phase_runs, simulate_chunk, stations_of
 from evaluator.simulation.chain import run_chain
 from evaluator.traffic.jobs import held_units
-from tests.simulation.test_sides import BOTH, SPREAD, TIMES, assert_same, of_pools
+from tests.simulation.test_phases import BOTH, SPREAD, TIMES, assert_same, of_pools
 
 PAIR = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
 UNLIKE = {
@@ -32,18 +32,18 @@ LONG_ANSWERS = {"source": "uniform", "prompt_min": 5, "prompt_max": 200, "output
 MIXED = {"h": {"role": "mixed"}, "l": {"role": "mixed", "hardware": "l40s", "replicas": 2}}
 
 
-def ran(scenario: Any, times: float | None = None, **changes: Any) -> tuple[Plan, Member, Any]:
+def ran(scenario: Any, times: float | None = None, **changes: Any) -> tuple[Plan, Configuration, Any]:
     """The only member of a scenario, changed, and what the reference makes of it.
 
     ``times``: every replica has KV for so many times the largest request.
     """
-    whole = plan(scenario, engine="token")
-    member = replace(whole.members[0], **changes)
-    assert member.status == OK, member.status
+    whole = plan(scenario, simulator="token")
+    configuration = replace(whole.configurations[0], **changes)
+    assert configuration.status == OK, configuration.status
     if times is not None:
-        stations = tuple(tightened(station, times) for station in member.stations)
-        member = replace(member, stations=stations)
-    return whole, member, simulate_chunk(whole, whole.groups[0], [member])
+        stations = tuple(tightened(station, times) for station in configuration.stations)
+        configuration = replace(configuration, stations=stations)
+    return whole, configuration, simulate_chunk(whole, whole.groups[0], [configuration])
 
 
 def tightened(station: StationPlan, times: float) -> StationPlan:
@@ -70,14 +70,14 @@ def tightened(station: StationPlan, times: float) -> StationPlan:
 def test_a_closed_loop_is_the_open_loop_of_the_times_at_which_its_users_send(pools, more, users):
     """Every user sends when an answer is whole; given these times, the chain computes the same departures."""
     closed = {"process": "closed_loop", "users": users}
-    _, member, found = ran(of_pools(pools, arrivals=closed, **more))
-    assert member.in_one_loop and member.engine == "token"
+    _, configuration, found = ran(of_pools(pools, arrivals=closed, **more))
+    assert configuration.joint_pools and configuration.simulator == "token"
     arrival_s, last_s = found.arrival_s[0, 0], found.last_token_s[0, 0]
     np.testing.assert_array_equal(arrival_s[:users], 0.0)
     np.testing.assert_array_equal(arrival_s[users:], np.sort(last_s)[: len(arrival_s) - users])
-    whole = plan(of_pools(pools, **more), engine="token")
-    (open_,) = whole.members
-    assert not open_.in_one_loop
+    whole = plan(of_pools(pools, **more), simulator="token")
+    (open_,) = whole.configurations
+    assert not open_.joint_pools
     jobs = [[one.at(arrival_s) for one in whole.jobs(open_)]]
     known = run_chain(stations_of(whole, whole.groups[0], [open_]), jobs)
     for name in TIMES:
@@ -99,7 +99,7 @@ def test_a_router_looks_at_the_replicas_of_all_pools_of_its_side():
     rate = {"process": "poisson", "rate_rps": 80.0}
     runs = (of_pools(UNLIKE, arrivals=rate, requests=200, router=router) for router in ("round_robin", looks))
     found = dict(zip(("round_robin", "looks"), map(ran, runs), strict=True))
-    assert found["looks"][1].in_one_loop
+    assert found["looks"][1].joint_pools
     ttft = {name: np.quantile((one.first_token_s - one.arrival_s)[0, 0], 0.9) for name, (_, _, one) in found.items()}
     assert ttft["looks"] < ttft["round_robin"]
     shares = {name: np.bincount(one.replica[0, 0], minlength=3) / 200 for name, (_, _, one) in found.items()}
@@ -111,8 +111,10 @@ def test_several_models_under_a_router_that_looks():
         **{name: {**pool, "model": model} for model in BOTH for name, pool in
            {f"p{model[0]}": PAIR["p"] | {"replicas": 2}, f"d{model[0]}": PAIR["d"] | {"replicas": 2}}.items()},
     }  # fmt: skip
-    _, member, found = ran(of_pools(pools, models=BOTH, router="least_outstanding", requests=100))
-    np.testing.assert_array_equal(np.asarray(member.sides[0].replicas.model)[found.replica[0, 0]], found.model[0, 0])
+    _, configuration, found = ran(of_pools(pools, models=BOTH, router="least_outstanding", requests=100))
+    np.testing.assert_array_equal(
+        np.asarray(configuration.phases[0].replicas.model)[found.replica[0, 0]], found.model[0, 0]
+    )
 
 
 # --- back-pressure
@@ -123,8 +125,8 @@ def test_with_room_enough_nothing_waits(pools, granularity):
     transfer = {"link": "pcie-gen5-x16", "granularity": granularity}
     batching = {"policy": "continuous"}
     _, _, free = ran(of_pools(pools, transfer=transfer, batching=batching))
-    _, member, held = ran(of_pools(pools, transfer={**transfer, "backpressure": True}, batching=batching))
-    assert member.in_one_loop
+    _, configuration, held = ran(of_pools(pools, transfer={**transfer, "backpressure": True}, batching=batching))
+    assert configuration.joint_pools
     for name in TIMES:
         np.testing.assert_allclose(getattr(held, name), getattr(free, name), rtol=1e-9, err_msg=name)
     assert held.stations[0].kv_unit_s > free.stations[0].kv_unit_s  # kept until it is sent
@@ -153,11 +155,11 @@ def test_rooms_are_never_more_than_there_is_and_the_first_gets_the_first(transfe
     transfer = {"link": link, "backpressure": True, "shared": shared}
     arrivals = {"process": "poisson", "rate_rps": float(rng.choice([40.0, 200.0]))}
     scenario = of_pools(pools, arrivals=arrivals, transfer=transfer, requests=80, kv={"admission": "reserve"})
-    whole, member, _ = ran(scenario, float(rng.choice([1.1, 2.0])))
+    whole, configuration, _ = ran(scenario, float(rng.choice([1.1, 2.0])))
     (done,) = transfers
-    prompt = whole.jobs(member)[0].demand
+    prompt = whole.jobs(configuration)[0].demand
     on, later = prompt.after_prefill
-    prefill, decode = (station.design.ready.kv for station in member.stations)
+    prefill, decode = (station.design.ready.kv for station in configuration.stations)
     parts, came = done._prefill.parts, done._decode.parts
     waited = 0
     for replica in range(pools["p"]["replicas"]):  # KV from the schedule to the end of the transfer
@@ -234,7 +236,7 @@ def test_nothing_waits_for_ever(seed, monkeypatch):
         assert np.isfinite(getattr(found, name)).all()
     for use in found.stations:
         assert (use.kv_capacity_units == 0) or use.kv_units_max <= use.kv_capacity_units
-    monkeypatch.setattr(side_runs, "Replica", partial(Replica, leap=False))
+    monkeypatch.setattr(phase_runs, "Replica", partial(Replica, leap=False))
     _, _, slow = ran(scenario, times)
     assert_same(found, 0, slow, 0, "leaps")
 
@@ -253,21 +255,26 @@ def test_back_pressure_makes_the_first_tokens_of_others_later():
 
 def test_a_request_larger_than_the_decode_side_is_no_design():
     pools = {"p": PAIR["p"], "d": {"role": "decode", "hardware": {"like": "h100-sxm", "memory_bytes": "20.3GB"}}}
-    (member,) = plan(of_pools(pools, transfer={"backpressure": True})).members
-    assert member.status.startswith("infeasible: pool d: a request of 2,4") and "exceeds the KV cache" in member.status
+    (configuration,) = plan(of_pools(pools, transfer={"backpressure": True})).configurations
+    assert (
+        configuration.status.startswith("infeasible: pool d: a request of 2,4")
+        and "exceeds the KV cache" in configuration.status
+    )
 
 
 def test_a_policy_that_reserves_nothing_is_refused():
     lightllm = {"batching": {"policy": "lightllm"}, "kv": {"block_tokens": 1}}
     pools = {"p": PAIR["p"], "d": {**PAIR["d"], **lightllm}}
-    (member,) = plan(of_pools(pools, transfer={"backpressure": True})).members
-    assert member.status.startswith("unsupported: pool d: policy lightllm with transfer.backpressure: it admits by")
+    (configuration,) = plan(of_pools(pools, transfer={"backpressure": True})).configurations
+    assert configuration.status.startswith(
+        "unsupported: pool d: policy lightllm with transfer.backpressure: it admits by"
+    )
 
 
 def test_requests_tell_their_model():
     pools = {name: {"role": "mixed", "model": model} for name, model in zip("ab", BOTH, strict=True)}
-    table = simulate(of_pools(pools, models=BOTH, requests=200), engine="token").requests
+    table = simulate(of_pools(pools, models=BOTH, requests=200), simulator="token").requests
     assert set(table["model"]) == set(BOTH)
     assert table.groupby("model")["prompt_tokens"].max()["qwen3-8b"] <= 300
     assert (table["model"] == "llama-3.1-8b").mean() == pytest.approx(0.6, abs=0.1)
-    assert "model" not in simulate(of_pools(MIXED), engine="token").requests
+    assert "model" not in simulate(of_pools(MIXED), simulator="token").requests

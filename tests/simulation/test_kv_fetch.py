@@ -8,7 +8,7 @@ from evaluator.plan import plan
 from evaluator.reference import Request
 from evaluator.reference.lru import Lru
 from evaluator.reference.network import run
-from evaluator.reference.stations.tiers import Tier, Tiers
+from evaluator.reference.stations.tiers import Tiers, TierStation
 from evaluator.simulation import stations_of
 from evaluator.simulation.chain import run_chain
 from evaluator.simulation.network import run_network
@@ -26,17 +26,17 @@ def chain_of(tiers: str, before: str = "", more: str = "", rate: float = 40, req
             f"pipeline=[{before}{{stage: kv_fetch, tokens: 4096, tiers: {tiers}{more}}}, prefill, decode]",
         )
     )  # fmt: skip
-    (member,) = whole.members
-    assert member.status == "ok", member.status
-    jobs = [whole.jobs(member)]
-    for station in stations_of(whole, whole.group_of(member), [member]):
+    (configuration,) = whole.configurations
+    assert configuration.status == "ok", configuration.status
+    jobs = [whole.jobs(configuration)]
+    for station in stations_of(whole, whole.group_of(configuration), [configuration]):
         if station.role is not None:
             break
         departures, _ = station.serve(jobs)
         jobs = [[one.at(departures.last_token_s[0, seed][: len(one)]) for seed, one in enumerate(jobs[0])]]
     (one,) = jobs[0]
-    (walked,) = whole.walked(member)
-    return one.ready_s, whole.jobs(member)[0].ready_s, walked
+    (routes,) = whole.routes(configuration)
+    return one.ready_s, whole.jobs(configuration)[0].ready_s, routes
 
 
 def sent_at(arrival_s) -> list[Request]:
@@ -44,17 +44,17 @@ def sent_at(arrival_s) -> list[Request]:
 
 
 TIERS = {
-    "own": ("[{storage: nvme, hit: 0.7}]", [Tier(50e-6, 7e9)]),
+    "own": ("[{storage: nvme, hit: 0.7}]", [TierStation(50e-6, 7e9)]),
     "shared": (
         "[{storage: ddr4, hit: 0.3}, {storage: nvme, hit: 0.6, shared_by: 3}, {storage: object-store, hit: 0.9, "
         "shared_by: all, transfers: any}]",
-        [Tier(80e-9, 150e9), Tier(50e-6, 7e9, 3), Tier(0.15, 12.5e9, 8, np.inf)],
+        [TierStation(80e-9, 150e9), TierStation(50e-6, 7e9, 3), TierStation(0.15, 12.5e9, 8, np.inf)],
     ),
     "several transfers": (
-        "[{bandwidth: 2GB/s, latency: 1ms, hit: 0.8, shared_by: 4, transfers: 3}]", [Tier(1e-3, 2e9, 4, 3)]
+        "[{bandwidth: 2GB/s, latency: 1ms, hit: 0.8, shared_by: 4, transfers: 3}]", [TierStation(1e-3, 2e9, 4, 3)]
     ),
     "slower before faster": (
-        "[{storage: nvme, hit: 0.5}, {storage: ddr4, hit: 0.9}]", [Tier(50e-6, 7e9), Tier(80e-9, 150e9)]
+        "[{storage: nvme, hit: 0.5}, {storage: ddr4, hit: 0.9}]", [TierStation(50e-6, 7e9), TierStation(80e-9, 150e9)]
     ),
     "none": ("[]", []),
 }  # fmt: skip
@@ -69,8 +69,8 @@ def _configured():
 @pytest.mark.parametrize("case", list(TIERS))
 def test_the_chain_is_the_loop_over_events(case, rate):
     written, tiers = TIERS[case]
-    left_s, arrival_s, walked = chain_of(written, rate=rate)
-    draws = [step for step in walked.first[0].work.steps][1:]
+    left_s, arrival_s, routes = chain_of(written, rate=rate)
+    draws = [step for step in routes.first[0].work.steps][1:]
     at = np.full(len(arrival_s), len(tiers))
     for number, step in enumerate(draws):
         at[np.asarray(step.seconds) > 0] = number
@@ -83,7 +83,7 @@ def test_the_chain_is_the_loop_over_events(case, rate):
     np.testing.assert_allclose(left_s, wanted, rtol=1e-9)
     np.testing.assert_array_equal([station.found[index] for index in range(len(at))], at)
     found = np.where(at < len(tiers), 4096, 0)
-    np.testing.assert_array_equal(walked.tokens.cached_tokens, found)
+    np.testing.assert_array_equal(routes.tokens.cached_tokens, found)
 
 
 TOOL = "{stage: tool, seconds: 60ms, distribution: exponential, servers: 3}, "
@@ -94,9 +94,9 @@ def test_a_prefetch_runs_beside_the_stages_before():
     written, _ = TIERS["own"]
     alone, sent_s, _ = chain_of(written)
     behind_tool, _, _ = chain_of("[]", TOOL)
-    both, _, walked = chain_of(written, TOOL, ", prefetch: true")
+    both, _, routes = chain_of(written, TOOL, ", prefetch: true")
     np.testing.assert_allclose(both, np.maximum(alone, behind_tool), rtol=1e-12)
-    assert (alone > behind_tool).any() and (alone < behind_tool).any() and walked.ahead(1)
+    assert (alone > behind_tool).any() and (alone < behind_tool).any() and routes.ahead(1)
     serial, _, _ = chain_of(written, TOOL)
     assert (serial - sent_s).mean() > (both - sent_s).mean()
     first, _, _ = chain_of(written, more=", prefetch: true")  # nothing is before it
@@ -106,8 +106,8 @@ def test_a_prefetch_runs_beside_the_stages_before():
 def test_a_prefetch_needs_a_chain():
     fetch = "{stage: kv_fetch, tiers: [{storage: nvme, hit: 1}], prefetch: true}"
     stages = f"pipeline=[{{stage: tool, seconds: 1ms}}, {fetch}, prefill, decode]"
-    (member,) = plan(scenario("workload.arrivals={process: closed_loop, users: 4}", stages)).members
-    assert member.status == (
+    (configuration,) = plan(scenario("workload.arrivals={process: closed_loop, users: 4}", stages)).configurations
+    assert configuration.status == (
         "unsupported: pipeline.kv_fetch: prefetch with closed loop over a pipeline; use prefetch: false"
     )
 
@@ -117,9 +117,9 @@ def test_one_event_loop_over_all_stations_says_the_same(case):
     """The reference of whole networks, which also runs closed loops over a pipeline."""
     stages = f"pipeline=[{{stage: kv_fetch, tokens: 4096, tiers: {TIERS[case][0]}}}, prefill, decode]"
     whole = plan(scenario("workload.arrivals.rate_rps=20", "workload.requests=200", "deployment.replicas=8", stages))
-    (member,), jobs = whole.members, [whole.jobs(whole.members[0])]
-    chain = run_chain(stations_of(whole, whole.group_of(member), [member]), jobs)
-    loop = run_network(whole, [member], jobs)
+    (configuration,), jobs = whole.configurations, [whole.jobs(whole.configurations[0])]
+    chain = run_chain(stations_of(whole, whole.group_of(configuration), [configuration]), jobs)
+    loop = run_network(whole, [configuration], jobs)
     for name in ("scheduled_s", "first_token_s", "last_token_s"):
         np.testing.assert_allclose(getattr(loop, name), getattr(chain, name), rtol=1e-9)
     for one, other in zip(chain.stages, loop.stages, strict=True):
@@ -127,7 +127,9 @@ def test_one_event_loop_over_all_stations_says_the_same(case):
         np.testing.assert_allclose(other.service_s, one.service_s, rtol=1e-9, atol=1e-9)
     tiers = [one for one in chain.stages if one.name.startswith("kv_fetch.") and not one.name.endswith("lookup")]
     found = sum(np.isfinite(one.service_s).sum() for one in tiers)
-    assert found == (whole.walked(member)[0].tokens.cached_tokens > 0).sum()  # who is served by a tier has come there
+    assert (
+        found == (whole.routes(configuration)[0].tokens.cached_tokens > 0).sum()
+    )  # who is served by a tier has come there
 
 
 POOLS = "deployment.pools={p: {role: prefill, replicas: 2}, d: {role: decode, replicas: 2}}"
@@ -138,10 +140,10 @@ def of_sides(more: str):
     tiers = f"pipeline=[{{stage: kv_fetch, tokens: 4096, tiers: [{{storage: nvme, hit: 0.5}}]{more}}}, prefill, decode]"
     link = "deployment.transfer.link={bandwidth: 10GB/s, latency: 1ms}"
     whole = plan(scenario("workload.arrivals.rate_rps=12", "workload.requests=200", POOLS, link, tiers))
-    (member,), jobs = whole.members, [whole.jobs(whole.members[0])]
-    assert member.status == "ok", member.status
-    chain = run_chain(stations_of(whole, whole.group_of(member), [member]), jobs)
-    return chain, run_network(whole, [member], jobs), whole.walked(member)[0].tokens
+    (configuration,), jobs = whole.configurations, [whole.jobs(whole.configurations[0])]
+    assert configuration.status == "ok", configuration.status
+    chain = run_chain(stations_of(whole, whole.group_of(configuration), [configuration]), jobs)
+    return chain, run_network(whole, [configuration], jobs), whole.routes(configuration)[0].tokens
 
 
 @pytest.mark.parametrize("more", ["", ", to_decode: true"])
@@ -159,8 +161,8 @@ def test_a_prefill_side_sends_the_rest_of_what_a_tier_sends_to_both(more):
 
 def test_there_must_be_a_decode_side_to_send_to():
     fetch = "pipeline=[{stage: kv_fetch, tiers: [{storage: nvme, hit: 1}], to_decode: true}, prefill, decode]"
-    (member,) = plan(scenario(fetch)).members
-    assert member.status == (
+    (configuration,) = plan(scenario(fetch)).configurations
+    assert configuration.status == (
         "infeasible: pipeline.kv_fetch: to_decode without a decode side; leave it out, or use pools with roles"
     )
 
@@ -178,7 +180,7 @@ def test_waits_for_a_shared_bandwidth_are_those_of_a_queue():
 
 def test_the_recursion_is_the_mean_over_caches_that_keep_the_last_contexts():
     """Requests that ask real LRU caches in a loop over events, against hit rates by approximation and the recursion."""
-    tiers, sizes = [Tier(1e-3, 20e9), Tier(5e-3, 5e9, 4, np.inf)], (TierSize(60, 1), TierSize(500, 4))
+    tiers, sizes = [TierStation(1e-3, 20e9), TierStation(5e-3, 5e9, 4, np.inf)], (TierSize(60, 1), TierSize(500, 4))
     popularity, count = Popularity(4000, 0.9), 40_000
     rng = np.random.default_rng(5)
     weights = np.arange(1.0, 4001) ** -0.9
@@ -204,10 +206,10 @@ def test_a_tier_has_as_many_queues_as_groups_of_replicas():
         "pipeline=[{stage: kv_fetch, tokens: 4096, tiers: [{storage: nvme, hit: 1, shared_by: 2}]}, prefill, decode]"
     )
     whole = plan(scenario("workload.requests=400", stages, deployment__replicas=[2, 4, 8]))
-    walked = [whole.walked(member)[0] for member in whole.members]
-    jobs = [whole.jobs(member) for member in whole.members]
-    station = stations_of(whole, whole.groups[0], whole.members)[1]
+    routes = [whole.routes(configuration)[0] for configuration in whole.configurations]
+    jobs = [whole.jobs(configuration) for configuration in whole.configurations]
+    station = stations_of(whole, whole.groups[0], whole.configurations)[1]
     departures, use = station.serve(jobs)
     assert station.name == "kv_fetch.nvme" and use.replicas.tolist() == [1, 2, 4]
     assert use.busy_s[:, 0] == pytest.approx([400 * CONTEXT / 7e9] * 3) and departures.visited.all()
-    assert [int(one.first[0].work.steps[1].queue.max()) for one in walked] == [0, 1, 3]
+    assert [int(one.first[0].work.steps[1].queue.max()) for one in routes] == [0, 1, 3]

@@ -51,23 +51,23 @@ LAYOUTS = {
 def test_both_engines_agree_on_layouts_and_on_devices_that_do_not_exist():
     """The vectorised engine folds the costs of all devices of a layout at once, the reference those of each."""
     axes = {**LAYOUTS, "deployment.hardware.memory_bandwidth": ["2TB/s", "3TB/s", "5TB/s"]}
-    fast, exact = (evaluator.sweep(scenario(axes), engine=engine) for engine in ("iteration", "token"))
+    fast, exact = (evaluator.sweep(scenario(axes), simulator=simulator) for simulator in ("iteration", "token"))
     assert set(fast["status"].values) == {"ok"} and set(fast["engine"].values) == {"iteration"}
     assert_equal(fast, exact, 1e-9)
     assert (np.diff(fast["tpot_s_mean"].values.reshape(-1, 3)) < 0).all()
 
 
 def test_devices_are_those_of_all_ranks():
-    members = plan(load_scenario(scenario(LAYOUTS))).members
-    assert [member.devices for member in members] == [4, 8, 8, 4, 4, 2]
-    assert [member.stations[0].deployment.ranks for member in members] == [4, 4, 8, 4, 4, 2]
+    configurations = plan(load_scenario(scenario(LAYOUTS))).configurations
+    assert [configuration.devices for configuration in configurations] == [4, 8, 8, 4, 4, 2]
+    assert [configuration.stations[0].deployment.ranks for configuration in configurations] == [4, 4, 8, 4, 4, 2]
 
 
-@pytest.mark.parametrize("engine", ["iteration", "token"])
-def test_ranks_of_a_dense_model_are_replicas(engine):
+@pytest.mark.parametrize("simulator", ["iteration", "token"])
+def test_ranks_of_a_dense_model_are_replicas(simulator):
     given = {"model": "llama-3.1-8b", "tensor_parallel": 2}
-    ranks = evaluator.sweep(scenario(data_parallel=2, replicas=2, **given), engine=engine)
-    assert_equal(ranks, evaluator.sweep(scenario(replicas=4, **given), engine=engine), 0)
+    ranks = evaluator.sweep(scenario(data_parallel=2, replicas=2, **given), simulator=simulator)
+    assert_equal(ranks, evaluator.sweep(scenario(replicas=4, **given), simulator=simulator), 0)
 
 
 def test_one_rank_is_a_replica_as_it_was():
@@ -88,7 +88,7 @@ def test_a_decode_pool_in_lockstep_behind_a_prefill_pool():
         "first": {"role": "prefill", "tensor_parallel": 2, "batching": {"policy": "continuous"}},
         "second": {"role": "decode", "data_parallel": 2, "expert_parallel": 2, "batching": {"policy": "continuous"}},
     }
-    fast, exact = (evaluator.sweep(scenario(pools=pools), engine=engine) for engine in ("iteration", "token"))
+    fast, exact = (evaluator.sweep(scenario(pools=pools), simulator=simulator) for simulator in ("iteration", "token"))
     assert set(fast["engine"].values) == {"iteration"}
     assert_equal(fast, exact, 1e-9)
 
@@ -110,7 +110,7 @@ def test_ranks_of_several_pipeline_ranks_are_run_by_the_reference():
     given = scenario(sweep={}, data_parallel=2, pipeline_parallel=2, expert_parallel=2)
     found = evaluator.sweep(given)
     assert found["status"].values == "ok" and found["engine"].values == "token"
-    assert plan(load_scenario(given)).members[0].devices == 4
+    assert plan(load_scenario(given)).configurations[0].devices == 4
 
 
 SHORT = {"workload": {"lengths": {"source": "fixed", "prompt_tokens": 500, "output_tokens": 50}, "requests": 100,
@@ -120,9 +120,16 @@ SHORT = {"workload": {"lengths": {"source": "fixed", "prompt_tokens": 500, "outp
 def test_ranks_of_sglang_share_a_chunk():
     """8,192 tokens on an H100, a quarter on each of four ranks; those of a dense model are servers by themselves."""
     layouts = [{"data_parallel": ranks, "model": model} for ranks in (1, 4) for model in ("qwen3-30b-a3b", "qwen3-8b")]
-    members = plan(load_scenario(scenario({"deployment": {"zip": layouts}}, engine="sglang") | SHORT)).members
-    assert [member.stations[0].max_num_batched_tokens for member in members] == [8192, 8192, 2048, 8192]
-    fractions = [member.stations[0].deployment.kv.memory_fraction for member in members]
+    configurations = plan(
+        load_scenario(scenario({"deployment": {"zip": layouts}}, engine="sglang") | SHORT)
+    ).configurations
+    assert [configuration.stations[0].max_num_batched_tokens for configuration in configurations] == [
+        8192,
+        8192,
+        2048,
+        8192,
+    ]
+    fractions = [configuration.stations[0].deployment.kv.memory_fraction for configuration in configurations]
     assert fractions[2] < fractions[0] == fractions[1] == fractions[3]
 
 
@@ -157,5 +164,5 @@ def test_what_cannot_be_is_refused_by_name(deployment, message):
 
 def test_the_request_level_engine_refuses_ranks_in_lockstep():
     given = scenario(sweep={}, data_parallel=2, batching={"policy": "continuous"})
-    found = str(evaluator.sweep(given, engine="request")["status"].values)
-    assert "engine request does not cover data_parallel of qwen3-30b-a3b, whose ranks run in lockstep" in found
+    found = str(evaluator.sweep(given, simulator="request")["status"].values)
+    assert "simulator request does not cover data_parallel of qwen3-30b-a3b, whose ranks run in lockstep" in found

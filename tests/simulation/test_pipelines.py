@@ -15,7 +15,7 @@ from evaluator.plan import Plan, plan
 from evaluator.run import simulate, sweep
 from evaluator.scenario import load_scenario
 from evaluator.simulation import simulate_chunk, stations_of
-from evaluator.simulation.chain import Journey, run_chain
+from evaluator.simulation.chain import ChainResult, run_chain
 from evaluator.simulation.network import run_network
 from evaluator.stages import (
     KINDS,
@@ -25,7 +25,7 @@ from evaluator.stages import (
     Served,
     Shipped,
     StageKind,
-    Visit,
+    StageRequests,
     Work,
     choice,
     count,
@@ -49,7 +49,7 @@ class Bag:
     cached: int = key(count(least=0), 0)
 
 
-def bag_work(bag: Bag, visit: Visit) -> Work:
+def bag_work(bag: Bag, visit: StageRequests) -> Work:
     drawn = visit.rng().random(len(visit))
     seconds = bag.seconds * drawn
     queue = (drawn * 3).astype(np.int64)
@@ -121,18 +121,20 @@ def random_scenario(number: int) -> dict[str, Any]:
     }
 
 
-def both_ways(whole: Plan) -> list[tuple[Journey, Journey]]:
+def both_ways(whole: Plan) -> list[tuple[ChainResult, ChainResult]]:
     """What the chain makes of the configurations of a plan, and what the event loop does."""
     found = []
     for group in whole.groups:
-        assert all(member.status == OK for member in group.members), [member.status for member in group.members]
-        jobs = [whole.jobs(member) for member in group.members]
-        chain = run_chain(stations_of(whole, group, group.members), jobs)
-        found.append((chain, run_network(whole, group.members, jobs)))
+        assert all(configuration.status == OK for configuration in group.configurations), [
+            configuration.status for configuration in group.configurations
+        ]
+        jobs = [whole.jobs(configuration) for configuration in group.configurations]
+        chain = run_chain(stations_of(whole, group, group.configurations), jobs)
+        found.append((chain, run_network(whole, group.configurations, jobs)))
     return found
 
 
-def assert_same(chain: Journey, network: Journey) -> None:
+def assert_same(chain: ChainResult, network: ChainResult) -> None:
     for name in TIMES:
         np.testing.assert_allclose(getattr(chain, name), getattr(network, name), rtol=1e-9, atol=1e-9, err_msg=name)
     for name in WHAT:
@@ -151,7 +153,7 @@ def assert_same(chain: Journey, network: Journey) -> None:
 @pytest.mark.parametrize("number", range(24))
 def test_random_pipelines(number):
     """The stations of the chain, one after the other, against all of them on one clock."""
-    for chain, network in both_ways(plan(load_scenario(random_scenario(number)), engine="token")):
+    for chain, network in both_ways(plan(load_scenario(random_scenario(number)), simulator="token")):
         assert_same(chain, network)
 
 
@@ -194,38 +196,38 @@ def test_the_vectorised_engine_runs_pools_of_stages():
 # --- what is conserved
 
 
-def journeys(raw: dict[str, Any]) -> list[Journey]:
+def journeys(raw: dict[str, Any]) -> list[ChainResult]:
     """Of the network and, where it can run them, of the chain."""
-    whole = plan(load_scenario(raw), engine="token")
+    whole = plan(load_scenario(raw), simulator="token")
     group = whole.groups[0]
-    jobs = [whole.jobs(member) for member in group.members]
-    found = [run_network(whole, group.members, jobs)]
-    if not group.members[0].in_one_loop:
-        found.append(run_chain(stations_of(whole, group, group.members), jobs))
+    jobs = [whole.jobs(configuration) for configuration in group.configurations]
+    found = [run_network(whole, group.configurations, jobs)]
+    if not group.configurations[0].joint_pools:
+        found.append(run_chain(stations_of(whole, group, group.configurations), jobs))
     return found
 
 
 @pytest.mark.parametrize("number", [3, 5, 8, 13])
 def test_times_of_the_stages_add_up_to_the_passage(number):
     """Nobody is lost between stages: a request is at one stage after the other, from its arrival to its end."""
-    for journey in journeys(random_scenario(number)):
-        steps = [stage for stage in journey.stages if "." not in stage.name]
+    for chain_result in journeys(random_scenario(number)):
+        steps = [stage for stage in chain_result.stages if "." not in stage.name]
         total = sum(np.nan_to_num(stage.wait_s) + np.nan_to_num(stage.service_s) for stage in steps)
-        np.testing.assert_allclose(total, journey.last_token_s - journey.arrival_s, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(total, chain_result.last_token_s - chain_result.arrival_s, rtol=1e-9, atol=1e-9)
 
 
 def test_requests_and_tokens_from_stage_to_stage():
-    (whole,) = [plan(load_scenario(GUARDED), engine="token")]
-    walked = whole.walked(whole.members[0])[0]
-    here = walked.visits[0].there
+    (whole,) = [plan(load_scenario(GUARDED), simulator="token")]
+    routes = whole.routes(whole.configurations[0])[0]
+    here = routes.visits[0].there
     assert 40 < here.sum() < 80  # half of them take pipeline a
-    asked, came = walked.visits[0].tokens, walked.tokens
+    asked, came = routes.visits[0].tokens, routes.tokens
     np.testing.assert_array_equal(came.prompt_tokens, asked.prompt_tokens + 200 * here)
-    guard = next(visit for visit in walked.visits if visit.stage == 1)
-    read = walked.asked(guard, 0)
+    guard = next(visit for visit in routes.visits if visit.stage == 1)
+    read = routes.asked(guard, 0)
     np.testing.assert_array_equal(read.compute_tokens, (came.prompt_tokens + came.output_tokens)[here])
-    for journey in journeys(GUARDED):
-        for stage in journey.stages:
+    for chain_result in journeys(GUARDED):
+        for stage in chain_result.stages:
             passed = ~np.isnan(stage.wait_s[0, 0])
             np.testing.assert_array_equal(passed, here if stage.name in ("tool", "postprocess") else True)
 
@@ -242,14 +244,16 @@ AGENT = [
 def test_an_agent_comes_back_with_all_that_was_said():
     raw = scenario(pipeline=AGENT, deployment={"model": "llama-3.1-8b", "hardware": "h100-sxm"})
     whole = plan(load_scenario(raw))
-    (member,) = whole.members
-    assert member.engine == "token" and member.lacking == ("pipeline that comes to the LLM more than once",)
-    walked = whole.walked(member)[0]
-    first, second, third = (visit.tokens for visit in walked.llm)
+    (configuration,) = whole.configurations
+    assert configuration.simulator == "token" and configuration.lacking == (
+        "pipeline that comes to the LLM more than once",
+    )
+    routes = whole.routes(configuration)[0]
+    first, second, third = (visit.tokens for visit in routes.llm)
     np.testing.assert_array_equal(second.prompt_tokens, first.prompt_tokens + 5 + 30)
     np.testing.assert_array_equal(third.prompt_tokens, second.prompt_tokens + 5 + 30)
-    assert [visit.stage for visit in walked.visits] == [None, 0, None, 0, None]
-    outcomes = simulate_chunk(whole, whole.groups[0], [member])
+    assert [visit.stage for visit in routes.visits] == [None, 0, None, 0, None]
+    outcomes = simulate_chunk(whole, whole.groups[0], [configuration])
     np.testing.assert_array_equal(outcomes.prompt_tokens[0, 0], third.prompt_tokens)
     assert (outcomes.output_tokens == 5).all()
     tool = next(stage for stage in outcomes.stages if stage.name == "tool")
@@ -264,9 +268,9 @@ def test_a_kept_context_is_not_computed_again():
     deployment = {**kept, "kv": {"prefix_caching": False}}
     found = []
     for one in (kept, deployment):
-        whole = plan(load_scenario(scenario(pipeline=AGENT, deployment=one)), engine="token")
-        found.append(whole.walked(whole.members[0])[0].llm[1].tokens.cached_tokens)
-    first = whole.walked(whole.members[0])[0].llm[0].tokens
+        whole = plan(load_scenario(scenario(pipeline=AGENT, deployment=one)), simulator="token")
+        found.append(whole.routes(whole.configurations[0])[0].llm[1].tokens.cached_tokens)
+    first = whole.routes(whole.configurations[0])[0].llm[0].tokens
     np.testing.assert_array_equal(found[0], first.prompt_tokens + 5 - 1)
     assert not found[1].any()
 
@@ -275,8 +279,8 @@ def test_rounds_are_geometric():
     loop = {**AGENT[2], "times": {"mean": 3, "max": 100}}
     raw = scenario(pipeline=[*AGENT[:2], loop], deployment={"model": "llama-3.1-8b", "hardware": "h100-sxm"})
     raw["workload"] = {**raw["workload"], "requests": 4000}
-    whole = plan(load_scenario(raw), engine="token")
-    visits = whole.walked(whole.members[0])[0].visits
+    whole = plan(load_scenario(raw), simulator="token")
+    visits = whole.routes(whole.configurations[0])[0].visits
     rounds = sum(visit.there.astype(int) for visit in visits if visit.stage == 0)
     assert rounds.min() == 1 and abs(rounds.mean() - 3) < 4 * np.sqrt(6 / 4000)
 
@@ -293,15 +297,15 @@ def test_stages_of_one_pool_wait_in_one_queue():
     }
     raw["deployment"] = {**raw["deployment"], "pools": {"small": {"role": "stage", "hardware": "l4"}}}
     whole = plan(load_scenario(raw))
-    (member,) = whole.members
-    assert member.lacking == ("pipeline with a pool for several stages",)
-    outcomes = simulate_chunk(whole, whole.groups[0], [member])
+    (configuration,) = whole.configurations
+    assert configuration.lacking == ("pipeline with a pool for several stages",)
+    outcomes = simulate_chunk(whole, whole.groups[0], [configuration])
     waits = {stage.name: stage.wait_s[0, 0].tolist() for stage in outcomes.stages}
     assert waits["tool"] == [0.0, 0.5]  # 0 calls at 0, 1 at 0.5, 0 again at 1.0, 1 again at 1.5
     assert waits["tool_2"] == [0.5, 0.5]
     (small,) = [use for use in outcomes.stations if use.name == "tool"]
     assert small.devices[0] == 1 and small.busy_s[0, 0] == pytest.approx(2.0)
-    assert member.devices == 2
+    assert configuration.devices == 2
 
 
 @pytest.mark.parametrize("users", [1, 5])
@@ -309,9 +313,9 @@ def test_users_of_a_closed_loop_wait_for_the_last_stage(users):
     raw = scenario()
     raw["workload"] = {**raw["workload"], "arrivals": {"process": "closed_loop", "users": users}}
     whole = plan(load_scenario(raw))
-    (member,) = whole.members
-    assert member.lacking == ("closed loop over a pipeline",)
-    outcomes = simulate_chunk(whole, whole.groups[0], [member])
+    (configuration,) = whole.configurations
+    assert configuration.lacking == ("closed loop over a pipeline",)
+    outcomes = simulate_chunk(whole, whole.groups[0], [configuration])
     for arrival_s, last_token_s in zip(outcomes.arrival_s[0], outcomes.last_token_s[0], strict=True):
         answered = np.sort(last_token_s)
         np.testing.assert_allclose(arrival_s[users:], answered[: len(arrival_s) - users], rtol=1e-12)
@@ -325,11 +329,13 @@ def test_as_many_users_as_requests_all_send_at_once(number):
     raw["deployment"]["pools"] = {name: pool for name, pool in pools.items() if pool["role"] == "stage"}
     raw["deployment"]["pools"]["one"] = {"role": "mixed"}
     users, once = (
-        plan(load_scenario({**raw, "workload": {**raw["workload"], "arrivals": arrivals}}), engine="token")
+        plan(load_scenario({**raw, "workload": {**raw["workload"], "arrivals": arrivals}}), simulator="token")
         for arrivals in ({"process": "closed_loop", "users": 40}, {"process": "all_at_once"})
     )
-    assert users.members[0].in_one_loop and not once.members[0].in_one_loop
-    one, other = (simulate_chunk(whole, whole.groups[0], list(whole.groups[0].members)) for whole in (users, once))
+    assert users.configurations[0].joint_pools and not once.configurations[0].joint_pools
+    one, other = (
+        simulate_chunk(whole, whole.groups[0], list(whole.groups[0].configurations)) for whole in (users, once)
+    )
     for name in TIMES:
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-9, err_msg=name)
 
@@ -338,10 +344,10 @@ def test_a_trace_says_which_pipeline_its_requests_take(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens,pipeline\n0,10,2,b\n1,20,2,a\n2,30,2,b\n", encoding="utf-8")
     raw = scenario(workload={"arrivals": {"process": "trace", "file": str(path)}, "warmup_requests": 0})
-    whole = plan(load_scenario(raw), engine="token")
-    walked = whole.walked(whole.members[0])[0]
-    np.testing.assert_array_equal(walked.visits[0].there, [False, True, False])
-    np.testing.assert_array_equal(walked.tokens.prompt_tokens, [10, 220, 30])
+    whole = plan(load_scenario(raw), simulator="token")
+    routes = whole.routes(whole.configurations[0])[0]
+    np.testing.assert_array_equal(routes.visits[0].there, [False, True, False])
+    np.testing.assert_array_equal(routes.tokens.prompt_tokens, [10, 220, 30])
     both = {**raw["workload"], "pipelines": {"a": 1}}
     with pytest.raises(InputError, match=r"workload\.pipelines: .*t\.csv has a column pipeline, which says it already"):
         load_scenario({**raw, "workload": both})
@@ -356,7 +362,7 @@ def test_rows_without_a_stage_and_rows_that_cannot_run_stand_beside_the_others()
     tools = [None, {"servers": 2}]
     raw = scenario(sweep={"pipeline.tool": tools, "pipeline.postprocess": guards})
     raw["workload"] = {**raw["workload"], "seeds": [0]}
-    found = sweep(raw, engine="token")
+    found = sweep(raw, simulator="token")
     assert found["stage"].values.tolist() == ["prefill", "decode", "postprocess", "postprocess_2", "tool"]
     ok = (found["status"] == "ok").values
     np.testing.assert_array_equal(ok, [True, False, True, False])
@@ -373,12 +379,12 @@ def test_devices_and_prices_of_stage_pools_count_once():
     guard = {"stage": "postprocess", "kind": "guard", "model": "qwen3-0.6b", "pool": "small"}
     reader = {"stage": "preprocess", "model": "qwen3-0.6b", "pool": "small"}
     whole = plan(load_scenario(scenario(pipeline=[reader, "prefill", "decode", guard])))
-    (member,) = whole.members
-    outcomes = simulate_chunk(whole, whole.groups[0], [member])
-    assert outcomes.summed("devices")[0] == member.devices == 3
-    engine, small = member.answering[0], member.pipeline.priced
-    assert small == [(2, member.stations[1].usd_per_device_hour)]
-    assert member.usd_per_hour == pytest.approx(engine.usd_per_device_hour + 2 * small[0][1])
+    (configuration,) = whole.configurations
+    outcomes = simulate_chunk(whole, whole.groups[0], [configuration])
+    assert outcomes.summed("devices")[0] == configuration.devices == 3
+    simulator, small = configuration.answering[0], configuration.pipeline.priced
+    assert small == [(2, configuration.stations[1].usd_per_device_hour)]
+    assert configuration.usd_per_hour == pytest.approx(simulator.usd_per_device_hour + 2 * small[0][1])
     used = {use.name: use for use in outcomes.stations}
     assert set(used) == {"preprocess", "engine"} and used["preprocess"].replicas[0] == 2
 
@@ -408,7 +414,7 @@ def test_a_trace_shows_the_stages(tmp_path):
 
 
 def test_requests_tell_of_every_stage():
-    table = simulate(GUARDED, engine="token").requests
+    table = simulate(GUARDED, simulator="token").requests
     tools = table["tool_service_s"]
     assert 0 < tools.isna().sum() < len(table) and tools.dropna().between(0.0999, 0.1001).all()
     assert {"postprocess_wait_s", "postprocess_2_service_s", "prefill_wait_s", "decode_service_s"} <= set(table)
@@ -425,7 +431,7 @@ def test_agents_find_nothing_by_content():
         "sessions": sessions,
     }
     served = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "kv": {"prefix_caching": True}}
-    (member,) = plan(
+    (configuration,) = plan(
         load_scenario(
             {
                 "workload": workload,
@@ -433,7 +439,7 @@ def test_agents_find_nothing_by_content():
                 "pipeline": [{"stage": "prefill"}, {"stage": "decode"}, tool],
             }
         )
-    ).members
-    assert member.status == (
+    ).configurations
+    assert configuration.status == (
         "unsupported: kv.prefix_caching by content with pipeline that comes to the LLM more than once; leave it out"
     )

@@ -16,7 +16,7 @@ from evaluator.replica import Change
 from evaluator.run import simulate, sweep
 from evaluator.scenario import Scenario, load_scenario
 from evaluator.simulation import simulate_chunk
-from evaluator.stations.engine.in_order import run_lanes
+from evaluator.stations.engine.fcfs_reserved import run_lanes
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 POOLS = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
@@ -52,10 +52,10 @@ def random_designs(count: int) -> list[dict[str, Any]]:
 
     designs = []
     for _ in range(count):
-        sides = {name: pool() for name in ("p", "d")}
+        phases = {name: pool() for name in ("p", "d")}
         designs.append(
             {
-                "deployment.pools": sides,
+                "deployment.pools": phases,
                 "deployment.transfer": {
                     "link": one("nvlink", "pcie-gen5-x16", "ethernet-25g", "inter-rack"),
                     "granularity": one("cache", "layer"),
@@ -73,8 +73,8 @@ def simulated(whole: Plan) -> dict[int, tuple[Any, int]]:
     """Outcomes and the position in them, by configuration."""
     found = {}
     for group in whole.groups:
-        outcomes = simulate_chunk(whole, group, group.members)
-        found |= {member.config: (outcomes, place) for place, member in enumerate(group.members)}
+        outcomes = simulate_chunk(whole, group, group.configurations)
+        found |= {configuration.config: (outcomes, place) for place, configuration in enumerate(group.configurations)}
     return found
 
 
@@ -84,20 +84,23 @@ def systems():
     configure()
     asked = disaggregated({"design": {"zip": random_designs(120)}})
     whole = plan(asked)
-    return whole, simulated(whole), simulated(plan(asked, engine="token"))
+    return whole, simulated(whole), simulated(plan(asked, simulator="token"))
 
 
 def test_both_engines_agree_on_random_systems(systems):
     whole, fast, exact = systems
-    assert sum(member.status == OK for member in whole.members) >= 100
-    assert {member.engine for member in whole.members} == {"iteration"}
-    for member in whole.members:
-        if member.status != OK:
+    assert sum(configuration.status == OK for configuration in whole.configurations) >= 100
+    assert {configuration.simulator for configuration in whole.configurations} == {"iteration"}
+    for configuration in whole.configurations:
+        if configuration.status != OK:
             continue
-        (mine, at), (known, there) = fast[member.config], exact[member.config]
+        (mine, at), (known, there) = fast[configuration.config], exact[configuration.config]
         for name in TIMES:
             np.testing.assert_allclose(
-                getattr(mine, name)[at], getattr(known, name)[there], rtol=1e-9, err_msg=f"{name} of {member.config}"
+                getattr(mine, name)[at],
+                getattr(known, name)[there],
+                rtol=1e-9,
+                err_msg=f"{name} of {configuration.config}",
             )
         waits = (one.later_wait_s[place] for one, place in ((mine, at), (known, there)))
         np.testing.assert_allclose(*waits, rtol=1e-9, atol=1e-9)
@@ -109,18 +112,18 @@ def test_both_engines_agree_on_random_systems(systems):
 
 def test_nothing_is_lost_between_the_pools(systems):
     whole, fast, _ = systems
-    for member in whole.members:
-        if member.status != OK:
+    for configuration in whole.configurations:
+        if configuration.status != OK:
             continue
-        outcomes, at = fast[member.config]
-        jobs = whole.traffics.jobs(member.workload, 0, member.stations[0].role)
+        outcomes, at = fast[configuration.config]
+        jobs = whole.sampler.jobs(configuration.workload, 0, configuration.stations[0].role)
         output = 1 + jobs.demand.later_tokens
         np.testing.assert_array_equal(outcomes.output_tokens[at, 0], output)
         measured = output[jobs.measured]
         assert outcomes.itl[at][0][1].sum() == (measured - 1).sum()  # every token but the first follows another
         times = np.array([getattr(outcomes, name)[at, 0] for name in TIMES])
         assert np.isfinite(times).all() and (np.diff(times, axis=0) >= 0).all()
-        plan_ = member.link
+        plan_ = configuration.link
         over_s = plan_.service_s(jobs.demand.prompt_tokens) / plan_.size.layers + plan_.latency_s
         several = output > 1
         assert (np.diff(times[2:], axis=0)[0] >= over_s * (1 - 1e-9))[several].all()  # at least a layer after it
@@ -129,7 +132,7 @@ def test_nothing_is_lost_between_the_pools(systems):
 
 def test_the_first_token_comes_from_the_prefill_side_and_the_gap_counts_after_it():
     near, far = (
-        simulate(disaggregated(transfer={"link": link}, calibration="datasheet"), engine="token")
+        simulate(disaggregated(transfer={"link": link}, calibration="datasheet"), simulator="token")
         for link in ("nvlink", "inter-rack")
     )
     np.testing.assert_array_equal(near.requests["first_token_s"], far.requests["first_token_s"])
@@ -156,8 +159,8 @@ SERVING = "h100-sxm-vllm.serving"
 
 def seen(asked: Scenario) -> Any:
     """What clients see of one system, by the reference: its gaps between tokens are exact, and not in bins."""
-    whole = plan(asked, engine="token")
-    return simulate_chunk(whole, whole.groups[0], whole.members)
+    whole = plan(asked, simulator="token")
+    return simulate_chunk(whole, whole.groups[0], whole.configurations)
 
 
 def test_the_gaps_between_tokens_make_up_the_time_from_the_first_to_the_last():
@@ -169,14 +172,14 @@ def test_the_gaps_between_tokens_make_up_the_time_from_the_first_to_the_last():
     assert values @ weights == pytest.approx(given.sum(), rel=1e-9)
 
 
-@pytest.mark.parametrize("engine", ["iteration", "token"])
-def test_users_of_a_closed_loop_send_again_when_they_have_the_last_token(engine):
+@pytest.mark.parametrize("simulator", ["iteration", "token"])
+def test_users_of_a_closed_loop_send_again_when_they_have_the_last_token(simulator):
     asked = disaggregated(calibration=SERVING)
     arrivals = {"process": "closed_loop", "users": 3, "rate_rps": None}
     asked = replace(asked, workload=replace(asked.workload, arrivals=replace(asked.workload.arrivals, **arrivals)))
-    whole = plan(asked, engine=engine)
-    found = simulate_chunk(whole, whole.groups[0], whole.members)
-    assert found.engine.tolist() == [engine]
+    whole = plan(asked, simulator=simulator)
+    found = simulate_chunk(whole, whole.groups[0], whole.configurations)
+    assert found.simulator.tolist() == [simulator]
     later = np.sort(found.arrival_s[0, 0])[3:]
     np.testing.assert_allclose(later, np.sort(found.last_token_s[0, 0])[: len(later)], rtol=1e-9)
 
@@ -196,7 +199,7 @@ def test_devices_and_cost_are_of_both_pools():
     priced = {
         name: {**pool, "usd_per_device_hour": price} for (name, pool), price in zip(pools.items(), (1, 3), strict=True)
     }
-    found = simulate(disaggregated(pools=priced), engine="token").summary
+    found = simulate(disaggregated(pools=priced), simulator="token").summary
     assert found["devices"].item() == 6
     tokens_per_hour = found["output_tok_per_s"].item() * 3600
     assert found["usd_per_mtok"].item() == pytest.approx(1e6 * (2 * 1 + 4 * 3) / tokens_per_hour)
@@ -226,8 +229,8 @@ def test_a_router_that_looks_at_the_state_chooses_among_the_replicas_of_its_pool
     """Over pools in tandem, too, its pool runs after those before it."""
     pools = {"p": {"role": "prefill", "replicas": 2}, "d": {"role": "decode", "replicas": 3}}
     routers = {"prefill": "least_work", "decode": "least_outstanding"}
-    (member,) = plan(disaggregated(pools=pools, router=routers)).members
-    assert (member.status, member.engine, member.coupled) == (OK, "iteration", True)
+    (configuration,) = plan(disaggregated(pools=pools, router=routers)).configurations
+    assert (configuration.status, configuration.simulator, configuration.joint) == (OK, "iteration", True)
     busy = {"pools": pools, "rate_rps": 60.0, "calibration": "datasheet"}
     run, turns = (simulate(disaggregated(router=one, **busy)) for one in (routers, "round_robin"))
     assert run.summary["engine"].item() == "iteration" and set(run.requests["replica"]) == {0, 1}
@@ -256,20 +259,20 @@ LACKING = {
 @pytest.mark.parametrize("case", LACKING)
 def test_what_cannot_run_is_a_row_with_its_reason(case):
     deployment, reason = LACKING[case]
-    (member,) = plan(disaggregated(**deployment)).members
-    assert member.status.startswith(reason)
+    (configuration,) = plan(disaggregated(**deployment)).configurations
+    assert configuration.status.startswith(reason)
 
 
 def test_inputs_of_the_links_are_those_of_the_link_between_the_pools_too():
     whole = plan(disaggregated(transfer={"link": "inter-rack"}))
-    (member,) = whole.members
-    assert whole.changed(member, Change("link_bandwidth", 2.0)).link.bandwidth == 2 * 128e9
-    assert whole.changed(member, Change("link_latency", 2.0)).link.latency_s == 2 * 0.02
-    assert whole.changed(member, Change("flops", 2.0)).link is member.link
+    (configuration,) = whole.configurations
+    assert whole.changed(configuration, Change("link_bandwidth", 2.0)).link.bandwidth == 2 * 128e9
+    assert whole.changed(configuration, Change("link_latency", 2.0)).link.latency_s == 2 * 0.02
+    assert whole.changed(configuration, Change("flops", 2.0)).link is configuration.link
 
 
 @pytest.mark.parametrize(("dtypes", "bytes_"), [(("bf16", "bf16"), 2), (("fp8", "bf16"), 1), (("bf16", "fp8"), 1)])
 def test_auto_sends_as_the_narrower_cache(dtypes, bytes_):
     pools = {name: {**pool, "precision": {"kv": kv}} for (name, pool), kv in zip(POOLS.items(), dtypes, strict=True)}
-    (member,) = plan(disaggregated(pools=pools)).members
-    assert member.link.size.of(1) == 32 * 2 * 8 * 128 * bytes_
+    (configuration,) = plan(disaggregated(pools=pools)).configurations
+    assert configuration.link.size.of(1) == 32 * 2 * 8 * 128 * bytes_

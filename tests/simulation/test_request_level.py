@@ -12,7 +12,7 @@ from evaluator.cost.request_times import request_times
 from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.metrics import OK
-from evaluator.plan import Member, Plan, plan, request_sizes
+from evaluator.plan import Configuration, Plan, plan, request_sizes
 from evaluator.reference import request_level as reference
 from evaluator.reference.request_level import Instances, WholeRequest
 from evaluator.run import simulate, sweep
@@ -47,14 +47,14 @@ def scenario(*overrides: str, lengths: Any = FIXED, sweep: Any = None, **deploym
 
 
 def run(asked: Scenario) -> tuple[Plan, Any]:
-    whole = plan(asked, engine="request")
-    assert [member.status for member in whole.members] == [OK] * len(whole.members)
+    whole = plan(asked, simulator="request")
+    assert [configuration.status for configuration in whole.configurations] == [OK] * len(whole.configurations)
     (group,) = whole.groups
-    return whole, simulate_chunk(whole, group, group.members)
+    return whole, simulate_chunk(whole, group, group.configurations)
 
 
-def instances(member: Member, station: int) -> Instances:
-    pool = member.stations[station]
+def instances(configuration: Configuration, station: int) -> Instances:
+    pool = configuration.stations[station]
     sizes = request_sizes(pool)
     return Instances(
         request_times(pool.design.ready.cost),
@@ -66,8 +66,8 @@ def instances(member: Member, station: int) -> Instances:
     )
 
 
-def requests(whole: Plan, member: Member) -> list[WholeRequest]:
-    (jobs,) = whole.jobs(member)
+def requests(whole: Plan, configuration: Configuration) -> list[WholeRequest]:
+    (jobs,) = whole.jobs(configuration)
     output = jobs.demand.output_tokens + jobs.demand.later_tokens
     columns = jobs.ready_s, jobs.demand.prompt_tokens, output, *draws(0, len(jobs), 0)
     return [WholeRequest(*map(float, row)) for row in zip(*columns, strict=True)]
@@ -83,8 +83,8 @@ def check(outcomes: Any, expected: list[WholeRequest], names: tuple[str, ...] = 
 @pytest.mark.parametrize("lengths", [FIXED, SPREAD], ids=["tabulated", "spread"])
 def test_one_queue_before_all_replicas_is_algorithm_4(lengths, calibration):
     whole, outcomes = run(scenario(lengths=lengths, replicas=3, router="shared_queue", calibration=calibration))
-    expected = requests(whole, whole.members[0])
-    reference.collocated(instances(whole.members[0], 0), expected)
+    expected = requests(whole, whole.configurations[0])
+    reference.collocated(instances(whole.configurations[0], 0), expected)
     check(outcomes, expected)
     assert outcomes.replica[0, 0].tolist() == [one.instance for one in expected]
     assert set(outcomes.replica.ravel()) == {0, 1, 2}
@@ -93,9 +93,9 @@ def test_one_queue_before_all_replicas_is_algorithm_4(lengths, calibration):
 @pytest.mark.parametrize("lengths", [FIXED, SPREAD], ids=["tabulated", "spread"])
 def test_replicas_with_queues_of_their_own_are_each_algorithm_4(lengths):
     whole, outcomes = run(scenario(lengths=lengths, replicas=2))
-    expected = requests(whole, whole.members[0])
+    expected = requests(whole, whole.configurations[0])
     for replica in (0, 1):
-        reference.collocated(instances(whole.members[0], 0), expected[replica::2])
+        reference.collocated(instances(whole.configurations[0], 0), expected[replica::2])
     check(outcomes, expected)
     assert outcomes.replica[0, 0].tolist() == [0, 1] * 60
 
@@ -105,9 +105,9 @@ def test_two_pools_are_algorithms_2_and_3(lengths):
     """Over a link that takes no time, as in the paper."""
     free = {"link": {"bandwidth": 1e30}}
     whole, outcomes = run(scenario(lengths=lengths, pools=SIDES, router="shared_queue", transfer=free))
-    expected = requests(whole, whole.members[0])
-    reference.prefill(instances(whole.members[0], 0), expected)
-    reference.decode(instances(whole.members[0], 1), expected)
+    expected = requests(whole, whole.configurations[0])
+    reference.prefill(instances(whole.configurations[0], 0), expected)
+    reference.decode(instances(whole.configurations[0], 1), expected)
     check(outcomes, expected)
 
 
@@ -128,12 +128,12 @@ def test_single_tokens_leave_with_their_first():
 
 
 def test_a_larger_tau_decodes_in_smaller_batches():
-    ds = sweep(scenario(sweep={"deployment.batching.tau": [1.0, 2.5, 5.0]}), engine="request")
+    ds = sweep(scenario(sweep={"deployment.batching.tau": [1.0, 2.5, 5.0]}), simulator="request")
     assert (np.diff(ds["tpot_s_mean"]) < 0).all()
 
 
 def test_what_is_not_known_is_not_there_or_nan():
-    ds = sweep(scenario(pools=SIDES, router="shared_queue"), engine="request")
+    ds = sweep(scenario(pools=SIDES, router="shared_queue"), simulator="request")
     assert ds["engine"].item() == "request" and ds["preemptions"].item() == 0
     for name in ("utilisation", "mfu", "mbu", "kv_used_mean", "kv_used_max", "iterations", "joule_per_tok"):
         assert np.isnan(ds[name]).all()
@@ -144,19 +144,21 @@ def test_what_is_not_known_is_not_there_or_nan():
 
 def test_a_row_that_it_cannot_run_is_no_other_engines():
     axes = {"deployment.batching.policy": ["continuous", "static"], "workload.arrivals.rate_rps": [1, 2]}
-    ds = sweep(scenario(sweep=axes), engine="request")
+    ds = sweep(scenario(sweep=axes), simulator="request")
     assert ds["engine"].values.tolist() == ["request"] * 4
     assert ds["status"].values.tolist()[:2] == [OK] * 2
-    assert all(status.startswith("unsupported: engine request") for status in ds["status"].values[2:])
+    assert all(status.startswith("unsupported: simulator request") for status in ds["status"].values[2:])
     assert np.isnan(ds["ttft_s"][2:]).all()
 
 
 def test_seeds_and_chunks_do_not_matter_to_each_other():
     axes = {"workload.arrivals.rate_rps": [1, 2, 3]}
-    several = sweep(scenario("workload.seeds=[3, 4]", replicas=2, router="shared_queue", sweep=axes), engine="request")
+    several = sweep(
+        scenario("workload.seeds=[3, 4]", replicas=2, router="shared_queue", sweep=axes), simulator="request"
+    )
     single = [
         sweep(scenario(f"workload.seeds=[{seed}]", "workload.arrivals.rate_rps=2", replicas=2, router="shared_queue"),
-              engine="request")
+              simulator="request")
         for seed in (3, 4)
     ]  # fmt: skip
     assert several["e2e_s_mean"][1].item() == pytest.approx(np.mean([one["e2e_s_mean"].item() for one in single]))
@@ -164,7 +166,7 @@ def test_seeds_and_chunks_do_not_matter_to_each_other():
 
 def test_more_bandwidth_is_an_input():
     light = scenario("workload.arrivals.rate_rps=0.2")
-    ds = sweep(light, engine="request", sensitivity=["memory_bandwidth", "host_overhead", "link_latency"])
+    ds = sweep(light, simulator="request", sensitivity=["memory_bandwidth", "host_overhead", "link_latency"])
     bandwidth, links, host = ds["tpot_s_mean_elasticity"].values[0].tolist()
     assert ds["input"].values.tolist() == ["memory_bandwidth", "link_latency", "host_overhead"]
     assert -1.1 < bandwidth < -0.5 and links == 0 and 0 <= host < 0.1
@@ -172,12 +174,14 @@ def test_more_bandwidth_is_an_input():
 
 
 def test_simulate():
-    found = simulate(scenario(replicas=2, router="shared_queue"), engine="request")
+    found = simulate(scenario(replicas=2, router="shared_queue"), simulator="request")
     assert found.summary["engine"].item() == "request" and len(found.requests) == 120
-    with pytest.raises(InputError, match="a trace tells of iterations, which engine request does not compute"):
-        simulate(scenario(), engine="request", trace="trace.json")
-    with pytest.raises(InputError, match=r"does not cover batching.policy static; use continuous, or engine iteration"):
-        simulate(scenario("deployment.batching.policy=static"), engine="request")
+    with pytest.raises(InputError, match="a trace tells of iterations, which simulator request does not compute"):
+        simulate(scenario(), simulator="request", trace="trace.json")
+    with pytest.raises(
+        InputError, match=r"does not cover batching.policy static; use continuous, or simulator iteration"
+    ):
+        simulate(scenario("deployment.batching.policy=static"), simulator="request")
 
 
 # How far it is from the exact engine: what ERROR_NOTE says
@@ -189,7 +193,8 @@ def errors(ds: xr.Dataset, exact: xr.Dataset, name: str) -> np.ndarray:
 
 
 def compared(calibration: str, taus: tuple[float, ...], rates: list[float]) -> dict[str, tuple[xr.Dataset, ...]]:
-    """2,048 prompt and 64 output tokens on a replica and on two pools: engine request with each tau, then iteration."""
+    """2,048 prompt and 64 output tokens on a replica and on two pools: simulator request with each tau, then
+    iteration."""
     lengths = {"source": "fixed", "prompt_tokens": 2048, "output_tokens": 64}
     batching = {"policy": "continuous", "max_num_seqs": 32, "max_num_batched_tokens": 8192}
     given = {"lengths": lengths, "batching": batching, "calibration": calibration}
@@ -200,7 +205,7 @@ def compared(calibration: str, taus: tuple[float, ...], rates: list[float]) -> d
             scenario("workload.requests=400", f"deployment.batching.tau={tau}", pools=pools, **given) for tau in taus
         ]
         exact = sweep(scenario("workload.requests=400", pools=pools, **given))
-        found[name] = (*(sweep(one, engine="request") for one in fast), exact)
+        found[name] = (*(sweep(one, simulator="request") for one in fast), exact)
     return found
 
 

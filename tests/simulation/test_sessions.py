@@ -54,7 +54,7 @@ DESIGNS = Designs({name: (*TALKS, *asked) for name, asked in BOTH_ENGINES.items(
 def turns_of(*overrides):
     """The requests as the plan has them, under the first seed."""
     whole = plan(scenario(*overrides))
-    return whole.jobs(whole.members[0])[0]
+    return whole.jobs(whole.configurations[0])[0]
 
 
 def test_without_a_cache_turns_are_longer_prompts_to_both_engines():
@@ -125,7 +125,7 @@ def test_tokens_are_either_computed_or_found(more):
 
 
 def test_caching_saves_work_and_says_how_much():
-    cached, whole = (simulate(scenario(*TALKS, *more), engine="token") for more in ((CACHING,), ()))
+    cached, whole = (simulate(scenario(*TALKS, *more), simulator="token") for more in ((CACHING,), ()))
     rate = cached.summary["prefix_hit_rate"].item()
     measured = cached.requests[cached.requests["measured"]]
     assert rate == pytest.approx(measured["cached_tokens"].sum() / measured["prompt_tokens"].sum())
@@ -142,14 +142,19 @@ def test_what_is_known_before_the_run_counts_as_hits():
     )
     assert ds["prefix_hit_rate"].item() == 0
     known = ("workload.lengths={source: fixed, prompt_tokens: 100, output_tokens: 5}", "workload.cached_tokens=40")
-    assert sweep(scenario(*known), engine="token")["prefix_hit_rate"].item() == pytest.approx(0.4)
+    assert sweep(scenario(*known), simulator="token")["prefix_hit_rate"].item() == pytest.approx(0.4)
 
 
 def test_the_reference_takes_what_the_engine_lacks_and_says_so():
     heavy = {"heavy_light": {"prompt_tokens": 200, "heavy_replicas": 1}}
     axes = {"deployment__pipeline_parallel": [2, 1], "deployment__router": ["session", heavy]}
     asked = scenario(*TALKS, CACHING, "deployment.replicas=2", "workload.requests=60", **axes)
-    assert [member.engine for member in plan(asked).members] == ["token", "token", "iteration", "token"]
+    assert [configuration.simulator for configuration in plan(asked).configurations] == [
+        "token",
+        "token",
+        "iteration",
+        "token",
+    ]
     for pipelines, router in ((2, "session"), (1, heavy)):
         one = {"deployment__pipeline_parallel": [pipelines], "deployment__router": [router]}
         ds = sweep(scenario(*TALKS, CACHING, "deployment.replicas=2", "workload.requests=60", **one))
@@ -178,12 +183,12 @@ def test_every_key_of_sessions_and_of_the_router_can_be_swept():
         "deployment__router": ["session", {"prefix_aware": {"threshold": 0.9}}],
     }
     whole = plan(scenario(*TALKS[:3], "workload.sessions.system_prompts=3", CACHING, "deployment.replicas=2", **axes))
-    assert {member.status for member in whole.members} == {"ok"}
-    assert [whole.members[at].workload.sessions.turns.mean for at in (0, -1)] == [2, 5]
-    assert [whole.members[at].workload.sessions.think_s.mean for at in (0, -1)] == [1, 9]
-    assert whole.members[-1].stations[0].deployment.router == PrefixAware(0.9)
+    assert {configuration.status for configuration in whole.configurations} == {"ok"}
+    assert [whole.configurations[at].workload.sessions.turns.mean for at in (0, -1)] == [2, 5]
+    assert [whole.configurations[at].workload.sessions.think_s.mean for at in (0, -1)] == [1, 9]
+    assert whole.configurations[-1].stations[0].deployment.router == PrefixAware(0.9)
     one = scenario(*TALKS[:3], workload__sessions__turns=[1, 3])
-    assert [member.workload.sessions.continued for member in plan(one).members] == [False, True]
+    assert [configuration.workload.sessions.continued for configuration in plan(one).configurations] == [False, True]
 
 
 def test_a_run_that_lengthens_itself_has_the_same_requests_first():
@@ -192,7 +197,7 @@ def test_a_run_that_lengthens_itself_has_the_same_requests_first():
     np.testing.assert_array_equal(many.demand.prompt_tokens[:300], few.demand.prompt_tokens)
     ds = sweep(
         scenario(*TALKS, FROM_ARRIVAL, CACHING, "workload.requests={auto: {most: 2000}}", "slo={ttft: {p90: 1s}}"),
-        engine="token",
+        simulator="token",
     )
     assert ds["status"].item() == "ok" and ds["slo_met"].item()
 
@@ -214,8 +219,8 @@ MOONCAKE = [
 
 
 def test_a_trace_says_what_its_prompts_share(tmp_path):
-    for engine in ("iteration", "token"):
-        found = simulate(scenario(trace_of(tmp_path, MOONCAKE), CACHING), engine=engine).requests
+    for simulator in ("iteration", "token"):
+        found = simulate(scenario(trace_of(tmp_path, MOONCAKE), CACHING), simulator=simulator).requests
         # Two blocks of 512 are 64 of 16; 1,200 tokens are 75 whole blocks, of which the last must leave one token.
         assert found["cached_tokens"].tolist() == [0, 1024, 1184, 0, 496]
     assert found["arrival_s"].tolist() == [0, 2, 4, 6, 8]
@@ -230,7 +235,7 @@ def test_rows_of_a_session_continue_one_another(tmp_path):
         {"arrival_s": 9, "prompt_tokens": 200, "output_tokens": 9, "session": "a"},
         {"arrival_s": 19, "prompt_tokens": 50, "output_tokens": 9, "session": "b"},
     ]
-    found = simulate(scenario(trace_of(tmp_path, rows), CACHING), engine="token").requests
+    found = simulate(scenario(trace_of(tmp_path, rows), CACHING), simulator="token").requests
     assert found["cached_tokens"].tolist() == [0, 0, 128, 48]
 
 

@@ -17,7 +17,7 @@ from evaluator.speculation import tokens_given as given_by
 from tests.reference.build import linear_cost
 from tests.scenario.build import scenario
 from tests.simulation.engines import LEVELS, Designs, outcomes
-from tests.simulation.test_tokens import CLOSED, TIGHT
+from tests.simulation.test_token_level import CLOSED, TIGHT
 
 NGRAM = "deployment.speculative={method: ngram, tokens: 3, acceptance: [0.8, 0.6, 0.45]}"
 EAGLE = "deployment.speculative={method: eagle, tokens: 2, acceptance: 0.7, vocabulary: 32000}"
@@ -158,26 +158,26 @@ REFUSED = {
 
 @pytest.mark.parametrize(("reason", "overrides"), REFUSED.items(), ids=REFUSED)
 def test_what_cannot_draft_says_why(reason, overrides):
-    member = plan(scenario(*overrides)).members[0]
-    assert member.status.startswith(reason)
-    assert "; " in member.status or ", or " in member.status
+    configuration = plan(scenario(*overrides)).configurations[0]
+    assert configuration.status.startswith(reason)
+    assert "; " in configuration.status or ", or " in configuration.status
 
 
 def test_engine_request_knows_no_drafts():
-    whole = plan(scenario(NGRAM, "deployment.batching.policy=continuous"), engine="request")
-    assert "does not cover deployment.speculative; use engine iteration" in whole.members[0].status
+    whole = plan(scenario(NGRAM, "deployment.batching.policy=continuous"), simulator="request")
+    assert "does not cover deployment.speculative; use simulator iteration" in whole.configurations[0].status
 
 
 def test_several_pools_in_one_loop_are_left_to_the_reference_and_it_is_said():
-    member = plan(scenario(EAGLE, SIDES, CLOSED)).members[0]
-    assert member.lacking == ("closed loop over several pools with deployment.speculative",)
+    configuration = plan(scenario(EAGLE, SIDES, CLOSED)).configurations[0]
+    assert configuration.lacking == ("closed loop over several pools with deployment.speculative",)
 
 
 def test_drafts_beside_a_prefix_cache_by_content_are_left_to_the_reference_and_it_is_said():
     cached = ("workload.sessions={turns: 3}", "deployment.kv.prefix_caching=true")
-    member = plan(scenario(NGRAM, *cached)).members[0]
-    assert member.lacking == ("prefix caching by content with deployment.speculative",)
-    found, plain = sweep(scenario(NGRAM, *cached)), sweep(scenario(*cached), engine="token")
+    configuration = plan(scenario(NGRAM, *cached)).configurations[0]
+    assert configuration.lacking == ("prefix caching by content with deployment.speculative",)
+    found, plain = sweep(scenario(NGRAM, *cached)), sweep(scenario(*cached), simulator="token")
     assert found["engine"].item() == "token"
     assert found["prefix_hit_rate"].item() == pytest.approx(plain["prefix_hit_rate"].item(), abs=0.02)
     assert found["prefix_hit_rate"].item() > 0.3
@@ -186,7 +186,7 @@ def test_drafts_beside_a_prefix_cache_by_content_are_left_to_the_reference_and_i
 def test_kv_of_what_drafts_is_sent_along():
     tree = {"deployment.transfer": {"link": {"bandwidth": 1e9}}}
     alone, drafting = (
-        plan(scenario(SIDES, *more, f"deployment.transfer={tree['deployment.transfer']}")).members[0].link
+        plan(scenario(SIDES, *more, f"deployment.transfer={tree['deployment.transfer']}")).configurations[0].link
         for more in ((), (DRAFT,))
     )
     tokens = np.array([1000])

@@ -124,4 +124,4 @@ def test_a_trace_is_small_and_makes_no_difference(tmp_path):
     traced = simulate(busy, trace=path)
     assert traced.summary["engine"].item() == "token"
     assert path.stat().st_size < 2.5e6
-    assert traced.requests.equals(simulate(busy, engine="token").requests)
+    assert traced.requests.equals(simulate(busy, simulator="token").requests)

@@ -17,7 +17,7 @@ from evaluator.stages import (
     Served,
     StageKind,
     StagePool,
-    Visit,
+    StageRequests,
     Work,
     count,
     key,
@@ -29,7 +29,7 @@ from evaluator.stages.preprocess import Preprocess
 from evaluator.stages.tool import Tool
 
 PROMPT, OUTPUT = np.array([100, 2000, 7]), np.array([10, 1, 300])
-VISIT = Visit(
+VISIT = StageRequests(
     "here", PROMPT, OUTPUT, np.zeros_like(PROMPT), 3, load_model("llama-3.1-8b"), Precision(), pool=None
 )  # fmt: skip
 ON_POOL = replace(VISIT, pool=StagePool("small", load_hardware("l4"), replicas=2, devices=1))

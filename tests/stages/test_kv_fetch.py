@@ -10,8 +10,8 @@ from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.plan import plan
 from evaluator.reference.lru import find_contexts
-from evaluator.run.known import stage_note
-from evaluator.stages import Delay, Served, Visit
+from evaluator.run.plan_figures import stage_note
+from evaluator.stages import Delay, Served, StageRequests
 from evaluator.stages.kv_fetch import KV_FETCH, KvFetch, Tier, work
 from evaluator.tiers import Popularity, TierSize, expected_s, hit_rates
 from tests.scenario.build import scenario
@@ -20,9 +20,9 @@ MODEL = load_model("llama-3.1-8b")
 TOKEN_BYTES = 2 * 32 * 8 * 128 * 2  # K and V of 32 layers, 8 heads of 128, in bf16
 
 
-def visit(requests=20_000, replicas=8, prompt=100, cached=0, seed=0) -> Visit:
+def visit(requests=20_000, replicas=8, prompt=100, cached=0, seed=0) -> StageRequests:
     prompts, cached_tokens = np.full(requests, prompt), np.broadcast_to(np.asarray(cached), requests)
-    return Visit(
+    return StageRequests(
         "kv_fetch", prompts, np.full(requests, 5), cached_tokens, seed, MODEL, Precision("bf16", "bf16", "bf16"), None,
         replicas=replicas,
     )  # fmt: skip
@@ -187,8 +187,8 @@ def test_slower_tiers_before_faster_ones_are_allowed_and_said():
 
 
 def test_a_context_larger_than_every_tier_is_a_status():
-    (member,) = plan(loaded("tokens: 8192, tiers: [{storage: nvme, hit: 1, capacity: 1GB}]")).members
-    assert member.status == (
+    (configuration,) = plan(loaded("tokens: 8192, tiers: [{storage: nvme, hit: 1, capacity: 1GB}]")).configurations
+    assert configuration.status == (
         "infeasible: pipeline.kv_fetch: the KV of a context, 1.07 GB, is larger than every tier; give one of them more "
         "than the 1 GB of the largest, or say tiers: [] for no cache"
     )
@@ -200,5 +200,5 @@ def test_keys_of_the_stage_can_be_swept():
         pipeline__kv_fetch__tokens=[64, 128],
         pipeline__kv_fetch__popularity__zipf=[0.0, 0.9],
     )
-    found = [member.pipeline.stages[0].parameters for member in plan(swept).members]
+    found = [configuration.pipeline.stages[0].parameters for configuration in plan(swept).configurations]
     assert [(each.tokens, each.popularity.zipf) for each in found] == [(64, 0.0), (64, 0.9), (128, 0.0), (128, 0.9)]

@@ -20,7 +20,7 @@ from evaluator.scenario import load_scenario
 from evaluator.simulation import stations_of
 from evaluator.simulation.chain import run_chain
 from evaluator.simulation.network import run_network
-from evaluator.stages import Batched, Pass, Shipped, StagePool, Visit
+from evaluator.stages import Batched, Pass, Shipped, StagePool, StageRequests
 from evaluator.stages.retrieve import Index, Retrieve, work
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -30,10 +30,10 @@ CPU = replace(load_hardware("cpu-grace"), memory_bytes=1e12)
 ONE = StagePool("cpu", CPU, 1, 1)
 
 
-def visit(prompt=(100, 2_000), pool: StagePool | None = ONE) -> Visit:
+def visit(prompt=(100, 2_000), pool: StagePool | None = ONE) -> StageRequests:
     tokens = np.array(prompt, dtype=np.int64)
     nothing = np.zeros_like(tokens)
-    return Visit("retrieve", tokens, nothing + 1, nothing, 0, load_model("llama-3.1-8b"), Precision(), pool)
+    return StageRequests("retrieve", tokens, nothing + 1, nothing, 0, load_model("llama-3.1-8b"), Precision(), pool)
 
 
 def steps(asked: Retrieve, **changes) -> dict:
@@ -267,8 +267,11 @@ def test_chain_and_reference_are_equal(seed):
         np.testing.assert_allclose(one[name].values, other[name].values, rtol=1e-9, atol=1e-12, err_msg=name)
     whole = plan(asked, engine="token")
     (group,) = whole.groups
-    jobs = [whole.jobs(member) for member in group.members]
-    chain, loop = run_chain(stations_of(whole, group, group.members), jobs), run_network(whole, group.members, jobs)
+    jobs = [whole.jobs(configuration) for configuration in group.configurations]
+    chain, loop = (
+        run_chain(stations_of(whole, group, group.configurations), jobs),
+        run_network(whole, group.configurations, jobs),
+    )
     for stage, same in zip(chain.stages, loop.stages, strict=True):
         for name in ("wait_s", "service_s", "utilisation"):
             told = f"{name} of {stage.name}"

@@ -9,7 +9,7 @@ from scipy.stats import poisson as poisson_law
 
 from evaluator.reference import Request
 from evaluator.reference.network import run
-from evaluator.reference.stations.batch import Batch
+from evaluator.reference.stations.batch import BulkServers
 from evaluator.reference.stations.fifo import Fifo
 from evaluator.stations.batch import BatchServers, batch
 from tests.simulation.build import jobs, poisson, shuffled
@@ -28,7 +28,7 @@ def random_times(rng) -> np.ndarray:
 
 
 def reference(servers: BatchServers, ready_s):
-    station = Batch(servers.servers, list(servers.service_s), servers.max_wait_s)
+    station = BulkServers(servers.servers, list(servers.service_s), servers.max_wait_s)
     run([station], [Request(index, float(at), 4, 4, 3, 2) for index, at in enumerate(ready_s)])
     return station
 

@@ -11,9 +11,9 @@ from evaluator.scenario import Arrivals, Lengths, Workload
 from evaluator.scenario.scenario import Deployment, KvCache, Sessions
 from evaluator.traffic.arrivals import arrival_times
 from evaluator.traffic.jobs import Extremes
+from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.roles import ROLES, hands_on
-from evaluator.traffic.traffics import Traffics
 
 MIXED, PREFILL, DECODE = (ROLES[name] for name in ("mixed", "prefill", "decode"))
 FIXED = Workload(
@@ -23,8 +23,8 @@ SHORT = Lengths("uniform", {"prompt_min": 5, "prompt_max": 9, "output_min": 1, "
 
 
 def test_jobs_of_the_roles():
-    traffics = Traffics()
-    mixed, prefill, decode = (traffics.jobs(FIXED, 0, role) for role in (MIXED, PREFILL, DECODE))
+    sampler = RequestSampler()
+    mixed, prefill, decode = (sampler.jobs(FIXED, 0, role) for role in (MIXED, PREFILL, DECODE))
     assert (mixed.demand.compute_tokens == 70).all() and (mixed.demand.kv_tokens == 109).all()
     assert (prefill.demand.output_tokens == 1).all() and (prefill.demand.kv_tokens == 100).all()
     assert (prefill.demand.later_tokens == 9).all()
@@ -39,33 +39,33 @@ def test_jobs_of_the_roles():
 
 
 def test_rates_share_demands_and_warmups_share_arrivals():
-    traffics = Traffics()
-    base, faster = traffics.jobs(FIXED, 0, MIXED), traffics.jobs(traffics.at_rate(FIXED, 8.0), 0, MIXED)
+    sampler = RequestSampler()
+    base, faster = sampler.jobs(FIXED, 0, MIXED), sampler.jobs(sampler.at_rate(FIXED, 8.0), 0, MIXED)
     assert faster.demand is base.demand
     np.testing.assert_array_equal(faster.ready_s, arrival_times(Arrivals("poisson", 8.0), 0, 20))
-    assert traffics.at_rate(FIXED, 8.0) is traffics.at_rate(FIXED, 8.0)
-    assert traffics.jobs(replace(FIXED, warmup_requests=5), 0, MIXED).ready_s is base.ready_s
+    assert sampler.at_rate(FIXED, 8.0) is sampler.at_rate(FIXED, 8.0)
+    assert sampler.jobs(replace(FIXED, warmup_requests=5), 0, MIXED).ready_s is base.ready_s
 
 
 @pytest.mark.parametrize("process", ["closed_loop", "all_at_once"])
 def test_where_requests_have_no_rate_none_can_be_set(process):
     users = 4 if process == "closed_loop" else None
     with pytest.raises(ValueError, match=f"{process} arrivals have no rate"):
-        Traffics().at_rate(replace(FIXED, arrivals=Arrivals(process, users=users)), 2.0)
+        RequestSampler().at_rate(replace(FIXED, arrivals=Arrivals(process, users=users)), 2.0)
 
 
 def test_a_trace_is_sent_at_another_rate(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n2,20,6\n8,7,3\n")
     replay = Workload(Arrivals("trace", file=str(path)), Lengths("trace", file=str(path)), 3, 0, (0,))
-    faster = Traffics().at_rate(replay, 1.5)  # three requests in 8 s become three in 2 s
+    faster = RequestSampler().at_rate(replay, 1.5)  # three requests in 8 s become three in 2 s
     np.testing.assert_allclose(arrival_times(faster.arrivals, 0, 3), [0.0, 0.5, 2.0])
 
 
 def test_the_decode_side_gives_the_tokens_after_the_first():
-    traffics = Traffics()
+    sampler = RequestSampler()
     workload = replace(FIXED, lengths=SHORT, cached_tokens=0)
-    whole, jobs = traffics.jobs(workload, 0, MIXED).demand, traffics.jobs(workload, 0, PREFILL)
+    whole, jobs = sampler.jobs(workload, 0, MIXED).demand, sampler.jobs(workload, 0, PREFILL)
     on, done = jobs.after_prefill(jobs.ready_s + 1.0)
     single = whole.output_tokens == 1
     assert 0 < single.sum() < 20
@@ -82,7 +82,7 @@ def test_the_decode_side_gives_the_tokens_after_the_first():
 
 
 def test_the_order_is_by_time_then_by_id():
-    jobs = Traffics().jobs(FIXED, 0, MIXED)
+    jobs = RequestSampler().jobs(FIXED, 0, MIXED)
     assert jobs.order == slice(0, 20)
     at = np.array([5, 3, 1, 0])
     mixed = replace(jobs, id=jobs.id[at], ready_s=np.array([2.0, 1.0, 2.0, 0.5]))
@@ -98,8 +98,8 @@ def test_a_system_prompt_comes_before_the_drawn_one():
     workload = replace(FIXED, cached_tokens=0, sessions=Sessions(3, 40))
     deployment = Deployment("llama-3.1-8b", "h100-sxm", kv=KvCache(prefix_caching=True))
     assert (shared_tokens(workload, deployment), shared_tokens(workload, replace(deployment, kv=KvCache()))) == (32, 0)
-    traffics = Traffics()
+    sampler = RequestSampler()
     for shared, compute in ((0, 140), (32, 108)):
-        demand = traffics.jobs(workload, 0, MIXED, shared).demand
+        demand = sampler.jobs(workload, 0, MIXED, shared).demand
         assert (demand.prompt_tokens == 140).all() and (demand.shared_tokens == shared).all()
         assert (demand.compute_tokens == compute).all() and (demand.kv_tokens == 149).all()

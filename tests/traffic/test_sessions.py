@@ -10,9 +10,9 @@ import pytest
 from evaluator.errors import InputError
 from evaluator.scenario import Arrivals, Workload
 from evaluator.scenario.scenario import Exponential, Geometric, Lengths, Sessions
+from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.roles import ROLES
 from evaluator.traffic.sessions import mean_turns, turn_counts, turns_of
-from evaluator.traffic.traffics import Traffics
 
 POISSON = Arrivals("poisson", rate_rps=5.0)
 TALKS = Sessions(3, 40, turns=Geometric(4.0), think_s=Exponential(20.0))
@@ -41,7 +41,7 @@ def test_a_rate_at_which_too_many_sessions_begin_is_refused():
 
 
 def test_a_turn_follows_the_one_before():
-    jobs = Traffics().jobs(WORKLOAD, 0, MIXED)
+    jobs = RequestSampler().jobs(WORKLOAD, 0, MIXED)
     turns = jobs.sharing.turns
     assert (np.diff(jobs.ready_s) >= 0).all()
     later = np.flatnonzero(turns.previous >= 0)
@@ -72,7 +72,7 @@ def test_requests_come_at_the_rate_of_the_arrivals_from_the_beginning():
 
 
 def test_sessions_under_way_go_on_with_what_was_said():
-    jobs = Traffics().jobs(WORKLOAD, 0, MIXED)
+    jobs = RequestSampler().jobs(WORKLOAD, 0, MIXED)
     turns = jobs.sharing.turns
     under_way = (turns.previous < 0) & (turns.place > turns.first)
     assert 20 < under_way.sum() < 120  # Little: sessions start at 5/4 per second and take 60 s, 75 are under way
@@ -94,9 +94,9 @@ def test_all_at_once_takes_whole_sessions():
 
 def test_another_rate_has_the_same_requests():
     """A search compares rates: sessions start closer together, and what they say and how long they think stays."""
-    traffics = Traffics()
-    faster = traffics.at_rate(WORKLOAD, 10.0)
-    one, other, again = (traffics.jobs(each, 0, MIXED) for each in (WORKLOAD, faster, traffics.at_rate(faster, 5.0)))
+    sampler = RequestSampler()
+    faster = sampler.at_rate(WORKLOAD, 10.0)
+    one, other, again = (sampler.jobs(each, 0, MIXED) for each in (WORKLOAD, faster, sampler.at_rate(faster, 5.0)))
     assert one.demand is other.demand and one.sharing is other.sharing
     turns = one.sharing.turns
     starts = turns.place == turns.first
@@ -107,21 +107,21 @@ def test_another_rate_has_the_same_requests():
     )
     assert (other.ready_s >= 0).all()
     np.testing.assert_array_equal(again.ready_s, one.ready_s)
-    scenario_s_own = traffics.jobs(replace(WORKLOAD, arrivals=Arrivals("poisson", rate_rps=10.0)), 0, MIXED)
+    scenario_s_own = sampler.jobs(replace(WORKLOAD, arrivals=Arrivals("poisson", rate_rps=10.0)), 0, MIXED)
     assert not np.array_equal(scenario_s_own.demand.prompt_tokens, one.demand.prompt_tokens)
 
 
 def test_single_turns_are_as_without_sessions():
     plain = replace(WORKLOAD, sessions=Sessions(3, 40))
-    jobs = Traffics().jobs(plain, 0, MIXED)
-    same = Traffics().jobs(replace(plain, sessions=Sessions(3, 40, turns=Geometric(1.0))), 0, MIXED)
+    jobs = RequestSampler().jobs(plain, 0, MIXED)
+    same = RequestSampler().jobs(replace(plain, sessions=Sessions(3, 40, turns=Geometric(1.0))), 0, MIXED)
     assert jobs.sharing is None and same.sharing is None
     np.testing.assert_array_equal(jobs.ready_s, same.ready_s)
     np.testing.assert_array_equal(jobs.demand.prompt_tokens, same.demand.prompt_tokens)
 
 
 def test_contents_say_system_prompt_and_session():
-    jobs = Traffics().jobs(WORKLOAD, 0, MIXED)
+    jobs = RequestSampler().jobs(WORKLOAD, 0, MIXED)
     sharing, demand = jobs.sharing, jobs.demand
     contents = [tuple(one) for one in sharing.contents(jobs.id, demand.prompt_tokens, demand.kv_tokens, 16)]
     for row, content in enumerate(contents):

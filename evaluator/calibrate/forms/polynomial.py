@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from evaluator.calibrate.forms.rows import Rows
-from evaluator.catalog.iterations import TERMS, Phase
+from evaluator.calibrate.forms.rows import IterationRows
+from evaluator.catalog.iterations import TERMS, MeasuredPhase
 from evaluator.cost.polynomial import regressors
 
 FOLDS = 5
@@ -17,7 +17,7 @@ DISTINCT = 1e-6
 """A term of which no larger part is left when the terms before it are taken out of it is not told apart from them."""
 
 
-def fit(phase: str, rows: Rows, axes: Sequence[str] | None = None) -> tuple[Phase, dict[str, Any]]:
+def fit(phase: str, rows: IterationRows, axes: Sequence[str] | None = None) -> tuple[MeasuredPhase, dict[str, Any]]:
     """Minimises sum (predicted / measured - 1)^2 with coefficients of at least 0 (Lawson and Hanson's NNLS).
 
     Terms that the rows do not tell apart from those before them stay 0 and are named. Standard errors are those of the
@@ -33,7 +33,7 @@ def fit(phase: str, rows: Rows, axes: Sequence[str] | None = None) -> tuple[Phas
     names = np.array(TERMS[phase])
     errors = dict(zip(names[coefficients > 0].tolist(), _errors(relative[:, coefficients > 0]), strict=True))
     note = {"standard_errors": errors, "not_told_apart": names[~told].tolist()}
-    return Phase(rows.ranges(phase), coefficients=tuple(coefficients.tolist())), note
+    return MeasuredPhase(rows.ranges(phase), coefficients=tuple(coefficients.tolist())), note
 
 
 def _told(columns: np.ndarray) -> np.ndarray:
@@ -52,7 +52,9 @@ def _errors(columns: np.ndarray) -> list[float]:
     return np.sqrt(np.diag(bread @ (scores.T @ scores) @ bread)).tolist()
 
 
-def splits(phase: str, rows: Rows, axes: Sequence[str] | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def splits(
+    phase: str, rows: IterationRows, axes: Sequence[str] | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Every fifth shape aside, in the order of their times; the same shapes are seen or aside together."""
     shapes, shape = np.unique(np.stack([np.asarray(values) for values in rows.batch]), axis=1, return_inverse=True)
     longest = np.zeros(shapes.shape[1])

@@ -12,15 +12,15 @@ from evaluator.cost.quantities import quantities
 
 
 @dataclass(frozen=True)
-class Rows:
+class IterationRows:
     """``batch`` holds (row,) arrays."""
 
     batch: BatchStatistics
     time_s: np.ndarray
 
-    def take(self, at: np.ndarray) -> Rows:
+    def take(self, at: np.ndarray) -> IterationRows:
         """Some of the rows."""
-        return Rows(BatchStatistics(*(np.asarray(values)[at] for values in self.batch)), self.time_s[at])
+        return IterationRows(BatchStatistics(*(np.asarray(values)[at] for values in self.batch)), self.time_s[at])
 
     def quantities(self, phase: str) -> dict[str, np.ndarray]:
         """The values on the axes of the phase, by name."""

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from evaluator.calibrate.forms.rows import Rows
-from evaluator.catalog.iterations import AXES, Phase
+from evaluator.calibrate.forms.rows import IterationRows
+from evaluator.catalog.iterations import AXES, MeasuredPhase
 from evaluator.errors import InputError
 
 
-def fit(phase: str, rows: Rows, axes: Sequence[str] | None = None) -> tuple[Phase, dict[str, Any]]:
+def fit(phase: str, rows: IterationRows, axes: Sequence[str] | None = None) -> tuple[MeasuredPhase, dict[str, Any]]:
     """Knots at the measured values. ``axes``: quantities that time depends on (default: all that vary).
 
     The longest contexts may be missing, for want of KV: there the line through the last two measured goes on, so that
@@ -40,7 +40,9 @@ def fit(phase: str, rows: Rows, axes: Sequence[str] | None = None) -> tuple[Phas
     note: dict[str, Any] = {"extended": int((count == 0).sum())}
     note["knots"] = {name: len(known) for name, known in zip(AXES[phase], knots, strict=True) if len(known) > 1}
     ranges = rows.ranges(phase)
-    found = Phase(ranges, knots=tuple(tuple(k.tolist()) for k in knots), seconds=tuple(seconds.ravel().tolist()))
+    found = MeasuredPhase(
+        ranges, knots=tuple(tuple(k.tolist()) for k in knots), seconds=tuple(seconds.ravel().tolist())
+    )
     return found, note
 
 
@@ -54,7 +56,7 @@ def _extended(seconds: np.ndarray, context: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(seconds), seconds[last] + slope * (context - context[last]), seconds)
 
 
-def _points(phase: str, rows: Rows, axes: Sequence[str] | None) -> list[np.ndarray]:
+def _points(phase: str, rows: IterationRows, axes: Sequence[str] | None) -> list[np.ndarray]:
     """Where each row is on each axis, (row,) by quantity: 0 on what is no axis, NaN for the context of no decodes."""
     found = rows.quantities(phase)
     found["context"] = np.where(found["decodes"] > 0, found["context"], np.nan)
@@ -87,7 +89,9 @@ def _rising(seconds: np.ndarray) -> np.ndarray:
     return seconds
 
 
-def splits(phase: str, rows: Rows, axes: Sequence[str] | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def splits(
+    phase: str, rows: IterationRows, axes: Sequence[str] | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Every knot between two others aside, on every axis in turn: its rows are predicted from the knots around it."""
     for values in _points(phase, rows, axes):
         for knot in itertools.islice(np.unique(values[np.isfinite(values)]), 1, None):

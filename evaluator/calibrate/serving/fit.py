@@ -16,7 +16,7 @@ from evaluator.catalog.calibration import Calibration
 from evaluator.compare.run import predictions, simulate_server
 from evaluator.compare.servers import server
 from evaluator.errors import InputError
-from evaluator.experiments.experiment import POOLED, Experiment, Measured
+from evaluator.experiments.experiment import POOLED, Experiment, MeasuredMetrics
 from evaluator.experiments.names import hardware_name
 from evaluator.experiments.traffic import requests
 
@@ -131,7 +131,7 @@ def runnable(experiments: Sequence[Experiment], base: str | Calibration = "datas
     return kept
 
 
-def _judged(experiment: Experiment) -> list[tuple[Measured, str, float]]:
+def _judged(experiment: Experiment) -> list[tuple[MeasuredMetrics, str, float]]:
     """(row, metric, measured): of every stage, or pooled where stages were not measured one by one."""
     stages = [stage for stage in experiment.stages if stage != POOLED and experiment.row(stage)] or [POOLED]
     rows = [row for stage in stages if (row := experiment.row(stage))]

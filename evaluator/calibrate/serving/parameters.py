@@ -12,7 +12,7 @@ Change = Callable[[Calibration, float], Calibration]
 
 
 @dataclass(frozen=True)
-class Parameter:
+class RunParameter:
     """``meaning`` with its unit; ``start`` and ``sigma``: the prior, a log-normal one; ``change`` puts a value in.
 
     ``figures`` are the keys of ``Calibration.sources`` that it changes.
@@ -76,34 +76,35 @@ ROUTED = ("grouped_gemm", "grouped_gemm_8bit", "grouped_gemm_4bit", "grouped_gem
 ATTENTION = ("attention_decode",)
 KERNELS = (*COMPUTE_CLASSES, *OPTIONAL_CLASSES)
 
-PARAMETERS: tuple[Parameter, ...] = (
-    Parameter("weight_bandwidth", "bandwidth that dense weights are read with, x the base set", 1.0, 0.05,
+PARAMETERS: tuple[RunParameter, ...] = (
+    RunParameter("weight_bandwidth", "bandwidth that dense weights are read with, x the base set", 1.0, 0.05,
               _scaled(DENSE, BANDWIDTH), ("gemm",)),
-    Parameter("expert_bandwidth", "bandwidth that expert weights are read with, x the base set", 1.0, 0.1,
+    RunParameter("expert_bandwidth", "bandwidth that expert weights are read with, x the base set", 1.0, 0.1,
               _scaled(ROUTED, BANDWIDTH), ("grouped_gemm",)),
-    Parameter("expert_skew", "variance of the experts' popularity", 0.5, 0.7, _set("expert_skew"), ("expert_skew",)),
-    Parameter("kv_bandwidth", "bandwidth that decode attention reads its KV with, x the base set", 1.0, 0.3,
+    RunParameter("expert_skew", "variance of the experts' popularity", 0.5, 0.7, _set("expert_skew"), ("expert_skew",)),
+    RunParameter("kv_bandwidth", "bandwidth that decode attention reads its KV with, x the base set", 1.0, 0.3,
               _scaled(ATTENTION, BANDWIDTH), ("attention_decode",)),
-    Parameter("attention_tile", "time per sequence and KV head of decode attention, x the base set", 1.0, 0.4,
+    RunParameter("attention_tile", "time per sequence and KV head of decode attention, x the base set", 1.0, 0.4,
               _scaled(ATTENTION, ("kv_head_sequence_s",)), ("attention_decode",)),
-    Parameter("launch", "time per kernel beside its work, x the base set", 1.0, 0.2,
+    RunParameter("launch", "time per kernel beside its work, x the base set", 1.0, 0.2,
               _scaled(KERNELS, LAUNCH), COMPUTE_CLASSES),
-    Parameter("all_reduce_launch", "time per all-reduce beside its bytes, x the base set", 1.0, 0.3,
+    RunParameter("all_reduce_launch", "time per all-reduce beside its bytes, x the base set", 1.0, 0.3,
               _all_reduce, ("all_reduce",)),
-    Parameter("link", "bandwidth of the links in all-reduces, x the base set", 1.0, 0.15, _link, ("link_efficiency",)),
-    Parameter("step_overhead_s", "host time per iteration that the device waits for", 1e-4, 1.0,
+    RunParameter("link", "bandwidth of the links in all-reduces, x the base set", 1.0, 0.15, _link,
+              ("link_efficiency",)),
+    RunParameter("step_overhead_s", "host time per iteration that the device waits for", 1e-4, 1.0,
               _set("step_overhead_s"), ("step_overhead_s",)),
-    Parameter("sequence_overhead_s", "host time per sequence and iteration that the device waits for", 1e-6, 1.0,
+    RunParameter("sequence_overhead_s", "host time per sequence and iteration that the device waits for", 1e-6, 1.0,
               _set("sequence_overhead_s"), ("sequence_overhead_s",)),
-    Parameter("sort_start_s", "time per iteration to order the logits for top-p and top-k beside their bytes",
+    RunParameter("sort_start_s", "time per iteration to order the logits for top-p and top-k beside their bytes",
               4e-4, 0.5, _sort_start, (SORT,)),
-    Parameter("sort_bandwidth", "bandwidth that logits are ordered with, x that of elementwise kernels", 1.0, 0.3,
+    RunParameter("sort_bandwidth", "bandwidth that logits are ordered with, x that of elementwise kernels", 1.0, 0.3,
               _scaled((SORT,), BANDWIDTH), (SORT,)),
-    Parameter("frontend_s", "per request outside the engine: HTTP, tokenising, hops between processes, streaming",
+    RunParameter("frontend_s", "per request outside the engine: HTTP, tokenising, hops between processes, streaming",
               5e-3, 0.7, _set("frontend_s"), ("frontend_s",)),
-    Parameter("lookahead_steps", "iterations planned ahead when a request comes", 1.2, 0.2,
+    RunParameter("lookahead_steps", "iterations planned ahead when a request comes", 1.2, 0.2,
               _set("lookahead_steps"), ("lookahead_steps",)),
-    Parameter("warm_up_s", "that the first request waits while the kernels of experts are compiled", 2.0, 0.7,
+    RunParameter("warm_up_s", "that the first request waits while the kernels of experts are compiled", 2.0, 0.7,
               _set("warm_up_s"), ("warm_up_s",)),
 )  # fmt: skip
 """The priors are those beside a set fitted to kernels of the GPU; beside a data sheet they are twice as wide."""
@@ -125,7 +126,7 @@ def adjusted(base: Calibration, values: Mapping[str, float]) -> Calibration:
     return base
 
 
-def active(base: Calibration, tensor_parallel: int) -> list[Parameter]:
+def active(base: Calibration, tensor_parallel: int) -> list[RunParameter]:
     """The parameters that change this base set, and of those of links only where ranks talk."""
     found = [each for each in PARAMETERS if each.change(base, each.start) != each.change(base, 1.5 * each.start)]
     return [each for each in found if tensor_parallel > 1 or each.name not in ("all_reduce_launch", "link")]

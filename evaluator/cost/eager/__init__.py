@@ -5,7 +5,7 @@ of modules and of an iteration whose operators a host dispatches, ``cost`` the c
 """
 
 from evaluator.cost.eager.cost import EagerCost, eager_cost
-from evaluator.cost.eager.modules import Dispatch, ModuleTime, Rates, block_s, iteration_s, module_times
+from evaluator.cost.eager.modules import Dispatch, EagerRates, ModuleTime, block_s, iteration_s, module_times
 from evaluator.cost.eager.shape import EagerShape, eager_problem, eager_shape, eager_split_problem
 from evaluator.cost.eager.slips import AsPrinted
 from evaluator.cost.eager.tables import Corrected, Row
@@ -15,9 +15,9 @@ __all__ = [
     "Corrected",
     "Dispatch",
     "EagerCost",
+    "EagerRates",
     "EagerShape",
     "ModuleTime",
-    "Rates",
     "Row",
     "block_s",
     "eager_cost",

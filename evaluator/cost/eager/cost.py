@@ -8,7 +8,7 @@ from evaluator.catalog.eager import EagerFigures, EagerPhase
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
 from evaluator.cost.arrays import Batched, array_namespace
-from evaluator.cost.eager.modules import Dispatch, ModuleTime, Rates, iteration_s, module_times
+from evaluator.cost.eager.modules import Dispatch, EagerRates, ModuleTime, iteration_s, module_times
 from evaluator.cost.eager.shape import EagerShape, eager_shape
 from evaluator.cost.eager.slips import AsPrinted, Tables
 from evaluator.cost.eager.tables import Corrected, Phase
@@ -27,8 +27,8 @@ class EagerCost(NamedTuple):
 
     shape: EagerShape
     tensor_parallel: Batched
-    prefill: Rates
-    decode: Rates
+    prefill: EagerRates
+    decode: EagerRates
     dispatch: Dispatch
     runs_ahead: Batched  # bool, see ``iteration_s``
     tables: Tables  # structure
@@ -105,9 +105,9 @@ def eager_cost(model: Model, hardware: Hardware, tensor_parallel: int, figures: 
     """The eager set on ``tensor_parallel`` devices. ValueError for a model that the set does not know."""
     peak = peak_flops(hardware.peak_flops, "fp16")
 
-    def rates(phase: EagerPhase) -> Rates:
+    def rates(phase: EagerPhase) -> EagerRates:
         update, repeat_kv, upcast = (share * hardware.memory_bandwidth for share in phase.copies)
-        return Rates(
+        return EagerRates(
             flops=phase.flops_efficiency * peak,
             memory=phase.bandwidth_efficiency * hardware.memory_bandwidth,
             link=phase.link_efficiency * hardware.links[0].bandwidth,

@@ -14,7 +14,7 @@ BLOCK: tuple[Module, ...] = ("norm", "attention", "norm", "feed_forward")
 """The modules of a layer in the order in which they run."""
 
 
-class Rates(NamedTuple):
+class EagerRates(NamedTuple):
     """What a device attains in one phase: efficiency x peak of BestServe's adapted roofline (equations 3-5)."""
 
     flops: Batched  # FLOP/s: e_c S_c
@@ -42,7 +42,7 @@ class ModuleTime(NamedTuple):
     communicate_s: Batched
 
 
-def row_s(row: Row, rates: Rates) -> Batched:
+def row_s(row: Row, rates: EagerRates) -> Batched:
     """Seconds of one operator: W / min(e_c S_c, I e_m S_m), which is the larger of its two sides; a copy has one."""
     if row.copy is not None:
         return row.bytes / getattr(rates, row.copy)
@@ -51,7 +51,7 @@ def row_s(row: Row, rates: Rates) -> Batched:
 
 
 def module_times(
-    tables: Tables, phase: Phase, shape: EagerShape, sizes: tuple, rates: Rates, dispatch: Dispatch
+    tables: Tables, phase: Phase, shape: EagerShape, sizes: tuple, rates: EagerRates, dispatch: Dispatch
 ) -> tuple[ModuleTime, ...]:
     """The modules of a layer in the order of ``BLOCK``; ``sizes``: (b, s, t) as in ``tables``.
 

@@ -1,6 +1,6 @@
 """The stations of the reference, one per file: ``network.Station`` says what the event loop asks of them.
 
-A ``pool`` alone is what ``reference.simulate`` runs. A ``side`` is a pool as one of several on a request's way, with
+A ``pool`` alone is what ``reference.simulate`` runs. A ``phase`` is a pool as one of several on a request's way, with
 ``transfers`` between a prefill and a decode side. ``delay``, ``fifo`` and ``batch`` are steps of a pipeline's stages,
 as is a pool in which a request is several sequences (``several``). ``tiers`` is run by tests only, as the
 oracle of the stage ``kv_fetch``.

@@ -7,14 +7,14 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from evaluator.reference.network import Visit
+from evaluator.reference.network import VisitTimes
 from evaluator.reference.request import Request
 
 Waiting = tuple[float, int, Request]
 """When a request came, and its index."""
 
 
-class Batch:
+class BulkServers:
     """``servers`` serve a batch each at a time; ``service_s``: seconds of a batch of 1, 2, ... requests, of which the
     last is the largest.
 
@@ -28,7 +28,7 @@ class Batch:
     def __init__(self, servers: int, service_s: Sequence[float], max_wait_s: float = 0.0) -> None:
         if servers < 1 or not len(service_s):
             raise ValueError(f"servers and the largest batch must be at least 1, got {servers} and {len(service_s)}")
-        self.visits: dict[int, Visit] = {}  # by request index, of those that have left
+        self.visits: dict[int, VisitTimes] = {}  # by request index, of those that have left
         self.server: dict[int, int] = {}  # by request index
         self.busy_s = 0.0
         self._service_s, self._max_wait_s = service_s, max_wait_s
@@ -61,7 +61,7 @@ class Batch:
             end_s, number, started_s, members = heapq.heappop(self._served)
             heapq.heappush(self._free, (end_s, number))
             for arrived_s, index, request in members:
-                self.visits[index] = Visit(arrived_s, started_s, now)
+                self.visits[index] = VisitTimes(arrived_s, started_s, now)
                 leaving.append(request)
         return leaving
 

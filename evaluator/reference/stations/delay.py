@@ -6,18 +6,18 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 
-from evaluator.reference.network import Visit
+from evaluator.reference.network import VisitTimes
 from evaluator.reference.request import Request
 
 
-class Delay:
+class DelayStation:
     """``seconds``: seconds by request index. Requests may overtake each other."""
 
     batches = False
 
     def __init__(self, seconds: Sequence[float] | Mapping[int, float]) -> None:
         self.next_s = math.inf
-        self.visits: dict[int, Visit] = {}  # by request index, of those that have left
+        self.visits: dict[int, VisitTimes] = {}  # by request index, of those that have left
         self.seconds = seconds
         self._under_way: list[tuple[float, int, Request, float]] = []  # heap: end, entry, request, arrival
         self._entries = 0
@@ -26,7 +26,7 @@ class Delay:
         leaving = []
         while self.next_s <= now:
             _, _, request, arrived_s = heapq.heappop(self._under_way)
-            self.visits[request.index] = Visit(arrived_s, arrived_s, now)
+            self.visits[request.index] = VisitTimes(arrived_s, arrived_s, now)
             leaving.append(request)
             self.next_s = self._under_way[0][0] if self._under_way else math.inf
         return leaving

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from evaluator.reference.network import Visit
+from evaluator.reference.network import VisitTimes
 from evaluator.reference.request import Request
 
 
@@ -23,7 +23,7 @@ class Fifo:
         if servers < 1:
             raise ValueError(f"servers must be at least 1, got {servers}")
         self.next_s = math.inf
-        self.visits: dict[int, Visit] = {}  # by request index, of those that have left
+        self.visits: dict[int, VisitTimes] = {}  # by request index, of those that have left
         self._servers = servers
         self.busy_s = 0.0
         self.seconds = seconds
@@ -36,7 +36,7 @@ class Fifo:
         leaving = []
         while self.next_s <= now:
             _, _, request, arrived_s, started_s = heapq.heappop(self._served)
-            self.visits[request.index] = Visit(arrived_s, started_s, now)
+            self.visits[request.index] = VisitTimes(arrived_s, started_s, now)
             leaving.append(request)
             self.next_s = self._served[0][0] if self._served else math.inf
         return leaving

@@ -6,14 +6,14 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from evaluator.reference.flight import Flight
 from evaluator.reference.lockstep import launch_together
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
 from evaluator.reference.routing import Choose
+from evaluator.reference.running_batch import RunningBatch
 
 
-class Pool:
+class PoolStation:
     """The router sees the replicas as of the arrival. A request leaves with its last token.
 
     The calendar holds the ends of flights. An arrival may bring the end of a flight forward: the flight is entered
@@ -26,7 +26,7 @@ class Pool:
         self.next_s = math.inf
         self.replicas = replicas
         self._choose = choose
-        self._calendar: list[tuple[float, int, Flight, Replica]] = []  # heap; ties: in the order of entry
+        self._calendar: list[tuple[float, int, RunningBatch, Replica]] = []  # heap; ties: in the order of entry
         self._entries = 0
         self._touched: dict[Replica, None] = {}  # where something ended or arrived since the last launch, in order
 
@@ -59,7 +59,7 @@ class Pool:
         replica.release(request, now)
         self._touched[replica] = None
 
-    def _touch(self, replica: Replica, cut_short: Flight | None) -> None:
+    def _touch(self, replica: Replica, cut_short: RunningBatch | None) -> None:
         if cut_short is not None:
             for each in replica.abreast:
                 self._enter(each.flights[0], each)
@@ -68,9 +68,9 @@ class Pool:
     def launch(self, now: float) -> None:
         self.sent(now)
 
-    def sent(self, now: float) -> list[Flight]:
+    def sent(self, now: float) -> list[RunningBatch]:
         """Start what can start: the batches that were sent off."""
-        flights: list[Flight] = []
+        flights: list[RunningBatch] = []
         for ranks in dict.fromkeys(replica.abreast for replica in self._touched):
             for flight, replica in self._launched(ranks, now):
                 self._enter(flight, replica)
@@ -78,12 +78,12 @@ class Pool:
         self._touched.clear()
         return flights
 
-    def _launched(self, ranks: tuple[Replica, ...], now: float) -> list[tuple[Flight, Replica]]:
+    def _launched(self, ranks: tuple[Replica, ...], now: float) -> list[tuple[RunningBatch, Replica]]:
         if len(ranks) > 1:
             return launch_together(ranks, now)
         return [(flight, ranks[0]) for flight in ranks[0].launch(now)]
 
-    def _enter(self, flight: Flight, replica: Replica) -> None:
+    def _enter(self, flight: RunningBatch, replica: Replica) -> None:
         heapq.heappush(self._calendar, (flight.end_s, self._entries, flight, replica))
         self._entries += 1
         self.next_s = min(self.next_s, flight.end_s)

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from evaluator.reference.network import Visit
+from evaluator.reference.network import VisitTimes
 from evaluator.reference.request import Request
 
 
-class Tier(NamedTuple):
+class TierStation(NamedTuple):
     """``sharing`` replicas have one such tier together; ``transfers`` of it run at a time, inf for any number."""
 
     lookup_s: float
@@ -43,9 +43,11 @@ class Tiers:
 
     batches = False
 
-    def __init__(self, tiers: Sequence[Tier], size: Sequence[float], replica: Sequence[int], holds: Holds) -> None:
+    def __init__(
+        self, tiers: Sequence[TierStation], size: Sequence[float], replica: Sequence[int], holds: Holds
+    ) -> None:
         self.next_s = math.inf
-        self.visits: dict[int, Visit] = {}  # by request index; the service is what it takes without waiting
+        self.visits: dict[int, VisitTimes] = {}  # by request index; the service is what it takes without waiting
         self.found: dict[int, int] = {}  # by request index: the tier, or the number of tiers
         self._tiers, self._size, self._replica, self._holds = tiers, size, replica, holds
         self._arrived_s: dict[int, float] = {}
@@ -107,5 +109,5 @@ class Tiers:
         took_s = sum(each.lookup_s for each in self._tiers[: tier + 1])
         if tier < len(self._tiers):
             took_s += self._size[request.index] / self._tiers[tier].bandwidth
-        self.visits[request.index] = Visit(self._arrived_s.pop(request.index), left_s - took_s, left_s)
+        self.visits[request.index] = VisitTimes(self._arrived_s.pop(request.index), left_s - took_s, left_s)
         return request

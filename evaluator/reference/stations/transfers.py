@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from evaluator.reference.request import Request
-from evaluator.reference.stations.side import Choose, Side
+from evaluator.reference.stations.phase import Choose, PhaseStation
 
 
 class Sending(NamedTuple):
@@ -36,7 +36,7 @@ class Sending(NamedTuple):
     ahead: float  # (n - 1) / n of n layers; 0 where it is sent as a whole
 
 
-class Transfer(NamedTuple):
+class TransferTimes(NamedTuple):
     """When a request came to the link, when its transfer began and when it was there; seconds."""
 
     ready_s: float
@@ -56,8 +56,8 @@ class Transfers:
 
     def __init__(
         self,
-        prefill: Side,
-        decode: Side,
+        prefill: PhaseStation,
+        decode: PhaseStation,
         sending: Callable[[int, int, int | None], Sending],
         *,
         latency_s: float,
@@ -67,7 +67,7 @@ class Transfers:
         choose: Choose | None,
         groups: Sequence[int] | None,
     ) -> None:
-        self.done: dict[int, Transfer] = {}  # by request index
+        self.done: dict[int, TransferTimes] = {}  # by request index
         self._prefill, self._decode = prefill, decode
         self._sending, self._latency_s = sending, latency_s
         self._one_by_one, self._backpressure = one_by_one, backpressure
@@ -155,6 +155,6 @@ class Transfers:
         start_s = max(may_s, self._free_s.get(part.replica, -math.inf)) if self._one_by_one else may_s
         self._free_s[part.replica] = start_s + service_s
         left_s = start_s + service_s + self._latency_s
-        self.done[part.index] = Transfer(part.first_token_s, start_s, left_s)
+        self.done[part.index] = TransferTimes(part.first_token_s, start_s, left_s)
         heapq.heappush(self._under_way, (left_s, self._entries, part))
         self._entries += 1

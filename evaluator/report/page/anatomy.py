@@ -10,11 +10,11 @@ import numpy as np
 from evaluator.cost.batch import decode_batch, prefill_batch
 from evaluator.cost.memory import model_window
 from evaluator.errors import InputError
-from evaluator.estimation.phases import Phase, phase
+from evaluator.estimation.phases import PhaseEstimate, phase
 from evaluator.metrics.outcomes import OK
-from evaluator.plan import Member, plan
+from evaluator.plan import Configuration, plan
 from evaluator.replica import passage
-from evaluator.report.page.axes import Axis, settings
+from evaluator.report.page.axes import PageAxis, settings
 from evaluator.report.page.words import design, number
 from evaluator.report.ranking import quantities
 from evaluator.scenario import load_scenario
@@ -30,7 +30,7 @@ LEAST_SHARE = 0.005
 """Operators that take less of an iteration are added up."""
 
 
-def anatomy(ds: xr.Dataset, axes: Sequence[Axis], row: int) -> dict[str, Any] | None:
+def anatomy(ds: xr.Dataset, axes: Sequence[PageAxis], row: int) -> dict[str, Any] | None:
     """The prefill of one mean prompt and a decode step with the mean batch of a design, by operators, for the scripts.
 
     ``row`` is the design's position along ``config``. Mean lengths and, by Little's law, the mean number of sequences
@@ -44,14 +44,14 @@ def anatomy(ds: xr.Dataset, axes: Sequence[Axis], row: int) -> dict[str, Any] | 
     if not np.isfinite([rate, out, total, decoding_s]).all() or rate <= 0.0:
         return None
     try:
-        member = _member(ds, row)
+        configuration = _member(ds, row)
     except InputError:
         return None
-    if member.status != OK:
+    if configuration.status != OK:
         return None
     prompt, output = (total - out) / rate, out / rate
-    batch = max(1.0, rate * decoding_s / member.answering[-1].deployment.ranks)
-    window = model_window(member.stations[0].design.model)
+    batch = max(1.0, rate * decoding_s / configuration.answering[-1].deployment.ranks)
+    window = model_window(configuration.stations[0].design.model)
     given = float(ds["accepted_per_iteration"].values[row]) if "accepted_per_iteration" in ds else float("nan")
     tokens = 1.0 if np.isnan(given) else given  # without drafts
     steps = [
@@ -59,25 +59,25 @@ def anatomy(ds: xr.Dataset, axes: Sequence[Axis], row: int) -> dict[str, Any] | 
         (-1, "Decode step", f"the mean {number(batch)} sequences of a replica, half of their outputs written",
          decode_batch(batch, prompt + output / 2, window)),
     ]  # fmt: skip
-    phases = [_described(member, *step, tokens) for step in steps]
+    phases = [_described(configuration, *step, tokens) for step in steps]
     return {"design": design(ds, axes, row), "phases": phases} if all(each["operators"] for each in phases) else None
 
 
-def _member(ds: xr.Dataset, row: int) -> Member:
+def _member(ds: xr.Dataset, row: int) -> Configuration:
     """The design by itself. InputError where its scenario cannot be read."""
     tree = loads_yaml(ds.attrs.get("scenario", ""), "scenario")
     if not isinstance(tree, Mapping):
         raise InputError("the scenario is no mapping")
     alone = {key: value for key, value in tree.items() if key not in ("sweep", "budget", "demand")}
-    return plan(load_scenario(alone, settings(ds, tuple(quantities(ds)), row))).members[0]
+    return plan(load_scenario(alone, settings(ds, tuple(quantities(ds)), row))).configurations[0]
 
 
 def _described(
-    member: Member, station: int, title: str, about: str, batch: BatchStatistics, tokens: float
+    configuration: Configuration, station: int, title: str, about: str, batch: BatchStatistics, tokens: float
 ) -> dict[str, Any]:
     """An iteration of a station, as the page shows it; ``tokens`` are those that it gives a decoding sequence."""
-    built = member.answering[station].design
-    found: Phase = phase(passage(built), built.hardware, batch, tokens)
+    built = configuration.answering[station].design
+    found: PhaseEstimate = phase(passage(built), built.hardware, batch, tokens)
     rows = [(one.name, one.time_s, one.share, one.bound) for one in found.operators if one.share >= LEAST_SHARE]
     rest = [one for one in found.operators if one.share < LEAST_SHARE]
     if sum(one.time_s for one in rest) > 0.0:

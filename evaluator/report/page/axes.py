@@ -22,7 +22,7 @@ MOST_STEPS = 40
 
 
 @dataclass(frozen=True, eq=False)
-class Axis:
+class PageAxis:
     """Something that differs between designs: ``names`` are the coordinates that it stands for.
 
     ``told_by`` is the variable that has its words, where it is not the coordinates themselves.
@@ -54,12 +54,12 @@ class Axis:
         return f"{self.label} {self.words(ds, row)} {self.unit}".rstrip() if self.numeric else self.words(ds, row)
 
 
-def axes_shown(ds: xr.Dataset) -> list[Axis]:
+def axes_shown(ds: xr.Dataset) -> list[PageAxis]:
     """The axes of the sweep without what is the same in every design; of a search, how pools are laid out is one."""
     varying = [name for name in quantities(ds) if not is_constant(ds, name)]
     layout = _layout(ds, varying)
     told = layout.names if layout else ()
-    found: list[Axis] = []
+    found: list[PageAxis] = []
     for coordinates in axes_of(ds):
         names = tuple(name for name in coordinates if name in varying and name not in told)
         if layout and layout not in found and set(coordinates) & set(told):
@@ -71,25 +71,25 @@ def axes_shown(ds: xr.Dataset) -> list[Axis]:
     return found if layout is None or layout in found else [*found, layout]
 
 
-def _layout(ds: xr.Dataset, varying: list[str]) -> Axis | None:
+def _layout(ds: xr.Dataset, varying: list[str]) -> PageAxis | None:
     """How the pools of a search are laid out, in the place of the quantities that say so; None where it is the same."""
     if _LAYOUT not in ds or is_constant(ds, _LAYOUT):
         return None
     names = tuple(name for name in varying if in_layout(ds, name))
     first, at = _in_order(*_steps(ds, (_LAYOUT,)))
     label = str(ds[_LAYOUT].attrs.get("long_name", "layout"))
-    return Axis(_LAYOUT, names, first, at, False, label, label, "", told_by=_LAYOUT)
+    return PageAxis(_LAYOUT, names, first, at, False, label, label, "", told_by=_LAYOUT)
 
 
-def _axis(ds: xr.Dataset, key: str, names: tuple[str, ...]) -> Axis:
+def _axis(ds: xr.Dataset, key: str, names: tuple[str, ...]) -> PageAxis:
     first, at = _steps(ds, names)
     numeric = len(names) == 1 and ds[key].dtype.kind in "iuf"
     if not numeric:
         first, at = _in_order(first, at)
     if len(names) > 1:
-        return Axis(key, names, first, at, False, title(key), title(key), "")
+        return PageAxis(key, names, first, at, False, title(key), title(key), "")
     label, unit = name_and_unit(ds, key)
-    return Axis(key, names, first, at, numeric, label, axis_title(ds, key), unit)
+    return PageAxis(key, names, first, at, numeric, label, axis_title(ds, key), unit)
 
 
 def _steps(ds: xr.Dataset, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -139,7 +139,7 @@ def settings(ds: xr.Dataset, names: tuple[str, ...], row: int) -> list[str]:
     return found
 
 
-def axis_json(ds: xr.Dataset, axis: Axis, rows: np.ndarray) -> dict[str, Any]:
+def axis_json(ds: xr.Dataset, axis: PageAxis, rows: np.ndarray) -> dict[str, Any]:
     """An axis for the scripts: the levels that ``rows`` have, which of them each has, and what sets them.
 
     A sample of 100,000 designs has a tenth of the levels of a quantity that differs in each. A number is set by the

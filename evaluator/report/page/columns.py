@@ -56,7 +56,7 @@ _UPPER = {"goodput_rps": "goodput_high_rps"}
 
 
 @dataclass(frozen=True)
-class Part:
+class ColumnPart:
     """One statistic of a measure: values and Monte-Carlo standard errors (row,), NaN where unknown.
 
     ``high`` is the upper end of the bracket where ``values`` are the lower ends of a search.
@@ -78,7 +78,7 @@ class Measure:
     unit: str
     about: str
     better: str
-    parts: tuple[Part, ...]
+    parts: tuple[ColumnPart, ...]
 
 
 def short_of(key: str) -> str:
@@ -111,7 +111,7 @@ def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[Measure]:
     return found
 
 
-def _measure(ds: xr.Dataset, key: str, parts: tuple[Part, ...]) -> Measure:
+def _measure(ds: xr.Dataset, key: str, parts: tuple[ColumnPart, ...]) -> Measure:
     attrs = ds[key].attrs
     label = str(attrs.get("long_name", key.replace("_", " ")))
     unit, _ = scale_of(key, str(attrs.get("units", "1")))
@@ -123,7 +123,7 @@ def better_of(key: str) -> str:
     return "high" if any(word in key for word in _HIGHER) else "low" if key.endswith(_LOWER) else ""
 
 
-def _parts(ds: xr.Dataset, key: str, rows: np.ndarray) -> Iterator[Part]:
+def _parts(ds: xr.Dataset, key: str, rows: np.ndarray) -> Iterator[ColumnPart]:
     """The statistics of a variable that are known for any row: a value, or every quantile and the mean."""
     if ds[key].ndim == 1:
         yield from _part(ds, key, "", rows, ())
@@ -136,7 +136,7 @@ def _parts(ds: xr.Dataset, key: str, rows: np.ndarray) -> Iterator[Part]:
         yield from _part(ds, f"{key}_mean", "mean", rows, ())
 
 
-def _part(ds: xr.Dataset, key: str, name: str, rows: np.ndarray, at: tuple[int, ...]) -> Iterator[Part]:
+def _part(ds: xr.Dataset, key: str, name: str, rows: np.ndarray, at: tuple[int, ...]) -> Iterator[ColumnPart]:
     _, factor = scale_of(key, str(ds[key].attrs.get("units", "1")))
 
     def column(other: str) -> np.ndarray | None:
@@ -147,10 +147,10 @@ def _part(ds: xr.Dataset, key: str, name: str, rows: np.ndarray, at: tuple[int, 
 
     values = column(key)
     if values is not None:
-        yield Part(name, values, column(f"{key}_stderr"), column(_UPPER.get(key, "")))
+        yield ColumnPart(name, values, column(f"{key}_stderr"), column(_UPPER.get(key, "")))
 
 
-def part_of(measures: Sequence[Measure], key: str, name: str) -> Part | None:
+def part_of(measures: Sequence[Measure], key: str, name: str) -> ColumnPart | None:
     """The statistic ``name`` of the measure ``key``; the nearest percentile where it was not kept; None without any."""
     measure = next((one for one in measures if one.key == key), None)
     if measure is None:

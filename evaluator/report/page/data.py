@@ -12,8 +12,8 @@ import numpy as np
 from evaluator.metrics.outcomes import OK
 from evaluator.report.elasticities import MEASURES as ELASTIC
 from evaluator.report.elasticities import elasticity, rows_with_elasticities
-from evaluator.report.page.axes import Axis, axis_json
-from evaluator.report.page.columns import Measure, Part, levels, measure_json, part_of, scale_of
+from evaluator.report.page.axes import PageAxis, axis_json
+from evaluator.report.page.columns import ColumnPart, Measure, levels, measure_json, part_of, scale_of
 from evaluator.report.picture.style import COLOURS
 from evaluator.report.search import question_of, serves
 from evaluator.results.schema import objectives_of
@@ -56,7 +56,7 @@ def page_json(
     rows: np.ndarray,
     ranks: np.ndarray,
     measures: Sequence[Measure],
-    axes: Sequence[Axis],
+    axes: Sequence[PageAxis],
     anatomy: dict[str, Any] | None = None,
 ) -> str:
     """The designs at the positions ``rows`` along ``config``, which have these ``ranks`` (0 is the best), as JSON.
@@ -89,7 +89,7 @@ class Bound:
     """An objective: ``part`` of ``measure`` is to be at most ``most``, in the unit of the page."""
 
     measure: Measure
-    part: Part
+    part: ColumnPart
     most: float
 
     @property

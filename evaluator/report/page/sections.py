@@ -12,7 +12,7 @@ from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import Reason, reasons_of
 from evaluator.report.accuracy import expected_errors
 from evaluator.report.page import words
-from evaluator.report.page.axes import Axis
+from evaluator.report.page.axes import PageAxis
 from evaluator.report.page.columns import Measure
 from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, bounds_of, states, too_short
 from evaluator.units import counted
@@ -63,7 +63,7 @@ def paragraph(text: str, kind: str = "") -> str:
     return f"<p class='{kind}'>{escaped(text)}</p>" if text else ""
 
 
-def question(ds: xr.Dataset, axes: Sequence[Axis], rule: str) -> str:
+def question(ds: xr.Dataset, axes: Sequence[PageAxis], rule: str) -> str:
     """What is swept, under which workload and objectives, and by what rule designs are ranked."""
     scenario = ds.attrs.get("scenario", "")
     count = ds.sizes["config"]
@@ -81,7 +81,7 @@ def question(ds: xr.Dataset, axes: Sequence[Axis], rule: str) -> str:
     return paragraph(asked, "lead") + definitions(pairs)
 
 
-def answer(ds: xr.Dataset, axes: Sequence[Axis], row: int, measures: Sequence[Measure]) -> str:
+def answer(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Sequence[Measure]) -> str:
     """The best design in sentences, or that none can run, and how many designs became what."""
     if ds["status"].values[row] != OK:
         best = paragraph(f"None of the {ds.sizes['config']:,} designs can run. Below is why, and what to do.", "lead")

@@ -11,8 +11,8 @@ import numpy as np
 from evaluator.errors import InputError
 from evaluator.metrics.outcomes import OK
 from evaluator.report.accuracy import mixtures
-from evaluator.report.page.axes import Axis
-from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, Measure, Part, scale_of, short_of
+from evaluator.report.page.axes import PageAxis
+from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, ColumnPart, Measure, scale_of, short_of
 from evaluator.report.page.data import bounds_of, too_short
 from evaluator.report.picture.labels import text, title
 from evaluator.report.ranking import is_constant, quantities
@@ -48,7 +48,7 @@ def with_error(value: float, error: float | None) -> str:
     return f"{value:,.{min(decimals, 6)}f} ± {error:,.{min(decimals, 6)}f}"
 
 
-def measured(measure: Measure, part: Part, row: int) -> str:
+def measured(measure: Measure, part: ColumnPart, row: int) -> str:
     """A statistic of one row with its error or bracket, and its unit; rounded once, as the table's numbers are."""
     value = float(f"{part.values[row]:.{VALUE_DIGITS}g}")
     error = None if part.stderr is None else float(f"{part.stderr[row]:.{ERROR_DIGITS}g}")
@@ -59,7 +59,7 @@ def measured(measure: Measure, part: Part, row: int) -> str:
     return words
 
 
-def named(measure: Measure, part: Part) -> str:
+def named(measure: Measure, part: ColumnPart) -> str:
     """A statistic by its name, as ``TTFT p90``."""
     return f"{measure.short} {part.name}".rstrip()
 
@@ -86,12 +86,12 @@ def own_words(scenario_text: str) -> str:
     return " ".join(lines)
 
 
-def design(ds: xr.Dataset, axes: Sequence[Axis], row: int) -> str:
+def design(ds: xr.Dataset, axes: Sequence[PageAxis], row: int) -> str:
     """A design by what was swept: numbers with their names and units, names by themselves."""
     return ", ".join(axis.quantity(ds, row) for axis in axes) or "the one design of the scenario"
 
 
-def swept(ds: xr.Dataset, axes: Sequence[Axis]) -> list[tuple[str, str]]:
+def swept(ds: xr.Dataset, axes: Sequence[PageAxis]) -> list[tuple[str, str]]:
     """Every axis on which designs differ, and its values."""
     found = []
     for axis in axes:
@@ -163,7 +163,7 @@ def _lead(found: re.Match[str]) -> str:
     return f"{section} " if key else ""
 
 
-def answer(ds: xr.Dataset, axes: Sequence[Axis], row: int, measures: Sequence[Measure]) -> list[str]:
+def answer(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Sequence[Measure]) -> list[str]:
     """Sentences about the best design: ``row`` is its position along ``config``; in the measures it is the first."""
     gains = []
     served = question_of(ds)["rate_rps"] if "search" in ds.attrs else None
@@ -197,7 +197,7 @@ _WORDS = {
 }
 
 
-def cautions(ds: xr.Dataset, axes: Sequence[Axis], row: int, measures: Sequence[Measure]) -> list[str]:
+def cautions(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Sequence[Measure]) -> list[str]:
     """What to doubt of the answer: objectives within chance of their bounds, axes whose end is the best, saturation."""
     found = []
     for bound in bounds_of(ds, measures) if "search" not in ds.attrs else []:  # a search ends at an objective
@@ -224,7 +224,7 @@ def cautions(ds: xr.Dataset, axes: Sequence[Axis], row: int, measures: Sequence[
     return found
 
 
-def _last(ds: xr.Dataset, axis: Axis) -> int:
+def _last(ds: xr.Dataset, axis: PageAxis) -> int:
     """The level of an axis of numbers that is the highest; designs without a value come behind it."""
     return int(np.isfinite(ds[axis.key].values[axis.first]).sum()) - 1
 

@@ -25,7 +25,7 @@ MOST_LABELS = 6
 
 
 @dataclass(frozen=True)
-class Panel:
+class SearchPanel:
     """A point for each design: values (config,) and their labels; of ``less`` the smaller value is the better."""
 
     x: np.ndarray
@@ -88,23 +88,23 @@ def _named(ds: xr.Dataset, row: int) -> str:
     return "\n".join([*layout, in_words(ds, row, others)]).strip()
 
 
-def _panels(ds: xr.Dataset) -> list[Panel]:
+def _panels(ds: xr.Dataset) -> list[SearchPanel]:
     user, price, devices = (ds[name].values for name in ("tok_per_s_per_user", "usd_per_hour", "devices"))
     speed = "output tokens/s per user (1 / mean TPOT)"
     if question_of(ds)["rate_rps"] is not None:
         panels = [
-            Panel(devices, user, "devices", speed, less=True),
-            Panel(price, user, "price (USD/h)", speed, less=True),
+            SearchPanel(devices, user, "devices", speed, less=True),
+            SearchPanel(price, user, "price (USD/h)", speed, less=True),
         ]
         return panels
     goodput = ds["goodput_rps"].values
     return [
-        Panel(user, ds["goodput_rps_per_gpu"].values, speed, "goodput per GPU (requests/s)"),
-        Panel(price, goodput, "price (USD/h)", "goodput (requests/s)", less=True),
+        SearchPanel(user, ds["goodput_rps_per_gpu"].values, speed, "goodput per GPU (requests/s)"),
+        SearchPanel(price, goodput, "price (USD/h)", "goodput (requests/s)", less=True),
     ]
 
 
-def _front(axes: Any, ds: xr.Dataset, panel: Panel, rows: np.ndarray) -> None:
+def _front(axes: Any, ds: xr.Dataset, panel: SearchPanel, rows: np.ndarray) -> None:
     """The line of designs that no other beats in both measures, some of them named."""
     from matplotlib.patheffects import withStroke
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from evaluator.cost.iteration import Array
-from evaluator.cost.request_times import PromptBatch, RequestTimes
+from evaluator.cost.request_times import PhaseTimes, PromptBatch
 
 
 class RequestLevelStructure(NamedTuple):
@@ -21,7 +21,7 @@ class RequestLevelStructure(NamedTuple):
 class RequestLane(NamedTuple):
     """Identical instances. Every field is a scalar; with a leading ``lane`` axis it is a batch of lanes."""
 
-    cost: RequestTimes
+    cost: PhaseTimes
     instances: Array  # int32
     max_prompts: Array  # int32, requests of a batch of prompts
     max_prompt_tokens: Array  # float64, tokens of such a batch; a longer prompt is a batch alone. The paper: infinite

@@ -13,7 +13,7 @@ from evaluator.catalog import load_calibration
 from evaluator.catalog.calibration import read_calibration
 from evaluator.compare import compare_experiments, headline
 from evaluator.errors import InputError
-from evaluator.experiments import Measured, read_experiments
+from evaluator.experiments import MeasuredMetrics, read_experiments
 from evaluator.yaml import loads_yaml
 
 
@@ -29,7 +29,7 @@ def measured_by(experiments, calibration):
         rows = compare_experiments([experiment], calibration, seeds=(0,))
         means = rows[rows["metric"].isin(["ttft_mean", "itl_mean", "e2e_mean"])]
         measured = tuple(
-            Measured(stage, {each.metric: each.predicted * 1e-3 for each in part.itertuples()}, 39.5)
+            MeasuredMetrics(stage, {each.metric: each.predicted * 1e-3 for each in part.itertuples()}, 39.5)
             for stage, part in means.groupby("stage_index")
         )
         found.append(replace(experiment, measured=measured))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evaluator.catalog import load_calibration, load_hardware, load_model
-from evaluator.cost.eager import AsPrinted, Corrected, Rates, eager_cost, eager_problem, eager_shape
+from evaluator.cost.eager import AsPrinted, Corrected, EagerRates, eager_cost, eager_problem, eager_shape
 from evaluator.cost.eager.modules import row_s
 from evaluator.cost.eager.slips import SLIPS
 from evaluator.cost.eager.tables import Row
@@ -73,7 +73,7 @@ def test_kv_heads_are_repeated_only_where_they_are_shared():
 
 
 def test_an_operator_takes_its_slower_side():
-    rates = Rates(flops=10.0, memory=2.0, link=1.0, update=4.0, repeat_kv=4.0, upcast=8.0, message_s=0.0)
+    rates = EagerRates(flops=10.0, memory=2.0, link=1.0, update=4.0, repeat_kv=4.0, upcast=8.0, message_s=0.0)
     assert row_s(Row("compute", 100.0, 4.0), rates) == 10.0
     assert row_s(Row("memory", 10.0, 40.0), rates) == 20.0
     assert row_s(Row("copy", 0.0, 40.0, "upcast"), rates) == 5.0

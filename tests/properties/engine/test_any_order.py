@@ -15,11 +15,13 @@ from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.device import configure
 from evaluator.reference import Limits
 from evaluator.stations.engine import LaneResult
-from evaluator.stations.engine.any_order import Lane, Rules, run_lanes
+from evaluator.stations.engine.preemptive import Lane, Rules, run_lanes
 from tests.properties.engine.test_in_order import REQUESTS
 from tests.properties.engine.test_in_order import cases as in_order_cases
 from tests.reference.build import random_cost
-from tests.stations.engine.any_order.build import (
+from tests.stations.engine.compare import TOLERANCE, assert_same
+from tests.stations.engine.fcfs_reserved.build import LANES, build
+from tests.stations.engine.preemptive.build import (
     CHUNKING,
     POLICIES,
     Case,
@@ -29,8 +31,6 @@ from tests.stations.engine.any_order.build import (
     run_reference,
     stacked,
 )
-from tests.stations.engine.compare import TOLERANCE, assert_same
-from tests.stations.engine.in_order.build import LANES, build
 from tests.thorough import tried
 
 QUICK = settings(max_examples=tried(100, 0.5), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from evaluator.device import configure
 from evaluator.stations.engine import LaneResult
-from evaluator.stations.engine.in_order import Branches, Structure, run_lanes
+from evaluator.stations.engine.fcfs_reserved import Branches, Structure, run_lanes
 from tests.properties.engine.test_in_order import QUICK, run
 from tests.properties.engine.test_in_order import cases as plain_cases
 from tests.stations.engine.compare import TOLERANCE, assert_same
-from tests.stations.engine.in_order.build import RING, Case, branched, build, constant_cost, run_reference, stacked
+from tests.stations.engine.fcfs_reserved.build import RING, Case, branched, build, constant_cost, run_reference, stacked
 
 MOST = 3
 

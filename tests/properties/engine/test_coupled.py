@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from evaluator.device import configure
 from evaluator.reference import Limits
 from evaluator.routing import HeavyLight, router_of
-from evaluator.stations.engine.coupled import PoolResult, run_pools
+from evaluator.stations.engine.joint import PoolResult, run_pools
 from tests.properties.engine.test_any_order import KINDS, QUICK
 from tests.properties.engine.test_any_order import cases as any_order_cases
 from tests.reference.build import CHOICES, random_cost
-from tests.stations.engine.any_order import build as any_order
 from tests.stations.engine.compare import TOLERANCE, assert_same
-from tests.stations.engine.coupled.build import (
+from tests.stations.engine.fcfs_reserved.build import LANES, build
+from tests.stations.engine.joint.build import (
     MOST,
     Case,
     random_case,
@@ -28,7 +28,7 @@ from tests.stations.engine.coupled.build import (
     stacked,
     structure_of,
 )
-from tests.stations.engine.in_order.build import LANES, build
+from tests.stations.engine.preemptive import build as any_order
 
 KIND = KINDS[1]
 LOOKING = [choice for choice in CHOICES if router_of(choice).counts is not None]
@@ -46,7 +46,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def run(given: Case) -> PoolResult:
-    """The engine, in the program of the random cases (``coupled/test_program.py``)."""
+    """The engine, in the program of the random cases (``joint/test_program.py``)."""
     (result,) = run_engine([given], KIND)
     return result
 

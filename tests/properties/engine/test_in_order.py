@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evaluator.cost.beside import BesideRows
-from evaluator.cost.iteration import AttentionRows, CostParameters, RampRows, Rows
+from evaluator.cost.iteration import AttentionRows, CostParameters, OperatorRows, RampRows
+from evaluator.cost.mixed_attention import BesideRows
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests
-from evaluator.stations.engine.in_order import Lane, Structure, run_lanes
+from evaluator.stations.engine.fcfs_reserved import Lane, Structure, run_lanes
 from tests.stations.engine.compare import assert_same
-from tests.stations.engine.in_order.build import (
+from tests.stations.engine.fcfs_reserved.build import (
     POLICIES,
     RING,
     SLOTS,
@@ -113,12 +113,12 @@ def test_the_mean_wait_grows_with_the_load(policy):
     rates = (1.0, 3.0, 6.0, 12.0, 30.0)
     cost = random_cost(np.random.default_rng(5), experts=False, windowed=False)
 
-    def sent(seed: int, rate: float) -> Case:
+    def launched_batches(seed: int, rate: float) -> Case:
         rng = np.random.default_rng(seed)
         gaps, prompt, output = rng.exponential(1, 200), rng.integers(50, 500, 200), rng.integers(1, 100, 200)
         return build(cost, policy, np.cumsum(gaps) / rate, prompt, output, max_num_seqs=8, max_num_batched_tokens=1024)
 
-    runs = [sent(seed, rate) for rate in rates for seed in range(8)]
+    runs = [launched_batches(seed, rate) for rate in rates for seed in range(8)]
     waits = [np.mean(result.scheduled_s - case.arrival_s) for case, result in zip(runs, run_engine(runs), strict=True)]
     means = np.reshape(waits, (len(rates), -1)).mean(axis=1)
     assert (np.diff(means) > 0).all(), means
@@ -215,7 +215,7 @@ def _changed(lane: Lane, requests: Requests, name: str) -> tuple[Lane, Requests]
 def test_every_input_is_tried():
     assert set(ROW_FIELDS) == {name for name in CostParameters._fields if name.endswith("_rows")}
     assert {field for fields in ROW_FIELDS.values() for field in fields} == {
-        *Rows._fields,
+        *OperatorRows._fields,
         *AttentionRows._fields,
         *RampRows._fields,
         *BesideRows._fields,

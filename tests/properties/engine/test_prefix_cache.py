@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from evaluator.stations.engine import LaneResult
 from tests.properties.engine.test_any_order import QUICK
 from tests.properties.engine.test_any_order import cases as any_order_cases
-from tests.stations.engine.any_order.build import Case, Kind, run_engine, run_reference
 from tests.stations.engine.compare import TOLERANCE, assert_same
+from tests.stations.engine.preemptive.build import Case, Kind, run_engine, run_reference
 
 CACHED = Kind(windowed=True, experts=True, cached=True)
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from evaluator.cost.iteration import decode_context_s
 from evaluator.cost.speculative import SpeculativeCost
-from evaluator.reference import Outcome
+from evaluator.reference import PoolOutcome
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.common.histogram import RELATIVE_ERROR, bin_middles
-from tests.stations.engine.in_order.build import Case
+from tests.stations.engine.fcfs_reserved.build import Case
 
 TOLERANCE = 1e-9
 TIE = 1e-12
@@ -17,7 +17,7 @@ TIE = 1e-12
 QUANTILES = np.array([0.103, 0.507, 0.911, 0.9877])
 
 
-def assert_same(case: Case, result: LaneResult, expected: Outcome) -> None:
+def assert_same(case: Case, result: LaneResult, expected: PoolOutcome) -> None:
     """Times and busy time to 1e-9 relative, counts exactly, gaps between tokens within the histogram's error."""
     assert_same_times(case, result, expected)
     np.testing.assert_allclose(result.busy_s, expected.busy_s, rtol=TOLERANCE, err_msg=f"busy_s of {case}")
@@ -36,7 +36,7 @@ def assert_all_close(one: LaneResult, other: LaneResult, rtol: float = 1e-12) ->
             np.testing.assert_allclose(values, others, rtol=rtol, err_msg=name)
 
 
-def assert_same_times(case: Case, result: LaneResult, expected: Outcome) -> None:
+def assert_same_times(case: Case, result: LaneResult, expected: PoolOutcome) -> None:
     """When each request is scheduled and has its first and last token, to 1e-9 relative; infinite where never."""
     requests = expected.requests
     times = {
@@ -48,7 +48,7 @@ def assert_same_times(case: Case, result: LaneResult, expected: Outcome) -> None
         np.testing.assert_allclose(getattr(result, name), values, rtol=TOLERANCE, atol=0, err_msg=f"{name} of {case}")
 
 
-def _assert_same_gaps(case: Case, result: LaneResult, expected: Outcome) -> None:
+def _assert_same_gaps(case: Case, result: LaneResult, expected: PoolOutcome) -> None:
     """Gaps count from the iteration on that follows the first token of the first measured request.
 
     Whether one counts that ends at the same time but for rounding on another replica is nobody's to say.

@@ -11,19 +11,19 @@ import pytest
 
 from evaluator.device import configure
 from evaluator.routing import COUNTERS
-from evaluator.stations.engine import LaneResult, Requests, any_order, coupled, in_order
-from evaluator.stations.engine.any_order import state as any_order_state
-from evaluator.stations.engine.any_order.lane import Given as AnyOrderGiven
+from evaluator.stations.engine import LaneResult, Requests, fcfs_reserved, joint, preemptive
 from evaluator.stations.engine.common.histogram import BINS
-from evaluator.stations.engine.coupled import state as coupled_state
-from evaluator.stations.engine.coupled.lane import GivenPool
-from evaluator.stations.engine.in_order import state as in_order_state
-from evaluator.stations.engine.in_order.lane import Given as InOrderGiven
-from tests.stations.engine.any_order import build as any_order_build
-from tests.stations.engine.any_order.build import CACHE, Kind
-from tests.stations.engine.coupled import build as coupled_build
-from tests.stations.engine.in_order import build as in_order_build
-from tests.stations.engine.in_order.build import RING, SLOTS
+from evaluator.stations.engine.fcfs_reserved import state as in_order_state
+from evaluator.stations.engine.fcfs_reserved.lane import Given as InOrderGiven
+from evaluator.stations.engine.joint import state as coupled_state
+from evaluator.stations.engine.joint.lane import GivenPool
+from evaluator.stations.engine.preemptive import state as any_order_state
+from evaluator.stations.engine.preemptive.lane import Given as AnyOrderGiven
+from tests.stations.engine.fcfs_reserved import build as in_order_build
+from tests.stations.engine.fcfs_reserved.build import RING, SLOTS
+from tests.stations.engine.joint import build as coupled_build
+from tests.stations.engine.preemptive import build as any_order_build
+from tests.stations.engine.preemptive.build import CACHE, Kind
 from tests.thorough import THOROUGH
 
 KINDS = [
@@ -51,8 +51,8 @@ def mismatches(value: Any, hint: Any, axes: dict[str, int], place: str) -> list[
 def axes_of(structure: Any) -> dict[str, int]:
     """Lengths of the axes that ``common.arrays`` names."""
     ranks = getattr(structure, "pipeline_ranks", 1)
-    cohorts = structure.cohorts() if isinstance(structure, any_order.Structure) else 1
-    axes = {"request": SLOTS, "ring": RING, "cohort": cohorts, "rank": ranks, "bin": BINS, "peak": 0}
+    decode_groups = structure.decode_groups() if isinstance(structure, preemptive.Structure) else 1
+    axes = {"request": SLOTS, "ring": RING, "cohort": decode_groups, "rank": ranks, "bin": BINS, "peak": 0}
     axes["draft"] = in_order_build.MOST_DRAFTS
     cache = {"name": CACHE.names, "block": CACHE.blocks, "holding": CACHE.held, "source": CACHE.held}
     return axes | cache | {"replica": getattr(structure, "replicas", 1)}
@@ -83,13 +83,13 @@ IN_ORDER_CASES = (in_order_build.random_case, in_order_build.random_branched, in
 @pytest.mark.parametrize("case", IN_ORDER_CASES)
 def test_in_order(case):
     configure()
-    structure = in_order.Structure(RING, True)
+    structure = fcfs_reserved.Structure(RING, True)
     lanes, requests = in_order_build.stacked([case(seed, True, True) for seed in range(2)])
     lane, given_requests = lane_local((lanes, requests))
     given = InOrderGiven(lane.cost, lane.limits, given_requests, structure, lane.branches, lane.speculation)
     axes = axes_of(structure) | {"branch": given.cells}
     state = in_order_state.initial_state(given)
-    result = result_of(in_order, lanes, requests, structure)
+    result = result_of(fcfs_reserved, lanes, requests, structure)
     for value in (given, state, result):
         assert mismatches(value, type(value), axes, type(value).__name__) == []
 
@@ -105,7 +105,7 @@ def test_any_order(kind):
         state = state._replace(by_end=state.running)  # a chain without cells
     if kind.cached:
         state = state._replace(cache=with_chains_of_requests(state.cache, state, 1))
-    result = result_of(any_order, lanes, requests, kind.structure)
+    result = result_of(preemptive, lanes, requests, kind.structure)
     for value in (given, state, result):
         assert mismatches(value, type(value), axes, type(value).__name__) == []
 
@@ -118,7 +118,7 @@ def test_coupled(kind):
     pool, of_lane = lane_local(pools), lane_local(requests)
     given = GivenPool(AnyOrderGiven(*pool.lane, of_lane, structure), *pool[1:])
     fleet = coupled_state.initial_fleet(given.given)
-    found = jax.eval_shape(lambda *inputs: coupled.run_pools(*inputs, structure), pools, requests)
+    found = jax.eval_shape(lambda *inputs: joint.run_pools(*inputs, structure), pools, requests)
     result = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), found)
     chains = ("running", "prompts", *(["by_end"] if kind.peaks else []))  # with a sentinel for each replica
     assert all(getattr(fleet.state, chain).newer.shape == (SLOTS + structure.replicas,) for chain in chains)
@@ -129,8 +129,8 @@ def test_coupled(kind):
         cache = with_chains_of_requests(fleet.state.cache, fleet.state, structure.replicas)
         fleet = fleet._replace(state=fleet.state._replace(cache=cache))
     if fleet.pipelines is not None:  # a row of ranks for each replica
-        assert fleet.pipelines.flights.end_s.shape == (structure.replicas, structure.pipeline_ranks)
-        fleet = fleet._replace(pipelines=fleet.pipelines._replace(flights=fleet.state.flights))
+        assert fleet.pipelines.running_batches.end_s.shape == (structure.replicas, structure.pipeline_ranks)
+        fleet = fleet._replace(pipelines=fleet.pipelines._replace(running_batches=fleet.state.running_batches))
     axes = axes_of(structure) | {"replica": structure.replicas, "counter": len(COUNTERS)}
     for value in (given, fleet, result):
         assert mismatches(value, type(value), axes, type(value).__name__) == []

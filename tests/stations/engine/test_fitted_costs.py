@@ -11,13 +11,13 @@ import pytest
 from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.polynomial import PolynomialCost
 from evaluator.cost.quantities import PEAKS
-from evaluator.cost.table import Grid, TableCost
-from evaluator.reference import Outcome, Request, simulate
+from evaluator.cost.table import MeasuredGrid, TableCost
+from evaluator.reference import PoolOutcome, Request, simulate
 from evaluator.stations.engine import LaneResult
-from tests.stations.engine.any_order import build as any_order
-from tests.stations.engine.any_order.build import Kind
 from tests.stations.engine.compare import TOLERANCE, assert_same_times
-from tests.stations.engine.in_order.build import Case, random_case, random_cost, run_engine, run_reference
+from tests.stations.engine.fcfs_reserved.build import Case, random_case, random_cost, run_engine, run_reference
+from tests.stations.engine.preemptive import build as any_order
+from tests.stations.engine.preemptive.build import Kind
 from tests.thorough import THOROUGH, tried
 
 CASES = tried(80)
@@ -29,12 +29,12 @@ def random_polynomial(rng: np.random.Generator) -> PolynomialCost:
     return PolynomialCost(prefill, decode, np.float64(0.0), np.float64(0.0))
 
 
-def random_grid(rng: np.random.Generator, *knots: np.ndarray) -> Grid:
+def random_grid(rng: np.random.Generator, *knots: np.ndarray) -> MeasuredGrid:
     """Seconds that grow along every axis, at random."""
     seconds = rng.uniform(0.0, 1e-3, tuple(map(len, knots)))
     for axis in range(len(knots)):
         seconds = np.cumsum(seconds, axis=axis)
-    return Grid(knots, 2e-3 + seconds.ravel())
+    return MeasuredGrid(knots, 2e-3 + seconds.ravel())
 
 
 def random_table(rng: np.random.Generator) -> TableCost:
@@ -57,7 +57,7 @@ ONE_RANK, RANKS = Kind(peaks=True), Kind(pipeline_ranks=2)
 
 
 @pytest.fixture(scope="module", params=COSTS)
-def pairs(request: pytest.FixtureRequest) -> list[tuple[Case, LaneResult, Outcome]]:
+def pairs(request: pytest.FixtureRequest) -> list[tuple[Case, LaneResult, PoolOutcome]]:
     cases = [
         replace(random_case(seed, False, False), cost=request.param(np.random.default_rng(seed)))
         for seed in range(CASES)

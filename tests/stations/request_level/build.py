@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from evaluator.cost.request_times import IterationTimes, RequestTimes
+from evaluator.cost.request_times import IterationTimes, PhaseTimes
 from evaluator.device import configure
 from evaluator.reference.request_level import Instances, WholeRequest
 from evaluator.stations.request_level import RequestLane, RequestLevelStructure, ServedRequests
@@ -50,7 +50,7 @@ class Case:
         )
 
 
-def random_case(seed: int, cost: RequestTimes | None = None) -> Case:
+def random_case(seed: int, cost: PhaseTimes | None = None) -> Case:
     """Light to overloaded, prompts and outputs of all lengths, single tokens and arrivals at one time among them."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, SLOTS + 1))

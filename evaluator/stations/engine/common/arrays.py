@@ -3,8 +3,10 @@
 Shapes are those of one lane. What goes into ``run_lanes`` and comes out of it has a leading ``lane`` axis on top;
 inside, ``lax.map`` or ``vmap`` takes it away. Inputs may be NumPy arrays, everything inside the loop is a JAX array.
 
-The axes: ``request`` is the number of request slots of the lane, ``ring`` the number of steps in a ring, ``cohort``
-the number of cohorts (sequences that decode together; 1 in the program for arrivals in order), ``rank`` the number of
+The axes: ``request`` is the number of request slots of the lane, ``ring`` the number of steps in a ring,
+``decode_group``
+the number of decode groups (sequences that decode together; 1 in the program for arrivals in order), ``rank`` the
+number of
 pipeline ranks, ``branch`` the most branches of a request, ``draft`` the most tokens that a sequence drafts in an
 iteration, ``replica`` the most replicas of a lane in which several run together (else 1), ``counter`` the number of
 things that their router may count, ``bin`` and ``peak`` the lengths of the histogram of gaps and of the peaks of a
@@ -34,10 +36,10 @@ IntPerBranch = Annotated[Any, "int32", "(request + 1) * branch"]
 RequestTimes = Annotated[Any, "float64", "request"]  # in results, without the padding cell
 RequestTokens = Annotated[Any, "int32", "request"]
 
-IntPerCohort = Annotated[Any, "int32", "cohort"]
-FloatPerCohort = Annotated[Any, "float64", "cohort"]
+IntPerGroup = Annotated[Any, "int32", "cohort"]
+FloatPerGroup = Annotated[Any, "float64", "cohort"]
 
-FloatPerCohortRank = Annotated[Any, "float64", "cohort * rank"]
+FloatPerGroupRank = Annotated[Any, "float64", "cohort * rank"]
 
 FlagPerRank = Annotated[Any, "bool", "rank"]
 IntPerRank = Annotated[Any, "int32", "rank"]

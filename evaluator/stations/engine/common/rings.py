@@ -28,7 +28,7 @@ from jax import lax
 from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int, StepBits, StepCounts
 
 NONE = -1
-"""In place of a number: no request (the end of a linked list), no cohort, no batch."""
+"""In place of a number: no request (the end of a linked list), no decode group, no batch."""
 WORD = 64
 
 

@@ -26,7 +26,7 @@ class Speculation(NamedTuple):
     keys: KeyPerRequest  # what the draws of a request follow from
 
 
-class Growth(NamedTuple):
+class AcceptedTokens(NamedTuple):
     """What drafts add to the state of a lane."""
 
     tokens: StepCounts  # output tokens that a step gives, of all sequences that decode in it
@@ -41,7 +41,7 @@ def tokens_given(speculation: Speculation, i: Int, iteration: Int) -> Int:
     return 1 + jnp.sum(drawn < speculation.chances, dtype=jnp.int32)
 
 
-def no_growth(cells: int, windowed: bool) -> Growth:
+def nothing_accepted(cells: int, windowed: bool) -> AcceptedTokens:
     """Of a lane at rest; ``cells`` of its rings."""
     counts, zero = jnp.zeros(cells, jnp.int64), jnp.zeros((), jnp.float64)
-    return Growth(counts, counts if windowed else counts[:1], zero, zero)
+    return AcceptedTokens(counts, counts if windowed else counts[:1], zero, zero)

@@ -1,0 +1,180 @@
+"""What is known of one configuration before it runs: what it serves, its stations, and whether it can run."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from evaluator.metrics.outcomes import OK
+from evaluator.plan.feasibility import Feasibility, check
+from evaluator.plan.link import LinkPlan
+from evaluator.plan.phases import PhasePools
+from evaluator.plan.request_level import objective_problem
+from evaluator.plan.route import PipelinePlan
+from evaluator.plan.same_but_speed import likeness, with_devices
+from evaluator.plan.simulators import ITERATION, REQUEST, TOKEN
+from evaluator.plan.station import StationPlan
+from evaluator.records import with_fields
+from evaluator.replica import Change
+from evaluator.scenario import Deployment, Objective, Workload
+from evaluator.scenario.grid import Point
+from evaluator.scenario.pools import STAGE
+from evaluator.traffic.request_sampler import RequestSampler
+from evaluator.traffic.roles import ROLES
+
+
+class RateChange(NamedTuple):
+    """Another mean rate of arrivals, as a change of a configuration. Lengths and unit gaps stay."""
+
+    rate_rps: float
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One configuration: ``config`` is its row of the grid, ``status`` is ok or why it cannot run.
+
+    ``stations`` are its pools in the order in which a request passes them; ``phases`` says which of them serve one
+    phase
+    side by side. Behind the pools that give the answers come those that compute models for stages of the ``pipeline``.
+    ``simulator`` computes it; ``lacking`` are the keys for which the vectorised engine cannot. ``joint``:
+    what one replica or station does decides what comes to another, so that they cannot be computed one after the other.
+    ``joint_pools``: that holds for pools, not only for the replicas of one, so that all pools run in one event loop.
+    ``link`` is between a prefill and a decode side; None: what the one sends is there at once. ``changes``
+    are those by which a variant differs from its configuration.
+    """
+
+    config: int
+    workload: Workload
+    objectives: tuple[Objective, ...]
+    stations: tuple[StationPlan, ...]
+    status: str
+    simulator: str = ITERATION
+    lacking: tuple[str, ...] = ()
+    joint: bool = False
+    link: LinkPlan | None = None
+    phases: tuple[PhasePools, ...] = ()
+    joint_pools: bool = False
+    pipeline: PipelinePlan | None = None
+    changes: tuple[Change | RateChange, ...] = ()
+    checked: tuple[StationPlan, ...] = ()  # the stations as they were checked: its own, or those of one that is like it
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether requests come at times of their own, so that a queue can grow without bound."""
+        return self.workload.arrivals.process not in ("closed_loop", "all_at_once")
+
+    @property
+    def devices(self) -> int:
+        """Of all pools."""
+        return sum(devices for devices, _ in self._priced)
+
+    @property
+    def accelerators(self) -> int:
+        """The devices without the CPUs that serve stages: what a budget of devices counts, and what is per GPU."""
+        return self.devices - (0 if self.pipeline is None else self.pipeline.cpus)
+
+    @property
+    def answering(self) -> tuple[StationPlan, ...]:
+        """The stations that give the answers."""
+        return tuple(station for station in self.stations if station.role is not ROLES[STAGE])
+
+    @property
+    def staged(self) -> bool:
+        """Whether its requests pass stages beside the LLM; those of a member that cannot run pass none."""
+        return self.pipeline is not None and self.status == OK
+
+    @property
+    def unpriced(self) -> list[tuple[str, str]]:
+        """(device, key of the scenario that says its price) of all pools whose price is not known.
+
+        The key beside the pools holds for those that answer, and not for those of stages.
+        """
+        names = [station.design.hardware.name for station in self.answering if station.usd_per_device_hour is None]
+        own = [(name, "deployment.usd_per_device_hour") for name in names]
+        return own if self.pipeline is None else [*own, *self.pipeline.unpriced]
+
+    @property
+    def _priced(self) -> list[tuple[int, float | None]]:
+        """(devices, USD per hour of one) of all pools; those for stages once, however many stages they serve."""
+        own = [(station.devices, station.usd_per_device_hour) for station in self.answering]
+        return own if self.pipeline is None else [*own, *self.pipeline.priced]
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of all devices; None where the price of one is not known."""
+        if any(price is None for _, price in self._priced):
+            return None
+        return sum(devices * price for devices, price in self._priced if price is not None)
+
+    @property
+    def users(self) -> int | None:
+        """Of a closed loop."""
+        return self.workload.arrivals.users if self.workload.arrivals.process == "closed_loop" else None
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """What all configurations of a plan are checked with: their jobs, the seeds, and the engine that is wanted.
+
+    ``known`` keeps what was found, because the rates of a sweep share their pools and lengths.
+    """
+
+    sampler: RequestSampler
+    seeds: tuple[int, ...]
+    simulator: str
+    known: dict[Hashable, Feasibility] = field(default_factory=dict)
+
+
+def configuration_at(config: int, point: Point, setting: PlanContext) -> Configuration:
+    """The configuration at a point of the grid, checked.
+
+    Points of a sweep share the objects of parts that they do not vary, so what was checked is kept by the identity
+    (``id``) of the deployment and the lengths.
+    """
+    workload, deployment, objectives = point
+    arrivals = workload.arrivals
+    lengths = (
+        id(workload.lengths), id(workload.models), id(workload.pipelines), workload.requests,
+        workload.cached_tokens, workload.sessions, workload.reasoning,
+    )  # fmt: skip
+    turns = id(arrivals) if workload.sessions.continued else None  # which of them are sent follows from the rate
+    asked = (arrivals.process, arrivals.users, turns, *lengths)
+    found = setting.known.get((id(deployment), *asked))
+    if found is None:
+        found = setting.known[id(deployment), *asked] = _found(workload, deployment, setting, asked)
+    by_request = setting.simulator == REQUEST
+    status = found.status
+    if by_request and status == OK and found.pipeline is not None:
+        status = "unsupported: simulator request does not cover a pipeline of stages; use simulator iteration"
+    if by_request and status == OK:
+        status = objective_problem(objectives) or OK
+    return Configuration(
+        config=config,
+        workload=workload,
+        objectives=objectives,
+        stations=found.stations,
+        status=status,
+        simulator=TOKEN if found.lacking and not by_request else setting.simulator,
+        lacking=() if by_request else found.lacking,
+        joint=found.joint and not by_request,
+        link=found.link,
+        phases=found.phases,
+        joint_pools=found.joint_pools,
+        pipeline=found.pipeline,
+        checked=found.checked or found.stations,
+    )
+
+
+def _found(
+    workload: Workload, deployment: Deployment, setting: PlanContext, asked: tuple[Hashable, ...]
+) -> Feasibility:
+    """What is known of a deployment: checked, or as of one that is like it; ``asked`` is what it depends on beside."""
+    like = likeness(deployment)
+    first = None if like is None else setting.known.get((like, *asked))
+    if first is None:
+        first = check(workload, deployment, setting.sampler, setting.seeds, setting.simulator)
+    if like is None:
+        return first
+    setting.known[like, *asked] = first
+    return with_fields(first, stations=with_devices(first.stations, deployment), checked=first.stations)

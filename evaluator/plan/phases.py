@@ -1,0 +1,205 @@
+"""The sides of a configuration: which of its pools serve one phase side by side, and why they could not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from evaluator.catalog.what_if import WhatIf
+from evaluator.plan.simulators import routed_by
+from evaluator.plan.station import StationPlan
+from evaluator.routing import Choice, Sent, assign, name_of, router_of, stream
+from evaluator.routing.phases import SHARED, Asking, PhaseReplicas, assign_on_side
+from evaluator.scenario import Deployment, Workload
+from evaluator.scenario.workload import model_names
+from evaluator.traffic.jobs import Demand
+from evaluator.traffic.roles import ROLES, Role
+
+Pools = Sequence[tuple[str, Deployment]]
+
+
+@dataclass(frozen=True)
+class PhasePools:
+    """Pools of one role. ``stations`` are their numbers among the stations of the member, ``number`` that of the side.
+
+    ``replicas`` None: one pool that serves all requests, whose own router chooses when they come. Else the choice is
+    made over all replicas of the side: on the prefill side (and of mixed pools) when a request is sent, on the decode
+    side with its first token, because what a transfer takes depends on the replica to which it goes. ``grouped``: only
+    the decode replicas of the group in which the prompt was computed can be chosen.
+    """
+
+    number: int
+    stations: range
+    role: Role
+    router: Choice
+    replicas: PhaseReplicas | None
+    grouped: bool = False
+
+    @property
+    def looks(self) -> bool:
+        """Its router looks at the state of the replicas."""
+        return router_of(self.router).counts is not None
+
+    def assigned(self, asking: Asking, seed: int) -> np.ndarray:
+        """The replica that serves each request, (job,), numbered pool after pool."""
+        assert self.replicas is not None
+        return assign_on_side(self.replicas, name_of(self.router), stream(seed, self.number), asking)
+
+
+def sides_of(pools: Pools, models: tuple[str, ...], groups: int) -> tuple[PhasePools, ...]:
+    """The sides of pools in the order in which a request passes them. ``models``: those that requests ask for."""
+    found: list[PhasePools] = []
+    start = 0
+    for role, several in groupby((deployment for _, deployment in pools), key=lambda deployment: deployment.role):
+        deployments = list(several)
+        stations = range(start, start + len(deployments))
+        router = routed_by(deployments[0])  # the same for all of a role
+        grouped = groups > 1 and ROLES[role].prompt_resident
+        joined = len(deployments) > 1 or grouped
+        replicas = _side(deployments, models, groups) if joined else None
+        found.append(PhasePools(len(found), stations, ROLES[role], router, replicas, grouped))
+        start = stations.stop
+    return tuple(found)
+
+
+def group_of_replicas(replicas: Sequence[int], groups: int) -> np.ndarray:
+    """The group of each replica, pool after pool: every pool's replicas are split evenly, the first to group 0."""
+    return np.concatenate([np.arange(count) * groups // count for count in replicas])
+
+
+def model_of(deployment: Deployment) -> str:
+    """The model for which requests ask a pool: one with other figures serves those for the model that it is like."""
+    model = deployment.model
+    return model if not isinstance(model, WhatIf) else str(model.parameters.get("like", model))
+
+
+def _side(deployments: Sequence[Deployment], models: tuple[str, ...], groups: int) -> PhaseReplicas:
+    counts = [deployment.ranks for deployment in deployments]
+    weights = [1.0 if deployment.weight is None else deployment.weight / deployment.ranks for deployment in deployments]
+    served = [model_of(deployment) for deployment in deployments]
+    names = [models.index(name) if name in models else 0 for name in served]
+    return PhaseReplicas(
+        pool=tuple(np.repeat(np.arange(len(counts)), counts).tolist()),
+        model=tuple(np.repeat(names, counts).tolist()),
+        group=tuple(group_of_replicas(counts, groups).tolist()),
+        weight=tuple(np.repeat(weights, counts).tolist()),
+    )
+
+
+def sides_problem(workload: Workload, pools: Pools, phases: Sequence[PhasePools], groups: int) -> str | None:
+    """Why requests could not be spread over the pools; None where they can."""
+    for phase in phases:
+        several = [pools[number] for number in phase.stations]
+        if phase.replicas is not None:
+            problem = _several_problem(phase, several)
+            if problem is not None:
+                return problem
+    return models_problem(workload, pools) or (_groups_problem(pools, groups) if len(phases) > 1 else None)
+
+
+def _several_problem(phase: PhasePools, several: Pools) -> str | None:
+    weighed = [name for name, deployment in several if deployment.weight is not None]
+    router = name_of(phase.router)
+    if weighed and router not in SHARED:
+        return (
+            f"infeasible: pool {weighed[0]} has a weight, which router {router} takes no heed of; "
+            f"leave it out or use router {' or '.join(SHARED)}"
+        )
+    if router not in SHARED and not phase.looks:
+        return f"unsupported: router {router} over several pools of one role; use {' or '.join(SHARED)}, or one pool"
+    if len(several) > 1 and any(deployment.kv.prefix_caching for _, deployment in several):
+        return "unsupported: kv.prefix_caching with several pools of one role; use one pool, or leave it out"
+    return None
+
+
+def models_problem(workload: Workload, pools: Pools) -> str | None:
+    """Why a request would find no pool with its model, or a pool no request."""
+    names = model_names(workload)
+    where = "workload.models" if workload.models else "the column model of the trace"
+    if not names:
+        return _one_model_problem(pools)
+    for role in dict.fromkeys(deployment.role for _, deployment in pools):
+        served = {model_of(deployment) for _, deployment in pools if deployment.role == role}
+        for name in names:
+            if name not in served:
+                kind = "" if role == "mixed" else f"{role} "
+                path = f"workload.models.{name}" if workload.models else f"model {name} in {where}"
+                return (
+                    f"infeasible: {path}: no {kind}pool serves it; the models of the {kind}pools are "
+                    f"{', '.join(sorted(served))}. Add a pool with model: {name}"
+                )
+    for pool, deployment in pools:
+        if model_of(deployment) not in names:
+            return (
+                f"infeasible: pool {pool} serves {deployment.model}, which no request asks for: {where} has "
+                f"{', '.join(names)}"
+            )
+    for name in names:
+        problem = _one_model_problem([pool for pool in pools if model_of(pool[1]) == name])
+        if problem is not None:
+            return problem
+    return None
+
+
+def _one_model_problem(pools: Pools) -> str | None:
+    (first, one), *others = pools
+    for name, other in others:
+        if other.model == one.model:
+            continue
+        if other.role != one.role:
+            return (
+                f"infeasible: pool {first} has {one.model} and pool {name} {other.model}, "
+                "and the KV of one model means nothing to another; give both the same model"
+            )
+        asked = model_of(one), model_of(other)
+        shares = f", or shares such as workload.models: {{{asked[0]}: 0.5, {asked[1]}: 0.5}}"
+        return (
+            f"infeasible: pool {first} has {one.model} and pool {name} {other.model}, and requests do not say which "
+            f"they ask for; give both the same model{shares if asked[0] != asked[1] else ''}"
+        )
+    return None
+
+
+def _groups_problem(pools: Pools, groups: int) -> str | None:
+    for name, deployment in pools:
+        if deployment.replicas % groups:
+            return (
+                f"infeasible: deployment.transfer.groups {groups} does not divide the {deployment.replicas} replicas "
+                f"of pool {name}; every group takes as many of each pool"
+            )
+    return None
+
+
+def most_jobs(
+    phases: Sequence[PhasePools], stations: Sequence[StationPlan], demand: Demand, seed: int
+) -> list[int | None]:
+    """The most jobs that any replica of each pool can get under a seed; None where the pool's own router says it.
+
+    ``demand`` is that of all requests, by their ids. On a decode side it is a bound: requests of one token skip it.
+    """
+    found: list[int | None] = [None] * len(stations)
+    jobs, group = np.arange(len(demand)), None
+    for phase in phases:
+        pools = [stations[number].deployment for number in phase.stations]
+        counts = [pool.ranks for pool in pools]
+        independent = router_of(phase.router).independent
+        if independent is None or independent.by_session:  # known only in the run, or to those who know the sessions
+            found[phase.stations.start :] = [len(jobs)] * (len(found) - phase.stations.start)
+            return found
+        if phase.replicas is None:
+            sent = Sent(demand.prompt_tokens, pools[0].ranks, stream(seed, phase.stations.start))
+            chosen = assign(phase.router, sent)
+        else:
+            chosen = phase.assigned(Asking(jobs, demand.model, group if phase.grouped else None), seed)
+            served = np.bincount(chosen, minlength=sum(counts))
+            for number, own in zip(phase.stations, np.split(served, np.cumsum(counts)[:-1]), strict=True):
+                found[number] = int(own.max())
+        group = group_of_replicas(counts, _groups(phases))[chosen]
+    return found
+
+
+def _groups(phases: Sequence[PhasePools]) -> int:
+    return max((max(phase.replicas.group) + 1 for phase in phases if phase.replicas is not None), default=1)

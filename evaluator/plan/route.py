@@ -1,0 +1,231 @@
+"""The way of requests through the stages of a configuration, unrolled: who comes where, and as what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluator.catalog.model import Model
+from evaluator.cost.precision import Precision
+from evaluator.plan.visits import RequestRoutes, StageVisitPlan
+from evaluator.replica import Change
+from evaluator.replica.changes import changed_hardware
+from evaluator.scenario import Deployment
+from evaluator.scenario.scenario import Geometric
+from evaluator.stages import Shipped, StageKind, StagePool, StageRequests, Work, stage_rng
+from evaluator.traffic.requests import Tokens
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A step of a stage: ``label`` names it in results, ``kind`` is a class of ``stages.steps``.
+
+    ``station`` is the number of its pool among the stations of the member, where an engine runs it (``Pass``).
+    """
+
+    label: str
+    kind: type
+    pool: str | None
+    station: int | None = None
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A stage that is none of the LLM's. ``only``: numbers of the pipelines that pass it; None: all do.
+
+    ``before``: it is in front of the LLM.
+    """
+
+    name: str
+    kind: StageKind
+    parameters: object
+    pool: str | None
+    only: tuple[int, ...] | None
+    before: bool
+    steps: tuple[StepPlan, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The stage, and its steps where it has several."""
+        return (self.name, *(step.label for step in self.steps if len(self.steps) > 1))
+
+    def visited(self, tokens: Tokens) -> NDArray[np.bool_] | None:
+        """Which requests pass it, (request,); None: all of them."""
+        return None if self.only is None else np.isin(tokens.pipeline, self.only)
+
+
+class RouteStep(NamedTuple):
+    """A place on the way: a stage by its number, or the LLM (None), which gives ``tokens``; None: the request's output.
+
+    From behind ``back_to``, the number of an entry, requests come back to it ``times`` times.
+    """
+
+    stage: int | None
+    tokens: int | None = None
+    back_to: int | None = None
+    times: int | Geometric | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class PipelinePlan:
+    """The stages in their order, the way through them, the pools for them, and the model that gives the answers.
+
+    ``keeps_kv``: the KV of what was said stays in the cache while stages between two visits to the LLM run. An
+    approximation: it takes no room meanwhile.
+    """
+
+    stages: tuple[StagePlan, ...]
+    entries: tuple[RouteStep, ...]
+    pools: Mapping[str, StagePool]
+    deployments: Mapping[str, Deployment]  # of the pools
+    model: Model
+    precision: Precision
+    keeps_kv: bool = False
+    replicas: int = 1  # of the pools that requests come to first
+    change: Change | None = None  # of a variant: an input of the hardware that differs
+
+    @property
+    def route(self) -> tuple[str, ...]:
+        """What configurations must have in common to be run together: stages, kinds of steps, who shares a pool."""
+        return tuple(
+            f"{step.label} {step.kind.__name__} {step.pool} {step.station} {stage.before} "
+            f"{stage.kind.streams(stage.parameters)}"
+            for stage in self.stages
+            for step in stage.steps
+        )
+
+    @property
+    def priced(self) -> list[tuple[int, float | None]]:
+        """(devices, USD per hour of one) of every pool."""
+        return [(pool.replicas * pool.devices, self.price(name)) for name, pool in self.pools.items()]
+
+    @property
+    def unpriced(self) -> list[tuple[str, str]]:
+        """(device, key of the scenario that says its price) of its pools whose price is not known."""
+        names = [name for name in self.pools if self.price(name) is None]
+        return [(self.pools[name].hardware.name, f"deployment.pools.{name}.usd_per_device_hour") for name in names]
+
+    @property
+    def cpus(self) -> int:
+        """Devices of the pools that are CPUs."""
+        return sum(pool.replicas * pool.devices for pool in self.pools.values() if pool.hardware.kind == "cpu")
+
+    def price(self, name: str) -> float | None:
+        """USD per hour of a device of a pool; None: not known."""
+        own = self.deployments[name].usd_per_device_hour
+        return self.pools[name].hardware.usd_per_hour if own is None else own
+
+    def walk(self, tokens: Tokens, seed: int) -> RequestRoutes:
+        """Requests, as the workload has them, through all stages. InputError where a stage cannot be computed."""
+        visits: list[StageVisitPlan] = []
+        turns: dict[int, int] = {}
+        answered: Tokens | None = None  # with what the last visit to the LLM gave
+        for entry, there in self._way(tokens, seed):
+            if entry.stage is None:
+                tokens = _asking(tokens, entry, answered, self.keeps_kv)
+                answered = tokens
+                visits.append(StageVisitPlan(None, there, tokens))
+                continue
+            stage, turn = self.stages[entry.stage], turns.get(entry.stage, 0)
+            turns[entry.stage] = turn + 1
+            work = stage.kind.work(stage.parameters, self._visit(stage, tokens, seed, turn))
+            visits.append(StageVisitPlan(entry.stage, there, tokens, work))
+            tokens = _behind(tokens, work, there)
+        return RequestRoutes(tuple(visits))
+
+    def _way(self, tokens: Tokens, seed: int) -> Iterator[tuple[RouteStep, NDArray[np.bool_] | None]]:
+        """The entries in the order in which they are visited, loops unrolled, with those who come."""
+        for entry in self.entries:
+            there = None if entry.stage is None else self.stages[entry.stage].visited(tokens)
+            if entry.back_to is None:
+                yield entry, there
+                continue
+            rounds = self._rounds(entry, there, len(tokens.prompt_tokens), seed)
+            again = self.entries[entry.back_to : self.entries.index(entry)]
+            for number in range(1, int(rounds.max(initial=0)) + 1):
+                yield entry, rounds >= number
+                for one in again:
+                    own = None if one.stage is None else self.stages[one.stage].visited(tokens)
+                    yield one, (rounds >= number) & (True if own is None else own)
+
+    def _rounds(self, entry: RouteStep, there: NDArray[np.bool_] | None, count: int, seed: int) -> NDArray[np.int64]:
+        """How often each request goes back from an entry, (request,)."""
+        assert entry.stage is not None
+        times: Any = entry.times
+        if isinstance(times, Geometric):
+            drawn = stage_rng(f"{self.stages[entry.stage].name} times", seed).random(count)
+            more = np.log1p(-drawn) / np.log1p(-1.0 / times.mean) if times.mean > 1.0 else np.zeros(count)
+            times = np.minimum(1 + np.floor(more), times.max or np.inf)
+        rounds = np.broadcast_to(np.asarray(times, dtype=np.int64), count)
+        return rounds if there is None else np.where(there, rounds, 0)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether requests come to the LLM more than once."""
+        answers = [entry for entry in self.entries if entry.stage is None]
+        return len(answers) > 1 or any(entry.back_to is not None for entry in self.entries)
+
+    @property
+    def shared(self) -> str | None:
+        """A pool that several steps of one kind use, so that they wait in one queue; None: there is none."""
+        used = [(step.pool, step.kind) for stage in self.stages for step in stage.steps if step.pool is not None]
+        return next((str(pool) for pool, kind in used if used.count((pool, kind)) > 1), None)
+
+    def _visit(self, stage: StagePlan, tokens: Tokens, seed: int, turn: int) -> StageRequests:
+        return StageRequests(
+            stage.name,
+            tokens.prompt_tokens,
+            tokens.output_tokens,
+            tokens.cached_tokens,
+            seed,
+            self.model,
+            self.precision,
+            None if stage.pool is None else self.pools[stage.pool],
+            self.pools,
+            turn,
+            self.replicas,
+        )
+
+    def changed(self, change: Change) -> PipelinePlan:
+        """With an input of the hardware changed; itself where that makes no difference to any step."""
+        pools = {
+            name: replace(pool, hardware=changed_hardware(pool.hardware, change)) for name, pool in self.pools.items()
+        }
+        same = all(pools[name].hardware is pool.hardware for name, pool in self.pools.items())
+        linked = change.input.startswith("link_") and any(
+            step.kind is Shipped for stage in self.stages for step in stage.steps
+        )
+        return self if same and not linked else replace(self, pools=pools, change=change)
+
+
+def _behind(tokens: Tokens, work: Work, visited: NDArray[np.bool_] | None) -> Tokens:
+    there = True if visited is None else visited
+    prompt = tokens.prompt_tokens + np.where(there, work.adds_tokens, 0)
+    cached = tokens.cached_tokens
+    if work.cached_tokens is not None:
+        cached = np.where(there, work.cached_tokens, cached)
+    if prompt is not tokens.prompt_tokens or cached is not tokens.cached_tokens:
+        tokens = replace(tokens, prompt_tokens=prompt.astype(np.int64), cached_tokens=cached.astype(np.int64))
+    return tokens
+
+
+def _asking(tokens: Tokens, entry: RouteStep, answered: Tokens | None, keeps_kv: bool) -> Tokens:
+    """Requests as they come to the LLM; ``answered`` is how they came before.
+
+    What was said then, prompt and output, is at the beginning of the prompt. With ``keeps_kv`` its KV is there still.
+    """
+    output = tokens.output_tokens
+    if answered is not None:
+        said = answered.prompt_tokens + answered.output_tokens
+        cached = np.maximum(tokens.cached_tokens, said - 1) if keeps_kv else tokens.cached_tokens
+        prompt = tokens.prompt_tokens + answered.output_tokens
+        tokens = replace(tokens, prompt_tokens=prompt, cached_tokens=cached)
+    branches = tokens.branch_tokens
+    if entry.tokens is not None:
+        output = np.full_like(output, entry.tokens)
+        branches = None if branches is None else np.full_like(branches, entry.tokens)
+    return replace(tokens, output_tokens=output, branch_tokens=branches)

@@ -1,0 +1,213 @@
+"""Which engine computes a configuration: the vectorised one, or the reference where that lacks a feature.
+
+The request-level engine (``request_level``) computes nothing for which it is not asked by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evaluator.catalog import Calibration
+from evaluator.policies import policy
+from evaluator.routing import Choice, name_of, router_of
+from evaluator.scenario import Deployment, Workload
+from evaluator.scenario.scenario import Routers
+from evaluator.traffic.requests import cached_by_content
+from evaluator.traffic.roles import ROLES
+
+REQUEST, ITERATION, TOKEN = "request", "iteration", "token"
+SIMULATORS = (ITERATION, REQUEST, TOKEN)
+
+
+@dataclass(frozen=True)
+class CompileKey:
+    """Which program of the vectorised engine runs a configuration.
+
+    ``in_order`` keeps its queues in the order of arrival. ``preemptive``: the configuration needs the program
+    ``any_order``, which takes about three times as long. ``pipeline_ranks`` and ``peaks`` (some lane admits by the
+    future peak of its KV) are compiled into ``any_order`` only. Where ``replicas`` are several, they run together, in
+    ``joint``: as many or fewer of them, so that few programs serve a sweep over their number. ``frontend``: there,
+    users of a closed loop get their answers later than the engine has them. ``branches`` of a request, as many or fewer
+    of them, are compiled into ``in_order`` only; ``drafts`` of a decode, as many or fewer, where there is one pool in a
+    loop. ``cached``: replicas have prefix caches. ``session_turns``: users think about answers before they send the
+    next
+    request.
+
+    ``lockstep``: the replicas that run together are data-parallel ranks, so many of which start every iteration
+    together. Whether they do is compiled in, their number is not.
+
+    ``pools``: the replicas that run together are those of several pools, on one side or two. ``route_at_first_token``,
+    ``kv_reservation``: as of
+    ``any_order.Structure``. ``tables``: the sizes of tables that routers and links have (kinds of jobs, groups, ways).
+    """
+
+    preemptive: bool = False
+    pipeline_ranks: int = 1
+    peaks: bool = False
+    replicas: int = 1
+    frontend: bool = False
+    branches: int = 1
+    drafts: int = 0
+    cached: bool = False
+    session_turns: bool = False
+    lockstep: bool = False
+    pools: int = 1
+    phases: int = 1
+    route_at_first_token: bool = False
+    kv_reservation: bool = False
+    tables: tuple[int, int, int] = (1, 1, 1)
+
+
+FCFS_RESERVED = CompileKey()
+
+
+FEWEST_DRAFTS = 8
+"""Drafts of a program that has any: fewer cost next to nothing, and one program serves a sweep over their number."""
+
+FEWEST_TOGETHER, MOST_TOGETHER = 8, 128
+"""Replicas that run together. A few more than there are cost nothing; beyond the most, rings take too much memory."""
+
+
+def program(
+    deployment: Deployment,
+    joint: bool = False,
+    frontend: bool = False,
+    branches: int = 1,
+    cached: bool = False,
+    session_turns: bool = False,
+    lockstep: int = 1,
+    drafts: int = 0,
+) -> CompileKey:
+    """The program for a deployment, whose replicas run together if ``joint``; the others as of ``CompileKey``.
+
+    ``branches``: the most of any request. ``drafts``: of a decode.
+    """
+    width = max(FEWEST_DRAFTS, 1 << (drafts - 1).bit_length()) if drafts else 0
+    pipeline_ranks, peaks = deployment.pipeline_parallel, policy(deployment.batching.policy).by_future_peak
+    if joint:
+        most, locked = together(deployment.ranks), lockstep > 1
+        return CompileKey(
+            True,
+            pipeline_ranks,
+            peaks,
+            most,
+            frontend,
+            drafts=width,
+            cached=cached,
+            session_turns=session_turns,
+            lockstep=locked,
+        )
+    if cached or out_of_order(deployment):
+        return CompileKey(True, pipeline_ranks, peaks, drafts=width, cached=cached)
+    if drafts:
+        return CompileKey(drafts=width)
+    return CompileKey(branches=1 << (branches - 1).bit_length()) if branches > 1 else FCFS_RESERVED
+
+
+def out_of_order(deployment: Deployment) -> str | None:
+    """What in a deployment takes requests out of their order, or keeps several batches in flight; None: nothing."""
+    batching = deployment.batching
+    record = policy(batching.policy)
+    found = {
+        "pipeline_parallel": deployment.pipeline_parallel > 1,
+        f"policy {record.name}": record.any_order,
+        "kv.admission on_demand": on_demand(deployment),
+        f"packing {batching.packing}": batching.packing != "fcfs",
+        "long_prefill_token_threshold": batching.long_prefill_token_threshold > 0 and not record.whole_prompts,
+    }
+    return next((name for name, applies in found.items() if applies), None)
+
+
+def together(replicas: int) -> int:
+    """The most replicas of a program in which so many run together."""
+    return 1 << (max(replicas, FEWEST_TOGETHER) - 1).bit_length()
+
+
+def on_demand(deployment: Deployment) -> bool:
+    """KV is taken as tokens come: the scenario says so, or the policy has no other way."""
+    return "on_demand" in (deployment.kv.admission, policy(deployment.batching.policy).admission)
+
+
+def has_frontend(workload: Workload, calibration: Calibration) -> bool:
+    """Whether users of a closed loop get their answers, and send the next request, later than the engine has them."""
+    users = workload.arrivals.users
+    if workload.arrivals.process != "closed_loop" or users is None or users >= workload.requests:
+        return False
+    return calibration.frontend_s > 0 or calibration.lookahead_steps > 0
+
+
+def is_coupled(workload: Workload, deployment: Deployment, frontend: bool = False, lockstep: int = 1) -> bool:
+    """When or where a request is sent is known only in the run, so that replicas must run together.
+
+    ``frontend``: as of ``has_frontend``; then, and where users think about answers, the program for several replicas
+    runs one replica, too. ``lockstep``: so many data-parallel ranks start every iteration together.
+    """
+    if lockstep > 1:
+        return True
+    closed, several = workload.arrivals.process == "closed_loop", deployment.ranks > 1
+    if closed:
+        return several or frontend
+    return workload.sessions.feedback or (several and router_of(routed_by(deployment)).independent is None)
+
+
+def routed_by(deployment: Deployment) -> Choice:
+    """The router of one pool."""
+    assert not isinstance(deployment.router, Routers)
+    return deployment.router
+
+
+def shares_queue(deployment: Deployment) -> bool:
+    """Whether requests wait for whichever replica has room, and not at one of them."""
+    return deployment.ranks > 1 and router_of(routed_by(deployment)).queue
+
+
+def _branches(workload: Workload, deployment: Deployment) -> bool:
+    """Whether requests decode on several branches in a pool; on a prefill side they are one sequence."""
+    return workload.reasoning.several and not ROLES[deployment.role].first_token_only
+
+
+def _by_prompt(deployment: Deployment) -> bool:
+    """The router chooses in turn among replicas that depend on the prompt."""
+    independent = router_of(routed_by(deployment)).independent
+    return independent is not None and independent.by_prompt
+
+
+def lacking(
+    workload: Workload, deployment: Deployment, frontend: bool = False, alone: bool = True, lockstep: int = 1
+) -> tuple[str, ...]:
+    """The keys of a pool whose values only the reference knows; none where the vectorised engine can run it.
+
+    ``alone``: it does not run in one loop with other pools, of which ``one_loop`` knows what is lacking.
+    """
+    record = policy(deployment.batching.policy)
+    found = {
+        "data_parallel with pipeline_parallel": lockstep > 1 and deployment.pipeline_parallel > 1,
+        "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
+        f"policy {record.name} with pipeline_parallel": not record.pipeline and deployment.pipeline_parallel > 1,
+        f"sessions that think from the answer under router {name_of(deployment.router)}": workload.sessions.feedback
+        and deployment.ranks > 1
+        and _by_prompt(deployment),
+        "prefix caching by content in a pipeline": deployment.pipeline_parallel > 1
+        and cached_by_content(workload, deployment),
+        "prefix caching by content with deployment.speculative": deployment.speculative is not None
+        and cached_by_content(workload, deployment),
+    }
+    apart, branches = out_of_order(deployment), _branches(workload, deployment)
+    found[f"workload.reasoning.branches with {apart}"] = branches and apart is not None
+    if alone and is_coupled(workload, deployment, frontend, lockstep):
+        closed = workload.arrivals.process == "closed_loop"
+        what = (
+            ("a closed loop with a frontend" if frontend else "a closed loop over replicas")
+            if closed
+            else "sessions that think from the answer"
+            if workload.sessions.feedback
+            else "data_parallel"
+            if lockstep > 1
+            else f"router {name_of(deployment.router)}"
+        )
+        found |= {
+            f"workload.reasoning.branches with {what}": branches,
+            f"{what} with packing {deployment.batching.packing}": deployment.batching.packing != "fcfs",
+            f"{what} over more than {MOST_TOGETHER} replicas": deployment.ranks > MOST_TOGETHER,
+        }
+    return tuple(name for name, applies in found.items() if applies)

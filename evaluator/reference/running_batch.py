@@ -1,0 +1,72 @@
+"""A batch under way, which may stand for several alike one after the other, and what an observer is told of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evaluator.cost.iteration import BatchStatistics
+from evaluator.reference.batch import Batch
+from evaluator.reference.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class RunningBatch:
+    """A batch between its scheduling and its end; or, leaping, ``iterations`` alike one after the other.
+
+    The first of them takes ``first_s``, each next one ``slope_s`` more than the one before.
+    """
+
+    batch: Batch
+    sums: BatchStatistics
+    start_s: float
+    end_s: float
+    iterations: int = 1
+    first_s: float = 0.0
+    slope_s: float = 0.0
+    experts_touched: float = 0.0  # fraction of them, by each iteration
+    grown: int = 1  # iterations for which KV was taken
+    preempted: Sequence[Request] = ()
+    newcomers: Sequence[Request] = ()  # admitted into this batch with nothing to compute before they decode
+
+    def repeat(self, iterations: float, slope_s: float) -> None:
+        """Become a leap over so many iterations, of which this one is the first."""
+        self.first_s, self.slope_s = self.end_s - self.start_s, slope_s
+        self.iterations = int(iterations)
+        if self.iterations > 1:
+            self.end_s = self.end_of(self.iterations)
+
+    def end_of(self, iterations: int) -> float:
+        """When so many of the iterations are done."""
+        return self.start_s + iterations * self.first_s + 0.5 * self.slope_s * iterations * (iterations - 1)
+
+    def iterations_until(self, time_s: float) -> int:
+        """The first of the iterations, counted from 1, that does not end before a time within the flight."""
+        b = self.first_s - 0.5 * self.slope_s
+        wait = max(time_s - self.start_s, 0.0)
+        count = math.ceil(2.0 * wait / (b + math.sqrt(b * b + 2.0 * self.slope_s * wait)))
+        count = min(max(count, 1), self.iterations)
+        while count < self.iterations and self.end_of(count) < time_s:
+            count += 1
+        while count > 1 and self.end_of(count - 1) >= time_s:
+            count -= 1
+        return count
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What an observer is told of an iteration, or of ``iterations`` alike: who took part, by request index."""
+
+    replica: int
+    start_s: float
+    end_s: float
+    iterations: int
+    decodes: tuple[int, ...]  # a request as often as it has branches that decode
+    chunks: tuple[tuple[int, int], ...]  # (request, tokens)
+    preempted: tuple[int, ...]  # since the batch before was sent, in this order
+    kv_units: int  # in use at its end, before anybody leaves
+    waiting: int
+    completed: tuple[int, ...] = ()  # requests that got a token because a chunk was the last of their prompt
+    first_s: float = 0.0  # of the iterations of a leap the first, each next one ``slope_s`` longer
+    slope_s: float = 0.0

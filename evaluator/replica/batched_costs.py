@@ -1,0 +1,52 @@
+"""The costs and the work of many replicas at once: those that share a costing are found together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+from evaluator.cost.iteration import IterationCost
+from evaluator.cost.lanes import RowCounts, joined, stack, with_rows
+from evaluator.cost.utilisation import IdealTime
+from evaluator.replica.replica_build import RunnableReplica
+
+
+def costs_of(replicas: Sequence[RunnableReplica], counts: RowCounts) -> tuple[IterationCost, ...]:
+    """The costs of the pipeline ranks of replicas of one ``lanes.structure``, with a trailing axis ``replica``.
+
+    ``counts``: rows of every roofline. The numbers are those of ``RunnableReplica.pipeline_ranks``, to the last digit.
+    """
+    alone, several = _alike(replicas)
+    parts = [
+        tuple(with_rows(cost, counts) for cost in replicas[places[0]].costing.costs_on(_devices(replicas, places)))
+        for places in several
+    ]
+    if alone:
+        ranks = zip(*(replicas[place].pipeline_ranks for place in alone), strict=True)
+        parts.append(tuple(stack(costs, counts) for costs in ranks))
+    order = np.argsort([*chain(*several), *alone])
+    return tuple(joined(costs, order) for costs in zip(*parts, strict=True))
+
+
+def ideals_of(replicas: Sequence[RunnableReplica]) -> list[tuple[IdealTime, IdealTime]]:
+    """``RunnableReplica.ideals`` of each."""
+    alone, several = _alike(replicas)
+    found = {place: replicas[place].ideals for place in alone}
+    for places in several:
+        ideals = replicas[places[0]].costing.ideals_on(_devices(replicas, places))
+        found |= dict(zip(places, ideals, strict=True))
+    return [found[place] for place in range(len(replicas))]
+
+
+def _alike(replicas: Sequence[RunnableReplica]) -> tuple[list[int], list[list[int]]]:
+    """Places of replicas that share their costing with no other, and of those that do, costing by costing."""
+    places: dict[int, list[int]] = {}
+    for place, replica in enumerate(replicas):
+        places.setdefault(id(replica.costing), []).append(place)
+    return [one[0] for one in places.values() if len(one) == 1], [one for one in places.values() if len(one) > 1]
+
+
+def _devices(replicas: Sequence[RunnableReplica], places: Sequence[int]) -> list:
+    return [replicas[place].hardware for place in places]

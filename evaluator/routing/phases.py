@@ -1,0 +1,100 @@
+"""Which replica of several pools side by side serves a request, where the choice does not look at their state.
+
+The pools of one phase (prefill, decode, or both) are a *side*. Its replicas are numbered pool after pool. A request can
+go to those that have its model and, where the deployment is split into groups, belong to its group; among these the
+router chooses by weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Weights = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PhaseReplicas:
+    """The replicas of a side, (replica,): the pool, the model's number, the group and the weight of each."""
+
+    pool: tuple[int, ...]
+    model: tuple[int, ...]
+    group: tuple[int, ...]
+    weight: Weights
+
+    def __len__(self) -> int:
+        return len(self.pool)
+
+    def able(self, model: int, group: int | None) -> NDArray[np.int64]:
+        """The replicas to which a request of this model and group (None: of any) can go, ascending."""
+        has = np.asarray(self.model) == model
+        return np.flatnonzero(has if group is None else has & (np.asarray(self.group) == group))
+
+    def weights(self, replicas: NDArray[np.int64]) -> Weights:
+        """The weights of these replicas."""
+        return tuple(self.weight[replica] for replica in replicas.tolist())
+
+    @cached_property
+    def groups(self) -> NDArray[np.int64]:
+        """The group of each replica, (replica,)."""
+        return np.asarray(self.group, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Asking:
+    """Requests that ask a side for a replica, (job,): their ids, models and groups (None: any) in order of arrival."""
+
+    id: NDArray[np.int64]
+    model: NDArray[np.int64]
+    group: NDArray[np.int64] | None
+
+
+SHARED = ("round_robin", "random")
+"""The routers that share requests out by weight, whatever the state of the replicas."""
+
+
+def assign_on_side(phase: PhaseReplicas, router: str, draws: np.random.Generator, asking: Asking) -> NDArray[np.int64]:
+    """The replica of the side that serves each request, int64 (job,).
+
+    ``round_robin``: the able replicas in turn, see ``turns``. ``random``: by a number that is drawn for each request by
+    its id, so that it does not depend on the order in which they come.
+    """
+    groups = 1 if asking.group is None else max(phase.group) + 1
+    kind = asking.model if asking.group is None else asking.model * groups + asking.group
+    drawn = draws.random(int(asking.id.max(initial=-1)) + 1) if router == "random" else None
+    found = np.empty(len(asking.id), dtype=np.int64)
+    for number in np.flatnonzero(np.bincount(kind)).tolist():
+        at = np.flatnonzero(kind == number)
+        able = phase.able(number // groups, None if asking.group is None else number % groups)
+        weights = phase.weights(able)
+        which = turns(weights, len(at)) if drawn is None else drawn_by(weights, drawn[asking.id[at]])
+        found[at] = able[which]
+    return found
+
+
+@lru_cache(maxsize=4096)
+def turns(weights: Weights, count: int) -> NDArray[np.int64]:
+    """Whose turn it is, (count,): each of some replicas gets turns by its weight, as evenly as it goes.
+
+    Stride scheduling (Waldspurger and Weihl, 1995): the k-th turn of a replica, counted from 0, is due at (k + 1/2) /
+    weight, and of those due at one time the first comes first. Equal weights take turns one after the other.
+    """
+    if len(set(weights)) == 1:
+        return np.arange(count) % len(weights)
+    whole = sum(weights)
+    owner, due = [], []
+    for replica, weight in enumerate(weights):
+        own = np.arange(int(np.ceil(count * weight / whole)) + len(weights) + 1)
+        owner.append(np.full(len(own), replica))
+        due.append((own + 0.5) / weight)
+    replicas = np.concatenate(owner)
+    return replicas[np.lexsort((replicas, np.concatenate(due)))][:count]
+
+
+def drawn_by(weights: Weights, drawn: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The replica that a number drawn evenly between 0 and 1 stands for, of some with these weights; any shape."""
+    edges = np.cumsum(weights)
+    return np.minimum(np.searchsorted(edges, drawn * edges[-1], side="right"), len(weights) - 1).astype(np.int64)

@@ -1,0 +1,77 @@
+"""What a plan knows before anything runs: figures of its rows, quantiles to report, notes for the dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from evaluator.metrics import bounds_of, quantile_levels
+from evaluator.plan import Configuration, Plan, StationPlan
+from evaluator.results.schema import attributes
+from evaluator.scenario import Scenario
+from evaluator.stages import kind_of
+
+
+def known_of(configurations: list[Configuration]) -> dict[str, np.ndarray]:
+    """What is known of every row, also of those that cannot run, and memory where there is a replica.
+
+    Of several pools it is the last, which keeps the KV of whole requests.
+    """
+    replicas = [configuration.answering[-1].design.replica for configuration in configurations]
+    return {
+        "config": np.array([configuration.config for configuration in configurations], dtype=np.int64),
+        "devices": np.array([configuration.devices for configuration in configurations], dtype=np.int64),
+        "model": _joined(configurations, lambda station: str(station.design.model.name)),
+        "hardware": _joined(configurations, lambda station: str(station.design.hardware.name)),
+        "requests_run": np.array(
+            [int(configuration.workload.requests) for configuration in configurations], dtype=np.int64
+        ),
+        "weights_bytes": np.array([np.nan if replica is None else replica.weight_bytes for replica in replicas]),
+        "kv_capacity_tokens": np.array([np.nan if one is None else one.kv.capacity_tokens for one in replicas]),
+    }
+
+
+def _joined(configurations: list[Configuration], named: Callable[[StationPlan], str]) -> np.ndarray:
+    """What the pools that give the answers are called, (config,), each name once."""
+    return np.array(
+        [" + ".join(dict.fromkeys(map(named, configuration.answering))) for configuration in configurations]
+    )
+
+
+def levels_of(whole: Plan) -> np.ndarray:
+    """The quantiles that are reported, those of the objectives among them."""
+    slos = {id(point[2]): point[2] for point in whole.grid.points}.values()
+    return quantile_levels(bounds_of(list(slos)))
+
+
+def attributes_of(scenario: Scenario) -> dict[str, str]:
+    """What a dataset says of its scenario."""
+    return attributes(
+        scenario.name, scenario.text, scenario.workload.seeds, scenario.deployment.calibration, scenario.slo
+    )
+
+
+def notes_of(whole: Plan) -> dict[str, str]:
+    """What a reader of the numbers should know of stages and models, as attributes."""
+    return stage_note(whole) | model_note(whole)
+
+
+def model_note(whole: Plan) -> dict[str, str]:
+    """What was assumed where the config.json of a model did not say it; nothing where nothing was."""
+    stations = (station for configuration in whole.configurations for station in configuration.stations)
+    models = {id(station.design.model): station.design.model for station in stations}.values()
+    notes = {f"{model.name}: {assumption}": None for model in models for assumption in model.assumptions}
+    return {"model_note": "; ".join(notes)} if notes else {}
+
+
+def stage_note(whole: Plan) -> dict[str, str]:
+    """What stages of the grid's pipelines have to say of their parameters, as an attribute; nothing where none has."""
+    deployments = {id(deployment): deployment for _, deployment, _ in whole.grid.points}.values()
+    notes: dict[str, None] = {}
+    for deployment in deployments:
+        for name, stage in deployment.pipeline.items():
+            said = None if stage.of_llm else kind_of(stage.kind).note(stage.parameters)
+            if said is not None:
+                notes[f"pipeline.{name}: {said}"] = None
+    return {"stage_note": "; ".join(notes)} if notes else {}

@@ -1,0 +1,237 @@
+"""Pools that depend on one another, on the vectorised engine: a lane for each configuration and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from evaluator.cost.iteration import IterationCost
+from evaluator.metrics.outcomes import OK
+from evaluator.plan import Configuration, Plan, StationGroup, StationPlan
+from evaluator.simulation.chain import ChainResult, journey_of
+from evaluator.simulation.joint_visits import At, JointResult, LinkTimes, PhaseResult, PoolServed, legs_in_one_loop
+from evaluator.simulation.lane_jobs import OPEN_LOOP
+from evaluator.simulation.lanes import costs_of, lanes_per_call, limits_of, program_of, results_of, rules_of
+from evaluator.simulation.routing_tables import choices_of
+from evaluator.simulation.use import PoolTotals
+from evaluator.stations.contract import ChunkJobs, each
+from evaluator.stations.engine import Requests, joint, preemptive
+from evaluator.stations.engine.common import histogram
+from evaluator.stations.engine.common.rings import NONE
+from evaluator.traffic.jobs import Jobs
+
+
+@dataclass(frozen=True)
+class JointLane:
+    """One configuration under one seed. ``phases`` are the jobs of each side, in the order of the requests."""
+
+    configuration: Configuration
+    at: At
+    seed: int
+    phases: tuple[Jobs, ...]
+    goes_on: np.ndarray  # of the requests: which of them have a job on the second side
+
+    @property
+    def jobs(self) -> int:
+        """Of all sides."""
+        return sum(map(len, self.phases))
+
+    @property
+    def pool_of_replica(self) -> np.ndarray:
+        """By replica, pool after pool, the number of its pool."""
+        counts = [station.deployment.ranks for station in self.configuration.stations]
+        return np.repeat(np.arange(len(counts)), counts)
+
+
+def run_in_one_loop(
+    plan: Plan, group: StationGroup, configurations: Sequence[Configuration], jobs: ChunkJobs
+) -> ChainResult:
+    """What became of the jobs of a chunk, over all seeds."""
+    lanes = lanes_of(plan, configurations, jobs)
+    size = lanes_per_call(group.lane_requests)
+    found = results_of(program_of(group), lambda at: engine_input(group, lanes[at]), len(lanes), size)
+    runs = {lane.at: _told(lane, result) for lane, result in zip(lanes, found, strict=True)}
+    return journey_of(legs_in_one_loop(configurations, jobs, runs))
+
+
+def lanes_of(plan: Plan, configurations: Sequence[Configuration], jobs: ChunkJobs) -> list[JointLane]:
+    """The lanes of the members that can run."""
+    return [
+        _lane(configurations[at[0]], at, plan.seeds[at[1]], one)
+        for at, one in each(jobs)
+        if configurations[at[0]].status == OK
+    ]
+
+
+def _lane(configuration: Configuration, at: At, seed: int, jobs: Jobs) -> JointLane:
+    if len(configuration.phases) == 1:
+        return JointLane(configuration, at, seed, (jobs,), np.zeros(0, dtype=np.int64))
+    later, _ = jobs.after_prefill(jobs.ready_s)
+    return JointLane(configuration, at, seed, (jobs, later), jobs.demand.after_prefill[0])
+
+
+# --- what the engine is given
+
+
+def engine_input(group: StationGroup, lanes: Sequence[JointLane]) -> tuple[joint.JointPool, Requests]:
+    """What ``joint.run_pools`` is given, with a leading axis (lane,)."""
+    return _pools(group, lanes), _requests(group, lanes)
+
+
+def _requests(group: StationGroup, lanes: Sequence[JointLane]) -> Requests:
+    width, pools = group.lane_requests + 1, group.program.pools
+    arrival = np.full((len(lanes), width), np.inf)
+    tokens = np.zeros((3, len(lanes), width), dtype=np.int32)
+    units = np.zeros((len(lanes), pools, width), dtype=np.int32)
+    for row, lane in enumerate(lanes):
+        arrival[row, : len(lane.phases[0])] = lane.phases[0].ready_s
+        first = 0
+        for phase, jobs in zip(lane.configuration.phases, lane.phases, strict=True):
+            at, demand = slice(first, first + len(jobs)), jobs.demand
+            for column, values in enumerate((demand.compute_tokens, demand.prompt_tokens, demand.output_tokens)):
+                tokens[column, row, at] = values
+            for number in phase.stations:
+                units[row, number, at] = lane.configuration.stations[number].held_units(demand)
+            first += len(jobs)
+    compute, prompt, output = tokens
+    return Requests(arrival, compute, prompt, output, units.reshape(len(lanes), -1))
+
+
+def _pools(group: StationGroup, lanes: Sequence[JointLane]) -> joint.JointPool:
+    width, shape = group.lane_requests + 1, (len(lanes), group.program.pools)
+    serving = [station for lane in lanes for station in lane.configuration.stations]
+
+    def by_lane(values: Any) -> Any:
+        return jax.tree.map(lambda column: column.reshape(*shape, *column.shape[1:]), values)
+
+    limits = by_lane(limits_of(serving))._replace(
+        users=np.array([lane.configuration.users or OPEN_LOOP for lane in lanes], dtype=np.int32),
+        requests=np.array([len(lane.phases[0]) for lane in lanes], dtype=np.int32),
+        measured_from=np.zeros(len(lanes), dtype=np.int32),
+    )
+    nothing = np.zeros((len(lanes), width), dtype=np.int32)
+    networks = [_network(group, lane) for lane in lanes]
+    return joint.JointPool(
+        preemptive.Lane(by_lane(_costs(group, serving)), limits, by_lane(rules_of(serving)), nothing, None, None),
+        replicas=np.array([len(lane.pool_of_replica) for lane in lanes], dtype=np.int32),
+        counter=np.full(len(lanes), joint.NO_COUNTER, dtype=np.int32),
+        assigned=nothing,
+        network=jax.tree.map(lambda *values: np.stack(values), *networks),
+    )
+
+
+def _costs(group: StationGroup, serving: list[StationPlan]) -> tuple[IterationCost, ...]:
+    costs, rows = costs_of(group, serving)
+    return jax.tree.map(lambda values: values[rows], costs)
+
+
+def _network(group: StationGroup, lane: JointLane) -> joint.Network:
+    configuration, width = lane.configuration, group.lane_requests + 1
+    pool, requests = lane.pool_of_replica, len(lane.phases[0])
+    side_of = np.concatenate([np.full(len(phase.stations), phase.number) for phase in configuration.phases])
+    later = np.arange(requests, lane.jobs)
+    before, after = np.full((2, width), NONE, dtype=np.int32)
+    before[later], after[lane.goes_on] = lane.goes_on, later
+    measured = np.zeros(width, dtype=bool)
+    measured[: lane.jobs] = np.concatenate([jobs.measured for jobs in lane.phases])
+    choices = choices_of(configuration, lane.seed, lane.phases, width, group.program.tables)
+
+    def by_replica(values: Any, rest: int) -> np.ndarray:
+        found = np.full(group.program.replicas, rest, dtype=np.int32)
+        found[: len(pool)] = values
+        return found
+
+    return joint.Network(
+        jobs=np.int32(lane.jobs),
+        pool=by_replica(pool, 0),
+        phase=by_replica(side_of[pool], NONE),
+        model=by_replica(choices.model, NONE),
+        group=by_replica(choices.group, NONE),
+        asks=choices.asks,
+        measured=measured,
+        before=before,
+        after=after,
+        counter=choices.counter,
+        grouped=np.bool_(configuration.phases[-1].grouped),
+        kind=choices.kind,
+        turns=choices.turns,
+        assigned=choices.assigned,
+        links=_links(group, lane),
+    )
+
+
+def _links(group: StationGroup, lane: JointLane) -> joint.Links:
+    link, width = lane.configuration.link, group.lane_requests + 1
+    pools, rows = group.program.pools, group.program.tables[-1]
+    row, service_s, ahead = np.zeros((pools, pools), np.int32), np.zeros((rows, width)), np.zeros(rows)
+    if link is None:
+        never = np.bool_(False)
+        return joint.Links(row.reshape(-1), service_s.reshape(-1), ahead, np.float64(0.0), never, never)
+    first, jobs = len(lane.phases[0]), lane.phases[1]
+    prompts, targets = link.tokens(jobs.demand), lane.configuration.phases[1].stations
+    for number in range(1 + len(link.others)):
+        pair = link.others[number - 1][0] if number else None
+        way = None if pair is None else np.full(len(prompts), pair[0] * max(len(link.receivers), 1) + pair[1])
+        service_s[number, first : first + len(prompts)] = link.service_s(prompts, way)
+        if link.by_layer and len(prompts):
+            ahead[number] = 1.0 - 1.0 / float(np.broadcast_to(link.layers(way), len(prompts))[0])
+        if pair is not None:
+            row[pair[0], targets.start + pair[1]] = number
+    return joint.Links(
+        row.reshape(-1),
+        service_s.reshape(-1),
+        ahead,
+        latency_s=np.float64(link.latency_s),
+        one_by_one=np.bool_(link.shared),
+        asks_early=np.bool_(link.by_layer and link.backpressure),
+    )
+
+
+# --- what it gives back
+
+
+def _told(lane: JointLane, found: joint.NetworkResult) -> JointResult:
+    pool = lane.pool_of_replica
+    phases, first = [], 0
+    for phase, jobs in zip(lane.configuration.phases, lane.phases, strict=True):
+        at = slice(first, first + len(jobs))
+        start = int(np.searchsorted(pool, phase.stations.start))
+        pools = tuple(_told_of_pool(found, pool, number, start) for number in phase.stations)
+        phases.append(
+            PhaseResult(
+                ready_s=found.sent_s[at],
+                scheduled_s=found.scheduled_s[at],
+                first_token_s=found.first_token_s[at],
+                last_token_s=found.last_token_s[at],
+                replica=found.replica[at].astype(np.int64) - start,
+                pools=pools,
+            )
+        )
+        first += len(jobs)
+    if len(phases) == 1:
+        return JointResult(tuple(phases), None)
+    began_s = found.link_s[len(lane.phases[0]) : lane.jobs]
+    link = LinkTimes(phases[0].last_token_s[lane.goes_on], began_s, phases[1].ready_s)
+    return JointResult(tuple(phases), link)
+
+
+def _told_of_pool(found: joint.NetworkResult, pool: np.ndarray, number: int, start: int) -> PoolServed:
+    replicas = np.flatnonzero(pool == number)
+    mine = joint.ReplicaTotalRows(*(column[replicas] for column in found.totals))
+    done = PoolTotals(
+        busy_s=mine.busy_s.sum(),
+        iterations=mine.iterations.sum(),
+        preemptions=mine.preemptions.sum(),
+        experts_touched=mine.experts_touched.sum(),
+        kv_unit_s=mine.kv_unit_s.sum(),
+        kv_units_max=mine.kv_max.max(),
+        decoded=np.zeros(()),  # drafts are left to the reference here
+        decoded_tokens=np.zeros(()),
+        peaks=mine.peaks.max(axis=0),
+    )
+    bins = found.itl_histogram[number * histogram.BINS : (number + 1) * histogram.BINS]
+    return PoolServed(done, histogram.weighted(bins), int(replicas[0]) - start)

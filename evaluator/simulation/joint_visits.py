@@ -1,0 +1,158 @@
+"""Pools that ran in one event loop: what became of their jobs, as of the stations that the chain has.
+
+So all that follows is the same, whichever engine ran the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from evaluator.metrics.use import Use, WeightedGaps
+from evaluator.plan import Configuration
+from evaluator.plan.phases import PhasePools
+from evaluator.simulation.chain import StationVisit
+from evaluator.simulation.gaps import pooled
+from evaluator.simulation.use import PoolTotals, ReplicaTotals, check_served, use_of
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Station, each, shape_of, use_without_devices
+from evaluator.traffic.jobs import Jobs, Origin
+
+At = tuple[int, int]
+"""Configuration and seed, by their positions."""
+
+
+@dataclass(frozen=True, eq=False)
+class PoolServed:
+    """A pool after a run: what its replicas did, and the gaps between the tokens they gave."""
+
+    done: ReplicaTotals
+    gaps: WeightedGaps
+    first: int  # number on its side of its first replica
+
+
+@dataclass(frozen=True, eq=False)
+class PhaseResult:
+    """A side after a run: times and replicas of its jobs, (job,) in the order of the jobs that came there."""
+
+    ready_s: np.ndarray
+    scheduled_s: np.ndarray
+    first_token_s: np.ndarray
+    last_token_s: np.ndarray
+    replica: np.ndarray
+    pools: tuple[PoolServed, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LinkTimes:
+    """The link behind a prefill side: when each job's KV was there to be sent, began, and had come, (job,)."""
+
+    ready_s: np.ndarray
+    started_s: np.ndarray
+    left_s: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class JointResult:
+    """All sides of one configuration under one seed, and the link between them."""
+
+    phases: tuple[PhaseResult, ...]
+    link: LinkTimes | None
+
+
+def legs_in_one_loop(
+    configurations: Sequence[Configuration], jobs: ChunkJobs, runs: Mapping[At, JointResult]
+) -> list[StationVisit]:
+    """The legs of the jobs of a chunk; ``runs`` are those of the members that can run."""
+    station_visits: list[StationVisit] = []
+    for phase in configurations[0].phases:
+        if phase.number > 0:
+            station_visits.append(
+                _link_leg(station_visits[-1], configurations, {at: run.link for at, run in runs.items()})
+            )
+        came = jobs if phase.number == 0 else _sent(station_visits[-1])
+        station_visits.append(
+            _side_leg(configurations, phase, came, {at: run.phases[phase.number] for at, run in runs.items()})
+        )
+    return station_visits
+
+
+def _side_leg(
+    configurations: Sequence[Configuration], phase: PhasePools, jobs: ChunkJobs, runs: Mapping[At, PhaseResult]
+) -> StationVisit:
+    found = RequestTimes.empty(jobs)
+    for at, run in runs.items():
+        for name in ("ready_s", "scheduled_s", "first_token_s", "last_token_s", "replica"):
+            getattr(found, name)[at][: len(run.replica)] = getattr(run, name)
+    check_served(configurations, found)
+    uses = [_use(configurations, phase, place, jobs, found, runs) for place in range(len(phase.stations))]
+    name = configurations[0].stations[phase.stations.start].name if len(uses) == 1 else phase.role.name
+    return StationVisit(Station(name, never, phase.role), jobs, found, tuple(uses))
+
+
+def never(jobs: ChunkJobs) -> tuple[RequestTimes, *tuple[Use, ...]]:
+    """In place of a station's service where all is done in the loop."""
+    raise AssertionError("this station has served its jobs in the loop of the network")
+
+
+def _use(
+    configurations: Sequence[Configuration],
+    phase: PhasePools,
+    place: int,
+    jobs: ChunkJobs,
+    served: RequestTimes,
+    runs: Mapping[At, PhaseResult],
+) -> Use:
+    """Of the pool at a place on its side."""
+    pools = [
+        configuration.stations[configuration.phases[phase.number].stations[place]] for configuration in configurations
+    ]
+    configs, seeds, _ = shape_of(jobs)
+    totals = PoolTotals.empty(configs, seeds)
+    itl: list[list[WeightedGaps]] = [[pooled([])] * seeds for _ in configurations]
+    own = [list(of_seeds) for of_seeds in jobs]
+    for at, run in runs.items():
+        pool, one = run.pools[place], jobs[at[0]][at[1]]
+        totals.add(at, pool.done)
+        chosen = served.replica[at][: len(one)].astype(np.int64) - pool.first
+        own[at[0]][at[1]] = replace(one, chosen=chosen)
+        itl[at[0]][at[1]] = pool.gaps
+    return use_of(pools, own, totals, itl)
+
+
+def _link_leg(
+    before: StationVisit, configurations: Sequence[Configuration], links: Mapping[At, LinkTimes | None]
+) -> StationVisit:
+    """The link behind a prefill side, which requests of one token do not pass."""
+    jobs: list[list[Jobs]] = [[] for _ in before.jobs]
+    for at, one in each(before.jobs):
+        times = before.departures
+        served_s = (times.first_token_s - times.scheduled_s)[at][: len(one)]
+        came = replace(one, origin=Origin(times.replica[at][: len(one)], served_s))
+        jobs[at[0]].append(came.after_prefill(times.last_token_s[at][: len(one)])[0])
+    found, busy_s = RequestTimes.empty(jobs), np.zeros(shape_of(jobs)[:2])
+    for at, one in each(jobs):
+        run = links.get(at)
+        if run is None:
+            continue
+        for name, column in (("ready_s", run.ready_s), ("scheduled_s", run.started_s), ("last_token_s", run.left_s)):
+            getattr(found, name)[at][: len(one)] = column
+        assert one.origin is not None
+        found.replica[at][: len(one)] = one.origin.replica
+        latency_s = configurations[at[0]].link.latency_s  # type: ignore[union-attr]
+        busy_s[at] = (run.left_s - run.started_s - latency_s).sum()
+    found.first_token_s[...] = found.last_token_s
+    replicas = np.array(
+        [0 if configuration.link is None else configuration.link.replicas for configuration in configurations],
+        dtype=float,
+    )
+    name = next((configuration.link.name for configuration in configurations if configuration.link is not None), "link")
+    return StationVisit(Station(name, never), jobs, found, (use_without_devices(name, jobs, replicas, busy_s),))
+
+
+def _sent(link: StationVisit) -> ChunkJobs:
+    return [
+        [one.at(link.departures.last_token_s[config, seed][: len(one)]) for seed, one in enumerate(of_seeds)]
+        for config, of_seeds in enumerate(link.jobs)
+    ]

@@ -1,0 +1,105 @@
+"""The lanes of a chunk at one station, with the jobs that they serve.
+
+There is one for each configuration, seed and replica, or one for all replicas of a configuration and seed where they
+run together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluator.metrics.outcomes import OK
+from evaluator.plan import Configuration
+from evaluator.plan.simulators import has_frontend, is_coupled, routed_by
+from evaluator.routing import Sent, assign, router_of, stream
+from evaluator.scenario import Deployment
+from evaluator.stations.contract import ChunkJobs
+from evaluator.traffic.jobs import Jobs
+
+OPEN_LOOP = 1 << 30
+"""So many users that none ever waits for another."""
+
+
+@dataclass(frozen=True)
+class LaneJobs:
+    """One lane."""
+
+    position: int  # of the configuration in the chunk
+    seed: int  # position of the seed
+    replica: int  # -1: all of them, which run together
+    jobs: Jobs  # of the whole pool
+    served: np.ndarray | slice  # those of this replica, in order of arrival
+    count: int  # how many they are
+    users: int  # closed loop: requests in flight
+    station: int = 0  # number of the pool
+    draws: int = 0  # the seed itself
+    assigned: np.ndarray | None = None  # of replicas that run together: that of each job, if the router knows it
+
+    @property
+    def at(self) -> tuple[int, int]:
+        return self.position, self.seed
+
+    @property
+    def measured_from(self) -> int:
+        """The first job in order of arrival that is no warm-up; ``count`` where all are."""
+        measured = self.jobs.measured[self.served]
+        return int(measured.argmax()) if measured.any() else self.count
+
+
+def _all_together(configuration: Configuration, at: tuple[int, int], jobs: Jobs, seed: int, station: int) -> LaneJobs:
+    """All replicas of a pool under one seed."""
+    assigned = _assigned(configuration.stations[station].deployment, jobs, seed, station)
+    return LaneJobs(*at, -1, jobs, jobs.order, len(jobs), configuration.users or OPEN_LOOP, station, seed, assigned)
+
+
+def _assigned(deployment: Deployment, jobs: Jobs, seed: int, station: int) -> np.ndarray | None:
+    """The replica of each job in order of arrival; None where the router looks at the replicas."""
+    if jobs.chosen is not None:
+        return jobs.chosen[jobs.order]
+    router = routed_by(deployment)
+    if router_of(router).independent is None:
+        return None
+    prompts, session = jobs.demand.prompt_tokens[jobs.order], jobs.session
+    session = None if session is None else session[jobs.order]
+    return assign(router, Sent(prompts, deployment.ranks, stream(seed, station), session))
+
+
+def slots(
+    configurations: Sequence[Configuration],
+    jobs: ChunkJobs,
+    seeds: Sequence[int],
+    station: int,
+    only: int | None = None,
+) -> list[LaneJobs]:
+    """The lanes of the members that can run, or of the one at position ``only``, configuration by configuration.
+
+    Of jobs that are already told where to go (``Jobs.chosen``) a lane has those of its replica, and others none.
+    """
+    found = []
+    for position, configuration in enumerate(configurations):
+        if configuration.status != OK or only not in (None, position):
+            continue
+        pool, users = configuration.stations[station], configuration.users
+        deployment = pool.deployment
+        frontend = has_frontend(configuration.workload, pool.design.calibration)
+        joint = is_coupled(configuration.workload, deployment, frontend, pool.lockstep)
+        replicas = deployment.ranks
+        for number, one in enumerate(jobs[position]):
+            if one.chosen is None and joint:
+                found.append(_all_together(configuration, (position, number), one, seeds[number], station))
+                continue
+            if replicas == 1 and one.chosen is None:
+                found.append(
+                    LaneJobs(position, number, 0, one, one.order, len(one), users or OPEN_LOOP, station, seeds[number])
+                )
+                continue
+            order = np.arange(len(one))[one.order]
+            chosen = _assigned(deployment, one, seeds[number], station)
+            for replica in range(replicas):
+                served = order[chosen == replica]
+                own = (one, served, len(served), OPEN_LOOP, station, seeds[number])
+                found.append(LaneJobs(position, number, replica, *own))
+    return found

@@ -1,0 +1,192 @@
+"""The sides of a network on the reference: their replicas and requests before a run, and what became of them after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from evaluator.cost.memory import kv_units
+from evaluator.metrics.use import WeightedGaps
+from evaluator.plan import Configuration
+from evaluator.plan.phases import PhasePools
+from evaluator.plan.simulators import routed_by
+from evaluator.plan.visits import RequestRoutes
+from evaluator.reference import Iteration, PoolOutcome, Request
+from evaluator.reference.lockstep import in_lockstep
+from evaluator.reference.phase_routing import PhaseRouter
+from evaluator.reference.replica import Replica
+from evaluator.reference.routing import chooser
+from evaluator.reference.stations.phase import Choose, PhaseStation
+from evaluator.reference.stations.pool import PoolStation
+from evaluator.routing import stream
+from evaluator.simulation.drafts import curve_of
+from evaluator.simulation.gaps import Gaps, pooled
+from evaluator.simulation.joint_visits import PhaseResult, PoolServed
+from evaluator.simulation.lane_jobs import OPEN_LOOP, LaneJobs
+from evaluator.simulation.token_level import Observe, branches_of, limits_of
+from evaluator.speculation import keys
+from evaluator.traffic.jobs import Demand, Jobs, branch_units, shared_units
+from evaluator.traffic.requests import Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class PhaseRun:
+    """A side after a run: its jobs, its replicas by pool, and the gaps between the tokens that each replica gave."""
+
+    jobs: Jobs
+    phase: PhaseStation
+    pools: tuple[list[Replica], ...]
+    gaps: tuple[Gaps, ...]
+
+
+def side_run(
+    configuration: Configuration, at: tuple[int, int], seed: int, phase: PhasePools, jobs: Jobs, observe: Observe | None
+) -> PhaseRun:
+    """A side under its jobs, ready to run; ``at`` is (configuration, seed), by which ``observe`` knows it."""
+    slot = LaneJobs(
+        *at, -1, jobs, slice(0, len(jobs)), len(jobs), configuration.users or OPEN_LOOP, phase.stations.start
+    )
+    pools: list[list[Replica]] = []
+    gaps: list[Gaps] = []
+    rooms = phase.role.prompt_resident and configuration.link is not None and configuration.link.backpressure
+    for number in phase.stations:
+        station = configuration.stations[number]
+        built, limits = station.design.ready, replace(limits_of(station, jobs.demand), rooms=rooms)
+        own = [Gaps(_until(jobs)) for _ in range(station.deployment.ranks)]
+        pools.append(
+            [
+                Replica(
+                    index, built.pipeline_ranks, station.deployment.batching.policy, limits,
+                    window=built.kv.window, observe=partial(_watch, of_replica, observe, slot),
+                )
+                for index, of_replica in enumerate(own, len(gaps))
+            ]
+        )  # fmt: skip
+        gaps += own
+        in_lockstep(pools[-1], station.lockstep)
+    replicas = [replica for pool in pools for replica in pool]
+    choose = _choose(configuration, seed, phase, jobs, replicas)
+    return PhaseRun(jobs, PhaseStation(PoolStation(replicas, choose), _parts(jobs), choose), tuple(pools), tuple(gaps))
+
+
+def _until(jobs: Jobs) -> int:
+    """All ids of the jobs are below it."""
+    return int(jobs.id.max(initial=-1)) + 1
+
+
+def _watch(gaps: Gaps, observe: Observe | None, slot: LaneJobs, iteration: Iteration) -> None:
+    gaps.add(iteration)
+    if observe is not None:
+        observe(slot, iteration)
+
+
+def _parts(jobs: Jobs) -> dict[int, Request]:
+    """Requests by their ids. How much KV one takes, and each of its branches, is known with its pool."""
+    demand = jobs.demand
+    columns = (jobs.ready_s, demand.compute_tokens, demand.prompt_tokens, demand.output_tokens, np.zeros_like(jobs.id))
+    rows = zip(jobs.id.tolist(), *(column.tolist() for column in columns), strict=True)
+    found = {index: Request(index, *row) for index, *row in rows}
+    known = None if jobs.sharing is None else jobs.sharing.session
+    if known is not None:  # the ids of later visits follow those of all requests (``network.all_visits``)
+        for request in found.values():
+            request.session = int(known[request.index % len(known)])
+    if demand.branch_tokens is not None:
+        branches = branches_of(demand.branch_tokens, demand.branch_tokens)
+        for request, (lengths, _) in zip(found.values(), branches, strict=True):
+            request.branches = lengths
+    return found
+
+
+def _choose(
+    configuration: Configuration, seed: int, phase: PhasePools, jobs: Jobs, replicas: Sequence[Replica]
+) -> Choose:
+    """The router of a side; a request learns from its pool how much KV it takes there."""
+    pools = [configuration.stations[number] for number in phase.stations]
+    pool_of = np.repeat(np.arange(len(pools)), [pool.deployment.ranks for pool in pools]).tolist()
+    places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
+    units = [pool.held_units(jobs.demand).tolist() for pool in pools]
+    drawn = list(keys(seed, jobs.id))
+    shared = [shared_units(jobs.demand, pool.design.ready.kv).tolist() for pool in pools]
+    tokens = jobs.demand.branch_tokens
+    branches = [
+        branches_of(tokens, branch_units(jobs.demand, pool.design.ready.kv)) for pool in pools if tokens is not None
+    ]
+    router: Callable[..., Replica]  # of one pool without groups, of a side with them
+    if phase.replicas is None:
+        router = chooser(phase.router, replicas, seed, phase.stations.start)
+    else:
+        models = np.zeros(_until(jobs), dtype=np.int64)
+        models[jobs.id] = jobs.demand.model
+        router = PhaseRouter(phase.replicas, phase.router, replicas, models.tolist(), stream(seed, phase.number))
+
+    def choose(request: Request, now: float, group: int | None = None) -> Replica:
+        replica = router(request, now, *(() if group is None else (group,)))
+        pool, place = pool_of[replica.index], places[request.index]
+        request.kv_units, request.shared_units = int(units[pool][place]), int(shared[pool][place])
+        request.curve = curve_of(pools[pool], drawn[place], request.output_tokens)
+        if branches:
+            request.branches, request.branch_units = branches[pool][place]
+        return replica
+
+    return choose
+
+
+def pool_run(
+    configuration: Configuration,
+    at: tuple[int, int],
+    seed: int,
+    number: int,
+    routes: RequestRoutes,
+    observe: Observe | None,
+) -> PhaseRun:
+    """A pool for stages, ready to run; its parts come with the visits."""
+    station, none = configuration.stations[number], np.zeros(0, dtype=np.int64)
+    nobody = Demand.of(Tokens(none, none, none, none, none), station.role)
+    jobs = Jobs(none, none.astype(float), nobody, none.astype(bool))
+    slot = LaneJobs(*at, -1, jobs, slice(0, 0), 0, OPEN_LOOP, number)
+    built, limits = station.design.ready, limits_of(station, nobody)
+    replicas = [
+        Replica(
+            index, built.pipeline_ranks, station.deployment.batching.policy, limits,
+            window=built.kv.window, observe=None if observe is None else partial(observe, slot),
+        )
+        for index in range(station.deployment.ranks)
+    ]  # fmt: skip
+    router = chooser(routed_by(station.deployment), replicas, seed, number)
+
+    def choose(request: Request, now: float, group: int | None = None) -> Replica:
+        request.kv_units = int(kv_units(built.kv, request.prompt_tokens))
+        return router(request, now)
+
+    in_lockstep(replicas, station.lockstep)
+    return PhaseRun(jobs, PhaseStation(PoolStation(replicas, choose), {}, choose), (replicas,), ())
+
+
+def side_served(run: PhaseRun) -> PhaseResult:
+    """What became of the jobs of a side, and of the replicas of its pools."""
+    parts = [run.phase.parts[index] for index in run.jobs.id.tolist()]
+    ready_s, scheduled_s, first_s, last_s = (
+        np.array([getattr(part, name) for part in parts], dtype=float)
+        for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
+    )
+    replica = np.array([part.replica for part in parts], dtype=np.int64)
+    found = PhaseResult(ready_s, scheduled_s, first_s, last_s, replica, ())
+    return replace(found, pools=tuple(_pool_served(run, replicas, found) for replicas in run.pools))
+
+
+def _pool_served(run: PhaseRun, replicas: list[Replica], served: PhaseResult) -> PoolServed:
+    gaps = [_gaps_of(run.gaps[replica.index], replica.index, run.jobs, served) for replica in replicas]
+    return PoolServed(PoolOutcome([], replicas), pooled(gaps), replicas[0].index)
+
+
+def _gaps_of(gaps: Gaps, replica: int, jobs: Jobs, served: PhaseResult) -> WeightedGaps:
+    """Those of one replica after the first token of the first measured job that came to it."""
+    here = jobs.measured & (served.replica == replica)
+    if not here.any():
+        return gaps.after(np.inf)
+    counted = np.flatnonzero(here)
+    first = counted[np.lexsort((jobs.id[counted], served.ready_s[counted]))[0]]
+    return gaps.after(float(served.first_token_s[first]))

@@ -1,0 +1,73 @@
+"""Stages that begin when the client sends, beside the stages before them: a prefetch.
+
+A station of the chain sees its jobs when they come to it. The first station of all tells when they were sent; that is
+when the steps of such a stage begin, and behind the last of them a request goes on as soon as it has passed the stages
+before, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluator.metrics.use import Use
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Station, each
+
+At = tuple[int, int]
+Times = dict[At, NDArray[np.float64]]
+"""Seconds by configuration and seed, (request,)."""
+
+
+def telling(station: Station, sent_s: Times) -> Station:
+    """The first station of a chain, which notes when its jobs come."""
+
+    def serve(jobs: ChunkJobs) -> tuple[RequestTimes, *tuple[Use, ...]]:
+        sent_s.update(_by_request(jobs))
+        return station.serve(jobs)
+
+    return replace(station, serve=serve)
+
+
+def begun_ahead(stations: Sequence[Station], sent_s: Times, ahead: Callable[[At], bool]) -> list[Station]:
+    """The steps of a stage that begins when its jobs were sent, where ``ahead`` says so of a configuration and seed.
+
+    The last of them serves until the request goes on.
+    """
+    came_s: Times = {}
+
+    def first(jobs: ChunkJobs) -> tuple[RequestTimes, *tuple[Use, ...]]:
+        came_s.update(_by_request(jobs))
+        return stations[0].serve(_at(jobs, {at: sent_s[at] for at in came_s if ahead(at)}))
+
+    found = [replace(stations[0], serve=first), *stations[1:]]
+    serve_last = found[-1].serve
+
+    def last(jobs: ChunkJobs) -> tuple[RequestTimes, *tuple[Use, ...]]:
+        departures, *uses = serve_last(jobs)
+        left_s = departures.last_token_s.copy()
+        for at, one in each(jobs):
+            left_s[at][: len(one)] = np.maximum(left_s[at][: len(one)], came_s[at][one.id])
+        return replace(departures, first_token_s=left_s, last_token_s=left_s), *uses
+
+    found[-1] = replace(found[-1], serve=last)
+    return found
+
+
+def _by_request(jobs: ChunkJobs) -> Times:
+    """When the jobs come, by their ids."""
+    found: Times = {}
+    for at, one in each(jobs):
+        found[at] = np.zeros(int(one.id.max(initial=-1)) + 1)
+        found[at][one.id] = one.ready_s
+    return found
+
+
+def _at(jobs: ChunkJobs, times: Times) -> ChunkJobs:
+    """The jobs with other times of coming, where there are some."""
+    return [
+        [one.at(times[config, seed][one.id]) if (config, seed) in times else one for seed, one in enumerate(seeds)]
+        for config, seeds in enumerate(jobs)
+    ]

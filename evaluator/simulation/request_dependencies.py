@@ -1,0 +1,81 @@
+"""What requests of slots have to do with one another -> the engine's arrays: shared content, and who follows whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from evaluator.plan import StationPlan
+from evaluator.plan.simulators import routed_by
+from evaluator.routing import PrefixAware, router_of
+from evaluator.scenario import Deployment
+from evaluator.simulation.lane_jobs import LaneJobs
+from evaluator.simulation.session_turns import follows_of
+from evaluator.stations.engine.joint import ByPrefix
+from evaluator.stations.engine.preemptive import BlockContent, CacheShape, SessionTurns
+from evaluator.traffic.block_names import block_names
+from evaluator.traffic.jobs import held_units
+
+SMALLEST = 256
+
+
+def cache_shape(pools: Sequence[StationPlan], slots: Sequence[LaneJobs]) -> CacheShape:
+    """Sizes that hold every one of the slots, rounded up to powers of two so that few programs are compiled."""
+    kvs = [pools[slot.position].design.ready.kv for slot in slots]
+    held = [int(_units(slot, pools[slot.position]).sum()) for slot in slots]
+    used = [min(all_of_them, kv.capacity_units) for all_of_them, kv in zip(held, kvs, strict=True)]
+    names = (block_names(slot.jobs, kv.block_tokens).count for slot, kv in zip(slots, kvs, strict=True))
+    most_due = max(kv.block_tokens for kv in kvs)
+    return CacheShape(_rounded(max(names)), _rounded(max(used)), _rounded(max(held)), 1 << (most_due - 1).bit_length())
+
+
+def contents_of(pools: Sequence[StationPlan], slots: Sequence[LaneJobs], width: int) -> BlockContent:
+    """What is in the blocks of the requests of lanes, each of ``width`` slots; ``pools`` are those of the lanes."""
+    known = [block_names(slot.jobs, pool.design.ready.kv.block_tokens) for slot, pool in zip(slots, pools, strict=True)]
+    sources = np.zeros((len(slots), _rounded(max(len(names.sources) for names in known))), dtype=np.int32)
+    columns = np.zeros((4, len(slots), width), dtype=np.int32)
+    for lane, (slot, pool, names) in enumerate(zip(slots, pools, known, strict=True)):
+        own, units = names[slot.served], _units(slot, pool)
+        sources[lane, : len(names.sources)] = names.sources
+        for row, values in enumerate((own.sources_from, own.told, own.own_from, np.cumsum(units) - units)):
+            columns[row, lane, : slot.count] = values
+    each = np.array([names.each for names in known], dtype=np.int32)
+    return BlockContent(sources, columns[0], columns[1], each, columns[2], columns[3])
+
+
+def session_turns_of(pools: Sequence[StationPlan], slots: Sequence[LaneJobs], width: int) -> SessionTurns:
+    """Who follows whom in lanes of ``width`` slots each; ``pools`` are those of the lanes."""
+    opening, following = np.zeros((len(slots), width), np.int32), np.full((len(slots), width), -1, np.int32)
+    openings, think_s = np.zeros(len(slots), np.int32), np.zeros((len(slots), width))
+    in_turn = np.zeros(len(slots), bool)
+    for lane, (slot, pool) in enumerate(zip(slots, pools, strict=True)):
+        follows = follows_of(slot)
+        assert follows is not None
+        first = np.flatnonzero(follows.before < 0)
+        later = np.flatnonzero(follows.before >= 0)
+        opening[lane, : len(first)], openings[lane] = first, len(first)
+        following[lane, follows.before[later]] = later
+        think_s[lane, : slot.count] = follows.think_s
+        router = router_of(routed_by(pool.deployment)).independent
+        in_turn[lane] = router is not None and not router.by_session
+    return SessionTurns(opening, openings, following, think_s, in_turn)
+
+
+def by_prefix(deployments: Sequence[Deployment]) -> ByPrefix:
+    """The keys of the router that goes by what is in the caches, of each deployment that has it."""
+    found = np.zeros((4, len(deployments)))
+    for lane, choice in enumerate(map(routed_by, deployments)):
+        if router_of(choice).by_prefix:
+            keys = PrefixAware() if isinstance(choice, str) else choice
+            assert isinstance(keys, PrefixAware)
+            found[:, lane] = 1.0, keys.threshold, keys.imbalance, keys.imbalance_ratio
+    return ByPrefix(found[0] > 0.0, *found[1:])
+
+
+def _units(slot: LaneJobs, pool: StationPlan) -> np.ndarray:
+    return held_units(slot.jobs.demand, pool.design.ready.kv)[slot.served]
+
+
+def _rounded(size: int) -> int:
+    return 1 << (max(size, SMALLEST) - 1).bit_length()

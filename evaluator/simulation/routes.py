@@ -1,0 +1,228 @@
+"""The stages of one configuration under one seed as stations of the reference, and the way of every request.
+
+A request visits stations, some of them several times: an agent comes back to the LLM, stages share a pool. So every
+visit has an index of its own, under which the station knows the request: ``number x requests + request``, where visits
+to the LLM have the first numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluator.plan.visits import RequestRoutes, StageVisitPlan
+from evaluator.reference.network import EventStation
+from evaluator.reference.request import Request
+from evaluator.reference.stations.batch import BulkServers
+from evaluator.reference.stations.delay import DelayStation as DelayStation
+from evaluator.reference.stations.fifo import Fifo
+from evaluator.reference.stations.parallel_sequences import ParallelSequences
+from evaluator.simulation.stages import StepStation
+from evaluator.stages import Batched, Delay, Pass, Served, Shipped
+
+OpenPool = Callable[[int], Any]
+"""Gives the side of an engine's pool for stages by its number, without parts, and its replicas with their gaps."""
+
+
+@dataclass(eq=False)
+class StepVisits:
+    """One step of one visit: the ``stations`` that a request passes for it, by its queue, and under which index.
+
+    ``left`` are the stations from which it departs: others than those where its service starts, if bytes arrive later.
+    """
+
+    place: int  # of the stage
+    step: int
+    base: int  # index of request 0
+    ids: NDArray[np.int64]
+    starts: dict[int, EventStation]  # by request
+    left: dict[int, EventStation]
+    service_s: float = 0.0
+    batches: BulkServers | None = None  # the servers, where it is the first of their hops
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of its servers, after the run."""
+        return self.service_s if self.batches is None else self.batches.busy_s
+
+    def of(self, stop: StepStation) -> bool:
+        """Whether it is a visit to this step."""
+        return (self.place, self.step) == (stop.place, stop.number)
+
+    def times(self, request: int) -> tuple[float, float, float, int]:
+        """When a request came, its service began and it left, and the replica that served it."""
+        index, start, left = self.base + request, self.starts[request], self.left[request]
+        if isinstance(start, ParallelSequences):
+            parts = [start.phase.parts[number] for number in start.sequences[index]]
+            last = max(parts, key=lambda part: part.last_token_s)
+            return parts[0].arrival_s, min(part.scheduled_s for part in parts), last.last_token_s, last.replica
+        visit, end = start.visits[index], left.visits[index]  # type: ignore[attr-defined]
+        return visit.arrived_s, visit.started_s, end.left_s, 0
+
+
+@dataclass(eq=False)
+class Routes:
+    """All stations of the stages, and the way of every request: (station, index) of each visit, by request."""
+
+    hops: list[StepVisits | int] = field(
+        default_factory=list
+    )  # in the order of the visits; a number is a visit to the LLM
+    stations: dict[Hashable, EventStation] = field(default_factory=dict)
+    steps: list[list[tuple[EventStation, int]]] = field(default_factory=list)
+    passes: dict[Hashable, Any] = field(default_factory=dict)  # runs of pools, by the pool that they share
+
+
+def routes_of(
+    routes: RequestRoutes,
+    stops: Callable[[int, int], StepStation],
+    config: int,
+    llm: Sequence[EventStation],
+    open_pool: OpenPool,
+) -> Routes:
+    """The way of every request through the stations of the LLM, ``llm``, and those of its stages.
+
+    ``stops`` gives the step of a stage by their numbers; ``config`` is the position of the configuration in its chunk.
+    """
+    count = len(routes.tokens.prompt_tokens)
+    found = Routes(steps=[[] for _ in range(count)])
+    site = _Site(found, routes, config, open_pool)
+    answers, number = 0, len(routes.llm)
+    for visit in routes.visits:
+        if visit.stage is None:
+            for request in visit.ids.tolist():
+                found.steps[request] += [(station, answers * count + request) for station in llm]
+            found.hops.append(answers)
+            answers += 1
+            continue
+        assert visit.work is not None
+        for step, work in enumerate(visit.work.steps):
+            stop = stops(visit.stage, step)
+            hop = site.hop(stop, visit, work, number * count)
+            found.hops.append(hop)
+            number += 1
+            for request in hop.ids.tolist():
+                index = hop.base + request
+                found.steps[request].append((hop.starts[request], index))
+                if hop.left[request] is not hop.starts[request]:
+                    found.steps[request].append((hop.left[request], index))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Site:
+    """Where the stations of one configuration are made, if they are not there yet, with what they need to know."""
+
+    ways: Routes
+    routes: RequestRoutes
+    config: int
+    open_pool: OpenPool
+
+    def hop(self, stop: StepStation, visit: StageVisitPlan, work: Any, base: int) -> StepVisits:
+        """The stations of a step for those who come on a visit."""
+        assert visit.stage is not None
+        planned, ids = stop.planned(self.config), visit.ids
+        own: Hashable = (visit.stage, stop.number)
+        shared = own if planned.pool is None else (planned.pool, planned.kind)
+        if getattr(work, "queue", None) is not None:
+            ids = ids[np.asarray(work.queue)[ids] >= 0]  # the others pass it by
+        hop = StepVisits(visit.stage, stop.number, base, ids, {}, {})
+        if isinstance(work, Pass):
+            station = _engine(self.ways, shared, planned.station, self.open_pool)
+            _add_parts(station, work, self.routes, visit, stop.number, base)
+            hop.starts = hop.left = dict.fromkeys(ids.tolist(), station)
+        elif isinstance(work, Batched):
+            self._batched(hop, stop, work, shared)
+        else:
+            self._served(hop, stop, work, own, shared)
+        return hop
+
+    def _batched(self, hop: StepVisits, stop: StepStation, work: Batched, shared: Hashable) -> None:
+        """Servers in batches: one station for all visits that share them."""
+        stations = self.ways.stations
+        if shared not in stations:
+            hop.batches = BulkServers(stop.servers(self.config), np.asarray(work.seconds).tolist(), work.max_wait_s)
+            stations[shared] = hop.batches
+        hop.starts = hop.left = dict.fromkeys(hop.ids.tolist(), stations[shared])
+
+    def _served(self, hop: StepVisits, stop: StepStation, work: Any, own: Hashable, shared: Hashable) -> None:
+        """Servers one by one, links and delays: a station for each queue, and one for the latency of a link."""
+        stations, config = self.ways.stations, self.config
+        seconds = _by_request(_seconds(work, stop, config), self.routes)
+        queue = getattr(work, "queue", None)
+        queues = np.zeros(len(seconds), dtype=np.int64) if queue is None else np.asarray(queue)
+        servers = stop.servers(config) if isinstance(work, Served) else 1
+        alone = isinstance(work, Delay) or (isinstance(work, Shipped) and not work.shared)
+        for request in hop.ids.tolist():
+            key = shared, int(queues[request])
+            if key not in stations:
+                stations[key] = DelayStation({}) if alone else Fifo(servers, {})
+            hop.starts[request] = stations[key]
+            stations[key].seconds[hop.base + request] = float(seconds[request])  # type: ignore[attr-defined]
+        hop.left, hop.service_s = dict(hop.starts), float(seconds[hop.ids].sum())
+        if isinstance(work, Shipped) and work.latency_s > 0:
+            later = stations.setdefault((own, "latency"), DelayStation({}))
+            latency_s = work.latency_s * stop.factor(config, "link_latency")
+            times = ((hop.base + request, latency_s) for request in hop.ids.tolist())
+            later.seconds.update(times)  # type: ignore[attr-defined]
+            hop.left = dict.fromkeys(hop.ids.tolist(), later)
+
+
+def _seconds(work: Any, stop: StepStation, config: int) -> Any:
+    if isinstance(work, Shipped):
+        return np.asarray(work.bytes, dtype=np.float64) / work.bandwidth / stop.factor(config, "link_bandwidth")
+    return work.seconds
+
+
+def _by_request(values: Any, routes: RequestRoutes) -> NDArray[np.float64]:
+    return np.broadcast_to(np.asarray(values, dtype=np.float64), len(routes.tokens.prompt_tokens))
+
+
+def _engine(ways: Routes, shared: Hashable, number: int | None, open_pool: OpenPool) -> ParallelSequences:
+    if shared not in ways.stations:
+        ways.passes[shared] = run = open_pool(number)  # type: ignore[arg-type]
+        ways.stations[shared] = ParallelSequences(run.phase, {})
+    found = ways.stations[shared]
+    assert isinstance(found, ParallelSequences)
+    return found
+
+
+def _add_parts(
+    station: ParallelSequences, work: Pass, routes: RequestRoutes, visit: StageVisitPlan, step: int, base: int
+) -> None:
+    """The sequences of those who come. Indices of parts go on from those of the visits before."""
+    demand = routes.asked(visit, step)
+    parts, sequences = station.phase.parts, station.sequences
+    first = len(parts)
+    rows = zip(
+        demand.compute_tokens.tolist(), demand.prompt_tokens.tolist(), demand.output_tokens.tolist(), strict=True
+    )
+    for number, row in enumerate(rows, first):
+        parts[number] = Request(number, 0.0, *row, 0)  # type: ignore[index]
+    for place, request in enumerate(visit.ids.tolist()):
+        start = first + place * work.sequences
+        sequences[base + request] = range(start, start + work.sequences)  # type: ignore[index]
+
+
+class RouteFollower:
+    """Sends every request on its way, from the clients back to the clients (``reference.network.Onward``)."""
+
+    def __init__(self, ways: Routes, clients: EventStation, requests: Sequence[Request]) -> None:
+        self._ways, self._clients, self._requests = ways, clients, requests
+        self._next = [0] * len(requests)
+        self._records: dict[int, Request] = {}
+
+    def __call__(self, station: EventStation, request: Request) -> tuple[EventStation, Request]:
+        """The next station, and the record under whose index it knows the request."""
+        number = request.index % len(self._requests)
+        steps, step = self._ways.steps[number], self._next[number]
+        self._next[number] += 1
+        if step == len(steps):
+            return self._clients, self._requests[number]
+        following, index = steps[step]
+        return following, request if request.index == index and station is not self._clients else Request(
+            index, 0.0, 1, 1, 1, 0
+        )

@@ -1,0 +1,208 @@
+"""A pool of the reference as a station: configuration after configuration, in plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import numpy as np
+
+from evaluator.cost.frontend import delay_s
+from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
+from evaluator.plan import Configuration, StationPlan
+from evaluator.plan.checks import watermark_units
+from evaluator.plan.simulators import routed_by
+from evaluator.reference import Iteration, Limits, PoolOutcome, Request, simulate
+from evaluator.reference.network import Conversations
+from evaluator.simulation.drafts import curve_of
+from evaluator.simulation.gaps import Gaps, pooled
+from evaluator.simulation.lane_jobs import LaneJobs, slots
+from evaluator.simulation.session_turns import follows_of
+from evaluator.simulation.use import PoolTotals, add_kept, check_served, use_of
+from evaluator.speculation import keys
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps
+from evaluator.traffic.jobs import Demand, branch_units, shared_units
+from evaluator.traffic.requests import cached_by_content
+
+Observe = Callable[[LaneJobs, Iteration], None]
+
+
+def serve_tokens(
+    configurations: Sequence[Configuration],
+    seeds: Sequence[int],
+    station: int,
+    jobs: ChunkJobs,
+    observe: Observe | None = None,
+) -> tuple[RequestTimes, Use]:
+    """Serve the jobs of a chunk at the pool number ``station`` of its members, over all seeds.
+
+    Runs of alike iterations are leapt over: times, gaps between tokens and totals are the same as token by token.
+    ``observe`` is called after every iteration, or leap; request numbers are those within the slot.
+    """
+    departures, totals = RequestTimes.empty(jobs), PoolTotals.empty(len(configurations), len(seeds))
+    if any(
+        cached_by_content(configuration.workload, configuration.stations[station].deployment)
+        for configuration in configurations
+    ):
+        departures = replace(departures, hit_tokens=np.zeros(departures.replica.shape, dtype=np.int64))
+    gaps: list[list[list[WeightedGaps]]] = [[[] for _ in seeds] for _ in configurations]
+    pools = [configuration.stations[station] for configuration in configurations]
+    for slot in slots(configurations, jobs, seeds, station):
+        outcome, found = _serve(configurations[slot.position], pools[slot.position], slot, seeds[slot.seed], observe)
+        _add(departures, totals, slot, outcome)
+        gaps[slot.position][slot.seed].append(found)
+    check_served(configurations, departures)
+    add_kept(pools, jobs, departures, totals)
+    itl = [[pooled(parts) for parts in row] for row in gaps]
+    return departures, use_of(pools, jobs, totals, itl, departures.hit_tokens)
+
+
+def _serve(
+    configuration: Configuration, pool: StationPlan, slot: LaneJobs, seed: int, observe: Observe | None
+) -> tuple[PoolOutcome, WeightedGaps]:
+    deployment, replica, frontend = pool.deployment, pool.design.ready, pool.frontend
+    by_content = cached_by_content(configuration.workload, deployment)
+    requests = _requests(slot, pool)
+    if by_content:
+        _say_content(requests, slot, replica.kv)
+    gaps = Gaps(len(requests))
+
+    def late_s(one: Request) -> float:
+        return float(delay_s(frontend, one.first_token_s, one.last_token_s, one.output_tokens))
+
+    def watch(iteration: Iteration) -> None:
+        gaps.add(iteration)
+        if observe is not None:
+            observe(slot, iteration)
+
+    outcome = simulate(
+        replica.pipeline_ranks,
+        deployment.batching.policy,
+        replace(limits_of(pool, slot.jobs.demand), prefix_caching=by_content),
+        requests,
+        replicas=deployment.ranks if slot.replica < 0 else 1,
+        lockstep=pool.lockstep,
+        router=routed_by(deployment) if slot.replica < 0 else "round_robin",
+        seed=seed,
+        users=slot.users if slot.users < slot.count else None,
+        delay_s=late_s,
+        clients=_conversations(slot, requests, late_s),
+        window=replica.kv.window,
+        observe=watch,
+    )
+    first = slot.measured_from
+    since = requests[first].first_token_s if first < len(requests) else math.inf
+    return outcome, gaps.after(since)
+
+
+def limits_of(pool: StationPlan, demand: Demand) -> Limits:
+    """The limits of one replica as the reference takes them."""
+    deployment, layout = pool.deployment, pool.design.ready.kv
+    batching, kv = deployment.batching, deployment.kv
+    swap_bandwidth = kv.swap_bandwidth if kv.preemption == "swap" else None
+    change = pool.design.change
+    if swap_bandwidth and change and change.input == "link_bandwidth":
+        swap_bandwidth *= change.factor
+    plain = _of_blocks(layout)
+    return Limits(
+        max_num_seqs=batching.max_num_seqs,
+        max_num_batched_tokens=pool.max_num_batched_tokens,
+        kv_units=layout.capacity_units - pool.kept_units,
+        admission=kv.admission,
+        block_tokens=layout.block_tokens,
+        units_of_blocks=_units_of_blocks(layout, demand),
+        units_of_branch=None if plain else lru_cache(partial(_suffix_units, layout)),
+        units_of_prefix=None if plain else lru_cache(partial(_prefix_units, layout)),
+        watermark_units=watermark_units(deployment, layout),
+        preemption=kv.preemption,
+        swap_units=math.inf if kv.swap_bytes is None else kv.swap_bytes // layout.unit_bytes,
+        swap_unit_s=layout.unit_bytes / swap_bandwidth if swap_bandwidth else 0.0,
+        long_prefill_token_threshold=batching.long_prefill_token_threshold,
+        packing=batching.packing,
+        drafts=pool.drafts,
+    )
+
+
+def _of_blocks(kv: KvLayout) -> bool:
+    """Whether a unit is a block."""
+    return kv.window is None and kv.bytes_per_sequence == 0
+
+
+def _suffix_units(kv: KvLayout, prompt_tokens: int, tokens: int) -> int:
+    return int(suffix_units(kv, prompt_tokens, tokens))
+
+
+def _prefix_units(kv: KvLayout, prompt_tokens: int) -> int:
+    return int(prefix_units(kv, prompt_tokens))
+
+
+def _units_of_blocks(kv: KvLayout, demand: Demand) -> Callable[[int], int] | None:
+    """Units of a sequence of so many blocks; None where a unit is a block."""
+    if _of_blocks(kv):
+        return None
+    most = demand.extremes.sequence // kv.block_tokens + 3
+    return kv_units(kv, np.arange(most) * kv.block_tokens).tolist().__getitem__
+
+
+def _requests(slot: LaneJobs, pool: StationPlan) -> list[Request]:
+    demand, kv = slot.jobs.demand, pool.design.ready.kv
+    lengths = demand.prompt_tokens, demand.output_tokens
+    columns = (slot.jobs.ready_s, demand.compute_tokens, *lengths, pool.held_units(demand))
+    rows = zip(*(column[slot.served].tolist() for column in columns), strict=True)
+    found = [Request(index, *row) for index, row in enumerate(rows)]
+    for request, units in zip(found, shared_units(demand, kv)[slot.served].tolist(), strict=True):
+        request.shared_units = units
+    if demand.branch_tokens is not None:
+        branches = branches_of(demand.branch_tokens[slot.served], branch_units(demand, kv)[slot.served])
+        for request, own in zip(found, branches, strict=True):
+            request.branches, request.branch_units = own
+    for request, key in zip(found, keys(slot.draws, slot.jobs.id[slot.served]), strict=True) if pool.drafts else ():
+        request.curve = curve_of(pool, key, request.output_tokens)
+    if slot.jobs.session is not None:
+        for request, session in zip(found, slot.jobs.session[slot.served].tolist(), strict=True):
+            request.session = session
+    return found
+
+
+def branches_of(tokens: np.ndarray, units: np.ndarray) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Of each job the lengths of its branches and their KV units, from arrays (job, branch) with empty cells."""
+    return [
+        (tuple(own[-count:]), tuple(held[-count:]))
+        for own, held, count in zip(tokens.tolist(), units.tolist(), (tokens > 0).sum(axis=1).tolist(), strict=True)
+    ]
+
+
+def _say_content(requests: Sequence[Request], slot: LaneJobs, kv: KvLayout) -> None:
+    """Tell each request what is in its blocks, as far as it is known."""
+    jobs, at = slot.jobs, slot.served
+    assert jobs.sharing is not None
+    ids, prompt, tokens = jobs.id[at], jobs.demand.prompt_tokens[at], jobs.demand.kv_tokens[at]
+    for request, content in zip(requests, jobs.sharing.contents(ids, prompt, tokens, kv.block_tokens), strict=True):
+        request.content = content
+
+
+def _conversations(
+    slot: LaneJobs, requests: Sequence[Request], late_s: Callable[[Request], float]
+) -> Conversations | None:
+    """Clients who think about answers, which they have ``late_s`` after the engine; None where nobody waits for one."""
+    follows = follows_of(slot)
+    if follows is None:
+        return None
+
+    def seen_s(request: Request) -> float:
+        return request.last_token_s + late_s(request)
+
+    return Conversations(requests, list(zip(*(column.tolist() for column in follows), strict=True)), seen_s)
+
+
+def _add(departures: RequestTimes, totals: PoolTotals, slot: LaneJobs, outcome: PoolOutcome) -> None:
+    at, served, requests = slot.at, slot.served, outcome.requests
+    departures.ready_s[at][served] = [request.arrival_s for request in requests]
+    for name in ("scheduled_s", "first_token_s", "last_token_s"):
+        getattr(departures, name)[at][served] = [getattr(request, name) for request in requests]
+    departures.replica[at][served] = [request.replica for request in requests] if slot.replica < 0 else slot.replica
+    if departures.hit_tokens is not None:
+        departures.hit_tokens[at][served] = [request.hit_tokens for request in requests]
+    totals.add(at, outcome)

@@ -1,0 +1,74 @@
+"""A pool of the vectorised engine as a station: run its lanes and gather what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from evaluator.cost.frontend import Frontend, delay_s
+from evaluator.plan import Configuration, StationGroup
+from evaluator.simulation.lane_jobs import LaneJobs, slots
+from evaluator.simulation.lanes import run_slots
+from evaluator.simulation.session_turns import follows_of
+from evaluator.simulation.use import PoolTotals, add_kept, check_served, use_of
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Use
+from evaluator.stations.engine import LaneResult
+from evaluator.stations.engine.common import histogram
+from evaluator.stations.engine.joint import PoolResult
+
+
+def serve_iterations(
+    configurations: Sequence[Configuration], seeds: Sequence[int], station: int, group: StationGroup, jobs: ChunkJobs
+) -> tuple[RequestTimes, Use]:
+    """Serve the jobs of a chunk at the pool number ``station`` of its members, over all seeds and replicas."""
+    departures, totals = RequestTimes.empty(jobs), PoolTotals.empty(len(configurations), len(seeds))
+    if group.program.cached:
+        departures = replace(departures, hit_tokens=np.zeros(departures.replica.shape, dtype=np.int64))
+    bins = np.zeros((len(configurations), len(seeds), histogram.BINS))
+    lanes = slots(configurations, jobs, seeds, station)
+    pools = [configuration.stations[station] for configuration in configurations]
+    for slot, result in zip(lanes, run_slots(group, pools, lanes), strict=True):
+        together = isinstance(result, PoolResult)
+        lane = result.served if together else result
+        replica = result.replica[: slot.count] if together else slot.replica
+        _add(departures, totals, slot, pools[slot.position].frontend, lane, replica)
+        bins[slot.at] += lane.itl_histogram
+    check_served(configurations, departures)
+    add_kept(pools, jobs, departures, totals)
+    itl = [[histogram.weighted(one) for one in of_seeds] for of_seeds in bins]
+    return departures, use_of(pools, jobs, totals, itl, departures.hit_tokens)
+
+
+def _add(
+    departures: RequestTimes,
+    totals: PoolTotals,
+    slot: LaneJobs,
+    frontend: Frontend,
+    result: LaneResult,
+    replica: int | np.ndarray,
+) -> None:
+    at, served, count = slot.at, slot.served, slot.count
+    departures.ready_s[at][served] = _release_times(slot, frontend, result)
+    departures.scheduled_s[at][served] = result.scheduled_s[:count]
+    departures.first_token_s[at][served] = result.first_token_s[:count]
+    departures.last_token_s[at][served] = result.last_token_s[:count]
+    departures.replica[at][served] = replica
+    if departures.hit_tokens is not None and result.hit_tokens is not None:
+        departures.hit_tokens[at][served] = result.hit_tokens[:count]
+    totals.add(at, result)
+
+
+def _release_times(slot: LaneJobs, frontend: Frontend, result: LaneResult) -> np.ndarray:
+    """When each request is sent: at its timestamp, or when a user has got an answer, and thought about it."""
+    follows = follows_of(slot)
+    if slot.users >= slot.count and follows is None:
+        return slot.jobs.ready_s[slot.served]
+    last_s, output = result.last_token_s[: slot.count], slot.jobs.demand.output_tokens[slot.served]
+    answered_s = last_s + delay_s(frontend, result.first_token_s[: slot.count], last_s, output)
+    if follows is not None:
+        after_s = answered_s[follows.before] + follows.think_s
+        return np.where(follows.before < 0, slot.jobs.ready_s[slot.served], after_s)
+    answered_s = np.sort(answered_s)
+    return np.concatenate([np.zeros(slot.users), answered_s[: slot.count - slot.users]])

@@ -1,0 +1,239 @@
+"""Admission: prompts are taken from the head of the waiting queue as far as the policy and the limits allow."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.stations.engine.common.arrays import (
+    Flag,
+    Float,
+    FloatPerRequest,
+    Int,
+    IntPerBranch,
+    StepBits,
+    StepCounts,
+    StepLists,
+)
+from evaluator.stations.engine.common.prompts import PromptSums
+from evaluator.stations.engine.common.rings import NONE, mark, read, tagged_add, write
+from evaluator.stations.engine.common.speculation import AcceptedTokens, tokens_given
+from evaluator.stations.engine.fcfs_reserved.lane import Given
+from evaluator.stations.engine.fcfs_reserved.state import State
+
+
+class Intake(NamedTuple):
+    """The part of the state that admission changes, and what it has gathered for the iteration."""
+
+    more: Flag  # the last candidate went in completely: look at the next
+    waits: Flag  # the last candidate would go in, but has not arrived
+    next_arrival: Float
+    head: Int
+    progress: Float
+    kv: Float
+    prompts: PromptSums
+    joined: Float  # sequences that get their first token in this iteration
+    joined_context: Float
+    joined_window_context: Float
+    joined_growing: Float
+    resident_window_context: Float  # windowed context, in this iteration, of sequences that decode at once
+    events: StepBits
+    leaving: StepLists
+    crossing: StepCounts
+    next_leaving: IntPerBranch
+    scheduled_s: FloatPerRequest
+    accepted: AcceptedTokens | None  # None without drafts
+
+
+class PromptCandidate(NamedTuple):
+    """The request at the head of the waiting queue, and what the iteration takes of it."""
+
+    arrival_s: Float
+    prompt: Float
+    output: Float
+    kv: Float
+    sequences: Float  # branches, 1 where there are none
+    waits: Flag  # it would go in, but has not arrived
+    starts: Flag  # it is scheduled for the first time
+    complete: Flag  # the rest of its prompt goes in
+    tokens: Float  # prompt tokens computed
+    before: Float  # tokens of the prompt whose KV is there already
+
+
+def admit(given: Given, state: State, now: Float) -> Intake:
+    """Fill the iteration that starts at ``now``, one request after the other until one does not go in completely."""
+    zero = jnp.zeros((), jnp.float64)
+    false = jnp.zeros((), bool)
+    intake = Intake(
+        ~false, false, zero, state.head, state.progress, state.kv, PromptSums.empty(), *(zero,) * 5,
+        state.events, state.leaving, state.crossing, state.next_leaving, state.scheduled_s,
+        state.accepted,
+    )  # fmt: skip
+    return lax.while_loop(
+        lambda intake: intake.more,
+        lambda intake: _consider(given, state, now, intake),
+        intake,
+    )
+
+
+def _candidate(given: Given, state: State, now: Float, intake: Intake) -> PromptCandidate:
+    """The head of the waiting queue against the token budget, the KV, ``max_num_seqs`` and the policy."""
+    limits, requests, i = given.limits, given.requests, intake.head
+    arrival = read(requests.arrival_s, i)
+    compute, prompt, output, kv = (read(field, i).astype(jnp.float64) for field in requests[1:])
+    sequences = 1.0 if given.branches is None else read(given.branches.sequences, i).astype(jnp.float64)
+    rest = compute - intake.progress
+    budget = (
+        limits.max_num_batched_tokens
+        - jnp.where(limits.policy.prefill_alone, 0.0, given.rows(state.decodes))
+        - intake.prompts.tokens
+        - jnp.where(limits.prompts_resident, given.rows(intake.joined), 0.0)
+    )
+    share = jnp.where(limits.policy.whole_prompts, jnp.where(rest <= budget, rest, 0.0), jnp.minimum(rest, budget))
+    started = intake.progress > 0
+    fits = (
+        jnp.where(limits.prompts_resident, budget >= given.rows(sequences), share > 0)
+        & (started | (intake.kv + kv <= limits.kv_units))
+        & (state.decodes + intake.joined + sequences <= limits.max_num_seqs)
+        & ~(limits.policy.drain_first & (state.decodes > 0))
+        & (i < jnp.minimum(state.released, limits.requests))
+    )
+    taken = fits & (arrival <= now)
+    return PromptCandidate(
+        arrival,
+        prompt,
+        output,
+        kv,
+        sequences,
+        waits=fits & ~taken,
+        starts=taken & ~started,
+        complete=taken & (share == rest),
+        tokens=jnp.where(taken, share, 0.0),
+        before=prompt - compute + intake.progress,
+    )
+
+
+def _consider(given: Given, state: State, now: Float, intake: Intake) -> Intake:
+    """Look at the head of the waiting queue and take what the policy and the limits allow of it."""
+    one = _candidate(given, state, now, intake)
+    i, complete = intake.head, one.complete
+    # The first token comes at the end of this iteration, the last one ``output - 1`` steps later.
+    alone = given.limits.policy.prefill_alone & ~given.limits.prompts_resident
+    first_step = state.step + jnp.where(alone, 0, 1)
+    attends = one.prompt + 1.0  # in the step after its first token
+    if given.speculation is None:
+        attends = attends + given.limits.prompts_resident
+    taken = intake._replace(
+        more=complete,
+        waits=one.waits,
+        next_arrival=one.arrival_s,
+        head=i + complete,
+        progress=jnp.where(complete, 0.0, intake.progress + one.tokens),
+        kv=intake.kv + jnp.where(one.starts, one.kv, 0.0),
+        prompts=intake.prompts.add_chunk(one.before, one.tokens, given.window()),
+        joined=intake.joined + jnp.where(complete, one.sequences, 0.0),
+        joined_context=intake.joined_context + jnp.where(complete, one.sequences * attends, 0.0),
+        scheduled_s=write(intake.scheduled_s, i, jnp.where(one.starts, now, read(intake.scheduled_s, i))),
+    )
+    if given.branches is not None:
+        return _branch_out(given, one, attends, first_step, i, taken)
+    if given.speculation is not None:
+        return _speculate(given, one, attends, first_step, i, taken)
+    taken = _ends(given, one.output, first_step, i, complete, taken)
+    return _windowed(given, one.output, attends, first_step, complete, taken) if given.structure.windowed else taken
+
+
+def _ends(given: Given, output: Float, first_step: Int, i: Int, complete: Flag, taken: Intake) -> Intake:
+    """With a request's place among those that leave at the step of its last token."""
+    return _leaves(given, first_step + output.astype(jnp.int32) - 1, i, complete, taken)
+
+
+def _leaves(given: Given, last_step: Int, i: Int, complete: Flag, taken: Intake) -> Intake:
+    """The same where the step is known."""
+    ring = given.structure.ring
+    last = last_step % ring
+    next_leaving = write(taken.next_leaving, i, jnp.where(complete, read(taken.leaving, last), NONE))
+    leaving_at = jnp.where(complete, last, ring)
+    return taken._replace(
+        events=mark(taken.events, last, complete),
+        leaving=write(taken.leaving, leaving_at, jnp.where(complete, i, read(next_leaving, i))),
+        next_leaving=next_leaving,
+    )
+
+
+def _speculate(given: Given, one: PromptCandidate, attends: Float, first_step: Int, i: Int, taken: Intake) -> Intake:
+    """With what a request gains in each of its decode iterations, and its place among those that leave.
+
+    The first of them is the step after its first token; of a resident prompt, whose first token is there, the step in
+    which it is admitted. ``attends`` is what it attends to in that step.
+    """
+    speculation, accepted, ring = given.speculation, taken.accepted, given.structure.ring
+    assert speculation is not None and accepted is not None
+    resident = given.limits.prompts_resident
+    begin = first_step + 1 - resident
+    left = jnp.where(one.complete, one.output.astype(jnp.int32) - 1 + resident, 0)
+
+    def take(carry: tuple[Int, Int, Float, AcceptedTokens]) -> tuple[Int, Int, Float, AcceptedTokens]:
+        iteration, left, attends, accepted = carry
+        gain = jnp.minimum(tokens_given(speculation, i, iteration), left)
+        step = begin + iteration
+        accepted = accepted._replace(tokens=tagged_add(accepted.tokens, step % ring, step, gain.astype(jnp.int64)))
+        after = attends + gain
+        if given.structure.windowed:
+            window = given.limits.window
+            more = (jnp.minimum(after, window) - jnp.minimum(attends, window)).astype(jnp.int64)
+            accepted = accepted._replace(window=tagged_add(accepted.window, step % ring, step, more))
+        return iteration + 1, left - gain, after, accepted
+
+    start = (jnp.int32(0), left, attends, accepted)
+    iterations, _, _, accepted = lax.while_loop(lambda carry: carry[1] > 0, take, start)
+    taken = _leaves(given, begin + iterations - 1, i, one.complete, taken._replace(accepted=accepted))
+    if not given.structure.windowed:
+        return taken
+    windowed = jnp.where(one.complete, jnp.minimum(attends, given.limits.window), 0.0)
+    return taken._replace(
+        joined_window_context=taken.joined_window_context + windowed,
+        resident_window_context=taken.resident_window_context + jnp.where(resident, windowed, 0.0),
+    )
+
+
+def _branch_out(given: Given, one: PromptCandidate, attends: Float, first_step: Int, i: Int, taken: Intake) -> Intake:
+    """With the places of all branches of a request whose prompt is complete.
+
+    Every branch has tokens; the condition is there so that the write of a list's head depends on its old head, which is
+    the second rule of ``common.rings``.
+    """
+    assert given.branches is not None
+    tokens = given.branches.tokens
+    until = (i + 1) * given.cells
+    start = jnp.where(one.complete, until - one.sequences.astype(jnp.int32), until)
+
+    def enter(carry: tuple[Int, Intake]) -> tuple[Int, Intake]:
+        branch, taken = carry
+        output = read(tokens, branch).astype(jnp.float64)
+        there = output > 0
+        taken = _ends(given, output, first_step, branch, there, taken)
+        if given.structure.windowed:
+            taken = _windowed(given, output, attends, first_step, there, taken)
+        return branch + 1, taken
+
+    return lax.while_loop(lambda carry: carry[0] < until, enter, (start, taken))[1]
+
+
+def _windowed(given: Given, output: Float, attends: Float, first_step: Int, complete: Flag, taken: Intake) -> Intake:
+    """What the windowed layers add: the windowed context, and the step at which the window is full."""
+    window, ring = given.limits.window, given.structure.ring
+    grows = complete & (attends < window) & (output > 1)
+    full = first_step + jnp.minimum(window - attends, output - 1.0).astype(jnp.int32)
+    at = jnp.where(grows, full % ring, ring)
+    resident = complete & given.limits.prompts_resident
+    return taken._replace(
+        joined_window_context=taken.joined_window_context + jnp.where(complete, jnp.minimum(attends, window), 0.0),
+        joined_growing=taken.joined_growing + grows,
+        resident_window_context=taken.resident_window_context
+        + jnp.where(resident, jnp.minimum(attends - 1.0, window), 0.0),
+        events=mark(taken.events, full % ring, grows),
+        crossing=tagged_add(taken.crossing, at, full),
+    )

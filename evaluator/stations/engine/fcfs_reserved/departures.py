@@ -1,0 +1,55 @@
+"""Requests, or branches of them, that leave with their last token."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.stations.engine.common.arrays import Float, FloatPerRequest, Int, IntPerBranch
+from evaluator.stations.engine.common.rings import read, write
+from evaluator.stations.engine.fcfs_reserved.lane import Given
+
+
+class DepartureQueue(NamedTuple):
+    """Sums over the requests that leave, to be taken off the lane's state."""
+
+    branch: Int  # the next to leave, NONE at the end of the list; a request without branches is its own
+    count: Int  # sequences
+    requests: Int  # of which no sequence is left
+    context: Float  # tokens that they would attend to in the next step
+    window_context: Float
+    kv: Float
+    last_token_s: FloatPerRequest
+
+
+def depart(
+    given: Given, next_leaving: IntPerBranch, first: Int, times: FloatPerRequest, clock: Float
+) -> DepartureQueue:
+    """Walk the list of requests that leave at ``clock``, from ``first`` on; ``times`` are the last tokens so far."""
+    requests, limits = given.requests, given.limits
+
+    def leave(out: DepartureQueue) -> DepartureQueue:
+        i = out.branch // given.cells
+        prompt, output, kv = (read(field, i).astype(jnp.float64) for field in requests[2:])
+        ends: Int | bool = True
+        if given.branches is not None:
+            own = given.branches.tokens, given.branches.kv_units
+            output, kv = (read(field, out.branch).astype(jnp.float64) for field in own)
+            ends = out.branch % given.cells == given.cells - 1
+        attends = prompt + output + limits.prompts_resident
+        windowed = jnp.minimum(attends, limits.window) if given.structure.windowed else 0.0
+        return DepartureQueue(
+            read(next_leaving, out.branch),
+            out.count + 1,
+            out.requests + ends,
+            out.context + attends,
+            out.window_context + windowed,
+            out.kv + kv,
+            write(out.last_token_s, i, clock),
+        )
+
+    zero = jnp.zeros((), jnp.float64)
+    start = DepartureQueue(first, jnp.int32(0), jnp.int32(0), zero, zero, zero, times)
+    return lax.while_loop(lambda out: out.branch >= 0, leave, start)

@@ -1,0 +1,241 @@
+"""The token-exact serving engine for arrivals in order: one lane's event loop as a scalar JAX program.
+
+A lane admits its requests in the order of arrival and sends none back, so that every queue is a range of request
+numbers (the other program, ``any_order``, does without that). One trip of the loop is one iteration that computes
+prompts, or a leap over all decode iterations up to the next event: a completion, an admissible arrival, a context that
+fills the attention window, or the iteration from which the device takes longer than the host that runs ahead. In
+between the batch is fixed and an iteration's time is affine in the number of iterations, so their sum has a closed form
+and the result equals a loop over single iterations (``evaluator.reference``) to rounding, at a cost per request instead
+of per token.
+
+On CPU the lanes run one after another (``lax.map``) and XLA compiles the whole loop into one function
+(``evaluator.device`` asks it to), at a few hundred instructions a trip; elsewhere the same program is vmapped. How
+arrays are read and written without copies is explained in ``common.rings``.
+
+Time is counted in *steps*: a step is one iteration in which decodes take part. A sequence that gets its first token at
+the end of step ``s`` and has ``n`` output tokens leaves at the end of step ``s + n - 1``. ``leaving[step]`` heads the
+list of requests that leave at that step (``next_leaving`` chains them), ``events`` has a bit per step with an event;
+both are rings longer than the longest output. A request with branches is admitted as a whole, and all its branches get
+their first tokens in the same iteration; each is in the list of its own step, and the last of them ends the request.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.cost.iteration import BatchStatistics, alike_steps, decode_growth, share_touched
+from evaluator.cost.quantities import batch_tokens, raised
+from evaluator.stations.engine.common.arrays import Flag, Float, Int
+from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
+from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time, iterations_until, once
+from evaluator.stations.engine.common.rings import read, steps_to_event, tagged_count, unmark, write
+from evaluator.stations.engine.common.speculation import AcceptedTokens
+from evaluator.stations.engine.fcfs_reserved.admission import Intake, admit
+from evaluator.stations.engine.fcfs_reserved.departures import depart
+from evaluator.stations.engine.fcfs_reserved.lane import Given, Lane, Structure
+from evaluator.stations.engine.fcfs_reserved.speculative_steps import uneven_leap
+from evaluator.stations.engine.fcfs_reserved.state import State, initial_state
+from evaluator.stations.engine.fcfs_reserved.tokens import LoopSteps, enter_gaps, first_tokens
+
+
+def _batch(given: Given, state: State, intake: Intake, stalled: Flag) -> BatchStatistics:
+    """The batch of the trip's first iteration; ``stalled``: the decodes do not take part."""
+    resident = jnp.where(given.limits.prompts_resident, 1.0, 0.0)  # admitted sequences decode at once
+    part = jnp.where(stalled, 0.0, 1.0)
+    first = intake.joined_context  # with drafts, of the first decode iteration, else of that after it
+    if given.speculation is None:
+        first = first - intake.joined
+    return BatchStatistics(
+        part * state.decodes + resident * intake.joined,
+        part * state.context + resident * first,
+        part * state.window_context + intake.resident_window_context,
+        *intake.prompts,
+    )
+
+
+def _leap(given: Given, state: State, intake: Intake, now: Float, batch: BatchStatistics) -> tuple[Leap, Int]:
+    """One iteration where it admits a request, else as many as pass before the batch changes; and their number, int32.
+
+    Requests whose prompts are resident decode from the iteration on that admits them. The batch then stays as it is, so
+    that this iteration is the first of a leap; only a windowed context grows by another law from the second token on.
+    Where decodes take none of the token budget, those that come in take it for one iteration, so that the next one may
+    admit more: then there is no leap if the budget is too short for another request.
+    If the batch is empty although the clock has reached the arrival of the waiting queue's head, the head can never be
+    admitted (no event is left that would free KV or seats): the leap then has 0 iterations.
+    """
+    stuck = (batch.prefill_tokens == 0) & (batch.decodes == 0)
+    first_s = once(~stuck, lambda: batch_time(given.cost, batch))
+    slope_s = decode_growth(given.cost, batch, state.window_growing)
+    until_arrival = iterations_until(jnp.maximum(intake.next_arrival - now, 0.0), first_s, slope_s)
+    most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
+    most = jnp.minimum(most, alike_steps(given.cost, batch)).astype(jnp.int32)
+    alone = _alone(given, intake)
+    to_event = steps_to_event(intake.events, state.step, given.structure.ring)
+    count = jnp.where(stuck, 0, jnp.where(alone, jnp.minimum(to_event, most), 1))
+    return Leap(count.astype(jnp.float64), first_s, slope_s), count
+
+
+def _alone(given: Given, intake: Intake) -> Flag:
+    """The iteration may be the first of a leap."""
+    stays = False if given.structure.windowed else given.limits.prompts_resident & _has_budget(given, intake)
+    return (intake.prompts.tokens == 0) & ((intake.joined == 0) | stays)
+
+
+def _has_budget(given: Given, intake: Intake) -> Flag:
+    """Requests that come in without a prompt leave token budget for another, or the decodes keep what they take."""
+    limits = given.limits
+    return ~limits.policy.prefill_alone | (given.rows(intake.joined + given.cells) <= limits.max_num_batched_tokens)
+
+
+class Run(NamedTuple):
+    """The iterations of a trip, one or a leap."""
+
+    count: Int
+    iterations: Float  # the same
+    first_s: Float  # duration of the first
+    two_s: Float  # of the first two
+    took_s: Float  # of all
+    tokens: Float | None = None  # with drafts: output tokens that they give
+    window: Float | None = None  # with drafts: what they add to the windowed contexts
+
+
+def _run(given: Given, state: State, intake: Intake, now: Float, batch: BatchStatistics, stalled: Flag) -> Run:
+    """How many iterations of this batch there are, and what they take."""
+    if given.speculation is None:
+        leap, count = _leap(given, state, intake, now, batch)
+        return Run(count, leap.iterations, leap.first_s, 2.0 * leap.first_s + leap.slope_s, leap.duration_s())
+    one = uneven_leap(given, state, intake, now, batch, _alone(given, intake), stalled)
+    two_s = one.first_s + one.second_s
+    return Run(one.count, one.count.astype(jnp.float64), one.first_s, two_s, one.took_s, one.tokens, one.window)
+
+
+class Contexts(NamedTuple):
+    """Tokens that the decodes attend to in the next step, before any leaves: ``State.context`` and the windowed one."""
+
+    full: Float
+    window: Float
+
+
+def _contexts(state: State, intake: Intake, run: Run, steps: Int) -> Contexts:
+    """After the iterations of a trip: every decode has a token more of each step, or with drafts what it gained."""
+    if run.tokens is not None:
+        return Contexts(
+            state.context + run.tokens + intake.joined_context,
+            state.window_context + run.window + intake.joined_window_context,
+        )
+    grown = steps.astype(jnp.float64)
+    later = jnp.maximum(run.iterations - 1.0, 0.0)  # the steps in which those that joined attend to a token more
+    return Contexts(
+        state.context + grown * state.decodes + (intake.joined_context + later * intake.joined),
+        state.window_context + grown * state.window_growing + intake.joined_window_context,
+    )
+
+
+def _growth(given: Given, state: State, intake: Intake, run: Run, steps: Int) -> AcceptedTokens | None:
+    """With what the decodes of a trip gave."""
+    accepted = intake.accepted
+    if accepted is None:
+        return None
+    resident = jnp.where(given.limits.prompts_resident, intake.joined, 0.0)
+    return accepted._replace(
+        decoded=accepted.decoded + steps.astype(jnp.float64) * (state.decodes + resident),
+        decoded_tokens=accepted.decoded_tokens + run.tokens,
+    )
+
+
+def _loop_step(given: Given, state: State) -> State:
+    """Admit, compute one iteration or a leap, hand out tokens, and let finished requests leave."""
+    ring = given.structure.ring
+    idle = (state.decodes == 0) & (state.progress == 0)
+    arrival_s = read(given.requests.arrival_s, state.head)
+    now = jnp.where(idle, jnp.maximum(state.clock, arrival_s), state.clock)
+    intake = admit(given, state, now)
+    stalled = given.limits.policy.prefill_alone & (intake.prompts.tokens > 0)  # the decodes wait for this iteration
+    batch = _batch(given, state, intake, stalled)
+    run = _run(given, state, intake, now, batch, stalled)
+    clock = jnp.where(run.count == 0, jnp.inf, now + run.took_s)  # a lane that is stuck never ends
+    steps = LoopSteps(jnp.where(stalled, 0, run.count), now + run.first_s, now + run.two_s, clock)
+    first_token_s = first_tokens(state.first_token_s, state.head, intake.head, now + run.first_s)
+    gaps = enter_gaps(given, state, intake, first_token_s, steps)
+    step = state.step + steps.count
+    slot = step % ring
+    out = depart(given, intake.next_leaving, read(intake.leaving, slot), state.last_token_s, clock)
+    full = tagged_count(intake.crossing, slot, step) if given.structure.windowed else 0.0
+    touched = run.iterations * share_touched(given.cost, batch_tokens(given.cost, batch))
+    contexts = _contexts(state, intake, run, steps.count)
+    return State(
+        clock=clock,
+        head=jnp.where(clock == jnp.inf, given.limits.requests, intake.head),
+        progress=intake.progress,
+        step=step,
+        decodes=state.decodes + intake.joined - out.count.astype(jnp.float64),
+        context=contexts.full - out.context,
+        window_context=contexts.window - out.window_context,
+        window_growing=state.window_growing + intake.joined_growing - jnp.where(steps.count > 0, full, 0.0),
+        kv=intake.kv - out.kv,
+        released=state.released + out.requests,
+        gap_from=jnp.where(stalled, state.gap_from, clock),
+        first_gap=jnp.where(stalled, state.first_gap, jnp.where(steps.count > 1, intake.head, state.head)),
+        busy_s=state.busy_s + run.took_s,
+        iterations=state.iterations + run.iterations,
+        kv_max=jnp.maximum(state.kv_max, intake.kv),
+        kv_unit_s=state.kv_unit_s if given.branches is None else state.kv_unit_s + intake.kv * run.took_s,
+        experts_touched=state.experts_touched + touched,
+        peaks=raised(given.cost, state.peaks, batch, run.iterations),
+        events=unmark(intake.events, slot),
+        leaving=write(intake.leaving, slot, out.branch),  # NONE: the list's end, hence written after it was read
+        crossing=intake.crossing,
+        next_leaving=intake.next_leaving,
+        scheduled_s=intake.scheduled_s,
+        first_token_s=first_token_s,
+        last_token_s=out.last_token_s,
+        itl_histogram=gaps,
+        accepted=_growth(given, state, intake, run, steps.count),
+    )
+
+
+def _kv_unit_s(requests: Requests, final: State) -> Float:
+    """What each request holds times how long it holds it, summed."""
+    held_s = final.last_token_s - final.scheduled_s
+    return jnp.sum(jnp.where(held_s < jnp.inf, requests.kv_units * held_s, 0.0))
+
+
+def _run_lane(given: Given) -> LaneResult:
+    final = lax.while_loop(
+        lambda state: (state.head < given.limits.requests) | (state.decodes > 0),
+        lambda state: _loop_step(given, state),
+        initial_state(given),
+    )
+    return LaneResult(
+        scheduled_s=final.scheduled_s[:-1],
+        first_token_s=final.first_token_s[:-1],
+        last_token_s=final.last_token_s[:-1],
+        busy_s=final.busy_s,
+        iterations=final.iterations,
+        kv_units_max=final.kv_max,
+        kv_unit_s=_kv_unit_s(given.requests, final) if given.branches is None else final.kv_unit_s,
+        preemptions=jnp.zeros((), jnp.int32),
+        experts_touched=final.experts_touched,
+        peaks=final.peaks,
+        itl_histogram=final.itl_histogram,
+        decoded=None if final.accepted is None else final.accepted.decoded,
+        decoded_tokens=None if final.accepted is None else final.accepted.decoded_tokens,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("structure", "vectorise"))
+def run_lanes(lanes: Lane, requests: Requests, structure: Structure, vectorise: bool = False) -> LaneResult:
+    """Simulate a batch of lanes: ``lanes`` and ``requests`` with a leading ``lane`` axis, and so the result.
+
+    ``vectorise`` as in ``over_lanes``: for accelerators.
+    """
+
+    def run(lane: Lane, requests: Requests) -> LaneResult:
+        return _run_lane(Given(lane.cost, lane.limits, requests, structure, lane.branches, lane.speculation))
+
+    return over_lanes(run, lanes, requests, vectorise)

@@ -1,6 +1,0 @@
-"""The engine's program for replicas that admit requests in the order in which they arrive, and send none back."""
-
-from evaluator.stations.engine.in_order.lane import Branches, Lane, Structure
-from evaluator.stations.engine.in_order.program import run_lanes
-
-__all__ = ["Branches", "Lane", "Structure", "run_lanes"]

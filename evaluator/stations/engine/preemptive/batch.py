@@ -1,0 +1,302 @@
+"""Which requests take part in the next iteration: the policies, put together from the same moves as in the reference.
+
+A batch is formed by three moves, each of which a policy uses or not, in an order that is the policy's:
+
+* *admit*: requests from the waiting queue, while its head fits into the token budget, the seats and the KV;
+* *grow*: KV for the next token of every running decode, preempting where there is none;
+* *continue*: the next chunk of every prompt under way.
+
+vLLM v1 (``chunked``) grows, continues and, if no request was preempted, admits. Where prompts are computed in
+iterations of their own (vLLM v0, ``prefill_alone``), admission comes first, and the decodes grow only if it found no
+prompt.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.cost.iteration import BatchStatistics
+from evaluator.stations.engine.common.arrays import Flag, Float, Int
+from evaluator.stations.engine.common.rings import read, read_once, write
+from evaluator.stations.engine.preemptive import prefix_cache
+from evaluator.stations.engine.preemptive.decode_groups import join
+from evaluator.stations.engine.preemptive.lane import Given
+from evaluator.stations.engine.preemptive.peak import enter_end, peak_units
+from evaluator.stations.engine.preemptive.preemption import grow_decodes, make_room, own_units
+from evaluator.stations.engine.preemptive.state import State
+from evaluator.stations.engine.preemptive.waiting import any_waiting, head, pop
+
+
+def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> State:
+    """The next batch, which will start at ``start_s``, in ``state.batch``; its decodes are the decode group at rest."""
+    policy, rules = given.limits.policy, given.rules
+    alone = policy.prefill_alone
+    looks = jnp.where(rules.look_every > 0, _looks(given, state), ~policy.drain_first | (state.running_count == 0))
+    any_kind = policy.drain_first | (rules.look_every > 0)  # one admission takes requests with and without a prompt
+    first = on & alone & looks
+    state = _admit(given, state, start_s, computing=first, resident=first & any_kind)
+    state = state._replace(last_look=jnp.where(state.batch.admitted > 0, state.decode_iterations, state.last_look))
+    decodes = on & (~alone | (state.batch.prompts.tokens == 0))
+    state = grow_decodes(given, state, decodes)
+    if state.cache is not None:
+        state = prefix_cache.take_step(given, state, read(state.decode_groups.step, state.schedulable), decodes)
+    # They share the budget with prompts.
+    beside = jnp.where(alone, 0.0, given.rows(read(state.decode_groups.decodes, state.schedulable)))
+    state = state._replace(batch=state.batch._replace(decodes=beside))
+    state = _continue_prompts(given, state, decodes & ~policy.whole_prompts)
+    last = decodes & ~state.batch.short & ~any_kind
+    return _admit(given, state, start_s, computing=last & ~alone, resident=last)
+
+
+class Scheduled(NamedTuple):
+    """What a batch that was formed costs and does: the sums for its time, and whether it has decodes, or anything."""
+
+    sums: BatchStatistics  # each field a Float
+    decodes: Flag  # the cohort at rest takes a step
+    there: Flag  # it has decodes or prompt tokens
+
+
+def scheduled(given: Given, state: State) -> Scheduled:
+    """The sums of ``state.batch`` and the decode group at rest, whose decodes wait where prompts are computed alone."""
+    decode_group, decode_groups, prompts = state.schedulable, state.decode_groups, state.batch.prompts
+    stalled = given.limits.policy.prefill_alone & (prompts.tokens > 0)
+    part = jnp.where(stalled, 0.0, 1.0)
+    sums = BatchStatistics(
+        part * read(decode_groups.decodes, decode_group),
+        part * read(decode_groups.context, decode_group),
+        part * read(decode_groups.window_context, decode_group),
+        *prompts,
+    )
+    decodes = sums.decodes > 0
+    return Scheduled(sums, decodes, decodes | (prompts.tokens > 0))
+
+
+def _looks(given: Given, state: State) -> Flag:
+    """LightLLM looks at the waiting queue when no request runs, and every ``look_every`` decode iterations."""
+    waited = state.decode_iterations - state.last_look
+    due = (waited > 0) & (waited % jnp.maximum(given.rules.look_every, 1) == 0)
+    return (state.running_count == 0) | due
+
+
+class Candidate(NamedTuple):
+    """A waiting request or a prompt under way: what the next iteration computes of it."""
+
+    start: Int  # tokens computed so far
+    rest: Int  # tokens to compute before its next output token
+    tokens: Int  # of the next chunk; below 0 if it has to wait
+
+
+def _candidate(given: Given, state: State, i: Int, found: Int | int = 0) -> Candidate:
+    """The next chunk of a request within the token budget, whole or in part as the policy says.
+
+    ``found`` leading tokens of it are in the prefix cache.
+    """
+    limits, batch, whole = given.limits, state.batch, given.limits.policy.whole_prompts
+    start, target = read_once(state.sequences.computed, i), read_once(state.sequences.target, i)
+    start = jnp.maximum(start, found)
+    rest = jnp.maximum(target - start, 0)
+    room = limits.max_num_batched_tokens - batch.decodes - batch.prompts.tokens
+    bound = jnp.minimum(room, given.rules.long_prefill_tokens)
+    chunk = jnp.where(whole, jnp.where(rest <= room, rest, -1.0), jnp.minimum(rest, bound))
+    has_room = room > 0
+    if given.speculation is not None:
+        has_room = jnp.where(rest > 0, has_room, room >= given.rows(1.0))
+    return Candidate(start, rest, jnp.where(has_room, chunk, -1.0).astype(jnp.int32))
+
+
+def _needed_units(given: Given, i: Int, one: Candidate) -> Float:
+    """KV units that a request takes on admission: for what it computes now, or with reserved KV for all of it."""
+    rules = given.rules
+    computes = jnp.maximum(one.tokens, 1)
+    if given.speculation is not None:
+        computes = jnp.where(one.rest > 0, computes, given.rows(1.0).astype(jnp.int32))
+    slots = jnp.maximum(one.start + computes, jnp.where(rules.whole_kv, one.start + one.rest, 0))
+    reserved = given.kv_units(i).astype(jnp.float64)
+    return jnp.where(rules.on_demand, own_units(given, i, slots.astype(jnp.float64)), reserved)
+
+
+def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident: Flag) -> State:
+    """Admit from the waiting queue as long as its head fits into all limits.
+
+    ``computing``: requests with a prompt to compute may come in; ``resident``: those without. If both are false, none.
+    """
+    limits, rules = given.limits, given.rules
+
+    def fits(state: State) -> Flag:
+        i = head(state.waiting)
+        one = _candidate(given, state, i, _found(given, state))
+        kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
+        if state.cache is not None:  # shared blocks need not be taken, but those that nobody uses are no longer free
+            kept = kept + (state.cache.idle_hits - state.cache.hits)
+        needed, room = _needed_units(given, i, one), limits.kv_units - state.kv
+        has_kv = needed + kept <= room
+        if state.kv_reservation is not None:
+            has_kv = has_kv | _has_room(given, read_once(state.sequences.scheduled_s, i))
+        fits = jnp.where(one.rest > 0, computing & (one.tokens > 0), resident & (one.tokens >= 0)) & has_kv
+        if given.structure.peaks:
+            fits = fits & (~(rules.look_every > 0) | (peak_units(given, state, i, fits) <= limits.kv_units))
+        return fits
+
+    def looks(state: State) -> Flag:
+        return (computing | resident) & (state.running_count < limits.max_num_seqs) & any_waiting(given, state)
+
+    def next_fits(state: State) -> Flag:
+        return lax.cond(looks(state), fits, lambda _: jnp.zeros((), bool), state)
+
+    def look_up(state: State) -> State:
+        """With what is there of the head that is looked at next."""
+        if state.cache is None:
+            return state
+        hits, idle = prefix_cache.look_up(given, state, head(state.waiting), looks(state))
+        return state._replace(cache=state.cache._replace(hits=hits, idle_hits=idle))
+
+    return lax.while_loop(next_fits, lambda state: look_up(_take_head(given, state, start_s)), look_up(state))
+
+
+def _found(given: Given, state: State) -> Int | int:
+    """Leading tokens of the waiting queue's head that are in the prefix cache, as they were looked up."""
+    return 0 if state.cache is None else state.cache.hits * prefix_cache.block_tokens(given)
+
+
+def may_be_admitted(given: Given, state: State) -> Flag:
+    """A request might come into a batch formed before any request leaves, for all that seats, policy and KV say.
+
+    The KV of the waiting queue's head is taken at the least that it needs, whatever else is in the batch; under least
+    work an arrival may become the head, so that nothing is said of its KV.
+    """
+    limits, rules = given.limits, given.rules
+    i = head(state.waiting)
+    start = read_once(state.sequences.computed, i)
+    rest = jnp.maximum(read_once(state.sequences.target, i) - start, 0)
+    least = Candidate(start, rest, jnp.where(limits.policy.whole_prompts, rest, 1).astype(jnp.int32))
+    kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
+    short = _needed_units(given, i, least) + kept > limits.kv_units - state.kv
+    waits_for_kv = ~rules.least_work & any_waiting(given, state) & short
+    drains = limits.policy.drain_first & (state.running_count > 0)
+    return ~(waits_for_kv | drains | (state.running_count >= limits.max_num_seqs))
+
+
+def _take_head(given: Given, state: State, start_s: Float) -> State:
+    """The head of the waiting queue is admitted: it takes a seat, KV, and its first chunk or its place as a decode."""
+    i = head(state.waiting)
+    one = _candidate(given, state, i, _found(given, state))
+    batch, scheduled_s = state.batch, read_once(state.sequences.scheduled_s, i)
+    has_room = _has_room(given, scheduled_s) if state.kv_reservation is not None else False
+    state = _take_units(given, state, i, one)
+    if state.router_counts is not None:
+        waiting_units = state.router_counts.waiting_units - jnp.where(has_room, 0, given.kv_units(i))
+        state = state._replace(router_counts=state.router_counts._replace(waiting_units=waiting_units))
+    if state.kv_reservation is not None:
+        freed = jnp.where(has_room, _needed_units(given, i, one), 0.0)
+        state = _move_in(given, state, i, freed, start_s, scheduled_s == jnp.inf)
+    state = state._replace(
+        waiting=pop(state.waiting, i),
+        running=state.running.append(i, True),
+        prompts=state.prompts.append(i, one.rest > 0),
+        running_count=state.running_count + 1,
+        admissions=state.admissions + 1,
+        batch=batch._replace(
+            admitted=batch.admitted + 1, decodes=batch.decodes + given.rows(jnp.where(one.rest == 0, 1.0, 0.0))
+        ),
+    )
+    sequences = state.sequences
+    scheduled_s = jnp.minimum(scheduled_s, start_s)  # of its first admission
+    state = state._replace(
+        sequences=sequences._replace(
+            admission=write(sequences.admission, i, state.admissions),
+            scheduled_s=write(sequences.scheduled_s, i, scheduled_s),
+        )
+    )
+    if given.structure.peaks:
+        state = enter_end(given, state, i)
+    state = _compute(given, state, i, one)
+    return join(given, state, i, one.rest == 0, has_kv=True)
+
+
+def _take_units(given: Given, state: State, i: Int, one: Candidate) -> State:
+    """A request that is admitted gets its KV; what it shares of it need not be computed."""
+    units = _needed_units(given, i, one)
+    if state.cache is None:
+        return state._replace(kv=state.kv + units)
+    found = one.start - read_once(state.sequences.computed, i)
+    if state.router_counts is not None:
+        state = state._replace(router_counts=state.router_counts._replace(again=state.router_counts.again - found))
+    state = prefix_cache.admit(given, state, i, units.astype(jnp.int32))
+    computed = write(state.sequences.computed, i, one.start)
+    return state._replace(sequences=state.sequences._replace(computed=computed))
+
+
+def _has_room(given: Given, scheduled_s: Float) -> Flag:
+    """Room was reserved for a waiting request, which has not lost it in a preemption since it was first scheduled."""
+    return given.limits.prompts_resident & (scheduled_s == jnp.inf)
+
+
+def _move_in(given: Given, state: State, i: Int, units: Float, start_s: Float, first: Flag) -> State:
+    """A request is admitted where rooms are reserved: ``units`` that were reserved for it are its own now.
+
+    Of a prefill side, requests that are admitted for the ``first`` time are listed: layer by layer they ask for room
+    from now on.
+    """
+    kv_reservation, listed = state.kv_reservation, state.listed
+    assert kv_reservation is not None and listed is not None
+    state = state._replace(
+        kv=state.kv - units, kv_reservation=kv_reservation._replace(kept=kv_reservation.kept - units)
+    )
+    state = state._replace(listed=listed.push(i, first & ~given.limits.prompts_resident))
+    if given.structure.pipeline_ranks > 1:
+        return state  # the integral goes by what is in use, whoever uses it
+    waited_s = jnp.where(units > 0.0, start_s - read_once(kv_reservation.since_s, i), 0.0)
+    return state._replace(kv_unit_s=state.kv_unit_s + units * waited_s)
+
+
+def _continue_prompts(given: Given, state: State, on: Flag) -> State:
+    """The next chunk of each prompt under way, in order of admission, as far as the token budget and the KV go.
+
+    ``State.prompts`` is walked from its oldest member on. A prompt that is complete drops out of the chain, so the next
+    one is always behind the last that stayed in.
+    """
+
+    def next_one(carry: tuple[State, Int, Flag]) -> Int:
+        state, before, _ = carry
+        return read_once(state.prompts.newer, before)
+
+    def goes_on(carry: tuple[State, Int, Flag]) -> Flag:
+        state, _, fits = carry
+        i = next_one(carry)
+        return on & fits & (i < state.prompts.sentinel) & (_candidate(given, state, i).tokens > 0)
+
+    def go_on(carry: tuple[State, Int, Flag]) -> tuple[State, Int, Flag]:
+        state, before, _ = carry
+        i = next_one(carry)
+        one = _candidate(given, state, i)
+        state, fits = make_room(given, state, i, (one.start + one.tokens).astype(jnp.float64))
+        one = one._replace(tokens=jnp.where(fits, one.tokens, 0))
+        state = _compute(given, state, i, one)
+        return state, jnp.where(one.tokens == one.rest, before, i), fits
+
+    start = (state, state.prompts.sentinel, ~jnp.zeros((), bool))
+    return lax.while_loop(goes_on, go_on, start)[0]
+
+
+def _compute(given: Given, state: State, i: Int, one: Candidate) -> State:
+    """The batch computes a chunk of a prompt under way; nothing happens if it has no tokens."""
+    batch, sequences = state.batch, state.sequences
+    computes = one.tokens > 0
+    completes = computes & (one.tokens == one.rest)
+    prompts = batch.prompts.add_chunk(one.start.astype(jnp.float64), one.tokens.astype(jnp.float64), given.window())
+    after = jnp.where(completes, batch.completing, read_once(state.next_completing, i))
+    computed = read_once(sequences.computed, i) + one.tokens
+    running_batch = jnp.where(computes, state.launched_batches, read_once(sequences.running_batch, i))
+    state = state._replace(
+        batch=batch._replace(prompts=prompts, completing=jnp.where(completes, i, batch.completing)),
+        sequences=sequences._replace(
+            computed=write(sequences.computed, i, computed),
+            running_batch=write(sequences.running_batch, i, running_batch),
+        ),
+        next_completing=write(state.next_completing, i, after),
+        prompts=state.prompts.remove(i, completes),
+    )
+    return state if state.cache is None else prefix_cache.register(given, state, i, computed)

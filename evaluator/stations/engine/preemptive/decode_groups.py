@@ -1,0 +1,228 @@
+"""Decode groups, sequences that decode together: how one joins, how it is taken out, and what KV its next tokens need.
+
+Time is counted in steps of the decode group, each of which adds a token to every member. What will happen to a member
+follows
+from the step at which it joins, so it is entered once in the decode group's rings (``state.Rings``) and not looked at
+again
+until then: at the step after which it leaves, at the step at which its attention window is full, and, with KV on
+demand, at each step at which it needs another KV unit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.cost.kv import units
+from evaluator.stations.engine.common.arrays import Flag, Float, Int, StepBits, StepCounts
+from evaluator.stations.engine.common.rings import NONE, add, mark, read, read_once, tagged_add, write
+from evaluator.stations.engine.preemptive import prefix_cache
+from evaluator.stations.engine.preemptive.lane import Given
+from evaluator.stations.engine.preemptive.linked_lists import push, unlink
+from evaluator.stations.engine.preemptive.speculative_steps import (
+    SpeculativePath,
+    enter_accepted,
+    held_tokens,
+    note_units,
+    path_since,
+    walk_path,
+)
+from evaluator.stations.engine.preemptive.state import State
+
+
+class GroupMember(NamedTuple):
+    """A sequence as its decode group counts it."""
+
+    decode_group: Int
+    step: Int  # of the cohort, now
+    last: Int  # the step after which the sequence leaves
+    computed: Int  # tokens of its KV at ``step``
+    attends: Float  # tokens that it attends to in the next step
+    on: Flag  # it is there; where False, all writes are masked
+
+
+def known_tokens(given: Given, i: Int, generated: Int) -> Float:
+    """Prompt and generated tokens: what the next token attends to, itself not counted."""
+    return (read(given.requests.prompt_tokens, i) + generated + given.limits.prompts_resident).astype(jnp.float64)
+
+
+def steps_done(given: Given, state: State) -> Int:
+    """Steps of the decode group at rest, where there is no pipeline."""
+    return (
+        state.decode_groups.step[0]
+        if given.structure.decode_groups() == 1
+        else read(state.decode_groups.step, state.schedulable)
+    )
+
+
+def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> State:
+    """A sequence joins the decode group at rest, if ``on``; ``has_kv``: it has the KV of its first token there."""
+    sequences, decode_group = state.sequences, state.schedulable
+    step = read(state.decode_groups.step, decode_group)
+    generated = read_once(sequences.generated, i)
+    steps = read(given.requests.output_tokens, i) - generated
+    attends, computed = known_tokens(given, i, generated), read_once(sequences.computed, i)
+    if state.accepted is not None:
+        path = path_since(given, state, i, on)._replace(decode_group=decode_group, step=step)
+        steps, gains = enter_accepted(given, state.accepted, path, attends, 1)
+        noted = note_units(given, state.rings.accepted, path, has_kv, 1)
+        state = state._replace(accepted=gains, rings=state.rings._replace(accepted=noted))
+    last = step + steps
+    one = GroupMember(decode_group, step, last, computed, attends, on)
+    leaving, next_leaving = push(state.rings.leaving, _cell(given, decode_group, last, on), state.next_leaving, i, on)
+    joined, next_joined = push(state.decode_groups.joined, decode_group, state.next_joined, i, on)
+    events = _mark(given, state.rings.events, decode_group, last, on)
+    accepted = state.rings.accepted
+    if given.speculation is None:
+        accepted = _note_growth(given, accepted, one, step + has_kv, 1)
+    sequences = sequences._replace(
+        decode_group=write(
+            sequences.decode_group, i, jnp.where(on, decode_group, read_once(sequences.decode_group, i))
+        ),
+        since=write(sequences.since, i, jnp.where(on, step, read_once(sequences.since, i))),
+    )
+    state = state._replace(
+        decode_groups=state.decode_groups._replace(joined=joined),
+        rings=state.rings._replace(leaving=leaving, events=events, accepted=accepted),
+        sequences=sequences,
+        next_leaving=next_leaving,
+        next_joined=next_joined,
+    )
+    if state.cache is not None:
+        state = state._replace(cache=prefix_cache.enter_due(given, state.cache, i, decode_group, step - computed, on))
+    return _count(given, state, one, 1)
+
+
+def _launch_batch(given: Given, state: State, i: Int, one: GroupMember, generated: Int) -> State:
+    """The rings without what a member would still have gained; ``generated`` tokens are there."""
+    sequences = state.sequences
+    if state.accepted is None or sequences.decoded is None or sequences.slots is None:
+        accepted = _note_growth(given, state.rings.accepted, one, one.step, -1)
+        return state._replace(rings=state.rings._replace(accepted=accepted))
+    since = path_since(given, state, i, one.on)
+    elapsed = one.step - since.step
+    slots = jnp.where(one.on, held_tokens(given, since, elapsed), since.slots)
+    left = jnp.where(one.on, read(given.requests.output_tokens, i) - generated, 0)
+    later = SpeculativePath(i, one.decode_group, one.step, since.first + elapsed, left, one.computed, slots)
+    accepted = note_units(given, state.rings.accepted, later, False, -1)
+    decoded = write(sequences.decoded, i, jnp.where(one.on, later.first, since.first))
+    return state._replace(
+        accepted=enter_accepted(given, state.accepted, later, one.attends, -1)[1],
+        rings=state.rings._replace(accepted=accepted),
+        sequences=sequences._replace(decoded=decoded, slots=write(sequences.slots, i, slots)),
+    )
+
+
+def leave(given: Given, state: State, i: Int, on: Flag) -> State:
+    """A sequence is taken out of its decode group, if it is in one and ``on``; what it has generated is written
+    down."""
+    one, generated, was_fresh = _membership(given, state, i, on)
+    state = _launch_batch(given, state, i, one, generated)
+    sequences, decode_groups = state.sequences, state.decode_groups
+    on, decode_group = one.on, one.decode_group
+    leaving, next_leaving = unlink(
+        state.rings.leaving, _cell(given, decode_group, one.last, on), state.next_leaving, i, on
+    )
+    joined, next_joined = unlink(decode_groups.joined, decode_group, state.next_joined, i, was_fresh)
+    token_s = jnp.where(on & ~was_fresh, read(decode_groups.gap_from, decode_group), read_once(sequences.token_s, i))
+    state = state._replace(
+        decode_groups=decode_groups._replace(joined=joined),
+        rings=state.rings._replace(leaving=leaving),
+        sequences=sequences._replace(
+            generated=write(sequences.generated, i, generated),
+            computed=write(sequences.computed, i, one.computed),
+            decode_group=write(sequences.decode_group, i, jnp.where(on, NONE, read_once(sequences.decode_group, i))),
+            token_s=write(sequences.token_s, i, token_s),
+        ),
+        next_leaving=next_leaving,
+        next_joined=next_joined,
+    )
+    if state.cache is not None:
+        state = state._replace(cache=state.cache._replace(due=state.cache.due.remove(i)))
+    return _count(given, state, one, -1)
+
+
+def _membership(given: Given, state: State, i: Int, on: Flag) -> tuple[GroupMember, Int, Flag]:
+    """A member as of now, its generated tokens, and whether it has joined since the decode group's last step."""
+    sequences = state.sequences
+    decode_group, generated = read_once(sequences.decode_group, i), read_once(sequences.generated, i)
+    on = on & (decode_group >= 0)
+    decode_group = jnp.where(on, decode_group, 0)
+    step, since = read(state.decode_groups.step, decode_group), read_once(sequences.since, i)
+    elapsed = jnp.where(on, step - since, 0)
+    steps, gained = read(given.requests.output_tokens, i) - generated, elapsed
+    if given.speculation is not None:
+        steps, gained = walk_path(given, path_since(given, state, i, on), elapsed)
+    last = since + steps
+    generated, computed = generated + gained, read_once(sequences.computed, i) + gained
+    return (
+        GroupMember(decode_group, step, last, computed, known_tokens(given, i, generated), on),
+        generated,
+        on & (elapsed == 0),
+    )
+
+
+def _count(given: Given, state: State, one: GroupMember, sign: int) -> State:
+    """A sequence is added to (``sign`` 1) or taken off (-1) the sums of its decode group."""
+    decode_groups, rings, on, amount = state.decode_groups, state.rings, one.on, jnp.where(one.on, 1.0 * sign, 0.0)
+    decode_groups = decode_groups._replace(
+        decodes=add(decode_groups.decodes, one.decode_group, amount),
+        context=add(decode_groups.context, one.decode_group, amount * one.attends),
+    )
+    if not given.structure.windowed:
+        return state._replace(decode_groups=decode_groups)
+    window = given.limits.window
+    if given.speculation is not None:
+        windowed = add(decode_groups.window_context, one.decode_group, amount * jnp.minimum(one.attends, window))
+        return state._replace(decode_groups=decode_groups._replace(window_context=windowed))
+    grows = on & (one.attends < window)
+    full = jnp.minimum(one.step + (window - one.attends).astype(jnp.int32), one.last)  # its last step at most
+    decode_groups = decode_groups._replace(
+        window_context=add(decode_groups.window_context, one.decode_group, amount * jnp.minimum(one.attends, window)),
+        growing=add(decode_groups.growing, one.decode_group, jnp.where(grows, 1.0 * sign, 0.0)),
+    )
+    rings = rings._replace(
+        crossing=tagged_add(rings.crossing, _cell(given, one.decode_group, full, grows), full, sign),
+        # An event of a sequence that was taken out stays: it ends a leap early, which costs a trip and is still exact.
+        events=_mark(given, rings.events, one.decode_group, full, grows) if sign > 0 else rings.events,
+    )
+    return state._replace(decode_groups=decode_groups, rings=rings)
+
+
+def _note_growth(given: Given, accepted: StepCounts, one: GroupMember, start: Int, count: int) -> StepCounts:
+    """The ring with ``count`` times the KV units that a sequence needs from the step ``start`` on, up to its last.
+
+    Only the steps at which its tokens begin a new block are visited.
+    """
+    rules, ring = given.rules, given.structure.ring
+    block = jnp.maximum(rules.kv.block_tokens.astype(jnp.int32), 1)  # 0 in a lane of zeros that fills up a call
+    ahead = -(one.computed + start - one.step) % block
+
+    def enter(carry: tuple[Int, Float, StepCounts]) -> tuple[Int, Float, StepCounts]:
+        at, before, counts = carry
+        after = units(rules.kv, (one.computed + at - one.step + 1).astype(jnp.float64))
+        more = count * (after - before).astype(jnp.int64)
+        return at + block, after, tagged_add(counts, one.decode_group * ring + at % ring, at, more)
+
+    first = start + ahead
+    held = units(rules.kv, (one.computed + first - one.step).astype(jnp.float64))
+    end = jnp.where(one.on, one.last, one.step)
+    stop = jnp.where(rules.on_demand & ~given.every_token_takes_a_unit(), end, start)
+    return lax.while_loop(lambda carry: carry[0] < stop, enter, (first, held, accepted))[2]
+
+
+def _mark(given: Given, events: StepBits, decode_group: Int, step: Int, on: Flag) -> StepBits:
+    """The ring with an event at ``step``, if ``on``; a pipeline, which looks at every step (``rounds``), keeps none."""
+    return (
+        mark(events, given.structure.event(decode_group, step), on) if given.structure.pipeline_ranks == 1 else events
+    )
+
+
+def _cell(given: Given, decode_group: Int, step: Int, on: Flag) -> Int:
+    """Where a decode group's step is in the rings, if ``on``; else the padding cell."""
+    structure = given.structure
+    return jnp.where(
+        on, decode_group * structure.ring + step % structure.ring, structure.decode_groups() * structure.ring
+    )

@@ -1,0 +1,308 @@
+"""The end of an iteration, or of a leap over iterations of the same batch: tokens, gaps between them, departures."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.stations.engine.common import histogram
+from evaluator.stations.engine.common.arrays import Flag, Float, Int
+from evaluator.stations.engine.common.rings import NONE, add, read, read_once, tagged_count, unmark, write
+from evaluator.stations.engine.preemptive import prefix_cache
+from evaluator.stations.engine.preemptive.decode_groups import join, known_tokens, leave
+from evaluator.stations.engine.preemptive.lane import Given
+from evaluator.stations.engine.preemptive.linked_lists import turned
+from evaluator.stations.engine.preemptive.preemption import own_units
+from evaluator.stations.engine.preemptive.speculative_steps import held_tokens, path_since
+from evaluator.stations.engine.preemptive.state import QueueHeap, QueueList, State
+from evaluator.stations.engine.preemptive.waiting import answer, deliver, seen_s
+
+
+class MeasuredSteps(NamedTuple):
+    """Of several replicas that run together, another one may end the warm-up while this one is within a leap."""
+
+    since_s: Float  # the first token of the first measured request, if it is there
+    steps: Int  # how many of the steps after the first end later
+
+
+class IterationEnd(NamedTuple):
+    """A batch that has come to its end."""
+
+    decode_group: Int  # whose decodes were in it
+    steps: Int  # that the cohort took; 0 without decodes, or if no batch has ended
+    first_end_s: Float  # end of the first of them
+    end_s: Float  # end of the last
+    completing: Int  # list of requests whose prompts are complete
+    measured: MeasuredSteps | None = None  # of several replicas
+
+
+def complete_iteration(given: Given, state: State, iteration_end: IterationEnd) -> State:
+    """The clock has reached the landing's end: its tokens are handed out, and finished requests leave.
+
+    Gaps count from the first token of the first measured request on, as in the other program.
+    """
+    if iteration_end.measured is None:
+        first_token_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
+        weight = first_weight = jnp.where(first_token_s < jnp.inf, 1.0, 0.0)
+    else:
+        weight = jnp.where(iteration_end.measured.since_s < iteration_end.end_s, 1.0, 0.0)
+        first_weight = jnp.where(iteration_end.measured.since_s < iteration_end.first_end_s, 1.0, 0.0)
+    state = _enter_gaps(given, state, iteration_end, first_weight)
+    state = _take_steps(given, state, iteration_end)
+    state = _finish_decodes(given, state, iteration_end)
+    if given.structure.pipeline_ranks > 1:
+        state = _make_schedulable(given, state, iteration_end)
+    return _complete_prompts(given, state, iteration_end, weight)
+
+
+def _enter_gaps(given: Given, state: State, iteration_end: IterationEnd, weight: Float) -> State:
+    """The histogram with the gaps that end in the steps of a landing.
+
+    A sequence that has joined since the decode group's last step has a gap of its own, from its own last token; if its
+    prompt
+    was resident it has no token yet, and its first one comes now. All other gaps start at the end of the last step.
+    """
+    decode_group, decode_groups, steps = iteration_end.decode_group, state.decode_groups, iteration_end.steps
+    moves, at = steps > 0, given.first_bin()
+
+    def enter_first(carry: tuple[State, Int, Float]) -> tuple[State, Int, Float]:
+        state, i, count = carry
+        sequences = state.sequences
+        first = read_once(sequences.first_token_s, i)
+        resident = first == jnp.inf
+        gap_s = iteration_end.first_end_s - read_once(sequences.token_s, i)
+        bins = histogram.enter(state.itl_histogram, gap_s, jnp.where(resident, 0.0, weight), at)
+        first_token_s = write(sequences.first_token_s, i, jnp.where(resident, iteration_end.first_end_s, first))
+        state = state._replace(itl_histogram=bins, sequences=sequences._replace(first_token_s=first_token_s))
+        return state, read_once(state.next_joined, i), count + 1.0
+
+    start = (state, jnp.where(moves, read(decode_groups.joined, decode_group), NONE), jnp.zeros(()))
+    state, _, count = lax.while_loop(lambda carry: carry[1] >= 0, enter_first, start)
+    decode_groups, decodes = state.decode_groups, read(state.decode_groups.decodes, decode_group)
+    gap_from, joined = read(decode_groups.gap_from, decode_group), read(decode_groups.joined, decode_group)
+    others = jnp.where(moves, weight * (decodes - count), 0.0)
+    bins = histogram.enter(state.itl_histogram, iteration_end.first_end_s - gap_from, others, at)
+    if iteration_end.measured is None:
+        bins = histogram.enter_later_steps(
+            bins, steps, iteration_end.first_end_s, iteration_end.end_s, weight * decodes
+        )
+    else:
+        mean_s = (iteration_end.end_s - iteration_end.first_end_s) / jnp.maximum(steps - 1, 1)
+        bins = histogram.enter(bins, mean_s, decodes * iteration_end.measured.steps, at)
+    # The count makes the write below depend on the loop, which starts from what it overwrites (``common.rings``).
+    done = moves & (count >= 0.0)
+    return state._replace(
+        itl_histogram=bins,
+        decode_groups=decode_groups._replace(
+            gap_from=write(decode_groups.gap_from, decode_group, jnp.where(moves, iteration_end.end_s, gap_from)),
+            joined=write(decode_groups.joined, decode_group, jnp.where(done, NONE, joined)),
+        ),
+    )
+
+
+def _take_steps(given: Given, state: State, iteration_end: IterationEnd) -> State:
+    """The decode group's sums after its steps: every member has a token more with each."""
+    decode_group, decode_groups = iteration_end.decode_group, state.decode_groups
+    grown = iteration_end.steps.astype(jnp.float64)
+    step = read(decode_groups.step, decode_group) + iteration_end.steps
+    if state.accepted is not None:
+        return _gain(given, state, iteration_end, step)
+    decode_groups = decode_groups._replace(
+        step=write(decode_groups.step, decode_group, step),
+        context=add(decode_groups.context, decode_group, grown * read(decode_groups.decodes, decode_group)),
+    )
+    if given.structure.windowed:
+        cell = decode_group * given.structure.ring + step % given.structure.ring
+        full = jnp.where(grown > 0, tagged_count(state.rings.crossing, cell, step), 0.0)
+        decode_groups = decode_groups._replace(
+            window_context=add(
+                decode_groups.window_context, decode_group, grown * read(decode_groups.growing, decode_group)
+            ),
+            growing=add(decode_groups.growing, decode_group, -full),
+        )
+    return state._replace(decode_groups=decode_groups)
+
+
+def _gain(given: Given, state: State, iteration_end: IterationEnd, step: Int) -> State:
+    """The same with drafts after one step, or none: every member has what it gained."""
+    decode_group, decode_groups, accepted = iteration_end.decode_group, state.decode_groups, state.accepted
+    assert accepted is not None
+    moves, cell = iteration_end.steps > 0, decode_group * given.structure.ring + step % given.structure.ring
+    tokens = jnp.where(moves, tagged_count(accepted.tokens, cell, step), 0.0)
+    decodes = jnp.where(moves, read(decode_groups.decodes, decode_group), 0.0)
+    decode_groups = decode_groups._replace(
+        step=write(decode_groups.step, decode_group, step),
+        context=add(decode_groups.context, decode_group, tokens),
+    )
+    if given.structure.windowed:
+        wider = jnp.where(moves, tagged_count(accepted.window, cell, step), 0.0)
+        decode_groups = decode_groups._replace(window_context=add(decode_groups.window_context, decode_group, wider))
+    accepted = accepted._replace(decoded=accepted.decoded + decodes, decoded_tokens=accepted.decoded_tokens + tokens)
+    return state._replace(decode_groups=decode_groups, accepted=accepted)
+
+
+def _finish_decodes(given: Given, state: State, iteration_end: IterationEnd) -> State:
+    """The members that leave after the decode group's last step have their last token."""
+    decode_group, ring = iteration_end.decode_group, given.structure.ring
+    slot = read(state.decode_groups.step, decode_group) % ring
+    cell = decode_group * ring + slot
+
+    def depart(carry: tuple[State, Int]) -> tuple[State, Int]:
+        state, i = carry
+        attends = known_tokens(given, i, read(given.requests.output_tokens, i))
+        held = _held(given, state, i, iteration_end.steps > 0)
+        decode_groups = state.decode_groups._replace(
+            decodes=add(state.decode_groups.decodes, decode_group, -1.0),
+            context=add(state.decode_groups.context, decode_group, -attends),
+        )
+        if given.structure.windowed:
+            attended = -jnp.minimum(attends, given.limits.window)
+            decode_groups = decode_groups._replace(
+                window_context=add(decode_groups.window_context, decode_group, attended)
+            )
+        sequences = state.sequences._replace(decode_group=write(state.sequences.decode_group, i, NONE))
+        state = state._replace(decode_groups=decode_groups, sequences=sequences)
+        if state.cache is not None:
+            state = state._replace(cache=state.cache._replace(due=state.cache.due.remove(i)))
+        return _finish(given, state, i, iteration_end.end_s, True, held), read_once(state.next_leaving, i)
+
+    first = jnp.where(iteration_end.steps > 0, read_once(state.rings.leaving, cell), NONE)
+    if state.cache is not None:  # the order in which blocks come free decides which are taken first
+        next_leaving, first = turned(state.next_leaving, first)
+        state = state._replace(next_leaving=next_leaving)
+    state, end = lax.while_loop(lambda carry: carry[1] >= 0, depart, (state, first))
+    rings = state.rings
+    left = jnp.where(iteration_end.steps > 0, end, read_once(rings.leaving, cell))  # NONE after the walk: an empty list
+    rings = rings._replace(leaving=write(rings.leaving, cell, left))
+    if given.structure.pipeline_ranks == 1:
+        rings = rings._replace(events=unmark(rings.events, given.structure.event(decode_group, slot)))
+    return state._replace(rings=rings)
+
+
+def _make_schedulable(given: Given, state: State, iteration_end: IterationEnd) -> State:
+    """The decode group of a batch from the pipeline may be taken by the next batch.
+
+    If the decode group at rest is empty, the two change places. Otherwise the members join the decode group at rest
+    one by one, in
+    order of admission.
+    """
+    moved, here = iteration_end.decode_group, state.schedulable
+    lands = iteration_end.steps > 0
+    empty = read(state.decode_groups.decodes, here) == 0
+    slot = state.completed_batches % given.structure.pipeline_ranks
+    swap = lands & empty
+    state = state._replace(
+        schedulable=jnp.where(swap, moved, here),
+        running_batches=state.running_batches._replace(
+            decode_group=write(state.running_batches.decode_group, slot, jnp.where(swap, here, moved))
+        ),
+    )
+
+    def move(carry: tuple[State, Int]) -> tuple[State, Int]:
+        state, i = carry
+        mine = read_once(state.sequences.decode_group, i) == moved
+        state = leave(given, state, i, mine)
+        token_s = jnp.where(mine, iteration_end.end_s, read_once(state.sequences.token_s, i))
+        sequences = state.sequences._replace(token_s=write(state.sequences.token_s, i, token_s))
+        state = join(given, state._replace(sequences=sequences), i, mine)
+        return state, read_once(state.running.newer, i)
+
+    def left(carry: tuple[State, Int]) -> Flag:
+        state, i = carry
+        return lands & ~empty & (i < state.running.sentinel) & (read(state.decode_groups.decodes, moved) > 0)
+
+    return lax.while_loop(left, move, (state, state.running.oldest()))[0]
+
+
+def _complete_prompts(given: Given, state: State, iteration_end: IterationEnd, weight: Float) -> State:
+    """Requests whose prompts are complete have a token: their first, or after a preemption one that ends a gap."""
+    end_s = iteration_end.end_s
+
+    def complete(carry: tuple[State, Int]) -> tuple[State, Int]:
+        state, i = carry
+        sequences = state.sequences
+        before = read_once(sequences.generated, i)
+        generated, token_s = before + 1, read_once(sequences.token_s, i)
+        gaps = jnp.where(before > 0, weight, 0.0)
+        first_token_s = jnp.minimum(read_once(sequences.first_token_s, i), end_s)
+        state = state._replace(
+            itl_histogram=histogram.enter(state.itl_histogram, end_s - token_s, gaps, given.first_bin()),
+            sequences=sequences._replace(
+                generated=write(sequences.generated, i, generated),
+                first_token_s=write(sequences.first_token_s, i, first_token_s),
+                token_s=write(sequences.token_s, i, jnp.where(generated > 0, end_s, token_s)),
+            ),
+        )
+        if state.router_counts is not None:
+            state = state._replace(
+                router_counts=state.router_counts._replace(completed=state.router_counts.completed + 1.0)
+            )
+        ends = generated == read(given.requests.output_tokens, i)
+        held = _held(given, state, i, ends & False)
+        state = join(given, state, i, ~ends)
+        return _finish(given, state, i, end_s, ends, held), read_once(state.next_completing, i)
+
+    completing = iteration_end.completing
+    if state.cache is not None:
+        next_completing, completing = turned(state.next_completing, completing)
+        state = state._replace(next_completing=next_completing)
+    return lax.while_loop(lambda carry: carry[1] >= 0, complete, (state, completing))[0]
+
+
+def _held(given: Given, state: State, i: Int, decodes: Flag) -> Int | Float:
+    """KV units of a request that has its last token, of a decode iteration or of its prompt's last chunk.
+
+    On demand drafts may have taken slots that its last iteration did not fill, or that it never came to take.
+    """
+    reserved = given.kv_units(i)
+    if given.speculation is None:
+        return reserved
+    path = path_since(given, state, i, decodes)
+    elapsed = jnp.where(decodes, read(state.decode_groups.step, path.decode_group) - path.step, 0)
+    tokens = held_tokens(given, path, elapsed)
+    taken = own_units(given, i, tokens.astype(jnp.float64))
+    return jnp.where(given.rules.on_demand, taken, reserved.astype(jnp.float64))
+
+
+def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag, held: Int | Float) -> State:
+    """A request has its last token, if ``on``: it gives back its seat, and its KV, of which it ``held`` such units."""
+    last_token_s = read_once(state.sequences.last_token_s, i)
+    if state.router_counts is not None:
+        whole = known_tokens(given, i, read(given.requests.output_tokens, i))
+        left_context = state.router_counts.left_context + jnp.where(on, whole, 0.0)
+        state = state._replace(router_counts=state.router_counts._replace(left_context=left_context))
+    if state.cache is None:
+        state = state._replace(kv=state.kv - jnp.where(on, held, 0))
+    else:
+        state = prefix_cache.release(given, state, i, on)
+    if state.calendar is not None:
+        first_s = read_once(state.sequences.first_token_s, i)
+        state = state._replace(calendar=answer(given, state.calendar, i, first_s, end_s, on))
+    return state._replace(
+        sequences=state.sequences._replace(
+            last_token_s=write(state.sequences.last_token_s, i, jnp.where(on, end_s, last_token_s))
+        ),
+        running=state.running.remove(i, on),
+        by_end=state.by_end.remove(i, on) if given.structure.peaks else state.by_end,
+        running_count=state.running_count - on,
+        finished=state.finished + on,
+        **_notify(given, state, i, end_s, on),
+    )
+
+
+def _notify(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> dict[str, Any]:
+    """What changes in the state because a request is done: its user is told, or the station that comes next."""
+    if state.listed is not None:
+        return {"listed": state.listed.push(i, on)}
+    return {"waiting": _released(given, state, i, end_s, on)}
+
+
+def _released(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> QueueHeap | QueueList:
+    """Of a closed loop: a user may send the next request, at once or when the frontend has delivered the answer."""
+    waiting = state.waiting
+    if isinstance(waiting, QueueList) and given.structure.frontend:
+        first_s, output = read_once(state.sequences.first_token_s, i), read(given.requests.output_tokens, i)
+        return deliver(waiting, seen_s(given.rules, first_s, end_s, output), on)
+    return waiting._replace(released=waiting.released + on)

@@ -1,0 +1,144 @@
+"""What a lane of this program is given beyond ``LaneLimits``: a cost for each pipeline rank, and scheduling rules."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from evaluator.cost.iteration import IterationCost
+from evaluator.cost.kv import KvUnits
+from evaluator.stations.engine.common.arrays import Flag, Float, FloatPerRequest, Int, IntPerRequest, IntPerSource
+from evaluator.stations.engine.common.histogram import BINS
+from evaluator.stations.engine.common.lane import LaneLimits, Requests
+from evaluator.stations.engine.common.rings import read
+from evaluator.stations.engine.common.speculation import Speculation
+
+
+class Rules(NamedTuple):
+    """Scheduling beyond first come, first served with all KV reserved; numbers, as in ``Policy``."""
+
+    on_demand: Flag  # KV is given as tokens come; where it runs out, the request admitted last is preempted
+    whole_kv: Flag  # on_demand: a prompt gets the KV of its whole length on admission (Sarathi)
+    watermark_units: Float  # on_demand: an admission leaves this much free
+    long_prefill_tokens: Float  # most prompt tokens of one request in an iteration; infinite: no bound
+    least_work: Flag  # the waiting request with the fewest tokens left goes first
+    look_every: Int  # LightLLM: decode iterations between two looks at the waiting queue; 0: another policy
+    kv: KvUnits  # each field a Float
+    frontend_s: Float  # closed loop with a frontend: an answer reaches its user so much later, and
+    lookahead_steps: Float  # so many iterations of the request's mean length
+
+
+class BlockContent(NamedTuple):
+    """What is in the blocks of the requests, for a prefix cache: a number for each content with all before it.
+
+    Up to ``known_blocks`` the blocks of a request are of ``sources``, ``each`` blocks of one after those of
+    the other, with
+    numbers that count up from that of the source; from there on the number is ``own_from`` plus the block's place.
+    """
+
+    sources: IntPerSource
+    sources_from: IntPerRequest  # where those of the request begin
+    known_blocks: IntPerRequest
+    each: Int
+    own_from: IntPerRequest
+    held_from: IntPerRequest  # where the request's blocks begin in ``Cache.held``
+
+
+class SessionTurns(NamedTuple):
+    """Users who send their next request some time after the answer to the one before."""
+
+    opening: IntPerRequest  # the requests that follow no other, in order of their arrival
+    openings: Int  # how many
+    following: IntPerRequest  # the request that follows, or NONE
+    think_s: FloatPerRequest  # from the answer to the one before until this one is sent
+    in_turn: Flag  # ``coupled.Pool.assigned`` is in the order in which requests are sent, else by their numbers
+
+
+class CacheShape(NamedTuple):
+    """Sizes of the arrays of a prefix cache, as large as any lane needs them; names and blocks are of one replica."""
+
+    names: int
+    blocks: int  # that are ever used: at most the capacity
+    held: int  # blocks of all requests
+    due: int  # tokens of a block
+
+
+class Lane(NamedTuple):
+    """One replica."""
+
+    pipeline_ranks: tuple[IterationCost, ...]  # the cost of each pipeline rank
+    limits: LaneLimits
+    rules: Rules
+    shared_units: IntPerRequest  # on_demand: units of a request's prefix that stay in the cache and are not counted
+    content: BlockContent | None = None  # None: no prefix cache
+    session_turns: SessionTurns | None = (
+        None  # None: nobody waits for an answer, but users of a closed loop; several replicas
+    )
+    speculation: Speculation | None = None  # None: a decode iteration gives one token
+
+
+class Structure(NamedTuple):
+    """What is compiled in: everything else is traced."""
+
+    ring: int  # steps in the rings, a power of two above the longest output
+    windowed: bool  # the model has sliding-window layers
+    pipeline_ranks: int  # pipeline ranks, and batches in flight
+    peaks: bool  # some lane admits by its future peak of KV (LightLLM); with one rank only
+    replicas: int = 1  # most replicas of a lane, see ``engine.coupled``
+    frontend: bool = False  # of a closed loop: users get their answers later than the engine has them; several replicas
+    lockstep: bool = False  # replicas are data-parallel ranks that start together, see ``coupled.lockstep``
+    cache: CacheShape | None = None  # replicas have prefix caches; a unit of their KV is then a block
+    pools: int = 1  # of several replicas: pools that they belong to, see ``coupled.lane.Network``; what follows too
+    phases: int = 1  # 2: a prefill and a decode side
+    route_at_first_token: bool = False  # the decode replica is chosen with the first token, not when the KV is there
+    kv_reservation: bool = False  # back-pressure: KV is sent when the decode replica has room, and kept until then
+
+    def decode_groups(self) -> int:
+        """Decode groups of decoding sequences, see ``state.DecodeGroups``.
+
+        A pipeline has one in each batch in flight and one at rest. Without a pipeline a single one will do, because a
+        batch is formed only after the one before has ended. Each replica has its own.
+        """
+        return self.replicas * (1 if self.pipeline_ranks == 1 else self.pipeline_ranks + 1)
+
+    def event(self, decode_group: Int, step: Int) -> Int:
+        """Where a decode group's step is in the ring of events."""
+        return step % self.ring if self.decode_groups() == 1 else decode_group * self.ring + step % self.ring
+
+
+class Given(NamedTuple):
+    """All that stays the same during a lane's run: the functions of the loop read it and never change it."""
+
+    pipeline_ranks: tuple[IterationCost, ...]
+    limits: LaneLimits
+    rules: Rules
+    shared_units: IntPerRequest
+    content: BlockContent | None
+    session_turns: SessionTurns | None
+    speculation: Speculation | None
+    requests: Requests
+    structure: Structure
+    pool: Int | None = None  # of several pools: the number of the one whose figures these are
+
+    def kv_units(self, i: Int) -> Int:
+        """KV units of a finished request. Of several pools ``requests.kv_units`` has a row of requests for each."""
+        slots = self.requests.arrival_s.shape[0]
+        return read(self.requests.kv_units, i if self.pool is None else self.pool * slots + i)
+
+    def rows(self, decodes: Float) -> Float:
+        """Tokens that so many decodes take of the token budget: one each, or with drafts as many as are verified."""
+        return decodes if self.speculation is None else decodes * (self.speculation.drafts + 1.0)
+
+    def first_bin(self) -> Int | int:
+        """Where the histogram of the pool begins: each of several has its own, one behind the other."""
+        return 0 if self.pool is None else self.pool * BINS
+
+    def window(self) -> Float | None:
+        """The attention window in tokens; None for a model without windowed layers."""
+        return self.limits.window if self.structure.windowed else None
+
+    def every_token_takes_a_unit(self) -> Flag:
+        """Then the growth of a decode group is its number of decodes, and need not be noted step by step."""
+        kv = self.rules.kv
+        if self.speculation is not None:
+            return kv.block_tokens < 0.0
+        return (kv.block_tokens == 1.0) & (kv.window == 0.0) & (kv.sequence == 0.0)

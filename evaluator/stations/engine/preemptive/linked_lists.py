@@ -1,0 +1,92 @@
+"""Linked lists of requests inside the loop.
+
+``LinkedList`` is doubly linked and closed to a ring by a sentinel, the padding slot behind the requests; a request
+that is
+not in it is linked to itself, so that removing it changes nothing and needs no branch. ``push`` and ``unlink`` work on
+many short singly linked lists, whose heads are cells of an array. Masked writes and ``read_once``: see
+``common.rings``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.stations.engine.common.arrays import Array, Flag, Int, IntPerRequest
+from evaluator.stations.engine.common.rings import NONE, read_once, write
+
+
+class LinkedList(NamedTuple):
+    """Requests in the order in which they were appended."""
+
+    newer: IntPerRequest
+    older: IntPerRequest
+    sentinel: Int  # before the oldest and behind the newest; traced, as ``read_once`` needs it
+
+    @classmethod
+    def empty(cls, slots: int, sentinel: Int) -> LinkedList:
+        """A chain without members for ``slots`` request slots, the padding among them."""
+        return cls(*(jnp.arange(slots, dtype=jnp.int32),) * 2, sentinel)
+
+    def oldest(self) -> Int:
+        """The first member; the sentinel if there is none."""
+        return read_once(self.newer, self.sentinel)
+
+    def newest(self) -> Int:
+        """The last member; the sentinel if there is none."""
+        return read_once(self.older, self.sentinel)
+
+    def append(self, i: Int, on: Flag) -> LinkedList:
+        """With ``i`` behind all others, if ``on``."""
+        return self.insert(i, self.sentinel, on)
+
+    def insert(self, i: Int, before: Int, on: Flag) -> LinkedList:
+        """With ``i``, which is not in it, in front of a member or the sentinel, if ``on``."""
+        behind = read_once(self.older, before)
+        newer = write(self.newer, behind, jnp.where(on, i, before))
+        older = write(self.older, i, jnp.where(on, behind, i))
+        return self._replace(
+            newer=write(newer, i, jnp.where(on, before, i)), older=write(older, before, jnp.where(on, i, behind))
+        )
+
+    def remove(self, i: Int, on: Flag = True) -> LinkedList:
+        """Without ``i``, whether or not it was in it, if ``on``."""
+        newer, older = read_once(self.newer, i), read_once(self.older, i)
+        return self._replace(
+            newer=write(write(self.newer, older, jnp.where(on, newer, i)), i, jnp.where(on, i, newer)),
+            older=write(write(self.older, newer, jnp.where(on, older, i)), i, jnp.where(on, i, older)),
+        )
+
+
+def push(heads: Array, at: Int, links: IntPerRequest, i: Int, on: Flag) -> tuple[Array, IntPerRequest]:
+    """The heads and links of lists with ``i`` put in front of the one at ``at``, if ``on``."""
+    first = read_once(heads, at)
+    return write(heads, at, jnp.where(on, i, first)), write(links, i, jnp.where(on, first, read_once(links, i)))
+
+
+def turned(links: IntPerRequest, first: Int) -> tuple[IntPerRequest, Int]:
+    """The links and the first of a list in the opposite order, of one that begins with ``first``."""
+
+    def turn(carry: tuple[IntPerRequest, Int, Int]) -> tuple[IntPerRequest, Int, Int]:
+        links, before, one = carry
+        following = read_once(links, one)
+        return write(links, one, before), one, following
+
+    links, last, _ = lax.while_loop(lambda carry: carry[2] >= 0, turn, (links, first * 0 + NONE, first))
+    return links, last
+
+
+def unlink(heads: Array, at: Int, links: IntPerRequest, i: Int, on: Flag) -> tuple[Array, IntPerRequest]:
+    """The heads and links of lists with ``i`` taken out of the one at ``at``, if ``on``; it must be in it then."""
+    padding = links.shape[0] - 1
+    first, after = read_once(heads, at), read_once(links, i)
+    leads = first == i
+    walk = on & ~leads
+    before = lax.while_loop(
+        lambda one: walk & (read_once(links, one) != i),
+        lambda one: read_once(links, one),
+        jnp.where(walk, first, padding),
+    )
+    return write(heads, at, jnp.where(on & leads, after, first)), write(links, before, after)

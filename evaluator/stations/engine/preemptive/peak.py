@@ -1,0 +1,71 @@
+"""LightLLM's admission: a request is admitted if the KV suffices at the future peak of the batch.
+
+Every sequence holds a KV token more with each decode, until it leaves and frees all of it. LightLLM admits a request
+only if at no future moment the running requests and the new one would hold more than the capacity, each of them going
+on to its last token (``_can_add_new_req`` in LightLLM's router; there by ``max_new_tokens``). KV is counted by the
+token.
+
+The peak is just before some request leaves. With the sequences in order of their remaining decodes, most first, the KV
+just before the m-th leaves is what the first m hold now, plus m times the decodes that the m-th has left. The running
+requests are kept in that order (``State.by_end``), so that one walk along them finds the largest.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int
+from evaluator.stations.engine.common.rings import read, read_once
+from evaluator.stations.engine.preemptive.decode_groups import steps_done
+from evaluator.stations.engine.preemptive.lane import Given
+from evaluator.stations.engine.preemptive.state import State
+
+
+def _held_and_left(given: Given, state: State, i: Int) -> tuple[Int, Int]:
+    """Tokens in the KV before the next decode, and decodes to go."""
+    sequences = state.sequences
+    decodes = read_once(sequences.decode_group, i) >= 0
+    elapsed = jnp.where(decodes, steps_done(given, state) - read_once(sequences.since, i), 0)
+    held = jnp.where(decodes, read_once(sequences.computed, i) + elapsed, read_once(sequences.target, i))
+    with_prompt = jnp.where(decodes | given.limits.prompts_resident, 0, 1)  # the first token comes with the prompt
+    output = read(given.requests.output_tokens, i)
+    return held, output - read_once(sequences.generated, i) - elapsed - with_prompt
+
+
+def enter_end(given: Given, state: State, i: Int) -> State:
+    """A request that is admitted takes its place in ``by_end``, by the decodes it has left.
+
+    The order of those in it never changes, since each step takes one decode from all of them.
+    """
+    chain, left, looks = state.by_end, _held_and_left(given, state, i)[1], given.rules.look_every > 0
+
+    def later(other: Int) -> Flag:
+        return looks & (other < chain.sentinel) & (_held_and_left(given, state, other)[1] > left)
+
+    last = lax.while_loop(later, lambda other: read_once(chain.older, other), chain.newest())
+    return state._replace(by_end=chain.insert(i, read_once(chain.newer, last), looks))
+
+
+def peak_units(given: Given, state: State, i: Int, on: Flag) -> Float:
+    """Most KV tokens that the running requests and ``i`` will hold at once, if ``on``; a unit is a token."""
+    chain, mine = state.by_end, _held_and_left(given, state, i)
+
+    def count(sums: tuple[Array, ...], held: Int, left: Int, counts: Flag) -> tuple[Array, ...]:
+        """One more sequence, if ``counts``, with at most as many decodes left as those counted so far."""
+        members, total, peak = sums
+        members, total = members + counts, total + jnp.where(counts, held, 0)
+        return members, total, jnp.where(counts, jnp.maximum(peak, total + members * left), peak)
+
+    def step(carry: tuple[Int, Flag, tuple[Array, ...]]) -> tuple[Int, Flag, tuple[Array, ...]]:
+        other, entered, sums = carry
+        theirs = _held_and_left(given, state, other)
+        before = ~entered & (theirs[1] <= mine[1])  # the new request's place is in front of this one
+        sums = count(count(sums, *mine, before), *theirs, True)
+        return read_once(chain.older, other), entered | before, sums
+
+    zero = jnp.zeros((), jnp.int64)
+    on = on & (given.rules.look_every > 0)
+    first = (chain.newest(), ~on, (zero, zero, zero))
+    _, entered, sums = lax.while_loop(lambda carry: on & (carry[0] < chain.sentinel), step, first)
+    return count(sums, *mine, ~entered)[2].astype(jnp.float64)

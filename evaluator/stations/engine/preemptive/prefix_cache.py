@@ -1,0 +1,223 @@
+"""The moves of a prefix cache, in the order of ``reference.prefix_cache``: every block is touched one by one.
+
+All of them change how much KV is in use (``State.kv``): blocks that somebody uses. Where a policy has KV reserved, a
+request takes all its blocks on admission. A block gets its name when the chunk or the decode that fills it is put into
+a batch, so that requests behind it in the same batch find it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.stations.engine.common.arrays import Flag, Int
+from evaluator.stations.engine.common.rings import NONE, read, read_once, write
+from evaluator.stations.engine.preemptive.cache import Cache
+from evaluator.stations.engine.preemptive.lane import Given
+from evaluator.stations.engine.preemptive.state import State
+
+
+def block_tokens(given: Given) -> Int:
+    """Tokens of a block; 1 in a lane of zeros that fills up a call."""
+    return jnp.maximum(given.rules.kv.block_tokens.astype(jnp.int32), 1)
+
+
+def name_of(given: Given, replica: Int, i: Int, place: Int) -> Int:
+    """The name of what request ``i`` has in its block number ``place``, among those of the replica."""
+    content, shape = given.content, given.structure.cache
+    assert content is not None and shape is not None
+    number = lax.div(place, content.each)  # of numbers that are not negative, without the sign's corrections of ``//``
+    source = read(content.sources, read(content.sources_from, i) + number) + (place - number * content.each)
+    own = read(content.own_from, i) + place
+    return replica * shape.names + jnp.where(place < read(content.known_blocks, i), source, own)
+
+
+def look_up(given: Given, state: State, i: Int, on: Flag) -> tuple[Int, Int]:
+    """(leading blocks of request ``i`` that are there, those of them that nobody uses), if ``on``.
+
+    One token at least is left to compute: the one that the next token comes from.
+    """
+    cache = _cache(state)
+    most = jnp.where(on, (read_once(state.sequences.target, i) - 1) // block_tokens(given), 0)
+
+    def holder(place: Int) -> Int:
+        return read(cache.first, name_of(given, cache.replica, i, place))
+
+    def goes_on(carry: tuple[Int, Int, Int]) -> Flag:
+        place, block, _ = carry
+        return (place < most) & (block >= 0)
+
+    def go_on(carry: tuple[Int, Int, Int]) -> tuple[Int, Int, Int]:
+        place, block, idle = carry
+        return place + 1, holder(place + 1), idle + (read(cache.users, block) == 0)
+
+    found, _, idle = lax.while_loop(goes_on, go_on, (most * 0, holder(most * 0), most * 0))
+    return found, idle
+
+
+def admit(given: Given, state: State, i: Int, units: Int) -> State:
+    """Request ``i`` is admitted with ``units`` blocks; the first ``Cache.hits`` of them are there and become shared."""
+    cache = _cache(state)
+    assert given.content is not None
+    held_from, hits = read(given.content.held_from, i), cache.hits
+
+    def share(carry: tuple[Int, Cache]) -> tuple[Int, Cache]:
+        place, cache = carry
+        block = read(cache.first, name_of(given, cache.replica, i, place))
+        return place + 1, cache._replace(
+            users=write(cache.users, block, read_once(cache.users, block) + 1),
+            idle=cache.idle.remove(block),
+            held=write(cache.held, held_from + place, block),
+        )
+
+    _, cache = lax.while_loop(lambda carry: carry[0] < hits, share, (jnp.int32(0), cache))
+    first = read_once(state.sequences.scheduled_s, i) == jnp.inf
+    tokens = jnp.where(first, hits * block_tokens(given), read_once(cache.hit_tokens, i))
+    cache = cache._replace(
+        units=write(cache.units, i, hits),
+        named=write(cache.named, i, hits),
+        hit_tokens=write(cache.hit_tokens, i, tokens),
+    )
+    return extend(given, state._replace(cache=cache, kv=state.kv + cache.idle_hits), i, units)
+
+
+def extend(given: Given, state: State, i: Int, units: Int) -> State:
+    """Request ``i`` takes as many blocks as make it ``units``: there are as many that nobody uses."""
+    cache = _cache(state)
+    assert given.content is not None
+    held_from, held = read(given.content.held_from, i), read_once(cache.units, i)
+
+    def take(carry: tuple[Int, Cache]) -> tuple[Int, Cache]:
+        place, cache = carry
+        block, cache = _take(given, cache)
+        return place + 1, cache._replace(held=write(cache.held, held_from + place, block))
+
+    end, cache = lax.while_loop(lambda carry: carry[0] < units, take, (held, cache))
+    return state._replace(cache=cache._replace(units=write(cache.units, i, end)), kv=state.kv + (end - held))
+
+
+def _take(given: Given, cache: Cache) -> tuple[Int, Cache]:
+    """A block that was never used, else the one that nobody has used for the longest time. It forgets what it held."""
+    shape = given.structure.cache
+    assert shape is not None
+    new = cache.joined < given.limits.kv_units
+    block = jnp.where(new, cache.replica * shape.blocks + cache.joined, cache.idle.oldest())
+    name = read_once(cache.name, block)
+    named = name >= 0
+    cell = jnp.where(named, name, cache.first.shape[0] - 1)
+    first, after = read_once(cache.first, cell), read_once(cache.same.newer, block)
+    following = jnp.where(after == block, NONE, after)
+    return block, cache._replace(
+        first=write(cache.first, cell, jnp.where(named & (first == block), following, first)),
+        # What is written depends on what was read, see ``common.rings``: a block alone is not removed, an unnamed one
+        # keeps the name that it has not.
+        same=cache.same.remove(block, after != block),
+        name=write(cache.name, block, jnp.where(named, NONE, name)),
+        users=write(cache.users, block, 1),
+        idle=cache.idle.remove(block),
+        joined=cache.joined + new,
+        known=cache.known - named,
+    )
+
+
+def register(given: Given, state: State, i: Int, tokens: Int) -> State:
+    """The first ``tokens`` tokens of request ``i`` are computed, or are in this batch: its whole blocks get names."""
+    cache = _cache(state)
+    assert given.content is not None
+    held_from, named = read(given.content.held_from, i), read_once(cache.named, i)
+    whole = tokens // block_tokens(given)
+
+    def name(carry: tuple[Int, Cache]) -> tuple[Int, Cache]:
+        place, cache = carry
+        name, block = name_of(given, cache.replica, i, place), read(cache.held, held_from + place)
+        first = read_once(cache.first, name)
+        there = first >= 0
+        return place + 1, cache._replace(
+            first=write(cache.first, name, jnp.where(there, first, block)),
+            same=cache.same.insert(block, jnp.where(there, first, block), there),  # in front of the first: behind all
+            name=write(cache.name, block, name),
+        )
+
+    end, cache = lax.while_loop(lambda carry: carry[0] < whole, name, (named, cache))
+    return state._replace(cache=cache._replace(named=write(cache.named, i, end), known=cache.known + (end - named)))
+
+
+def release(given: Given, state: State, i: Int, on: Flag | bool) -> State:
+    """Request ``i`` gives back all its blocks, if ``on``, the last first; their content stays."""
+    cache = _cache(state)
+    assert given.content is not None
+    held_from, held = read(given.content.held_from, i), read_once(cache.units, i)
+    named = read_once(cache.named, i)
+
+    def give_back(carry: tuple[Int, Int, Cache]) -> tuple[Int, Int, Cache]:
+        place, freed, cache = carry
+        block = read(cache.held, held_from + place - 1)
+        users = read_once(cache.users, block) - 1
+        cache = cache._replace(users=write(cache.users, block, users), idle=cache.idle.append(block, users == 0))
+        return place - 1, freed + (users == 0), cache
+
+    start = (jnp.where(on, held, 0), jnp.int32(0), cache)
+    _, freed, cache = lax.while_loop(lambda carry: carry[0] > 0, give_back, start)
+    cache = cache._replace(
+        units=write(cache.units, i, jnp.where(on, 0, held)), named=write(cache.named, i, jnp.where(on, 0, named))
+    )
+    return state._replace(cache=cache, kv=state.kv - freed)
+
+
+# -- decodes
+
+
+def bucket(given: Given, decode_group: Int, step: Int) -> Int:
+    """The sentinel in ``Cache.due`` of the decodes of a decode group that open a block with a step.
+
+    It is the same every ``block_tokens`` steps. They fill a block with the step before.
+    """
+    shape = given.structure.cache
+    assert shape is not None
+    return given.requests.arrival_s.shape[0] + decode_group * shape.due + step % block_tokens(given)
+
+
+def enter_due(given: Given, cache: Cache, i: Int, decode_group: Int, opens: Int, on: Flag) -> Cache:
+    """Request ``i`` decodes with a decode group from now on, if ``on``: the step ``opens`` opens a block for it."""
+    due = cache.due._replace(sentinel=bucket(given, decode_group, opens)).append(i, on)
+    return cache._replace(due=due._replace(sentinel=cache.due.sentinel))
+
+
+def take_step(given: Given, state: State, step: Int, on: Flag) -> State:
+    """The decodes at rest take the blocks that a step opens, if ``on``, and those that it fills get their names.
+
+    With reserved KV they have their blocks. With KV on demand there are enough: who found none was preempted before.
+    """
+
+    def open_block(state: State, i: Int) -> State:
+        cache = _cache(state)
+        return extend(given, state, i, read_once(cache.units, i) + 1)
+
+    def fill_block(state: State, i: Int) -> State:
+        sequences = state.sequences
+        computed = read_once(sequences.computed, i) + step - read_once(sequences.since, i)
+        return register(given, state, i, computed + 1)
+
+    decode_group = state.schedulable
+    state = _for_due(given, state, bucket(given, decode_group, step), on & given.rules.on_demand, open_block)
+    return _for_due(given, state, bucket(given, decode_group, step + 1), on, fill_block)
+
+
+def _for_due(given: Given, state: State, sentinel: Int, on: Flag, do: Callable[[State, Int], State]) -> State:
+    """``do`` for the decodes of a bucket, in the order in which they joined, if ``on``."""
+
+    def go_on(carry: tuple[State, Int]) -> tuple[State, Int]:
+        state, i = carry
+        state = do(state, i)
+        return state, read_once(_cache(state).due.newer, i)
+
+    requests = given.requests.arrival_s.shape[0]
+    first = jnp.where(on, read_once(_cache(state).due.newer, sentinel), sentinel)
+    return lax.while_loop(lambda carry: carry[1] < requests, go_on, (state, first))[0]
+
+
+def _cache(state: State) -> Cache:
+    assert state.cache is not None
+    return state.cache

@@ -1,0 +1,251 @@
+"""Rounds of a pipeline: batches that only decode follow one another, and nothing else happens.
+
+Between two events the same decode groups go round: the oldest batch lands, each of its sequences has a token more, and
+the
+decode group is sent again at once. Forming that batch finds nothing to do, and its time in each pipeline rank is that
+of the
+decode group's batch before plus the growth of the contexts (``state.BatchPaces``). So a short loop over such batches
+takes the
+place of whole trips. The batches are still sent one by one, because a rank starts on a batch at the later of two times,
+the end of the rank before and the end of its own batch before: which of them is the later may change at any batch.
+
+A round ends before a batch at whose end a member leaves, joins or fills its attention window, before an arrival that
+might come in, and where KV on demand runs out. The trip of a single batch (``pipeline``) then goes on.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.cost.iteration import CostParameters, alike_steps, decode_growth, share_touched
+from evaluator.stations.engine.common import histogram
+from evaluator.stations.engine.common.arrays import (
+    Array,
+    Bins,
+    Flag,
+    Float,
+    FloatPerGroup,
+    FloatPerRank,
+    Int,
+    IntPerGroup,
+    IntPerRank,
+)
+from evaluator.stations.engine.common.leap import UNBOUNDED
+from evaluator.stations.engine.common.rings import NONE, read, read_once, tagged_count, write
+from evaluator.stations.engine.preemptive.batch import Scheduled, may_be_admitted
+from evaluator.stations.engine.preemptive.lane import Given
+from evaluator.stations.engine.preemptive.preemption import growth_of
+from evaluator.stations.engine.preemptive.state import BatchPaces, QueueHeap, RunningBatches, State
+from evaluator.stations.engine.preemptive.waiting import next_arrival
+
+
+def note_pace(given: Given, state: State, batch: Scheduled, took_s: tuple[Float, ...], on: Flag) -> BatchPaces | None:
+    """The paces after the decode group at rest was sent, if ``on``."""
+    batch_paces = state.batch_paces
+    if batch_paces is None:
+        return None
+    decode_group, costs, sums = state.schedulable, given.pipeline_ranks, batch.sums
+    growing, first = read(state.decode_groups.growing, decode_group), decode_group * len(costs)
+    alike = jnp.full((), UNBOUNDED)
+    for cost in costs:
+        alike = jnp.minimum(alike, alike_steps(cost, sums))
+
+    def enter(array: Array, index: Int, *values: Array) -> Array:
+        for more, value in enumerate(values):
+            array = write(array, index + more, jnp.where(on, value, read_once(array, index + more)))
+        return array
+
+    return BatchPaces(
+        decodes=enter(batch_paces.decodes, decode_group, jnp.where(sums.prefill_tokens > 0, 0.0, sums.decodes)),
+        step=enter(batch_paces.step, decode_group, read(state.decode_groups.step, decode_group)),
+        took_s=enter(batch_paces.took_s, first, *took_s),
+        slope_s=enter(batch_paces.slope_s, first, *(decode_growth(cost, sums, growing) for cost in costs)),
+        alike=enter(batch_paces.alike, decode_group, alike),
+        touched=enter(batch_paces.touched, decode_group, share_touched(costs[0], sums.decodes + sums.prefill_tokens)),
+    )
+
+
+class Round(NamedTuple):
+    """What changes from batch to batch of a round, and what it is for the batch that lands next, the oldest."""
+
+    clock: Float
+    passed: Int  # batches that have landed and been sent again
+    end_s: FloatPerRank  # of the flights
+    decode_groups: IntPerRank  # of the flights
+    free_s: tuple[Float, ...]  # by pipeline rank
+    steps: IntPerGroup  # done in this round
+    gap_from: FloatPerGroup
+    kv: Float
+    kv_max: Float
+    kv_unit_s: Float
+    busy_s: Float
+    itl_histogram: Bins
+    decode_group: Int  # of the oldest batch
+    done: Int  # steps of that cohort in this round
+    lands_s: Float  # end of the oldest batch
+    since_s: Float  # end of its cohort's last step
+
+
+def go_round(given: Given, state: State, on: Flag) -> State:
+    """The state after as many batches as pass before anything but decoding happens, if ``on``.
+
+    ``on`` where the next thing to happen is an arrival or the end of the oldest batch.
+    """
+    batch_paces, waiting = state.batch_paces, state.waiting
+    assert batch_paces is not None and isinstance(waiting, QueueHeap)
+    open_to_arrivals = may_be_admitted(given, state)
+    quiet = (
+        on
+        & (state.launched_batches > state.completed_batches)
+        & (read(state.decode_groups.decodes, state.schedulable) == 0)
+        & (state.prompts.oldest() == state.prompts.sentinel)
+        & ~(open_to_arrivals & (waiting.size > 0))
+    )
+    arrival_s = jnp.where(open_to_arrivals, next_arrival(given, waiting), jnp.inf)
+    first_token_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
+    weight = jnp.where(first_token_s < jnp.inf, 1.0, 0.0)
+    end = lax.while_loop(
+        lambda now: quiet & _goes_on(given, state, batch_paces, now, arrival_s),
+        lambda now: _land_and_send(given, state, batch_paces, now, weight),
+        _start(given, state),
+    )
+    return _after(given, state, batch_paces, end)
+
+
+def _start(given: Given, state: State) -> Round:
+    slot = state.completed_batches % given.structure.pipeline_ranks
+    decode_group, none = read(state.running_batches.decode_group, slot), jnp.int32(0)
+    return Round(
+        clock=state.clock,
+        passed=none,
+        end_s=state.running_batches.end_s,
+        decode_groups=state.running_batches.decode_group,
+        free_s=tuple(state.free_s[rank] for rank in range(given.structure.pipeline_ranks)),
+        steps=jnp.zeros_like(state.decode_groups.step),
+        gap_from=state.decode_groups.gap_from,
+        kv=state.kv,
+        kv_max=state.kv_max,
+        kv_unit_s=state.kv_unit_s,
+        busy_s=state.busy_s,
+        itl_histogram=state.itl_histogram,
+        decode_group=decode_group,
+        done=none,
+        lands_s=read(state.running_batches.end_s, slot),
+        since_s=read(state.decode_groups.gap_from, decode_group),
+    )
+
+
+def _growth(given: Given, state: State, now: Round) -> Float:
+    """KV units that the oldest batch's decode group takes for its next step."""
+    step = read(state.decode_groups.step, now.decode_group) + now.done + 1
+    return jnp.where(given.rules.on_demand, growth_of(given, state, now.decode_group, step), 0.0)
+
+
+def _goes_on(given: Given, state: State, batch_paces: BatchPaces, now: Round, arrival_s: Float) -> Flag:
+    """The oldest batch lands without an event, and its decode group is sent again as it is."""
+    structure, ranks, decode_groups = given.structure, given.structure.pipeline_ranks, state.decode_groups
+    decode_group, flying, completed_batches = (
+        now.decode_group,
+        state.launched_batches - state.completed_batches,
+        state.completed_batches + now.passed,
+    )
+    step = read(decode_groups.step, decode_group) + now.done + 1
+    cell, slot = decode_group * structure.ring + step % structure.ring, completed_batches % ranks
+    plain = read(state.running_batches.decodes, slot) & (read(state.running_batches.completing, slot) < 0)
+    goes_on = (
+        (plain | (now.passed >= flying))
+        & (read(decode_groups.joined, decode_group) < 0)
+        & (read(state.rings.leaving, cell) < 0)
+        & (read(batch_paces.decodes, decode_group) == read(decode_groups.decodes, decode_group))
+        & (arrival_s > now.lands_s)
+        & ((flying == 1) | (read(now.end_s, (completed_batches + 1) % ranks) > now.lands_s))  # else two land at once
+        & (now.kv + _growth(given, state, now) <= given.limits.kv_units)
+    )
+    if structure.windowed:
+        goes_on = goes_on & (tagged_count(state.rings.crossing, cell, step) == 0)
+    if not all(isinstance(cost, CostParameters) for cost in given.pipeline_ranks):
+        goes_on = goes_on & (step - read(batch_paces.step, decode_group) < read(batch_paces.alike, decode_group))
+    return goes_on
+
+
+def _land_and_send(given: Given, state: State, batch_paces: BatchPaces, now: Round, weight: Float) -> Round:
+    """The oldest batch lands, and its decode group starts on its next step."""
+    ranks, decode_group, done = given.structure.pipeline_ranks, now.decode_group, now.done + 1
+    decodes = read(state.decode_groups.decodes, decode_group)
+    ahead = (read(state.decode_groups.step, decode_group) + done - read(batch_paces.step, decode_group)).astype(
+        jnp.float64
+    )
+    clock, free, busy = now.lands_s, [], jnp.zeros(())
+    for rank, free_s in enumerate(now.free_s):
+        cell = decode_group * ranks + rank
+        took_s = read(batch_paces.took_s, cell) + ahead * read(batch_paces.slope_s, cell)
+        clock = jnp.maximum(clock, free_s) + took_s
+        free.append(clock)
+        busy = busy + took_s
+    kv = now.kv + _growth(given, state, now)
+    old, new = (state.completed_batches + now.passed) % ranks, (state.launched_batches + now.passed) % ranks
+    end_s = write(now.end_s, new, clock)
+    decode_groups = write(
+        write(now.decode_groups, old, read_once(now.decode_groups, new)), new, decode_group
+    )  # an empty one for this one
+    steps, gap_from = write(now.steps, decode_group, done), write(now.gap_from, decode_group, now.lands_s)
+    slot = (state.completed_batches + now.passed + 1) % ranks
+    following = read(decode_groups, slot)
+    return Round(
+        clock=now.lands_s,
+        passed=now.passed + 1,
+        end_s=end_s,
+        decode_groups=decode_groups,
+        free_s=tuple(free),
+        steps=steps,
+        gap_from=gap_from,
+        kv=kv,
+        kv_max=jnp.maximum(now.kv_max, kv),
+        kv_unit_s=now.kv_unit_s + now.kv * (now.lands_s - now.clock),
+        busy_s=now.busy_s + busy / ranks,
+        itl_histogram=histogram.enter(now.itl_histogram, now.lands_s - now.since_s, weight * decodes),
+        decode_group=following,
+        done=read(steps, following),
+        lands_s=read(end_s, slot),
+        since_s=read(gap_from, following),
+    )
+
+
+def _after(given: Given, state: State, batch_paces: BatchPaces, end: Round) -> State:
+    """The state after a round; a flight that was sent in it has decodes and completes no prompt."""
+    ranks, decode_groups, running_batches = given.structure.pipeline_ranks, state.decode_groups, state.running_batches
+    launched_batches, grown = state.launched_batches + end.passed, end.steps.astype(jnp.float64)
+    ago = (launched_batches - 1 - jnp.arange(ranks, dtype=jnp.int32)) % ranks
+    decode_groups = decode_groups._replace(
+        step=decode_groups.step + end.steps,
+        context=decode_groups.context + grown * decode_groups.decodes,
+        gap_from=end.gap_from,
+    )
+    if given.structure.windowed:
+        decode_groups = decode_groups._replace(
+            window_context=decode_groups.window_context + grown * decode_groups.growing
+        )
+    return state._replace(
+        clock=end.clock,
+        decode_groups=decode_groups,
+        running_batches=RunningBatches(
+            end_s=end.end_s,
+            decodes=running_batches.decodes | (ago < end.passed),
+            decode_group=end.decode_groups,
+            completing=jnp.where(ago < end.passed, NONE, running_batches.completing),
+        ),
+        launched_batches=launched_batches,
+        completed_batches=state.completed_batches + end.passed,
+        free_s=jnp.stack(end.free_s),
+        decode_iterations=state.decode_iterations + end.passed,
+        iterations=state.iterations + end.passed,
+        kv=end.kv,
+        kv_max=end.kv_max,
+        kv_unit_s=end.kv_unit_s,
+        busy_s=end.busy_s,
+        experts_touched=state.experts_touched + jnp.sum(grown * batch_paces.touched),
+        itl_histogram=end.itl_histogram,
+    )

@@ -1,0 +1,130 @@
+"""Members of a decode group that get unequal numbers of tokens, because they verify drafts.
+
+What a member gains in each of its decode iterations is entered in a ring when it joins (``common.speculation``), and,
+with KV on demand, the units that each iteration needs. A member that is taken out has what is still to come taken off
+again; what it has gained by then is counted by walking through its iterations once more. Nothing is leapt over: such
+decode groups go step by step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.cost.kv import units
+from evaluator.stations.engine.common.arrays import Flag, Float, Int, StepCounts
+from evaluator.stations.engine.common.rings import read, read_once, tagged_add
+from evaluator.stations.engine.common.speculation import AcceptedTokens, Speculation, tokens_given
+from evaluator.stations.engine.preemptive.lane import Given
+from evaluator.stations.engine.preemptive.state import State
+
+
+class SpeculativePath(NamedTuple):
+    """Decode iterations that a member has before it, from a step of its decode group on."""
+
+    i: Int
+    decode_group: Int
+    step: Int  # of the cohort, before the first of them
+    first: Int  # number of the first of them, of all decode iterations of the request
+    left: Int  # output tokens to come; 0: there are none
+    computed: Int  # tokens of its KV before the first of them
+    slots: Int  # of KV that it holds then: after a batch that rejected drafts more than those
+
+
+class PathGain(NamedTuple):
+    """A way once it is walked."""
+
+    iterations: Int  # until the last token is there
+    gained: Int  # tokens that so many iterations as were asked for give
+
+
+def walk_path(given: Given, path: SpeculativePath, steps: Int) -> PathGain:
+    """The whole way, and what the first ``steps`` of it give."""
+
+    def go_on(carry: tuple[Int, Int, Int]) -> tuple[Int, Int, Int]:
+        ahead, left, gained = carry
+        gain = _gain(given, path, ahead, left)
+        return ahead + 1, left - gain, gained + jnp.where(ahead < steps, gain, 0)
+
+    start = (jnp.int32(0), path.left, jnp.int32(0))
+    iterations, _, gained = lax.while_loop(lambda carry: carry[1] > 0, go_on, start)
+    return PathGain(iterations, gained)
+
+
+def enter_accepted(
+    given: Given, accepted: AcceptedTokens, path: SpeculativePath, attends: Float, sign: int
+) -> tuple[Int, AcceptedTokens]:
+    """(iterations, the rings with what a member gains on its way, or with ``sign`` -1 without it).
+
+    ``attends``: tokens that it attends to in the first of them.
+    """
+    windowed, window = given.structure.windowed, given.limits.window
+
+    def enter(carry: tuple[Int, Int, Float, AcceptedTokens]) -> tuple[Int, Int, Float, AcceptedTokens]:
+        ahead, left, attends, accepted = carry
+        gain = _gain(given, path, ahead, left)
+        step = path.step + ahead + 1
+        cell = path.decode_group * given.structure.ring + step % given.structure.ring
+        accepted = accepted._replace(tokens=tagged_add(accepted.tokens, cell, step, sign * gain.astype(jnp.int64)))
+        after = attends + gain
+        if windowed:
+            more = (jnp.minimum(after, window) - jnp.minimum(attends, window)).astype(jnp.int64)
+            accepted = accepted._replace(window=tagged_add(accepted.window, cell, step, sign * more))
+        return ahead + 1, left - gain, after, accepted
+
+    start = (jnp.int32(0), path.left, attends, accepted)
+    iterations, _, _, accepted = lax.while_loop(lambda carry: carry[1] > 0, enter, start)
+    return iterations, accepted
+
+
+def note_units(given: Given, noted: StepCounts, path: SpeculativePath, has_kv: Flag | bool, sign: int) -> StepCounts:
+    """The ring with the KV units that each iteration of a member needs more than the one before, on demand.
+
+    ``has_kv``: it holds those of the first iteration already. Each needs slots for all tokens that it verifies, of
+    which it keeps those that are accepted.
+    """
+    ring, rows = given.structure.ring, given.rows(1.0)
+
+    def enter(carry: tuple[Int, Int, Float, Float, StepCounts]) -> tuple[Int, Int, Float, Float, StepCounts]:
+        ahead, left, computed, before, noted = carry
+        gain = _gain(given, path, ahead, left)
+        after = jnp.maximum(units(given.rules.kv, computed + rows), before)
+        more = jnp.where(has_kv & (ahead == 0), 0.0, after - before)
+        step = path.step + ahead
+        noted = tagged_add(noted, path.decode_group * ring + step % ring, step, sign * more.astype(jnp.int64))
+        return ahead + 1, left - gain, computed + gain, after, noted
+
+    left = jnp.where(given.rules.on_demand, path.left, 0)
+    held = units(given.rules.kv, path.slots.astype(jnp.float64))
+    start = (jnp.int32(0), left, path.computed.astype(jnp.float64), held, noted)
+    return lax.while_loop(lambda carry: carry[1] > 0, enter, start)[-1]
+
+
+def held_tokens(given: Given, path: SpeculativePath, taken: Int) -> Int:
+    """Slots that a member holds once ``taken`` iterations of its way have their KV."""
+    drafts = _speculation(given).drafts.astype(jnp.int32)
+    before = walk_path(given, path, jnp.maximum(taken - 1, 0)).gained
+    return jnp.where(taken > 0, path.computed + before + 1 + drafts, path.slots)
+
+
+def path_since(given: Given, state: State, i: Int, on: Flag) -> SpeculativePath:
+    """The way of a member since it joined its decode group, if ``on``."""
+    sequences = state.sequences
+    assert sequences.decoded is not None and sequences.slots is not None
+    left = jnp.where(on, read(given.requests.output_tokens, i) - read_once(sequences.generated, i), 0)
+    since, first = read_once(sequences.since, i), read_once(sequences.decoded, i)
+    decode_group, computed = jnp.maximum(read_once(sequences.decode_group, i), 0), read_once(sequences.computed, i)
+    return SpeculativePath(
+        i, decode_group, since, first, left, computed, jnp.maximum(read_once(sequences.slots, i), computed)
+    )
+
+
+def _gain(given: Given, path: SpeculativePath, ahead: Int, left: Int) -> Int:
+    return jnp.minimum(tokens_given(_speculation(given), path.i, path.first + ahead), left)
+
+
+def _speculation(given: Given) -> Speculation:
+    assert given.speculation is not None
+    return given.speculation

@@ -1,0 +1,243 @@
+"""Pools in one loop of the vectorised engine: equal to the reference, request by request, on random systems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluator.device import configure
+from evaluator.metrics import OK
+from evaluator.plan import Configuration, Group, Plan, plan
+from evaluator.scenario import load_scenario
+from evaluator.simulation import simulate_chunk
+from evaluator.simulation.joint_pools import run_in_one_loop
+from evaluator.simulation.network import run_network
+from evaluator.traffic.jobs import Demand, Jobs
+from evaluator.traffic.requests import Tokens
+from evaluator.traffic.roles import ROLES
+from tests.properties.engine.test_any_order import QUICK
+from tests.simulation.test_feedback import PAIR, tightened
+from tests.simulation.test_phases import BOTH, SPREAD, assert_same, of_pools
+from tests.thorough import tried
+
+LOOKING = ("least_outstanding", "least_work", "least_kv", "least_tokens", "least_context")
+SHARING = ("round_robin", "random")
+SYSTEMS = tried(16, 0.5)
+
+
+class Draw:
+    """A random system: what it has in common with others of its kind is given, all else is drawn."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def one(self, *values: Any) -> Any:
+        """One of them."""
+        return values[self.rng.integers(len(values))]
+
+    def pool(self, role: str, groups: int = 1, **same: Any) -> dict[str, Any]:
+        """A pool of any hardware, policy and admission."""
+        policy = self.one("chunked", "continuous", "mixed", "static")
+        admission = self.one("reserve", "on_demand") if policy != "static" else "reserve"
+        return {
+            "role": role,
+            "hardware": self.one("h100-sxm", "l40s", "h200-sxm"),
+            "tensor_parallel": self.one(1, 2),
+            "replicas": groups * self.one(1, 2),
+            "batching": {"policy": policy, "max_num_seqs": self.one(2, 8, 64)},
+            "kv": {"admission": admission, "block_tokens": self.one(1, 16)},
+            **same,
+        }
+
+    def arrivals(self) -> dict[str, Any]:
+        """Open or closed loop."""
+        closed = {"process": "closed_loop", "users": self.one(1, 3, 20)}
+        return self.one(closed, {"process": "poisson", "rate_rps": self.one(10.0, 60.0)}, {"process": "all_at_once"})
+
+    def transfer(self, **same: Any) -> dict[str, Any]:
+        """Any link."""
+        return {
+            "link": self.one("nvlink", "pcie-gen5-x16", "ethernet-25g", "inter-rack"),
+            "granularity": self.one("cache", "layer"),
+            "shared": self.one("per_replica", "none"),
+            "figures": self.one("per_replica", "per_device"),
+            **same,
+        }
+
+
+def mixed(draw: Draw) -> dict[str, Any]:
+    """Two pools side by side, under a router that looks at both."""
+    return {
+        "deployment.pools": {name: draw.pool("mixed") for name in "ab"},
+        "deployment.router": draw.one(*LOOKING),
+        "workload.arrivals": draw.arrivals(),
+    }
+
+
+def tandem(draw: Draw) -> dict[str, Any]:
+    """A closed loop over a prefill and a decode pool, with any router of its own on each side.
+
+    Users wait for the frontend of the pool to which they went first.
+    """
+    routers = (*SHARING, *LOOKING, {"heavy_light": {"prompt_tokens": 1000, "heavy_replicas": 1}})
+    pools = {name: draw.pool(pool["role"]) for name, pool in PAIR.items()}
+    pools["p"] |= {"hardware": "h100-sxm", "calibration": "h100-sxm-vllm.serving"}
+    pools["d"]["replicas"] = 2
+    prefill = draw.one(*(routers[:-1] if pools["p"]["replicas"] == 1 else routers))
+    return {
+        "deployment.pools": pools,
+        "deployment.router": {"prefill": prefill, "decode": draw.one(*routers)},
+        "deployment.transfer": draw.transfer(),
+        "workload.arrivals": {"process": "closed_loop", "users": draw.one(1, 3, 20)},
+    }
+
+
+def several(draw: Draw) -> dict[str, Any]:
+    """Back-pressure between two groups of two prefill and two decode pools, each side of two models."""
+    phases = (("prefill", "p"), ("decode", "d"))
+    pools = {f"{name}{model[0]}": draw.pool(role, 2, model=model) for role, name in phases for model in BOTH}
+    next(iter(pools.values()))["replicas"] = 4  # more than eight in all, so that all systems share a program
+    return {
+        "deployment.pools": pools,
+        "deployment.router": {"prefill": draw.one(*SHARING, *LOOKING), "decode": draw.one(*SHARING, *LOOKING)},
+        "deployment.transfer": draw.transfer(backpressure=True, groups=2),
+        "workload.arrivals": draw.arrivals(),
+        "workload.models": BOTH,
+    }
+
+
+def systems(kind: Any, count: int, first: int = 0) -> Plan:
+    """Random systems of a kind."""
+    designs = [kind(Draw(seed)) for seed in range(first, first + count)]
+    return plan(of_pools(sweep={"design": {"zip": designs}}, requests=40, lengths=SPREAD))
+
+
+def tight(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """With KV for a few of the largest requests."""
+    found = []
+    for configuration in configurations:
+        times = float(np.random.default_rng(configuration.config).choice([1.02, 1.5, 3.0, 8.0]))
+        found.append(
+            replace(configuration, stations=tuple(tightened(station, times) for station in configuration.stations))
+        )
+    return found
+
+
+@pytest.mark.parametrize("kind", [mixed, tandem, several])
+def test_the_engine_equals_the_reference(kind):
+    configure()
+    whole = systems(kind, SYSTEMS)
+    token = plan(whole.scenario, simulator="token")
+    assert {(one.status, one.simulator, one.lacking, one.joint_pools) for one in whole.configurations} == {
+        (OK, "iteration", (), True)
+    }
+    for group in whole.groups:
+        configurations = tight(group.configurations)
+        found = simulate_chunk(whole, group, configurations)
+        for place, configuration in enumerate(configurations):
+            exact = simulate_chunk(token, token.group_of(configuration), [replace(configuration, simulator="token")])
+            assert_same(found, place, exact, 0, f"system {configuration.config}")
+
+
+def test_a_session_keeps_to_a_prefill_replica():
+    """Beside a decode side that looks; to the reference, too, a request says which session it is of."""
+    configure()
+    pools = {name: {**pool, "replicas": 2} for name, pool in PAIR.items()}
+    tree = {
+        "workload": {
+            "arrivals": {"process": "poisson", "rate_rps": 60.0},
+            "lengths": SPREAD,
+            "requests": 40,
+            "sessions": {"turns": {"mean": 3}, "think_s": 0.1, "think_from": "arrival"},
+        },
+        "deployment": {
+            "model": "llama-3.1-8b",
+            "hardware": "h100-sxm",
+            "pools": pools,
+            "router": {"prefill": "session", "decode": "least_work"},
+            "transfer": {"backpressure": True},
+        },
+    }
+    whole, token = plan(load_scenario(tree)), plan(load_scenario(tree), simulator="token")
+    (found, exact) = (simulate_chunk(one, one.groups[0], one.configurations) for one in (whole, token))
+    assert_same(found, 0, exact, 0, "sessions")
+    (jobs,) = whole.jobs(whole.configurations[0])
+    np.testing.assert_array_equal(exact.replica[0, 0], jobs.session % 2)
+
+
+def test_batches_in_a_pipeline_of_both_sides():
+    configure()
+    pools = {name: {**pool, "pipeline_parallel": 2, "replicas": 2} for name, pool in PAIR.items()}
+    layer = {"backpressure": True, "granularity": "layer"}
+    asked = of_pools(pools, arrivals={"process": "closed_loop", "users": 20}, requests=60, transfer=layer)
+    whole, token = plan(asked), plan(asked, simulator="token")
+    found, exact = (simulate_chunk(one, one.groups[0], tight(one.configurations)) for one in (whole, token))
+    assert_same(found, 0, exact, 0, "pipelines")
+
+
+def test_designs_of_alike_pools_share_a_program():
+    """Policies, routers, links, replicas and users are numbers of one compiled program."""
+    whole = systems(tandem, 24)
+    assert len(whole.groups) == 1
+    (station,) = whole.groups[0].stations
+    assert (station.program.pools, station.program.phases, station.program.replicas) == (2, 2, 8)
+    assert station.program.frontend
+
+
+# --- any requests, with what hypothesis finds
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[Jobs, int | None, int]:
+    """Up to eight requests at few times, users of a closed loop or none, and a seed for the system."""
+    count = draw(st.integers(1, 8))
+    numbers = [draw(st.lists(st.integers(low, high), min_size=count, max_size=count)) for low, high in
+               ((0, 3), (1, 300), (1, 12))]  # fmt: skip
+    arrival, prompt, output = map(np.array, numbers)
+    none = np.zeros(count, dtype=np.int64)
+    demand = Demand.of(Tokens(prompt, output, none, none, none), ROLES["prefill"])
+    users = draw(st.none() | st.integers(1, count))
+    ready_s = np.sort(arrival) * 0.01 if users is None else np.zeros(count)
+    return Jobs(np.arange(count), ready_s, demand, np.ones(count, dtype=bool)), users, draw(st.integers(0, 7))
+
+
+def alone(draw: Draw) -> dict[str, Any]:
+    """Back-pressure between a prefill and a decode pool."""
+    return {
+        "deployment.pools": {name: draw.pool(pool["role"]) for name, pool in PAIR.items()},
+        "deployment.transfer": draw.transfer(backpressure=True),
+        "workload.arrivals": draw.arrivals(),
+    }
+
+
+@pytest.fixture(scope="module")
+def designs() -> tuple[Plan, Group, list[Configuration]]:
+    configure()
+    whole = systems(alone, 8)
+    (group,) = whole.groups
+    return whole, group, tight(group.configurations)
+
+
+@QUICK
+@given(crowds())
+def test_any_requests_under_back_pressure(designs, crowd):
+    (whole, group, configurations), (jobs, users, number) = designs, crowd
+    configuration = configurations[number]
+    arrivals = replace(
+        configuration.workload.arrivals,
+        process="poisson" if users is None else "closed_loop",
+        users=users,
+        rate_rps=1.0,
+    )
+    configuration = replace(configuration, workload=replace(configuration.workload, arrivals=arrivals))
+    found = run_in_one_loop(whole, group.stations[0], [configuration], [[jobs]])
+    exact = run_network(whole, [configuration], [[jobs]])
+    for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s"):
+        np.testing.assert_allclose(getattr(found, name), getattr(exact, name), rtol=1e-9, err_msg=name)
+    np.testing.assert_array_equal(found.replica, exact.replica)

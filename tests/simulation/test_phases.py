@@ -1,0 +1,269 @@
+"""Several pools of one role, several models, groups of replicas: both engines agree, in either order of computing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evaluator.cost.frontend import Frontend, client_times
+from evaluator.device import configure
+from evaluator.metrics import OK
+from evaluator.plan import Plan, plan
+from evaluator.scenario import Scenario, load_scenario
+from evaluator.simulation import simulate_chunk, stations_of
+from evaluator.simulation.chain import run_chain
+from evaluator.traffic.jobs import Jobs
+from tests.simulation.test_pools import simulated
+from tests.thorough import tried
+
+TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
+SUMS = ("busy_s", "iterations", "flops", "bytes", "kv_unit_s", "kv_units_max", "preemptions")
+SPREAD = {"source": "uniform", "prompt_min": 20, "prompt_max": 2500, "output_min": 1, "output_max": 40}
+SHORT = {"source": "uniform", "prompt_min": 10, "prompt_max": 300, "output_min": 1, "output_max": 80}
+BOTH = {"llama-3.1-8b": 0.6, "qwen3-8b": {"share": 0.4, "lengths": SHORT}}
+SYSTEMS = tried(240, 0.5)
+
+
+def of_pools(
+    pools: Any = None,
+    models: Any = None,
+    arrivals: Any = None,
+    sweep: Any = None,
+    requests: int = 30,
+    lengths: Any = SPREAD,
+    **deployment: Any,
+) -> Scenario:
+    """Llama-3.1-8B on an H100 where a pool says nothing else."""
+    workload = {
+        "arrivals": arrivals or {"process": "poisson", "rate_rps": 20.0},
+        "lengths": lengths,
+        "requests": requests,
+        "warmup_requests": 0,
+        "models": models,
+    }
+    served = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "calibration": "datasheet", "pools": pools, **deployment}
+    return load_scenario({"workload": workload, "deployment": served, "sweep": sweep})
+
+
+def random_designs(count: int) -> list[dict[str, Any]]:
+    """Up to four pools a side, of one model or two, in groups or not, by any shares, over any link."""
+    rng = np.random.default_rng(1)
+
+    def one(*values: Any) -> Any:
+        return values[rng.integers(len(values))]
+
+    def pool(role: str, model: str, groups: int) -> dict[str, Any]:
+        return {
+            "role": role,
+            "model": model,
+            "hardware": one("h100-sxm", "h200-sxm", "mi300x"),
+            "tensor_parallel": one(1, 2, 4),
+            "replicas": groups * one(1, 1, 2),
+            "weight": one(None, None, 0.5, 3.0),
+            "precision": {"kv": one("bf16", "bf16", "fp8")},
+            "batching": {"policy": one("continuous", "mixed", "static"), "max_num_seqs": one(2, 8, 64)},
+            "kv": {"admission": "reserve", "block_tokens": one(1, 16)},
+        }
+
+    def phase(role: str, names: tuple[str, ...], groups: int) -> dict[str, Any]:
+        models = [*names, *(one(*names) for _ in range(rng.integers(0, 3)))]
+        return {f"{role[0]}{number}": pool(role, model, groups) for number, model in enumerate(models)}
+
+    designs = []
+    for _ in range(count):
+        names = one(("llama-3.1-8b",), ("llama-3.1-8b", "qwen3-8b"))
+        groups, apart = one(1, 1, 2, 3), rng.random() < 0.75
+        roles = ("prefill", "decode") if apart else ("mixed",)
+        pools = {name: each for role in roles for name, each in phase(role, names, groups if apart else 1).items()}
+        designs.append(
+            {
+                "deployment.pools": pools,
+                "deployment.transfer": {
+                    "link": one("nvlink", "pcie-gen5-x16", "ethernet-25g", "inter-rack"),
+                    "granularity": one("cache", "layer"),
+                    "shared": one("per_replica", "none"),
+                    "figures": one("per_replica", "per_device"),
+                    "groups": groups if apart else 1,
+                },
+                "deployment.router": one("round_robin", "random"),
+                "workload.models": BOTH if len(names) == 2 else None,
+                "workload.arrivals.rate_rps": one(2, 20, 200) + len(designs) / 1000,
+            }
+        )
+    return designs
+
+
+def assert_same(mine: Any, at: int, known: Any, there: int, what: str) -> None:
+    """Two runs, each at its place in a chunk, in their times, replicas, uses and gaps between tokens."""
+    for name in TIMES:
+        np.testing.assert_allclose(
+            getattr(mine, name)[at], getattr(known, name)[there], rtol=1e-9, err_msg=f"{name} of {what}"
+        )
+    np.testing.assert_array_equal(mine.replica[at], known.replica[there], err_msg=what)
+    for one, other in zip(mine.stations, known.stations, strict=True):
+        for name in SUMS:
+            np.testing.assert_allclose(
+                getattr(one, name)[at], getattr(other, name)[there], rtol=1e-9, err_msg=f"{name} of {what}"
+            )
+    assert [gaps[1].sum() for gaps in mine.itl[at]] == [gaps[1].sum() for gaps in known.itl[there]]
+
+
+@pytest.fixture(scope="module")
+def systems() -> tuple[Plan, dict, dict]:
+    """Random systems: their plan, and both engines' outcomes by configuration."""
+    configure()
+    asked = of_pools(None, sweep={"design": {"zip": random_designs(SYSTEMS)}})
+    whole = plan(asked)
+    return whole, simulated(whole), simulated(plan(asked, simulator="token"))
+
+
+def test_both_engines_agree_on_random_systems(systems):
+    whole, fast, exact = systems
+    able = [configuration for configuration in whole.configurations if configuration.status == OK]
+    assert len(able) >= SYSTEMS * 5 // 6 and {configuration.simulator for configuration in able} == {"iteration"}
+    assert max(len(configuration.stations) for configuration in able) >= 6
+    for configuration in able:
+        assert_same(*fast[configuration.config], *exact[configuration.config], f"system {configuration.config}")
+
+
+def test_one_event_loop_over_all_pools_gives_the_same(systems):
+    """It follows every request with its own objects, choices and links; the chain goes from station to station."""
+    whole, _, exact = systems
+    token = plan(whole.scenario, simulator="token")
+    for configuration in token.configurations:
+        if configuration.status == OK:
+            joint = replace(configuration, joint_pools=True)
+            outcomes = simulate_chunk(token, token.group_of(configuration), [joint])
+            assert_same(outcomes, 0, *exact[configuration.config], f"system {configuration.config}")
+
+
+def test_requests_go_where_their_model_and_group_are(systems):
+    whole, fast, _ = systems
+    for configuration in (configuration for configuration in whole.configurations if configuration.status == OK):
+        (outcomes, at), first = fast[configuration.config], configuration.phases[0]
+        model = whole.sampler.jobs(configuration.workload, 0, first.role).demand.model
+        replica = outcomes.replica[at, 0]
+        if first.replicas is not None:
+            np.testing.assert_array_equal(np.asarray(first.replicas.model)[replica], model)
+        assert sum(use.replicas[at] for use in outcomes.stations if use.devices[at]) == sum(
+            station.deployment.replicas for station in configuration.stations
+        )
+
+
+def test_tokens_are_conserved_over_the_pools(systems):
+    whole, fast, _ = systems
+    for configuration in (configuration for configuration in whole.configurations if configuration.status == OK):
+        outcomes, at = fast[configuration.config]
+        output = outcomes.output_tokens[at, 0]
+        assert outcomes.itl[at][0][1].sum() == (output - 1).sum()
+        times = np.array([getattr(outcomes, name)[at, 0] for name in TIMES])
+        assert np.isfinite(times).all() and (np.diff(times, axis=0) >= 0).all()
+
+
+# --- what must be the same as something simpler
+
+
+@pytest.mark.parametrize("role", ["mixed", "prefill"])
+def test_pools_alike_are_one_pool_with_as_many_replicas(role):
+    behind = {} if role == "mixed" else {"d": {"role": "decode"}}
+    one = ran({"a": {"role": role, "replicas": 5}, **behind})
+    several = ran({"a": {"role": role, "replicas": 2}, "b": {"role": role, "replicas": 3}, **behind})
+    for name in (*TIMES, "replica"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(several, name))
+    for name in SUMS[:-2]:
+        np.testing.assert_allclose(one.summed(name), several.summed(name), rtol=1e-12)
+
+
+def ran(pools: Any, simulator: str = "token", **more: Any) -> Any:
+    """The outcomes of one configuration."""
+    whole = plan(of_pools(pools, **more), simulator=simulator)
+    assert [configuration.status for configuration in whole.configurations] == [OK]
+    return simulate_chunk(whole, whole.groups[0], whole.configurations)
+
+
+def test_groups_of_one_replica_a_side_are_pairs_by_themselves():
+    """Requests go to three prefill replicas in turn, so each pair serves every third of them as if it were alone."""
+    pools = {"p": {"role": "prefill", "replicas": 3}, "d": {"role": "decode", "replicas": 3}}
+    transfer = {"link": "ethernet-25g"}
+    found = ran(pools, transfer={**transfer, "groups": 3})
+    alone = plan(
+        of_pools({name: {**pool, "replicas": 1} for name, pool in pools.items()}, transfer=transfer), simulator="token"
+    )
+    (configuration,), (jobs,) = alone.configurations, alone.jobs(alone.configurations[0])
+    for pair in range(3):
+        ids = jobs.id[pair::3]
+        own = Jobs(np.arange(len(ids)), jobs.ready_s[ids], jobs.demand[ids], jobs.measured[ids])
+        known = run_chain(stations_of(alone, alone.groups[0], [configuration]), [[own]])
+        for name in TIMES:
+            np.testing.assert_array_equal(getattr(found, name)[0, 0, ids], getattr(known, name)[0, 0])
+
+
+def test_weights_share_requests_out():
+    pools = {"a": {"role": "mixed", "weight": 3}, "b": {"role": "mixed", "replicas": 2}}
+    shares = [
+        np.bincount(ran(pools, requests=400, router=one).replica[0, 0]) / 400 for one in ("round_robin", "random")
+    ]
+    np.testing.assert_allclose(shares[0], [0.6, 0.2, 0.2], atol=0.005)
+    np.testing.assert_allclose(shares[1], [0.6, 0.2, 0.2], atol=0.08)
+
+
+def test_several_configurations_and_seeds_at_once():
+    """Each is what it is by itself, on either engine and in one loop over all pools."""
+    axes = {"deployment.pools.q.replicas": [1, 2], "deployment.transfer.groups": [1, 2]}
+    pools = {"p": {"role": "prefill", "replicas": 2}, "q": {"role": "prefill"}, "d": {"role": "decode", "replicas": 4}}
+    whole = plan(of_pools(pools, sweep=axes), simulator="token")
+    assert [configuration.status == OK for configuration in whole.configurations] == [True, False, True, True]
+    (group,) = whole.groups
+    together = simulate_chunk(whole, group, group.configurations)
+    joint = simulate_chunk(
+        whole, group, [replace(configuration, joint_pools=True) for configuration in group.configurations]
+    )
+    for place, configuration in enumerate(group.configurations):
+        if configuration.status == OK:
+            alone = simulate_chunk(whole, group, [configuration])
+            assert_same(together, place, alone, 0, "together")
+            assert_same(joint, place, alone, 0, "in one loop")
+
+
+def test_the_same_seed_gives_the_same_models_whatever_the_lengths():
+    def asked(**changes: Any) -> np.ndarray:
+        scenario = of_pools(MODEL_POOLS, models=BOTH, requests=300, **changes)
+        whole = plan(scenario, simulator="token")
+        return whole.jobs(whole.configurations[0])[0].demand.model
+
+    first = asked()
+    np.testing.assert_array_equal(first, asked(lengths=SHORT))
+    assert first.mean() == pytest.approx(0.4, abs=0.1)
+
+
+MODEL_POOLS = {"l": {"role": "mixed"}, "q": {"role": "mixed", "model": "qwen3-8b"}}
+
+
+def test_models_with_lengths_of_their_own():
+    outcomes = ran(MODEL_POOLS, models=BOTH, requests=300)
+    prompt, model = outcomes.prompt_tokens[0, 0], outcomes.model[0, 0]
+    assert prompt[model == 1].max() <= 300 < prompt[model == 0].max()
+    same = ran(MODEL_POOLS, models={name: 0.5 for name in BOTH}, requests=300)
+    plain = ran({"a": {"role": "mixed", "replicas": 2}}, requests=300)
+    np.testing.assert_array_equal(same.prompt_tokens, plain.prompt_tokens)  # lengths are drawn as without models
+
+
+def test_a_request_pays_at_the_frontend_of_its_pool():
+    """Sets that were fitted to servers say what lies around the engine; the one of the H100 is none of the L40S."""
+    pools = {"h": {"role": "mixed", "calibration": "h100-sxm-vllm.serving"},
+             "l": {"role": "mixed", "hardware": "l40s", "calibration": "l40s-vllm.serving"}}  # fmt: skip
+    whole = plan(of_pools(pools), simulator="token")
+    (configuration,), (group,) = whole.configurations, whole.groups
+    chain_result = run_chain(stations_of(whole, group, [configuration]), [whole.jobs(configuration)])
+    outcomes = simulate_chunk(whole, group, [configuration])
+    for replica, station in enumerate(configuration.stations):
+        at = chain_result.replica == replica
+        times = (chain_result.first_token_s[at], chain_result.last_token_s[at], chain_result.output_tokens[at])
+        first_s, last_s = client_times(Frontend.of(station.design.calibration), *times)
+        np.testing.assert_array_equal(outcomes.first_token_s[at], first_s)
+        np.testing.assert_array_equal(outcomes.last_token_s[at], last_s)
+    frontends = {station.design.calibration.frontend_s for station in configuration.stations}
+    assert len(frontends) == 2

@@ -1,0 +1,162 @@
+"""Pools of replicas that run together: the same for the engine and for the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import numpy as np
+
+from evaluator.cost.dispatched import Dispatched
+from evaluator.device import configure
+from evaluator.reference import PoolOutcome, Request, simulate
+from evaluator.routing import COUNTERS, Choice, HeavyLight, PrefixAware, Sent, assign, router_of, stream
+from evaluator.stations.engine.joint import NO_COUNTER, ByPrefix, JointPool, PoolResult, run_pools
+from evaluator.stations.engine.preemptive import Structure
+from tests.reference.build import CHOICES, random_cost
+from tests.stations.engine.fcfs_reserved.build import LANES, cut, in_calls, set_curves
+from tests.stations.engine.preemptive import build as any_order
+from tests.stations.engine.preemptive.build import Kind
+
+MOST = 8  # replicas
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A case of the program for any order on several replicas; users are those of all of them."""
+
+    one: any_order.Case
+    replicas: int
+    router: Choice
+    seed: int = 0
+    frontend: tuple[float, float] = (
+        0.0,
+        0.0,
+    )  # closed loop: seconds, and iterations of a request, until it is delivered
+    ranks: int = 1  # data-parallel ranks in lockstep; ``replicas`` are those of all of them
+
+    def delay_s(self, request: Request) -> float:
+        """Of the answer to a request."""
+        steps = max(request.output_tokens - 1, 1)
+        return self.frontend[0] + self.frontend[1] * (request.last_token_s - request.first_token_s) / steps
+
+    def __repr__(self) -> str:
+        return f"{self.replicas} replicas, {self.ranks} in lockstep, {self.router}: {self.one.case}"
+
+
+def structure_of(kind: Kind, frontend: bool = False, lockstep: bool = False) -> Structure:
+    return kind.structure._replace(replicas=MOST, frontend=frontend, lockstep=lockstep)
+
+
+def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
+    """A random case with any router; first come, first served, as nothing else is in this program.
+
+    In one of three every iteration takes a second and requests arrive at whole seconds, so that all that happens
+    happens at the same time as something else.
+    """
+    rng = np.random.default_rng([seed, 77])
+    one = (any_order.random_cached_case if kind.cached else any_order.random_case)(seed, kind)
+    replicas = int(rng.integers(1, MOST + 1))
+    limits, users = replace(one.case.limits, packing="fcfs"), one.case.users
+    users = users and max(1, int(users * rng.choice([0.5, 1, replicas])))
+    arrival_s = one.case.arrival_s / rng.choice([1, replicas])
+    if rng.random() < 0.5:  # a crowd with KV for one: where several serve, hardly anybody would be preempted otherwise
+        least = int((one.case.kv_units + one.shared_units).max()) + limits.watermark_units
+        limits, arrival_s = replace(limits, kv_units=least), arrival_s / 100
+    choice = CHOICES[int(rng.integers(len(CHOICES)))]
+    if isinstance(choice, HeavyLight):
+        choice = HeavyLight(int(rng.integers(1, 100)), int(rng.integers(1, replicas + 1)))
+    if kind.cached and rng.random() < 0.5:
+        choice = PrefixAware(float(rng.choice([0.0, 0.3, 0.8])), int(rng.choice([0, 2, 64])), float(rng.choice([1, 2])))
+    case, costs = replace(one.case, limits=limits, users=users, arrival_s=arrival_s), one.costs
+    if rng.random() < 1 / 3:
+        free = random_cost(rng, experts=kind.experts, windowed=kind.windowed, scale=0.0)
+        costs = (free._replace(iteration_s=1.0),) * kind.pipeline_ranks
+        case = replace(case, cost=costs[0], arrival_s=np.floor(arrival_s * rng.choice([1, 10])))
+    around = (float(rng.choice([0.0, 0.1, 3.0])), float(rng.choice([0.0, 1.2]))) if frontend else (0.0, 0.0)
+    one = replace(one, case=case, costs=costs)
+    return Case(any_order.drafted(one, seed, kind) if kind.speculating else one, replicas, choice, seed, around)
+
+
+@cache
+def random_cases(kind: Kind, count: int, frontend: bool = False) -> list[Case]:
+    """``count`` random cases of one structure."""
+    return [random_case(seed, kind, frontend) for seed in range(count)]
+
+
+def mostly_in_lockstep(cases: Sequence[Case]) -> list[Case]:
+    """Two of three in lockstep; the program for them also serves replicas that run by themselves."""
+    return [in_lockstep(given) if given.seed % 3 else given for given in cases]
+
+
+def dispatched(given: Case, dispatch_s: float) -> Case:
+    """The case with hosts that take up to ``dispatch_s`` for an iteration."""
+    rng = np.random.default_rng([given.seed, 79])
+    costs = tuple(Dispatched(cost, dispatch_s * rng.uniform()) for cost in given.one.costs)
+    return replace(given, one=replace(given.one, costs=costs))
+
+
+def in_lockstep(given: Case) -> Case:
+    """The case with some of its replicas, or all, in lockstep."""
+    rng = np.random.default_rng([given.seed, 78])
+    ranks = int(rng.integers(2, MOST + 1))
+    replicas = ranks * int(rng.integers(1, MOST // ranks + 1))
+    router = given.router
+    if isinstance(router, HeavyLight):
+        router = HeavyLight(router.prompt_tokens, min(router.heavy_replicas, replicas))
+    return replace(given, replicas=replicas, ranks=ranks, router=router)
+
+
+def stacked(cases: Sequence[Case]) -> tuple[JointPool, tuple]:
+    """Cases of one structure with a leading lane axis."""
+    lanes, requests = any_order.stacked([given.one for given in cases])
+    width = requests.arrival_s.shape[1]
+    assigned = np.zeros((len(cases), width), np.int32)
+    counters = np.full(len(cases), NO_COUNTER, np.int32)
+    prefixes = np.zeros((4, len(cases)))
+    for row, given in enumerate(cases):
+        router, prompts = router_of(given.router), given.one.case.prompt_tokens
+        if isinstance(given.router, PrefixAware):
+            prefixes[:, row] = 1, given.router.threshold, given.router.imbalance, given.router.imbalance_ratio
+        elif router.counts is None:
+            launched_batches = Sent(prompts, given.replicas, stream(given.seed))
+            assigned[row, : len(prompts)] = assign(given.router, launched_batches)
+        else:
+            counters[row] = COUNTERS.index(router.counts)
+    replicas = np.array([given.replicas for given in cases], np.int32)
+    around = np.array([given.frontend for given in cases])
+    lanes = lanes._replace(rules=lanes.rules._replace(frontend_s=around[:, 0], lookahead_steps=around[:, 1]))
+    by_prefix = ByPrefix(prefixes[0] > 0, *prefixes[1:]) if cases[0].one.contents else None
+    ranks = np.array([given.ranks for given in cases], np.int32)
+    return JointPool(lanes, replicas, counters, assigned, by_prefix, ranks=ranks if ranks.max() > 1 else None), requests
+
+
+def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, lanes: int = LANES) -> list[PoolResult]:
+    """The engine's results, one per case, cut to the case's requests; ``lanes`` of a call."""
+    configure()
+    lockstep = any(given.ranks > 1 for given in cases)
+    structure = structure_of(kind, any(any(given.frontend) for given in cases), lockstep)
+    run = partial(run_pools, structure=structure, vectorise=vectorise)
+    results = []
+    for given, found in zip(cases, in_calls(run, stacked(cases), len(cases), lanes), strict=True):
+        count = len(given.one.case.arrival_s)
+        results.append(PoolResult(cut(found.served, count), found.replica[:count]))
+    return results
+
+
+def run_reference(given: Case) -> PoolOutcome:
+    """The reference on the same requests, every token of them."""
+    case = given.one.case
+    columns = (case.arrival_s, case.compute_tokens, case.prompt_tokens, case.output_tokens, case.kv_units)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    shared = given.one.shared_units.tolist()
+    requests = [Request(number, *row, shared_units=shared[number]) for number, row in enumerate(rows)]
+    for request, content in zip(requests, given.one.contents, strict=False):
+        request.content = content
+    set_curves(case, requests)
+    return simulate(
+        given.one.costs, case.policy, case.limits, requests, replicas=given.replicas, lockstep=given.ranks,
+        router=given.router, seed=given.seed, users=case.users, delay_s=given.delay_s, window=case.window or None,
+        tokens=True,
+    )  # fmt: skip

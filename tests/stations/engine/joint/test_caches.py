@@ -1,0 +1,26 @@
+"""Prefix caches of replicas that run together, and the router that knows them, against the reference.
+
+Their hosts run ahead of the devices; some of the replicas are in lockstep.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from evaluator.routing import PrefixAware, name_of
+from tests.stations.engine.joint.build import dispatched, mostly_in_lockstep, random_cases
+from tests.stations.engine.joint.compare import assert_equal, preemptions
+from tests.stations.engine.preemptive.build import Kind
+from tests.thorough import tried
+
+CACHED = Kind(experts=True, cached=True)
+CASES = tried(120)
+
+
+def test_equal_to_the_reference():
+    cases = [dispatched(given, 3e-2) for given in mostly_in_lockstep(random_cases(CACHED, CASES))]
+    routers = Counter((name_of(given.router), given.ranks > 1) for given in cases if given.replicas > 1)
+    assert min(routers[PrefixAware().router, lockstep] for lockstep in (False, True)) >= CASES // 15
+    outcomes = assert_equal(cases, CACHED)
+    hits = sum(request.hit_tokens > 0 for outcome in outcomes for request in outcome.requests)
+    assert preemptions(outcomes) > CASES // 4 and hits > 2 * CASES

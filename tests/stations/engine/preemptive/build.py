@@ -1,0 +1,253 @@
+"""Replicas with queues in any order: the same for the engine and for the plain loop over iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import jax
+import numpy as np
+
+from evaluator.cost.iteration import CostParameters, IterationCost
+from evaluator.cost.memory import KvLayout, kv_units, units_of
+from evaluator.cost.speculative import SpeculativeCost
+from evaluator.device import configure
+from evaluator.policies import policy as policy_named
+from evaluator.reference import Limits, PoolOutcome, Request, simulate
+from evaluator.stations.engine import LaneLimits, LaneResult, Requests
+from evaluator.stations.engine.preemptive import BlockContent, CacheShape, KvUnits, Lane, Rules, Structure, run_lanes
+from tests.reference.build import random_cost
+from tests.stations.engine.fcfs_reserved import build as in_order
+from tests.stations.engine.fcfs_reserved.build import (
+    LANES,
+    MOST_DRAFTS,
+    OPEN,
+    RING,
+    cut,
+    in_calls,
+    policy_of,
+    requests_of,
+    set_curves,
+    slots_for,
+    speculation_of,
+)
+
+CHUNKING = ("chunked", "sarathi")
+CACHE = CacheShape(names=1 << 15, blocks=1 << 14, held=1 << 15, due=16)
+POLICIES = ("static", "continuous", "mixed", "orca", *CHUNKING)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the cases of one compiled structure have in common. ``peaks``: some of them are of LightLLM.
+
+    ``cached``: replicas have a prefix cache. ``speculating``: decodes verify drafts.
+    """
+
+    windowed: bool = False
+    experts: bool = False
+    pipeline_ranks: int = 1
+    peaks: bool = False
+    cached: bool = False
+    speculating: bool = False
+
+    @property
+    def structure(self) -> Structure:
+        cache = CACHE if self.cached else None
+        return Structure(RING, self.windowed, self.pipeline_ranks, self.peaks, cache=cache)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A case with the cost of every pipeline rank and, where a KV unit is more than a block, its KV layout."""
+
+    case: in_order.Case
+    costs: tuple[IterationCost, ...]
+    shared_units: np.ndarray  # of each request's prefix
+    layout: KvLayout | None = None
+    contents: tuple[tuple[int, ...], ...] = ()  # of the requests, with a prefix cache: what is in their first blocks
+
+    @property
+    def kv(self) -> KvLayout:
+        """Full attention alone unless another layout is given."""
+        block = self.case.limits.block_tokens
+        return self.layout or KvLayout(1.0, 0.0, None, 0.0, block, float(block), self.case.limits.kv_units)
+
+
+def random_layout(rng: np.random.Generator, block: int) -> KvLayout:
+    """Layers that keep all or a window, or none of the one, the other or both, and states up to three units large."""
+    full, window = rng.uniform(0.1, 1.0, 2) * (rng.random(2) < 0.7)
+    unit = block * (full + window) or 1.0
+    sequence = unit * rng.choice([0.0, 0.3, 3.0]) if full + window else unit
+    return KvLayout(full, window, int(rng.integers(1, 100)) if window else None, sequence, block, unit, 0)
+
+
+def random_case(seed: int, kind: Kind) -> Case:
+    """A random case with any policy, KV reserved or on demand, watermark, packing, and shares of long prompts."""
+    rng = np.random.default_rng([seed, kind.windowed, kind.experts, kind.pipeline_ranks, kind.peaks])
+    case = in_order.random_case(seed, kind.experts, kind.windowed)
+    policy = "lightllm" if kind.peaks and rng.random() < 0.2 else str(rng.choice(POLICIES))
+    on_demand = policy == "lightllm" or (policy not in ("static", "orca") and rng.random() < 0.7)
+    block = 1 if policy == "lightllm" else int(rng.integers(1, 17))
+    seats, budget = int(rng.integers(1, 41)), int(rng.choice([2, 16, 64, 512, 2048]))
+    if policy in CHUNKING:
+        seats = min(seats, budget)
+    else:  # whole prompts need room, after a preemption with all that was generated
+        longest = int((case.prompt_tokens + case.output_tokens).max())
+        budget = max(budget, longest + (40 if policy in ("mixed", "orca") else 0))
+    layout = random_layout(rng, block) if policy != "lightllm" and rng.random() < 0.3 else None
+    held = case.prompt_tokens + case.output_tokens - 1 + case.resident
+    units = -(-held // block) if layout is None else kv_units(layout, held)
+    watermark = int(rng.integers(0, 4)) if on_demand else 0
+    limits = Limits(
+        seats, budget, int(units.max() * rng.uniform(1, 3)) + watermark,
+        admission="on_demand" if on_demand else "reserve", block_tokens=block, watermark_units=watermark,
+        units_of_blocks=layout and kv_units(layout, np.arange(held.max() // block + 3) * block).tolist().__getitem__,
+        long_prefill_token_threshold=int(rng.choice([0, 1, 7, 50])) if policy in CHUNKING else 0,
+        packing=str(rng.choice(["fcfs", "least_work_left"])), look_every=int(rng.integers(1, 12)),
+    )  # fmt: skip
+    more = (random_cost(rng, experts=kind.experts, windowed=kind.windowed) for _ in range(kind.pipeline_ranks - 1))
+    shares = on_demand and layout is None and policy != "lightllm" and rng.random() < 0.3
+    shared = (case.prompt_tokens - case.compute_tokens) // block * shares
+    drawn = replace(case, policy=policy, limits=limits, kv_units=units - shared)
+    return Case(drawn, (case.cost, *more), shared, layout)
+
+
+def drafted(given: Case, seed: int, kind: Kind) -> Case:
+    """The case with drafts, made by a model (then with KV for it, too) or by nothing."""
+    rng = np.random.default_rng([seed, 11])
+    drafts, case, limits = int(rng.integers(1, MOST_DRAFTS + 1)), given.case, given.case.limits
+    draft = random_cost(rng, experts=kind.experts, windowed=kind.windowed, scale=0.1)
+    passes = float(drafts) if rng.random() < 0.7 else 0.0
+    own = (np.float64(drafts + 1), np.float64(passes), np.float64(2e-6))
+    costs = tuple(SpeculativeCost(cost, draft, *own) for cost in given.costs if isinstance(cost, CostParameters))
+    rates = rng.uniform(size=drafts) if rng.random() < 0.7 else np.full(drafts, rng.choice([0.0, 1.0]))
+    held = case.prompt_tokens + case.output_tokens - 1 + case.resident + drafts
+    block, layout = limits.block_tokens, given.layout
+    units = -(-held // block) if layout is None else kv_units(layout, held)
+    more = int((units - case.kv_units - given.shared_units).max())
+    blocks = np.arange(held.max() // block + drafts + 3) * block
+    limits = replace(
+        limits, drafts=drafts, kv_units=limits.kv_units + more,
+        max_num_batched_tokens=max(limits.max_num_batched_tokens, limits.max_num_seqs) + limits.max_num_seqs * drafts,
+        units_of_blocks=layout and kv_units(layout, blocks).tolist().__getitem__,
+    )  # fmt: skip
+    case = replace(
+        case, cost=costs[0], limits=limits, kv_units=units - given.shared_units,
+        chances=tuple(np.cumprod(rates).tolist()),
+    )  # fmt: skip
+    return replace(given, case=case, costs=costs)
+
+
+def random_cached_case(seed: int, kind: Kind) -> Case:
+    """A random case of replicas with a prefix cache: sessions, or prompts whose blocks are drawn from two, or both."""
+    given, rng = random_case(seed, kind), np.random.default_rng([seed, 7])
+    case, limits = given.case, given.case.limits
+    prompt, output = case.prompt_tokens, case.output_tokens
+    if rng.random() < 0.4:  # a prompt ends where a block does, or one token off
+        prompt = np.maximum(prompt // limits.block_tokens * limits.block_tokens + rng.integers(-1, 2, len(prompt)), 1)
+    units = -(-(prompt + output - 1) // limits.block_tokens)
+    longest = int((prompt + output).max())
+    budget = limits.max_num_batched_tokens
+    if case.policy not in CHUNKING:
+        budget = max(budget, longest + (40 if case.policy in ("mixed", "orca") else 0))
+    capacity = int(units.max() * rng.uniform(1, rng.choice([1.5, 3, 6]))) + limits.watermark_units
+    limits = replace(
+        limits, max_num_batched_tokens=budget, kv_units=capacity, units_of_blocks=None, prefix_caching=True
+    )
+    whole = (prompt + output - 1) // limits.block_tokens
+    known = np.where(rng.random(len(prompt)) < 0.5, whole, prompt // limits.block_tokens)
+    session, first = rng.integers(0, rng.integers(1, 8), len(prompt)), rng.integers(0, 3)
+    drawn = rng.random() < 0.3
+    contents = tuple(
+        tuple(rng.integers(0, 2, count).tolist()) if drawn else (*(-1,) * first, *(one,) * count)[:count]
+        for one, count in zip(session.tolist(), known.tolist(), strict=True)
+    )
+    case = replace(case, prompt_tokens=prompt, compute_tokens=prompt, kv_units=units, resident=False, limits=limits)
+    return Case(case, given.costs, 0 * units, None, contents)
+
+
+@cache
+def random_cases(kind: Kind, count: int) -> list[Case]:
+    """``count`` random cases of one structure."""
+    if kind.speculating:
+        return [drafted(random_case(seed, kind), seed, kind) for seed in range(count)]
+    return [(random_cached_case if kind.cached else random_case)(seed, kind) for seed in range(count)]
+
+
+def _content_of(given: Case, slots: int) -> BlockContent:
+    """Numbers for the contents, each block a source of its own; blocks whose content is not known are like no other."""
+    names: dict[tuple[int, int], int] = {}
+    sources: list[int] = []
+    columns = np.zeros((4, slots + 1), np.int32)
+    own = CACHE.names - 1
+    for i, (content, units) in enumerate(zip(given.contents, given.case.kv_units.tolist(), strict=True)):
+        own -= max(units - len(content), 0)
+        columns[:, i] = len(sources), len(content), own - len(content), given.case.kv_units[:i].sum()
+        before = -1
+        for one in content:
+            before = names.setdefault((before, one), len(names))
+            sources.append(before)
+    assert len(names) <= own and len(sources) <= CACHE.held
+    padded = np.zeros(CACHE.held, np.int32)
+    padded[: len(sources)] = sources
+    return BlockContent(padded, columns[0], columns[1], np.int32(1), columns[2], columns[3])
+
+
+def _lane_of(given: Case, slots: int) -> Lane:
+    case, limits = given.case, given.case.limits
+    record = policy_named(case.policy)
+    budget = limits.max_num_batched_tokens if record.token_budget else np.inf
+    lane_limits = LaneLimits(
+        policy_of(case), np.bool_(case.resident),
+        np.float64(limits.max_num_seqs), np.float64(budget), np.float64(limits.kv_units), np.float64(case.window),
+        np.int32(OPEN if case.users is None else case.users), np.int32(len(case.arrival_s)),
+        np.int32(case.measured_from),
+    )  # fmt: skip
+    rules = Rules(
+        on_demand=np.bool_(limits.admission == "on_demand"),
+        whole_kv=np.bool_(record.whole_kv),
+        watermark_units=np.float64(limits.watermark_units),
+        long_prefill_tokens=np.float64(limits.long_prefill_token_threshold or np.inf),
+        least_work=np.bool_(limits.packing == "least_work_left"),
+        look_every=np.int32((limits.look_every or record.look_every) if record.by_future_peak else 0),
+        kv=KvUnits(*map(np.float64, units_of(given.kv))),
+        frontend_s=np.float64(0.0),
+        lookahead_steps=np.float64(0.0),
+    )
+    shared = np.zeros(slots + 1, np.int32)
+    shared[: len(given.shared_units)] = given.shared_units
+    content = _content_of(given, slots) if given.contents else None
+    return Lane(given.costs, lane_limits, rules, shared, content, None, speculation_of(case, slots))
+
+
+def stacked(cases: Sequence[Case]) -> tuple[Lane, Requests]:
+    """Cases of one structure with a leading lane axis."""
+    slots = slots_for(len(given.case.arrival_s) for given in cases)
+    pairs = [(_lane_of(given, slots), requests_of(given.case, slots)) for given in cases]
+    return jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
+
+
+def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, lanes: int = LANES) -> list[LaneResult]:
+    """The engine's results, one per case, cut to the case's requests; ``lanes`` of a call."""
+    configure()
+    found = in_calls(
+        partial(run_lanes, structure=kind.structure, vectorise=vectorise), stacked(cases), len(cases), lanes
+    )
+    return [cut(result, len(given.case.arrival_s)) for result, given in zip(found, cases, strict=True)]
+
+
+def run_reference(given: Case) -> PoolOutcome:
+    """The plain loop on the same requests, every token of it."""
+    case = given.case
+    columns = (case.arrival_s, case.compute_tokens, case.prompt_tokens, case.output_tokens, case.kv_units)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    shared = given.shared_units.tolist()
+    requests = [Request(number, *row, shared_units=shared[number]) for number, row in enumerate(rows)]
+    for request, content in zip(requests, given.contents, strict=False):
+        request.content = content
+    set_curves(case, requests)
+    return simulate(
+        given.costs, case.policy, case.limits, requests, users=case.users, window=case.window or None, tokens=True
+    )

@@ -1,0 +1,80 @@
+"""The engine against the plain loop over every token, on random replicas with everything at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+
+from tests.stations.engine.compare import TOLERANCE, assert_same
+from tests.stations.engine.fcfs_reserved import build as in_order
+from tests.stations.engine.preemptive.build import POLICIES, Case, Kind, random_cases, run_engine, run_reference
+from tests.thorough import tried
+
+CASES = tried(200, 0.24)
+ALL = Kind(windowed=True, experts=True, peaks=True)
+KINDS = {
+    "all policies, windows, experts": ALL,
+    "three pipeline ranks, windows, experts": Kind(windowed=True, experts=True, pipeline_ranks=3),
+}
+"""Some programs, each with much in it: to compile one takes longer than to run its cases."""
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_equal_to_the_plain_loop(kind):
+    cases = random_cases(kind, CASES)
+    preemptions = 0
+    for given, result in zip(cases, run_engine(cases, kind), strict=True):
+        expected = run_reference(given)
+        assert_same(given.case, result, expected)
+        assert result.preemptions == expected.preemptions, given.case
+        np.testing.assert_allclose(result.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
+        np.testing.assert_allclose(result.experts_touched, expected.experts_touched, rtol=TOLERANCE)
+        preemptions += expected.preemptions
+    assert preemptions > CASES // 3
+
+
+def _features(given: Case) -> set[str]:
+    """What a case has that another may lack."""
+    case, limits = given.case, given.case.limits
+    on_demand = limits.admission == "on_demand"
+    work_s = case.cost.token_s * case.prompt_tokens.sum()
+    found = {
+        "closed loop": case.users is not None,
+        "cached prompts": not case.resident and (case.compute_tokens < case.prompt_tokens).any(),
+        "resident, on demand": case.resident and on_demand,
+        "least work left": limits.packing == "least_work_left",
+        "long prompts in shares": limits.long_prefill_token_threshold > 0,
+        "watermark": limits.watermark_units > 0,
+        "hybrid KV, on demand": given.layout is not None and on_demand,
+        "overload": case.users is None and work_s > 2 * np.ptp(case.arrival_s),
+    }
+    return {name for name, there in found.items() if there}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_the_cases_have_everything(kind):
+    cases = random_cases(kind, CASES)
+    assert {given.case.policy for given in cases} == {*POLICIES, *(["lightllm"] if kind.peaks else [])}
+    counts = Counter(feature for given in cases for feature in _features(given))
+    assert len(counts) == 8 and min(counts.values()) >= CASES // 30, counts
+
+
+def test_equal_to_the_program_for_arrivals_in_order():
+    """Where both apply; the two share no code for queues."""
+    cases = in_order.random_cases(True, True, tried(100))
+    any_order = run_engine([Case(case, (case.cost,), 0 * case.kv_units) for case in cases], ALL)
+    for one, other in zip(in_order.run_engine(cases), any_order, strict=True):
+        for name, value in one._asdict().items():
+            # Leaps end elsewhere, and with them the means in the histogram; kv_unit_s counts only who was served.
+            if name not in ("itl_histogram", "kv_unit_s") and value is not None:  # there is no prefix cache
+                np.testing.assert_allclose(getattr(other, name), value, rtol=TOLERANCE, err_msg=name)
+
+
+def test_in_step_as_on_an_accelerator():
+    """Lanes without requests, which fill up the call, go along."""
+    cases = random_cases(ALL, 8)
+    for one, other in zip(run_engine(cases, ALL), run_engine(cases, ALL, vectorise=True), strict=True):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), one, other)
