@@ -23,22 +23,21 @@ SIMULATORS = (ITERATION, REQUEST, TOKEN)
 class CompileKey:
     """Which program of the vectorised engine runs a configuration.
 
-    ``in_order`` keeps its queues in the order of arrival. ``preemptive``: the configuration needs the program
-    ``any_order``, which takes about three times as long. ``pipeline_ranks`` and ``peaks`` (some lane admits by the
-    future peak of its KV) are compiled into ``any_order`` only. Where ``replicas`` are several, they run together, in
+    ``fcfs_reserved`` keeps its queues in the order of arrival. ``preemptive``: the configuration needs the program of
+    that name, which takes about three times as long. ``pipeline_ranks`` and ``peaks`` (some lane admits by the future
+    peak of its KV) are compiled into ``preemptive`` only. Where ``replicas`` are several, they run together, in
     ``joint``: as many or fewer of them, so that few programs serve a sweep over their number. ``frontend``: there,
     users of a closed loop get their answers later than the engine has them. ``branches`` of a request, as many or fewer
-    of them, are compiled into ``in_order`` only; ``drafts`` of a decode, as many or fewer, where there is one pool in a
-    loop. ``cached``: replicas have prefix caches. ``session_turns``: users think about answers before they send the
-    next
-    request.
+    of them, are compiled into ``fcfs_reserved`` only; ``drafts`` of a decode, as many or fewer, where there is one pool
+    in a loop. ``cached``: replicas have prefix caches. ``session_turns``: users think about answers before they send
+    the next request.
 
     ``lockstep``: the replicas that run together are data-parallel ranks, so many of which start every iteration
     together. Whether they do is compiled in, their number is not.
 
-    ``pools``: the replicas that run together are those of several pools, on one side or two. ``route_at_first_token``,
-    ``kv_reservation``: as of
-    ``any_order.Structure``. ``tables``: the sizes of tables that routers and links have (kinds of jobs, groups, ways).
+    ``pools``: the replicas that run together are those of several pools, of one phase or of two.
+    ``route_at_first_token``, ``kv_reservation``: as of ``preemptive.Structure``. ``tables``: the sizes of tables that
+    routers and links have (kinds of jobs, groups, pairs of pools).
     """
 
     preemptive: bool = False
@@ -110,7 +109,7 @@ def out_of_order(deployment: Deployment) -> str | None:
     record = policy(batching.policy)
     found = {
         "pipeline_parallel": deployment.pipeline_parallel > 1,
-        f"policy {record.name}": record.any_order,
+        f"policy {record.name}": record.preemptive_program,
         "kv.admission on_demand": on_demand(deployment),
         f"packing {batching.packing}": batching.packing != "fcfs",
         "long_prefill_token_threshold": batching.long_prefill_token_threshold > 0 and not record.whole_prompts,

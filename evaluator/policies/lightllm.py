@@ -9,6 +9,6 @@ LIGHTLLM = BatchingPolicy(
     prefill_alone=True,
     admission="on_demand",
     look_every=10,  # LightLLM's max_wait_tokens
-    any_order=True,
+    preemptive_program=True,
     pipeline=False,
 )

@@ -11,5 +11,5 @@ ORCA = BatchingPolicy(
     source="Yu et al., Orca: A Distributed Serving System for Transformer-Based Generative Models, OSDI 2022, alg. 1",
     token_budget=False,
     admission="reserve",
-    any_order=True,
+    preemptive_program=True,
 )

@@ -10,7 +10,7 @@ class BatchingPolicy:
     """Which requests take part in an iteration, and how the KV cache is dealt out to them.
 
     Every iteration gives each decoding request a token, computes prompts, or does both; the fields say which, within
-    which limits, and what KV a request must get to be admitted. ``any_order`` and ``pipeline`` say how far the
+    which limits, and what KV a request must get to be admitted. ``preemptive_program`` and ``pipeline`` say how far the
     vectorised engine goes with the policy. Errors: ValueError for decisions that no engine can combine.
     """
 
@@ -24,7 +24,9 @@ class BatchingPolicy:
     whole_kv: bool = False  # KV on demand: a prompt cut into chunks gets the KV of its whole length on admission
     admission: str | None = None  # the only kv.admission that it has, reserve or on_demand; None: either
     look_every: int = 0  # decode iterations between two looks at who waits, see ``by_future_peak``; 0: looks always
-    any_order: bool = False  # needs the engine's any-order program even where KV is reserved, first come, first served
+    preemptive_program: bool = (
+        False  # needs the program `preemptive` even where KV is reserved, first come, first served
+    )
     pipeline: bool = True  # the vectorised engine runs it on several pipeline ranks (else only the reference does)
 
     def __post_init__(self) -> None:
@@ -38,7 +40,10 @@ class BatchingPolicy:
             ),
             (self.admission not in (None, "reserve", "on_demand"), f"admission {self.admission!r} is unknown"),
             (peak and self.admission != "on_demand", "look_every needs admission on_demand"),
-            (peak and (self.pipeline or not self.any_order), "look_every needs any_order and no pipeline"),
+            (
+                peak and (self.pipeline or not self.preemptive_program),
+                "look_every needs preemptive_program and no pipeline",
+            ),
         ):
             if contradicts:
                 raise ValueError(f"policy {self.name}: {why}")

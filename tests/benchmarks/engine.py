@@ -76,7 +76,7 @@ def measure(given: Work, threads: int, rules: dict[str, Any] | None = None, bran
 
 
 def _jobs(given: Work, rules: dict[str, Any] | None = None, branches: bool = False) -> list[Any]:
-    lanes, requests, structure = in_order_input(given) if rules is None else any_order_input(given, **rules)
+    lanes, requests, structure = fcfs_reserved_input(given) if rules is None else preemptive_input(given, **rules)
     if branches:
         lanes, requests = branching(given, lanes, requests)
     starts = range(0, len(given.costs), LANES_PER_CALL)
@@ -90,7 +90,7 @@ def run_job(job: Any) -> LaneResult:
     return jax.block_until_ready(program.run_lanes(*job))
 
 
-def in_order_input(given: Work) -> tuple[fcfs_reserved.Lane, Requests, fcfs_reserved.Structure]:
+def fcfs_reserved_input(given: Work) -> tuple[fcfs_reserved.Lane, Requests, fcfs_reserved.Structure]:
     """(Lane, Requests, Structure) with a leading lane axis, as ``evaluator.simulation`` makes them."""
     count, requests = given.arrival_s.shape
 
@@ -136,7 +136,7 @@ def branching(given: Work, lanes: fcfs_reserved.Lane, requests: Requests) -> tup
     return lanes._replace(branches=branches), requests._replace(**whole)
 
 
-def any_order_input(
+def preemptive_input(
     given: Work,
     policy: str = "chunked",
     on_demand: bool = False,
@@ -146,7 +146,7 @@ def any_order_input(
     least_work: bool = False,
 ) -> tuple[preemptive.Lane, Requests, preemptive.Structure]:
     """The same for queues in any order. ``kv``: so much of the KV cache; ``share``: of a prompt in an iteration."""
-    (cost, limits, *_), requests, structure = in_order_input(given)
+    (cost, limits, *_), requests, structure = fcfs_reserved_input(given)
     count, block = len(limits.kv_units), given.kv.block_tokens
     record = POLICIES[policy]
 

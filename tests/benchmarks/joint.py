@@ -13,7 +13,7 @@ from evaluator.device import configure
 from evaluator.reference import Limits, Request, simulate
 from evaluator.routing import COUNTERS, ROUTERS, Sent, assign, stream
 from evaluator.stations.engine import joint
-from tests.benchmarks.engine import DENSE, any_order_input
+from tests.benchmarks.engine import DENSE, preemptive_input
 from tests.benchmarks.registry import Row, benchmark
 from tests.benchmarks.timing import best_of, cores, in_threads
 from tests.benchmarks.workload import KV_TOKENS, MAX_NUM_SEQS, Work, work
@@ -65,7 +65,7 @@ def _jobs(
     rules: dict[str, Any] | None = None,
 ) -> list[Any]:
     """Calls of at most 32 lanes. ``ranks``: so many of the replicas are data-parallel ranks in lockstep."""
-    lanes, requests, structure = any_order_input(given, **(rules or {}))
+    lanes, requests, structure = preemptive_input(given, **(rules or {}))
     count, width = requests.arrival_s.shape
     record = ROUTERS[router]
     assigned = np.zeros((count, width), np.int32)

@@ -14,7 +14,7 @@ from evaluator.cost import kv_units
 from evaluator.device import configure
 from evaluator.reference import Limits, PoolOutcome, Request, simulate
 from evaluator.scenario.trace import read_trace
-from tests.benchmarks.engine import in_order_input, run_job
+from tests.benchmarks.engine import fcfs_reserved_input, run_job
 from tests.benchmarks.registry import Row, benchmark
 from tests.benchmarks.timing import ROOT, best_of
 from tests.benchmarks.workload import KV_TOKENS, MAX_NUM_SEQS, Work, work
@@ -45,7 +45,7 @@ def reference(quick: bool) -> Iterator[Row]:
         rate = requests / best_of(run, repeats=1 if quick else 2).cpu_s
         note = f"per core; {served[label].iterations:,} iterations, {served[label].preemptions:,} preemptions"
         yield Row(label, rate, "requests/s", note)
-    job = in_order_input(given)
+    job = fcfs_reserved_input(given)
     rate = requests / best_of(lambda: run_job(job)).cpu_s
     yield Row("the engine on the same replica", rate, "requests/s", f"per core; {source}")
     ends = np.array([request.last_token_s for request in served["leaping"].requests])

@@ -51,7 +51,13 @@ def test_limits_as_a_policy_takes_them():
     assert limits_under(policy("lightllm"), replace(given, look_every=3)).look_every == 3
 
 
-LOOKING = {"look_every": 5, "prefill_alone": True, "admission": "on_demand", "any_order": True, "pipeline": False}
+LOOKING = {
+    "look_every": 5,
+    "prefill_alone": True,
+    "admission": "on_demand",
+    "preemptive_program": True,
+    "pipeline": False,
+}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,7 @@ LOOKING = {"look_every": 5, "prefill_alone": True, "admission": "on_demand", "an
         ({"prefill_alone": True, "whole_prompts": False}, "prefill_alone needs whole_prompts: chunks share iterations"),
         ({"admission": "later"}, "admission 'later' is unknown"),
         ({**LOOKING, "admission": None}, "look_every needs admission on_demand"),
-        ({**LOOKING, "pipeline": True}, "look_every needs any_order and no pipeline"),
+        ({**LOOKING, "pipeline": True}, "look_every needs preemptive_program and no pipeline"),
     ],
 )
 def test_decisions_that_no_engine_can_combine_are_refused(decisions, why):
@@ -73,10 +79,10 @@ def test_decisions_that_no_engine_can_combine_are_refused(decisions, why):
 
 # Decisions that others have made, in new combinations; and the policy that differs in one of them.
 MADE_UP = {
-    "mixed, but no token budget": ({"token_budget": False, "any_order": True}, "mixed"),
+    "mixed, but no token budget": ({"token_budget": False, "preemptive_program": True}, "mixed"),
     "chunked, KV of the whole prompt": ({"whole_prompts": False, "whole_kv": True}, "chunked"),
     "prompts first, but no token budget": (
-        {"token_budget": False, "any_order": True, "prefill_alone": True},
+        {"token_budget": False, "preemptive_program": True, "prefill_alone": True},
         "continuous",
     ),
     "prompts first, KV always reserved": ({"admission": "reserve", "prefill_alone": True}, "static"),

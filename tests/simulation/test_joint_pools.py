@@ -21,7 +21,7 @@ from evaluator.simulation.network import run_network
 from evaluator.traffic.jobs import Demand, Jobs
 from evaluator.traffic.requests import Tokens
 from evaluator.traffic.roles import ROLES
-from tests.properties.engine.test_any_order import QUICK
+from tests.properties.engine.test_preemptive import QUICK
 from tests.simulation.test_feedback import PAIR, tightened
 from tests.simulation.test_phases import BOTH, SPREAD, assert_same, of_pools
 from tests.thorough import tried

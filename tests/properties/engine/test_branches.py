@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from evaluator.device import configure
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.fcfs_reserved import Branches, Structure, run_lanes
-from tests.properties.engine.test_in_order import QUICK, run
-from tests.properties.engine.test_in_order import cases as plain_cases
+from tests.properties.engine.test_fcfs_reserved import QUICK, run
+from tests.properties.engine.test_fcfs_reserved import cases as plain_cases
 from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.fcfs_reserved.build import RING, Case, branched, build, constant_cost, run_reference, stacked
 

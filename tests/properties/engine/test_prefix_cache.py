@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluator.stations.engine import LaneResult
-from tests.properties.engine.test_any_order import QUICK
-from tests.properties.engine.test_any_order import cases as any_order_cases
+from tests.properties.engine.test_preemptive import QUICK
+from tests.properties.engine.test_preemptive import cases as preemptive_cases
 from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.preemptive.build import Case, Kind, run_engine, run_reference
 
@@ -21,7 +21,7 @@ CACHED = Kind(windowed=True, experts=True, cached=True)
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """The cases without a cache, where each block is of one of two contents, as far as it is known."""
-    one = draw(any_order_cases((1,)))
+    one = draw(preemptive_cases((1,)))
     case, block = one.case, one.case.limits.block_tokens
     whole = (case.prompt_tokens + case.output_tokens - 1) // block
     few = st.lists(st.integers(0, 1), min_size=4, max_size=4)
@@ -38,7 +38,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def run(given: Case) -> LaneResult:
-    """The engine, in the program of the random cases (``any_order/test_prefix_cache.py``)."""
+    """The engine, in the program of the random cases (``preemptive/test_prefix_cache.py``)."""
     (result,) = run_engine([given], CACHED)
     return result
 

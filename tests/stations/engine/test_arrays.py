@@ -17,12 +17,12 @@ from evaluator.stations.engine.fcfs_reserved import state as in_order_state
 from evaluator.stations.engine.fcfs_reserved.lane import Given as InOrderGiven
 from evaluator.stations.engine.joint import state as coupled_state
 from evaluator.stations.engine.joint.lane import GivenPool
-from evaluator.stations.engine.preemptive import state as any_order_state
+from evaluator.stations.engine.preemptive import state as preemptive_state
 from evaluator.stations.engine.preemptive.lane import Given as AnyOrderGiven
 from tests.stations.engine.fcfs_reserved import build as in_order_build
 from tests.stations.engine.fcfs_reserved.build import RING, SLOTS
 from tests.stations.engine.joint import build as coupled_build
-from tests.stations.engine.preemptive import build as any_order_build
+from tests.stations.engine.preemptive import build as preemptive_build
 from tests.stations.engine.preemptive.build import CACHE, Kind
 from tests.thorough import THOROUGH
 
@@ -95,12 +95,12 @@ def test_in_order(case):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_any_order(kind):
+def test_preemptive(kind):
     configure()
-    lanes, requests = any_order_build.stacked(any_order_build.random_cases(kind, 2))
+    lanes, requests = preemptive_build.stacked(preemptive_build.random_cases(kind, 2))
     given = AnyOrderGiven(*lane_local(lanes), lane_local(requests), kind.structure)
     axes = axes_of(kind.structure)
-    state = any_order_state.initial_state(given)
+    state = preemptive_state.initial_state(given)
     if not kind.peaks:
         state = state._replace(by_end=state.running)  # a chain without cells
     if kind.cached:
@@ -111,7 +111,7 @@ def test_any_order(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_coupled(kind):
+def test_joint(kind):
     configure()
     structure = coupled_build.structure_of(kind)
     pools, requests = coupled_build.stacked(coupled_build.random_cases(kind, 2))
@@ -122,7 +122,7 @@ def test_coupled(kind):
     result = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), found)
     chains = ("running", "prompts", *(["by_end"] if kind.peaks else []))  # with a sentinel for each replica
     assert all(getattr(fleet.state, chain).newer.shape == (SLOTS + structure.replicas,) for chain in chains)
-    one = any_order_state.initial_state(given.given._replace(structure=kind.structure))
+    one = preemptive_state.initial_state(given.given._replace(structure=kind.structure))
     same = {chain: getattr(one, chain) for chain in chains} | ({} if kind.peaks else {"by_end": one.running})
     fleet = fleet._replace(state=fleet.state._replace(**same))
     if kind.cached:

@@ -16,7 +16,7 @@ from evaluator.reference import PoolOutcome, Request, simulate
 from evaluator.stations.engine import LaneResult
 from tests.stations.engine.compare import TOLERANCE, assert_same_times
 from tests.stations.engine.fcfs_reserved.build import Case, random_case, random_cost, run_engine, run_reference
-from tests.stations.engine.preemptive import build as any_order
+from tests.stations.engine.preemptive import build as preemptive
 from tests.stations.engine.preemptive.build import Kind
 from tests.thorough import THOROUGH, tried
 
@@ -85,15 +85,15 @@ if THOROUGH:  # a program of its own, whose parts others have
 
 
 @pytest.mark.parametrize(("kind", "draw"), QUEUES.values(), ids=QUEUES)
-def test_any_order_equals_the_plain_loop(kind, draw):
+def test_preemptive_equals_the_plain_loop(kind, draw):
     cases = []
-    for seed, given in enumerate(any_order.random_cases(kind, 20)):
+    for seed, given in enumerate(preemptive.random_cases(kind, 20)):
         costs = tuple(
             draw(np.random.default_rng([seed, pipeline_rank])) for pipeline_rank in range(kind.pipeline_ranks)
         )
         cases.append(replace(given, case=replace(given.case, cost=costs[0]), costs=costs))
-    for given, result in zip(cases, any_order.run_engine(cases, kind), strict=True):
-        expected = any_order.run_reference(given)
+    for given, result in zip(cases, preemptive.run_engine(cases, kind), strict=True):
+        expected = preemptive.run_reference(given)
         assert_same_times(given.case, result, expected)
         np.testing.assert_allclose(result.busy_s, expected.busy_s, rtol=TOLERANCE, err_msg=str(given.case))
         assert (result.iterations, result.kv_units_max) == (expected.iterations, expected.kv_units_max), given.case

@@ -36,10 +36,10 @@ IntPerBranch = Annotated[Any, "int32", "(request + 1) * branch"]
 RequestTimes = Annotated[Any, "float64", "request"]  # in results, without the padding cell
 RequestTokens = Annotated[Any, "int32", "request"]
 
-IntPerGroup = Annotated[Any, "int32", "cohort"]
-FloatPerGroup = Annotated[Any, "float64", "cohort"]
+IntPerGroup = Annotated[Any, "int32", "group"]
+FloatPerGroup = Annotated[Any, "float64", "group"]
 
-FloatPerGroupRank = Annotated[Any, "float64", "cohort * rank"]
+FloatPerGroupRank = Annotated[Any, "float64", "group * rank"]
 
 FlagPerRank = Annotated[Any, "bool", "rank"]
 IntPerRank = Annotated[Any, "int32", "rank"]
@@ -52,9 +52,9 @@ FloatPerReplicaRank = Annotated[Any, "float64", "replica", "rank"]
 Counts = Annotated[Any, "float64", "replica", "counter"]  # see ``routing.record.COUNTERS``
 RequestReplicas = Annotated[Any, "int32", "request"]  # in results, without the padding cell
 
-StepBits = Annotated[Any, "uint64", "cohort * ring // 64"]  # one bit for each step of the ring
-StepLists = Annotated[Any, "int32", "cohort * ring + 1"]  # first request of a linked list for each step
-StepCounts = Annotated[Any, "int64", "cohort * ring + 1"]  # tagged counts, see ``rings.tagged_add``
+StepBits = Annotated[Any, "uint64", "group * ring // 64"]  # one bit for each step of the ring
+StepLists = Annotated[Any, "int32", "group * ring + 1"]  # first request of a linked list for each step
+StepCounts = Annotated[Any, "int64", "group * ring + 1"]  # tagged counts, see ``rings.tagged_add``
 
 TimeHeap = Annotated[Any, "float64", "request + 2"]
 CodeHeap = Annotated[Any, "int64", "request + 2"]

@@ -1,7 +1,7 @@
 """The token-exact serving engine for arrivals in order: one lane's event loop as a scalar JAX program.
 
 A lane admits its requests in the order of arrival and sends none back, so that every queue is a range of request
-numbers (the other program, ``any_order``, does without that). One trip of the loop is one iteration that computes
+numbers (the other program, ``preemptive``, does without that). One trip of the loop is one iteration that computes
 prompts, or a leap over all decode iterations up to the next event: a completion, an admissible arrival, a context that
 fills the attention window, or the iteration from which the device takes longer than the host that runs ahead. In
 between the batch is fixed and an iteration's time is affine in the number of iterations, so their sum has a closed form

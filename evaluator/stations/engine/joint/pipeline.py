@@ -1,4 +1,4 @@
-"""Replicas with several pipeline ranks: batches land and are sent as in ``any_order.pipeline``, none is leapt over."""
+"""Replicas with several pipeline ranks: batches land and are sent as in ``preemptive.pipeline``, none is leapt over."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the loop over several replicas carries from trip to trip.
 
-All arrays by request and by decode group are those of one replica's program (``any_order.state``), shared by all of
+All arrays by request and by decode group are those of one replica's program (``preemptive.state``), shared by all of
 them:
 replica r has decode group r, or with a pipeline as many in a row as it needs, and the ends of its chains are sentinels
 of its

@@ -55,7 +55,7 @@ class Scheduled(NamedTuple):
     """What a batch that was formed costs and does: the sums for its time, and whether it has decodes, or anything."""
 
     sums: BatchStatistics  # each field a Float
-    decodes: Flag  # the cohort at rest takes a step
+    decodes: Flag  # the decode group at rest takes a step
     there: Flag  # it has decodes or prompt tokens
 
 

@@ -36,7 +36,7 @@ class GroupMember(NamedTuple):
     """A sequence as its decode group counts it."""
 
     decode_group: Int
-    step: Int  # of the cohort, now
+    step: Int  # of the decode group, now
     last: Int  # the step after which the sequence leaves
     computed: Int  # tokens of its KV at ``step``
     attends: Float  # tokens that it attends to in the next step

@@ -31,7 +31,7 @@ class IterationEnd(NamedTuple):
     """A batch that has come to its end."""
 
     decode_group: Int  # whose decodes were in it
-    steps: Int  # that the cohort took; 0 without decodes, or if no batch has ended
+    steps: Int  # that the decode group took; 0 without decodes, or if no batch has ended
     first_end_s: Float  # end of the first of them
     end_s: Float  # end of the last
     completing: Int  # list of requests whose prompts are complete

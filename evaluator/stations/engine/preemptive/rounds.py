@@ -84,9 +84,9 @@ class Round(NamedTuple):
     busy_s: Float
     itl_histogram: Bins
     decode_group: Int  # of the oldest batch
-    done: Int  # steps of that cohort in this round
+    done: Int  # steps of that decode group in this round
     lands_s: Float  # end of the oldest batch
-    since_s: Float  # end of its cohort's last step
+    since_s: Float  # end of its decode group's last step
 
 
 def go_round(given: Given, state: State, on: Flag) -> State:

@@ -26,7 +26,7 @@ class SpeculativePath(NamedTuple):
 
     i: Int
     decode_group: Int
-    step: Int  # of the cohort, before the first of them
+    step: Int  # of the decode group, before the first of them
     first: Int  # number of the first of them, of all decode iterations of the request
     left: Int  # output tokens to come; 0: there are none
     computed: Int  # tokens of its KV before the first of them

@@ -112,8 +112,8 @@ class Sequences(NamedTuple):
     computed: IntPerRequest  # tokens whose KV is there or is being computed
     target: IntPerRequest  # tokens whose KV must be there before the next output token comes
     generated: IntPerRequest  # output tokens
-    decode_group: IntPerRequest  # the cohort that it decodes with, or NONE
-    since: IntPerRequest  # the step of that cohort at which it joined
+    decode_group: IntPerRequest  # the decode group that it decodes with, or NONE
+    since: IntPerRequest  # the step of that decode group at which it joined
     running_batch: IntPerRequest  # number of the last batch that computed a chunk of its prompt
     admission: IntPerRequest  # how many were admitted before it
     token_s: FloatPerRequest  # when its last token came, if it has joined since or waits
@@ -121,7 +121,9 @@ class Sequences(NamedTuple):
     first_token_s: FloatPerRequest
     last_token_s: FloatPerRequest
     decoded: IntPerRequest | None = None  # with drafts: decode iterations, up to the step at which it joined
-    slots: IntPerRequest | None = None  # and the slots of KV that a decode held when it was taken out of its cohort
+    slots: IntPerRequest | None = (
+        None  # and the slots of KV that a decode held when it was taken out of its decode group
+    )
 
 
 class DecodeGroups(NamedTuple):
@@ -139,7 +141,7 @@ class DecodeGroups(NamedTuple):
 class Rings(NamedTuple):
     """By decode group and step, as explained in ``common.rings``; cell ``decode_group * ring + step % ring``."""
 
-    events: StepBits  # steps at whose end the batch changes; only leaps look at them, so with one cohort only
+    events: StepBits  # steps at whose end the batch changes; only leaps look at them, so with one decode group only
     leaving: StepLists  # requests that leave at the end of a step; ``next_leaving`` has the links
     crossing: StepCounts  # members whose window is full at that step; a single cell without windowed layers
     accepted: StepCounts  # KV units that the step needs more than the one before, with KV on demand
@@ -149,7 +151,7 @@ class RunningBatches(NamedTuple):
     """Batches on their way through the pipeline; batch number ``n`` has cell ``n % ranks``."""
 
     end_s: FloatPerRank
-    decodes: FlagPerRank  # its cohort takes a step
+    decodes: FlagPerRank  # its decode group takes a step
     decode_group: IntPerRank  # without decodes an empty one
     completing: IntPerRank  # list of requests whose prompts are complete with it
 
@@ -159,7 +161,7 @@ class BatchPaces(NamedTuple):
     (``rounds``)."""
 
     decodes: FloatPerGroup  # in it; 0 if it computed prompts, too
-    step: IntPerGroup  # of the cohort when it was sent
+    step: IntPerGroup  # of the decode group when it was sent
     took_s: FloatPerGroupRank  # in each pipeline rank; cell ``decode_group * ranks + rank``
     slope_s: FloatPerGroupRank  # by how much each further batch takes longer
     alike: FloatPerGroup  # batches, the last one included, for which that holds
@@ -195,7 +197,7 @@ class State(NamedTuple):
     by_end: LinkedList  # the running ones by their last step, if the structure has peaks
     decode_groups: DecodeGroups
     rings: Rings
-    schedulable: Int  # the cohort that no batch in flight has
+    schedulable: Int  # the decode group that no batch in flight has
     running_batches: RunningBatches
     launched_batches: Int  # batches that have started
     completed_batches: Int  # batches that have ended

@@ -16,7 +16,7 @@ from evaluator.stations.engine.joint import NO_COUNTER, ByPrefix, JointPool, Poo
 from evaluator.stations.engine.preemptive import Structure
 from tests.reference.build import CHOICES, random_cost
 from tests.stations.engine.fcfs_reserved.build import LANES, cut, in_calls, set_curves
-from tests.stations.engine.preemptive import build as any_order
+from tests.stations.engine.preemptive import build as preemptive
 from tests.stations.engine.preemptive.build import Kind
 
 MOST = 8  # replicas
@@ -26,7 +26,7 @@ MOST = 8  # replicas
 class Case:
     """A case of the program for any order on several replicas; users are those of all of them."""
 
-    one: any_order.Case
+    one: preemptive.Case
     replicas: int
     router: Choice
     seed: int = 0
@@ -56,7 +56,7 @@ def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
     happens at the same time as something else.
     """
     rng = np.random.default_rng([seed, 77])
-    one = (any_order.random_cached_case if kind.cached else any_order.random_case)(seed, kind)
+    one = (preemptive.random_cached_case if kind.cached else preemptive.random_case)(seed, kind)
     replicas = int(rng.integers(1, MOST + 1))
     limits, users = replace(one.case.limits, packing="fcfs"), one.case.users
     users = users and max(1, int(users * rng.choice([0.5, 1, replicas])))
@@ -76,7 +76,7 @@ def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
         case = replace(case, cost=costs[0], arrival_s=np.floor(arrival_s * rng.choice([1, 10])))
     around = (float(rng.choice([0.0, 0.1, 3.0])), float(rng.choice([0.0, 1.2]))) if frontend else (0.0, 0.0)
     one = replace(one, case=case, costs=costs)
-    return Case(any_order.drafted(one, seed, kind) if kind.speculating else one, replicas, choice, seed, around)
+    return Case(preemptive.drafted(one, seed, kind) if kind.speculating else one, replicas, choice, seed, around)
 
 
 @cache
@@ -110,7 +110,7 @@ def in_lockstep(given: Case) -> Case:
 
 def stacked(cases: Sequence[Case]) -> tuple[JointPool, tuple]:
     """Cases of one structure with a leading lane axis."""
-    lanes, requests = any_order.stacked([given.one for given in cases])
+    lanes, requests = preemptive.stacked([given.one for given in cases])
     width = requests.arrival_s.shape[1]
     assigned = np.zeros((len(cases), width), np.int32)
     counters = np.full(len(cases), NO_COUNTER, np.int32)

@@ -18,7 +18,7 @@ from evaluator.reference import Limits, PoolOutcome, Request, simulate
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests
 from evaluator.stations.engine.preemptive import BlockContent, CacheShape, KvUnits, Lane, Rules, Structure, run_lanes
 from tests.reference.build import random_cost
-from tests.stations.engine.fcfs_reserved import build as in_order
+from tests.stations.engine.fcfs_reserved import build as fcfs_reserved
 from tests.stations.engine.fcfs_reserved.build import (
     LANES,
     MOST_DRAFTS,
@@ -62,7 +62,7 @@ class Kind:
 class Case:
     """A case with the cost of every pipeline rank and, where a KV unit is more than a block, its KV layout."""
 
-    case: in_order.Case
+    case: fcfs_reserved.Case
     costs: tuple[IterationCost, ...]
     shared_units: np.ndarray  # of each request's prefix
     layout: KvLayout | None = None
@@ -86,7 +86,7 @@ def random_layout(rng: np.random.Generator, block: int) -> KvLayout:
 def random_case(seed: int, kind: Kind) -> Case:
     """A random case with any policy, KV reserved or on demand, watermark, packing, and shares of long prompts."""
     rng = np.random.default_rng([seed, kind.windowed, kind.experts, kind.pipeline_ranks, kind.peaks])
-    case = in_order.random_case(seed, kind.experts, kind.windowed)
+    case = fcfs_reserved.random_case(seed, kind.experts, kind.windowed)
     policy = "lightllm" if kind.peaks and rng.random() < 0.2 else str(rng.choice(POLICIES))
     on_demand = policy == "lightllm" or (policy not in ("static", "orca") and rng.random() < 0.7)
     block = 1 if policy == "lightllm" else int(rng.integers(1, 17))

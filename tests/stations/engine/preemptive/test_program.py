@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.stations.engine.compare import TOLERANCE, assert_same
-from tests.stations.engine.fcfs_reserved import build as in_order
+from tests.stations.engine.fcfs_reserved import build as fcfs_reserved
 from tests.stations.engine.preemptive.build import POLICIES, Case, Kind, random_cases, run_engine, run_reference
 from tests.thorough import tried
 
@@ -64,9 +64,9 @@ def test_the_cases_have_everything(kind):
 
 def test_equal_to_the_program_for_arrivals_in_order():
     """Where both apply; the two share no code for queues."""
-    cases = in_order.random_cases(True, True, tried(100))
-    any_order = run_engine([Case(case, (case.cost,), 0 * case.kv_units) for case in cases], ALL)
-    for one, other in zip(in_order.run_engine(cases), any_order, strict=True):
+    cases = fcfs_reserved.random_cases(True, True, tried(100))
+    general = run_engine([Case(case, (case.cost,), 0 * case.kv_units) for case in cases], ALL)
+    for one, other in zip(fcfs_reserved.run_engine(cases), general, strict=True):
         for name, value in one._asdict().items():
             # Leaps end elsewhere, and with them the means in the histogram; kv_unit_s counts only who was served.
             if name not in ("itl_histogram", "kv_unit_s") and value is not None:  # there is no prefix cache

@@ -14,8 +14,8 @@ from evaluator.device import configure
 from evaluator.reference import Limits
 from evaluator.routing import HeavyLight, router_of
 from evaluator.stations.engine.joint import PoolResult, run_pools
-from tests.properties.engine.test_any_order import KINDS, QUICK
-from tests.properties.engine.test_any_order import cases as any_order_cases
+from tests.properties.engine.test_preemptive import KINDS, QUICK
+from tests.properties.engine.test_preemptive import cases as preemptive_cases
 from tests.reference.build import CHOICES, random_cost
 from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.fcfs_reserved.build import LANES, build
@@ -28,7 +28,7 @@ from tests.stations.engine.joint.build import (
     stacked,
     structure_of,
 )
-from tests.stations.engine.preemptive import build as any_order
+from tests.stations.engine.preemptive import build as preemptive
 
 KIND = KINDS[1]
 LOOKING = [choice for choice in CHOICES if router_of(choice).counts is not None]
@@ -37,7 +37,7 @@ LOOKING = [choice for choice in CHOICES if router_of(choice).counts is not None]
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Up to eight requests on up to eight replicas."""
-    one = draw(any_order_cases((1,)))
+    one = draw(preemptive_cases((1,)))
     router = draw(st.sampled_from(CHOICES))
     if isinstance(router, HeavyLight):
         router = HeavyLight(draw(st.integers(1, 60)), draw(st.integers(1, MOST)))
@@ -93,7 +93,7 @@ def by_hand(requests: list[tuple[float, int, int]], replicas: int, router: str, 
     arrival_s, prompt, output = (np.array(column) for column in zip(*requests, strict=True))
     case = build(SECOND, "chunked", arrival_s, prompt, output, block_tokens=4, window=1000)
     limits = Limits(8, 64, kv_units, admission="on_demand", block_tokens=4)
-    one = any_order.Case(replace(case, limits=limits), (SECOND,), 0 * prompt)
+    one = preemptive.Case(replace(case, limits=limits), (SECOND,), 0 * prompt)
     given = Case(one, replicas, router)
     found, expected = run(given), run_reference(given)
     assert found.replica.tolist() == [request.replica for request in expected.requests]

@@ -16,8 +16,8 @@ from evaluator.device import configure
 from evaluator.reference import Limits
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.preemptive import Lane, Rules, run_lanes
-from tests.properties.engine.test_in_order import REQUESTS
-from tests.properties.engine.test_in_order import cases as in_order_cases
+from tests.properties.engine.test_fcfs_reserved import REQUESTS
+from tests.properties.engine.test_fcfs_reserved import cases as in_order_cases
 from tests.reference.build import random_cost
 from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.fcfs_reserved.build import LANES, build
@@ -38,7 +38,7 @@ KINDS = {
     pipeline_ranks: Kind(windowed=True, experts=True, pipeline_ranks=pipeline_ranks, peaks=pipeline_ranks == 1)
     for pipeline_ranks in (1, 3)
 }
-"""Those of the random cases (``any_order/test_program.py``), so that they share compiled programs."""
+"""Those of the random cases (``preemptive/test_program.py``), so that they share compiled programs."""
 
 
 @st.composite
