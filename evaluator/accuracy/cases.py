@@ -6,19 +6,16 @@ was measured by predicting serving runs as if no more than that were known of th
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evaluator.catalog.fields import Fields
-from evaluator.catalog.store import find, has
+from evaluator.catalog.fields import Fields, load
+from evaluator.catalog.store import has
 from evaluator.errors import InputError
-from evaluator.yaml import load_yaml
 
 SHARE = 0.68
 """Of the measured values those that lie within the error of their prediction, as of a standard deviation."""
@@ -118,12 +115,11 @@ def load_errors(name: str = TABLE) -> Errors:
     """The table of errors of this name (or path), the user's before the package's. Empty where there is none."""
     if not has("errors", name) and not name.endswith(".yaml"):
         return Errors({}, {})
-    return _load(find("errors", name))
+    return load("errors", name, _read)
 
 
-@functools.cache
-def _load(path: Path) -> Errors:
-    return read_errors(load_yaml(path), path.name)
+def _read(document: Any, where: str, expected_name: str) -> Errors:
+    return read_errors(document, where)  # a table bears no name of its own
 
 
 def read_errors(document: Any, where: str) -> Errors:

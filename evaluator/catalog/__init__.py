@@ -2,7 +2,6 @@
 
 from evaluator.catalog.calibration import Calibration, OperatorEfficiency
 from evaluator.catalog.choice import load_calibration
-from evaluator.catalog.huggingface import import_config
 from evaluator.catalog.lengths import LengthTable, lengths_to_yaml, load_lengths, summarise_lengths
 from evaluator.catalog.links import PoolLink, load_link
 from evaluator.catalog.parameters import active_parameters, layer_parameters, parameter_count, parameters_by_part
@@ -19,7 +18,6 @@ __all__ = [
     "Storage",
     "active_parameters",
     "data_folder",
-    "import_config",
     "layer_parameters",
     "lengths_to_yaml",
     "load_calibration",

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from evaluator.catalog.eager import EAGER, EagerFigures, read_eager, read_sources
 from evaluator.catalog.efficiency import BEYOND_ROOFLINE, GroupEfficiency, OperatorEfficiency, figures_of
-from evaluator.catalog.fields import Fields
+from evaluator.catalog.fields import Fields, load
 from evaluator.catalog.iterations import BEYOND, FORMS, Iterations, read_iterations
-from evaluator.catalog.store import find
 from evaluator.catalog.tuned import ExpertShape, tuned_experts
 from evaluator.errors import InputError
-from evaluator.yaml import load_yaml
 
 COMPUTE_CLASSES = ("gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise")
 COLLECTIVE_CLASSES = ("all_reduce", "all_to_all", "p2p")
@@ -128,15 +124,10 @@ def named_set(name: str, hardware: str, foreign: bool = False) -> Calibration:
 
     ``foreign`` lets a set of other hardware pass.
     """
-    calibration = _load(find("calibrations", name))
+    calibration = load("calibrations", name, read_calibration)
     if not foreign and calibration.hardware not in ("any", hardware):
         raise InputError(f"calibration '{name}' is of {calibration.hardware}, not of {hardware}")
     return calibration
-
-
-@functools.cache
-def _load(path: Path) -> Calibration:
-    return read_calibration(load_yaml(path), path.name, expected_name=path.stem)
 
 
 def read_calibration(document: Any, where: str, expected_name: str | None = None) -> Calibration:

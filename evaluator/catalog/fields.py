@@ -1,16 +1,36 @@
-"""Reading one mapping of a data file strictly: every key is wanted and of its type, or refused with its place."""
+"""Reading data files strictly: every key of a mapping is wanted and of its type, or refused with its place."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
-from evaluator.catalog.store import suggestion
+from evaluator.catalog.store import find, suggestion
 from evaluator.errors import InputError
 from evaluator.units import parse_quantity
+from evaluator.yaml import load_yaml
 
 _MISSING: Any = object()
+Entry = TypeVar("Entry")
+MOST_FILES = 4096
+"""Entries that a process keeps: many times those of any catalog, and a bound for a session that writes its own."""
+
+
+def load(kind: str, name: str, read: Callable[[Any, str, str], Entry]) -> Entry:
+    """The entry ``name`` of a kind of the catalog's files, or of a path to a YAML. Each file is read once.
+
+    ``read`` makes it of the file's content, the file's name for messages, and the name that the entry must have.
+    Errors: InputError where there is no such entry, and those of ``read``.
+    """
+    return _load_file(find(kind, name), read)
+
+
+@functools.lru_cache(maxsize=MOST_FILES)
+def _load_file(path: Path, read: Callable[[Any, str, str], Any]) -> Any:
+    return read(load_yaml(path), path.name, path.stem)
 
 
 class Fields:

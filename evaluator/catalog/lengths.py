@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from evaluator.catalog.fields import Fields
-from evaluator.catalog.store import find
+from evaluator.catalog.fields import Fields, load
 from evaluator.errors import InputError
-from evaluator.yaml import load_yaml
 
 # Levels of an output table: even steps, and finer ones in the upper tail, where a straight line between far quantiles
 # would put too much weight.
@@ -102,12 +98,7 @@ def lengths_to_yaml(table: LengthTable) -> str:
 
 def load_lengths(name: str) -> LengthTable:
     """The length distribution ``name`` of the catalog, or of a path to a YAML; raises InputError."""
-    return _load(find("lengths", name))
-
-
-@functools.cache
-def _load(path: Path) -> LengthTable:
-    return read_lengths(load_yaml(path), path.name, expected_name=path.stem)
+    return load("lengths", name, read_lengths)
 
 
 def read_lengths(document: Any, where: str, expected_name: str | None = None) -> LengthTable:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from evaluator.catalog.fields import Fields
-from evaluator.catalog.store import find
-from evaluator.yaml import load_yaml
+from evaluator.catalog.fields import Fields, load
 
 
 @dataclass(frozen=True)
@@ -24,13 +21,12 @@ class PoolLink:
 
 def load_link(name: str) -> PoolLink:
     """The link ``name`` of the catalog, or of a path to a YAML; raises InputError where it is unusable."""
-    return _load(find("links", name))
+    return load("links", name, _read)
 
 
-@functools.cache
-def _load(path: Path) -> PoolLink:
-    given = Fields(load_yaml(path), path.name)
-    name = given.named(path.stem)
+def _read(document: Any, where: str, expected_name: str) -> PoolLink:
+    given = Fields(document, where)
+    name = given.named(expected_name)
     given.text("note", None)
     link = PoolLink(
         name,

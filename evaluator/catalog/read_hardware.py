@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from evaluator.catalog.fields import Fields
+from evaluator.catalog.fields import Fields, load
 from evaluator.catalog.hardware import Hardware, Link
-from evaluator.catalog.store import find, suggestion
+from evaluator.catalog.store import suggestion
 from evaluator.errors import InputError
-from evaluator.yaml import load_yaml
 
 KINDS = ("gpu", "tpu", "npu", "cpu")
 PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
@@ -29,12 +26,7 @@ PLAUSIBLE = {
 
 def load_hardware(name: str) -> Hardware:
     """The hardware ``name`` of the catalog, or of a path to a YAML; raises InputError where it is unusable."""
-    return _load(find("hardware", name))
-
-
-@functools.cache
-def _load(path: Path) -> Hardware:
-    return read_hardware(load_yaml(path), path.name, expected_name=path.stem)
+    return load("hardware", name, read_hardware)
 
 
 def read_hardware(document: Any, where: str, expected_name: str | None = None) -> Hardware:

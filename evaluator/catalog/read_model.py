@@ -9,9 +9,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from evaluator.catalog.fields import Fields
-from evaluator.catalog.huggingface import import_config
-from evaluator.catalog.huggingface.places import config_file
+from evaluator.catalog.fields import MOST_FILES, Fields, load
 from evaluator.catalog.model import (
     CheckpointPrecision,
     CompressedAttention,
@@ -28,9 +26,7 @@ from evaluator.catalog.model import (
     SoftmaxAttention,
     StateSpace,
 )
-from evaluator.catalog.store import find
 from evaluator.errors import InputError
-from evaluator.yaml import load_yaml
 
 # The word in the file -> the part of a layer it stands for.
 MIXERS: Mapping[str, type] = {
@@ -59,18 +55,19 @@ _MAY_BE_ZERO = (
 def load_model(name: str) -> Model:
     """The model ``name`` of the catalog, or of a path to a YAML or ``config.json``; InputError where it is unusable."""
     if isinstance(name, str) and name.endswith(".json"):
+        # Imported here, since the room of published configs reads into the records of this one; and its families are
+        # twice as much code as the catalog, which a model by name does without.
+        from evaluator.huggingface import config_file
+
         return _imported(config_file(name).absolute())
-    return _load(find("models", name))
+    return load("models", name, read_model)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=MOST_FILES)
 def _imported(path: Path) -> Model:
+    from evaluator.huggingface import import_config
+
     return import_config(path)
-
-
-@functools.cache
-def _load(path: Path) -> Model:
-    return read_model(load_yaml(path), path.name, expected_name=path.stem)
 
 
 def read_model(document: Any, where: str, expected_name: str | None = None) -> Model:

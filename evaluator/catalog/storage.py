@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from evaluator.catalog.fields import Fields
-from evaluator.catalog.store import find
-from evaluator.yaml import load_yaml
+from evaluator.catalog.fields import Fields, load
 
 ALL = "all"
 _FIGURES = ("bandwidth", "latency", "capacity")
@@ -33,13 +30,12 @@ class Storage:
 
 def load_storage(name: str) -> Storage:
     """The storage ``name`` of the catalog, or of a path to a YAML; raises InputError where it is unusable."""
-    return _load(find("storage", name))
+    return load("storage", name, _read)
 
 
-@functools.cache
-def _load(path: Path) -> Storage:
-    given = Fields(load_yaml(path), path.name)
-    name = given.named(path.stem)
+def _read(document: Any, where: str, expected_name: str) -> Storage:
+    given = Fields(document, where)
+    name = given.named(expected_name)
     given.text("note", None)
     shared = ALL if given.raw("shared_by", 1) == ALL else given.integer("shared_by", 1)
     figures = _FIGURES if shared == 1 else (*_FIGURES, "shared_by")

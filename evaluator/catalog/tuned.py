@@ -7,15 +7,12 @@ engine may have figures for both (``grouped_gemm``, ``grouped_gemm_tuned``).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from evaluator.catalog.fields import Fields
-from evaluator.catalog.store import find, has, names, suggestion
+from evaluator.catalog.fields import Fields, load
+from evaluator.catalog.store import has, names, suggestion
 from evaluator.errors import InputError
-from evaluator.yaml import load_yaml
 
 
 class ExpertShape(NamedTuple):
@@ -30,13 +27,12 @@ def tuned_experts(engine: str, hardware: str) -> frozenset[ExpertShape]:
 
     Errors: InputError for a file that is not as it should be.
     """
-    return _load(find("experts", engine)).get(hardware, frozenset()) if has("experts", engine) else frozenset()
+    return load("experts", engine, _read).get(hardware, frozenset()) if has("experts", engine) else frozenset()
 
 
-@functools.cache
-def _load(path: Path) -> Mapping[str, frozenset[ExpertShape]]:
-    given = Fields(load_yaml(path), path.name)
-    given.named(path.stem)
+def _read(document: Any, where: str, expected_name: str) -> Mapping[str, frozenset[ExpertShape]]:
+    given = Fields(document, where)
+    given.named(expected_name)
     given.text("note", None)
     given.sources(("tuned",))
     listed = given.inner("tuned")

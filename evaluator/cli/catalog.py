@@ -132,8 +132,9 @@ def import_model(
 
     Put it into models/llm of the current directory, or of a folder of EVALUATOR_PATH, to use it by name.
     """
-    from evaluator.catalog import import_config, model_to_yaml
+    from evaluator.catalog import model_to_yaml
     from evaluator.cli.options import check_output
+    from evaluator.huggingface import import_config
 
     check_output(out, "--out", (".yaml", ".yml"))
     # A model is found by its file's name, which must be its own.

@@ -152,6 +152,6 @@ def test_no_other_room_knows_a_policy_by_its_name():
         ("scenario/scenario.py", "mixed"),  # the role
         *((path, "mixed") for path in roles),  # the role too
         ("simulation/trace.py", "mixed"),  # an iteration of prompts and decodes
-        ("catalog/huggingface/pattern.py", "chunked"),  # local attention in chunks
-        ("catalog/huggingface/families/experts.py", "chunked"),  # the same
+        ("huggingface/pattern.py", "chunked"),  # local attention in chunks
+        ("huggingface/families/experts.py", "chunked"),  # the same
     }
