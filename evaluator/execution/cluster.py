@@ -25,7 +25,7 @@ from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.execution.workers import Variant
 from evaluator.plan import Group, Plan, plan
-from evaluator.plan.simulators import TOKEN
+from evaluator.plan.simulators import ITERATION
 from evaluator.simulation.summaries import summaries
 from evaluator.version import __version__
 
@@ -183,7 +183,7 @@ def _compute(key: str, index: int, group: Group, asked: list[Variant]) -> tuple[
     if isinstance(task, InputError):
         return task
     whole, levels = task
-    if group.simulator != TOKEN:
+    if group.simulator == ITERATION:
         configure()
     chunk = whole.of(np.unique([config for config, _ in asked]))
     configurations = {configuration.config: configuration for configuration in chunk.configurations}

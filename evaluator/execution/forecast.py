@@ -28,11 +28,11 @@ MOST_DRAWN = 100_000
 """Requests that are drawn to check a design; of longer runs the first stand for all."""
 
 RATES = {
-    "in order": 1.0e6, "any order": 0.4e6, "coupled": 0.3e6, "prefix caches": 5e4, "request level": 0.4e6,
+    "in order": 1.0e6, "any order": 0.4e6, "coupled": 0.3e6, "prefix caches": 5e4, "request level": 2e4,
     "token by token": 8e3,
 }  # fmt: skip
 """Requests per second and core, measured on two cores of a server (tests/benchmarks), with all that a sweep adds."""
-COMPILATION_S = {"in order": 2.5, "any order": 5.5, "coupled": 8.0, "prefix caches": 10.0, "request level": 1.5}
+COMPILATION_S = {"in order": 2.5, "any order": 5.5, "coupled": 8.0, "prefix caches": 10.0}
 START_S, BYTES_AT_START = 1.5, 0.35e9  # to load JAX
 DESIGN_S, BYTES_PER_DESIGN = 30e-6, 3e3  # to check one; the objects of its point, its plan and its row
 BYTES_PER_REQUEST = 200.0  # of the chunks in memory

@@ -1,4 +1,4 @@
-"""A sweep in chunks, on all processors: threads for the compiled engines, processes for the reference."""
+"""A sweep in chunks, on all processors: threads for the compiled engine, processes for those in plain Python."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 from evaluator.execution.cluster import computed_on
 from evaluator.execution.workers import WorkerPool
 from evaluator.plan import Configuration, Group, Plan
-from evaluator.plan.simulators import TOKEN
+from evaluator.plan.simulators import PLAIN
 from evaluator.simulation.summaries import summaries
 
 if TYPE_CHECKING:
     from distributed import Client
 
 REQUESTS_PER_CHUNK = 128_000  # bounds memory (some 100 bytes a request), and how much an interrupted run loses
-TOKEN_REQUESTS_PER_CHUNK = 4_000  # about half a second, so that there is progress to be seen
+TOKEN_REQUESTS_PER_CHUNK = 4_000  # about half a second of the reference, so that there is progress to be seen
 CONFIGS_PER_CHUNK = 512
 
 Values = dict[str, np.ndarray]
@@ -42,7 +42,7 @@ def chunks_of(whole: Plan) -> Iterator[ConfigurationChunk]:
 
 def pieces(whole: Plan, group: Group, configurations: list[Configuration]) -> Iterator[ConfigurationChunk]:
     """Members of a group, or variants of them, in pieces of bounded memory."""
-    most = TOKEN_REQUESTS_PER_CHUNK if group.simulator == TOKEN else REQUESTS_PER_CHUNK
+    most = TOKEN_REQUESTS_PER_CHUNK if group.simulator in PLAIN else REQUESTS_PER_CHUNK
     size = max(1, min(most // (group.requests * whole.runs), CONFIGS_PER_CHUNK))
     for start in range(0, len(configurations), size):
         yield ConfigurationChunk(group, configurations[start : start + size])
@@ -54,7 +54,7 @@ def computed(
     """Statistics of the chunks that are not done, as they finish, with the number of the chunk.
 
     With a ``client`` on its cluster. Else a thread for each processor: XLA runs outside Python,
-    and the reference in a process that the thread waits for, unless there is too little to do for that.
+    and plain Python in a process that the thread waits for, unless there is too little to do for that.
     """
     left = [index for index in range(len(chunks)) if index not in done]
     if client is not None:
@@ -64,7 +64,7 @@ def computed(
 
     def compute(index: int) -> tuple[int, Values]:
         chunk = chunks[index]
-        if pool_of_workers is not None and chunk.group.simulator == TOKEN:
+        if pool_of_workers is not None and chunk.group.simulator in PLAIN:
             return index, pool_of_workers.compute(
                 [(configuration.config, configuration.changes) for configuration in chunk.configurations]
             )
@@ -92,9 +92,9 @@ def computed(
 
 
 def _are_many(whole: Plan, chunks: list[ConfigurationChunk]) -> bool:
-    """More requests for the reference than a process takes to start, and nothing that only this process knows."""
+    """More requests for plain Python than a process takes to start, and nothing that only this process knows."""
     stages = whole.scenario.deployment.pipeline.values()
     if any(type(stage.parameters).__module__ == "__main__" for stage in stages):
         return False  # a stage of the script that runs: another process could not import it
-    mine = [len(chunk.configurations) * chunk.group.requests for chunk in chunks if chunk.group.simulator == TOKEN]
+    mine = [len(chunk.configurations) * chunk.group.requests for chunk in chunks if chunk.group.simulator in PLAIN]
     return sum(mine) * whole.runs > TOKEN_REQUESTS_PER_CHUNK

@@ -1,4 +1,4 @@
-"""Worker processes for the reference, which as plain Python would keep to one processor within one process.
+"""Worker processes for engines in plain Python, which would keep to one processor within one process.
 
 They are started by their own command, not by ``multiprocessing``: that would run a user's script or notebook once more
 in each of them, and a fork of a process in which JAX has threads may hang.
@@ -19,6 +19,7 @@ import numpy as np
 
 import evaluator
 from evaluator.plan import Plan, RateChange
+from evaluator.plan.simulators import REQUEST, TOKEN
 from evaluator.replica import Change
 
 Variant = tuple[int, tuple[Change | RateChange, ...]]
@@ -29,7 +30,10 @@ class WorkerPool:
     """Workers that are started as they are needed, one for each thread that asks at a time; ``close`` ends them."""
 
     def __init__(self, whole: Plan, levels: np.ndarray) -> None:
-        self._task = pickle.dumps((whole.scenario, whole.inputs, whole.by_seed, levels))
+        simulator = (
+            REQUEST if whole.simulator == REQUEST else TOKEN
+        )  # what the vectorised engine lacks is the reference's
+        self._task = pickle.dumps((whole.scenario, simulator, whole.inputs, whole.by_seed, levels))
         self._idle: list[subprocess.Popen] = []
         self._all: list[subprocess.Popen] = []
         self._lock = Lock()

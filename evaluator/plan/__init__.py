@@ -4,7 +4,7 @@ from evaluator.plan.configuration import Configuration, RateChange
 from evaluator.plan.groups import Group, StationGroup, station_group
 from evaluator.plan.link import LinkPlan
 from evaluator.plan.plan import Plan, plan
-from evaluator.plan.request_level import RequestGroup, request_sizes
+from evaluator.plan.request_level import request_sizes
 from evaluator.plan.station import StationPlan
 from evaluator.replica import ReplicaBuild, design
 
@@ -15,7 +15,6 @@ __all__ = [
     "Plan",
     "RateChange",
     "ReplicaBuild",
-    "RequestGroup",
     "StationGroup",
     "StationPlan",
     "design",

@@ -13,12 +13,9 @@ from evaluator.cost.lanes import RowCounts, common_counts, rooflines, structure
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.configuration import Configuration
 from evaluator.plan.joint_pools import one_loop_program
-from evaluator.plan.request_level import RequestGroup, RequestStructure, request_group, request_structure
 from evaluator.plan.simulators import (
     FCFS_RESERVED,
     ITERATION,
-    REQUEST,
-    TOKEN,
     CompileKey,
     has_frontend,
     is_coupled,
@@ -52,7 +49,6 @@ class Group:
     requests: int
     simulator: str = ITERATION
     stations: tuple[StationGroup, ...] = ()  # of the vectorised engine, else none; one for all pools in one loop
-    request_stations: tuple[RequestGroup, ...] = ()  # of the request-level engine, else none
 
 
 class StationStructure(NamedTuple):
@@ -63,9 +59,6 @@ class StationStructure(NamedTuple):
     experts: bool
     cost: Hashable
     requests: int  # which the width of a lane follows
-
-
-AnyStructure = StationStructure | RequestStructure
 
 
 def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -> list[Group]:
@@ -83,30 +76,25 @@ def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -
         key = (id(configuration.checked), configuration.simulator, workload.requests, workload.ends)
         alike.setdefault(key, []).append(configuration)
     together: dict[tuple, list[Configuration]] = {}
-    having: dict[AnyStructure, list[tuple[Configuration, StationPlan]]] = {}
+    having: dict[StationStructure, list[tuple[Configuration, StationPlan]]] = {}
     for (_, simulator, requests, ends), some in alike.items():
-        compiled = some[0].stations if simulator != TOKEN else ()
-        structured = request_structure if simulator == REQUEST else _structure
-        structures: tuple[AnyStructure, ...]
+        compiled = some[0].stations if simulator == ITERATION else ()
+        structures: tuple[StationStructure, ...]
         if simulator == ITERATION and some[0].joint_pools:
             structures = (_structure_of_pools(some[0]),)
             having.setdefault(structures[0], []).extend((some[0], station) for station in compiled)
         else:
-            structures = tuple(structured(some[0].workload, station) for station in compiled)
+            structures = tuple(_structure(some[0].workload, station) for station in compiled)
             for which, station in zip(structures, compiled, strict=True):
                 having.setdefault(which, []).append((some[0], station))
         together.setdefault((simulator, requests, ends, structures, _route(some[0])), []).extend(some)
     shaped = {which: _shaped(which, stations, seeds) for which, stations in having.items()}
 
-    def group(simulator: str, requests: int, structures: tuple[AnyStructure, ...], some: list[Configuration]) -> Group:
-        found = [shaped[which] for which in structures]
-        return Group(
-            sorted(some, key=lambda one: place[id(one)]),
-            requests,
-            simulator,
-            tuple(one for one in found if isinstance(one, StationGroup)),
-            tuple(one for one in found if isinstance(one, RequestGroup)),
-        )
+    def group(
+        simulator: str, requests: int, structures: tuple[StationStructure, ...], some: list[Configuration]
+    ) -> Group:
+        in_order = sorted(some, key=lambda one: place[id(one)])
+        return Group(in_order, requests, simulator, tuple(shaped[which] for which in structures))
 
     place = {id(configuration): number for number, configuration in enumerate(configurations)}
     return [
@@ -153,14 +141,11 @@ def _structure_of_pools(configuration: Configuration) -> StationStructure:
 
 
 def _shaped(
-    which: AnyStructure, having: list[tuple[Configuration, StationPlan]], seeds: tuple[int, ...]
-) -> StationGroup | RequestGroup:
+    which: StationStructure, having: list[tuple[Configuration, StationPlan]], seeds: tuple[int, ...]
+) -> StationGroup:
     able = [station for configuration, station in having if configuration.status == OK]
     alone = {(one.deployment.ranks, one.deployment.router, one.number): one for one in able if one.most_jobs is None}
     most_jobs = [station.most_jobs or 1 for station in able]
-    if isinstance(which, RequestStructure):
-        shares = [_largest_share(one, seeds, which.requests) for one in alone.values()]
-        return request_group(which, able, max((*shares, *most_jobs), default=1))
     if which.program.pools > 1:
         return station_group(which.program, able, which.requests * which.program.phases)
     together = which.program.replicas > 1

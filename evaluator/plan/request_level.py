@@ -1,4 +1,4 @@
-"""What the request-level engine can run, and the shapes of the programs that it is compiled to.
+"""What the request-level engine can run, and what its results are worth.
 
 It is asked for by name, and never stands in for another engine nor another for it: a configuration that it cannot run
 says so in its status.
@@ -6,12 +6,9 @@ says so in its status.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from evaluator.cost.iteration import CostParameters
-from evaluator.cost.lanes import RowCounts, common_counts, structure
 from evaluator.cost.memory import kv_units
 from evaluator.plan.simulators import is_coupled, on_demand, shares_queue
 from evaluator.plan.station import StationPlan
@@ -34,35 +31,11 @@ prompts do not wait for one.
 
 
 class RequestSizes(NamedTuple):
-    """Of one lane: so many instances, each of at most so many prompts in a batch and so many decodes at a time."""
+    """So many instances, each of at most so many prompts in a batch and so many decodes at a time."""
 
     instances: int
     prompts: int
     boxes: int
-
-
-@dataclass(frozen=True)
-class RequestGroup:
-    """What the request-level engine is compiled for at one station: the largest sizes of any configuration.
-
-    ``tabulated``: the requests of each configuration are alike, so that a table of the times by the size of a batch
-    says all that the engine asks of a cost; tables of all costs have one structure.
-    """
-
-    sizes: RequestSizes
-    rows: RowCounts
-    tabulated: bool
-    lane_requests: int  # slots of a lane: at least the most requests that any gets
-
-
-class RequestStructure(NamedTuple):
-    """What configurations must have in common to share a compiled program at a station, beside the shapes."""
-
-    role: str
-    tabulated: bool
-    experts: bool
-    cost: Hashable
-    requests: int
 
 
 def request_problem(workload: Workload, station: StationPlan) -> str | None:
@@ -114,7 +87,7 @@ def queue_problem(station: StationPlan) -> str | None:
 
 
 def request_sizes(station: StationPlan) -> RequestSizes:
-    """The sizes of a lane of a pool that can run.
+    """The sizes of a pool that can run: of all its replicas where they share a queue, else of one.
 
     The algorithms know no memory. Of the decodes, as many run as the KV of the largest request has room for; KV of
     requests that have their first token and wait for a place among the decodes is not counted.
@@ -128,23 +101,3 @@ def request_sizes(station: StationPlan) -> RequestSizes:
         prompts=1 if station.role.prompt_resident else max(min(most, within), 1),
         boxes=1 if station.role.first_token_only else most,
     )
-
-
-def request_structure(workload: Workload, station: StationPlan) -> RequestStructure:
-    """The structure of a pool."""
-    replica, alike = station.design.replica, station.extremes.alike
-    role, requests = station.role.name, int(workload.requests)
-    if replica is None or alike:
-        return RequestStructure(role, alike, False, (), requests)
-    cost = replica.costing.typical[0]
-    experts = isinstance(cost, CostParameters) and len(cost.expert_rows.flop) > 0
-    return RequestStructure(role, alike, experts, structure(cost), requests)
-
-
-def request_group(which: RequestStructure, stations: Sequence[StationPlan], most_jobs: int) -> RequestGroup:
-    """The shapes of a program that hold stations which can run, each lane with at most ``most_jobs`` requests."""
-    columns = zip(*(request_sizes(station) for station in stations), strict=True)
-    sizes = RequestSizes(*map(max, columns)) if stations else RequestSizes(1, 1, 1)
-    costings = {id(costing): costing for costing in (station.design.ready.costing for station in stations)}
-    rows = common_counts([costing.typical[0] for costing in costings.values()])
-    return RequestGroup(sizes, rows, which.tabulated, 1 << max(most_jobs - 1, 1).bit_length())

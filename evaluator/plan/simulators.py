@@ -17,6 +17,8 @@ from evaluator.traffic.roles import ROLES
 
 REQUEST, ITERATION, TOKEN = "request", "iteration", "token"
 SIMULATORS = (ITERATION, REQUEST, TOKEN)
+PLAIN = (REQUEST, TOKEN)
+"""Those in plain Python: nothing is compiled for them, and a process of them keeps to one processor."""
 
 
 @dataclass(frozen=True)

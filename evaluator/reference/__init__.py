@@ -6,7 +6,7 @@ own objects and takes no short cut that is not tested against the long way.
 Read ``network`` for the order of events and ``stations/`` for what a request passes, ``schedulers/`` for what a policy
 means, ``queues`` for the moves that schedulers are made of (admission, growth and preemption of KV), ``replica``
 for the way of an iteration, ``decoding`` for how iterations are leapt over. ``simulate`` runs one pool of replicas.
-``request_level`` stands apart: BestServe's coarser algorithms, the oracle of the request-level engine.
+``request_level`` stands apart: BestServe's coarser algorithms, which are the request-level engine.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ class WholeRequest:
     last_token_s: float = math.inf
     instance: int = -1  # that computed its prompt
     decode_scheduled_s: float = math.inf
+    second_token_s: float = math.inf  # on a decode side, where tokens come evenly spaced; a single one: when it left
     decode_instance: int = -1
 
 
@@ -134,22 +135,24 @@ def decode(instances: Instances, requests: Sequence[WholeRequest]) -> None:
     """Algorithm 3, for requests with their first token: sets ``last_token_s``."""
     pool = [[Box() for _ in range(instances.max_decodes)] for _ in range(instances.count)]
     for request in sorted(requests, key=lambda each: each.first_token_s):
-        if request.output_tokens <= 1:
-            request.last_token_s = request.first_token_s
+        soonest_s = [min(box.idle_s for box in boxes) for boxes in pool]
+        now = max(min(soonest_s), request.first_token_s)
+        request.decode_instance = draw_one([at <= now for at in soonest_s], request.decode_draw)
+        if request.output_tokens <= 1:  # it has left before, and takes no box
+            request.decode_scheduled_s = request.second_token_s = request.last_token_s = request.first_token_s
             continue
-        now = max(min(box.idle_s for boxes in pool for box in boxes), request.first_token_s)
-        chosen = draw_one([any(box.idle_s <= now for box in boxes) for boxes in pool], request.decode_draw)
-        _enter(instances, pool[chosen], request, now)
-        request.decode_scheduled_s, request.decode_instance = now, chosen
-        request.last_token_s = max(box.idle_s for box in pool[chosen] if box.holder is request)
+        took_s = _enter(instances, pool[request.decode_instance], request, now)
+        request.decode_scheduled_s, request.last_token_s = now, now + took_s
+        request.second_token_s = now + took_s / (request.output_tokens - 1.0)
 
 
-def _enter(instances: Instances, boxes: list[Box], request: WholeRequest, now: float) -> None:
-    """The request decodes in a free box from now on."""
+def _enter(instances: Instances, boxes: list[Box], request: WholeRequest, now: float) -> float:
+    """The request decodes in a free box from now on: so many seconds, if nothing suspends it."""
     together = pseudo_batch(boxes, now, instances.tau)
     took_s = float(instances.cost.decodes_s(together, request.prompt_tokens, request.output_tokens))
     box = min(boxes, key=lambda each: each.idle_s)
     box.idle_s, box.holder = now + took_s, request
+    return took_s
 
 
 def collocated(instances: Instances, requests: Sequence[WholeRequest]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from evaluator.device import configure
 from evaluator.execution.lengthen import lengths, of_length, undecided
 from evaluator.plan import Plan, plan
-from evaluator.plan.simulators import TOKEN
+from evaluator.plan.simulators import ITERATION
 from evaluator.progress import ProgressReport
 from evaluator.results.chunks import Checkpoint, combine, write_chunk
 from evaluator.results.dataset import to_dataset
@@ -116,5 +116,5 @@ def _statistics(whole: Plan, levels: np.ndarray, context: RunContext) -> list[di
 
 def configure_for(whole: Plan) -> None:
     """Load JAX, where an engine that is compiled has something to run."""
-    if any(group.simulator != TOKEN for group in whole.groups):
+    if any(group.simulator == ITERATION for group in whole.groups):
         configure()

@@ -103,7 +103,7 @@ def _pool(
     if group.simulator == REQUEST:
         from evaluator.simulation.request_level import serve_requests
 
-        return partial(serve_requests, configurations, plan.seeds, number, group.request_stations[number])
+        return partial(serve_requests, configurations, plan.seeds, number)
     from evaluator.simulation.vectorised import serve_iterations
 
     return partial(serve_iterations, configurations, plan.seeds, number, group.stations[number])

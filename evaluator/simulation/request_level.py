@@ -1,98 +1,94 @@
-"""A pool of the request-level engine as a station: run its lanes and gather what they give."""
+"""A pool of the request-level engine as a station: configuration after configuration, in plain Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
-import jax
 import numpy as np
 
 from evaluator.cost.request_times import PhaseTimes, TabulatedTimes, request_times, tabulate
-from evaluator.plan import Configuration, ReplicaBuild, RequestGroup, StationPlan, request_sizes
-from evaluator.replica.batched_costs import costs_of
+from evaluator.plan import Configuration, ReplicaBuild, StationPlan, request_sizes
+from evaluator.reference.request_level import Instances, WholeRequest, collocated, decode, prefill
 from evaluator.simulation.lane_jobs import LaneJobs, slots
-from evaluator.simulation.lanes import lanes_per_call, results_of
 from evaluator.simulation.use import PoolTotals, check_served, use_of
-from evaluator.stations import request_level
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use
-from evaluator.stations.request_level import RequestLane, RequestLevelStructure, ServedRequests
 from evaluator.traffic.roles import Role
 
 
 def serve_requests(
-    configurations: Sequence[Configuration], seeds: Sequence[int], station: int, group: RequestGroup, jobs: ChunkJobs
+    configurations: Sequence[Configuration], seeds: Sequence[int], station: int, jobs: ChunkJobs
 ) -> tuple[RequestTimes, Use]:
     """Serve the jobs of a chunk at the pool number ``station`` of its members, over all seeds and replicas.
 
-    A lane has one replica, or all where they share a queue. Busy times, iterations, KV in use and the gaps between
+    A slot has one replica, or all where they share a queue. Busy times, iterations, KV in use and the gaps between
     tokens are not known.
     """
     departures = RequestTimes.empty(jobs)
     pools = [configuration.stations[station] for configuration in configurations]
-    lanes = slots(configurations, jobs, seeds, station)
-    for slot, found in zip(lanes, _run(group, pools, lanes, seeds), strict=True):
-        at, served, count = slot.at, slot.served, slot.count
-        departures.ready_s[at][served] = slot.jobs.ready_s[served]
-        departures.scheduled_s[at][served] = found.scheduled_s[:count]
-        departures.first_token_s[at][served] = found.first_token_s[:count]
-        departures.last_token_s[at][served] = found.last_token_s[:count]
-        departures.replica[at][served] = found.instance[:count] if slot.replica < 0 else slot.replica
+    for slot in slots(configurations, jobs, seeds, station):
+        requests = _served(slot, pools[slot.position], seeds[slot.seed])
+        _add(departures, slot, pools[slot.position].role, requests)
     check_served(configurations, departures)
     return departures, use_of(pools, jobs, PoolTotals.unknown(len(configurations), len(seeds)), None)
 
 
-def _run(
-    group: RequestGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], seeds: Sequence[int]
-) -> Iterator[request_level.Departures]:
-    """The results of all lanes in NumPy."""
-    vectorise, program = jax.default_backend() != "cpu", _program(pools[0].role)
+def _served(slot: LaneJobs, pool: StationPlan, seed: int) -> list[WholeRequest]:
+    """The requests of a slot in order of arrival, with their times."""
+    demand, arrival_s = slot.jobs.demand, slot.jobs.ready_s[slot.served]
+    prompt, output = demand.prompt_tokens[slot.served], demand.output_tokens[slot.served] + _first_tokens(pool)
+    chance = draws(seed, slot.count, slot.station) if slot.replica < 0 else np.zeros((2, slot.count))
+    columns = (arrival_s, prompt, output, *chance)
+    requests = [WholeRequest(*row) for row in zip(*(column.astype(float).tolist() for column in columns), strict=True)]
+    if pool.role.prompt_resident:
+        for request in requests:
+            request.first_token_s = request.arrival_s  # they come with it, in the order in which they got it
+        decode(_instances(pool), requests)
+    elif pool.role.first_token_only:
+        prefill(_instances(pool), requests)
+    else:
+        collocated(_instances(pool), requests)
+    return requests
 
-    def run(lanes: RequestLane, requests: ServedRequests) -> request_level.Departures:
-        return program(lanes, requests, RequestLevelStructure(*group.sizes), vectorise)
 
-    def given(at: slice) -> tuple[RequestLane, ServedRequests]:
-        return _lanes(group, pools, lanes[at]), _requests(group, pools, lanes[at], seeds)
-
-    return results_of(run, given, len(lanes), lanes_per_call(group.lane_requests))
-
-
-def _program(role: Role) -> Callable[..., request_level.Departures]:
+def _add(departures: RequestTimes, slot: LaneJobs, role: Role, requests: Sequence[WholeRequest]) -> None:
+    at, served = slot.at, slot.served
+    departures.ready_s[at][served] = slot.jobs.ready_s[served]
     if role.prompt_resident:
-        return request_level.run_decode
-    return request_level.run_prefill if role.first_token_only else request_level.run_collocated
+        names = ("decode_scheduled_s", "second_token_s", "last_token_s", "decode_instance")
+    elif role.first_token_only:
+        names = ("scheduled_s", "first_token_s", "first_token_s", "instance")
+    else:
+        names = ("scheduled_s", "first_token_s", "last_token_s", "instance")
+    scheduled, first, last, instance = ([getattr(one, name) for one in requests] for name in names)
+    departures.scheduled_s[at][served] = scheduled
+    departures.first_token_s[at][served] = first
+    departures.last_token_s[at][served] = last
+    departures.replica[at][served] = instance if slot.replica < 0 else slot.replica
 
 
-def _lanes(group: RequestGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs]) -> RequestLane:
-    serving = [pools[slot.position] for slot in lanes]
-    instances, prompts, boxes = np.array([request_sizes(pool) for pool in serving], dtype=np.int32).T
-    budgets = [pool.max_num_batched_tokens for pool in serving]
-    return RequestLane(
-        cost=_costs(group, serving),
-        instances=instances,
-        max_prompts=prompts,
-        max_prompt_tokens=np.array(budgets, dtype=float),
-        max_decodes=boxes,
-        tau=np.array([pool.deployment.batching.tau for pool in serving], dtype=float),
-        requests=np.array([slot.count for slot in lanes], dtype=np.int32),
+def _instances(pool: StationPlan) -> Instances:
+    sizes = request_sizes(pool)
+    return Instances(
+        cost=_times(pool, max(sizes.prompts, sizes.boxes)),
+        count=sizes.instances,
+        max_prompts=sizes.prompts,
+        max_decodes=sizes.boxes,
+        tau=float(pool.deployment.batching.tau),
+        max_prompt_tokens=float(pool.max_num_batched_tokens),
     )
 
 
-def _costs(group: RequestGroup, serving: list[StationPlan]) -> PhaseTimes:
-    """The times of every pool, with a leading lane axis."""
-    if group.tabulated:
-        most = max(group.sizes.prompts, group.sizes.boxes)
-        tables = [_table(pool.design, *_lengths(pool), most) for pool in serving]
-        return TabulatedTimes(*map(np.stack, zip(*tables, strict=True)))
-    replicas = {id(pool.design): pool.design.ready for pool in serving}
-    places = dict(zip(replicas, range(len(replicas)), strict=True))
-    rows = [places[id(pool.design)] for pool in serving]
-    found, *_ = costs_of(list(replicas.values()), group.rows)
-    return request_times(jax.tree.map(lambda values: np.moveaxis(values, -1, 0)[rows], found))
+def _times(pool: StationPlan, most: int) -> PhaseTimes:
+    """What requests cost; of requests that are all alike a table by the size of a batch, which says all of it."""
+    if pool.extremes.alike:
+        return _table(pool.design, *_lengths(pool), most)
+    return request_times(pool.design.ready.cost)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _table(design: ReplicaBuild, prompt: int, output: int, most: int) -> TabulatedTimes:
+    """Once for the rates and seeds of a configuration, which follow one another."""
     return TabulatedTimes(*map(np.asarray, tabulate(request_times(design.ready.cost), prompt, output, most)))
 
 
@@ -105,22 +101,6 @@ def _lengths(pool: StationPlan) -> tuple[int, int]:
 def _first_tokens(pool: StationPlan) -> int:
     """The algorithms count the first token among a request's, also where it comes with one to a decode side."""
     return int(pool.role.prompt_resident)
-
-
-def _requests(
-    group: RequestGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], seeds: Sequence[int]
-) -> ServedRequests:
-    shape = len(lanes), group.lane_requests
-    arrival, output = np.full(shape, np.inf), np.ones(shape)
-    prompt, prefill_draw, decode_draw = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    for lane, slot in enumerate(lanes):
-        demand, count = slot.jobs.demand, slot.count
-        arrival[lane, :count] = slot.jobs.ready_s[slot.served]
-        prompt[lane, :count] = demand.prompt_tokens[slot.served]
-        output[lane, :count] = demand.output_tokens[slot.served] + _first_tokens(pools[slot.position])
-        if slot.replica < 0:
-            prefill_draw[lane, :count], decode_draw[lane, :count] = draws(seeds[slot.seed], count, slot.station)
-    return ServedRequests(arrival, prompt, output, prefill_draw, decode_draw)
 
 
 def draws(seed: int, count: int, station: int) -> np.ndarray:

@@ -59,7 +59,7 @@ def test_what_only_the_reference_runs_is_told():
 def test_requests_at_the_level_of_requests():
     only = {"deployment.tensor_parallel": [4]}
     found = foretold(only, ["deployment.batching.policy=continuous"], simulator="request")
-    assert (found.feasible, found.by_token, found.compilations, found.requests) == (1, 0, 1, 200)
+    assert (found.feasible, found.by_token, found.compilations, found.requests) == (1, 0, 0, 200)
     assert foretold(only, simulator="request").reasons == {
         "unsupported: simulator request does not cover batching.policy chunked": 1
     }

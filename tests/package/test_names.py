@@ -11,7 +11,6 @@ SHARED = {
     "Given", "Lane", "State", "Structure",
     # What jobs ask of a station, and the section of a scenario that says so.
     "Demand",
-    "_State",
 }  # fmt: skip
 """Names that several files may define; each group of them with the reason."""
 

@@ -1,4 +1,4 @@
-"""What the request-level engine can run, what it says of the rest, and the shapes that it is compiled to."""
+"""What the request-level engine can run, and what it says of the rest."""
 
 from __future__ import annotations
 
@@ -104,12 +104,7 @@ def test_no_more_decodes_than_fit_into_the_kv_cache():
     assert boxes == kv.capacity_tokens // 61_008 < 16  # blocks of 16 tokens; the last token is never computed
 
 
-def test_designs_of_alike_requests_share_a_program():
-    """Tables of times have one structure, whatever the model; otherwise experts need rows of their own."""
+def test_nothing_is_compiled_for_it():
     axes = {"deployment__model": ["llama-3.1-8b", "qwen3-30b-a3b"], "deployment__batching__max_num_seqs": [4, 16]}
     (group,) = plan(scenario(**axes), simulator="request").groups
-    (shapes,) = group.request_stations
-    assert (shapes.sizes, shapes.tabulated, group.stations) == (RequestSizes(1, 4, 16), True, ())
-    spread = "workload.lengths={source: uniform, prompt_min: 500, prompt_max: 900, output_min: 1, output_max: 9}"
-    groups = plan(scenario(spread, **axes), simulator="request").groups
-    assert [group.request_stations[0].tabulated for group in groups] == [False, False]
+    assert (len(group.configurations), group.stations) == (4, ())

@@ -1,9 +1,11 @@
 """The plain algorithms of BestServe: by hand, by what must hold, and its tables 4 and 5."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from evaluator.cost.request_times import PromptBatch, TabulatedTimes, tabulate
+from evaluator.cost.request_times import IterationTimes, PromptBatch, TabulatedTimes, tabulate
 from evaluator.reference.request_level import (
     Box,
     Instances,
@@ -14,6 +16,7 @@ from evaluator.reference.request_level import (
     pseudo_batch,
 )
 from tests.cost.eager.paper import paper_cost
+from tests.reference.build import random_cost
 
 SECONDS = TabulatedTimes(np.array([1.0, 1.5, 2.0, 2.5]), np.array([4.0, 5.0, 6.0, 7.0]))
 """Batches of 1, 2, 3 and 4 prompts; a decode among 1, 2, 3 and 4."""
@@ -80,6 +83,16 @@ def test_a_single_token_takes_no_box():
     assert times(given, "last_token_s") == [5.0, 1.0, 1.0]
 
 
+def test_later_tokens_come_evenly_spaced():
+    given = requests(0.0, 0.0, output=5.0)
+    given[1].output_tokens = 1.0
+    for request in given:
+        request.first_token_s = 1.0
+    decode(Instances(SECONDS, 1, max_decodes=2), given)
+    assert times(given, "second_token_s") == [1.0 + 4.0 / 4, 1.0]
+    assert times(given, "decode_instance") == [0, 0]
+
+
 def test_prompts_suspend_the_decodes_of_their_instance():
     given = requests(0.0, 2.0)
     collocated(Instances(SECONDS, 1, max_prompts=4, max_decodes=4), given)
@@ -132,6 +145,62 @@ def test_many_boxes_at_one_speed_delay_nobody():
     prefill(Instances(alike, 1), given)
     decode(Instances(alike, 1, max_decodes=64), given)
     assert times(given, "last_token_s") == pytest.approx([request.first_token_s + 2.0 for request in given])
+
+
+def random_case(seed):
+    """Light to overloaded, prompts and outputs of all lengths, single tokens and arrivals at one time among them."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 41))
+    cost = IterationTimes(random_cost(rng, experts=False, windowed=False))
+    sizes = [int(rng.integers(1, most + 1)) for most in (3, 5, 6)]
+    tokens = float(rng.choice([np.inf, rng.uniform(1000.0, 8000.0)]))
+    instances = Instances(cost, *sizes, tau=float(rng.uniform(0.8, 4.0)), max_prompt_tokens=tokens)
+    gaps = rng.exponential(10.0 ** rng.uniform(-2.5, 0.0), n) * (rng.uniform(size=n) < 0.8)
+    prompts, outputs = rng.integers(1, 3000, n), np.maximum(rng.integers(-4, 60, n), 1)
+    columns = np.cumsum(gaps), prompts, outputs, *rng.uniform(size=(2, n))
+    return instances, [WholeRequest(*map(float, row)) for row in zip(*columns, strict=True)]
+
+
+def check_batches(instances, given):
+    """Prompts that start together are within the limits of a batch, and an instance computes one batch at a time."""
+    batches = {}
+    for request in given:
+        batches.setdefault((request.instance, request.scheduled_s, request.first_token_s), []).append(request)
+    for batch in batches.values():
+        assert len(batch) <= instances.max_prompts
+        assert len(batch) == 1 or sum(times(batch, "prompt_tokens")) <= instances.max_prompt_tokens
+    for number in range(instances.count):
+        spans = sorted(key[1:] for key in batches if key[0] == number)
+        assert all(before[1] <= after[0] for before, after in pairwise(spans))
+
+
+def check_decodes(instances, given):
+    """Never more of them on an instance than it has boxes, which singles do not take."""
+    for number in range(instances.count):
+        decoding = [one for one in given if one.decode_instance == number and one.output_tokens > 1]
+        for one in decoding:
+            at = one.decode_scheduled_s
+            together = sum(other.decode_scheduled_s <= at < other.last_token_s for other in decoding)
+            assert together <= instances.max_decodes
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["collocated", "apart"])
+def test_random_cases_keep_their_order_and_their_limits(apart):
+    for seed in range(60):
+        instances, given = random_case(seed)
+        if apart:
+            prefill(instances, given)
+            decode(instances, given)
+        else:
+            collocated(instances, given)
+        for request in given:
+            assert request.arrival_s <= request.scheduled_s < request.first_token_s <= request.last_token_s < np.inf
+            single = request.output_tokens == 1
+            assert (request.last_token_s == request.first_token_s) == single
+            assert single or request.first_token_s <= request.decode_scheduled_s < request.last_token_s
+        assert times(given, "scheduled_s") == sorted(times(given, "scheduled_s"))  # first come, first served
+        check_batches(instances, given)
+        check_decodes(instances, given)
 
 
 # The paper's tables 4 and 5

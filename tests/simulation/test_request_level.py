@@ -9,7 +9,6 @@ import pytest
 import xarray as xr
 
 from evaluator.cost.request_times import request_times
-from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.plan import Configuration, Plan, plan, request_sizes
@@ -28,7 +27,6 @@ SIDES = {
     "p": {"role": "prefill", "replicas": 2},
     "d": {"role": "decode", "batching": {"max_num_seqs": 12, "tau": 1.5}},
 }
-configure()
 
 
 def scenario(*overrides: str, lengths: Any = FIXED, sweep: Any = None, **deployment: Any) -> Scenario:
@@ -162,6 +160,16 @@ def test_seeds_and_chunks_do_not_matter_to_each_other():
         for seed in (3, 4)
     ]  # fmt: skip
     assert several["e2e_s_mean"][1].item() == pytest.approx(np.mean([one["e2e_s_mean"].item() for one in single]))
+
+
+def test_worker_processes_find_the_same(monkeypatch):
+    axes = {"workload.arrivals.rate_rps": [1, 2, 3]}
+    alone = sweep(scenario(replicas=2, router="shared_queue", sweep=axes), simulator="request")
+    monkeypatch.setattr("evaluator.execution.schedule.TOKEN_REQUESTS_PER_CHUNK", 120)
+    xr.testing.assert_identical(
+        sweep(scenario(replicas=2, router="shared_queue", sweep=axes), simulator="request").drop_attrs(),
+        alone.drop_attrs(),
+    )
 
 
 def test_more_bandwidth_is_an_input():
