@@ -90,7 +90,7 @@ def data_folder() -> Path:
 @pytest.fixture
 def evaluator(capsys):
     """Runs one command line: exit code, stdout, stderr."""
-    from evaluator.cli import app
+    from evaluator.cli.app import app
 
     def run(*arguments):
         with pytest.raises(SystemExit) as left:

@@ -36,7 +36,7 @@ def data_folder(kind: str) -> tuple[Path, ...]:
     below, _ = _kind(kind)
     found: dict[Path, None] = {}
     for root in _roots():
-        folder = (Path(root) / below).resolve()
+        folder = Path(os.path.realpath(os.path.join(root, below)))  # Path.resolve fails on links that form a loop
         if folder.is_dir():
             found.setdefault(folder)
     return tuple(found)
@@ -53,7 +53,7 @@ def _roots() -> list[str]:
 
 def names(kind: str) -> list[str]:
     """The names of all entries of ``kind`` (models, hardware, storage, ...: see ``_KINDS``), sorted."""
-    return sorted({path.stem for folder in data_folder(kind) for path in folder.glob("*.yaml")})
+    return sorted({path.stem for folder in data_folder(kind) for path in folder.glob("*.yaml") if path.is_file()})
 
 
 def has(kind: str, name: str) -> bool:
@@ -75,10 +75,13 @@ def find(kind: str, name: str) -> Path:
     found = _FOUND.get(asked)
     if found is not None and os.path.isfile(found):
         return found
-    for folder in data_folder(kind):
-        if (folder / f"{name}.yaml").is_file() and Path(name).name == name:
-            _FOUND[asked] = (folder / f"{name}.yaml").resolve()
+    for folder in data_folder(kind) if Path(name).name == name else ():
+        path = folder / f"{name}.yaml"
+        if path.is_file():
+            _FOUND[asked] = path.resolve()
             return _FOUND[asked]
+        if path.is_symlink():
+            raise InputError(f"{_kind(kind)[1]} '{name}': {path} is a link that leads to no file")
     raise InputError(f"unknown {_kind(kind)[1]} '{name}'{suggestion(name, names(kind))}")
 
 

@@ -57,8 +57,3 @@ app.command()(calibrate)
 app.command()(compare)
 app.command()(validate)
 app.add_typer(catalog, name="catalog")
-
-
-def main() -> None:
-    """The entry point of the command ``evaluator``."""
-    app(prog_name="evaluator")

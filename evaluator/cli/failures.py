@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +17,7 @@ from typing import Any
 import typer
 import typer.core
 
+from evaluator.cli.signals import message, unwinding
 from evaluator.errors import InputError
 
 OUR_FAULT = 1
@@ -26,18 +25,7 @@ USER_INPUT = 2
 GATE = 3
 INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC))
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: as Ctrl-C, asked for by a scheduler."""
-
-    code = 128 + signal.SIGTERM
-
-
-class HungUp(KeyboardInterrupt):
-    """SIGHUP: as Ctrl-C, because the terminal is gone."""
-
-    code = 129
+_OF_FILES = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 class Commands(typer.core.TyperGroup):
@@ -45,40 +33,10 @@ class Commands(typer.core.TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; leave with a message and an exit code where it fails."""
-        with _failures(), _signals():
+        with _failures(), unwinding():
             result = super().invoke(ctx)
             sys.stdout.flush()  # a reader that has gone away shows here, not when Python exits
             return result
-
-
-@contextmanager
-def interrupted(kept: str) -> Iterator[None]:
-    """An interruption in here says what is ``kept`` of the work."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise type(error)(kept) from None
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Let a scheduler's signals end a command as Ctrl-C does, so that files are closed and what is kept is told."""
-    kinds: dict[int, type[KeyboardInterrupt]] = {signal.SIGTERM: Terminated}
-    if hasattr(signal, "SIGHUP"):
-        kinds[signal.SIGHUP] = HungUp
-
-    def interrupt(number: int, frame: object) -> None:
-        raise kinds[number]
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():  # nobody else may set them
-        asked = [number for number in kinds if signal.getsignal(number) == signal.SIG_DFL]  # not under nohup
-        before = {number: signal.signal(number, interrupt) for number in asked}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -90,16 +48,16 @@ def _failures() -> Iterator[None]:
     except BrokenPipeError:
         _drop_stdout()
         raise typer.Exit(OUR_FAULT) from None
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        place = error.filename if error.filename is not None else ""
-        _leave(USER_INPUT, f"error: {place}: {error.strerror or error}", error)
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno in _NO_ROOM:
+            _leave(USER_INPUT, f"error: cannot write {error.filename or 'the output'}: {error.strerror}", error)
+        if error.filename is None and not isinstance(error, _OF_FILES):
             _leave(OUR_FAULT, _fault(error), error, ours=True)
-        _leave(USER_INPUT, f"error: cannot write {error.filename or 'the output'}: {error.strerror}", error)
+        # Whatever is wrong with a file (a loop of links, a name too long, no right to read it) is for its owner to
+        # mend.
+        _leave(USER_INPUT, f"error: {error.filename or ''}: {error.strerror or error}", error)
     except KeyboardInterrupt as error:
-        code = getattr(error, "code", INTERRUPTED)
-        _leave(code, f"interrupted; {error}" if str(error) else "interrupted", error)
+        _leave(getattr(error, "code", INTERRUPTED), message(str(error)), error)
     except _typer_errors():
         raise
     except Exception as error:

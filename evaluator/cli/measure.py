@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evaluator.cli.failures import interrupted
 from evaluator.cli.options import QuietOption, check_output
+from evaluator.cli.signals import interrupted
 from evaluator.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evaluator.cli.failures import interrupted
 from evaluator.cli.notes import say_notes, say_written
 from evaluator.cli.options import (
     OutOption,
@@ -24,6 +23,7 @@ from evaluator.cli.options import (
     check_simulator,
     read_scenario,
 )
+from evaluator.cli.signals import interrupted
 from evaluator.errors import InputError
 
 if TYPE_CHECKING:

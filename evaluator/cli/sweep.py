@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evaluator.cli.failures import interrupted
 from evaluator.cli.notes import say_notes, say_written
 from evaluator.cli.options import (
     SIMULATORS,
@@ -27,6 +26,7 @@ from evaluator.cli.options import (
     check_simulator,
     read_scenario,
 )
+from evaluator.cli.signals import interrupted
 from evaluator.errors import InputError
 
 if TYPE_CHECKING:

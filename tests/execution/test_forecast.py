@@ -6,7 +6,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from evaluator.cli import app
+from evaluator.cli.app import app
 from evaluator.execution import forecast as module
 from evaluator.execution.forecast import forecast
 from evaluator.scenario import load_scenario

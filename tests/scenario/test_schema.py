@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from evaluator.cli import app
+from evaluator.cli.app import app
 from evaluator.scenario.keys import DEPLOYMENT, SLO
 from evaluator.scenario.names import key_readers
 from evaluator.scenario.schema import DRAFT, scenario_schema
