@@ -219,9 +219,9 @@ def load_yaml(path: str | Path) -> Document:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a UTF-8 file; InputError naming it where it cannot be read."""
+    """The text of a UTF-8 file without an editor's byte order mark; InputError naming it where it cannot be read."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
     except IsADirectoryError:

@@ -45,6 +45,9 @@ TEXT = {"dtype": "bf16", "activations": "", "kv_dtype": "bf16", "routing": "bala
 _ABSENT = {"expert_parallel": 1.0, "past_tokens": 0.0}
 """Numbers that an iteration may leave out, and what that means."""
 
+LARGEST = 1e15
+"""Of a shape, bytes or tokens: no device holds as much, and its products still fit integers."""
+
 SUFFIXES = (".csv", ".parquet")
 
 _SERVING = (
@@ -79,6 +82,8 @@ def read_table(path: Path) -> Table:
         frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except Exception as error:  # damaged files make pandas and Arrow fail in all ways
         raise InputError(f"{path}: not a readable table ({error})") from None
+    if frame.empty:
+        raise InputError(f"{path}: the table has no rows; a row is a measurement")
     source = "own"
     if "op_class" not in frame:
         source, frame = _convert(path, frame)
@@ -122,6 +127,10 @@ def checked(frame: pd.DataFrame, where: str) -> pd.DataFrame:
             values = pd.to_numeric(part[column], errors="coerce") if column in rows else pd.Series([np.nan])
             if not (np.isfinite(values) & (values >= 0)).all():
                 raise InputError(f"{where}: rows of {op_class} need numbers of at least 0 in column {column}")
+            if values.max() > LARGEST:
+                raise InputError(
+                    f"{where}: rows of {op_class}: {values.max():g} in column {column} is more than {LARGEST:g}"
+                )
     if not (rows["time_s"] > 0).all():
         raise InputError(f"{where}: time_s must be above 0")
     numeric = {column for columns in COLUMNS.values() for column in columns} & set(rows.columns)

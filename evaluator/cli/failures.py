@@ -53,8 +53,7 @@ def _failures() -> Iterator[None]:
             _leave(USER_INPUT, f"error: cannot write {error.filename or 'the output'}: {error.strerror}", error)
         if error.filename is None and not isinstance(error, _OF_FILES):
             _leave(OUR_FAULT, _fault(error), error, ours=True)
-        # Whatever is wrong with a file (a loop of links, a name too long, no right to read it) is for its owner to
-        # mend.
+        # Whatever is wrong with a file (a loop of links, a name too long, no right to read it), its owner can mend.
         _leave(USER_INPUT, f"error: {error.filename or ''}: {error.strerror or error}", error)
     except KeyboardInterrupt as error:
         _leave(getattr(error, "code", INTERRUPTED), message(str(error)), error)

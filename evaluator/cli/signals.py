@@ -4,9 +4,9 @@ Python runs a signal's handler between two bytecodes of the main thread, whereve
 unwinds what runs. Some places cannot be unwound: an import (half-loaded C extensions crash the process later, or call
 the interruption an ImportError), JAX (its C++ turns an exception in a callback into an abort, or drops it), ``__del__``
 (Python drops it) and C++ itself, where the handler waits for as long as XLA compiles. So the handler raises in
-evaluator's own code alone, and a
-thread that the operating system wakes with every signal (``signal.set_wakeup_fd``) ends the process where that takes
-too long. Files are written beside their place and moved there at the end, so that leaving at any time loses no result.
+evaluator's own code alone, and a thread that the operating system wakes with every signal (``signal.set_wakeup_fd``)
+ends the process where that takes too long. Files are written beside their place and moved there at the end, so that
+leaving at any time loses no result.
 """
 
 from __future__ import annotations

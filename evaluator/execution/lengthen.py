@@ -52,12 +52,14 @@ def undecided(whole: Plan, values: Mapping[str, np.ndarray], levels: np.ndarray)
     """
     configurations = {configuration.config: configuration for configuration in whole.configurations}
     rows = [configurations[int(config)] for config in values["config"]]
-    clear = np.ones(len(rows), dtype=bool)
+    clear, asked, missed = (np.full(len(rows), flag) for flag in (True, False, False))
     for bound in bounds_of([configuration.objectives for configuration in rows]):
         found, error = statistic_of(values, bound, levels)
         apart = np.abs(found - bound.bound_s)
+        asked |= ~np.isnan(bound.bound_s)
+        missed |= found > bound.bound_s
         clear &= np.isnan(bound.bound_s) | np.isnan(apart) | (apart > DECIDED * np.nan_to_num(error, nan=np.inf))
     precise = ~(values["e2e_s_mean_stderr"] > PRECISE * values["e2e_s_mean"])
-    lost = values["saturated"] & ~values["slo_met"]
+    lost = values["saturated"] & (missed | ~asked)
     decided = (values["status"] != OK) | lost | (values["steady"] & clear & precise)
     return values["config"][~decided]

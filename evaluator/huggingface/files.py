@@ -60,6 +60,16 @@ def model_name(path: Path) -> str:
     return stem.rsplit("--", 1)[-1].lower()
 
 
+def check_name(name: str) -> str:
+    """``name``, if a model in the catalog can have it: its file is called so. InputError else."""
+    odd = next((sign for sign in name if not sign.isprintable() or sign in "/\\:"), None)
+    if odd is not None or not name.strip() or name != name.strip() or name.startswith((".", "-")) or len(name) > 100:
+        raise InputError(
+            f"{name[:100]!r} is no name for a model: its file is called so; use letters, digits, '.', '_' and '-'"
+        )
+    return name
+
+
 def _in_folder(folder: Path) -> Path | None:
     """The file of a folder; of a folder of the Hub's cache that of the revision ``main``, else of the latest."""
     found = next((folder / name for name in _FILES if (folder / name).is_file()), None)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.catalog.model import Model
+from evaluator.catalog.parameters import parameter_count
 from evaluator.catalog.store import close_matches
 from evaluator.errors import InputError
 from evaluator.huggingface.config import Config
@@ -15,11 +16,13 @@ from evaluator.huggingface.dialects import translated
 from evaluator.huggingface.encoders import ENCODERS, OTHER_LEVELS, encoder_parameters, is_encoder
 from evaluator.huggingface.families import FAMILIES
 from evaluator.huggingface.family import Family
-from evaluator.huggingface.files import config_file, model_name, read_json
+from evaluator.huggingface.files import check_name, config_file, model_name, read_json
 from evaluator.huggingface.likeness import Reads, likely_family, stated_family, stated_types
 from evaluator.huggingface.quantization import checkpoint_precision
 
 _TEXT_LEVELS = ("text_config", "llm_config", "language_config", "thinker_config")
+MOST_PARAMETERS = 1e15
+"""Some hundred times the largest model that is known; more is a mistake in one of the sizes."""
 ENDLESS = 1_048_576
 """Positions of a model that states none, as recurrent ones do not: more than any request has."""
 
@@ -45,7 +48,7 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
     family = FAMILIES[kind]
     own = text is not outer and text.text("model_type", None) == kind
     text.defaults, text.keys = {**(family.nested if own else {}), **family.defaults}, family.keys
-    model_name = name or _default_name(config)
+    model_name = check_name(name or _default_name(config))
     layers = family.layers(text)
     hidden = text.integer("hidden_size")
     encoders = _encoders(levels, hidden, notes)
@@ -65,6 +68,11 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
         prediction_layers=text.integer("num_nextn_predict_layers", 0, minimum=0),
         notes=tuple(notes) + _assumed(text, kind) + family.notes,
     )
+    parameters = parameter_count(model)
+    if parameters > MOST_PARAMETERS:
+        raise InputError(
+            f"{where}: its sizes make {parameters / 1e9:,.4g} B parameters, which no model has; correct them"
+        )
     return replace(model, notes=model.notes + _finish(levels, family))
 
 

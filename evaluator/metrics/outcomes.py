@@ -75,6 +75,7 @@ class Outcomes:
     stations: tuple[Use, ...]
 
     open_loop: np.ndarray  # (config,) boolean: False for closed loop and all at once, which never saturate
+    one_batch: np.ndarray  # (config,) boolean: requests that come together are all that is asked, not the first of many
     status: np.ndarray  # (config,) text: ``ok``, or why it cannot run and what to do
     engine: np.ndarray  # (config,) text: request | iteration | token
     provenance: np.ndarray  # (config,) text: of evaluator.catalog.calibration.PROVENANCES

@@ -175,6 +175,8 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     tpot = summaries["tpot_s"].mean
     result["tok_per_s_per_user"] = np.divide(1.0, tpot, out=np.full(tpot.shape, np.nan), where=tpot > 0)
     result |= _state(outcomes, window, settled)
+    # A queue that grows all along would miss any objective in a longer run, however early this one ends.
+    result["slo_met"] &= ~result["saturated"]
     result |= model_errors(outcomes, window, result)
     result |= stage_statistics(outcomes.stage_names, outcomes.stages, window, levels, outcomes.status.size)
     return result, parts
@@ -201,7 +203,7 @@ def _state(outcomes: Outcomes, window: Window, settled: np.ndarray) -> dict[str,
         waited_s += outcomes.later_wait_s
     rises = _waits_longer(window, arrival_s, waited_s) | grows
     saturated = outcomes.open_loop & (rises.mean(axis=1) >= 0.5)
-    together = arrival_s[..., -1] == arrival_s[..., start]  # a batch has no other state than that it is done
+    together = (arrival_s[..., -1] == arrival_s[..., start]) & outcomes.one_batch[:, None]
     level = settled & (np.abs(grown) <= by_chance) & ~drifts(passage_s[..., start:end]) & (length >= PASSAGES)
     span_s = arrival_s[..., end - 1] - arrival_s[..., start]
     behind = (end - 1 - start) < KEPT_UP * outcomes.asked_rps[:, None] * span_s  # NaN compares as False

@@ -70,7 +70,10 @@ _OTHERS = {
     ),
     "slo_attainment_stderr": Variable("1", "standard error of the SLO attainment", _ERROR),
     "slo_met": Variable(
-        "1", "SLO met", "every objective holds at its own statistic; false without an objective or where not feasible"
+        "1",
+        "SLO met",
+        "every objective holds at its own statistic; false without an objective, where not feasible, and where "
+        "saturated: a longer run would miss it",
     ),
     "utilisation": Variable("1", "utilisation", f"busy time of the replicas / (replicas x makespan){_BY_ITERATION}"),
     "mfu": Variable(

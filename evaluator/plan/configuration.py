@@ -65,6 +65,14 @@ class Configuration:
         return self.workload.arrivals.process not in ("closed_loop", "all_at_once")
 
     @property
+    def one_batch(self) -> bool:
+        """Whether requests that all come together are the whole of what is asked: a batch has no state but being done.
+
+        Of a closed loop they are the first requests of its users, of a rate a run of one.
+        """
+        return self.workload.arrivals.process in ("all_at_once", "trace")
+
+    @property
     def devices(self) -> int:
         """Of all pools."""
         return sum(devices for devices, _ in self._priced)

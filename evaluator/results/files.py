@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from evaluator.errors import InputError
 from evaluator.results.schema import SCHEMA_VERSION, problem_of
 from evaluator.results.texts import as_objects, is_text, text_bytes, text_variable
-from evaluator.results.zarr_store import ROWS, create, finish, piece_rows, write_rows
+from evaluator.results.zarr_store import ROWS, WHOLE, create, finish, lost_pieces, piece_rows, write_rows
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -68,9 +68,18 @@ def _format(path: Path) -> str:
 
 
 def check_output(path: str | Path) -> Path:
-    """The path, if ``write`` takes its suffix: to be asked before hours of work, not after."""
-    _format(Path(path))
-    return Path(path)
+    """The path, if ``write`` can write there: to be asked before hours of work, not after.
+
+    Errors: InputError for a suffix of no kind of file, and for a folder, unless it is a Zarr store that another takes
+    the place of.
+    """
+    path = Path(path)
+    kind = _format(path)
+    if path.is_dir() and kind == "netcdf":
+        raise InputError(f"{path}: is a folder; the result would be a file")
+    if path.is_dir() and any(path.iterdir()) and not (path / "zarr.json").exists():
+        raise InputError(f"{path}: is a folder with other files in it, not a Zarr store")
+    return path
 
 
 def write(ds: xr.Dataset, path: str | Path) -> Path:
@@ -134,9 +143,11 @@ def read(path: str | Path) -> xr.Dataset:
         raise InputError(f"{path}: no such file")
     problem = None
     try:
+        problem = lost_pieces(path) if kind == "zarr" else None
         opened = xr.open_zarr(path, consolidated=False) if kind == "zarr" else xr.open_dataset(path, engine=ENGINE)
         with opened as lazy:
             ds = lazy.load()
+        ds.attrs.pop(WHOLE, None)  # of the store, not of the dataset, which others may write in other pieces
     except Exception as error:  # damaged files make HDF5 and Zarr fail in all ways
         problem = " ".join(str(error).split())
         _let_go(error)

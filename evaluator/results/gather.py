@@ -16,7 +16,7 @@ from evaluator.results.chunks import Checkpoint, chunks_folder
 from evaluator.results.files import check_output
 from evaluator.results.lock import exclusive, lock_of
 from evaluator.results.schema import now
-from evaluator.results.shards import PLACE, Shard, Store, missing, stores_beside
+from evaluator.results.shards import PLACE, Shard, Store, is_gathered, missing, stores_beside
 from evaluator.results.zarr_store import finish
 
 
@@ -67,6 +67,10 @@ def _chosen(path: Path, found: Sequence[tuple[Store, dict[str, Any]]]) -> tuple[
     One stray shard of another count, or of another version of the scenario, is not what the others wait for.
     """
     if not found and path.exists():
+        if path.suffix != ".zarr":
+            raise InputError(f"{path}: is no Zarr store, which is what shards write; there is nothing to gather")
+        if not is_gathered(path):
+            raise InputError(f"{path}: is not what the shards of a sweep make, and none lie beside it to gather")
         raise InputError(f"{path}: is there already and whole; no shards lie beside it to gather")
     if not found:
         raise InputError(

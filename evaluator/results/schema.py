@@ -81,7 +81,10 @@ def problem_of(ds: xr.Dataset) -> str | None:
         for name, variable in ds.variables.items()
         if name in {*VARIABLES, "config", "quantile"} - _TEXT and variable.dtype.kind not in "biuf"
     ]
-    return f"{wrong[0]} holds no numbers" if wrong else None
+    if wrong:
+        return f"{wrong[0]} holds no numbers"
+    numbers = [str(name) for name in _TEXT & set(ds.data_vars) if ds[name].dtype.kind in "biufcmM"]
+    return f"{min(numbers)} holds no texts" if numbers else None
 
 
 def _is_axis(entry: Any) -> bool:

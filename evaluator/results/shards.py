@@ -162,10 +162,15 @@ def common_of(ds: xr.Dataset, fingerprint: str, command: str) -> dict[str, Any]:
     return {"attributes": attributes, "coordinates": coordinates, "command": command}
 
 
-def is_gathered(out: Path, fingerprint: str) -> bool:
-    """Whether ``out`` is the whole store of the sweep with this fingerprint; it has its name only once it is whole."""
+def is_gathered(out: Path, fingerprint: str | None = None) -> bool:
+    """Whether ``out`` is the whole store of the sweep with this fingerprint (None: of any that was run in shards).
+
+    It has its name only once it is whole.
+    """
     attributes = _read_json(out / "zarr.json").get("attributes")
-    return isinstance(attributes, Mapping) and attributes.get(FINGERPRINT) == fingerprint
+    if not isinstance(attributes, Mapping) or FINGERPRINT not in attributes:
+        return False
+    return fingerprint is None or attributes[FINGERPRINT] == fingerprint
 
 
 def stores_beside(chunks: Path) -> list[tuple[Store, dict[str, Any]]]:

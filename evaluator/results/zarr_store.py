@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 ROWS = "config"
+WHOLE = "every_piece_is_written"
+"""An attribute of the stores that ``finish`` has seen: a piece that is missing there was lost. In a store that somebody
+else wrote it may stand for values that are all absent, as Zarr allows."""
 MOST_ROWS = 65_536
 """Rows in a piece of an array: a megabyte or two, of which a reader of some columns reads no more than it needs."""
 _TYPES = {"b": "bool", "i": "int64", "u": "int64", "f": "float64"}
@@ -61,8 +64,21 @@ def finish(path: Path, attributes: dict[str, Any], coordinates: list[str]) -> No
     """Say what the dataset says of itself, and put what all arrays say of themselves into one file."""
     with _quiet():
         group = _zarr().open_group(path, mode="r+")
-        group.update_attributes({**attributes, "coordinates": " ".join(coordinates)})
+        group.update_attributes({**attributes, WHOLE: 1, "coordinates": " ".join(coordinates)})
         _zarr().consolidate_metadata(path)
+
+
+def lost_pieces(path: Path) -> str | None:
+    """What of a store is lost, in words; None: nothing, or it is not known."""
+    with _quiet():
+        group = _zarr().open_group(path, mode="r")
+        if WHOLE not in group.attrs:
+            return None
+        for name, array in sorted(group.arrays()):
+            lost = array.nchunks - array.nchunks_initialized
+            if lost:
+                return f"{lost:,} of {array.nchunks:,} pieces of {name} are lost"
+    return None
 
 
 def pieces_of(path: Path, name: str, first: int, rows: int, piece: int) -> list[Path]:
@@ -87,7 +103,6 @@ def _array(group: Any, name: str, variable: xr.Variable, shape: tuple[int, ...],
                 fill_value=math.nan if kind == "f" else None,
                 dimension_names=[str(dim) for dim in variable.dims],
                 attributes=dict(variable.attrs),
-                config={"write_empty_chunks": True},
             )
     array = group[name]
     if array.shape != shape:
@@ -107,7 +122,11 @@ def _zarr() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without warnings that one file for all metadata, and text, are no part of Zarr's specification yet."""
-    with warnings.catch_warnings():
+    """Without warnings that one file for all metadata, and text, are no part of Zarr's specification yet.
+
+    Pieces in which nothing is known are written as well, so that one that is not there is known to be lost. An array
+    that is opened again forgets what it was created with, so that it is set here.
+    """
+    with warnings.catch_warnings(), _zarr().config.set({"array.write_empty_chunks": True}):
         warnings.simplefilter("ignore")
         yield

@@ -23,6 +23,10 @@ LENGTHS = ("prompt_tokens", "output_tokens")
 _OPTIONAL = ("cached_tokens",)
 MODEL = "model"
 PIPELINE = "pipeline"
+_CLOCK_S = 86_400.0
+"""A trace whose first request comes later than a day, and later than all others take, tells times of a clock."""
+_LATEST_S = 1e11
+"""Beyond it (the year 5138) a time is none of seconds. Milliseconds since 1970 are ten times as many."""
 _MOONCAKE = {"timestamp": "arrival_s", "input_length": "prompt_tokens", "output_length": "output_tokens"}
 """Keys of the traces of Mooncake (arXiv:2407.00079, github.com/kvcache-ai/Mooncake), whose times are milliseconds."""
 
@@ -78,6 +82,7 @@ def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...
         raise InputError(f"{file}: the trace has no rows")
     if "arrival_s" in columns:
         _check_times(file, columns["arrival_s"])
+        columns["arrival_s"] = _from_its_start(columns["arrival_s"])
     for name in (*LENGTHS, *_OPTIONAL):
         if name in columns:
             columns[name] = _tokens(file, name, columns[name])
@@ -205,8 +210,21 @@ def _refuse(file: str, name: str, bad: np.ndarray, values: np.ndarray, rule: str
 def _check_times(file: str, times: np.ndarray) -> None:
     _refuse(file, "arrival_s", ~np.isfinite(times), times, "must be a finite number of seconds")
     _refuse(file, "arrival_s", times < 0, times, "must not be negative")
+    for unit, per_s in (("nanoseconds", 1e9), ("microseconds", 1e6), ("milliseconds", 1e3)):
+        looks_so = times > _LATEST_S * (per_s / 1e3)
+        rule = f"must be in seconds and looks like {unit} since 1970; divide the column by {per_s:,.0f}"
+        _refuse(file, "arrival_s", looks_so, times, rule)
     earlier = np.concatenate([[False], np.diff(times) < 0])
     _refuse(file, "arrival_s", earlier, times, "must not be earlier than in the row before (sort the trace by time)")
+
+
+def _from_its_start(times: np.ndarray) -> np.ndarray:
+    """Times of a clock, such as seconds since 1970, from the first one on; others begin where the file says.
+
+    The clock of a run is float64: 1.7e9 s leave it steps of 0.2 microseconds, and sums over a run are worse.
+    """
+    of_a_clock = times.size > 0 and times[0] > _CLOCK_S and times[0] > times[-1] - times[0]
+    return times - times[0] if of_a_clock else times
 
 
 def _tokens(file: str, name: str, values: np.ndarray) -> np.ndarray:

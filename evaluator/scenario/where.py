@@ -46,7 +46,8 @@ def fulfilled(condition: str, values: Values, place: Place) -> np.ndarray:
     """Where a condition holds: booleans of the shape to which the values in it broadcast.
 
     ``values`` gives those of a key by the name that the condition writes: floats (NaN where a point has none) or
-    texts as objects. A comparison with NaN is false. Errors: InputError for anything but a condition.
+    texts as objects. A comparison with NaN is false, and what is divided by zero is NaN. Errors: InputError for
+    anything but a condition.
     """
     if len(condition) > LONGEST:
         raise place.error(f"the condition has {len(condition):,} characters; the limit is {LONGEST:,}")
@@ -55,7 +56,7 @@ def fulfilled(condition: str, values: Values, place: Place) -> np.ndarray:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "nested too deeply"
         raise place.error(f"{shown(condition)} is not a condition: {reason}") from None
-    with np.errstate(all="ignore"):  # what overflows or is divided by zero is infinite or NaN
+    with np.errstate(all="ignore"):  # what overflows or is divided by zero is NaN
         return _Condition(values, place).truth(tree, 0)
 
 
@@ -84,7 +85,9 @@ class _Condition:
             return -operand if isinstance(node.op, ast.USub) else operand
         if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
             left, right = self.number(node.left, depth + 1), self.number(node.right, depth + 1)
-            return _ARITHMETIC[type(node.op)](left, right)
+            found = np.asarray(_ARITHMETIC[type(node.op)](left, right), dtype=np.float64)
+            # What is divided by zero is no number: as infinity it would be above everything.
+            return np.where(np.isfinite(left) & np.isfinite(right) & ~np.isfinite(found), np.nan, found)
         if isinstance(node, ast.Compare):
             return self._comparison(node, depth + 1)
         if isinstance(node, ast.Call):

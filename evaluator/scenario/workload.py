@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evaluator.scenario.fields import Place
-from evaluator.scenario.scenario import Arrivals, Lengths, ModelShare, Workload
+from evaluator.scenario.scenario import Arrivals, Auto, Lengths, ModelShare, Workload
 from evaluator.scenario.trace import LENGTHS, TIMES, Trace, read_trace, trace_requests
 from evaluator.scenario.workload_keys import DEFAULT_REQUESTS
 
@@ -35,6 +35,7 @@ def finish(values: Mapping[str, Any], place: Place) -> Workload:
         raise place.key("requests").error(
             f"{requests} are more than the {there} of the trace; leave it out to take all"
         )
+    _check_mean_gap(arrivals, requests, place.key("arrivals"))
     warmup: int | None = values["warmup_requests"]
     users = arrivals.users or 0
     if warmup is None:
@@ -63,6 +64,20 @@ def finish(values: Mapping[str, Any], place: Place) -> Workload:
             f"{lengths.file} has a column pipeline, which says it already; leave out the one or the other"
         )
     return found
+
+
+def _check_mean_gap(arrivals: Arrivals, requests: int, place: Place) -> None:
+    """Refuses gaps that vary so much that the mean of them, whose standard error is cv / sqrt(requests), is luck.
+
+    Nearly all such gaps are next to nothing and a single one is the rest, so that what comes has no rate, whatever is
+    asked for.
+    """
+    most = requests.most if isinstance(requests, Auto) else requests
+    if arrivals.cv is not None and arrivals.cv**2 > most:
+        raise place.key("cv").error(
+            f"{most:,} gaps with a coefficient of variation of {arrivals.cv:g} have no mean rate to speak of; "
+            f"it must be at most {most**0.5:.3g}, the root of the requests"
+        )
 
 
 def _lengths(given: Lengths | None, arrivals: Arrivals, models: Mapping[str, ModelShare], place: Place) -> Lengths:

@@ -203,3 +203,11 @@ def test_experts_without_vectors_or_on_many_devices_are_left_out_and_those_witho
     assert all(part.rows["expert_parallel"].max() == 8 for part in parts)
     shapes = table.rows[table.rows["gated"] == 0][["hidden", "experts", "hardware"]].drop_duplicates()
     assert set(shapes["experts"]) == {128, 512} and "a100-sxm" not in set(shapes["hardware"])
+
+
+def test_absurd_and_empty_tables(tmp_path):
+    with pytest.raises(InputError, match=r"t: rows of gemm: 1e\+300 in column m is more than 1e\+15"):
+        checked(GEMM.assign(m=1e300), "t")
+    (tmp_path / "a.csv").write_text("op_class,m,n,k,time_s\n")
+    with pytest.raises(InputError, match=r"a\.csv: the table has no rows; a row is a measurement"):
+        read_tables([tmp_path / "a.csv"])

@@ -74,3 +74,14 @@ def test_the_current_directory_is_searched(tmp_path, monkeypatch):
 def test_nothing_here_imports_jax():
     code = "import sys, evaluator.catalog as c; c.load_model('deepseek-v3'); sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_links_that_lead_nowhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "llm").mkdir(parents=True)
+    (tmp_path / "models" / "llm" / "loop.yaml").symlink_to("loop.yaml")
+    (tmp_path / "models" / "hardware").symlink_to("hardware")
+    assert "loop" not in names("models") and "llama-3.1-8b" in names("models")
+    assert load_hardware("h100-sxm").name == "h100-sxm"
+    with pytest.raises(InputError, match=r"model 'loop': .*loop\.yaml is a link that leads to no file"):
+        load_model("loop")

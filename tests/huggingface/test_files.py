@@ -78,3 +78,22 @@ def test_a_config_stands_for_a_model_of_the_catalog(tmp_path, evaluator):
     code, text, said = evaluator("estimate", "--model", str(path), "--hardware", "h100-sxm", "--prompt", "99")
     assert (code, text.splitlines()[0]) == (0, "novel-1b on 1 x h100-sxm (TP 1, PP 1, EP 1)")
     assert "novel-1b: assumed: model_type novel is not known" in said
+
+
+@pytest.mark.parametrize(
+    "name", ["../../evil", "a\nb", "a/b", "a\\b", "\x1b[31m", ".hidden", "-x", " ", "a ", "x" * 101]
+)
+def test_a_name_is_that_of_a_file(name):
+    with pytest.raises(InputError, match="is no name for a model: its file is called so"):
+        import_config(LLAMA, name)
+    assert import_config(LLAMA, "größe-1.5b_v2").name == "größe-1.5b_v2"
+
+
+def test_an_absurd_model_is_refused():
+    with pytest.raises(InputError, match=r"config\.json: its sizes make [\d.e+]+ B parameters, which no model has"):
+        import_config({**LLAMA, "hidden_size": 8 * 10**8, "intermediate_size": 10**9}, "huge")
+
+
+def test_the_mark_of_an_editor_is_no_content(tmp_path):
+    (tmp_path / "config.json").write_text("\ufeff" + json.dumps(LLAMA), encoding="utf-8")
+    assert import_config(tmp_path).layers[0].count == 4

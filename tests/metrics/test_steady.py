@@ -110,6 +110,18 @@ def test_a_batch_is_steady():
     at_once = np.zeros((2, 1, 100))
     start = fifo(at_once, np.ones_like(at_once))
     times = {"arrival_s": at_once, "scheduled_s": start, "first_token_s": start + 0.5, "last_token_s": start + 1.0}
-    found = summarise(outcomes(2, 1, 100, warmup=0, open_loop=np.zeros(2, bool), **times), LEVELS)
+    found = summarise(
+        outcomes(2, 1, 100, warmup=0, open_loop=np.zeros(2, bool), one_batch=np.ones(2, bool), **times), LEVELS
+    )
     assert found["steady"].all() and not found["saturated"].any()
     np.testing.assert_allclose(found["throughput_rps"], 1.0)
+
+
+@pytest.mark.parametrize("requests", [1, 2, 100])
+def test_the_first_users_of_a_closed_loop_are_no_batch(requests):
+    """All requests are the first of their users, or the only one of a rate: nothing is known of a state."""
+    at_once = np.zeros((2, 1, requests))
+    start = fifo(at_once, np.ones_like(at_once))
+    times = {"arrival_s": at_once, "scheduled_s": start, "first_token_s": start + 0.5, "last_token_s": start + 1.0}
+    found = summarise(outcomes(2, 1, requests, warmup=0, open_loop=np.array([False, True]), **times), LEVELS)
+    assert not found["steady"].any()

@@ -254,3 +254,14 @@ def test_stations_add_up():
     joule = span.item() * (2 * 500 * part + 2 * 700 * part + 2 * 100)
     assert got["joule_per_tok"][0] == pytest.approx(joule / 1100)
     assert got["usd_per_mtok"][0] == pytest.approx(6 * 3.6 / 3600 / got["output_tok_per_s"][0] * 1e6)
+
+
+def test_a_queue_that_grows_meets_no_objective():
+    """However loose the bound and short the run: a longer one would miss it."""
+    bound = Bounds("ttft", "p90", np.full(2, 1e9))
+    calm = outcomes(2, 1, 900, load=0.5, objectives=(bound,))
+    found = summarise(calm, LEVELS)
+    assert found["slo_met"].all() and not found["saturated"].any()
+    found = summarise(outcomes(2, 1, 900, load=2.0, objectives=(bound,)), LEVELS)
+    assert found["saturated"].all() and not found["slo_met"].any()
+    np.testing.assert_array_equal(found["slo_attainment"], 1.0)  # of the requests that there were

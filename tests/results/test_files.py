@@ -71,3 +71,33 @@ def test_no_jax_is_imported():
     code = f"import sys, {modules}; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_piece_that_is_lost_is_told(tmp_path):
+    path = write(measured(), tmp_path / "a.zarr")
+    assert "every_piece_is_written" not in read(path).attrs
+    piece = next(file for file in (path / "ttft_s" / "c").rglob("*") if file.is_file())
+    piece.unlink()
+    with pytest.raises(InputError, match=r"a\.zarr: not a readable result file \(1 of \d+ pieces of ttft_s are lost\)"):
+        read(path)
+
+
+def test_what_is_unknown_throughout_is_not_lost(tmp_path):
+    ds = measured()
+    ds["usd_per_mtok"] = ("config", [float("nan")] * ds.sizes["config"])
+    xr.testing.assert_identical(read(write(ds, tmp_path / "a.zarr")), ds)
+    ds.to_zarr(tmp_path / "by-xarray.zarr", consolidated=False)  # which leaves out what is absent
+    assert read(tmp_path / "by-xarray.zarr")["usd_per_mtok"].isnull().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("a.nc", "is a folder; the result"), ("a.zarr", "a folder with other files")]
+)
+def test_a_folder_of_others_is_not_written_over(tmp_path, name, told):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "mine.txt").touch()
+    with pytest.raises(InputError, match=told):
+        files.check_output(tmp_path / name)
+    with pytest.raises(InputError, match=told):
+        write(measured(), tmp_path / name)
+    assert (tmp_path / name / "mine.txt").exists()

@@ -194,3 +194,17 @@ def test_a_mark_is_plain_json(whole, out):
     told = json.loads(store.mark(1).read_text())
     assert told["left"] == {"engine": "iteration", "designs": 24, "left": 2, "reasons": {"swap": 2}}
     assert "ttft_s/c/0/0" in told["files"]
+
+
+def test_what_is_no_store_of_shards_is_not_called_whole(tmp_path, whole):
+    (tmp_path / "empty.zarr").mkdir()
+    (tmp_path / "text.zarr").write_text("hello")
+    results.write(whole, tmp_path / "single.zarr")
+    results.write(whole, tmp_path / "a.nc")
+    for name in ("empty.zarr", "text.zarr", "single.zarr"):
+        with pytest.raises(
+            InputError, match=rf"{name}: is not what the shards of a sweep make, and none lie beside it"
+        ):
+            gather(tmp_path / name)
+    with pytest.raises(InputError, match=r"a\.nc: is no Zarr store, which is what shards write"):
+        gather(tmp_path / "a.nc")

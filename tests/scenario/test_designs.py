@@ -426,3 +426,18 @@ def test_messages_of_conditions(base, condition, message):
     base["sweep"] = AXES | {"where": condition}
     with pytest.raises(InputError, match=message):
         load_scenario(base)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "1 / (tensor_parallel - 1) > 0",
+        "1 // (tensor_parallel - 1) < 2",
+        "tensor_parallel % (tensor_parallel - 1) >= 0",
+        "(tensor_parallel - 1) ** -1 > 0",
+    ],
+)
+def test_what_is_divided_by_zero_fulfils_nothing(base, condition):
+    grid = swept(base, {TP: [1, 2, 4], "where": condition})
+    assert [deployment.tensor_parallel for _, deployment, _ in grid.points] == [2, 4]
+    assert len(swept(base, {TP: [1, 2, 4], "where": f"tensor_parallel == 1 or {condition}"}).points) == 3

@@ -225,6 +225,10 @@ BAD = {
         r"rate_rps\); it belongs to gamma",
     ),
     "required": ("workload.arrivals.process=gamma", r"workload\.arrivals\.cv: is required"),
+    "no mean gap": (
+        "workload.arrivals={process: gamma, cv: 1e9}",
+        r"arrivals\.cv: [\d,]+ gaps with a coefficient of variation of 1e\+09 have no mean rate .* must be at most",
+    ),
     "no process": ("workload.arrivals.process=null", r"workload\.arrivals\.process: is required: one of poisson"),
     "arrivals": ("workload.arrivals=4", r"workload\.arrivals: expected a section such as \{process: poisson, \.\.\.\}"),
     "no model": ("deployment.model=null", r"deployment\.model: is required; keys of deployment: model, hardware"),

@@ -147,3 +147,19 @@ def test_sessions_and_hashes_of_blocks(tmp_path):
     for bad in ("3 4", "[3.5]", '"[""x""]"', "{}"):
         with pytest.raises(InputError, match=r"t\.csv: row 1, hash_ids: must be a list of integers, got"):
             read_trace(write(tmp_path, head + f"a,{bad},9,1\n"), ("prompt_tokens", "output_tokens"))
+
+
+@pytest.mark.parametrize(("unit", "per_s"), [("milliseconds", 1e3), ("microseconds", 1e6), ("nanoseconds", 1e9)])
+def test_other_units_since_1970_are_told(tmp_path, unit, per_s):
+    rows = "\n".join(f"{int((1.7e9 + second) * per_s)},5,1" for second in range(3))
+    with pytest.raises(
+        InputError, match=rf"row 1, arrival_s: must be in seconds and looks like {unit} since 1970; divi"
+    ):
+        read_trace(write(tmp_path, f"{HEADER}\n{rows}\n"))
+
+
+def test_times_of_a_clock_begin_with_the_first(tmp_path):
+    rows = "\n".join(f"{1.7e9 + second},5,1" for second in (0.5, 1.5, 4.0))
+    np.testing.assert_array_equal(read_trace(write(tmp_path, f"{HEADER}\n{rows}\n")).arrival_s, [0.0, 1.0, 3.5])
+    late = read_trace(write(tmp_path, f"{HEADER}\n5,5,1\n6.25,5,1\n"))  # from the start of a trace, as it says
+    np.testing.assert_array_equal(late.arrival_s, [5.0, 6.25])
