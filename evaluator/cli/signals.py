@@ -157,7 +157,7 @@ def _poke(number: int, after_s: float) -> None:
     if hasattr(signal, "pthread_kill"):  # it wakes the main thread from a sleep or a wait, too
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:
-        _thread.interrupt_main(number)
+        _thread.interrupt_main(signal.Signals(number))
 
 
 def _leave() -> NoReturn:
