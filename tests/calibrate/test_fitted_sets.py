@@ -88,18 +88,18 @@ def test_other_models_splits_and_hardware_are_rows_that_say_so(fitted_set):
     )
 
 
-@pytest.mark.parametrize("engine", ["iteration", "token"])
-def test_what_leaves_the_range_is_a_row_that_says_so(fitted_set, engine):
+@pytest.mark.parametrize("simulator", ["iteration", "token"])
+def test_what_leaves_the_range_is_a_row_that_says_so(fitted_set, simulator):
     form, path = fitted_set
     axes = {"deployment__batching__max_num_batched_tokens": [2048, 4096]}
     lot = ("workload.arrivals={process: all_at_once}", "deployment.batching.policy=continuous")
-    ds = sweep(using(path, *lot, **axes), engine=engine)
+    ds = sweep(using(path, *lot, **axes), simulator=simulator)
     assert ds["status"].values[0] == OK
     told = str(ds["status"].values[1])
     assert f"prompt tokens in an iteration exceed the 2,048 that calibration {form} was fitted to; lower max" in told
     assert np.isnan(ds["ttft_s_mean"].values[1]) and np.isfinite(ds["ttft_s_mean"].values[0])
     with pytest.raises(InputError, match="exceed the 2,048"):
-        simulate(using(path, *lot, "deployment.batching.max_num_batched_tokens=4096"), engine=engine)
+        simulate(using(path, *lot, "deployment.batching.max_num_batched_tokens=4096"), simulator=simulator)
 
 
 @pytest.mark.parametrize("form", ["polynomial", "table"])

@@ -192,7 +192,7 @@ def test_shards_are_few_enough_to_be_files():
 def test_a_mark_is_plain_json(whole, out):
     store = write(whole, out, 1, 2)
     told = json.loads(store.mark(1).read_text())
-    assert told["left"] == {"engine": "iteration", "designs": 24, "left": 2, "reasons": {"swap": 2}}
+    assert told["left"] == {"simulator": "iteration", "designs": 24, "left": 2, "reasons": {"swap": 2}}
     assert "ttft_s/c/0/0" in told["files"]
 
 

@@ -112,8 +112,8 @@ def test_seeds_differ_and_are_averaged():
     assert ds["ttft_s_mean_stderr"].item() == pytest.approx(np.std(context, ddof=1) / np.sqrt(3))
 
 
-def test_unusable_engine():
-    with pytest.raises(InputError, match="there is no engine 'fluid'; use iteration or request or token"):
+def test_unusable_simulator():
+    with pytest.raises(InputError, match="there is no simulator 'fluid'; use iteration or request or token"):
         sweep(scenario(), simulator="fluid")
 
 

@@ -261,11 +261,11 @@ def test_chain_and_reference_are_equal(seed):
         "output_cv": 0.5,
     }
     asked = scenario(GOOD | keys, rate_rps=float(rng.uniform(5, 80)), lengths=lengths, requests=120, **pools)
-    one, other = (sweep(asked, engine=engine) for engine in ("iteration", "token"))
+    one, other = (sweep(asked, simulator=simulator) for simulator in ("iteration", "token"))
     assert one["engine"].values[0] == "iteration" and other["engine"].values[0] == "token"
     for name in ("ttft_s", "e2e_s", "queue_wait_s", "stage_wait_s", "stage_service_s", "stage_utilisation"):
         np.testing.assert_allclose(one[name].values, other[name].values, rtol=1e-9, atol=1e-12, err_msg=name)
-    whole = plan(asked, engine="token")
+    whole = plan(asked, simulator="token")
     (group,) = whole.groups
     jobs = [whole.jobs(configuration) for configuration in group.configurations]
     chain, loop = (
