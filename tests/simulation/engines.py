@@ -120,7 +120,7 @@ def both_engines(*overrides: str) -> Pair:
 def assert_agree(pair: Pair) -> None:
     """The same times, totals and gaps between tokens."""
     chunk, at = pair.chunk, pair.place
-    assert (chunk.fast.simulator[at], chunk.exact.simulator[at]) == ("iteration", "token")
+    assert (chunk.fast.engine[at], chunk.exact.engine[at]) == ("iteration", "token")
     for name in (*TIMES, "makespan_s"):
         np.testing.assert_allclose(*pair.column(name), rtol=1e-9, err_msg=name)
     for name in TOTALS:

@@ -86,7 +86,7 @@ def test_with_kv_for_all_it_makes_no_difference_when_it_is_given(model):
     configure()
     reserved = outcomes("iteration", FOUR, f"deployment.model={model}")
     on_demand = outcomes("iteration", FOUR, f"deployment.model={model}", "deployment.kv.admission=on_demand")
-    assert on_demand.simulator.item() == "token" and on_demand.summed("preemptions") == 0
+    assert on_demand.engine.item() == "token" and on_demand.summed("preemptions") == 0
     for name in TIMES:
         np.testing.assert_allclose(getattr(on_demand, name), getattr(reserved, name), rtol=1e-9, err_msg=name)
     assert on_demand.summed("kv_unit_s") < reserved.summed("kv_unit_s")
@@ -141,7 +141,7 @@ def test_back_pressure_counts_the_kv_of_all_branches():
     """Pools in one loop: a decode side that has room for few requests holds back the prefill side."""
     held = (FOUR, SIDES, "deployment.transfer={backpressure: true}", "workload.arrivals.rate_rps=20")
     found = outcomes("iteration", *held)
-    assert found.simulator.item() == "token" and np.isfinite(found.last_token_s).all()
+    assert found.engine.item() == "token" and np.isfinite(found.last_token_s).all()
     free = outcomes("iteration", FOUR, SIDES, "workload.arrivals.rate_rps=20")
     np.testing.assert_array_equal(found.output_tokens, free.output_tokens)
 

@@ -179,7 +179,7 @@ def test_users_of_a_closed_loop_send_again_when_they_have_the_last_token(simulat
     asked = replace(asked, workload=replace(asked.workload, arrivals=replace(asked.workload.arrivals, **arrivals)))
     whole = plan(asked, simulator=simulator)
     found = simulate_chunk(whole, whole.groups[0], whole.configurations)
-    assert found.simulator.tolist() == [simulator]
+    assert found.engine.tolist() == [simulator]
     later = np.sort(found.arrival_s[0, 0])[3:]
     np.testing.assert_allclose(later, np.sort(found.last_token_s[0, 0])[: len(later)], rtol=1e-9)
 
