@@ -13,6 +13,7 @@ gives fewer tokens. NumPy and JAX compute the hash alike; nothing here imports J
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
 from operator import mul
@@ -21,9 +22,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluator.keys import (
+    REQUIRED,
+    Place,
+    Reader,
+    Schema,
+    choice,
+    count,
+    key,
+    model_name,
+    number,
+    read_section,
+    required,
+    schema_of,
+    section_schema,
+    shown,
+    table_of,
+)
+
 METHODS = ("draft", "mtp", "eagle", "ngram")
 MOST_TOKENS = 16
 """Drafts of an iteration: beyond that nobody gains anything, and the engine's tables hold no more."""
+
+
+_rate = number(least=0, most=1)
+
+
+def _acceptance(value: Any, place: Place) -> float | tuple[float, ...]:
+    if isinstance(value, list | tuple):
+        if not value:
+            raise place.error("expected a rate, or a list of them such as [0.8, 0.6, 0.45], got none")
+        return tuple(_rate(entry, place.item(index)) for index, entry in enumerate(value))
+    return _rate(value, place)
+
+
+def _acceptance_schema() -> Schema:
+    rate = schema_of(_rate)
+    return {"anyOf": [rate, {"type": "array", "items": rate, "minItems": 1, "maxItems": MOST_TOKENS}]}
 
 
 @dataclass(frozen=True)
@@ -36,18 +71,30 @@ class Drafting:
     arXiv:2503.01840). ngram: the host finds them in the prompt, and the device does nothing for it.
     """
 
-    method: str
-    tokens: int
-    model: Any = None  # of draft: a name of the catalog, or a described model
+    method: str = key(
+        choice(*METHODS),
+        says="Who drafts. draft: a smaller model. mtp: the modules for the tokens after the next that were published "
+        "with the model, each one layer and its head. eagle: a layer with a head that was trained for the model "
+        "(EAGLE-3). ngram: the host, from the text so far.",
+    )
+    tokens: int = key(count(most=MOST_TOKENS), says="Tokens drafted for a sequence, and verified, in an iteration.")
+    model: Any = key(model_name, None, "Of method draft, the model that drafts, on the same devices.")
     _: KW_ONLY
-    vocabulary: int | None = None  # of eagle; None: that of the model
+    vocabulary: int | None = key(
+        count(), None, "Of method eagle, tokens that its head can propose; absent: all of the model."
+    )
 
 
 @dataclass(frozen=True)
 class Speculative(Drafting):
     """The same with the chances of acceptance: one of every draft, or one for each position."""
 
-    acceptance: float | tuple[float, ...] = 0.0
+    acceptance: float | tuple[float, ...] = key(
+        Reader(_acceptance, _acceptance_schema),
+        0.0,
+        "Chance that a draft is accepted where all before it were: one rate, or one for each position.",
+        absent=REQUIRED,
+    )
 
     def __str__(self) -> str:
         """As a row of a table has it: the method, the draft model, how many tokens, and how many are accepted."""
@@ -70,6 +117,37 @@ class Speculative(Drafting):
     def mean_tokens(self) -> float:
         """Tokens of an iteration on average; for one rate a (1 - a^(k+1)) / (1 - a) (arXiv:2211.17192, eq. 1)."""
         return 1.0 + sum(self.chances)
+
+
+def _read(value: Any, place: Place) -> Speculative:
+    if not isinstance(value, Mapping):
+        raise place.error(
+            f"expected a section such as {{method: ngram, tokens: 3, acceptance: 0.6}}, got {shown(value)}"
+        )
+    found = Speculative(**read_section(value, table_of(Speculative), place))
+    rates = found.acceptance
+    if isinstance(rates, tuple) and len(rates) != found.tokens:
+        raise place.key("acceptance").error(
+            f"{len(rates)} rates for {found.tokens} drafted tokens; give one for each position, or one number for all"
+        )
+    if found.method == "draft" and found.model is None:
+        raise place.key("model").error("is required with method draft: the smaller model, such as llama-3.1-8b")
+    if found.method != "draft" and found.model is not None:
+        raise place.key("model").error(f"is for method draft; with {found.method} no other model drafts: leave it out")
+    if found.method != "eagle" and found.vocabulary is not None:
+        raise place.key("vocabulary").error(
+            f"is for method eagle, whose head has its own; leave it out of {found.method}"
+        )
+    return found
+
+
+def _schema() -> Schema:
+    table = table_of(Speculative)
+    return section_schema(table, required(table))
+
+
+speculative_reader = Reader(_read, _schema)
+"""Reads {method: draft, model: NAME, tokens: 3, acceptance: [0.8, 0.6, 0.45]}."""
 
 
 def mean_tokens(speculative: Speculative | None) -> float:

@@ -29,7 +29,7 @@ from evaluator.errors import InputError
 if TYPE_CHECKING:
     import xarray
 
-    from evaluator.scenario.scenario import Scenario
+    from evaluator.scenario import Scenario
 
 RANKS = ("goodput", "gpu", "usd", "joule")
 

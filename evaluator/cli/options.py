@@ -12,7 +12,7 @@ import typer
 from evaluator.errors import InputError
 
 if TYPE_CHECKING:
-    from evaluator.scenario.scenario import Scenario
+    from evaluator.scenario import Scenario
 
 ScenarioArgument = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of one of the catalog.")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from evaluator.progress import Progress
     from evaluator.results.shards import Shard, ShardState
-    from evaluator.scenario.scenario import Scenario
+    from evaluator.scenario import Scenario
 
 KEPT = "finished chunks are kept, the same command goes on with them"
 
@@ -114,7 +114,7 @@ def sweep(
 
 def _foretold(scenario: Scenario, part: Shard | None, simulator: str, sensitivity: bool, by_seed: bool) -> str:
     from evaluator.execution.forecast import forecast
-    from evaluator.scenario.grid import size
+    from evaluator.scenario import size
 
     rows = None if part is None else part.rows(size(scenario))
     return str(forecast(scenario, simulator, sensitivity, by_seed, rows))
@@ -146,7 +146,7 @@ def _has_elasticities(dataset: xarray.Dataset) -> bool:
 
 def _run(scenario: Scenario, out: Path | None, options: dict[str, Any], quiet: bool) -> xarray.Dataset:
     from evaluator.run import sweep as run_sweep
-    from evaluator.scenario.grid import size
+    from evaluator.scenario import size
 
     kept = KEPT if out else "nothing is kept without --out"
     with _told(scenario, size(scenario), kept, quiet) as progress:
@@ -155,7 +155,7 @@ def _run(scenario: Scenario, out: Path | None, options: dict[str, Any], quiet: b
 
 def _run_shard(scenario: Scenario, shard: Shard, out: Path, command: str, options: dict[str, Any], quiet: bool) -> None:
     from evaluator.run import sweep_shard
-    from evaluator.scenario.grid import size
+    from evaluator.scenario import size
 
     rows = shard.rows(size(scenario))
     with _told(scenario, len(rows), KEPT, quiet) as progress:

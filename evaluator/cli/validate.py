@@ -30,7 +30,7 @@ def validate(
     loaded = read_scenario(scenario, changes)
 
     from evaluator.progress import Progress
-    from evaluator.scenario.grid import size
+    from evaluator.scenario import size
     from evaluator.validation import validate as run_validation
 
     with nullcontext() if quiet else Progress(min(sample, size(loaded))) as progress:

@@ -23,7 +23,7 @@ from evaluator.accuracy.cases import (
 from evaluator.compare.report import by_stage, usable
 from evaluator.errors import InputError
 from evaluator.replica import design
-from evaluator.scenario.unsaid import told
+from evaluator.scenario import with_engine_defaults
 from evaluator.yaml import load_yaml
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def case_of(deployment: Deployment) -> str:
     """The case of which a measured run of this deployment tells. InputError where it is none, or more than that."""
     if deployment.pools:
         raise InputError("--errors: the cases are of one pool; of several none tells")
-    basis = design_basis(design(told(deployment), 0))
+    basis = design_basis(design(with_engine_defaults(deployment), 0))
     if basis.unmeasured:
         raise InputError(f"--errors: no case is of servers with {', '.join(basis.unmeasured)}")
     if len(basis.cases) > 1:

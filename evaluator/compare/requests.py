@@ -13,7 +13,7 @@ import numpy as np
 
 from evaluator.errors import InputError
 from evaluator.experiments.requests import METRICS, read_requests
-from evaluator.scenario.scenario import Arrivals, Lengths, Scenario, Sessions
+from evaluator.scenario import Arrivals, Lengths, Scenario, Sessions
 
 if TYPE_CHECKING:
     import pandas as pd

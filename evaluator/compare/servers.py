@@ -16,7 +16,7 @@ from evaluator.experiments.precisions import precision
 from evaluator.plan.simulators import MOST_TOGETHER
 from evaluator.policies import CHUNKED, MIXED
 from evaluator.replica import ReplicaBuild, RunnableReplica, build, replica_spec
-from evaluator.scenario.scenario import Batching, Deployment, KvCache
+from evaluator.scenario import Batching, Deployment, KvCache
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evaluator.keys import choice, key
+
+DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4")
+
+WEIGHTS = (*DTYPES, "fp8_block")
+"""Those of weights: fp8 with a scale per block of 128 x 128, as DeepSeek publishes it, too."""
+
 
 @dataclass(frozen=True)
 class Precision:
     """dtype names; ``weights='checkpoint'`` keeps what the published checkpoint stores."""
 
-    weights: str = "checkpoint"
-    activations: str = "bf16"
-    kv: str = "bf16"
+    weights: str = key(choice("checkpoint", *WEIGHTS), "checkpoint", "Weights; checkpoint: as published.")
+    activations: str = key(choice(*DTYPES), "bf16", "Activations, and the inputs of matrix products.")
+    kv: str = key(choice(*DTYPES), "bf16", "The KV cache.")

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.scenario.fields import Place
-from evaluator.scenario.speculative_keys import speculative_reader
-from evaluator.speculation import Speculative
+from evaluator.keys import Place
+from evaluator.speculation import Speculative, speculative_reader
 
 
 @dataclass(frozen=True)

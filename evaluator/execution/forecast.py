@@ -18,8 +18,7 @@ from evaluator.metrics.variables import VARIABLES
 from evaluator.plan import Group, Plan, plan
 from evaluator.plan.simulators import ITERATION, REQUEST, TOKEN
 from evaluator.replica import chosen_inputs
-from evaluator.scenario import Scenario
-from evaluator.scenario.grid import expand, size
+from evaluator.scenario import Scenario, expand, size
 from evaluator.units import counted
 
 MOST_EXAMINED = 20_000

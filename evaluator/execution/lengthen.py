@@ -15,8 +15,7 @@ import numpy as np
 from evaluator.metrics.latency import statistic_of
 from evaluator.metrics.outcomes import OK, bounds_of
 from evaluator.plan import Plan
-from evaluator.scenario import Scenario
-from evaluator.scenario.scenario import Auto
+from evaluator.scenario import Auto, Scenario
 
 FACTOR = 4
 DECIDED = 2.0

@@ -10,9 +10,7 @@ from evaluator.plan.simulators import on_demand
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, token_budget
 from evaluator.routing import HeavyLight, router_of
-from evaluator.scenario import Deployment, Workload
-from evaluator.scenario.scenario import Routers
-from evaluator.scenario.sessions import known_sessions, trace_of
+from evaluator.scenario import Deployment, Routers, Workload
 from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.requests import cached_by_content, shared_tokens
 
@@ -35,7 +33,7 @@ def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
     router, replicas = deployment.router, deployment.ranks
     if not isinstance(router, Routers):
         record = router_of(router)
-        if record.independent is not None and record.independent.by_session and not known_sessions(workload):
+        if record.independent is not None and record.independent.by_session and not workload.known_sessions:
             return (
                 f"infeasible: router {record.name} without sessions; use workload.sessions.turns, a trace with a "
                 "column session, or another router"
@@ -113,7 +111,7 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBui
 
 def _content_problem(workload: Workload, kv: KvLayout) -> str | None:
     """What a trace says that does not go with a cache of blocks by their content."""
-    trace, hashed = trace_of(workload), workload.sessions.hash_block_tokens
+    trace, hashed = workload.trace, workload.sessions.hash_block_tokens
     if trace is None:
         return None
     if workload.cached_tokens or (trace.cached_tokens is not None and trace.cached_tokens.any()):

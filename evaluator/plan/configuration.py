@@ -17,9 +17,7 @@ from evaluator.plan.simulators import ITERATION, REQUEST, TOKEN
 from evaluator.plan.station import StationPlan
 from evaluator.records import with_fields
 from evaluator.replica import Change
-from evaluator.scenario import Deployment, Objective, Workload
-from evaluator.scenario.grid import Point
-from evaluator.scenario.pools import STAGE
+from evaluator.scenario import STAGE, Deployment, Objective, Point, Workload
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.roles import ROLES
 

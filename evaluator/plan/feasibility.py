@@ -23,8 +23,7 @@ from evaluator.plan.simulators import REQUEST, has_frontend, is_coupled, lacking
 from evaluator.plan.stage_checks import ahead_problem, content_problem, passes_problem, stages_problem
 from evaluator.plan.station import StationPlan
 from evaluator.plan.tandem import Tandem, tandem_of
-from evaluator.scenario import Deployment, Workload
-from evaluator.scenario.pipeline_keys import pipeline_problem
+from evaluator.scenario import Deployment, Workload, pipeline_problem
 from evaluator.traffic.request_sampler import RequestSampler
 
 

@@ -14,7 +14,6 @@ from evaluator.plan.station import StationPlan
 from evaluator.routing import Choice, Sent, assign, name_of, router_of, stream
 from evaluator.routing.phases import SHARED, Asking, PhaseReplicas, assign_on_side
 from evaluator.scenario import Deployment, Workload
-from evaluator.scenario.workload import model_names
 from evaluator.traffic.jobs import Demand
 from evaluator.traffic.roles import ROLES, Role
 
@@ -117,7 +116,7 @@ def _several_problem(phase: PhasePools, several: Pools) -> str | None:
 
 def models_problem(workload: Workload, pools: Pools) -> str | None:
     """Why a request would find no pool with its model, or a pool no request."""
-    names = model_names(workload)
+    names = workload.model_names
     where = "workload.models" if workload.models else "the column model of the trace"
     if not names:
         return _one_model_problem(pools)

@@ -15,11 +15,7 @@ from evaluator.plan.route import PipelinePlan, RouteStep, StagePlan, StepPlan
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.plan.visits import RequestRoutes
 from evaluator.policies import ENCODING
-from evaluator.scenario import Deployment, Workload
-from evaluator.scenario.pipeline_keys import pipeline_problem
-from evaluator.scenario.pools import pools_of, stage_pools_of
-from evaluator.scenario.unsaid import told
-from evaluator.scenario.workload import pipeline_names
+from evaluator.scenario import Deployment, Workload, pipeline_problem, pools_of, stage_pools_of, with_engine_defaults
 from evaluator.stages import Delay, Pass, Shipped, StagePool, Step, Work, kind_of
 from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.requests import Tokens
@@ -31,7 +27,7 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
     if all(stage.of_llm for stage in stages.values()):
         return None
     deployments = stage_pools_of(deployment)
-    names, at = pipeline_names(workload), dict[str, int]()
+    names, at = workload.pipeline_names, dict[str, int]()
     found: list[StagePlan] = []
     entries: list[RouteStep] = []
     for name, stage in stages.items():
@@ -144,7 +140,7 @@ def pass_stations(pipeline: PipelinePlan, walks: Sequence[RequestRoutes]) -> tup
         ]
         if planned.pool is None:
             continue
-        deployment = told(_whole_texts(replace(pipeline.deployments[planned.pool], model=model)))
+        deployment = with_engine_defaults(_whole_texts(replace(pipeline.deployments[planned.pool], model=model)))
         station = station_of(planned.label, deployment, Extremes.of([demand.extremes for demand in demands]))
         most = max(len(demand) for demand in demands)
         found.append(replace(station, number=number, most_jobs=most))

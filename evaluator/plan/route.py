@@ -14,8 +14,7 @@ from evaluator.cost.precision import Precision
 from evaluator.plan.visits import RequestRoutes, StageVisitPlan
 from evaluator.replica import Change
 from evaluator.replica.changes import changed_hardware
-from evaluator.scenario import Deployment
-from evaluator.scenario.scenario import Geometric
+from evaluator.scenario import Deployment, Geometric
 from evaluator.stages import Shipped, StageKind, StagePool, StageRequests, Work, stage_rng
 from evaluator.traffic.requests import Tokens
 

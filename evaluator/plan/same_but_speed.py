@@ -16,8 +16,7 @@ from evaluator.catalog.what_if import WhatIf, device
 from evaluator.plan.station import StationPlan
 from evaluator.records import with_fields
 from evaluator.replica import on_device
-from evaluator.scenario import Deployment
-from evaluator.scenario.scenario import Pool
+from evaluator.scenario import Deployment, Pool
 
 COMPARED = ("hardware", "pools", "pipeline")
 """Fields that are not compared by their identity; a deployment with a pipeline is like no other."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from evaluator.catalog import Calibration
 from evaluator.policies import policy
 from evaluator.routing import Choice, name_of, router_of
-from evaluator.scenario import Deployment, Workload
-from evaluator.scenario.scenario import Routers
+from evaluator.scenario import Deployment, Routers, Workload
 from evaluator.traffic.requests import cached_by_content
 from evaluator.traffic.roles import ROLES
 

@@ -12,10 +12,7 @@ from evaluator.plan.route import PipelinePlan
 from evaluator.plan.stage_checks import with_own_kv
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.plan.visits import RequestRoutes, StageVisitPlan
-from evaluator.scenario import Deployment, Transfer, Workload
-from evaluator.scenario.pools import pools_of
-from evaluator.scenario.unsaid import told
-from evaluator.scenario.workload import model_names
+from evaluator.scenario import Deployment, Transfer, Workload, pools_of, with_engine_defaults
 from evaluator.traffic.jobs import Demand, Extremes, held_units
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.requests import shared_tokens
@@ -68,8 +65,11 @@ def tandem_of(
     workload: Workload, deployment: Deployment, sampler: RequestSampler, seeds: Sequence[int], staged: bool
 ) -> Tandem:
     """The tandem of a deployment; with ``staged`` the stages of its pipeline, too."""
-    pools, transfer = tuple((name, told(pool)) for name, pool in pools_of(deployment)), deployment.transfer
-    phases = sides_of(pools, model_names(workload), transfer.groups)
+    pools, transfer = (
+        tuple((name, with_engine_defaults(pool)) for name, pool in pools_of(deployment)),
+        deployment.transfer,
+    )
+    phases = sides_of(pools, workload.model_names, transfer.groups)
     roles, shared = [phase.role for phase in phases], shared_tokens(workload, pools[0][1])
     pipeline = pipeline_of(workload, deployment) if staged else None
     walks: tuple[RequestRoutes, ...] = ()
@@ -103,7 +103,7 @@ def _stations(
     workload: Workload, pools: Pools, phases: Sequence[PhasePools], demands: Sequence[Sequence[Demand]]
 ) -> tuple[StationPlan, ...]:
     """The pools with their largest requests. ``demands`` (seed, side)."""
-    names, found = model_names(workload), []
+    names, found = workload.model_names, []
     for phase in phases:
         for number in phase.stations:
             name, deployment = pools[number]

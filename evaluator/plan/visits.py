@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.scenario.pools import STAGE
+from evaluator.scenario import STAGE
 from evaluator.stages import Pass, Work
 from evaluator.traffic.jobs import Demand
 from evaluator.traffic.requests import Tokens

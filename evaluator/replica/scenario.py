@@ -14,10 +14,10 @@ from evaluator.replica.build import build
 from evaluator.replica.changes import Change
 from evaluator.replica.replica_build import ReplicaBuild
 from evaluator.replica.spec import ReplicaSpec
-from evaluator.scenario.unsaid import scheduler_defaults
+from evaluator.scenario import scheduler_defaults
 
 if TYPE_CHECKING:
-    from evaluator.scenario.scenario import Deployment
+    from evaluator.scenario import Deployment
 
 
 def token_budget(deployment: Deployment, longest_prompt: int) -> int:

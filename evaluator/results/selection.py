@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from evaluator.errors import InputError
-from evaluator.scenario.scenario import Axis
+from evaluator.scenario import Axis
 from evaluator.units import si_number
 
 SHORT_NAMES = {

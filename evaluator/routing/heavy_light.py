@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluator.keys import count, key
 from evaluator.routing.record import Independent, InTurn, Router, Sent
 
 
@@ -18,8 +19,8 @@ class HeavyLight:
     A pool of one replica has nothing to choose; in others both kinds of replicas must be there.
     """
 
-    prompt_tokens: int
-    heavy_replicas: int = 1
+    prompt_tokens: int = key(count(), says="Prompts of at least so many tokens are heavy.")
+    heavy_replicas: int = key(count(), 1, "The first so many replicas serve them, and only them.")
 
     @property
     def router(self) -> str:
@@ -39,7 +40,7 @@ def _assign(choice: HeavyLight, sent: Sent) -> NDArray[np.int64]:
 def _in_turn(choice: HeavyLight, replicas: int, draws: np.random.Generator) -> InTurn:
     first = min(choice.heavy_replicas, replicas)
     rest = max(replicas - first, 1)
-    heavy, light = count(), count()
+    heavy, light = itertools.count(), itertools.count()
 
     def choose(prompt_tokens: int, session: int) -> int:
         if prompt_tokens >= choice.prompt_tokens:
@@ -53,4 +54,5 @@ HEAVY_LIGHT = Router(
     "heavy_light",
     "Long prompts go to some of the replicas, others to the rest, in turn.",
     Independent(_assign, _in_turn, by_prompt=True),
+    keys=HeavyLight,
 )

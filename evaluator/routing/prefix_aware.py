@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evaluator.keys import count, key, number
 from evaluator.routing.record import Router
 
 
@@ -21,9 +22,9 @@ class PrefixAware:
     replicas report it (llm-d, SGLang with KV events). The prompt of a request that waits there is not yet in it.
     """
 
-    threshold: float = 0.3
-    imbalance: int = 64
-    imbalance_ratio: float = 1.5
+    threshold: float = key(number(least=0, most=1), 0.3, "Least part of a prompt in a cache for which it goes there.")
+    imbalance: int = key(count(least=0), 64, "So many requests more than on another replica are too uneven a load,")
+    imbalance_ratio: float = key(number(least=1), 1.5, "if they are also more than so many times as many.")
 
     @property
     def router(self) -> str:
@@ -47,4 +48,5 @@ PREFIX_AWARE = Router(
     "prefix_aware",
     "The replica with most of the prompt in its prefix cache, unless loads are too uneven.",
     by_prefix=True,
+    keys=PrefixAware,
 )

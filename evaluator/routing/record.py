@@ -74,7 +74,10 @@ class Router:
     ``by_prefix``: by what is in their prefix caches, as the choice says (``PrefixAware.choose``), or a ``queue`` before
     the replicas, none of which is chosen on arrival.
 
-    Of several replicas with the least, the first is taken. Errors: ValueError for none or several of the kinds.
+    Of several replicas with the least, the first is taken. ``keys`` is the record of what a deployment may say of it
+    (``evaluator.keys.key``), written {NAME: {KEY: VALUE}}; None: nothing but its name.
+
+    Errors: ValueError for none or several of the kinds.
     """
 
     name: str  # in scenario files
@@ -83,6 +86,7 @@ class Router:
     counts: str | None = None  # one of COUNTERS
     by_prefix: bool = False
     queue: bool = False
+    keys: type | None = None
 
     def __post_init__(self) -> None:
         if (self.independent is not None) + (self.counts is not None) + self.by_prefix + self.queue != 1:

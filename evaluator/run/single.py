@@ -21,7 +21,6 @@ from evaluator.results.selection import select as select_configuration
 from evaluator.run.plan_figures import attributes_of, known_of, levels_of
 from evaluator.run.request import AnyScenario, check_simulator, loaded
 from evaluator.run.rows import configure_for
-from evaluator.scenario.workload import model_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,7 +73,7 @@ def simulate(
     values = summarise(outcomes, levels) | known_of(whole.configurations)
     values["config"] = grid.numbers(values["config"])
     summary = to_dataset(values, levels, whole.grid.axes, attributes_of(scenario), stages=whole.stage_names)
-    models = model_names(whole.configurations[0].workload)
+    models = whole.configurations[0].workload.model_names
     table = requests_table(outcomes, values["config"].tolist(), whole.seeds, models)
     if progress is not None:
         progress.advance(len(table))

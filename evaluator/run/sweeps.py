@@ -20,7 +20,7 @@ from evaluator.results.lock import exclusive, lock_of
 from evaluator.results.shards import Shard, ShardState, Store, common_of, is_gathered
 from evaluator.run.request import AnyScenario, check_simulator, loaded
 from evaluator.run.rows import RunContext, SweepTask, dataset_of
-from evaluator.scenario.grid import size
+from evaluator.scenario import size
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -1,40 +1,53 @@
 """Scenarios: what a YAML file asks, checked, with the points of its sweep."""
 
-from evaluator.scenario.grid import Grid, expand
+from evaluator.scenario.arrivals import Arrivals
+from evaluator.scenario.deployment import STAGE, Batching, Deployment, KvCache, Pool
+from evaluator.scenario.engine_defaults import scheduler_defaults, with_engine_defaults
+from evaluator.scenario.grid import Grid, Point, expand, size
+from evaluator.scenario.lengths import Lengths, ModelShare
 from evaluator.scenario.load import load_scenario
-from evaluator.scenario.scenario import (
-    Arrivals,
-    Axis,
-    Batching,
-    Budget,
-    Demand,
-    Deployment,
-    KvCache,
-    Lengths,
-    LinkFigures,
-    ModelShare,
-    Objective,
-    Scenario,
-    Transfer,
-    Workload,
-)
+from evaluator.scenario.objectives import Budget, Demand, Objective
+from evaluator.scenario.pipeline import Stage
+from evaluator.scenario.pools import pipeline_problem, pools_of, stage_pools_of
+from evaluator.scenario.reasoning import Reasoning
+from evaluator.scenario.routers import Routers
+from evaluator.scenario.scenario import Axis, Scenario
+from evaluator.scenario.sessions import Exponential, Geometric, Sessions
+from evaluator.scenario.transfer import LinkFigures, Transfer
+from evaluator.scenario.workload import Auto, Workload
 
 __all__ = [
+    "STAGE",
     "Arrivals",
+    "Auto",
     "Axis",
     "Batching",
     "Budget",
     "Demand",
     "Deployment",
+    "Exponential",
+    "Geometric",
     "Grid",
     "KvCache",
     "Lengths",
     "LinkFigures",
     "ModelShare",
     "Objective",
+    "Point",
+    "Pool",
+    "Reasoning",
+    "Routers",
     "Scenario",
+    "Sessions",
+    "Stage",
     "Transfer",
     "Workload",
     "expand",
     "load_scenario",
+    "pipeline_problem",
+    "pools_of",
+    "scheduler_defaults",
+    "size",
+    "stage_pools_of",
+    "with_engine_defaults",
 ]

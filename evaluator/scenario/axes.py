@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from evaluator.scenario.design_table import LABELS, read_designs
-from evaluator.scenario.fields import (
-    Field,
+from evaluator.keys import (
+    Key,
     Place,
     Table,
     choice,
@@ -18,22 +16,25 @@ from evaluator.scenario.fields import (
     did_you_mean,
     listed,
     many,
+    read_section,
     resolve_file,
     shown,
+    split_path,
     text,
 )
-from evaluator.scenario.forms import MAX_POINTS, Between, sections, values_of
-from evaluator.scenario.names import SECTIONS, key_path
-from evaluator.scenario.tables import read_section
-from evaluator.scenario.tree import FIGURES, leaves, split_path
+from evaluator.scenario.axis_values import MAX_POINTS, Between, sections, values_of
+from evaluator.scenario.design_table import LABELS, read_designs
+from evaluator.scenario.key_paths import FIGURES, leaves
+from evaluator.scenario.sampling import draw
+from evaluator.scenario.short_names import SECTIONS, key_path
 
 SAMPLE: Table = {
-    "method": Field(
+    "method": Key(
         choice("sobol", "latin_hypercube", "halton", "random"), "sobol", "How the designs are spread over the axes."
     ),
-    "size": Field(count(most=10**6), says="How many designs; a power of 2 serves sobol best."),
-    "seed": Field(count(least=0, most=2**63 - 1), 0, "Of the random numbers."),
-    "beside": Field(many(text), (), "Axes that are not sampled: every design is taken at each of their values."),
+    "size": Key(count(most=10**6), says="How many designs; a power of 2 serves sobol best."),
+    "seed": Key(count(least=0, most=2**63 - 1), 0, "Of the random numbers."),
+    "beside": Key(many(text), (), "Axes that are not sampled: every design is taken at each of their values."),
 }
 
 
@@ -58,8 +59,8 @@ class RawAxis:
         return tuple(dict.fromkeys(path for step in self.steps for path in step))
 
 
-def raw_axes(value: Any, place: Place, folder: Path) -> list[RawAxis]:
-    """The axes of ``sweep``; a null axis is left out. Relative files are looked for in ``folder`` first.
+def raw_axes(value: Any, place: Place) -> list[RawAxis]:
+    """The axes of ``sweep``; a null axis is left out.
 
     Errors: InputError for unknown forms, empty axes, paths that cannot be swept, two axes that set the same key.
     """
@@ -74,9 +75,9 @@ def raw_axes(value: Any, place: Place, folder: Path) -> list[RawAxis]:
         if name in ("where", "sample") or written is None:
             continue
         if name == "table":
-            axes.append(_table(LABELS, written, where, folder))
+            axes.append(_table(LABELS, written, where))
         elif not isinstance(name, str) or split_path(name)[0] not in SECTIONS:
-            axes.append(_designs(name, written, where, folder))
+            axes.append(_designs(name, written, where))
         else:
             found = _of_key(name, written, where)
             if isinstance(found, Between):
@@ -117,12 +118,12 @@ def _of_key(name: str, written: Any, where: Place) -> RawAxis | Between:
         return values
 
     def place(step: int) -> Place:
-        return Place(where.file, note=f" ({where.path}, value {step + 1} of {len(values)})")
+        return where.noted(f" ({where.path}, value {step + 1} of {len(values)})")
 
     return RawAxis(name, values, [dict(leaves(value, name)) for value in values], place)
 
 
-def _designs(name: Any, written: Any, where: Place, folder: Path) -> RawAxis:
+def _designs(name: Any, written: Any, where: Place) -> RawAxis:
     """An axis with a name of its own, over designs that each set keys of any section."""
     if "." in str(name):
         _check_path(str(name), where)
@@ -133,13 +134,13 @@ def _designs(name: Any, written: Any, where: Place, folder: Path) -> RawAxis:
             f"{did_you_mean(str(name).partition('.')[0], SECTIONS)}"
         )
     if form == "table":
-        return _table(name, written["table"], where.key("table"), folder)
+        return _table(name, written["table"], where.key("table"))
     entries = sections(written["zip"], where.key("zip"))
     if not entries:
         raise where.error("the axis is empty; give at least one value, or null to delete it")
 
     def place(step: int) -> Place:
-        return Place(where.file, note=f" ({where.path}, value {step + 1} of {len(entries)})")
+        return where.noted(f" ({where.path}, value {step + 1} of {len(entries)})")
 
     steps = []
     for index, entry in enumerate(entries):
@@ -151,8 +152,8 @@ def _designs(name: Any, written: Any, where: Place, folder: Path) -> RawAxis:
     return RawAxis(name, [], steps, place, designs=True)
 
 
-def _table(name: str, written: Any, where: Place, folder: Path) -> RawAxis:
-    table = read_designs(resolve_file(text(written, where), (folder, Path.cwd()), where))
+def _table(name: str, written: Any, where: Place) -> RawAxis:
+    table = read_designs(resolve_file(written, where))
     return RawAxis(name, table.labels, table.rows, table.place, designs=True)
 
 
@@ -160,8 +161,6 @@ def _sampled(
     sample: Mapping[str, Any], axes: list[RawAxis], bounds: Mapping[str, Between], place: Place
 ) -> list[RawAxis]:
     """The axes with those that are sampled from, all but ``beside``, made one."""
-    from evaluator.scenario.sampling import draw
-
     names = [axis.name for axis in axes]
     for name in sample["beside"]:
         if name not in names:
@@ -174,7 +173,7 @@ def _sampled(
     steps = draw(sample["method"], sample["size"], sample["seed"], [axis.steps for axis in chosen], bounds)
 
     def at(step: int) -> Place:
-        return Place(place.file, note=f" (sweep.sample, design {step + 1} of {len(steps)})")
+        return place.noted(f" (sweep.sample, design {step + 1} of {len(steps)})")
 
     labels = range(1, len(steps) + 1)
     name = LABELS if LABELS not in sample["beside"] else "sample"

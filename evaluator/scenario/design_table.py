@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.errors import InputError
-from evaluator.scenario.fields import Place, shown
-from evaluator.scenario.names import key_path
+from evaluator.keys import Place, shown
+from evaluator.scenario.short_names import key_path
 from evaluator.yaml import plain_scalar, read_text
 
 LABELS = "design"

@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 
 from evaluator.errors import InputError
-from evaluator.scenario.fields import Place, Reader
-from evaluator.scenario.names import is_end, key_path, resolve
-from evaluator.scenario.parts import Part, combined, identity, interned
-from evaluator.scenario.scenario import Axis, Deployment, Objective, Scenario, Workload
-from evaluator.scenario.sections import Base, FieldPath, outermost, owner, read_field
-from evaluator.scenario.tables import Named, Section
-from evaluator.scenario.tree import field_tree, split_path
-from evaluator.scenario.unsaid import UNSAID, told
-from evaluator.scenario.where import column, fulfilled
+from evaluator.keys import Place, split_path, written
+from evaluator.scenario.conditions import column, fulfilled
+from evaluator.scenario.deployment import Deployment
+from evaluator.scenario.encoded import Encoded, combined, identity, interned
+from evaluator.scenario.engine_defaults import LEFT_TO_ENGINE, with_engine_defaults
+from evaluator.scenario.objectives import Objective
+from evaluator.scenario.scenario import Axis, Scenario
+from evaluator.scenario.short_names import is_end, key_path, resolve
+from evaluator.scenario.swept_fields import SECTIONS, Base, FieldPath, outermost, owner, read_field, rebuilt
+from evaluator.scenario.workload import Workload
 
 MOST_KNOWN = 10_000
 """Values of a field that are remembered while the points are read."""
@@ -78,28 +79,22 @@ def expand(scenario: Scenario) -> Grid:
     if rows is not None:
         steps = list(np.unravel_index(rows, shape))
     read = _read_fields(base, axes, steps)
-    deployment, pipeline = (
-        assembled(base.sections[name], getattr(base, name), (name,), read, base.place)
-        for name in ("deployment", "pipeline")
-    )
-    parts = (
-        assembled(base.sections["workload"], base.workload, ("workload",), read, base.place),
-        _with_pipelines(deployment, pipeline),
-        read.get(("slo",)) or Part([base.slo]),
-    )
+    # In this order, as the first of several faults is told.
+    deployment, pipeline, workload = (assembled(base, name, read) for name in ("deployment", "pipeline", "workload"))
+    parts = (workload, _with_pipelines(deployment, pipeline), read.get(("slo",)) or Encoded([base.slo]))
     over = shape if rows is None else (len(rows),)
     points = list(zip(*(part.spread(over) for part in parts), strict=True))
     firsts = [_first_points(number, shape, step, rows is None) for number, step in enumerate(steps)]
     return Grid(_completed(axes, firsts, points), shape, points, rows)
 
 
-def _with_pipelines(deployment: Part, pipeline: Part) -> Part:
+def _with_pipelines(deployment: Encoded, pipeline: Encoded) -> Encoded:
     """The deployments with their pipelines, every combination once."""
     if len(pipeline.values) == 1 and not pipeline.values[0]:
         return deployment
     (which, stages), codes = combined([(part.codes, len(part.values)) for part in (deployment, pipeline)])
     pairs = zip(which.tolist(), stages.tolist(), strict=True)
-    return Part([replace(deployment.values[one], pipeline=pipeline.values[other]) for one, other in pairs], codes)
+    return Encoded([replace(deployment.values[one], pipeline=pipeline.values[other]) for one, other in pairs], codes)
 
 
 def size(scenario: Scenario) -> int:
@@ -161,11 +156,11 @@ def _movers(path: str, owners: Mapping[str, int], deployment: Deployment) -> lis
     """Of a key path that the scenario leaves to the engine, what is swept and moves its default, or says it in some
     points; of another one nothing."""
     section, *keys = split_path(path)
-    if section != "deployment" or len(keys) != 2 or keys[1] not in UNSAID.get(keys[0], {}):
+    if section != "deployment" or len(keys) != 2 or keys[1] not in LEFT_TO_ENGINE.get(keys[0], {}):
         return []
     if getattr(getattr(deployment, keys[0]), keys[1]) is not None or deployment.pools is not None:
         return []
-    found = [f"deployment.{key}" for key in UNSAID[keys[0]][keys[1]] if f"deployment.{key}" in owners]
+    found = [f"deployment.{key}" for key in LEFT_TO_ENGINE[keys[0]][keys[1]] if f"deployment.{key}" in owners]
     return [path, *found] if found else []
 
 
@@ -181,39 +176,34 @@ def _defaults(scenario: Scenario, path: str, movers: Sequence[str]) -> np.ndarra
     ]
     steps = list(np.ogrid[tuple(slice(len(axis.values)) for axis in axes)])
     read = _read_fields(base, axes, steps)
-    part = assembled(base.sections["deployment"], base.deployment, ("deployment",), read, base.place)
-    return column([lookup((base.workload, each, base.slo), path) for each in part.values])[part.codes]
+    deployments = assembled(base, "deployment", read)
+    points: list[Point] = [(base.workload, deployment, base.slo) for deployment in deployments.values]
+    return column([lookup(point, path) for point in points])[deployments.codes]
 
 
 def base_of(scenario: Scenario) -> Base:
     """What the sweep of a scenario changes."""
-    folder = Path(scenario.path).parent if scenario.path else Path.cwd()
-    place = Place(scenario.path or scenario.name)
-    return Base(scenario.workload, scenario.deployment, scenario.slo, folder, place)
+    folder = Path(scenario.path).parent if scenario.path else None
+    place = Place(scenario.path or scenario.name, folder=folder)
+    return Base(scenario.workload, scenario.deployment, scenario.slo, place)
 
 
-def assembled(reader: Reader, base: Any, at: FieldPath, read: Mapping[FieldPath, Part], place: Place) -> Part:
-    """The section at ``at`` over the points: ``base`` with the fields that were ``read``, every combination once."""
-    if at in read:
-        return read[at]
-    parts: dict[str, Part] = {}
-    if isinstance(reader, Section | Named):
-        parts = {
-            name: assembled(inner.read, value, (*at, name), read, place)
-            for name, (inner, value) in reader.inside(base).items()
-            if any(field[: len(at) + 1] == (*at, name) for field in read)
-        }
-    if not parts:
-        return Part([base])
-    rebuild: Callable[..., Any] = reader.rebuilt  # type: ignore[attr-defined]
-    where = place.key(".".join(at))
+def assembled(base: Base, section: str, read: Mapping[FieldPath, Encoded]) -> Encoded:
+    """A section over the points: ``base`` with the fields that were ``read``, every combination once."""
+    value = getattr(base, section)
+    if not any(field[0] == section for field in read):
+        return Encoded([value])
+    return rebuilt(SECTIONS[section], value, (section,), read, base.place, over_points)
+
+
+def over_points(parts: dict[str, Encoded], build: Callable[[dict[str, Any]], Any]) -> Encoded:
+    """What is built of each combination of the ``parts`` that points have, by key, each once."""
     chosen, codes = combined([(part.codes, len(part.values)) for part in parts.values()])
     columns = [[part.values[index] for index in indices] for part, indices in zip(parts.values(), chosen, strict=True)]
-    built = [rebuild(base, dict(zip(parts, values, strict=True)), where) for values in zip(*columns, strict=True)]
-    return Part(built, codes)
+    return Encoded([build(dict(zip(parts, values, strict=True))) for values in zip(*columns, strict=True)], codes)
 
 
-def _read_fields(base: Base, axes: Sequence[Axis], steps: Sequence[np.ndarray]) -> dict[FieldPath, Part]:
+def _read_fields(base: Base, axes: Sequence[Axis], steps: Sequence[np.ndarray]) -> dict[FieldPath, Encoded]:
     """Every field that an axis touches, over the points."""
     owners: dict[FieldPath, dict[int, list[str]]] = {}
     touched = [list(dict.fromkeys(path for change in axis.changes for path in change)) for axis in axes]
@@ -226,7 +216,7 @@ def _read_fields(base: Base, axes: Sequence[Axis], steps: Sequence[np.ndarray]) 
 
 def _read(
     base: Base, field: FieldPath, axes: Sequence[Axis], paths: Mapping[int, list[str]], steps: Sequence[np.ndarray]
-) -> Part:
+) -> Encoded:
     """The values of one field over the points, from the axes that touch it: their numbers and the key paths there."""
     numbers = list(paths)
     changes = [
@@ -250,14 +240,14 @@ def _read(
         except InputError:  # once more, to say at which point
             named = zip(numbers, indices, strict=True)
             point = ", ".join(f"{axes[number].name} = {axes[number].values[index]}" for number, index in named)
-            read_field(base, field, together, Place(base.place.file, note=f" (sweep: {point})"))
+            read_field(base, field, together, base.place.noted(f" (sweep: {point})"))
             raise
         if len(known) < MOST_KNOWN:
             known[key] = value
         return value
 
     values, places = interned(read(indices) for indices in zip(*(one.tolist() for one in chosen), strict=True))
-    return Part(values, np.array(places)[codes])
+    return Encoded(values, np.array(places)[codes])
 
 
 def _first_points(number: int, shape: tuple[int, ...], steps: np.ndarray, whole: bool) -> dict[int, int]:
@@ -294,9 +284,9 @@ def lookup(point: Point, path: str) -> Any:
         return bounds[0] if bounds else None
     value: Any = point[0] if section == "workload" else point[1]
     if section == "pipeline":
-        value = field_tree(point[1].pipeline) or {}
-    if section == "deployment" and keys[0] in UNSAID and value.pools is None:
-        value = told(value)
+        value = written(point[1].pipeline) or {}
+    if section == "deployment" and keys[0] in LEFT_TO_ENGINE and value.pools is None:
+        value = with_engine_defaults(value)
     for key in keys:
         inside = value.parameters if hasattr(value, "parameters") and not hasattr(value, key) else value
         value = inside.get(key) if isinstance(inside, Mapping) else getattr(inside, key, None)

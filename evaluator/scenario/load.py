@@ -8,27 +8,34 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.errors import InputError
-from evaluator.scenario.axes import RawAxis, raw_axes, raw_conditions
-from evaluator.scenario.changes import apply
-from evaluator.scenario.fields import REQUIRED, Field, Place, Reader, Table, did_you_mean, file_name, listed, shown
-from evaluator.scenario.grid import kept_rows
-from evaluator.scenario.hidden import refuse_hidden
-from evaluator.scenario.keys import (
-    DEPLOYMENT,
-    check_bare_bound,
-    deployment_reader,
-    read_slo,
+from evaluator.keys import (
+    Key,
+    Place,
+    Reader,
+    Table,
+    did_you_mean,
+    file_name,
+    listed,
+    read_section,
+    required,
+    shown,
+    split_path,
 )
-from evaluator.scenario.pipeline_keys import by_name, pipeline_problem, pipeline_reader, with_reasoning
-from evaluator.scenario.question_keys import budget_reader, demand_reader
-from evaluator.scenario.scenario import Budget, Demand, Deployment, Scenario, Workload
-from evaluator.scenario.sections import Base
-from evaluator.scenario.sessions import check_sessions
+from evaluator.scenario.arrivals import PROCESSES
+from evaluator.scenario.axes import RawAxis, raw_axes, raw_conditions
+from evaluator.scenario.deployment import Deployment
+from evaluator.scenario.grid import kept_rows
+from evaluator.scenario.key_paths import MISSING, get, leaves, plain
+from evaluator.scenario.lengths import FORMULAS
+from evaluator.scenario.objectives import Budget, Demand, budget_reader, check_bare_bound, demand_reader, read_slo
+from evaluator.scenario.pipeline import by_name, pipeline_reader, with_reasoning
+from evaluator.scenario.pools import deployment_reader, pipeline_problem
+from evaluator.scenario.scenario import Scenario
+from evaluator.scenario.set_keys import apply
+from evaluator.scenario.shadowed_keys import refuse_shadowed
 from evaluator.scenario.sweep import check_axes
-from evaluator.scenario.tables import read_section
-from evaluator.scenario.tree import MISSING, get, leaves, plain, split_path
-from evaluator.scenario.workload import check_cached, finish
-from evaluator.scenario.workload_keys import LENGTHS, arrival_tables, workload_table
+from evaluator.scenario.swept_fields import Base
+from evaluator.scenario.workload import Workload, check_workload, workload_reader
 from evaluator.yaml import dumps_yaml, loads_yaml, read_text
 
 
@@ -44,13 +51,13 @@ def load_scenario(source: str | Path | Mapping[str, Any], overrides: Sequence[st
     else:
         file, written = str(source), read_text(source)
         tree = loads_yaml(written, file)
-    place = Place(file)
+    path = None if isinstance(source, Mapping) else Path(source)
+    place = Place(file, folder=None if path is None else path.parent)
     if not isinstance(tree, Mapping):
-        raise place.error(f"expected a scenario with the keys {', '.join(_TOP)}, got {shown(tree)}")
+        raise place.error(f"expected a scenario with the keys {', '.join(TOP)}, got {shown(tree)}")
     tree = _named_stages(tree, place, first=True)
     for override in overrides:
         tree = _named_stages(_override(tree, override), place)
-    path = None if isinstance(source, Mapping) else Path(source)
     scenario = _read(tree, place, path, overrides)
     if written is None or overrides:
         written = dumps_yaml(dict(tree))
@@ -81,34 +88,33 @@ def _override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
     return {**tree, "sweep": {name: written for name, written in kept.items() if written is not None}}
 
 
-_TOP: Table = {
-    "name": Field(file_name, ""),
-    "workload": Field(Reader(lambda value, place: value, {})),
-    "deployment": Field(Reader(lambda value, place: value, {})),
-    "pipeline": Field(pipeline_reader, {}),
-    "slo": Field(read_slo, ()),
-    "sweep": Field(Reader(lambda value, place: None, {}), None),  # read on its own
-    "budget": Field(budget_reader, Budget()),
-    "demand": Field(demand_reader, Demand()),
+_as_it_is = Reader(lambda value, place: value, {})  # read on its own, since others follow from it
+TOP: Table = {
+    "name": Key(file_name, "", "Names the files of the results."),
+    "workload": Key(_as_it_is, says="What is asked of the servers."),
+    "deployment": Key(_as_it_is, says="What serves it."),
+    "pipeline": Key(pipeline_reader, {}, "The stages that a request passes; prefill and decode where absent."),
+    "slo": Key(read_slo, (), "Objectives: bounds in seconds."),
+    "sweep": Key(_as_it_is, None, "The axes of the grid, which is their product."),
+    "budget": Key(budget_reader, Budget(), "What a design may take, for optimize."),
+    "demand": Key(demand_reader, Demand(), "What a design has to serve, for optimize."),
 }
+"""The keys of a scenario."""
 
 
 def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: Sequence[str]) -> Scenario:
-    folder = Path.cwd() if path is None else path.parent
-    axes = raw_axes(tree.get("sweep"), place.key("sweep"), folder)
+    axes = raw_axes(tree.get("sweep"), place.key("sweep"))
     where = raw_conditions(tree.get("sweep"), place.key("sweep"))
-    refuse_hidden(axes, tree, [_parse(override) for override in overrides], place.key("sweep"))
-    top = read_section(_filled(tree, axes, place), _TOP, place)
+    refuse_shadowed(axes, tree, [_parse(override) for override in overrides], place.key("sweep"))
+    top = read_section(_filled(tree, axes, place), TOP, place)
     _check_bounds(tree.get("slo"), place.key("slo"))
-    at = place.key("workload")
-    workload = finish(read_section(top["workload"], workload_table(folder), at), at)
-    check_cached(workload, at)
-    check_sessions(workload, at)
+    workload = workload_reader(top["workload"], place.key("workload"))
+    check_workload(workload, place.key("workload"))
     deployment = deployment_reader(top["deployment"], place.key("deployment"))
     if top["pipeline"]:
         deployment = replace(deployment, pipeline=top["pipeline"])
     _check_pipeline(workload, deployment, axes, place)
-    base = Base(workload, deployment, top["slo"], folder, place)
+    base = Base(workload, deployment, top["slo"], place)
     given = {key for key, value in (tree.get("workload") or {}).items() if value is not None}
     sweep = check_axes(axes, base, given)
     name = top["name"] or ("scenario" if path is None else path.stem)
@@ -160,7 +166,7 @@ def _filled(tree: Mapping[str, Any], axes: Sequence[RawAxis], place: Place) -> M
                 tree = apply(tree, {path: value}, place)
     pools = get(tree, ("deployment", "pools"))
     if isinstance(pools, Mapping) and pools:
-        for key in (key for key, field in DEPLOYMENT.items() if field.default is REQUIRED):
+        for key in required(deployment_reader.table):
             said = [get(pool, (key,)) for pool in pools.values()]
             if get(tree, ("deployment", key)) in (MISSING, None) and all(one not in (MISSING, None) for one in said):
                 tree = apply(tree, {f"deployment.{key}": said[0]}, place)
@@ -171,10 +177,10 @@ def _must_be_there(tree: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
     if keys[:2] == ("deployment", "pools"):
         beside = get(tree, ("deployment", keys[-1]))
         there = isinstance(get(tree, keys[:3]), Mapping)  # a pool that only some designs have is none of the base
-        return there and len(keys) == 4 and keys[3] in DEPLOYMENT and beside in (MISSING, None)
+        return there and len(keys) == 4 and keys[3] in deployment_reader.table and beside in (MISSING, None)
     if keys[0] == "deployment":
-        return len(keys) == 2 and keys[1] in DEPLOYMENT and DEPLOYMENT[keys[1]].default is REQUIRED
-    choices = (("arrivals", "process", arrival_tables(Path())), ("lengths", "source", LENGTHS))
+        return len(keys) == 2 and keys[1] in required(deployment_reader.table)
+    choices = (("arrivals", "process", PROCESSES), ("lengths", "source", FORMULAS))
     for field, discriminator, tables in choices:
         if keys[:2] != ("workload", field):
             continue
@@ -183,6 +189,5 @@ def _must_be_there(tree: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
             return True
         if there.get(discriminator) is None:
             return there.get("trace") is None
-        table = tables.get(str(there[discriminator]), {})
-        return len(keys) == 3 and keys[2] in table and table[keys[2]].default is REQUIRED
+        return len(keys) == 3 and keys[2] in required(tables.get(str(there[discriminator]), {}))
     return False

@@ -1,19 +1,20 @@
-"""The pools of a deployment, each as a deployment of its own: what a pool says, and what is said beside the pools."""
+"""The pools of a deployment, each as a deployment of its own, and what the keys of pools may not say together."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from evaluator.cost.precision import Precision
-from evaluator.scenario.scenario import Batching, Deployment, KvCache, Pool, Routers
+from evaluator.keys import Place, Section, absent, listed, section
+from evaluator.scenario.deployment import POOL, STAGE, Batching, Deployment, KvCache, Pool, check_kv
+from evaluator.scenario.engine_defaults import with_engine_defaults
+from evaluator.scenario.pipeline import Stage
+from evaluator.scenario.routers import Routers
+from evaluator.scenario.workload import Workload
 
 PASSED = ("prefill", "mixed", "decode")
 """Roles in the order in which a request passes their pools."""
-STAGE = "stage"
-"""The role of a pool that computes no part of the answers, for stages of the pipeline."""
-SECTIONS = (Precision, Batching, KvCache)
-"""What a pool may say key by key. A described device or model (``WhatIf``) is one value."""
 
 
 def pools_of(deployment: Deployment) -> tuple[tuple[str, Deployment], ...]:
@@ -24,8 +25,8 @@ def pools_of(deployment: Deployment) -> tuple[tuple[str, Deployment], ...]:
     given = {name: pool for name, pool in (deployment.pools or {}).items() if pool.role != STAGE}
     if not given:
         return (("engine", replace(deployment, pools=None) if deployment.pools else deployment),)
-    named = sorted(given.items(), key=lambda one: PASSED.index(one[1].role))
-    return tuple((name, _pool(deployment, pool)) for name, pool in named)
+    ordered = sorted(given.items(), key=lambda named: PASSED.index(named[1].role))
+    return tuple((name, _pool(deployment, pool)) for name, pool in ordered)
 
 
 def stage_pools_of(deployment: Deployment) -> dict[str, Deployment]:
@@ -39,8 +40,8 @@ def stage_pools_of(deployment: Deployment) -> dict[str, Deployment]:
     bare = Deployment(
         deployment.model,
         deployment.hardware,
-        batching=Batching(policy=None, max_num_seqs=None),  # type: ignore[arg-type]
-        kv=KvCache(memory_fraction=None, block_tokens=None),  # type: ignore[arg-type]
+        batching=absent(Batching),
+        kv=absent(KvCache),
         role=STAGE,
         engine=deployment.engine,
     )
@@ -48,17 +49,83 @@ def stage_pools_of(deployment: Deployment) -> dict[str, Deployment]:
 
 
 def _pool(deployment: Deployment, pool: Pool) -> Deployment:
-    given = {each.name: _told(getattr(deployment, each.name), getattr(pool, each.name)) for each in fields(pool)}
+    said = {name: _said(entry.read, getattr(pool, name), getattr(deployment, name)) for name, entry in POOL.items()}
     router = deployment.router
     own = getattr(router, pool.role) if isinstance(router, Routers) else router
-    return replace(deployment, **given, router=own, pools=None)
+    return replace(deployment, **said, router=own, pools=None)
 
 
-def _told(beside: Any, own: Any) -> Any:
+def _said(read: Any, by_pool: Any, beside: Any) -> Any:
     """A key of a pool: what the pool says, else what is said beside the pools; sections key by key."""
-    if own is None:
+    if by_pool is None:
         return beside
-    if not isinstance(own, SECTIONS):
-        return own
-    given = {each.name: getattr(own, each.name) for each in fields(own)}
-    return replace(beside, **{key: value for key, value in given.items() if value is not None})
+    if not isinstance(read, Section):
+        return by_pool
+    values = {name: getattr(by_pool, name) for name in read.table}
+    return replace(beside, **{name: value for name, value in values.items() if value is not None})
+
+
+def _check_capacity(deployment: Deployment, place: Place) -> None:
+    """The cache holds a block."""
+    stated = deployment.kv.capacity_tokens
+    if stated is not None and stated < (block := with_engine_defaults(deployment).kv.block_tokens):
+        raise place.key("kv.capacity_tokens").error(
+            f"{stated} tokens are less than a block of {block}; raise it or lower block_tokens"
+        )
+
+
+def _check_deployment(deployment: Deployment, place: Place) -> None:
+    """What several pools and the keys beside them may not say together."""
+    for name, pool in stage_pools_of(deployment).items():
+        if pool.speculative is not None:
+            raise place.key(f"pools.{name}.speculative").error("is for pools that decode; leave it out of a stage's")
+        check_kv(pool.kv, place.key(f"pools.{name}.kv"))
+        _check_capacity(pool, place.key(f"pools.{name}"))
+    if deployment.pools is None or all(pool.role == STAGE for pool in deployment.pools.values()):
+        _check_capacity(deployment, place)
+        if isinstance(deployment.router, Routers):
+            raise place.key("router").error("routers by role are for a prefill and a decode pool: add deployment.pools")
+        return
+    if deployment.role != "mixed":
+        raise place.key("role").error("say the role in each of the pools, not beside them")
+    if isinstance(deployment.router, Routers) and all(
+        pool.role in ("mixed", STAGE) for pool in deployment.pools.values()
+    ):
+        raise place.key("router").error("routers by role are for a prefill and a decode pool; give one name here")
+    for name, pool in pools_of(deployment):
+        check_kv(pool.kv, place.key(f"pools.{name}.kv"))
+        _check_capacity(pool, place.key(f"pools.{name}"))
+
+
+deployment_reader = section(Deployment, _check_deployment)
+
+
+def pipeline_problem(workload: Workload, deployment: Deployment) -> tuple[str, str] | None:
+    """(key, what is wrong) where stages name pools or pipelines that are not there; None where all are."""
+    pools, pipelines = stage_pools_of(deployment), workload.pipeline_names
+    for name, stage in deployment.pipeline.items():
+        if stage.pool is not None and stage.pool not in pools:
+            return (
+                f"pipeline.{name}.pool",
+                f"no pool {stage.pool} serves it; those with role stage are {listed(pools)}. Add "
+                f"deployment.pools.{stage.pool}: {{role: stage, hardware: ...}}",
+            )
+        missing = [pipeline for pipeline in stage.only if pipeline not in pipelines]
+        if missing:
+            return (
+                f"pipeline.{name}.only",
+                f"no request takes the pipeline {missing[0]}; workload.pipelines has {listed(pipelines)}",
+            )
+    used = {stage.pool for stage in deployment.pipeline.values()}
+    for pool in pools:
+        if pool not in used and not _named_inside(deployment.pipeline.values(), pool):
+            return (
+                f"deployment.pools.{pool}",
+                "no stage of the pipeline runs on it; name it as the pool of one, or leave it out",
+            )
+    return None
+
+
+def _named_inside(stages: Iterable[Stage], pool: str) -> bool:
+    """Whether the parameters of a stage name the pool: a stage may have steps on several."""
+    return any(pool in vars(stage.parameters).values() for stage in stages if stage.parameters is not None)

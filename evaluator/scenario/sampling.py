@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.scenario.forms import Between
-from evaluator.scenario.names import key_readers
+from evaluator.scenario.axis_values import Between
+from evaluator.scenario.short_names import key_readers
 
 
 def draw(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from evaluator.keys import Reader, Schema, key_schema, required, schema_of, section_schema
 from evaluator.scenario.axes import SAMPLE
-from evaluator.scenario.fields import REQUIRED, Reader, Schema, file_name
-from evaluator.scenario.keys import deployment_reader, read_slo
-from evaluator.scenario.names import key_readers
-from evaluator.scenario.pipeline_keys import pipeline_reader
-from evaluator.scenario.question_keys import BUDGET, DEMAND
-from evaluator.scenario.tables import schema_of, section_schema
-from evaluator.scenario.workload_keys import workload_table
+from evaluator.scenario.load import TOP
+from evaluator.scenario.pools import deployment_reader
+from evaluator.scenario.short_names import key_readers
+from evaluator.scenario.workload import workload_reader
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -29,24 +26,12 @@ def scenario_schema() -> dict[str, Any]:
     It refuses less than the loader does: rules that join several keys, and what a sweep makes of the keys, are not in
     it. Keys that must be there are required only where nothing is swept, since an axis may give them.
     """
-    workload, deployment = workload_table(Path()), deployment_reader.table
-    properties = {
-        "name": {"description": "Names the files of the results.", **schema_of(file_name)},
-        "workload": {"description": "What is asked of the servers.", **section_schema(workload)},
-        "deployment": {"description": "What serves it.", **schema_of(deployment_reader)},
-        "pipeline": {
-            "description": "The stages that a request passes; prefill and decode where absent.",
-            "anyOf": [schema_of(pipeline_reader), {"type": "null"}],
-        },
-        "slo": {"description": "Objectives: bounds in seconds.", "anyOf": [schema_of(read_slo), {"type": "null"}]},
-        "sweep": {"description": "The axes of the grid, which is their product.", **_sweep()},
-        "budget": {"description": "What a design may take, for optimize.", **section_schema(BUDGET)},
-        "demand": {"description": "What a design has to serve, for optimize.", **section_schema(DEMAND)},
-    }
-    needed: dict[str, Any] = {
-        name: {"required": [key for key, field in table.items() if field.default is REQUIRED]}
-        for name, table in (("workload", workload), ("deployment", deployment))
-    }
+    sections = {"workload": workload_reader, "deployment": deployment_reader}
+    schemas = {name: schema_of(entry.read) for name, entry in TOP.items()}
+    schemas |= {name: schema_of(reader) for name, reader in sections.items()} | {"sweep": _sweep()}
+    properties: dict[str, Schema] = {name: {"description": entry.says, **schemas[name]} for name, entry in TOP.items()}
+    properties |= {name: key_schema(TOP[name]) for name in ("pipeline", "slo")}  # which may be null
+    needed: dict[str, Any] = {name: {"required": required(reader.table)} for name, reader in sections.items()}
     needed["deployment"] = {"anyOf": [needed["deployment"], {"required": ["pools"]}]}  # which may say it each
     return {
         "$schema": DRAFT,
@@ -54,7 +39,7 @@ def scenario_schema() -> dict[str, Any]:
         "type": "object",
         "properties": properties,
         "additionalProperties": False,
-        "required": ["workload", "deployment"],
+        "required": required(TOP),
         "if": {"not": {"required": ["sweep"]}},
         "then": {"properties": needed},
         "$defs": {"form": _forms()},
@@ -71,7 +56,7 @@ def _sweep() -> Schema:
             "table": {**_TABLE, "type": ["string", "null"]},
             "sample": {
                 "description": "Designs spread over the axes, instead of their product.",
-                "anyOf": [{**section_schema(SAMPLE), "required": ["size"]}, {"type": "null"}],
+                "anyOf": [section_schema(SAMPLE, required(SAMPLE)), {"type": "null"}],
             },
             "where": {
                 "description": "Conditions on the points, such as tensor_parallel * replicas <= 8.",

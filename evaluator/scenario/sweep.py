@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -10,16 +11,14 @@ import numpy as np
 
 from evaluator.catalog.what_if import in_si
 from evaluator.errors import InputError
+from evaluator.keys import Place, is_interval, split_path, written
 from evaluator.scenario.axes import RawAxis
-from evaluator.scenario.fields import Place
-from evaluator.scenario.figures import is_interval
-from evaluator.scenario.keys import check_bare_bound
-from evaluator.scenario.parts import identity
-from evaluator.scenario.scenario import Axis, Workload
-from evaluator.scenario.sections import Base, FieldPath, outermost, owner, read_field, rebuilt
-from evaluator.scenario.sessions import check_sessions
-from evaluator.scenario.tree import field_tree, get, leaves, slo_tree, split_path
-from evaluator.scenario.workload import FOLLOWING, check_cached, finish
+from evaluator.scenario.encoded import identity
+from evaluator.scenario.key_paths import get, leaves
+from evaluator.scenario.objectives import check_bare_bound, written_slo
+from evaluator.scenario.scenario import Axis
+from evaluator.scenario.swept_fields import SECTIONS, Base, FieldPath, outermost, owner, read_field, rebuilt
+from evaluator.scenario.workload import FOLLOWING, Workload, check_workload, finish
 
 MANY = 1000
 """Steps of an axis from which on reading them one by one would be felt: a tenth of a millisecond each."""
@@ -40,10 +39,10 @@ def _check_axis(axis: RawAxis, reader: _Reader) -> Axis:
     labels, changes = [], []
     first: dict[Hashable, int] = {}
     plain = _between(axis)
-    for index, written in enumerate(axis.steps):
+    for index, step in enumerate(axis.steps):
         normal: dict[str, Any]
         if plain is None or index in plain[1]:
-            normal, following = reader.read(written, axis.place(index))
+            normal, following = reader.read(step, axis.place(index))
         else:
             normal, following = plain[0][index], {}
         other = first.setdefault(identity(normal), index)
@@ -94,15 +93,15 @@ class _Reader:
         self.groups: dict[tuple[str, ...], dict[FieldPath, list[str]]] = {}
         self.checked: dict[Hashable, dict[str, Any]] = {}
 
-    def read(self, written: Mapping[str, Any], where: Place) -> tuple[dict[str, Any], dict[str, Any]]:
+    def read(self, given: Mapping[str, Any], where: Place) -> tuple[dict[str, Any], dict[str, Any]]:
         """What a step sets, in SI units, and the defaults elsewhere that follow from it, both key path -> value."""
-        groups = self._groups(tuple(written))
+        groups = self._groups(tuple(given))
         read = {
-            field: self._field(field, {path: written[path] for path in paths}, where) for field, paths in groups.items()
+            field: self._field(field, {path: given[path] for path in paths}, where) for field, paths in groups.items()
         }
         normal = {path: value for _, own in read.values() for path, value in own.items()}
         following = self._together({field: value for field, (value, _) in read.items()}, where)
-        return {path: normal[path] for path in written}, following
+        return {path: normal[path] for path in given}, following
 
     def _groups(self, paths: tuple[str, ...]) -> dict[FieldPath, list[str]]:
         if paths not in self.groups:
@@ -113,14 +112,14 @@ class _Reader:
             self.groups[paths] = groups
         return self.groups[paths]
 
-    def _field(self, field: FieldPath, written: dict[str, Any], where: Place) -> tuple[Any, dict[str, Any]]:
-        key = field, identity(written)
+    def _field(self, field: FieldPath, given: dict[str, Any], where: Place) -> tuple[Any, dict[str, Any]]:
+        key = field, identity(given)
         if key not in self.fields:
             if field == ("slo",):
-                for path, raw in written.items():
+                for path, raw in given.items():
                     check_bare_bound(raw, where.key(path))
-            value = read_field(self.base, field, written, where)
-            self.fields[key] = value, {path: _normal(path, raw, field, value) for path, raw in written.items()}
+            value = read_field(self.base, field, given, where)
+            self.fields[key] = value, {path: _normal(path, raw, field, value) for path, raw in given.items()}
         return self.fields[key]
 
     def _together(self, read: dict[FieldPath, Any], where: Place) -> dict[str, Any]:
@@ -137,7 +136,7 @@ class _Reader:
     def _check(self, read: dict[FieldPath, Any], where: Place) -> dict[str, Any]:
         """Nothing, where the sections hold together."""
         if read:
-            rebuilt(self.base.sections["deployment"], self.base.deployment, ("deployment",), read, where)
+            rebuilt(SECTIONS["deployment"], self.base.deployment, ("deployment",), read, where)
         return {}
 
     def _following(self, read: dict[FieldPath, Any], where: Place) -> dict[str, Any]:
@@ -147,19 +146,19 @@ class _Reader:
 
 def _normal(path: str, raw: Any, field: FieldPath, value: Any) -> Any:
     """The value in SI units where it was written with one; names of files as they were written."""
-    tree = slo_tree(value) if field == ("slo",) else field_tree(value)
+    tree = written_slo(value) if field == ("slo",) else written(value)
     leaf = get(tree, split_path(path)[len(field) :])
     return leaf if isinstance(leaf, int | float) else raw
 
 
 def _following(base: Workload, read: dict[str, Any], follows: frozenset[str], where: Place) -> dict[str, Any]:
     """Checks the workload as a whole; returns the defaults that differ from the base's because of this value."""
-    values = {key: None if key in follows else getattr(base, key) for key in base.__dataclass_fields__}
-    workload = finish(values | read, where.key("workload"))
-    check_cached(workload, where.key("workload"))
-    check_sessions(workload, where.key("workload"))
+    place = where.key("workload")
+    unsaid: dict[str, Any] = dict.fromkeys(follows)
+    workload = finish(replace(base, **(unsaid | read)), place)
+    check_workload(workload, place)
     moved = [key for key in follows if getattr(workload, key) != getattr(base, key)]
-    return {path: leaf for key in moved for path, leaf in leaves(field_tree(getattr(workload, key)), f"workload.{key}")}
+    return {path: leaf for key in moved for path, leaf in leaves(written(getattr(workload, key)), f"workload.{key}")}
 
 
 def _label(value: Any, name: str, normal: Mapping[str, Any]) -> Any:

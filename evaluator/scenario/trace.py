@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evaluator.errors import InputError
-from evaluator.scenario.trace_content import CONTENT, Ragged, hash_ids, session_numbers
 from evaluator.yaml import read_text
 
 TIMES = ("arrival_s",)
@@ -30,10 +30,23 @@ _LATEST_S = 1e11
 _MOONCAKE = {"timestamp": "arrival_s", "input_length": "prompt_tokens", "output_length": "output_tokens"}
 """Keys of the traces of Mooncake (arXiv:2407.00079, github.com/kvcache-ai/Mooncake), whose times are milliseconds."""
 
+CONTENT = ("session", "hash_ids")
+"""Columns that say what prompts share: sessions, and hashes of blocks."""
 WORDS = (MODEL, PIPELINE, *CONTENT)
 
 Columns = tuple[dict[str, np.ndarray], dict[str, Sequence[Any]], tuple[str, ...]]
 """Columns of numbers, columns of ``WORDS`` as they are in the file, and the names of all columns."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Lists of integers, one per request: that of request i is ``values[offsets[i]:offsets[i + 1]]``."""
+
+    values: NDArray[np.int64]
+    offsets: NDArray[np.int64]  # (request + 1,)
+
+    def __getitem__(self, row: int) -> NDArray[np.int64]:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,11 +112,11 @@ def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...
         if name in content:
             named[f"{name}s"], columns[name] = _named(file, name, content[name])
     if "session" in content:
-        columns["session"] = session_numbers(content["session"])
+        columns["session"] = _session_numbers(content["session"])
     for column in columns.values():
         column.setflags(write=False)
     numbers = {name: columns.get(name) for name in (*wanted, MODEL, PIPELINE, "session")}
-    hashes = hash_ids(file, content["hash_ids"]) if "hash_ids" in content else None
+    hashes = _hash_ids(file, content["hash_ids"]) if "hash_ids" in content else None
     return Trace(
         **numbers, requests=rows, hash_ids=hashes, models=named.get("models", ()), pipelines=named.get("pipelines", ())
     ), there
@@ -232,6 +245,27 @@ def _tokens(file: str, name: str, values: np.ndarray) -> np.ndarray:
     bad = ~(np.isfinite(values) & (values >= least) & (values < 2**53) & (values == np.floor(values)))
     _refuse(file, name, bad, values, f"must be an integer of at least {least}")
     return values.astype(np.int64)
+
+
+def _session_numbers(names: Sequence[Any]) -> NDArray[np.int64]:
+    """Names of any kind as numbers, (request,): those of new sessions count up in their order."""
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(name, len(numbers)) for name in map(str, names)], dtype=np.int64)
+
+
+def _hash_ids(file: str, rows: Sequence[Any]) -> Ragged:
+    """Lists of integers, or their texts in JSON. Errors: InputError naming the row that holds anything else."""
+    lists = []
+    for number, row in enumerate(rows, 1):
+        try:
+            values = json.loads(row) if isinstance(row, str) else row
+        except ValueError:
+            values = None
+        if not isinstance(values, list) or not all(type(value) is int and abs(value) < 2**62 for value in values):
+            raise InputError(f"{file}: row {number}, hash_ids: must be a list of integers, got {str(row)[:60]!r}")
+        lists.append(values)
+    offsets = np.cumsum([0, *map(len, lists)])
+    return Ragged(np.array([value for values in lists for value in values], dtype=np.int64), offsets)
 
 
 def trace_requests(traces: Mapping[str, tuple[str, ...]]) -> int | None:

@@ -1,21 +1,180 @@
-"""The rules of ``workload`` that join several of its keys: defaults that follow from others, and what excludes what."""
+"""``workload``: what is asked of the servers, and the rules that join several of its keys."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from evaluator.scenario.fields import Place
-from evaluator.scenario.scenario import Arrivals, Auto, Lengths, ModelShare, Workload
+from evaluator.keys import (
+    Key,
+    Place,
+    Reader,
+    Schema,
+    Table,
+    count,
+    flag,
+    key,
+    many,
+    read_section,
+    schema_of,
+    section,
+    section_of,
+    section_schema,
+)
+from evaluator.scenario.arrivals import Arrivals, arrivals_reader
+from evaluator.scenario.lengths import Lengths, ModelShare, lengths_reader, models_reader, pipelines_reader
+from evaluator.scenario.reasoning import Reasoning, reasoning_reader
+from evaluator.scenario.sessions import Sessions, check_sessions, sessions_reader
 from evaluator.scenario.trace import LENGTHS, TIMES, Trace, read_trace, trace_requests
-from evaluator.scenario.workload_keys import DEFAULT_REQUESTS
+
+DEFAULT_REQUESTS = 1000
+MOST_REQUESTS = 10_000_000
+"""Per seed: all requests of a configuration lie in memory at once, and those of 10 million take about 1 GB."""
+MOST_AUTO = 50_000
+
+
+class Auto(int):
+    """So many requests at first, and more, up to ``most``, for configurations that they leave undecided."""
+
+    most: int
+
+    def __new__(cls, first: int, most: int) -> Auto:
+        found = super().__new__(cls, first)
+        found.most = most
+        return found
+
+    def __repr__(self) -> str:
+        return f"Auto({int(self)}, most={self.most})"
+
+    def __reduce__(self) -> tuple[type[Auto], tuple[int, int]]:
+        return Auto, (int(self), self.most)
+
+
+class _Number(Reader):
+    """A reader of integers that reads something else, too."""
+
+    whole = True
+
+
+def _requests() -> Reader:
+    """Reads a number of requests, ``auto`` or ``{auto: {most: 50000}}``."""
+    remedy = "a long run's statistics come as well from several seeds (workload.seeds), each in memory of its own"
+    number = count(most=MOST_REQUESTS, remedy=remedy)
+    auto: Table = {"most": Key(number, MOST_AUTO, "Most requests of a seed.")}
+    outer: Table = {"auto": Key(section_of(auto, dict), says="As many as it takes to decide the objectives.")}
+
+    def read(value: Any, place: Place) -> int:
+        if value == "auto":
+            return Auto(DEFAULT_REQUESTS, MOST_AUTO)
+        if isinstance(value, Mapping):
+            most = read_section(value, outer, place)["auto"]["most"]
+            return Auto(min(DEFAULT_REQUESTS, most), most)
+        return number(value, place)
+
+    schema: Schema = {"anyOf": [schema_of(number), {"const": "auto"}, section_schema(outer)]}
+    return _Number(read, schema)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Traffic: ``requests`` per seed, of which the first and the last are cut from the statistics.
+
+    They are ``warmup_requests``, with ``find_warmup`` also those after them that a run takes to settle, and
+    ``cooldown_requests``, behind which nobody comes, so that they are served while the design empties.
+
+    ``models``: which models the requests ask for, by name; none where a trace says it, or where there is but one.
+    ``pipelines``: which of several pipelines of stages they take, likewise (``Stage.only``).
+
+    What a file leaves out is None as it is read, where it follows from other keys (``finish``).
+    """
+
+    arrivals: Arrivals = key(arrivals_reader, says="When requests are sent.")
+    lengths: Lengths = key(lengths_reader, says="How long prompts and outputs are.", absent=None)
+    requests: int = key(
+        _requests(),
+        says="Requests per seed; 1,000, or the whole trace, where absent. auto, or {auto: {most: 50000}}: as many as "
+        "it takes to decide the objectives.",
+        absent=None,
+    )
+    warmup_requests: int = key(
+        count(least=0),
+        says="First requests cut from the statistics, not from the run; where absent a tenth, or two for each user.",
+        absent=None,
+    )
+    cooldown_requests: int = key(
+        count(least=0),
+        0,
+        "Last requests cut from the statistics; where absent as many as warmup_requests, but at most a tenth, and "
+        "none of a trace or of requests all at once.",
+        absent=None,
+    )
+    find_warmup: bool = key(flag, True, "Whether what a run takes to settle after that is cut, too (MSER-5).")
+    seeds: tuple[int, ...] = key(
+        many(count(least=0, most=2**63 - 1)), (0,), "Repetitions of every design with other random numbers."
+    )
+    cached_tokens: int = key(
+        count(least=0), 0, "Leading prompt tokens whose KV is there already, where a trace does not say."
+    )
+    sessions: Sessions = key(sessions_reader, Sessions(), "What requests have in common: prompts, and their senders.")
+    reasoning: Reasoning = key(reasoning_reader, Reasoning(), "Longer outputs, on one path or several branches.")
+    models: Mapping[str, ModelShare] = key(
+        models_reader,
+        {},
+        "Which models the requests ask for: {MODEL: SHARE} or {MODEL: {share: SHARE, lengths: {...}}}.",
+    )
+    pipelines: Mapping[str, ModelShare] = key(
+        pipelines_reader,
+        {},
+        "Which ways through the pipeline the requests take: {NAME: SHARE} or {NAME: {share: SHARE, lengths: "
+        "{...}}}; stages say with only whom they serve.",
+    )
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """How many requests are cut at the start, whatever is found in a run, and at the end."""
+        return self.warmup_requests, self.cooldown_requests
+
+    @property
+    def trace(self) -> Trace | None:
+        """The trace that says how long the requests are, and what else it knows of them; None where there is none."""
+        if self.lengths.source != "trace" or self.lengths.file is None:
+            return None
+        return read_trace(self.lengths.file, LENGTHS)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The models that requests ask for, by their numbers; none where no request names one."""
+        trace = None if self.models else self.trace
+        return tuple(self.models) if trace is None else trace.models
+
+    @property
+    def pipeline_names(self) -> tuple[str, ...]:
+        """The pipelines that requests take, by their numbers; none where all take the same."""
+        trace = None if self.pipelines else self.trace
+        return tuple(self.pipelines) if trace is None else trace.pipelines
+
+    @property
+    def known_content(self) -> bool:
+        """Whether it is known of the blocks of prompts what is in them, beyond system prompts."""
+        trace = None if self.sessions.continued else self.trace
+        return self.sessions.continued or (
+            trace is not None and (trace.hash_ids is not None or trace.session is not None)
+        )
+
+    @property
+    def known_sessions(self) -> bool:
+        """Whether requests say which session they are of."""
+        trace = self.trace
+        return self.sessions.continued or (trace is not None and trace.session is not None)
+
 
 FOLLOWING = ("lengths", "requests", "warmup_requests", "cooldown_requests")
 """The keys that ``finish`` fills in from others."""
 
 
-def finish(values: Mapping[str, Any], place: Place) -> Workload:
-    """The Workload from the values of its keys, None where absent.
+def finish(read: Workload, place: Place) -> Workload:
+    """The workload with what follows from other keys in the place of None.
 
     Lengths default to those of the arrivals' trace, requests to the whole trace or else 1,000, and the warm-up to a
     tenth of the requests, in a closed loop to twice its users if that is more, but to no more than half. As many, but
@@ -23,27 +182,26 @@ def finish(values: Mapping[str, Any], place: Place) -> Workload:
     Errors: InputError where a trace is too short, where the warm-up leaves nothing to measure, and where a trace and
     ``models`` both say which model a request asks for.
     """
-    arrivals: Arrivals = values["arrivals"]
-    models: Mapping[str, ModelShare] = values["models"]
-    shares = [*models.values(), *values["pipelines"].values()]
-    lengths = _lengths(values["lengths"], arrivals, models or values["pipelines"], place)
-    there = trace_requests(_traces(arrivals, [lengths, *(one.lengths for one in shares if one.lengths)]))
-    requests: int | None = values["requests"]
+    arrivals, models = read.arrivals, read.models
+    shares = [*models.values(), *read.pipelines.values()]
+    lengths = _lengths(read.lengths, arrivals, models or read.pipelines, place)
+    in_trace = trace_requests(_traces(arrivals, [lengths, *(share.lengths for share in shares if share.lengths)]))
+    requests: int | None = read.requests
     if requests is None:
-        requests = DEFAULT_REQUESTS if there is None else there
-    elif there is not None and requests > there:
+        requests = DEFAULT_REQUESTS if in_trace is None else in_trace
+    elif in_trace is not None and requests > in_trace:
         raise place.key("requests").error(
-            f"{requests} are more than the {there} of the trace; leave it out to take all"
+            f"{requests} are more than the {in_trace} of the trace; leave it out to take all"
         )
     _check_mean_gap(arrivals, requests, place.key("arrivals"))
-    warmup: int | None = values["warmup_requests"]
+    warmup: int | None = read.warmup_requests
     users = arrivals.users or 0
     if warmup is None:
         burst = 2 * users if users < requests else 0  # of a closed loop: all users begin at once
         warmup = min(max(requests // 10, burst), requests // 2)
     elif warmup >= requests:
         raise place.key("warmup_requests").error(f"must be less than requests = {requests}, got {warmup}")
-    cooldown: int | None = values["cooldown_requests"]
+    cooldown: int | None = read.cooldown_requests
     if cooldown is None:
         drains = arrivals.process not in ("trace", "all_at_once") and users < requests
         cooldown = min(warmup, requests // 10, requests - warmup - 1) if drains else 0
@@ -51,18 +209,14 @@ def finish(values: Mapping[str, Any], place: Place) -> Workload:
         raise place.key("cooldown_requests").error(
             f"must leave some of {requests} requests, of which {warmup} are cut at the start, got {cooldown}"
         )
-    others = ("seeds", "cached_tokens", "sessions", "models", "pipelines", "find_warmup", "reasoning")
-    rest = {key: values[key] for key in others}
-    found = Workload(arrivals, lengths, requests, warmup, cooldown_requests=cooldown, **rest)
-    if models and trace_models(found):
-        raise place.key("models").error(
-            f"{lengths.file} has a column model, which says it already; leave out the one or the other"
-        )
-    trace = trace_of_lengths(found)
-    if found.pipelines and trace is not None and trace.pipelines:
-        raise place.key("pipelines").error(
-            f"{lengths.file} has a column pipeline, which says it already; leave out the one or the other"
-        )
+    found = replace(read, lengths=lengths, requests=requests, warmup_requests=warmup, cooldown_requests=cooldown)
+    trace = found.trace
+    for name in ("models", "pipelines"):
+        if trace is not None and getattr(found, name) and getattr(trace, name):
+            raise place.key(name).error(
+                f"{lengths.file} has a column {name.removesuffix('s')}, which says it already; leave out the one or "
+                "the other"
+            )
     return found
 
 
@@ -86,48 +240,44 @@ def _lengths(given: Lengths | None, arrivals: Arrivals, models: Mapping[str, Mod
         return given
     if arrivals.process == "trace":
         return Lengths("trace", file=arrivals.file)
-    own = [one.lengths for one in models.values()]
+    own = [share.lengths for share in models.values()]
     if not own or own[0] is None or None in own:
         raise place.key("lengths").error("is required (a trace of arrivals may do without: it has lengths too)")
     return own[0]  # of no request: each model has its own
 
 
-def trace_models(workload: Workload) -> tuple[str, ...]:
-    """The models that a trace says its requests ask for; none where the lengths are from no trace or it does not."""
-    trace = trace_of_lengths(workload)
-    return () if trace is None else trace.models
+def _traces(arrivals: Arrivals, several: list[Lengths]) -> dict[str, tuple[str, ...]]:
+    """The traces that are needed, with the columns that each must have."""
+    needed: dict[str, tuple[str, ...]] = {}
+    if arrivals.process == "trace" and arrivals.file is not None:
+        needed[arrivals.file] = TIMES
+    for lengths in several:
+        if lengths.source == "trace" and lengths.file is not None:
+            needed[lengths.file] = needed.get(lengths.file, ()) + LENGTHS
+    return needed
 
 
-def trace_of_lengths(workload: Workload) -> Trace | None:
-    """The trace that says how long the requests are, and what else it knows of them; None where there is none."""
-    if workload.lengths.source != "trace" or workload.lengths.file is None:
-        return None
-    return read_trace(workload.lengths.file, LENGTHS)
+workload_reader = section(Workload, finish)
 
 
-def pipeline_names(workload: Workload) -> tuple[str, ...]:
-    """The pipelines that requests take, by their numbers; none where all take the same."""
-    trace = trace_of_lengths(workload)
-    return tuple(workload.pipelines) or (() if trace is None else trace.pipelines)
+def check_workload(workload: Workload, place: Place) -> None:
+    """Refuses keys of a workload that mean nothing together. Errors: InputError."""
+    _check_cached(workload, place)
+    check_sessions(workload, place)
 
 
-def model_names(workload: Workload) -> tuple[str, ...]:
-    """The models that requests ask for, by their numbers; none where no request names one."""
-    return tuple(workload.models) or trace_models(workload)
-
-
-def check_cached(workload: Workload, place: Place) -> None:
+def _check_cached(workload: Workload, place: Place) -> None:
     """Refuses a cached prefix as long as a prompt of fixed length. Prompts that vary keep one token to compute.
 
     Beside system prompts none can be: they are what is cached, if the deployment says so.
     """
-    if workload.sessions.system_tokens and _cached(workload):
+    if workload.sessions.system_tokens and _has_cached(workload):
         raise place.key("sessions").error(
             "system_tokens and cached_tokens exclude each other: a system prompt is cached where the deployment has "
             "kv.prefix_caching; leave out the one or the other"
         )
     shares = [*workload.models.values(), *workload.pipelines.values()]
-    several = [workload.lengths, *(one.lengths for one in shares if one.lengths is not None)]
+    several = [workload.lengths, *(share.lengths for share in shares if share.lengths is not None)]
     fixed = [lengths.parameters["prompt_tokens"] for lengths in several if "prompt_tokens" in lengths.parameters]
     prompt = min(fixed, default=None)
     if prompt is not None and workload.cached_tokens >= prompt:
@@ -136,19 +286,8 @@ def check_cached(workload: Workload, place: Place) -> None:
         )
 
 
-def _cached(workload: Workload) -> bool:
-    if workload.lengths.source == "trace" and workload.lengths.file is not None:
-        cached = read_trace(workload.lengths.file, LENGTHS).cached_tokens
-        if cached is not None:
-            return bool(cached.any())
+def _has_cached(workload: Workload) -> bool:
+    trace = workload.trace
+    if trace is not None and trace.cached_tokens is not None:
+        return bool(trace.cached_tokens.any())
     return workload.cached_tokens > 0
-
-
-def _traces(arrivals: Arrivals, several: Sequence[Lengths]) -> dict[str, tuple[str, ...]]:
-    needed: dict[str, tuple[str, ...]] = {}
-    if arrivals.process == "trace" and arrivals.file is not None:
-        needed[arrivals.file] = TIMES
-    for lengths in several:
-        if lengths.source == "trace" and lengths.file is not None:
-            needed[lengths.file] = needed.get(lengths.file, ()) + LENGTHS
-    return needed

@@ -24,9 +24,8 @@ from evaluator.results.files import check_output, write
 from evaluator.run.plan_figures import attributes_of, known_of, levels_of, notes_of
 from evaluator.run.request import AnyScenario, check_simulator, loaded
 from evaluator.run.rows import configure_for
-from evaluator.scenario import Demand, Scenario
-from evaluator.scenario.scenario import Auto
-from evaluator.scenario.workload_keys import MOST_AUTO
+from evaluator.scenario import Auto, Demand, Scenario
+from evaluator.scenario.workload import MOST_AUTO
 from evaluator.search.demand import fewest_replicas
 from evaluator.search.designs import Designs, designs_of
 from evaluator.search.goodput import goodput

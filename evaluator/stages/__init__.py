@@ -24,7 +24,7 @@ in the steps.
 """
 
 from evaluator.errors import InputError
-from evaluator.stages.keys import (
+from evaluator.keys import (
     Place,
     Reader,
     choice,

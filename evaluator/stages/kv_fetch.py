@@ -22,27 +22,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.catalog import load_storage, names
+from evaluator.catalog import load_storage
 from evaluator.catalog.storage import ALL, Storage
-from evaluator.stages.keys import (
-    Field,
-    Place,
-    Reader,
-    Table,
-    count,
-    flag,
-    key,
-    known,
-    number,
-    quantity,
-    section,
-    shown,
-)
+from evaluator.keys import Place, Reader, count, flag, in_catalog, key, number, quantity, schema_of, section, shown
 from evaluator.stages.record import StageKind, StageRequests, Work
 from evaluator.stages.steps import Delay, Served, Step
 from evaluator.tiers import Popularity, TierSize, found, hit_rates
 
 ANY = "any"
+
+
+def _count_or(word: str) -> Reader:
+    whole = count()
+
+    def read(value: Any, place: Place) -> int | str:
+        if isinstance(value, str) and value != word:
+            raise place.error(f"expected an integer or {word}, got {shown(value)}")
+        return word if value == word else whole(value, place)
+
+    return Reader(read, {"anyOf": [{"const": word}, whole.schema]})
+
+
+_storage = in_catalog("storage", load_storage)
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,19 @@ class Tier:
     capacity and the popularity of the contexts. ``transfers`` run at a time, each at the whole bandwidth.
     """
 
-    storage: str | None = None
-    hit: float | None = None
-    shared_by: int | str | None = None
-    bandwidth: float | None = None
-    latency: float | None = None
-    capacity: float | None = None
-    transfers: int | str = 1
+    storage: str | None = key(_storage, None, "A storage of the catalog; absent: described by the other keys.")
+    hit: float | None = key(
+        number(least=0, most=1), None, "Of the requests that come to it, the part that finds its context."
+    )
+    shared_by: int | str | None = key(
+        _count_or(ALL), None, "Replicas that share one, its capacity and bandwidth; or all. Instead of the storage's."
+    )
+    bandwidth: float | None = key(quantity("byte/s", above=0), None, "Instead of the storage's.")
+    latency: float | None = key(quantity("s", least=0), None, "Of a lookup, whether it finds something or not.")
+    capacity: float | None = key(quantity("byte", least=0), None, "Of KV that it keeps; instead of the storage's.")
+    transfers: int | str = key(
+        _count_or(ANY), 1, "At a time, each at the whole bandwidth; any: none waits for another."
+    )
 
     @property
     def figures(self) -> Storage:
@@ -79,37 +86,12 @@ class Tier:
         return replicas if isinstance(sharing, str) else min(sharing, replicas)
 
 
-def _count_or(word: str) -> Reader:
-    whole = count()
-
-    def read(value: Any, place: Place) -> int | str:
-        if isinstance(value, str) and value != word:
-            raise place.error(f"expected an integer or {word}, got {shown(value)}")
-        return word if value == word else whole(value, place)
-
-    return Reader(read, {"anyOf": [{"const": word}, whole.schema]})
-
-
-_storage = known(load_storage, lambda: names("storage"))
-TIER: Table = {
-    "storage": Field(_storage, None, "A storage of the catalog; absent: described by the other keys."),
-    "hit": Field(number(least=0, most=1), None, "Of the requests that come to it, the part that finds its context."),
-    "shared_by": Field(
-        _count_or(ALL), None, "Replicas that share one, its capacity and bandwidth; or all. Instead of the storage's."
-    ),
-    "bandwidth": Field(quantity("byte/s", above=0), None, "Instead of the storage's."),
-    "latency": Field(quantity("s", least=0), None, "Of a lookup, whether it finds something or not."),
-    "capacity": Field(quantity("byte", least=0), None, "Of KV that it keeps; instead of the storage's."),
-    "transfers": Field(_count_or(ANY), 1, "At a time, each at the whole bandwidth; any: none waits for another."),
-}
-
-
 def _check_tier(tier: Tier, place: Place) -> None:
     if tier.storage is None and tier.bandwidth is None:
         raise place.error("needs a storage of the catalog, or a bandwidth")
 
 
-_tier = section(TIER, Tier, check=_check_tier)
+_tier = section(Tier, _check_tier)
 
 
 def _tiers(value: Any, place: Place) -> tuple[Tier, ...]:
@@ -121,24 +103,11 @@ def _tiers(value: Any, place: Place) -> tuple[Tier, ...]:
 
 
 def _one_tier(value: Any, place: Place) -> Tier:
-    if isinstance(value, Tier):  # read before: a sweep changes other keys of the stage
-        return value
     return _tier(value if isinstance(value, Mapping) else {"storage": value}, place)
 
 
 def _tiers_schema() -> dict[str, Any]:
-    schemas = (reader.schema() if callable(reader.schema) else reader.schema for reader in (_storage, _tier))
-    return {"type": "array", "items": {"anyOf": list(schemas)}}
-
-
-POPULARITY: Table = {
-    "contexts": Field(count(), says="How many different ones are asked for: users, documents."),
-    "zipf": Field(number(least=0), 0.0, "The k-th of them in proportion to k^-zipf; 0: all alike."),
-    "at_home": Field(
-        flag, False, "true: the requests of a context always come to the same tiers. false: to those of any replica."
-    ),
-}
-_popularity = section(POPULARITY, Popularity)
+    return {"type": "array", "items": {"anyOf": [schema_of(_storage), schema_of(_tier)]}}
 
 
 @dataclass(frozen=True)
@@ -151,7 +120,7 @@ class KvFetch:
     tokens: int | None = key(count(), None, "Of the context of each request, in front of its prompt.")
     share: float | None = key(number(above=0, most=1), None, "Of each prompt the leading part that is its context.")
     popularity: Popularity | None = key(
-        _popularity,
+        section(Popularity),
         None,
         "Of the contexts, from which hit rates follow; all tiers keep the last (LRU).",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from evaluator.stages.keys import Place, choice, count, key, model_name, quantity
+from evaluator.keys import Place, choice, count, key, model_name, quantity
 from evaluator.stages.record import StageKind, StageRequests, Work
 from evaluator.stages.steps import Delay, Pass, Served
 

@@ -15,7 +15,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
 from evaluator.cost.precision import Precision
 from evaluator.cost.transfer import SequenceBytes, sequence_bytes
-from evaluator.stages.keys import Place, Table, table_of
+from evaluator.keys import Place, Table, table_of
 from evaluator.stages.steps import Step
 
 

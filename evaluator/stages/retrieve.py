@@ -25,22 +25,20 @@ from numpy.typing import NDArray
 from evaluator.catalog.links import load_link
 from evaluator.catalog.model import Model
 from evaluator.catalog.read_model import load_model
-from evaluator.catalog.store import names
 from evaluator.catalog.what_if import WhatIf, changed_model
 from evaluator.cost.dtypes import BYTES
 from evaluator.cost.vector_search import SPREADS, VectorIndex, search_time
-from evaluator.stages.keys import (
+from evaluator.keys import (
     Place,
     choice,
     count,
     flag,
+    in_catalog,
     key,
-    known,
     model_name,
     number,
     quantity,
     section,
-    table_of,
     text,
 )
 from evaluator.stages.record import StageKind, StagePool, StageRequests, Work
@@ -92,14 +90,14 @@ def _check_index(index: Index, place: Place) -> None:
         raise place.key("rescored").error(f"{index.rescored:,} vectors are more than the {points:,.0f} of all probes")
 
 
-_link = known(load_link, lambda: names("links"))
+_link = in_catalog("links", load_link)
 
 
 @dataclass(frozen=True)
 class Retrieve:
     """Of a search; without ``link`` the documents are where the model is."""
 
-    index: Index = key(section(table_of(Index), Index, check=_check_index), says="What is searched.")
+    index: Index = key(section(Index, _check_index), says="What is searched.")
     documents: int = key(count(), says="Documents that are added to the prompt.")
     tokens_per_document: int = key(count(), says="Tokens that each adds.")
     embedding: str | WhatIf | None = key(model_name, None, "A model that embeds the prompt; none where absent.")

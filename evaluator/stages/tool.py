@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.stages.keys import choice, count, key, number, quantity
+from evaluator.keys import choice, count, key, number, quantity
 from evaluator.stages.record import StageKind, StageRequests, Work
 from evaluator.stages.steps import Delay, Served
 

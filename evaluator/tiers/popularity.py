@@ -8,6 +8,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluator.keys import count, flag, key, number
+
 _EXACT = 4096  # ranks that stand by themselves
 _WIDTH = 1.01  # of a bin of further ranks: the last one is at most so many times the first
 
@@ -22,9 +24,11 @@ class Popularity:
     one replica, as a router that keeps sessions together sends them; else to any of them.
     """
 
-    contexts: int
-    zipf: float = 0.0
-    at_home: bool = False
+    contexts: int = key(count(), says="How many different ones are asked for: users, documents.")
+    zipf: float = key(number(least=0), 0.0, "The k-th of them in proportion to k^-zipf; 0: all alike.")
+    at_home: bool = key(
+        flag, False, "true: the requests of a context always come to the same tiers. false: to those of any replica."
+    )
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.scenario.scenario import Arrivals
+from evaluator.scenario import Arrivals
 from evaluator.scenario.trace import TIMES, read_trace
 
 UNIT_GAP_PROCESSES = ("poisson", "gamma", "uniform")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.scenario.scenario import Lengths
+from evaluator.scenario import Lengths
 from evaluator.scenario.trace import LENGTHS, read_trace
 from evaluator.traffic.arrivals import stream
 

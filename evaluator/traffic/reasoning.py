@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.scenario.scenario import Reasoning
+from evaluator.scenario import Reasoning
 
 
 def scaled(output: NDArray[np.int64], scale: float) -> NDArray[np.int64]:

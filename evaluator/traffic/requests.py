@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.scenario.scenario import Deployment, ModelShare, Workload
-from evaluator.scenario.sessions import known_content
+from evaluator.scenario import Deployment, ModelShare, Workload
 from evaluator.scenario.trace import LENGTHS, read_trace
-from evaluator.scenario.workload import trace_of_lengths
 from evaluator.traffic.arrivals import stream
 from evaluator.traffic.lengths import request_lengths
 from evaluator.traffic.reasoning import branch_tokens, scaled
@@ -69,7 +67,7 @@ def request_models(workload: Workload, seed: int, count: int) -> NDArray[np.int6
     """
     if workload.models:
         return _drawn(workload.models, stream(seed, _MODELS), count)
-    trace = trace_of_lengths(workload)
+    trace = workload.trace
     return _said(None if trace is None else trace.model, count)
 
 
@@ -77,7 +75,7 @@ def request_pipelines(workload: Workload, seed: int, count: int) -> NDArray[np.i
     """The number of the pipeline that each of the first ``count`` requests takes, (request,), drawn likewise."""
     if workload.pipelines:
         return _drawn(workload.pipelines, stream(seed, _PIPELINES), count)
-    trace = trace_of_lengths(workload)
+    trace = workload.trace
     return _said(None if trace is None else trace.pipeline, count)
 
 
@@ -115,13 +113,13 @@ def shared_tokens(workload: Workload, deployment: Deployment) -> int:
     what the prompts share, see ``cached_by_content``.
     """
     block = deployment.kv.block_tokens
-    resident = deployment.kv.prefix_caching and not known_content(workload)
+    resident = deployment.kv.prefix_caching and not workload.known_content
     return workload.sessions.system_tokens // block * block if resident else 0
 
 
 def cached_by_content(workload: Workload, deployment: Deployment) -> bool:
     """Whether replicas keep a prefix cache, whose blocks are known by their content and evicted when they are old."""
-    return deployment.kv.prefix_caching and known_content(workload)
+    return deployment.kv.prefix_caching and workload.known_content
 
 
 def _cached(workload: Workload, prompt: NDArray[np.int64]) -> NDArray[np.int64]:

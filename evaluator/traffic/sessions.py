@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.errors import InputError
-from evaluator.scenario.scenario import Arrivals, Exponential, Geometric, Sessions
+from evaluator.scenario import Arrivals, Exponential, Geometric, Sessions
 from evaluator.traffic.arrivals import arrival_times, stream
 
 _TURNS, _THINK, _SYSTEM = 3, 4, 5  # random streams

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.scenario.scenario import Workload
-from evaluator.scenario.sessions import trace_of
-from evaluator.scenario.trace_content import Ragged
+from evaluator.scenario import Workload
+from evaluator.scenario.trace import Ragged
 from evaluator.traffic.sessions import Turns, system_prompts
 
 
@@ -76,7 +75,7 @@ class Sharing:
 
 def sharing_of(workload: Workload, seed: int, turns: Turns | None) -> Sharing | None:
     """What is known of the requests under a seed; None where it is nothing, or no more than common system prompts."""
-    sessions, trace = workload.sessions, trace_of(workload)
+    sessions, trace = workload.sessions, workload.trace
     session = None if turns is None else turns.session
     hashes = None
     if trace is not None:

@@ -7,7 +7,7 @@ import pytest
 
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
-from evaluator.scenario.scenario import Arrivals, Axis, Deployment, Lengths, Scenario, Workload
+from evaluator.scenario import Arrivals, Axis, Deployment, Lengths, Scenario, Workload
 
 AXES = (
     Axis("deployment.tensor_parallel", (2, 4), tuple({"deployment.tensor_parallel": n} for n in (2, 4))),

@@ -8,8 +8,7 @@ import pytest
 from evaluator.errors import InputError
 from evaluator.execution.lengthen import lengths
 from evaluator.run import sweep
-from evaluator.scenario import load_scenario
-from evaluator.scenario.scenario import Auto
+from evaluator.scenario import Auto, load_scenario
 
 RATES = [2, 18, 60]
 

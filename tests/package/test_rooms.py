@@ -21,6 +21,8 @@ ORDER = (
     # What things are, and how long an iteration takes
     ("catalog",),
     ("huggingface",),
+    # How a scenario says them: readers of keys, which stand on the records that they fill, in any room from here on
+    ("keys",),
     ("cost",),
     ("policies", "routing", "speculation"),
     # Formulas on results; they know no scenario, and give the others their names of variables and states
@@ -59,9 +61,6 @@ EXCEPTIONS = {
         "catalog/read_model.py",
         "evaluator.huggingface",
     ): "a config.json may stand for a model's name",
-    ("stages/keys.py", "evaluator.scenario.fields"): "reads the keys of stages with the readers of all keys",
-    ("stages/keys.py", "evaluator.scenario.figures"): "reads the keys of stages with the readers of all keys",
-    ("stages/keys.py", "evaluator.scenario.tables"): "reads the keys of stages with the readers of all keys",
     ("execution/workers.py", "evaluator"): "finds the package's folder for the processes that it starts",
 }
 

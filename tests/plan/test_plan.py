@@ -12,8 +12,7 @@ from evaluator.metrics import OK
 from evaluator.plan import plan
 from evaluator.plan.simulators import CompileKey
 from evaluator.replica import token_budget
-from evaluator.scenario import load_scenario
-from evaluator.scenario.scenario import Batching, Deployment, Scenario
+from evaluator.scenario import Batching, Deployment, Scenario, load_scenario
 
 
 def scenario(**changes: Any) -> Scenario:

@@ -140,13 +140,12 @@ def test_no_other_room_knows_a_policy_by_its_name():
     roles = (
         "plan/checks.py",
         "plan/phases.py",
-        "scenario/keys.py",
-        "scenario/pool_keys.py",
+        "scenario/deployment.py",
         "scenario/pools.py",
         "traffic/roles.py",
     )
     assert found == {
-        ("scenario/scenario.py", "chunked"),  # the default
+        ("scenario/deployment.py", "chunked"),  # the default
         *(("catalog/engines.py", name) for name in ("chunked", "continuous", "mixed")),  # defaults of serving engines
         *((path, "static") for path in ("catalog/engines.py", "cost/memory.py")),  # SGLang's mem_fraction_static
         ("scenario/scenario.py", "mixed"),  # the role

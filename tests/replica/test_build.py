@@ -15,7 +15,7 @@ from evaluator.errors import InputError
 from evaluator.estimation import estimate
 from evaluator.experiments import Experiment
 from evaluator.replica import Change, ReplicaSpec, RunnableReplica, build, design, passage, replica_spec, varied
-from evaluator.scenario.scenario import Batching, Deployment, KvCache
+from evaluator.scenario import Batching, Deployment, KvCache
 from tests.calibrate.test_whole import iterations, roofline, timed
 from tests.cost.fixtures import H100, LLAMA_8B, LLAMA_70B, calibration
 

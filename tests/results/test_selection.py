@@ -2,7 +2,7 @@ import pytest
 
 from evaluator.errors import InputError
 from evaluator.results.selection import parse_selection, select
-from evaluator.scenario.scenario import Axis
+from evaluator.scenario import Axis
 
 
 def axis(path, *values):

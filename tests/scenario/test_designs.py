@@ -8,10 +8,9 @@ import pytest
 
 from evaluator.errors import InputError
 from evaluator.results.coordinates import axis_coordinates
-from evaluator.scenario import expand, load_scenario
-from evaluator.scenario.grid import size
-from evaluator.scenario.names import key_readers
-from evaluator.scenario.where import LONGEST
+from evaluator.scenario import expand, load_scenario, size
+from evaluator.scenario.conditions import LONGEST
+from evaluator.scenario.short_names import key_readers
 
 TP = "deployment.tensor_parallel"
 RATE = "workload.arrivals.rate_rps"

@@ -8,9 +8,7 @@ from evaluator.cost.activations import LOGIT_BYTES
 from evaluator.errors import InputError
 from evaluator.plan import plan
 from evaluator.replica import token_budget
-from evaluator.scenario import expand, load_scenario
-from evaluator.scenario.pools import pools_of
-from evaluator.scenario.unsaid import told
+from evaluator.scenario import expand, load_scenario, pools_of, with_engine_defaults
 
 
 def tree(sweep=None, **deployment):
@@ -26,7 +24,7 @@ def tree(sweep=None, **deployment):
 
 
 def limits(**deployment):
-    found = told(load_scenario(tree(**deployment)).deployment)
+    found = with_engine_defaults(load_scenario(tree(**deployment)).deployment)
     return (
         found.batching.policy, found.batching.max_num_seqs, token_budget(found, 9000), found.kv.memory_fraction,
         found.kv.block_tokens,
@@ -101,9 +99,10 @@ def test_pools_have_engines_of_their_own():
     }
     scenario = load_scenario(tree(engine="trtllm", pools=pools))
     (_, first), (_, second) = pools_of(scenario.deployment)
-    assert (first.engine, told(first).batching.policy) == ("sglang", "continuous")
-    assert (second.engine, told(second).batching.policy) == ("trtllm", "mixed")
-    assert (told(first).batching.max_num_seqs, told(second).batching.max_num_seqs) == (2048, 32)
+    assert (first.engine, with_engine_defaults(first).batching.policy) == ("sglang", "continuous")
+    assert (second.engine, with_engine_defaults(second).batching.policy) == ("trtllm", "mixed")
+    sequences = [with_engine_defaults(pool).batching.max_num_seqs for pool in (first, second)]
+    assert sequences == [2048, 32]
     (configuration,) = plan(scenario).configurations
     names = [station.design.calibration.name for station in configuration.stations]
     assert [name.split(",")[0] for name in names] == ["h100-sxm-sglang", "h100-sxm-trtllm"]
@@ -143,7 +142,7 @@ def test_conditions_see_the_defaults_of_the_engine():
 def test_conditions_see_defaults_that_differ_over_the_sweep(axis, what, expected):
     def points(where: str, **more: Any) -> list[int]:
         found = expand(load_scenario(tree(axis | {"where": where}, **(what | more)))).points
-        return [told(point[1]).batching.max_num_seqs for point in found]
+        return [with_engine_defaults(point[1]).batching.max_num_seqs for point in found]
 
     assert points("max_num_seqs > 1") == expected
     for count in expected:

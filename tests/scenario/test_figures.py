@@ -6,7 +6,8 @@ import pytest
 import evaluator
 from evaluator.catalog.what_if import WhatIf, device
 from evaluator.errors import InputError
-from evaluator.scenario import expand, figures, load_scenario
+from evaluator.keys import figures
+from evaluator.scenario import expand, load_scenario
 
 H100, L40S = 3.35e12, 864e9
 

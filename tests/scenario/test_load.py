@@ -6,9 +6,9 @@ import pytest
 
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
-from evaluator.scenario import Batching, KvCache, Lengths, Objective, load_scenario
-from evaluator.scenario.tree import section_tree, slo_tree
-from evaluator.scenario.unsaid import told
+from evaluator.keys import written
+from evaluator.scenario import Batching, KvCache, Lengths, Objective, load_scenario, with_engine_defaults
+from evaluator.scenario.objectives import written_slo
 from evaluator.yaml import loads_yaml
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -69,8 +69,8 @@ def test_defaults(base):
     workload, deployment = scenario.workload, scenario.deployment
     assert (workload.requests, workload.warmup_requests, workload.seeds) == (1000, 100, (0,))
     assert deployment.precision == Precision("checkpoint", "bf16", "bf16")
-    assert (deployment.engine, told(deployment).batching) == ("vllm", Batching("chunked", 1024, None))
-    assert told(deployment).kv == KvCache("reserve", 0.9, 16)
+    assert (deployment.engine, with_engine_defaults(deployment).batching) == ("vllm", Batching("chunked", 1024, None))
+    assert with_engine_defaults(deployment).kv == KvCache("reserve", 0.9, 16)
     assert (deployment.router, deployment.role, deployment.calibration) == ("round_robin", "mixed", "auto")
     assert (scenario.slo, scenario.sweep, scenario.name) == ((), (), "scenario")
 
@@ -93,9 +93,9 @@ def test_what_is_read_reads_back_the_same(base):
         base["workload"]["arrivals"] = process
         scenario = load_scenario(base)
         tree = {
-            "workload": section_tree(scenario.workload),
-            "deployment": section_tree(scenario.deployment),
-            "slo": slo_tree(scenario.slo),
+            "workload": written(scenario.workload),
+            "deployment": written(scenario.deployment),
+            "slo": written_slo(scenario.slo),
         }
         again = load_scenario(tree)
         assert (again.workload, again.deployment, again.slo) == (scenario.workload, scenario.deployment, scenario.slo)

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from evaluator.errors import InputError
-from evaluator.scenario import LinkFigures, Scenario, Transfer, expand, load_scenario
-from evaluator.scenario.pools import pools_of
-from evaluator.scenario.tree import section_tree
+from evaluator.keys import written
+from evaluator.scenario import LinkFigures, Scenario, Transfer, expand, load_scenario, pools_of
 
 BOTH = {"second": {"role": "decode"}, "first": {"role": "prefill"}}
 
@@ -200,8 +199,7 @@ def test_lengths_may_be_those_of_each_model():
     assert [share.lengths.source for share in found.models.values()] == ["fixed", "fixed"]
     with pytest.raises(InputError, match=r"workload\.lengths: is required"):
         of_models({"llama-3.1-8b": own, "qwen3-8b": 1})
-    again = section_tree(found)
+    again = written(found)
     assert (
-        load_scenario({"workload": again, "deployment": section_tree(of_models(None, FIXED).deployment)}).workload
-        == found
+        load_scenario({"workload": again, "deployment": written(of_models(None, FIXED).deployment)}).workload == found
     )

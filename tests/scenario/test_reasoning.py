@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evaluator.errors import InputError
-from evaluator.scenario import expand
-from evaluator.scenario.scenario import Reasoning
+from evaluator.scenario import Reasoning, expand
 from tests.scenario.build import scenario
 
 

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evaluator.errors import InputError
+from evaluator.keys import Place, split_path
 from evaluator.scenario import expand, load_scenario
-from evaluator.scenario.changes import apply
-from evaluator.scenario.fields import Place
-from evaluator.scenario.names import key_readers
-from evaluator.scenario.tree import put, split_path
+from evaluator.scenario.key_paths import put
+from evaluator.scenario.set_keys import apply
+from evaluator.scenario.short_names import key_readers
 from evaluator.yaml import DEEPEST, dumps_yaml, loads_yaml, plain_scalar
 
 LONGEST_S = 20.0  # far above what any of them takes: a guard against hanging, not a time to keep

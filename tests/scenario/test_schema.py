@@ -7,12 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from evaluator.cli.app import app
-from evaluator.scenario.keys import DEPLOYMENT, SLO
-from evaluator.scenario.names import key_readers
+from evaluator.keys import Section, Variant, split_path, table_of
+from evaluator.scenario import Deployment, Workload
+from evaluator.scenario.key_paths import put
+from evaluator.scenario.objectives import SLO
 from evaluator.scenario.schema import DRAFT, scenario_schema
-from evaluator.scenario.tables import Section, Variant
-from evaluator.scenario.tree import put, split_path
-from evaluator.scenario.workload_keys import workload_table
+from evaluator.scenario.short_names import key_readers
 from evaluator.yaml import load_yaml
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -152,6 +152,6 @@ def test_every_key_says_what_it_is():
             elif isinstance(field.read, Variant):
                 yield from silent(f"{path}.{key}", field.read.keys)
 
-    for name, table in (("workload", workload_table(Path())), ("deployment", DEPLOYMENT), ("slo", SLO)):
+    for name, table in (("workload", table_of(Workload)), ("deployment", table_of(Deployment)), ("slo", SLO)):
         assert list(silent(name, table)) == []
     assert {"workload.arrivals.users", "deployment.kv.watermark", "workload.lengths.trace"} < set(key_readers())

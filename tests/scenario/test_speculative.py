@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evaluator.errors import InputError
-from evaluator.scenario import expand, load_scenario
-from evaluator.scenario.pools import pools_of
+from evaluator.scenario import expand, load_scenario, pools_of
 from evaluator.speculation import Speculative
 from evaluator.yaml import loads_yaml
 from tests.scenario.build import scenario

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
-from evaluator.scenario import Deployment, expand, load_scenario
-from evaluator.scenario.tree import leaves, put, split_path
-from evaluator.scenario.unsaid import told
+from evaluator.keys import split_path
+from evaluator.scenario import Deployment, expand, load_scenario, with_engine_defaults
+from evaluator.scenario.key_paths import leaves, put
 
 TP = "deployment.tensor_parallel"
 RATE = "workload.arrivals.rate_rps"
@@ -80,7 +80,7 @@ def test_a_zip_over_the_whole_deployment(base):
     )
     points = expand(load_scenario(base)).points
     assert [point[1].hardware for point in points] == ["h100-sxm", "l40s"]
-    assert [told(point[1]).batching.max_num_seqs for point in points] == [8, 256]
+    assert [with_engine_defaults(point[1]).batching.max_num_seqs for point in points] == [8, 256]
     assert [point[1].precision.kv for point in points] == ["bf16", "fp8"]
 
 
@@ -308,5 +308,5 @@ def test_leaves_rebuild_the_tree(tree):
 def test_dataclass_defaults_and_table_defaults_are_the_same(base):
     base["deployment"] = {"model": "llama-3.1-70b", "hardware": "l40s"}
     read = load_scenario(base).deployment
-    assert told(read) == Deployment(model="llama-3.1-70b", hardware="l40s")
+    assert with_engine_defaults(read) == Deployment(model="llama-3.1-70b", hardware="l40s")
     assert read.precision == Precision()

@@ -131,7 +131,7 @@ def test_the_fewest_replicas_for_a_rate():
 
 
 def test_short_runs_for_a_rate_are_made_longer(monkeypatch):
-    monkeypatch.setattr("evaluator.scenario.workload_keys.DEFAULT_REQUESTS", 100)
+    monkeypatch.setattr("evaluator.scenario.workload.DEFAULT_REQUESTS", 100)
     sweep = axes(deployment__tensor_parallel=[1, 2])
     ds = evaluator.optimize(scenario("workload.requests={auto: {most: 1600}}", sweep=sweep), rate_rps=20.0)
     assert (ds["search_status"] == "met").all() and ds["steady"].all()

@@ -164,7 +164,7 @@ def test_a_short_run_is_told():
 
 
 def test_short_runs_are_made_longer(monkeypatch):
-    monkeypatch.setattr("evaluator.scenario.workload_keys.DEFAULT_REQUESTS", 100)
+    monkeypatch.setattr("evaluator.scenario.workload.DEFAULT_REQUESTS", 100)
     sweep = axes(deployment__tensor_parallel=[1, 2])
     many, sweep = "deployment.replicas=8", axes(deployment__tensor_parallel=[1, 2])
     ds = evaluator.optimize(scenario(many, "workload.requests={auto: {most: 1600}}", sweep=sweep), bracket=BRACKET)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evaluator.scenario.trace_content import Ragged
+from evaluator.scenario.trace import Ragged
 from evaluator.traffic.block_names import block_names
 from evaluator.traffic.jobs import Demand, Jobs
 from evaluator.traffic.requests import Tokens

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evaluator.scenario import Arrivals, Lengths, Workload
-from evaluator.scenario.scenario import Deployment, KvCache, Sessions
+from evaluator.scenario import Arrivals, Deployment, KvCache, Lengths, Sessions, Workload
 from evaluator.traffic.arrivals import arrival_times
 from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.request_sampler import RequestSampler
@@ -17,7 +16,12 @@ from evaluator.traffic.roles import ROLES, hands_on
 
 MIXED, PREFILL, DECODE = (ROLES[name] for name in ("mixed", "prefill", "decode"))
 FIXED = Workload(
-    Arrivals("poisson", 4.0), Lengths("fixed", {"prompt_tokens": 100, "output_tokens": 10}), 20, 2, (0,), 30
+    Arrivals("poisson", 4.0),
+    Lengths("fixed", {"prompt_tokens": 100, "output_tokens": 10}),
+    20,
+    2,
+    seeds=(0,),
+    cached_tokens=30,
 )
 SHORT = Lengths("uniform", {"prompt_min": 5, "prompt_max": 9, "output_min": 1, "output_max": 3})
 
@@ -57,7 +61,7 @@ def test_where_requests_have_no_rate_none_can_be_set(process):
 def test_a_trace_is_sent_at_another_rate(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n2,20,6\n8,7,3\n")
-    replay = Workload(Arrivals("trace", file=str(path)), Lengths("trace", file=str(path)), 3, 0, (0,))
+    replay = Workload(Arrivals("trace", file=str(path)), Lengths("trace", file=str(path)), 3, 0, seeds=(0,))
     faster = RequestSampler().at_rate(replay, 1.5)  # three requests in 8 s become three in 2 s
     np.testing.assert_allclose(arrival_times(faster.arrivals, 0, 3), [0.0, 0.5, 2.0])
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evaluator.scenario import Lengths
-from evaluator.scenario.scenario import Reasoning
+from evaluator.scenario import Lengths, Reasoning
 from evaluator.traffic.jobs import Demand
 from evaluator.traffic.requests import request_tokens
 from evaluator.traffic.roles import ROLES

@@ -28,7 +28,7 @@ N = 5000
 
 
 def workload(arrivals=RATED["poisson"], lengths=FIXED, requests=1000, cached=0):
-    return Workload(arrivals, lengths, requests, 0, (0,), cached)
+    return Workload(arrivals, lengths, requests, 0, seeds=(0,), cached_tokens=cached)
 
 
 def traffic(given, seed, count=None):

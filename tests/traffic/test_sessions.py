@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from evaluator.errors import InputError
-from evaluator.scenario import Arrivals, Workload
-from evaluator.scenario.scenario import Exponential, Geometric, Lengths, Sessions
+from evaluator.scenario import Arrivals, Exponential, Geometric, Lengths, Sessions, Workload
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.roles import ROLES
 from evaluator.traffic.sessions import mean_turns, turn_counts, turns_of
@@ -17,7 +16,7 @@ from evaluator.traffic.sessions import mean_turns, turn_counts, turns_of
 POISSON = Arrivals("poisson", rate_rps=5.0)
 TALKS = Sessions(3, 40, turns=Geometric(4.0), think_s=Exponential(20.0))
 LENGTHS = Lengths("uniform", {"prompt_min": 5, "prompt_max": 60, "output_min": 1, "output_max": 40})
-WORKLOAD = Workload(POISSON, LENGTHS, 2000, 100, (0,), sessions=TALKS)
+WORKLOAD = Workload(POISSON, LENGTHS, 2000, 100, seeds=(0,), sessions=TALKS)
 MIXED = ROLES["mixed"]
 
 

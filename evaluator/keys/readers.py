@@ -1,16 +1,18 @@
-"""Readers of single values and of sections: what a key may hold, and the message where it holds something else.
+"""Readers of single values: what a key may hold, and the message where it holds something else.
 
 A reader takes the raw value and its ``Place`` and returns the value in SI units, or raises InputError; it knows, too,
-what a JSON Schema says of such values. Readers are made by the small functions below and by those of ``tables``, and
-put together in the tables of ``keys``; a new key is one line there.
+what a JSON Schema says of such values. Readers are made by the small functions below and by those of ``sections``; a
+new key is one line on the record that it fills (``records.key``).
 """
 
 from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
 from reprlib import Repr
@@ -24,21 +26,28 @@ from evaluator.units import parse_quantity, pattern
 class Place:
     """Where a value stands: file, key path and, in a sweep, which value of which axis (``note``).
 
-    ``notes`` are for single key paths: the column of a table in which they stand.
+    ``notes`` are for single key paths: the column of a table in which they stand. ``folder`` is where the files that
+    values name are looked for before the current directory.
     """
 
     file: str
     path: str = ""
     note: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
 
     def key(self, name: object) -> Place:
         """The place of one key below this one."""
-        return Place(self.file, f"{self.path}.{name}" if self.path else str(name), self.note, self.notes)
+        path = f"{self.path}.{name}" if self.path else str(name)
+        return Place(self.file, path, self.note, self.notes, self.folder)
 
     def item(self, index: int) -> Place:
         """The place of one entry of the list here."""
-        return Place(self.file, f"{self.path}[{index}]", self.note, self.notes)
+        return Place(self.file, f"{self.path}[{index}]", self.note, self.notes, self.folder)
+
+    def noted(self, note: str) -> Place:
+        """The top of the scenario, with a note of its own in messages."""
+        return Place(self.file, note=note, folder=self.folder)
 
     def __str__(self) -> str:
         return (f"{self.file}: {self.path}" if self.path else self.file) + self.notes.get(self.path, self.note)
@@ -68,6 +77,16 @@ class Reader:
         return not callable(self.schema) and self.schema.get("type") == "integer"
 
 
+# A dot before a digit belongs to the name (slo.ttft.p99.9): no key starts with a digit.
+_DOT = re.compile(r"\.(?![0-9])")
+
+
+@lru_cache(maxsize=4096)
+def split_path(path: str) -> tuple[str, ...]:
+    """``a.b.p99.9`` -> (a, b, p99.9)."""
+    return tuple(_DOT.split(path))
+
+
 class _Required:
     def __repr__(self) -> str:
         return "required"
@@ -76,7 +95,12 @@ class _Required:
 REQUIRED: Any = _Required()
 
 
-class Field(NamedTuple):
+def schema_of(read: Reader) -> Schema:
+    """The JSON Schema of what a reader reads."""
+    return read.schema() if callable(read.schema) else read.schema
+
+
+class Key(NamedTuple):
     """One key: how it is read, its final value (already read) where it is absent, and what it ``says`` to a person."""
 
     read: Reader
@@ -84,7 +108,8 @@ class Field(NamedTuple):
     says: str = ""
 
 
-Table = Mapping[str, Field]
+Table = Mapping[str, Key]
+"""The keys of a section, in the order in which messages and the schema list them."""
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
@@ -245,10 +270,16 @@ def known(load: Callable[[str], Any], names: Callable[[], list[str]]) -> Reader:
     return Reader(read, schema)
 
 
-def resolve_file(name: str, folders: Iterable[Path], place: Place) -> str:
-    """The absolute path of a file named in a scenario: looked for in ``folders``, in their order."""
+def resolve_file(value: Any, place: Place) -> str:
+    """The absolute path of a file that a scenario names: in its own folder, else in the current directory."""
+    name = text(value, place)
+    folders = (Path.cwd(),) if place.folder is None else (place.folder, Path.cwd())
     tried = list(dict.fromkeys(folder / Path(name).expanduser() for folder in folders))
     for path in tried:
         if path.is_file():
             return str(path.resolve())
     raise place.error(f"there is no such file: {name} (looked for {listed(tried)})")
+
+
+file_there = Reader(resolve_file, text.schema)
+"""The name of a file that is there, as its absolute path."""

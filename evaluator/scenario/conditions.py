@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.scenario.fields import Place, shown
+from evaluator.keys import Place, shown
 
 LONGEST, DEEPEST = 2000, 50
 

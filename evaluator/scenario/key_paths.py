@@ -1,17 +1,12 @@
-"""Plain nested dicts with dotted key paths: looking up, merging, flattening; a scenario's parts as such trees."""
+"""A scenario as plain nested dicts with dotted key paths: looking up, merging, flattening."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from evaluator.catalog.what_if import WhatIf
-from evaluator.routing import HeavyLight, PrefixAware
-from evaluator.scenario.scenario import Arrivals, Lengths, ModelShare, Objective, Stage
+from evaluator.keys import split_path
 
 Tree = Mapping[str, Any]
 MISSING: Any = object()
@@ -20,15 +15,6 @@ FIGURES = ("model", "hardware")
 """Keys of a deployment, and of its pools, that hold a name, or in its place a section of figures."""
 WHOLE = (*FIGURES, "speculative")
 """The same, and keys with a section of which one replaces another as a whole: keys of one say nothing of the other."""
-
-# A dot before a digit belongs to the name (slo.ttft.p99.9): no key starts with a digit.
-_DOT = re.compile(r"\.(?![0-9])")
-
-
-@lru_cache(maxsize=4096)
-def split_path(path: str) -> tuple[str, ...]:
-    """``a.b.p99.9`` -> (a, b, p99.9)."""
-    return tuple(_DOT.split(path))
 
 
 def get(tree: Any, keys: Sequence[str]) -> Any:
@@ -95,48 +81,3 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # NumPy scalars and arrays
         return plain(value.tolist())
     return value
-
-
-def field_tree(value: Any) -> Any:
-    """A read value of one key of a section as the tree it could have been read from, in SI units."""
-    if isinstance(value, Arrivals):
-        given = {key: entry for key, entry in vars(value).items() if entry is not None}
-        if value.process != "trace":
-            del given["scale"]
-        return given
-    if isinstance(value, Lengths):
-        return {"trace": value.file} if value.source == "trace" else {"source": value.source, **value.parameters}
-    if isinstance(value, WhatIf):
-        return value.parameters
-    if isinstance(value, ModelShare):
-        lengths = {} if value.lengths is None else {"lengths": field_tree(value.lengths)}
-        return {"share": value.share, **lengths}
-    if isinstance(value, Stage):
-        own = {} if value.parameters is None else section_tree(value.parameters)
-        common = {name: field_tree(getattr(value, name)) for name in ("pool", "back_to", "times", "tokens")}
-        return {"stage": value.kind, **common, "only": list(value.only) or None, **own}
-    if isinstance(value, HeavyLight | PrefixAware):
-        return {value.router: section_tree(value)}
-    if isinstance(value, tuple):
-        return list(value)
-    if isinstance(value, Mapping):
-        return {key: field_tree(entry) for key, entry in value.items()} or None
-    if hasattr(value, "__dataclass_fields__"):
-        return section_tree(value)
-    return value
-
-
-def slo_tree(slo: Sequence[Objective]) -> dict[str, Any]:
-    """Objectives as the tree they could have been read from."""
-    tree: dict[str, Any] = {}
-    for objective in slo:
-        tree.setdefault(objective.metric, {})[objective.statistic] = objective.bound_s / (1.0 + objective.relax)
-        if objective.relax:
-            tree["relax"] = objective.relax
-    return tree
-
-
-def section_tree(section: Any) -> dict[str, Any]:
-    """A read Workload or Deployment as a tree in SI units."""
-    keys = [each.name for each in fields(section) if each.metadata.get("key", True)]
-    return {key: field_tree(getattr(section, key)) for key in keys}

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.read_model import load_model
+from evaluator.catalog.store import names
 from evaluator.catalog.what_if import HERE, WhatIf, changed_model, device
 from evaluator.errors import InputError
-from evaluator.scenario.fields import Place, Reader, Schema, count, known, number, quantity, shown
-from evaluator.scenario.tables import schema_of
-from evaluator.scenario.tree import split_path
+from evaluator.keys.readers import Place, Reader, Schema, count, known, number, quantity, schema_of, shown, split_path
 
 
 @dataclass(frozen=True)
@@ -28,22 +29,9 @@ def _check(described: WhatIf, kind: str) -> None:
         device(described)
 
 
-def _load(kind: str) -> Callable[[str], Any]:
-    def load(name: str) -> Any:
-        from evaluator import catalog
-
-        return catalog.load_model(name) if kind == "models" else catalog.load_hardware(name)
-
-    return load
-
-
-def _names(kind: str) -> Callable[[], list[str]]:
-    def names() -> list[str]:
-        from evaluator.catalog.store import names
-
-        return names(kind)
-
-    return names
+def in_catalog(kind: str, load: Callable[[str], Any]) -> Reader:
+    """The name of an entry of the catalog, of a ``kind`` of its files, that ``load`` accepts."""
+    return known(load, lambda: names(kind))
 
 
 def _placed(message: str, place: Place) -> InputError:
@@ -55,7 +43,7 @@ def _placed(message: str, place: Place) -> InputError:
 
 
 def _figures(kind: str, example: str, keys: dict[str, Reader]) -> Figures:
-    named = known(_load(kind), _names(kind))
+    named = in_catalog(kind, load_model if kind == "models" else load_hardware)
 
     def read(value: Any, place: Place) -> Any:
         if isinstance(value, str):
@@ -92,7 +80,7 @@ def is_interval(path: str) -> bool:
     return section == "deployment" and "hardware" in keys[:-1] and keys[-1] not in ("cores", "devices")
 
 
-device_reader = _figures(
+hardware_name = _figures(
     "hardware",
     "{like: h100-sxm, memory_bandwidth: 4.8TB/s}",
     {
@@ -113,7 +101,7 @@ device_reader = _figures(
         "links.latency_s.times": number(above=0),
     },
 )
-model_reader = _figures(
+model_name = _figures(
     "models",
     "{like: llama-3.1-8b, layers: 40}",
     {name: count() for name in ("layers", "heads", "kv_heads", "experts", "experts_per_token")},

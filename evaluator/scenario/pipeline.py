@@ -1,42 +1,46 @@
-"""The section ``pipeline``: the stages of a request's way, by name, in their order.
+"""The section ``pipeline``: the stages that a request passes, by name, in their order.
 
 It may be written as a list; stages are then named after their kinds (``tool``, ``tool_2``). Every stage has the keys of
-its kind (``evaluator.stages``) and those that are read here.
+its kind (``evaluator.stages``) and those of ``Stage``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from evaluator.scenario.fields import (
-    Field,
+from evaluator.keys import (
+    Key,
     Place,
     Reader,
     Schema,
     Table,
     count,
+    key,
     listed,
     many,
+    named,
+    no_key,
     number,
+    schema_of,
     shown,
+    table_of,
     text,
+    variant,
+    written,
 )
-from evaluator.scenario.pools import stage_pools_of
-from evaluator.scenario.reasoning_keys import reasoning_reader
-from evaluator.scenario.scenario import LLM_STAGES, Deployment, Geometric, Stage, Workload
-from evaluator.scenario.session_keys import fixed_or
-from evaluator.scenario.tables import named, schema_of, variant
-from evaluator.scenario.tree import put
-from evaluator.scenario.workload import pipeline_names
+from evaluator.scenario.key_paths import put
+from evaluator.scenario.reasoning import reasoning_reader
+from evaluator.scenario.sessions import Geometric, fixed_or
+from evaluator.stages import KINDS, kind_of
 
-SAYS = "What the stage is."
+LLM_STAGES = ("prefill", "decode")
 MOST_ROUNDS = 100
-_GEOMETRIC: Table = {
-    "mean": Field(number(least=1, most=MOST_ROUNDS), says="Mean of a geometric number of rounds, before the clip."),
-    "max": Field(count(most=MOST_ROUNDS), 8, "Most rounds."),
+_ROUNDS: Table = {
+    "mean": Key(number(least=1, most=MOST_ROUNDS), says="Mean of a geometric number of rounds, before the clip."),
+    "max": Key(count(most=MOST_ROUNDS), 8, "Most rounds."),
 }
 
 
@@ -45,33 +49,55 @@ def _read_names(value: Any, place: Place) -> tuple[str, ...]:
 
 
 _names = Reader(_read_names, lambda: {"anyOf": [schema_of(text), schema_of(many(text))]})
-COMMON: Table = {
-    "pool": Field(text, None, "A pool of deployment.pools with role stage, on whose devices it runs."),
-    "only": Field(_names, (), "Of workload.pipelines those whose requests pass it; all where absent."),
-    "back_to": Field(text, None, "A stage before it, to which requests go back from here."),
-    "times": Field(
-        fixed_or(count(most=MOST_ROUNDS), _GEOMETRIC, Geometric),
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the pipeline: ``kind`` is prefill, decode or a name of ``evaluator.stages``.
+
+    ``parameters`` are those of the kind, None for prefill and decode. ``pool`` is a pool with role stage; None: none is
+    described. ``only``: empty where all requests pass it.
+
+    ``back_to``: a request comes here ``times`` times, each time goes back there, and then passes it by. ``tokens``: of
+    a decode, what it gives, in the place of the request's output.
+    """
+
+    kind: str = no_key()
+    parameters: Any = no_key(None)
+    pool: str | None = key(text, None, "A pool of deployment.pools with role stage, on whose devices it runs.")
+    only: tuple[str, ...] = key(_names, (), "Of workload.pipelines those whose requests pass it; all where absent.")
+    back_to: str | None = key(text, None, "A stage before it, to which requests go back from here.")
+    times: int | Geometric | None = key(
+        fixed_or(count(most=MOST_ROUNDS), _ROUNDS, Geometric),
         None,
         "How often a request comes here and goes back, before it passes the stage by: a number, or {mean: 2, max: 8}.",
-    ),
-}
+    )
+    tokens: int | None = no_key(None)
+
+    @property
+    def of_llm(self) -> bool:
+        """Whether the pools that give the answers are meant."""
+        return self.kind in LLM_STAGES
+
+    def written(self) -> dict[str, Any]:
+        """The section it could have been read from."""
+        own = {} if self.parameters is None else written(self.parameters)
+        common = {name: written(getattr(self, name)) or None for name in (*COMMON, "tokens")}
+        return {"stage": self.kind, **common, **own}
+
+
+COMMON = table_of(Stage)
+"""The keys of every stage beside the LLM."""
 DECODE: Table = {
-    "tokens": Field(count(), None, "What it gives, such as a call of a tool; the request's output where absent."),
-    "reasoning": Field(reasoning_reader, None, "Longer outputs, or branches: another place for workload.reasoning."),
+    "tokens": Key(count(), None, "What it gives, such as a call of a tool; the request's output where absent."),
+    # It has no place in ``Stage``: ``with_reasoning`` moves what a file says here to ``workload.reasoning``.
+    "reasoning": Key(reasoning_reader, None, "Longer outputs, or branches: another place for workload.reasoning."),
 }
-
-
-@cache
-def _kinds() -> Any:
-    import evaluator.stages as stages  # reads its keys with the readers of this room, and so comes after it
-
-    return stages
 
 
 def _tables() -> dict[str, Table]:
     """The keys by kind, as they are now: a kind of one's own may be registered at any time."""
-    own = {name: kind.table for name, kind in _kinds().KINDS.items()}
-    return {"prefill": {}, "decode": DECODE, **{name: {**table, **COMMON} for name, table in own.items()}}
+    return {"prefill": {}, "decode": DECODE, **{name: {**kind.table, **COMMON} for name, kind in KINDS.items()}}
 
 
 def _stage(name: str, values: dict[str, Any], place: Place) -> Stage:
@@ -79,23 +105,23 @@ def _stage(name: str, values: dict[str, Any], place: Place) -> Stage:
         if values.pop("reasoning", None) is not None:  # one that the file says has moved (``with_reasoning``)
             raise place.key("reasoning").error("cannot be swept here; sweep workload.reasoning")
         return Stage(name, **values)
-    kind = _kinds().kind_of(name)
-    parameters = kind.parameters(**{key: values[key] for key in kind.table})
+    kind = kind_of(name)
+    parameters = kind.parameters(**{name: values[name] for name in kind.table})
     if kind.check is not None:
         kind.check(parameters, place)
-    return Stage(name, parameters, **{key: values[key] for key in COMMON})
+    return Stage(name, parameters, **{name: values[name] for name in COMMON})
+
+
+def _any_stage() -> Reader:
+    return variant("stage", _tables(), _stage, "What the stage is.")
 
 
 def _read_stage(value: Any, place: Place) -> Stage:
-    written = {"stage": value} if isinstance(value, str) else value
-    return variant("stage", _tables(), _stage, SAYS)(written, place)
+    return _any_stage()({"stage": value} if isinstance(value, str) else value, place)
 
 
 def _stage_schema() -> Schema:
-    return {"anyOf": [{"enum": [*_tables()]}, schema_of(variant("stage", _tables(), _stage, SAYS))]}
-
-
-_by_name = named(Reader(_read_stage, _stage_schema), lambda found, place: _check_order(found, place))
+    return {"anyOf": [{"enum": [*_tables()]}, schema_of(_any_stage())]}
 
 
 def _read(value: Any, place: Place) -> dict[str, Stage]:
@@ -107,7 +133,8 @@ def _schema() -> Schema:
     return {"anyOf": [{"type": "array", "items": below, "minItems": 1}, schema_of(_by_name)]}
 
 
-pipeline_reader = type(_by_name)(_read, _schema, _by_name.entry, _by_name.check)
+_by_name = named(Reader(_read_stage, _stage_schema), lambda stages, place: _check_order(stages, place))
+pipeline_reader = replace(_by_name, read=_read, schema=_schema)
 """Reads a pipeline, written as a list or by names."""
 
 
@@ -117,16 +144,14 @@ def by_name(value: Any, place: Place) -> Any:
         return value
     if not value:
         raise place.error("holds no stage; leave it out for [prefill, decode]")
-    found: dict[str, Any] = {}
-    for index, written in enumerate(value):
-        kind = written if isinstance(written, str) else written.get("stage") if isinstance(written, Mapping) else None
+    stages: dict[str, Any] = {}
+    for index, stage in enumerate(value):
+        kind = stage if isinstance(stage, str) else stage.get("stage") if isinstance(stage, Mapping) else None
         if not isinstance(kind, str):
-            raise place.item(index).error(
-                f"expected a stage such as {{stage: tool, seconds: 1s}}, got {shown(written)}"
-            )
-        number = 1 + sum(name == kind or name.startswith(f"{kind}_") for name in found)
-        found[kind if number == 1 else f"{kind}_{number}"] = written
-    return found
+            raise place.item(index).error(f"expected a stage such as {{stage: tool, seconds: 1s}}, got {shown(stage)}")
+        number = 1 + sum(name == kind or name.startswith(f"{kind}_") for name in stages)
+        stages[kind if number == 1 else f"{kind}_{number}"] = stage
+    return stages
 
 
 _OWN_NAMES = ("prefill", "transfer", "decode")
@@ -142,10 +167,10 @@ def _check_order(stages: Mapping[str, Stage], place: Place) -> None:
     if taken:
         raise place.key(taken[0]).error("is the name of a stage of the LLM; give this one another name")
     _check_loops(stages, place)
-    for one, other in pairwise([*kinds, ""]):
-        if (one == "prefill") != (other == "decode"):
+    for kind, following in pairwise([*kinds, ""]):
+        if (kind == "prefill") != (following == "decode"):
             raise place.error(
-                f"{'decode' if one == 'prefill' else one or 'nothing'}: prefill and decode stand together, in this "
+                f"{'decode' if kind == 'prefill' else kind or 'nothing'}: prefill and decode stand together, in this "
                 f"order; put other stages before prefill or behind decode"
             )
 
@@ -192,35 +217,3 @@ def _check_loops(stages: Mapping[str, Stage], place: Place) -> None:
         if names.index(stage.back_to) <= until:
             raise at.key("back_to").error(f"the way back to {stage.back_to} crosses another one; loops cannot overlap")
         until = place_of
-
-
-def pipeline_problem(workload: Workload, deployment: Deployment) -> tuple[str, str] | None:
-    """(key, what is wrong) where stages name pools or pipelines that are not there; None where all are."""
-    pools, pipelines = stage_pools_of(deployment), pipeline_names(workload)
-    for name, stage in deployment.pipeline.items():
-        if stage.pool is not None and stage.pool not in pools:
-            there = f"those with role stage are {listed(pools)}"
-            return (
-                f"pipeline.{name}.pool",
-                f"no pool {stage.pool} serves it; {there}. Add deployment.pools.{stage.pool}: "
-                "{role: stage, hardware: ...}",
-            )
-        missing = [one for one in stage.only if one not in pipelines]
-        if missing:
-            return (
-                f"pipeline.{name}.only",
-                f"no request takes the pipeline {missing[0]}; workload.pipelines has {listed(pipelines)}",
-            )
-    used = {stage.pool for stage in deployment.pipeline.values()}
-    for pool in pools:
-        if pool not in used and not _named_inside(deployment.pipeline.values(), pool):
-            return (
-                f"deployment.pools.{pool}",
-                "no stage of the pipeline runs on it; name it as the pool of one, or leave it out",
-            )
-    return None
-
-
-def _named_inside(stages: Any, pool: str) -> bool:
-    """Whether the parameters of a stage name the pool: a stage may have steps on several."""
-    return any(pool in vars(stage.parameters).values() for stage in stages if stage.parameters is not None)

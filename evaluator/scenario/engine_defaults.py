@@ -1,4 +1,4 @@
-"""What a deployment leaves unsaid of its scheduler and memory: the serving engine's own defaults."""
+"""The serving engine's own defaults for what a deployment does not say of its scheduler and memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from evaluator.catalog.engines import SchedulerDefaults, serving_engine
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
-from evaluator.scenario.scenario import Batching, Deployment, KvCache
+from evaluator.scenario.deployment import Batching, Deployment, KvCache
 
 _ENGINE = ("engine",)
 _DEVICE = (*_ENGINE, "hardware", "hardware.memory_bytes", "hardware.like", "model", "model.like",
            "tensor_parallel", "pipeline_parallel", "data_parallel")  # fmt: skip
-UNSAID: dict[str, dict[str, tuple[str, ...]]] = {
+LEFT_TO_ENGINE: dict[str, dict[str, tuple[str, ...]]] = {
     "batching": {
         "policy": _ENGINE,
         "max_num_seqs": (*_DEVICE, "batching.max_num_batched_tokens", "speculative", "speculative.tokens"),
@@ -42,14 +42,14 @@ def _has_experts(of: str | WhatIf) -> bool:
     return (changed_model(of) if isinstance(of, WhatIf) else load_model(of)).has_experts
 
 
-def told(deployment: Deployment) -> Deployment:
-    """The deployment with nothing left unsaid; itself where there is nothing to add."""
-    found: dict[str, Batching | KvCache] = {}
-    for section, keys in UNSAID.items():
-        of: Any = getattr(deployment, section)
-        if any(getattr(of, key) is None for key in keys):
+def with_engine_defaults(deployment: Deployment) -> Deployment:
+    """The deployment with nothing left to the engine; itself where it says everything."""
+    filled: dict[str, Batching | KvCache] = {}
+    for section, keys in LEFT_TO_ENGINE.items():
+        said: Any = getattr(deployment, section)
+        if any(getattr(said, key) is None for key in keys):
             budget = deployment.batching.max_num_batched_tokens
             defaults = scheduler_defaults(deployment).within(budget, deployment.decode_tokens)
-            more = {key: getattr(defaults, key) for key in keys if getattr(of, key) is None}
-            found[section] = replace(of, **more)
-    return replace(deployment, **found) if found else deployment  # type: ignore[arg-type]
+            more = {key: getattr(defaults, key) for key in keys if getattr(said, key) is None}
+            filled[section] = replace(said, **more)
+    return replace(deployment, **filled) if filled else deployment  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the points of a sweep share: the distinct values of a part, and which of them each point has."""
+"""Values over the points of a sweep, encoded by a dictionary: the distinct values, and which of them each point has."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Part:
-    """Distinct ``values``; ``codes`` are their indices over the points, of a shape that broadcasts to all points."""
+class Encoded:
+    """Distinct ``values``; ``codes`` are their indices over the points, of a shape that broadcasts to all points.
+
+    So a value that many points share is built once (as in a categorical of pandas, or a dictionary array of Arrow).
+    """
 
     values: list[Any]
     codes: np.ndarray = field(default_factory=lambda: np.zeros((), dtype=np.int64))
@@ -27,31 +30,31 @@ class Part:
         return np.broadcast_to(values[self.codes], shape).reshape(-1).tolist()
 
 
-def combined(parts: Sequence[tuple[np.ndarray, int]]) -> tuple[list[np.ndarray], np.ndarray]:
+def combined(columns: Sequence[tuple[np.ndarray, int]]) -> tuple[list[np.ndarray], np.ndarray]:
     """The combinations of several codes (each with how many values it numbers) that points have.
 
-    Returns for each of the parts its index in every combination, (combination,), and the codes of the combinations.
+    Returns for each of them its index in every combination, (combination,), and the codes of the combinations.
     """
     codes, count = np.zeros((), dtype=np.int64), 1
     chosen: list[np.ndarray] = []
-    for more, size in parts:
-        found, codes = _distinct(codes * size + more, count * size)
-        chosen = [*(one[found // size] for one in chosen), found % size]
-        count = len(found)
+    for more, size in columns:  # one number for each pair, renumbered at once, so that the numbers stay small
+        pairs, codes = _distinct(codes * size + more, count * size)
+        chosen = [*(index[pairs // size] for index in chosen), pairs % size]
+        count = len(pairs)
     return chosen, codes
 
 
 def _distinct(keys: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
     """The sorted distinct integers of ``keys``, all below ``bound``, and the index of each key among them."""
-    if bound > 8 * keys.size + 1024:
-        found, codes = np.unique(keys, return_inverse=True)
-        return found, codes.reshape(keys.shape)
-    there = np.zeros(bound, dtype=bool)
-    there[keys] = True
-    found = np.flatnonzero(there)
+    if bound > 8 * keys.size + 1024:  # a table of all possible keys would be larger than sorting them is slow
+        distinct, codes = np.unique(keys, return_inverse=True)
+        return distinct, codes.reshape(keys.shape)
+    present = np.zeros(bound, dtype=bool)
+    present[keys] = True
+    distinct = np.flatnonzero(present)
     index = np.empty(bound, dtype=np.int64)
-    index[found] = np.arange(len(found))
-    return found, index[keys]
+    index[distinct] = np.arange(len(distinct))
+    return distinct, index[keys]
 
 
 def identity(changes: Mapping[str, Any]) -> Hashable:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from evaluator.scenario.fields import Place, Reader, Table, did_you_mean, listed
-from evaluator.scenario.figures import Figures
-from evaluator.scenario.keys import DEPLOYMENT, METRICS
-from evaluator.scenario.tables import Section, Variant
-from evaluator.scenario.tree import split_path
-from evaluator.scenario.workload_keys import workload_table
+from evaluator.keys import Figures, Place, Reader, Section, Table, Variant, did_you_mean, listed, split_path
+from evaluator.scenario.objectives import METRICS
+from evaluator.scenario.pools import deployment_reader
+from evaluator.scenario.workload import workload_reader
 
 SECTIONS = ("workload", "deployment", "pipeline", "slo")
 _OBJECTIVE = re.compile(rf"({'|'.join(METRICS)})[._](mean|p[0-9]+(?:\.[0-9]+)?)")
@@ -22,20 +19,20 @@ _OBJECTIVE = re.compile(rf"({'|'.join(METRICS)})[._](mean|p[0-9]+(?:\.[0-9]+)?)"
 @lru_cache(maxsize=1)
 def key_readers() -> dict[str, Reader]:
     """How the value of every key is read, by its path; those below names of the user's own are not among them."""
-    tables: dict[str, Table] = {"workload": workload_table(Path()), "deployment": DEPLOYMENT}
-    return {path: reader for section, table in tables.items() for path, reader in _below(section, table)}
+    sections = {"workload": workload_reader, "deployment": deployment_reader}
+    return {path: reader for name, section in sections.items() for path, reader in _below(name, section.table)}
 
 
 def _below(path: str, table: Table) -> Iterator[tuple[str, Reader]]:
-    for key, field in table.items():
-        if isinstance(field.read, Section):
-            yield from _below(f"{path}.{key}", field.read.table)
-        elif isinstance(field.read, Variant):
-            yield from _below(f"{path}.{key}", field.read.keys)
+    for key, entry in table.items():
+        if isinstance(entry.read, Section):
+            yield from _below(f"{path}.{key}", entry.read.table)
+        elif isinstance(entry.read, Variant):
+            yield from _below(f"{path}.{key}", entry.read.keys)
         else:
-            yield f"{path}.{key}", field.read
-            if isinstance(field.read, Figures):
-                yield from ((f"{path}.{key}.{below}", reader) for below, reader in field.read.keys.items())
+            yield f"{path}.{key}", entry.read
+            if isinstance(entry.read, Figures):
+                yield from ((f"{path}.{key}.{below}", reader) for below, reader in entry.read.keys.items())
 
 
 def key_path(name: Any, place: Place) -> str:

@@ -1,19 +1,19 @@
-"""What a sweep would hide, so that no design has it: keys that an override sets, and figures of a device or model."""
+"""Keys that a sweep shadows, so that no design has them: those of ``--set``, and figures of devices or models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from evaluator.keys import Place, shown, split_path
 from evaluator.scenario.axes import RawAxis
-from evaluator.scenario.fields import Place, shown
-from evaluator.scenario.tree import FIGURES, MISSING, Tree, get, is_whole, leaves, split_path
+from evaluator.scenario.key_paths import FIGURES, MISSING, Tree, get, is_whole, leaves
 
 Override = tuple[str, Any, Place]
 """Key path, value, and the place for messages."""
 
 
-def refuse_hidden(axes: Sequence[RawAxis], tree: Tree, overrides: Sequence[Override], place: Place) -> None:
+def refuse_shadowed(axes: Sequence[RawAxis], tree: Tree, overrides: Sequence[Override], place: Place) -> None:
     """Refuses what would do nothing, as an axis sets it or replaces the whole to which it belongs.
 
     ``tree`` is the scenario with the ``overrides`` in it, ``place`` that of its sweep. Errors: InputError.
@@ -25,12 +25,12 @@ def refuse_hidden(axes: Sequence[RawAxis], tree: Tree, overrides: Sequence[Overr
                 raise at.error(f"the sweep sets {key}; take its axis away first, with --set sweep.{owner[key]}=null")
             for whole in filter(is_whole, owner):
                 if key.startswith(f"{whole}."):
-                    raise at.error(_told(f"the axis {owner[whole]}", whole, key, get(tree, split_path(key))))
+                    raise at.error(_message(f"the axis {owner[whole]}", whole, key, get(tree, split_path(key))))
     for axis in axes:
         for whole in axis.keys:
             lost = [path for path in _figures(tree, whole) if path not in owner and _lost(axis, whole, path)]
             if lost:
-                raise place.key(axis.name).error(_told("the axis", whole, lost[0], get(tree, split_path(lost[0]))))
+                raise place.key(axis.name).error(_message("the axis", whole, lost[0], get(tree, split_path(lost[0]))))
 
 
 def _figures(tree: Tree, whole: str) -> list[str]:
@@ -50,14 +50,14 @@ def _lost(axis: RawAxis, whole: str, path: str) -> bool:
     return all(values) and any(bare)
 
 
-def _told(axis: str, whole: str, path: str, value: Any) -> str:
+def _message(axis: str, whole: str, path: str, value: Any) -> str:
     """The message: what replaces ``path``, and how to keep it."""
     keys = split_path(path)[len(split_path(whole)) :]
-    told = f"{axis} replaces {whole} as a whole, so that {path} = {shown(value)} does nothing; "
+    replaced = f"{axis} replaces {whole} as a whole, so that {path} = {shown(value)} does nothing; "
     if split_path(whole)[-1] not in FIGURES:
-        return f"{told}set {'.'.join(keys)} in each value of the axis"
+        return f"{replaced}set {'.'.join(keys)} in each value of the axis"
     figure = f"{': {'.join(keys)}: {shown(value)}{'}' * (len(keys) - 1)}"
     return (
-        f"{told}put it into each value of the axis, such as {{like: NAME, {figure}}}, or sweep it beside them: "
+        f"{replaced}put it into each value of the axis, such as {{like: NAME, {figure}}}, or sweep it beside them: "
         f"sweep.{path}: [{shown(value)}]"
     )

@@ -1,7 +1,7 @@
-"""Sections of keys by their tables: how a mapping is read, and how one is put together anew from parts already read.
+"""Sections of keys: how a mapping is read by its table, and how a record is made of one that was read before.
 
 ``Section`` and ``Named`` say what lies below them, so that a sweep reads only the key that it sets, however deep it
-lies, and builds the sections around it from parts that all its points share. ``variant`` is read as a whole: which
+lies, and builds the records around it from values that all its points share. ``Variant`` is read as a whole: which
 keys it takes depends on one of them.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluator.errors import InputError
-from evaluator.scenario.fields import (
+from evaluator.keys.readers import (
     REQUIRED,
-    Field,
+    Key,
     Place,
     Reader,
     Schema,
@@ -22,10 +22,14 @@ from evaluator.scenario.fields import (
     choice,
     did_you_mean,
     listed,
+    schema_of,
     shown,
 )
+from evaluator.keys.records import table_of
 
-Check = Callable[[Any, Place], None]
+Check = Callable[[Any, Place], Any]
+"""Gets what was built and its place, and raises InputError where keys do not go together. It may return the record
+with what follows from other keys filled in."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +39,15 @@ class Section(Reader):
     table: Table
     build: Callable[..., Any]
     check: Check | None = None
-    later: tuple[str, ...] = ()
 
     def rebuilt(self, base: Any, parts: Mapping[str, Any], place: Place) -> Any:
         """What ``base`` is with other ``parts``, by key. Errors: InputError of ``check``."""
         values = {key: parts[key] if key in parts else getattr(base, key) for key in self.table}
         return _checked(self.build(**values), self.check, place)
 
-    def inside(self, base: Any) -> dict[str, tuple[Field, Any]]:
-        """The keys below with their values in ``base``."""
-        return {key: (field, getattr(base, key)) for key, field in self.table.items()}
+    def inside(self, base: Any) -> dict[str, tuple[Reader, Any]]:
+        """How the keys below are read, and their values in ``base``."""
+        return {key: (entry.read, getattr(base, key)) for key, entry in self.table.items()}
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,9 @@ class Named(Reader):
         whole = {name: value for name, value in {**base, **parts}.items() if value is not None}
         return _checked(whole, self.check, place)
 
-    def inside(self, base: Mapping[str, Any]) -> dict[str, tuple[Field, Any]]:
-        """The names in ``base`` with their sections."""
-        return {name: (Field(self.entry), value) for name, value in base.items()}
+    def inside(self, base: Mapping[str, Any]) -> dict[str, tuple[Reader, Any]]:
+        """How the names in ``base`` are read, and their sections."""
+        return {name: (self.entry, value) for name, value in base.items()}
 
 
 @dataclass(frozen=True)
@@ -72,23 +75,46 @@ class Variant(Reader):
 
 
 def _checked(built: Any, check: Check | None, place: Place) -> Any:
-    if check is not None:
-        check(built, place)
-    return built
+    completed = None if check is None else check(built, place)
+    return built if completed is None else completed
 
 
-def section(table: Table, build: Callable[..., Any], later: Iterable[str] = (), check: Check | None = None) -> Section:
-    """A mapping with the keys of ``table``, given to ``build`` as keyword arguments.
+def section(record: type, check: Check | None = None) -> Section:
+    """A mapping with the keys of ``record``, a dataclass that says them (``records.key``), as such a record."""
+    return section_of(table_of(record), record, check)
 
-    ``check`` gets what was built and its place, and raises InputError where keys do not go together. ``later`` are
-    keys refused as not built yet.
-    """
-    later = tuple(later)
+
+def section_of(table: Table, build: Callable[..., Any], check: Check | None = None) -> Section:
+    """A mapping with the keys of ``table``, given to ``build`` as keyword arguments."""
 
     def read(value: Any, place: Place) -> Any:
-        return _checked(build(**read_section(value, table, place, later)), check, place)
+        return _checked(build(**read_section(value, table, place)), check, place)
 
-    return Section(read, lambda: section_schema(table), table, build, check, later)
+    return Section(read, lambda: section_schema(table), table, build, check)
+
+
+def optional(table: Table) -> Table:
+    """The same keys, None where they are absent; sections are there, unchecked and with nothing but None in them."""
+    found = {}
+    for name, entry in table.items():
+        if isinstance(entry.read, Section):
+            below = section_of(optional(entry.read.table), entry.read.build)
+            nothing = below.build(**{key: inner.default for key, inner in below.table.items()})
+            found[name] = Key(below, nothing, entry.says)
+        else:
+            found[name] = Key(entry.read, None, entry.says)
+    return found
+
+
+def absent(record: type) -> Any:
+    """The record of a section of which a file says nothing."""
+    return record(**{name: entry.default for name, entry in table_of(record).items()})
+
+
+def whole(reader: Section) -> Variant:
+    """The same section, read as a whole also where a sweep sets one of its keys: for keys that mean something only
+    beside others, and for those that other sections are checked against."""
+    return Variant(reader.read, reader.schema, reader.table)
 
 
 def named(entry: Reader, check: Check | None = None) -> Named:
@@ -100,8 +126,8 @@ def named(entry: Reader, check: Check | None = None) -> Named:
         for name in value:
             if not isinstance(name, str) or not name.isidentifier():
                 raise place.key(name).error("a name is made of letters, digits and _, and begins with no digit")
-        there = {name: each for name, each in value.items() if each is not None}
-        return _checked({name: entry(each, place.key(name)) for name, each in there.items()}, check, place)
+        given = {name: entry(below, place.key(name)) for name, below in value.items() if below is not None}
+        return _checked(given, check, place)
 
     def schema() -> Schema:
         below = {"anyOf": [schema_of(entry), {"type": "null"}]}
@@ -134,7 +160,7 @@ def variant(discriminator: str, tables: Mapping[str, Table], build: Callable[...
         return {"oneOf": [_variant_schema(discriminator, name, table, says) for name, table in tables.items()]}
 
     every = {key: field for table in tables.values() for key, field in table.items()}
-    return Variant(read, schema, {discriminator: Field(choice(*tables), says=says), **every})
+    return Variant(read, schema, {discriminator: Key(choice(*tables), says=says), **every})
 
 
 def _variant_schema(discriminator: str, name: str, table: Table, says: str) -> Schema:
@@ -143,8 +169,8 @@ def _variant_schema(discriminator: str, name: str, table: Table, says: str) -> S
     return {**below, "properties": {**first, **below["properties"]}, "required": [discriminator]}
 
 
-def read_section(value: Any, table: Table, place: Place, later: Iterable[str] = ()) -> dict[str, Any]:
-    """The values of a mapping by its table; null is as good as absent. ``later`` are keys refused as not built yet.
+def read_section(value: Any, table: Table, place: Place) -> dict[str, Any]:
+    """The values of a mapping by its table; null is as good as absent.
 
     Errors: InputError for anything but a mapping, an unknown key (with the closest known one) or a missing one.
     """
@@ -152,7 +178,7 @@ def read_section(value: Any, table: Table, place: Place, later: Iterable[str] = 
         raise place.error(f"expected a section with the keys {listed(table)}, got {shown(value)}")
     for key in value:
         if key not in table:
-            raise unknown_key(key, table, place, later)
+            raise unknown_key(key, table, place)
     return {key: read_key(value.get(key), key, table, place) for key in table}
 
 
@@ -166,27 +192,29 @@ def read_key(value: Any, key: str, table: Table, place: Place) -> Any:
     return entry.default
 
 
-def unknown_key(key: object, table: Iterable[str], place: Place, later: Iterable[str] = ()) -> InputError:
+def unknown_key(name: object, table: Iterable[str], place: Place) -> InputError:
     """The exception for a key that is not in the table."""
-    if key in tuple(later):
-        return place.key(key).error(f"{key} is not implemented yet; keys that are: {listed(table)}")
-    return place.key(key).error(f"unknown key{did_you_mean(key, table)}; allowed here: {listed(table)}")
+    return place.key(name).error(f"unknown key{did_you_mean(name, table)}; allowed here: {listed(table)}")
 
 
-def schema_of(read: Reader) -> Schema:
-    """The JSON Schema of what a reader reads."""
-    return read.schema() if callable(read.schema) else read.schema
-
-
-def field_schema(field: Field) -> Schema:
-    """The same of a key, with its description; null stands for the default where there is one."""
-    schema = schema_of(field.read)
-    if field.default is not REQUIRED:
+def key_schema(entry: Key) -> Schema:
+    """The JSON Schema of a key, with its description; null stands for the default where there is one."""
+    schema = schema_of(entry.read)
+    if entry.default is not REQUIRED:
         schema = {"anyOf": [schema, {"type": "null"}]}
-    return {"description": field.says, **schema} if field.says else schema
+    return {"description": entry.says, **schema} if entry.says else schema
 
 
-def section_schema(table: Table) -> dict[str, Any]:
-    """The JSON Schema of a mapping with the keys of ``table``, all of which may be left out (a sweep may set them)."""
-    properties = {key: field_schema(field) for key, field in table.items()}
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+def section_schema(table: Table, needed: Iterable[str] | None = None) -> dict[str, Any]:
+    """The JSON Schema of a mapping with the keys of ``table``; those that are ``needed`` must be there.
+
+    Without them all may be left out, since a sweep may set what must be there.
+    """
+    properties = {name: key_schema(entry) for name, entry in table.items()}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return schema if needed is None else {**schema, "required": list(needed)}
+
+
+def required(table: Table) -> list[str]:
+    """The keys that must be there."""
+    return [name for name, entry in table.items() if entry.default is REQUIRED]

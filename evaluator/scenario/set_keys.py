@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from evaluator.scenario.fields import Place, Table
-from evaluator.scenario.tree import MISSING, WHOLE, Tree, get, put, split_path
-from evaluator.scenario.workload_keys import LENGTHS, arrival_tables
-
-_ARRIVALS = arrival_tables(Path())  # only the names of the keys matter here
+from evaluator.keys import Place, Table, split_path
+from evaluator.scenario.arrivals import PROCESSES
+from evaluator.scenario.key_paths import MISSING, WHOLE, Tree, get, put
+from evaluator.scenario.lengths import FORMULAS
 
 
 def apply(tree: Tree, changes: Mapping[str, Any], place: Place) -> dict[str, Any]:
@@ -79,15 +77,15 @@ def _replace(before: Tree, after: Tree, field: tuple[str, str], drop: Any) -> Tr
 def _other_process(old: Tree, new: Tree) -> list[str]:
     if old.get("process") == new.get("process"):
         return []
-    return _not_of(new.get("process"), _ARRIVALS)
+    return _not_of(new.get("process"), PROCESSES)
 
 
 def _other_source(old: Tree, new: Tree) -> list[str]:
     if "trace" in new and "trace" not in old:
-        return ["source", *_not_of(None, LENGTHS)]
+        return ["source", *_not_of(None, FORMULAS)]
     if old.get("source", MISSING) == new.get("source", MISSING):
         return []
-    return ["trace", *_not_of(new.get("source"), LENGTHS)]
+    return ["trace", *_not_of(new.get("source"), FORMULAS)]
 
 
 def _not_of(chosen: Any, tables: Mapping[str, Table]) -> list[str]:

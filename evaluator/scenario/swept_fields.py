@@ -1,61 +1,54 @@
-"""The parts of a scenario that a change can touch, each read on its own: single keys, however deep they lie, and slo.
+"""The fields of a scenario that a sweep sets, each read on its own: single keys, however deep they lie, and slo.
 
-Such a part is a *field*: the path of the key down to where a table ends. A section that is read as a whole (the
+A *field* is the path of a key down to where a table ends. A section that is read as a whole (the
 arrivals, whose process chooses the other keys) is one field, a key of ``batching`` is another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from evaluator.scenario.changes import apply
-from evaluator.scenario.fields import Place, Reader
-from evaluator.scenario.keys import deployment_reader, read_slo
-from evaluator.scenario.pipeline_keys import pipeline_reader
-from evaluator.scenario.scenario import Deployment, Objective, Stage, Workload
-from evaluator.scenario.tables import Named, Section, read_key, section, unknown_key
-from evaluator.scenario.tree import field_tree, get, put, section_tree, slo_tree, split_path
-from evaluator.scenario.workload import finish
-from evaluator.scenario.workload_keys import workload_table
+from evaluator.keys import Named, Place, Reader, Section, read_key, split_path, unknown_key, written
+from evaluator.scenario.deployment import Deployment
+from evaluator.scenario.key_paths import get, put
+from evaluator.scenario.objectives import Objective, read_slo, written_slo
+from evaluator.scenario.pipeline import Stage, pipeline_reader
+from evaluator.scenario.pools import deployment_reader
+from evaluator.scenario.set_keys import apply
+from evaluator.scenario.workload import Workload, workload_reader
 
 FieldPath = tuple[str, ...]  # (workload, arrivals), (deployment, batching, policy), ..., (slo,)
+
+SECTIONS: dict[str, Section | Named] = {
+    "workload": workload_reader,
+    "deployment": deployment_reader,
+    "pipeline": pipeline_reader,
+}
+"""The sections that have keys."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """What the values of a sweep change. Relative files are looked for in ``folder``, then the current directory."""
+    """What the values of a sweep change."""
 
     workload: Workload
     deployment: Deployment
     slo: tuple[Objective, ...]
-    folder: Path
     place: Place
 
     @cached_property
     def tree(self) -> dict[str, Any]:
-        """The whole as a tree in SI units."""
-        return {
-            "workload": section_tree(self.workload),
-            "deployment": section_tree(self.deployment),
-            "pipeline": field_tree(self.pipeline),
-            "slo": slo_tree(self.slo),
-        }
+        """The whole as a tree in SI units, in which a change can set a key below a field that is read as a whole."""
+        sections = {name: written(getattr(self, name)) for name in SECTIONS}
+        return {**sections, "slo": written_slo(self.slo)}
 
     @property
     def pipeline(self) -> Mapping[str, Stage]:
         """The stages by their names, which are a section beside the deployment."""
         return self.deployment.pipeline
-
-    @cached_property
-    def sections(self) -> dict[str, Section | Named]:
-        """The sections that have keys."""
-        where = self.place.key("workload")
-        workload = section(workload_table(self.folder), lambda **values: finish(values, where))
-        return {"workload": workload, "deployment": deployment_reader, "pipeline": pipeline_reader}
 
     @cached_property
     def _known(self) -> dict[str, FieldPath]:
@@ -65,8 +58,8 @@ class Base:
         """The field that a key path lies in."""
         if path not in self._known:
             keys = split_path(path)
-            inner = keys[0] in self.sections and len(keys) > 1
-            depth = field_depth(self.sections[keys[0]], getattr(self, keys[0]), keys[1:]) if inner else 0
+            inner = keys[0] in SECTIONS and len(keys) > 1
+            depth = field_depth(SECTIONS[keys[0]], getattr(self, keys[0]), keys[1:]) if inner else 0
             self._known[path] = keys[: 1 + depth]
         return self._known[path]
 
@@ -75,12 +68,12 @@ class Base:
         if field[0] != "deployment":
             return False
         if field not in self._checked:
-            reader: Reader = self.sections[field[0]]
-            value, found = getattr(self, field[0]), False
+            reader: Reader = SECTIONS[field[0]]
+            value, checked = getattr(self, field[0]), False
             for key in field[1:]:
-                found = found or getattr(reader, "check", None) is not None
-                (reader, *_), value = reader.inside(value)[key]  # type: ignore[attr-defined]
-            self._checked[field] = found
+                checked = checked or getattr(reader, "check", None) is not None
+                reader, value = reader.inside(value)[key]  # type: ignore[attr-defined]
+            self._checked[field] = checked
         return self._checked[field]
 
     @cached_property
@@ -106,7 +99,7 @@ def field_depth(reader: Reader, base: Any, keys: tuple[str, ...]) -> int:
         inside = reader.inside(base)
         if key not in inside:
             return depth if isinstance(reader, Named) else depth + 1
-        (reader, *_), base = inside[key]
+        reader, base = inside[key]
     return len(keys)
 
 
@@ -123,6 +116,7 @@ def owner(field: FieldPath, among: Iterable[FieldPath]) -> FieldPath:
 
 def read_field(base: Base, field: FieldPath, changes: Mapping[str, Any], place: Place) -> Any:
     """One field with ``changes``, all of which lie in it, applied to the base. Errors: InputError as in a file."""
+    place = replace(place, folder=base.place.folder)  # a file that a table of designs names lies beside the scenario
     own = ".".join(field)
     if len(changes) == 1 and own in changes:
         return _read(base, field, changes[own], place)
@@ -139,25 +133,40 @@ def _read(base: Base, field: FieldPath, raw: Any, place: Place) -> Any:
         return () if raw is None else read_slo(raw, place.key("slo"))
     if len(field) == 1:
         raise place.key(field[0]).error("expected a section of keys")
-    reader: Reader = base.sections[field[0]]
+    reader: Reader = SECTIONS[field[0]]
     value = getattr(base, field[0])
     for key in field[1:-1]:
-        (reader, *_), value = reader.inside(value)[key]  # type: ignore[attr-defined]
+        reader, value = reader.inside(value)[key]  # type: ignore[attr-defined]
     where = place.key(".".join(field[:-1]))
     if isinstance(reader, Named):
         return None if raw is None else reader.entry(raw, where.key(field[-1]))
     assert isinstance(reader, Section)
     if field[-1] not in reader.table:
-        raise unknown_key(field[-1], reader.table, where, reader.later)
+        raise unknown_key(field[-1], reader.table, where)
     return read_key(raw, field[-1], reader.table, where)
 
 
-def rebuilt(reader: Reader, base: Any, at: FieldPath, read: Mapping[FieldPath, Any], place: Place) -> Any:
-    """The section at ``at`` with the fields that were ``read``. Errors: InputError where they do not go together."""
-    if at in read or not isinstance(reader, Section | Named):
+def rebuilt(
+    reader: Reader,
+    base: Any,
+    at: FieldPath,
+    read: Mapping[FieldPath, Any],
+    place: Place,
+    join: Callable[[dict[str, Any], Callable[[dict[str, Any]], Any]], Any] = lambda parts, build: build(parts),
+) -> Any:
+    """The section at ``at`` with the fields that were ``read``, some of which lie in it.
+
+    ``join`` builds a section from what was read below it, by key: from a value of each key, or from what each key has
+    over the points of a sweep (``grid``). Errors: InputError where values do not go together.
+    """
+    if at in read:
         return read[at]
-    inside, parts = reader.inside(base), {}
-    for name in dict.fromkeys(field[len(at)] for field in read if field[: len(at)] == at):
-        inner, value = inside[name]
-        parts[name] = rebuilt(inner.read, value, (*at, name), read, place)
-    return reader.rebuilt(base, parts, place.key(".".join(at)))
+    depth = len(at)
+    touched = {field[depth] for field in read if field[:depth] == at}
+    parts = {
+        name: rebuilt(below, value, (*at, name), read, place, join)
+        for name, (below, value) in reader.inside(base).items()  # type: ignore[attr-defined]
+        if name in touched
+    }
+    where = place.key(".".join(at))
+    return join(parts, lambda values: reader.rebuilt(base, values, where))  # type: ignore[attr-defined]

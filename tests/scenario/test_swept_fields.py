@@ -1,35 +1,21 @@
 """Fields as deep as the tables nest, and sections built from shared parts, on tables that no scenario has."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from evaluator.errors import InputError
-from evaluator.scenario.fields import Field, Place, count
-from evaluator.scenario.grid import assembled
-from evaluator.scenario.parts import Part, combined, interned
-from evaluator.scenario.sections import field_depth, outermost, rebuilt
-from evaluator.scenario.tables import named, section
+from evaluator.keys import Place, count, key, named, section
+from evaluator.scenario.encoded import Encoded, combined, interned
+from evaluator.scenario.grid import over_points
+from evaluator.scenario.swept_fields import field_depth, outermost, rebuilt
 
 
 @dataclass(frozen=True)
 class Cache:
-    blocks: int = 1
-    units: int = 1
-
-
-@dataclass(frozen=True)
-class Pool:
-    parallel: int = 1
-    replicas: int = 1
-    cache: Cache | None = field(default_factory=Cache)
-
-
-@dataclass(frozen=True)
-class Site:
-    pools: dict[str, Pool]
-    rooms: int = 1
+    blocks: int = key(count(), 1)
+    units: int = key(count(), 1)
 
 
 def check_cache(cache, place):
@@ -37,9 +23,26 @@ def check_cache(cache, place):
         raise place.key("units").error("more units than blocks")
 
 
-CACHE = section({"blocks": Field(count(), 1), "units": Field(count(), 1)}, Cache, check=check_cache)
-POOL = section({"parallel": Field(count(), 1), "replicas": Field(count(), 1), "cache": Field(CACHE, Cache())}, Pool)
-SITE = section({"pools": Field(named(POOL)), "rooms": Field(count(), 1)}, Site)
+CACHE = section(Cache, check=check_cache)
+
+
+@dataclass(frozen=True)
+class Pool:
+    parallel: int = key(count(), 1)
+    replicas: int = key(count(), 1)
+    cache: Cache | None = key(CACHE, Cache())
+
+
+POOL = section(Pool)
+
+
+@dataclass(frozen=True)
+class Site:
+    pools: dict[str, Pool] = key(named(POOL))
+    rooms: int = key(count(), 1)
+
+
+SITE = section(Site)
 PLACE = Place("site.yaml")
 BASE = SITE({"pools": {"prefill": {"parallel": 2}, "decode": {"cache": {"blocks": 4}}}, "rooms": 3}, PLACE)
 
@@ -81,7 +84,7 @@ def test_a_field_in_another_one_is_read_with_it():
 def part(axis, *values):
     shape = [1, 1, 1]
     shape[axis] = len(values)
-    return Part(list(values), np.arange(len(values)).reshape(shape))
+    return Encoded(list(values), np.arange(len(values)).reshape(shape))
 
 
 def test_a_product_over_pools_builds_each_pool_once_per_combination_of_its_own_keys():
@@ -90,7 +93,7 @@ def test_a_product_over_pools_builds_each_pool_once_per_combination_of_its_own_k
         ("site", "pools", "decode", "parallel"): part(1, 1, 2, 4),
         ("site", "pools", "decode", "cache", "blocks"): part(2, 8, 16, 32, 64),
     }
-    sites = assembled(SITE, BASE, ("site",), read, PLACE).spread((2, 3, 4))
+    sites = rebuilt(SITE, BASE, ("site",), read, PLACE, over_points).spread((2, 3, 4))
     assert len(sites) == len({id(site) for site in sites}) == 24
     for name, many in (("prefill", 2), ("decode", 12)):
         assert len({id(site.pools[name]) for site in sites}) == many
@@ -101,7 +104,7 @@ def test_a_product_over_pools_builds_each_pool_once_per_combination_of_its_own_k
 
 def test_what_no_axis_touches_is_the_object_of_the_base():
     read = {("site", "pools", "decode", "replicas"): part(0, 1, 2)}
-    for site in assembled(SITE, BASE, ("site",), read, PLACE).spread((2, 1, 1)):
+    for site in rebuilt(SITE, BASE, ("site",), read, PLACE, over_points).spread((2, 1, 1)):
         assert site.pools["prefill"] is BASE.pools["prefill"]
         assert site.pools["decode"].cache is BASE.pools["decode"].cache
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evaluator.scenario.fields import Place, count, did_you_mean, listed, shown
+from evaluator.keys import Place, count, did_you_mean, listed, shown
 
 MAX_POINTS = 10_000_000
 _QUANTITY = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([^\s0-9.].*?)\s*")

@@ -1,0 +1,122 @@
+"""``workload.arrivals``: when requests are sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from evaluator.keys import (
+    REQUIRED,
+    Place,
+    Reader,
+    Table,
+    count,
+    file_there,
+    key,
+    no_key,
+    number,
+    quantity,
+    shown,
+    table_of,
+    variant,
+    written,
+)
+
+LOWEST_RPS = 1e-6
+"""Requests per second. A clock that counts the years between them would lose the milliseconds that they take."""
+_above_zero = quantity("1/s", above=0)
+
+
+def _rate(value: Any, place: Place) -> float:
+    rate = _above_zero(value, place)
+    if rate < LOWEST_RPS:
+        raise place.error(f"{shown(value)} is too low for the clock of a run; use at least {LOWEST_RPS:g} requests/s")
+    return rate
+
+
+_WITH_RATE = ("poisson", "gamma", "uniform", "normal", "burst")
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """When requests are sent. ``process`` says which of the other fields mean something.
+
+    Of a burst ``factor`` times the rate comes for ``on_s``, and for ``off_s`` what is left, so that the mean stays.
+    """
+
+    process: str = no_key()
+    rate_rps: float | None = key(
+        Reader(_rate, _above_zero.schema),
+        None,
+        "Mean rate of the arrivals, requests per second.",
+        absent=REQUIRED,
+        kinds=_WITH_RATE,
+    )
+    cv: float | None = key(
+        number(above=0), None, "Coefficient of variation of the gaps; 1 is Poisson.", absent=REQUIRED, kinds=("gamma",)
+    )
+    std_s: float | None = key(
+        quantity("s", least=0), None, "Standard deviation of the gaps.", absent=REQUIRED, kinds=("normal",)
+    )
+    on_s: float | None = key(quantity("s", above=0), None, "How long a burst lasts.", absent=REQUIRED, kinds=("burst",))
+    off_s: float | None = key(
+        quantity("s", above=0),
+        None,
+        "How long it is quieter between two bursts.",
+        absent=REQUIRED,
+        kinds=("burst",),
+    )
+    factor: float | None = key(
+        number(above=0),
+        None,
+        "The rate in a burst over rate_rps, which stays the mean.",
+        absent=REQUIRED,
+        kinds=("burst",),
+    )
+    users: int | None = key(
+        count(most=10**6),
+        None,
+        "How many send their next request when the one before is answered.",
+        absent=REQUIRED,
+        kinds=("closed_loop",),
+    )
+    scale: float = key(number(above=0), 1.0, "More than 1 sends the trace that many times as fast.", kinds=("trace",))
+    file: str | None = key(
+        file_there,
+        None,
+        "CSV, Parquet or JSONL with arrival_s, prompt_tokens, output_tokens.",
+        absent=REQUIRED,
+        kinds=("trace",),
+    )
+
+    def written(self) -> dict[str, Any]:
+        """The section it could have been read from: its process, and the keys that this has."""
+        return {"process": self.process, **{name: written(getattr(self, name)) for name in PROCESSES[self.process]}}
+
+
+PROCESSES: dict[str, Table] = {
+    process: table_of(Arrivals, process)
+    for process in ("poisson", "gamma", "uniform", "normal", "burst", "all_at_once", "closed_loop", "trace")
+}
+"""The keys of each arrival process, beside ``process``."""
+
+
+def _arrivals(process: str, values: dict[str, Any], place: Place) -> Arrivals:
+    arrivals = Arrivals(process, **values)
+    if process == "burst":
+        share = values["factor"] * values["on_s"] / (values["on_s"] + values["off_s"])
+        if share > 1 + 1e-12:
+            most = (values["on_s"] + values["off_s"]) / values["on_s"]
+            raise place.key("factor").error(
+                f"the bursts alone would exceed rate_rps: must be at most (on_s + off_s) / on_s = {most:g}, "
+                f"got {values['factor']:g}"
+            )
+    return arrivals
+
+
+arrivals_reader = variant(
+    "process",
+    PROCESSES,
+    _arrivals,
+    "How requests are sent: by a random process, by users in a closed loop, or at a trace's times.",
+)

@@ -1,0 +1,285 @@
+"""``deployment``: what serves the requests, one pool of identical replicas or several pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evaluator.catalog.choice import CHOSEN
+from evaluator.catalog.engines import DEFAULT_ENGINE, ENGINES
+from evaluator.catalog.store import find
+from evaluator.catalog.what_if import WhatIf
+from evaluator.cost.parallel import EXCHANGES, GATHER
+from evaluator.cost.precision import Precision
+from evaluator.keys import (
+    REQUIRED,
+    Place,
+    Reader,
+    Schema,
+    absent,
+    choice,
+    count,
+    flag,
+    hardware_name,
+    in_catalog,
+    key,
+    listed,
+    model_name,
+    named,
+    no_key,
+    number,
+    optional,
+    quantity,
+    schema_of,
+    section,
+    section_of,
+    table_of,
+)
+from evaluator.policies import POLICIES
+from evaluator.routing import Choice
+from evaluator.scenario.pipeline import Stage
+from evaluator.scenario.routers import Routers, router_reader
+from evaluator.scenario.transfer import Transfer, transfer_reader
+from evaluator.speculation import Speculative, decode_tokens, speculative_reader
+
+MOST_REPLICAS = 10_000
+STAGE = "stage"
+"""The role of a pool that computes no part of the answers, for stages of the pipeline."""
+PHASES = ("mixed", "prefill", "decode")
+"""The roles of pools that give the answers."""
+
+# Those registered when a file is read or a schema written, so that a policy of one's own counts.
+_policy = Reader(lambda value, place: choice(*POLICIES)(value, place), lambda: schema_of(choice(*POLICIES)))
+
+_OF_ENGINE = "where absent as the engine has it"
+
+
+@dataclass(frozen=True)
+class Batching:
+    """``max_num_batched_tokens`` None: as the engine has it, with room for the longest prompt where that is whole.
+
+    As read from a file, ``policy`` and ``max_num_seqs`` are None where it does not say them, which means the engine's
+    defaults (``engine_defaults``); the values here are vLLM's on a small device.
+
+    ``tau`` is of the request-level engine alone, which lets a request decode all the time among a share 1 / tau of
+    those that it finds. BestServe takes 2.5, which lets all decode too fast (``plan.request_level``).
+    """
+
+    policy: str = key(
+        _policy, "chunked", f"How the scheduler forms the batch of an iteration; {_OF_ENGINE}.", absent=None
+    )
+    max_num_seqs: int = key(count(), 256, f"Most sequences of an iteration; {_OF_ENGINE}.", absent=None)
+    max_num_batched_tokens: int | None = key(
+        count(),
+        None,
+        f"Most tokens of an iteration; {_OF_ENGINE}, and room for the longest prompt where it is computed whole.",
+    )
+    long_prefill_token_threshold: int = key(
+        count(least=0), 0, "With chunks, the most prompt tokens of one request in an iteration; 0: no bound."
+    )
+    packing: str = key(choice("fcfs", "least_work_left"), "fcfs", "Which waiting request is looked at first.")
+    tau: float = key(
+        number(above=0, most=1000),
+        1.0,
+        "Engine request: a request decodes all the time among 1 / tau of those that it finds; 2.5 in BestServe.",
+    )
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """``admission`` reserve: a request enters only if its whole KV fits, prompt and output.
+
+    on_demand: KV is taken as tokens come, and where it runs out the request admitted last is preempted: computed anew,
+    or copied to ``swap_bytes`` of host memory per device (None: as much as it takes) at ``swap_bandwidth`` (byte/s of a
+    device). ``prefix_caching``: blocks whose content is known (``Sessions``, or columns of a trace) are computed once;
+    those of mere system prompts then stay in the cache, others are evicted in the order in which they were last used.
+    As read from a file, ``memory_fraction`` and ``block_tokens`` are None where it does not say them: then they are the
+    engine's (``engine_defaults``).
+    """
+
+    admission: str = key(
+        choice("reserve", "on_demand"),
+        "reserve",
+        "reserve: a request enters if its whole KV fits. on_demand: KV is taken as tokens come, with preemption.",
+    )
+    memory_fraction: float = key(
+        number(above=0, most=1),
+        0.9,
+        "Part of a device's memory for weights, activations and KV (vllm), for weights and KV (sglang), or of what "
+        f"weights and activations leave for KV (trtllm); {_OF_ENGINE}.",
+        absent=None,
+    )
+    block_tokens: int = key(count(), 16, f"Tokens of a block of the KV cache; {_OF_ENGINE}.", absent=None)
+    watermark: float = key(
+        number(least=0, most=0.5), 0.0, "on_demand: part of the cache that an admission leaves free."
+    )
+    preemption: str = key(
+        choice("recompute", "swap"), "recompute", "on_demand: what becomes of a preempted request's KV."
+    )
+    swap_bandwidth: float | None = key(
+        quantity("byte/s", above=0), None, "Bytes per second of a device to host memory."
+    )
+    swap_bytes: float | None = key(
+        quantity("byte", least=0), None, "Host memory per device for it; as much as it takes where absent."
+    )
+    capacity_tokens: int | None = key(
+        count(),
+        None,
+        "Tokens that the cache of a replica holds, as the log of an engine states it; what fits where absent.",
+    )
+    prefix_caching: bool = key(
+        flag, False, "Whether blocks of prompts and outputs that are known by their content are computed once."
+    )
+
+
+def check_kv(kv: KvCache, place: Place) -> None:
+    """Refuses swapping without a bandwidth: how fast KV is copied to host memory is for the user to say."""
+    if kv.preemption == "swap" and kv.swap_bandwidth is None:
+        raise place.key("swap_bandwidth").error(
+            "is required with preemption swap: bytes per second of one device to host memory, such as 25GB/s"
+        )
+
+
+_calibration_set = in_catalog("calibrations", lambda name: find("calibrations", name))
+
+
+def _calibration(value: Any, place: Place) -> str:
+    return value if isinstance(value, str) and value in CHOSEN else _calibration_set(value, place)
+
+
+def _calibration_schema() -> Schema:
+    return {"anyOf": [*({"const": name} for name in CHOSEN), *schema_of(_calibration_set)["anyOf"]]}
+
+
+_ONE_REPLICA = "simulate one replica under its share of the rate, or fewer replicas and scale the result"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Identical replicas. Of one of several pools a file may leave out all but the role: then a key is None, as is each
+    key of ``precision``, ``batching`` and ``kv``, and what is said beside the pools holds (``pools.pools_of``).
+
+    ``weight`` is the pool's share of the requests, relative to the other pools that serve the same phase and model;
+    None: its replicas, so that every replica gets as many. Its ``router`` is said beside the pools.
+    """
+
+    model: str | WhatIf = key(
+        model_name, says="A model of the catalog, or {like: NAME} with other layers, heads or experts."
+    )
+    hardware: str | WhatIf = key(hardware_name, says="A device of the catalog, or {like: NAME} with other figures.")
+    precision: Precision = key(section(Precision), Precision(), "The number formats.")
+    engine: str = key(
+        choice(*ENGINES),
+        DEFAULT_ENGINE,
+        "The serving engine: its kernels and host with calibration auto, and the defaults of its scheduler.",
+    )
+    calibration: str = key(
+        Reader(_calibration, _calibration_schema),
+        "auto",
+        "Operator efficiencies. auto: the best set for this hardware and engine; transferred: the median of other "
+        "devices' sets; datasheet; or a name of the catalog.",
+    )
+    replicas: int = key(count(most=MOST_REPLICAS, remedy=_ONE_REPLICA), 1, "Identical copies of the model.")
+    tensor_parallel: int = key(count(most=4096), 1, "Devices that share every layer of a replica.")
+    pipeline_parallel: int = key(count(most=4096), 1, "Groups of devices that each hold some of the layers.")
+    expert_parallel: int = key(
+        count(most=4096),
+        1,
+        "Parts into which the experts of a layer are divided; devices of a part share each expert.",
+    )
+    data_parallel: int = key(
+        count(most=4096),
+        1,
+        "Ranks of a replica, of tensor_parallel x pipeline_parallel devices each, with a scheduler and a KV cache of "
+        "their own, to which the limits of batching and kv apply; the router chooses among the ranks of all replicas. "
+        "Experts are spread over the devices of all ranks, which then run in lockstep.",
+    )
+    redundant_experts: int = key(
+        count(least=0, most=4096), 0, "Second copies of popular experts in each layer, placed by a balancer (EPLB)."
+    )
+    expert_exchange: str = key(
+        choice(*EXCHANGES),
+        GATHER,
+        "How data-parallel ranks send tokens to the experts: all states are gathered everywhere (vLLM's and SGLang's "
+        "default), or all_to_all sends each to the devices of its experts (DeepEP and its kin).",
+    )
+    batching: Batching = key(section(Batching), Batching(), "The scheduler of a replica.", absent=absent(Batching))
+    kv: KvCache = key(section(KvCache, check_kv), KvCache(), "The KV cache of a replica.", absent=absent(KvCache))
+    speculative: Speculative | None = key(
+        speculative_reader, None, "Speculative decoding: tokens are drafted and verified together; absent: none are."
+    )
+    # No key of a pool, but ``Deployment`` has it here: messages and the schema list keys in the order of the fields.
+    router: Choice | Routers = no_key("round_robin")
+    role: str = key(
+        choice(*PHASES, STAGE),
+        "mixed",
+        "Which phases of a request the replicas compute; stage: none, they serve stages of the pipeline.",
+        absent=REQUIRED,
+    )
+    usd_per_device_hour: float | None = key(
+        quantity("USD/h", least=0), None, "Price of a device; that of the catalog where absent."
+    )
+    weight: float | None = key(
+        number(above=0),
+        None,
+        "Share of the requests, relative to the other pools of this role and model; as many as its replicas where "
+        "absent.",
+    )
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks of all replicas: each has a scheduler and a KV cache, and routers choose among them."""
+        return self.replicas * self.data_parallel
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens that a decode takes of an iteration: one, or with drafts as many as it verifies."""
+        return decode_tokens(self.speculative)
+
+
+POOL = {"role": table_of(Pool)["role"], **optional({k: v for k, v in table_of(Pool).items() if k != "role"})}
+"""The keys of one of several pools."""
+
+
+def _check_roles(pools: Mapping[str, Pool], place: Place) -> None:
+    """Mixed pools, or a prefill side and a decode side; with any number of pools for stages."""
+    if not pools:
+        raise place.error("holds no pool: all are null; describe one such as {a: {role: mixed}}, or leave pools out")
+    pools = {name: pool for name, pool in pools.items() if pool.role != STAGE}
+    having = {role: [name for name, pool in pools.items() if pool.role == role] for role in PHASES}
+    if having["mixed"] and len(having["mixed"]) < len(pools):
+        others = [*having["prefill"], *having["decode"]]
+        raise place.error(
+            f"mixed pools ({listed(having['mixed'])}) beside prefill and decode pools ({listed(others)}) are not "
+            "implemented yet: a request would have two ways to go; use pools of mixed, or of prefill and decode"
+        )
+    for role, other in (("prefill", "decode"), ("decode", "prefill")):
+        if having[role] and not having[other]:
+            raise place.error(
+                f"the {role} pool {having[role][0]} needs a {other} pool beside it; add one with role: {other}, "
+                "or use role: mixed"
+            )
+
+
+@dataclass(frozen=True)
+class Deployment(Pool):
+    """One pool of identical replicas, or with ``pools`` what holds for each of them that says nothing else.
+
+    ``pipeline`` are the stages by name, in their order; none means prefill and decode.
+    """
+
+    router: Choice | Routers = key(
+        router_reader,
+        "round_robin",
+        "Which replica a request goes to; with prefill and decode pools also {prefill: ROUTER, decode: ROUTER}.",
+    )
+    role: str = key(choice(*PHASES), "mixed", "Which phases the replicas compute; the other is elsewhere.")
+    weight: float | None = no_key(None)  # of one of several pools
+    pools: Mapping[str, Pool] | None = key(
+        named(section_of(POOL, Pool), _check_roles),
+        None,
+        "Pools of one role or of prefill and decode, by name; keys beside them hold for each that says nothing.",
+    )
+    transfer: Transfer = key(transfer_reader, Transfer(), "How KV comes from the prefill to the decode pools.")
+    pipeline: Mapping[str, Stage] = no_key({})  # a section of its own
