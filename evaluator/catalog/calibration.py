@@ -72,7 +72,7 @@ class Calibration:
     provenance: str  # of PROVENANCES
     efficiencies: Mapping[str, OperatorEfficiency]
     link_efficiency: float  # of a link's bandwidth in one direction, large messages
-    step_overhead_s: float  # host, per simulator iteration
+    step_overhead_s: float  # host, per engine iteration
     sequence_overhead_s: float  # host, per sequence in the batch and iteration
     sources: Mapping[str, str]
     expert_skew: float = 0.0  # variance of the experts' popularity (mean 1)

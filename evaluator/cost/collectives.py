@@ -96,6 +96,7 @@ def collective_terms(
     for level, size in enumerate(level_sizes(ranks, reach)):
         if collective == "all_reduce":
             count, volume = direct_all_reduce(size) if level == 0 else halving_all_reduce(size)
+            # The nearer levels have scattered the message: only a slice of it crosses this one.
             volume /= inside
         elif collective == "all_gather":
             count, volume = direct_all_gather(size)

@@ -134,6 +134,7 @@ def _expert_rows(known: Coefficients, times: UnitTimes, rate: Rates) -> Operator
     The iteration waits for the device with most visits (``slowest_share``).
     """
     experts, gathered = known.scaling["experts"], known.scaling["gathered"]
+    # One rank with its own experts: nothing of other ranks has to be added to the rows.
     if not len(gathered) and not any(known.placed):
         return rows_of(times, OperatorRows, experts)
     at = np.concatenate([experts, gathered])
@@ -150,6 +151,7 @@ def _expert_rows(known: Coefficients, times: UnitTimes, rate: Rates) -> Operator
 def _filling(known: Coefficients, times: UnitTimes) -> Scalar:
     """Decodes that fill the device, by the first kind of attention, for a model has one number of KV heads mostly."""
     xp = array_namespace(*times)
+    # A slice, so that a model without decode attention gives an empty sum and not an IndexError under jit.
     first = known.scaling["decode"][:1]
     return xp.maximum(xp.sum(_at(times.filling, first), axis=-1), 1e-9)
 
@@ -191,6 +193,7 @@ def _large_messages(known: Coefficients, times: UnitTimes, rate: Rates) -> dict[
     xp = array_namespace(*times)
     reduces = _reduces(known)
     first = np.flatnonzero(reduces)[:1]
+    # ``message_bytes`` is of all launches of an iteration; a call's message is a ``launches``-th of it.
     per_byte = (known.launches / known.message_bytes.clip(1e-9))[first]  # tokens in a byte of one call's message
     return {
         "ramp_s": xp.sum(times.ramp_s * reduces, axis=-1),

@@ -1,4 +1,4 @@
-"""The time of one simulator iteration from the sufficient statistics of its batch.
+"""The time of one engine iteration from the sufficient statistics of its batch.
 
 This is the only place where an operator's time is computed: the vectorised engine, the reference,
 ``estimate`` and calibration all call ``iteration_time``. It is pure, traced in every number, and works alike on
@@ -168,6 +168,7 @@ def tiles(rows: Batched) -> Tiles:
     more (vLLM ``scaled_mm_sm90_fp8_dispatch.cuh``, ``scaled_mm_c2x_sm89_fp8_dispatch.cuh``).
     """
     xp = array_namespace(rows)
+    # A sum of steps rather than a lookup: traced values index no Python list, and under vmap a gather costs more.
     height = 0.125 + 0.125 * (rows > 32.0) + 0.25 * (rows > 64.0) + 0.5 * (rows > 128.0)
     return Tiles(xp.ceil(rows / TOKEN_TILE), height)
 
@@ -180,9 +181,11 @@ def product_time(row: OperatorRows, x: Batched, y: Batched, z: Batched, rows: Ti
     weight = row.weight
     flop = row.flop * x + row.padding * y
     if rows is None:
+        # Without ``rows`` it is a product of routed experts: their tiles follow the tokens per expert, not the rows.
         weight = weight + row.crowded * (x > row.crowd)
     else:
         xp = array_namespace(flop, rows.height)
+        # A tile is walked along its whole inner dimension by one processor, so few tiles take as long as one.
         flop = xp.maximum(flop + row.wave_s * whole_waves(row.waves * rows.blocks), row.tile_pass_s * rows.height)
     return roofline(flop, weight * y + row.activation * z, row.knee)
 
@@ -197,10 +200,14 @@ def attention_time(row: AttentionRows, area: Batched, context: Batched, tokens: 
     written by earlier iterations, and is always read from memory.
     """
     xp = array_namespace(row.flop, area, tokens)
+    # The last tile of a prompt is half empty on average; a prompt shorter than a tile still computes one.
     rows = xp.maximum(row.tile * prompts, tokens + 0.5 * row.tile * prompts)
+    # sqrt(1 + (fill/rows)^2) is 1 for long chunks and fill/rows for short ones, without the kink of a maximum,
+    # which gradient fits would stick to.
     lack = row.fill / xp.maximum(rows, 1.0)
     work = (row.flop * area + row.edge_s * rows) * xp.sqrt(1.0 + lack * lack)
     much, little = tokens * tokens, row.cache * row.cache
+    # 1e-30 keeps 0/0 out where neither tokens nor a cache are there.
     spilt = much * much / (much * much + little * little + 1e-30)
     return roofline(work, row.traffic_s * tokens * spilt + row.activation * context, row.knee)
 
@@ -222,6 +229,7 @@ def decode_context_s(parameters: CostParameters, decodes: Batched) -> Batched:
     waits for the longest of unequal contexts (``late_s``).
     """
     xp = array_namespace(parameters.context_s, decodes)
+    # Of no decodes the context is 0, too, so that any finite factor will do.
     one = 1.0 / xp.maximum(decodes, 1.0)
     late_s = parameters.late_s * waiting(decodes, parameters.late_decodes)
     return xp.maximum(parameters.context_s + (parameters.spread_s + late_s) * one, parameters.unsplit_s * one)
@@ -234,6 +242,7 @@ def experts_touched(log_expert_missed: Batched, tokens: Batched, skew: Batched =
     variance ``skew``, the expectation over the experts is 1 - (1 - skew tokens log(1 - k/E))^(-1/skew).
     """
     xp = array_namespace(log_expert_missed, tokens, skew)
+    # In logarithms, because 1 - (1 - k/E)^tokens loses all digits for few tokens and many experts.
     visits = -tokens * log_expert_missed
     spread = xp.log1p(skew * visits) / xp.where(skew > 0.0, skew, 1.0)
     return -xp.expm1(-xp.where(skew > 0.0, spread, visits))
@@ -246,6 +255,7 @@ def padded(tokens: Batched, graph_tokens: Batched) -> Batched:
     too; in dense products, bound by their weights at such sizes, it costs nothing.
     """
     xp = array_namespace(tokens, graph_tokens)
+    # The maximum only keeps a division by 0 out of the branch that is not taken.
     whole = graph_tokens * xp.ceil(tokens / xp.maximum(graph_tokens, 1.0))
     return xp.where((graph_tokens > 0.0) & (tokens > 4.0), whole, tokens)
 

@@ -25,8 +25,10 @@ def units(kv: KvUnits, tokens: Batched) -> Batched:
     is kept whole. For full attention alone this is exactly ceil(tokens / block_tokens).
     """
     xp = array_namespace(kv.unit, tokens)
+    # Blocks are taken whole, so a token more may cost nothing or a block.
     held = xp.ceil(tokens / kv.block_tokens) * kv.block_tokens
     size = kv.full * held + kv.sequence + kv.window * xp.minimum(held, kv.window_tokens)
+    # Bytes / bytes may round to just above a whole number, which would be a unit too many: hence 1 - 1e-12.
     return xp.ceil(size / kv.unit * (1 - 1e-12))
 
 

@@ -131,23 +131,28 @@ def memory_plan(
     whole = hardware.memory_bytes
     shared = of_rank(model, parallel).expert_devices > 1
     active = activation_bytes(model, precision, parallel, max_num_batched_tokens, max_num_seqs)
+    # What is no activation but has to be there before a block of KV: measured, see the constants.
     active += DRIVER_SHARE * whole + CONTEXT_BYTES + COMMUNICATOR_BYTES * shared + rotary_bytes(model)
     plans = []
     for pipeline_rank in range(parallel.pipeline):
+        # vLLM loads what drafts on the last rank, whose hidden states it reads.
         more, layers = beside if pipeline_rank == parallel.pipeline - 1 else (0.0, ())
         weights = weight_bytes(model, precision, parallel, pipeline_rank) + more
         usable = _usable(memory_of, memory_fraction, whole, weights, active)
         kinds = (*rank_kinds(model, parallel.pipeline, pipeline_rank), *((kind, kind.count) for kind in layers))
         layout = _layout(model, kinds, precision, parallel, (block_tokens, states), usable - weights - active)
         plans.append(MemoryPlan(pipeline_rank, usable, weights, active, layout))
+    # vLLM gives every rank as many blocks as the rank with the least has (``get_kv_cache_configs``).
     return min(plans, key=lambda plan: (plan.kv.capacity_units, plan.usable_bytes - plan.weight_bytes))
 
 
 def _usable(memory_of: str, fraction: float, whole: float, weights: float, active: float) -> float:
     """Bytes for weights, activations and KV together."""
     if memory_of == "static":
+        # SGLang: mem_fraction_static is of weights and KV, so that activations come on top.
         return min(fraction * whole + active, whole)
     if memory_of == "free":
+        # TensorRT-LLM: free_gpu_memory_fraction is of what is free once the model is loaded.
         return min(weights + active + fraction * (whole - weights - active), whole)  # where they do not fit
     return fraction * whole
 
@@ -170,7 +175,9 @@ def _layout(
             else:
                 window += count * size
         per_sequence += states * count * state_bytes(kind.mixer, precision.activations, parallel.tensor)
+    # A model without attention counts by sequences, an encoder by anything: it never runs out.
     unit = block_tokens * (full + window) or per_sequence or UNUSED_UNIT
+    # 1e-12: a capacity stated as so many units gives so many back.
     capacity = max(0, math.floor(free / unit * (1 + 1e-12)))
     return KvLayout(full, window, model_window(model), per_sequence, block_tokens, unit, capacity)
 

@@ -72,6 +72,7 @@ def beside_time(
     """
     xp = array_namespace(row.work, decodes, context, tokens)
     share = xp.minimum(prompts, 1.0)
+    # ``cost.steady`` asks for 0.2 of a prompt: then a fifth of the iterations have a whole one.
     each = 1.0 / xp.maximum(prompts, 1e-9)
     whole = 1.0 / xp.maximum(share, 1e-9)
     one = 1.0 / xp.maximum(decodes, 1.0)
@@ -81,6 +82,7 @@ def beside_time(
         + row.sequence * decodes
         + row.join * xp.minimum(decodes, 1.0)
     )
+    # Two smooth switches from 0 to 1: the KV no longer fits the cache, and the heads no longer run together.
     much, many = context * context, decodes * decodes
     again = much / (much + row.cached * row.cached + 1e-9) * many / (many + row.resident * row.resident + 1e-9)
     work = xp.maximum(row.work, row.activation * (1.0 + row.sharers * again)) * context
@@ -89,6 +91,7 @@ def beside_time(
     longest = xp.maximum(walk, row.longest * context * one)
     beside = (
         roofline(longest, theirs + work, row.overlap)
+        # What the prompts would take by themselves is in the prefill rows already.
         - roofline(walk, theirs, row.overlap)
         + (row.call + row.block * xp.ceil(tokens * each * (1.0 / CHUNK_TILE))) * decodes
     )
