@@ -151,7 +151,8 @@ def summary_of_gaps(gaps: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]], lev
 
     Gaps carry no order, so that one seed alone has no standard error (NaN).
     """
-    shape = (len(gaps), len(gaps[0]) if gaps else 0)
+    # Where no design of a chunk can run there are no gaps to count the seeds of: one NaN stands for all of them.
+    shape = (len(gaps), len(gaps[0]) if gaps else 1)
     means, tails = np.full(shape, np.nan), np.full((*shape, levels.size), np.nan)
     for config, seeds in enumerate(gaps):
         for seed, (gap, weight) in enumerate(seeds):

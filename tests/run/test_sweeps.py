@@ -45,6 +45,12 @@ def test_what_each_seed_says_is_there_if_it_is_asked_for(grid, swept):
     np.testing.assert_array_equal(alone["ttft_s_by_seed"][:, 0], both["ttft_s_by_seed"].sel(seed=1))
 
 
+def test_seeds_of_designs_of_which_none_can_run():
+    result = sweep(scenario("deployment.model=llama-3.1-70b", "workload.seeds=[0, 1]"), by_seed=True)
+    assert result["status"].item().startswith("infeasible")
+    assert result["itl_s_by_seed"].shape == (1, 2, 4) and result["itl_s_by_seed"].isnull().all()
+
+
 def test_every_row_of_a_sweep_is_the_run_of_its_point(grid, swept):
     for config in (0, 3, 5, 6):
         row = swept.isel(config=config)
