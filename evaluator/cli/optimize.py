@@ -57,7 +57,7 @@ def optimize(
         raise InputError(f"--rank-by {rank_by}: is no rule; allowed: {', '.join(RANKS)}")
     check_dataset(out)
     check_plot(plot)
-    dataset = _run(read_scenario(scenario, changes), rate, bracket, out, simulator, quiet)
+    dataset = _run(read_scenario(scenario, changes), rate, bracket, out, simulator, rank_by, quiet)
     if not quiet:
         say_notes(dataset)
     from evaluator import report
@@ -71,7 +71,7 @@ def optimize(
 
 
 def _run(
-    scenario: Scenario, rate: float | None, bracket: float, out: Path | None, simulator: str, quiet: bool
+    scenario: Scenario, rate: float | None, bracket: float, out: Path | None, simulator: str, rank_by: str, quiet: bool
 ) -> xarray.Dataset:
     from evaluator.progress import Progress
     from evaluator.search import optimize as search
@@ -79,4 +79,6 @@ def _run(
     requests = scenario.workload.requests * len(scenario.workload.seeds)
     kept = "nothing is kept of a search that is not over"
     with interrupted(kept), nullcontext() if quiet else Progress(0, "trials", requests) as progress:
-        return search(scenario, rate_rps=rate, bracket=bracket, out=out, simulator=simulator, progress=progress)
+        return search(
+            scenario, rate_rps=rate, bracket=bracket, out=out, simulator=simulator, progress=progress, rank_by=rank_by
+        )

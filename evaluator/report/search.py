@@ -14,8 +14,9 @@ from evaluator.metrics.outcomes import OK
 if TYPE_CHECKING:
     import xarray as xr
 
+GOODPUT = "goodput"
 RANKS = {
-    "goodput": ("goodput_rps", "goodput"),
+    GOODPUT: ("goodput_rps", "goodput"),
     "gpu": ("goodput_rps_per_gpu", "goodput per GPU"),
     "usd": ("goodput_per_usd", "requests per dollar"),
     "joule": ("tok_per_joule", "output tokens per joule"),
@@ -50,14 +51,24 @@ def serves(ds: xr.Dataset) -> np.ndarray:
     return able & (ds["goodput_rps"].values > 0.0)
 
 
-def ranking(ds: xr.Dataset, by: str = "goodput") -> tuple[np.ndarray, str]:
-    """The rows that serve something, best first, and the rule in words.
+def check_rank(by: str) -> None:
+    """InputError for what is no rule."""
+    if by not in RANKS:
+        raise InputError(f"designs cannot be ranked by {by!r}; use {', '.join(RANKS)}")
+
+
+def ranking(ds: xr.Dataset, by: str | None = None) -> tuple[np.ndarray, str]:
+    """The rows that serve something, best first, and the rule in words; ``by`` None: as the search did.
 
     Where a rate was asked for designs are ranked by what they take: price, or devices where not all prices are known.
     Errors: InputError for an unknown rule, and where no design has what it needs.
     """
-    if by not in RANKS:
-        raise InputError(f"designs cannot be ranked by {by!r}; use {', '.join(RANKS)}")
+    if by is None:
+        try:
+            return ranking(ds, str(ds.attrs.get("ranked_by", GOODPUT)))
+        except InputError:  # it could not, for want of a price or of a power
+            return ranking(ds, GOODPUT)
+    check_rank(by)
     rows = np.flatnonzero(serves(ds))
     if not rows.size:
         return rows, ""

@@ -18,6 +18,7 @@ from evaluator.metrics.service import SECONDS_PER_HOUR
 from evaluator.plan import Configuration, Plan, plan
 from evaluator.plan.simulators import ITERATION
 from evaluator.progress import ProgressReport, followed
+from evaluator.report.search import GOODPUT, check_rank
 from evaluator.results.dataset import to_dataset
 from evaluator.results.fallback_report import FallbackReport
 from evaluator.results.files import check_output, write
@@ -47,6 +48,7 @@ def optimize(
     out: str | Path | None = None,
     progress: ProgressReport | bool | None = None,
     simulator: str = ITERATION,
+    rank_by: str = GOODPUT,
 ) -> xr.Dataset:
     """The goodput of every design of ``scenario``: the highest rate of arrivals at which all objectives hold.
 
@@ -59,10 +61,13 @@ def optimize(
     longer runs: short ones that have not filled flatter a design, and a search would go where they flatter most.
 
     The dataset has a row for each design with the metrics of a sweep at that rate; ``search_status`` tells what the
-    search came to and ``status`` which designs could not run. Written to ``out`` where given.
+    search came to and ``status`` which designs could not run. Written to ``out`` where given. It says by what its
+    tables
+    and pages rank the designs: ``rank_by`` of ``report.search.RANKS``.
     Errors: InputError for unusable input, and where no design can run within the budget.
     """
     check_simulator(simulator)
+    check_rank(rank_by)
     if not 1e-4 <= bracket <= 1.0:
         raise InputError(f"bracket: must be from 0.0001 to 1, not {bracket:g}")
     scenario = _long_enough(loaded(scenario))
@@ -81,7 +86,7 @@ def optimize(
             configurations, values = _by_goodput(designs, levels, bracket, watched)
         else:
             configurations, values = _by_replicas(designs, levels, scenario.demand.rate_rps, watched)
-    dataset = _dataset(scenario, designs, configurations, values, levels, bracket)
+    dataset = _dataset(scenario, designs, configurations, values, levels, bracket).assign_attrs(ranked_by=rank_by)
     if target is not None:
         write(dataset, target)
     return dataset

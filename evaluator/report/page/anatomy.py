@@ -30,24 +30,21 @@ LEAST_SHARE = 0.005
 """Operators that take less of an iteration are added up."""
 
 
-def anatomy(ds: xr.Dataset, axes: Sequence[PageAxis], row: int) -> dict[str, Any] | None:
+def anatomy(
+    ds: xr.Dataset, axes: Sequence[PageAxis], row: int, configuration: Configuration | None
+) -> dict[str, Any] | None:
     """The prefill of one mean prompt and a decode step with the mean batch of a design, by operators, for the scripts.
 
-    ``row`` is the design's position along ``config``. Mean lengths and, by Little's law, the mean number of sequences
-    that decode on a replica are those of its simulation. None where the design did not run, where its scenario cannot
-    be read here (a trace or a table that is elsewhere), or where its times are fitted to whole iterations.
+    ``row`` is the design's position along ``config``, ``configuration`` its ``member_of``. Mean lengths and, by
+    Little's law,
+    the mean number of sequences that decode on a replica are those of its simulation. None without a member, or where
+    its times are fitted to whole iterations.
     """
-    if ds["status"].values[row] != OK or not set(_READ) <= set(ds.variables):
+    if configuration is None or not set(_READ) <= set(ds.variables):
         return None
     rate, out, total = (float(ds[name].values[row]) for name in _READ[:3])
     decoding_s = float(ds["e2e_s_mean"].values[row] - ds["ttft_s_mean"].values[row])
     if not np.isfinite([rate, out, total, decoding_s]).all() or rate <= 0.0:
-        return None
-    try:
-        configuration = _member(ds, row)
-    except InputError:
-        return None
-    if configuration.status != OK:
         return None
     prompt, output = (total - out) / rate, out / rate
     batch = max(1.0, rate * decoding_s / configuration.answering[-1].deployment.ranks)
@@ -63,13 +60,20 @@ def anatomy(ds: xr.Dataset, axes: Sequence[PageAxis], row: int) -> dict[str, Any
     return {"design": design(ds, axes, row), "phases": phases} if all(each["operators"] for each in phases) else None
 
 
-def _member(ds: xr.Dataset, row: int) -> Configuration:
-    """The design by itself. InputError where its scenario cannot be read."""
-    tree = loads_yaml(ds.attrs.get("scenario", ""), "scenario")
-    if not isinstance(tree, Mapping):
-        raise InputError("the scenario is no mapping")
-    alone = {key: value for key, value in tree.items() if key not in ("sweep", "budget", "demand")}
-    return plan(load_scenario(alone, settings(ds, tuple(quantities(ds)), row))).configurations[0]
+def member_of(ds: xr.Dataset, row: int) -> Configuration | None:
+    """The plan of the design at ``row`` by itself, which says what the scenario leaves to defaults.
+
+    None where the design did not run or where its scenario cannot be read here (a trace or a table that is elsewhere).
+    """
+    try:
+        tree = loads_yaml(ds.attrs.get("scenario", ""), "scenario")
+        if ds["status"].values[row] != OK or not isinstance(tree, Mapping):
+            return None
+        alone = {key: value for key, value in tree.items() if key not in ("sweep", "budget", "demand")}
+        configuration = plan(load_scenario(alone, settings(ds, tuple(quantities(ds)), row))).configurations[0]
+    except InputError:
+        return None
+    return configuration if configuration.status == OK else None
 
 
 def _described(

@@ -36,6 +36,10 @@ _SHORT = {
     "goodput_per_usd": "requests per USD",
     "tok_per_joule": "output per joule",
     "usd_per_hour": "price",
+    "stage_wait_s": "wait at",
+    "stage_service_s": "service of",
+    "stage_utilisation": "utilisation of",
+    "stage_share": "share of requests at",
 }
 # Unit in the dataset -> (unit on the page, factor); a latency per token is read in ms, a share in percent.
 _UNITS = {
@@ -48,7 +52,9 @@ _UNITS = {
     "1/USD": ("requests/USD", 1.0),
 }
 _IN_MS = ("tpot_s", "itl_s")
-_IN_PERCENT = ("slo_attainment", "utilisation", "mfu", "mbu", "kv_used_mean", "kv_used_max")
+_IN_PERCENT = (
+    "slo_attainment", "utilisation", "mfu", "mbu", "kv_used_mean", "kv_used_max", "stage_utilisation", "stage_share",
+)  # fmt: skip
 _LOWER = ("usd_per_hour", "_s", "usd_per_mtok", "joule_per_tok", "preemptions", "devices", "weights_bytes")
 _HIGHER = ("slo_attainment", "goodput", "throughput_rps", "tok_per_s", "mfu", "mbu", "kv_capacity", "per_usd")
 # The upper end of what was searched for by bisection, shown with it and not by itself.
@@ -127,6 +133,9 @@ def _parts(ds: xr.Dataset, key: str, rows: np.ndarray) -> Iterator[ColumnPart]:
     """The statistics of a variable that are known for any row: a value, or every quantile and the mean."""
     if ds[key].ndim == 1:
         yield from _part(ds, key, "", rows, ())
+    elif "stage" in ds[key].dims and f"{key}_mean" in ds:  # a latency at each stage: its mean
+        for place, stage in enumerate(ds["stage"].values.tolist()):
+            yield from _part(ds, f"{key}_mean", stage, rows, (place,))
     elif ds[key].ndim == 2:
         along = ds[key].dims[1]
         levels = ds[along].values.tolist() if along in ds.coords else range(ds.sizes[along])

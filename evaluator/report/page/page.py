@@ -12,8 +12,8 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from evaluator.errors import InputError
-from evaluator.report.page import sections
-from evaluator.report.page.anatomy import anatomy
+from evaluator.report.page import sections, words
+from evaluator.report.page.anatomy import anatomy, member_of
 from evaluator.report.page.axes import axes_shown
 from evaluator.report.page.columns import measures_of
 from evaluator.report.page.data import page_json
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 SUFFIXES = (".html", ".htm")
-_SCRIPTS = "numbers designs controls charts filters table design front curves heat help time main".split()
+_SCRIPTS = "address numbers designs controls charts filters table design front curves heat help time paper main".split()
 _NEEDED = ("status", "provenance", "slo_met", "saturated", "ttft_s", "tpot_s", "quantile")
 
 
@@ -73,13 +73,16 @@ def page_of(ds: xr.Dataset, most: int = MOST) -> str:
     rows = order[places]
     measures = measures_of(ds, rows)
     everything = measures if rows.size == order.size and (rows == order).all() else measures_of(ds, order)
-    data = page_json(ds, rows, places, measures, axes, anatomy(ds, axes, int(order[0])))
+    best = int(order[0])
+    configuration = member_of(ds, best)
+    data = page_json(ds, rows, places, measures, axes, anatomy(ds, axes, best, configuration))
     return Template(_file("page.html")).substitute(
         title=sections.escaped(ds.attrs.get("title", "sweep")),
         created=sections.escaped(str(ds.attrs.get("created", "")).partition("T")[0]),
         style=_file("style.css"),
         question=sections.question(ds, axes, rule),
-        answer=sections.answer(ds, axes, int(order[0]), measures),
+        verdict=sections.escaped(words.verdict(ds)),
+        answer=sections.answer(ds, axes, best, measures, configuration),
         sampled=sections.paragraph(_sampled(ds, places), "caution"),
         breaks=sections.breaks(ds.isel(config=order), everything),
         provenance=sections.provenance(ds, measures),

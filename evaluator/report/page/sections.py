@@ -20,6 +20,8 @@ from evaluator.units import counted
 if TYPE_CHECKING:
     import xarray as xr
 
+    from evaluator.plan import Configuration
+
 _OVERLOADED = "a lower arrival rate, more replicas or faster devices"
 # What helps where an objective is missed, by its metric.
 _MISSED = {
@@ -81,13 +83,27 @@ def question(ds: xr.Dataset, axes: Sequence[PageAxis], rule: str) -> str:
     return paragraph(asked, "lead") + definitions(pairs)
 
 
-def answer(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Sequence[Measure]) -> str:
-    """The best design in sentences, or that none can run, and how many designs became what."""
+def answer(
+    ds: xr.Dataset,
+    axes: Sequence[PageAxis],
+    row: int,
+    measures: Sequence[Measure],
+    configuration: Configuration | None = None,
+) -> str:
+    """The best design in sentences, or that none can run, and how many designs became what.
+
+    ``configuration`` is the plan of the best design, where it is known.
+    """
     if ds["status"].values[row] != OK:
         best = paragraph(f"None of the {ds.sizes['config']:,} designs can run. Below is why, and what to do.", "lead")
     else:
         first, *more = words.answer(ds, axes, row, measures)
         best = paragraph(first, "lead") + paragraph(" ".join(more))
+        pairs = [("to launch", words.launch(ds, row, configuration))] if configuration is not None else []
+        error, *doubts = expected_errors(ds, np.array([row])) or [""]
+        pairs += [tuple(error.split(": ", 1))] if error else []  # type: ignore[list-item]
+        best += definitions(pairs) if pairs else ""
+        best += "".join(paragraph(f"{each[:1].upper()}{each[1:]}.", "caution") for each in doubts)
         best += "".join(paragraph(each, "caution") for each in words.cautions(ds, axes, row, measures))
         best += paragraph(
             "± is one Monte-Carlo standard error, where one is known. It does not cover errors of the model.", "note"

@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from evaluator.catalog.engines import ENGINES
 from evaluator.errors import InputError
 from evaluator.metrics.outcomes import OK
 from evaluator.report.accuracy import mixtures
 from evaluator.report.page.axes import PageAxis
 from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, ColumnPart, Measure, scale_of, short_of
-from evaluator.report.page.data import bounds_of, too_short
+from evaluator.report.page.data import CANNOT_RUN, MEETS, RUNS, bounds_of, states, too_short
 from evaluator.report.picture.labels import text, title
 from evaluator.report.ranking import is_constant, quantities
 from evaluator.report.search import question_of
 from evaluator.results.schema import objectives_of
+from evaluator.units import counted
 from evaluator.yaml import loads_yaml
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from evaluator.plan import Configuration
 
 LONGER = "use workload.requests: auto, or more of them"
 MOST_LEVELS = 8  # of an axis, that are listed
@@ -163,6 +167,47 @@ def _lead(found: re.Match[str]) -> str:
     return f"{section} " if key else ""
 
 
+def verdict(ds: xr.Dataset) -> str:
+    """What came of the question, as a heading: how many designs do what was asked, or that none does."""
+    kinds = states(ds)
+    total = kinds.size
+    rate = question_of(ds)["rate_rps"] if "search" in ds.attrs else None
+    if not (kinds != CANNOT_RUN).any():
+        return "No design can run"
+    if "search" in ds.attrs:
+        does = "meet{} the objectives at some rate" if rate is None else f"serve{{}} {rate:g} requests/s"
+    elif objectives_of(ds):
+        does = "meet{} the objectives"
+    else:
+        does = "keep{} up with the load"
+    good = int(np.isin(kinds, (MEETS, RUNS)).sum())
+    if not good:
+        return f"No design {does.format('s')}".replace("at some", "at any")
+    which = "The design" if total == 1 else f"{'All' if good == total else f'{good:,} of'} {total:,} designs"
+    return f"{which} {does.format('s' if good == 1 else '')}"
+
+
+def launch(ds: xr.Dataset, row: int, configuration: Configuration) -> str:
+    """What serves the design at ``row``: engine, replicas, devices and limits of every pool, defaults included."""
+    pools = []
+    layout = str(ds["pool_layout"].values[row]) if "pool_layout" in ds else ""  # a search may have chosen the replicas
+    for station in configuration.answering:
+        deployment, design = station.deployment, station.design
+        split = design.spec.parallel
+        counts = {"tensor": split.tensor, "pipeline": split.pipeline, "expert": split.expert, "data": split.data}
+        told = [f"{name} parallel {count}" for name, count in counts.items() if count > 1]
+        told += [f"{deployment.batching.policy} batching", f"at most {deployment.batching.max_num_seqs:,} sequences and "
+                 f"{station.max_num_batched_tokens:,} tokens an iteration"]  # fmt: skip
+        told += ["prefix caching"] if deployment.kv.prefix_caching else []
+        told += [f"drafts by {deployment.speculative.method}"] if deployment.speculative else []
+        replicas = "each replica" if layout else counted(deployment.replicas, "replica")
+        name = f"{station.name}: " if len(configuration.answering) > 1 else ""
+        devices = f"{design.devices} {design.hardware.name}{' each' if deployment.replicas > 1 and not layout else ''}"
+        pools.append(f"{name}{replicas} of {design.model.name} on {devices}, {', '.join(told)}")
+    engine = ENGINES[configuration.answering[0].deployment.engine].label
+    return f"{engine}{f', {layout}' if layout else ''}; {'; '.join(pools)}"
+
+
 def answer(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Sequence[Measure]) -> list[str]:
     """Sentences about the best design: ``row`` is its position along ``config``; in the measures it is the first."""
     gains = []
@@ -172,10 +217,12 @@ def answer(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Sequenc
         if measure is not None and np.isfinite(measure.parts[0].values[0]):
             gains.append(f"{measured(measure, measure.parts[0], 0)} {_TAKES.get(key) or _WORDS.get(key, '')}".strip())
     limits = [
-        f"{named(one.measure, one.part)} is {measured(one.measure, one.part, 0)} (objective: {one.words})"
+        f"{named(one.measure, one.part)} is {measured(one.measure, one.part, 0)} "
+        f"(objective: {one.words}{', missed' if one.part.values[0] > one.most else ''})"
         for one in bounds_of(ds, measures)
     ]
-    sentences = [f"{design(ds, axes, row)}."]
+    good = states(ds)[row] in (MEETS, RUNS)
+    sentences = [f"{'The best' if good else 'The nearest'} is {design(ds, axes, row)}."]
     if gains:
         serving = "It gives" if served is None else f"It serves {served:g} requests/s with"
         sentences.append(f"{serving} {_listed(gains[:MOST_GAINS])}.")

@@ -29,8 +29,10 @@ _COLUMNS = (
 )
 
 
-def search_table(ds: xr.Dataset, top: int = 10, by: str = "goodput", width: int = WIDTH) -> str:
+def search_table(ds: xr.Dataset, top: int = 10, by: str | None = None, width: int = WIDTH) -> str:
     """The best ``top`` designs by a rule of ``report.search.RANKS``, then what became of the others.
+
+    ``by`` None: as the search ranked them.
 
     ``width`` is that of the terminal, in characters. Errors: InputError as of the ranking.
     """

@@ -39,6 +39,13 @@ function mixed(scale, share) {
   return `rgb(${blend.join(",")})`;
 }
 
+/** Black or white, whichever stands out more from a colour `rgb(...)`: by WCAG 2.2 at least 4.5 to 1 on any. */
+function readableOn(colour) {
+  const parts = colour.match(/[\d.]+/g).map((part) => part / 255);
+  const [r, g, b] = parts.map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
+}
+
 /** A colour for every level: distinct for names, shades that follow the order for numbers. */
 function shadesOf(data, axis) {
   const count = axis.levels.length;
@@ -71,6 +78,7 @@ function layoutOf(node, { xaxis, yaxis, ...own }) {
       size: isNarrow(node) ? 11 : 12.5,
       color: text,
     },
+    width: node.clientWidth, // said, or a chart that is drawn again keeps its width on a sheet of paper
     dragmode: isNarrow(node) ? false : "zoom",
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
@@ -94,8 +102,11 @@ function plainTicks(low, high) {
   return { tickmode: "array", tickvals: values, ticktext: values.map((value) => String(Number(value.toPrecision(1)))) };
 }
 
-/** Draws a chart whose points carry rows of designs in `customdata`; a click chooses the design. */
-async function draw(page, node, traces, layout, caption) {
+/**
+ * Draws a chart whose points carry rows of designs in `customdata`; a click chooses the design. `caption` says how to
+ * read it, `finding` what there is to see: the text for those who do not see it.
+ */
+async function draw(page, node, traces, layout, caption, finding) {
   const Plotly = await page.plotly();
   await Plotly.react(node, traces, layoutOf(node, layout), CONFIG);
   if (!node.listens) {
@@ -107,7 +118,7 @@ async function draw(page, node, traces, layout, caption) {
   }
   node.closest("figure").querySelector("figcaption").textContent = caption;
   node.setAttribute("role", "img");
-  node.setAttribute("aria-label", caption);
+  node.setAttribute("aria-label", finding);
   node.dataset.drawn = String(Number(node.dataset.drawn ?? 0) + 1);
 }
 
@@ -119,6 +130,10 @@ function section(page, id, build) {
     root.querySelector("figcaption").textContent = words;
     part.chart.hidden = true;
     part.controls.hidden = true;
+  };
+  part.leave = () => {
+    root.remove();
+    document.querySelector(`nav a[href="#${id}"]`).remove();
   };
   part.redraw = build(part) ?? (() => {});
   new IntersectionObserver(

@@ -3,7 +3,7 @@
 const PERCENTILES = "(percentiles)";
 const LONGEST_LABEL = 16; // characters of a name beside its curve; longer ones stand in a legend
 const WIDE = 30; // the highest value by the lowest
-const CUT = 5; // times the objective: how much longer a latency is, is of no interest
+const CUT = 5; // times the objective: how much longer a latency is, is of no interest; a mark at the edge says that it is
 
 function curvesChart(page) {
   const { data } = page;
@@ -84,7 +84,8 @@ function drawCurves(page, node, chosen) {
   const all = curves.flatMap((curve) => curve.rows.map((row) => curve.series.values[row])).filter(isKnown);
   const log = /_s$/.test(series.key) && Math.min(...(calm.length ? calm : all)) > 0;
   const range = rangeOf(calm.length ? calm : all, series.bound, log);
-  if (log && series.bound !== null)
+  const inside = calm.filter((value) => value <= CUT * series.bound);
+  if (log && series.bound !== null && 2 * inside.length >= calm.length)
     range[1] = Math.min(range[1], Math.max(Math.log10(CUT * series.bound), range[0] + 0.5));
   if (series.unit === "%") range[1] = 104;
   const label = chosen.colour === PERCENTILES ? series.title.replace(` ${series.part}`, "") : series.title;
@@ -93,10 +94,13 @@ function drawCurves(page, node, chosen) {
   const wide = curves.some((curve) => curve.name.length > LONGEST_LABEL);
   const labels = isNarrow(node) || wide ? [] : endLabels(data, node, curves, scale, range, log);
   const goal = series.bound === null ? null : log ? Math.log10(series.bound) : series.bound;
+  const top = limits[1];
+  const beyond = all.filter((value) => value > top).length;
+  node.closest("section").querySelector("h2").textContent = LOADS.includes(x.key) ? "Over the load" : `Over ${x.label}`;
   return draw(
     page,
     node,
-    curves.flatMap((curve) => curveTraces(data, x, curve)),
+    curves.flatMap((curve) => curveTraces(data, x, curve, top)),
     {
       xaxis: { title: { text: plain(x.title) }, ...scale.axis },
       yaxis: { title: { text: plain(label) }, ...(log ? { type: "log", ...plainTicks(...limits) } : {}), range },
@@ -111,7 +115,8 @@ function drawCurves(page, node, chosen) {
         title: { text: chosen.colour === PERCENTILES ? "" : plain(data.axisOf.get(chosen.colour).label) },
       },
     },
-    curvesCaption(data, x, series, chosen, curves),
+    curvesCaption(data, x, series, chosen, curves, beyond && `${beyond} of ${all.length}`, top),
+    curvesFinding(data, x, series, curves),
   );
 }
 
@@ -161,14 +166,14 @@ function endLabels(data, node, curves, { at, axis }, range, log) {
     xanchor: "left",
     xshift: 7,
     yshift: label.shift,
-    text: `<b>${label.curve.name}</b>`,
+    text: `<span style="color:${label.curve.colour}">●</span> <b>${label.curve.name}</b>`,
     showarrow: false,
-    font: { size: 11.5, color: label.curve.colour },
+    font: { size: 11.5 },
     bgcolor: `${themed("ground")}b0`,
   }));
 }
 
-function curvesCaption(data, x, series, chosen, curves) {
+function curvesCaption(data, x, series, chosen, curves, beyond, top) {
   const held = data.steps
     .filter((axis) => axis.key !== x.key && axis.key !== chosen.colour && axis.levels.length > 1)
     .map(
@@ -178,8 +183,23 @@ function curvesCaption(data, x, series, chosen, curves) {
   const known = curves.some((curve) => curve.series.stderr);
   return (
     `${held.length ? `With ${held.join(", ")}. ` : ""}${known ? "Bars: two Monte-Carlo standard errors. " : "No standard errors are known. "}Hollow and faint: saturated, where waits tell how long the run was. ` +
+    `${beyond ? `△: ${beyond} designs lie beyond the chart, above ${figure(top)}${series.unit && ` ${series.unit}`}. ` : ""}` +
     `${curves.length ? "" : "No design of the page has these values. "}${capital(series.name)}: ${series.about}.`
   );
+}
+
+/** Where each curve begins and ends while it is not saturated, and from where on it misses the objective. */
+function curvesFinding(data, x, series, curves) {
+  const told = curves.map((curve) => {
+    const rows = curve.rows.filter((row) => !data.saturated[row] && isKnown(curve.series.values[row]));
+    if (!rows.length) return `${curve.name} is saturated throughout`;
+    const { values, bound } = curve.series;
+    const missed = rows.find((row) => bound !== null && values[row] > bound);
+    const misses = missed === undefined ? "" : `, over the objective from ${levelText(x, x.at[missed])} on`;
+    const [from, to] = [rows[0], rows.at(-1)].map((row) => `${figure(values[row])} at ${levelText(x, x.at[row])}`);
+    return `${curve.name} from ${from} to ${to}${misses}`;
+  });
+  return `${series.title} over ${x.title}: ${told.join("; ") || "no design has these values"}.`;
 }
 
 /** One curve for each level of an axis, the best designs' levels where there are more than colours. */
@@ -229,8 +249,11 @@ function percentileCurves(data, x, series, held) {
     .filter((curve) => curve.rows.length);
 }
 
-/** A curve as traces: full where designs are not saturated, faint and hollow where they are, with bars of two errors. */
-function curveTraces(data, x, { name, colour, dash = "solid", series, rows }) {
+/**
+ * A curve as traces: full where designs are not saturated, faint and hollow where they are, with bars of two errors; and a
+ * mark at the edge for each design above `top`.
+ */
+function curveTraces(data, x, { name, colour, dash = "solid", series, rows }, top) {
   const at = (row) => x.levels[x.at[row]];
   const mode = x.levels.length > MOST_LEVELS ? "markers" : "lines+markers"; // a sample is no curve
   const text = rows.map(
@@ -266,6 +289,14 @@ function curveTraces(data, x, { name, colour, dash = "solid", series, rows }) {
       line: { color: colour, width: 2, dash },
       marker: { size: 5, color: colour },
       error_y: { ...bars, visible: Boolean(series.stderr), thickness: 1, width: 2, color: colour },
+    },
+    {
+      ...common,
+      y: values.map((value) => (value > top ? top : null)),
+      mode: "markers",
+      showlegend: false,
+      cliponaxis: false,
+      marker: { symbol: over.map((is) => (is ? "triangle-up-open" : "triangle-up")), size: 9, color: colour },
     },
   ];
 }

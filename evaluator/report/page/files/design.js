@@ -41,50 +41,49 @@ function designCard(page) {
   show();
 }
 
-/** All measures of a row: those with percentiles in one table, with `below` under it, the others in a second. */
-function figures(data, row, below) {
-  const names = [...new Set(data.measures.flatMap((measure) => measure.parts.map((part) => part.name)))].filter(
-    Boolean,
+/** A table of figures: the heads of its columns, and rows of a head and cells, which are elements or texts. */
+function figureTable(heads, rows) {
+  const number = (text) => make("th", { scope: "col", className: "number" }, text);
+  const line = ([head, about, cells]) =>
+    make(
+      "tr",
+      {},
+      make("th", { scope: "row", title: about }, head),
+      ...cells.map((cell) => make("td", { className: "number" }, cell)),
+    );
+  const head = heads.length ? [make("thead", {}, make("tr", {}, make("th", {}, heads[0]), ...heads.slice(1).map(number)))] : [];
+  return make(
+    "div",
+    { className: "scroll" },
+    make("table", { className: "figures" }, ...head, make("tbody", {}, ...rows.map(line))),
   );
+}
+
+/** All measures of a row: those with percentiles in one table, stages in a second, with `below` under them; the others. */
+function figures(data, row, below) {
+  const isKnownHere = (measure) => measure.parts.some((part) => isKnown(part.values[row]));
+  const known = data.measures.filter(isKnownHere);
+  const ofStages = known.filter((measure) => measure.key.startsWith("stage_"));
+  const many = known.filter((measure) => measure.parts[0].name && !ofStages.includes(measure));
+  const single = known.filter((measure) => !measure.parts[0].name);
+  const names = [...new Set(many.flatMap((measure) => measure.parts.map((part) => part.name)))];
   const cell = (measure, name) => {
     const series = data.byId.get(name ? `${measure.key} ${name}` : measure.key);
-    return make("td", { className: "number" }, series ? figureCell(series, row) : "");
+    return series ? figureCell(series, row) : "";
   };
-  const label = (measure) =>
-    make(
-      "th",
-      { scope: "row", title: measure.about },
-      measure.unit ? `${measure.label} (${measure.unit})` : measure.label,
-    );
-  const known = (measure) => measure.parts.some((part) => isKnown(part.values[row]));
-  const many = data.measures.filter((measure) => measure.parts[0].name && known(measure));
-  const single = data.measures.filter((measure) => !measure.parts[0].name && known(measure));
-  const head = make(
-    "tr",
-    {},
-    make("th", { scope: "col" }, "latency"),
-    ...names.map((name) => make("th", { scope: "col", className: "number" }, name)),
-  );
-  const latencies = make(
-    "table",
-    { className: "figures" },
-    make("thead", {}, head),
-    make(
-      "tbody",
-      {},
-      ...many.map((measure) => make("tr", {}, label(measure), ...names.map((name) => cell(measure, name)))),
-    ),
-  );
-  const others = make(
-    "table",
-    { className: "figures" },
-    make("tbody", {}, ...single.map((measure) => make("tr", {}, label(measure), cell(measure, "")))),
-  );
+  const label = ({ label: text, unit }) => (unit ? `${text} (${unit})` : text);
+  const byStage = data.stages.map((name) => [name, "", ofStages.map((measure) => cell(measure, name))]);
   return make(
     "div",
     { className: "tables" },
-    make("div", {}, make("div", { className: "scroll" }, latencies), ...below),
-    make("div", { className: "scroll" }, others),
+    make(
+      "div",
+      {},
+      figureTable(["latency", ...names], many.map((one) => [label(one), one.about, names.map((name) => cell(one, name))])),
+      ...(ofStages.length ? [figureTable(["stage, means", ...ofStages.map(label)], byStage)] : []),
+      ...below,
+    ),
+    figureTable([], single.map((one) => [label(one), one.about, [cell(one, "")]])),
   );
 }
 

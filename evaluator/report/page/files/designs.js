@@ -15,6 +15,7 @@ function prepare(data) {
   data.series = data.measures.flatMap((measure) => measure.parts.map((part) => seriesOf(data, measure, part)));
   data.series.push(...reciprocals(data));
   data.byId = new Map(data.series.map((series) => [series.id, series]));
+  data.stages = data.measures.find((measure) => measure.key === "stage_service_s")?.parts.map((part) => part.name) ?? [];
   data.axisOf = new Map(data.axes.map((axis) => [axis.key, axis]));
   data.steps = data.axes.map(inSteps);
   data.stepOf = new Map(data.steps.map((axis) => [axis.key, axis]));

@@ -177,8 +177,18 @@ async function drawFront(page, node, x, y, chosen, ran) {
     },
     `${rows.length.toLocaleString("en-US")} designs${seen.cell ? aboutNeighbours(node) : ""}; ${x.better === "low" ? "left" : "right"} and up is better. Hollow: saturated. Line: the front of ${best.length} designs that no other ` +
       `${among === "calm" ? "design that is not saturated" : "design that meets the objectives"} beats in both, with bars of two standard errors. A click chooses a design.`,
+    frontFinding(data, best, x, y),
   );
   return !seen.cell;
+}
+
+/** The two ends of the front. */
+function frontFinding(data, best, x, y) {
+  const [from, to] = [best[0], best.at(-1)].map(
+    (row) => best.length && `${inWords(data, row)} (${x.name} ${inFigures(x, row)}, ${y.name} ${inFigures(y, row)})`,
+  );
+  if (!best.length) return `${y.title} against ${x.title}: no design is on a front.`;
+  return `${y.title} against ${x.title}: the front ${best.length > 1 ? `goes from ${from} to ${to}` : `is ${from} alone`}.`;
 }
 
 /** What the caption says of neighbours; on a phone a finger scrolls, and no part is enlarged. */

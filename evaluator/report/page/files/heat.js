@@ -85,9 +85,6 @@ function drawHeat(page, node, chosen, axes) {
     colorscale: CIVIDIS.map((colour, at) => [at / (CIVIDIS.length - 1), colour]),
     reversescale: series.better === "low",
     customdata: grid((row) => row ?? null),
-    text: few ? texts : grid((row) => cellText(data, series, row, false)),
-    texttemplate: "%{text}",
-    textfont: { size },
     hovertext: grid((row) =>
       row === undefined
         ? "no design"
@@ -101,6 +98,24 @@ function drawHeat(page, node, chosen, axes) {
       title: { text: plain(isNarrow(node) ? series.unit : series.title), side: "right" },
       ...(log ? logTicks(low, high) : {}),
     },
+  };
+  const share = (value) => (scaled(value) - heat.zmin) / (heat.zmax - heat.zmin);
+  const cells = [...best.values()].filter((row) => isKnown(scaled(series.values[row])));
+  const marks = {
+    type: "scatter",
+    mode: "text",
+    x: cells.map((row) => levelText(x, x.at[row])),
+    y: cells.map((row) => plain(levelText(y, y.at[row]))),
+    text: cells.map((row) => cellText(data, series, row, few)),
+    textfont: {
+      size,
+      color: cells.map((row) => {
+        const place = share(series.values[row]);
+        return readableOn(mixed(CIVIDIS, series.better === "low" ? 1 - place : place));
+      }),
+    },
+    hoverinfo: "skip",
+    showlegend: false,
   };
   const failed = [...best].filter(([, row]) => !data.ran(row));
   const crosses = {
@@ -122,14 +137,27 @@ function drawHeat(page, node, chosen, axes) {
   return draw(
     page,
     node,
-    [heat, crosses],
+    [heat, marks, crosses],
     {
-      xaxis: { title: { text: plain(x.title) }, type: "category", showgrid: false },
-      yaxis: { title: { text: plain(y.title) }, type: "category", showgrid: false },
+      xaxis: { title: { text: plain(x.title) }, type: "category", showgrid: false, range: [-0.5, x.levels.length - 0.5] },
+      yaxis: { title: { text: plain(y.title) }, type: "category", showgrid: false, range: [-0.5, y.levels.length - 0.5] },
     },
     `Each cell: the highest-ranked design with its two values${held.length ? `, ${held.join(", ")}` : ""}. ${series.better ? "Bright is better. " : ""}` +
       `${data.objectives.length ? "✓ meets the objectives, " : ""}~ saturated, × cannot run (point at it for the reason).`,
+    heatFinding(data, x, y, series, [...best.values()]),
   );
+}
+
+/** The best and the worst cell, or the highest and the lowest where neither is better. */
+function heatFinding(data, x, y, series, rows) {
+  const known = rows.filter((row) => isKnown(series.values[row]) && !data.saturated[row]);
+  const [first, last] = series.better === "low" ? ["lowest", "highest"] : ["highest", "lowest"];
+  const sign = series.better === "low" ? -1 : 1;
+  known.sort((a, b) => sign * (series.values[b] - series.values[a]));
+  const told = (row) => `${inFigures(series, row)} at ${x.label} ${levelText(x, x.at[row])}, ${y.label} ${levelText(y, y.at[row])}`;
+  const what = `${capital(series.name)} over ${x.label} and ${y.label}`;
+  if (!known.length) return `${what}: no design that is not saturated has a value.`;
+  return `${what}: ${first} ${told(known[0])}; ${last} ${told(known.at(-1))}.`;
 }
 
 const BESIDE = 150; // pixels of the colour bar and of the margins

@@ -5,18 +5,19 @@ function setTheme(theme) {
   document.getElementById("theme").textContent = theme === "dark" ? "Light" : "Dark";
 }
 
-setTheme(window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+setTheme(kept("theme") || (window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
 
 async function start() {
   const data = prepare(JSON.parse(await unpacked("data")));
   let library = null;
   const page = {
     data,
-    chosen: 0,
+    chosen: Math.max(0, data.ranks.indexOf(Number(kept("design")) - 1)),
     parts: [],
     onChoice: [],
     choose(row) {
       page.chosen = row;
+      keep("design", row ? String(data.ranks[row] + 1) : "");
       page.onChoice.forEach((tell) => tell());
       page.parts.filter((part) => part.seen).forEach((part) => part.redraw());
     },
@@ -35,14 +36,18 @@ async function start() {
   [frontChart, curvesChart, heatChart, helpChart, timeChart].forEach((chart) => chart(page));
   document.getElementById("theme").addEventListener("click", () => {
     setTheme(isDark() ? "light" : "dark");
+    keep("theme", document.documentElement.dataset.theme);
     page.parts.filter((part) => part.seen).forEach((part) => part.redraw());
   });
-  const idle = window.requestIdleCallback ?? ((work) => setTimeout(work, 200));
-  idle(() => page.plotly()); // so that the first chart need not wait for it
   copyButton(document.getElementById("copy-scenario"), () => document.getElementById("scenario-text").textContent);
+  onPaper(page);
+  if (address.values.size) document.getElementById(address.section)?.scrollIntoView(); // else the browser does
+  const idle = window.requestIdleCallback ?? ((work) => setTimeout(work, 200));
+  await new Promise((done) => idle(() => page.plotly().then(done))); // so that the first chart need not wait for it
 }
 
-start().catch((error) => {
+const loaded = holdLoading();
+const started = start().catch((error) => {
   const place = document.getElementById("failure");
   place.hidden = false;
   place.textContent =
@@ -51,3 +56,4 @@ start().catch((error) => {
       : `Tables and charts could not be drawn: ${error.message}`;
   throw error;
 });
+started.finally(loaded);

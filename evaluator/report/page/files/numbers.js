@@ -24,7 +24,7 @@ function figure(value, whole = false) {
 function errorFigure(error, value) {
   const decimals = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value) || 1)));
   const shown = error.toFixed(Math.min(decimals, 6));
-  return Number(shown) === 0 && error > 0 ? String(Number(error.toPrecision(1))) : shown;
+  return Number(shown) === 0 && error > 1e-9 * Math.abs(value) ? String(Number(error.toPrecision(1))) : shown;
 }
 
 /** A sentence begins with a capital, but a name such as h100-sxm stays as it is. */

@@ -23,8 +23,8 @@ function firstColumns(data) {
 
 function rankingTable(page) {
   const { data } = page;
-  const shown = { columns: firstColumns(data), sort: null, down: false, first: 0, rows: data.rows };
-  const filters = { words: "", state: "", axes: {}, measure: "", sign: "≤", bound: null };
+  const wanted = kept("columns").split(",").filter((id) => data.byId.has(id));
+  const shown = { columns: wanted.length ? wanted : firstColumns(data), first: 0, rows: data.rows };
   const table = document.getElementById("ranking");
 
   const columns = () => [
@@ -61,48 +61,39 @@ function rankingTable(page) {
         unit: series.unit,
         about: series.about,
         number: true,
+        measured: true,
         key: (row) => series.values[row],
         down: series.better === "high",
         cell: (row) => figureCell(series, row),
       })),
   ];
 
+  /** The column that the table is sorted by and whether it falls: `sort=-cost` in the address; none for the ranking. */
+  function order() {
+    const name = kept("sort").replace(/^-/, "");
+    return { by: columns().find((column) => column.name === name), down: kept("sort").startsWith("-") };
+  }
+
   function sortBy(column) {
-    shown.down = shown.sort === column.name ? !shown.down : Boolean(column.down);
-    shown.sort = column.name;
+    const { by, down } = order();
+    const falls = by?.name === column.name ? !down : Boolean(column.down);
+    keep("sort", `${falls ? "-" : ""}${column.name}`);
     refresh();
   }
 
-  function matching() {
-    const words = filters.words.toLowerCase().split(/\s+/).filter(Boolean);
-    const series = data.byId.get(filters.measure);
-    return data.rows.filter((row) => {
-      if (filters.state && data.state(row) !== filters.state) return false;
-      if (!Object.values(filters.axes).every((fits) => fits(row))) return false;
-      if (series && filters.bound !== null) {
-        const value = series.values[row];
-        if (!isKnown(value) || (filters.sign === "≤" ? value > filters.bound : value < filters.bound)) return false;
-      }
-      if (!words.length) return true;
-      const text = `${inWords(data, row)} ${data.state(row)} ${data.status.levels[data.status.at[row]]}`.toLowerCase();
-      return words.every((word) => text.includes(word));
-    });
-  }
-
-  /** Rows in the order asked for; what is not known comes last either way. */
+  /** Rows in the order asked for; either way saturated ones come behind in a measure, and what is not known last. */
   function sorted(rows) {
-    const column = columns().find((each) => each.name === shown.sort);
-    if (!column) return rows;
-    const keyed = rows.map((row) => [column.key(row), row]);
-    const known = keyed.filter(([key]) => isKnown(key)),
-      unknown = keyed.filter(([key]) => !isKnown(key));
-    const order = typeof known[0]?.[0] === "string" ? (a, b) => a[0].localeCompare(b[0]) : (a, b) => a[0] - b[0];
-    known.sort((a, b) => (shown.down ? -order(a, b) : order(a, b)) || a[1] - b[1]);
-    return [...known, ...unknown].map(([, row]) => row);
+    const { by, down } = order();
+    if (!by) return rows;
+    const place = (key, row) => (!isKnown(key) ? 2 : by.measured && data.saturated[row] ? 1 : 0);
+    const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b) : a - b);
+    const keyed = rows.map((row) => [by.key(row), row]).map(([key, row]) => [place(key, row), key, row]);
+    keyed.sort((a, b) => a[0] - b[0] || (a[0] < 2 && (down ? -1 : 1) * compare(a[1], b[1])) || a[2] - b[2]);
+    return keyed.map(([, , row]) => row);
   }
 
   function refresh(first = 0) {
-    shown.rows = sorted(matching());
+    shown.rows = sorted(matching(data));
     turn(first);
   }
 
@@ -115,16 +106,19 @@ function rankingTable(page) {
       make("thead", {}, make("tr", {}, ...list.map((column) => heading(column)))),
       make("tbody", {}, ...visible.map((row) => line(row, list))),
     );
+    const { by, down } = order();
+    const behind = by?.measured && data.saturated.includes(1) ? ", saturated ones behind" : "";
     const range = visible.length ? `${shown.first + 1} to ${shown.first + visible.length} of ` : "";
     document.getElementById("table-state").textContent =
       `${range}${shown.rows.length.toLocaleString("en-US")} designs${shown.rows.length < data.count ? ` that pass the filters, out of ${data.count.toLocaleString("en-US")}` : ""}; ` +
-      `${shown.sort ? `sorted by ${shown.sort}, ${shown.down ? "falling" : "rising"}` : "in the order of the ranking"}. ± is one standard error.`;
+      `${by ? `sorted by ${by.name}, ${down ? "falling" : "rising"}${behind}` : "in the order of the ranking"}. ± is one standard error.`;
     pager();
   }
 
   function heading(column) {
-    const sorts = shown.sort === column.name;
-    const mark = sorts ? (shown.down ? " ▼" : " ▲") : "";
+    const { by, down } = order();
+    const sorts = by?.name === column.name;
+    const mark = sorts ? (down ? " ▼" : " ▲") : "";
     const button = make(
       "button",
       {
@@ -143,7 +137,7 @@ function rankingTable(page) {
       {
         scope: "col",
         className: column.number ? "number" : "",
-        data: { "aria-sort": sorts ? (shown.down ? "descending" : "ascending") : "none" },
+        data: { "aria-sort": sorts ? (down ? "descending" : "ascending") : "none" },
       },
       button,
     );
@@ -179,7 +173,7 @@ function rankingTable(page) {
       );
   }
 
-  buildFilters(page, filters, shown, () => refresh());
+  buildFilters(page, shown, () => refresh());
   page.onChoice.push(() => turn(shown.first));
   refresh();
 }
@@ -195,9 +189,9 @@ function figureCell(series, row) {
     : figure(value, series.whole);
 }
 
-/** Whether the run of a design was long enough for its statistics. */
+/** Whether the run of a design was long enough for its statistics; that of a saturated one never is. */
 function steadyColumn(data) {
-  const word = (row) => (data.ran(row) ? data.steady.levels[data.steady.at[row]] : null);
+  const word = (row) => (data.ran(row) && !data.saturated[row] ? data.steady.levels[data.steady.at[row]] : null);
   return {
     name: "steady",
     unit: "",

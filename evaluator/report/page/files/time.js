@@ -1,4 +1,34 @@
-// Where the time of a request goes: waiting, prefill, decode, from means, which add up.
+// Where the time of a request goes: waiting, prefill, decode, or the stages of its pipeline, from means, which add up.
+
+/**
+ * The parts of a request's time in their order: {name, seconds (of a row), colour (its place), waits, first}. `first` is
+ * before the first token. A stage that some requests pass by counts by the share of those that come.
+ */
+function partsOfTime(data) {
+  const of = (key) => (row) => data.byId.get(key)?.values[row] ?? 0;
+  const [wait, first, whole] = ["queue_wait_s mean", "ttft_s mean", "e2e_s mean"].map(of);
+  const names = data.stages.filter((name) => !data.stages.some((other) => other.startsWith(`${name}.`))); // steps, not both
+  if (!names.length)
+    return [
+      { name: "waiting in the queue", seconds: wait, colour: 1, first: true },
+      { name: "first token after that (prefill)", seconds: (row) => first(row) - wait(row), colour: 0, first: true },
+      { name: "other tokens (decode)", seconds: (row) => whole(row) - first(row), colour: 2 },
+    ];
+  const decode = names.indexOf("decode");
+  return names.flatMap((name, place) => {
+    const share = data.byId.get(`stage_share ${name}`)?.values ?? [];
+    const part = (key, label, waits) => ({
+      name: label,
+      seconds: (row) => (of(`${key} ${name}`)(row) * (share[row] ?? 100)) / 100,
+      colour: place,
+      waits,
+      first: place < decode,
+    });
+    return [part("stage_wait_s", `waiting for ${name}`, true), part("stage_service_s", name, false)];
+  });
+}
+
+const totalOf = (parts, row) => parts.reduce((sum, part) => sum + part.seconds(row), 0);
 
 function timeChart(page) {
   const { data } = page;
@@ -13,6 +43,11 @@ function timeChart(page) {
       chosen[key] = value;
       redraw();
     };
+    const parts = partsOfTime(data);
+    const early = parts.filter((each) => each.first);
+    const first = mean("ttft_s").values;
+    const told = (row) => Math.abs(totalOf(early, row) - first[row]) < 0.01 * first[row];
+    const split = data.rows.filter(data.ran).every(told); // else a stage behind decode holds the first token, or calls come back
     part.controls.replaceChildren(
       ...(scales.length
         ? [
@@ -28,7 +63,7 @@ function timeChart(page) {
         "as",
         [
           ["whole", "seconds to the last token"],
-          ["first", "seconds to the first token"],
+          ...(split ? [["first", "seconds to the first token"]] : []),
           ["share", "share of all of it"],
         ],
         chosen.scale,
@@ -36,12 +71,12 @@ function timeChart(page) {
       ),
     );
     part.chart.classList.add("low");
-    const redraw = () => drawTime(page, part.chart, data.stepOf.get(chosen.over), chosen.scale, mean);
+    const redraw = () => drawTime(page, part.chart, data.stepOf.get(chosen.over), chosen.scale, parts);
     return redraw;
   });
 }
 
-function drawTime(page, node, axis, scale, mean) {
+function drawTime(page, node, axis, scale, allParts) {
   const { data } = page;
   const others = data.steps.filter((each) => each !== axis);
   const rows = axis
@@ -56,26 +91,27 @@ function drawTime(page, node, axis, scale, mean) {
         ).values(),
       ].sort((a, b) => axis.at[a] - axis.at[b])
     : [page.chosen].filter(data.ran);
-  const [wait, first, whole] = ["queue_wait_s", "ttft_s", "e2e_s"].map((key) => mean(key).values);
   const palette = data.palette[isDark() ? "dark" : "light"];
-  const stages = [
-    ["waiting in the queue", (row) => wait[row], palette[1]],
-    ["first token after that (prefill)", (row) => first[row] - wait[row], palette[0]],
-    ["other tokens (decode)", (row) => whole[row] - first[row], palette[2]],
-  ];
-  if (scale === "first") stages.pop();
+  const parts = allParts.filter(
+    (part) => (scale !== "first" || part.first) && (!part.waits || rows.some((row) => part.seconds(row) > 0)),
+  );
   const names = rows.map((row) => (axis ? levelText(axis, axis.at[row]) : "the design"));
-  const traces = stages.map(([name, seconds, colour]) => ({
+  const traces = parts.map((part) => ({
     type: "bar",
-    name,
+    name: plain(part.name),
     x: names.map(plain),
-    y: rows.map((row) => (scale === "share" ? (100 * seconds(row)) / whole[row] : seconds(row))),
+    y: rows.map((row) => (scale === "share" ? (100 * part.seconds(row)) / totalOf(parts, row) : part.seconds(row))),
     customdata: rows,
-    marker: { color: colour },
-    text: rows.map((row) => `${figure(seconds(row))} s of ${figure(whole[row])} s`),
+    marker: {
+      color: palette[part.colour % palette.length],
+      pattern: { shape: part.waits ? "/" : "" },
+    },
+    text: rows.map((row) => `${figure(part.seconds(row))} s of ${figure(totalOf(parts, row))} s`),
     textposition: "none",
-    hovertemplate: `${name}: %{text}<extra></extra>`,
+    hovertemplate: `${plain(part.name)}: %{text}<extra></extra>`,
   }));
+  const whole = data.byId.get("e2e_s mean").values;
+  const beside = scale !== "first" && rows.some((row) => totalOf(parts, row) > 1.01 * whole[row]);
   return draw(
     page,
     node,
@@ -83,6 +119,7 @@ function drawTime(page, node, axis, scale, mean) {
     {
       barmode: "stack",
       bargap: 0.15,
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal" },
       xaxis: { type: "category", title: { text: axis ? plain(axis.title) : "" }, showgrid: false },
       yaxis: {
         title: {
@@ -96,9 +133,19 @@ function drawTime(page, node, axis, scale, mean) {
       },
     },
     rows.length
-      ? `Means over the measured requests of ${inWords(data, page.chosen, others)}; saturated designs are left out. Where prefill and decode are apart, the transfer counts as decode.`
+      ? `Means over the measured requests of ${inWords(data, page.chosen, others)}; saturated designs are left out. ${data.stages.length ? `Hatched: waiting.${beside ? " Some of it is side by side, so that it adds up to more than end to end." : ""}` : "Where prefill and decode are apart, the transfer counts as decode."}`
       : "The chosen design cannot run; choose another one.",
+    timeFinding(data, page.chosen, parts),
   );
+}
+
+/** The parts of the chosen design's time, the longest first. */
+function timeFinding(data, row, parts) {
+  const total = totalOf(parts, row);
+  if (!data.ran(row)) return "The chosen design cannot run.";
+  const longest = [...parts].sort((a, b) => b.seconds(row) - a.seconds(row));
+  const told = longest.map((part) => `${part.name} ${figure(part.seconds(row))} s`);
+  return `Of ${figure(total)} s in ${inWords(data, row)}: ${told.join(", ")}.`;
 }
 
 /** The operators of the best design's iterations, where the page knows them. */

@@ -1,0 +1,28 @@
+// What a reader chose stands in the page's address, #SECTION&sort=cost&design=3, so that a link shows what its sender saw.
+
+const address = (() => {
+  const [section, ...pairs] = location.hash.slice(1).split("&");
+  return { section, values: new URLSearchParams(pairs.join("&")) };
+})();
+
+/** What the address says of a key; empty where it says nothing. */
+const kept = (key) => address.values.get(key) ?? "";
+
+/** Puts a choice into the address; empty takes it out. */
+function keep(key, value) {
+  if (value === "") address.values.delete(key);
+  else address.values.set(key, value);
+  const rest = String(address.values);
+  try {
+    history.replaceState(null, "", `#${address.section}${rest && `&${rest}`}`);
+  } catch {
+    // a page inside another one may have no history; it keeps nothing
+  }
+}
+
+window.addEventListener("hashchange", () => {
+  const [section, ...pairs] = location.hash.slice(1).split("&");
+  if (pairs.length) return location.reload(); // somebody's link
+  address.section = section;
+  keep("", ""); // with the choices behind it again
+});
