@@ -44,7 +44,7 @@ def stage_statistics(
             for ending, statistic in _STATISTICS.items():
                 sizes = shape if "mean" in statistic else (*shape, levels.size)
                 found[variable + ending] = np.full(sizes, np.nan)
-        found["stage_utilisation"] = np.full(shape, np.nan)
+        found["stage_utilisation"], found["stage_share"] = np.full(shape, np.nan), np.full(shape, np.nan)
     for stage in stages:
         place = names.index(stage.name)
         for variable, values in (("stage_wait_s", stage.wait_s), ("stage_service_s", stage.service_s)):
@@ -52,6 +52,7 @@ def stage_statistics(
             for ending, statistic in _STATISTICS.items():
                 found[variable + ending][:, place] = getattr(one, statistic)
         found["stage_utilisation"][:, place] = over_seeds(stage.utilisation)
+        found["stage_share"][:, place] = over_seeds(window.total(np.isfinite(stage.wait_s)) / window.count)
     return found
 
 

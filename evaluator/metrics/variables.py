@@ -271,6 +271,9 @@ def _stages() -> dict[str, Variable]:
         table[f"{name}_mean"] = Variable("s", f"mean {long_name}", f"{formula}; mean {_OVER}", one)
         table[f"{name}_stderr"] = Variable("s", f"standard error of the {long_name}", _ERROR, many)
         table[f"{name}_mean_stderr"] = Variable("s", f"standard error of the mean {long_name}", _ERROR, one)
+    table["stage_share"] = Variable(
+        "1", "requests of a stage", f"share of the requests that pass the stage, {_OVER}", one
+    )
     table["stage_utilisation"] = Variable(
         "1",
         "utilisation of a stage",

@@ -45,7 +45,7 @@ def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
         shown = f"Best {best.size:,} of {feasible.size:,} feasible configurations" if feasible.size > 1 else "Result"
         lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *constants(ds), *mixtures(ds, feasible)]
         lines += [*expected_errors(ds, best), ""]
-        lines += [*lines_of(_columns(ds, best), width), ""]
+        lines += [*lines_of(_columns(ds, best), width), "", *stage_lines(ds, int(best[0]), width)]
     return "\n".join(lines + _summary(ds, feasible))
 
 
@@ -69,6 +69,20 @@ def _columns(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
         if name in ds and (ds[name].values[rows].astype(bool) == tells).any():
             columns.append(Column(head, unit, _yes(ds[name].values[rows]), 50))
     return columns
+
+
+def stage_lines(ds: xr.Dataset, row: int, width: int) -> list[str]:
+    """The mean waits and services of the best design, which is at ``row``, by stage; nothing without a pipeline."""
+    there = np.isfinite(ds["stage_service_s_mean"].values[row]) if "stage" in ds.dims else np.zeros(0, dtype=bool)
+    if not there.any():
+        return []
+    columns = [Column("stage of #1", "", tuple(map(str, ds["stage"].values[there])), KEPT, text=True)]
+    for head, name in (("wait", "stage_wait_s_mean"), ("service", "stage_service_s_mean")):
+        columns.append(Column(head, "mean, ms", cells(1e3 * ds[name].values[row, there]), KEPT))
+    for head, name in (("requests", "stage_share"), ("busy", "stage_utilisation")):
+        if name in ds:
+            columns.append(Column(head, "", percents(ds[name].values[row, there]), KEPT))
+    return [*lines_of(columns, width), ""]
 
 
 def _yes(flags: np.ndarray) -> tuple[str, ...]:

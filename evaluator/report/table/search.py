@@ -13,7 +13,7 @@ from evaluator.report.ranking import is_constant, quantities
 from evaluator.report.search import in_layout, question_of, ranking, serves
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.report.table.latencies import latency_columns
-from evaluator.report.table.ranked import cells, constants, most_frequent, percents, swept_columns
+from evaluator.report.table.ranked import cells, constants, most_frequent, percents, stage_lines, swept_columns
 from evaluator.units import counted
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def search_table(ds: xr.Dataset, top: int = 10, by: str | None = None, width: in
         best = order[:top]
         lines += [_heading(best.size, order.size, rule, question), *constants(ds), *mixtures(ds, order)]
         lines += [*expected_errors(ds, best), ""]
-        lines += [*lines_of(_columns(ds, best, question), width), ""]
+        lines += [*lines_of(_columns(ds, best, question), width), "", *stage_lines(ds, int(best[0]), width)]
     return "\n".join(lines + _summary(ds, question))
 
 
