@@ -92,6 +92,7 @@ class Outcomes:
     path_tokens: np.ndarray | None = None  # shaped so: output tokens of the branch that ends last; None: there is one
     model: np.ndarray | None = None  # shaped so, too: the number of the model asked for; None: the first for all
     later_wait_s: np.ndarray | None = None  # (config, seed, request): waits behind the first engine
+    accelerators: np.ndarray | None = None  # (config,): devices without the CPUs that serve stages; None: all devices
     stages: tuple[StageTimes, ...] = ()  # of a pipeline
     stage_names: tuple[str, ...] = ()  # of all configurations of the plan, in the order in which they are reported
 

@@ -37,12 +37,13 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
         flowing = np.einsum("...r,...r->...", inside, np.asarray(amount), dtype=np.float64, casting="unsafe")
         return flowing if steady.all() else np.where(steady, flowing, window.total(amount))
 
+    accelerators = outcomes.summed("devices") if outcomes.accelerators is None else outcomes.accelerators
     output, prompt = done(outcomes.output_tokens), done(outcomes.prompt_tokens)
     work = {
         "throughput_rps": np.where(steady, completed, window.count),
         "output_tok_per_s": output,
         "total_tok_per_s": prompt + output,
-        "tok_per_s_per_gpu": _ratio(output, outcomes.summed("devices")[:, None]),
+        "tok_per_s_per_gpu": _ratio(output, accelerators[:, None]),
     }
     return {name: _ratio(amount, took_s) for name, amount in work.items()}
 

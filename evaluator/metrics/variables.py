@@ -57,7 +57,7 @@ _SERVICE = {
         "token/s", "output throughput", f"output tokens, those of all branches, of requests {_RATE}"
     ),
     "total_tok_per_s": Variable("token/s", "total throughput", f"prompt and output tokens of requests {_RATE}"),
-    "tok_per_s_per_gpu": Variable("token/s", "output throughput per GPU", "output_tok_per_s / devices"),
+    "tok_per_s_per_gpu": Variable("token/s", "output throughput per GPU", "output_tok_per_s / devices, without the CPUs of stages"),
 }
 
 _OTHERS = {
@@ -185,7 +185,7 @@ _SEARCH = {
         "delta method: goodput_rps x (standard error / value of the latency that limits it) / (d ln latency / d ln "
         "rate), the slope between the trials next to the goodput that are 5 % or more away from it",
     ),
-    "goodput_rps_per_gpu": Variable("1/s", "goodput per GPU", "goodput_rps / devices"),
+    "goodput_rps_per_gpu": Variable("1/s", "goodput per GPU", "goodput_rps / devices, without the CPUs of stages"),
     "goodput_per_usd": Variable("1/USD", "requests per dollar", "goodput_rps x 3600 / usd_per_hour; NaN: no price"),
     "goodput_limit": Variable("1", "objective that limits", "the one that goodput_high_rps misses by most"),
     "pool_layout": Variable(

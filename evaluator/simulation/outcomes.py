@@ -57,6 +57,7 @@ def outcomes_of(
         itl=_gaps(chain_result, last_later_s - first_later_s),
         replica=chain_result.replica,
         model=chain_result.model,
+        accelerators=np.array([configuration.accelerators for configuration in configurations]),
         stages=chain_result.stages,
         stage_names=tuple(stage_names),
     )

@@ -15,7 +15,7 @@ function partsOfTime(data) {
       { name: "other tokens (decode)", seconds: (row) => whole(row) - first(row), colour: 2 },
     ];
   const decode = names.indexOf("decode");
-  return names.flatMap((name, place) => {
+  const stages = names.flatMap((name, place) => {
     const share = data.byId.get(`stage_share ${name}`)?.values ?? [];
     const part = (key, label, waits) => ({
       name: label,
@@ -26,6 +26,8 @@ function partsOfTime(data) {
     });
     return [part("stage_wait_s", `waiting for ${name}`, true), part("stage_service_s", name, false)];
   });
+  const server = (row) => Math.max(0, whole(row) - totalOf(stages, row));
+  return [{ name: "the server's front", seconds: server, colour: names.length, first: true }, ...stages];
 }
 
 const totalOf = (parts, row) => parts.reduce((sum, part) => sum + part.seconds(row), 0);
