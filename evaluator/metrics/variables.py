@@ -57,7 +57,9 @@ _SERVICE = {
         "token/s", "output throughput", f"output tokens, those of all branches, of requests {_RATE}"
     ),
     "total_tok_per_s": Variable("token/s", "total throughput", f"prompt and output tokens of requests {_RATE}"),
-    "tok_per_s_per_gpu": Variable("token/s", "output throughput per GPU", "output_tok_per_s / devices, without the CPUs of stages"),
+    "tok_per_s_per_gpu": Variable(
+        "token/s", "output throughput per GPU", "output_tok_per_s / devices, without the CPUs of stages"
+    ),
 }
 
 _OTHERS = {

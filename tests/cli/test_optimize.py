@@ -8,7 +8,8 @@ import pytest
 
 from evaluator import results
 from evaluator.cli import optimize as command
-from evaluator.report.search import RANKS
+from evaluator.report import search_table
+from evaluator.report.search import RANKS, ranking
 
 FILE = """
 name: s
@@ -55,6 +56,13 @@ def test_how_many_replicas_for_a_rate(evaluator, file):
 def test_rules_of_ranking(evaluator, file, by):
     code, text, _ = evaluator("optimize", file, "--rank-by", by, "-q", "--bracket", 0.1)
     assert code == 0 and text.splitlines()[0].endswith(f"by {RANKS[by][1]}")
+
+
+def test_a_result_keeps_what_it_was_ranked_by(evaluator, file, tmp_path):
+    _, text, _ = evaluator("optimize", file, "--rank-by", "joule", "-q", "--bracket", 0.1, "--out", tmp_path / "s.nc")
+    ds = results.read(tmp_path / "s.nc")
+    assert ds.attrs["ranked_by"] == "joule" and ranking(ds)[1] == RANKS["joule"][1]
+    assert search_table(ds, 10, width=100).splitlines()[0] == text.splitlines()[0]
 
 
 def test_the_rules_of_the_help_are_those_of_the_report():

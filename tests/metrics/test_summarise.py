@@ -62,6 +62,12 @@ def test_service_by_hand():
     assert got["mfu"][0] == pytest.approx(1.5 / (3.0 * 2 * 1.0))
 
 
+def test_cpus_of_stages_are_no_gpus():
+    whole, without = (summarise(replace(tiny(), accelerators=each), LEVELS) for each in (None, np.array([1])))
+    np.testing.assert_allclose(without["tok_per_s_per_gpu"], 2 * whole["tok_per_s_per_gpu"])
+    np.testing.assert_array_equal(without["usd_per_mtok"], whole["usd_per_mtok"])
+
+
 def test_cost_by_hand():
     got = summarise(tiny(), LEVELS)
     assert got["usd_per_mtok"][0] == pytest.approx(2 * 3.6 / 3600 / (12 / 5.0) * 1e6)

@@ -11,6 +11,7 @@ import xarray as xr
 
 from evaluator.errors import InputError
 from evaluator.report import plot_search, search_table
+from evaluator.report.page.rows import ranked
 from evaluator.report.picture.search import figure_of
 from evaluator.report.picture.style import SETTINGS
 from evaluator.report.search import ranking, serves
@@ -74,6 +75,15 @@ def test_the_best_come_first(by, order):
     ds = dataset()
     assert serves(ds).tolist() == [True, True, True, False, False]
     assert ranking(ds, by)[0].tolist() == order
+
+
+def test_a_result_is_ranked_as_its_search_ranked_it_where_that_can_be():
+    ranked_by = dataset().assign_attrs(ranked_by="usd")
+    assert ranking(ranked_by)[1] == "requests per dollar" and ranking(ranked_by)[0].tolist() == [1, 0, 2]
+    assert search_table(ranked_by).splitlines()[0].endswith("by requests per dollar")
+    assert ranked(ranked_by)[0].tolist()[:3] == [1, 0, 2]  # of a page and of pandas
+    unpriced = dataset(goodput_per_usd=np.full(5, np.nan)).assign_attrs(ranked_by="usd")
+    assert ranking(unpriced)[1] == "goodput" and ranking(dataset().assign_attrs(ranked_by="new"))[1] == "goodput"
 
 
 def test_designs_for_a_rate_are_ranked_by_what_they_take():

@@ -370,6 +370,8 @@ def test_rows_without_a_stage_and_rows_that_cannot_run_stand_beside_the_others()
     np.testing.assert_array_equal(there[0], [True, True, True, True, False])
     np.testing.assert_array_equal(there[2], [True] * 5)
     assert not there[~ok].any()
+    np.testing.assert_array_equal(found["stage_share"].values[0], [1, 1, 1, 1, np.nan])
+    assert 0.0 < found["stage_share"].sel(stage="tool").values[2] <= 1.0
     delay = found["stage_utilisation"].sel(stage="postprocess_2")
     assert np.isnan(delay).all()  # a delay has no number of servers
 

@@ -35,7 +35,7 @@ def anatomy(
 ) -> dict[str, Any] | None:
     """The prefill of one mean prompt and a decode step with the mean batch of a design, by operators, for the scripts.
 
-    ``row`` is the design's position along ``config``, ``configuration`` its ``member_of``. Mean lengths and, by
+    ``row`` is the design's position along ``config``, ``configuration`` its ``configuration_of``. Mean lengths and, by
     Little's law,
     the mean number of sequences that decode on a replica are those of its simulation. None without a member, or where
     its times are fitted to whole iterations.
@@ -60,7 +60,7 @@ def anatomy(
     return {"design": design(ds, axes, row), "phases": phases} if all(each["operators"] for each in phases) else None
 
 
-def member_of(ds: xr.Dataset, row: int) -> Configuration | None:
+def configuration_of(ds: xr.Dataset, row: int) -> Configuration | None:
     """The plan of the design at ``row`` by itself, which says what the scenario leaves to defaults.
 
     None where the design did not run or where its scenario cannot be read here (a trace or a table that is elsewhere).

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from evaluator.errors import InputError
 from evaluator.report.page import sections, words
-from evaluator.report.page.anatomy import anatomy, member_of
+from evaluator.report.page.anatomy import anatomy, configuration_of
 from evaluator.report.page.axes import axes_shown
 from evaluator.report.page.columns import measures_of
 from evaluator.report.page.data import page_json
@@ -74,7 +74,7 @@ def page_of(ds: xr.Dataset, most: int = MOST) -> str:
     measures = measures_of(ds, rows)
     everything = measures if rows.size == order.size and (rows == order).all() else measures_of(ds, order)
     best = int(order[0])
-    configuration = member_of(ds, best)
+    configuration = configuration_of(ds, best)
     data = page_json(ds, rows, places, measures, axes, anatomy(ds, axes, best, configuration))
     return Template(_file("page.html")).substitute(
         title=sections.escaped(ds.attrs.get("title", "sweep")),

@@ -196,8 +196,9 @@ def launch(ds: xr.Dataset, row: int, configuration: Configuration) -> str:
         split = design.spec.parallel
         counts = {"tensor": split.tensor, "pipeline": split.pipeline, "expert": split.expert, "data": split.data}
         told = [f"{name} parallel {count}" for name, count in counts.items() if count > 1]
-        told += [f"{deployment.batching.policy} batching", f"at most {deployment.batching.max_num_seqs:,} sequences and "
-                 f"{station.max_num_batched_tokens:,} tokens an iteration"]  # fmt: skip
+        sequences, tokens = deployment.batching.max_num_seqs, station.max_num_batched_tokens
+        told.append(f"{deployment.batching.policy} batching")
+        told.append(f"at most {sequences:,} sequences and {tokens:,} tokens an iteration")
         told += ["prefix caching"] if deployment.kv.prefix_caching else []
         told += [f"drafts by {deployment.speculative.method}"] if deployment.speculative else []
         replicas = "each replica" if layout else counted(deployment.replicas, "replica")

@@ -68,15 +68,16 @@ class Browser:
         os.close(self._write)
         os.close(self._read)
 
-    def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Open a file at a size of the window and wait until its table is there."""
+    def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False, fragment: str = "") -> None:
+        """Open a file at a size of the window and wait until its table is there; ``fragment`` ends its address."""
         self.errors, self.requests = [], []
         self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
-        self._call("Page.navigate", url=path.resolve().as_uri())
+        self._call("Page.navigate", url="about:blank")  # else another fragment of the same page is no new page
+        self._call("Page.navigate", url=path.resolve().as_uri() + fragment)
         self.wait("document.documentElement?.dataset.ready || document.querySelector('#failure')?.hidden === false")
 
     def before(self, script: str) -> str:
@@ -134,6 +135,10 @@ class Browser:
         picture = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(picture["data"]))
         return path
+
+    def printed(self) -> bytes:
+        """The page as PDF, on sheets as its style says."""
+        return base64.b64decode(self._call("Page.printToPDF", preferCSSPageSize=True, printBackground=True)["data"])
 
     def _middle(self, selector: str) -> tuple[float, float]:
         box = f"document.querySelector({selector!r}).getBoundingClientRect()"

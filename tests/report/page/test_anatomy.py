@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from evaluator.estimation import estimate
-from evaluator.report.page.anatomy import anatomy
+from evaluator.report.page.anatomy import anatomy, configuration_of
 from evaluator.report.page.axes import axes_shown
 from tests.results.build import HARDWARE, PARALLEL, measured
 
@@ -37,8 +37,12 @@ def ds():
     return found
 
 
+def anatomy_of(ds, row):
+    return anatomy(ds, axes_shown(ds), row, configuration_of(ds, row))
+
+
 def test_times_are_those_of_the_estimate_at_the_load_of_the_run(ds):
-    found = anatomy(ds, axes_shown(ds), 4)  # l40s, tensor parallel 4
+    found = anatomy_of(ds, 4)  # l40s, tensor parallel 4
     given = {"calibration": "datasheet", "prompt_tokens": 1024, "output_tokens": 128, "tensor_parallel": 4}
     alone, together = (estimate("llama-3.1-8b", "l40s", batch=batch, **given) for batch in (1, 8))
     for phase, time_s in zip(found["phases"], (alone.prefill.time_s, together.decode.time_s), strict=True):
@@ -52,27 +56,27 @@ def test_drafts_are_operators_of_a_decode_step(ds):
     speculative = "{method: eagle, tokens: 3, acceptance: 0.6, vocabulary: 32000}"
     ds.attrs["scenario"] = SCENARIO.replace("replicas: 2", f"replicas: 2, speculative: {speculative}")
     ds["accepted_per_iteration"] = ("config", np.full(9, 2.0))
-    decode = anatomy(ds, axes_shown(ds), 4)["phases"][1]
+    decode = anatomy_of(ds, 4)["phases"][1]
     assert sum(one["share"] for one in decode["operators"]) == pytest.approx(100, abs=0.2)
     assert any(one["name"].startswith("draft.") for one in decode["operators"])
 
 
 def test_the_largest_operators_come_first(ds):
-    for phase in anatomy(ds, axes_shown(ds), 0)["phases"]:
+    for phase in anatomy_of(ds, 0)["phases"]:
         times = [one["milliseconds"] for one in phase["operators"]]
         assert times == sorted(times, reverse=True) and phase["operators"][0]["bound"]
 
 
 def test_a_design_that_did_not_run_has_none(ds):
     ds["status"] = ("config", np.full(9, "infeasible: no room"))
-    assert anatomy(ds, axes_shown(ds), 0) is None
+    assert anatomy_of(ds, 0) is None
 
 
 @pytest.mark.parametrize("text", ["", "name: [", "name: x\n", "just words", SCENARIO.replace("1024", "many")])
 def test_a_scenario_that_cannot_be_read_here_has_none(ds, text):
     ds.attrs["scenario"] = text
-    assert anatomy(ds, axes_shown(ds), 0) is None
+    assert anatomy_of(ds, 0) is None
 
 
 def test_a_result_without_means_has_none(ds):
-    assert anatomy(ds.drop_vars("ttft_s_mean"), axes_shown(ds), 0) is None
+    assert anatomy_of(ds.drop_vars("ttft_s_mean"), 0) is None

@@ -3,12 +3,16 @@
 Where no Chromium is installed these tests skip; EVALUATOR_BROWSER names one that is elsewhere.
 """
 
+import csv
+import io
+
 import numpy as np
 import pytest
 
 from evaluator.report.page import write_page
 from evaluator.report.page.rows import ranked
 from tests.report.page.browser import Browser, find
+from tests.report.test_search import dataset
 from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, axis, measured, sweep
 
 pytest.importorskip("plotly")
@@ -101,7 +105,7 @@ def test_a_heading_sorts_down_and_up_and_what_is_not_known_stays_last(page):
 
 
 def test_filters_by_axis_words_and_measure(page, design_sweep):
-    choose(page, ("#filters", "hardware"), "1")
+    choose(page, ("#filters", "hardware"), "l40s")
     assert set(column(page, "hardware")) == {"l40s"}
     choose(page, ("#filters", "words"), "chunked cannot")
     assert set(column(page, "policy")) == {"chunked"} and set(column(page, "state")) == {"cannot run"}
@@ -195,7 +199,7 @@ def test_values_stand_in_the_cells_of_a_map_where_there_is_room(browser, file):
     for width, told in ((1280, True), (390, False)):
         browser.open(file, width=width, height=844)
         browser.show("#heat")
-        texts = browser.run("document.querySelector('#heat .chart').data[0].text.flat()")
+        texts = browser.run("document.querySelector('#heat .chart').data[1].text")
         assert any(any(letter.isdigit() for letter in text) for text in texts) == told and any(texts)
 
 
@@ -315,3 +319,255 @@ def test_pages_without_choices(browser, tmp_path):
         for part in ("#best-of", *CHARTS, "#help", "#time"):
             browser.show(part)
         assert browser.errors == [] and browser.run("document.querySelector('#failure').hidden")
+
+
+# --- what a reader chooses stands in the address
+
+
+def test_sort_filters_columns_design_and_theme_stand_in_the_address(browser, file):
+    browser.open(file)
+    browser.click("#theme")
+    choose(browser, ("#filters", "hardware"), "mi300x")
+    choose(browser, ("#filters", "words"), "chunked tensor")
+    browser.run(
+        "[...document.querySelectorAll('#ranking th button')].find((b) => b.innerText.startsWith('TPOT')).click()"
+    )
+    browser.click("#ranking tbody tr:nth-child(3) td:nth-child(2)")
+    browser.run("document.querySelector('nav a[href=\"#heat\"]').click()")
+    browser.wait("location.hash.startsWith('#heat&')")
+    shown = "[document.querySelector('#ranking').innerText, document.querySelector('#design').innerText]"
+    before, link = browser.run(shown), browser.run("location.hash")
+    browser.open(file)
+    assert browser.run(shown) != before
+    browser.open(file, fragment=link)
+    assert browser.run(shown) == before and set(column(browser, "policy")) == {"chunked"}
+    assert browser.run("document.documentElement.dataset.theme") == "dark"
+    browser.wait("scrollY > 500")  # at the section of the link
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("fragment", [
+    "#designs", "#&%E0%A4%A&=&&", "#a&sort",
+    "#none&sort=none&design=999999&is.hardware=none&measure=none&bound=x&columns=,",
+])  # fmt: skip
+def test_an_address_that_fits_nothing_shows_the_page_as_it_is(browser, file, fragment):
+    browser.open(file)
+    shown = browser.run("document.querySelector('#design').innerText")
+    browser.open(file, fragment=fragment)
+    assert browser.run("document.querySelector('#design').innerText") == shown
+    assert len(column(browser, "hardware")) == 20 and browser.errors == []
+
+
+# --- saturated designs
+
+
+def test_saturated_designs_are_not_steady_and_do_not_lead_a_table_sorted_by_a_measure(browser, tmp_path):
+    ds = sweep(HARDWARE, PARALLEL, RATE)
+    ds["steady"] = ("config", np.arange(72) % 2 == 0)
+    browser.open(write_page(ds, tmp_path / "page.html"), fragment="#designs&sort=cost")
+    for _ in range(3):
+        states = column(browser, "state")
+        calm = [state != "saturated" for state in states]
+        assert calm == sorted(calm, reverse=True)
+        told = [word != "–" for word in column(browser, "steady")]
+        assert told == [state not in ("saturated", "cannot run") for state in states]
+        browser.click("#pager button:nth-child(3)")
+    assert "saturated" in states
+    assert "sorted by cost, rising, saturated ones behind" in browser.run(
+        "document.querySelector('#table-state').innerText"
+    )
+
+
+# --- stages of a pipeline
+
+
+def piped(count=3):
+    """A dataset of a pipeline: retrieval, which a third of the requests pass, prefill, decode and a postprocess."""
+    ds = measured((axis("workload.arrivals.rate_rps", *map(float, range(1, count + 1))),))
+    names, ones = ["retrieval", "prefill", "decode", "post"], np.ones((count, 1))
+    wait, service = np.array([0.3, 0.1, 0.0, 0.0]), np.array([0.6, 0.2, 2.0, 0.1])
+    share = np.array([0.5, 1.0, 1.0, 1.0])
+    found = {
+        "stage_wait_s_mean": wait,
+        "stage_service_s_mean": service,
+        "stage_share": share,
+        "stage_utilisation": share,
+    }
+    ds = ds.assign({name: (("config", "stage"), ones * each) for name, each in found.items()}).assign_coords(
+        stage=names
+    )
+    for name in ("stage_wait_s", "stage_service_s"):
+        shape = (count, len(names), ds.sizes["quantile"])
+        ds[name] = (("config", "stage", "quantile"), np.ones(shape), {"units": "s"})
+    ds["queue_wait_s_mean"][:], ds["ttft_s_mean"][:], ds["e2e_s_mean"][:] = 0.85, 0.8, 2.9
+    return ds
+
+
+def test_the_time_of_a_pipeline_goes_to_its_stages(browser, tmp_path):
+    browser.open(write_page(piped(), tmp_path / "page.html"))
+    browser.show("#time")
+    traces = browser.run("document.querySelector('#time .chart').data.map(({name, y}) => [name, y[0]])")
+    assert dict(traces) == pytest.approx({
+        "the server's front": 0.05, "waiting for retrieval": 0.15, "retrieval": 0.3, "waiting for prefill": 0.1,
+        "prefill": 0.2, "decode": 2.0, "post": 0.1,
+    })  # fmt: skip
+    assert sum(seconds for _, seconds in traces) == pytest.approx(2.9)
+    choose(browser, ("#time", "as"), "first")
+    browser.wait("document.querySelector('#time .chart').data.length === 5")
+    card = browser.run("document.querySelector('#design').innerText")
+    assert "retrieval\t50\t50\t0.300\t0.600\n" in card
+    assert browser.errors == []
+
+
+# --- what the charts say
+
+
+def test_curves_mark_and_count_what_lies_beyond_the_chart(page):
+    page.show("#curves")
+    chart = "document.querySelector('#curves .chart')"
+    top = page.run(f"10 ** {chart}.layout.yaxis.range[1]")
+    values = page.run(f"{chart}.data.filter((one) => one.opacity === 0.4).flatMap((one) => one.y)")
+    marks = page.run(f"{chart}.data.filter((one) => one.cliponaxis === false).flatMap((one) => one.y.filter(Boolean))")
+    beyond = sum(value > top for value in values)
+    assert beyond == len(marks) > 0 and marks == pytest.approx([top] * beyond)
+    assert f"△: {beyond} of {len(values)} designs lie beyond" in page.run(
+        "document.querySelector('#curves figcaption').innerText"
+    )
+
+
+def test_the_heading_of_curves_names_what_they_are_over(browser, file, tmp_path):
+    browser.open(file)
+    browser.show("#curves")
+    assert browser.run("document.querySelector('#curves h2').innerText") == "Over the load"
+    seqs = axis("deployment.batching.max_num_seqs", 64, 128, 256)
+    browser.open(write_page(sweep(HARDWARE, seqs), tmp_path / "page.html"))
+    browser.show("#curves")
+    assert browser.run("document.querySelector('#curves h2').innerText") == "Over max num seqs"
+
+
+def test_alternative_texts_are_findings_and_no_captions(page):
+    for chart in CHARTS:
+        page.show(chart)
+        told = page.run(f"document.querySelector('{chart} .chart').ariaLabel")
+        assert any(figure.isdigit() for figure in told) and told != page.run(
+            f"document.querySelector('{chart} figcaption').innerText"
+        )
+    assert "the front goes from" in page.run("document.querySelector('#front .chart').ariaLabel")
+    assert "h100-sxm from 0.197 at 1 to" in page.run("document.querySelector('#curves .chart').ariaLabel")
+    assert "highest" in page.run("document.querySelector('#heat .chart').ariaLabel")
+
+
+def test_sensitivities_without_any_effect_are_said_and_a_search_has_no_such_section(browser, tmp_path):
+    ds = measured((HARDWARE,)).assign_coords(input=("input", ["flops"], {"description": "what it is"}))
+    for name in ("ttft_s", "tpot_s", "slo_attainment", "usd_per_mtok", "output_tok_per_s"):
+        wide = ("quantile",) if name in ("ttft_s", "tpot_s") else ()
+        for suffix in ("", "_stderr", "_step_error"):
+            shape = tuple(ds.sizes[each] for each in ("config", "input", *wide))
+            ds[f"{name}_elasticity{suffix}"] = (("config", "input", *wide), np.zeros(shape))
+    browser.open(write_page(ds, tmp_path / "page.html"))
+    browser.show("#help")
+    assert browser.run("document.querySelector('#help .chart').hidden")
+    assert "changes none of its measures" in browser.run("document.querySelector('#help').innerText")
+    browser.open(write_page(dataset(), tmp_path / "search.html"))
+    assert browser.run("document.querySelector('#help')") is None
+    assert browser.run("document.querySelector('nav a[href=\"#help\"]')") is None and browser.errors == []
+
+
+# --- reading it: contrast, width, paper, spreadsheets
+
+CONTRAST = """(() => {
+const canvas = Object.assign(document.createElement('canvas'), {width: 1, height: 1}).getContext('2d');
+const parts = (colour) => {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+};
+const light = (colour) => {
+    const [r, g, b] = colour.map((part) => part / 255).map(
+        (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const ground = (node) => {
+    for (; node; node = node.parentElement) {
+        const found = parts(getComputedStyle(node).backgroundColor);
+        if (found[3] === 255) return found;
+    }
+    return [255, 255, 255];
+};
+const cells = (label) => {  // the colour of the cell of a heat map that a text stands in
+    const chart = label.closest('.chart');
+    if (chart?.data[0].type !== 'heatmap' || !label.closest('.textpoint')) return null;
+    const {data: [heat, marks]} = chart, at = [...chart.querySelectorAll('.textpoint text')].indexOf(label);
+    const [i, j] = [heat.y.indexOf(marks.y[at]), heat.x.indexOf(marks.x[at])];
+    const share = Math.min(1, Math.max(0, (heat.z[i][j] - heat.zmin) / (heat.zmax - heat.zmin)));
+    const scale = heat.colorscale.map(([, colour]) => parts(colour));
+    if (heat.reversescale) scale.reverse();
+    const place = share * (scale.length - 1), [low, high] = [scale[Math.floor(place)], scale[Math.ceil(place)]];
+    return low.map((part, k) => part + (place % 1) * (high[k] - part));
+};
+const found = [];
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement, text = walker.currentNode.data.trim();
+    if (!text || !node.getClientRects().length || node.closest('script, style, :disabled') || text === '●') continue;
+    const style = getComputedStyle(node), label = node.closest('text');
+    const [one, two] = [parts(label ? style.fill : style.color), cells(label ?? node) ?? ground(node)].map(light);
+    const ratio = (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
+    if (ratio < 4.5) found.push([Number(ratio.toFixed(2)), text.slice(0, 40)]);
+}
+return found;
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_all_text_has_a_contrast_of_at_least_4_5_to_1(browser, tmp_path, dark):
+    browser.open(write_page(sweep(HARDWARE, PARALLEL, POLICY, RATE), tmp_path / "page.html"), dark=dark)
+    for chart in CHARTS:
+        browser.show(chart)
+    assert browser.run(CONTRAST) == []
+    choose(browser, ("#heat", "measure"), "ttft_s p90")  # of which low is better
+    browser.wait("document.querySelector('#heat .chart').data[0].reversescale")
+    assert browser.run(CONTRAST) == []
+
+
+def test_the_table_uses_the_width_of_the_screen(browser, file):
+    browser.open(file, width=1400)
+    box = "document.querySelector('#designs .scroll')"
+    assert browser.run(f"{box}.clientWidth") > 1300 and browser.run(f"{box}.scrollWidth <= {box}.clientWidth")
+    assert browser.run("document.documentElement.scrollWidth") == 1400
+
+
+def test_a_page_that_is_printed_without_scrolling_has_its_charts_whole_tables_and_colours(browser, file):
+    browser.open(file, dark=True)
+    browser.wait("document.readyState === 'complete'")  # what prints pages by itself waits for that
+    before = browser.run("[document.documentElement.dataset.theme, document.querySelector('main').clientWidth]")
+    browser.run("window.dispatchEvent(new Event('beforeprint'))")
+    browser.run("Promise.resolve()")
+    sheet = browser.run("document.querySelector('main').clientWidth")
+    for chart in CHARTS:
+        assert browser.run(f"document.querySelector('{chart} .chart .main-svg').width.baseVal.value") <= sheet
+    for box in browser.run(
+        "[...document.querySelectorAll('main .scroll')].map((box) => [box.scrollWidth, box.clientWidth])"
+    ):
+        assert box[0] <= box[1] + 1
+    assert browser.run("document.documentElement.dataset.theme") == "light"
+    browser.run("window.dispatchEvent(new Event('afterprint'))")
+    assert browser.run("[document.documentElement.dataset.theme, document.querySelector('main').clientWidth]") == before
+    browser.open(file)
+    browser.wait("document.readyState === 'complete'")
+    assert browser.printed().startswith(b"%PDF")
+    assert all(browser.run(f"document.querySelector('{chart} .chart').dataset.drawn") for chart in CHARTS)
+    assert browser.errors == []
+
+
+def test_no_cell_of_saved_csv_is_a_formula(browser, tmp_path):
+    ds = sweep(HARDWARE, RATE)
+    names = np.select([ds["hardware"] == "h100-sxm", ds["hardware"] == "l40s"], ["=1+1", "@SUM(A1)\r"], '-2+3,"x"')
+    ds = ds.assign_coords(hardware=("config", names, ds["hardware"].attrs))
+    ds["usd_per_mtok"][:] = -1.5  # a number may be negative
+    browser.open(write_page(ds, tmp_path / "page.html"))
+    browser.run("window.URL.createObjectURL = (blob) => { window.saved = blob; return 'blob:none'; }; 0")
+    browser.click("#pager .push")
+    rows = list(csv.reader(io.StringIO(browser.run("saved.text()"), newline="")))
+    assert len(rows) == 25 and {row[1] for row in rows[1:]} == {"'=1+1", "'@SUM(A1)\r", '\'-2+3,"x"'}
+    cost = rows[0].index("usd_per_mtok [USD/Mtok]")
+    assert {row[cost] for row in rows[1:]} == {"-1.5"}

@@ -11,7 +11,8 @@ from evaluator.errors import InputError
 from evaluator.report.page import write_page
 from evaluator.report.page.words import own_words, with_error
 from evaluator.report.picture.style import COLOURS
-from tests.results.build import HARDWARE, PARALLEL, RATE, sweep
+from tests.report.test_search import dataset
+from tests.results.build import HARDWARE, PARALLEL, RATE, Objective, measured, sweep
 
 pytest.importorskip("plotly")
 
@@ -100,6 +101,54 @@ def test_nothing_can_run(page):
 def test_one_design(page):
     html = page(sweep())
     assert "the one design of the scenario" in text_of(html) and data_of(html)["axes"] == []
+
+
+@pytest.mark.parametrize("ds, verdict, said", [
+    (sweep(HARDWARE, RATE), "12 of 24 designs meet the objectives", "The best is mi300x"),
+    (sweep(HARDWARE, RATE, objectives=(Objective("tpot", "p90", 1e-3),)), "No design meets the objectives",
+     "The nearest is"),
+    (sweep(HARDWARE, RATE, objectives=()), "14 of 24 designs keep up with the load", "The best is"),
+    (sweep(HARDWARE, room=False), "No design can run", "None of the 3 designs can run."),
+    (sweep(), "The design meets the objectives", "The best is the one design of the scenario"),
+    (dataset(), "3 of 5 designs meet the objectives at some rate", "The best is b200-sxm"),
+    (dataset(goodput_rps=np.zeros(5)), "No design meets the objectives at any rate", "The nearest is"),
+    (dataset(rate_rps=6.0), "3 of 5 designs serve 6 requests/s", "The best is l40s"),
+])  # fmt: skip
+def test_the_headline_is_the_verdict(page, ds, verdict, said):
+    none = verdict == "No design meets the objectives"
+    if none:
+        ds["slo_met"][:] = False
+    html = page(ds)
+    assert f"<h2>{verdict}</h2>" in html and said in text_of(html)
+    assert ("(objective: 1 ms, missed)" in text_of(html)) == none
+
+
+def test_the_answer_says_what_to_launch_and_how_far_it_may_be_off(page):
+    ds = measured((HARDWARE,))
+    ds.attrs["scenario"] = SCENARIO
+    text = text_of(page(ds))
+    answer = text[text.index("to launch") :][:400]
+    assert answer.startswith(
+        "to launch vLLM; 2 replicas of llama-3.1-8b on 4 mi300x each, tensor parallel 4, mixed batching, at most 64 "
+        "sequences and 2,048 tokens an iteration, prefix caching expected error, 68 % of measured means within TTFT ± "
+    )
+
+
+SCENARIO = """
+name: small
+workload:
+  arrivals: {process: poisson, rate_rps: 2}
+  lengths: {source: fixed, prompt_tokens: 1024, output_tokens: 128}
+  requests: 60
+deployment:
+  model: llama-3.1-8b
+  hardware: h100-sxm
+  calibration: datasheet
+  replicas: 2
+  tensor_parallel: 4
+  batching: {policy: mixed, max_num_seqs: 64, max_num_batched_tokens: 2048}
+  kv: {prefix_caching: true}
+"""
 
 
 def test_no_objectives_and_no_price(page):

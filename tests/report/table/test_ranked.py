@@ -123,6 +123,28 @@ def test_wide_tables_drop_measures_but_never_say_less_about_the_design():
         assert f"knob{n}" in text
 
 
+def test_waits_and_services_of_the_best_design_by_stage():
+    ds = sweep(HARDWARE).assign_coords(stage=["retrieval", "prefill", "never"])
+    assert "stage" not in ranked_table(sweep(HARDWARE))
+    best = ranking(ds, np.arange(3))[0][0]
+    for name, values in (
+        ("stage_wait_s_mean", [0.01, 0.2, np.nan]), ("stage_service_s_mean", [0.25, 0.09, np.nan]),
+        ("stage_share", [0.3, 1.0, np.nan]), ("stage_utilisation", [np.nan, 0.5, np.nan]),
+    ):  # fmt: skip
+        ds[name] = (("config", "stage"), np.full((3, 3), np.nan))
+        ds[name][best] = values
+    lines = ranked_table(ds).splitlines()
+    at = next(place for place, line in enumerate(lines) if line.startswith("stage of #1"))
+    assert lines[at : at + 6] == [
+        "stage of #1      wait   service  requests  busy",
+        "             mean, ms  mean, ms",
+        "-----------------------------------------------",
+        "retrieval          10       250       30%     -",
+        "prefill           200        90      100%   50%",
+        "",
+    ]
+
+
 def test_what_is_everywhere_the_same_is_said_once():
     text = ranked_table(sweep(axis("deployment.model", "llama"), RATE))
     assert "all with model=llama" in text

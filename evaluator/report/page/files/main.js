@@ -41,7 +41,7 @@ async function start() {
   });
   copyButton(document.getElementById("copy-scenario"), () => document.getElementById("scenario-text").textContent);
   onPaper(page);
-  if (address.values.size) document.getElementById(address.section)?.scrollIntoView(); // else the browser does
+  if (address.values.size) document.getElementById(address.section)?.scrollIntoView({ behavior: "instant" }); // else the browser does
   const idle = window.requestIdleCallback ?? ((work) => setTimeout(work, 200));
   await new Promise((done) => idle(() => page.plotly().then(done))); // so that the first chart need not wait for it
 }
