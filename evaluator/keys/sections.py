@@ -45,9 +45,13 @@ class Section(Reader):
         values = {key: parts[key] if key in parts else getattr(base, key) for key in self.table}
         return _checked(self.build(**values), self.check, place)
 
-    def inside(self, base: Any) -> dict[str, tuple[Reader, Any]]:
-        """How the keys below are read, and their values in ``base``."""
-        return {key: (entry.read, getattr(base, key)) for key, entry in self.table.items()}
+    def names(self, base: Any) -> Iterable[str]:
+        """The keys below."""
+        return self.table
+
+    def below(self, base: Any, name: str) -> tuple[Reader, Any]:
+        """How a key is read, and its value in ``base``."""
+        return self.table[name].read, getattr(base, name)
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,13 @@ class Named(Reader):
         whole = {name: value for name, value in {**base, **parts}.items() if value is not None}
         return _checked(whole, self.check, place)
 
-    def inside(self, base: Mapping[str, Any]) -> dict[str, tuple[Reader, Any]]:
-        """How the names in ``base`` are read, and their sections."""
-        return {name: (self.entry, value) for name, value in base.items()}
+    def names(self, base: Mapping[str, Any]) -> Iterable[str]:
+        """The names in ``base``."""
+        return base
+
+    def below(self, base: Mapping[str, Any], name: str) -> tuple[Reader, Any]:
+        """How a section is read, and the one of this name in ``base``."""
+        return self.entry, base[name]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from evaluator.keys import (
@@ -154,7 +155,7 @@ def _designs(name: Any, written: Any, where: Place) -> RawAxis:
 
 def _table(name: str, written: Any, where: Place) -> RawAxis:
     table = read_designs(resolve_file(written, where))
-    return RawAxis(name, table.labels, table.rows, table.place, designs=True)
+    return RawAxis(name, table.labels, table.rows, partial(table.place, where.folder), designs=True)
 
 
 def _sampled(

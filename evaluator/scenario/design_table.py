@@ -34,11 +34,10 @@ class DesignTable:
     labels: tuple[Any, ...]
     headers: Mapping[str, str]
 
-    def place(self, row: int) -> Place:
-        """Where a row stands, for messages."""
-        return Place(
-            f"{self.file}, line {self.lines[row]}", notes={p: f" (column {h})" for p, h in self.headers.items()}
-        )
+    def place(self, folder: Path | None, row: int) -> Place:
+        """Where a row stands, for messages; the files that it names lie in the ``folder`` of the scenario."""
+        notes = {path: f" (column {header})" for path, header in self.headers.items()}
+        return Place(f"{self.file}, line {self.lines[row]}", notes=notes, folder=folder)
 
 
 def read_designs(file: str) -> DesignTable:

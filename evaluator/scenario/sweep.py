@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from evaluator.catalog.what_if import in_si
 from evaluator.errors import InputError
 from evaluator.keys import Place, is_interval, split_path, written
+from evaluator.records import with_fields
 from evaluator.scenario.axes import RawAxis
 from evaluator.scenario.encoded import identity
 from evaluator.scenario.key_paths import get, leaves
@@ -155,7 +155,7 @@ def _following(base: Workload, read: dict[str, Any], follows: frozenset[str], wh
     """Checks the workload as a whole; returns the defaults that differ from the base's because of this value."""
     place = where.key("workload")
     unsaid: dict[str, Any] = dict.fromkeys(follows)
-    workload = finish(replace(base, **(unsaid | read)), place)
+    workload = finish(with_fields(base, **(unsaid | read)), place)
     check_workload(workload, place)
     moved = [key for key in follows if getattr(workload, key) != getattr(base, key)]
     return {path: leaf for key in moved for path, leaf in leaves(written(getattr(workload, key)), f"workload.{key}")}

@@ -7,7 +7,7 @@ arrivals, whose process chooses the other keys) is one field, a key of ``batchin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -72,7 +72,7 @@ class Base:
             value, checked = getattr(self, field[0]), False
             for key in field[1:]:
                 checked = checked or getattr(reader, "check", None) is not None
-                reader, value = reader.inside(value)[key]  # type: ignore[attr-defined]
+                reader, value = reader.below(value, key)  # type: ignore[attr-defined]
             self._checked[field] = checked
         return self._checked[field]
 
@@ -96,10 +96,9 @@ def field_depth(reader: Reader, base: Any, keys: tuple[str, ...]) -> int:
     for depth, key in enumerate(keys):
         if base is None or not isinstance(reader, Section | Named):
             return depth
-        inside = reader.inside(base)
-        if key not in inside:
+        if key not in reader.names(base):
             return depth if isinstance(reader, Named) else depth + 1
-        reader, base = inside[key]
+        reader, base = reader.below(base, key)
     return len(keys)
 
 
@@ -116,7 +115,6 @@ def owner(field: FieldPath, among: Iterable[FieldPath]) -> FieldPath:
 
 def read_field(base: Base, field: FieldPath, changes: Mapping[str, Any], place: Place) -> Any:
     """One field with ``changes``, all of which lie in it, applied to the base. Errors: InputError as in a file."""
-    place = replace(place, folder=base.place.folder)  # a file that a table of designs names lies beside the scenario
     own = ".".join(field)
     if len(changes) == 1 and own in changes:
         return _read(base, field, changes[own], place)
@@ -136,7 +134,7 @@ def _read(base: Base, field: FieldPath, raw: Any, place: Place) -> Any:
     reader: Reader = SECTIONS[field[0]]
     value = getattr(base, field[0])
     for key in field[1:-1]:
-        reader, value = reader.inside(value)[key]  # type: ignore[attr-defined]
+        reader, value = reader.below(value, key)  # type: ignore[attr-defined]
     where = place.key(".".join(field[:-1]))
     if isinstance(reader, Named):
         return None if raw is None else reader.entry(raw, where.key(field[-1]))
@@ -163,10 +161,11 @@ def rebuilt(
         return read[at]
     depth = len(at)
     touched = {field[depth] for field in read if field[:depth] == at}
+    assert isinstance(reader, Section | Named)
     parts = {
-        name: rebuilt(below, value, (*at, name), read, place, join)
-        for name, (below, value) in reader.inside(base).items()  # type: ignore[attr-defined]
+        name: rebuilt(*reader.below(base, name), (*at, name), read, place, join)
+        for name in reader.names(base)  # in the order of the keys, as the first of several faults is told
         if name in touched
     }
     where = place.key(".".join(at))
-    return join(parts, lambda values: reader.rebuilt(base, values, where))  # type: ignore[attr-defined]
+    return join(parts, lambda values: reader.rebuilt(base, values, where))

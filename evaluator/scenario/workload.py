@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from evaluator.keys import (
@@ -22,6 +22,7 @@ from evaluator.keys import (
     section_of,
     section_schema,
 )
+from evaluator.records import with_fields
 from evaluator.scenario.arrivals import Arrivals, arrivals_reader
 from evaluator.scenario.lengths import Lengths, ModelShare, lengths_reader, models_reader, pipelines_reader
 from evaluator.scenario.reasoning import Reasoning, reasoning_reader
@@ -209,7 +210,7 @@ def finish(read: Workload, place: Place) -> Workload:
         raise place.key("cooldown_requests").error(
             f"must leave some of {requests} requests, of which {warmup} are cut at the start, got {cooldown}"
         )
-    found = replace(read, lengths=lengths, requests=requests, warmup_requests=warmup, cooldown_requests=cooldown)
+    found = with_fields(read, lengths=lengths, requests=requests, warmup_requests=warmup, cooldown_requests=cooldown)
     trace = found.trace
     for name in ("models", "pipelines"):
         if trace is not None and getattr(found, name) and getattr(trace, name):
