@@ -16,7 +16,7 @@ help:
 	@echo "make test-fast  the quick ones among them (90 s)"
 	@echo "make test-thorough  all random cases of the tests, of which the others try a share, on optimised programs"
 	@echo "make check      formatting, lint and types"
-	@echo "make typed      write evaluator/typed.py anew, after a change of the scenario's keys"
+	@echo "make typed      write evaluator/typed.pyi anew, after a change of the scenario's keys"
 	@echo "make bench      the benchmarks (minutes)"
 	@echo "make pictures   the pictures of scenarios/ anew (some 15 minutes; NAMES=\"policies.png kv-storage.png\": those)"
 	@echo "make errors     the tables of expected errors anew, from measurements in DATA ($(DATA)); half an hour"
@@ -51,15 +51,15 @@ test-fast: $(READY)
 test-thorough: $(READY)
 	EVALUATOR_THOROUGH=1 $(PYTEST)
 
-check: $(READY)
+check: typed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 typed: $(READY)
 	@mkdir -p .cache
-	$(BIN)/python -m evaluator.scenario.python_types | $(BIN)/ruff format - > .cache/typed.py
-	mv .cache/typed.py evaluator/typed.py
+	$(BIN)/python -m evaluator.scenario.python_types > .cache/typed.pyi
+	mv .cache/typed.pyi evaluator/typed.pyi
 
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks

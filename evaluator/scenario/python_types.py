@@ -1,6 +1,7 @@
 """The scenario's keys as Python types, for editors and type checkers: made from the schema that files are checked by.
 
-``evaluator/typed.py`` is what this module writes, formatted (``make typed``); a test holds it in step with the keys.
+``evaluator.typed`` makes them at run time. ``evaluator/typed.pyi``, which editors and checkers read, is what this
+module writes: into every wheel and every installation for development (``hatch_build.py``), and by ``make typed``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _HEAD = '''"""The scenario file as Python types: dictionaries that editors compl
 time all of them are plain dictionaries, and what the loader refuses of a file it refuses of them. Quantities are SI
 numbers or texts with a unit (``80GB``, ``50ms``).
 
-Written by ``evaluator.scenario.python_types`` from the tables of keys (``make typed``): change those, not this file.
+Written by ``evaluator.scenario.python_types`` from the keys of the records (``make typed``): change those.
 """
 
 from __future__ import annotations

@@ -16,11 +16,9 @@ SHARED = {
 
 
 def places() -> dict[str, list[str]]:
-    """The files that define each class name. ``typed`` is written from the records that it names."""
+    """The files that define each class name."""
     found = defaultdict(list)
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path.name == "typed.py":
-            continue
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(path.relative_to(PACKAGE).as_posix())

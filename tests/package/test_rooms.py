@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "evaluator"
 ORDER = (
     # What knows nothing of serving
     ("errors", "version", "progress", "device", "records"),
-    ("units", "yaml", "typed"),
+    ("units", "yaml"),
     # What things are, and how long an iteration takes
     ("catalog",),
     ("huggingface",),
@@ -31,6 +31,7 @@ ORDER = (
     ("tiers",),
     ("stages",),
     ("scenario",),
+    ("typed",),  # which is made from the keys
     ("traffic",),
     ("replica",),
     ("accuracy",),

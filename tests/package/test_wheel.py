@@ -1,6 +1,7 @@
 """The wheel carries the data and works from any directory."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import evaluator
+from evaluator.scenario.python_types import python_types
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,6 +57,22 @@ def test_the_wheel_holds_all_data_files_and_nothing_else_of_the_repository(wheel
     assert wanted <= held
     assert {name.split("/")[0] for name in held} == {"evaluator", f"evaluator-{evaluator.__version__}.dist-info"}
     assert "evaluator/py.typed" in held
+
+
+def test_the_wheel_has_the_types_of_the_keys(wheel):
+    assert zipfile.ZipFile(wheel).read("evaluator/typed.pyi").decode() == python_types()
+
+
+def test_an_installation_for_development_writes_the_types_of_the_keys_into_the_checkout(tmp_path):
+    pytest.importorskip("hatchling")
+    for name in ("evaluator", "models", "calibration"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "typed.pyi"))
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    program = "from hatchling.build import build_editable; build_editable('.')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "evaluator" / "typed.pyi").read_text() == python_types()
 
 
 def test_the_installed_wheel_finds_its_data_from_any_directory(wheel, tmp_path):
