@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -43,17 +44,22 @@ KEPT = (
 )  # suffixes of written files that are compared; what a page or a trace holds is in others
 SHOWN = 3  # differing lines of a text that are shown
 
-CHANGES: Sequence[tuple[str, str, str]] = ()
+_SIMULATOR = "the engine is vLLM; what runs it is a simulator"
+
+CHANGES: Sequence[tuple[str, str, str]] = (
+    (r"\bengine(?= (iteration|request|token)s?\b)", "simulator", _SIMULATOR),
+    (r"is not an engine; allowed: iter", "is not a simulator; allowed: iter", _SIMULATOR),
+    (r"\bengine(?= \(KEYWORD_ONLY, 'iteration')", "simulator", _SIMULATOR),
+)
 """Texts that were changed on purpose: a regular expression of the text before, what stands there after (as ``re.sub``
 has it), and the reason.
 
-A text that differs only so is listed as intended and is no difference. White space is not compared then, since help is
-filled anew around a longer word. For example
-``(r"--engine (iteration|tokens)", r"--simulator \\1", "the engine is vLLM; what runs it is a simulator")``.
+A text that differs only so is no difference; how many there are is told by their reasons. White space is not compared
+then, since help is filled anew around a longer word.
 """
 
-CLOCK = ("created",)
-"""Attributes of a dataset that tell when it was made."""
+UNCOMPARED = ("created", "sweep_fingerprint")
+"""Attributes of a dataset that tell when it was made, and by which sources."""
 
 _PROGRESS = re.compile(r"^[\d,]+/[\d,]+ (?!of )|\d%\|")
 """A line on stderr that tells how far and how fast a run is, as ``Progress`` or tqdm write it; it is not recorded."""
@@ -165,25 +171,28 @@ def record(folder: Path, only: str, jobs: int) -> None:
             print(f"{done:4d}/{len(ready)} {told}", flush=True)
 
 
-def differences(before: Path, after: Path) -> Iterator[tuple[bool, str]]:
-    """Every difference between two recordings as a text, and whether it was intended."""
-    names = sorted({path.relative_to(root) for root in (before, after) for path in root.rglob("*") if path.is_file()})
-    for name in (name for name in names if not any(part.startswith(".") for part in name.parts)):
-        there = [(root / name).exists() for root in (before, after)]
-        if not all(there):
-            yield False, f"{name}: is only in {after if there[1] else before}"
+Difference = tuple[str, str]
+"""What differs, and the reason where it was intended (else empty)."""
+
+
+def differences(before: Path, after: Path) -> Iterator[Difference]:
+    """Every difference between two recordings."""
+    # Files of the cases: whatever else lies beside their folders is the user's.
+    files = {path.relative_to(root) for root in (before, after) for path in root.glob("*/[!.]*/*")}
+    for name in sorted(files):
+        old, new = before / name, after / name
+        if not (old.exists() and new.exists()):
+            found: Iterator[Difference] = iter([(f"is only in {before if old.exists() else after}", "")])
         elif name.suffix == ".nc":
-            for text in _datasets_differ(before / name, after / name):
-                yield False, f"{name}: {text}"
+            found = _datasets_differ(old, new)
         else:
-            for intended, text in _texts_differ((before / name).read_text(), (after / name).read_text()):
-                yield intended, f"{name}: {text}"
-            if name.suffix == ".csv":
-                for text in _tables_differ(before / name, after / name):
-                    yield False, f"{name}: {text}"
+            found = _texts_differ("", old.read_text(), new.read_text())
+        yield from ((f"{name}: {text}", reason) for text, reason in found)
+        if name.suffix == ".csv" and old.exists() and new.exists():
+            yield from ((f"{name}: {text}", "") for text in _tables_differ(old, new))
 
 
-def _datasets_differ(before: Path, after: Path) -> Iterator[str]:
+def _datasets_differ(before: Path, after: Path) -> Iterator[Difference]:
     import xarray as xr
 
     # Undecoded, so that what is compared is what stands in the file.
@@ -191,36 +200,36 @@ def _datasets_differ(before: Path, after: Path) -> Iterator[str]:
     yield from _attributes_differ("", old.attrs, new.attrs)
     for name in sorted(map(str, {*old.variables, *new.variables})):
         if name not in old.variables or name not in new.variables:
-            yield f"{name}: only {'after' if name in new.variables else 'before'}"
+            yield f"{name}: only {'after' if name in new.variables else 'before'}", ""
             continue
         yield from _variables_differ(name, old.variables[name], new.variables[name])
         yield from _attributes_differ(f"{name}: ", old[name].attrs, new[name].attrs)
         if (name in old.coords) != (name in new.coords):
-            yield f"{name}: is a coordinate only {'before' if name in old.coords else 'after'}"
+            yield f"{name}: is a coordinate only {'before' if name in old.coords else 'after'}", ""
 
 
-def _attributes_differ(where: str, old: Mapping[Any, Any], new: Mapping[Any, Any]) -> Iterator[str]:
-    for name in sorted({*old, *new} - set(CLOCK)):
+def _attributes_differ(where: str, old: Mapping[Any, Any], new: Mapping[Any, Any]) -> Iterator[Difference]:
+    for name in sorted({*old, *new} - set(UNCOMPARED)):
         if not np.array_equal(old.get(name, ""), new.get(name, ""), equal_nan=_is_number(old.get(name))):
-            yield f"{where}attribute {name}: {_first_lines(str(old.get(name)), str(new.get(name)))}"
+            yield from _texts_differ(f"{where}attribute {name}: ", str(old.get(name)), str(new.get(name)))
 
 
 def _is_number(value: object) -> bool:
     return np.asarray(value).dtype.kind in "fc"
 
 
-def _variables_differ(name: str, old: xr.Variable, new: xr.Variable) -> Iterator[str]:
+def _variables_differ(name: str, old: xr.Variable, new: xr.Variable) -> Iterator[Difference]:
     both_texts = old.dtype.kind in "UO" and new.dtype.kind in "UO"  # whose width follows from the longest one
     if (old.dims, old.shape) != (new.dims, new.shape) or not (both_texts or old.dtype == new.dtype):
-        yield f"{name}: {old.dims} {old.shape} {old.dtype} was, {new.dims} {new.shape} {new.dtype} is"
+        yield f"{name}: {old.dims} {old.shape} {old.dtype} was, {new.dims} {new.shape} {new.dtype} is", ""
     elif old.dtype.kind in "fiu":
         text = _numbers_differ(old.values, new.values)
         if text:
-            yield f"{name}: {text}"
+            yield f"{name}: {text}", ""
     elif not (same := old.values == new.values).all():
         place = np.argwhere(~same)[0]
-        texts = _first_lines(str(old.values[tuple(place)]), str(new.values[tuple(place)]))
-        yield f"{name}: {np.count_nonzero(~same)} of {same.size} differ, first at {place.tolist()}: {texts}"
+        where = f"{name}: {np.count_nonzero(~same)} of {same.size} differ, first at {place.tolist()}: "
+        yield from _texts_differ(where, str(old.values[tuple(place)]), str(new.values[tuple(place)]))
 
 
 def _numbers_differ(old: np.ndarray, new: np.ndarray) -> str:
@@ -254,17 +263,17 @@ def _tables_differ(before: Path, after: Path) -> Iterator[str]:
             yield f"column {name}: {text}"
 
 
-def _texts_differ(old: str, new: str) -> Iterator[tuple[bool, str]]:
+def _texts_differ(where: str, old: str, new: str) -> Iterator[Difference]:
     if old == new:
         return
-    reasons, changed = [], old
+    reasons, changed = {}, old
     for pattern, text, reason in CHANGES:
         changed, count = re.subn(pattern, text, changed)
-        reasons += [reason] if count else []
-    if changed.split() == new.split() and reasons:
-        yield True, f"as intended ({'; '.join(reasons)})"
+        reasons |= {reason: count} if count else {}
+    if reasons and changed.split() == new.split():
+        yield where + "a text", "; ".join(reasons)
     else:
-        yield False, _first_lines(changed if reasons else old, new)
+        yield where + _first_lines(changed, new), ""
 
 
 def _first_lines(old: str, new: str) -> str:
@@ -282,13 +291,18 @@ def compare(before: Path, after: Path) -> int:
     for folder in (before, after):
         if not folder.is_dir():
             raise SystemExit(f"{folder}: there is no such folder")
-    count = {True: 0, False: 0}
-    for intended, text in differences(before, after):
-        count[intended] += 1
-        print(f"{'intended: ' if intended else ''}{text}", flush=True)
-    cases = len(list(before.rglob("said.txt")))
-    print(f"{cases} cases: {count[False]} differences, {count[True]} more as intended")
-    return 1 if count[False] else 0
+    count, intended = 0, Counter[str]()
+    for text, reason in differences(before, after):
+        if reason:
+            intended[reason] += 1
+        else:
+            count += 1
+            print(text, flush=True)
+    cases = len({path.parent.relative_to(root) for root in (before, after) for path in root.rglob("said.txt")})
+    print(f"{cases} cases: {count} differences")
+    for reason, times in intended.items():
+        print(f"{times} texts differ as intended: {reason}")
+    return 1 if count else 0
 
 
 def main() -> None:
