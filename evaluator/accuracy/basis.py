@@ -85,7 +85,9 @@ def design_basis(built: ReplicaBuild) -> Basis:
     """Of one replica."""
     calibration, model = built.calibration, built.model
     case = calibration.rests_on
-    if case == "runs" and model.name not in calibration.serving_runs.get(built.hardware.name, ()):
+    served = model.name in calibration.serving_runs.get(built.hardware.name, ())
+    as_stored = _weights(model, built.spec.precision.weights) == _weights(model, "checkpoint")
+    if case == "runs" and not (served and as_stored):  # in another dtype other kernels run: it is as another model
         case = "other_models"
     cases = (case, "transferred") if built.hardware.hypothetical and case in _OF_ONE_DEVICE else (case,)
     return Basis(cases, _unmeasured(built))

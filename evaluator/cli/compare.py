@@ -13,6 +13,9 @@ from evaluator.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evaluator.calibrate.serving.campaign import Fitted
+    from evaluator.scenario.scenario import Scenario
+
 GATE_FAILED = 3
 TABLE_SUFFIXES = (".csv",)
 
@@ -99,8 +102,7 @@ def _experiments(
     if not quiet:
         typer.echo(f"{len(experiments)} experiments, {seeds} seeds each", err=True)
     base = "GPU-vllm" if calibration == "auto" else calibration
-    if fit is not None:
-        _fit(experiments, base, seeds, fit, quiet)
+    fitted = [] if fit is None else _fit(experiments, base, seeds, fit, quiet)
     if held_out is not None:
         from evaluator.calibrate.serving import held_out_by_kernels
 
@@ -109,6 +111,14 @@ def _experiments(
     else:
         tables = {"own": compare.compare_experiments(experiments, calibration, range(seeds))}
     table = tables["own"]
+    seen = [one.seen for one in fitted if one.seen is not None and one.hardware != "any"]
+    if seen and held_out is None:
+        import pandas as pd
+
+        before, after = compare.headline(table), pd.concat(seen, ignore_index=True)
+        table = pd.concat([after, table[~table["exp_id"].isin(after["exp_id"])]], ignore_index=True)
+        said = ", ".join(f"{name} {value:.1f} %" for name, value in before.items())
+        typer.echo(f"With the fitted sets, which have seen these runs; mean absolute errors before the fit: {said}")
     typer.echo(compare.described(table))
     errors.write(tables, quiet)
     return table, compare.headline(table)
@@ -150,7 +160,7 @@ def _check_partition(held_out: str) -> None:
         raise InputError(f"--held-out: {held_out!r} is none of {', '.join(PARTITIONS)}")
 
 
-def _fit(experiments: list, base: str, seeds: int, folder: Path, quiet: bool) -> None:
+def _fit(experiments: list, base: str, seeds: int, folder: Path, quiet: bool) -> list[Fitted]:
     from evaluator.calibrate.serving import fit_all, told, write_all
 
     sets = fit_all(experiments, base, range(seeds))
@@ -158,6 +168,7 @@ def _fit(experiments: list, base: str, seeds: int, folder: Path, quiet: bool) ->
         typer.echo(told(one) + "\n")
         if not quiet:
             typer.echo(f"wrote {path}", err=True)
+    return sets
 
 
 def _requests(
@@ -172,12 +183,22 @@ def _requests(
         loaded = read_scenario(scenario, [*(changes or ()), f"deployment.calibration={named}"])
     case = None if errors is None else case_of(loaded.deployment)
     table, statistics = compare_requests(requests, loaded)
-    typer.echo(f"{len(table)} requests, calibration {loaded.deployment.calibration}")
+    typer.echo(f"{len(table)} requests{_sent(loaded)}, calibration {loaded.deployment.calibration}")
     typer.echo(statistics.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
     if errors is not None and case is not None:
         write_errors(errors, errors_of_requests(case, statistics, requests.name, loaded.name, loaded.deployment))
     means = statistics[statistics["statistic"] == "mean"]
     return table, {row.metric: abs(row.error_pct) for row in means.itertuples()}
+
+
+def _sent(scenario: Scenario) -> str:
+    """Who sends the requests of a comparison: the users of a closed loop, or the clock of the measured run."""
+    arrivals = scenario.workload.arrivals
+    if arrivals.process == "closed_loop":
+        return f" of {arrivals.users:,} users, each sent when an answer has come"
+    if scenario.workload.sessions.feedback:
+        return " at the times of the measured run, whatever answers the sessions wait for"
+    return ""
 
 
 def _gate(errors: dict[str, float], limit: float | None) -> None:

@@ -22,8 +22,10 @@ STATISTICS = ("mean", "p50", "p90", "p99")
 
 
 def compare_requests(path: str | Path, scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Measured requests through the deployment of ``scenario``, whose own workload is put aside.
+    """Measured requests through the deployment of ``scenario``, whose own workload is put aside but for its users.
 
+    In a closed loop a request is sent when the answer to another has come: then it is the users that send the measured
+    requests, in their order, and not the measured times, at which a faster prediction would never have sent them.
     The first table has a row per request with predicted and measured times, the second one per metric and statistic
     with the signed error. Errors: InputError where the deployment cannot run the requests.
     """
@@ -58,9 +60,17 @@ def _write_trace(path: Path, requests: pd.DataFrame) -> None:
 def _with_trace(scenario: Scenario, trace: Path, count: int) -> Scenario:
     if scenario.sweep:
         raise InputError(f"{scenario.path or scenario.name}: a comparison takes one deployment, without a sweep")
+    arrivals = scenario.workload.arrivals
+    closed = arrivals.process == "closed_loop"
+    if closed and scenario.workload.sessions.feedback:
+        raise InputError(
+            f"{scenario.path or scenario.name}: workload.sessions: users whose sessions have several turns cannot be "
+            "compared request by request, since a table of requests does not say whose turn each is; give the requests "
+            "of one turn, or compare a sweep's means"
+        )
     workload = replace(
         scenario.workload,
-        arrivals=Arrivals("trace", file=str(trace)),
+        arrivals=arrivals if closed else Arrivals("trace", file=str(trace)),
         lengths=Lengths("trace", file=str(trace)),
         requests=count,
         warmup_requests=0,

@@ -28,6 +28,13 @@ def read_requests(path: str | Path) -> pd.DataFrame:
 
     if not Path(path).is_file():
         raise InputError(f"there is no file {path}")
+    with Path(path).open("rb") as file:
+        if file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
+            raise InputError(
+                f"{path}: is JSON, as load generators write it; requests are a CSV with a row for each of them and "
+                f"the columns prompt_tokens, output_tokens, one of {', '.join(ARRIVALS)}, and ttft_s, tpot_s, e2e_s "
+                "(or _ms)"
+            )
     try:
         table = pd.read_csv(path)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
@@ -36,9 +43,10 @@ def read_requests(path: str | Path) -> pd.DataFrame:
     measured = {metric: unit for metric in METRICS for unit in _UNITS if f"{metric}_{unit}" in table}
     missing = [name for name in ("prompt_tokens", "output_tokens") if name not in table]
     if arrival is None or missing or not measured or table.empty:
+        columns = ", ".join(str(name)[:40] for name in table.columns[:20])
         raise InputError(
             f"{path}: expected requests with prompt_tokens, output_tokens, one of {', '.join(ARRIVALS)}, and measured "
-            f"times ttft_s, tpot_s, e2e_s (or _ms); there are {len(table)} with {', '.join(map(str, table.columns))}"
+            f"times ttft_s, tpot_s, e2e_s (or _ms); there are {len(table)} with {columns}"
         )
     found = pd.DataFrame({"arrival_s": _checked(path, table, arrival, -np.inf)})
     found["arrival_s"] -= found["arrival_s"].min()

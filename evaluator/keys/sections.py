@@ -202,7 +202,16 @@ def read_key(value: Any, key: str, table: Table, place: Place) -> Any:
 
 def unknown_key(name: object, table: Iterable[str], place: Place) -> InputError:
     """The exception for a key that is not in the table."""
-    return place.key(name).error(f"unknown key{did_you_mean(name, table)}; allowed here: {listed(table)}")
+    meant = _below(name, table) or did_you_mean(name, table)
+    return place.key(name).error(f"unknown key{meant}; allowed here: {listed(table)}")
+
+
+def _below(name: object, table: Iterable[str]) -> str:
+    """Of a message about an unknown key: the sections of the table that have it, one level below."""
+    entries = table.items() if isinstance(table, Mapping) else ()
+    owners = [key for key, entry in entries if isinstance(entry.read, Section) and name in entry.read.table]
+    return f" (did you mean {' or '.join(f'{key}.{name}' for key in owners)}?)" if owners else ""
+
 
 
 def key_schema(entry: Key) -> Schema:

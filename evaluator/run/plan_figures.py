@@ -65,13 +65,26 @@ def model_note(whole: Plan) -> dict[str, str]:
     return {"model_note": "; ".join(notes)} if notes else {}
 
 
+HOLDS = (
+    "holds each answer until it is whole, so that its first token comes with its last: TTFT is the time of the whole "
+    "answer and TPOT is 0, which meets any bound on it"
+)
+
+
 def stage_note(whole: Plan) -> dict[str, str]:
     """What stages of the grid's pipelines have to say of their parameters, as an attribute; nothing where none has."""
     deployments = {id(deployment): deployment for _, deployment, _ in whole.grid.points}.values()
     notes: dict[str, None] = {}
     for deployment in deployments:
+        answered = False
         for name, stage in deployment.pipeline.items():
-            said = None if stage.of_llm else kind_of(stage.kind).note(stage.parameters)
+            answered |= stage.kind == "decode"
+            if stage.of_llm:
+                continue
+            kind = kind_of(stage.kind)
+            said = kind.note(stage.parameters)
             if said is not None:
                 notes[f"pipeline.{name}: {said}"] = None
+            if answered and stage.back_to is None and not kind.streams(stage.parameters):
+                notes[f"pipeline.{name}: {HOLDS}"] = None
     return {"stage_note": "; ".join(notes)} if notes else {}

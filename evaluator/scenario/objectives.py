@@ -67,6 +67,8 @@ demand_reader = section(Demand)
 
 LONGEST_BARE_BOUND = 600.0
 """Seconds. Nobody waits longer for an answer, so that a larger bare number was meant in milliseconds."""
+_LONGEST_BARE = {"ttft": 60.0, "tpot": 5.0, "itl": 5.0}
+"""Nor longer for the first token and the next one."""
 
 _STATISTIC = re.compile(r"p([0-9]+(?:\.[0-9]+)?)")
 _bound = quantity("s", above=0)
@@ -99,7 +101,9 @@ def _statistics(value: Any, place: Place) -> tuple[tuple[str, float], ...]:
 
 def check_bare_bound(value: Any, place: Place) -> None:
     """Refuses a bound as a file gives it, without a unit, that can only have been meant in milliseconds."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and LONGEST_BARE_BOUND < value < math.inf:
+    metric = next((name for name in _LONGEST_BARE if name in place.path.split(".")), "")
+    longest = _LONGEST_BARE.get(metric, LONGEST_BARE_BOUND)
+    if isinstance(value, int | float) and not isinstance(value, bool) and longest < value < math.inf:
         raise place.error(f"{value:g} is {value:,g} s; write '{value:g}s' if you mean it, or '{value:g}ms'")
 
 

@@ -24,6 +24,7 @@ def of(model="llama-3.1-8b", hardware="h100-sxm", calibration="auto", **more):
     [
         ({}, ("runs",)),
         ({"model": "qwen3-8b"}, ("other_models",)),
+        ({"precision": Precision("fp8")}, ("other_models",)),  # the runs were of bf16, whose kernels are others
         ({"model": WhatIf.of({"like": "llama-3.1-8b", "layers": 16})}, ("other_models",)),
         ({"hardware": "a100-sxm", "model": "qwen3-14b"}, ("other_models",)),
         ({"hardware": "h200-sxm"}, ("other_devices",)),

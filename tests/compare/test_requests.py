@@ -180,3 +180,45 @@ def test_gpu_in_a_sets_name_stands_for_the_scenarios(evaluator, requests, scenar
     code, told, _ = evaluator("compare", requests, "--scenario", scenario, *options)
     assert code == 0 and "calibration h100-sxm-vllm\n" in told
     assert list(load_errors(str(table)).bands) == ["kernels"]
+
+
+CLOSED = ["workload.arrivals={process: closed_loop, users: 4}"]
+
+
+def test_the_users_of_a_closed_loop_send_the_requests(tmp_path, scenario):
+    """They send as predicted answers come, so that a run that was measured ten times as slow is met all the same."""
+    rng = np.random.default_rng(1)
+    table = pd.DataFrame({"arrival_s": np.sort(rng.random(30)), "prompt_tokens": rng.integers(20, 900, 30),
+                          "output_tokens": rng.integers(2, 60, 30), "e2e_s": 1.0})  # fmt: skip
+    path = tmp_path / "requests.csv"
+    table.to_csv(path, index=False)
+    closed = load_scenario(scenario, CLOSED)
+    first, _ = compare_requests(path, closed)
+    assert first["prompt_tokens"].tolist() == table["prompt_tokens"].tolist()
+    table.assign(arrival_s=table["arrival_s"] * 10, e2e_s=first["predicted_e2e_s"]).to_csv(path, index=False)
+    again, statistics = compare_requests(path, closed)
+    assert statistics["error_pct"].abs().max() < 1e-6
+    assert not np.allclose(compare_requests(path, load_scenario(scenario))[0]["predicted_e2e_s"], again["e2e_s"])
+
+
+def test_a_closed_loop_of_sessions_is_refused(tmp_path, scenario):
+    path = tmp_path / "requests.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,e2e_s\n0,10,5,1\n")
+    with pytest.raises(InputError, match=r"workload\.sessions: users whose sessions have several turns cannot be comp"):
+        compare_requests(path, load_scenario(scenario, [*CLOSED, "workload.sessions={turns: 3}"]))
+
+
+@pytest.mark.parametrize("content", ['{"input_lens": [1]}', '\ufeff [{"a": 1}]'])
+def test_json_of_a_load_generator_is_told(tmp_path, scenario, content):
+    path = tmp_path / "bench.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=r"bench\.json: is JSON, as load generators write it; requests are"):
+        compare_requests(path, load_scenario(scenario))
+
+
+def test_what_is_told_of_other_columns_is_short(tmp_path, scenario):
+    path = tmp_path / "wide.csv"
+    path.write_text(",".join("x" * 300 + str(number) for number in range(500)) + "\n")
+    with pytest.raises(InputError) as error:
+        compare_requests(path, load_scenario(scenario))
+    assert len(str(error.value)) < 1500

@@ -151,6 +151,10 @@ BAD = {
         r"deployment\.batching\.max_num_seq: unknown key \(did you mean "
         r"max_num_seqs\?\); allowed here: policy, max_num_seqs, max_num_batched_tokens",
     ),
+    "key of a section below": (
+        "deployment.weights=fp8",
+        r"deployment\.weights: unknown key \(did you mean precision\.weights\?\); allowed here: model",
+    ),
     "unknown section": (
         "workloads=3",
         r"scenario: workloads: unknown key \(did you mean workload\?\); allowed here: name",

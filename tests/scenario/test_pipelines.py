@@ -9,6 +9,7 @@ import pytest
 
 from evaluator.errors import InputError
 from evaluator.plan import plan
+from evaluator.run.plan_figures import stage_note
 from evaluator.scenario import expand, load_scenario
 
 BASE: dict[str, Any] = {
@@ -250,3 +251,16 @@ def test_a_pool_that_a_sweep_takes_away_is_a_row_with_its_reason():
     ok, gone = plan(load_scenario(raw)).configurations
     assert ok.status == "ok"
     assert gone.status.startswith("infeasible: pipeline.tool.pool: no pool others serves it")
+
+
+def test_a_stage_that_holds_the_answer_says_so():
+    """What streams passes tokens on, later by its time; what serves whole answers leaves a TPOT of 0."""
+    held = plan(
+        load_scenario(scenario(["prefill", "decode", {"stage": "postprocess", "seconds": "5ms", "servers": 4}]))
+    )
+    note = stage_note(held)["stage_note"]
+    assert note.startswith("pipeline.postprocess: holds each answer until it is whole") and "TPOT is 0" in note
+    assert (
+        stage_note(plan(load_scenario(scenario(["prefill", "decode", {"stage": "postprocess", "seconds": "5ms"}]))))
+        == {}
+    )

@@ -47,16 +47,19 @@ def test_texts_that_break_parsers(tmp_path, text, message):
     assert len(str(error.value)) < 1000
 
 
-@pytest.mark.parametrize("path", ["ttft.p90", "tpot.mean"])
-def test_a_bound_that_nobody_waits_for_needs_its_unit(base, path):
+@pytest.mark.parametrize(("path", "longest"), [("ttft.p90", 60), ("tpot.mean", 5), ("itl.p99", 5), ("e2e.p90", 600)])
+def test_a_bound_that_nobody_waits_for_needs_its_unit(base, path, longest):
     metric, statistic = path.split(".")
     base["slo"] = {metric: {statistic: 1000}}
     message = rf"scenario: slo\.{path}: 1000 is 1,000 s; write '1000s' if you mean it, or '1000ms'"
     with pytest.raises(InputError, match=message):
         load_scenario(base)
-    for written, read in (("1000s", 1000.0), ("1000ms", 1.0), (600, 600.0)):
+    for written, read in (("1000s", 1000.0), ("1000ms", 1.0), (longest, longest)):
         base["slo"] = {metric: {statistic: written}}
         assert load_scenario(base).slo[0].bound_s == read
+    base["slo"] = {metric: {statistic: longest + 1}}
+    with pytest.raises(InputError, match=rf"{longest + 1} is {longest + 1} s; write '{longest + 1}s' if you mean it"):
+        load_scenario(base)
     base |= {"slo": {}, "sweep": {f"slo.{path}": [1, 1000]}}
     with pytest.raises(InputError, match=rf"slo\.{path} \(sweep\.slo\.{path}, value 2 of 2\): 1000 is 1,000 s"):
         load_scenario(base)

@@ -45,8 +45,8 @@ class Fitted:
 
 
 def fit_all(experiments: Sequence[Experiment], base: str = "GPU-vllm", seeds: Sequence[int] = (0,)) -> list[Fitted]:
-    """A set for each GPU with runs, for each whose kernels alone are known (collectives included), and one for
-    ``any``.
+    """A set for each GPU with runs. Of runs on several GPUs also one for each GPU whose kernels alone are known
+    (collectives included), and one for ``any``: what only one GPU has shown says nothing of the others.
 
     All GPUs share one vector of values, each under its own base set; those of a GPU with few runs are held near it.
     """
@@ -58,12 +58,13 @@ def fit_all(experiments: Sequence[Experiment], base: str = "GPU-vllm", seeds: Se
         _named(hardware, bases[hardware], _own(shared, own, bases), own, seeds)
         for hardware, own in by_gpu(ready).items()
     ]
-    for hardware in measured_devices(DEFAULT_ENGINE):
-        if hardware not in bases:
-            found.append(_named(hardware, as_vllm(calibration_for(base, hardware)), shared, [], seeds))
-    sheet = as_vllm(load_calibration("datasheet", "any"))
-    on_sheets = fit_serving(ready, dict.fromkeys(bases, sheet), start=shared.values)
-    found.append(_named("any", sheet, on_sheets, ready, seeds))
+    if len(bases) > 1:
+        for hardware in measured_devices(DEFAULT_ENGINE):
+            if hardware not in bases:
+                found.append(_named(hardware, as_vllm(calibration_for(base, hardware)), shared, [], seeds))
+        sheet = as_vllm(load_calibration("datasheet", "any"))
+        on_sheets = fit_serving(ready, dict.fromkeys(bases, sheet), start=shared.values)
+        found.append(_named("any", sheet, on_sheets, ready, seeds))
     runs = serving_runs(ready)
     return [replace(each, calibration=replace(each.calibration, serving_runs=runs)) for each in found]
 

@@ -70,6 +70,15 @@ def test_nothing_to_fit_is_told(experiments):
         fit_all(experiments[2:])
 
 
+def test_runs_of_one_gpu_make_no_sets_for_others(experiments, monkeypatch):
+    monkeypatch.setattr(campaign, "fit_serving", lambda *_, **__: FitResult({}))
+    monkeypatch.setattr(campaign, "compare_experiments", lambda *_: None)
+    gpus = {each.gpu for each in experiments[:2]}
+    assert len(gpus) == 1
+    (found,) = fit_all(experiments[:2])
+    assert found.hardware == campaign.hardware_name(gpus.pop())
+
+
 def test_all_experiments_are_kept_aside_once(experiments):
     for partition in PARTITIONS:
         aside = [each.id for group in parts(experiments[:2], partition) for each in group]
