@@ -213,7 +213,6 @@ def _below(name: object, table: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(f'{key}.{name}' for key in owners)}?)" if owners else ""
 
 
-
 def key_schema(entry: Key) -> Schema:
     """The JSON Schema of a key, with its description; null stands for the default where there is one."""
     schema = schema_of(entry.read)
