@@ -66,7 +66,7 @@ def deployment(experiment: Experiment, model: Model, hardware: str, calibration:
         model.name,
         hardware,
         precision(experiment.model, model.name, experiment.weight_precision, experiment.kv_precision),
-        calibration.name,
+        calibration=calibration.name,
         tensor_parallel=ranks,
         pipeline_parallel=experiment.pipeline_parallel,
         expert_parallel=ranks * experiment.data_parallel if experiment.expert_parallel else 1,

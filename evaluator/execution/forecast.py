@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from evaluator.plan import Group, Plan, plan
 from evaluator.plan.simulators import ITERATION, REQUEST, TOKEN
 from evaluator.replica import chosen_inputs
 from evaluator.scenario import Scenario, expand, size
+from evaluator.scenario.grid import Point
 from evaluator.units import counted
 
 MOST_EXAMINED = 20_000
@@ -87,13 +88,17 @@ def forecast(
 
     ``rows`` are those of a shard, by their numbers in the sweep; None: all.
     """
-    rows = range(size(scenario)) if rows is None else rows
+    rows, whole_sweep = (range(size(scenario)), True) if rows is None else (rows, False)
     designs = len(rows)
+    if whole_sweep and designs > MOST_EXAMINED:
+        scenario = _thinned(scenario)
+        rows = range(size(scenario))
     chosen = np.arange(rows.start, rows.stop, dtype=np.int64)
-    if designs > MOST_EXAMINED:
+    if len(rows) > MOST_EXAMINED:
         chosen = np.unique(np.linspace(rows.start, rows.stop - 1, MOST_EXAMINED).astype(np.int64))
-    whole = plan(_shortened(scenario), chosen, simulator, chosen_inputs(sensitivity), by_seed)
-    lengths = _lengths(scenario, whole)
+    short = _shortened(scenario)
+    whole = plan(short, chosen, simulator, chosen_inputs(sensitivity), by_seed)
+    lengths = _lengths(whole, whole.grid.points if short is scenario else expand(scenario).points)
     able = [configuration.status == OK for configuration in whole.configurations]
     examined, feasible = len(able), sum(able)
     scale = designs / max(examined, 1)  # a shard may have no rows
@@ -143,6 +148,25 @@ def _kind(group: Group) -> str:
     return "any order" if any(station.program.preemptive for station in group.stations) else "in order"
 
 
+def _thinned(scenario: Scenario) -> Scenario:
+    """The scenario with axes of at most MOST_EXAMINED steps, spread evenly, so that no more are read.
+
+    With conditions it is as it was: which points they leave depends on every step.
+    """
+    if scenario.where:
+        return scenario
+    axes = []
+    for axis in scenario.sweep:
+        count = len(axis.changes)
+        if count > MOST_EXAMINED:
+            kept = np.unique(np.linspace(0, count - 1, MOST_EXAMINED).astype(np.int64)).tolist()
+            axis = replace(
+                axis, values=tuple(axis.values[at] for at in kept), changes=tuple(axis.changes[at] for at in kept)
+            )
+        axes.append(axis)
+    return replace(scenario, sweep=tuple(axes))
+
+
 def _shortened(scenario: Scenario) -> Scenario:
     """The scenario with runs that are quick to draw, whatever they are: their number is no matter of feasibility."""
     if scenario.workload.requests <= MOST_DRAWN and not any(
@@ -166,9 +190,8 @@ def _limited(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return {key: min(value, most[key]) if key in most else value for key, value in values.items()}
 
 
-def _lengths(scenario: Scenario, whole: Plan) -> dict[int, tuple[int, tuple[int, int]]]:
+def _lengths(whole: Plan, points: Sequence[Point]) -> dict[int, tuple[int, tuple[int, int]]]:
     """Requests, and how many are cut at either end, of every examined design as they are, by its number."""
-    points = expand(scenario).points
     workloads = ((configuration.config, points[configuration.config][0]) for configuration in whole.configurations)
     return {config: (workload.requests, workload.ends) for config, workload in workloads}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -41,10 +42,13 @@ def _check_axis(axis: RawAxis, reader: _Reader) -> Axis:
     plain = _between(axis)
     for index, step in enumerate(axis.steps):
         normal: dict[str, Any]
-        if plain is None or index in plain[1]:
+        if plain is None or index in plain.extremes:
             normal, following = reader.read(step, axis.place(index))
         else:
-            normal, following = plain[0][index], {}
+            rest = {path: value for path, value in step.items() if path not in plain.columns}
+            normal, following = reader.read(rest, axis.place(index)) if rest else ({}, {})
+            own = {path: column[index] for path, column in plain.columns.items()}
+            normal = {path: own[path] if path in own else normal[path] for path in step}
         other = first.setdefault(identity(normal), index)
         if other != index and not axis.repeats:
             _refuse_twice(axis, other, index, normal)
@@ -57,25 +61,46 @@ def _check_axis(axis: RawAxis, reader: _Reader) -> Axis:
     return Axis(axis.name, tuple(labels or axis.values), tuple(changes), keys)
 
 
-def _between(axis: RawAxis) -> tuple[list[dict[str, float]], set[int]] | None:
-    """The steps of a long axis in SI units, and those of them between which all others lie; None: that is not known.
+@dataclass(frozen=True)
+class _Intervals:
+    """Columns of numbers in SI units, by their key path, and the steps between which all others lie."""
 
-    It is where every step sets the same figures of devices: what a figure may be is an interval, so that the others
-    need not be read.
+    columns: dict[str, list[float]]
+    extremes: set[int]
+
+
+_ALONE = frozenset({"workload.arrivals.rate_rps"})
+"""Keys of any number above 0 that no other key restricts and no default follows, beside the figures of devices."""
+
+
+def _between(axis: RawAxis) -> _Intervals | None:
+    """What of a long axis need not be read step by step, as what it may be is an interval: the extremes tell of all.
+
+    None: there is nothing. A key is left out where other keys of its steps lie in the same section of arrivals.
     """
-    keys = tuple(axis.steps[0])
-    if len(axis.steps) < MANY or not keys or not all(map(is_interval, keys)):
+    if len(axis.steps) < MANY:
         return None
-    if any(tuple(step) != keys for step in axis.steps):
-        return None
-    try:
-        columns = [[in_si(step[key], split_path(key)) for step in axis.steps] for key in keys]
-    except InputError:  # to be told at its place
-        return None
-    if not all(type(value) is float and isfinite(value) for column in columns for value in column):
-        return None
-    steps = [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
-    return steps, {int(place) for column in columns for place in (np.argmin(column), np.argmax(column))}
+    shared = set(axis.steps[0]).intersection(*axis.steps)
+    arrivals = [path for path in axis.keys if path.startswith("workload.arrivals")]
+    columns = {}
+    for key in sorted(shared):
+        if not (is_interval(key) or (key in _ALONE and arrivals == [key])):
+            continue
+        try:
+            column = [_si(key, step[key]) for step in axis.steps]
+        except InputError:  # to be told at its place
+            continue
+        if all(type(value) is float and isfinite(value) for value in column):
+            columns[key] = column
+    extremes = {int(place) for column in columns.values() for place in (np.argmin(column), np.argmax(column))}
+    return _Intervals(columns, extremes) if columns else None
+
+
+def _si(key: str, value: Any) -> Any:
+    """A number in SI units; what is none stays as it is."""
+    if key in _ALONE:
+        return float(value) if type(value) in (int, float) else value
+    return in_si(value, split_path(key))
 
 
 def _refuse_twice(axis: RawAxis, first: int, second: int, normal: Mapping[str, Any]) -> None:
