@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,31 @@ if TYPE_CHECKING:
 
 NOTES = ("model_note", "search_note", "engine_note", "stage_note")
 """Attributes of a dataset that a reader of its numbers should know."""
+
+
+FIRST_S, THEN_S = 5.0, 30.0
+"""When a step without progress of its own is mentioned on stderr, and how often from then on."""
+
+
+@contextmanager
+def waiting_for(what: str, quiet: bool = False) -> Iterator[None]:
+    """Say on stderr what is being done in here, once it has taken some seconds; ``quiet``: nothing is said."""
+    done = threading.Event()
+
+    def tell() -> None:
+        after_s = FIRST_S
+        while not done.wait(after_s):
+            typer.echo(f"{what} ...", err=True)
+            after_s = THEN_S
+
+    if quiet:
+        yield
+        return
+    threading.Thread(target=tell, name="waiting", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def say_notes(dataset: xarray.Dataset) -> None:

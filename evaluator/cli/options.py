@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evaluator.cli.notes import waiting_for
 from evaluator.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ SIMULATORS = ("iteration", "request", "token")
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def read_scenario(name: str, overrides: Sequence[str] | None) -> Scenario:
+def read_scenario(name: str, overrides: Sequence[str] | None, quiet: bool = False) -> Scenario:
     """The scenario of a file, or of the catalog where ``name`` looks like no file."""
     from evaluator.catalog.store import find
     from evaluator.scenario import load_scenario
@@ -54,7 +55,8 @@ def read_scenario(name: str, overrides: Sequence[str] | None) -> Scenario:
         path = find("scenarios", name)
     if not path.is_file():
         raise InputError(f"there is no scenario file {name}; `evaluator catalog scenarios` lists the ones by name")
-    return load_scenario(path, tuple(overrides or ()))
+    with waiting_for(f"reading {name}", quiet):
+        return load_scenario(path, tuple(overrides or ()))
 
 
 def check_simulator(simulator: str) -> str:

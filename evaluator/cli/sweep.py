@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evaluator.cli.notes import say_notes, say_written
+from evaluator.cli.notes import say_notes, say_written, waiting_for
 from evaluator.cli.options import (
     SIMULATORS,
     OutOption,
@@ -89,9 +89,11 @@ def sweep(
     if resume and out is None:
         raise InputError("--resume needs --out: the finished chunks lie beside it")
     part = check_shard(shard, out, plot)
-    loaded = read_scenario(scenario, changes)
+    loaded = read_scenario(scenario, changes, quiet)
     if dry_run:
-        typer.echo(_foretold(loaded, part, simulator, sensitivity, by_seed))
+        with waiting_for("examining designs", quiet):
+            foretold = _foretold(loaded, part, simulator, sensitivity, by_seed)
+        typer.echo(foretold)
         return
     asked = {"simulator": simulator, "sensitivity": sensitivity, "by_seed": by_seed, "cluster": cluster}
     options = {"fresh": resume is False, **asked}

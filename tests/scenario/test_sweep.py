@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.keys import split_path
-from evaluator.scenario import Deployment, expand, load_scenario, with_engine_defaults
+from evaluator.scenario import Deployment, expand, load_scenario, sweep, with_engine_defaults
 from evaluator.scenario.key_paths import leaves, put
 
 TP = "deployment.tensor_parallel"
@@ -310,3 +310,21 @@ def test_dataclass_defaults_and_table_defaults_are_the_same(base):
     read = load_scenario(base).deployment
     assert with_engine_defaults(read) == Deployment(model="llama-3.1-70b", hardware="l40s")
     assert read.precision == Precision()
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), "fast"])
+def test_a_long_axis_of_rates_is_read_by_its_extremes(base, wrong, monkeypatch):
+    """All that a rate may be is above 0: the least and the largest tell of all. Whatever is none is told at its place."""
+    rates = [1 + number / 8 for number in range(1200)]
+    base["sweep"] = {"workload.arrivals.rate_rps": rates}
+    read = []
+    plain = sweep.read_field
+    monkeypatch.setattr(sweep, "read_field", lambda *given: read.append(given) or plain(*given))
+    (axis,) = load_scenario(base).sweep
+    assert list(axis.values) == rates and len(read) == 2
+    assert axis.changes[7] == {"workload.arrivals.rate_rps": rates[7]}
+    base["sweep"] = {"workload.arrivals.rate_rps": [*rates, wrong, 3.03]}
+    with pytest.raises(InputError, match=r"value 1201 of 1202"):
+        load_scenario(base)
+    base["sweep"] = {"workload.arrivals": [{"process": "poisson", "rate_rps": rate} for rate in rates]}
+    assert [change["workload.arrivals.rate_rps"] for change in load_scenario(base).sweep[0].changes] == rates
