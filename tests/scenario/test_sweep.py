@@ -314,7 +314,7 @@ def test_dataclass_defaults_and_table_defaults_are_the_same(base):
 
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), "fast"])
 def test_a_long_axis_of_rates_is_read_by_its_extremes(base, wrong, monkeypatch):
-    """All that a rate may be is above 0: the least and the largest tell of all. Whatever is none is told at its place."""
+    """All that a rate may be is above 0: the least and the largest tell of all. What is none is told at its place."""
     rates = [1 + number / 8 for number in range(1200)]
     base["sweep"] = {"workload.arrivals.rate_rps": rates}
     read = []
