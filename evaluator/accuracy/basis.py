@@ -96,20 +96,20 @@ def design_basis(built: ReplicaBuild) -> Basis:
 def _unmeasured(built: ReplicaBuild) -> tuple[str, ...]:
     """What of a replica no measured server had."""
     spec, hardware = built.spec, built.hardware
-    found = [] if is_like_measured(hardware) else [_kind_of(hardware)]
+    unmeasured = [] if is_like_measured(hardware) else [_kind_of(hardware)]
     if spec.engine != DEFAULT_ENGINE:
-        found.append(serving_engine(spec.engine).label)
+        unmeasured.append(serving_engine(spec.engine).label)
     if spec.drafting is not None:
-        found.append("speculative decoding")
-    found += _of_layout(of_rank(built.model, spec.parallel), hardware.links)
-    found += [f"{dtype} weights" for dtype in sorted(_weights(built.model, spec.precision.weights) - _WEIGHTS)]
+        unmeasured.append("speculative decoding")
+    unmeasured += _of_layout(of_rank(built.model, spec.parallel), hardware.links)
+    unmeasured += [f"{dtype} weights" for dtype in sorted(_weights(built.model, spec.precision.weights) - _WEIGHTS)]
     if spec.precision.kv not in _KV:
-        found.append(f"{spec.precision.kv} KV")
+        unmeasured.append(f"{spec.precision.kv} KV")
     mixers = {type(kind.mixer) for kind in built.model.layers}
-    found += [name for types, name in _UNSEEN if mixers & types]
+    unmeasured += [name for types, name in _UNSEEN if mixers & types]
     if any(_is_sparse(kind.mixer) for kind in built.model.layers):
-        found.append("sparse attention")
-    return (*found, *(() if built.model.gives_tokens else ("models that give no tokens",)))
+        unmeasured.append("sparse attention")
+    return (*unmeasured, *(() if built.model.gives_tokens else ("models that give no tokens",)))
 
 
 def _kind_of(hardware: Hardware) -> str:
@@ -125,16 +125,16 @@ def _is_sparse(mixer: Mixer | None) -> bool:
 
 def _of_layout(parallel: Parallel, links: Sequence[Link]) -> list[str]:
     """What of how devices share a model no measured server had."""
-    found = ["expert parallelism"] if parallel.expert > 1 else []
-    found += ["data-parallel attention"] if parallel.data > 1 else []
-    found += ["pipeline ranks"] if parallel.pipeline > 1 else []
+    features = ["expert parallelism"] if parallel.expert > 1 else []
+    features += ["data-parallel attention"] if parallel.data > 1 else []
+    features += ["pipeline ranks"] if parallel.pipeline > 1 else []
     if parallel.devices > 1 and links:
         nearest = links[0]
         if parallel.tensor > 1 and nearest.name != _LINK:
-            found.append(f"tensor parallelism over {nearest.name}")
+            features.append(f"tensor parallelism over {nearest.name}")
         if nearest.devices is not None and parallel.devices > nearest.devices:
-            found.append("several nodes")
-    return found
+            features.append("several nodes")
+    return features
 
 
 def _weights(model: Model, asked: str) -> set[str]:

@@ -83,12 +83,12 @@ class Errors:
         the cases is not in the table it is the worst of all.
         """
         known = [self._band(case, statistic) for case in cases]
-        if not all(each > 0.0 for each in known):
+        if not all(error > 0.0 for error in known):
             known = [self._band(case, statistic) for case in self.bands]
         elif unmeasured:
             host = all(CASES[case].host for case in cases)
             known += [self._band(case, statistic) for case in self.bands if CASES[case].host or not host]
-        return max((each for each in known if each > 0.0), default=math.nan)
+        return max((error for error in known if error > 0.0), default=math.nan)
 
     def _band(self, case: str, statistic: str) -> float:
         """Of one case; of an E2E that was not measured the larger of TTFT and ITL, of which it consists. NaN: none."""
@@ -162,11 +162,11 @@ ITERATIONS = "iterations"
 def cases_of(held_out: str | None, calibration: str) -> list[str]:
     """The cases whose errors a comparison with these options tells. InputError where it tells of none."""
     asked = (held_out, calibration)
-    found = [name for name, case in CASES.items() if not case.command and (case.held_out, case.calibration) == asked]
-    if not found:
-        told = "; ".join(dict.fromkeys(_options(case) for case in CASES.values() if not case.command))
-        raise InputError(f"--errors: {_options(Case('', *asked))} measures no case; those that do are: {told}")
-    return found
+    names = [name for name, case in CASES.items() if not case.command and (case.held_out, case.calibration) == asked]
+    if not names:
+        options = "; ".join(dict.fromkeys(_options(case) for case in CASES.values() if not case.command))
+        raise InputError(f"--errors: {_options(Case('', *asked))} measures no case; those that do are: {options}")
+    return names
 
 
 def _options(case: Case) -> str:

@@ -54,8 +54,8 @@ def activation_bytes(
 
 def _mixer_width(model: Model, mixer: Mixer | None, parallel: Parallel) -> float:
     """Outputs of the largest projection and inputs of the last one."""
-    found = mixer_projections(mixer, model.hidden, parallel)
-    return max(each.outputs for each in found) + found[-1].inputs if found else 0
+    projections = mixer_projections(mixer, model.hidden, parallel)
+    return max(projection.outputs for projection in projections) + projections[-1].inputs if projections else 0
 
 
 def _feed_forward_width(

@@ -45,10 +45,10 @@ def block_problem(model: Model, precision: Precision, parallel: Parallel) -> str
 
     ``parallel`` is one by which the model can be split (``split_problem``).
     """
-    found = _cut(model, precision, parallel)
-    if found is None:
+    shard_sizes = _cut(model, precision, parallel)
+    if shard_sizes is None:
         return None
-    shard, whole = found
+    shard, whole = shard_sizes
     devices = whole.inputs // shard.inputs
     return (
         f"{devices} devices share the {whole.inputs:,} inputs of {whole.name} of {model.name}, and "
@@ -61,7 +61,7 @@ def _cut(model: Model, precision: Precision, parallel: Parallel) -> tuple[Projec
     """The first matrix that is cut within a block: the shard, and the whole."""
     dtypes = weight_dtypes(model, precision)
     for kind in model.layers if "fp8_block" in dtypes.values() else ():
-        shards, wholes = (_projections(kind, model.hidden, each) for each in (parallel, Parallel()))
+        shards, wholes = (_projections(kind, model.hidden, split) for split in (parallel, Parallel()))
         for shard, whole in zip(shards, wholes, strict=True):
             if dtypes[shard.part] == "fp8_block" and shard.inputs != whole.inputs and shard.inputs % BLOCK:
                 return shard, whole
@@ -83,6 +83,6 @@ def _remedy(model: Model, precision: Precision, parallel: Parallel) -> str:
 
     whole = replace(parallel, expert=parallel.expert_devices)
     fewer = (replace(parallel, tensor=n) for n in range(parallel.tensor - 1, 0, -1) if parallel.tensor % n == 0)
-    found = [f"expert_parallel {whole.expert}"] if whole != parallel and loads(whole) else []
-    found += [f"tensor_parallel {split.tensor}" for split in fewer if loads(split)][:1]
-    return " or ".join([*found, "precision.weights without blocks, such as bf16"])
+    remedies = [f"expert_parallel {whole.expert}"] if whole != parallel and loads(whole) else []
+    remedies += [f"tensor_parallel {split.tensor}" for split in fewer if loads(split)][:1]
+    return " or ".join([*remedies, "precision.weights without blocks, such as bf16"])

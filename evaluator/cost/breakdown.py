@@ -96,10 +96,10 @@ def breakdown(
     speculative decoding, of a sequence that decodes.
     """
     if SORT not in calibration.efficiencies:
-        operators = tuple(each for each in operators if each.op_class != SORT)
+        operators = tuple(kernel for kernel in operators if kernel.op_class != SORT)
     rate = rates(hardware, calibration)
     links = reach(hardware), mesh(hardware), calibration.tuned_experts()
-    single = [fold_rates(coefficients((each,), *links), rate, overheads=False) for each in operators]
+    single = [fold_rates(coefficients((kernel,), *links), rate, overheads=False) for kernel in operators]
     alone_s = iteration_time(stack(single), batch, queries=rows.queries, sampled=rows.sampled)
     times = np.broadcast_to(alone_s, (len(operators),))
     host, total = _host(rate, batch, times.sum())
@@ -109,7 +109,7 @@ def breakdown(
     amounts = _amounts(operators, statistics, batch)
     bounds = np.argmax(_sides(known, rate, amounts), axis=0)
     moved = known.weight_bytes * amounts.y + known.activation_bytes * amounts.z + known.token_bytes * amounts.computed
-    found = [
+    operator_times = [
         OperatorTime(
             name=operator.name,
             op_class=operator.op_class,
@@ -122,7 +122,7 @@ def breakdown(
         )
         for at, operator in enumerate(operators)
     ]
-    return tuple(found) + tuple(
+    return tuple(operator_times) + tuple(
         OperatorTime(name, HOST, float(time), float(time / total), 0.0, 0.0, 0.0, "overhead")
         for name, time in host.items()
     )
@@ -144,9 +144,9 @@ def _host(rate: Rates, batch: BatchStatistics, device_s: float) -> tuple[dict[st
 def _amounts(
     operators: tuple[Operator, ...], statistics: dict[str, tuple[float, float, float]], batch: BatchStatistics
 ) -> _Amounts:
-    x, y, z = np.array([statistics[each.scaling] for each in operators], dtype=float).T
+    x, y, z = np.array([statistics[operator.scaling] for operator in operators], dtype=float).T
     own = {"prefill": batch.prefill_tokens, "decode": batch.decodes}
-    computed = np.array([own.get(each.scaling.removesuffix("_window"), 0.0) for each in operators], dtype=float)
+    computed = np.array([own.get(operator.scaling.removesuffix("_window"), 0.0) for operator in operators], dtype=float)
     return _Amounts(x, y, z, computed)
 
 

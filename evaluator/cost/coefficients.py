@@ -81,7 +81,7 @@ def coefficients(
         activation_bytes=np.array([operator.activation_bytes for operator in operators], dtype=float),
         message_bytes=np.array([operator.message_bytes for operator in operators], dtype=float),
         launches=np.array([operator.launches for operator in operators], dtype=float),
-        op_class=np.array([OP_CLASSES.index(_class_of(each, tuned)) for each in operators], dtype=int),
+        op_class=np.array([OP_CLASSES.index(_class_of(kernel, tuned)) for kernel in operators], dtype=int),
         dtype=np.array([COMPUTE_DTYPES.index(operator.dtype) for operator in operators], dtype=int),
         steps=np.array([steps for steps, _ in terms], dtype=float).reshape(len(terms), len(reach)),
         share=np.array([share for _, share in terms], dtype=float).reshape(len(terms), len(reach)),
@@ -91,7 +91,9 @@ def coefficients(
             -1, len(GROUPED) * len(GROUP_SIZES)
         ),
         **{name: np.array([getattr(operator, name) for operator in operators], dtype=float) for name in _AS_STATED},
-        crowd=np.array([each.held.experts / each.held.ranks if each.held else 0.0 for each in operators], dtype=float),
+        crowd=np.array(
+            [kernel.held.experts / kernel.held.ranks if kernel.held else 0.0 for kernel in operators], dtype=float
+        ),
         placed=tuple(operator.placed for operator in operators),
         log_expert_missed=min((operator.log_expert_missed for operator in operators), default=0.0),
         scaling={name: np.flatnonzero(scaling == name) for name in _SCALINGS},
@@ -100,9 +102,9 @@ def coefficients(
 
 def _class_of(operator: Operator, tuned: frozenset[ExpertShape]) -> str:
     """``efficiency_class`` of an operator, or TUNED."""
-    found = efficiency_class(operator.op_class, operator.dtype)
+    op_class = efficiency_class(operator.op_class, operator.dtype)
     held = operator.held
-    return TUNED if held and found == UNTUNED and (held.experts, held.width) in tuned else found
+    return TUNED if held and op_class == UNTUNED and (held.experts, held.width) in tuned else op_class
 
 
 def _terms(
@@ -145,11 +147,11 @@ def size_weights(collective: str | None, devices: float) -> np.ndarray:
 
     (size,), see ``rates.GROUPED``; 0 for a collective that has none.
     """
-    found = np.zeros((len(GROUPED), len(GROUP_SIZES)))
+    weights = np.zeros((len(GROUPED), len(GROUP_SIZES)))
     if collective in GROUPED:
         place = np.interp(np.log2(max(devices, 1)), np.log2(GROUP_SIZES), np.arange(len(GROUP_SIZES)))
-        found[GROUPED.index(collective)] = np.maximum(0.0, 1.0 - np.abs(np.arange(len(GROUP_SIZES)) - place))
-    return found.ravel()
+        weights[GROUPED.index(collective)] = np.maximum(0.0, 1.0 - np.abs(np.arange(len(GROUP_SIZES)) - place))
+    return weights.ravel()
 
 
 def _size_weights(operator: Operator, reach: tuple[int | None, ...]) -> np.ndarray:

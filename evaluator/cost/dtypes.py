@@ -111,9 +111,9 @@ def weight_dtypes(model: Model, precision: Precision) -> Mapping[str, str]:
     if wanted == "checkpoint":
         return published
     parts = ("attention", "feed_forward", "experts") + (("embedding", "head") if _BITS[wanted] >= 16 else ())
-    found = published | dict.fromkeys(parts, wanted)
+    dtypes = published | dict.fromkeys(parts, wanted)
     if wanted == "fp8":
-        found |= {part: published[part] for part in parts if published[part] == "fp8_block"}
+        dtypes |= {part: published[part] for part in parts if published[part] == "fp8_block"}
     if wanted == "nvfp4" and any(isinstance(kind.mixer, LatentAttention) for kind in model.layers):
-        found["attention"] = wider("bf16", checkpoint.attention)
-    return found
+        dtypes["attention"] = wider("bf16", checkpoint.attention)
+    return dtypes

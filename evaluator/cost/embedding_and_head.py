@@ -48,20 +48,20 @@ def last_operators(model: Model, precision: Precision, parallel: Parallel) -> li
     norm = traffic("final_norm", 4 * model.hidden * stream, 1.0)
     if not model.gives_tokens:
         return [norm, traffic("pooling", model.hidden * stream, 1.0)]
-    found = [
+    operators = [
         norm,
         gemm(head_projection(model, parallel.tensor), model, precision, scaling="sequences"),
     ]
     if parallel.tensor > 1:
-        found.append(
+        operators.append(
             Operator("head.all_gather", "all_reduce", "linear_sequences", message_bytes=model.vocabulary * stream,
                      collective="all_gather", ranks=range(parallel.tensor))
         )  # fmt: skip
-    found.append(traffic("sampling", model.vocabulary * SAMPLING_BYTES, 3.0, "linear_sequences"))
+    operators.append(traffic("sampling", model.vocabulary * SAMPLING_BYTES, 3.0, "linear_sequences"))
     if model.nucleus_sampling:
         sorting = float(model.vocabulary * SORTING_BYTES)
-        found.append(Operator("sampling.nucleus", "sort", "linear_sequences", activation_bytes=sorting))
-    return found
+        operators.append(Operator("sampling.nucleus", "sort", "linear_sequences", activation_bytes=sorting))
+    return operators
 
 
 def pipeline_link(model: Model, precision: Precision, parallel: Parallel, sender: int) -> list[Operator]:
@@ -73,13 +73,13 @@ def pipeline_link(model: Model, precision: Precision, parallel: Parallel, sender
     tensor = parallel.tensor
     apart = parallel.expert_devices  # devices of one pipeline rank, those of all data-parallel ranks together
     first = sender * apart
-    found = [
+    messages = [
         Operator("pipeline.send", "p2p", "linear_tokens", message_bytes=message / tensor, collective="p2p",
                  ranks=range(first, first + apart + 1, apart))
     ]  # fmt: skip
     if tensor > 1:
-        found.append(
+        messages.append(
             Operator("pipeline.all_gather", "all_reduce", "linear_tokens", message_bytes=message,
                      collective="all_gather", ranks=range(tensor))
         )  # fmt: skip
-    return found
+    return messages

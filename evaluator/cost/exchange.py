@@ -36,23 +36,23 @@ def exchange(model: Model, moe: MoeFeedForward, precision: Precision, parallel: 
         dtype = compute_dtype(weight_dtypes(model, precision)["experts"], precision.activations)
         spread = _spread(moe, parallel)
         sent = width * spread.groups(parallel.expert_devices) / parallel.tensor
-        found = [
-            Operator(name, "all_to_all", "gathered", message_bytes=sent * each, collective="all_to_all", ranks=devices,
+        messages = [
+            Operator(name, "all_to_all", "gathered", message_bytes=sent * size, collective="all_to_all", ranks=devices,
                      spread=spread)
-            for name, each in zip(SIDES, (input_bytes(dtype, stream), stream), strict=True)
+            for name, size in zip(SIDES, (input_bytes(dtype, stream), stream), strict=True)
         ]  # fmt: skip
     else:
         gathered = parallel.data * width * stream
-        found = [
+        messages = [
             Operator(name, "all_reduce", "gathered", message_bytes=gathered, collective="all_gather", ranks=devices)
             for name in SIDES
         ]
     if parallel.tensor > 1:
-        found.append(
+        messages.append(
             Operator("experts.all_gather", "all_reduce", "linear_tokens", message_bytes=width * stream,
                      collective="all_gather", ranks=range(parallel.tensor))
         )  # fmt: skip
-    return found
+    return messages
 
 
 def visits(moe: MoeFeedForward, parallel: Parallel) -> float:

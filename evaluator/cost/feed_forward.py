@@ -27,13 +27,16 @@ def feed_forward_operators(
     """
     if feed_forward is None:
         return []
-    found = [gemm(each, model, precision) for each in feed_forward_projections(feed_forward, model.hidden, parallel)]
+    operators = [
+        gemm(projection, model, precision)
+        for projection in feed_forward_projections(feed_forward, model.hidden, parallel)
+    ]
     if isinstance(feed_forward, MoeFeedForward):
-        found += _routed(model, feed_forward, precision, parallel)
-    found += _elementwise(model, feed_forward, precision, parallel)
+        operators += _routed(model, feed_forward, precision, parallel)
+    operators += _elementwise(model, feed_forward, precision, parallel)
     if isinstance(feed_forward, MoeFeedForward) and parallel.data > 1:
-        return found + exchange(model, feed_forward, precision, parallel)
-    return found + list(all_reduce("feed_forward.all_reduce", model, precision, parallel))
+        return operators + exchange(model, feed_forward, precision, parallel)
+    return operators + list(all_reduce("feed_forward.all_reduce", model, precision, parallel))
 
 
 def log_expert_missed(moe: MoeFeedForward, parallel: Parallel) -> float:
@@ -41,8 +44,8 @@ def log_expert_missed(moe: MoeFeedForward, parallel: Parallel) -> float:
 
     Routing is uniform. A redundant copy takes a share of its expert's visits, as if there were so many more experts.
     """
-    there = moe.experts + parallel.redundant
-    return parallel.data * math.log(max(1e-300, 1.0 - moe.experts_per_token / there))
+    experts = moe.experts + parallel.redundant
+    return parallel.data * math.log(max(1e-300, 1.0 - moe.experts_per_token / experts))
 
 
 def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: Parallel) -> list[Operator]:
@@ -54,21 +57,21 @@ def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: P
     held = Held(shards, moe.intermediate // parallel.expert_shards, parallel.data)
     return [
         Operator(
-            each.name,
+            projection.name,
             experts_class(weight, precision.activations),
             "experts",
             dtype=dtype,
-            flops=2.0 * here * each.inputs * each.outputs,
-            weight_bytes=shards * each.inputs * each.outputs * BYTES[weight],
-            activation_bytes=here * (each.inputs * input_bytes(dtype, stream) + each.outputs * stream),
+            flops=2.0 * here * projection.inputs * projection.outputs,
+            weight_bytes=shards * projection.inputs * projection.outputs * BYTES[weight],
+            activation_bytes=here * (projection.inputs * input_bytes(dtype, stream) + projection.outputs * stream),
             log_expert_missed=log_expert_missed(moe, parallel),
             matrices=shards,
-            inputs=each.inputs,
-            outputs=each.outputs,
+            inputs=projection.inputs,
+            outputs=projection.outputs,
             placed=_placed(moe, parallel),
             held=held,
         )
-        for each in expert_projections(moe, model.hidden, parallel)
+        for projection in expert_projections(moe, model.hidden, parallel)
     ]
 
 

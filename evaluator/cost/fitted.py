@@ -59,12 +59,14 @@ def iteration_cost(
     """The iteration cost of a replica, or of one of its pipeline ranks; ``fitted_problem`` must have found none."""
     if calibration.eager is not None:
         return eager_cost(model, hardware, parallel.tensor, calibration.eager)
-    found = operators(model, precision, parallel, pipeline_rank)
+    rank_operators = operators(model, precision, parallel, pipeline_rank)
     fit = fit_of(calibration, model, precision, parallel)
     if fit is None:
-        cost = fold(found, hardware, calibration)
+        cost = fold(rank_operators, hardware, calibration)
         return Dispatched(cost, np.float64(calibration.dispatch_s)) if calibration.dispatch_s else cost
-    return fitted_cost(calibration.form, fit.phases, min((each.log_expert_missed for each in found), default=0.0))
+    return fitted_cost(
+        calibration.form, fit.phases, min((operator.log_expert_missed for operator in rank_operators), default=0.0)
+    )
 
 
 def iteration_costs(
@@ -112,11 +114,11 @@ def _table(phase: MeasuredPhase | None, name: str) -> MeasuredGrid:
 def fit_of(calibration: Calibration, model: Model, precision: Precision, parallel: Parallel) -> Iterations | None:
     """The fit that a set has of this model, split and precision; None without one (always so under the roofline)."""
     parallel = of_rank(model, parallel)
-    for each in calibration.iterations:
-        split = Parallel(each.tensor_parallel, 1, each.expert_parallel)
-        dtypes = _dtypes(model, Precision(*each.precision))
-        if (each.model, split, dtypes) == (model.name, parallel, _dtypes(model, precision)):
-            return each
+    for fit in calibration.iterations:
+        split = Parallel(fit.tensor_parallel, 1, fit.expert_parallel)
+        dtypes = _dtypes(model, Precision(*fit.precision))
+        if (fit.model, split, dtypes) == (model.name, parallel, _dtypes(model, precision)):
+            return fit
     return None
 
 
@@ -147,14 +149,14 @@ def fitted_problem(
         )
     if calibration.form == "roofline" or fit_of(calibration, model, precision, parallel) is not None:
         return None
-    mine = [each for each in calibration.iterations if each.model == model.name]
-    there = dict.fromkeys(
-        _split(Parallel(each.tensor_parallel, 1, each.expert_parallel), Precision(*each.precision)) for each in mine
-    ) or dict.fromkeys(each.model for each in calibration.iterations)
+    mine = [fit for fit in calibration.iterations if fit.model == model.name]
+    fitted_to = dict.fromkeys(
+        _split(Parallel(fit.tensor_parallel, 1, fit.expert_parallel), Precision(*fit.precision)) for fit in mine
+    ) or dict.fromkeys(fit.model for fit in calibration.iterations)
     wanted = _split(of_rank(model, parallel), precision) if mine else model.name
     whose = f" of {model.name}" if mine else ""
     return (
-        f"calibration {calibration.name} was fitted to iterations{whose} of {'; '.join(there)}, not of {wanted}; "
+        f"calibration {calibration.name} was fitted to iterations{whose} of {'; '.join(fitted_to)}, not of {wanted}; "
         "measure such iterations, or use calibration auto"
     )
 

@@ -70,14 +70,14 @@ def fold_devices(
     The numbers are those of ``fold`` for each of them, to the last digit: what is summed is summed in the same order.
     """
     known = coefficients(operators, reach(devices[0]), mesh(devices[0]), calibration.tuned_experts())
-    found, count = fold_rates(known, rates(devices, calibration)), len(devices)
+    folded, count = fold_rates(known, rates(devices, calibration)), len(devices)
 
     def spread(values: Any) -> Any:
         if isinstance(values, tuple):
             return type(values)(*(np.broadcast_to(rows, (count, rows.shape[-1])).T for rows in values))
         return np.broadcast_to(values, (count,))
 
-    return CostParameters(*map(spread, found))
+    return CostParameters(*map(spread, folded))
 
 
 def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> CostParameters:
@@ -138,14 +138,16 @@ def _expert_rows(known: Coefficients, times: UnitTimes, rate: Rates) -> Operator
     if not len(gathered) and not any(known.placed):
         return rows_of(times, OperatorRows, experts)
     at = np.concatenate([experts, gathered])
-    found, placed = rows_of(times, OperatorRows, at), [known.placed[place] for place in at]
+    expert_rows, placed = rows_of(times, OperatorRows, at), [known.placed[place] for place in at]
     if any(placed):
         xp = array_namespace(*times)
         share = xp.stack([xp.asarray(1.0 if one is None else slowest_share(one, rate.expert_skew)) for one in placed])
-        found = found._replace(flop=share * found.flop, activation=share * found.activation)
+        expert_rows = expert_rows._replace(flop=share * expert_rows.flop, activation=share * expert_rows.activation)
     if len(gathered):
-        found = found._replace(activation=found.activation + _at(times.message_s, at) + _at(times.quantise_s, at))
-    return found
+        expert_rows = expert_rows._replace(
+            activation=expert_rows.activation + _at(times.message_s, at) + _at(times.quantise_s, at)
+        )
+    return expert_rows
 
 
 def _filling(known: Coefficients, times: UnitTimes) -> Scalar:

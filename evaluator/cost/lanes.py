@@ -103,7 +103,7 @@ def stack(lanes: Sequence[IterationCost], counts: RowCounts | None = None) -> It
     counts = counts or common_counts(lanes)
     if isinstance(lanes[0], SpeculativeCost):
         columns: Any = zip(*lanes, strict=True)
-        parts: Any = (stack(each, counts) if isinstance(each[0], tuple) else np.array(each) for each in columns)
+        parts: Any = (stack(column, counts) if isinstance(column[0], tuple) else np.array(column) for column in columns)
         return SpeculativeCost(*parts)
     if not isinstance(lanes[0], CostParameters):
         return _stack_leaves(lanes)

@@ -250,8 +250,8 @@ def _free(plan: MemoryPlan) -> float:
 
 def _fitting_block(plan: MemoryPlan) -> int:
     """Tokens of the largest block of which one has room; 0 in a model without KV."""
-    each = plan.kv.bytes_per_token_full + plan.kv.bytes_per_token_window
-    return max(0, math.floor(_free(plan) / each)) if each > 0 else 0
+    token_bytes = plan.kv.bytes_per_token_full + plan.kv.bytes_per_token_window
+    return max(0, math.floor(_free(plan) / token_bytes)) if token_bytes > 0 else 0
 
 
 def _remedy(
@@ -278,19 +278,19 @@ def _remedy(
         weights[-1] += beside(split) if drafts and beside is not None else 0.0
         return max(weights) + plan.activation_bytes < plan.usable_bytes
 
-    found = [f"tensor_parallel >= {split.tensor}" for split in wider if fits(split)][:1]
-    found += [f"pipeline_parallel >= {split.pipeline}" for split in deeper if fits(split)][:1]
+    remedies = [f"tensor_parallel >= {split.tensor}" for split in wider if fits(split)][:1]
+    remedies += [f"pipeline_parallel >= {split.pipeline}" for split in deeper if fits(split)][:1]
     if in_lockstep(model, parallel):
-        found += [
+        remedies += [
             f"data_parallel >= {split.data}" + (f" with expert_parallel {split.expert}" if expert > 1 else "")
             for split in ranks
             if fits(split)
         ][:1]
     if beside is not None and beside(parallel) and fits(parallel, drafts=False):
-        found.append("less that drafts (method ngram takes nothing)")
+        remedies.append("less that drafts (method ngram takes nothing)")
     if plan.weight_bytes + DRIVER_SHARE * hardware.memory_bytes + CONTEXT_BYTES < plan.usable_bytes:
-        found.append("a smaller max_num_seqs or max_num_batched_tokens")
-    return " or ".join(found) or "narrower weights or devices with more memory"
+        remedies.append("a smaller max_num_seqs or max_num_batched_tokens")
+    return " or ".join(remedies) or "narrower weights or devices with more memory"
 
 
 def _larger(size: int) -> list[int]:

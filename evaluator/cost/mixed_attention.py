@@ -73,12 +73,15 @@ def beside_time(
     xp = array_namespace(row.work, decodes, context, tokens)
     share = xp.minimum(prompts, 1.0)
     # ``cost.steady`` asks for 0.2 of a prompt: then a fifth of the iterations have a whole one.
-    each = 1.0 / xp.maximum(prompts, 1e-9)
+    per_prompt = 1.0 / xp.maximum(prompts, 1e-9)
     whole = 1.0 / xp.maximum(share, 1e-9)
-    one = 1.0 / xp.maximum(decodes, 1.0)
+    per_decode = 1.0 / xp.maximum(decodes, 1.0)
     filling = xp.maximum(row.filling, 1e-9)
     alone = (
-        xp.maximum(row.context + (row.spread + row.late * waiting(decodes, filling)) * one, row.unsplit * one) * context
+        xp.maximum(
+            row.context + (row.spread + row.late * waiting(decodes, filling)) * per_decode, row.unsplit * per_decode
+        )
+        * context
         + row.sequence * decodes
         + row.join * xp.minimum(decodes, 1.0)
     )
@@ -87,12 +90,12 @@ def beside_time(
     again = much / (much + row.cached * row.cached + 1e-9) * many / (many + row.resident * row.resident + 1e-9)
     work = xp.maximum(row.work, row.activation * (1.0 + row.sharers * again)) * context
     theirs = row.work * xp.maximum(read, area * (1.0 / CHUNK_TILE)) * whole
-    walk = row.walk * read * each
-    longest = xp.maximum(walk, row.longest * context * one)
+    walk = row.walk * read * per_prompt
+    longest = xp.maximum(walk, row.longest * context * per_decode)
     beside = (
         roofline(longest, theirs + work, row.overlap)
         # What the prompts would take by themselves is in the prefill rows already.
         - roofline(walk, theirs, row.overlap)
-        + (row.call + row.block * xp.ceil(tokens * each * (1.0 / CHUNK_TILE))) * decodes
+        + (row.call + row.block * xp.ceil(tokens * per_prompt * (1.0 / CHUNK_TILE))) * decodes
     )
     return xp.where((row.work > 0.0) & (tokens > 0.0), share * (beside - alone), 0.0)

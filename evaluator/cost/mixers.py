@@ -162,13 +162,13 @@ def _sparse_attention(mixer: LatentAttention, precision: Precision, tensor: int)
     stored = 0.0 if mixer.shared_kv else latent
     own = (rank + rope + heads * (2 * rank + rope)) * stream_bytes(precision.activations) + stored
     flops = 2.0 * heads * (2 * rank + rope)
-    found = [
+    operators = [
         Operator("attention.prefill_sparse", "attention_prefill", "prefill_window", dtype=dtype, flops=flops,
                  activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1, token_bytes=own),
         Operator("attention.decode_sparse", "attention_decode", "decode_window", dtype=dtype, flops=flops,
                  activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1, token_bytes=own),
     ]  # fmt: skip
-    return [*found, *_indexer(mixer)]
+    return [*operators, *_indexer(mixer)]
 
 
 def _compressed_attention(
@@ -197,8 +197,8 @@ def _compressed_attention(
     ]
     all_entries = [kernel("prefill", "prefill", "far", far), kernel("decode", "decode", "far", far)] if far else []
     indexer = [
-        replace(each, flops=each.flops / mixer.ratio, activation_bytes=each.activation_bytes / mixer.ratio)
-        for each in _indexer(mixer)
+        replace(operator, flops=operator.flops / mixer.ratio, activation_bytes=operator.activation_bytes / mixer.ratio)
+        for operator in _indexer(mixer)
     ]
     elements = 4 * model.hidden + 2 * mixer.q_rank + 2 * heads * dim + compressor_sides(mixer) * dim
     around = [_ATTENTION_LAUNCH, traffic("attention.elementwise", elements * stream, 5.0)]

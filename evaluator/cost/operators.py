@@ -24,19 +24,19 @@ def operators(
 
     The model says how many layers of each kind there are, not in which order: a rank has its share of every kind.
     """
-    found: list[Operator] = []
+    rank_operators: list[Operator] = []
     if pipeline_rank in (None, 0):
-        found += first_operators(model, precision, parallel)
+        rank_operators += first_operators(model, precision, parallel)
     for kind, count in rank_kinds(model, parallel.pipeline, pipeline_rank):
         layer = mixer_operators(model, kind.mixer, precision, parallel)
         layer += feed_forward_operators(model, kind.feed_forward, precision, parallel)
-        found += [operator.times(count) for operator in layer]
+        rank_operators += [operator.times(count) for operator in layer]
     if pipeline_rank in (None, parallel.pipeline - 1):
-        found += last_operators(model, precision, parallel)
+        rank_operators += last_operators(model, precision, parallel)
     for sender in range(parallel.pipeline - 1) if pipeline_rank is None else (pipeline_rank,):
         if sender < parallel.pipeline - 1:
-            found += pipeline_link(model, precision, parallel, sender)
-    return merge(found)
+            rank_operators += pipeline_link(model, precision, parallel, sender)
+    return merge(rank_operators)
 
 
 def rank_kinds(model: Model, pipeline: int, pipeline_rank: int | None) -> tuple[tuple[LayerKind, float], ...]:

@@ -51,8 +51,8 @@ def eagle_head(model: Model, vocabulary: int | None) -> Model:
     """
     mixer, feed_forward = _last_full(model)
     layer = LayerKind(1, _plain(mixer, model.hidden), DenseFeedForward(_width(feed_forward, model.hidden)))
-    found = _single(model, "EAGLE-3 head", layer)
-    return replace(found, vocabulary=vocabulary or model.vocabulary, checkpoint=CheckpointPrecision(),
+    head = _single(model, "EAGLE-3 head", layer)
+    return replace(head, vocabulary=vocabulary or model.vocabulary, checkpoint=CheckpointPrecision(),
                    tied_embeddings=False)  # fmt: skip
 
 

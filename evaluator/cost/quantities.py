@@ -31,11 +31,11 @@ def quantities(batch: BatchStatistics) -> tuple[Batched, Batched, Batched, Batch
 def peaks(batch: BatchStatistics) -> tuple[Batched, ...]:
     """The quantities in the order of ``PEAKS``: 0 in the phase that the batch is not of."""
     xp = array_namespace(*batch)
-    found = quantities(batch)
+    measured = quantities(batch)
     prefill = batch.prefill_tokens > 0
     return (
-        *(xp.where(prefill, value, 0.0) for value in (*found, batch.decode_context)),
-        *(xp.where(prefill, 0.0, value) for value in (*found[2:], batch.decode_context)),
+        *(xp.where(prefill, value, 0.0) for value in (*measured, batch.decode_context)),
+        *(xp.where(prefill, 0.0, value) for value in (*measured[2:], batch.decode_context)),
     )
 
 

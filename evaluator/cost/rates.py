@@ -175,20 +175,22 @@ def _figures(
     A collective that is not ``stated`` has the figures of the one that stands in for it, but none by group.
     """
     by_class = {
-        name: np.array([getattr(each.of, name) for each in sets], dtype=float)
+        name: np.array([getattr(efficiency.of, name) for efficiency in sets], dtype=float)
         for name in (field.name for field in fields(OperatorEfficiency))
         if name != "devices"
     }
     groups = [
-        each.of.among(size if own else 0) for each, own in zip(grouped, stated, strict=True) for size in GROUP_SIZES
+        efficiency.of.among(size if own else 0)
+        for efficiency, own in zip(grouped, stated, strict=True)
+        for size in GROUP_SIZES
     ]
     by_size = {
-        f"group_{leaf}": np.array([getattr(each, figure) for each in groups], dtype=float)
+        f"group_{leaf}": np.array([getattr(efficiency, figure) for efficiency in groups], dtype=float)
         for figure, leaf in GROUP_FIGURES.items()
     }
-    for values in (found := by_class | by_size).values():
+    for values in (figures := by_class | by_size).values():
         values.setflags(write=False)
-    return found
+    return figures
 
 
 def peak_flops(peaks: Mapping[str, float], dtype: str, hardware: str = "the hardware") -> float:

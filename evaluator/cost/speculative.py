@@ -131,12 +131,12 @@ def verifying(found: Sequence[Operator], queries: float, vocabulary: int) -> tup
     """The operators of the model with ``queries`` rows of scores for each token of a context, and the choice among
     drafts."""
     rows = [
-        replace(each, flops=each.flops * queries, token_bytes=each.token_bytes * queries)
-        if each.scaling in ("decode", "decode_window")
-        else each
-        for each in found
+        replace(operator, flops=operator.flops * queries, token_bytes=operator.token_bytes * queries)
+        if operator.scaling in ("decode", "decode_window")
+        else operator
+        for operator in found
     ]
-    if any(each.name == "sampling" for each in found):  # the last pipeline rank
+    if any(operator.name == "sampling" for operator in found):  # the last pipeline rank
         rows.append(traffic("rejection_sampling", vocabulary * REJECTION_BYTES, 2.0, "linear_sequences"))
     return tuple(rows)
 

@@ -88,13 +88,13 @@ def steady_state(
     capacity = float(sustained[-1])
     saturated = rate_rps >= capacity
     prompts = float(np.interp(rate_rps, sustained, admitted))
-    found = shares(prompts, prompts * steps)
-    step_s = float(_mean(found))
+    state = shares(prompts, prompts * steps)
+    step_s = float(_mean(state))
     beside = float(_mean(shares(prompts, prompts * steps + 1.0))) if steps else 0.0
     tpot = beside * (steps / (output_tokens - 1)) if steps else float("nan")
     served_s = float(step(1.0, prompts * steps))
     busy = -math.expm1(-rate_rps * (served_s + beside * steps) / pipeline_ranks)
-    ttft = float("inf") if saturated else busy * float(_left(found)) + served_s
+    ttft = float("inf") if saturated else busy * float(_left(state)) + served_s
     e2e = ttft + beside * steps
     return SteadyState(
         rate_rps, capacity, min(1.0, rate_rps / capacity), saturated, rate_rps * e2e, step_s, ttft, tpot, e2e

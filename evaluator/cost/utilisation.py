@@ -40,7 +40,7 @@ def ideal_times(operators: tuple[Operator, ...], hardware: Hardware) -> tuple[Id
 
 def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
     """``ideal_times`` of each of several devices."""
-    known = coefficients(tuple(each for each in operators if each.op_class != SORT), reach(devices[0]))
+    known = coefficients(tuple(operator for operator in operators if operator.op_class != SORT), reach(devices[0]))
     flop_s = known.flops / np.take(peaks(devices), known.dtype, axis=-1)
     bandwidth = memory_bandwidth(devices)
     weight_s, moved_s = known.weight_bytes / bandwidth, known.activation_bytes / bandwidth
@@ -48,9 +48,9 @@ def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware])
     none: Any = np.zeros(len(devices))
 
     def of(values: np.ndarray, *scalings: str) -> Any:  # (device,)
-        there = (known.scaling[scaling] for scaling in scalings)  # most models have few of the kinds
-        found = [np.take(values, at, axis=-1).sum(axis=-1) for at in there if at.size]
-        return sum(found, np.zeros(len(devices)))
+        places = (known.scaling[scaling] for scaling in scalings)  # most models have few of the kinds
+        sums = [np.take(values, at, axis=-1).sum(axis=-1) for at in places if at.size]
+        return sum(sums, np.zeros(len(devices)))
 
     compute = IdealTime(
         iteration_s=none,

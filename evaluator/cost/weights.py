@@ -60,10 +60,10 @@ def rank_parameters(model: Model, parallel: Parallel, pipeline_rank: int) -> dic
 def _layer_parameters(model: Model, kind: LayerKind, parallel: Parallel) -> dict[str, float]:
     hidden = model.hidden
     total: defaultdict[str, float] = defaultdict(float)
-    for each in mixer_projections(kind.mixer, hidden, parallel) + feed_forward_projections(
+    for projection in mixer_projections(kind.mixer, hidden, parallel) + feed_forward_projections(
         kind.feed_forward, hidden, parallel
     ):
-        total[each.part] += each.inputs * each.outputs
+        total[projection.part] += projection.inputs * projection.outputs
     norms = hidden * ((kind.mixer is not None) + (kind.feed_forward is not None))
     total["router"] += norms + _mixer_vectors(kind.mixer, parallel.tensor)
     if isinstance(kind.feed_forward, DenseFeedForward) and kind.feed_forward.bias:
@@ -73,7 +73,7 @@ def _layer_parameters(model: Model, kind: LayerKind, parallel: Parallel) -> dict
     if isinstance(kind.feed_forward, MoeFeedForward):
         routed = expert_projections(kind.feed_forward, hidden, parallel)
         held = local_experts(kind.feed_forward, parallel)
-        total["experts"] += held * sum(each.inputs * each.outputs for each in routed)
+        total["experts"] += held * sum(projection.inputs * projection.outputs for projection in routed)
         total["router"] += _expert_biases(kind.feed_forward, hidden, parallel)
     return dict(total)
 
@@ -104,7 +104,7 @@ def _mixer_vectors(mixer: Mixer | None, tensor: int) -> int:
 
 
 def _expert_biases(moe: MoeFeedForward, hidden: int, parallel: Parallel) -> int:
-    wide = sum(each.outputs for each in expert_projections(moe, hidden, parallel))
+    wide = sum(projection.outputs for projection in expert_projections(moe, hidden, parallel))
     return moe.bias * (local_experts(moe, parallel) * wide + moe.experts)
 
 

@@ -38,8 +38,8 @@ def visits(chances: tuple[float, ...], tokens: int) -> np.ndarray:
     last iteration gives no more than what is left.
     """
     gains = -np.diff((1.0, *chances, 0.0))  # of 1, 2, .. k + 1 tokens
-    found = np.zeros(tokens + len(gains))
-    found[:1] = 1.0
+    visited = np.zeros(tokens + len(gains))
+    visited[:1] = 1.0
     for given in range(tokens):
-        found[given + 1 : given + 1 + len(gains)] += found[given] * gains
-    return found[:tokens]
+        visited[given + 1 : given + 1 + len(gains)] += visited[given] * gains
+    return visited[:tokens]

@@ -169,7 +169,7 @@ def _load(
     built: ReplicaBuild, through: UnpipelinedCost, served: EqualSequences, rate_rps: float, most: int
 ) -> SteadyState:
     ranks = built.spec.parallel.data
-    found = steady_state(
+    steady = steady_state(
         through.cost,
         rate_rps / ranks,
         prompt_tokens=served.prompt_tokens,
@@ -180,14 +180,14 @@ def _load(
         window=served.window,
         drafted=served.decode_steps,
     )
-    delay = _client_delay(through, served, found.e2e_s - found.ttft_s) if not found.saturated else 0.0
+    delay = _client_delay(through, served, steady.e2e_s - steady.ttft_s) if not steady.saturated else 0.0
     return replace(
-        found,
+        steady,
         rate_rps=rate_rps,
-        capacity_rps=ranks * found.capacity_rps,
-        concurrency=ranks * found.concurrency,
-        ttft_s=found.ttft_s + delay,
-        e2e_s=found.e2e_s + delay,
+        capacity_rps=ranks * steady.capacity_rps,
+        concurrency=ranks * steady.concurrency,
+        ttft_s=steady.ttft_s + delay,
+        e2e_s=steady.e2e_s + delay,
     )
 
 
@@ -267,8 +267,8 @@ def _drafts(through: UnpipelinedCost, served: EqualSequences, decode: PhaseEstim
     if served.drafts is None or not isinstance(cost, SpeculativeCost):
         return None
     draft_s = float(cost.drafting_s(served.middle))
-    each = served.tokens_per_iteration if served.output_tokens > 1 else float("nan")
-    return Drafts(served.drafts, float(served.iterations.sum()), each, draft_s, decode.time_s - draft_s)
+    tokens_each = served.tokens_per_iteration if served.output_tokens > 1 else float("nan")
+    return Drafts(served.drafts, float(served.iterations.sum()), tokens_each, draft_s, decode.time_s - draft_s)
 
 
 def _crowded(sequences: int, most: int) -> str | None:
@@ -300,5 +300,5 @@ def _range(
         batches.append(
             together(prefill_batch(1.0, prompt, None), decode_batch(load.concurrency / ranks, longest, None))
         )
-    largest = np.max([peaks(BatchStatistics(*map(float, each))) for each in batches], axis=0)
+    largest = np.max([peaks(BatchStatistics(*map(float, statistics))) for statistics in batches], axis=0)
     return verdict(through.calibration, through.fit, largest)

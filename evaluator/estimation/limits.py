@@ -16,15 +16,15 @@ def limits(
     usual: SchedulerDefaults, said: Mapping[str, float | None], decode_tokens: int, prompt_tokens: int
 ) -> SchedulerDefaults:
     """The engine's own limits with those that are said (None: is not), for decodes of so many tokens."""
-    there: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
-    for name, value in there.items():
+    stated: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    for name, value in stated.items():
         if name != "memory_fraction" and value < 1:
             raise InputError(f"{name}: must be at least 1, not {value}")
-    used = replace(usual.within(there.get("max_num_batched_tokens"), decode_tokens), **there)
+    used = replace(usual.within(stated.get("max_num_batched_tokens"), decode_tokens), **stated)
     if not 0 < used.memory_fraction <= 1:
         raise InputError(f"memory_fraction: must be above 0 and at most 1, not {used.memory_fraction}")
     decodes = used.max_num_seqs * decode_tokens
-    if "max_num_batched_tokens" not in there:
+    if "max_num_batched_tokens" not in stated:
         budget = default_budget(used.policy, used.max_num_batched_tokens, decodes, prompt_tokens)
         return replace(used, max_num_batched_tokens=budget)
     record = policy(used.policy)

@@ -98,15 +98,17 @@ def _operators(through: UnpipelinedCost, hardware: Hardware, batch: BatchStatist
     if not isinstance(cost, SpeculativeCost) or through.drafts is None:
         return breakdown(through.operators, hardware, calibration, batch)
     queries, drafted, passes = float(cost.queries), through.drafts.operators, float(cost.passes)
-    found = breakdown(through.operators, hardware, calibration, cost.verified(batch), SequenceRows(queries, queries))
+    operators = breakdown(
+        through.operators, hardware, calibration, cost.verified(batch), SequenceRows(queries, queries)
+    )
     if drafted is not None:
         first = breakdown(drafted, hardware, calibration, cost.verified(batch), SequenceRows(queries, 1.0))
         later = breakdown(drafted, hardware, calibration, cost.continued(batch))
-        found += tuple(
-            _all_passes(*each, passes) for each in zip(first, later, strict=True) if each[0].op_class != HOST
+        operators += tuple(
+            _all_passes(*pair, passes) for pair in zip(first, later, strict=True) if pair[0].op_class != HOST
         )
-    total_s = sum(one.time_s for one in found)
-    return tuple(replace(one, share=one.time_s / total_s) for one in found)
+    total_s = sum(one.time_s for one in operators)
+    return tuple(replace(one, share=one.time_s / total_s) for one in operators)
 
 
 def _all_passes(first: OperatorTime, later: OperatorTime, passes: float) -> OperatorTime:

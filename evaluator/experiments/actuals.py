@@ -40,12 +40,12 @@ def read_actuals(path: str | Path) -> dict[str, tuple[MeasuredMetrics, ...]]:
     if "exp_id" not in names or not columns:
         raise InputError(f"{path}: expected columns exp_id, stage_index and measurements such as ttft_mean_ms")
     unread = [name for name in names if name not in columns and _LIKE_A_METRIC.search(name)]
-    found: dict[str, list[MeasuredMetrics]] = {}
+    metrics: dict[str, list[MeasuredMetrics]] = {}
     for number, row in enumerate(rows, 1):
         cells = {name: (value or "").strip() for name, value in row.items() if name and isinstance(value, str | None)}
         key = identifier(cells.get("exp_id"))
-        found.setdefault(key, []).append(_row(number, cells, columns, unread))
-    return {key: tuple(rows) for key, rows in found.items()}
+        metrics.setdefault(key, []).append(_row(number, cells, columns, unread))
+    return {key: tuple(rows) for key, rows in metrics.items()}
 
 
 def _metric(name: str) -> tuple[str, float] | None:

@@ -55,10 +55,10 @@ class ConfigEntry:
         given = self.value.get(key)
         if given is None:
             return default
-        found = _FLAGS.get(str(given).strip().lower().removesuffix(".0"))
-        if found is None:
+        value = _FLAGS.get(str(given).strip().lower().removesuffix(".0"))
+        if value is None:
             raise InputError(f"{self.where}{key} must be true or false, got {given!r}")
-        return found
+        return value
 
     def inner(self, key: str) -> ConfigEntry:
         """The object under a key."""

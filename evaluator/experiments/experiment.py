@@ -91,8 +91,8 @@ class Experiment:
     @property
     def stages(self) -> tuple[int, ...]:
         """The stages that are reported: each, and all together where there are several."""
-        each = tuple(stage.index for stage in self.workload.stages)
-        return each if len(each) == 1 else (*each, POOLED)
+        indices = tuple(stage.index for stage in self.workload.stages)
+        return indices if len(indices) == 1 else (*indices, POOLED)
 
     def row(self, stage: int) -> MeasuredMetrics | None:
         """The measurements of a stage; of a single stage also those of all requests, which are the same."""

@@ -41,15 +41,15 @@ def model_name(published: str) -> str:
     known = names("models")
     short = published.strip().rstrip("/ ").rsplit("/", 1)[-1].lower()
     plain = plain_model(short)
-    kept = f"{plain}-fp8" if "fp8" in short else plain
-    for name in (published, short, kept, _SAME_LAYERS.get(plain, plain)):
+    name_in_catalog = f"{plain}-fp8" if "fp8" in short else plain
+    for name in (published, short, name_in_catalog, _SAME_LAYERS.get(plain, plain)):
         if name in known:
             return name
-    found = [name for name in known if plain and plain_model(_origin(name)) == plain]
-    if len(found) > 1:
-        raise InputError(f"model {published} is one of {', '.join(found)}: name the entry of the catalog instead")
-    if found:
-        return found[0]
+    matching = [name for name in known if plain and plain_model(_origin(name)) == plain]
+    if len(matching) > 1:
+        raise InputError(f"model {published} is one of {', '.join(matching)}: name the entry of the catalog instead")
+    if matching:
+        return matching[0]
     raise InputError(
         f"model {published} is not in the catalog{suggestion(plain, known)}; remedy: `evaluator catalog import "
         f"config.json --out my/models/llm/{plain}.yaml` with its published config.json, and EVALUATOR_PATH=my"
@@ -72,9 +72,9 @@ def hardware_name(published: str) -> str:
 
     A GPU whose name says another memory than the catalog's is another one.
     """
-    found = recognised(published)
-    if found is not None:
-        return found
+    name = recognised(published)
+    if name is not None:
+        return name
     plain, alike = plain_device(published), called_alike(published)
     if alike is not None:
         memory = load_hardware(alike).memory_bytes / 1e9

@@ -39,9 +39,11 @@ def read_experiments(specs: str | Path, actuals: str | Path) -> list[Experiment]
 def _each_once(experiments: Sequence[Experiment]) -> list[Experiment]:
     """Of several with one exp_id the first is measured; the others are refused."""
     seen: set[str] = set()
-    found = []
-    for each in experiments:
-        twice = each.id in seen and not each.problem
-        found.append(replace(each, problem=f"exp_id {each.id} is there twice", measured=()) if twice else each)
-        seen.add(each.id)
-    return found
+    unique = []
+    for experiment in experiments:
+        twice = experiment.id in seen and not experiment.problem
+        unique.append(
+            replace(experiment, problem=f"exp_id {experiment.id} is there twice", measured=()) if twice else experiment
+        )
+        seen.add(experiment.id)
+    return unique

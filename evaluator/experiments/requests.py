@@ -48,18 +48,18 @@ def read_requests(path: str | Path) -> pd.DataFrame:
             f"{path}: expected requests with prompt_tokens, output_tokens, one of {', '.join(ARRIVALS)}, and measured "
             f"times ttft_s, tpot_s, e2e_s (or _ms); there are {len(table)} with {columns}"
         )
-    found = pd.DataFrame({"arrival_s": _checked(path, table, arrival, -np.inf)})
-    found["arrival_s"] -= found["arrival_s"].min()
+    requests = pd.DataFrame({"arrival_s": _checked(path, table, arrival, -np.inf)})
+    requests["arrival_s"] -= requests["arrival_s"].min()
     for name in ("prompt_tokens", "output_tokens"):
-        found[name] = _checked(path, table, name, 1).astype(int)
+        requests[name] = _checked(path, table, name, 1).astype(int)
     cached = next((name for name in CACHED if name in table), None)
     reused = 0 if cached is None else _checked(path, table.fillna({cached: 0}), cached, 0).astype(int)
-    found["cached_tokens"] = np.minimum(reused, found["prompt_tokens"] - 1)
-    found["request"] = table["request_index"] if "request_index" in table else np.arange(len(table))
+    requests["cached_tokens"] = np.minimum(reused, requests["prompt_tokens"] - 1)
+    requests["request"] = table["request_index"] if "request_index" in table else np.arange(len(table))
     for metric, unit in measured.items():
         times = pd.to_numeric(table[f"{metric}_{unit}"], errors="coerce") * _UNITS[unit]
-        found[f"{metric}_s"] = times.where(np.isfinite(times) & (times >= 0))
-    return found.sort_values("arrival_s", kind="stable", ignore_index=True)
+        requests[f"{metric}_s"] = times.where(np.isfinite(times) & (times >= 0))
+    return requests.sort_values("arrival_s", kind="stable", ignore_index=True)
 
 
 def _checked(path: str | Path, table: pd.DataFrame, name: str, least: float) -> pd.Series:

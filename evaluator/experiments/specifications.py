@@ -53,7 +53,7 @@ def read_specification(value: Any, number: int, rows: Mapping[str, Sequence[Meas
             raise InputError("exp_id is missing")
         return _with_measurements(_experiment(key, ConfigEntry(value)), rows.get(key, ()))
     except InputError as error:
-        name, model, gpu = (str(given.get(each) or "unknown") for each in ("experiment_name", "model", "gpu"))
+        name, model, gpu = (str(given.get(field) or "unknown") for field in ("experiment_name", "model", "gpu"))
         return Experiment(key, name, model, gpu, problem=str(error))
 
 
@@ -158,26 +158,26 @@ def _no_closed_loop(entry: ConfigEntry) -> None:
 def _notes(entry: ConfigEntry) -> list[str]:
     """What the specification says and the simulation does not heed."""
     workload = entry.inner("workload")
-    found = [f"{key} is not modelled" for key in NOT_MODELLED if entry.flag(key, False)]
+    notes = [f"{key} is not modelled" for key in NOT_MODELLED if entry.flag(key, False)]
     unread = entry.others(_KEYS) + workload.others((*_WORKLOAD_KEYS, *_CLOSED_LOOP))
     unread += workload.inner("shared_prefix").others(_PROMPT_KEYS)
     for stage in workload.inners("stages"):
         unread += stage.others((*_STAGE_KEYS, *_CLOSED_LOOP))
-    found += [f"{key} is not read" for key in dict.fromkeys(re.sub(r"\[\d+\]", "[]", key) for key in unread)]
+    notes += [f"{key} is not read" for key in dict.fromkeys(re.sub(r"\[\d+\]", "[]", key) for key in unread)]
     engine = str(entry.value.get("engine") or "vllm")
     if not engine.strip().lower().startswith("vllm"):
-        return [*found, f"engine {engine} is simulated as vLLM"]
+        return [*notes, f"engine {engine} is simulated as vLLM"]
     release = re.match(r"v?(\d+)\.(\d+)", str(entry.value.get("engine_version") or ""))
     if release and abs(int(release[2]) - FITTED_VERSION[1]) + 100 * abs(int(release[1]) - FITTED_VERSION[0]) > 5:
         fitted = ".".join(map(str, FITTED_VERSION))
-        found.append(f"engine_version {entry.value['engine_version']} is simulated as vLLM {fitted}")
-    return found
+        notes.append(f"engine_version {entry.value['engine_version']} is simulated as vLLM {fitted}")
+    return notes
 
 
 def _with_measurements(experiment: Experiment, rows: Sequence[MeasuredMetrics]) -> Experiment:
     """The experiment with the rows that belong to it, and notes of what was left out."""
     notes = list(experiment.notes)
-    kept: dict[int, MeasuredMetrics] = {}
+    measured: dict[int, MeasuredMetrics] = {}
     stages = {stage.index for stage in experiment.workload.stages} | {POOLED}
     most = 1.5 * experiment.workload.output_tokens
     for row in rows:
@@ -188,6 +188,6 @@ def _with_measurements(experiment: Experiment, rows: Sequence[MeasuredMetrics]) 
         if row.counted_tokens is not None and not 1 < row.counted_tokens <= most:
             notes.append(f"implied_mean_output_tokens {row.counted_tokens:g} is ignored")
             row = replace(row, counted_tokens=None)
-        if kept.setdefault(row.stage, row) is not row:
+        if measured.setdefault(row.stage, row) is not row:
             notes.append(f"stage {row.stage} is measured twice: the first row counts")
-    return replace(experiment, measured=tuple(kept.values()), notes=tuple(dict.fromkeys(notes)))
+    return replace(experiment, measured=tuple(measured.values()), notes=tuple(dict.fromkeys(notes)))

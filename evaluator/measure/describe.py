@@ -28,7 +28,7 @@ def description(rows: pd.DataFrame, device: Device, name: str) -> str:
         f"note: {_quoted(device.name)}",
         f"kind: {device.platform}",
         "peak_flops:",
-        *(f"  {dtype}: {found[0]:.4g}" for dtype, found in peaks.items() if found),
+        *(f"  {dtype}: {peak[0]:.4g}" for dtype, peak in peaks.items() if peak),
         f"memory_bytes: {device.memory_bytes:.6g}",
         f"memory_bandwidth: {bandwidth[0]:.4g}",
         *_link_lines(link, device),
@@ -36,7 +36,7 @@ def description(rows: pd.DataFrame, device: Device, name: str) -> str:
         "idle_power_w: null",
         "usd_per_hour: null",
         "sources:",
-        *(f"  peak_flops.{dtype}: {_quoted(_told(found, device))}" for dtype, found in peaks.items() if found),
+        *(f"  peak_flops.{dtype}: {_quoted(_told(peak, device))}" for dtype, peak in peaks.items() if peak),
         f"  memory_bytes: {_quoted('what JAX may use of the memory')}",
         f"  memory_bandwidth: {_quoted(_told(bandwidth, device))}",
     ]
@@ -77,11 +77,11 @@ def _fastest(rows: pd.DataFrame, work: pd.Series) -> Fastest | None:
 
 def _link(rows: pd.DataFrame) -> tuple[float, float, int] | None:
     """Bus bandwidth (nccl-tests, PERFORMANCE.md), seconds of a message, and devices; None without collectives."""
-    found = rows[rows["op_class"] == "all_reduce"]
-    if found.empty:
+    reduces = rows[rows["op_class"] == "all_reduce"]
+    if reduces.empty:
         return None
-    bus = 2 * (found["devices"] - 1) / found["devices"] * found["message_bytes"] / found["time_s"]
-    return float(bus.max()), float(found["time_s"].min()) / 2, int(found["devices"].max())
+    bus = 2 * (reduces["devices"] - 1) / reduces["devices"] * reduces["message_bytes"] / reduces["time_s"]
+    return float(bus.max()), float(reduces["time_s"].min()) / 2, int(reduces["devices"].max())
 
 
 def _link_lines(link: tuple[float, float, int] | None, device: Device) -> list[str]:

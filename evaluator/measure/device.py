@@ -41,10 +41,10 @@ def find_device() -> Device:
     import jax
 
     try:
-        found = jax.devices()
+        devices = jax.devices()
     except RuntimeError as error:
         raise InputError(f"JAX has no device to measure: {error}") from None
-    first = found[0]
+    first = devices[0]
     if first.platform == "cpu":
         name, cache = _processor(), _cpu_cache()
         memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -53,7 +53,7 @@ def find_device() -> Device:
         known = PROCESSORS.get(recognised(name) or "")
         cache = known.cache_bytes if known else LARGE_CACHE
         memory = float((first.memory_stats() or {}).get("bytes_limit", SMALL_MEMORY))
-    return Device(name, first.platform, len(found), memory, cache, jax.__version__)
+    return Device(name, first.platform, len(devices), memory, cache, jax.__version__)
 
 
 def _processor() -> str:
@@ -68,5 +68,5 @@ def _processor() -> str:
 def _cpu_cache() -> float:
     """The last-level cache, as Linux states it (in KiB)."""
     sizes = [path.read_text().strip() for path in _CACHES.glob("index*/size")]
-    found = [1024.0 * float(size[:-1]) for size in sizes if size.endswith("K")]
-    return max(found, default=LARGE_CACHE)
+    cache_bytes = [1024.0 * float(size[:-1]) for size in sizes if size.endswith("K")]
+    return max(cache_bytes, default=LARGE_CACHE)

@@ -41,7 +41,7 @@ class ShapeGrid:
 
 
 def _powers(first: int, last: int, step: int) -> tuple[int, ...]:
-    return tuple(2**each for each in range(first, last + 1, step))
+    return tuple(2**exponent for exponent in range(first, last + 1, step))
 
 
 FULL = ShapeGrid(
@@ -123,25 +123,25 @@ def points(
     shards = [(model, parallel) for model, parallel in shards if split_problem(model, parallel) is None]
     if not shards:
         sizes = " or ".join(map(str, tensors))
-        raise InputError(f"none of {', '.join(each.name for each in models)} can be split over {sizes} devices")
-    found = {name: _unique(_OF_CLASS[name](shards, dtype, devices, grid)) for name in classes or CLASSES}
-    for name, calls in found.items():
+        raise InputError(f"none of {', '.join(call.name for call in models)} can be split over {sizes} devices")
+    by_class = {name: _unique(_OF_CLASS[name](shards, dtype, devices, grid)) for name in classes or CLASSES}
+    for name, calls in by_class.items():
         if classes and not calls:
             need = "several devices" if name == "all_reduce" else "a model that has it"
             raise InputError(f"nothing to measure of {name}: it needs {need}")
     first = _unique([*(gemm(size, size, size, dtype) for size in grid.squares), *_sums(dtype, grid)])
-    known = {each.key for each in first}
+    known = {call.key for call in first}
     rest = [
-        ((place + 0.5) / len(calls), each)
-        for calls in found.values()
-        for place, each in enumerate(sorted(calls, key=_shuffled))
-        if each.key not in known
+        ((place + 0.5) / len(calls), call)
+        for calls in by_class.values()
+        for place, call in enumerate(sorted(calls, key=_shuffled))
+        if call.key not in known
     ]
-    return (*first, *(each for _, each in sorted(rest, key=lambda entry: entry[0])))
+    return (*first, *(call for _, call in sorted(rest, key=lambda entry: entry[0])))
 
 
 def _unique(found: Iterable[MeasuredCall]) -> list[MeasuredCall]:
-    return list({each.key: each for each in found}.values())
+    return list({call.key: call for call in found}.values())
 
 
 def _shuffled(point: MeasuredCall) -> int:
@@ -168,8 +168,8 @@ def gemm(m: int, n: int, k: int, dtype: str) -> MeasuredCall:
 
 
 def _gemms(shards: Shards, dtype: str, devices: int, grid: ShapeGrid) -> Iterator[MeasuredCall]:
-    for each, tokens in product(_matrices(shards), grid.tokens):
-        yield gemm(tokens, each.outputs, each.inputs, dtype)
+    for matrix, tokens in product(_matrices(shards), grid.tokens):
+        yield gemm(tokens, matrix.outputs, matrix.inputs, dtype)
 
 
 def _grouped(shards: Shards, dtype: str, devices: int, grid: ShapeGrid) -> Iterator[MeasuredCall]:
@@ -211,14 +211,16 @@ def _prefills(shards: Shards, dtype: str, devices: int, grid: ShapeGrid) -> Iter
         load = {"batch": batch, "new_tokens": new, "past_tokens": 0}
         shape = _head_columns(heads, kv_heads, size, dtype)
         scores = batch * heads * new * new
-        kept = scores * (BYTES["fp32"] + BYTES[dtype])  # where attention is not fused: scores and what they weigh
+        score_bytes = scores * (
+            BYTES["fp32"] + BYTES[dtype]
+        )  # where attention is not fused: scores and what they weigh
         moved = batch * new * size * BYTES[dtype]
         yield MeasuredCall(
             "attention_prefill",
             {**load, **shape},
             2.0 * scores * size,
             2.0 * kv_heads * moved,
-            2 * heads * moved + kept,
+            2 * heads * moved + score_bytes,
         )
 
 

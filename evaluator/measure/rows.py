@@ -30,10 +30,10 @@ class MeasuredRows:
         """
         self.path = path
         self._hardware = hardware
-        there = path.is_file() and path.stat().st_size > 0
-        if there and not resume:
+        exists = path.is_file() and path.stat().st_size > 0
+        if exists and not resume:
             raise InputError(f"--out {path}: is there already; go on with it by --resume, or name another file")
-        self.old = self._read({"device": device, "hardware": hardware}) if there else []
+        self.old = self._read({"device": device, "hardware": hardware}) if exists else []
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Write one row."""
@@ -60,10 +60,10 @@ class MeasuredRows:
         if not content.endswith("\n"):  # the last row was cut short
             self.path.write_text(content[: content.rfind("\n") + 1])
         with self.path.open(newline="") as file:
-            found = csv.DictReader(file)
-            if tuple(found.fieldnames or ()) != HEADER:
+            reader = csv.DictReader(file)
+            if tuple(reader.fieldnames or ()) != HEADER:
                 raise InputError(f"--out {self.path}: was not written by this version of measure; name another file")
-            rows = list(found)
+            rows = list(reader)
         for name, here in same.items():
             others = sorted({row[name] for row in rows} - {here})
             if others:

@@ -105,7 +105,9 @@ def measure(
                 progress.keep(1)
             continue
         if clock() >= end:
-            outcome.leave("not reached in the time given", sum(each.key not in done for each in points[place:]))
+            outcome.leave(
+                "not reached in the time given", sum(waiting_point.key not in done for waiting_point in points[place:])
+            )
             break
         row = _row(point, device, host, ends, effort, outcome)
         if row is not None:
@@ -195,8 +197,8 @@ def chain(call: Call, carried: Any, operands: Sequence[Any]) -> Any:
     """The compiled program of one call per set of operands, each on what the one before it gave."""
 
     def calls(carried: Any, operands: Any) -> Any:
-        for each in operands:
-            carried = call.run(carried, each)
+        for operand in operands:
+            carried = call.run(carried, operand)
         return carried
 
     return jax.jit(calls, donate_argnums=0).lower(carried, operands).compile()
@@ -222,5 +224,5 @@ def measure_host(device: Device, effort: Effort) -> Host:
     if device.platform == "cpu":
         return Host(started.time_s, alone.time_s, 0.0)
     (linked,) = MAKERS["gemm"](gemm(256, 256, 256, "fp32").columns, device.platform)
-    with_link, without = (time_call(each, calls, calls, effort) for each in (linked, linked._replace(run=product)))
+    with_link, without = (time_call(call, calls, calls, effort) for call in (linked, linked._replace(run=product)))
     return Host(started.time_s, alone.time_s, max(0.0, with_link.time_s - without.time_s) / calls)

@@ -66,8 +66,8 @@ def time_programs(
     times: list[float] = []
     while not (_enough(times, effort.samples, effort.total_s) or _enough(times, FEW, 5 * effort.total_s)):
         times.append(sample(count))
-    found = float(np.min(times) if effort.fastest else np.median(times))
-    return Timing(found / count, float(np.median(np.abs(np.array(times) - found))) / count, len(times), count)
+    seconds = float(np.min(times) if effort.fastest else np.median(times))
+    return Timing(seconds / count, float(np.median(np.abs(np.array(times) - seconds))) / count, len(times), count)
 
 
 def _enough(times: list[float], samples: int, total_s: float) -> bool:

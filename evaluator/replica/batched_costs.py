@@ -33,11 +33,11 @@ def costs_of(replicas: Sequence[RunnableReplica], counts: RowCounts) -> tuple[It
 def ideals_of(replicas: Sequence[RunnableReplica]) -> list[tuple[IdealTime, IdealTime]]:
     """``RunnableReplica.ideals`` of each."""
     alone, several = _alike(replicas)
-    found = {place: replicas[place].ideals for place in alone}
+    by_place = {place: replicas[place].ideals for place in alone}
     for places in several:
         ideals = replicas[places[0]].costing.ideals_on(_devices(replicas, places))
-        found |= dict(zip(places, ideals, strict=True))
-    return [found[place] for place in range(len(replicas))]
+        by_place |= dict(zip(places, ideals, strict=True))
+    return [by_place[place] for place in range(len(replicas))]
 
 
 def _alike(replicas: Sequence[RunnableReplica]) -> tuple[list[int], list[list[int]]]:

@@ -37,7 +37,7 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
         return replace(known, problem=Problem(UNSUPPORTED, unknown))
     engine = serving_engine(spec.engine)
     if not engine.runs_on(hardware):
-        others = ", ".join(name for name, each in ENGINES.items() if each.runs_on(hardware))
+        others = ", ".join(name for name, engine_record in ENGINES.items() if engine_record.runs_on(hardware))
         reason = f"{engine.label} runs on devices of {engine.maker} alone, not on {hardware.name}; use engine: {others}"
         return replace(known, problem=Problem(INFEASIBLE, reason))
     undivided = division_problem(model, hardware, precision, parallel, engine.whole_blocks)
@@ -83,10 +83,10 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
 def _as_used(calibration: Same[Calibration], beyond: bool, change: Change | None) -> Calibration:
     """A set, maybe ``beyond`` what it was fitted to (on a device that nobody measured, for another engine), with an
     input changed; the same object for all that ask so."""
-    found = calibration.of
-    if beyond and found.provenance == "calibrated":
-        found = replace(found, provenance="extrapolated")
-    return found if change is None else changed_calibration(found, change)
+    efficiency_of = calibration.of
+    if beyond and efficiency_of.provenance == "calibrated":
+        efficiency_of = replace(efficiency_of, provenance="extrapolated")
+    return efficiency_of if change is None else changed_calibration(efficiency_of, change)
 
 
 def _model(of: Model | WhatIf | str) -> Model:

@@ -90,5 +90,5 @@ def _eager_longer(calibration: Calibration, factor: float, names: Sequence[str])
 
 def _longer(figures: Any, factor: float) -> Any:
     """A dataclass with its times, the fields whose names end in their unit ``_s``, times ``factor``."""
-    times = [each.name for each in fields(figures) if each.name.endswith("_s")]
+    times = [figure.name for figure in fields(figures) if figure.name.endswith("_s")]
     return replace(figures, **{name: getattr(figures, name) * factor for name in times})

@@ -62,8 +62,12 @@ class Costing:
 
     def operators(self, pipeline_rank: int | None = None) -> tuple[Operator, ...]:
         """Those of a pipeline rank, of the last one with what it computes for what drafts; None: of all layers."""
-        found = operators(self.model, self.precision, self.parallel, pipeline_rank)
-        return (*found, *self.drafts.joins) if self.drafts is not None and self._is_last(pipeline_rank) else found
+        rank_operators = operators(self.model, self.precision, self.parallel, pipeline_rank)
+        return (
+            (*rank_operators, *self.drafts.joins)
+            if self.drafts is not None and self._is_last(pipeline_rank)
+            else rank_operators
+        )
 
     def _is_last(self, pipeline_rank: int | None) -> bool:
         return pipeline_rank in (None, self.parallel.pipeline - 1)
@@ -100,10 +104,10 @@ def costing(
     drafting = None if drafts is None else drafts.drafting
     built_for = reach(hardware), mesh(hardware), has_fp4(hardware)
     key = (id(model), id(calibration), precision, parallel, *built_for, drafting)
-    found = _COSTINGS.get(key)
-    if found is None:
-        found = _COSTINGS[key] = Costing(model, calibration, precision, parallel, hardware, drafts)
-    return found
+    known = _COSTINGS.get(key)
+    if known is None:
+        known = _COSTINGS[key] = Costing(model, calibration, precision, parallel, hardware, drafts)
+    return known
 
 
 _COSTINGS: WeakValueDictionary[Hashable, Costing] = WeakValueDictionary()

@@ -84,12 +84,12 @@ def _modules(wanted: Wanted) -> Drafter:
     module, joint = prediction_module(model), module_joint(model)
     parallel = _split(wanted.spec.parallel, module)
     count = model.prediction_layers
-    each = _layer_bytes(module, precision, parallel) + _matrix_bytes(joint, module, precision)
+    module_bytes = _layer_bytes(module, precision, parallel) + _matrix_bytes(joint, module, precision)
     return Drafter(
         wanted.drafting,
         (*operators(module, precision, parallel), gemm(joint, module, precision)),
         layers=(replace(module.layers[0], count=count),),
-        weight_bytes=count * each + _second_embedding(wanted),
+        weight_bytes=count * module_bytes + _second_embedding(wanted),
     )
 
 
@@ -99,13 +99,13 @@ def _eagle_head(wanted: Wanted) -> Drafter:
     head, joint = eagle_head(model, wanted.drafting.vocabulary), eagle_joint(model)
     parallel = _split(wanted.spec.parallel, head)
     scores = rank_parameters(head, parallel, 0)["head"] * BYTES[weight_dtypes(head, precision)["head"]]
-    each = _layer_bytes(head, precision, parallel) + _matrix_bytes(joint, head, precision)
+    head_bytes = _layer_bytes(head, precision, parallel) + _matrix_bytes(joint, head, precision)
     return Drafter(
         wanted.drafting,
         operators(head, precision, parallel),
         joins=(gemm(joint, head, precision),),
         layers=head.layers,
-        weight_bytes=each + scores + _second_embedding(wanted),
+        weight_bytes=head_bytes + scores + _second_embedding(wanted),
     )
 
 

@@ -44,10 +44,10 @@ def passage(built: ReplicaBuild) -> UnpipelinedCost:
     by = drafter_of(built)
     whole = Costing(model, calibration, spec.precision, spec.parallel, hardware, by)
     (ideals,), fit = whole.ideals_on([hardware]), fit_of(calibration, model, spec.precision, spec.parallel)
-    found = whole.operators()
+    whole_operators = whole.operators()
     if by is not None:
-        found = verifying(found, float(by.drafting.tokens + 1), model.vocabulary)
-    return UnpipelinedCost(found, calibration, whole.cost(hardware), *ideals, fit, by)
+        whole_operators = verifying(whole_operators, float(by.drafting.tokens + 1), model.vocabulary)
+    return UnpipelinedCost(whole_operators, calibration, whole.cost(hardware), *ideals, fit, by)
 
 
 def _with_all_hosts(calibration: Calibration, pipeline_ranks: int) -> Calibration:

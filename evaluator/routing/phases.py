@@ -65,14 +65,14 @@ def assign_on_side(phase: PhaseReplicas, router: str, draws: np.random.Generator
     groups = 1 if asking.group is None else max(phase.group) + 1
     kind = asking.model if asking.group is None else asking.model * groups + asking.group
     drawn = draws.random(int(asking.id.max(initial=-1)) + 1) if router == "random" else None
-    found = np.empty(len(asking.id), dtype=np.int64)
+    replicas = np.empty(len(asking.id), dtype=np.int64)
     for number in np.flatnonzero(np.bincount(kind)).tolist():
         at = np.flatnonzero(kind == number)
         able = phase.able(number // groups, None if asking.group is None else number % groups)
         weights = phase.weights(able)
         which = turns(weights, len(at)) if drawn is None else drawn_by(weights, drawn[asking.id[at]])
-        found[at] = able[which]
-    return found
+        replicas[at] = able[which]
+    return replicas
 
 
 @lru_cache(maxsize=4096)

@@ -170,16 +170,16 @@ def work(fetch: KvFetch, visit: StageRequests) -> Work:
     mean = float(size[asks].mean()) if asks.any() else 0.0
     rates = _rates(fetch, visit.replicas, mean)
     at = np.searchsorted(np.cumsum(found(np.array(rates)))[:-1], draws[:, 0], side="right")
-    there = asks & (at < len(fetch.tiers))
+    is_found = asks & (at < len(fetch.tiers))
     replica = (draws[:, 1] * visit.replicas).astype(np.int64)
     asked = np.where(asks, np.minimum(at + 1, len(fetch.tiers)), 0)  # tiers in which the context was looked up
     lookups_s = np.cumsum([0.0, *(tier.figures.latency_s for tier in fetch.tiers)])
     steps: list[Step] = [Delay(lookups_s[asked], "lookup", np.where(asks, 0, -1))]
     for place, (name, tier) in enumerate(_named(fetch.tiers).items()):
-        sent = np.where(there & (at == place), size * (2.0 if fetch.to_decode else 1.0), 0.0)
+        sent = np.where(is_found & (at == place), size * (2.0 if fetch.to_decode else 1.0), 0.0)
         steps.append(_transfer(name, tier, sent, replica, visit.replicas))
     added = np.zeros_like(tokens) if fetch.tokens is None else tokens
-    cached = np.where(there, tokens + (0 if fetch.tokens is None else visit.cached_tokens), 0)
+    cached = np.where(is_found, tokens + (0 if fetch.tokens is None else visit.cached_tokens), 0)
     return Work(tuple(steps), added, cached, _problem(fetch.tiers, mean), fetch.prefetch, fetch.to_decode)
 
 

@@ -66,11 +66,11 @@ def hit_rates(popularity: Popularity, tiers: tuple[TierSize, ...], replicas: int
     rates: list[float] = []
     pause_s, group = 0.0, tiers[0].replicas if tiers else 1
     for tier in tiers:
-        there, ways, of_way = count, tier.replicas / group, group / replicas
+        counts, ways, of_way = count, tier.replicas / group, group / replicas
         if popularity.at_home:
-            there, ways, of_way = count * (tier.replicas / replicas), 1.0, 1.0
+            counts, ways, of_way = count * (tier.replicas / replicas), 1.0, 1.0
         stream = Stream(np.maximum(passing, 1e-300) * of_way, pause_s)
-        stays_s = characteristic_time(stream, ways, there, tier.contexts)
+        stays_s = characteristic_time(stream, ways, counts, tier.contexts)
         held = np.ones_like(passing) if math.isinf(stays_s) else _held(stream, ways, stays_s)
         come = (count * passing).sum()
         rates.append(float((count * passing * held).sum() / come) if come > 0.0 else 0.0)
