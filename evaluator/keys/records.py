@@ -54,11 +54,11 @@ def table_of(record: type, kind: str | None = None) -> Table:
     Errors: ValueError for a field that does not say how it is read.
     """
     table = {}
-    for each in fields(record):
-        if _KEY not in each.metadata:
-            raise ValueError(f"{record.__name__}.{each.name} says not how it is read; use key(...)")
-        if each.metadata[_KEY] is not None and (kind is None or kind in each.metadata[_KINDS]):
-            table[each.name] = each.metadata[_KEY]
+    for name, metadata in ((each.name, each.metadata) for each in fields(record)):
+        if _KEY not in metadata:
+            raise ValueError(f"{record.__name__}.{name} says not how it is read; use key(...)")
+        if metadata[_KEY] is not None and (kind is None or kind in metadata[_KINDS]):
+            table[name] = metadata[_KEY]
     return dict(sorted(table.items(), key=lambda entry: entry[1].default is not REQUIRED))
 
 

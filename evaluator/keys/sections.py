@@ -103,15 +103,15 @@ def section_of(table: Table, build: Callable[..., Any], check: Check | None = No
 
 def optional(table: Table) -> Table:
     """The same keys, None where they are absent; sections are there, unchecked and with nothing but None in them."""
-    found = {}
+    keys = {}
     for name, entry in table.items():
         if isinstance(entry.read, Section):
             below = section_of(optional(entry.read.table), entry.read.build)
             nothing = below.build(**{key: inner.default for key, inner in below.table.items()})
-            found[name] = Key(below, nothing, entry.says)
+            keys[name] = Key(below, nothing, entry.says)
         else:
-            found[name] = Key(entry.read, None, entry.says)
-    return found
+            keys[name] = Key(entry.read, None, entry.says)
+    return keys
 
 
 def absent(record: type) -> Any:

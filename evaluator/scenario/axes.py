@@ -80,11 +80,11 @@ def raw_axes(value: Any, place: Place) -> list[RawAxis]:
         elif not isinstance(name, str) or split_path(name)[0] not in SECTIONS:
             axes.append(_designs(name, written, where))
         else:
-            found = _of_key(name, written, where)
-            if isinstance(found, Between):
-                bounds[name] = found
+            axis = _of_key(name, written, where)
+            if isinstance(axis, Between):
+                bounds[name] = axis
             else:
-                axes.append(found)
+                axes.append(axis)
     for axis in axes:
         for path in axis.keys:
             _check_path(path, place.key(axis.name))
@@ -105,7 +105,7 @@ def raw_conditions(value: Any, place: Place) -> tuple[str, ...]:
     """``sweep.where``: one condition or a list of them."""
     written = value.get("where") if isinstance(value, Mapping) else None
     conditions = [written] if isinstance(written, str) else [] if written is None else written
-    if not isinstance(conditions, list) or not all(isinstance(one, str) for one in conditions):
+    if not isinstance(conditions, list) or not all(isinstance(condition, str) for condition in conditions):
         raise place.key("where").error(
             f"expected a condition such as tensor_parallel * replicas <= 8, or a list of such, got {shown(written)}"
         )

@@ -113,10 +113,8 @@ def numbers(arguments: Any, where: Place, shape: str, many: int) -> tuple[list[A
     units = {match.group(2) if match else "" for match in matches}
     if len(units) > 1:
         raise where.error(f"write all ends in the same unit, got {shown(arguments)}")
-    found = [
-        _number(match.group(1) if match else value, where) for match, value in zip(matches, arguments, strict=True)
-    ]
-    return found, units.pop()
+    read = [_number(match.group(1) if match else value, where) for match, value in zip(matches, arguments, strict=True)]
+    return read, units.pop()
 
 
 def _number(value: Any, where: Place) -> int | float:

@@ -85,9 +85,9 @@ class _Condition:
             return -operand if isinstance(node.op, ast.USub) else operand
         if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
             left, right = self.number(node.left, depth + 1), self.number(node.right, depth + 1)
-            found = np.asarray(_ARITHMETIC[type(node.op)](left, right), dtype=np.float64)
+            result = np.asarray(_ARITHMETIC[type(node.op)](left, right), dtype=np.float64)
             # What is divided by zero is no number: as infinity it would be above everything.
-            return np.where(np.isfinite(left) & np.isfinite(right) & ~np.isfinite(found), np.nan, found)
+            return np.where(np.isfinite(left) & np.isfinite(right) & ~np.isfinite(result), np.nan, result)
         if isinstance(node, ast.Compare):
             return self._comparison(node, depth + 1)
         if isinstance(node, ast.Call):
@@ -129,9 +129,9 @@ class _Condition:
             if isinstance(sign, ast.In | ast.NotIn):
                 if not isinstance(right, ast.List | ast.Tuple | ast.Set) or not right.elts:
                     raise self.place.error("after in there is a list, such as hardware in ['h100-sxm', 'l40s']")
-                among = [self._compare(ast.Eq(), left, self.value(one, depth), source, one) for one in right.elts]
-                found = reduce(np.logical_or, among)
-                parts.append(found if isinstance(sign, ast.In) else ~found)
+                equal = [self._compare(ast.Eq(), left, self.value(item, depth), source, item) for item in right.elts]
+                inside = reduce(np.logical_or, equal)
+                parts.append(inside if isinstance(sign, ast.In) else ~inside)
                 continue
             value = self.value(right, depth)
             parts.append(self._compare(sign, left, value, source, right))
@@ -143,11 +143,11 @@ class _Condition:
             raise self.place.error("'is' is not allowed in a condition; use ==")
         if left.dtype != right.dtype:
             kinds = {np.bool_: "true or false", np.float64: "a number"}
-            told = [
+            types = [
                 f"{_source(s)} is {kinds.get(v.dtype.type, 'a text')}"
                 for s, v in zip(sources, (left, right), strict=True)
             ]
-            raise self.place.error(f"cannot compare: {' and '.join(told)}")
+            raise self.place.error(f"cannot compare: {' and '.join(types)}")
         if left.dtype == object and not isinstance(sign, ast.Eq | ast.NotEq):
             raise self.place.error(f"{_source(sources[0])} is a text, which is compared with == or != or in only")
         return np.asarray(_COMPARISONS[type(sign)](left, right), dtype=bool)

@@ -52,13 +52,13 @@ class Grid:
         row = int(np.ravel_multi_index(tuple(steps), self.shape)) if self.shape else 0
         if self.rows is None:
             return row
-        found = int(np.searchsorted(self.rows, row))
-        if found == len(self.rows) or self.rows[found] != row:
+        config = int(np.searchsorted(self.rows, row))
+        if config == len(self.rows) or self.rows[config] != row:
             values = ", ".join(
                 f"{axis.name} = {axis.values[step]}" for axis, step in zip(self.axes, steps, strict=True)
             )
             raise InputError(f"the sweep's conditions (where) exclude {values}")
-        return found
+        return config
 
     def numbers(self, configs: np.ndarray) -> np.ndarray:
         """The rows of the product that points are: what a dataset names a configuration by."""
@@ -92,9 +92,10 @@ def _with_pipelines(deployment: Encoded, pipeline: Encoded) -> Encoded:
     """The deployments with their pipelines, every combination once."""
     if len(pipeline.values) == 1 and not pipeline.values[0]:
         return deployment
-    (which, stages), codes = combined([(part.codes, len(part.values)) for part in (deployment, pipeline)])
-    pairs = zip(which.tolist(), stages.tolist(), strict=True)
-    return Encoded([replace(deployment.values[one], pipeline=pipeline.values[other]) for one, other in pairs], codes)
+    return over_points(
+        {"deployment": deployment, "pipeline": pipeline},
+        lambda pair: replace(pair["deployment"], pipeline=pair["pipeline"]),
+    )
 
 
 def size(scenario: Scenario) -> int:
@@ -144,7 +145,7 @@ def kept_rows(scenario: Scenario) -> np.ndarray | None:
 
 def _key_of(name: str, owners: Mapping[str, int], place: Place) -> str:
     """The key path that a name in a condition stands for, one that is swept before all others."""
-    if any(is_end(name, one) for one in owners):
+    if any(is_end(name, path) for path in owners):
         return resolve(name, owners, place)
     try:
         return key_path(name, place)
@@ -246,7 +247,7 @@ def _read(
             known[key] = value
         return value
 
-    values, places = interned(read(indices) for indices in zip(*(one.tolist() for one in chosen), strict=True))
+    values, places = interned(read(indices) for indices in zip(*(index.tolist() for index in chosen), strict=True))
     return Encoded(values, np.array(places)[codes])
 
 
@@ -255,8 +256,8 @@ def _first_points(number: int, shape: tuple[int, ...], steps: np.ndarray, whole:
     if whole:
         stride = prod(shape[number + 1 :])
         return {step: step * stride for step in range(shape[number])}
-    found, first = np.unique(steps, return_index=True)
-    return dict(zip(found.tolist(), first.tolist(), strict=True))
+    present, first = np.unique(steps, return_index=True)
+    return dict(zip(present.tolist(), first.tolist(), strict=True))
 
 
 def _completed(axes: tuple[Axis, ...], firsts: list[dict[int, int]], points: list[Point]) -> tuple[Axis, ...]:
@@ -280,7 +281,7 @@ def lookup(point: Point, path: str) -> Any:
     """What a point has at a key path, the engine's default where it says nothing; None where there is none."""
     section, *keys = split_path(path)
     if section == "slo":
-        bounds = [one.bound_s for one in point[2] if [one.metric, one.statistic] == keys]
+        bounds = [each.bound_s for each in point[2] if [each.metric, each.statistic] == keys]
         return bounds[0] if bounds else None
     value: Any = point[0] if section == "workload" else point[1]
     if section == "pipeline":

@@ -140,21 +140,21 @@ class ModelShare:
     )
 
 
-def _shares_reader(kind: str, example: str, name: Reader) -> Reader:
+def _shares_reader(kind: str, example: str, read_name: Reader) -> Reader:
     table = {
-        each: Key(entry.read, entry.default, entry.says.format(kind=kind))
-        for each, entry in table_of(ModelShare).items()
+        name: Key(entry.read, entry.default, entry.says.format(kind=kind))
+        for name, entry in table_of(ModelShare).items()
     }
 
     def read(value: Any, place: Place) -> dict[str, ModelShare]:
         if not isinstance(value, Mapping) or not value:
             raise place.error(f"expected shares by {kind} such as {{{example}: 0.7}}, got {shown(value)}")
         shares = {}
-        for each, entry in value.items():
-            at = place.key(each)
-            name(each, at)
-            values = read_section(entry, table, at) if isinstance(entry, Mapping) else {"share": _share(entry, at)}
-            shares[str(each)] = ModelShare(**values)
+        for name, entry in value.items():
+            here = place.key(name)
+            read_name(name, here)
+            values = read_section(entry, table, here) if isinstance(entry, Mapping) else {"share": _share(entry, here)}
+            shares[str(name)] = ModelShare(**values)
         return shares
 
     def schema() -> Schema:

@@ -32,7 +32,7 @@ from evaluator.scenario.pipeline import by_name, pipeline_reader, with_reasoning
 from evaluator.scenario.pools import deployment_reader, pipeline_problem
 from evaluator.scenario.scenario import Scenario
 from evaluator.scenario.set_keys import apply
-from evaluator.scenario.shadowed_keys import refuse_shadowed
+from evaluator.scenario.shadowed_keys import Override, refuse_shadowed
 from evaluator.scenario.sweep import check_axes
 from evaluator.scenario.swept_fields import Base
 from evaluator.scenario.workload import Workload, check_workload, workload_reader
@@ -56,15 +56,16 @@ def load_scenario(source: str | Path | Mapping[str, Any], overrides: Sequence[st
     if not isinstance(tree, Mapping):
         raise place.error(f"expected a scenario with the keys {', '.join(TOP)}, got {shown(tree)}")
     tree = _named_stages(tree, place, first=True)
-    for override in overrides:
-        tree = _named_stages(_override(tree, override), place)
-    scenario = _read(tree, place, path, overrides)
+    parsed = [_parse(override) for override in overrides]
+    for override in parsed:  # each may write the pipeline as a list, below whose stages the next sets a key
+        tree = _named_stages(_overridden(tree, *override), place)
+    scenario = _read(tree, place, path, parsed)
     if written is None or overrides:
         written = dumps_yaml(dict(tree))
     return replace(scenario, text=written)
 
 
-def _parse(override: str) -> tuple[str, Any, Place]:
+def _parse(override: str) -> Override:
     """(key path, value, place for messages) of one ``--set``."""
     path, equals, written = override.partition("=")
     path = path.strip()
@@ -74,12 +75,11 @@ def _parse(override: str) -> tuple[str, Any, Place]:
     return path, loads_yaml(written, name), Place(name)
 
 
-def _override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
-    path, value, place = _parse(override)
+def _overridden(tree: Mapping[str, Any], path: str, value: Any, place: Place) -> dict[str, Any]:
     section, _, axis = path.partition(".")
     if section != "sweep" or not axis:
         return apply(tree, {path: value}, place)
-    axes = tree.get("sweep") or {}  # the key of an axis is a whole path
+    axes = tree.get("sweep") or {}  # the key of an axis is a whole path, in which dots lead nowhere
     if not isinstance(axes, Mapping):
         raise place.error(f"sweep holds a value, not axes: {shown(axes)}")
     if value is None and axis not in axes:
@@ -88,29 +88,28 @@ def _override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
     return {**tree, "sweep": {name: written for name, written in kept.items() if written is not None}}
 
 
-_as_it_is = Reader(lambda value, place: value, {})  # read on its own, since others follow from it
 TOP: Table = {
     "name": Key(file_name, "", "Names the files of the results."),
-    "workload": Key(_as_it_is, says="What is asked of the servers."),
-    "deployment": Key(_as_it_is, says="What serves it."),
+    "workload": Key(workload_reader, says="What is asked of the servers."),
+    "deployment": Key(deployment_reader, says="What serves it."),
     "pipeline": Key(pipeline_reader, {}, "The stages that a request passes; prefill and decode where absent."),
     "slo": Key(read_slo, (), "Objectives: bounds in seconds."),
-    "sweep": Key(_as_it_is, None, "The axes of the grid, which is their product."),
+    # Its axes are read before the rest, which they may complete, and their values after it, as what they change.
+    "sweep": Key(Reader(lambda value, place: None, {}), None, "The axes of the grid, which is their product."),
     "budget": Key(budget_reader, Budget(), "What a design may take, for optimize."),
     "demand": Key(demand_reader, Demand(), "What a design has to serve, for optimize."),
 }
 """The keys of a scenario."""
 
 
-def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: Sequence[str]) -> Scenario:
+def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: Sequence[Override]) -> Scenario:
     axes = raw_axes(tree.get("sweep"), place.key("sweep"))
     where = raw_conditions(tree.get("sweep"), place.key("sweep"))
-    refuse_shadowed(axes, tree, [_parse(override) for override in overrides], place.key("sweep"))
+    refuse_shadowed(axes, tree, overrides, place.key("sweep"))
     top = read_section(_filled(tree, axes, place), TOP, place)
     _check_bounds(tree.get("slo"), place.key("slo"))
-    workload = workload_reader(top["workload"], place.key("workload"))
+    workload, deployment = top["workload"], top["deployment"]
     check_workload(workload, place.key("workload"))
-    deployment = deployment_reader(top["deployment"], place.key("deployment"))
     if top["pipeline"]:
         deployment = replace(deployment, pipeline=top["pipeline"])
     _check_pipeline(workload, deployment, axes, place)
@@ -129,7 +128,7 @@ def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: S
         demand=top["demand"],
         path=None if path is None else str(path),
     )
-    kept_rows(scenario)  # its errors belong here
+    kept_rows(scenario)  # for the errors of its conditions, which nobody should meet in the middle of a sweep
     return scenario
 
 
@@ -168,7 +167,9 @@ def _filled(tree: Mapping[str, Any], axes: Sequence[RawAxis], place: Place) -> M
     if isinstance(pools, Mapping) and pools:
         for key in required(deployment_reader.table):
             said = [get(pool, (key,)) for pool in pools.values()]
-            if get(tree, ("deployment", key)) in (MISSING, None) and all(one not in (MISSING, None) for one in said):
+            if get(tree, ("deployment", key)) in (MISSING, None) and not any(
+                value in (MISSING, None) for value in said
+            ):
                 tree = apply(tree, {f"deployment.{key}": said[0]}, place)
     return tree
 

@@ -186,10 +186,9 @@ def with_reasoning(tree: Mapping[str, Any], place: Place, first: bool) -> Mappin
     for name, stage in stages.items():
         if not isinstance(stage, Mapping) or stage.get("stage") != "decode" or stage.get("reasoning") is None:
             continue
-        own = stage["reasoning"]
         if first and workload.get("reasoning") is not None:
             raise place.key(f"pipeline.{name}.reasoning").error("is there as workload.reasoning, too; keep one of them")
-        workload = put(dict(workload), ("reasoning",), own)
+        workload = put(dict(workload), ("reasoning",), stage["reasoning"])
         stages = {**stages, name: {key: value for key, value in stage.items() if key != "reasoning"}}
     return {**tree, "pipeline": stages, "workload": workload}
 

@@ -51,8 +51,9 @@ def stage_pools_of(deployment: Deployment) -> dict[str, Deployment]:
 def _pool(deployment: Deployment, pool: Pool) -> Deployment:
     said = {name: _said(entry.read, getattr(pool, name), getattr(deployment, name)) for name, entry in POOL.items()}
     router = deployment.router
-    own = getattr(router, pool.role) if isinstance(router, Routers) else router
-    return replace(deployment, **said, router=own, pools=None)
+    if isinstance(router, Routers):
+        router = getattr(router, pool.role)
+    return replace(deployment, **said, router=router, pools=None)
 
 
 def _said(read: Any, by_pool: Any, beside: Any) -> Any:

@@ -46,7 +46,7 @@ def _annotation(schema: Mapping[str, Any], name: str, made: dict[str, str]) -> s
     """The type of a value; classes that it needs are added to ``made``, and called after the key, ``name``."""
     choices = schema.get("anyOf") or schema.get("oneOf")
     if choices:
-        return " | ".join(_unique(_annotation(one, _variant(one, name), made) for one in choices))
+        return " | ".join(_unique(_annotation(choice, _variant(choice, name), made) for choice in choices))
     if schema.get("opaque"):
         return _SWEEP
     if "const" in schema:
@@ -75,7 +75,7 @@ def _object(schema: Mapping[str, Any], name: str, made: dict[str, str]) -> str:
     more = [schema["additionalProperties"]] if isinstance(schema.get("additionalProperties"), Mapping) else []
     more += list(schema.get("patternProperties", {}).values())  # p90 and the like: names that are no words of Python's
     if more:
-        values = _unique(_annotation(one, name.removesuffix("s"), made) for one in more)
+        values = _unique(_annotation(below, name.removesuffix("s"), made) for below in more)
         return f"Mapping[str, {' | '.join(values)}]"
     if not schema.get("properties"):
         return "Mapping[str, Any]"
@@ -97,7 +97,7 @@ def _without_null(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """A key that is left out says what null would: the hint is easier to read without it."""
     for form in ("anyOf", "oneOf"):
         if form in schema:
-            return {**schema, form: [one for one in schema[form] if one.get("type") != "null"]}
+            return {**schema, form: [choice for choice in schema[form] if choice.get("type") != "null"]}
     return schema
 
 
@@ -123,10 +123,10 @@ def _doc(text: str, indent: str) -> list[str]:
 
 def _unique(hints: Any) -> list[str]:
     parts = [part for hint in hints for part in _split(hint)]
-    found = dict.fromkeys(parts)
-    if "float" in found:
-        found.pop("int", None)
-    return [*(one for one in found if one != "None"), *(one for one in found if one == "None")]
+    members = dict.fromkeys(parts)
+    if "float" in members:  # which takes integers, too
+        members.pop("int", None)
+    return sorted(members, key=lambda member: member == "None")
 
 
 def _split(hint: str) -> list[str]:

@@ -26,12 +26,13 @@ def scenario_schema() -> dict[str, Any]:
     It refuses less than the loader does: rules that join several keys, and what a sweep makes of the keys, are not in
     it. Keys that must be there are required only where nothing is swept, since an axis may give them.
     """
-    sections = {"workload": workload_reader, "deployment": deployment_reader}
-    schemas = {name: schema_of(entry.read) for name, entry in TOP.items()}
-    schemas |= {name: schema_of(reader) for name, reader in sections.items()} | {"sweep": _sweep()}
+    schemas = {name: schema_of(entry.read) for name, entry in TOP.items()} | {"sweep": _sweep()}
     properties: dict[str, Schema] = {name: {"description": entry.says, **schemas[name]} for name, entry in TOP.items()}
     properties |= {name: key_schema(TOP[name]) for name in ("pipeline", "slo")}  # which may be null
-    needed: dict[str, Any] = {name: {"required": required(reader.table)} for name, reader in sections.items()}
+    needed: dict[str, Any] = {
+        name: {"required": required(reader.table)}
+        for name, reader in (("workload", workload_reader), ("deployment", deployment_reader))
+    }
     needed["deployment"] = {"anyOf": [needed["deployment"], {"required": ["pools"]}]}  # which may say it each
     return {
         "$schema": DRAFT,

@@ -54,11 +54,11 @@ def resolve(name: str, paths: Iterable[str], place: Place) -> str:
     paths = list(paths)
     if name in paths:
         return name
-    found = [path for path in paths if is_end(name, path)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise place.error(f"{name} may be any of {listed(found)}; write the whole key")
+    meant = [path for path in paths if is_end(name, path)]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise place.error(f"{name} may be any of {listed(meant)}; write the whole key")
     known = dict.fromkeys(split_path(path)[-1] for path in paths)
     raise place.error(f"{name} is no key of a scenario{did_you_mean(name, [*known, *paths])}")
 

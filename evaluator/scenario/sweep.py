@@ -124,7 +124,7 @@ class _Reader:
         read = {
             field: self._field(field, {path: given[path] for path in paths}, where) for field, paths in groups.items()
         }
-        normal = {path: value for _, own in read.values() for path, value in own.items()}
+        normal = {path: value for _, in_si in read.values() for path, value in in_si.items()}
         following = self._together({field: value for field, (value, _) in read.items()}, where)
         return {path: normal[path] for path in given}, following
 
@@ -165,8 +165,8 @@ class _Reader:
         return {}
 
     def _following(self, read: dict[FieldPath, Any], where: Place) -> dict[str, Any]:
-        own = {field[1]: value for field, value in read.items()}
-        return _following(self.base.workload, own, self.follows, where) if own else {}
+        values = {field[1]: value for field, value in read.items()}
+        return _following(self.base.workload, values, self.follows, where) if values else {}
 
 
 def _normal(path: str, raw: Any, field: FieldPath, value: Any) -> Any:

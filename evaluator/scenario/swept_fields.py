@@ -115,9 +115,9 @@ def owner(field: FieldPath, among: Iterable[FieldPath]) -> FieldPath:
 
 def read_field(base: Base, field: FieldPath, changes: Mapping[str, Any], place: Place) -> Any:
     """One field with ``changes``, all of which lie in it, applied to the base. Errors: InputError as in a file."""
-    own = ".".join(field)
-    if len(changes) == 1 and own in changes:
-        return _read(base, field, changes[own], place)
+    path = ".".join(field)
+    if len(changes) == 1 and path in changes:  # the common case: the key itself is set, and nothing below it
+        return _read(base, field, changes[path], place)
     part: Any = {}
     value = get(base.tree, field)
     if isinstance(value, Mapping | int | float | str):  # not null and not missing: nothing to build on

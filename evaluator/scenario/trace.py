@@ -127,8 +127,8 @@ def _named(file: str, name: str, column: Sequence[Any]) -> tuple[tuple[str, ...]
     named = ["" if value is None else str(value).strip() for value in column]
     if "" in named:
         raise InputError(f"{file}: row {named.index('') + 1}, {name}: must be the name of a {name}")
-    numbers = {each: number for number, each in enumerate(dict.fromkeys(named))}
-    return tuple(numbers), np.array([numbers[each] for each in named], dtype=np.int64)
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(named))}
+    return tuple(numbers), np.array([numbers[value] for value in named], dtype=np.int64)
 
 
 def _read_csv(file: str, wanted: Iterable[str]) -> Columns:
@@ -163,15 +163,15 @@ def _read_jsonl(file: str, wanted: Iterable[str]) -> Columns:
         rows.append({str(_MOONCAKE.get(key, key)): value for key, value in row.items()})  # by our names
         if "timestamp" in row and isinstance(row["timestamp"], int | float):
             rows[-1]["arrival_s"] = _float(row["timestamp"]) / 1000.0
-    header: tuple[str, ...] = tuple(dict.fromkeys(key for each in rows for key in each))
-    found: dict[str, list[Any]] = {}
+    header: tuple[str, ...] = tuple(dict.fromkeys(key for row in rows for key in row))
+    columns: dict[str, list[Any]] = {}
     for name in (name for name in (*wanted, *WORDS) if name in header):
-        for number, each in enumerate(rows, 1):
-            if name not in each:
+        for number, row in enumerate(rows, 1):
+            if name not in row:
                 raise InputError(f"{file}: row {number} has no {name}")
-        found[name] = [each[name] for each in rows]
-    numbers = {name: _numbers(file, name, values) for name, values in found.items() if name not in WORDS}
-    return numbers, {name: found[name] for name in WORDS if name in found}, header
+        columns[name] = [row[name] for row in rows]
+    numbers = {name: _numbers(file, name, values) for name, values in columns.items() if name not in WORDS}
+    return numbers, {name: columns[name] for name in WORDS if name in columns}, header
 
 
 def _float(value: Any) -> float:

@@ -41,9 +41,9 @@ class Auto(int):
     most: int
 
     def __new__(cls, first: int, most: int) -> Auto:
-        found = super().__new__(cls, first)
-        found.most = most
-        return found
+        number = super().__new__(cls, first)
+        number.most = most
+        return number
 
     def __repr__(self) -> str:
         return f"Auto({int(self)}, most={self.most})"
@@ -210,15 +210,15 @@ def finish(read: Workload, place: Place) -> Workload:
         raise place.key("cooldown_requests").error(
             f"must leave some of {requests} requests, of which {warmup} are cut at the start, got {cooldown}"
         )
-    found = with_fields(read, lengths=lengths, requests=requests, warmup_requests=warmup, cooldown_requests=cooldown)
-    trace = found.trace
+    workload = with_fields(read, lengths=lengths, requests=requests, warmup_requests=warmup, cooldown_requests=cooldown)
+    trace = workload.trace
     for name in ("models", "pipelines"):
-        if trace is not None and getattr(found, name) and getattr(trace, name):
+        if trace is not None and getattr(workload, name) and getattr(trace, name):
             raise place.key(name).error(
                 f"{lengths.file} has a column {name.removesuffix('s')}, which says it already; leave out the one or "
                 "the other"
             )
-    return found
+    return workload
 
 
 def _check_mean_gap(arrivals: Arrivals, requests: int, place: Place) -> None:
