@@ -1,13 +1,17 @@
 // On paper: light, every chart drawn at the width of the sheet, and each table as small as it has to be to fit.
 
-const SHEET = "60rem"; // within the margins of A4 and Letter across, at 96 pixels per inch
+const SHEET = "960px"; // within the margins of A4 and Letter across, at 96 pixels per inch
 
 function onPaper(page) {
   const tables = () => document.querySelectorAll("main .scroll");
+  const setSheet = (size, width) => {
+    document.documentElement.style.fontSize = size;
+    document.querySelector("main").style.width = width;
+  };
   window.addEventListener("beforeprint", () => {
     page.theme = document.documentElement.dataset.theme;
     setTheme("light");
-    document.querySelector("main").style.width = SHEET;
+    setSheet("13px", SHEET);
     page.parts.forEach((part) => part.redraw());
     tables().forEach((box) => {
       box.firstElementChild.style.zoom = Math.min(1, box.clientWidth / box.scrollWidth);
@@ -15,7 +19,7 @@ function onPaper(page) {
   });
   window.addEventListener("afterprint", () => {
     setTheme(page.theme);
-    document.querySelector("main").style.width = "";
+    setSheet("", "");
     tables().forEach((box) => {
       box.firstElementChild.style.zoom = "";
     });
