@@ -20,6 +20,7 @@ class PromptChunk(NamedTuple):
     low: int
     high: int
     completes: bool  # an output token comes with it
+    padding: int = 0  # slots of drafts that it takes of the token budget beside its tokens, to no avail
 
 
 @dataclass

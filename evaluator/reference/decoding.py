@@ -27,6 +27,7 @@ class DecodeGroup:
 
     def __init__(self, window: int, block_tokens: int, drafts: int = 0) -> None:
         self.step = 0
+        self.preempted: list[Request] = []  # while the group is in flight: their token is still to come
         self.members: dict[Request, None] = {}
         self.sequences = 0  # of all members
         self.forked: dict[Request, None] = {}  # members with branches that have not written KV of their own yet

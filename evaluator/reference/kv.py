@@ -29,8 +29,11 @@ class Kv(Protocol):
     def lookup(self, request: Request) -> int:
         """Leading tokens of a request that is not admitted whose KV is in the prefix cache."""
 
-    def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int) -> bool:
-        """Give a request its units, those of ``hit_tokens`` shared; False, and nothing done, if too few are free."""
+    def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int, fits: int = 0) -> bool:
+        """Give a request its units, those of ``hit_tokens`` shared; False, and nothing done, if too few are free.
+
+        ``keep_free`` units must be left free then, and there must be room for ``fits`` units, whatever it takes now.
+        """
 
     def extend(self, request: Request, units: int) -> bool:
         """Give it as many as make it ``units``; False, and nothing done, if too few are free."""
@@ -62,8 +65,8 @@ class CountedKv:
     def lookup(self, request: Request) -> int:
         return 0
 
-    def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int) -> bool:
-        more = max(units - request.units, 0)  # none where room was reserved
+    def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int, fits: int = 0) -> bool:
+        more = max(max(units, fits) - request.units, 0)  # none where room was reserved
         return (not more or more + keep_free <= self.free) and self.extend(request, units)
 
     def extend(self, request: Request, units: int) -> bool:

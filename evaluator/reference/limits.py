@@ -30,7 +30,14 @@ class Limits:
     swap_units: float = math.inf  # room in host memory; where it is full, preemption is by recompute
     swap_unit_s: float = 0.0  # time to copy a unit in or out; the iteration takes so much longer
     long_prefill_token_threshold: int = 0  # chunked: most prompt tokens of one request in an iteration; 0: no bound
-    packing: str = "fcfs"  # or least_work_left: which waiting request is looked at first
+    packing: str = "fcfs"  # or least_work_left, priority: which waiting request is looked at first
+    # The engine core plans a batch when one has ended, or when it idles, as many ahead as pipeline ranks or,
+    # asynchronous,
+    # two; it then waits for the oldest and looks at no arrival before. Batches under way are preempted as any (vLLM
+    # ``EngineCore.step_with_batch_queue``). False: a batch is planned as soon as a pipeline rank is free for it.
+    batch_queue: bool = False
+    asynchronous: bool = False  # the next batch is planned before the tokens of the one under way are known
+    full_prompt: bool = False  # on_demand: a request is admitted only where its whole prompt would fit (vLLM 0.19 on)
     prefix_caching: bool = False
     rooms: bool = False  # requests come with KV that was reserved for them: see ``queues.Queues.reserve``
     drafts: int = 0  # speculative decoding: tokens that a decode verifies in an iteration beside the one it is sure of
@@ -40,12 +47,14 @@ class Limits:
         for name, allowed in (
             ("admission", ("reserve", "on_demand")),
             ("preemption", ("recompute", "swap")),
-            ("packing", ("fcfs", "least_work_left")),
+            ("packing", ("fcfs", "least_work_left", "priority")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if self.prefix_caching and self.units_of_blocks is not None:
             raise ValueError("prefix_caching needs KV units that are blocks")
+        if self.asynchronous and not self.batch_queue:
+            raise ValueError("asynchronous needs batch_queue")
         if self.prefix_caching and self.preemption == "swap":
             raise ValueError("prefix_caching goes with preemption by recompute")
 

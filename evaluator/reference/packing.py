@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 from evaluator.reference.request import Request
@@ -29,6 +30,12 @@ class WaitingQueue(Protocol):
     def pop(self) -> Request:
         """The first one, which leaves."""
 
+    def skip(self, requests: Sequence[Request]) -> None:
+        """Those that could not be looked at are put back, in their order, before all others."""
+
+    def remove(self, request: Request) -> None:
+        """One that needs no place any more."""
+
 
 class Fcfs:
     """First come, first served; preempted requests are a stack in front, the earliest admitted on top."""
@@ -37,9 +44,10 @@ class Fcfs:
 
     def __init__(self) -> None:
         self._queue: deque[Request] = deque()
+        self._skipped: deque[Request] = deque()  # vLLM ``Scheduler.skipped_waiting``
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + len(self._skipped)
 
     def push(self, request: Request) -> None:
         self._queue.append(request)
@@ -48,10 +56,16 @@ class Fcfs:
         self._queue.appendleft(request)
 
     def head(self) -> Request:
-        return self._queue[0]
+        return (self._skipped or self._queue)[0]
 
     def pop(self) -> Request:
-        return self._queue.popleft()
+        return (self._skipped or self._queue).popleft()
+
+    def skip(self, requests: Sequence[Request]) -> None:
+        self._skipped.extendleft(reversed(requests))
+
+    def remove(self, request: Request) -> None:
+        (self._skipped if request in self._skipped else self._queue).remove(request)
 
 
 class LeastWorkLeft:
@@ -70,11 +84,28 @@ class LeastWorkLeft:
 
     push_back = push
 
+    def skip(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.push(request)
+
+    def remove(self, request: Request) -> None:
+        self._heap = [entry for entry in self._heap if entry[-1] is not request]
+        heapq.heapify(self._heap)
+
     def head(self) -> Request:
         return self._heap[0][-1]
 
     def pop(self) -> Request:
         return heapq.heappop(self._heap)[-1]
+
+
+class ByPriority(LeastWorkLeft):
+    """The smallest ``priority`` first, preempted or not; ties: first come, first served (vLLM ``policy: priority``)."""
+
+    def push(self, request: Request) -> None:
+        heapq.heappush(self._heap, (request.priority, request.index, request))
+
+    push_back = push
 
 
 class ReservedFirst:
@@ -98,6 +129,13 @@ class ReservedFirst:
     def push_back(self, request: Request) -> None:
         self._preempted.push_back(request)
 
+    def skip(self, requests: Sequence[Request]) -> None:
+        for request in reversed(requests):
+            self.push_back(request)
+
+    def remove(self, request: Request) -> None:
+        self._preempted.remove(request)
+
     def head(self) -> Request:
         return self._first().head()
 
@@ -108,4 +146,8 @@ class ReservedFirst:
         return self._holding if self._holding else self._preempted
 
 
-PACKINGS: dict[str, type[Fcfs] | type[LeastWorkLeft]] = {"fcfs": Fcfs, "least_work_left": LeastWorkLeft}
+PACKINGS: dict[str, type[Fcfs] | type[LeastWorkLeft]] = {
+    "fcfs": Fcfs,
+    "least_work_left": LeastWorkLeft,
+    "priority": ByPriority,
+}

@@ -2,8 +2,9 @@
 
 A whole block is named by its content and the name of the block before it (a hash chain), so that two blocks of one name
 hold the KV of the same tokens in the same place. Blocks count who uses them. One that nobody uses keeps its content
-and joins the end of the free list, the last block of a request first; a new block is taken from the front of the list
-and forgets what it held: the least recently used content goes first, ends of prompts before their beginnings.
+and joins the end of the free list, the last block of a request first, or the front of the list where it has no name; a
+new block is taken from the front of the list and forgets what it held: blocks that nobody can find go first, then the
+least recently used content, ends of prompts before their beginnings.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class PrefixCache:
         """Whole blocks only, and at least one token is left to compute: the one that the next token comes from."""
         return len(self._shared_blocks(request, (request.target - 1) // self._block)) * self._block
 
-    def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int) -> bool:
+    def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int, fits: int = 0) -> bool:
         shared = self._shared_blocks(request, hit_tokens // self._block)
         idle = sum(self._users[block] == 0 for block in shared)  # they leave the free list, too
-        if units - len(shared) + idle + keep_free > self.free:
+        if max(units, fits) - len(shared) + idle + keep_free > self.free:
             return False
         for block in shared:
             self._users[block] += 1
@@ -88,6 +89,10 @@ class PrefixCache:
             self._users[block] -= 1
             if not self._users[block]:
                 self._free[block] = None
+                if self._name[block] is None:
+                    # Nobody can find it again: it goes before all that hold something (vLLM ``BlockPool.free_blocks``:
+                    # blocks without a hash are prepended to the free queue).
+                    self._free.move_to_end(block, last=False)
         del request.blocks[units:]
         request.units = len(request.blocks)
 

@@ -29,6 +29,7 @@ class Queues:
         self.limits = limits
         self.kv: Kv = PrefixCache(limits) if limits.prefix_caching else CountedKv(limits)
         self.on_demand = limits.admission == "on_demand"
+        self.by_priority = limits.packing == "priority"
         packing = PACKINGS[limits.packing]
         self.waiting: WaitingQueue = ReservedFirst(packing) if limits.rooms else packing()
         self.expected: deque[Request] = deque()  # chosen to come here, without room yet
@@ -43,7 +44,9 @@ class Queues:
         self.preempted: list[Request] = []  # in this iteration
         self.short_of_kv = False  # in this iteration a running request did not get KV at once: nobody new comes in
         self.admitted = 0  # in this iteration
+        self.continued = False  # in this iteration a prompt under way goes on
         self.newcomers: list[Request] = []  # those of them that had nothing to compute
+        self.cached: list[tuple[int, int]] = []  # of them all: (request, tokens found in the prefix cache)
         self.moved_units = 0  # swapped in or out since a batch was sent
         self.preemptions = 0
         self.work_tokens = 0  # tokens to compute and to generate of all requests here
@@ -52,6 +55,8 @@ class Queues:
         self.waiting_units = 0  # KV that the waiting ones will hold when they finish
         self._admissions = 0
         self._swapped_units = 0
+        self.leaving: dict[Request, None] = {}  # planned asynchronously: the batch under way gives their last token
+        self.aside: DecodeGroup | None = None  # decodes that the next batch leaves out
 
     def new_group(self) -> DecodeGroup:
         """An empty group of decoding sequences."""
@@ -66,8 +71,13 @@ class Queues:
         """A new iteration is to be put together."""
         self.preempted = []
         self.newcomers = []
+        self.cached = []
+        if self.aside is not None:  # the batch before was empty
+            self.aside.absorb(self.decoding)
+            self.decoding, self.aside = self.aside, None
         self.short_of_kv = False
         self.admitted = 0
+        self.continued = False
 
     def announce(self, request: Request) -> None:
         """A request will come here: routers count it from now on."""
@@ -129,23 +139,35 @@ class Queues:
         whole prompt at once. ``wanted`` may stop before each.
         """
         chunks = []
+        pads = self.limits.drafts and len(self.decoding) and not self.continued
+        skipped: list[Request] = []
         while room > 0 and self.waiting and (wanted is None or wanted()):
             request = self.waiting.head()
+            if request.flights and self.seats < self.limits.max_num_seqs:
+                # Preempted while it is in flight: it cannot go on before the token that is to come is known.
+                skipped.append(self.waiting.pop())
+                continue
             hit = 0 if request.swapped else self.kv.lookup(request)
             start = max(request.computed, hit)
             tokens = self._share(max(request.target - start, 0), room, whole)
             beside = request.width * self.limits.decode_tokens
             if tokens == 0 and beside > room:
                 break
-            if tokens is None or not self._place(request, start, tokens, hit, whole_kv):
+            # vLLM ``Scheduler.schedule``: where one token is left to compute and all others decode, it takes as many
+            # slots as a decode with drafts, so that the whole batch has one shape.
+            padding = self.limits.drafts if pads and request.target - start == 1 else 0
+            if padding and 1 + padding > room:
+                break
+            if tokens is None or not self._place(request, start, tokens, hit, whole_kv, padding):
                 break
             if not tokens:
                 self.decoding.join(request)
                 self.newcomers.append(request)
                 room -= beside
             else:
-                chunks.append(self._chunk(request, tokens))
-                room -= tokens
+                chunks.append(self._chunk(request, tokens, padding))
+                room -= tokens + padding
+        self.waiting.skip(skipped)
         return chunks
 
     def _share(self, rest: int, room: int, whole: bool) -> int | None:
@@ -154,16 +176,19 @@ class Queues:
             return rest if rest <= room else None
         return min(rest, room, self.limits.long_prefill_token_threshold or rest)
 
-    def _place(self, request: Request, start: int, tokens: int, hit: int, whole_kv: bool) -> bool:
-        """Give the first waiting request a place and KV, if there are."""
+    def _place(self, request: Request, start: int, tokens: int, hit: int, whole_kv: bool, padding: int = 0) -> bool:
+        """Give the first waiting request a place and KV, if there are; ``padding``: slots beside those of its
+        tokens."""
         if self.seats + request.width > self.limits.max_num_seqs:
             return False
-        units, keep_free = request.kv_units, 0
+        units, keep_free, fits = request.kv_units, 0, 0
         if self.on_demand:
             slots = max(request.target if whole_kv else 0, start + (tokens or self.limits.decode_tokens))
-            units = self._units(request, slots) if tokens else self._decode_units(request, slots)
-            keep_free = self.limits.watermark_units
-        if not self.kv.admit(request, units, hit, keep_free):
+            units = self._units(request, slots + padding) if tokens else self._decode_units(request, slots)
+            # vLLM ``allocate_slots``: no watermark where nothing runs, or a request might never be admitted.
+            keep_free = self.limits.watermark_units if self.running else 0
+            fits = self._units(request, request.target) if self.limits.full_prompt else 0
+        if not self.kv.admit(request, units, hit, keep_free, fits):
             return False
         self.waiting.pop()
         returns = request.admission >= 0
@@ -180,6 +205,7 @@ class Queues:
         self.work_tokens -= start - request.computed
         request.computed = start
         request.admission = self._admissions
+        self.cached.append((request.index, hit))
         self._admissions += 1
         self.admitted += 1
         return True
@@ -231,10 +257,11 @@ class Queues:
             if self.on_demand and not self._make_room(request, self._units(request, request.computed + tokens)):
                 break
             chunks.append(self._chunk(request, tokens))
+            self.continued = True
             room -= tokens
         return chunks
 
-    def _chunk(self, request: Request, tokens: int) -> PromptChunk:
+    def _chunk(self, request: Request, tokens: int, padding: int = 0) -> PromptChunk:
         low, high = request.computed, request.computed + tokens
         request.computed = high
         request.flights += 1
@@ -242,7 +269,53 @@ class Queues:
         completes = high == request.target
         if completes:
             del self.prompts[request]
-        return PromptChunk(request, low, high, completes)
+        return PromptChunk(request, low, high, completes, padding)
+
+    def run_in_order(self) -> tuple[list[PromptChunk], int]:
+        """KV and chunks for all that run, in order of admission, and the token budget that is left.
+
+        By priority the one that is preempted may have been given its part of the iteration already: that is taken back
+        (vLLM ``Scheduler.schedule``, ``SchedulingPolicy.PRIORITY``).
+        """
+        room, drafts = self.limits.max_num_batched_tokens, self.limits.decode_tokens
+        chunks: dict[Request, PromptChunk] = {}
+        taken: dict[Request, int] = {}
+        pending = deque(self.running)
+        while pending and room > 0:
+            request = pending.popleft()
+            if request not in self.running or request.group is None and request not in self.prompts:
+                continue
+            decodes = request.group is not None
+            tokens = drafts if decodes else self._share(request.target - request.computed, room, whole=False)
+            assert tokens is not None
+            slots = self.decoding.computed(request) + drafts if decodes else request.computed + tokens
+            while not self.kv.extend(request, self._units(request, slots)):
+                self.short_of_kv = True
+                victim = max(self.running, key=lambda other: (other.priority, other.index))
+                room += taken.pop(victim, 0)
+                if victim in chunks:
+                    chunk = chunks.pop(victim)
+                    victim.computed, victim.flights = chunk.low, victim.flights - 1
+                self._preempt(victim)
+                if victim is request:
+                    self._set_aside(pending)
+                    return list(chunks.values()), room
+            if decodes:
+                self.kv.register(request, self.decoding.computed(request) + 1)
+            else:
+                chunks[request] = self._chunk(request, tokens)
+                self.continued = True
+            taken[request] = tokens
+            room -= tokens
+        return list(chunks.values()), room
+
+    def _set_aside(self, requests: Iterable[Request]) -> None:
+        """Decodes behind one that found no KV do not take part in the next batch."""
+        self.aside = self.new_group()
+        for request in requests:
+            if request.group is self.decoding:
+                self.decoding.leave(request)
+                self.aside.join(request)
 
     # -- decodes
 
@@ -264,7 +337,13 @@ class Queues:
                     slots = self.decoding.computed(request) + self.limits.decode_tokens
                     units = self._decode_units(request, slots)
                     self._make_room(request, units)
-        self._register_filled(self.decoding, 0)
+        if self.limits.asynchronous:
+            # The token before is not known yet, so that the block that it fills has its name an iteration later (vLLM
+            # ``allocate_slots`` caches up to ``request.num_tokens``).
+            for request in self.decoding.due() if self.limits.prefix_caching else ():
+                self.kv.register(request, self.decoding.computed(request))
+        else:
+            self._register_filled(self.decoding, 0)
 
     def grow_ahead(self, group: DecodeGroup, ahead: int) -> None:
         """The same for the step after ``ahead`` more, in a leap: it fits."""
@@ -289,12 +368,14 @@ class Queues:
     def _make_room(self, request: Request, units: int) -> bool:
         """So many KV units for a running request. Who was admitted last is preempted until it fits.
 
-        False if it is the request itself that had to go; in a pipeline, where those in flight are left alone, also if
-        it is in flight with a chunk and none after it can be preempted: it waits.
+        False if it is the request itself that had to go; in a pipeline without a batch queue, where those in flight are
+        left alone, also if it is in flight with a chunk and none after it can be preempted: it waits.
         """
         while not self.kv.extend(request, units):
             self.short_of_kv = True
-            victim = next((other for other in reversed(self.running) if self._at_rest(other)), None)
+            victim = next(
+                (other for other in reversed(self.running) if self.limits.batch_queue or self._at_rest(other)), None
+            )
             if victim is None or victim.admission < request.admission:
                 return False
             self._preempt(victim)
@@ -307,8 +388,20 @@ class Queues:
 
     def _preempt(self, request: Request) -> None:
         """Back to the waiting, its KV freed; it is to be computed anew unless its KV finds room in host memory."""
-        if request.group is not None:
-            self.decoding.leave(request)
+        if request in self.leaving:  # its last token comes all the same, so that it need not wait
+            del self.leaving[request], self.running[request]
+            self.seats -= 1
+            self.kv.release(request)
+            request.preemptions += 1
+            self.preemptions += 1
+            self.preempted.append(request)
+            return
+        group = request.group
+        if group is not None:
+            group.leave(request)
+            if group is not self.decoding:  # in flight
+                group.preempted.append(request)
+                request.flights += 1
         self.prompts.pop(request, None)
         del self.running[request]
         self.seats -= request.width
@@ -343,6 +436,22 @@ class Queues:
             self.kv.shrink(request, self._decode_units(request, computed))
         else:
             self.kv.shrink(request, sum(request.branch_units[-width:]))
+
+    def deliver(self, request: Request, now: float) -> bool:
+        """The token of a request that was preempted in flight has come; whether it was the last."""
+        self.add_tokens(1)
+        request.generated += 1
+        request.first_token_s = min(request.first_token_s, now)
+        if request.finished:
+            request.last_token_s = now
+            self.waiting.remove(request)
+            self.homeless -= 1
+            self.waiting_units -= request.kv_units
+            self.context_tokens -= request.context_tokens
+            return True
+        self.work_tokens += 1
+        request.restart()
+        return False
 
     def depart(self, request: Request) -> None:
         """A request has its last token."""

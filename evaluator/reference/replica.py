@@ -56,7 +56,13 @@ class Replica:
         self._schedule = scheduler(record)
         self._policy = record
         self._tokens = tokens
-        self._leap = leap and not tokens and len(self.pipeline) == 1 and not limits.drafts
+        self._leap = leap and not tokens and len(self.pipeline) == 1 and not limits.drafts and not limits.asynchronous
+        self._most_flights = 2 if limits.asynchronous else len(self.pipeline)
+        self._queued = limits.batch_queue and self._most_flights > 1
+        self._batches: deque[RunningBatch | None] = (
+            deque()
+        )  # with a batch queue: those under way, None for an empty one
+        self._waits = False  # with a batch queue: for its oldest batch
         self._observe = observe
         self._preempted: list[Request] = []  # since the last batch was sent
         self.abreast: tuple[Replica, ...] = (self,)  # whose batches start and end with those of this one
@@ -120,12 +126,40 @@ class Replica:
 
     def launch(self, now: float) -> list[RunningBatch]:
         """Send off batches until there are as many in flight as ranks, or nobody is left to take part."""
+        if self._queued:
+            return self._fill_batch_queue(now)
         launched = []
         while len(self.flights) < len(self.pipeline):
             batch = self.form(now)
             if not batch:
                 break
             launched.append(self._send(batch, now))
+        return launched
+
+    def _fill_batch_queue(self, now: float) -> list[RunningBatch]:
+        """Plan batches as the engine core does, until it waits for the oldest of them or has nothing to do.
+
+        Where nobody can take part the batch is an empty one, which has its place in the queue until it is the oldest
+        (vLLM ``EngineCore.step_with_batch_queue``).
+        """
+        launched: list[RunningBatch] = []
+        while not self._waits:
+            if self.queues.running or self.queues.waiting:
+                batch = self.form(now)
+                flight = self._send(batch, now) if batch else None
+                if flight is None and not self.flights and not self.queues.preempted:
+                    self._batches.clear()
+                    break  # who waits can never be admitted
+                launched += [flight] if flight else []
+                self._batches.append(flight)
+                if len(self._batches) < self._most_flights:
+                    continue
+            elif not self._batches:
+                break
+            if self._batches[0] is None:
+                self._batches.popleft()
+            else:
+                self._waits = True
         return launched
 
     def form(self, now: float) -> Batch:
@@ -140,7 +174,7 @@ class Replica:
             self.queues.begin()
             batch = self._schedule(self.queues, self._policy)
             self._preempted += self.queues.preempted
-            if batch or not self.queues.preempted:
+            if batch or not self.queues.preempted or self._queued:
                 batch.decodes = batch.decodes or None
                 return batch
             # Whoever ran was preempted: that takes no time, and the next look may admit it.
@@ -165,15 +199,34 @@ class Replica:
 
     def take_off(self, batch: Batch, sums: BatchStatistics, start: float, end: float) -> RunningBatch:
         """A batch is under way; an empty one is that of a rank which waits for others."""
-        flight = RunningBatch(batch, sums, start, end, preempted=self._preempted)
+        flight = RunningBatch(
+            batch,
+            sums,
+            start,
+            end,
+            preempted=self._preempted,
+            cached=self.queues.cached,
+            planned_units=self._kv_used(),
+            busy=bool(batch),
+        )
         self._preempted = []
         self.flights.append(flight)
+        if self._observe:
+            flight.decodes = tuple(sorted(_sequences(batch.decodes.members))) if batch.decodes else ()
+            flight.completed = _sequences([chunk.request for chunk in batch.chunks if chunk.completes])
         for chunk in batch.chunks:
             if chunk.request.scheduled_s == math.inf:
                 chunk.request.scheduled_s = start
         if batch.decodes is not None:
             self._send_decodes(batch, flight)
+        if self.queues.aside is not None:
+            self.queues.decoding, self.queues.aside = self.queues.aside, None
         self.kv_units_max = max(self.kv_units_max, self._kv_used())
+        if self.limits.asynchronous:
+            # Each decode has a token, and each prompt is complete, when the next batch is planned; who leaves keeps its
+            # KV and its place until this batch has ended (vLLM ``AsyncScheduler``: ``num_output_placeholders``).
+            flight.finished = self._complete(flight)
+            self.queues.leaving.update(dict.fromkeys(flight.finished))
         return flight
 
     def _send_decodes(self, batch: Batch, flight: RunningBatch) -> None:
@@ -210,24 +263,55 @@ class Replica:
         assert flight is self.flights[0]
         self.flights.popleft()
         queues, batch, now = self.queues, flight.batch, flight.end_s
-        self.iterations += flight.iterations if batch else 0
+        self.iterations += flight.iterations if flight.busy else 0
         self.experts_touched += flight.iterations * flight.experts_touched
         self.peaks = raised(self.pipeline.costs[0], self.peaks, flight.sums, flight.iterations)
         if flight.iterations > 1:
             self._finish_leap(flight)
         self._integrate_kv(now)
-        if self._observe and batch:
+        if self._observe and flight.busy:
             self._observe(self._report(flight))
+        if self._queued:
+            self._batches.popleft()
+            self._waits = False
+        finished = flight.finished if self.limits.asynchronous else self._complete(flight)
+        for request in finished:
+            if self.limits.asynchronous:
+                self._leave_late(request)
+            elif request in queues.running:
+                queues.depart(request)
+        self.outstanding -= len(finished)
+        return list(finished)
+
+    def _leave_late(self, request: Request) -> None:
+        """Whoever was planned to leave does, unless it was preempted meanwhile."""
+        queues = self.queues
+        if request in queues.leaving:
+            del queues.leaving[request]
+            queues.give_up_seats(request)
+            queues.kv.register(request, request.known_tokens - 1)
+            queues.depart(request)
+
+    def _complete(self, flight: RunningBatch) -> list[Request]:
+        """The tokens of a batch; those with their last one are returned."""
+        queues, batch, now = self.queues, flight.batch, flight.end_s
         finished = self._finish_decodes(flight) if batch.decodes is not None else []
-        for request, low, high, completes in batch.chunks:
+        for request, low, high, completes, _ in batch.chunks:
             request.flights -= 1
             queues.work_tokens -= high - low
-            if completes:
+            if request not in queues.running:  # preempted in flight
+                if completes:
+                    self._deliver(request, now, finished)
+            elif completes:
                 self._finish_prompt(request, now, finished)
-        for request in finished:
-            queues.depart(request)
-        self.outstanding -= len(finished)
         return finished
+
+    def _deliver(self, request: Request, now: float, finished: list[Request]) -> None:
+        """The token of a request that was preempted in flight."""
+        if self._tokens:
+            request.token_s.append(now)
+        if self.queues.deliver(request, now):
+            finished.append(request)
 
     def _finish_leap(self, flight: RunningBatch) -> None:
         """What the iterations after the first have added to totals, and the KV that they have taken."""
@@ -268,10 +352,14 @@ class Replica:
         for request in flight.newcomers:
             request.first_token_s = min(request.first_token_s, now)
         finished, narrower = group.advance(flight.iterations)
-        for request in (*finished, *narrower):
+        for request in narrower if self.limits.asynchronous else (*finished, *narrower):
             queues.give_up_seats(request)
         for request in finished:
             request.last_token_s = now
+        for request in group.preempted:
+            request.flights -= 1
+            self._deliver(request, now, finished)
+        group.preempted.clear()
         if not queues.decoding:
             queues.decoding = group
         elif group is not queues.decoding:
@@ -282,7 +370,8 @@ class Replica:
         self.queues.add_tokens(request.width)
         request.computed = request.target = request.known_tokens  # of each branch
         request.generated += 1
-        self.queues.give_up_seats(request)
+        if not (self.limits.asynchronous and request.finished):
+            self.queues.give_up_seats(request)
         request.first_token_s = min(request.first_token_s, now)
         if self._tokens:
             request.token_s.append(now)
@@ -293,20 +382,23 @@ class Replica:
             self.queues.decoding.join(request)
 
     def _report(self, flight: RunningBatch) -> Iteration:
-        group = flight.batch.decodes
         return Iteration(
             replica=self.index,
             start_s=flight.start_s,
             end_s=flight.end_s,
             iterations=flight.iterations,
-            decodes=tuple(sorted(_sequences(group.members))) if group else (),
-            chunks=tuple((chunk.request.index, chunk.high - chunk.low) for chunk in flight.batch.chunks),
+            decodes=flight.decodes,
+            chunks=tuple(
+                (chunk.request.index, chunk.high - chunk.low + chunk.padding) for chunk in flight.batch.chunks
+            ),
             preempted=tuple(request.index for request in flight.preempted),
             kv_units=self._kv_used(),
             waiting=len(self.queues.waiting),
-            completed=_sequences([chunk.request for chunk in flight.batch.chunks if chunk.completes]),
+            completed=flight.completed,
             first_s=flight.first_s,
             slope_s=flight.slope_s,
+            cached=tuple(flight.cached),
+            planned_units=flight.planned_units,
         )
 
     def tokens_of_leaps(self, now: float) -> int:

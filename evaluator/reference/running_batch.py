@@ -29,6 +29,12 @@ class RunningBatch:
     grown: int = 1  # iterations for which KV was taken
     preempted: Sequence[Request] = ()
     newcomers: Sequence[Request] = ()  # admitted into this batch with nothing to compute before they decode
+    cached: Sequence[tuple[int, int]] = ()  # admitted into this batch: (request, tokens found in the prefix cache)
+    planned_units: int = 0  # KV units in use once the batch is planned
+    busy: bool = True  # somebody takes part; False: a rank that waits for others
+    decodes: tuple[int, ...] = ()  # who decodes, for an observer
+    completed: tuple[int, ...] = ()  # whose prompt is complete, for an observer
+    finished: Sequence[Request] = ()  # who will leave with it, where that is known when it is planned
 
     def repeat(self, iterations: float, slope_s: float) -> None:
         """Become a leap over so many iterations, of which this one is the first."""
@@ -70,3 +76,5 @@ class Iteration:
     completed: tuple[int, ...] = ()  # requests that got a token because a chunk was the last of their prompt
     first_s: float = 0.0  # of the iterations of a leap the first, each next one ``slope_s`` longer
     slope_s: float = 0.0
+    cached: tuple[tuple[int, int], ...] = ()  # (request, tokens found in the prefix cache) of those admitted
+    planned_units: int = 0  # KV units in use once it was planned

@@ -14,6 +14,11 @@ def decodes_first(queues: Queues, policy: BatchingPolicy) -> Batch:
     one prompt gets of an iteration, so that others can go on beside it. Decodes come first even where a prompt under
     way was admitted before them, as vLLM documents it.
     """
+    if queues.by_priority:
+        chunks, room = queues.run_in_order()
+        if not queues.short_of_kv:
+            chunks += queues.admit_all(room, whole=False)
+        return Batch(chunks, queues.decoding)
     queues.grow_decodes()
     room = queues.limits.max_num_batched_tokens - len(queues.decoding) * queues.limits.decode_tokens
     chunks = queues.continue_prompts(room)

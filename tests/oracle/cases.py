@@ -1,0 +1,227 @@
+"""Random configurations and requests of a vLLM scheduler, and what it did with them, iteration by iteration.
+
+A case and its log are plain data: vLLM (``vllm_engine``) and the project (``ours``) each make a log of a case, and
+nothing else passes between them. Times are counted in ticks of ``TICK_S``, and an iteration takes one second and a tick
+for each token that it computes, drafts apart: all clocks are exact in float64, so that logs must be equal to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+TICK_S = 1 / 64
+ITERATION_TICKS = 64
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request. ``content``: what is in its first whole blocks, answer included; same number, same tokens.
+
+    ``curve``: tokens that its first 0, 1, 2, .. decode iterations give where drafts are verified.
+    """
+
+    arrival_ticks: int
+    prompt_tokens: int
+    output_tokens: int
+    content: tuple[int, ...] = ()
+    priority: int = 0
+    curve: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration of vLLM's scheduler, in our words; vLLM's own names where they differ are in ``vllm_engine``."""
+
+    feature: str
+    seed: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    blocks: int
+    block_tokens: int
+    long_prefill_token_threshold: int = 0
+    watermark_blocks: int = 0
+    full_prompt: bool = False  # a request is admitted only where its whole prompt fits
+    prefix_caching: bool = False
+    priority: bool = False
+    drafts: int = 0
+    pipeline_ranks: int = 1
+    asynchronous: bool = False
+    requests: tuple[Ask, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """An iteration: requests by their number, each with its tokens; those admitted, with what they found cached."""
+
+    start_ticks: int
+    end_ticks: int
+    tokens: tuple[tuple[int, int], ...]
+    preempted: tuple[int, ...]  # since the iteration before was planned, in order
+    cached: tuple[tuple[int, int], ...]  # of those admitted
+    free_blocks: int  # once it is planned
+
+
+@dataclass(frozen=True)
+class Log:
+    """All iterations, and when each request had its first token and its last."""
+
+    steps: tuple[Step, ...]
+    first_ticks: tuple[int, ...]
+    last_ticks: tuple[int, ...]
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "chunked prefill": {},
+    "full prompt must fit": {"full_prompt": True},
+    "watermark": {"watermark": True},
+    "prefix cache": {"prefix_caching": True},
+    "priority": {"priority": True},
+    "drafts": {"drafts": True},
+    "pipeline ranks": {"pipeline": True},
+    "asynchronous": {"asynchronous": True},
+    "asynchronous, prefix cache": {"asynchronous": True, "prefix_caching": True},
+}
+"""What each family of random cases always has; chunks, thresholds and preemption are in all of them."""
+
+
+def random_case(feature: str, seed: int, requests: int = 40) -> Case:
+    """A case of a feature, from an idle engine to one in permanent want of KV."""
+    has = FEATURES[feature]
+    rng = np.random.default_rng([seed, *feature.encode()])
+    block = int(rng.choice([1, 4, 8, 16, 32]))
+    longest = int(rng.choice([20, 100, 600]))
+    prompts = rng.integers(1, longest + 1, requests)
+    outputs = rng.integers(1, int(rng.choice([3, 20, 150])) + 1, requests)
+    prefix = bool(has.get("prefix_caching"))
+    if prefix and rng.random() < 0.4:  # a prompt ends where a block does, or a token off
+        prompts = np.maximum(prompts // block * block + rng.integers(-1, 2, requests), 1)
+    drafts = int(rng.integers(1, 6)) if has.get("drafts") else 0
+    seats = int(rng.integers(1, 25))
+    budget = max(int(rng.choice([8, 32, 64, 256, 2048])), seats * (1 + drafts))
+    units = -(-(prompts + outputs - 1 + drafts) // block)
+    watermark = int(rng.integers(1, 6)) if has.get("watermark") else 0
+    blocks = int(units.max() * rng.uniform(1.0, rng.choice([1.3, 3.0, 8.0]))) + int(rng.integers(0, 3)) + watermark
+    mean_s = (1 + prompts.mean() * TICK_S + outputs.mean() * 1.2) / min(seats, 6)
+    gaps = rng.exponential(mean_s * 10 ** rng.uniform(-1.0, 0.5), requests)
+    arrivals = np.cumsum(gaps) / TICK_S if rng.random() > 0.1 else np.zeros(requests)
+    case = Case(
+        feature, seed, seats, budget, blocks, block,
+        long_prefill_token_threshold=int(rng.choice([0, 0, 0, 7 if drafts else 1, 7, 40])),
+        watermark_blocks=watermark,
+        full_prompt=bool(has.get("full_prompt", rng.random() < 0.5)),
+        prefix_caching=prefix,
+        priority=bool(has.get("priority")),
+        drafts=drafts,
+        pipeline_ranks=int(rng.integers(2, 5)) if has.get("pipeline") else 1,
+        asynchronous=bool(has.get("asynchronous")),
+    )  # fmt: skip
+    contents = _contents(rng, prompts, outputs, block) if prefix else [()] * requests
+    asks = (
+        Ask(
+            int(arrival), int(prompt), int(output), content,
+            int(rng.integers(0, 4)) if case.priority else 0,
+            _curve(rng, int(output), drafts),
+        )
+        for arrival, prompt, output, content in zip(arrivals, prompts, outputs, contents, strict=True)
+    )  # fmt: skip
+    return replace(case, requests=tuple(asks))
+
+
+def _contents(rng: np.random.Generator, prompts: np.ndarray, outputs: np.ndarray, block: int) -> list[tuple[int, ...]]:
+    """Sessions behind a shared beginning, or blocks drawn from two, so that equal blocks are computed side by side."""
+    whole = (prompts + outputs - 1) // block
+    known = np.where(rng.random(len(prompts)) < 0.5, whole, prompts // block)
+    if rng.random() < 0.3:
+        return [tuple(rng.integers(0, 2, int(count)).tolist()) for count in known]
+    sessions, shared = rng.integers(2, 2 + int(rng.integers(1, 8)), len(prompts)), int(rng.integers(0, 3))
+    return [
+        (*(0,) * shared, *(int(session),) * int(count))[: int(count)]
+        for session, count in zip(sessions, known, strict=True)
+    ]
+
+
+def _curve(rng: np.random.Generator, output: int, drafts: int) -> tuple[int, ...]:
+    if not drafts:
+        return ()
+    gains = 1 + rng.binomial(drafts, rng.uniform(), output + drafts + 2)
+    return tuple(np.cumsum([0, *gains]).tolist())
+
+
+def as_data(case: Case, log: Log) -> dict[str, Any]:
+    """A case and its log for JSON; iterations as columns, participants as changes from the iteration before."""
+    before: dict[int, int] = {}
+    changes = []
+    for step in log.steps:
+        now = dict(step.tokens)
+        changed = [[i, n] for i, n in now.items() if before.get(i) != n]
+        changes.append([changed, [i for i in before if i not in now]])
+        before = now
+    ends = [step.end_ticks - step.start_ticks for step in log.steps]
+    starts = [step.start_ticks for step in log.steps]
+    return {
+        "case": {**asdict(case), "requests": [list(asdict(ask).values()) for ask in case.requests]},
+        "start_ticks": np.diff(starts, prepend=0).tolist(),
+        "took_ticks": ends,
+        "changes": changes,
+        "preempted": [[at, *step.preempted] for at, step in enumerate(log.steps) if step.preempted],
+        "cached": [[at, *pair] for at, step in enumerate(log.steps) for pair in step.cached],
+        "free_blocks": np.diff([step.free_blocks for step in log.steps], prepend=0).tolist(),
+        "first_ticks": log.first_ticks,
+        "last_ticks": log.last_ticks,
+    }
+
+
+def from_data(data: dict[str, Any]) -> tuple[Case, Log]:
+    """The inverse of ``as_data``."""
+    asks = tuple(Ask(*(tuple(v) if isinstance(v, list) else v for v in row)) for row in data["case"]["requests"])
+    case = Case(**{**data["case"], "requests": asks})
+    starts, free = np.cumsum(data["start_ticks"]).tolist(), np.cumsum(data["free_blocks"]).tolist()
+    preempted = {at: tuple(who) for at, *who in data["preempted"]}
+    cached: dict[int, list[tuple[int, int]]] = {}
+    for at, request, tokens in data["cached"]:
+        cached.setdefault(at, []).append((request, tokens))
+    steps, members = [], {}
+    for at, (start, took, (changed, left)) in enumerate(zip(starts, data["took_ticks"], data["changes"], strict=True)):
+        members = {i: n for i, n in members.items() if i not in left} | dict(map(tuple, changed))
+        steps.append(
+            Step(
+                start, start + took, tuple(sorted(members.items())), preempted.get(at, ()),
+                tuple(cached.get(at, ())), free[at],
+            )
+        )  # fmt: skip
+    return case, Log(tuple(steps), tuple(data["first_ticks"]), tuple(data["last_ticks"]))
+
+
+def first_difference(theirs: Log, ours: Log, around: int = 2) -> str | None:
+    """The first iteration in which two logs of a case differ, with those before it; None where all are equal."""
+    for at, (step, own) in enumerate(zip(theirs.steps, ours.steps, strict=False)):
+        if step != own:
+            names = [name for name in Step.__dataclass_fields__ if getattr(step, name) != getattr(own, name)]
+            lines = [f"iteration {at} differs in {', '.join(names)}"]
+            lines += [f"  both {each}" for each in theirs.steps[max(at - around, 0) : at]]
+            return "\n".join([*lines, f"  vLLM {step}", f"  ours {own}"])
+    if len(theirs.steps) != len(ours.steps):
+        return f"vLLM has {len(theirs.steps)} iterations, ours {len(ours.steps)}"
+    for name in ("first_ticks", "last_ticks"):
+        if getattr(theirs, name) != getattr(ours, name):
+            return f"{name}: vLLM {getattr(theirs, name)}, ours {getattr(ours, name)}"
+    return None
+
+
+def equal_steps(theirs: Log, ours: Log) -> int:
+    """Iterations that are equal up to the first difference."""
+    same = 0
+    for step, own in zip(theirs.steps, ours.steps, strict=False):
+        if step != own:
+            break
+        same += 1
+    return same
+
+
+def families(names: Sequence[str] | None) -> list[str]:
+    """The features asked for, all where none is."""
+    return list(FEATURES) if not names else [name for name in FEATURES if any(word in name for word in names)]

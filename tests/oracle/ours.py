@@ -1,0 +1,73 @@
+"""The project's reference on a case of the oracle: its log, iteration by iteration."""
+
+from __future__ import annotations
+
+from evaluator.cost.iteration import CostParameters
+from evaluator.reference import Iteration, Limits, Request, simulate
+from tests.oracle.cases import ITERATION_TICKS, TICK_S, Case, Log, Step
+from tests.reference.build import linear_cost
+
+
+def cost_of(case: Case) -> list[CostParameters]:
+    """The time of an iteration on every pipeline rank: a second, and a tick for each token computed."""
+    return [linear_cost(iteration_s=ITERATION_TICKS * TICK_S, token_s=TICK_S)] * case.pipeline_ranks
+
+
+def limits_of(case: Case) -> Limits:
+    """The case's limits as the reference takes them."""
+    return Limits(
+        max_num_seqs=case.max_num_seqs,
+        max_num_batched_tokens=case.max_num_batched_tokens,
+        kv_units=case.blocks,
+        admission="on_demand",
+        block_tokens=case.block_tokens,
+        watermark_units=case.watermark_blocks,
+        long_prefill_token_threshold=case.long_prefill_token_threshold,
+        prefix_caching=case.prefix_caching,
+        drafts=case.drafts,
+        batch_queue=True,
+        asynchronous=case.asynchronous,
+        full_prompt=case.full_prompt,
+        packing="priority" if case.priority else "fcfs",
+    )
+
+
+def requests_of(case: Case) -> list[Request]:
+    """The case's requests, fresh."""
+    found = []
+    for index, ask in enumerate(case.requests):
+        held = ask.prompt_tokens + ask.output_tokens - 1 + case.drafts
+        request = Request(
+            index, ask.arrival_ticks * TICK_S, ask.prompt_tokens, ask.prompt_tokens, ask.output_tokens,
+            -(-held // case.block_tokens), ask.content, priority=ask.priority, curve=ask.curve,
+        )  # fmt: skip
+        found.append(request)
+    return found
+
+
+def serve(case: Case) -> Log:
+    """All iterations of a case on the reference."""
+    iterations: list[Iteration] = []
+    requests = requests_of(case)
+    simulate(cost_of(case), "chunked", limits_of(case), requests, tokens=True, observe=iterations.append)
+    return Log(
+        tuple(_step(case, each) for each in sorted(iterations, key=lambda each: each.start_s)),
+        tuple(_ticks(request.first_token_s) for request in requests),
+        tuple(_ticks(request.last_token_s) for request in requests),
+    )
+
+
+def _ticks(time_s: float) -> int:
+    return -1 if time_s == float("inf") else round(time_s / TICK_S)
+
+
+def _step(case: Case, iteration: Iteration) -> Step:
+    tokens = dict.fromkeys(iteration.decodes, 1 + case.drafts) | dict(iteration.chunks)
+    return Step(
+        _ticks(iteration.start_s),
+        _ticks(iteration.end_s),
+        tuple(sorted(tokens.items())),
+        iteration.preempted,
+        tuple(sorted(iteration.cached)),
+        case.blocks - iteration.planned_units,
+    )
