@@ -55,6 +55,7 @@ class Queues:
         self.waiting_units = 0  # KV that the waiting ones will hold when they finish
         self._admissions = 0
         self._swapped_units = 0
+        self._fills: list[tuple[Request, int]] | None = None  # what is to be named in order of admission
         self.leaving: dict[Request, None] = {}  # planned asynchronously: the batch under way gives their last token
         self.aside: DecodeGroup | None = None  # decodes that the next batch leaves out
 
@@ -265,7 +266,7 @@ class Queues:
         low, high = request.computed, request.computed + tokens
         request.computed = high
         request.flights += 1
-        self.kv.register(request, high)
+        self.register(request, high)
         completes = high == request.target
         if completes:
             del self.prompts[request]
@@ -341,7 +342,7 @@ class Queues:
             # The token before is not known yet, so that the block that it fills has its name an iteration later (vLLM
             # ``allocate_slots`` caches up to ``request.num_tokens``).
             for request in self.decoding.due() if self.limits.prefix_caching else ():
-                self.kv.register(request, self.decoding.computed(request))
+                self.register(request, self.decoding.computed(request))
         else:
             self._register_filled(self.decoding, 0)
 
@@ -360,10 +361,32 @@ class Queues:
         held = ((request, self._decode_units(request, group.computed(request) + step)) for request in group.members)
         return sum(max(units - request.units, 0) for request, units in held)
 
+    def register(self, request: Request, tokens: int) -> None:
+        """Its first ``tokens`` tokens are computed, now or once all that run have their part of the iteration."""
+        if self._fills is None:
+            self.kv.register(request, tokens)
+        else:
+            self._fills.append((request, tokens))
+
+    def collect_fills(self) -> None:
+        """Blocks get their names in order of admission, decodes or not (vLLM goes through ``Scheduler.running`` once).
+
+        It decides which of two equal blocks is found. Decodes come behind a prompt only where prompts are cut short.
+        """
+        if self.limits.prefix_caching and self.limits.batch_queue and self.limits.long_prefill_token_threshold:
+            self._fills = []
+
+    def name_fills(self) -> None:
+        """The end of ``collect_fills``."""
+        fills, self._fills = self._fills, None
+        for request, tokens in sorted(fills or (), key=lambda fill: fill[0].admission):
+            if request in self.running:
+                self.kv.register(request, tokens)
+
     def _register_filled(self, group: DecodeGroup, ahead: int) -> None:
         if self.limits.prefix_caching:
             for request in group.due(ahead + 1):  # the token before fills a block
-                self.kv.register(request, group.computed(request) + ahead + 1)
+                self.register(request, group.computed(request) + ahead + 1)
 
     def _make_room(self, request: Request, units: int) -> bool:
         """So many KV units for a running request. Who was admitted last is preempted until it fits.

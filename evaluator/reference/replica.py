@@ -304,6 +304,8 @@ class Replica:
                     self._deliver(request, now, finished)
             elif completes:
                 self._finish_prompt(request, now, finished)
+        if self.limits.batch_queue:
+            finished.sort(key=_admission)  # which of them frees its blocks first decides which are taken again first
         return finished
 
     def _deliver(self, request: Request, now: float, finished: list[Request]) -> None:
@@ -423,6 +425,10 @@ class Replica:
     def busy_s(self) -> float:
         """Time in which the ranks worked, averaged over them."""
         return self.pipeline.busy_s
+
+
+def _admission(request: Request) -> int:
+    return request.admission
 
 
 def _sequences(requests: Iterable[Request]) -> tuple[int, ...]:

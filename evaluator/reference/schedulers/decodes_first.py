@@ -19,9 +19,11 @@ def decodes_first(queues: Queues, policy: BatchingPolicy) -> Batch:
         if not queues.short_of_kv:
             chunks += queues.admit_all(room, whole=False)
         return Batch(chunks, queues.decoding)
+    queues.collect_fills()
     queues.grow_decodes()
     room = queues.limits.max_num_batched_tokens - len(queues.decoding) * queues.limits.decode_tokens
     chunks = queues.continue_prompts(room)
+    queues.name_fills()
     if not queues.short_of_kv:
         room -= sum(chunk.high - chunk.low for chunk in chunks)
         chunks += queues.admit_all(room, whole=policy.whole_prompts, whole_kv=policy.whole_kv)
