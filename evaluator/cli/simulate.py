@@ -37,6 +37,14 @@ def simulate(
     requests: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one row per request here (.csv or .parquet).")
     ] = None,
+    iterations: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write one row per engine iteration here (.csv or .parquet), computed token by token: who takes part "
+            "with how many tokens, who is preempted, what is cached, KV units in use.",
+        ),
+    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Write a trace for Perfetto here, computed token by token."),
@@ -52,6 +60,7 @@ def simulate(
 
     check_simulator(simulator)
     check_output(requests, "--requests", REQUESTS_SUFFIXES)
+    check_output(iterations, "--iterations", REQUESTS_SUFFIXES)
     check_output(trace, "--trace", (".json",))
     loaded = read_scenario(scenario, changes)
     wanted = parse_selection(select or ())
@@ -62,10 +71,23 @@ def simulate(
 
     rows = loaded.workload.requests * len(loaded.workload.seeds)
     with nullcontext() if quiet else Progress(rows, "requests") as progress:
-        result = run_simulate(loaded, select=wanted, progress=progress, simulator=simulator, trace=trace)
+        result = run_simulate(
+            loaded,
+            select=wanted,
+            progress=progress,
+            simulator=simulator,
+            trace=trace,
+            iterations=iterations is not None,
+        )
     typer.echo(_described(result.summary))
     if trace is not None and not quiet:
         typer.echo(f"wrote {trace}; open it in https://ui.perfetto.dev or chrome://tracing", err=True)
+    if iterations is not None and result.iterations is not None:
+        from evaluator.results.iterations import write_iterations
+
+        write_iterations(result.iterations, iterations)
+        if not quiet:
+            typer.echo(f"wrote {len(result.iterations):,} iterations to {iterations}", err=True)
     if requests is not None:
         from evaluator.results import write_requests
 

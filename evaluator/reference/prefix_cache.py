@@ -85,14 +85,16 @@ class PrefixCache:
             self._blocks_named.setdefault(name, []).append(block)
 
     def shrink(self, request: Request, units: int) -> None:
-        for block in reversed(request.blocks[units:]):
+        freed = list(reversed(request.blocks[units:]))
+        for block in freed:
             self._users[block] -= 1
             if not self._users[block]:
                 self._free[block] = None
-                if self._name[block] is None:
-                    # Nobody can find it again: it goes before all that hold something (vLLM ``BlockPool.free_blocks``:
-                    # blocks without a hash are prepended to the free queue).
-                    self._free.move_to_end(block, last=False)
+        for block in reversed(freed):
+            if not self._users[block] and self._name[block] is None:
+                # Nobody can find it again: it goes before all that hold something (vLLM ``BlockPool.free_blocks``
+                # prepends blocks without a hash to the free queue).
+                self._free.move_to_end(block, last=False)
         del request.blocks[units:]
         request.units = len(request.blocks)
 

@@ -284,7 +284,7 @@ class Queues:
         pending = deque(self.running)
         while pending and room > 0:
             request = pending.popleft()
-            if request not in self.running or request.group is None and request not in self.prompts:
+            if request not in self.running or (request.group is None and request not in self.prompts):
                 continue
             decodes = request.group is not None
             tokens = drafts if decodes else self._share(request.target - request.computed, room, whole=False)

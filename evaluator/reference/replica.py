@@ -262,7 +262,7 @@ class Replica:
         """The oldest flight is over: its requests have their tokens. Those with the last one are returned."""
         assert flight is self.flights[0]
         self.flights.popleft()
-        queues, batch, now = self.queues, flight.batch, flight.end_s
+        queues, now = self.queues, flight.end_s
         self.iterations += flight.iterations if flight.busy else 0
         self.experts_touched += flight.iterations * flight.experts_touched
         self.peaks = raised(self.pipeline.costs[0], self.peaks, flight.sums, flight.iterations)
@@ -333,6 +333,7 @@ class Replica:
         for ahead in range(flight.grown, iterations):
             self._integrate_kv(flight.end_of(ahead))
             self.queues.grow_ahead(group, ahead)
+            flight.grown_units.append(self._kv_used())
         flight.grown = max(flight.grown, iterations)
 
     def catch_up(self, now: float) -> None:
@@ -401,6 +402,7 @@ class Replica:
             slope_s=flight.slope_s,
             cached=tuple(flight.cached),
             planned_units=flight.planned_units,
+            grown_units=tuple(flight.grown_units),
         )
 
     def tokens_of_leaps(self, now: float) -> int:

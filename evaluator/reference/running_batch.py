@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.reference.batch import Batch
@@ -27,6 +27,7 @@ class RunningBatch:
     slope_s: float = 0.0
     experts_touched: float = 0.0  # fraction of them, by each iteration
     grown: int = 1  # iterations for which KV was taken
+    grown_units: list[int] = field(default_factory=list)  # KV units in use in each of them after the first
     preempted: Sequence[Request] = ()
     newcomers: Sequence[Request] = ()  # admitted into this batch with nothing to compute before they decode
     cached: Sequence[tuple[int, int]] = ()  # admitted into this batch: (request, tokens found in the prefix cache)
@@ -78,3 +79,4 @@ class Iteration:
     slope_s: float = 0.0
     cached: tuple[tuple[int, int], ...] = ()  # (request, tokens found in the prefix cache) of those admitted
     planned_units: int = 0  # KV units in use once it was planned
+    grown_units: tuple[int, ...] = ()  # the same of each later one of a leap, where KV is taken on the way

@@ -16,6 +16,7 @@ from evaluator.plan.simulators import REQUEST, TOKEN
 from evaluator.progress import ProgressReport
 from evaluator.results.dataset import to_dataset
 from evaluator.results.files import replacing
+from evaluator.results.iterations import IterationRows
 from evaluator.results.requests import requests_table
 from evaluator.results.selection import select as select_configuration
 from evaluator.run.plan_figures import attributes_of, known_of, levels_of
@@ -36,6 +37,7 @@ class Simulation:
 
     requests: pd.DataFrame
     summary: xr.Dataset
+    iterations: pd.DataFrame | None = None  # a row per iteration, where they were asked for
 
 
 def simulate(
@@ -45,19 +47,23 @@ def simulate(
     progress: ProgressReport | None = None,
     simulator: str = "iteration",
     trace: str | Path | None = None,
+    iterations: bool = False,
 ) -> Simulation:
     """Simulate one configuration of ``scenario``, chosen by ``select`` where it sweeps, and report every request.
 
-    ``trace`` is a file for a Chrome trace of the first seed, which takes the reference: it tells of its iterations.
+    ``trace`` is a file for a Chrome trace of the first seed, which takes the reference: it tells of its iterations. So
+    do ``iterations``: what each batch of each replica did, under all seeds, as ``results.iterations`` has it.
     Errors: InputError where the selection does not leave exactly one configuration, or where it cannot run.
     """
     from evaluator.simulation import simulate_chunk
 
     check_simulator(simulator)
-    if trace is not None and simulator == REQUEST:
-        raise InputError("a trace tells of iterations, which simulator request does not compute; use simulator token")
+    watched = trace is not None or iterations
+    if watched and simulator == REQUEST:
+        asked = "iterations are what" if trace is None else "a trace tells of iterations, which"
+        raise InputError(f"{asked} simulator request does not compute; use simulator token")
     scenario = loaded(scenario)
-    everything = plan(scenario, np.array([], dtype=np.int64), simulator if trace is None else TOKEN)
+    everything = plan(scenario, np.array([], dtype=np.int64), TOKEN if watched else simulator)
     grid = everything.grid
     steps = select_configuration(grid.axes, select or {})
     config = grid.config(steps)
@@ -66,7 +72,11 @@ def simulate(
         raise InputError(f"{scenario.path or scenario.name}: {whole.configurations[0].status}")
     configure_for(whole)
     group = whole.groups[0]
-    outcomes = simulate_chunk(whole, group, group.configurations) if trace is None else _traced(whole, Path(trace))
+    rows = IterationRows() if iterations else None
+    if watched:
+        outcomes = _watched(whole, None if trace is None else Path(trace), rows)
+    else:
+        outcomes = simulate_chunk(whole, group, group.configurations)
     if outcomes.status[0] != OK:  # known only after the run: it left the range of a fitted cost
         raise InputError(f"{scenario.path or scenario.name}: {outcomes.status[0]}")
     levels = levels_of(whole)
@@ -77,27 +87,36 @@ def simulate(
     table = requests_table(outcomes, values["config"].tolist(), whole.seeds, models)
     if progress is not None:
         progress.advance(len(table))
-    return Simulation(table, summary)
+    return Simulation(table, summary, None if rows is None else rows.table())
 
 
-def _traced(whole: Plan, path: Path) -> Outcomes:
-    """The only configuration of a plan on the reference, with a trace of its first seed."""
+def _watched(whole: Plan, path: Path | None, rows: IterationRows | None) -> Outcomes:
+    """The only configuration of a plan on the reference: a trace of its first seed is written, rows are added."""
     from evaluator.simulation import chain_result
     from evaluator.simulation.lane_jobs import LaneJobs
     from evaluator.simulation.outcomes import outcomes_of
     from evaluator.simulation.trace import PerfettoTrace, write_trace
 
     trace = PerfettoTrace()
-    replicas = [station.deployment.ranks for station in whole.configurations[0].stations]
+    stations = whole.configurations[0].stations
+    replicas = [station.deployment.ranks for station in stations]
+    count = whole.configurations[0].workload.requests
 
     def observe(slot: LaneJobs, iteration: Iteration) -> None:
-        if slot.seed == 0:
-            own = iteration.replica if slot.replica < 0 else slot.replica
+        own = iteration.replica if slot.replica < 0 else slot.replica
+        if rows is not None:
+            pool = stations[slot.station]
+            place = {"seed": whole.seeds[slot.seed], "pool": pool.name, "replica": own}
+            # Later visits of a request have ids behind those of all requests.
+            rows.add(iteration, lambda number: slot.id_of(number) % count, 1 + pool.drafts, **place)
+        if path is not None and slot.seed == 0:
             trace.add(sum(replicas[: slot.station]) + own, iteration)  # pool after pool
 
     found = chain_result(whole, whole.groups[0], whole.configurations, observe)
     outcomes = outcomes_of(whole.configurations, found, whole.stage_names)
-    pools = [(station.name, station.deployment.ranks) for station in whole.configurations[0].stations]
+    if path is None:
+        return outcomes
+    pools = [(station.name, station.deployment.ranks) for station in stations]
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         write_trace(trace.events(outcomes, pools, found.station_visits), file)
     return outcomes

@@ -36,11 +36,16 @@ class LaneJobs:
     users: int  # closed loop: requests in flight
     station: int = 0  # number of the pool
     draws: int = 0  # the seed itself
+    by_id: bool = False  # the reference numbers requests by their id, not by their place in ``served``
     assigned: np.ndarray | None = None  # of replicas that run together: that of each job, if the router knows it
 
     @property
     def at(self) -> tuple[int, int]:
         return self.position, self.seed
+
+    def id_of(self, number: int) -> int:
+        """The id of a request that the reference knows by a number."""
+        return number if self.by_id else int(self.jobs.id[self.served][number])
 
     @property
     def measured_from(self) -> int:
@@ -52,7 +57,9 @@ class LaneJobs:
 def _all_together(configuration: Configuration, at: tuple[int, int], jobs: Jobs, seed: int, station: int) -> LaneJobs:
     """All replicas of a pool under one seed."""
     assigned = _assigned(configuration.stations[station].deployment, jobs, seed, station)
-    return LaneJobs(*at, -1, jobs, jobs.order, len(jobs), configuration.users or OPEN_LOOP, station, seed, assigned)
+    return LaneJobs(
+        *at, -1, jobs, jobs.order, len(jobs), configuration.users or OPEN_LOOP, station, seed, assigned=assigned
+    )
 
 
 def _assigned(deployment: Deployment, jobs: Jobs, seed: int, station: int) -> np.ndarray | None:

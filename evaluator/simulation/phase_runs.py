@@ -47,7 +47,14 @@ def side_run(
 ) -> PhaseRun:
     """A side under its jobs, ready to run; ``at`` is (configuration, seed), by which ``observe`` knows it."""
     slot = LaneJobs(
-        *at, -1, jobs, slice(0, len(jobs)), len(jobs), configuration.users or OPEN_LOOP, phase.stations.start
+        *at,
+        -1,
+        jobs,
+        slice(0, len(jobs)),
+        len(jobs),
+        configuration.users or OPEN_LOOP,
+        phase.stations.start,
+        by_id=True,
     )
     pools: list[list[Replica]] = []
     gaps: list[Gaps] = []
@@ -146,7 +153,7 @@ def pool_run(
     station, none = configuration.stations[number], np.zeros(0, dtype=np.int64)
     nobody = Demand.of(Tokens(none, none, none, none, none), station.role)
     jobs = Jobs(none, none.astype(float), nobody, none.astype(bool))
-    slot = LaneJobs(*at, -1, jobs, slice(0, 0), 0, OPEN_LOOP, number)
+    slot = LaneJobs(*at, -1, jobs, slice(0, 0), 0, OPEN_LOOP, number, by_id=True)
     built, limits = station.design.ready, limits_of(station, nobody)
     replicas = [
         Replica(

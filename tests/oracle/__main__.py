@@ -59,7 +59,8 @@ def main() -> int:
         differing += asked.cases - equal
         took = time.perf_counter() - started
         print(
-            f"{feature:<34} {asked.cases:>6,} {equal:>6,} {iterations:>11,} {same:>11,} {preemptions:>12,} {took:>6.1f}",
+            f"{feature:<34} {asked.cases:>6,} {equal:>6,} {iterations:>11,} {same:>11,} {preemptions:>12,}",
+            f"{took:>6.1f}",
             flush=True,
         )
         if recorded:
@@ -72,6 +73,7 @@ def _without_requests(case: object) -> str:
 
 
 def _write(feature: str, version: str, recorded: list[dict[str, object]]) -> None:
+    RECORDINGS.mkdir(exist_ok=True)
     name = "-".join(feature.replace(",", "").split())
     text = json.dumps({"engine": f"vllm {version}", "feature": feature, "cases": recorded}, separators=(",", ":"))
     (RECORDINGS / f"vllm-{name}.json.xz").write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))

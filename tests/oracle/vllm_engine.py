@@ -138,7 +138,7 @@ class _Engine:
                 continue
             drafted = output.scheduled_spec_decode_tokens.get(name, ())
             given[name] = 1
-            if drafted and drafted[0] != -1 or self.case.asynchronous and drafted:
+            if (drafted and drafted[0] != -1) or (self.case.asynchronous and drafted):
                 index = int(name)
                 curve, at = self.case.requests[index].curve, self.decoded[index]
                 given[name] = min(curve[at + 1] - curve[at], 1 + len(drafted))

@@ -18,7 +18,8 @@ BLOCK = 4
 class BlockPool:
     """``BlockPool`` of vllm/v1/core/block_pool.py with whole prefixes for hashes, and lists for its queues.
 
-    Free blocks are taken from the front and forget what they hold; freed ones go to the back, a request's last first.
+    Free blocks are taken from the front and forget what they hold; freed ones go to the back, a request's last first,
+    or where they hold nothing to the front.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -58,8 +59,9 @@ class BlockPool:
     def release(self, blocks: list[int]) -> None:
         for block in reversed(blocks):
             self.users[block] -= 1
-            if not self.users[block]:
-                self.free.append(block)
+        unused = [block for block in reversed(blocks) if not self.users[block]]
+        empty = [block for block in unused if block not in self.holds]
+        self.free = empty + self.free + [block for block in unused if block in self.holds]
 
 
 def limits(blocks: int) -> Limits:

@@ -2,7 +2,8 @@
 
 The content of a whole block and of all before it has a number, its *name* (``lane.Content``), so that two blocks of one
 name hold the KV of the same tokens in the same place. Blocks count who uses them. One that nobody uses keeps its
-content and joins the end of the chain ``idle``, the last block of a request first; a request takes blocks that were
+content and joins the end of the chain ``idle``, the last block of a request first (the front, where it has no name,
+since nobody can find it again); a request takes blocks that were
 never used, and after them the first of the chain, which forget what they held.
 
 Of several replicas that run together (``engine.coupled``) the names and blocks of replica r follow those of the

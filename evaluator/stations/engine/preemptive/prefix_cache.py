@@ -145,7 +145,11 @@ def register(given: Given, state: State, i: Int, tokens: Int) -> State:
 
 
 def release(given: Given, state: State, i: Int, on: Flag | bool) -> State:
-    """Request ``i`` gives back all its blocks, if ``on``, the last first; their content stays."""
+    """Request ``i`` gives back all its blocks, if ``on``, the last first; their content stays.
+
+    Blocks without a name, which nobody can find again, come before all that hold something (vLLM
+    ``BlockPool.free_blocks`` prepends blocks without a hash). Among themselves they are all alike.
+    """
     cache = _cache(state)
     assert given.content is not None
     held_from, held = read(given.content.held_from, i), read_once(cache.units, i)
@@ -155,7 +159,9 @@ def release(given: Given, state: State, i: Int, on: Flag | bool) -> State:
         place, freed, cache = carry
         block = read(cache.held, held_from + place - 1)
         users = read_once(cache.users, block) - 1
-        cache = cache._replace(users=write(cache.users, block, users), idle=cache.idle.append(block, users == 0))
+        before = jnp.where(place > named, cache.idle.oldest(), cache.idle.sentinel)
+        idle = cache.idle.insert(block, before, users == 0)
+        cache = cache._replace(users=write(cache.users, block, users), idle=idle)
         return place - 1, freed + (users == 0), cache
 
     start = (jnp.where(on, held, 0), jnp.int32(0), cache)

@@ -1,0 +1,87 @@
+"""Seconds of iterations by what is in their batches, for a replica of a design."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from evaluator.catalog import Calibration
+from evaluator.catalog.engines import DEFAULT_ENGINE
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.model import Model
+from evaluator.cost.batch import decode_batch, prefill_batch, together
+from evaluator.cost.iteration import iteration_time as time_of
+from evaluator.cost.memory import model_window
+from evaluator.cost.parallel import EXCHANGES, GATHER, Parallel
+from evaluator.cost.precision import Precision
+from evaluator.errors import InputError
+from evaluator.estimation.drafts import read_speculative
+from evaluator.replica import ReplicaSpec, build, passage
+from evaluator.speculation import Speculative
+
+
+def iteration_time(
+    model: Model | str,
+    hardware: Hardware | str,
+    *,
+    prompt_tokens: ArrayLike = 0,
+    history_tokens: ArrayLike = 0,
+    prompts: ArrayLike = 1,
+    decodes: ArrayLike = 0,
+    context_tokens: ArrayLike = 0,
+    calibration: Calibration | str = "auto",
+    engine: str = DEFAULT_ENGINE,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    expert_parallel: int = 1,
+    data_parallel: int = 1,
+    redundant_experts: int = 0,
+    expert_exchange: str = GATHER,
+    precision: Precision | None = None,
+    speculative: Speculative | Mapping[str, Any] | None = None,
+) -> NDArray[np.float64]:
+    """Seconds of one iteration for each batch of an array, of the common shape of the columns that say what is in it.
+
+    A batch has ``prompts`` pieces of prompts, each of which computes ``prompt_tokens`` tokens behind ``history_tokens``
+    whose KV is there (chunks before it, a cached prefix), and ``decodes`` sequences, each of which attends to
+    ``context_tokens`` tokens, the new one included. Where ``prompt_tokens`` is 0 there are no prompts. Of a pipeline it
+    is the time through all ranks, of data-parallel ranks that of ranks with such a batch each. Model, hardware and
+    calibration are names of the catalog, or what its readers return; memory is not looked at.
+
+    >>> iteration_time("llama-3.1-8b", "h100-sxm", prompt_tokens=[2048, 0], decodes=[0, 64], context_tokens=1000)
+
+    Errors: InputError for numbers below 0, a batch with nothing in it, and designs whose times are not known.
+    """
+    columns = {"prompt_tokens": prompt_tokens, "history_tokens": history_tokens, "prompts": prompts,
+               "decodes": decodes, "context_tokens": context_tokens}  # fmt: skip
+    try:
+        given = dict(zip(columns, np.broadcast_arrays(*(np.asarray(each, float) for each in columns.values())),
+                         strict=True))  # fmt: skip
+    except ValueError as error:
+        raise InputError(f"{', '.join(columns)}: numbers or arrays of one shape are needed: {error}") from None
+    for name, values in given.items():
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise InputError(f"{name}: must be finite and not negative")
+    pieces = np.where(given["prompt_tokens"] > 0, given["prompts"], 0.0)
+    if not (pieces + given["decodes"] > 0).all():
+        raise InputError("prompt_tokens, decodes: a batch needs prompt tokens or decodes")
+    drafts = read_speculative(speculative)
+    if expert_exchange not in EXCHANGES:
+        raise InputError(f"expert_exchange: must be one of {', '.join(EXCHANGES)}, not {expert_exchange}")
+    layout = Parallel(
+        tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts, expert_exchange
+    )
+    spec = ReplicaSpec(
+        model, hardware, calibration, precision or Precision(), layout, engine=engine,
+        drafting=None if drafts is None else drafts.drafting,
+    )  # fmt: skip
+    built = build(spec)
+    if built.memory is None:
+        raise InputError(built.reason)
+    window = model_window(built.model)
+    computed = prefill_batch(pieces, given["prompt_tokens"], window, given["history_tokens"])
+    decoded = decode_batch(given["decodes"], given["context_tokens"], window)
+    return np.asarray(time_of(passage(built).cost, together(computed, decoded)), dtype=float)

@@ -1,0 +1,75 @@
+"""The table of iterations: what each batch of each replica did, as the token-level simulation was told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evaluator.results.requests import write_requests
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from evaluator.reference import Iteration
+
+LISTS = ("requests", "tokens", "preempted", "admitted", "cached_tokens")
+"""Columns with a list in each cell; in CSV its members stand behind one another with spaces between."""
+
+
+class IterationRows:
+    """Collects a row per iteration. Runs of alike iterations, which the simulation leaps over, become a row each."""
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, iteration: Iteration, name: Callable[[int], int], decode_tokens: int, **place: Any) -> None:
+        """``name``: the number of a request in the table of requests, by that in the iteration. ``decode_tokens``: of a
+        decoding sequence, drafts included. ``place``: columns that say where it was, such as the replica."""
+        tokens: dict[int, int] = {}
+        for request in iteration.decodes:
+            tokens[request] = tokens.get(request, 0) + decode_tokens  # as often as it has branches
+        tokens |= dict(iteration.chunks)
+        start_s = iteration.start_s
+        for number in range(iteration.iterations):
+            first = number == 0
+            leaps = iteration.iterations > 1
+            took_s = iteration.first_s + number * iteration.slope_s if leaps else iteration.end_s - iteration.start_s
+            admitted = iteration.cached if first else ()
+            self._rows.append(
+                place
+                | {
+                    "start_s": start_s,
+                    "duration_s": took_s,
+                    "requests": [name(request) for request in sorted(tokens)],
+                    "tokens": [tokens[request] for request in sorted(tokens)],
+                    "preempted": [name(request) for request in iteration.preempted] if first else [],
+                    "admitted": [name(request) for request, _ in admitted],
+                    "cached_tokens": [found for _, found in admitted],
+                    "kv_units": iteration.planned_units if first else _units(iteration, number),
+                }
+            )
+            start_s += took_s
+
+    def table(self) -> pd.DataFrame:
+        """All rows, in order of their start."""
+        import pandas as pd
+
+        found = pd.DataFrame(self._rows)
+        return found.sort_values("start_s", kind="stable", ignore_index=True) if len(found) else found
+
+
+def _units(iteration: Iteration, number: int) -> int:
+    """KV units in use in a later iteration of a leap; those of the first where none are taken on the way."""
+    return iteration.grown_units[number - 1] if iteration.grown_units else iteration.planned_units
+
+
+def write_iterations(table: pd.DataFrame, path: str | Path) -> Path:
+    """Write the table as .csv or .parquet, by the suffix."""
+    if Path(path).suffix == ".csv":
+        table = table.assign(**{name: table[name].map(_spaced) for name in LISTS if name in table})
+    return write_requests(table, path)
+
+
+def _spaced(values: Iterable[int]) -> str:
+    return " ".join(map(str, values))

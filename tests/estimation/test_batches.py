@@ -1,0 +1,51 @@
+"""Seconds of an array of batches, the public way: against the times of phases, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import evaluator
+from evaluator.errors import InputError
+
+LLAMA = ("llama-3.1-8b", "h100-sxm")
+
+
+def test_prompts_and_decodes_are_those_of_the_estimate():
+    told = evaluator.estimate(*LLAMA, prompt_tokens=2048, output_tokens=256, batch=4, tensor_parallel=2)
+    found = evaluator.iteration_time(
+        *LLAMA, prompts=[4, 0], prompt_tokens=[2048, 0], decodes=[0, 4], context_tokens=2048 + 128, tensor_parallel=2
+    )
+    np.testing.assert_allclose(found, [told.prefill.time_s, told.decode.time_s], rtol=1e-15)
+
+
+def test_the_columns_have_a_common_shape():
+    found = evaluator.iteration_time(*LLAMA, decodes=np.array([[1], [64]]), context_tokens=[100, 1000, 10_000])
+    assert found.shape == (2, 3) and found.dtype == np.float64
+    assert (np.diff(found, axis=0) > 0).all() and (np.diff(found, axis=1) > 0).all()
+
+
+def test_history_is_read_and_not_computed():
+    fresh, behind, whole = evaluator.iteration_time(*LLAMA, prompt_tokens=[512, 512, 4608], history_tokens=[0, 4096, 0])
+    assert fresh < behind < whole
+
+
+def test_decodes_beside_a_prompt_take_time():
+    alone, beside = evaluator.iteration_time(*LLAMA, prompt_tokens=512, decodes=[0, 32], context_tokens=2000)
+    assert alone < beside
+
+
+@pytest.mark.parametrize(
+    "columns, told",
+    [
+        ({}, "prompt_tokens, decodes: a batch needs prompt tokens or decodes"),
+        ({"decodes": [1, -1]}, "decodes: must be finite and not negative"),
+        ({"decodes": float("nan")}, "decodes: must be finite and not negative"),
+        ({"decodes": [1, 2], "context_tokens": [1, 2, 3]}, "numbers or arrays of one shape are needed"),
+        ({"decodes": 1, "expert_exchange": "pigeon"}, "expert_exchange: must be one of"),
+        ({"decodes": 1, "tensor_parallel": 7}, "7"),
+    ],
+)
+def test_what_is_no_batch_is_refused(columns, told):
+    with pytest.raises(InputError, match=told):
+        evaluator.iteration_time(*LLAMA, **columns)

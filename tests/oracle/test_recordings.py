@@ -1,0 +1,111 @@
+"""The reference and the vectorised engine do what vLLM's scheduler was recorded to do (``make oracle`` records it)."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from functools import cache
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from evaluator.cost.iteration import CostParameters
+from tests.oracle import ours
+from tests.oracle.cases import TICK_S, Case, Log, as_data, first_difference, from_data, random_case
+from tests.reference.build import random_cost
+from tests.stations.engine.fcfs_reserved.build import Case as Requests
+from tests.stations.engine.preemptive.build import Case as Lane
+from tests.stations.engine.preemptive.build import Kind, run_engine
+
+RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json.xz"))
+CHUNKED = Kind()
+CACHED = Kind(windowed=True, experts=True, cached=True)  # as in the engine's own tests, to share their programs
+
+
+@cache
+def recorded(path: Path) -> list[tuple[Case, Log]]:
+    """The cases of a recording, with vLLM's log of each."""
+    return [from_data(data) for data in json.loads(lzma.decompress(path.read_bytes()))["cases"]]
+
+
+def test_there_is_a_recording_of_every_feature():
+    assert len(RECORDINGS) == 9
+    assert sum(path.stat().st_size for path in RECORDINGS) < 400_000
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name.removesuffix(".json.xz"))
+def test_the_reference_does_what_vllm_did(path):
+    """Who takes part with how many tokens, preemptions, cached tokens, free blocks and times of every iteration."""
+    for case, log in recorded(path):
+        difference = first_difference(log, ours.serve(case))
+        assert difference is None, f"{case.feature}, seed {case.seed}: {difference}"
+
+
+def test_a_difference_is_told_in_full():
+    case, log = recorded(RECORDINGS[0])[0]
+    data = json.loads(json.dumps(as_data(case, log)))
+    assert from_data(data) == (case, log)
+    data["free_blocks"][3] += 1
+    told = first_difference(from_data(data)[1], log)
+    assert told is not None and told.startswith("iteration 3 differs in free_blocks") and "vLLM Step(" in told
+
+
+def test_cases_are_drawn_from_their_seed():
+    assert random_case("drafts", 3) == random_case("drafts", 3) != random_case("drafts", 4)
+
+
+def lane_of(case: Case, kind: Kind) -> Lane:
+    """The case for the vectorised engine; its cost has the operators of the engine's own tests, which take no time."""
+    requests, limits = ours.requests_of(case), ours.limits_of(case)
+    operators = random_cost(np.random.default_rng(0), experts=kind.experts, windowed=kind.windowed)
+    zero: CostParameters = jax.tree.map(np.zeros_like, operators)
+    (cost,) = ours.cost_of(case)
+    named = ("iteration_s", "token_s", "ramp_tokens", "late_decodes")
+    cost = zero._replace(**{name: np.float64(getattr(cost, name)) for name in named})
+    columns = ("compute_tokens", "prompt_tokens", "output_tokens", "kv_units")
+    integers = {name: np.array([getattr(request, name) for request in requests]) for name in columns}
+    arrivals = np.array([request.arrival_s for request in requests])
+    contents = tuple(tuple(request.content) for request in requests) if kind.cached else ()
+    return Lane(
+        Requests(cost, "chunked", limits, arrivals, **integers), (cost,), 0 * integers["kv_units"], None, contents
+    )
+
+
+def of_engine(kind: Kind) -> list[tuple[Case, Log]]:
+    """Recorded cases of what the vectorised engine has. Its blocks get names in the order in which decodes joined, so
+    that, of equal blocks computed side by side under a threshold, another may be found first than in vLLM."""
+    return [
+        (case, log)
+        for path in RECORDINGS
+        for case, log in recorded(path)
+        if not (case.full_prompt or case.priority or case.drafts or case.asynchronous or case.pipeline_ranks > 1)
+        and case.prefix_caching == kind.cached
+        and not (kind.cached and (case.long_prefill_token_threshold or case.block_tokens > 16))
+    ]
+
+
+@pytest.mark.parametrize("kind", [CHUNKED, CACHED], ids=["chunked", "prefix cache"])
+def test_the_vectorised_engine_does_what_vllm_did(kind):
+    pairs = of_engine(kind)
+    assert len(pairs) >= 2
+    found = run_engine([lane_of(case, kind) for case, _ in pairs], kind)
+    for (case, log), result in zip(pairs, found, strict=True):
+        told = f"{case.feature}, seed {case.seed}"
+        begun: dict[int, int] = {}
+        hits: dict[int, int] = {}
+        for step in log.steps:
+            for request, _ in step.tokens:
+                begun.setdefault(request, step.start_ticks)
+            for request, tokens in step.cached:
+                hits.setdefault(request, tokens)
+        times = [begun[request] for request in range(len(case.requests))]
+        np.testing.assert_array_equal(result.scheduled_s, np.array(times) * TICK_S, told)
+        np.testing.assert_array_equal(result.first_token_s, np.array(log.first_ticks) * TICK_S, told)
+        np.testing.assert_array_equal(result.last_token_s, np.array(log.last_ticks) * TICK_S, told)
+        assert result.iterations == len(log.steps), told
+        assert result.preemptions == sum(len(step.preempted) for step in log.steps), told
+        assert result.kv_units_max == case.blocks - min(step.free_blocks for step in log.steps), told
+        if kind.cached:
+            assert result.hit_tokens.tolist() == [hits[request] for request in range(len(case.requests))], told
