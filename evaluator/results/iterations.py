@@ -17,7 +17,7 @@ LISTS = ("requests", "tokens", "preempted", "admitted", "cached_tokens")
 """Columns with a list in each cell; in CSV its members stand behind one another with spaces between."""
 
 
-class IterationRows:
+class IterationLog:
     """Collects a row per iteration. Runs of alike iterations, which the simulation leaps over, become a row each."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from evaluator.plan.simulators import REQUEST, TOKEN
 from evaluator.progress import ProgressReport
 from evaluator.results.dataset import to_dataset
 from evaluator.results.files import replacing
-from evaluator.results.iterations import IterationRows
+from evaluator.results.iterations import IterationLog
 from evaluator.results.requests import requests_table
 from evaluator.results.selection import select as select_configuration
 from evaluator.run.plan_figures import attributes_of, known_of, levels_of
@@ -72,7 +72,7 @@ def simulate(
         raise InputError(f"{scenario.path or scenario.name}: {whole.configurations[0].status}")
     configure_for(whole)
     group = whole.groups[0]
-    rows = IterationRows() if iterations else None
+    rows = IterationLog() if iterations else None
     if watched:
         outcomes = _watched(whole, None if trace is None else Path(trace), rows)
     else:
@@ -90,7 +90,7 @@ def simulate(
     return Simulation(table, summary, None if rows is None else rows.table())
 
 
-def _watched(whole: Plan, path: Path | None, rows: IterationRows | None) -> Outcomes:
+def _watched(whole: Plan, path: Path | None, rows: IterationLog | None) -> Outcomes:
     """The only configuration of a plan on the reference: a trace of its first seed is written, rows are added."""
     from evaluator.simulation import chain_result
     from evaluator.simulation.lane_jobs import LaneJobs
