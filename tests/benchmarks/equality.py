@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 CASES = Path(__file__).with_name("equality.yaml")
 DATA = Path(os.environ.get("EVALUATOR_DATA", Path(__file__).resolve().parents[2].parent / "shared/data"))
 TIMEOUT_S = 540
-KEPT = (
-    ".nc",
-    ".csv",
-    ".yaml",
-)  # suffixes of written files that are compared; what a page or a trace holds is in others
-SHOWN = 3  # differing lines of a text that are shown
+"""Of one command. A case that takes longer is recorded as one that did not end."""
+
+KEPT = (".nc", ".csv", ".yaml")
+"""Suffixes of written files that are compared; what a page, a picture or a trace shows is in others."""
+
+SHOWN = 3
+"""Differing lines of a text that are shown."""
 
 _SIMULATOR = "the engine is vLLM; what runs it is a simulator"
 
