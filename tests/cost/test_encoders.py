@@ -109,11 +109,11 @@ def test_runs_on_any_hardware(hardware):
 
 def test_what_an_encoder_cannot_do():
     lengths = "workload.lengths={source: fixed, prompt_tokens: 200, output_tokens: 1}"
-    (mixed,) = plan(scenario("deployment.model=e5-base", "deployment.hardware=l4", lengths)).members
+    (mixed,) = plan(scenario("deployment.model=e5-base", "deployment.hardware=l4", lengths)).configurations
     assert "e5-base gives a vector and no tokens; use it in a stage of the pipeline" in mixed.status
     pool = "model: e5-base, hardware: l4, batching: {policy: chunked}"
     pools = f"deployment.pools={{prefill: {{role: prefill, {pool}}}, decode: {{role: decode, {pool}}}}}"
-    (chunked,) = plan(scenario(pools, lengths)).members
+    (chunked,) = plan(scenario(pools, lengths)).configurations
     assert "policy chunked cuts prompts into chunks, and e5-base attends to later tokens" in chunked.status
     with pytest.raises(InputError, match="model: e5-base gives a vector and no tokens"):
         estimate("e5-base", "l4", prompt_tokens=100, output_tokens=2)
