@@ -103,6 +103,7 @@ def answer(
         error, *doubts = expected_errors(ds, np.array([row])) or [""]
         pairs += [tuple(error.split(": ", 1))] if error else []  # type: ignore[list-item]
         best += definitions(pairs) if pairs else ""
+        doubts = [each.replace("all wait", "it waits") for each in doubts]  # of the one design
         best += "".join(paragraph(f"{each[:1].upper()}{each[1:]}.", "caution") for each in doubts)
         best += "".join(paragraph(each, "caution") for each in words.cautions(ds, axes, row, measures))
         best += paragraph(
