@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import floor
+from math import floor, prod
 
 import numpy as np
 
 from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.plan import Configuration, Plan, plan
-from evaluator.scenario import Axis, Budget, Scenario
+from evaluator.scenario import Axis, Budget, Scenario, size
+from evaluator.scenario.deployment import STAGE
 from evaluator.search.start import Starts
 from evaluator.traffic.arrivals import at_rate
 
@@ -19,6 +20,8 @@ RATES = ("workload.arrivals.rate_rps", "workload.arrivals.scale")
 REPLICAS = "deployment.replicas"
 MOST_REPLICAS = 512
 """Of a design in the search for the fewest; more than that is a fleet whose parts are better looked at alone."""
+MOST_SPLITS = 50_000
+"""Splits of a budget over pools, all layouts together, that are planned in some minutes at most."""
 BEYOND = 3.0
 """How many times the replicas of the closed form are tried before a rate is given up."""
 
@@ -41,6 +44,8 @@ def designs_of(scenario: Scenario, simulator: str) -> Designs:
     """Errors: InputError where there is nothing to search, or where the question contradicts the sweep."""
     check(scenario)
     bare, note = without_rates(scenario)
+    if scenario.budget.fill and (free := _free_pools(scenario)):
+        return _filled_pools(bare, free, simulator, note)
     most = _most_replicas(bare, simulator)
     if most is None:
         whole = plan(bare, simulator=simulator)
@@ -68,7 +73,7 @@ def check(scenario: Scenario) -> None:
         )
     if any("rate_rps" in condition for condition in scenario.where):
         raise InputError(f"{where}: sweep.where: the rate of arrivals is searched, so that no condition can be on it")
-    if scenario.budget.fill and not _searches_replicas(scenario):
+    if scenario.budget.fill and not _searches_replicas(scenario) and not _free_pools(scenario):
         raise InputError(
             f"{where}: budget.fill: the replicas are already said by the sweep or by deployment.pools; take them away "
             f"(such as --set sweep.{REPLICAS}=null), or leave out fill"
@@ -138,6 +143,79 @@ def _filled(ladder: list[Configuration]) -> list[Configuration]:
     """The member with the most replicas that the budget takes; the smallest where it takes none."""
     taken = [configuration for configuration in ladder if not configuration.status.startswith("over budget")]
     return [taken[-1] if taken else ladder[0]]
+
+
+def _free_pools(scenario: Scenario) -> list[str]:
+    """The pools that answer whose replicas nobody says: a budget is filled by all their combinations."""
+    pools = scenario.deployment.pools or {}
+    swept = {path for axis in scenario.sweep for path in _paths(axis)}
+    if "deployment.pools" in swept or REPLICAS in swept:
+        return []
+    said = {name for name in pools if f"deployment.pools.{name}.replicas" in swept or pools[name].replicas is not None}
+    return [name for name in pools if name not in said and pools[name].role != STAGE]
+
+
+def _filled_pools(bare: Scenario, free: Sequence[str], simulator: str, note: str) -> Designs:
+    """Every layout of the sweep with every split of the budget over its pools that leaves no room for one replica more.
+
+    The others are pruned before they run: a split with room to spare serves no more than the one that fills it.
+    """
+    most = _most_of_pools(bare, free, simulator)
+    splits = prod(most.values())
+    axes = [
+        Axis(path, numbers, tuple({path: number} for number in numbers))
+        for path, numbers in ((f"deployment.pools.{name}.replicas", tuple(range(1, most[name] + 1))) for name in free)
+    ]
+    points = size(bare) * splits
+    if points > MOST_SPLITS:
+        raise InputError(
+            f"{bare.path or bare.name}: budget.fill: {points:,} splits of the budget over its pools are more than "
+            f"{MOST_SPLITS:,}; sweep fewer layouts, or say the replicas of a pool"
+        )
+    whole = plan(replace(bare, sweep=(*bare.sweep, *axes)), simulator=simulator)
+    rows = np.arange(len(whole.configurations)) if whole.grid.rows is None else whole.grid.rows
+    layouts: dict[int, dict[tuple[int, ...], Configuration]] = {}
+    for row, configuration in zip(rows.tolist(), whole.configurations, strict=True):
+        split = tuple(int(place) for place in np.unravel_index(row % splits, tuple(most.values())))
+        layouts.setdefault(row // splits, {})[split] = within(configuration, bare.budget)
+    ladders = [[configuration] for splits_of in layouts.values() for configuration in _fullest(splits_of)]
+    return Designs(whole, ladders, note)
+
+
+def _fullest(splits: dict[tuple[int, ...], Configuration]) -> list[Configuration]:
+    """Of one layout those that the budget takes and that have no room for another replica; else the smallest."""
+    taken = {split: one for split, one in splits.items() if not one.status.startswith("over budget")}
+    full = [
+        one
+        for split, one in taken.items()
+        if not any((*split[:at], split[at] + 1, *split[at + 1 :]) in taken for at in range(len(split)))
+    ]
+    smallest = next(iter(splits.values()))
+    return full if any(one.status == OK for one in full) else [smallest]
+
+
+def _most_of_pools(scenario: Scenario, free: Sequence[str], simulator: str) -> dict[str, int]:
+    """The replicas that each pool can have beside one of each other: of the smallest that any layout has."""
+    assert scenario.deployment.pools is not None
+    budget = scenario.budget
+    ones = {name: replace(pool, replicas=1) for name, pool in scenario.deployment.pools.items() if name in free}
+    single = replace(scenario, deployment=replace(scenario.deployment, pools={**scenario.deployment.pools, **ones}))
+    most = dict.fromkeys(free, 1)
+    for configuration in plan(single, simulator=simulator).configurations:
+        if _beyond(configuration, budget) is not None:
+            continue
+        for station in configuration.answering:
+            if station.name not in most:
+                continue
+            limits = [MOST_REPLICAS]
+            if budget.devices is not None:
+                limits.append(1 + (budget.devices - configuration.accelerators) // station.devices)
+            if budget.usd_per_hour is not None and station.usd_per_device_hour:
+                assert configuration.usd_per_hour is not None
+                left = budget.usd_per_hour * (1.0 + 1e-12) - configuration.usd_per_hour
+                limits.append(1 + floor(left / (station.devices * station.usd_per_device_hour)))
+            most[station.name] = max(most[station.name], min(limits))
+    return most
 
 
 def _paths(axis: Axis) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import pytest
 import evaluator
 from evaluator.errors import InputError
 from evaluator.plan import plan
+from evaluator.search.designs import designs_of
 from evaluator.search.start import Starts
 from tests.search.build import axes, scenario
 
@@ -154,3 +155,30 @@ def test_replicas_that_are_said_are_kept():
     ds = evaluator.optimize(scenario(sweep=sweep), rate_rps=16.0)
     assert ds["replicas"].values.tolist() == [1, 4]
     assert [text.partition(" ")[0] for text in ds["search_status"].values.tolist()] == ["missed", "met"]
+
+
+def test_a_budget_is_split_over_pools_in_every_way_that_fills_it():
+    """Splits with room for one replica more, of either pool, are pruned: they serve no more."""
+    pools = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
+    tp = "deployment.pools.d.tensor_parallel"
+    free = scenario(
+        "deployment.pools=" + json.dumps(pools), f"sweep={{{tp}: [1, 2]}}", budget={"devices": 5, "fill": True}
+    )
+    ladders = designs_of(free, "iteration").ladders
+    assert all(len(ladder) == 1 and ladder[0].status == "ok" for ladder in ladders)
+    splits = [tuple(s.deployment.replicas for s in ladder[0].stations) for ladder in ladders]
+    wide = [ladder[0].stations[1].deployment.tensor_parallel for ladder in ladders]
+    assert list(zip(wide, splits, strict=True)) == [
+        (1, (1, 4)), (1, (2, 3)), (1, (3, 2)), (1, (4, 1)),
+        (2, (1, 2)), (2, (3, 1)),
+    ]  # fmt: skip
+    pools["p"]["replicas"] = 2
+    said = scenario("deployment.pools=" + json.dumps(pools), budget={"devices": 5, "fill": True})
+    assert [ladder[0].stations[1].deployment.replicas for ladder in designs_of(said, "iteration").ladders] == [3]
+
+
+def test_pools_that_no_split_fits_are_told_once():
+    pools = {"p": {"role": "prefill", "tensor_parallel": 4}, "d": {"role": "decode", "tensor_parallel": 4}}
+    tight = scenario("deployment.pools=" + json.dumps(pools), budget={"devices": 4, "fill": True})
+    with pytest.raises(InputError, match="no design can run: over budget: 8 devices, and the budget is 4"):
+        evaluator.optimize(tight)
