@@ -45,7 +45,11 @@ class Budget:
 
     devices: int | None = key(count(), None, "Most devices of a design, all replicas and pools together.")
     usd_per_hour: float | None = key(quantity("USD/h", above=0), None, "Most dollars per hour of a design.")
-    fill: bool = key(flag, False, "Whether each design gets as many replicas as the budget takes; pools get every split that fills it.")
+    fill: bool = key(
+        flag,
+        False,
+        "Whether each design gets as many replicas as the budget takes; pools get every split that fills it.",
+    )
 
 
 def _check_budget(budget: Budget, place: Place) -> None:
