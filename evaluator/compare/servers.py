@@ -65,7 +65,7 @@ def deployment(experiment: Experiment, model: Model, hardware: str, calibration:
     return Deployment(
         model.name,
         hardware,
-        precision(experiment.model, model.name, experiment.weight_precision, experiment.kv_precision),
+        precision=precision(experiment.model, model.name, experiment.weight_precision, experiment.kv_precision),
         calibration=calibration.name,
         tensor_parallel=ranks,
         pipeline_parallel=experiment.pipeline_parallel,

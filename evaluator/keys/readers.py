@@ -127,6 +127,7 @@ def shown(value: Any) -> str:
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """' (did you mean X?)' or nothing."""
+    # Cut: the time goes with the square of the length, and a value pasted in the place of a key may be long.
     close = difflib.get_close_matches(str(name)[:100], list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -156,7 +157,7 @@ def number(above: float | None = None, least: float | None = None, most: float |
             raise place.error(f"expected a number, got {shown(value)}")
         try:
             result = float(value)
-        except OverflowError:
+        except OverflowError:  # an integer beyond all floats
             result = math.inf
         if not math.isfinite(result):
             raise place.error(f"{shown(value)} is not a finite number")
@@ -169,6 +170,7 @@ def count(least: int = 1, most: int = 10**9, remedy: str = "") -> Reader:
     """An integer within the bounds; a float without a fraction (4e6) is one too. ``remedy``: what to do beyond them."""
 
     def read(value: Any, place: Place) -> int:
+        # YAML reads 4e6 as a float, and people write counts so. True is an int in Python and none here.
         whole = isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
         if isinstance(value, bool) or not whole:
             raise place.error(f"expected an integer, got {shown(value)}")

@@ -47,7 +47,7 @@ def no_key(default: Any = MISSING) -> Any:
     return field(default=default, metadata=metadata)
 
 
-@cache
+@cache  # asked again each time that such a section is read
 def table_of(record: type, kind: str | None = None) -> Table:
     """The keys of a record, those that must be there first; of one of several kinds those that ``kind`` has.
 
@@ -59,6 +59,7 @@ def table_of(record: type, kind: str | None = None) -> Table:
             raise ValueError(f"{record.__name__}.{name} says not how it is read; use key(...)")
         if metadata[_KEY] is not None and (kind is None or kind in metadata[_KINDS]):
             table[name] = metadata[_KEY]
+    # Python has fields without a default first, but a subclass may add a key that must be there behind others.
     return dict(sorted(table.items(), key=lambda entry: entry[1].default is not REQUIRED))
 
 

@@ -154,8 +154,10 @@ def variant(discriminator: str, tables: Mapping[str, Table], build: Callable[...
         if value.get(discriminator) is None:
             raise place.key(discriminator).error(f"is required: one of {listed(tables)}")
         name = choice(*tables)(value[discriminator], place.key(discriminator))
+        # null takes a key away, so that one of another kind may stand there as null.
         rest = {key: entry for key, entry in value.items() if key != discriminator and entry is not None}
         for key in rest:
+            # A key of another kind is a slip of its own: of an unknown one the closest name would be told.
             owners = [owner for owner, table in tables.items() if key in table]
             if owners and name not in owners:
                 raise place.key(key).error(

@@ -141,6 +141,7 @@ class _Condition:
     def _compare(self, sign: ast.cmpop, left: np.ndarray, right: np.ndarray, *sources: ast.AST) -> np.ndarray:
         if type(sign) not in _COMPARISONS:
             raise self.place.error("'is' is not allowed in a condition; use ==")
+        # Python compares 1 == "1" without a word: here it is a slip, such as a name without quotes.
         if left.dtype != right.dtype:
             kinds = {np.bool_: "true or false", np.float64: "a number"}
             types = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from evaluator.catalog.choice import CHOSEN
@@ -168,6 +168,7 @@ class Pool:
         model_name, says="A model of the catalog, or {like: NAME} with other layers, heads or experts."
     )
     hardware: str | WhatIf = key(hardware_name, says="A device of the catalog, or {like: NAME} with other figures.")
+    _: KW_ONLY
     precision: Precision = key(section(Precision), Precision(), "The number formats.")
     engine: str = key(
         choice(*ENGINES),
@@ -269,6 +270,7 @@ class Deployment(Pool):
     ``pipeline`` are the stages by name, in their order; none means prefill and decode.
     """
 
+    _: KW_ONLY
     router: Choice | Routers = key(
         router_reader,
         "round_robin",

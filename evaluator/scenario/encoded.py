@@ -72,7 +72,7 @@ def interned(values: Iterable[Any]) -> tuple[list[Any], list[int]]:
     places = []
     for value in values:
         try:
-            hash(value)
+            hash(value)  # a frozen record has a hash only if all that it holds has one
             key: Hashable = value
         except TypeError:  # parameters are in a mapping
             key = repr(value)

@@ -75,6 +75,8 @@ def expand(scenario: Scenario) -> Grid:
     axes = scenario.sweep
     shape = tuple(len(axis.values) for axis in axes)
     rows = kept_rows(scenario)
+    # (axis,): the step of each point, of shapes that broadcast to the product: what two axes set is of the shape of
+    # these two, until the points themselves are listed. Only the rows that conditions leave are flat.
     steps: list[np.ndarray] = list(np.ogrid[tuple(slice(size) for size in shape)]) if shape else []
     if rows is not None:
         steps = list(np.unravel_index(rows, shape))
@@ -119,6 +121,7 @@ def kept_rows(scenario: Scenario) -> np.ndarray | None:
 
     def values(name: str, where: Place) -> np.ndarray:
         path = _key_of(name, owners, where)
+        # A key that nobody says has the engine's default, which may follow from swept keys: of the device, for example.
         if path not in columns and (movers := _movers(path, owners, scenario.deployment)):
             columns[path] = _defaults(scenario, path, movers)
         if path not in columns:
@@ -129,7 +132,7 @@ def kept_rows(scenario: Scenario) -> np.ndarray | None:
                 )
             number = owners.get(path)
             steps = [there] if number is None else [change.get(path, there) for change in axes[number].changes]
-            shape = [1] * len(axes)
+            shape = [1] * len(axes)  # broadcasts, so that a condition on two of ten axes is computed on two
             if number is not None:
                 shape[number] = len(steps)
             columns[path] = column(steps).reshape(shape)
@@ -231,7 +234,7 @@ def _read(
         together: dict[str, Any] = {}
         for of_axis, index in zip(changes, indices, strict=True):
             together |= of_axis[index]
-        if not together:
+        if not together:  # a row of a table whose cells for this field are all empty
             return base.value(field)
         key = identity(together)
         if key in known:
@@ -243,10 +246,12 @@ def _read(
             point = ", ".join(f"{axes[number].name} = {axes[number].values[index]}" for number, index in named)
             read_field(base, field, together, base.place.noted(f" (sweep: {point})"))
             raise
-        if len(known) < MOST_KNOWN:
+        if len(known) < MOST_KNOWN:  # a million different values are never met again, and would only fill the memory
             known[key] = value
         return value
 
+    # Different texts may mean the same (1s, 1000ms): points that have equal values share one object, and with it all
+    # that is built of it.
     values, places = interned(read(indices) for indices in zip(*(index.tolist() for index in chosen), strict=True))
     return Encoded(values, np.array(places)[codes])
 
@@ -254,7 +259,7 @@ def _read(
 def _first_points(number: int, shape: tuple[int, ...], steps: np.ndarray, whole: bool) -> dict[int, int]:
     """For every step of an axis the first point that has it."""
     if whole:
-        stride = prod(shape[number + 1 :])
+        stride = prod(shape[number + 1 :])  # C order: the first point with a step has step 0 of all other axes
         return {step: step * stride for step in range(shape[number])}
     present, first = np.unique(steps, return_index=True)
     return dict(zip(present.tolist(), first.tolist(), strict=True))
@@ -289,6 +294,7 @@ def lookup(point: Point, path: str) -> Any:
     if section == "deployment" and keys[0] in LEFT_TO_ENGINE and value.pools is None:
         value = with_engine_defaults(value)
     for key in keys:
+        # Formulas of lengths, devices and models that are like others keep their keys in a mapping.
         inside = value.parameters if hasattr(value, "parameters") and not hasattr(value, key) else value
         value = inside.get(key) if isinstance(inside, Mapping) else getattr(inside, key, None)
     return value

@@ -60,7 +60,7 @@ def load_scenario(source: str | Path | Mapping[str, Any], overrides: Sequence[st
     for override in parsed:  # each may write the pipeline as a list, below whose stages the next sets a key
         tree = _named_stages(_overridden(tree, *override), place)
     scenario = _read(tree, place, path, parsed)
-    if written is None or overrides:
+    if written is None or overrides:  # else the file's own text, with its comments
         written = dumps_yaml(dict(tree))
     return replace(scenario, text=written)
 
@@ -107,6 +107,7 @@ def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: S
     where = raw_conditions(tree.get("sweep"), place.key("sweep"))
     refuse_shadowed(axes, tree, overrides, place.key("sweep"))
     top = read_section(_filled(tree, axes, place), TOP, place)
+    # Of the tree: a bound that was read is in seconds, whether it had a unit or not.
     _check_bounds(tree.get("slo"), place.key("slo"))
     workload, deployment = top["workload"], top["deployment"]
     check_workload(workload, place.key("workload"))
@@ -114,6 +115,7 @@ def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: S
         deployment = replace(deployment, pipeline=top["pipeline"])
     _check_pipeline(workload, deployment, axes, place)
     base = Base(workload, deployment, top["slo"], place)
+    # Which keys were said cannot be seen in the record, in which all that follows from others is filled in.
     given = {key for key, value in (tree.get("workload") or {}).items() if value is not None}
     sweep = check_axes(axes, base, given)
     name = top["name"] or ("scenario" if path is None else path.stem)

@@ -163,6 +163,7 @@ def _check_order(stages: Mapping[str, Stage], place: Place) -> None:
     for kind in LLM_STAGES:
         if kind not in kinds:
             raise place.error(f"has no stage {kind}; a pipeline holds prefill and decode, as in [prefill, decode]")
+    # Results have coordinates of these names for the LLM, and for the sending of KV between its pools.
     taken = [name for name, stage in stages.items() if name in _OWN_NAMES and stage.kind not in LLM_STAGES]
     if taken:
         raise place.key(taken[0]).error("is the name of a stage of the LLM; give this one another name")
@@ -213,6 +214,7 @@ def _check_loops(stages: Mapping[str, Stage], place: Place) -> None:
                 f"is required: {name} sends requests back to {stage.back_to}, a cycle without an end; say how often, "
                 "such as times: 3 or times: {mean: 2}"
             )
+        # A request goes through its loops one after the other: of two that overlap neither would end before the other.
         if names.index(stage.back_to) <= until:
             raise at.key("back_to").error(f"the way back to {stage.back_to} crosses another one; loops cannot overlap")
         until = place_of

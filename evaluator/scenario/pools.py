@@ -23,7 +23,7 @@ def pools_of(deployment: Deployment) -> tuple[tuple[str, Deployment], ...]:
     A deployment without ``pools``, or with pools for stages alone, is one, ``engine``.
     """
     given = {name: pool for name, pool in (deployment.pools or {}).items() if pool.role != STAGE}
-    if not given:
+    if not given:  # the keys beside the pools are those of the one pool that answers
         return (("engine", replace(deployment, pools=None) if deployment.pools else deployment),)
     ordered = sorted(given.items(), key=lambda named: PASSED.index(named[1].role))
     return tuple((name, _pool(deployment, pool)) for name, pool in ordered)
@@ -93,6 +93,7 @@ def _check_deployment(deployment: Deployment, place: Place) -> None:
         pool.role in ("mixed", STAGE) for pool in deployment.pools.values()
     ):
         raise place.key("router").error("routers by role are for a prefill and a decode pool; give one name here")
+    # Of each pool with what is said beside it: the one may say preemption: swap, and the other the bandwidth.
     for name, pool in pools_of(deployment):
         check_kv(pool.kv, place.key(f"pools.{name}.kv"))
         _check_capacity(pool, place.key(f"pools.{name}"))

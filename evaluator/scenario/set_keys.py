@@ -19,6 +19,8 @@ def apply(tree: Tree, changes: Mapping[str, Any], place: Place) -> dict[str, Any
     makes one that is like it; the names are set first. Errors: InputError for a path through a plain value.
     """
     result: Any = tree
+    # From the top down: with hardware: h100-sxm and hardware.memory_bytes: 80GB the name comes first, in whatever order
+    # the two axes stand.
     for path, value in sorted(changes.items(), key=lambda change: len(split_path(change[0]))):
         keys = split_path(path)
         result = _without_name(result, keys)
@@ -51,12 +53,12 @@ def _without_name(tree: Tree, keys: tuple[str, ...]) -> Any:
             and depth < len(keys)
             and isinstance(get(tree, keys[:depth]), str | int | float)
         ):
-            return put(tree, keys[:depth], None)
+            return put(tree, keys[:depth], None)  # a mapping cannot merge into a value, but into nothing
         if key not in WHOLE or keys[0] != "deployment":
             continue
         there = get(tree, keys[:depth])
         if depth == len(keys) and isinstance(there, Mapping):
-            return put(tree, keys, None)
+            return put(tree, keys, None)  # else the figures of the old device would merge into the new one
         if depth < len(keys) and isinstance(there, str):
             return put(tree, keys[:depth], {"like": there})
     return tree
@@ -81,6 +83,7 @@ def _other_process(old: Tree, new: Tree) -> list[str]:
 
 
 def _other_source(old: Tree, new: Tree) -> list[str]:
+    # ``trace: FILE`` stands for a source of its own, so that the two keys exclude each other.
     if "trace" in new and "trace" not in old:
         return ["source", *_not_of(None, FORMULAS)]
     if old.get("source", MISSING) == new.get("source", MISSING):

@@ -31,6 +31,7 @@ def check_axes(axes: Sequence[RawAxis], base: Base, given: set[str]) -> tuple[Ax
     ``given`` are the keys of ``workload`` that the file sets; what follows from others moves with a swept value
     unless it is among them. Errors: InputError naming the key, the axis and the number of the value.
     """
+    # What an axis sets is said, too: a swept number of requests leaves a swept warm-up as it is.
     given = given | {split_path(path)[1] for axis in axes for path in axis.keys if path.startswith("workload.")}
     reader = _Reader(base, frozenset(FOLLOWING) - given)
     return tuple(_check_axis(axis, reader) for axis in axes)
@@ -49,6 +50,7 @@ def _check_axis(axis: RawAxis, reader: _Reader) -> Axis:
             normal, following = reader.read(rest, axis.place(index)) if rest else ({}, {})
             own = {path: column[index] for path, column in plain.columns.items()}
             normal = {path: own[path] if path in own else normal[path] for path in step}
+        # In SI units, so that 1s and 1000ms are found to be the same value.
         other = first.setdefault(identity(normal), index)
         if other != index and not axis.repeats:
             _refuse_twice(axis, other, index, normal)
@@ -140,7 +142,7 @@ class _Reader:
     def _field(self, field: FieldPath, given: dict[str, Any], where: Place) -> tuple[Any, dict[str, Any]]:
         key = field, identity(given)
         if key not in self.fields:
-            if field == ("slo",):
+            if field == ("slo",):  # as in a file, though here each bound is an axis of its own
                 for path, raw in given.items():
                     check_bare_bound(raw, where.key(path))
             value = read_field(self.base, field, given, where)
@@ -172,6 +174,7 @@ class _Reader:
 def _normal(path: str, raw: Any, field: FieldPath, value: Any) -> Any:
     """The value in SI units where it was written with one; names of files as they were written."""
     tree = written_slo(value) if field == ("slo",) else written(value)
+    # Only numbers become coordinates in SI units; a name, a file or a section is told as the user wrote it.
     leaf = get(tree, split_path(path)[len(field) :])
     return leaf if isinstance(leaf, int | float) else raw
 
@@ -179,7 +182,7 @@ def _normal(path: str, raw: Any, field: FieldPath, value: Any) -> Any:
 def _following(base: Workload, read: dict[str, Any], follows: frozenset[str], where: Place) -> dict[str, Any]:
     """Checks the workload as a whole; returns the defaults that differ from the base's because of this value."""
     place = where.key("workload")
-    unsaid: dict[str, Any] = dict.fromkeys(follows)
+    unsaid: dict[str, Any] = dict.fromkeys(follows)  # None: to be filled in anew from the other keys
     workload = finish(with_fields(base, **(unsaid | read)), place)
     check_workload(workload, place)
     moved = [key for key in follows if getattr(workload, key) != getattr(base, key)]

@@ -50,6 +50,7 @@ class Base:
         """The stages by their names, which are a section beside the deployment."""
         return self.deployment.pipeline
 
+    # Both are asked for each step of an axis, of which a table has a hundred thousand with the same few paths.
     @cached_property
     def _known(self) -> dict[str, FieldPath]:
         return {}
@@ -119,6 +120,8 @@ def read_field(base: Base, field: FieldPath, changes: Mapping[str, Any], place: 
     if len(changes) == 1 and path in changes:  # the common case: the key itself is set, and nothing below it
         return _read(base, field, changes[path], place)
     part: Any = {}
+    # What the scenario has is written as a tree again, since records are the truth of it: a search or a comparison
+    # replaces parts of them, of which no text says anything.
     value = get(base.tree, field)
     if isinstance(value, Mapping | int | float | str):  # not null and not missing: nothing to build on
         part = put(part, field, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from evaluator.keys import (
@@ -55,7 +55,7 @@ class Auto(int):
 class _Number(Reader):
     """A reader of integers that reads something else, too."""
 
-    whole = True
+    whole = True  # as designs are sampled, from whose schema (an anyOf) it cannot be seen
 
 
 def _requests() -> Reader:
@@ -103,6 +103,7 @@ class Workload:
         says="First requests cut from the statistics, not from the run; where absent a tenth, or two for each user.",
         absent=None,
     )
+    _: KW_ONLY
     cooldown_requests: int = key(
         count(least=0),
         0,
@@ -185,6 +186,7 @@ def finish(read: Workload, place: Place) -> Workload:
     """
     arrivals, models = read.arrivals, read.models
     shares = [*models.values(), *read.pipelines.values()]
+    # Lengths first: a trace of them bounds the requests, these bound the warm-up, and both the cool-down.
     lengths = _lengths(read.lengths, arrivals, models or read.pipelines, place)
     in_trace = trace_requests(_traces(arrivals, [lengths, *(share.lengths for share in shares if share.lengths)]))
     requests: int | None = read.requests
@@ -204,6 +206,9 @@ def finish(read: Workload, place: Place) -> Workload:
         raise place.key("warmup_requests").error(f"must be less than requests = {requests}, got {warmup}")
     cooldown: int | None = read.cooldown_requests
     if cooldown is None:
+        # Behind the last arrival an open loop drains, and its last requests meet an emptier design than the others.
+        # Traces are wanted whole, of requests all at once the draining is the question, and where users are as many as
+        # requests nobody ever comes behind another.
         drains = arrivals.process not in ("trace", "all_at_once") and users < requests
         cooldown = min(warmup, requests // 10, requests - warmup - 1) if drains else 0
     elif cooldown >= requests - warmup:
