@@ -67,6 +67,14 @@ def test_texts_attributes_and_variables_of_a_dataset(recordings):
     assert "ttft_s: attribute units" in "\n".join(told(recordings))
 
 
+def test_a_variable_that_is_new_on_purpose(recordings, monkeypatch, capsys):
+    monkeypatch.setattr(equality, "ADDED", {"tpot_s": "asked for"})
+    changed(recordings[1], tpot_s=("config", [1.0, 1.0, 1.0]))
+    assert equality.compare(*recordings) == 0
+    assert capsys.readouterr().out == "1 cases: 0 differences\n1 differ as intended: asked for\n"
+    assert equality.compare(*recordings[::-1]) == 1  # but what is lost is lost
+
+
 def test_a_table(recordings):
     (recordings[1] / "datasets/case/result.csv").write_text("metric,error\nttft,0.5\n")
     assert (
@@ -84,9 +92,9 @@ def test_an_intended_text(recordings, monkeypatch, capsys):
     path = recordings[1] / "datasets/case/said.txt"
     path.write_text("$ sweep case\nexit code 0\n    --simulator iteration\n")
     monkeypatch.setattr(equality, "CHANGES", ())
-    assert "1 lines differ\n    line 3\n    -   --engine" in told(recordings)[0]
+    assert "2 lines differ\n    -   --engine" in told(recordings)[0]
     monkeypatch.setattr(equality, "CHANGES", [("--engine", "--simulator", "a better word")])
     assert equality.compare(*recordings) == 0
-    assert capsys.readouterr().out == "1 cases: 0 differences\n1 texts differ as intended: a better word\n"
+    assert capsys.readouterr().out == "1 cases: 0 differences\n1 differ as intended: a better word\n"
     path.write_text("$ sweep case\nexit code 1\n    --simulator iteration\n")
     assert equality.compare(*recordings) == 1
