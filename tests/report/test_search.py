@@ -12,6 +12,7 @@ import xarray as xr
 from evaluator.errors import InputError
 from evaluator.report import plot_search, search_table
 from evaluator.report.page.rows import ranked
+from evaluator.report.picture.search import _layout as layout_of
 from evaluator.report.picture.search import figure_of
 from evaluator.report.picture.style import SETTINGS
 from evaluator.report.search import ranking, serves
@@ -84,6 +85,13 @@ def test_a_result_is_ranked_as_its_search_ranked_it_where_that_can_be():
     assert ranked(ranked_by)[0].tolist()[:3] == [1, 0, 2]  # of a page and of pandas
     unpriced = dataset(goodput_per_usd=np.full(5, np.nan)).assign_attrs(ranked_by="usd")
     assert ranking(unpriced)[1] == "goodput" and ranking(dataset().assign_attrs(ranked_by="new"))[1] == "goodput"
+
+
+@pytest.mark.parametrize(("by", "best"), [("goodput", [0, 2]), ("usd", [0, 1])])
+def test_of_too_many_levels_the_picture_has_the_best_by_the_rule_of_the_search(by, best, monkeypatch):
+    monkeypatch.setattr("evaluator.report.picture.layout.MOST_COLOURS", 2)
+    ds = dataset().assign_attrs(ranked_by=by)
+    assert layout_of(ds, np.flatnonzero(serves(ds))).rows.tolist() == best
 
 
 def test_designs_for_a_rate_are_ranked_by_what_they_take():

@@ -46,11 +46,12 @@ class Layout:
     notes: tuple[str, ...]
 
 
-def choose(ds: xr.Dataset, feasible: np.ndarray, scale: bool = True) -> Layout:
+def choose(ds: xr.Dataset, feasible: np.ndarray, scale: bool = True, order: np.ndarray | None = None) -> Layout:
     """Axes to x, colour, line style and facets; what is left over is held at its value in the best configuration.
 
     ``feasible`` are the positions along ``config`` that ran. Of too many levels the best are kept; ``notes`` say so.
-    Without ``scale`` no axis becomes x.
+    Without ``scale`` no axis becomes x. ``order`` are those positions, the best first, where they are not ranked as a
+    sweep's.
     """
     left = [name for name in quantities(ds) if not is_constant(ds, name)]
     x = _x(ds, left) if scale else None
@@ -58,7 +59,7 @@ def choose(ds: xr.Dataset, feasible: np.ndarray, scale: bool = True) -> Layout:
     colour = _take(left, _COLOUR, lambda name: True)
     style = _take(left, _STYLE, lambda name: _count(ds, name) <= MOST_STYLES)
     facet = _take(left, _FACET, lambda name: _count(ds, name) <= MOST_FACETS)
-    rows, _ = ranking(ds, feasible)
+    rows = ranking(ds, feasible)[0] if order is None else order
     notes = []
     for name in left if x else ():
         best = ds[name].values[rows[0]]

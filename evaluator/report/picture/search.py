@@ -16,7 +16,7 @@ from evaluator.report.picture.layout import Layout, choose, ordered
 from evaluator.report.picture.single import nothing
 from evaluator.report.picture.style import MARKERS, SMALL, grid_lines, shades_of
 from evaluator.report.ranking import front, is_constant, quantities
-from evaluator.report.search import in_layout, question_of, serves
+from evaluator.report.search import in_layout, question_of, ranking, serves
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -76,7 +76,7 @@ def figure_of(ds: xr.Dataset) -> Any:
 
 def _layout(ds: xr.Dataset, rows: np.ndarray) -> Layout:
     """Colours and markers; sizes of markers stand for nothing, and what else is swept has no mark of its own."""
-    chosen = choose(ds, rows, scale=False)
+    chosen = choose(ds, rows, scale=False, order=ranking(ds)[0])
     return replace(chosen, facet=None, notes=tuple(note for note in chosen.notes if "no mark" not in note))
 
 

@@ -346,8 +346,27 @@ def test_sort_filters_columns_design_and_theme_stand_in_the_address(browser, fil
     assert browser.errors == []
 
 
+def test_what_charts_show_stands_in_the_address(browser, file):
+    browser.open(file)
+    for section, control, value in (
+        ("#front", "up", "output_tok_per_s"), ("#curves", "measure", "tpot_s p90"),
+        ("#curves", "a curve for each", "(percentiles)"), ("#heat", "across", "hardware"),
+    ):  # fmt: skip
+        browser.show(section)
+        choose(browser, (section, control), value)
+    titles = "[...document.querySelectorAll('.xtitle, .ytitle')].map((title) => title.textContent)"
+    browser.wait("document.querySelector('#heat .xtitle').textContent === 'hardware'")
+    before, link = browser.run(titles), browser.run("location.hash")
+    browser.open(file, fragment=link)
+    for section in CHARTS:
+        browser.show(section)
+    assert browser.run(titles) == before and "output (tokens/s)" in before and "TPOT (ms)" in before
+    assert browser.errors == []
+
+
 @pytest.mark.parametrize("fragment", [
     "#designs", "#&%E0%A4%A&=&&", "#a&sort",
+    "#front&front.x=none&front.colour=&curves.x=hardware&curves.y=none&heat.x=hardware&heat.y=hardware&time.scale=first",
     "#none&sort=none&design=999999&is.hardware=none&measure=none&bound=x&columns=,",
 ])  # fmt: skip
 def test_an_address_that_fits_nothing_shows_the_page_as_it_is(browser, file, fragment):
@@ -355,6 +374,8 @@ def test_an_address_that_fits_nothing_shows_the_page_as_it_is(browser, file, fra
     shown = browser.run("document.querySelector('#design').innerText")
     browser.open(file, fragment=fragment)
     assert browser.run("document.querySelector('#design').innerText") == shown
+    for section in CHARTS:
+        browser.show(section)
     assert len(column(browser, "hardware")) == 20 and browser.errors == []
 
 

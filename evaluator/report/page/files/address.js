@@ -20,6 +20,13 @@ function keep(key, value) {
   }
 }
 
+/** What a chart shows, as the address says it where that is `allowed`: {key: values}; and what puts it into the address. */
+function recalled(id, chosen, allowed) {
+  for (const [key, values] of Object.entries(allowed))
+    if (values.includes(kept(`${id}.${key}`))) chosen[key] = kept(`${id}.${key}`);
+  return () => Object.keys(allowed).forEach((key) => keep(`${id}.${key}`, chosen[key] ?? ""));
+}
+
 window.addEventListener("hashchange", () => {
   const [section, ...pairs] = location.hash.slice(1).split("&");
   if (pairs.length) return location.reload(); // somebody's link

@@ -29,6 +29,11 @@ function curvesChart(page) {
         chosen.held[axis.key] = axis.inSteps ? "" : axis.at[page.chosen];
       });
     followBest();
+    const remember = recalled("curves", chosen, {
+      x: scales.map((axis) => axis.key),
+      y: [...data.byId.keys()],
+      colour: [...data.stepOf.keys(), PERCENTILES],
+    });
 
     function build() {
       const others = data.steps.filter((axis) => axis.key !== chosen.x && axis.levels.length > 1);
@@ -37,6 +42,7 @@ function curvesChart(page) {
       const change = (key) => (value) => {
         chosen[key] = value;
         build();
+        remember();
         redraw();
       };
       part.controls.replaceChildren(

@@ -32,9 +32,16 @@ function frontChart(page) {
       among: data.objectives.length && data.state(0) === "meets objectives" ? "meets objectives" : "calm",
       zoom: null, // the part that is looked at: {x: [from, to], y: [from, to]}, as the axes have it
     };
+    const remember = recalled("front", chosen, {
+      x: [...xs.keys()],
+      y: [...ys.keys()],
+      colour: [...data.stepOf.keys()],
+      among: data.objectives.length ? ["calm", "meets objectives"] : ["calm"],
+    });
     const change = (key) => (value) => {
       chosen[key] = value;
       chosen.zoom = null;
+      remember();
       redraw();
     };
     part.controls.replaceChildren(

@@ -21,6 +21,9 @@ function heatChart(page) {
     axes.forEach((axis) => {
       chosen.held[axis.key] = "";
     });
+    const keys = axes.map((axis) => axis.key);
+    const remember = recalled("heat", chosen, { x: keys, y: keys, z: [...data.byId.keys()] });
+    if (chosen.x === chosen.y) chosen.y = keys.find((key) => key !== chosen.x);
 
     function build() {
       const change = (key) => (value) => {
@@ -28,6 +31,7 @@ function heatChart(page) {
         if (key !== "z" && chosen[other] === value) chosen[other] = chosen[key];
         chosen[key] = value;
         build();
+        remember();
         redraw();
       };
       const names = axes.map((axis) => [axis.key, axis.label]);

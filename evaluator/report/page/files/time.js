@@ -43,6 +43,7 @@ function timeChart(page) {
     const chosen = { over: (scales.find((axis) => LOADS.includes(axis.key)) ?? scales[0])?.key ?? "", scale: "whole" };
     const change = (key) => (value) => {
       chosen[key] = value;
+      remember();
       redraw();
     };
     const parts = partsOfTime(data);
@@ -50,6 +51,10 @@ function timeChart(page) {
     const first = mean("ttft_s").values;
     const told = (row) => Math.abs(totalOf(early, row) - first[row]) < 0.01 * first[row];
     const split = data.rows.filter(data.ran).every(told); // else a stage behind decode holds the first token, or calls come back
+    const remember = recalled("time", chosen, {
+      over: scales.map((axis) => axis.key),
+      scale: split ? ["whole", "first", "share"] : ["whole", "share"],
+    });
     part.controls.replaceChildren(
       ...(scales.length
         ? [
