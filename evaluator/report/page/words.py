@@ -199,6 +199,8 @@ def launch(ds: xr.Dataset, row: int, configuration: Configuration) -> str:
         sequences, tokens = deployment.batching.max_num_seqs, station.max_num_batched_tokens
         told.append(f"{deployment.batching.policy} batching")
         told.append(f"at most {sequences:,} sequences and {tokens:,} tokens an iteration")
+        written = {"weights": deployment.precision.weights, "KV": deployment.precision.kv}
+        told += [f"{name} in {dtype}" for name, dtype in written.items() if dtype not in ("checkpoint", "bf16")]
         told += ["prefix caching"] if deployment.kv.prefix_caching else []
         told += [f"drafts by {deployment.speculative.method}"] if deployment.speculative else []
         replicas = "each replica" if layout else counted(deployment.replicas, "replica")
@@ -225,7 +227,7 @@ def answer(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Sequenc
     good = states(ds)[row] in (MEETS, RUNS)
     sentences = [f"{'The best' if good else 'The nearest'} is {design(ds, axes, row)}."]
     if gains:
-        serving = "It gives" if served is None else f"It serves {served:g} requests/s with"
+        serving = "It gives" if served is None else f"It {'serves' if good else 'misses'} {served:g} requests/s with"
         sentences.append(f"{serving} {_listed(gains[:MOST_GAINS])}.")
     if limits:
         sentences.append(f"{_listed(limits)}.")

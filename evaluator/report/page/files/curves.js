@@ -198,12 +198,12 @@ function curvesCaption(data, x, series, chosen, curves, beyond, top) {
 function curvesFinding(data, x, series, curves) {
   const told = curves.map((curve) => {
     const rows = curve.rows.filter((row) => !data.saturated[row] && isKnown(curve.series.values[row]));
-    if (!rows.length) return `${curve.name} is saturated throughout`;
+    if (!rows.length) return `${curve.words} is saturated throughout`;
     const { values, bound } = curve.series;
     const missed = rows.find((row) => bound !== null && values[row] > bound);
     const misses = missed === undefined ? "" : `, over the objective from ${levelText(x, x.at[missed])} on`;
     const [from, to] = [rows[0], rows.at(-1)].map((row) => `${figure(values[row])} at ${levelText(x, x.at[row])}`);
-    return `${curve.name} from ${from} to ${to}${misses}`;
+    return `${curve.words} from ${from} to ${to}${misses}`;
   });
   return `${series.title} over ${x.title}: ${told.join("; ") || "no design has these values"}.`;
 }
@@ -224,6 +224,7 @@ function levelCurves(data, x, series, colour, held) {
     .sort((a, b) => a[0] - b[0])
     .map(([at, rows]) => ({
       name: plain(levelText(colour, at)),
+      words: levelText(colour, at),
       colour: shades[at],
       series,
       rows: rows.sort((a, b) => x.at[a] - x.at[b]),
@@ -243,7 +244,8 @@ function percentileCurves(data, x, series, held) {
   const [from, to] = isDark() ? [0.3, 1] : [0, 0.85];
   return all
     .map((each, place) => ({
-      name: each.part || plain(each.name),
+      name: plain(each.part || each.name),
+      words: each.part || each.name,
       colour:
         each.part === "mean"
           ? themed("soft")
