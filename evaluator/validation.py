@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.execution.schedule import chunks_of
 from evaluator.metrics import OK, Outcomes, summarise
@@ -22,7 +21,7 @@ from evaluator.results.coordinates import axis_coordinates
 from evaluator.run.plan_figures import levels_of
 from evaluator.run.request import loaded
 from evaluator.scenario import Scenario
-from evaluator.simulation import simulate_chunk
+from evaluator.simulation import simulate_configurations
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 SUMS = ("busy_s", "iterations", "preemptions")
@@ -92,7 +91,6 @@ def validate(
             f"{whole.scenario.path or whole.scenario.name}: no configuration that both engines can run; the first is "
             f"{reason}"
         )
-    configure()
     infeasible = sum(configuration.status != OK for configuration in whole.configurations)
     chosen = whole.of(np.array([configuration.config for configuration in stratified(whole, able, sample, seed)]))
     if progress is not None:
@@ -114,9 +112,9 @@ def _differences(chosen: Plan, levels: np.ndarray, progress: ProgressReport | No
     """A row for each configuration and metric. None of a configuration that left the range of a fitted cost."""
     rows: list[dict] = []
     for chunk in chunks_of(chosen):
-        fast = simulate_chunk(chosen, chunk.group, chunk.configurations)
+        fast = simulate_configurations(chosen, chunk)
         values = summarise(fast, levels)
-        for position, configuration in enumerate(chunk.configurations):
+        for position, configuration in enumerate(chunk):
             if fast.status[position] == OK:
                 rows += _compared(chosen, configuration, fast, values, position, levels)
             if progress is not None:
@@ -178,7 +176,7 @@ def _compared(
 ) -> list[dict]:
     """A row for each metric of one configuration, which the vectorised engine had at a position of its chunk."""
     single = replace(chosen, simulator=TOKEN).of(np.array([configuration.config]))
-    exact = simulate_chunk(single, single.groups[0], single.configurations)
+    exact = simulate_configurations(single, single.configurations)
     exact_values = summarise(exact, levels)
     latency = np.nanmax(exact_values["e2e_s_mean"])
     found = {name: _apart(getattr(fast, name)[position], getattr(exact, name)[0]) for name in TIMES}

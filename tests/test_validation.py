@@ -50,15 +50,15 @@ def test_a_closed_loop_has_a_load_too():
 
 def test_a_difference_is_found(monkeypatch):
     """One engine's last tokens late by 1e-6 of the clock."""
-    simulate = validation.simulate_chunk
+    simulated = validation.simulate_configurations
 
-    def late(whole, group, configurations):
-        outcomes = simulate(whole, group, configurations)
-        if group.simulator == "iteration":
+    def late(whole, configurations):
+        outcomes = simulated(whole, configurations)
+        if whole.group_of(configurations[0]).simulator == "iteration":
             outcomes.last_token_s[...] *= 1 + 1e-6
         return outcomes
 
-    monkeypatch.setattr(validation, "simulate_chunk", late)
+    monkeypatch.setattr(validation, "simulate_configurations", late)
     result = validate(scenario())
     assert (result.apart, result.compared) == (1, 1)
     assert result.summary()["largest"]["last_token_s"] == pytest.approx(1e-6)
@@ -70,16 +70,16 @@ def test_a_difference_is_found(monkeypatch):
 
 
 def test_where_requests_go_and_when_they_are_sent_is_compared(monkeypatch):
-    simulate = validation.simulate_chunk
+    simulated = validation.simulate_configurations
 
-    def elsewhere(whole, group, configurations):
-        outcomes = simulate(whole, group, configurations)
-        if group.simulator == "iteration":
+    def elsewhere(whole, configurations):
+        outcomes = simulated(whole, configurations)
+        if whole.group_of(configurations[0]).simulator == "iteration":
             outcomes.replica[..., 3] ^= 1
             outcomes.arrival_s[..., 3] *= 1 + 1e-6
         return outcomes
 
-    monkeypatch.setattr(validation, "simulate_chunk", elsewhere)
+    monkeypatch.setattr(validation, "simulate_configurations", elsewhere)
     largest = validate(scenario("deployment.replicas=2")).summary()["largest"]
     assert largest["replica"] == 1.0 and largest["arrival_s"] == pytest.approx(1e-6)
 

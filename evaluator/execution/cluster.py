@@ -21,18 +21,15 @@ from uuid import uuid4
 import numpy as np
 
 from evaluator.catalog.state import catalog_here, code_here
-from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.execution.workers import Variant
-from evaluator.plan import Group, Plan, plan
-from evaluator.plan.simulators import ITERATION
-from evaluator.simulation.summaries import summaries
+from evaluator.plan import Configuration, Group, Plan, plan
+from evaluator.simulation.summaries import Values, summaries
 from evaluator.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from evaluator.execution.schedule import ConfigurationChunk, Values
 
 LOCAL = "dask"
 RETRIES = 2
@@ -81,7 +78,7 @@ def connected(cluster: str | Client | None) -> Iterator[Client | None]:
 
 
 def computed_on(
-    client: Client, whole: Plan, chunks: list[ConfigurationChunk], levels: np.ndarray, left: list[int]
+    client: Client, whole: Plan, chunks: list[list[Configuration]], levels: np.ndarray, left: list[int]
 ) -> Iterator[tuple[int, Values]]:
     """Statistics of the chunks that are ``left``, as they come from the cluster, with the number of the chunk.
 
@@ -97,8 +94,9 @@ def computed_on(
 
     def submit(index: int) -> Any:
         chunk = chunks[index]
-        asked = [(configuration.config, configuration.changes) for configuration in chunk.configurations]
-        return client.submit(_compute, task.key, index, shells[id(chunk.group)], asked, pure=False, retries=RETRIES)
+        asked = [(configuration.config, configuration.changes) for configuration in chunk]
+        shell = shells[id(whole.group_of(chunk[0]))]
+        return client.submit(_compute, task.key, index, shell, asked, pure=False, retries=RETRIES)
 
     try:
         ahead = max(LEAST_AHEAD, AHEAD * sum(client.nthreads().values()))
@@ -183,13 +181,12 @@ def _compute(key: str, index: int, group: Group, asked: list[Variant]) -> tuple[
     if isinstance(task, InputError):
         return task
     whole, levels = task
-    if group.simulator == ITERATION:
-        configure()
     chunk = whole.of(np.unique([config for config, _ in asked]))
     configurations = {configuration.config: configuration for configuration in chunk.configurations}
     variants = [reduce(chunk.changed, changes, configurations[config]) for config, changes in asked]
     try:
-        return index, summaries(chunk, replace(group, configurations=variants), variants, levels)
+        # the group of the whole sweep: its shapes are those of the programs that all workers compile
+        return index, summaries(replace(chunk, groups=[replace(group, configurations=variants)]), variants, levels)
     except InputError as error:
         return error
 

@@ -7,14 +7,14 @@ that the scenario allows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from evaluator.metrics.latency import statistic_of
 from evaluator.metrics.outcomes import OK, bounds_of
-from evaluator.plan import Plan
+from evaluator.plan import Plan, plan
 from evaluator.scenario import Auto, Scenario
 
 FACTOR = 4
@@ -33,6 +33,18 @@ def lengths(scenario: Scenario) -> list[int]:
     while found[-1] < first.most:
         found.append(min(found[-1] * FACTOR, first.most))
     return found
+
+
+def longer_plans(first: Plan, undecided: Callable[[], np.ndarray]) -> Iterator[Plan]:
+    """Plans of ever longer runs of what is ``undecided``: the numbers of those configurations of the plan before.
+
+    The caller has run ``first``, and runs each plan before it takes the next; that of the last length ends the loop.
+    """
+    for requests in lengths(first.scenario)[1:]:
+        left = undecided()
+        if not left.size:
+            return
+        yield plan(of_length(first.scenario, requests), left, first.simulator, first.inputs, first.by_seed)
 
 
 def of_length(scenario: Scenario, requests: int) -> Scenario:

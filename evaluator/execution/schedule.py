@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evaluator.device import configure
 from evaluator.execution.cluster import computed_on
 from evaluator.execution.workers import WorkerPool
-from evaluator.plan import Configuration, Group, Plan
-from evaluator.plan.simulators import PLAIN
-from evaluator.simulation.summaries import summaries
+from evaluator.plan import Configuration, Plan
+from evaluator.plan.simulators import ITERATION, PLAIN
+from evaluator.simulation.summaries import Values, summaries
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -23,29 +24,42 @@ REQUESTS_PER_CHUNK = 128_000  # bounds memory (some 100 bytes a request), and ho
 TOKEN_REQUESTS_PER_CHUNK = 4_000  # about half a second of the reference, so that there is progress to be seen
 CONFIGS_PER_CHUNK = 512
 
-Values = dict[str, np.ndarray]
+ConfigurationChunk = list[Configuration]
+"""Configurations of one group, or variants of them, that are simulated together."""
 
 
-@dataclass(frozen=True)
-class ConfigurationChunk:
-    """Some members of a group, or variants of them, simulated together."""
+def statistics_of(whole: Plan, configurations: Sequence[Configuration], levels: np.ndarray) -> Values:
+    """Statistics of configurations of a plan or variants of them (``Plan.at_rates``, ``Plan.changed``), in their order.
 
-    group: Group
-    configurations: list[Configuration]
+    Each is (config,) or (config, quantile). A variant runs in the group of its configuration, with the programs
+    compiled for it, beside others of any rate: a search asks for some designs at some rates with
+    ``statistics_of(whole, whole.at_rates(configurations, rates_rps), levels)``.
+    """
+    rows: dict[int, list[int]] = {id(group): [] for group in whole.groups}
+    for row, configuration in enumerate(configurations):
+        rows[id(whole.group_of(configuration))].append(row)
+    order = [row for of_group in rows.values() for row in of_group]
+    found = dict(computed(whole, list(chunks_of(whole, [configurations[row] for row in order])), levels, set()))
+    if not found:
+        return {}
+    back, parts = np.argsort(order), [found[index] for index in range(len(found))]
+    return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
 
 
-def chunks_of(whole: Plan) -> Iterator[ConfigurationChunk]:
-    """Members of each group in pieces of bounded memory, in an order that does not depend on the machine."""
-    for group in whole.groups:
-        yield from pieces(whole, group, group.configurations)
+def chunks_of(whole: Plan, configurations: Iterable[Configuration] | None = None) -> Iterator[ConfigurationChunk]:
+    """Configurations in pieces of bounded memory, in an order that does not depend on the machine.
 
-
-def pieces(whole: Plan, group: Group, configurations: list[Configuration]) -> Iterator[ConfigurationChunk]:
-    """Members of a group, or variants of them, in pieces of bounded memory."""
-    most = TOKEN_REQUESTS_PER_CHUNK if group.simulator in PLAIN else REQUESTS_PER_CHUNK
-    size = max(1, min(most // (group.requests * whole.runs), CONFIGS_PER_CHUNK))
-    for start in range(0, len(configurations), size):
-        yield ConfigurationChunk(group, configurations[start : start + size])
+    ``configurations``, each group's one after the other; None: all of the plan.
+    """
+    if configurations is None:
+        configurations = chain.from_iterable(group.configurations for group in whole.groups)
+    for _, same in groupby(configurations, key=lambda configuration: id(whole.group_of(configuration))):
+        of_group = list(same)
+        group = whole.group_of(of_group[0])
+        most = TOKEN_REQUESTS_PER_CHUNK if group.simulator in PLAIN else REQUESTS_PER_CHUNK
+        size = max(1, min(most // (group.requests * whole.runs), CONFIGS_PER_CHUNK))
+        for start in range(0, len(of_group), size):
+            yield of_group[start : start + size]
 
 
 def computed(
@@ -60,15 +74,17 @@ def computed(
     if client is not None:
         yield from computed_on(client, whole, chunks, levels, left)
         return
+    if any(group.simulator == ITERATION for group in whole.groups):
+        configure()  # before there are threads, each of which would do so otherwise
     pool_of_workers = WorkerPool(whole, levels) if _are_many(whole, [chunks[index] for index in left]) else None
 
     def compute(index: int) -> tuple[int, Values]:
         chunk = chunks[index]
-        if pool_of_workers is not None and chunk.group.simulator in PLAIN:
+        if pool_of_workers is not None and whole.group_of(chunk[0]).simulator in PLAIN:
             return index, pool_of_workers.compute(
-                [(configuration.config, configuration.changes) for configuration in chunk.configurations]
+                [(configuration.config, configuration.changes) for configuration in chunk]
             )
-        return index, summaries(whole, chunk.group, chunk.configurations, levels)
+        return index, summaries(whole, chunk, levels)
 
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     remaining = iter(left)
@@ -96,5 +112,8 @@ def _are_many(whole: Plan, chunks: list[ConfigurationChunk]) -> bool:
     stages = whole.scenario.deployment.pipeline.values()
     if any(type(stage.parameters).__module__ == "__main__" for stage in stages):
         return False  # a stage of the script that runs: another process could not import it
-    mine = [len(chunk.configurations) * chunk.group.requests for chunk in chunks if chunk.group.simulator in PLAIN]
+    groups = [whole.group_of(chunk[0]) for chunk in chunks]
+    mine = [
+        len(chunk) * group.requests for chunk, group in zip(chunks, groups, strict=True) if group.simulator in PLAIN
+    ]
     return sum(mine) * whole.runs > TOKEN_REQUESTS_PER_CHUNK

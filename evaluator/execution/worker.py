@@ -45,10 +45,9 @@ def main() -> None:
 def _answer(whole: Plan, asked: list[Variant], levels: np.ndarray) -> dict[str, np.ndarray]:
     """The configurations are of one group, so that they are planned as one; then each gets its changes."""
     chunk = whole.of(np.unique([config for config, _ in asked]))
-    (group,) = chunk.groups
     configurations = {configuration.config: configuration for configuration in chunk.configurations}
     variants = [reduce(chunk.changed, changes, configurations[config]) for config, changes in asked]
-    return summaries(chunk, group, variants, levels)
+    return summaries(chunk, variants, levels)
 
 
 if __name__ == "__main__":

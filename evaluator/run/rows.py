@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluator.device import configure
-from evaluator.execution.lengthen import lengths, of_length, undecided
+from evaluator.execution.lengthen import longer_plans, undecided
 from evaluator.plan import Plan, plan
-from evaluator.plan.simulators import ITERATION
 from evaluator.progress import ProgressReport
 from evaluator.results.chunks import Checkpoint, combine, write_chunk
 from evaluator.results.dataset import to_dataset
@@ -66,27 +64,22 @@ def dataset_of(task: SweepTask, configs: np.ndarray | None, context: RunContext)
 
 def _lengthened(first: Plan, context: RunContext) -> tuple[Plan, np.ndarray, dict[str, np.ndarray]]:
     """The plan with all configurations, the quantiles, and the rows; each of the longest run that it needed."""
-    scenario = first.scenario
     levels, expected = levels_of(first), len(first.configurations)
-    whole, left = first, np.zeros(0, dtype=np.int64)
-    pieces: list[dict[str, np.ndarray]] = []
-    tried = lengths(scenario)
-    for number, requests in enumerate(tried):
-        part = context.kept
-        if number:
-            whole = plan(of_length(scenario, requests), left, first.simulator, first.inputs, first.by_seed)
-            expected += len(left)
-            part = None if part is None else part.of(f"requests-{requests}")
-            if context.progress is not None:
-                context.progress.expect(expected)
-        if context.client is None:  # else its workers compute
-            configure_for(whole)
-        found = combine(_statistics(whole, levels, replace(context, kept=part)))
-        if requests == tried[-1] or not (left := undecided(whole, found, levels)).size:
-            return first, levels, combine([*pieces, found])
-        decided = ~np.isin(found["config"], left)
-        pieces.append({name: values[decided] for name, values in found.items()})
-    raise AssertionError("the last length ends the loop")
+    whole, found = first, combine(_statistics(first, levels, context))
+    decided: list[dict[str, np.ndarray]] = []
+
+    def left() -> np.ndarray:
+        return undecided(whole, found, levels)
+
+    for longer in longer_plans(first, left):
+        again = np.isin(found["config"], [configuration.config for configuration in longer.configurations])
+        decided.append({name: values[~again] for name, values in found.items()})
+        expected += len(longer.configurations)
+        if context.progress is not None:
+            context.progress.expect(expected)
+        part = None if context.kept is None else context.kept.of(f"requests-{longer.scenario.workload.requests}")
+        whole, found = longer, combine(_statistics(longer, levels, replace(context, kept=part)))
+    return first, levels, combine([*decided, found])
 
 
 def _statistics(whole: Plan, levels: np.ndarray, context: RunContext) -> list[dict[str, np.ndarray]]:
@@ -94,16 +87,14 @@ def _statistics(whole: Plan, levels: np.ndarray, context: RunContext) -> list[di
     from evaluator.execution.schedule import chunks_of, computed
 
     chunks, kept, progress = list(chunks_of(whole)), context.kept, context.progress
-    rows = [
-        np.array([configuration.config for configuration in chunk.configurations], dtype=np.int64) for chunk in chunks
-    ]
+    rows = [np.array([configuration.config for configuration in chunk], dtype=np.int64) for chunk in chunks]
     done = {} if kept is None else kept.finished(rows)
     if progress is not None and done:
         units = sum(len(values["config"]) for values in done.values())
         progress.keep(units)
         progress.note(f"going on with {units:,} configurations that an interrupted run finished; --fresh starts anew")
     for index, found in computed(whole, chunks, levels, set(done), context.client):
-        values = found | known_of(chunks[index].configurations)
+        values = found | known_of(chunks[index])
         if kept is not None:
             write_chunk(kept.folder, index, values)
         done[index] = shared(values)
@@ -112,9 +103,3 @@ def _statistics(whole: Plan, levels: np.ndarray, context: RunContext) -> list[di
     if len(done) != len(chunks):
         raise AssertionError(f"{len(chunks) - len(done)} of {len(chunks)} chunks were not computed")
     return [done[index] for index in sorted(done)]
-
-
-def configure_for(whole: Plan) -> None:
-    """Load JAX, where an engine that is compiled has something to run."""
-    if any(group.simulator == ITERATION for group in whole.groups):
-        configure()

@@ -21,7 +21,6 @@ from evaluator.results.requests import requests_table
 from evaluator.results.selection import select as select_configuration
 from evaluator.run.plan_figures import attributes_of, known_of, levels_of
 from evaluator.run.request import AnyScenario, check_simulator, loaded
-from evaluator.run.rows import configure_for
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +54,7 @@ def simulate(
     do ``iterations``: what each batch of each replica did, under all seeds, as ``results.iterations`` has it.
     Errors: InputError where the selection does not leave exactly one configuration, or where it cannot run.
     """
-    from evaluator.simulation import simulate_chunk
+    from evaluator.simulation import simulate_configurations
 
     check_simulator(simulator)
     watched = trace is not None or iterations
@@ -70,13 +69,11 @@ def simulate(
     whole = everything.of(np.array([config]))
     if whole.configurations[0].status != OK:
         raise InputError(f"{scenario.path or scenario.name}: {whole.configurations[0].status}")
-    configure_for(whole)
-    group = whole.groups[0]
     rows = IterationLog() if iterations else None
     if watched:
         outcomes = _watched(whole, None if trace is None else Path(trace), rows)
     else:
-        outcomes = simulate_chunk(whole, group, group.configurations)
+        outcomes = simulate_configurations(whole, whole.configurations)
     if outcomes.status[0] != OK:  # known only after the run: it left the range of a fitted cost
         raise InputError(f"{scenario.path or scenario.name}: {outcomes.status[0]}")
     levels = levels_of(whole)
@@ -112,7 +109,7 @@ def _watched(whole: Plan, path: Path | None, rows: IterationLog | None) -> Outco
         if path is not None and slot.seed == 0:
             trace.add(sum(replicas[: slot.station]) + own, iteration)  # pool after pool
 
-    found = chain_result(whole, whole.groups[0], whole.configurations, observe)
+    found = chain_result(whole, whole.configurations, observe)
     outcomes = outcomes_of(whole.configurations, found, whole.stage_names)
     if path is None:
         return outcomes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +12,10 @@ import numpy as np
 
 from evaluator.cost.parallel import GATHER
 from evaluator.errors import InputError
-from evaluator.execution.lengthen import lengths, of_length
+from evaluator.execution.lengthen import longer_plans
 from evaluator.metrics import OK
 from evaluator.metrics.service import SECONDS_PER_HOUR
-from evaluator.plan import Configuration, Plan, plan
+from evaluator.plan import Configuration, Plan
 from evaluator.plan.simulators import ITERATION
 from evaluator.progress import ProgressReport, followed
 from evaluator.report.search import GOODPUT, check_rank
@@ -24,7 +24,6 @@ from evaluator.results.fallback_report import FallbackReport
 from evaluator.results.files import check_output, write
 from evaluator.run.plan_figures import attributes_of, known_of, levels_of, notes_of
 from evaluator.run.request import AnyScenario, check_simulator, loaded
-from evaluator.run.rows import configure_for
 from evaluator.scenario import Auto, Demand, Scenario
 from evaluator.scenario.workload import MOST_AUTO
 from evaluator.search.demand import fewest_replicas
@@ -78,7 +77,6 @@ def optimize(
     target = None if out is None else check_output(out)
     designs = designs_of(scenario, simulator)
     _check_any(scenario, designs)
-    configure_for(designs.plan)
     levels = levels_of(designs.plan)
     requests = scenario.workload.requests * len(scenario.workload.seeds)
     with followed(progress, 0, "trials", requests) as watched:
@@ -116,9 +114,13 @@ def _by_goodput(
     configurations = [ladder[0] for ladder in designs.ladders]
     able = np.array([place for place, configuration in enumerate(configurations) if configuration.status == OK])
     found = goodput(designs.plan, [configurations[place] for place in able], levels, bracket, progress)
-    for requests in lengths(designs.plan.scenario)[1:]:
+
+    def undecided() -> np.ndarray:
+        return _configs([configurations[place]] for place in able[found.undecided])
+
+    for longer in longer_plans(designs.plan, undecided):
         wanted = found.undecided
-        longer, ladders = _longer(designs, [[configurations[place]] for place in able[wanted]], requests)
+        ladders = _able(longer, [[configurations[place]] for place in able[wanted]])
         ready = np.array([bool(ladder) for ladder in ladders], dtype=bool)  # more requests, longer ones
         if not ready.any():
             break
@@ -146,9 +148,13 @@ def _by_replicas(
     ladders = [[configuration for configuration in ladder if configuration.status == OK] for ladder in designs.ladders]
     able = np.array([place for place, ladder in enumerate(ladders) if ladder])
     found = fewest_replicas(designs.plan, [ladders[place] for place in able], rate_rps, levels, progress)
-    for requests in lengths(designs.plan.scenario)[1:]:
+
+    def undecided() -> np.ndarray:
+        return _configs(ladders[place] for place in able[found.undecided])
+
+    for longer in longer_plans(designs.plan, undecided):
         wanted = found.undecided
-        longer, again = _longer(designs, [ladders[place] for place in able[wanted]], requests)
+        again = _able(longer, [ladders[place] for place in able[wanted]])
         ready = np.array([bool(ladder) for ladder in again], dtype=bool)  # more requests, longer ones
         if not ready.any():
             break
@@ -163,16 +169,17 @@ def _by_replicas(
     return configurations, values
 
 
-def _longer(
-    designs: Designs, ladders: Sequence[list[Configuration]], requests: int
-) -> tuple[Plan, list[list[Configuration]]]:
-    """The plan of some ladders with so many requests, and their members that can run, in the order of the ladders."""
-    configs = np.array([configuration.config for ladder in ladders for configuration in ladder], dtype=np.int64)
-    longer = plan(of_length(designs.plan.scenario, requests), configs, designs.plan.simulator)
+def _configs(ladders: Iterable[list[Configuration]]) -> np.ndarray:
+    """The numbers of all configurations of some ladders, in their order."""
+    return np.array([configuration.config for ladder in ladders for configuration in ladder], dtype=np.int64)
+
+
+def _able(longer: Plan, ladders: Sequence[list[Configuration]]) -> list[list[Configuration]]:
+    """The members of some ladders that can run the requests of a longer plan, as it has them."""
     able = {
         configuration.config: configuration for configuration in longer.configurations if configuration.status == OK
     }
-    return longer, [
+    return [
         [able[configuration.config] for configuration in ladder if configuration.config in able] for ladder in ladders
     ]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from evaluator.execution.variants import run_variants
+from evaluator.execution.schedule import statistics_of
 from evaluator.metrics import OK, Bounds, bounds_of
 from evaluator.metrics.latency import statistic_of
 from evaluator.plan import Configuration, Plan, plan
@@ -87,7 +87,7 @@ def run(
     any objective in a longer run.
     """
     found = (
-        run_variants(whole, configurations, levels)
+        statistics_of(whole, configurations, levels)
         if rates_rps is None
         else _at_rates(whole, configurations, rates_rps, levels)
     )
@@ -117,7 +117,7 @@ def _at_rates(
         moved[rows[~able]] = True
     rows = np.flatnonzero(moved)
     parts.append((whole, whole.at_rates([configurations[int(row)] for row in rows], rates_rps[rows]), rows))
-    ran = [(run_variants(at, variants, levels), rows) for at, variants, rows in parts if rows.size]
+    ran = [(statistics_of(at, variants, levels), rows) for at, variants, rows in parts if rows.size]
     back = np.argsort(np.concatenate([rows for _, rows in ran]))
     return {name: np.concatenate([found[name] for found, _ in ran])[back] for name in ran[0][0]}
 

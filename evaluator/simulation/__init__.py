@@ -1,12 +1,16 @@
-"""One chunk of configurations through its chain of stations: from plan to request times and use of the stations.
+"""Configurations through their chain of stations: from the plan to request times and use of the stations.
 
-JAX is loaded only by what runs on the vectorised engine, so that worker processes for the reference start at once.
+Whoever needs the requests of configurations calls ``simulate_configurations``: the sweep and the search for the
+statistics of a chunk (``summaries``), a single run and the validation for every request. JAX is loaded only by what
+runs on the vectorised engine, so that worker processes for the reference start at once.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
+
+from evaluator.device import configure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,28 +24,29 @@ if TYPE_CHECKING:
     from evaluator.stations.contract import Station
     from evaluator.traffic.jobs import Jobs
 
-__all__ = ["chain_result", "simulate_chunk", "stations_of"]
+__all__ = ["chain_result", "simulate_configurations", "stations_of"]
 
 
-def simulate_chunk(
-    plan: Plan, group: Group, configurations: list[Configuration], observe: Observe | None = None
+def simulate_configurations(
+    plan: Plan, configurations: list[Configuration], observe: Observe | None = None
 ) -> Outcomes:
-    """Run members of a group, or variants of them, over all seeds.
+    """Run configurations of one group of the plan, or variants of them, over all seeds.
 
     ``observe`` is told of every iteration of the reference.
     """
     from evaluator.simulation.outcomes import outcomes_of
 
-    return outcomes_of(configurations, chain_result(plan, group, configurations, observe), plan.stage_names)
+    return outcomes_of(configurations, chain_result(plan, configurations, observe), plan.stage_names)
 
 
-def chain_result(
-    plan: Plan, group: Group, configurations: list[Configuration], observe: Observe | None = None
-) -> ChainResult:
-    """What becomes of the requests of members of a group, before it is seen by clients and summed up."""
+def chain_result(plan: Plan, configurations: list[Configuration], observe: Observe | None = None) -> ChainResult:
+    """What becomes of the requests of configurations of one group, before it is seen by clients and summed up."""
     from evaluator.plan.simulators import ITERATION, TOKEN
     from evaluator.simulation.chain import run_chain
 
+    group = plan.group_of(configurations[0])
+    if group.simulator == ITERATION:
+        configure()
     jobs = [plan.jobs(configuration) for configuration in configurations]
     if configurations[0].joint_pools and group.simulator == TOKEN:
         from evaluator.simulation.network import run_network
@@ -51,14 +56,12 @@ def chain_result(
         from evaluator.simulation.joint_pools import run_in_one_loop
 
         return run_in_one_loop(plan, group.stations[0], configurations, jobs)
-    return run_chain(stations_of(plan, group, configurations, observe), jobs)
+    return run_chain(stations_of(plan, configurations, observe), jobs)
 
 
-def stations_of(
-    plan: Plan, group: Group, configurations: list[Configuration], observe: Observe | None = None
-) -> list[Station]:
-    """What a request passes in members of a group, in this order: stages before the LLM, its sides with their links,
-    stages behind it."""
+def stations_of(plan: Plan, configurations: list[Configuration], observe: Observe | None = None) -> list[Station]:
+    """What a request passes in configurations of one group, in this order: stages before the LLM, its sides with their
+    links, stages behind it."""
     from evaluator.simulation.phases import chosen_replicas, serve_side
     from evaluator.stations.contract import Station
     from evaluator.stations.link import link
@@ -66,6 +69,7 @@ def stations_of(
     def sends(at: tuple[int, int], jobs: Jobs) -> np.ndarray | None:
         return chosen_replicas(configurations[at[0]], plan.seeds[at[1]], 1, jobs)
 
+    group = plan.group_of(configurations[0])
     walks: list[list[RequestRoutes]] = []
     found: list[Station] = []
     if configurations[0].staged:

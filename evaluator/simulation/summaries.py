@@ -1,4 +1,4 @@
-"""Members of a group from their runs to their statistics, with runs beside them where elasticities are asked for."""
+"""From the runs of configurations to their statistics, with runs beside them where elasticities are asked for."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import numpy as np
 
 from evaluator.metrics import summarise
 from evaluator.metrics.elasticity import STEP
-from evaluator.plan import Configuration, Group, Plan, ReplicaBuild
+from evaluator.plan import Configuration, Plan, ReplicaBuild
 from evaluator.replica import Change
-from evaluator.simulation import simulate_chunk
+from evaluator.simulation import simulate_configurations
+
+Values = dict[str, np.ndarray]
 
 
-def summaries(
-    plan: Plan, group: Group, configurations: list[Configuration], levels: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Statistics of members of a group, (config,) or (config, quantile), and elasticities to the plan's inputs."""
+def summaries(plan: Plan, configurations: list[Configuration], levels: np.ndarray) -> Values:
+    """Statistics of configurations of one group, (config,) or (config, quantile), and elasticities to the inputs."""
     if not plan.inputs:
-        return summarise(simulate_chunk(plan, group, configurations), levels, by_seed=plan.by_seed)
+        return summarise(simulate_configurations(plan, configurations), levels, by_seed=plan.by_seed)
     rows, phases = with_sides(plan, configurations)
-    values = summarise(simulate_chunk(plan, group, rows), levels, phases, plan.by_seed)
+    values = summarise(simulate_configurations(plan, rows), levels, phases, plan.by_seed)
     fitted = [any(_is_fitted(station.design) for station in configuration.stations) for configuration in configurations]
     for name in (name for name in values if "_elasticity" in name):
         values[name][fitted] = np.nan  # measured iterations do not say what bounds them

@@ -8,7 +8,7 @@ import numpy as np
 
 from evaluator.device import configure
 from evaluator.plan import plan
-from evaluator.simulation import simulate_chunk
+from evaluator.simulation import simulate_configurations
 from evaluator.simulation.outcomes import Outcomes
 from tests.benchmarks.registry import Row, benchmark
 from tests.benchmarks.timing import best_of
@@ -59,4 +59,4 @@ def _serve(simulator: str, every: int, think_from: str, replicas: int, router: s
         f"deployment.replicas={replicas}", f"deployment.router={router}",
     )  # fmt: skip
     whole = plan(scenario(*asked, workload__arrivals__rate_rps=rates), simulator=simulator)
-    return simulate_chunk(whole, whole.groups[0], whole.configurations[::every])
+    return simulate_configurations(whole, whole.configurations[::every])

@@ -80,7 +80,7 @@ def test_an_interrupted_search_keeps_nothing(evaluator, file, tmp_path, monkeypa
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("evaluator.search.trials.run_variants", interrupted)
+    monkeypatch.setattr("evaluator.search.trials.statistics_of", interrupted)
     code, _, notes = evaluator("optimize", file, "--out", tmp_path / "s.nc")
     assert code == 130 and notes.rstrip().endswith("interrupted; nothing is kept of a search that is not over")
     assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"]

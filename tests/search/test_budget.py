@@ -22,11 +22,13 @@ def test_designs_over_the_budget_never_run(monkeypatch):
     ran = []
     from evaluator.search import trials
 
-    run_variants = trials.run_variants
+    statistics_of = trials.statistics_of
     monkeypatch.setattr(
         trials,
-        "run_variants",
-        lambda whole, configurations, levels: ran.extend(configurations) or run_variants(whole, configurations, levels),
+        "statistics_of",
+        lambda whole, configurations, levels: (
+            ran.extend(configurations) or statistics_of(whole, configurations, levels)
+        ),
     )
     ds = evaluator.optimize(scenario(sweep=sweep, budget={"devices": 2}), bracket=BRACKET)
     devices = ds["devices"].values

@@ -12,7 +12,7 @@ from evaluator.device import configure
 from evaluator.metrics import OK, Outcomes, summarise
 from evaluator.plan import Configuration, Group, Plan, plan
 from evaluator.plan.groups import groups_of
-from evaluator.simulation import simulate_chunk
+from evaluator.simulation import simulate_configurations
 from evaluator.simulation.token_level import Observe
 from tests.scenario.build import scenario
 
@@ -24,7 +24,7 @@ LEVELS = np.array([0.5, 0.9, 0.99])
 def outcomes(simulator: str, *overrides: str, observe: Observe | None = None) -> Outcomes:
     """Of the first group of a small scenario; ``observe`` sees the iterations of the reference."""
     whole = plan(scenario(*overrides), simulator=simulator)
-    return simulate_chunk(whole, whole.groups[0], whole.configurations, observe)
+    return simulate_configurations(whole, whole.configurations, observe)
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,16 @@ class Designs:
         ]
         configs = tuple(configuration.config for configuration in configurations)
         if configs not in self.chunks:
-            self.chunks[configs] = self._chunk(group, configurations)
+            self.chunks[configs] = self._chunk(configurations)
         pair = Pair(self.chunks[configs], configs.index(config))
         assert_agree(pair)
         return pair
 
-    def _chunk(self, group: Group, configurations: list[Configuration]) -> Chunk:
+    def _chunk(self, configurations: list[Configuration]) -> Chunk:
         whole, others = (self.plans[simulator][configurations[0].config] for simulator in ("iteration", "token"))
+        whole = replace(whole, groups=self.groups)
         tokens = [self.plans["token"][configuration.config].configurations[0] for configuration in configurations]
-        fast, exact = simulate_chunk(whole, group, configurations), simulate_chunk(others, others.groups[0], tokens)
+        fast, exact = simulate_configurations(whole, configurations), simulate_configurations(others, tokens)
         return Chunk(fast, exact, summarise(fast, LEVELS), summarise(exact, LEVELS))
 
 

@@ -11,7 +11,7 @@ import pytest
 from evaluator.device import configure
 from evaluator.metrics import OK, summarise
 from evaluator.plan import plan
-from evaluator.simulation import simulate_chunk, stations_of
+from evaluator.simulation import simulate_configurations, stations_of
 from evaluator.simulation.chain import run_chain
 from evaluator.simulation.outcomes import outcomes_of
 from evaluator.stations.delay import delay
@@ -116,15 +116,15 @@ def test_two_queues_in_tandem_are_two_queues_of_their_own():
 def test_what_stands_behind_an_engine(streams):
     """A delay is a later frontend: both tokens are later. A queue holds the answer until it is whole."""
     whole = plan(scenario("deployment.calibration=datasheet"), simulator="token")
-    (group,), (configuration,) = whole.groups, whole.configurations
+    (configuration,) = whole.configurations
     chunk = [[whole.sampler.jobs(configuration.workload, seed, configuration.stations[0].role) for seed in whole.seeds]]
     later = delay("hop", lambda config, one: 0.25)
     last = later if streams else queue("guard", lambda config, one: 0.25, lambda config: 10_000)
-    found = outcomes_of([configuration], run_chain([*stations_of(whole, group, [configuration]), last], chunk))
+    found = outcomes_of([configuration], run_chain([*stations_of(whole, [configuration]), last], chunk))
     (station,) = configuration.stations
     slow = replace(station.design.calibration, frontend_s=station.design.calibration.frontend_s + 0.25)
     slower = replace(configuration, stations=(replace(station, design=replace(station.design, calibration=slow)),))
-    known = simulate_chunk(whole, group, [slower])
+    known = simulate_configurations(whole, [slower])
     for name in (*TIMES[:2], "last_token_s"):
         np.testing.assert_allclose(getattr(found, name), getattr(known, name), rtol=1e-12)
     gaps, usual = found.itl[0][0], known.itl[0][0]
@@ -139,15 +139,13 @@ def test_what_stands_behind_an_engine(streams):
 
 def test_what_stands_before_an_engine_is_part_of_the_wait():
     whole = plan(scenario(), simulator="token")
-    (group,), (configuration,) = whole.groups, whole.configurations
+    (configuration,) = whole.configurations
     chunk = [[whole.sampler.jobs(configuration.workload, 0, configuration.stations[0].role)]]
     rng = np.random.default_rng(0)
     hop = rng.exponential(0.5, len(chunk[0][0]))  # they pass each other
-    found = run_chain(
-        [delay("hop", lambda config, one: hop[one.id]), *stations_of(whole, group, [configuration])], chunk
-    )
+    found = run_chain([delay("hop", lambda config, one: hop[one.id]), *stations_of(whole, [configuration])], chunk)
     moved = [[chunk[0][0].at(chunk[0][0].ready_s + hop)]]
-    known = run_chain(stations_of(whole, group, [configuration]), moved)
+    known = run_chain(stations_of(whole, [configuration]), moved)
     np.testing.assert_array_equal(found.arrival_s[0, 0], chunk[0][0].ready_s)
     for name in TIMES[1:]:
         np.testing.assert_array_equal(getattr(found, name), getattr(known, name))
@@ -160,9 +158,9 @@ HOP_S = 0.125
 def tandem(simulator, *overrides):
     """The member and the journey of a prefill side, a hop and a decode side."""
     whole = plan_of_pools(SPREAD, *overrides, simulator=simulator)
-    (group,), (configuration,) = whole.groups, whole.configurations
+    (configuration,) = whole.configurations
     assert configuration.status == OK and not configuration.joint
-    prefill, decode = stations_of(whole, group, [configuration])
+    prefill, decode = stations_of(whole, [configuration])
     chunk = [[whole.sampler.jobs(configuration.workload, seed, configuration.stations[0].role) for seed in whole.seeds]]
     return configuration, run_chain([prefill, delay("copy", lambda config, one: HOP_S), decode], chunk)
 
@@ -207,9 +205,9 @@ def test_both_engines_agree_on_a_tandem():
 
 def test_who_skipped_the_decode_side_comes_back_behind_it():
     whole = plan_of_pools(SPREAD, simulator="token")
-    (group,), (configuration,) = whole.groups, whole.configurations
+    (configuration,) = whole.configurations
     chunk = [[whole.sampler.jobs(configuration.workload, 0, configuration.stations[0].role)]]
-    pools = stations_of(whole, group, [configuration])
+    pools = stations_of(whole, [configuration])
     plain = run_chain(pools, chunk)
     found = run_chain([*pools, delay("hop", lambda config, one: 0.5)], chunk)
     np.testing.assert_array_equal(found.last_token_s, plain.last_token_s + 0.5)
@@ -218,8 +216,7 @@ def test_who_skipped_the_decode_side_comes_back_behind_it():
 
 def test_statistics_of_a_tandem_are_of_all_its_devices():
     whole = plan_of_pools(simulator="token")
-    (group,) = whole.groups
-    outcomes = simulate_chunk(whole, group, whole.configurations)
+    outcomes = simulate_configurations(whole, whole.configurations)
     values = summarise(outcomes, LEVELS)
     assert values["devices"].item() == 2 and values["status"].item() == OK
     prefill, decode = outcomes.stations

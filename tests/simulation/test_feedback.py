@@ -15,7 +15,7 @@ from evaluator.plan import Configuration, Plan, StationPlan, plan
 from evaluator.reference.replica import Replica
 from evaluator.reference.stations.transfers import Transfers
 from evaluator.run import simulate
-from evaluator.simulation import network, phase_runs, simulate_chunk, stations_of
+from evaluator.simulation import network, phase_runs, simulate_configurations, stations_of
 from evaluator.simulation.chain import run_chain
 from evaluator.traffic.jobs import held_units
 from tests.simulation.test_phases import BOTH, SPREAD, TIMES, assert_same, of_pools
@@ -43,7 +43,7 @@ def ran(scenario: Any, times: float | None = None, **changes: Any) -> tuple[Plan
     if times is not None:
         stations = tuple(tightened(station, times) for station in configuration.stations)
         configuration = replace(configuration, stations=stations)
-    return whole, configuration, simulate_chunk(whole, whole.groups[0], [configuration])
+    return whole, configuration, simulate_configurations(whole, [configuration])
 
 
 def tightened(station: StationPlan, times: float) -> StationPlan:
@@ -79,7 +79,7 @@ def test_a_closed_loop_is_the_open_loop_of_the_times_at_which_its_users_send(poo
     (open_,) = whole.configurations
     assert not open_.joint_pools
     jobs = [[one.at(arrival_s) for one in whole.jobs(open_)]]
-    known = run_chain(stations_of(whole, whole.groups[0], [open_]), jobs)
+    known = run_chain(stations_of(whole, [open_]), jobs)
     for name in TIMES:
         np.testing.assert_allclose(getattr(found, name), getattr(known, name), rtol=1e-9, err_msg=name)
     np.testing.assert_array_equal(found.replica, known.replica)

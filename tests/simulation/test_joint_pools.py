@@ -15,7 +15,7 @@ from evaluator.device import configure
 from evaluator.metrics import OK
 from evaluator.plan import Configuration, Group, Plan, plan
 from evaluator.scenario import load_scenario
-from evaluator.simulation import simulate_chunk
+from evaluator.simulation import simulate_configurations
 from evaluator.simulation.joint_pools import run_in_one_loop
 from evaluator.simulation.network import run_network
 from evaluator.traffic.jobs import Demand, Jobs
@@ -139,9 +139,9 @@ def test_the_engine_equals_the_reference(kind):
     }
     for group in whole.groups:
         configurations = tight(group.configurations)
-        found = simulate_chunk(whole, group, configurations)
+        found = simulate_configurations(whole, configurations)
         for place, configuration in enumerate(configurations):
-            exact = simulate_chunk(token, token.group_of(configuration), [replace(configuration, simulator="token")])
+            exact = simulate_configurations(token, [replace(configuration, simulator="token")])
             assert_same(found, place, exact, 0, f"system {configuration.config}")
 
 
@@ -165,7 +165,7 @@ def test_a_session_keeps_to_a_prefill_replica():
         },
     }
     whole, token = plan(load_scenario(tree)), plan(load_scenario(tree), simulator="token")
-    (found, exact) = (simulate_chunk(one, one.groups[0], one.configurations) for one in (whole, token))
+    (found, exact) = (simulate_configurations(one, one.configurations) for one in (whole, token))
     assert_same(found, 0, exact, 0, "sessions")
     (jobs,) = whole.jobs(whole.configurations[0])
     np.testing.assert_array_equal(exact.replica[0, 0], jobs.session % 2)
@@ -177,7 +177,7 @@ def test_batches_in_a_pipeline_of_both_sides():
     layer = {"backpressure": True, "granularity": "layer"}
     asked = of_pools(pools, arrivals={"process": "closed_loop", "users": 20}, requests=60, transfer=layer)
     whole, token = plan(asked), plan(asked, simulator="token")
-    found, exact = (simulate_chunk(one, one.groups[0], tight(one.configurations)) for one in (whole, token))
+    found, exact = (simulate_configurations(one, tight(one.configurations)) for one in (whole, token))
     assert_same(found, 0, exact, 0, "pipelines")
 
 

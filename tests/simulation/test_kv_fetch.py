@@ -29,7 +29,7 @@ def chain_of(tiers: str, before: str = "", more: str = "", rate: float = 40, req
     (configuration,) = whole.configurations
     assert configuration.status == "ok", configuration.status
     jobs = [whole.jobs(configuration)]
-    for station in stations_of(whole, whole.group_of(configuration), [configuration]):
+    for station in stations_of(whole, [configuration]):
         if station.role is not None:
             break
         departures, _ = station.serve(jobs)
@@ -118,7 +118,7 @@ def test_one_event_loop_over_all_stations_says_the_same(case):
     stages = f"pipeline=[{{stage: kv_fetch, tokens: 4096, tiers: {TIERS[case][0]}}}, prefill, decode]"
     whole = plan(scenario("workload.arrivals.rate_rps=20", "workload.requests=200", "deployment.replicas=8", stages))
     (configuration,), jobs = whole.configurations, [whole.jobs(whole.configurations[0])]
-    chain = run_chain(stations_of(whole, whole.group_of(configuration), [configuration]), jobs)
+    chain = run_chain(stations_of(whole, [configuration]), jobs)
     loop = run_network(whole, [configuration], jobs)
     for name in ("scheduled_s", "first_token_s", "last_token_s"):
         np.testing.assert_allclose(getattr(loop, name), getattr(chain, name), rtol=1e-9)
@@ -142,7 +142,7 @@ def of_sides(more: str):
     whole = plan(scenario("workload.arrivals.rate_rps=12", "workload.requests=200", POOLS, link, tiers))
     (configuration,), jobs = whole.configurations, [whole.jobs(whole.configurations[0])]
     assert configuration.status == "ok", configuration.status
-    chain = run_chain(stations_of(whole, whole.group_of(configuration), [configuration]), jobs)
+    chain = run_chain(stations_of(whole, [configuration]), jobs)
     return chain, run_network(whole, [configuration], jobs), whole.routes(configuration)[0].tokens
 
 
@@ -208,7 +208,7 @@ def test_a_tier_has_as_many_queues_as_groups_of_replicas():
     whole = plan(scenario("workload.requests=400", stages, deployment__replicas=[2, 4, 8]))
     routes = [whole.routes(configuration)[0] for configuration in whole.configurations]
     jobs = [whole.jobs(configuration) for configuration in whole.configurations]
-    station = stations_of(whole, whole.groups[0], whole.configurations)[1]
+    station = stations_of(whole, whole.configurations)[1]
     departures, use = station.serve(jobs)
     assert station.name == "kv_fetch.nvme" and use.replicas.tolist() == [1, 2, 4]
     assert use.busy_s[:, 0] == pytest.approx([400 * CONTEXT / 7e9] * 3) and departures.visited.all()

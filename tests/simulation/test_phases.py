@@ -13,7 +13,7 @@ from evaluator.device import configure
 from evaluator.metrics import OK
 from evaluator.plan import Plan, plan
 from evaluator.scenario import Scenario, load_scenario
-from evaluator.simulation import simulate_chunk, stations_of
+from evaluator.simulation import simulate_configurations, stations_of
 from evaluator.simulation.chain import run_chain
 from evaluator.traffic.jobs import Jobs
 from tests.simulation.test_pools import simulated
@@ -136,7 +136,7 @@ def test_one_event_loop_over_all_pools_gives_the_same(systems):
     for configuration in token.configurations:
         if configuration.status == OK:
             joint = replace(configuration, joint_pools=True)
-            outcomes = simulate_chunk(token, token.group_of(configuration), [joint])
+            outcomes = simulate_configurations(token, [joint])
             assert_same(outcomes, 0, *exact[configuration.config], f"system {configuration.config}")
 
 
@@ -181,7 +181,7 @@ def ran(pools: Any, simulator: str = "token", **more: Any) -> Any:
     """The outcomes of one configuration."""
     whole = plan(of_pools(pools, **more), simulator=simulator)
     assert [configuration.status for configuration in whole.configurations] == [OK]
-    return simulate_chunk(whole, whole.groups[0], whole.configurations)
+    return simulate_configurations(whole, whole.configurations)
 
 
 def test_groups_of_one_replica_a_side_are_pairs_by_themselves():
@@ -196,7 +196,7 @@ def test_groups_of_one_replica_a_side_are_pairs_by_themselves():
     for pair in range(3):
         ids = jobs.id[pair::3]
         own = Jobs(np.arange(len(ids)), jobs.ready_s[ids], jobs.demand[ids], jobs.measured[ids])
-        known = run_chain(stations_of(alone, alone.groups[0], [configuration]), [[own]])
+        known = run_chain(stations_of(alone, [configuration]), [[own]])
         for name in TIMES:
             np.testing.assert_array_equal(getattr(found, name)[0, 0, ids], getattr(known, name)[0, 0])
 
@@ -217,13 +217,13 @@ def test_several_configurations_and_seeds_at_once():
     whole = plan(of_pools(pools, sweep=axes), simulator="token")
     assert [configuration.status == OK for configuration in whole.configurations] == [True, False, True, True]
     (group,) = whole.groups
-    together = simulate_chunk(whole, group, group.configurations)
-    joint = simulate_chunk(
-        whole, group, [replace(configuration, joint_pools=True) for configuration in group.configurations]
+    together = simulate_configurations(whole, group.configurations)
+    joint = simulate_configurations(
+        whole, [replace(configuration, joint_pools=True) for configuration in group.configurations]
     )
     for place, configuration in enumerate(group.configurations):
         if configuration.status == OK:
-            alone = simulate_chunk(whole, group, [configuration])
+            alone = simulate_configurations(whole, [configuration])
             assert_same(together, place, alone, 0, "together")
             assert_same(joint, place, alone, 0, "in one loop")
 
@@ -256,9 +256,9 @@ def test_a_request_pays_at_the_frontend_of_its_pool():
     pools = {"h": {"role": "mixed", "calibration": "h100-sxm-vllm.serving"},
              "l": {"role": "mixed", "hardware": "l40s", "calibration": "l40s-vllm.serving"}}  # fmt: skip
     whole = plan(of_pools(pools), simulator="token")
-    (configuration,), (group,) = whole.configurations, whole.groups
-    chain_result = run_chain(stations_of(whole, group, [configuration]), [whole.jobs(configuration)])
-    outcomes = simulate_chunk(whole, group, [configuration])
+    (configuration,) = whole.configurations
+    chain_result = run_chain(stations_of(whole, [configuration]), [whole.jobs(configuration)])
+    outcomes = simulate_configurations(whole, [configuration])
     for replica, station in enumerate(configuration.stations):
         at = chain_result.replica == replica
         times = (chain_result.first_token_s[at], chain_result.last_token_s[at], chain_result.output_tokens[at])

@@ -14,7 +14,7 @@ from evaluator.metrics import OK
 from evaluator.plan import Plan, plan
 from evaluator.run import simulate, sweep
 from evaluator.scenario import load_scenario
-from evaluator.simulation import simulate_chunk, stations_of
+from evaluator.simulation import simulate_configurations, stations_of
 from evaluator.simulation.chain import ChainResult, run_chain
 from evaluator.simulation.network import run_network
 from evaluator.stages import (
@@ -129,7 +129,7 @@ def both_ways(whole: Plan) -> list[tuple[ChainResult, ChainResult]]:
             configuration.status for configuration in group.configurations
         ]
         jobs = [whole.jobs(configuration) for configuration in group.configurations]
-        chain = run_chain(stations_of(whole, group, group.configurations), jobs)
+        chain = run_chain(stations_of(whole, group.configurations), jobs)
         found.append((chain, run_network(whole, group.configurations, jobs)))
     return found
 
@@ -203,7 +203,7 @@ def journeys(raw: dict[str, Any]) -> list[ChainResult]:
     jobs = [whole.jobs(configuration) for configuration in group.configurations]
     found = [run_network(whole, group.configurations, jobs)]
     if not group.configurations[0].joint_pools:
-        found.append(run_chain(stations_of(whole, group, group.configurations), jobs))
+        found.append(run_chain(stations_of(whole, group.configurations), jobs))
     return found
 
 
@@ -253,7 +253,7 @@ def test_an_agent_comes_back_with_all_that_was_said():
     np.testing.assert_array_equal(second.prompt_tokens, first.prompt_tokens + 5 + 30)
     np.testing.assert_array_equal(third.prompt_tokens, second.prompt_tokens + 5 + 30)
     assert [visit.stage for visit in routes.visits] == [None, 0, None, 0, None]
-    outcomes = simulate_chunk(whole, whole.groups[0], [configuration])
+    outcomes = simulate_configurations(whole, [configuration])
     np.testing.assert_array_equal(outcomes.prompt_tokens[0, 0], third.prompt_tokens)
     assert (outcomes.output_tokens == 5).all()
     tool = next(stage for stage in outcomes.stages if stage.name == "tool")
@@ -299,7 +299,7 @@ def test_stages_of_one_pool_wait_in_one_queue():
     whole = plan(load_scenario(raw))
     (configuration,) = whole.configurations
     assert configuration.lacking == ("pipeline with a pool for several stages",)
-    outcomes = simulate_chunk(whole, whole.groups[0], [configuration])
+    outcomes = simulate_configurations(whole, [configuration])
     waits = {stage.name: stage.wait_s[0, 0].tolist() for stage in outcomes.stages}
     assert waits["tool"] == [0.0, 0.5]  # 0 calls at 0, 1 at 0.5, 0 again at 1.0, 1 again at 1.5
     assert waits["tool_2"] == [0.5, 0.5]
@@ -315,7 +315,7 @@ def test_users_of_a_closed_loop_wait_for_the_last_stage(users):
     whole = plan(load_scenario(raw))
     (configuration,) = whole.configurations
     assert configuration.lacking == ("closed loop over a pipeline",)
-    outcomes = simulate_chunk(whole, whole.groups[0], [configuration])
+    outcomes = simulate_configurations(whole, [configuration])
     for arrival_s, last_token_s in zip(outcomes.arrival_s[0], outcomes.last_token_s[0], strict=True):
         answered = np.sort(last_token_s)
         np.testing.assert_allclose(arrival_s[users:], answered[: len(arrival_s) - users], rtol=1e-12)
@@ -333,9 +333,7 @@ def test_as_many_users_as_requests_all_send_at_once(number):
         for arrivals in ({"process": "closed_loop", "users": 40}, {"process": "all_at_once"})
     )
     assert users.configurations[0].joint_pools and not once.configurations[0].joint_pools
-    one, other = (
-        simulate_chunk(whole, whole.groups[0], list(whole.groups[0].configurations)) for whole in (users, once)
-    )
+    one, other = (simulate_configurations(whole, list(whole.groups[0].configurations)) for whole in (users, once))
     for name in TIMES:
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-9, err_msg=name)
 
@@ -384,7 +382,7 @@ def test_devices_and_prices_of_stage_pools_count_once():
     reader = {"stage": "preprocess", "model": "qwen3-0.6b", "pool": "small"}
     whole = plan(load_scenario(scenario(pipeline=[reader, "prefill", "decode", guard])))
     (configuration,) = whole.configurations
-    outcomes = simulate_chunk(whole, whole.groups[0], [configuration])
+    outcomes = simulate_configurations(whole, [configuration])
     assert outcomes.summed("devices")[0] == configuration.devices == 3
     simulator, small = configuration.answering[0], configuration.pipeline.priced
     assert small == [(2, configuration.stations[1].usd_per_device_hour)]

@@ -15,7 +15,7 @@ from evaluator.plan import Plan, plan
 from evaluator.replica import Change
 from evaluator.run import simulate, sweep
 from evaluator.scenario import Scenario, load_scenario
-from evaluator.simulation import simulate_chunk
+from evaluator.simulation import simulate_configurations
 from evaluator.stations.engine.fcfs_reserved import run_lanes
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
@@ -73,7 +73,7 @@ def simulated(whole: Plan) -> dict[int, tuple[Any, int]]:
     """Outcomes and the position in them, by configuration."""
     found = {}
     for group in whole.groups:
-        outcomes = simulate_chunk(whole, group, group.configurations)
+        outcomes = simulate_configurations(whole, group.configurations)
         found |= {configuration.config: (outcomes, place) for place, configuration in enumerate(group.configurations)}
     return found
 
@@ -160,7 +160,7 @@ SERVING = "h100-sxm-vllm.serving"
 def seen(asked: Scenario) -> Any:
     """What clients see of one system, by the reference: its gaps between tokens are exact, and not in bins."""
     whole = plan(asked, simulator="token")
-    return simulate_chunk(whole, whole.groups[0], whole.configurations)
+    return simulate_configurations(whole, whole.configurations)
 
 
 def test_the_gaps_between_tokens_make_up_the_time_from_the_first_to_the_last():
@@ -178,7 +178,7 @@ def test_users_of_a_closed_loop_send_again_when_they_have_the_last_token(simulat
     arrivals = {"process": "closed_loop", "users": 3, "rate_rps": None}
     asked = replace(asked, workload=replace(asked.workload, arrivals=replace(asked.workload.arrivals, **arrivals)))
     whole = plan(asked, simulator=simulator)
-    found = simulate_chunk(whole, whole.groups[0], whole.configurations)
+    found = simulate_configurations(whole, whole.configurations)
     assert found.engine.tolist() == [simulator]
     later = np.sort(found.arrival_s[0, 0])[3:]
     np.testing.assert_allclose(later, np.sort(found.last_token_s[0, 0])[: len(later)], rtol=1e-9)

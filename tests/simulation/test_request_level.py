@@ -16,7 +16,7 @@ from evaluator.reference import request_level as reference
 from evaluator.reference.request_level import Instances, WholeRequest
 from evaluator.run import simulate, sweep
 from evaluator.scenario import Scenario, load_scenario
-from evaluator.simulation import simulate_chunk
+from evaluator.simulation import simulate_configurations
 from evaluator.simulation.request_level import draws
 
 TIMES = ("scheduled_s", "first_token_s", "last_token_s")
@@ -48,7 +48,7 @@ def run(asked: Scenario) -> tuple[Plan, Any]:
     whole = plan(asked, simulator="request")
     assert [configuration.status for configuration in whole.configurations] == [OK] * len(whole.configurations)
     (group,) = whole.groups
-    return whole, simulate_chunk(whole, group, group.configurations)
+    return whole, simulate_configurations(whole, group.configurations)
 
 
 def instances(configuration: Configuration, station: int) -> Instances:

@@ -14,7 +14,7 @@ from evaluator.execution.workers import WorkerPool
 from evaluator.plan import plan
 from evaluator.routing import ROUTERS
 from evaluator.run import simulate, sweep
-from evaluator.simulation import simulate_chunk
+from evaluator.simulation import simulate_configurations
 from evaluator.simulation.gaps import Gaps, pooled
 from tests.execution.build import Interrupting
 from tests.reference.build import random_scenario
@@ -255,4 +255,4 @@ def test_a_request_that_is_never_admitted_is_our_fault(simulator, admission):
     tiny = replace(replica, kv=replace(replica.kv, capacity_units=1))
     configuration = replace(configuration, stations=(replace(station, design=replace(station.design, replica=tiny)),))
     with pytest.raises(RuntimeError, match=f"configuration 0: the {simulator} engine never admitted a request"):
-        simulate_chunk(whole, whole.groups[0], [configuration])
+        simulate_configurations(whole, [configuration])

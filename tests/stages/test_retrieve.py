@@ -269,7 +269,7 @@ def test_chain_and_reference_are_equal(seed):
     (group,) = whole.groups
     jobs = [whole.jobs(configuration) for configuration in group.configurations]
     chain, loop = (
-        run_chain(stations_of(whole, group, group.configurations), jobs),
+        run_chain(stations_of(whole, group.configurations), jobs),
         run_network(whole, group.configurations, jobs),
     )
     for stage, same in zip(chain.stages, loop.stages, strict=True):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evaluator.device import configure
-from evaluator.execution.variants import run_variants
+from evaluator.execution.schedule import statistics_of
 from evaluator.execution.workers import WorkerPool
 from evaluator.plan import plan
 from evaluator.run import sweep
@@ -30,7 +30,7 @@ def test_members_at_other_rates_are_the_scenario_at_these_rates(simulator, monke
     known = sweep(scenario(**AXES, workload__arrivals__rate_rps=RATES), simulator=simulator)
     whole = plan(scenario(**AXES), simulator=simulator)
     configurations = [configuration for configuration in whole.configurations for _ in RATES]
-    equal(run_variants(whole, whole.at_rates(configurations, RATES * len(whole.configurations)), LEVELS), known)
+    equal(statistics_of(whole, whole.at_rates(configurations, RATES * len(whole.configurations)), LEVELS), known)
 
 
 def test_variants_of_several_groups_keep_their_order():
@@ -40,16 +40,16 @@ def test_variants_of_several_groups_keep_their_order():
     known = sweep(scenario(fixed, **axes, workload__arrivals__rate_rps=RATES))
     whole = plan(scenario(fixed, **axes))
     one, two = whole.configurations
-    found = run_variants(whole, whole.at_rates([one, two, two, one], [2.0, 11.0, 2.0, 5.5]), LEVELS)
+    found = statistics_of(whole, whole.at_rates([one, two, two, one], [2.0, 11.0, 2.0, 5.5]), LEVELS)
     assert found["engine"].tolist() == ["iteration", "token", "token", "iteration"]
     equal(found, known.isel(config=[0, 5, 3, 1]))
-    assert run_variants(whole, [], LEVELS) == {}
+    assert statistics_of(whole, [], LEVELS) == {}
 
 
 def test_workers_make_the_same_variants(monkeypatch):
     whole = plan(scenario(deployment__tensor_parallel=[1, 2]), simulator="token")
     variants = whole.at_rates([*whole.configurations, *whole.configurations], [3.0, 4.0, 5.0, 6.0])
-    here = run_variants(whole, variants, LEVELS)
+    here = statistics_of(whole, variants, LEVELS)
     monkeypatch.setattr("evaluator.execution.schedule.TOKEN_REQUESTS_PER_CHUNK", 120)
     asked = []
     compute = WorkerPool.compute
@@ -58,5 +58,5 @@ def test_workers_make_the_same_variants(monkeypatch):
         "compute",
         lambda pool_of_workers, chunk: asked.append(len(chunk)) or compute(pool_of_workers, chunk),
     )
-    equal(run_variants(whole, variants, LEVELS), here)
+    equal(statistics_of(whole, variants, LEVELS), here)
     assert asked == [2, 2]
