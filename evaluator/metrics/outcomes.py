@@ -98,4 +98,5 @@ class Outcomes:
 
     def summed(self, name: str) -> np.ndarray:
         """A figure of the use, such as ``devices`` or ``iterations``, summed over the stations."""
-        return sum((getattr(use, name) for use in self.stations[1:]), getattr(self.stations[0], name))
+        first, *others = (use.figure(name) for use in self.stations)
+        return sum(others, first)

@@ -59,8 +59,8 @@ def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
     for use in outcomes.stations:
         replicas = use.replicas[:, None]
         share = _ratio(use.devices[:, None], devices)
-        busy = busy + share * _ratio(use.busy_s, replicas * outcomes.makespan_s)
-        device_busy_s = use.busy_s * (use.devices[:, None] / replicas)
+        busy = busy + share * _ratio(use.totals.busy_s, replicas * outcomes.makespan_s)
+        device_busy_s = use.totals.busy_s * (use.devices[:, None] / replicas)
         flops = flops + device_busy_s * use.peak_flops[:, None]
         moved = moved + device_busy_s * use.peak_bandwidth[:, None]
     return {
@@ -90,13 +90,13 @@ def kv_used_mean(outcomes: Outcomes) -> np.ndarray:
     used = np.zeros_like(outcomes.makespan_s)
     for use, own in zip(outcomes.stations, bytes_of, strict=True):
         capacity = use.kv_capacity_units[:, None] * use.replicas[:, None] * outcomes.makespan_s
-        used = used + _there(use, _ratio(own[:, None], whole) * _ratio(use.kv_unit_s, capacity))
+        used = used + _there(use, _ratio(own[:, None], whole) * _ratio(use.totals.kv_unit_s, capacity))
     return used
 
 
 def kv_used_max(outcomes: Outcomes) -> np.ndarray:
     """Largest fraction of the KV capacity of any replica of any station, (config, seed)."""
-    used = [_there(use, _ratio(use.kv_units_max, use.kv_capacity_units[:, None])) for use in outcomes.stations]
+    used = [_there(use, _ratio(use.totals.kv_units_max, use.kv_capacity_units[:, None])) for use in outcomes.stations]
     return np.max(used, axis=0)
 
 
@@ -122,8 +122,8 @@ def energy(outcomes: Outcomes) -> np.ndarray:
     for use in outcomes.stations:
         per_replica = (use.devices / use.replicas)[:, None]
         busy_s, idle_s = (
-            use.busy_s * per_replica,
-            (use.replicas[:, None] * outcomes.makespan_s - use.busy_s) * per_replica,
+            use.totals.busy_s * per_replica,
+            (use.replicas[:, None] * outcomes.makespan_s - use.totals.busy_s) * per_replica,
         )
         tdp, idle = use.power_w[:, None], use.idle_power_w[:, None]
         mfu = np.divide(use.flops, busy_s * use.peak_flops[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)

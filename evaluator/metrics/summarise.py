@@ -132,8 +132,9 @@ def select(outcomes: Outcomes, rows: np.ndarray) -> Outcomes:
 
 
 def _rows_of(use: Use, rows: np.ndarray) -> Use:
-    arrays = {field.name: getattr(use, field.name)[rows] for field in fields(use) if field.name not in ("name", "itl")}
-    return replace(use, **arrays, itl=_gaps_of(use.itl, rows))
+    names = [field.name for field in fields(use) if field.name not in ("name", "totals", "itl")]
+    arrays = {name: getattr(use, name)[rows] for name in names}
+    return replace(use, **arrays, totals=use.totals.rows(rows), itl=_gaps_of(use.itl, rows))
 
 
 def _gaps_of(itl: Sequence[Sequence[WeightedGaps]] | None, rows: np.ndarray) -> list[Sequence[WeightedGaps]] | None:

@@ -4,18 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from evaluator.cost.quantities import PEAKS
+
 # One (gap_s, weight) pair: ``weight`` successive tokens came ``gap_s`` seconds after the token before.
 WeightedGaps = tuple[np.ndarray, np.ndarray]
+
+
+class PoolTotals(NamedTuple):
+    """What the replicas of a pool did, or their data-parallel ranks, in sum: the one record of it in all engines.
+
+    Of a chunk (config, seed); of what one lane, or one run of the reference, has done one number each.
+    """
+
+    busy_s: np.ndarray
+    iterations: np.ndarray
+    preemptions: np.ndarray
+    experts_touched: np.ndarray  # fraction of the routed experts, summed over the iterations
+    kv_unit_s: np.ndarray  # KV units in use, integrated over time
+    kv_units_max: np.ndarray  # most units in use at once on any replica
+    decoded: np.ndarray  # with drafts: decode iterations, summed over the sequences; else 0
+    decoded_tokens: np.ndarray  # and the output tokens that they gave
+    peaks: np.ndarray  # (..., quantity): largest of ``quantities.PEAKS`` in any iteration, under a fitted cost
+
+    @staticmethod
+    def empty(configs: int, seeds: int) -> PoolTotals:
+        """Zeros, to be filled."""
+        arrays: list[np.ndarray] = [np.zeros((configs, seeds)) for _ in range(8)]
+        arrays.append(np.zeros((configs, seeds, len(PEAKS))))
+        return PoolTotals(*arrays)
+
+    @staticmethod
+    def of(done: Any) -> PoolTotals:
+        """What an engine says under these names of a lane or of a run."""
+        return PoolTotals(*(getattr(done, name) for name in PoolTotals._fields))
+
+    @staticmethod
+    def unknown(configs: int, seeds: int) -> PoolTotals:
+        """NaN, but for preemptions: of an engine that follows requests, not iterations, and preempts none."""
+        unknown, empty = np.full((configs, seeds), np.nan), PoolTotals.empty(configs, seeds)
+        names = ("busy_s", "iterations", "experts_touched", "kv_unit_s", "kv_units_max")
+        return empty._replace(**dict.fromkeys(names, unknown))
+
+    def add(self, at: tuple[int, int], done: PoolTotals) -> None:
+        """Add what replicas did in a configuration and seed. ``decoded`` may be None, ``peaks`` empty."""
+        for name in ("busy_s", "iterations", "experts_touched", "preemptions", "kv_unit_s"):
+            getattr(self, name)[at] += getattr(done, name)
+        self.kv_units_max[at] = max(self.kv_units_max[at], done.kv_units_max)
+        if done.decoded is not None:
+            self.decoded[at] += done.decoded
+            self.decoded_tokens[at] += done.decoded_tokens
+        if len(done.peaks):
+            self.peaks[at] = np.maximum(self.peaks[at], done.peaks)
+
+    def rows(self, rows: np.ndarray | slice) -> PoolTotals:
+        """Those of some configurations."""
+        return PoolTotals(*(column[rows] for column in self))
+
+    def joined(self, other: PoolTotals) -> PoolTotals:
+        """Those of this pool and of another, as if they were one."""
+        sums = PoolTotals(*(one + two for one, two in zip(self, other, strict=True)))
+        most = {name: np.maximum(getattr(self, name), getattr(other, name)) for name in ("kv_units_max", "peaks")}
+        return sums._replace(**most)
 
 
 @dataclass(frozen=True, eq=False)
 class Use:
     """What a chunk of configurations used of a station. Rows of configurations that cannot run may hold anything.
 
-    Totals are sums over the replicas. A station without devices (a delay) has zeros; NaN is what is not known.
+    A station without devices (a delay) has zeros; NaN is what is not known.
     """
 
     name: str
@@ -28,15 +88,11 @@ class Use:
     usd_per_hour: np.ndarray  # (config,): of one device
     kv_capacity_units: np.ndarray  # (config,): of one replica; 0 without a KV cache
     kv_unit_bytes: np.ndarray  # (config,): on one device
-    busy_s: np.ndarray  # (config, seed)
-    iterations: np.ndarray  # (config, seed)
-    preemptions: np.ndarray  # (config, seed)
-    experts_touched: np.ndarray  # (config, seed): fraction of the routed experts, summed over the iterations
-    kv_unit_s: np.ndarray  # (config, seed): KV units in use, integrated over time
-    kv_units_max: np.ndarray  # (config, seed): most units in use at once on any replica
-    decoded: np.ndarray  # (config, seed): with drafts, decode iterations summed over the sequences; else 0
-    decoded_tokens: np.ndarray  # (config, seed): and the output tokens that they gave
+    totals: PoolTotals  # (config, seed): sums over the replicas
     flops: np.ndarray  # (config, seed): useful FLOPs of the model
     bytes: np.ndarray  # (config, seed): useful bytes of the model
-    peaks: np.ndarray  # (config, seed, quantity): largest of ``quantities.PEAKS`` in any iteration, under a fitted cost
     itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed]: gaps between the tokens that it gave
+
+    def figure(self, name: str) -> np.ndarray:
+        """An array by its name, such as ``devices``, or ``iterations`` of the totals."""
+        return getattr(self.totals if name in PoolTotals._fields else self, name)

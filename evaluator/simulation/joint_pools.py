@@ -11,13 +11,13 @@ import numpy as np
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.metrics.outcomes import OK
+from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, Plan, StationGroup, StationPlan
 from evaluator.simulation.chain import ChainResult, journey_of
 from evaluator.simulation.joint_visits import At, JointResult, LinkTimes, PhaseResult, PoolServed, legs_in_one_loop
 from evaluator.simulation.lane_jobs import OPEN_LOOP
 from evaluator.simulation.lanes import costs_of, lanes_per_call, limits_of, program_of, results_of, rules_of
 from evaluator.simulation.routing_tables import choices_of
-from evaluator.simulation.use import PoolTotals
 from evaluator.stations.contract import ChunkJobs, each
 from evaluator.stations.engine import Requests, joint, preemptive
 from evaluator.stations.engine.common import histogram

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluator.metrics.use import Use, WeightedGaps
+from evaluator.metrics.use import PoolTotals, Use, WeightedGaps
 from evaluator.plan import Configuration
 from evaluator.plan.phases import PhasePools
 from evaluator.simulation.chain import StationVisit
 from evaluator.simulation.gaps import pooled
-from evaluator.simulation.use import PoolTotals, ReplicaTotals, check_served, use_of
+from evaluator.simulation.use import check_served, use_of
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Station, each, shape_of, use_without_devices
 from evaluator.traffic.jobs import Jobs, Origin
 
@@ -27,7 +27,7 @@ At = tuple[int, int]
 class PoolServed:
     """A pool after a run: what its replicas did, and the gaps between the tokens they gave."""
 
-    done: ReplicaTotals
+    done: PoolTotals
     gaps: WeightedGaps
     first: int  # number on its side of its first replica
 

@@ -86,15 +86,9 @@ def by_pool(configurations: Sequence[Configuration], uses: Sequence[Use]) -> tup
 
 
 def _together(one: Use, other: Use) -> Use:
-    same = (one.replicas / other.replicas)[:, None]
-    sums = {name: getattr(one, name) + getattr(other, name) for name in _SUMMED}
-    most = {name: np.maximum(getattr(one, name), getattr(other, name)) for name in ("kv_units_max", "peaks")}
-    return replace(one, busy_s=one.busy_s + other.busy_s * same, **sums, **most)
-
-
-_SUMMED = (
-    "iterations", "preemptions", "experts_touched", "kv_unit_s", "flops", "bytes", "decoded", "decoded_tokens",
-)  # fmt: skip
+    other_busy_s = other.totals.busy_s * (one.replicas / other.replicas)[:, None]
+    totals = one.totals.joined(other.totals._replace(busy_s=other_busy_s))
+    return replace(one, totals=totals, flops=one.flops + other.flops, bytes=one.bytes + other.bytes)
 
 
 def _judged(configuration: Configuration, chain_result: ChainResult, position: int) -> tuple[str, str]:
@@ -107,7 +101,7 @@ def _judged(configuration: Configuration, chain_result: ChainResult, position: i
         names = set()
         uses = {use.name: use for use in chain_result.uses}
         for station in configuration.stations:
-            peaks = uses[station.name].peaks[position].max(axis=0)
+            peaks = uses[station.name].totals.peaks[position].max(axis=0)
             problem, provenance = verdict(station.design.calibration, station.design.ready.fit, peaks)
             if problem is not None:
                 return f"unsupported: {problem}", provenance

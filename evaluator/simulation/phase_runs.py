@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from evaluator.cost.memory import kv_units
-from evaluator.metrics.use import WeightedGaps
+from evaluator.metrics.use import PoolTotals, WeightedGaps
 from evaluator.plan import Configuration
 from evaluator.plan.phases import PhasePools
 from evaluator.plan.simulators import routed_by
@@ -186,7 +186,7 @@ def side_served(run: PhaseRun) -> PhaseResult:
 
 def _pool_served(run: PhaseRun, replicas: list[Replica], served: PhaseResult) -> PoolServed:
     gaps = [_gaps_of(run.gaps[replica.index], replica.index, run.jobs, served) for replica in replicas]
-    return PoolServed(PoolOutcome([], replicas), pooled(gaps), replicas[0].index)
+    return PoolServed(PoolTotals.of(PoolOutcome([], replicas)), pooled(gaps), replicas[0].index)
 
 
 def _gaps_of(gaps: Gaps, replica: int, jobs: Jobs, served: PhaseResult) -> WeightedGaps:

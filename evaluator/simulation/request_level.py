@@ -8,10 +8,11 @@ from functools import lru_cache
 import numpy as np
 
 from evaluator.cost.request_times import PhaseTimes, TabulatedTimes, request_times, tabulate
+from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, ReplicaBuild, StationPlan, request_sizes
 from evaluator.reference.request_level import Instances, WholeRequest, collocated, decode, prefill
 from evaluator.simulation.lane_jobs import LaneJobs, slots
-from evaluator.simulation.use import PoolTotals, check_served, use_of
+from evaluator.simulation.use import check_served, use_of
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use
 from evaluator.traffic.roles import Role
 

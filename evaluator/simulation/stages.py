@@ -158,12 +158,15 @@ def _serve(stop: StepStation, run: Run, jobs: ChunkJobs) -> tuple[RequestTimes, 
             for name in ("scheduled_s", "first_token_s", "last_token_s", "replica"):
                 getattr(found, name)[at][positions] = getattr(served, name)[source][: len(positions)]
             visited[at][positions] = True
-    busy_s = use.busy_s.reshape(len(jobs), queues, seeds).sum(axis=1)
-    whole = {name: value[::queues] for name, value in vars(use).items() if isinstance(value, np.ndarray)}
+    busy_s = use.totals.busy_s.reshape(len(jobs), queues, seeds).sum(axis=1)
+    totals = use.totals.rows(slice(None, None, queues))._replace(busy_s=busy_s)
+    whole: dict[str, Any] = {
+        name: value[::queues] for name, value in vars(use).items() if isinstance(value, np.ndarray)
+    }
     own_queues = np.zeros(len(jobs))
     for (at, _), row in zip(each(jobs), rows, strict=True):
         own_queues[at[0]] = max(own_queues[at[0]], len(row))
-    use = replace(use, **{**whole, "busy_s": busy_s, "replicas": whole["replicas"] * own_queues})
+    use = replace(use, **{**whole, "totals": totals, "replicas": whole["replicas"] * own_queues})
     return replace(found, visited=visited), on_pool(stop, use)
 
 

@@ -92,7 +92,7 @@ def _utilisation(leg: StationVisit, makespan_s: np.ndarray) -> np.ndarray:
     """Busy time of the servers, or of the replicas of all pools, over what they had; NaN without a number of them."""
     if not leg.station.waits or not leg.uses:
         return np.full(makespan_s.shape, np.nan)
-    busy_s = sum(use.busy_s for use in leg.uses)
+    busy_s = sum(use.totals.busy_s for use in leg.uses)
     servers = sum(use.replicas for use in leg.uses)
     had_s = np.asarray(servers)[:, None] * makespan_s
     return np.divide(busy_s, had_s, out=np.full(makespan_s.shape, np.nan), where=had_s > 0)

@@ -11,6 +11,7 @@ import numpy as np
 
 from evaluator.cost.frontend import delay_s
 from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
+from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, StationPlan
 from evaluator.plan.checks import watermark_units
 from evaluator.plan.simulators import routed_by
@@ -20,7 +21,7 @@ from evaluator.simulation.drafts import curve_of
 from evaluator.simulation.gaps import Gaps, pooled
 from evaluator.simulation.lane_jobs import LaneJobs, slots
 from evaluator.simulation.session_turns import follows_of
-from evaluator.simulation.use import PoolTotals, add_kept, check_served, use_of
+from evaluator.simulation.use import add_kept, check_served, use_of
 from evaluator.speculation import keys
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps
 from evaluator.traffic.jobs import Demand, branch_units, shared_units
@@ -205,4 +206,4 @@ def _add(departures: RequestTimes, totals: PoolTotals, slot: LaneJobs, outcome: 
     departures.replica[at][served] = [request.replica for request in requests] if slot.replica < 0 else slot.replica
     if departures.hit_tokens is not None:
         departures.hit_tokens[at][served] = [request.hit_tokens for request in requests]
-    totals.add(at, outcome)
+    totals.add(at, PoolTotals.of(outcome))

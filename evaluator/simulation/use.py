@@ -3,86 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import numpy as np
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.iteration import BatchStatistics
-from evaluator.cost.quantities import PEAKS
 from evaluator.cost.rates import peak_flops
 from evaluator.cost.utilisation import ideal_time
+from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, StationPlan
 from evaluator.replica.batched_costs import ideals_of
 from evaluator.simulation.work import useful_work, work_of
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, each
 from evaluator.traffic.jobs import Demand, Jobs
-
-
-class ReplicaTotals(Protocol):
-    """What replicas did in one configuration and seed, as each engine says it; ``peaks`` (quantity,) may be empty."""
-
-    @property
-    def busy_s(self) -> Any: ...
-    @property
-    def iterations(self) -> Any: ...
-    @property
-    def preemptions(self) -> Any: ...
-    @property
-    def experts_touched(self) -> Any: ...
-    @property
-    def kv_unit_s(self) -> Any: ...
-    @property
-    def kv_units_max(self) -> Any: ...
-    @property
-    def decoded(self) -> Any: ...  # None: nothing was drafted
-    @property
-    def decoded_tokens(self) -> Any: ...
-    @property
-    def peaks(self) -> Any: ...
-
-
-@dataclass(frozen=True)
-class PoolTotals:
-    """Sums over the replicas of a pool, or their data-parallel ranks: arrays (config, seed) to be filled, or one number
-    each.
-    """
-
-    busy_s: np.ndarray
-    iterations: np.ndarray
-    preemptions: np.ndarray
-    experts_touched: np.ndarray
-    kv_unit_s: np.ndarray  # units in use, integrated over time
-    kv_units_max: np.ndarray  # of any replica
-    decoded: np.ndarray  # with drafts: decode iterations, summed over the sequences; else 0
-    decoded_tokens: np.ndarray  # and the output tokens that they gave
-    peaks: np.ndarray  # (config, seed, quantity): largest of ``quantities.PEAKS``, under a fitted cost
-
-    @staticmethod
-    def unknown(configs: int, seeds: int) -> PoolTotals:
-        """NaN, but for preemptions: of an engine that follows requests, not iterations, and preempts none."""
-        unknown, empty = np.full((configs, seeds), np.nan), PoolTotals.empty(configs, seeds)
-        names = ("busy_s", "iterations", "experts_touched", "kv_unit_s", "kv_units_max")
-        return replace(empty, **dict.fromkeys(names, unknown))
-
-    @staticmethod
-    def empty(configs: int, seeds: int) -> PoolTotals:
-        """Zeros."""
-        arrays: list[np.ndarray] = [np.zeros((configs, seeds)) for _ in range(8)]
-        arrays.append(np.zeros((configs, seeds, len(PEAKS))))
-        return PoolTotals(*arrays)
-
-    def add(self, at: tuple[int, int], done: ReplicaTotals) -> None:
-        """Add what replicas did in a configuration and seed."""
-        for name in ("busy_s", "iterations", "experts_touched", "preemptions", "kv_unit_s"):
-            getattr(self, name)[at] += getattr(done, name)
-        self.kv_units_max[at] = max(self.kv_units_max[at], done.kv_units_max)
-        if done.decoded is not None:
-            self.decoded[at] += done.decoded
-            self.decoded_tokens[at] += done.decoded_tokens
-        if len(done.peaks):
-            self.peaks[at] = np.maximum(self.peaks[at], done.peaks)
 
 
 def check_served(configurations: Sequence[Configuration], departures: RequestTimes) -> None:
@@ -130,17 +63,9 @@ def use_of(
         usd_per_hour=_column(pool.usd_per_device_hour for pool in pools),
         kv_capacity_units=_column(None if kv is None else kv.capacity_units for kv in kvs),
         kv_unit_bytes=_column(None if kv is None else kv.unit_bytes for kv in kvs),
-        busy_s=totals.busy_s,
-        iterations=totals.iterations,
-        preemptions=totals.preemptions,
-        experts_touched=totals.experts_touched,
-        kv_unit_s=totals.kv_unit_s,
-        kv_units_max=totals.kv_units_max,
-        decoded=totals.decoded,
-        decoded_tokens=totals.decoded_tokens,
+        totals=totals,
         flops=flops,
         bytes=moved,
-        peaks=totals.peaks,
         itl=itl,
     )
 

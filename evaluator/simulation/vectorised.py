@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from evaluator.cost.frontend import Frontend, delay_s
+from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, StationGroup
 from evaluator.simulation.lane_jobs import LaneJobs, slots
 from evaluator.simulation.lanes import run_slots
 from evaluator.simulation.session_turns import follows_of
-from evaluator.simulation.use import PoolTotals, add_kept, check_served, use_of
+from evaluator.simulation.use import add_kept, check_served, use_of
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.common import histogram
@@ -57,7 +58,7 @@ def _add(
     departures.replica[at][served] = replica
     if departures.hit_tokens is not None and result.hit_tokens is not None:
         departures.hit_tokens[at][served] = result.hit_tokens[:count]
-    totals.add(at, result)
+    totals.add(at, PoolTotals.of(result))
 
 
 def _release_times(slot: LaneJobs, frontend: Frontend, result: LaneResult) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluator.metrics.use import Use
+from evaluator.metrics.use import PoolTotals, Use
 from evaluator.plan import Configuration, StationPlan
 from evaluator.plan.visits import RequestRoutes
 from evaluator.reference import PoolOutcome
@@ -16,7 +16,7 @@ from evaluator.simulation.chain import StationVisit
 from evaluator.simulation.joint_visits import never
 from evaluator.simulation.routes import StepVisits
 from evaluator.simulation.stages import StepStation, on_pool
-from evaluator.simulation.use import PoolTotals, use_of
+from evaluator.simulation.use import use_of
 from evaluator.stages import Delay
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Station, each, shape_of, use_without_devices
 from evaluator.traffic.jobs import Demand, Jobs
@@ -128,7 +128,7 @@ def _hop_use(stop: StepStation, jobs: ChunkJobs, runs: dict[tuple[int, int], Net
         totals = PoolTotals.empty(*shape_of(jobs)[:2])
         own = [list(of_seeds) for of_seeds in jobs]
         for at, one in runs.items():
-            totals.add(at, PoolOutcome([], list(one.passes[number].pools[0])))
+            totals.add(at, PoolTotals.of(PoolOutcome([], list(one.passes[number].pools[0]))))
             own[at[0]][at[1]] = _computed(pools[at[0]], one.passes[number])
         return replace(use_of(pools, own, totals, None), name=stop.label)
     busy_s = np.zeros(shape_of(jobs)[:2])

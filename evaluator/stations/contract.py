@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluator.cost.quantities import PEAKS
-from evaluator.metrics.use import Use, WeightedGaps
+from evaluator.metrics.use import PoolTotals, Use, WeightedGaps
 from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.roles import Role
 
@@ -87,8 +86,8 @@ def use_without_devices(name: str, jobs: ChunkJobs, servers: np.ndarray, busy_s:
     """Of a station that costs nothing and keeps no KV: ``servers`` (config,) work ``busy_s`` (config, seed)."""
     configs, seeds, _ = shape_of(jobs)
     config, run = np.zeros(configs), np.zeros((configs, seeds))
-    peaks = np.zeros((configs, seeds, len(PEAKS)))
-    return Use(name, config, servers, *(config,) * 7, busy_s, *(run,) * 9, peaks)
+    totals = PoolTotals.empty(configs, seeds)._replace(busy_s=busy_s)
+    return Use(name, config, servers, *(config,) * 7, totals, run, run)
 
 
 def shape_of(jobs: ChunkJobs) -> tuple[int, int, int]:

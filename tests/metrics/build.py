@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.cost.quantities import PEAKS
 from evaluator.metrics import Outcomes
-from evaluator.metrics.use import Use
+from evaluator.metrics.use import PoolTotals, Use
 
 
 def fifo(arrival_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:
@@ -52,6 +51,15 @@ def outcomes(
 def use(configs: int = 1, seeds: int = 1, requests: int = 3, **changes: Any) -> Use:
     """A pool of one replica on two devices, whose KV cache has 100 units of 1 byte."""
     run, config = np.ones((configs, seeds)), np.ones(configs)
+    totals = PoolTotals.empty(configs, seeds)._replace(
+        busy_s=run * requests,
+        iterations=run * 11 * requests,
+        kv_unit_s=run * 25 * requests,
+        kv_units_max=run * 50,
+        decoded=run * 40,
+        decoded_tokens=run * 100,
+    )
+    totals = totals._replace(**{name: changes.pop(name) for name in PoolTotals._fields if name in changes})
     base = Use(
         name="engine",
         devices=config * 2,
@@ -63,17 +71,9 @@ def use(configs: int = 1, seeds: int = 1, requests: int = 3, **changes: Any) -> 
         usd_per_hour=config * 3.6,
         kv_capacity_units=config * 100,
         kv_unit_bytes=config,
-        busy_s=run * requests,
-        iterations=run * 11 * requests,
-        preemptions=run * 0,
-        experts_touched=run * 0,
-        kv_unit_s=run * 25 * requests,
-        kv_units_max=run * 50,
-        decoded=run * 40,
-        decoded_tokens=run * 100,
+        totals=totals,
         flops=run * requests * 0.25,
         bytes=run * requests * 0.5,
-        peaks=np.zeros((configs, seeds, len(PEAKS))),
     )
     return replace(base, **changes)
 
@@ -81,4 +81,5 @@ def use(configs: int = 1, seeds: int = 1, requests: int = 3, **changes: Any) -> 
 def used(whole: Outcomes, **changes: Any) -> Outcomes:
     """The same with figures of its only station changed."""
     (station,) = whole.stations
-    return replace(whole, stations=(replace(station, **changes),))
+    totals = station.totals._replace(**{name: changes.pop(name) for name in PoolTotals._fields if name in changes})
+    return replace(whole, stations=(replace(station, totals=totals, **changes),))

@@ -27,7 +27,7 @@ def tiny(**changes):
     arrays = {name: np.array(value)[None, None] for name, value in values.items()}
     tokens = {"prompt_tokens": np.array([[5, 10, 20]]), "output_tokens": np.array([[3, 11, 1]])}
     (own,) = base.stations
-    own = replace(own, busy_s=np.array([[3.0]]), flops=np.array([[1.5]]))
+    own = replace(own, totals=own.totals._replace(busy_s=np.array([[3.0]])), flops=np.array([[1.5]]))
     return replace(base, **arrays, **tokens, makespan_s=np.array([[6.0]]), stations=(own,), **changes)
 
 

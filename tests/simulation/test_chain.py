@@ -66,7 +66,7 @@ def test_a_delay_and_a_queue_are_those_of_a_loop_over_events(servers):
             np.testing.assert_allclose(found.scheduled_s[config, seed], start, rtol=1e-12)
             np.testing.assert_array_equal(found.arrival_s[config, seed], one.ready_s)
     use = found.uses[1]
-    np.testing.assert_allclose(use.busy_s, services.sum())
+    np.testing.assert_allclose(use.totals.busy_s, services.sum())
     assert (use.replicas == servers).all() and not use.devices.any()
 
 
@@ -199,7 +199,7 @@ def test_both_engines_agree_on_a_tandem():
     np.testing.assert_array_equal(fast.replica, exact.replica)
     for one, other in zip(fast.uses, exact.uses, strict=True):
         for name in ("busy_s", "iterations", "flops", "bytes", "kv_unit_s"):
-            np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, err_msg=name)
+            np.testing.assert_allclose(one.figure(name), other.figure(name), rtol=1e-9, err_msg=name)
     assert fast.itl[0][0][1].sum() == exact.itl[0][0][1].sum()
 
 
@@ -221,8 +221,10 @@ def test_statistics_of_a_tandem_are_of_all_its_devices():
     assert values["devices"].item() == 2 and values["status"].item() == OK
     prefill, decode = outcomes.stations
     span = outcomes.makespan_s
-    assert values["utilisation"].item() == pytest.approx(((prefill.busy_s + decode.busy_s) / (2 * span)).item())
-    assert values["iterations"].item() == (prefill.iterations + decode.iterations).item()
+    assert values["utilisation"].item() == pytest.approx(
+        ((prefill.totals.busy_s + decode.totals.busy_s) / (2 * span)).item()
+    )
+    assert values["iterations"].item() == (prefill.totals.iterations + decode.totals.iterations).item()
     assert 0 < values["kv_used_mean"].item() <= values["kv_used_max"].item() < 1
-    both = values["mfu"].item() * (prefill.busy_s + decode.busy_s).item() * prefill.peak_flops.item()
+    both = values["mfu"].item() * (prefill.totals.busy_s + decode.totals.busy_s).item() * prefill.peak_flops.item()
     assert both == pytest.approx((prefill.flops + decode.flops).item())

@@ -129,7 +129,7 @@ def test_with_room_enough_nothing_waits(pools, granularity):
     assert configuration.joint_pools
     for name in TIMES:
         np.testing.assert_allclose(getattr(held, name), getattr(free, name), rtol=1e-9, err_msg=name)
-    assert held.stations[0].kv_unit_s > free.stations[0].kv_unit_s  # kept until it is sent
+    assert held.stations[0].totals.kv_unit_s > free.stations[0].totals.kv_unit_s  # kept until it is sent
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_nothing_waits_for_ever(seed, monkeypatch):
     for name in TIMES:
         assert np.isfinite(getattr(found, name)).all()
     for use in found.stations:
-        assert (use.kv_capacity_units == 0) or use.kv_units_max <= use.kv_capacity_units
+        assert (use.kv_capacity_units == 0) or use.totals.kv_units_max <= use.kv_capacity_units
     monkeypatch.setattr(phase_runs, "Replica", partial(Replica, leap=False))
     _, _, slow = ran(scenario, times)
     assert_same(found, 0, slow, 0, "leaps")
@@ -250,7 +250,7 @@ def test_back_pressure_makes_the_first_tokens_of_others_later():
     )
     wait = [np.mean(one.first_token_s - one.arrival_s) for one in (free, held)]
     assert wait[1] > 1.5 * wait[0]
-    assert held.stations[0].kv_unit_s > 2 * free.stations[0].kv_unit_s
+    assert held.stations[0].totals.kv_unit_s > 2 * free.stations[0].totals.kv_unit_s
 
 
 def test_a_request_larger_than_the_decode_side_is_no_design():

@@ -211,5 +211,5 @@ def test_a_tier_has_as_many_queues_as_groups_of_replicas():
     station = stations_of(whole, whole.configurations)[1]
     departures, use = station.serve(jobs)
     assert station.name == "kv_fetch.nvme" and use.replicas.tolist() == [1, 2, 4]
-    assert use.busy_s[:, 0] == pytest.approx([400 * CONTEXT / 7e9] * 3) and departures.visited.all()
+    assert use.totals.busy_s[:, 0] == pytest.approx([400 * CONTEXT / 7e9] * 3) and departures.visited.all()
     assert [int(one.first[0].work.steps[1].queue.max()) for one in routes] == [0, 1, 3]

@@ -106,7 +106,7 @@ def assert_same(mine: Any, at: int, known: Any, there: int, what: str) -> None:
     for one, other in zip(mine.stations, known.stations, strict=True):
         for name in SUMS:
             np.testing.assert_allclose(
-                getattr(one, name)[at], getattr(other, name)[there], rtol=1e-9, err_msg=f"{name} of {what}"
+                one.figure(name)[at], other.figure(name)[there], rtol=1e-9, err_msg=f"{name} of {what}"
             )
     assert [gaps[1].sum() for gaps in mine.itl[at]] == [gaps[1].sum() for gaps in known.itl[there]]
 

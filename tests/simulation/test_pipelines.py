@@ -147,7 +147,7 @@ def assert_same(chain: ChainResult, network: ChainResult) -> None:
     for use, same in zip(chain.uses, network.uses, strict=True):
         for name in ("devices", "busy_s", "iterations", "flops", "bytes", "replicas", "usd_per_hour"):
             told = f"{name} of {use.name}"
-            np.testing.assert_allclose(getattr(use, name), getattr(same, name), rtol=1e-9, err_msg=told)
+            np.testing.assert_allclose(use.figure(name), same.figure(name), rtol=1e-9, err_msg=told)
 
 
 @pytest.mark.parametrize("number", range(24))
@@ -304,7 +304,7 @@ def test_stages_of_one_pool_wait_in_one_queue():
     assert waits["tool"] == [0.0, 0.5]  # 0 calls at 0, 1 at 0.5, 0 again at 1.0, 1 again at 1.5
     assert waits["tool_2"] == [0.5, 0.5]
     (small,) = [use for use in outcomes.stations if use.name == "tool"]
-    assert small.devices[0] == 1 and small.busy_s[0, 0] == pytest.approx(2.0)
+    assert small.devices[0] == 1 and small.totals.busy_s[0, 0] == pytest.approx(2.0)
     assert configuration.devices == 2
 
 

@@ -107,7 +107,7 @@ def test_both_engines_agree_on_random_systems(systems):
         np.testing.assert_array_equal(mine.replica[at], known.replica[there])
         for one, other in zip(mine.stations, known.stations, strict=True):
             for name in ("busy_s", "iterations", "flops", "bytes", "kv_unit_s", "preemptions"):
-                np.testing.assert_allclose(getattr(one, name)[at], getattr(other, name)[there], rtol=1e-9)
+                np.testing.assert_allclose(one.figure(name)[at], other.figure(name)[there], rtol=1e-9)
 
 
 def test_nothing_is_lost_between_the_pools(systems):

@@ -50,7 +50,7 @@ def test_equals_the_reference_in_one_chunk_of_many_configurations():
             np.testing.assert_array_equal(found.scheduled_s[here], visits[:, 1])
             np.testing.assert_array_equal(found.last_token_s[here], visits[:, 2])
             np.testing.assert_array_equal(found.replica[here], [wanted.server[at] for at in identity])
-            assert use.busy_s[config, seed] == pytest.approx(wanted.busy_s, rel=1e-12)
+            assert use.totals.busy_s[config, seed] == pytest.approx(wanted.busy_s, rel=1e-12)
             assert not found.last_token_s[config, seed, len(ready_s) :].any()
 
 
@@ -72,7 +72,7 @@ def test_waits_for_a_full_batch_but_not_for_ever():
 
 def test_a_chunk_without_jobs():
     found, use = batch("batch", lambda config: BatchServers(np.array([1.0]))).serve([[jobs([]), jobs([])]])
-    assert found.last_token_s.shape == (1, 2, 0) and not use.busy_s.any()
+    assert found.last_token_s.shape == (1, 2, 0) and not use.totals.busy_s.any()
 
 
 # --- theory

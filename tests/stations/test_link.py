@@ -51,7 +51,7 @@ def test_a_replica_sends_one_request_after_the_other(seed):
         run([station], [Request(index, ready_s[at], 4, 4, 3, 2) for index, at in enumerate(here)])
         wanted = [station.visits[index].left_s + LATENCY_S for index in range(len(here))]
         np.testing.assert_allclose(found[here], wanted, rtol=1e-12)
-    assert use.busy_s == 200 and use.replicas == 3 and not use.devices.any()
+    assert use.totals.busy_s == 200 and use.replicas == 3 and not use.devices.any()
 
 
 def test_a_link_that_is_not_shared_is_a_delay():
