@@ -179,10 +179,10 @@ def _compared(
     exact = simulate_configurations(single, single.configurations)
     exact_values = summarise(exact, levels)
     latency = np.nanmax(exact_values["e2e_s_mean"])
-    found = {name: _apart(getattr(fast, name)[position], getattr(exact, name)[0]) for name in TIMES}
+    found = {name: _apart(getattr(fast.times, name)[position], getattr(exact.times, name)[0]) for name in TIMES}
     mine, known = _totals(fast), _totals(exact)
     found |= {name: _apart(mine[name][position], known[name][0], np.max(known[name])) for name in TOTALS}
-    found[REPLICA] = _apart(getattr(fast, REPLICA)[position], getattr(exact, REPLICA)[0], 1.0)
+    found[REPLICA] = _apart(fast.times.replica[position], exact.times.replica[0], 1.0)
     found |= {name: _apart(values[name][position], exact_values[name][0], latency) for name in SUMMARIES}
     found[HISTOGRAM] = _apart(values[HISTOGRAM][position], exact_values[HISTOGRAM][0])
     policy = ", ".join(dict.fromkeys(station.deployment.batching.policy for station in configuration.stations))

@@ -55,7 +55,7 @@ def test_a_difference_is_found(monkeypatch):
     def late(whole, configurations):
         outcomes = simulated(whole, configurations)
         if whole.group_of(configurations[0]).simulator == "iteration":
-            outcomes.last_token_s[...] *= 1 + 1e-6
+            outcomes.times.last_token_s[...] *= 1 + 1e-6
         return outcomes
 
     monkeypatch.setattr(validation, "simulate_configurations", late)
@@ -75,8 +75,8 @@ def test_where_requests_go_and_when_they_are_sent_is_compared(monkeypatch):
     def elsewhere(whole, configurations):
         outcomes = simulated(whole, configurations)
         if whole.group_of(configurations[0]).simulator == "iteration":
-            outcomes.replica[..., 3] ^= 1
-            outcomes.arrival_s[..., 3] *= 1 + 1e-6
+            outcomes.times.replica[..., 3] ^= 1
+            outcomes.times.arrival_s[..., 3] *= 1 + 1e-6
         return outcomes
 
     monkeypatch.setattr(validation, "simulate_configurations", elsewhere)

@@ -19,14 +19,13 @@ def latencies(outcomes: Outcomes) -> dict[str, np.ndarray]:
     (last token - first token) / (output_tokens - 1), NaN for a single-token output; of several branches it is that of
     the one that ends last, with its own tokens.
     """
-    path = outcomes.output_tokens if outcomes.path_tokens is None else outcomes.path_tokens
-    later = np.asarray(path, dtype=np.float64) - 1.0
-    later = np.where(later > 0, later, np.nan)
+    later = np.asarray(outcomes.tokens.longest, dtype=np.float64) - 1.0
+    later, times = np.where(later > 0, later, np.nan), outcomes.times
     return {
-        "queue_wait_s": outcomes.scheduled_s - outcomes.arrival_s,
-        "ttft_s": outcomes.first_token_s - outcomes.arrival_s,
-        "tpot_s": (outcomes.last_token_s - outcomes.first_token_s) / later,
-        "e2e_s": outcomes.last_token_s - outcomes.arrival_s,
+        "queue_wait_s": times.scheduled_s - times.arrival_s,
+        "ttft_s": times.first_token_s - times.arrival_s,
+        "tpot_s": (times.last_token_s - times.first_token_s) / later,
+        "e2e_s": times.last_token_s - times.arrival_s,
     }
 
 

@@ -59,8 +59,8 @@ def end_to_end(e2e: np.ndarray, ttft: np.ndarray, ttft_s: np.ndarray, e2e_s: np.
 
 def _amplified(outcomes: Outcomes, window: Window, served_rps: np.ndarray) -> np.ndarray:
     """rho / (rho - 1), (config,), with rho the rate of arrivals over that of completions; NaN unless rho > 1."""
-    first_s, last_s = window.least(outcomes.arrival_s), outcomes.arrival_s.max(axis=-1)
-    came = np.count_nonzero(outcomes.arrival_s > first_s[..., None], axis=-1)
+    first_s, last_s = window.least(outcomes.times.arrival_s), outcomes.times.arrival_s.max(axis=-1)
+    came = np.count_nonzero(outcomes.times.arrival_s > first_s[..., None], axis=-1)
     span_s = last_s - first_s
     with np.errstate(divide="ignore", invalid="ignore"):
         rho = np.mean(came / span_s, axis=-1) / served_rps

@@ -55,21 +55,72 @@ def bounds_of(slos: Sequence[Iterable[ObjectiveFields]]) -> tuple[Bounds, ...]:
     return tuple(Bounds(metric, statistic, bound) for (metric, statistic), bound in table.items())
 
 
+@dataclass(frozen=True, eq=False)
+class RequestTimes:
+    """When requests were served and where: the one table of it, from a station through the chain to the outcomes.
+
+    (config, seed, request), a request by its id; float64, absolute seconds. Of a station that some requests pass by, or
+    that takes those of one configuration and not of another, the rest is 0. What a station calls the arrival is when a
+    request comes there: in a closed loop the first station finds out itself when a user sends the next one, so that
+    latencies mean the same.
+    """
+
+    arrival_s: np.ndarray
+    scheduled_s: np.ndarray  # the service starts: of an engine, the first iteration that computes the request
+    first_token_s: np.ndarray  # of a station that gives no tokens: the departure
+    last_token_s: np.ndarray  # the departure
+    replica: (
+        np.ndarray
+    )  # int32: which replica served it, pool after pool; of several stations the first that gives tokens
+    hit_tokens: np.ndarray | None = None  # int64: prompt tokens found in a prefix cache; None: there is none
+    visited: np.ndarray | None = None  # bool: False for requests that only passed by; None: all that came were served
+
+    @staticmethod
+    def empty(shape: tuple[int, int, int]) -> RequestTimes:
+        """Zeros, to be filled."""
+        arrays: list[np.ndarray] = [np.zeros(shape) for _ in range(4)]
+        arrays.append(np.zeros(shape, dtype=np.int32))
+        return RequestTimes(*arrays)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The arrays that there are, by name."""
+        return {name: values for name, values in vars(self).items() if values is not None}
+
+    def rows(self, rows: np.ndarray) -> RequestTimes:
+        """Those of some configurations."""
+        return RequestTimes(**{name: values[rows] for name, values in self.columns().items()})
+
+
+@dataclass(frozen=True, eq=False)
+class TokenCounts:
+    """The tokens of requests, integers (config, seed, request), or (seed, request) where all configurations share."""
+
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray  # of all stations together, and of all branches of a request
+    cached_tokens: np.ndarray | None = None  # of the prompt, that were not computed: known before, or found in a cache
+    path_tokens: np.ndarray | None = None  # output of the branch that ends last; None: each request has one
+
+    @property
+    def longest(self) -> np.ndarray:
+        """Output tokens of the branch that ends last."""
+        return self.output_tokens if self.path_tokens is None else self.path_tokens
+
+    def rows(self, rows: np.ndarray) -> TokenCounts:
+        """Those of some configurations."""
+        columns = {name: values for name, values in vars(self).items() if values is not None}
+        return TokenCounts(**{name: values[rows] if values.ndim == 3 else values for name, values in columns.items()})
+
+
 @dataclass(frozen=True)
 class Outcomes:
     """Request times and the use of each station of a chunk. Rows whose ``status`` is not ``ok`` may hold anything.
 
-    Requests are rows of a table, in the order in which they first arrive. Under closed loop ``arrival_s`` is the time
-    of release, so that latencies mean the same. Times are float64, absolute, in seconds; they are finite in every row
-    that is ``ok``.
+    Requests are rows of a table, in the order in which they first arrive. ``times`` are as clients see them, finite in
+    every row that is ``ok``.
     """
 
-    arrival_s: np.ndarray  # (config, seed, request)
-    scheduled_s: np.ndarray  # (config, seed, request): the first iteration that computes the request starts
-    first_token_s: np.ndarray  # (config, seed, request)
-    last_token_s: np.ndarray  # (config, seed, request)
-    prompt_tokens: np.ndarray  # (seed, request) or (config, seed, request), integer
-    output_tokens: np.ndarray  # (seed, request) or (config, seed, request), integer; of all branches of a request
+    times: RequestTimes
+    tokens: TokenCounts
     measured: np.ndarray  # boolean, False for the warm-up: (request,), or what broadcasts to (config, seed, request)
     makespan_s: np.ndarray  # (config, seed): from the first arrival to the last completion at any station
     stations: tuple[Use, ...]
@@ -87,10 +138,7 @@ class Outcomes:
     model_error_basis: np.ndarray  # (config,) text: what these rest on
     objectives: tuple[Bounds, ...] = ()
     itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed], all gaps after the first measured first token
-    replica: np.ndarray | None = None  # (config, seed, request) or (seed, request): which replica served it
-    cached_tokens: np.ndarray | None = None  # shaped as prompt_tokens
-    path_tokens: np.ndarray | None = None  # shaped so: output tokens of the branch that ends last; None: there is one
-    model: np.ndarray | None = None  # shaped so, too: the number of the model asked for; None: the first for all
+    model: np.ndarray | None = None  # (config, seed, request): number of the model asked for; None: the first for all
     later_wait_s: np.ndarray | None = None  # (config, seed, request): waits behind the first engine
     accelerators: np.ndarray | None = None  # (config,): devices without the CPUs that serve stages; None: all devices
     stages: tuple[StageTimes, ...] = ()  # of a pipeline

@@ -26,8 +26,8 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
     empties, is left out. Where nothing is completed by then, or all requests come at once, it is the work of the
     measured requests up to their last completion.
     """
-    first_s, last_s = window.least(outcomes.arrival_s), outcomes.arrival_s.max(axis=-1)
-    ended = outcomes.last_token_s
+    first_s, last_s = window.least(outcomes.times.arrival_s), outcomes.times.arrival_s.max(axis=-1)
+    ended = outcomes.times.last_token_s
     inside = (ended > first_s[..., None]) & (ended <= last_s[..., None])
     completed = np.count_nonzero(inside, axis=-1).astype(np.float64)
     steady = completed > 0
@@ -38,7 +38,7 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
         return flowing if steady.all() else np.where(steady, flowing, window.total(amount))
 
     accelerators = outcomes.summed("devices") if outcomes.accelerators is None else outcomes.accelerators
-    output, prompt = done(outcomes.output_tokens), done(outcomes.prompt_tokens)
+    output, prompt = done(outcomes.tokens.output_tokens), done(outcomes.tokens.prompt_tokens)
     work = {
         "throughput_rps": np.where(steady, completed, window.count),
         "output_tok_per_s": output,
@@ -76,8 +76,8 @@ def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
 
 def prefix_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
     """Prompt tokens of the measured requests that were in a cache when they came / all their prompt tokens."""
-    cached = np.zeros(1) if outcomes.cached_tokens is None else window.total(outcomes.cached_tokens)
-    return np.broadcast_to(_ratio(cached, window.total(outcomes.prompt_tokens)), outcomes.makespan_s.shape)
+    cached = np.zeros(1) if outcomes.tokens.cached_tokens is None else window.total(outcomes.tokens.cached_tokens)
+    return np.broadcast_to(_ratio(cached, window.total(outcomes.tokens.prompt_tokens)), outcomes.makespan_s.shape)
 
 
 def kv_used_mean(outcomes: Outcomes) -> np.ndarray:
@@ -129,5 +129,5 @@ def energy(outcomes: Outcomes) -> np.ndarray:
         mfu = np.divide(use.flops, busy_s * use.peak_flops[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)
         mbu = np.divide(use.bytes, busy_s * use.peak_bandwidth[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)
         joule = joule + busy_s * busy_power(tdp, idle, mfu, mbu) + idle_s * idle
-    tokens = np.asarray(outcomes.output_tokens).sum(axis=-1, dtype=np.float64)
+    tokens = np.asarray(outcomes.tokens.output_tokens).sum(axis=-1, dtype=np.float64)
     return _ratio(joule, np.broadcast_to(tokens, joule.shape))

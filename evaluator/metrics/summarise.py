@@ -54,7 +54,7 @@ def summarise(
     values |= {name: getattr(outcomes, name) for name in _TEXTS}
     values["devices"] = np.asarray(outcomes.summed("devices")).astype(np.int64)  # also of rows that cannot run
     if by_seed:
-        values |= _by_seed(values, parts, outcomes.arrival_s.shape[1])
+        values |= _by_seed(values, parts, outcomes.times.arrival_s.shape[1])
     if sides is None:
         return values
     return {name: value[: len(sides)] for name, value in values.items()} | elasticities(values, parts, sides)
@@ -77,11 +77,11 @@ def _by_warmup(outcomes: Outcomes, levels: np.ndarray, find: bool) -> Found:
 
     Runs that are compared with one another (sensitivities) must have one window.
     """
-    settled = np.ones(outcomes.arrival_s.shape[:-1], dtype=bool)
+    settled = np.ones(outcomes.times.arrival_s.shape[:-1], dtype=bool)
     longer = np.zeros(outcomes.status.size, dtype=bool)
     if outcomes.measured.size == outcomes.measured.shape[-1]:
         window = Window.of(outcomes.measured)
-        passage_s = outcomes.last_token_s[..., : window.end] - outcomes.arrival_s[..., : window.end]
+        passage_s = outcomes.times.last_token_s[..., : window.end] - outcomes.times.arrival_s[..., : window.end]
         first, settled = transient(passage_s, window.start)
         longer = find & outcomes.finds_warmup & (first > window.start).any(axis=1)
     if not longer.any():
@@ -115,19 +115,21 @@ def place(values: Mapping[str, np.ndarray], rows: np.ndarray, configs: int) -> d
 
 def select(outcomes: Outcomes, rows: np.ndarray) -> Outcomes:
     """The outcomes of some configurations."""
-    shared = ("measured", "objectives", "itl", "stations", "stages", "stage_names")
-    changes = {
-        field.name: getattr(outcomes, field.name)[rows]
-        for field in fields(outcomes)
-        if field.name not in shared and _per_config(outcomes, field.name)
-    }
-    bounds = tuple(replace(bound, bound_s=bound.bound_s[rows]) for bound in outcomes.objectives)
-    stations = tuple(_rows_of(use, rows) for use in outcomes.stations)
-    measured = outcomes.measured[rows] if outcomes.measured.ndim == 3 else outcomes.measured
-    gaps = _gaps_of(outcomes.itl, rows)
-    stages = tuple(stage.rows(rows) for stage in outcomes.stages)
+    by_config = (
+        "makespan_s", "open_loop", "status", "engine", "provenance", "calibration_set", "finds_warmup", "asked_rps",
+        "model_error", "model_error_basis", "model", "later_wait_s",
+    )  # fmt: skip
+    columns = {name: getattr(outcomes, name) for name in by_config}
     return replace(
-        outcomes, **changes, objectives=bounds, itl=gaps, stations=stations, measured=measured, stages=stages
+        outcomes,
+        **{name: column[rows] for name, column in columns.items() if column is not None},
+        times=outcomes.times.rows(rows),
+        tokens=outcomes.tokens.rows(rows),
+        objectives=tuple(replace(bound, bound_s=bound.bound_s[rows]) for bound in outcomes.objectives),
+        itl=_gaps_of(outcomes.itl, rows),
+        stations=tuple(_rows_of(use, rows) for use in outcomes.stations),
+        measured=outcomes.measured[rows] if outcomes.measured.ndim == 3 else outcomes.measured,
+        stages=tuple(stage.rows(rows) for stage in outcomes.stages),
     )
 
 
@@ -139,13 +141,6 @@ def _rows_of(use: Use, rows: np.ndarray) -> Use:
 
 def _gaps_of(itl: Sequence[Sequence[WeightedGaps]] | None, rows: np.ndarray) -> list[Sequence[WeightedGaps]] | None:
     return None if itl is None else [itl[row] for row in rows]
-
-
-def _per_config(outcomes: Outcomes, name: str) -> bool:
-    """Traffic may be common to all configurations: (seed, request) instead of (config, seed, request)."""
-    value = getattr(outcomes, name)
-    traffic = ("prompt_tokens", "output_tokens", "path_tokens", "cached_tokens", "replica")
-    return value is not None and (name not in traffic or value.ndim == 3)
 
 
 def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, first: np.ndarray | None = None) -> Found:
@@ -191,15 +186,15 @@ def _inverse_parts(value: np.ndarray, rate: np.ndarray) -> np.ndarray:
 
 def _state(outcomes: Outcomes, window: Window, settled: np.ndarray) -> dict[str, np.ndarray]:
     """saturated and steady, (config,): in at least half of the seeds."""
-    arrival_s, start, end = outcomes.arrival_s, window.start, window.end
-    grown, by_chance = growth(arrival_s, outcomes.last_token_s, start)
-    passage_s = outcomes.last_token_s - arrival_s
+    arrival_s, start, end = outcomes.times.arrival_s, window.start, window.end
+    grown, by_chance = growth(arrival_s, outcomes.times.last_token_s, start)
+    passage_s = outcomes.times.last_token_s - arrival_s
     length = passages(arrival_s[..., :end], passage_s[..., :end], start)
     half = slice((start + end) // 2, end)
     with np.errstate(invalid="ignore"):  # NaN, of arrivals all at once, compares as False
         slower = drift(arrival_s[..., half], passage_s[..., half]) > OVERLOAD
     grows = (grown > by_chance) & ((length >= FILLED) | slower)
-    waited_s = outcomes.scheduled_s - arrival_s
+    waited_s = outcomes.times.scheduled_s - arrival_s
     if outcomes.later_wait_s is not None:
         waited_s += outcomes.later_wait_s
     rises = _waits_longer(window, arrival_s, waited_s) | grows

@@ -32,7 +32,7 @@ def requests_table(
     """
     import pandas as pd
 
-    config_count, seed_count, request_count = shape = outcomes.arrival_s.shape
+    config_count, seed_count, request_count = shape = outcomes.times.arrival_s.shape
     columns: dict[str, np.ndarray] = {
         "config": np.asarray(range(config_count) if configs is None else configs)[:, None, None],
         "seed": np.asarray(range(seed_count) if seeds is None else seeds)[None, :, None],
@@ -40,18 +40,18 @@ def requests_table(
     }
     if models:
         columns["model"] = np.asarray(models)[0 if outcomes.model is None else outcomes.model]
-    if outcomes.replica is not None:
-        columns["replica"] = outcomes.replica
-    columns |= {name: getattr(outcomes, name) for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")}
-    columns |= latencies(outcomes)
-    cached = np.zeros(1, dtype=np.int64) if outcomes.cached_tokens is None else outcomes.cached_tokens
+    times, tokens = outcomes.times, outcomes.tokens
     columns |= {
-        "prompt_tokens": outcomes.prompt_tokens,
-        "output_tokens": outcomes.output_tokens,
-        "cached_tokens": cached,
+        name: getattr(times, name) for name in ("replica", "arrival_s", "scheduled_s", "first_token_s", "last_token_s")
     }
-    if outcomes.path_tokens is not None:
-        columns["path_tokens"] = outcomes.path_tokens
+    columns |= latencies(outcomes)
+    columns |= {
+        "prompt_tokens": tokens.prompt_tokens,
+        "output_tokens": tokens.output_tokens,
+        "cached_tokens": np.zeros(1, dtype=np.int64) if tokens.cached_tokens is None else tokens.cached_tokens,
+    }
+    if tokens.path_tokens is not None:
+        columns["path_tokens"] = tokens.path_tokens
     for stage in outcomes.stages:
         columns[f"{stage.name}_wait_s"], columns[f"{stage.name}_service_s"] = stage.wait_s, stage.service_s
     columns["measured"] = outcomes.measured

@@ -1,7 +1,7 @@
 """The stations of a member in tandem: the jobs of a chunk through one after the other, and what their clients see.
 
-There is no feedback: a station computes all its departures before the next starts, and these are the times at which the
-jobs come there. A station may change the order of the jobs; they are put together by their ids.
+There is no feedback: a station serves all its jobs before the next starts, and the times at which they leave are those
+at which they come there. A station may change the order of the jobs; they are put together by their ids.
 
 A prefill side hands the tokens after the first on to the decode side. Requests of one token skip all up to and with the
 decode side and join the others behind it. The gap between the first token, which the client gets from the prefill side,
@@ -15,11 +15,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from evaluator.metrics.outcomes import TokenCounts
 from evaluator.metrics.stages import StageTimes
 from evaluator.records import with_fields
 from evaluator.simulation.gaps import pooled
-from evaluator.simulation.times import is_table, stage_times
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Station, Use, WeightedGaps, each, shape_of
+from evaluator.simulation.times import stage_times
+from evaluator.stations.contract import (
+    ChunkJobs,
+    RequestTimes,
+    Station,
+    Use,
+    WeightedGaps,
+    each,
+    table_shape,
+    whole_table,
+)
 from evaluator.traffic.jobs import Jobs, Origin
 from evaluator.traffic.roles import hands_on
 
@@ -32,7 +42,7 @@ class StationVisit:
 
     station: Station
     jobs: ChunkJobs
-    departures: RequestTimes
+    times: RequestTimes
     uses: tuple[Use, ...]
     visit: int = 0  # of several visits to the LLM, which one
 
@@ -55,21 +65,14 @@ class HandedOn:
 
 @dataclass(frozen=True, eq=False)
 class ChainResult:
-    """What became of all requests of a chunk: (config, seed, request), by the id of a request.
+    """What became of all requests of a chunk, as the stations have it: (config, seed, request), by the id of a request.
 
-    ``arrival_s`` is at the first station; ``scheduled_s``, ``first_token_s`` and ``replica`` are of the first station
-    that gives tokens (of the last one, where none does), ``last_token_s`` of the last.
+    Of ``times`` the arrival is at the first station; the start of the service, the first token and the replica are of
+    the first station that gives tokens (of the last one, where none does), the last token of the last.
     """
 
-    arrival_s: np.ndarray
-    scheduled_s: np.ndarray
-    first_token_s: np.ndarray
-    last_token_s: np.ndarray
-    replica: np.ndarray
-    prompt_tokens: np.ndarray
-    output_tokens: np.ndarray  # of all stations together; of several branches those of the longest
-    made_tokens: np.ndarray | None  # of all stations and all branches; None: no request has several
-    cached_tokens: np.ndarray
+    times: RequestTimes
+    tokens: TokenCounts
     model: np.ndarray | None  # numbers of the models that the requests ask for; None where it is the first of all
     later_wait_s: np.ndarray | None  # at stations behind the first that gives tokens, in sum; None: there are none
     measured: np.ndarray  # (request,) where it is the same for all
@@ -87,8 +90,8 @@ def run_chain(stations: Sequence[Station], jobs: ChunkJobs) -> ChainResult:
     station_visits = []
     aside: dict[tuple[int, int], Jobs] = {}  # requests of one token while the others are at the decode side
     for position, station in enumerate(stations):
-        departures, *uses = station.serve(jobs)
-        station_visits.append(StationVisit(station, jobs, departures, tuple(uses)))
+        times, *uses = station.serve(jobs)
+        station_visits.append(StationVisit(station, jobs, times, tuple(uses)))
         if position + 1 < len(stations):
             rejoin = station.role is not None and station.role.prompt_resident
             jobs = _onwards(station_visits[-1], aside, hands_on(roles, position), rejoin)
@@ -99,9 +102,9 @@ def _onwards(leg: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bool
     """The jobs of the next station; ``aside`` is filled where the requests split, and emptied where they join."""
     following: list[list[Jobs]] = [[] for _ in leg.jobs]
     for at, one in each(leg.jobs):
-        left_s = leg.departures.last_token_s[at][: len(one)]
+        left_s = leg.times.last_token_s[at][one.id]
         if leg.station.role is not None:
-            one = with_fields(one, origin=_origin(leg.departures, at, len(one)))
+            one = with_fields(one, origin=_origin(leg.times, at, one.id))
         if splits:
             on, done = one.after_prefill(left_s)
             if done is not None:
@@ -116,9 +119,8 @@ def _onwards(leg: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bool
     return following
 
 
-def _origin(departures: RequestTimes, at: tuple[int, int], count: int) -> Origin:
-    served_s = departures.first_token_s[at][:count] - departures.scheduled_s[at][:count]
-    return Origin(departures.replica[at][:count], served_s)
+def _origin(times: RequestTimes, at: tuple[int, int], ids: np.ndarray) -> Origin:
+    return Origin(times.replica[at][ids], times.first_token_s[at][ids] - times.scheduled_s[at][ids])
 
 
 def journey_of(station_visits: Sequence[StationVisit]) -> ChainResult:
@@ -126,22 +128,11 @@ def journey_of(station_visits: Sequence[StationVisit]) -> ChainResult:
     start = station_visits[0]
     giving = [leg for leg in station_visits if leg.station.role is not None]
     first = giving[0] if giving else station_visits[-1]
-    shape, times = shape_of(start.jobs), first.departures
-    (arrival_s,) = _spread(start, shape, start.departures.ready_s)
-    served = (times.scheduled_s, times.first_token_s, times.last_token_s, times.replica)
-    scheduled_s, first_token_s, last_token_s, replica = _spread(first, shape, *served)
     found = ChainResult(
-        arrival_s=arrival_s,
-        scheduled_s=scheduled_s,
-        first_token_s=first_token_s,
-        last_token_s=last_token_s,
-        replica=replica,
-        prompt_tokens=_tokens(start, "prompt_tokens"),
-        output_tokens=_tokens(first, "output_tokens"),
-        made_tokens=_tokens(first, "made_tokens") if _branching(start) else None,
-        cached_tokens=_cached_tokens(start, first),
-        model=_tokens(start, "model") if _several_models(start) else None,
-        later_wait_s=_waits(station_visits[station_visits.index(first) + 1 :], shape),
+        times=replace(first.times, arrival_s=start.times.arrival_s, hit_tokens=None, visited=None),
+        tokens=_tokens_of(start, first),
+        model=_by_request(start, "model") if _several_models(start) else None,
+        later_wait_s=_waits(station_visits[station_visits.index(first) + 1 :], first.times.arrival_s.shape),
         measured=_measured(start),
         uses=tuple(use for leg in station_visits for use in leg.uses),
         itl=first.itl,
@@ -151,24 +142,12 @@ def journey_of(station_visits: Sequence[StationVisit]) -> ChainResult:
         found = _another_answer(found, leg) if again else _later_tokens(found, leg, leg.itl)
     behind = station_visits[station_visits.index(giving[-1]) + 1 :] if giving else []
     if behind:
-        found = replace(found, given_s=(found.first_token_s, found.last_token_s))
+        found = replace(found, given_s=(found.times.first_token_s, found.times.last_token_s))
     for leg in behind:
         found = _behind(found, leg)
     if any(leg.station.stage is not None for leg in station_visits):
-        makespan_s = found.last_token_s.max(axis=-1) - found.arrival_s.min(axis=-1)
+        makespan_s = found.times.last_token_s.max(axis=-1) - found.times.arrival_s.min(axis=-1)
         found = replace(found, stages=stage_times(station_visits, makespan_s), station_visits=tuple(station_visits))
-    return found
-
-
-def _spread(leg: StationVisit, shape: tuple[int, int, int], *values: np.ndarray) -> Sequence[np.ndarray]:
-    """Values of jobs (config, seed, job) -> of requests (config, seed, request); not copied where they are the same."""
-    distinct = {id(one.id): one for _, one in each(leg.jobs)}
-    if values[0].shape == shape and all(is_table(one) for one in distinct.values()):
-        return values
-    found = [np.zeros(shape, dtype=value.dtype) for value in values]
-    for at, one in each(leg.jobs):
-        for table, value in zip(found, values, strict=True):
-            table[at][one.id] = value[at][: len(one)]
     return found
 
 
@@ -179,14 +158,27 @@ def _waits(station_visits: Sequence[StationVisit], shape: tuple[int, int, int]) 
     found = np.zeros(shape)
     for leg in station_visits:
         for at, one in each(leg.jobs):
-            began_s = leg.departures.scheduled_s[at][: len(one)]
+            began_s = leg.times.scheduled_s[at][one.id]
             # Layers of KV are sent before their prompt ends: service that starts before its job is ready is no wait.
             found[at][one.id] += np.maximum(began_s - one.ready_s, 0.0)
     return found
 
 
-def _tokens(leg: StationVisit, name: str) -> np.ndarray:
-    found = np.zeros(shape_of(leg.jobs), dtype=np.int64)
+def _tokens_of(start: StationVisit, first: StationVisit) -> TokenCounts:
+    """The tokens of the requests, with the output that the first station that gives any gives."""
+    cached, hits = _by_request(start, "cached_tokens"), first.times.hit_tokens
+    if hits is not None:
+        for at, one in each(first.jobs):
+            cached[at][one.id] += hits[at][one.id]
+    prompt, output = _by_request(start, "prompt_tokens"), _by_request(first, "output_tokens")
+    if _branching(start):
+        return TokenCounts(prompt, _by_request(first, "made_tokens"), cached, path_tokens=output)
+    return TokenCounts(prompt, output, cached)
+
+
+def _by_request(leg: StationVisit, name: str) -> np.ndarray:
+    """A column of the demand of the jobs, (config, seed, request)."""
+    found = np.zeros(table_shape(leg.jobs), dtype=np.int64)
     for at, one in each(leg.jobs):
         found[at][one.id] = getattr(one.demand, name)
     return found
@@ -201,22 +193,13 @@ def _several_models(leg: StationVisit) -> bool:
     return any(demand.model.any() for demand in {id(one.demand): one.demand for _, one in each(leg.jobs)}.values())
 
 
-def _cached_tokens(start: StationVisit, leg: StationVisit) -> np.ndarray:
-    """Prompt tokens that were not computed: those known before the run, and those found in a prefix cache."""
-    found, hits = _tokens(start, "cached_tokens"), leg.departures.hit_tokens
-    if hits is not None:
-        for at, one in each(leg.jobs):
-            found[at][one.id] += hits[at][: len(one)]
-    return found
-
-
 def _measured(leg: StationVisit) -> np.ndarray:
     # By value: threads that need a mask at the same time may each have built it, and statistics of one mask for all sum
     # in another order than those of a mask for each.
     distinct = list({id(one.measured): one for _, one in each(leg.jobs)}.values())
-    if distinct and all(is_table(one) and np.array_equal(one.measured, distinct[0].measured) for one in distinct):
+    if distinct and all(whole_table(one) and np.array_equal(one.measured, distinct[0].measured) for one in distinct):
         return distinct[0].measured
-    found = np.zeros(shape_of(leg.jobs), dtype=bool)
+    found = np.zeros(table_shape(leg.jobs), dtype=bool)
     for at, one in each(leg.jobs):
         found[at][one.id] = one.measured
     return found
@@ -224,22 +207,21 @@ def _measured(leg: StationVisit) -> np.ndarray:
 
 def _later_tokens(found: ChainResult, leg: StationVisit, itl: Gaps | None) -> ChainResult:
     """With the tokens that a later engine gives, and the gap before the first of them."""
-    last_token_s, output = found.last_token_s.copy(), found.output_tokens.copy()
-    made = None if found.made_tokens is None else found.made_tokens.copy()
+    last_token_s, tokens = found.times.last_token_s.copy(), _copied(found.tokens)
     gaps = None if found.itl is None else [list(seeds) for seeds in found.itl]
     handed = HandedOn(np.zeros_like(last_token_s), np.zeros_like(last_token_s))
     for at, one in each(leg.jobs):
-        times, ids = leg.departures, one.id[one.measured]
+        ids = one.id[one.measured]
         if gaps is not None and itl is not None:
-            across = times.first_token_s[at][: len(one)][one.measured] - last_token_s[at][ids]
+            across = leg.times.first_token_s[at][ids] - last_token_s[at][ids]
             weights = np.broadcast_to(np.asarray(one.demand.branches, dtype=np.float64), len(one))[one.measured]
             gaps[at[0]][at[1]] = pooled([gaps[at[0]][at[1]], (across, weights), itl[at[0]][at[1]]])
             handed.gap_s[at][ids], handed.sequences[at][ids] = across, weights
-        last_token_s[at][one.id] = times.last_token_s[at][: len(one)]
-        output[at][one.id] += one.demand.output_tokens
-        if made is not None:
-            made[at][one.id] += one.demand.made_tokens
-    return replace(found, last_token_s=last_token_s, output_tokens=output, made_tokens=made, itl=gaps, handed=handed)
+        last_token_s[at][one.id] = leg.times.last_token_s[at][one.id]
+        tokens.longest[at][one.id] += one.demand.output_tokens
+        if tokens.path_tokens is not None:
+            tokens.output_tokens[at][one.id] += one.demand.made_tokens
+    return replace(found, times=replace(found.times, last_token_s=last_token_s), tokens=tokens, itl=gaps, handed=handed)
 
 
 def _another_answer(found: ChainResult, leg: StationVisit) -> ChainResult:
@@ -247,33 +229,40 @@ def _another_answer(found: ChainResult, leg: StationVisit) -> ChainResult:
 
     How the gaps between tokens are spread over the answers is not known.
     """
-    times = {name: getattr(found, name).copy() for name in ("first_token_s", "last_token_s")}
-    tokens = {name: getattr(found, name).copy() for name in ("prompt_tokens", "output_tokens", "cached_tokens")}
-    made = None if found.made_tokens is None else found.made_tokens.copy()
+    names, tokens = ("first_token_s", "last_token_s"), _copied(found.tokens)
+    times = replace(found.times, **{name: getattr(found.times, name).copy() for name in names})
+    assert tokens.cached_tokens is not None
     for at, one in each(leg.jobs):
-        if made is not None:
-            made[at][one.id] = one.demand.made_tokens
-        for name, table in times.items():
-            table[at][one.id] = getattr(leg.departures, name)[at][: len(one)]
-        for name, table in tokens.items():
-            table[at][one.id] = getattr(one.demand, name)
-    return replace(found, **times, **tokens, made_tokens=made, itl=None)
+        for name in names:
+            getattr(times, name)[at][one.id] = getattr(leg.times, name)[at][one.id]
+        tokens.prompt_tokens[at][one.id] = one.demand.prompt_tokens
+        tokens.cached_tokens[at][one.id] = one.demand.cached_tokens
+        tokens.longest[at][one.id] = one.demand.output_tokens
+        if tokens.path_tokens is not None:
+            tokens.output_tokens[at][one.id] = one.demand.made_tokens
+    return replace(found, times=times, tokens=tokens, itl=None)
+
+
+def _copied(tokens: TokenCounts) -> TokenCounts:
+    """To be written to."""
+    return TokenCounts(**{name: values.copy() for name, values in vars(tokens).items() if values is not None})
 
 
 def _behind(found: ChainResult, leg: StationVisit) -> ChainResult:
     """With what a station behind the last engine does to the answers: it passes on each token, or holds them all."""
-    first_token_s, last_token_s = found.first_token_s.copy(), found.last_token_s.copy()
+    first_token_s, last_token_s = found.times.first_token_s.copy(), found.times.last_token_s.copy()
     for at, one in each(leg.jobs):
-        left_s = leg.departures.last_token_s[at][: len(one)]
+        left_s = leg.times.last_token_s[at][one.id]
         seen_s = first_token_s[at][one.id] + (left_s - one.ready_s) if leg.station.streams else left_s
-        if leg.departures.visited is not None:
-            seen_s = np.where(leg.departures.visited[at][: len(one)], seen_s, first_token_s[at][one.id])
+        if leg.times.visited is not None:
+            seen_s = np.where(leg.times.visited[at][one.id], seen_s, first_token_s[at][one.id])
         first_token_s[at][one.id], last_token_s[at][one.id] = seen_s, left_s
     gaps, handed = found.itl, found.handed
     if gaps is not None and not leg.station.streams:
-        some = leg.departures.visited is not None  # of pooled gaps nobody knows whose they are
+        some = leg.times.visited is not None  # of pooled gaps nobody knows whose they are
         gaps, handed = None if some else [[_at_once(one) for one in seeds] for seeds in gaps], None
-    return replace(found, first_token_s=first_token_s, last_token_s=last_token_s, itl=gaps, handed=handed)
+    times = replace(found.times, first_token_s=first_token_s, last_token_s=last_token_s)
+    return replace(found, times=times, itl=gaps, handed=handed)
 
 
 def _at_once(gaps: WeightedGaps) -> WeightedGaps:

@@ -203,7 +203,7 @@ def _told(lane: JointLane, found: joint.NetworkResult) -> JointResult:
         pools = tuple(_told_of_pool(found, pool, number, start) for number in phase.stations)
         phases.append(
             PhaseResult(
-                ready_s=found.sent_s[at],
+                arrival_s=found.sent_s[at],
                 scheduled_s=found.scheduled_s[at],
                 first_token_s=found.first_token_s[at],
                 last_token_s=found.last_token_s[at],
@@ -215,7 +215,7 @@ def _told(lane: JointLane, found: joint.NetworkResult) -> JointResult:
     if len(phases) == 1:
         return JointResult(tuple(phases), None)
     began_s = found.link_s[len(lane.phases[0]) : lane.jobs]
-    link = LinkTimes(phases[0].last_token_s[lane.goes_on], began_s, phases[1].ready_s)
+    link = LinkTimes(phases[0].last_token_s[lane.goes_on], began_s, phases[1].arrival_s)
     return JointResult(tuple(phases), link)
 
 

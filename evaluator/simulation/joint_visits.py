@@ -16,7 +16,15 @@ from evaluator.plan.phases import PhasePools
 from evaluator.simulation.chain import StationVisit
 from evaluator.simulation.gaps import pooled
 from evaluator.simulation.use import check_served, use_of
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Station, each, shape_of, use_without_devices
+from evaluator.stations.contract import (
+    ChunkJobs,
+    RequestTimes,
+    Station,
+    each,
+    shape_of,
+    table_shape,
+    use_without_devices,
+)
 from evaluator.traffic.jobs import Jobs, Origin
 
 At = tuple[int, int]
@@ -36,7 +44,7 @@ class PoolServed:
 class PhaseResult:
     """A side after a run: times and replicas of its jobs, (job,) in the order of the jobs that came there."""
 
-    ready_s: np.ndarray
+    arrival_s: np.ndarray
     scheduled_s: np.ndarray
     first_token_s: np.ndarray
     last_token_s: np.ndarray
@@ -81,10 +89,11 @@ def legs_in_one_loop(
 def _side_leg(
     configurations: Sequence[Configuration], phase: PhasePools, jobs: ChunkJobs, runs: Mapping[At, PhaseResult]
 ) -> StationVisit:
-    found = RequestTimes.empty(jobs)
+    found = RequestTimes.empty(table_shape(jobs))
     for at, run in runs.items():
-        for name in ("ready_s", "scheduled_s", "first_token_s", "last_token_s", "replica"):
-            getattr(found, name)[at][: len(run.replica)] = getattr(run, name)
+        ids = jobs[at[0]][at[1]].id
+        for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "replica"):
+            getattr(found, name)[at][ids] = getattr(run, name)
     check_served(configurations, found)
     uses = [_use(configurations, phase, place, jobs, found, runs) for place in range(len(phase.stations))]
     name = configurations[0].stations[phase.stations.start].name if len(uses) == 1 else phase.role.name
@@ -115,7 +124,7 @@ def _use(
     for at, run in runs.items():
         pool, one = run.pools[place], jobs[at[0]][at[1]]
         totals.add(at, pool.done)
-        chosen = served.replica[at][: len(one)].astype(np.int64) - pool.first
+        chosen = served.replica[at][one.id].astype(np.int64) - pool.first
         own[at[0]][at[1]] = replace(one, chosen=chosen)
         itl[at[0]][at[1]] = pool.gaps
     return use_of(pools, own, totals, itl)
@@ -127,19 +136,19 @@ def _link_leg(
     """The link behind a prefill side, which requests of one token do not pass."""
     jobs: list[list[Jobs]] = [[] for _ in before.jobs]
     for at, one in each(before.jobs):
-        times = before.departures
-        served_s = (times.first_token_s - times.scheduled_s)[at][: len(one)]
-        came = replace(one, origin=Origin(times.replica[at][: len(one)], served_s))
-        jobs[at[0]].append(came.after_prefill(times.last_token_s[at][: len(one)])[0])
-    found, busy_s = RequestTimes.empty(jobs), np.zeros(shape_of(jobs)[:2])
+        times, ids = before.times, one.id
+        served_s = times.first_token_s[at][ids] - times.scheduled_s[at][ids]
+        came = replace(one, origin=Origin(times.replica[at][ids], served_s))
+        jobs[at[0]].append(came.after_prefill(times.last_token_s[at][ids])[0])
+    found, busy_s = RequestTimes.empty(table_shape(jobs)), np.zeros(shape_of(jobs)[:2])
     for at, one in each(jobs):
         run = links.get(at)
         if run is None:
             continue
-        for name, column in (("ready_s", run.ready_s), ("scheduled_s", run.started_s), ("last_token_s", run.left_s)):
-            getattr(found, name)[at][: len(one)] = column
+        for name, column in (("arrival_s", run.ready_s), ("scheduled_s", run.started_s), ("last_token_s", run.left_s)):
+            getattr(found, name)[at][one.id] = column
         assert one.origin is not None
-        found.replica[at][: len(one)] = one.origin.replica
+        found.replica[at][one.id] = one.origin.replica
         latency_s = configurations[at[0]].link.latency_s  # type: ignore[union-attr]
         busy_s[at] = (run.left_s - run.started_s - latency_s).sum()
     found.first_token_s[...] = found.last_token_s
@@ -153,6 +162,6 @@ def _link_leg(
 
 def _sent(link: StationVisit) -> ChunkJobs:
     return [
-        [one.at(link.departures.last_token_s[config, seed][: len(one)]) for seed, one in enumerate(of_seeds)]
+        [one.at(link.times.last_token_s[config, seed][one.id]) for seed, one in enumerate(of_seeds)]
         for config, of_seeds in enumerate(link.jobs)
     ]

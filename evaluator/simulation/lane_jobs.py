@@ -16,7 +16,7 @@ from evaluator.plan import Configuration
 from evaluator.plan.simulators import has_frontend, is_coupled, routed_by
 from evaluator.routing import Sent, assign, router_of, stream
 from evaluator.scenario import Deployment
-from evaluator.stations.contract import ChunkJobs
+from evaluator.stations.contract import ChunkJobs, whole_table
 from evaluator.traffic.jobs import Jobs
 
 OPEN_LOOP = 1 << 30
@@ -46,6 +46,11 @@ class LaneJobs:
     def id_of(self, number: int) -> int:
         """The id of a request that the reference knows by a number."""
         return number if self.by_id else int(self.jobs.id[self.served][number])
+
+    @property
+    def rows(self) -> np.ndarray | slice:
+        """Where its requests stand in tables by id."""
+        return self.served if whole_table(self.jobs) else self.jobs.id[self.served]
 
     @property
     def measured_from(self) -> int:

@@ -31,17 +31,15 @@ def outcomes_of(
     table = load_errors()
     errors = [expected(configuration, table) for configuration in configurations]
     return Outcomes(
-        arrival_s=chain_result.arrival_s,
-        scheduled_s=chain_result.scheduled_s,
-        first_token_s=chain_result.first_token_s + first_later_s,
-        last_token_s=chain_result.last_token_s + last_later_s,
-        prompt_tokens=chain_result.prompt_tokens,
-        output_tokens=chain_result.output_tokens if chain_result.made_tokens is None else chain_result.made_tokens,
-        path_tokens=None if chain_result.made_tokens is None else chain_result.output_tokens,
-        cached_tokens=chain_result.cached_tokens,
+        times=replace(
+            chain_result.times,
+            first_token_s=chain_result.times.first_token_s + first_later_s,
+            last_token_s=chain_result.times.last_token_s + last_later_s,
+        ),
+        tokens=chain_result.tokens,
         later_wait_s=chain_result.later_wait_s,
         measured=chain_result.measured,
-        makespan_s=chain_result.last_token_s.max(axis=-1) - chain_result.arrival_s.min(axis=-1),
+        makespan_s=chain_result.times.last_token_s.max(axis=-1) - chain_result.times.arrival_s.min(axis=-1),
         stations=by_pool(configurations, chain_result.uses),
         open_loop=np.array([configuration.open_loop for configuration in configurations]),
         one_batch=np.array([configuration.one_batch for configuration in configurations]),
@@ -55,7 +53,6 @@ def outcomes_of(
         asked_rps=np.array([_asked_rps(configuration) for configuration in configurations]),
         objectives=bounds_of([configuration.objectives for configuration in configurations]),
         itl=_gaps(chain_result, last_later_s - first_later_s),
-        replica=chain_result.replica,
         model=chain_result.model,
         accelerators=np.array([configuration.accelerators for configuration in configurations]),
         stages=chain_result.stages,
@@ -140,13 +137,14 @@ def _around_the_engine(
     ahead are those of the decode side: they hold up all tokens but the first. Where a stage holds the tokens until
     the last has come, such as a guard, they hold up the first as well.
     """
-    first, last = np.zeros_like(chain_result.first_token_s), np.zeros_like(chain_result.last_token_s)
-    held = chain_result.first_token_s == chain_result.last_token_s
-    given_first, given_last = chain_result.given_s or (chain_result.first_token_s, chain_result.last_token_s)
+    times = chain_result.times
+    first, last = np.zeros_like(times.first_token_s), np.zeros_like(times.last_token_s)
+    held = times.first_token_s == times.last_token_s
+    given_first, given_last = chain_result.given_s or (times.first_token_s, times.last_token_s)
     for position, configuration in enumerate(configurations):
         if configuration.status != OK:
             continue
-        output, replica = chain_result.output_tokens[position], chain_result.replica[position]
+        output, replica = chain_result.tokens.longest[position], times.replica[position]
         pools = [configuration.stations[number] for number in configuration.phases[0].stations]
         until = 0
         for pool in pools:

@@ -175,12 +175,12 @@ def pool_run(
 def side_served(run: PhaseRun) -> PhaseResult:
     """What became of the jobs of a side, and of the replicas of its pools."""
     parts = [run.phase.parts[index] for index in run.jobs.id.tolist()]
-    ready_s, scheduled_s, first_s, last_s = (
+    arrival_s, scheduled_s, first_s, last_s = (
         np.array([getattr(part, name) for part in parts], dtype=float)
         for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
     )
     replica = np.array([part.replica for part in parts], dtype=np.int64)
-    found = PhaseResult(ready_s, scheduled_s, first_s, last_s, replica, ())
+    found = PhaseResult(arrival_s, scheduled_s, first_s, last_s, replica, ())
     return replace(found, pools=tuple(_pool_served(run, replicas, found) for replicas in run.pools))
 
 
@@ -195,5 +195,5 @@ def _gaps_of(gaps: Gaps, replica: int, jobs: Jobs, served: PhaseResult) -> Weigh
     if not here.any():
         return gaps.after(np.inf)
     counted = np.flatnonzero(here)
-    first = counted[np.lexsort((jobs.id[counted], served.ready_s[counted]))[0]]
+    first = counted[np.lexsort((jobs.id[counted], served.arrival_s[counted]))[0]]
     return gaps.after(float(served.first_token_s[first]))

@@ -11,7 +11,7 @@ from evaluator.metrics.outcomes import OK
 from evaluator.plan import Configuration
 from evaluator.plan.phases import group_of_replicas
 from evaluator.routing.phases import Asking
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, each
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, each, table_shape
 from evaluator.traffic.jobs import Jobs
 
 Serve = Callable[[ChunkJobs], tuple[RequestTimes, *tuple[Use, ...]]]
@@ -26,18 +26,18 @@ def serve_side(
     """
     told = [[_told(configurations[config], seeds[seed], phase, one) for seed, one in enumerate(of_seeds)]
             for config, of_seeds in enumerate(jobs)]  # fmt: skip
-    found, uses = RequestTimes.empty(jobs), []
+    found, uses = RequestTimes.empty(table_shape(jobs)), []
     first = np.zeros(len(configurations), dtype=np.int64)  # the number on the side of each pool's first replica
     for number, serve in enumerate(pools):
         own = [[_from(one, int(first[config])) for one in of_seeds] for config, of_seeds in enumerate(told)]
-        departures, *use = serve(own)
+        times, *use = serve(own)
         uses += use
         counts = np.array([m.stations[m.phases[phase].stations[number]].deployment.ranks for m in configurations])
         for at, one in each(own):
-            mine = np.flatnonzero(_mine(one, int(counts[at[0]])))
-            for name in ("ready_s", "scheduled_s", "first_token_s", "last_token_s"):
-                getattr(found, name)[at][mine] = getattr(departures, name)[at][mine]
-            found.replica[at][mine] = departures.replica[at][mine] + first[at[0]]
+            mine = one.id[_mine(one, int(counts[at[0]]))]
+            for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s"):
+                getattr(found, name)[at][mine] = getattr(times, name)[at][mine]
+            found.replica[at][mine] = times.replica[at][mine] + first[at[0]]
         first += counts
     return found, *uses
 

@@ -46,11 +46,11 @@ def begun_ahead(stations: Sequence[Station], sent_s: Times, ahead: Callable[[At]
     serve_last = found[-1].serve
 
     def last(jobs: ChunkJobs) -> tuple[RequestTimes, *tuple[Use, ...]]:
-        departures, *uses = serve_last(jobs)
-        left_s = departures.last_token_s.copy()
+        times, *uses = serve_last(jobs)
+        left_s = times.last_token_s.copy()
         for at, one in each(jobs):
-            left_s[at][: len(one)] = np.maximum(left_s[at][: len(one)], came_s[at][one.id])
-        return replace(departures, first_token_s=left_s, last_token_s=left_s), *uses
+            left_s[at][one.id] = np.maximum(left_s[at][one.id], came_s[at][one.id])
+        return replace(times, first_token_s=left_s, last_token_s=left_s), *uses
 
     found[-1] = replace(found[-1], serve=last)
     return found

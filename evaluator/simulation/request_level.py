@@ -13,7 +13,7 @@ from evaluator.plan import Configuration, ReplicaBuild, StationPlan, request_siz
 from evaluator.reference.request_level import Instances, WholeRequest, collocated, decode, prefill
 from evaluator.simulation.lane_jobs import LaneJobs, slots
 from evaluator.simulation.use import check_served, use_of
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Use
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, table_shape
 from evaluator.traffic.roles import Role
 
 
@@ -25,13 +25,13 @@ def serve_requests(
     A slot has one replica, or all where they share a queue. Busy times, iterations, KV in use and the gaps between
     tokens are not known.
     """
-    departures = RequestTimes.empty(jobs)
+    times = RequestTimes.empty(table_shape(jobs))
     pools = [configuration.stations[station] for configuration in configurations]
     for slot in slots(configurations, jobs, seeds, station):
         requests = _served(slot, pools[slot.position], seeds[slot.seed])
-        _add(departures, slot, pools[slot.position].role, requests)
-    check_served(configurations, departures)
-    return departures, use_of(pools, jobs, PoolTotals.unknown(len(configurations), len(seeds)), None)
+        _add(times, slot, pools[slot.position].role, requests)
+    check_served(configurations, times)
+    return times, use_of(pools, jobs, PoolTotals.unknown(len(configurations), len(seeds)), None)
 
 
 def _served(slot: LaneJobs, pool: StationPlan, seed: int) -> list[WholeRequest]:
@@ -52,9 +52,9 @@ def _served(slot: LaneJobs, pool: StationPlan, seed: int) -> list[WholeRequest]:
     return requests
 
 
-def _add(departures: RequestTimes, slot: LaneJobs, role: Role, requests: Sequence[WholeRequest]) -> None:
-    at, served = slot.at, slot.served
-    departures.ready_s[at][served] = slot.jobs.ready_s[served]
+def _add(times: RequestTimes, slot: LaneJobs, role: Role, requests: Sequence[WholeRequest]) -> None:
+    at, rows = slot.at, slot.rows
+    times.arrival_s[at][rows] = slot.jobs.ready_s[slot.served]
     if role.prompt_resident:
         names = ("decode_scheduled_s", "second_token_s", "last_token_s", "decode_instance")
     elif role.first_token_only:
@@ -62,10 +62,10 @@ def _add(departures: RequestTimes, slot: LaneJobs, role: Role, requests: Sequenc
     else:
         names = ("scheduled_s", "first_token_s", "last_token_s", "instance")
     scheduled, first, last, instance = ([getattr(one, name) for one in requests] for name in names)
-    departures.scheduled_s[at][served] = scheduled
-    departures.first_token_s[at][served] = first
-    departures.last_token_s[at][served] = last
-    departures.replica[at][served] = instance if slot.replica < 0 else slot.replica
+    times.scheduled_s[at][rows] = scheduled
+    times.first_token_s[at][rows] = first
+    times.last_token_s[at][rows] = last
+    times.replica[at][rows] = instance if slot.replica < 0 else slot.replica
 
 
 def _instances(pool: StationPlan) -> Instances:

@@ -22,7 +22,18 @@ from evaluator.simulation.phases import Serve
 from evaluator.simulation.prefetch import At, Times, begun_ahead, telling
 from evaluator.stages import Batched, Delay, Pass, Served, Shipped
 from evaluator.stations.batch import BatchServers, serve_in_batches
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Station, each, ready_times, shape_of
+from evaluator.stations.contract import (
+    ChunkJobs,
+    JobColumns,
+    RequestTimes,
+    Station,
+    by_id,
+    each,
+    passed_on,
+    ready_times,
+    shape_of,
+    table_shape,
+)
 from evaluator.stations.delay import serve_delayed
 from evaluator.stations.queue import serve_in_turn
 from evaluator.traffic.jobs import Demand, Jobs
@@ -140,24 +151,25 @@ def _serve(stop: StepStation, run: Run, jobs: ChunkJobs) -> tuple[RequestTimes, 
     queues = max(map(len, rows), default=1)
     partial = any(len(row) != 1 or row[0] is not None for row in rows)
     if not partial:
-        departures, use = run(stop, jobs, 1)
-        return departures, on_pool(stop, use)
+        served, use = run(stop, jobs, 1)
+        return by_id(jobs, served), on_pool(stop, use)
     seeds = len(jobs[0])
     own: list[list[Jobs]] = [[_none(one) for one in jobs[row // queues]] for row in range(len(jobs) * queues)]
     for (at, one), row in zip(each(jobs), rows, strict=True):
         for queue, positions in enumerate(row):
             own[at[0] * queues + queue][at[1]] = one if positions is None else one.some(positions)
     served, use = run(stop, own, queues)
-    ready_s = ready_times(jobs)
-    found = RequestTimes(ready_s, ready_s.copy(), ready_s.copy(), ready_s.copy(), np.zeros(ready_s.shape, np.int32))
-    visited = np.zeros(ready_s.shape, dtype=bool)
+    found = RequestTimes.empty(table_shape(jobs))
+    visited = np.zeros(found.arrival_s.shape, dtype=bool)
     for (at, one), row in zip(each(jobs), rows, strict=True):
-        for queue, given in enumerate(row):
-            positions = np.arange(len(one)) if given is None else given
+        for column in (found.arrival_s, found.scheduled_s, found.first_token_s, found.last_token_s):
+            column[at][one.id] = one.ready_s  # who passes by leaves at once
+        for queue, _ in enumerate(row):
             source = at[0] * queues + queue, at[1]
+            ids = own[source[0]][source[1]].id
             for name in ("scheduled_s", "first_token_s", "last_token_s", "replica"):
-                getattr(found, name)[at][positions] = getattr(served, name)[source][: len(positions)]
-            visited[at][positions] = True
+                getattr(found, name)[at][ids] = served[name][source][: len(ids)]
+            visited[at][ids] = True
     busy_s = use.totals.busy_s.reshape(len(jobs), queues, seeds).sum(axis=1)
     totals = use.totals.rows(slice(None, None, queues))._replace(busy_s=busy_s)
     whole: dict[str, Any] = {
@@ -189,7 +201,7 @@ def _none(jobs: Jobs) -> Jobs:
 # --- how each kind of step is served; ``queues`` rows of the jobs are of one configuration
 
 
-Run = Callable[[StepStation, ChunkJobs, int], tuple[RequestTimes, Use]]
+Run = Callable[[StepStation, ChunkJobs, int], tuple[JobColumns, Use]]
 
 
 def _by_job(stop: StepStation, jobs: ChunkJobs, queues: int, values: Callable[[Any], ArrayLike]) -> np.ndarray:
@@ -201,16 +213,16 @@ def _by_job(stop: StepStation, jobs: ChunkJobs, queues: int, values: Callable[[A
     return found
 
 
-def _delayed(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[RequestTimes, Use]:
+def _delayed(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
     return serve_delayed(stop.label, jobs, _by_job(stop, jobs, queues, lambda step: step.seconds))
 
 
-def _in_turn(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[RequestTimes, Use]:
+def _in_turn(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
     count = np.array([stop.servers(row // queues) for row in range(len(jobs))], dtype=np.int64)
     return serve_in_turn(stop.label, jobs, _by_job(stop, jobs, queues, lambda step: step.seconds), count)
 
 
-def _batched(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[RequestTimes, Use]:
+def _batched(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
     servers = []
     for row in range(len(jobs)):
         step: Batched = stop.step((row // queues, 0))
@@ -219,7 +231,7 @@ def _batched(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[RequestTi
     return serve_in_batches(stop.label, jobs, servers)
 
 
-def _shipped(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[RequestTimes, Use]:
+def _shipped(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
     took_s = _by_job(stop, jobs, queues, lambda step: np.asarray(step.bytes) / step.bandwidth)
     configs = range(len(jobs) // queues)
     faster = np.repeat([stop.factor(config, "link_bandwidth") for config in configs], queues)
@@ -230,37 +242,34 @@ def _shipped(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[RequestTi
     if not shared.all():
         alone, _ = serve_delayed(stop.label, jobs, took_s)
         found = _chosen(shared, found, alone)
-    left_s = found.last_token_s + np.repeat(slower, queues)[:, None, None]
-    return replace(found, first_token_s=left_s, last_token_s=left_s), use
+    left_s = found["last_token_s"] + np.repeat(slower, queues)[:, None, None]
+    return found | {"first_token_s": left_s, "last_token_s": left_s}, use
 
 
-def _chosen(first: np.ndarray, one: RequestTimes, other: RequestTimes) -> RequestTimes:
-    """The departures of ``one`` for the configurations where ``first`` (config,), else those of ``other``."""
+def _chosen(first: np.ndarray, one: JobColumns, other: JobColumns) -> JobColumns:
+    """What ``one`` says of the configurations where ``first`` (config,), else what ``other`` does."""
     names = ("scheduled_s", "first_token_s", "last_token_s")
-    return replace(
-        one, **{name: np.where(first[:, None, None], getattr(one, name), getattr(other, name)) for name in names}
-    )
+    return one | {name: np.where(first[:, None, None], one[name], other[name]) for name in names}
 
 
-def _passed(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[RequestTimes, Use]:
+def _passed(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
     """Through the engine's pool, in which a request is as many jobs as it has sequences."""
     assert stop.serve is not None
     asked = [[_passes(stop, (config, seed), one) for seed, one in enumerate(own)] for config, own in enumerate(jobs)]
     served, *uses = stop.serve(asked)
-    found = RequestTimes.empty(jobs)
+    scheduled_s, left_s, replica = (
+        np.zeros(shape_of(jobs)),
+        np.zeros(shape_of(jobs)),
+        np.zeros(shape_of(jobs), np.int32),
+    )
     for at, one in each(jobs):
-        shape = len(one), stop.step(at).sequences
-        of = {name: getattr(served, name)[at][: shape[0] * shape[1]].reshape(shape) for name in _SERVED}
-        last = of["last_token_s"].argmax(axis=1)[:, None] if len(one) else np.zeros((0, 1), dtype=np.int64)
-        left_s = np.take_along_axis(of["last_token_s"], last, axis=1)[:, 0]
-        found.ready_s[at][: len(one)] = one.ready_s
-        found.scheduled_s[at][: len(one)] = of["scheduled_s"].min(axis=1, initial=np.inf)
-        found.first_token_s[at][: len(one)] = found.last_token_s[at][: len(one)] = left_s
-        found.replica[at][: len(one)] = np.take_along_axis(of["replica"], last, axis=1)[:, 0]
-    return found, replace(uses[0], itl=None)
-
-
-_SERVED = ("scheduled_s", "last_token_s", "replica")
+        passes = asked[at[0]][at[1]].id.reshape(len(one), stop.step(at).sequences)
+        sequence_left_s = served.last_token_s[at][passes]
+        last = sequence_left_s.argmax(axis=1)[:, None] if len(one) else np.zeros((0, 1), dtype=np.int64)
+        scheduled_s[at][: len(one)] = served.scheduled_s[at][passes].min(axis=1, initial=np.inf)
+        left_s[at][: len(one)] = np.take_along_axis(sequence_left_s, last, axis=1)[:, 0]
+        replica[at][: len(one)] = np.take_along_axis(served.replica[at][passes], last, axis=1)[:, 0]
+    return passed_on(ready_times(jobs), scheduled_s, left_s, replica), replace(uses[0], itl=None)
 
 
 def _passes(stop: StepStation, at: At, jobs: Jobs) -> Jobs:

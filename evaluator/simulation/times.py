@@ -10,8 +10,7 @@ import numpy as np
 
 from evaluator.metrics.stages import StageTimes
 from evaluator.plan.pipeline import LLM_TIMES
-from evaluator.stations.contract import each, shape_of
-from evaluator.traffic.jobs import Jobs
+from evaluator.stations.contract import each, table_shape, whole_table
 
 if TYPE_CHECKING:
     from evaluator.simulation.chain import StationVisit
@@ -44,27 +43,23 @@ def spans_of(leg: StationVisit, shape: tuple[int, int, int]) -> list[Span]:
 
 
 def _by_request(leg: StationVisit, shape: tuple[int, int, int]) -> list[np.ndarray]:
-    """The times of a leg by request; not copied where all requests come, in their order."""
-    values = [getattr(leg.departures, name) for name in ("ready_s", "scheduled_s", "first_token_s", "last_token_s")]
-    visited = leg.departures.visited
-    if visited is None and values[0].shape == shape and all(is_table(one) for _, one in each(leg.jobs)):
+    """The times of a leg, NaN of requests that do not come; not copied where all do."""
+    values = [getattr(leg.times, name) for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")]
+    if leg.times.visited is None and values[0].shape == shape and all(whole_table(one) for _, one in each(leg.jobs)):
         return values
-    found = [np.full(shape, np.nan) for _ in values]
+    came = np.zeros(shape, dtype=bool)
     for at, one in each(leg.jobs):
-        came = slice(None) if visited is None else visited[at][: len(one)]
-        for table, value in zip(found, values, strict=True):
-            table[at][one.id[came]] = value[at][: len(one)][came]
+        came[at][one.id] = True if leg.times.visited is None else leg.times.visited[at][one.id]
+    found = [np.full(shape, np.nan) for _ in values]
+    for table, value in zip(found, values, strict=True):
+        width = value.shape[-1]  # narrower where the last requests do not come
+        table[..., :width][came[..., :width]] = value[came[..., :width]]
     return found
-
-
-def is_table(jobs: Jobs) -> bool:
-    """Whether all requests are there, in their order."""
-    return bool((jobs.id == np.arange(len(jobs))).all())
 
 
 def stage_times(station_visits: Sequence[StationVisit], makespan_s: np.ndarray) -> tuple[StageTimes, ...]:
     """Of every stage, and of each step of a stage that has several."""
-    shape = shape_of(station_visits[0].jobs)
+    shape = table_shape(station_visits[0].jobs)
     steps: dict[str, dict[str, StageTimes]] = {}  # by stage, in the order of the legs
     for leg in station_visits:
         utilisation = _utilisation(leg, makespan_s)

@@ -23,7 +23,7 @@ from evaluator.simulation.lane_jobs import LaneJobs, slots
 from evaluator.simulation.session_turns import follows_of
 from evaluator.simulation.use import add_kept, check_served, use_of
 from evaluator.speculation import keys
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, table_shape
 from evaluator.traffic.jobs import Demand, branch_units, shared_units
 from evaluator.traffic.requests import cached_by_content
 
@@ -42,22 +42,22 @@ def serve_tokens(
     Runs of alike iterations are leapt over: times, gaps between tokens and totals are the same as token by token.
     ``observe`` is called after every iteration, or leap; request numbers are those within the slot.
     """
-    departures, totals = RequestTimes.empty(jobs), PoolTotals.empty(len(configurations), len(seeds))
+    times, totals = RequestTimes.empty(table_shape(jobs)), PoolTotals.empty(len(configurations), len(seeds))
     if any(
         cached_by_content(configuration.workload, configuration.stations[station].deployment)
         for configuration in configurations
     ):
-        departures = replace(departures, hit_tokens=np.zeros(departures.replica.shape, dtype=np.int64))
+        times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))
     gaps: list[list[list[WeightedGaps]]] = [[[] for _ in seeds] for _ in configurations]
     pools = [configuration.stations[station] for configuration in configurations]
     for slot in slots(configurations, jobs, seeds, station):
         outcome, found = _serve(configurations[slot.position], pools[slot.position], slot, seeds[slot.seed], observe)
-        _add(departures, totals, slot, outcome)
+        _add(times, totals, slot, outcome)
         gaps[slot.position][slot.seed].append(found)
-    check_served(configurations, departures)
-    add_kept(pools, jobs, departures, totals)
+    check_served(configurations, times)
+    add_kept(pools, jobs, times, totals)
     itl = [[pooled(parts) for parts in row] for row in gaps]
-    return departures, use_of(pools, jobs, totals, itl, departures.hit_tokens)
+    return times, use_of(pools, jobs, totals, itl, times.hit_tokens)
 
 
 def _serve(
@@ -198,12 +198,12 @@ def _conversations(
     return Conversations(requests, list(zip(*(column.tolist() for column in follows), strict=True)), seen_s)
 
 
-def _add(departures: RequestTimes, totals: PoolTotals, slot: LaneJobs, outcome: PoolOutcome) -> None:
-    at, served, requests = slot.at, slot.served, outcome.requests
-    departures.ready_s[at][served] = [request.arrival_s for request in requests]
+def _add(times: RequestTimes, totals: PoolTotals, slot: LaneJobs, outcome: PoolOutcome) -> None:
+    at, rows, requests = slot.at, slot.rows, outcome.requests
+    times.arrival_s[at][rows] = [request.arrival_s for request in requests]
     for name in ("scheduled_s", "first_token_s", "last_token_s"):
-        getattr(departures, name)[at][served] = [getattr(request, name) for request in requests]
-    departures.replica[at][served] = [request.replica for request in requests] if slot.replica < 0 else slot.replica
-    if departures.hit_tokens is not None:
-        departures.hit_tokens[at][served] = [request.hit_tokens for request in requests]
+        getattr(times, name)[at][rows] = [getattr(request, name) for request in requests]
+    times.replica[at][rows] = [request.replica for request in requests] if slot.replica < 0 else slot.replica
+    if times.hit_tokens is not None:
+        times.hit_tokens[at][rows] = [request.hit_tokens for request in requests]
     totals.add(at, PoolTotals.of(outcome))

@@ -151,11 +151,11 @@ def _request_events(outcomes: Outcomes, station_visits: Sequence[StationVisit], 
     They share an id, and so a track; it is local to their process, else Perfetto puts them outside of all processes.
     """
     names = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
-    times = np.array([getattr(outcomes, name)[0, seed] for name in names]).T.tolist()
-    tokens = np.array([outcomes.prompt_tokens[0, seed], outcomes.output_tokens[0, seed]]).T.tolist()
-    assert outcomes.replica is not None
-    replicas = outcomes.replica[0, seed].tolist()
-    visits = _visits(station_visits, outcomes.arrival_s.shape, seed) if station_visits else None
+    times = np.array([getattr(outcomes.times, name)[0, seed] for name in names]).T.tolist()
+    counts = outcomes.tokens.prompt_tokens, outcomes.tokens.output_tokens
+    tokens = np.array([values[0, seed] for values in counts]).T.tolist()
+    replicas = outcomes.times.replica[0, seed].tolist()
+    visits = _visits(station_visits, outcomes.times.arrival_s.shape, seed) if station_visits else None
     for request, (edges, (prompt, output), replica) in enumerate(zip(times, tokens, replicas, strict=True)):
         common = {"cat": "request", "id2": {"local": str(request)}, "pid": REQUESTS, "tid": REQUESTS}
         args = {"request": request, "replica": replica, "prompt_tokens": prompt, "output_tokens": output}

@@ -18,9 +18,9 @@ from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGa
 from evaluator.traffic.jobs import Demand, Jobs
 
 
-def check_served(configurations: Sequence[Configuration], departures: RequestTimes) -> None:
+def check_served(configurations: Sequence[Configuration], times: RequestTimes) -> None:
     """RuntimeError where an engine left a job unserved: the plan lets none pass that the limits never admit."""
-    for configuration, last_token_s in zip(configurations, departures.last_token_s, strict=True):
+    for configuration, last_token_s in zip(configurations, times.last_token_s, strict=True):
         if not np.isfinite(last_token_s).all():
             raise RuntimeError(
                 f"configuration {configuration.config}: the {configuration.simulator} engine never admitted a request"
@@ -28,12 +28,12 @@ def check_served(configurations: Sequence[Configuration], departures: RequestTim
             )
 
 
-def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, departures: RequestTimes, totals: PoolTotals) -> None:
+def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, times: RequestTimes, totals: PoolTotals) -> None:
     """Count the KV units of shared prefixes, in use on every replica from the first arrival to the last departure."""
     for at, one in each(jobs):
         pool = pools[at[0]]
         if pool.kept_units:
-            ready_s, left_s = departures.ready_s[at][: len(one)], departures.last_token_s[at][: len(one)]
+            ready_s, left_s = times.arrival_s[at][one.id], times.last_token_s[at][one.id]
             totals.kv_units_max[at] += pool.kept_units
             totals.kv_unit_s[at] += pool.kept_units * pool.deployment.ranks * (left_s.max() - ready_s.min())
 
@@ -47,7 +47,7 @@ def use_of(
 ) -> Use:
     """The use of a pool, which has the same place in all configurations of a chunk. No ``itl``: it is not known.
 
-    ``hit_tokens`` (config, seed, job) are prompt tokens that a prefix cache had, so that nobody computed them.
+    ``hit_tokens`` (config, seed, request) are prompt tokens that a prefix cache had, so that nobody computed them.
     """
     hardware = [pool.design.hardware for pool in pools]
     kvs = [None if pool.design.replica is None else pool.design.replica.kv for pool in pools]
@@ -88,7 +88,7 @@ def _useful(
         devices = design.rank_devices / design.spec.parallel.pipeline
         window = design.replica.kv.window
         if hit_tokens is not None:
-            work = work_of(one.demand.with_hits(hit_tokens[at][: len(one)]), window)
+            work = work_of(one.demand.with_hits(hit_tokens[at][one.id]), window)
         elif one.chosen is not None:
             work = work_of(_served(pools[at[0]], one), window)
         else:

@@ -14,7 +14,7 @@ from evaluator.simulation.lane_jobs import LaneJobs, slots
 from evaluator.simulation.lanes import run_slots
 from evaluator.simulation.session_turns import follows_of
 from evaluator.simulation.use import add_kept, check_served, use_of
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Use
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, table_shape
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.joint import PoolResult
@@ -24,9 +24,9 @@ def serve_iterations(
     configurations: Sequence[Configuration], seeds: Sequence[int], station: int, group: StationGroup, jobs: ChunkJobs
 ) -> tuple[RequestTimes, Use]:
     """Serve the jobs of a chunk at the pool number ``station`` of its members, over all seeds and replicas."""
-    departures, totals = RequestTimes.empty(jobs), PoolTotals.empty(len(configurations), len(seeds))
+    times, totals = RequestTimes.empty(table_shape(jobs)), PoolTotals.empty(len(configurations), len(seeds))
     if group.program.cached:
-        departures = replace(departures, hit_tokens=np.zeros(departures.replica.shape, dtype=np.int64))
+        times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))
     bins = np.zeros((len(configurations), len(seeds), histogram.BINS))
     lanes = slots(configurations, jobs, seeds, station)
     pools = [configuration.stations[station] for configuration in configurations]
@@ -34,30 +34,30 @@ def serve_iterations(
         together = isinstance(result, PoolResult)
         lane = result.served if together else result
         replica = result.replica[: slot.count] if together else slot.replica
-        _add(departures, totals, slot, pools[slot.position].frontend, lane, replica)
+        _add(times, totals, slot, pools[slot.position].frontend, lane, replica)
         bins[slot.at] += lane.itl_histogram
-    check_served(configurations, departures)
-    add_kept(pools, jobs, departures, totals)
+    check_served(configurations, times)
+    add_kept(pools, jobs, times, totals)
     itl = [[histogram.weighted(one) for one in of_seeds] for of_seeds in bins]
-    return departures, use_of(pools, jobs, totals, itl, departures.hit_tokens)
+    return times, use_of(pools, jobs, totals, itl, times.hit_tokens)
 
 
 def _add(
-    departures: RequestTimes,
+    times: RequestTimes,
     totals: PoolTotals,
     slot: LaneJobs,
     frontend: Frontend,
     result: LaneResult,
     replica: int | np.ndarray,
 ) -> None:
-    at, served, count = slot.at, slot.served, slot.count
-    departures.ready_s[at][served] = _release_times(slot, frontend, result)
-    departures.scheduled_s[at][served] = result.scheduled_s[:count]
-    departures.first_token_s[at][served] = result.first_token_s[:count]
-    departures.last_token_s[at][served] = result.last_token_s[:count]
-    departures.replica[at][served] = replica
-    if departures.hit_tokens is not None and result.hit_tokens is not None:
-        departures.hit_tokens[at][served] = result.hit_tokens[:count]
+    at, rows, count = slot.at, slot.rows, slot.count
+    times.arrival_s[at][rows] = _release_times(slot, frontend, result)
+    times.scheduled_s[at][rows] = result.scheduled_s[:count]
+    times.first_token_s[at][rows] = result.first_token_s[:count]
+    times.last_token_s[at][rows] = result.last_token_s[:count]
+    times.replica[at][rows] = replica
+    if times.hit_tokens is not None and result.hit_tokens is not None:
+        times.hit_tokens[at][rows] = result.hit_tokens[:count]
     totals.add(at, PoolTotals.of(result))
 
 

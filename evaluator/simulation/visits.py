@@ -18,7 +18,15 @@ from evaluator.simulation.routes import StepVisits
 from evaluator.simulation.stages import StepStation, on_pool
 from evaluator.simulation.use import use_of
 from evaluator.stages import Delay
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Station, each, shape_of, use_without_devices
+from evaluator.stations.contract import (
+    ChunkJobs,
+    RequestTimes,
+    Station,
+    each,
+    shape_of,
+    table_shape,
+    use_without_devices,
+)
 from evaluator.traffic.jobs import Demand, Jobs
 from evaluator.traffic.requests import Tokens
 
@@ -64,20 +72,19 @@ def _visit_leg(
 ) -> StationVisit:
     """Of a leg with all visits to the LLM one visit; the first tells of the use."""
     own: list[list[Jobs]] = [[] for _ in jobs]
-    places: dict[tuple[int, int], np.ndarray] = {}
     for at, one in each(leg.jobs):
         count = len(jobs[at[0]][at[1]])
-        places[at] = np.flatnonzero(one.id // count == visit)
-        some = one.some(places[at])
+        some = one.some(np.flatnonzero(one.id // count == visit))
         own[at[0]].append(replace(some, id=some.id - visit * count))
-    departures = RequestTimes.empty(own)
+    times = RequestTimes.empty(table_shape(own))
     for at, one in each(own):
-        for name in ("ready_s", "scheduled_s", "first_token_s", "last_token_s", "replica"):
-            getattr(departures, name)[at][: len(one)] = getattr(leg.departures, name)[at][places[at]]
-        own[at[0]][at[1]] = one.at(departures.ready_s[at][: len(one)])
+        shifted = one.id + visit * len(jobs[at[0]][at[1]])  # the ids by which the LLM knew this visit
+        for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "replica"):
+            getattr(times, name)[at][one.id] = getattr(leg.times, name)[at][shifted]
+        own[at[0]][at[1]] = one.at(times.arrival_s[at][one.id])
         if at in now_s:
-            now_s[at][one.id] = departures.last_token_s[at][: len(one)]
-    return replace(leg, jobs=own, departures=departures, uses=leg.uses if visit == 0 else (), visit=visit)
+            now_s[at][one.id] = times.last_token_s[at][one.id]
+    return replace(leg, jobs=own, times=times, uses=leg.uses if visit == 0 else (), visit=visit)
 
 
 def _hop_leg(
@@ -89,25 +96,25 @@ def _hop_leg(
     first: bool,
 ) -> StationVisit:
     """Of one step of one visit; its first visit tells of the use."""
-    found = RequestTimes.empty(jobs)
-    visited = np.zeros(found.ready_s.shape, dtype=bool)
+    found = RequestTimes.empty(table_shape(jobs))
+    visited = np.zeros(found.arrival_s.shape, dtype=bool)
     own = [list(of_seeds) for of_seeds in jobs]
     for at, one in each(jobs):
         if at not in runs:
             continue
-        for name in ("ready_s", "scheduled_s", "first_token_s", "last_token_s"):
-            getattr(found, name)[at][: len(one)] = now_s[at]
-        own[at[0]][at[1]] = one.at(now_s[at].copy())
+        for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s"):
+            getattr(found, name)[at][one.id] = now_s[at][one.id]
+        own[at[0]][at[1]] = one.at(now_s[at][one.id])
         if at not in hops:
             continue
         hop = hops[at]
         for request in hop.ids.tolist():
             came_s, began_s, left_s, replica = hop.times(request)
-            found.ready_s[at][request], found.scheduled_s[at][request] = came_s, began_s
+            found.arrival_s[at][request], found.scheduled_s[at][request] = came_s, began_s
             found.first_token_s[at][request] = found.last_token_s[at][request] = left_s
             found.replica[at][request] = replica
             visited[at][request] = True
-        now_s[at][:] = found.last_token_s[at][: len(one)]
+        now_s[at][one.id] = found.last_token_s[at][one.id]
     stage = stop.stage(0)
     station = Station(
         stop.label,

@@ -10,10 +10,13 @@ import numpy as np
 
 from evaluator.stations.contract import (
     ChunkJobs,
+    JobColumns,
     RequestTimes,
     Station,
     Use,
+    by_id,
     order_of,
+    passed_on,
     ready_times,
     shape_of,
     use_without_devices,
@@ -40,7 +43,12 @@ def batch(name: str, servers: Callable[[int], BatchServers]) -> Station:
     Jobs are served in the order in which they come, those of one time in the order of their ids; jobs that come at the
     moment at which a batch starts are part of it. Of several free servers the one that is free for longest serves.
     """
-    return Station(name, lambda jobs: serve_in_batches(name, jobs, [servers(config) for config in range(len(jobs))]))
+
+    def serve(jobs: ChunkJobs) -> tuple[RequestTimes, Use]:
+        served, use = serve_in_batches(name, jobs, [servers(config) for config in range(len(jobs))])
+        return by_id(jobs, served), use
+
+    return Station(name, serve)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +62,7 @@ class _Lanes:
     max_wait_s: np.ndarray
 
 
-def serve_in_batches(name: str, jobs: ChunkJobs, known: Sequence[BatchServers]) -> tuple[RequestTimes, Use]:
+def serve_in_batches(name: str, jobs: ChunkJobs, known: Sequence[BatchServers]) -> tuple[JobColumns, Use]:
     """Serve the jobs of a chunk; ``known`` are the servers of each configuration."""
     shape = configs, seeds, count = shape_of(jobs)
     ready_s = ready_times(jobs, rest=np.inf)
@@ -69,7 +77,8 @@ def serve_in_batches(name: str, jobs: ChunkJobs, known: Sequence[BatchServers]) 
     use = use_without_devices(
         name, jobs, np.array([float(one.servers) for one in known]), found[3].reshape(configs, seeds)
     )
-    return RequestTimes(ready_s, scheduled_s, left_s, left_s, np.where(there, server, 0).astype(np.int32)), use
+    replica = np.where(there, server, 0).astype(np.int32)
+    return passed_on(ready_s, scheduled_s, left_s, replica), use
 
 
 def _lanes(known: Sequence[BatchServers], ready_s: np.ndarray, seeds: int) -> _Lanes:

@@ -1,8 +1,8 @@
-"""What every station takes and gives: the jobs of a chunk go in, their departures and the use of the station come out.
+"""What every station takes and gives: the jobs of a chunk go in, the times of their requests and the use come out.
 
-A chunk is some configurations under all seeds of their workload. Jobs are in any order and known by their id; the
-departures are in the order of the jobs, whatever the order in which the jobs leave. So the departures of one station,
-taken as they are, are the times at which the jobs come to the next.
+A chunk is some configurations under all seeds of their workload. Jobs are in any order and known by their id, the row
+of their request in tables: whatever the order in which jobs leave, the times of one station are looked up by id, and
+those of the last token are when the jobs come to the next.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evaluator.metrics.outcomes import RequestTimes
 from evaluator.metrics.use import PoolTotals, Use, WeightedGaps
 from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.roles import Role
@@ -21,48 +22,26 @@ ChunkJobs = Sequence[Sequence[Jobs]]
 
 __all__ = [
     "ChunkJobs",
+    "JobColumns",
     "RequestTimes",
     "Station",
     "Use",
     "WeightedGaps",
+    "by_id",
     "each",
     "order_of",
+    "passed_on",
     "ready_times",
     "shape_of",
+    "table_shape",
     "use_without_devices",
+    "whole_table",
 ]
-
-TIMES = ("ready_s", "scheduled_s", "first_token_s", "last_token_s")
-
-
-@dataclass(frozen=True, eq=False)
-class RequestTimes:
-    """When the jobs of a chunk were served, float64 (config, seed, job) in seconds, in the order of the jobs.
-
-    Where a configuration and seed has fewer jobs than others the rest is 0. ``ready_s`` is that of the jobs, but in a
-    closed loop, where the station itself finds out when a user sends the next request.
-    """
-
-    ready_s: np.ndarray
-    scheduled_s: np.ndarray  # the service starts
-    first_token_s: np.ndarray  # of a station that gives no tokens: the departure
-    last_token_s: np.ndarray  # the departure
-    replica: np.ndarray  # int32: which replica served it
-    hit_tokens: np.ndarray | None = None  # int64: prompt tokens found in a prefix cache; None: there is none
-    visited: np.ndarray | None = None  # bool: False for jobs that only passed by; None: all were served
-
-    @staticmethod
-    def empty(jobs: ChunkJobs) -> RequestTimes:
-        """Zeros, to be filled."""
-        shape = shape_of(jobs)
-        arrays: list[np.ndarray] = [np.zeros(shape) for _ in TIMES]
-        arrays.append(np.zeros(shape, dtype=np.int32))
-        return RequestTimes(*arrays)
 
 
 @dataclass(frozen=True, eq=False)
 class Station:
-    """A step of a request's way: ``serve`` takes the jobs of a chunk to their departures and to its use.
+    """A step of a request's way: ``serve`` takes the jobs of a chunk to their times and to its use.
 
     Where several pools stand side by side there is a use of each, and replicas are numbered pool after pool.
 
@@ -99,6 +78,46 @@ def shape_of(jobs: ChunkJobs) -> tuple[int, int, int]:
 def each(jobs: ChunkJobs) -> list[tuple[tuple[int, int], Jobs]]:
     """Every configuration and seed that runs: its place in arrays (config, seed), its jobs."""
     return [((config, seed), one) for config, seeds in enumerate(jobs) for seed, one in enumerate(seeds)]
+
+
+def table_shape(jobs: ChunkJobs) -> tuple[int, int, int]:
+    """(configs, seeds, requests) of tables by id: rows up to the largest id of any configuration."""
+    configs, seeds, _ = shape_of(jobs)
+    distinct = {id(one.id): one.id for _, one in each(jobs)}
+    return configs, seeds, max((int(ids.max(initial=-1)) + 1 for ids in distinct.values()), default=0)
+
+
+def whole_table(jobs: Jobs) -> bool:
+    """Whether all requests are there, in their order: then the position of a job is its id."""
+    return bool((jobs.id == np.arange(len(jobs))).all())
+
+
+JobColumns = dict[str, np.ndarray]
+"""Columns of ``RequestTimes`` in the order of the jobs, (config, seed, job)."""
+
+
+def by_id(jobs: ChunkJobs, served: JobColumns) -> RequestTimes:
+    """The times of jobs by their ids: columns are not copied where that is the same, as it most often is."""
+    distinct = {id(one.id): one for _, one in each(jobs)}
+    if all(map(whole_table, distinct.values())):
+        return RequestTimes(**served)
+    shape = table_shape(jobs)
+    found = {name: np.zeros(shape, dtype=values.dtype) for name, values in served.items()}
+    for at, one in each(jobs):
+        for name, values in served.items():
+            found[name][at][one.id] = values[at][: len(one)]
+    return RequestTimes(**found)
+
+
+def passed_on(ready_s: np.ndarray, scheduled_s: np.ndarray, left_s: np.ndarray, replica: np.ndarray) -> JobColumns:
+    """Of a station that gives no tokens, so that the first and the last token leave it with the job."""
+    return {
+        "arrival_s": ready_s,
+        "scheduled_s": scheduled_s,
+        "first_token_s": left_s,
+        "last_token_s": left_s,
+        "replica": replica,
+    }
 
 
 def ready_times(jobs: ChunkJobs, rest: float = 0.0) -> np.ndarray:

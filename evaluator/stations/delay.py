@@ -8,10 +8,13 @@ import numpy as np
 
 from evaluator.stations.contract import (
     ChunkJobs,
+    JobColumns,
     RequestTimes,
     Station,
     Use,
+    by_id,
     each,
+    passed_on,
     ready_times,
     shape_of,
     use_without_devices,
@@ -24,7 +27,12 @@ Times = Callable[[int, Jobs], np.ndarray | float]
 
 def delay(name: str, times: Times) -> Station:
     """The station. Tokens that pass it after the last engine are all later by the same time."""
-    return Station(name, lambda jobs: serve_delayed(name, jobs, times_of(jobs, times)), streams=True)
+
+    def serve(jobs: ChunkJobs) -> tuple[RequestTimes, Use]:
+        served, use = serve_delayed(name, jobs, times_of(jobs, times))
+        return by_id(jobs, served), use
+
+    return Station(name, serve, streams=True)
 
 
 def times_of(jobs: ChunkJobs, times: Times) -> np.ndarray:
@@ -35,9 +43,9 @@ def times_of(jobs: ChunkJobs, times: Times) -> np.ndarray:
     return found
 
 
-def serve_delayed(name: str, jobs: ChunkJobs, took_s: np.ndarray) -> tuple[RequestTimes, Use]:
+def serve_delayed(name: str, jobs: ChunkJobs, took_s: np.ndarray) -> tuple[JobColumns, Use]:
     """Serve the jobs of a chunk; ``took_s`` as of ``times_of``."""
     ready_s = ready_times(jobs)
     left_s = ready_s + took_s
-    departures = RequestTimes(ready_s, ready_s, left_s, left_s, np.zeros(ready_s.shape, dtype=np.int32))
-    return departures, use_without_devices(name, jobs, np.ones(len(jobs)), took_s.sum(axis=-1))
+    served = passed_on(ready_s, ready_s, left_s, np.zeros(ready_s.shape, dtype=np.int32))
+    return served, use_without_devices(name, jobs, np.ones(len(jobs)), took_s.sum(axis=-1))

@@ -18,8 +18,8 @@ from evaluator.stations.contract import (
     RequestTimes,
     Station,
     each,
-    ready_times,
     shape_of,
+    table_shape,
     use_without_devices,
 )
 from evaluator.stations.queue import single_server
@@ -35,20 +35,20 @@ def link(name: str, links: Sequence[LinkPlan | None]) -> Station:
 
 
 def _serve(name: str, jobs: ChunkJobs, links: Sequence[LinkPlan | None]) -> tuple[RequestTimes, Use]:
-    ready_s = ready_times(jobs)
-    found = RequestTimes(ready_s, ready_s.copy(), ready_s.copy(), ready_s.copy(), np.zeros(ready_s.shape, np.int32))
-    busy_s = np.zeros(shape_of(jobs)[:2])
+    found, busy_s = RequestTimes.empty(table_shape(jobs)), np.zeros(shape_of(jobs)[:2])
     for at, one in each(jobs):
         plan = links[at[0]]
+        for column in (found.arrival_s, found.scheduled_s, found.last_token_s):
+            column[at][one.id] = one.ready_s
         if plan is None or one.origin is None or len(one) == 0:
             continue
         way = plan.ways(one.origin.replica, one.chosen) if plan.others else None
         service_s = plan.service_s(plan.tokens(one.demand), way)
         may_s = one.ready_s - plan.head_start_s(service_s, one.origin.served_s, plan.layers(way))
         start_s = _starts(one, may_s, service_s) if plan.shared else may_s
-        found.scheduled_s[at][: len(one)] = start_s
-        found.replica[at][: len(one)] = one.origin.replica
-        found.last_token_s[at][: len(one)] = start_s + service_s + plan.latency_s
+        found.scheduled_s[at][one.id] = start_s
+        found.replica[at][one.id] = one.origin.replica
+        found.last_token_s[at][one.id] = start_s + service_s + plan.latency_s
         busy_s[at] = service_s.sum()
     found.first_token_s[...] = found.last_token_s
     replicas = np.array([0 if plan is None else plan.replicas for plan in links], dtype=float)

@@ -8,10 +8,13 @@ import numpy as np
 
 from evaluator.stations.contract import (
     ChunkJobs,
+    JobColumns,
     RequestTimes,
     Station,
     Use,
+    by_id,
     order_of,
+    passed_on,
     ready_times,
     use_without_devices,
 )
@@ -26,12 +29,13 @@ def queue(name: str, times: Times, servers: Callable[[int], int] = lambda config
 
     def serve(jobs: ChunkJobs) -> tuple[RequestTimes, Use]:
         count = np.array([servers(config) for config in range(len(jobs))], dtype=np.int64)
-        return serve_in_turn(name, jobs, times_of(jobs, times), count)
+        served, use = serve_in_turn(name, jobs, times_of(jobs, times), count)
+        return by_id(jobs, served), use
 
     return Station(name, serve)
 
 
-def serve_in_turn(name: str, jobs: ChunkJobs, service_s: np.ndarray, count: np.ndarray) -> tuple[RequestTimes, Use]:
+def serve_in_turn(name: str, jobs: ChunkJobs, service_s: np.ndarray, count: np.ndarray) -> tuple[JobColumns, Use]:
     """Serve the jobs of a chunk; ``service_s`` as of ``times_of``, ``count`` (config,) are the servers."""
     ready_s = ready_times(jobs, rest=np.inf)
     order = order_of(jobs)
@@ -47,7 +51,7 @@ def serve_in_turn(name: str, jobs: ChunkJobs, service_s: np.ndarray, count: np.n
     ready_s, scheduled_s = np.where(there, ready_s, 0.0), np.where(there, scheduled_s, 0.0)
     left_s = scheduled_s + service_s
     use = use_without_devices(name, jobs, count.astype(float), service_s.sum(axis=-1))
-    return RequestTimes(ready_s, scheduled_s, left_s, left_s, replica), use
+    return passed_on(ready_s, scheduled_s, left_s, replica), use
 
 
 def single_server(ready_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.metrics import Outcomes
+from evaluator.metrics import Outcomes, RequestTimes, TokenCounts
 from evaluator.metrics.use import PoolTotals, Use
 
 
@@ -25,12 +25,8 @@ def outcomes(
     arrival = np.cumsum(rng.exponential(1.0 / load, (configs, seeds, requests)), axis=-1)
     start = fifo(arrival, np.ones_like(arrival))
     base = Outcomes(
-        arrival_s=arrival,
-        scheduled_s=start,
-        first_token_s=start + 0.5,
-        last_token_s=start + 1.0,
-        prompt_tokens=np.full((seeds, requests), 100),
-        output_tokens=np.full((seeds, requests), 11),
+        times=RequestTimes(arrival, start, start + 0.5, start + 1.0, np.zeros(arrival.shape, np.int32)),
+        tokens=TokenCounts(np.full((seeds, requests), 100), np.full((seeds, requests), 11)),
         measured=np.arange(requests) >= warmup,
         makespan_s=start[..., -1] + 1.0,
         stations=(use(configs, seeds, requests),),
@@ -45,7 +41,14 @@ def outcomes(
         finds_warmup=np.zeros(configs, dtype=bool),
         asked_rps=np.full(configs, np.nan),
     )
-    return replace(base, **changes)
+    return changed(base, **changes)
+
+
+def changed(whole: Outcomes, **changes: Any) -> Outcomes:
+    """With other columns, those of the tables of requests among them, by their names."""
+    times = {name: changes.pop(name) for name in vars(whole.times) if name in changes}
+    tokens = {name: changes.pop(name) for name in vars(whole.tokens) if name in changes}
+    return replace(whole, times=replace(whole.times, **times), tokens=replace(whole.tokens, **tokens), **changes)
 
 
 def use(configs: int = 1, seeds: int = 1, requests: int = 3, **changes: Any) -> Use:

@@ -10,7 +10,7 @@ import pytest
 from evaluator.metrics import Bounds, summarise
 from evaluator.metrics.elasticity import METRICS, STEP
 from evaluator.metrics.variables import VARIABLES
-from tests.metrics.build import fifo, outcomes, used
+from tests.metrics.build import changed, fifo, outcomes, used
 
 LEVELS = np.array([0.5, 0.9, 0.99])
 TAILS = np.array([0.7, 0.9])  # where no atom is, such as that of no wait
@@ -28,7 +28,7 @@ def runs(seeds: int, load: float = 0.5, requests: int = 2000, seed: int = 0, ser
     busy = services[:, None] * np.full((1, seeds), float(requests))
     times = {"arrival_s": arrival, "scheduled_s": start, "first_token_s": first, "last_token_s": last}
     base = outcomes(configs=len(services), seeds=seeds, requests=requests)
-    return replace(used(base, busy_s=busy), **times, makespan_s=last[..., -1])
+    return changed(used(base, busy_s=busy), **times, makespan_s=last[..., -1])
 
 
 @pytest.mark.parametrize("seeds", [1, 3])

@@ -1,13 +1,11 @@
 """Expected errors of the variables: of servers that keep up, and where a queue decides."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from evaluator.metrics import quantile_levels, summarise
 from evaluator.metrics.model_error import MODEL_ERRORS
-from tests.metrics.build import fifo, outcomes
+from tests.metrics.build import changed, fifo, outcomes
 
 LEVELS = quantile_levels(())
 TTFT, ITL, E2E = 0.04, 0.05, 0.04
@@ -27,12 +25,12 @@ def test_servers_that_keep_up_have_the_errors_of_the_table():
 def test_an_e2e_of_few_tokens_is_as_unsure_as_its_ttft():
     """First token after half of the unit service: half of E2E, and with a last token at once all of it."""
     base = outcomes(model_error=np.tile([0.2, ITL, E2E], (3, 1)))
-    values = summarise(replace(base, last_token_s=base.first_token_s), LEVELS)
+    values = summarise(changed(base, last_token_s=base.times.first_token_s), LEVELS)
     np.testing.assert_array_equal(values["e2e_s_model_error"], 0.2)
     values = summarise(base, LEVELS)
     share = values["ttft_s_mean"] / values["e2e_s_mean"]
     np.testing.assert_allclose(values["e2e_s_model_error"], share * 0.2)
-    single = replace(base, output_tokens=np.ones_like(base.output_tokens))
+    single = changed(base, output_tokens=np.ones_like(base.tokens.output_tokens))
     assert np.isnan(summarise(single, LEVELS)["tpot_s_model_error"]).all()
 
 
@@ -55,8 +53,8 @@ def test_an_error_of_the_service_grows_in_the_waits_of_an_overload(load):
     step = 1.01
 
     def served(service_s):
-        start = fifo(base.arrival_s, np.full_like(base.arrival_s, service_s))
-        return replace(base, scheduled_s=start, first_token_s=start + service_s / 2, last_token_s=start + service_s)
+        start = fifo(base.times.arrival_s, np.full_like(base.times.arrival_s, service_s))
+        return changed(base, scheduled_s=start, first_token_s=start + service_s / 2, last_token_s=start + service_s)
 
     one, slower = (summarise(served(service_s), LEVELS) for service_s in (1.0, step))
     assert one["saturated"].all()

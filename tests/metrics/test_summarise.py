@@ -9,7 +9,7 @@ from evaluator.metrics.latency import latencies, within_objectives
 from evaluator.metrics.power import BUSY, BYTES, FLOPS
 from evaluator.metrics.variables import VARIABLES
 from evaluator.stations.contract import use_without_devices
-from tests.metrics.build import outcomes, use, used
+from tests.metrics.build import changed, outcomes, use, used
 from tests.simulation.build import jobs
 
 LEVELS = quantile_levels(())
@@ -28,7 +28,7 @@ def tiny(**changes):
     tokens = {"prompt_tokens": np.array([[5, 10, 20]]), "output_tokens": np.array([[3, 11, 1]])}
     (own,) = base.stations
     own = replace(own, totals=own.totals._replace(busy_s=np.array([[3.0]])), flops=np.array([[1.5]]))
-    return replace(base, **arrays, **tokens, makespan_s=np.array([[6.0]]), stations=(own,), **changes)
+    return changed(base, **arrays, **tokens, makespan_s=np.array([[6.0]]), stations=(own,), **changes)
 
 
 def bound(metric, statistic, value, configs=1):
@@ -126,7 +126,7 @@ def test_objectives_may_differ_between_configurations():
         def __init__(self, bound_s):
             self.bound_s = bound_s
 
-    o = replace(outcomes(), objectives=bounds_of([[Objective(1e9)], [Objective(1e-9)], []]))
+    o = changed(outcomes(), objectives=bounds_of([[Objective(1e9)], [Objective(1e-9)], []]))
     got = summarise(o, LEVELS)
     np.testing.assert_array_equal(got["slo_met"], [True, False, False])
     np.testing.assert_array_equal(got["slo_attainment"], [1.0, 0.0, np.nan])
@@ -150,12 +150,12 @@ def test_an_objective_on_gaps_needs_gaps():
 def test_rows_that_cannot_run_are_empty():
     broken = np.array(["ok", "infeasible: no room", "ok"])
     whole = outcomes()
-    arrival = whole.arrival_s.copy()
+    arrival = whole.times.arrival_s.copy()
     arrival[1] = np.nan
     got = summarise(
-        replace(whole, status=broken, arrival_s=arrival, objectives=(bound("ttft", "p90", 9.0, 3),)), LEVELS
+        changed(whole, status=broken, arrival_s=arrival, objectives=(bound("ttft", "p90", 9.0, 3),)), LEVELS
     )
-    reference = summarise(replace(whole, objectives=(bound("ttft", "p90", 9.0, 3),)), LEVELS)
+    reference = summarise(changed(whole, objectives=(bound("ttft", "p90", 9.0, 3),)), LEVELS)
     for name in ("ttft_s", "throughput_rps"):
         assert np.isnan(got[name][1]).all()
         np.testing.assert_array_equal(got[name][[0, 2]], reference[name][[0, 2]])
@@ -165,7 +165,7 @@ def test_rows_that_cannot_run_are_empty():
 
 
 def test_nothing_that_can_run():
-    got = summarise(replace(outcomes(), status=np.full(3, "infeasible: no room")), LEVELS)
+    got = summarise(changed(outcomes(), status=np.full(3, "infeasible: no room")), LEVELS)
     assert np.isnan(got["ttft_s"]).all()
     assert got["ttft_s"].shape == (3, 4)
 
@@ -196,8 +196,10 @@ def test_a_mask_with_holes_is_the_same_as_dropping_requests():
     o = outcomes(seeds=1)
     holes = o.measured.copy()
     holes[50] = False
-    got = summarise(replace(o, measured=holes), LEVELS)
-    expected = np.quantile(np.delete(o.first_token_s - o.arrival_s, [*range(20), 50], axis=-1), 0.9, axis=-1)
+    got = summarise(changed(o, measured=holes), LEVELS)
+    expected = np.quantile(
+        np.delete(o.times.first_token_s - o.times.arrival_s, [*range(20), 50], axis=-1), 0.9, axis=-1
+    )
     np.testing.assert_allclose(got["ttft_s"][:, 1], expected[:, 0])
 
 
@@ -226,9 +228,9 @@ def test_runs_with_windows_of_their_own_are_as_if_alone():
     """Two configurations with other warm-ups in one chunk: what each has with its warm-up for all."""
     whole = outcomes(configs=2, seeds=2, objectives=(bound("ttft", "p90", 0.6, 2),))
     masks = [np.arange(200) >= warmup for warmup in (20, 80)]
-    got = summarise(replace(whole, measured=np.stack(masks)[:, None] & np.ones((2, 2, 200), dtype=bool)), LEVELS)
+    got = summarise(changed(whole, measured=np.stack(masks)[:, None] & np.ones((2, 2, 200), dtype=bool)), LEVELS)
     for config, mask in enumerate(masks):
-        alone = summarise(select(replace(whole, measured=mask), np.array([config])), LEVELS)
+        alone = summarise(select(changed(whole, measured=mask), np.array([config])), LEVELS)
         for name, value in alone.items():
             if value.dtype.kind in "bf":
                 np.testing.assert_allclose(got[name][config], value[0], rtol=1e-12, err_msg=name)
@@ -236,7 +238,7 @@ def test_runs_with_windows_of_their_own_are_as_if_alone():
 
 def test_a_mask_may_have_all_axes_and_still_be_one_window():
     whole = outcomes()
-    got = summarise(replace(whole, measured=whole.measured[None, None]), LEVELS)
+    got = summarise(changed(whole, measured=whole.measured[None, None]), LEVELS)
     np.testing.assert_array_equal(got["ttft_s"], summarise(whole, LEVELS)["ttft_s"])
 
 
@@ -249,7 +251,7 @@ def test_stations_add_up():
         use(busy_s=span, devices=np.array([4.0]), replicas=np.array([2.0]), kv_unit_s=span * 0),
     )
     hop = use_without_devices("hop", [[jobs([0.0])]], np.ones(1), span)
-    got = summarise(replace(whole, stations=(*pools, hop)), LEVELS)
+    got = summarise(changed(whole, stations=(*pools, hop)), LEVELS)
     assert got["devices"][0] == 6
     assert got["utilisation"][0] == pytest.approx(2 / 6 * 1.0 + 4 / 6 * 0.5)
     assert got["kv_used_mean"][0] == pytest.approx(2 / 6)  # all of two devices' cache, nothing of the four's

@@ -6,7 +6,7 @@ import numpy as np
 
 from evaluator.metrics import quantile_levels, summarise
 from evaluator.metrics.warmup import transient
-from tests.metrics.build import outcomes
+from tests.metrics.build import changed, outcomes
 
 LEVELS = quantile_levels(())
 
@@ -36,7 +36,7 @@ def test_too_few_requests_have_no_transient():
 def test_statistics_start_behind_it():
     """One run of two begins with a burst; the statistics of the other are those that it has alone."""
     whole = outcomes(2, 1, 1000, load=0.3, warmup=50, finds_warmup=np.ones(2, dtype=bool))
-    burst = whole.last_token_s.copy()
+    burst = whole.times.last_token_s.copy()
     burst[0, 0, :200] += 1000.0
     found = summarise(_with(whole, burst), LEVELS)
     plain = summarise(whole, LEVELS)
@@ -47,6 +47,5 @@ def test_statistics_start_behind_it():
 
 
 def _with(whole, last_token_s, **changes):
-    from dataclasses import replace
 
-    return replace(whole, last_token_s=last_token_s, **changes)
+    return changed(whole, last_token_s=last_token_s, **changes)

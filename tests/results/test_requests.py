@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,14 +5,13 @@ import pytest
 from evaluator.errors import InputError
 from evaluator.results import write_requests
 from evaluator.results.requests import requests_table
-from tests.metrics.build import outcomes
+from tests.metrics.build import changed, outcomes
 
 
 def test_one_row_per_request(tmp_path):
     o = outcomes(configs=2, seeds=2, requests=30, warmup=5)
-    o = replace(
-        o, replica=np.arange(30)[None] % 3 * np.ones((2, 1), dtype=int), status=np.array(["ok", "infeasible: x"])
-    )
+    replica = np.arange(30) % 3 * np.ones((2, 2, 1), dtype=int)
+    o = changed(o, replica=replica, status=np.array(["ok", "infeasible: x"]))
     table = requests_table(o, configs=[7, 8], seeds=[10, 11])
     assert len(table) == 60
     assert set(table["config"]) == {7}
@@ -24,7 +21,7 @@ def test_one_row_per_request(tmp_path):
     ]
     row = table.iloc[41]
     assert (row["seed"], row["request"], row["replica"]) == (11, 11, 2)
-    assert row["ttft_s"] == pytest.approx(o.first_token_s[0, 1, 11] - o.arrival_s[0, 1, 11])
+    assert row["ttft_s"] == pytest.approx(o.times.first_token_s[0, 1, 11] - o.times.arrival_s[0, 1, 11])
     for name in ("a.csv", "a.parquet"):
         path = write_requests(table, tmp_path / name)
         back = pd.read_csv(path) if name.endswith("csv") else pd.read_parquet(path)

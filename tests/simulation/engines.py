@@ -27,6 +27,11 @@ def outcomes(simulator: str, *overrides: str, observe: Observe | None = None) ->
     return simulate_configurations(whole, whole.configurations, observe)
 
 
+def column_of(outcomes: Outcomes, name: str) -> np.ndarray:
+    """An array of the outcomes, of their times or of their tokens."""
+    return next(getattr(one, name) for one in (outcomes.times, outcomes.tokens, outcomes) if hasattr(one, name))
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Designs that share a program, on both engines, with what is reported of them."""
@@ -46,7 +51,7 @@ class Pair:
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """An array of the outcomes as either engine has it, (seed, request), or (seed,) of the makespan."""
-        values = [getattr(outcomes, name) for outcomes in (self.chunk.fast, self.chunk.exact)]
+        values = [column_of(outcomes, name) for outcomes in (self.chunk.fast, self.chunk.exact)]
         both = [each if name != "makespan_s" and each.ndim == 2 else each[self.place] for each in values]
         return both[0], both[1]
 

@@ -48,12 +48,12 @@ def test_every_token_of_every_branch_is_counted(phases):
     configure()
     found = outcomes("iteration", FOUR, "workload.warmup_requests=0", "workload.cooldown_requests=0", *phases)
     tokens = plan(scenario(FOUR)).jobs(plan(scenario(FOUR)).configurations[0])[0].demand.branch_tokens
-    np.testing.assert_array_equal(found.output_tokens[0, 0], tokens.sum(axis=1))
-    np.testing.assert_array_equal(found.path_tokens[0, 0], tokens[:, -1])
+    np.testing.assert_array_equal(found.tokens.output_tokens[0, 0], tokens.sum(axis=1))
+    np.testing.assert_array_equal(found.tokens.path_tokens[0, 0], tokens[:, -1])
     after_first = tokens.sum() - 4 * (tokens[0] > 0).any()  # the first token of the first request starts the count
     assert after_first - 4 * (len(tokens) - 1) <= found.itl[0][0][1].sum() <= after_first
     table = summarise(found, LEVELS)
-    path_s = (found.last_token_s - found.first_token_s) / (found.path_tokens - 1)
+    path_s = (found.times.last_token_s - found.times.first_token_s) / (found.tokens.path_tokens - 1)
     assert table["tpot_s_mean"].item() == pytest.approx(path_s.mean())
 
 
@@ -88,7 +88,9 @@ def test_with_kv_for_all_it_makes_no_difference_when_it_is_given(model):
     on_demand = outcomes("iteration", FOUR, f"deployment.model={model}", "deployment.kv.admission=on_demand")
     assert on_demand.engine.item() == "token" and on_demand.summed("preemptions") == 0
     for name in TIMES:
-        np.testing.assert_allclose(getattr(on_demand, name), getattr(reserved, name), rtol=1e-9, err_msg=name)
+        np.testing.assert_allclose(
+            getattr(on_demand.times, name), getattr(reserved.times, name), rtol=1e-9, err_msg=name
+        )
     assert on_demand.summed("kv_unit_s") < reserved.summed("kv_unit_s")
 
 
@@ -124,8 +126,8 @@ def test_branches_between_stages(simulator, pools):
     )
     ((chain, network),) = both_ways(whole)
     assert_same(chain, network)
-    np.testing.assert_array_equal(chain.made_tokens, network.made_tokens)
-    assert (chain.made_tokens > chain.output_tokens).any()
+    np.testing.assert_array_equal(chain.tokens.longest, network.tokens.longest)
+    assert (chain.tokens.output_tokens > chain.tokens.longest).any()
 
 
 def test_no_branch_is_chosen_to_go_on():
@@ -141,9 +143,9 @@ def test_back_pressure_counts_the_kv_of_all_branches():
     """Pools in one loop: a decode side that has room for few requests holds back the prefill side."""
     held = (FOUR, SIDES, "deployment.transfer={backpressure: true}", "workload.arrivals.rate_rps=20")
     found = outcomes("iteration", *held)
-    assert found.engine.item() == "token" and np.isfinite(found.last_token_s).all()
+    assert found.engine.item() == "token" and np.isfinite(found.times.last_token_s).all()
     free = outcomes("iteration", FOUR, SIDES, "workload.arrivals.rate_rps=20")
-    np.testing.assert_array_equal(found.output_tokens, free.output_tokens)
+    np.testing.assert_array_equal(found.tokens.output_tokens, free.tokens.output_tokens)
 
 
 STATUSES = {

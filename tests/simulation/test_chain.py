@@ -19,6 +19,7 @@ from evaluator.stations.queue import queue
 from evaluator.traffic.roles import ROLES
 from tests.scenario.build import scenario
 from tests.simulation.build import jobs, plan_of_pools, poisson, shuffled
+from tests.simulation.engines import column_of
 
 LEVELS = np.array([0.5, 0.9, 0.99])
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
@@ -62,9 +63,9 @@ def test_a_delay_and_a_queue_are_those_of_a_loop_over_events(servers):
     for config, seeds in enumerate(chunk):
         for seed, one in enumerate(seeds):
             start, left = event_loop(one.ready_s, delays, services, servers)
-            np.testing.assert_allclose(found.last_token_s[config, seed], left, rtol=1e-12)
-            np.testing.assert_allclose(found.scheduled_s[config, seed], start, rtol=1e-12)
-            np.testing.assert_array_equal(found.arrival_s[config, seed], one.ready_s)
+            np.testing.assert_allclose(found.times.last_token_s[config, seed], left, rtol=1e-12)
+            np.testing.assert_allclose(found.times.scheduled_s[config, seed], start, rtol=1e-12)
+            np.testing.assert_array_equal(found.times.arrival_s[config, seed], one.ready_s)
     use = found.uses[1]
     np.testing.assert_allclose(use.totals.busy_s, services.sum())
     assert (use.replicas == servers).all() and not use.devices.any()
@@ -79,14 +80,14 @@ def test_the_order_in_which_jobs_lie_does_not_matter():
         desk = queue("desk", lambda config, one: services[one.id], lambda config, servers=servers: servers)
         one, other = run_chain([desk, desk], straight), run_chain([desk, desk], mixed)
         for name in (*TIMES, "replica", "prompt_tokens", "output_tokens"):
-            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+            np.testing.assert_array_equal(column_of(one, name), column_of(other, name))
 
 
 def test_configurations_may_have_different_servers():
     chunk = [[jobs([0.0, 0.0, 0.0])], [jobs([0.0, 0.0, 0.0])]]
     found = run_chain([queue("desk", lambda config, one: 1.0, lambda config: config + 1)], chunk)
-    np.testing.assert_array_equal(found.last_token_s[:, 0], [[1.0, 2.0, 3.0], [1.0, 1.0, 2.0]])
-    np.testing.assert_array_equal(found.replica[:, 0], [[0, 0, 0], [0, 1, 0]])
+    np.testing.assert_array_equal(found.times.last_token_s[:, 0], [[1.0, 2.0, 3.0], [1.0, 1.0, 2.0]])
+    np.testing.assert_array_equal(found.times.replica[:, 0], [[0, 0, 0], [0, 1, 0]])
 
 
 def test_two_queues_in_tandem_are_two_queues_of_their_own():
@@ -97,10 +98,10 @@ def test_two_queues_in_tandem_are_two_queues_of_their_own():
     chunk = poisson(rate, count, seeds)
     places = {id(one): seed for seed, one in enumerate(chunk[0])}
     first = run_chain([queue("one", lambda config, one: services[0][places[id(one)]][one.id])], chunk)
-    middle = [[one.at(first.last_token_s[0, seed]) for seed, one in enumerate(chunk[0])]]
+    middle = [[one.at(first.times.last_token_s[0, seed]) for seed, one in enumerate(chunk[0])]]
     places |= {id(one): seed for seed, one in enumerate(middle[0])}
     second = run_chain([queue("two", lambda config, one: services[1][places[id(one)]][one.id])], middle)
-    stays = [(run.last_token_s - run.arrival_s)[0, :, count // 10 :] for run in (first, second)]
+    stays = [(run.times.last_token_s - run.times.arrival_s)[0, :, count // 10 :] for run in (first, second)]
     for stay, speed in zip(stays, speeds, strict=True):
         means = stay.mean(axis=-1)
         error = means.std(ddof=1) / np.sqrt(seeds)
@@ -126,14 +127,14 @@ def test_what_stands_behind_an_engine(streams):
     slower = replace(configuration, stations=(replace(station, design=replace(station.design, calibration=slow)),))
     known = simulate_configurations(whole, [slower])
     for name in (*TIMES[:2], "last_token_s"):
-        np.testing.assert_allclose(getattr(found, name), getattr(known, name), rtol=1e-12)
+        np.testing.assert_allclose(getattr(found.times, name), getattr(known.times, name), rtol=1e-12)
     gaps, usual = found.itl[0][0], known.itl[0][0]
     assert gaps[1].sum() == usual[1].sum()
     if streams:
-        np.testing.assert_allclose(found.first_token_s, known.first_token_s, rtol=1e-12)
+        np.testing.assert_allclose(found.times.first_token_s, known.times.first_token_s, rtol=1e-12)
         np.testing.assert_array_equal(gaps[0], usual[0])
     else:
-        np.testing.assert_allclose(found.first_token_s, found.last_token_s, rtol=1e-12)
+        np.testing.assert_allclose(found.times.first_token_s, found.times.last_token_s, rtol=1e-12)
         assert not gaps[0].any()
 
 
@@ -146,9 +147,9 @@ def test_what_stands_before_an_engine_is_part_of_the_wait():
     found = run_chain([delay("hop", lambda config, one: hop[one.id]), *stations_of(whole, [configuration])], chunk)
     moved = [[chunk[0][0].at(chunk[0][0].ready_s + hop)]]
     known = run_chain(stations_of(whole, [configuration]), moved)
-    np.testing.assert_array_equal(found.arrival_s[0, 0], chunk[0][0].ready_s)
+    np.testing.assert_array_equal(found.times.arrival_s[0, 0], chunk[0][0].ready_s)
     for name in TIMES[1:]:
-        np.testing.assert_array_equal(getattr(found, name), getattr(known, name))
+        np.testing.assert_array_equal(getattr(found.times, name), getattr(known.times, name))
 
 
 SPREAD = "workload.lengths={source: uniform, prompt_min: 50, prompt_max: 900, output_min: 1, output_max: 6}"
@@ -174,11 +175,11 @@ def test_a_prefill_side_before_a_decode_side(simulator):
     ]
     for seed in (0, 1):
         output = wanted[seed].output_tokens
-        np.testing.assert_array_equal(found.output_tokens[0, seed], output)
-        np.testing.assert_array_equal(found.prompt_tokens[0, seed], wanted[seed].prompt_tokens)
+        np.testing.assert_array_equal(found.tokens.output_tokens[0, seed], output)
+        np.testing.assert_array_equal(found.tokens.prompt_tokens[0, seed], wanted[seed].prompt_tokens)
         single = output == 1
         assert 0 < single.sum() < len(output)
-        first, last = found.first_token_s[0, seed], found.last_token_s[0, seed]
+        first, last = found.times.first_token_s[0, seed], found.times.last_token_s[0, seed]
         np.testing.assert_array_equal(first[single], last[single])  # done with the prefill side
         assert (last - first)[~single].min() > HOP_S
         gaps, weights = found.itl[0][seed]
@@ -195,8 +196,8 @@ def test_both_engines_agree_on_a_tandem():
         tandem(simulator, "deployment.replicas=2", "deployment.router=random") for simulator in ("iteration", "token")
     )
     for name in TIMES:
-        np.testing.assert_allclose(getattr(fast, name), getattr(exact, name), rtol=1e-9, err_msg=name)
-    np.testing.assert_array_equal(fast.replica, exact.replica)
+        np.testing.assert_allclose(getattr(fast.times, name), getattr(exact.times, name), rtol=1e-9, err_msg=name)
+    np.testing.assert_array_equal(fast.times.replica, exact.times.replica)
     for one, other in zip(fast.uses, exact.uses, strict=True):
         for name in ("busy_s", "iterations", "flops", "bytes", "kv_unit_s"):
             np.testing.assert_allclose(one.figure(name), other.figure(name), rtol=1e-9, err_msg=name)
@@ -210,8 +211,8 @@ def test_who_skipped_the_decode_side_comes_back_behind_it():
     pools = stations_of(whole, [configuration])
     plain = run_chain(pools, chunk)
     found = run_chain([*pools, delay("hop", lambda config, one: 0.5)], chunk)
-    np.testing.assert_array_equal(found.last_token_s, plain.last_token_s + 0.5)
-    np.testing.assert_allclose(found.first_token_s, plain.first_token_s + 0.5, rtol=1e-12)
+    np.testing.assert_array_equal(found.times.last_token_s, plain.times.last_token_s + 0.5)
+    np.testing.assert_allclose(found.times.first_token_s, plain.times.first_token_s + 0.5, rtol=1e-12)
 
 
 def test_statistics_of_a_tandem_are_of_all_its_devices():

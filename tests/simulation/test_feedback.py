@@ -72,7 +72,7 @@ def test_a_closed_loop_is_the_open_loop_of_the_times_at_which_its_users_send(poo
     closed = {"process": "closed_loop", "users": users}
     _, configuration, found = ran(of_pools(pools, arrivals=closed, **more))
     assert configuration.joint_pools and configuration.simulator == "token"
-    arrival_s, last_s = found.arrival_s[0, 0], found.last_token_s[0, 0]
+    arrival_s, last_s = found.times.arrival_s[0, 0], found.times.last_token_s[0, 0]
     np.testing.assert_array_equal(arrival_s[:users], 0.0)
     np.testing.assert_array_equal(arrival_s[users:], np.sort(last_s)[: len(arrival_s) - users])
     whole = plan(of_pools(pools, **more), simulator="token")
@@ -81,13 +81,13 @@ def test_a_closed_loop_is_the_open_loop_of_the_times_at_which_its_users_send(poo
     jobs = [[one.at(arrival_s) for one in whole.jobs(open_)]]
     known = run_chain(stations_of(whole, [open_]), jobs)
     for name in TIMES:
-        np.testing.assert_allclose(getattr(found, name), getattr(known, name), rtol=1e-9, err_msg=name)
-    np.testing.assert_array_equal(found.replica, known.replica)
+        np.testing.assert_allclose(getattr(found.times, name), getattr(known.times, name), rtol=1e-9, err_msg=name)
+    np.testing.assert_array_equal(found.times.replica, known.times.replica)
 
 
 def test_one_user_over_all_pools_never_waits():
     _, _, found = ran(of_pools(UNLIKE, arrivals={"process": "closed_loop", "users": 1}))
-    np.testing.assert_allclose(found.scheduled_s, found.arrival_s, rtol=1e-12)
+    np.testing.assert_allclose(found.times.scheduled_s, found.times.arrival_s, rtol=1e-12)
 
 
 # --- routers that look at the state, over unlike replicas
@@ -100,9 +100,12 @@ def test_a_router_looks_at_the_replicas_of_all_pools_of_its_side():
     runs = (of_pools(UNLIKE, arrivals=rate, requests=200, router=router) for router in ("round_robin", looks))
     found = dict(zip(("round_robin", "looks"), map(ran, runs), strict=True))
     assert found["looks"][1].joint_pools
-    ttft = {name: np.quantile((one.first_token_s - one.arrival_s)[0, 0], 0.9) for name, (_, _, one) in found.items()}
+    ttft = {
+        name: np.quantile((one.times.first_token_s - one.times.arrival_s)[0, 0], 0.9)
+        for name, (_, _, one) in found.items()
+    }
     assert ttft["looks"] < ttft["round_robin"]
-    shares = {name: np.bincount(one.replica[0, 0], minlength=3) / 200 for name, (_, _, one) in found.items()}
+    shares = {name: np.bincount(one.times.replica[0, 0], minlength=3) / 200 for name, (_, _, one) in found.items()}
     assert shares["looks"][2] > shares["round_robin"][2] + 0.05  # the H100 beside two A100
 
 
@@ -113,7 +116,7 @@ def test_several_models_under_a_router_that_looks():
     }  # fmt: skip
     _, configuration, found = ran(of_pools(pools, models=BOTH, router="least_outstanding", requests=100))
     np.testing.assert_array_equal(
-        np.asarray(configuration.phases[0].replicas.model)[found.replica[0, 0]], found.model[0, 0]
+        np.asarray(configuration.phases[0].replicas.model)[found.times.replica[0, 0]], found.model[0, 0]
     )
 
 
@@ -128,7 +131,7 @@ def test_with_room_enough_nothing_waits(pools, granularity):
     _, configuration, held = ran(of_pools(pools, transfer={**transfer, "backpressure": True}, batching=batching))
     assert configuration.joint_pools
     for name in TIMES:
-        np.testing.assert_allclose(getattr(held, name), getattr(free, name), rtol=1e-9, err_msg=name)
+        np.testing.assert_allclose(getattr(held.times, name), getattr(free.times, name), rtol=1e-9, err_msg=name)
     assert held.stations[0].totals.kv_unit_s > free.stations[0].totals.kv_unit_s  # kept until it is sent
 
 
@@ -233,7 +236,7 @@ def test_nothing_waits_for_ever(seed, monkeypatch):
     times = one(1.02, 1.5, 3.0)
     _, _, found = ran(scenario, times)
     for name in TIMES:
-        assert np.isfinite(getattr(found, name)).all()
+        assert np.isfinite(getattr(found.times, name)).all()
     for use in found.stations:
         assert (use.kv_capacity_units == 0) or use.totals.kv_units_max <= use.kv_capacity_units
     monkeypatch.setattr(phase_runs, "Replica", partial(Replica, leap=False))
@@ -248,7 +251,7 @@ def test_back_pressure_makes_the_first_tokens_of_others_later():
     (_, _, free), (_, _, held) = (
         ran(of_pools(pools, transfer={"backpressure": back}, **base), 3.0) for back in (False, True)
     )
-    wait = [np.mean(one.first_token_s - one.arrival_s) for one in (free, held)]
+    wait = [np.mean(one.times.first_token_s - one.times.arrival_s) for one in (free, held)]
     assert wait[1] > 1.5 * wait[0]
     assert held.stations[0].totals.kv_unit_s > 2 * free.stations[0].totals.kv_unit_s
 

@@ -168,7 +168,7 @@ def test_a_session_keeps_to_a_prefill_replica():
     (found, exact) = (simulate_configurations(one, one.configurations) for one in (whole, token))
     assert_same(found, 0, exact, 0, "sessions")
     (jobs,) = whole.jobs(whole.configurations[0])
-    np.testing.assert_array_equal(exact.replica[0, 0], jobs.session % 2)
+    np.testing.assert_array_equal(exact.times.replica[0, 0], jobs.session % 2)
 
 
 def test_batches_in_a_pipeline_of_both_sides():
@@ -239,5 +239,5 @@ def test_any_requests_under_back_pressure(designs, crowd):
     found = run_in_one_loop(whole, group.stations[0], [configuration], [[jobs]])
     exact = run_network(whole, [configuration], [[jobs]])
     for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s"):
-        np.testing.assert_allclose(getattr(found, name), getattr(exact, name), rtol=1e-9, err_msg=name)
-    np.testing.assert_array_equal(found.replica, exact.replica)
+        np.testing.assert_allclose(getattr(found.times, name), getattr(exact.times, name), rtol=1e-9, err_msg=name)
+    np.testing.assert_array_equal(found.times.replica, exact.times.replica)

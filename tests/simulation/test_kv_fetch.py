@@ -32,8 +32,8 @@ def chain_of(tiers: str, before: str = "", more: str = "", rate: float = 40, req
     for station in stations_of(whole, [configuration]):
         if station.role is not None:
             break
-        departures, _ = station.serve(jobs)
-        jobs = [[one.at(departures.last_token_s[0, seed][: len(one)]) for seed, one in enumerate(jobs[0])]]
+        times, _ = station.serve(jobs)
+        jobs = [[one.at(times.last_token_s[0, seed][one.id]) for seed, one in enumerate(jobs[0])]]
     (one,) = jobs[0]
     (routes,) = whole.routes(configuration)
     return one.ready_s, whole.jobs(configuration)[0].ready_s, routes
@@ -121,7 +121,7 @@ def test_one_event_loop_over_all_stations_says_the_same(case):
     chain = run_chain(stations_of(whole, [configuration]), jobs)
     loop = run_network(whole, [configuration], jobs)
     for name in ("scheduled_s", "first_token_s", "last_token_s"):
-        np.testing.assert_allclose(getattr(loop, name), getattr(chain, name), rtol=1e-9)
+        np.testing.assert_allclose(getattr(loop.times, name), getattr(chain.times, name), rtol=1e-9)
     for one, other in zip(chain.stages, loop.stages, strict=True):
         np.testing.assert_allclose(other.wait_s, one.wait_s, rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(other.service_s, one.service_s, rtol=1e-9, atol=1e-9)
@@ -150,7 +150,7 @@ def of_sides(more: str):
 def test_a_prefill_side_sends_the_rest_of_what_a_tier_sends_to_both(more):
     chain, loop, tokens = of_sides(more)
     for name in ("scheduled_s", "first_token_s", "last_token_s"):
-        np.testing.assert_allclose(getattr(loop, name), getattr(chain, name), rtol=1e-9)
+        np.testing.assert_allclose(getattr(loop.times, name), getattr(chain.times, name), rtol=1e-9)
     transfer = next(stage for stage in chain.stages if stage.name == "transfer").service_s[0, 0]
     sent = tokens.prompt_tokens - (tokens.cached_tokens if more else 0)
     sends = np.isfinite(transfer)
@@ -209,7 +209,7 @@ def test_a_tier_has_as_many_queues_as_groups_of_replicas():
     routes = [whole.routes(configuration)[0] for configuration in whole.configurations]
     jobs = [whole.jobs(configuration) for configuration in whole.configurations]
     station = stations_of(whole, whole.configurations)[1]
-    departures, use = station.serve(jobs)
+    times, use = station.serve(jobs)
     assert station.name == "kv_fetch.nvme" and use.replicas.tolist() == [1, 2, 4]
-    assert use.totals.busy_s[:, 0] == pytest.approx([400 * CONTEXT / 7e9] * 3) and departures.visited.all()
+    assert use.totals.busy_s[:, 0] == pytest.approx([400 * CONTEXT / 7e9] * 3) and times.visited.all()
     assert [int(one.first[0].work.steps[1].queue.max()) for one in routes] == [0, 1, 3]

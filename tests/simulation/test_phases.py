@@ -100,9 +100,9 @@ def assert_same(mine: Any, at: int, known: Any, there: int, what: str) -> None:
     """Two runs, each at its place in a chunk, in their times, replicas, uses and gaps between tokens."""
     for name in TIMES:
         np.testing.assert_allclose(
-            getattr(mine, name)[at], getattr(known, name)[there], rtol=1e-9, err_msg=f"{name} of {what}"
+            getattr(mine.times, name)[at], getattr(known.times, name)[there], rtol=1e-9, err_msg=f"{name} of {what}"
         )
-    np.testing.assert_array_equal(mine.replica[at], known.replica[there], err_msg=what)
+    np.testing.assert_array_equal(mine.times.replica[at], known.times.replica[there], err_msg=what)
     for one, other in zip(mine.stations, known.stations, strict=True):
         for name in SUMS:
             np.testing.assert_allclose(
@@ -145,7 +145,7 @@ def test_requests_go_where_their_model_and_group_are(systems):
     for configuration in (configuration for configuration in whole.configurations if configuration.status == OK):
         (outcomes, at), first = fast[configuration.config], configuration.phases[0]
         model = whole.sampler.jobs(configuration.workload, 0, first.role).demand.model
-        replica = outcomes.replica[at, 0]
+        replica = outcomes.times.replica[at, 0]
         if first.replicas is not None:
             np.testing.assert_array_equal(np.asarray(first.replicas.model)[replica], model)
         assert sum(use.replicas[at] for use in outcomes.stations if use.devices[at]) == sum(
@@ -157,9 +157,9 @@ def test_tokens_are_conserved_over_the_pools(systems):
     whole, fast, _ = systems
     for configuration in (configuration for configuration in whole.configurations if configuration.status == OK):
         outcomes, at = fast[configuration.config]
-        output = outcomes.output_tokens[at, 0]
+        output = outcomes.tokens.output_tokens[at, 0]
         assert outcomes.itl[at][0][1].sum() == (output - 1).sum()
-        times = np.array([getattr(outcomes, name)[at, 0] for name in TIMES])
+        times = np.array([getattr(outcomes.times, name)[at, 0] for name in TIMES])
         assert np.isfinite(times).all() and (np.diff(times, axis=0) >= 0).all()
 
 
@@ -172,7 +172,7 @@ def test_pools_alike_are_one_pool_with_as_many_replicas(role):
     one = ran({"a": {"role": role, "replicas": 5}, **behind})
     several = ran({"a": {"role": role, "replicas": 2}, "b": {"role": role, "replicas": 3}, **behind})
     for name in (*TIMES, "replica"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(several, name))
+        np.testing.assert_array_equal(getattr(one.times, name), getattr(several.times, name))
     for name in SUMS[:-2]:
         np.testing.assert_allclose(one.summed(name), several.summed(name), rtol=1e-12)
 
@@ -198,13 +198,13 @@ def test_groups_of_one_replica_a_side_are_pairs_by_themselves():
         own = Jobs(np.arange(len(ids)), jobs.ready_s[ids], jobs.demand[ids], jobs.measured[ids])
         known = run_chain(stations_of(alone, [configuration]), [[own]])
         for name in TIMES:
-            np.testing.assert_array_equal(getattr(found, name)[0, 0, ids], getattr(known, name)[0, 0])
+            np.testing.assert_array_equal(getattr(found.times, name)[0, 0, ids], getattr(known.times, name)[0, 0])
 
 
 def test_weights_share_requests_out():
     pools = {"a": {"role": "mixed", "weight": 3}, "b": {"role": "mixed", "replicas": 2}}
     shares = [
-        np.bincount(ran(pools, requests=400, router=one).replica[0, 0]) / 400 for one in ("round_robin", "random")
+        np.bincount(ran(pools, requests=400, router=one).times.replica[0, 0]) / 400 for one in ("round_robin", "random")
     ]
     np.testing.assert_allclose(shares[0], [0.6, 0.2, 0.2], atol=0.005)
     np.testing.assert_allclose(shares[1], [0.6, 0.2, 0.2], atol=0.08)
@@ -244,11 +244,13 @@ MODEL_POOLS = {"l": {"role": "mixed"}, "q": {"role": "mixed", "model": "qwen3-8b
 
 def test_models_with_lengths_of_their_own():
     outcomes = ran(MODEL_POOLS, models=BOTH, requests=300)
-    prompt, model = outcomes.prompt_tokens[0, 0], outcomes.model[0, 0]
+    prompt, model = outcomes.tokens.prompt_tokens[0, 0], outcomes.model[0, 0]
     assert prompt[model == 1].max() <= 300 < prompt[model == 0].max()
     same = ran(MODEL_POOLS, models={name: 0.5 for name in BOTH}, requests=300)
     plain = ran({"a": {"role": "mixed", "replicas": 2}}, requests=300)
-    np.testing.assert_array_equal(same.prompt_tokens, plain.prompt_tokens)  # lengths are drawn as without models
+    np.testing.assert_array_equal(
+        same.tokens.prompt_tokens, plain.tokens.prompt_tokens
+    )  # lengths are drawn as without models
 
 
 def test_a_request_pays_at_the_frontend_of_its_pool():
@@ -260,10 +262,14 @@ def test_a_request_pays_at_the_frontend_of_its_pool():
     chain_result = run_chain(stations_of(whole, [configuration]), [whole.jobs(configuration)])
     outcomes = simulate_configurations(whole, [configuration])
     for replica, station in enumerate(configuration.stations):
-        at = chain_result.replica == replica
-        times = (chain_result.first_token_s[at], chain_result.last_token_s[at], chain_result.output_tokens[at])
+        at = chain_result.times.replica == replica
+        times = (
+            chain_result.times.first_token_s[at],
+            chain_result.times.last_token_s[at],
+            chain_result.tokens.output_tokens[at],
+        )
         first_s, last_s = client_times(Frontend.of(station.design.calibration), *times)
-        np.testing.assert_array_equal(outcomes.first_token_s[at], first_s)
-        np.testing.assert_array_equal(outcomes.last_token_s[at], last_s)
+        np.testing.assert_array_equal(outcomes.times.first_token_s[at], first_s)
+        np.testing.assert_array_equal(outcomes.times.last_token_s[at], last_s)
     frontends = {station.design.calibration.frontend_s for station in configuration.stations}
     assert len(frontends) == 2

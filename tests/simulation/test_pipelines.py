@@ -33,6 +33,7 @@ from evaluator.stages import (
     quantity,
     register,
 )
+from tests.simulation.engines import column_of
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 WHAT = ("replica", "prompt_tokens", "output_tokens", "cached_tokens")
@@ -136,9 +137,11 @@ def both_ways(whole: Plan) -> list[tuple[ChainResult, ChainResult]]:
 
 def assert_same(chain: ChainResult, network: ChainResult) -> None:
     for name in TIMES:
-        np.testing.assert_allclose(getattr(chain, name), getattr(network, name), rtol=1e-9, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(
+            getattr(chain.times, name), getattr(network.times, name), rtol=1e-9, atol=1e-9, err_msg=name
+        )
     for name in WHAT:
-        np.testing.assert_array_equal(getattr(chain, name), getattr(network, name), err_msg=name)
+        np.testing.assert_array_equal(column_of(chain, name), column_of(network, name), err_msg=name)
     assert [stage.name for stage in chain.stages] == [stage.name for stage in network.stages]
     for one, other in zip(chain.stages, network.stages, strict=True):
         for name in ("wait_s", "service_s", "utilisation"):
@@ -189,7 +192,7 @@ def test_the_vectorised_engine_runs_pools_of_stages():
     axes = {"workload.arrivals.rate_rps": [2, 6, 9], "pipeline.tool.seconds": [0, 0.2]}
     axes["deployment.pools.small.replicas"] = [1, 2]
     found = both_ways(plan(load_scenario(scenario(sweep=axes))))
-    assert len(found) == 1 and len(found[0][0].arrival_s) == 12
+    assert len(found) == 1 and len(found[0][0].times.arrival_s) == 12
     assert_same(*found[0])
 
 
@@ -213,7 +216,9 @@ def test_times_of_the_stages_add_up_to_the_passage(number):
     for chain_result in journeys(random_scenario(number)):
         steps = [stage for stage in chain_result.stages if "." not in stage.name]
         total = sum(np.nan_to_num(stage.wait_s) + np.nan_to_num(stage.service_s) for stage in steps)
-        np.testing.assert_allclose(total, chain_result.last_token_s - chain_result.arrival_s, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            total, chain_result.times.last_token_s - chain_result.times.arrival_s, rtol=1e-9, atol=1e-9
+        )
 
 
 def test_requests_and_tokens_from_stage_to_stage():
@@ -254,12 +259,12 @@ def test_an_agent_comes_back_with_all_that_was_said():
     np.testing.assert_array_equal(third.prompt_tokens, second.prompt_tokens + 5 + 30)
     assert [visit.stage for visit in routes.visits] == [None, 0, None, 0, None]
     outcomes = simulate_configurations(whole, [configuration])
-    np.testing.assert_array_equal(outcomes.prompt_tokens[0, 0], third.prompt_tokens)
-    assert (outcomes.output_tokens == 5).all()
+    np.testing.assert_array_equal(outcomes.tokens.prompt_tokens[0, 0], third.prompt_tokens)
+    assert (outcomes.tokens.output_tokens == 5).all()
     tool = next(stage for stage in outcomes.stages if stage.name == "tool")
     np.testing.assert_allclose(tool.service_s, 0.2)
     steps = sum(stage.wait_s + stage.service_s for stage in outcomes.stages)
-    delays = outcomes.last_token_s - outcomes.arrival_s - steps  # of the frontend, once
+    delays = outcomes.times.last_token_s - outcomes.times.arrival_s - steps  # of the frontend, once
     assert (delays >= 0).all() and delays.max() < 0.05
 
 
@@ -316,7 +321,7 @@ def test_users_of_a_closed_loop_wait_for_the_last_stage(users):
     (configuration,) = whole.configurations
     assert configuration.lacking == ("closed loop over a pipeline",)
     outcomes = simulate_configurations(whole, [configuration])
-    for arrival_s, last_token_s in zip(outcomes.arrival_s[0], outcomes.last_token_s[0], strict=True):
+    for arrival_s, last_token_s in zip(outcomes.times.arrival_s[0], outcomes.times.last_token_s[0], strict=True):
         answered = np.sort(last_token_s)
         np.testing.assert_allclose(arrival_s[users:], answered[: len(arrival_s) - users], rtol=1e-12)
 
@@ -335,7 +340,9 @@ def test_as_many_users_as_requests_all_send_at_once(number):
     assert users.configurations[0].joint_pools and not once.configurations[0].joint_pools
     one, other = (simulate_configurations(whole, list(whole.groups[0].configurations)) for whole in (users, once))
     for name in TIMES:
-        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(
+            getattr(one.times, name), getattr(other.times, name), rtol=1e-9, atol=1e-9, err_msg=name
+        )
 
 
 def test_a_trace_says_which_pipeline_its_requests_take(tmp_path):
@@ -398,10 +405,10 @@ def test_a_guard_holds_the_answer_and_detokenising_passes_it_on():
     guarded = journeys(scenario(pipeline=["prefill", "decode", {**guard, "only": ["a", "b"]}]))[0]
     alone = {"model": "llama-3.1-8b", "hardware": "h100-sxm"}
     later = journeys(scenario(pipeline=["prefill", "decode", delayed], deployment=alone))[0]
-    np.testing.assert_array_equal(guarded.first_token_s, guarded.last_token_s)
+    np.testing.assert_array_equal(guarded.times.first_token_s, guarded.times.last_token_s)
     given_first, given_last = later.given_s
-    np.testing.assert_allclose(later.first_token_s, given_first + 0.25)
-    np.testing.assert_allclose(later.last_token_s, given_last + 0.25)
+    np.testing.assert_allclose(later.times.first_token_s, given_first + 0.25)
+    np.testing.assert_allclose(later.times.last_token_s, given_last + 0.25)
     assert (given_last > given_first).any()
 
 

@@ -97,14 +97,14 @@ def test_both_engines_agree_on_random_systems(systems):
         (mine, at), (known, there) = fast[configuration.config], exact[configuration.config]
         for name in TIMES:
             np.testing.assert_allclose(
-                getattr(mine, name)[at],
-                getattr(known, name)[there],
+                getattr(mine.times, name)[at],
+                getattr(known.times, name)[there],
                 rtol=1e-9,
                 err_msg=f"{name} of {configuration.config}",
             )
         waits = (one.later_wait_s[place] for one, place in ((mine, at), (known, there)))
         np.testing.assert_allclose(*waits, rtol=1e-9, atol=1e-9)
-        np.testing.assert_array_equal(mine.replica[at], known.replica[there])
+        np.testing.assert_array_equal(mine.times.replica[at], known.times.replica[there])
         for one, other in zip(mine.stations, known.stations, strict=True):
             for name in ("busy_s", "iterations", "flops", "bytes", "kv_unit_s", "preemptions"):
                 np.testing.assert_allclose(one.figure(name)[at], other.figure(name)[there], rtol=1e-9)
@@ -118,10 +118,10 @@ def test_nothing_is_lost_between_the_pools(systems):
         outcomes, at = fast[configuration.config]
         jobs = whole.sampler.jobs(configuration.workload, 0, configuration.stations[0].role)
         output = 1 + jobs.demand.later_tokens
-        np.testing.assert_array_equal(outcomes.output_tokens[at, 0], output)
+        np.testing.assert_array_equal(outcomes.tokens.output_tokens[at, 0], output)
         measured = output[jobs.measured]
         assert outcomes.itl[at][0][1].sum() == (measured - 1).sum()  # every token but the first follows another
-        times = np.array([getattr(outcomes, name)[at, 0] for name in TIMES])
+        times = np.array([getattr(outcomes.times, name)[at, 0] for name in TIMES])
         assert np.isfinite(times).all() and (np.diff(times, axis=0) >= 0).all()
         plan_ = configuration.link
         over_s = plan_.service_s(jobs.demand.prompt_tokens) / plan_.size.layers + plan_.latency_s
@@ -167,8 +167,8 @@ def test_the_gaps_between_tokens_make_up_the_time_from_the_first_to_the_last():
     """Also where what the decode side has planned makes the gap before the second token longer."""
     found = seen(disaggregated(calibration=SERVING))
     values, weights = found.itl[0][0]
-    given = found.last_token_s - found.first_token_s
-    assert weights.min() > 0 and weights.sum() == (found.output_tokens - 1).sum()
+    given = found.times.last_token_s - found.times.first_token_s
+    assert weights.min() > 0 and weights.sum() == (found.tokens.output_tokens - 1).sum()
     assert values @ weights == pytest.approx(given.sum(), rel=1e-9)
 
 
@@ -180,8 +180,8 @@ def test_users_of_a_closed_loop_send_again_when_they_have_the_last_token(simulat
     whole = plan(asked, simulator=simulator)
     found = simulate_configurations(whole, whole.configurations)
     assert found.engine.tolist() == [simulator]
-    later = np.sort(found.arrival_s[0, 0])[3:]
-    np.testing.assert_allclose(later, np.sort(found.last_token_s[0, 0])[: len(later)], rtol=1e-9)
+    later = np.sort(found.times.arrival_s[0, 0])[3:]
+    np.testing.assert_allclose(later, np.sort(found.times.last_token_s[0, 0])[: len(later)], rtol=1e-9)
 
 
 def test_a_guard_holds_the_first_token_too_for_what_the_decode_side_has_planned():
@@ -190,7 +190,7 @@ def test_a_guard_holds_the_first_token_too_for_what_the_decode_side_has_planned(
     guard = {"stage": "postprocess", "kind": "guard", "model": "qwen3-0.6b", "pool": "small"}
     stages = ["prefill", "decode", guard]
     found = seen(disaggregated(calibration=SERVING, pools=pools, pipeline=stages))
-    np.testing.assert_array_equal(found.first_token_s, found.last_token_s)
+    np.testing.assert_array_equal(found.times.first_token_s, found.times.last_token_s)
     assert not found.itl[0][0][0].any()
 
 

@@ -73,7 +73,7 @@ def requests(whole: Plan, configuration: Configuration) -> list[WholeRequest]:
 
 def check(outcomes: Any, expected: list[WholeRequest], names: tuple[str, ...] = TIMES) -> None:
     for name in names:
-        found = getattr(outcomes, name)[0, 0]
+        found = getattr(outcomes.times, name)[0, 0]
         np.testing.assert_allclose(found, [getattr(one, name) for one in expected], rtol=1e-12, err_msg=name)
 
 
@@ -84,8 +84,8 @@ def test_one_queue_before_all_replicas_is_algorithm_4(lengths, calibration):
     expected = requests(whole, whole.configurations[0])
     reference.collocated(instances(whole.configurations[0], 0), expected)
     check(outcomes, expected)
-    assert outcomes.replica[0, 0].tolist() == [one.instance for one in expected]
-    assert set(outcomes.replica.ravel()) == {0, 1, 2}
+    assert outcomes.times.replica[0, 0].tolist() == [one.instance for one in expected]
+    assert set(outcomes.times.replica.ravel()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("lengths", [FIXED, SPREAD], ids=["tabulated", "spread"])
@@ -95,7 +95,7 @@ def test_replicas_with_queues_of_their_own_are_each_algorithm_4(lengths):
     for replica in (0, 1):
         reference.collocated(instances(whole.configurations[0], 0), expected[replica::2])
     check(outcomes, expected)
-    assert outcomes.replica[0, 0].tolist() == [0, 1] * 60
+    assert outcomes.times.replica[0, 0].tolist() == [0, 1] * 60
 
 
 @pytest.mark.parametrize("lengths", [FIXED, SPREAD], ids=["tabulated", "spread"])
@@ -114,15 +114,15 @@ def test_the_link_between_two_pools_takes_its_time():
         run(scenario(pools=SIDES, router="shared_queue", transfer={"link": {"bandwidth": bandwidth}}))[1]
         for bandwidth in (1e9, 1e12)
     )
-    np.testing.assert_array_equal(slow.first_token_s, fast.first_token_s)
-    assert (slow.last_token_s - fast.last_token_s > 0.1).all()
+    np.testing.assert_array_equal(slow.times.first_token_s, fast.times.first_token_s)
+    assert (slow.times.last_token_s - fast.times.last_token_s > 0.1).all()
 
 
 def test_single_tokens_leave_with_their_first():
     lengths = {"source": "fixed", "prompt_tokens": 1024, "output_tokens": 1}
     for deployment in ({}, {"pools": SIDES, "router": "shared_queue"}):
         _, outcomes = run(scenario(lengths=lengths, **deployment))
-        np.testing.assert_array_equal(outcomes.first_token_s, outcomes.last_token_s)
+        np.testing.assert_array_equal(outcomes.times.first_token_s, outcomes.times.last_token_s)
 
 
 def test_a_larger_tau_decodes_in_smaller_batches():

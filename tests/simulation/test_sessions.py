@@ -67,7 +67,10 @@ def test_a_session_keeps_to_its_replica():
     asked = (*TALKS, FROM_ARRIVAL, "deployment.replicas=3", "deployment.router=session")
     sessions = turns_of(*asked).session
     waiting = outcomes("token", *TALKS, *asked[-2:])
-    for replica in (*DESIGNS.both("a session's own replica, without a cache").column("replica"), waiting.replica[0]):
+    for replica in (
+        *DESIGNS.both("a session's own replica, without a cache").column("replica"),
+        waiting.times.replica[0],
+    ):
         np.testing.assert_array_equal(replica[0], sessions % 3)
 
 
@@ -83,11 +86,11 @@ def test_routers_that_know_the_caches_save_time():
 def test_a_turn_is_sent_when_its_sender_has_read_and_thought():
     found, turns = outcomes("token", *TALKS), turns_of(*TALKS).sharing.turns
     later = np.flatnonzero(turns.previous >= 0)
-    waited = found.arrival_s[0, 0, later] - found.last_token_s[0, 0, turns.previous[later]]
+    waited = found.times.arrival_s[0, 0, later] - found.times.last_token_s[0, 0, turns.previous[later]]
     np.testing.assert_allclose(waited, turns.think_s[later], rtol=1e-9, atol=1e-9)
     from_arrival = outcomes("token", *TALKS, FROM_ARRIVAL)
-    assert (found.arrival_s >= from_arrival.arrival_s - 1e-9).all()
-    waited = np.diff(from_arrival.arrival_s[0, 0][[turns.previous[later], later]], axis=0)[0]
+    assert (found.times.arrival_s >= from_arrival.times.arrival_s - 1e-9).all()
+    waited = np.diff(from_arrival.times.arrival_s[0, 0][[turns.previous[later], later]], axis=0)[0]
     np.testing.assert_allclose(waited, turns.think_s[later], rtol=1e-9, atol=1e-9)
 
 
@@ -97,13 +100,13 @@ def test_hits_are_the_closed_form_where_nothing_is_evicted(admission, policy):
     asked = (*TALKS, CACHING, f"deployment.kv.admission={admission}", f"deployment.batching.policy={policy}")
     found, jobs = outcomes("token", *asked), turns_of(*asked)
     previous, prompt, kv = jobs.sharing.turns.previous, jobs.demand.prompt_tokens, jobs.demand.kv_tokens
-    hits = found.cached_tokens[0, 0]
+    hits = found.tokens.cached_tokens[0, 0]
     later = previous >= 0
     known = np.minimum(kv[previous[later]], prompt[later] - 1) // 16 * 16
     np.testing.assert_array_equal(hits[later], known)
     # Of a system prompt of 500 tokens, 31 blocks; the first request with either of the two finds nothing.
     assert sorted(set(hits[~later])) == [0, 496] and (hits[~later] == 0).sum() == 2
-    assert (found.arrival_s[0, 0][~later] == jobs.ready_s[~later]).all()
+    assert (found.times.arrival_s[0, 0][~later] == jobs.ready_s[~later]).all()
 
 
 @pytest.mark.parametrize("more", [(), ("deployment.kv.memory_fraction=0.23",)], ids=["room", "evicting"])
@@ -118,9 +121,9 @@ def test_tokens_are_either_computed_or_found(more):
     asked = (*TALKS, CACHING, *more)
     found = outcomes("token", *asked, observe=observe)
     assert not found.summed("preemptions").any()
-    np.testing.assert_array_equal(computed + found.cached_tokens[0, 0], found.prompt_tokens[0, 0])
+    np.testing.assert_array_equal(computed + found.tokens.cached_tokens[0, 0], found.tokens.prompt_tokens[0, 0])
     assert (found.summed("kv_units_max") <= found.stations[0].kv_capacity_units).all()
-    hits, room = found.cached_tokens.sum(), outcomes("token", *TALKS, CACHING).cached_tokens.sum()
+    hits, room = found.tokens.cached_tokens.sum(), outcomes("token", *TALKS, CACHING).tokens.cached_tokens.sum()
     assert 0 < hits < room if more else hits == room
 
 

@@ -69,7 +69,7 @@ def test_tokens_come_in_chunks_each_of_which_ends_one_gap():
     configure()
     found = outcomes("iteration", EAGLE, "workload.warmup_requests=0", "workload.cooldown_requests=0")
     gaps = found.itl[0][0][1].sum()
-    since = found.output_tokens.sum() - found.output_tokens.shape[-1]
+    since = found.tokens.output_tokens.sum() - found.tokens.output_tokens.shape[-1]
     assert found.summed("decoded_tokens").item() == since
     assert gaps == pytest.approx(found.summed("decoded").item(), abs=60)
     table = summarise(found, LEVELS)

@@ -108,10 +108,10 @@ def test_both_engines_give_the_same(name):
 
 def test_system_prompts_are_computed_once_and_stay():
     found, whole = (outcomes("token", *KEPT[:count]) for count in (2, 1))
-    np.testing.assert_array_equal(found.prompt_tokens, whole.prompt_tokens)
-    assert found.cached_tokens is not None and (found.cached_tokens == 992).all()  # 62 whole blocks of 16
-    assert whole.cached_tokens is not None and not whole.cached_tokens.any()
-    assert (found.first_token_s < whole.first_token_s).all()
+    np.testing.assert_array_equal(found.tokens.prompt_tokens, whole.tokens.prompt_tokens)
+    assert found.tokens.cached_tokens is not None and (found.tokens.cached_tokens == 992).all()  # 62 whole blocks of 16
+    assert whole.tokens.cached_tokens is not None and not whole.tokens.cached_tokens.any()
+    assert (found.times.first_token_s < whole.times.first_token_s).all()
     assert (found.summed("kv_unit_s") > 4 * 62 * found.makespan_s).all()
     assert (found.summed("kv_units_max") < whole.summed("kv_units_max") + 4 * 62).all()
 

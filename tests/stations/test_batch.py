@@ -45,8 +45,8 @@ def test_equals_the_reference_in_one_chunk_of_many_configurations():
             wanted, identity = reference(servers[config], ready_s), chunk[config][seed].id
             assert sorted(wanted.visits) == list(range(len(ready_s)))
             visits = np.array([wanted.visits[at] for at in identity]).reshape(-1, 3)
-            here = config, seed, slice(0, len(ready_s))
-            np.testing.assert_array_equal(found.ready_s[here], visits[:, 0])
+            here = config, seed, identity
+            np.testing.assert_array_equal(found.arrival_s[here], visits[:, 0])
             np.testing.assert_array_equal(found.scheduled_s[here], visits[:, 1])
             np.testing.assert_array_equal(found.last_token_s[here], visits[:, 2])
             np.testing.assert_array_equal(found.replica[here], [wanted.server[at] for at in identity])
@@ -103,7 +103,7 @@ def mean_wait(rate: float, service_s: np.ndarray) -> tuple[float, float]:
     """Mean over seeds without the warm-up, and its standard error."""
     chunk = poisson(rate, 20_000, 10)
     found, _ = batch("batch", lambda config: BatchServers(service_s)).serve(chunk)
-    waits = (found.scheduled_s - found.ready_s)[0, :, 2_000:].mean(axis=1)
+    waits = (found.scheduled_s - found.arrival_s)[0, :, 2_000:].mean(axis=1)
     return waits.mean(), waits.std(ddof=1) / np.sqrt(len(waits))
 
 

@@ -33,11 +33,9 @@ def sent(ready_s, replica, served_s=0.0, seed=0):
 
 
 def left(which: LinkPlan, one):
-    """Departures by id."""
-    departures, use = link("link", [which]).serve([[one]])
-    found = np.empty(len(one))
-    found[one.id] = departures.last_token_s[0, 0]
-    return found, use
+    """When they leave, by id."""
+    times, use = link("link", [which]).serve([[one]])
+    return times.last_token_s[0, 0], use
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -61,9 +59,9 @@ def test_a_link_that_is_not_shared_is_a_delay():
 
 def test_configurations_may_have_no_link():
     one = sent([3.0, 1.0], [0, 0])
-    departures, _ = link("link", [None, plan()]).serve([[one], [one]])
-    np.testing.assert_array_equal(departures.last_token_s[0, 0], one.ready_s)
-    assert (departures.last_token_s[1, 0] == one.ready_s + 1 + LATENCY_S).all()
+    times, _ = link("link", [None, plan()]).serve([[one], [one]])
+    np.testing.assert_array_equal(times.last_token_s[0, 0, one.id], one.ready_s)
+    assert (times.last_token_s[1, 0, one.id] == one.ready_s + 1 + LATENCY_S).all()
 
 
 # --- layer by layer
