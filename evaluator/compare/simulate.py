@@ -82,8 +82,8 @@ def _short_of_kv(pool: StationPlan, jobs: Jobs, found: LaneResult) -> bool:
 
 def _run(which: CompileKey, given: Sequence[tuple[StationPlan, Jobs]], lanes_per_call: int) -> list[Any]:
     """Results of the jobs of each seed at its station, all of one server; see ``run_slots``."""
-    from evaluator.simulation.lane_jobs import OPEN_LOOP, LaneJobs
     from evaluator.simulation.lanes import run_slots
+    from evaluator.stations.lane_jobs import OPEN_LOOP, LaneJobs
 
     pools = [pool for pool, _ in given]
     replica = 0 if which.replicas == 1 else -1  # all together

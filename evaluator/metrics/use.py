@@ -14,6 +14,19 @@ from evaluator.cost.quantities import PEAKS
 WeightedGaps = tuple[np.ndarray, np.ndarray]
 
 
+def pooled(parts: Sequence[WeightedGaps]) -> WeightedGaps:
+    """All gaps together, equal ones once."""
+    if not parts:
+        return np.zeros(0), np.zeros(0)
+    values, weights = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
+    if not len(values):
+        return values, weights
+    order = values.argsort()
+    values, weights = values[order], weights[order]
+    begins = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    return values[begins], np.add.reduceat(weights, begins)
+
+
 class PoolTotals(NamedTuple):
     """What the replicas of a pool did, or their data-parallel ranks, in sum: the one record of it in all engines.
 

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from evaluator.cost.dtypes import BYTES
 from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.plan.simulators import on_demand
+from evaluator.plan.station import StationPlan, longest_prompt
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, token_budget
 from evaluator.routing import HeavyLight, router_of
 from evaluator.scenario import Deployment, Routers, Workload
 from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.requests import cached_by_content, shared_tokens
-
-if TYPE_CHECKING:
-    from evaluator.plan.station import StationPlan
 from evaluator.traffic.roles import ROLES
 
 LARGEST_OUTPUT = 1 << 22
-
-
-def longest_prompt(deployment: Deployment, extremes: Extremes) -> int:
-    """Most tokens that one request computes in a row; after a preemption what it had generated is among them."""
-    if on_demand(deployment) and policy(deployment.batching.policy).whole_prompts:
-        return extremes.kv_tokens
-    return extremes.prompt
 
 
 def routing_problem(workload: Workload, deployment: Deployment) -> str | None:

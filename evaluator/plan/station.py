@@ -8,7 +8,8 @@ import numpy as np
 
 from evaluator.cost.frontend import Frontend
 from evaluator.cost.memory import kv_units
-from evaluator.plan.checks import longest_prompt
+from evaluator.plan.simulators import on_demand
+from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, design, token_budget
 from evaluator.scenario import Deployment, Workload
 from evaluator.speculation import Speculative, mean_tokens
@@ -86,3 +87,10 @@ def station_of(name: str, deployment: Deployment, extremes: Extremes, workload: 
     if built.replica is not None and workload is not None and shared:
         kept = workload.sessions.system_prompts * int(kv_units(built.replica.kv, shared))
     return StationPlan(name, deployment, built, extremes, token_budget(deployment, longest), kept)
+
+
+def longest_prompt(deployment: Deployment, extremes: Extremes) -> int:
+    """Most tokens that one request computes in a row; after a preemption what it had generated is among them."""
+    if on_demand(deployment) and policy(deployment.batching.policy).whole_prompts:
+        return extremes.kv_tokens
+    return extremes.prompt

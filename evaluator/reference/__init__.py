@@ -5,7 +5,8 @@ own objects and takes no short cut that is not tested against the long way.
 
 Read ``network`` for the order of events and ``stations/`` for what a request passes, ``schedulers/`` for what a policy
 means, ``queues`` for the moves that schedulers are made of (admission, growth and preemption of KV), ``replica``
-for the way of an iteration, ``decoding`` for how iterations are leapt over. ``simulate`` runs one pool of replicas.
+for the way of an iteration, ``request`` for how iterations are leapt over. ``simulate`` runs one pool of replicas.
+``serve/`` is what the simulation calls: a plan's configurations on these stations.
 ``request_level`` stands apart: BestServe's coarser algorithms, which are the request-level engine.
 """
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from evaluator.cost.iteration import BatchStatistics
-from evaluator.reference.decoding import DecodeGroup
-from evaluator.reference.request import Request
+from evaluator.reference.request import DecodeGroup, Request
 
 
 class PromptChunk(NamedTuple):

@@ -6,12 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from evaluator.reference.batch import PromptChunk
-from evaluator.reference.decoding import DecodeGroup
 from evaluator.reference.kv import CountedKv, Kv
 from evaluator.reference.limits import Limits
 from evaluator.reference.packing import PACKINGS, ReservedFirst, WaitingQueue
 from evaluator.reference.prefix_cache import PrefixCache
-from evaluator.reference.request import Request
+from evaluator.reference.request import DecodeGroup, Request
 
 
 class Queues:

@@ -90,9 +90,9 @@ def simulate(
 def _watched(whole: Plan, path: Path | None, rows: IterationLog | None) -> Outcomes:
     """The only configuration of a plan on the reference: a trace of its first seed is written, rows are added."""
     from evaluator.simulation import chain_result
-    from evaluator.simulation.lane_jobs import LaneJobs
     from evaluator.simulation.outcomes import outcomes_of
     from evaluator.simulation.trace import PerfettoTrace, write_trace
+    from evaluator.stations.lane_jobs import LaneJobs
 
     trace = PerfettoTrace()
     stations = whole.configurations[0].stations

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from evaluator.metrics import Outcomes
     from evaluator.plan import Configuration, Group, Plan
     from evaluator.plan.visits import RequestRoutes
+    from evaluator.reference.serve.pool import Observe
     from evaluator.simulation.chain import ChainResult
-    from evaluator.simulation.phases import Serve
-    from evaluator.simulation.token_level import Observe
     from evaluator.stations.contract import Station
+    from evaluator.stations.stage_steps import Serve
     from evaluator.traffic.jobs import Jobs
 
 __all__ = ["chain_result", "simulate_configurations", "stations_of"]
@@ -42,16 +42,16 @@ def simulate_configurations(
 def chain_result(plan: Plan, configurations: list[Configuration], observe: Observe | None = None) -> ChainResult:
     """What becomes of the requests of configurations of one group, before it is seen by clients and summed up."""
     from evaluator.plan.simulators import ITERATION, TOKEN
-    from evaluator.simulation.chain import run_chain
+    from evaluator.simulation.chain import chain_result_of, run_chain
 
     group = plan.group_of(configurations[0])
     if group.simulator == ITERATION:
         configure()
     jobs = [plan.jobs(configuration) for configuration in configurations]
     if configurations[0].joint_pools and group.simulator == TOKEN:
-        from evaluator.simulation.network import run_network
+        from evaluator.reference.serve.network import run_network
 
-        return run_network(plan, configurations, jobs, observe)
+        return chain_result_of(run_network(plan, configurations, jobs, observe))
     if configurations[0].joint_pools and group.simulator == ITERATION:
         from evaluator.simulation.joint_pools import run_in_one_loop
 
@@ -101,11 +101,11 @@ def _pool(
     from evaluator.plan.simulators import REQUEST, TOKEN
 
     if group.simulator == TOKEN:
-        from evaluator.simulation.token_level import serve_tokens
+        from evaluator.reference.serve.pool import serve_tokens
 
         return partial(serve_tokens, configurations, plan.seeds, number, observe=observe)
     if group.simulator == REQUEST:
-        from evaluator.simulation.request_level import serve_requests
+        from evaluator.reference.serve.request_level import serve_requests
 
         return partial(serve_requests, configurations, plan.seeds, number)
     from evaluator.simulation.vectorised import serve_iterations

@@ -17,13 +17,15 @@ import numpy as np
 
 from evaluator.metrics.outcomes import TokenCounts
 from evaluator.metrics.stages import StageTimes
+from evaluator.metrics.use import pooled
 from evaluator.records import with_fields
-from evaluator.simulation.gaps import pooled
 from evaluator.simulation.times import stage_times
 from evaluator.stations.contract import (
     ChunkJobs,
+    Gaps,
     RequestTimes,
     Station,
+    StationVisit,
     Use,
     WeightedGaps,
     each,
@@ -32,27 +34,6 @@ from evaluator.stations.contract import (
 )
 from evaluator.traffic.jobs import Jobs, Origin
 from evaluator.traffic.roles import hands_on
-
-Gaps = Sequence[Sequence[WeightedGaps]]  # [config][seed]
-
-
-@dataclass(frozen=True, eq=False)
-class StationVisit:
-    """One station of the way: who came there, when they left, and what was used."""
-
-    station: Station
-    jobs: ChunkJobs
-    times: RequestTimes
-    uses: tuple[Use, ...]
-    visit: int = 0  # of several visits to the LLM, which one
-
-    @property
-    def itl(self) -> Gaps | None:
-        """Gaps between the tokens that it gave, of all its pools."""
-        found = [use.itl for use in self.uses if use.itl is not None]
-        if len(found) < 2:
-            return found[0] if found else None
-        return [[pooled(parts) for parts in zip(*seeds, strict=True)] for seeds in zip(*found, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +76,7 @@ def run_chain(stations: Sequence[Station], jobs: ChunkJobs) -> ChainResult:
         if position + 1 < len(stations):
             rejoin = station.role is not None and station.role.prompt_resident
             jobs = _onwards(station_visits[-1], aside, hands_on(roles, position), rejoin)
-    return journey_of(station_visits)
+    return chain_result_of(station_visits)
 
 
 def _onwards(leg: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bool, rejoin: bool) -> ChunkJobs:
@@ -123,7 +104,7 @@ def _origin(times: RequestTimes, at: tuple[int, int], ids: np.ndarray) -> Origin
     return Origin(times.replica[at][ids], times.first_token_s[at][ids] - times.scheduled_s[at][ids])
 
 
-def journey_of(station_visits: Sequence[StationVisit]) -> ChainResult:
+def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
     """What became of all requests that came to the first of these stations."""
     start = station_visits[0]
     giving = [leg for leg in station_visits if leg.station.role is not None]

@@ -13,15 +13,15 @@ from evaluator.cost.iteration import IterationCost
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, Plan, StationGroup, StationPlan
-from evaluator.simulation.chain import ChainResult, journey_of
-from evaluator.simulation.joint_visits import At, JointResult, LinkTimes, PhaseResult, PoolServed, legs_in_one_loop
-from evaluator.simulation.lane_jobs import OPEN_LOOP
+from evaluator.simulation.chain import ChainResult, chain_result_of
 from evaluator.simulation.lanes import costs_of, lanes_per_call, limits_of, program_of, results_of, rules_of
 from evaluator.simulation.routing_tables import choices_of
-from evaluator.stations.contract import ChunkJobs, each
+from evaluator.stations.contract import At, ChunkJobs, each
 from evaluator.stations.engine import Requests, joint, preemptive
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.rings import NONE
+from evaluator.stations.joint_visits import JointResult, LinkTimes, PhaseResult, PoolServed, visits_of_joint_run
+from evaluator.stations.lane_jobs import OPEN_LOOP
 from evaluator.traffic.jobs import Jobs
 
 
@@ -55,7 +55,7 @@ def run_in_one_loop(
     size = lanes_per_call(group.lane_requests)
     found = results_of(program_of(group), lambda at: engine_input(group, lanes[at]), len(lanes), size)
     runs = {lane.at: _told(lane, result) for lane, result in zip(lanes, found, strict=True)}
-    return journey_of(legs_in_one_loop(configurations, jobs, runs))
+    return chain_result_of(visits_of_joint_run(configurations, jobs, runs))
 
 
 def lanes_of(plan: Plan, configurations: Sequence[Configuration], jobs: ChunkJobs) -> list[JointLane]:

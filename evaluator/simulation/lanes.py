@@ -17,12 +17,12 @@ from evaluator.plan.simulators import on_demand, routed_by
 from evaluator.policies import policy
 from evaluator.replica.batched_costs import costs_of as replica_costs
 from evaluator.routing import COUNTERS, router_of
-from evaluator.simulation.lane_jobs import LaneJobs
 from evaluator.simulation.request_dependencies import by_prefix, cache_shape, contents_of, session_turns_of
 from evaluator.speculation import keys
 from evaluator.stations.engine import LaneLimits, Requests, decisions, fcfs_reserved, joint, preemptive
 from evaluator.stations.engine.common.speculation import Speculation
 from evaluator.stations.engine.preemptive import CacheShape, KvUnits, Rules
+from evaluator.stations.lane_jobs import LaneJobs
 from evaluator.traffic.jobs import branch_units, shared_units
 
 LANES_PER_CALL = 32

@@ -12,11 +12,11 @@ from evaluator.catalog.calibration import PROVENANCES
 from evaluator.cost.fitted import verdict
 from evaluator.cost.frontend import delay_s
 from evaluator.metrics import OK, Outcomes, bounds_of
-from evaluator.metrics.use import Use
+from evaluator.metrics.use import Use, pooled
 from evaluator.plan import Configuration
-from evaluator.simulation.chain import ChainResult, Gaps
+from evaluator.simulation.chain import ChainResult
 from evaluator.simulation.expected_errors import expected
-from evaluator.simulation.gaps import pooled
+from evaluator.stations.contract import Gaps
 
 
 def outcomes_of(

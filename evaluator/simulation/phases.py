@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +12,8 @@ from evaluator.plan import Configuration
 from evaluator.plan.phases import group_of_replicas
 from evaluator.routing.phases import Asking
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, each, table_shape
+from evaluator.stations.stage_steps import Serve
 from evaluator.traffic.jobs import Jobs
-
-Serve = Callable[[ChunkJobs], tuple[RequestTimes, *tuple[Use, ...]]]
 
 
 def serve_side(

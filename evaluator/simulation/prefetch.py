@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.metrics.use import Use
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Station, each
+from evaluator.stations.contract import At, ChunkJobs, RequestTimes, Station, each
 
-At = tuple[int, int]
 Times = dict[At, NDArray[np.float64]]
 """Seconds by configuration and seed, (request,)."""
 

@@ -10,10 +10,9 @@ from evaluator.plan import StationPlan
 from evaluator.plan.simulators import routed_by
 from evaluator.routing import PrefixAware, router_of
 from evaluator.scenario import Deployment
-from evaluator.simulation.lane_jobs import LaneJobs
-from evaluator.simulation.session_turns import follows_of
 from evaluator.stations.engine.joint import ByPrefix
 from evaluator.stations.engine.preemptive import BlockContent, CacheShape, SessionTurns
+from evaluator.stations.lane_jobs import LaneJobs, follows_of
 from evaluator.traffic.block_names import block_names
 from evaluator.traffic.jobs import held_units
 

@@ -7,7 +7,7 @@ queues side by side, each is served as if it were a configuration of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from evaluator.metrics.use import Use
 from evaluator.plan import Configuration
-from evaluator.plan.route import StagePlan, StepPlan
+from evaluator.plan.route import StagePlan
 from evaluator.plan.visits import RequestRoutes
-from evaluator.simulation.phases import Serve
-from evaluator.simulation.prefetch import At, Times, begun_ahead, telling
+from evaluator.simulation.prefetch import Times, begun_ahead, telling
 from evaluator.stages import Batched, Delay, Pass, Served, Shipped
 from evaluator.stations.batch import BatchServers, serve_in_batches
 from evaluator.stations.contract import (
+    At,
     ChunkJobs,
     JobColumns,
     RequestTimes,
@@ -36,70 +36,11 @@ from evaluator.stations.contract import (
 )
 from evaluator.stations.delay import serve_delayed
 from evaluator.stations.queue import serve_in_turn
+from evaluator.stations.stage_steps import Serve, StepStation, on_pool
 from evaluator.traffic.jobs import Demand, Jobs
 
 Row = tuple[At, NDArray[np.int64]]
 """A configuration and seed, and the positions of some of its jobs."""
-
-
-@dataclass(frozen=True, eq=False)
-class StepStation:
-    """A step of a stage in the configurations of a chunk; ``walks`` [config][seed] say what it does there.
-
-    ``serve`` is the engine's pool of a step that computes a model.
-    """
-
-    configurations: Sequence[Configuration]
-    walks: Sequence[Sequence[RequestRoutes]]
-    place: int  # of the stage
-    number: int  # of the step
-    serve: Serve | None = None
-
-    @property
-    def label(self) -> str:
-        """Its name in results."""
-        return self.planned(0).label
-
-    def planned(self, config: int) -> StepPlan:
-        """What the plan of a configuration says of it."""
-        pipeline = self.configurations[config].pipeline
-        assert pipeline is not None
-        return pipeline.stages[self.place].steps[self.number]
-
-    def step(self, at: At) -> Any:
-        """What it does in a configuration and seed."""
-        work = self.walks[at[0]][at[1]].first[self.place].work
-        assert work is not None
-        return work.steps[self.number]
-
-    def visited(self, at: At) -> NDArray[np.bool_] | None:
-        """Which requests come here, (request,); None: all."""
-        return self.walks[at[0]][at[1]].first[self.place].there
-
-    def servers(self, config: int) -> int:
-        """As many as the step says, else as its pool has replicas."""
-        pipeline, pool = self.configurations[config].pipeline, self.planned(config).pool
-        assert pipeline is not None
-        own = self.step((config, 0)).servers
-        return int(own or (1 if pool is None else pipeline.pools[pool].replicas))
-
-    def stage(self, config: int) -> StagePlan:
-        """The stage of which it is a step."""
-        pipeline = self.configurations[config].pipeline
-        assert pipeline is not None
-        return pipeline.stages[self.place]
-
-    def all_servers(self, config: int) -> int:
-        """Those of all its queues; of what has no end of them, one."""
-        step, count = self.step((config, 0)), 1
-        if getattr(step, "queue", None) is not None:
-            count = int(np.max(step.queue, initial=0)) + 1
-        return count * (self.servers(config) if isinstance(step, Served | Batched) else 1)
-
-    def factor(self, config: int, name: str) -> float:
-        """By how much a variant changes an input of the hardware."""
-        change = self.configurations[config].pipeline.change  # type: ignore[union-attr]
-        return change.factor if change is not None and change.input == name else 1.0
 
 
 def stage_stations(
@@ -295,28 +236,3 @@ def _asked(stop: StepStation, at: At, ids: NDArray[np.int64]) -> Demand:
 
 
 _RUN: Mapping[type, Run] = {Delay: _delayed, Served: _in_turn, Batched: _batched, Shipped: _shipped, Pass: _passed}
-
-
-# --- the devices of a pool
-
-
-def on_pool(stop: StepStation, use: Use) -> Use:
-    """With the devices of the pools on which the step runs; those of an engine's pool are there already."""
-    if stop.serve is not None or all(stop.planned(config).pool is None for config in range(len(stop.configurations))):
-        return use
-    figures: dict[str, list[float]] = {name: [] for name in _FIGURES}
-    for config, configuration in enumerate(stop.configurations):
-        name, pipeline = stop.planned(config).pool, configuration.pipeline
-        assert pipeline is not None and name is not None
-        pool, price = pipeline.pools[name], pipeline.price(name)
-        device = pool.hardware
-        row = (
-            float(pool.replicas * pool.devices), device.peak_flops.get("bf16", np.nan), device.memory_bandwidth,
-            device.power_w, device.idle_power_w, price,
-        )  # fmt: skip
-        for column, value in zip(figures.values(), row, strict=True):
-            column.append(np.nan if value is None else float(value))
-    return replace(use, **{name: np.array(column) for name, column in figures.items()})  # type: ignore[arg-type]
-
-
-_FIGURES = ("devices", "peak_flops", "peak_bandwidth", "power_w", "idle_power_w", "usd_per_hour")

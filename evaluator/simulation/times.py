@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from evaluator.metrics.stages import StageTimes
 from evaluator.plan.pipeline import LLM_TIMES
-from evaluator.stations.contract import each, table_shape, whole_table
-
-if TYPE_CHECKING:
-    from evaluator.simulation.chain import StationVisit
+from evaluator.stations.contract import StationVisit, each, table_shape, whole_table
 
 PREFILL, TRANSFER, DECODE = LLM_TIMES
 

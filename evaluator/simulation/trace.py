@@ -20,8 +20,8 @@ import numpy as np
 
 from evaluator.metrics import Outcomes
 from evaluator.reference import Iteration
-from evaluator.simulation.chain import StationVisit
 from evaluator.simulation.times import spans_of
+from evaluator.stations.contract import StationVisit
 
 REQUESTS = 1  # the process of the requests
 SPAN = 1000  # numbers for each replica: replica r is process SPAN * (r + 1), and its tracks count from there

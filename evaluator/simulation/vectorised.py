@@ -10,14 +10,13 @@ import numpy as np
 from evaluator.cost.frontend import Frontend, delay_s
 from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, StationGroup
-from evaluator.simulation.lane_jobs import LaneJobs, slots
 from evaluator.simulation.lanes import run_slots
-from evaluator.simulation.session_turns import follows_of
-from evaluator.simulation.use import add_kept, check_served, use_of
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, table_shape
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.joint import PoolResult
+from evaluator.stations.lane_jobs import LaneJobs, follows_of, slots
+from evaluator.stations.use import add_kept, check_served, use_of
 
 
 def serve_iterations(

@@ -1,1 +1,1 @@
-"""Stations: functions from the jobs of a chunk to their departures and to what the station was used for."""
+"""Stations: functions from the jobs of a chunk to the times of their requests and to what the station was used for."""

@@ -13,18 +13,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluator.metrics.outcomes import RequestTimes
-from evaluator.metrics.use import PoolTotals, Use, WeightedGaps
+from evaluator.metrics.use import PoolTotals, Use, WeightedGaps, pooled
 from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.roles import Role
 
 ChunkJobs = Sequence[Sequence[Jobs]]
 """[config][seed]; also of configurations that cannot run, whose jobs an engine passes over."""
 
+At = tuple[int, int]
+"""A configuration of a chunk and a seed, by their positions."""
+
+Gaps = Sequence[Sequence[WeightedGaps]]
+"""[config][seed]"""
+
 __all__ = [
+    "At",
     "ChunkJobs",
+    "Gaps",
     "JobColumns",
     "RequestTimes",
     "Station",
+    "StationVisit",
     "Use",
     "WeightedGaps",
     "by_id",
@@ -59,6 +68,25 @@ class Station:
     sends: Callable[[tuple[int, int], Jobs], np.ndarray | None] | None = None
     stage: str | None = None
     waits: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class StationVisit:
+    """One station of the way: who came there, when they left, and what was used."""
+
+    station: Station
+    jobs: ChunkJobs
+    times: RequestTimes
+    uses: tuple[Use, ...]
+    visit: int = 0  # of several visits to the LLM, which one
+
+    @property
+    def itl(self) -> Gaps | None:
+        """Gaps between the tokens that it gave, of all its pools."""
+        found = [use.itl for use in self.uses if use.itl is not None]
+        if len(found) < 2:
+            return found[0] if found else None
+        return [[pooled(parts) for parts in zip(*seeds, strict=True)] for seeds in zip(*found, strict=True)]
 
 
 def use_without_devices(name: str, jobs: ChunkJobs, servers: np.ndarray, busy_s: np.ndarray) -> Use:

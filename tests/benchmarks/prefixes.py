@@ -48,7 +48,7 @@ def prefixes(quick: bool) -> Iterator[Row]:
         rate, of_reference = LANES * REQUESTS / took.cpu_s, LANES // every * REQUESTS / reference.cpu_s
         note = f"per core; the reference {of_reference:,.0f}, {rate / of_reference:,.0f} x"
         yield Row(label, rate, "requests/s", note)
-        fast, exact = (served[simulator].last_token_s for simulator in ("iteration", "token"))
+        fast, exact = (served[simulator].times.last_token_s for simulator in ("iteration", "token"))
         yield Row("largest relative difference of completion times", float(np.abs(fast[::every] / exact - 1).max()), "")
 
 

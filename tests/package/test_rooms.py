@@ -38,7 +38,8 @@ ORDER = (
     ("estimation",),
     ("plan",),
     # What runs it: JAX over many lanes, and plain Python token by token
-    ("stations", "reference"),
+    ("stations",),
+    ("reference",),
     ("simulation",),
     ("execution",),
     # What becomes of it

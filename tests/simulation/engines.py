@@ -12,8 +12,8 @@ from evaluator.device import configure
 from evaluator.metrics import OK, Outcomes, summarise
 from evaluator.plan import Configuration, Group, Plan, plan
 from evaluator.plan.groups import groups_of
+from evaluator.reference.serve.pool import Observe
 from evaluator.simulation import simulate_configurations
-from evaluator.simulation.token_level import Observe
 from tests.scenario.build import scenario
 
 TIMES = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]

@@ -13,9 +13,10 @@ from evaluator.cost.memory import kv_units
 from evaluator.metrics import OK
 from evaluator.plan import Configuration, Plan, StationPlan, plan
 from evaluator.reference.replica import Replica
+from evaluator.reference.serve import network, phases
 from evaluator.reference.stations.transfers import Transfers
 from evaluator.run import simulate
-from evaluator.simulation import network, phase_runs, simulate_configurations, stations_of
+from evaluator.simulation import simulate_configurations, stations_of
 from evaluator.simulation.chain import run_chain
 from evaluator.traffic.jobs import held_units
 from tests.simulation.test_phases import BOTH, SPREAD, TIMES, assert_same, of_pools
@@ -239,7 +240,7 @@ def test_nothing_waits_for_ever(seed, monkeypatch):
         assert np.isfinite(getattr(found.times, name)).all()
     for use in found.stations:
         assert (use.kv_capacity_units == 0) or use.totals.kv_units_max <= use.kv_capacity_units
-    monkeypatch.setattr(phase_runs, "Replica", partial(Replica, leap=False))
+    monkeypatch.setattr(phases, "Replica", partial(Replica, leap=False))
     _, _, slow = ran(scenario, times)
     assert_same(found, 0, slow, 0, "leaps")
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from evaluator.device import configure
 from evaluator.metrics import OK
 from evaluator.plan import Configuration, Group, Plan, plan
+from evaluator.reference.serve.network import run_network
 from evaluator.scenario import load_scenario
 from evaluator.simulation import simulate_configurations
 from evaluator.simulation.joint_pools import run_in_one_loop
-from evaluator.simulation.network import run_network
 from evaluator.traffic.jobs import Demand, Jobs
 from evaluator.traffic.requests import Tokens
 from evaluator.traffic.roles import ROLES

@@ -8,10 +8,10 @@ from evaluator.plan import plan
 from evaluator.reference import Request
 from evaluator.reference.lru import Lru
 from evaluator.reference.network import run
+from evaluator.reference.serve.network import run_network
 from evaluator.reference.stations.tiers import Tiers, TierStation
 from evaluator.simulation import stations_of
 from evaluator.simulation.chain import run_chain
-from evaluator.simulation.network import run_network
 from evaluator.tiers import Popularity, TierSize, expected_s, hit_rates
 from tests.scenario.build import scenario
 

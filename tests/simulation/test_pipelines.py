@@ -12,11 +12,11 @@ import pytest
 from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.plan import Plan, plan
+from evaluator.reference.serve.network import run_network
 from evaluator.run import simulate, sweep
 from evaluator.scenario import load_scenario
 from evaluator.simulation import simulate_configurations, stations_of
 from evaluator.simulation.chain import ChainResult, run_chain
-from evaluator.simulation.network import run_network
 from evaluator.stages import (
     KINDS,
     Batched,

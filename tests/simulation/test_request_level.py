@@ -14,10 +14,10 @@ from evaluator.metrics import OK
 from evaluator.plan import Configuration, Plan, plan, request_sizes
 from evaluator.reference import request_level as reference
 from evaluator.reference.request_level import Instances, WholeRequest
+from evaluator.reference.serve.request_level import draws
 from evaluator.run import simulate, sweep
 from evaluator.scenario import Scenario, load_scenario
 from evaluator.simulation import simulate_configurations
-from evaluator.simulation.request_level import draws
 
 TIMES = ("scheduled_s", "first_token_s", "last_token_s")
 FIXED = {"source": "fixed", "prompt_tokens": 1024, "output_tokens": 64}

@@ -11,11 +11,12 @@ import pytest
 
 from evaluator import results
 from evaluator.execution.workers import WorkerPool
+from evaluator.metrics.use import pooled
 from evaluator.plan import plan
+from evaluator.reference.serve.pool import TokenGaps
 from evaluator.routing import ROUTERS
 from evaluator.run import simulate, sweep
 from evaluator.simulation import simulate_configurations
-from evaluator.simulation.gaps import Gaps, pooled
 from tests.execution.build import Interrupting
 from tests.reference.build import random_scenario
 from tests.results.build import same
@@ -123,7 +124,7 @@ def test_gaps_are_those_between_the_recorded_tokens(seed):
     since = float(np.median([request.first_token_s for request in recorded]))
     times = [np.array(request.token_s) for request in recorded]
     wanted = np.concatenate([np.diff(time)[time[1:] > since] for time in times])
-    gaps = Gaps(len(recorded))
+    gaps = TokenGaps(len(recorded))
     case.run(observe=gaps.add)
     values, weights = gaps.after(since)
     assert weights.sum() == len(wanted)
@@ -241,7 +242,7 @@ def test_what_fails_in_a_worker_is_raised_here():
 
 
 def test_workers_do_without_jax():
-    code = "import sys, evaluator.execution.worker, evaluator.simulation.token_level; sys.exit('jax' in sys.modules)"
+    code = "import sys, evaluator.execution.worker, evaluator.reference.serve.pool; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

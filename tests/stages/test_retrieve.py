@@ -15,11 +15,11 @@ from evaluator.cost.precision import Precision
 from evaluator.cost.vector_search import VectorIndex, search_time
 from evaluator.errors import InputError
 from evaluator.plan import plan
+from evaluator.reference.serve.network import run_network
 from evaluator.run import sweep
 from evaluator.scenario import load_scenario
 from evaluator.simulation import stations_of
 from evaluator.simulation.chain import run_chain
-from evaluator.simulation.network import run_network
 from evaluator.stages import Batched, Pass, Shipped, StagePool, StageRequests
 from evaluator.stages.retrieve import Index, Retrieve, work
 

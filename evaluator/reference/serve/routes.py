@@ -21,8 +21,8 @@ from evaluator.reference.stations.batch import BulkServers
 from evaluator.reference.stations.delay import DelayStation as DelayStation
 from evaluator.reference.stations.fifo import Fifo
 from evaluator.reference.stations.parallel_sequences import ParallelSequences
-from evaluator.simulation.stages import StepStation
 from evaluator.stages import Batched, Delay, Pass, Served, Shipped
+from evaluator.stations.stage_steps import StepStation
 
 OpenPool = Callable[[int], Any]
 """Gives the side of an engine's pool for stages by its number, without parts, and its replicas with their gaps."""

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from evaluator.cost.memory import kv_units
-from evaluator.metrics.use import PoolTotals, WeightedGaps
+from evaluator.metrics.use import PoolTotals, WeightedGaps, pooled
 from evaluator.plan import Configuration
 from evaluator.plan.phases import PhasePools
 from evaluator.plan.simulators import routed_by
@@ -19,15 +19,13 @@ from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.phase_routing import PhaseRouter
 from evaluator.reference.replica import Replica
 from evaluator.reference.routing import chooser
+from evaluator.reference.serve.pool import Observe, TokenGaps, branches_of, curve_of, limits_of
 from evaluator.reference.stations.phase import Choose, PhaseStation
 from evaluator.reference.stations.pool import PoolStation
 from evaluator.routing import stream
-from evaluator.simulation.drafts import curve_of
-from evaluator.simulation.gaps import Gaps, pooled
-from evaluator.simulation.joint_visits import PhaseResult, PoolServed
-from evaluator.simulation.lane_jobs import OPEN_LOOP, LaneJobs
-from evaluator.simulation.token_level import Observe, branches_of, limits_of
 from evaluator.speculation import keys
+from evaluator.stations.joint_visits import PhaseResult, PoolServed
+from evaluator.stations.lane_jobs import OPEN_LOOP, LaneJobs
 from evaluator.traffic.jobs import Demand, Jobs, branch_units, shared_units
 from evaluator.traffic.requests import Tokens
 
@@ -39,7 +37,7 @@ class PhaseRun:
     jobs: Jobs
     phase: PhaseStation
     pools: tuple[list[Replica], ...]
-    gaps: tuple[Gaps, ...]
+    gaps: tuple[TokenGaps, ...]
 
 
 def side_run(
@@ -57,12 +55,12 @@ def side_run(
         by_id=True,
     )
     pools: list[list[Replica]] = []
-    gaps: list[Gaps] = []
+    gaps: list[TokenGaps] = []
     rooms = phase.role.prompt_resident and configuration.link is not None and configuration.link.backpressure
     for number in phase.stations:
         station = configuration.stations[number]
         built, limits = station.design.ready, replace(limits_of(station, jobs.demand), rooms=rooms)
-        own = [Gaps(_until(jobs)) for _ in range(station.deployment.ranks)]
+        own = [TokenGaps(_until(jobs)) for _ in range(station.deployment.ranks)]
         pools.append(
             [
                 Replica(
@@ -84,7 +82,7 @@ def _until(jobs: Jobs) -> int:
     return int(jobs.id.max(initial=-1)) + 1
 
 
-def _watch(gaps: Gaps, observe: Observe | None, slot: LaneJobs, iteration: Iteration) -> None:
+def _watch(gaps: TokenGaps, observe: Observe | None, slot: LaneJobs, iteration: Iteration) -> None:
     gaps.add(iteration)
     if observe is not None:
         observe(slot, iteration)
@@ -189,7 +187,7 @@ def _pool_served(run: PhaseRun, replicas: list[Replica], served: PhaseResult) ->
     return PoolServed(PoolTotals.of(PoolOutcome([], replicas)), pooled(gaps), replicas[0].index)
 
 
-def _gaps_of(gaps: Gaps, replica: int, jobs: Jobs, served: PhaseResult) -> WeightedGaps:
+def _gaps_of(gaps: TokenGaps, replica: int, jobs: Jobs, served: PhaseResult) -> WeightedGaps:
     """Those of one replica after the first token of the first measured job that came to it."""
     here = jobs.measured & (served.replica == replica)
     if not here.any():

@@ -1,38 +1,48 @@
 """Pools that depend on one another, on the reference: all of them in one event loop, configuration by configuration.
 
 That is so in a closed loop, whose users wait for the last pool; where a router looks at the replicas of several pools;
-and under back-pressure from a decode side. What happened is put into the departures of the same stations that the chain
-has, so that all that follows is the same. ``one_loop`` does so on the vectorised engine.
+and under back-pressure from a decode side. What happened is told as visits to the same stations that the chain has,
+so that all that follows is the same. ``simulation.joint_pools`` does so on the vectorised engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from evaluator.cost.frontend import delay_s
 from evaluator.metrics.outcomes import OK
-from evaluator.plan import Configuration, LinkPlan, Plan
+from evaluator.metrics.use import PoolTotals, Use
+from evaluator.plan import Configuration, LinkPlan, Plan, StationPlan
 from evaluator.plan.phases import group_of_replicas
 from evaluator.plan.visits import RequestRoutes
-from evaluator.reference import Request
+from evaluator.reference import PoolOutcome, Request
 from evaluator.reference.network import Clients, run
 from evaluator.reference.network import EventStation as Stage
+from evaluator.reference.serve.phases import PhaseRun, pool_run, side_run, side_served
+from evaluator.reference.serve.pool import Observe
+from evaluator.reference.serve.routes import RouteFollower, Routes, StepVisits, routes_of
 from evaluator.reference.stations.phase import PhaseStation
 from evaluator.reference.stations.transfers import Sending, Transfers
-from evaluator.simulation.chain import ChainResult, journey_of
-from evaluator.simulation.joint_visits import JointResult, LinkTimes, legs_in_one_loop
-from evaluator.simulation.phase_runs import PhaseRun, pool_run, side_run, side_served
-from evaluator.simulation.routes import RouteFollower, Routes, routes_of
-from evaluator.simulation.stages import StepStation
-from evaluator.simulation.token_level import Observe
-from evaluator.simulation.visits import legs_of_ways
-from evaluator.stations.contract import ChunkJobs, each
+from evaluator.stages import Delay
+from evaluator.stations.contract import (
+    ChunkJobs,
+    RequestTimes,
+    Station,
+    StationVisit,
+    each,
+    shape_of,
+    table_shape,
+    use_without_devices,
+)
+from evaluator.stations.joint_visits import JointResult, LinkTimes, never, visits_of_joint_run
+from evaluator.stations.stage_steps import StepStation, on_pool
+from evaluator.stations.use import use_of
 from evaluator.traffic.jobs import Demand, Jobs
-from evaluator.traffic.requests import shared_tokens
+from evaluator.traffic.requests import Tokens, shared_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +62,8 @@ class NetworkRun:
 
 def run_network(
     plan: Plan, configurations: Sequence[Configuration], jobs: ChunkJobs, observe: Observe | None = None
-) -> ChainResult:
-    """What became of the jobs of a chunk, over all seeds."""
+) -> list[StationVisit]:
+    """What became of the jobs of a chunk, over all seeds: visits to the stations that the chain has."""
     walks = [plan.routes(configuration) if configuration.staged else [] for configuration in configurations]
     runs = {
         at: _run(plan, configurations, walks, at, one, observe)
@@ -64,10 +74,10 @@ def run_network(
         [runs[config, seed].asked if (config, seed) in runs else one for seed, one in enumerate(of_seeds)]
         for config, of_seeds in enumerate(jobs)
     ]
-    station_visits = legs_in_one_loop(configurations, asked, {at: _served(one) for at, one in runs.items()})
+    station_visits = visits_of_joint_run(configurations, asked, {at: _served(one) for at, one in runs.items()})
     if not configurations[0].staged:
-        return journey_of(station_visits)
-    return journey_of(legs_of_ways(configurations, walks, jobs, station_visits, runs))
+        return station_visits
+    return visits_by_route(configurations, walks, jobs, station_visits, runs)
 
 
 # --- one configuration under one seed
@@ -194,3 +204,125 @@ def _served(run: NetworkRun) -> JointResult:
         return JointResult(phases, None)
     visits = [run.links.done[index] for index in run.phases[1].jobs.id.tolist()]
     return JointResult(phases, LinkTimes(*np.array(visits, dtype=float).reshape(-1, 3).T))
+
+
+# --- requests on routes of their own, as the visits of a chain: one after the other
+
+
+def visits_by_route(
+    configurations: Sequence[Configuration],
+    walks: Sequence[Sequence[RequestRoutes]],
+    jobs: ChunkJobs,
+    llm: Sequence[StationVisit],
+    runs: dict[tuple[int, int], NetworkRun],
+) -> list[StationVisit]:
+    """All visits in their order: those to the stages, and between them those to the LLM, ``llm``."""
+    if not runs:  # no configuration of the chunk can run
+        return list(llm)
+    numbers = max(len(one.ways.hops) for one in runs.values() if one.ways is not None)
+    now_s = {at: one.arrival_s.copy() for at, one in runs.items()}
+    found: list[StationVisit] = []
+    told: set[tuple[int, int]] = set()
+    longest = max(runs.values(), key=lambda one: len(one.ways.hops) if one.ways is not None else 0)
+    for number in range(numbers):
+        kind = longest.ways.hops[number]  # type: ignore[union-attr]
+        if isinstance(kind, int):
+            found += [_llm_visit(llm_visit, kind, jobs, now_s) for llm_visit in llm]
+            continue
+        stop = StepStation(configurations, walks, kind.place, kind.step)
+        hops: dict[tuple[int, int], StepVisits] = {
+            at: one.ways.hops[number]  # type: ignore[union-attr, misc]
+            for at, one in runs.items()
+            if number < len(one.ways.hops)  # type: ignore[union-attr]
+        }
+        first = (kind.place, kind.step) not in told
+        told.add((kind.place, kind.step))
+        found.append(_step_visit(stop, jobs, hops, runs, now_s, first))
+    return found
+
+
+def _llm_visit(
+    llm_visit: StationVisit, visit: int, jobs: ChunkJobs, now_s: dict[tuple[int, int], np.ndarray]
+) -> StationVisit:
+    """One visit to a station of the LLM, of all visits to it; the first tells of the use."""
+    own: list[list[Jobs]] = [[] for _ in jobs]
+    for at, one in each(llm_visit.jobs):
+        count = len(jobs[at[0]][at[1]])
+        some = one.some(np.flatnonzero(one.id // count == visit))
+        own[at[0]].append(replace(some, id=some.id - visit * count))
+    times = RequestTimes.empty(table_shape(own))
+    for at, one in each(own):
+        shifted = one.id + visit * len(jobs[at[0]][at[1]])  # the ids by which the LLM knew this visit
+        for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "replica"):
+            getattr(times, name)[at][one.id] = getattr(llm_visit.times, name)[at][shifted]
+        own[at[0]][at[1]] = one.at(times.arrival_s[at][one.id])
+        if at in now_s:
+            now_s[at][one.id] = times.last_token_s[at][one.id]
+    return replace(llm_visit, jobs=own, times=times, uses=llm_visit.uses if visit == 0 else (), visit=visit)
+
+
+def _step_visit(
+    stop: StepStation,
+    jobs: ChunkJobs,
+    hops: dict[tuple[int, int], StepVisits],
+    runs: dict[tuple[int, int], NetworkRun],
+    now_s: dict[tuple[int, int], np.ndarray],
+    first: bool,
+) -> StationVisit:
+    """Of one step of one visit; its first visit tells of the use."""
+    found = RequestTimes.empty(table_shape(jobs))
+    visited = np.zeros(found.arrival_s.shape, dtype=bool)
+    own = [list(of_seeds) for of_seeds in jobs]
+    for at, one in each(jobs):
+        if at not in runs:
+            continue
+        for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s"):
+            getattr(found, name)[at][one.id] = now_s[at][one.id]
+        own[at[0]][at[1]] = one.at(now_s[at][one.id])
+        if at not in hops:
+            continue
+        hop = hops[at]
+        for request in hop.ids.tolist():
+            came_s, began_s, left_s, replica = hop.times(request)
+            found.arrival_s[at][request], found.scheduled_s[at][request] = came_s, began_s
+            found.first_token_s[at][request] = found.last_token_s[at][request] = left_s
+            found.replica[at][request] = replica
+            visited[at][request] = True
+        now_s[at][one.id] = found.last_token_s[at][one.id]
+    stage = stop.stage(0)
+    station = Station(
+        stop.label,
+        never,
+        streams=stage.kind.streams(stage.parameters),
+        stage=stage.name,
+        waits=stop.planned(0).kind is not Delay,
+    )
+    uses = (_step_use(stop, jobs, runs),) if first else ()
+    return StationVisit(station, own, replace(found, visited=visited), uses)
+
+
+def _step_use(stop: StepStation, jobs: ChunkJobs, runs: dict[tuple[int, int], NetworkRun]) -> Use:
+    """What a step used in all its visits; where stages share a pool, the first of them tells of it."""
+    number = stop.planned(0).station
+    if number is not None:
+        pools = [configuration.stations[number] for configuration in stop.configurations]
+        totals = PoolTotals.empty(*shape_of(jobs)[:2])
+        own = [list(of_seeds) for of_seeds in jobs]
+        for at, one in runs.items():
+            totals.add(at, PoolTotals.of(PoolOutcome([], list(one.passes[number].pools[0]))))
+            own[at[0]][at[1]] = _computed(pools[at[0]], one.passes[number])
+        return replace(use_of(pools, own, totals, None), name=stop.label)
+    busy_s = np.zeros(shape_of(jobs)[:2])
+    for at, one in runs.items():
+        assert one.ways is not None
+        busy_s[at] = sum(hop.busy_s for hop in one.ways.hops if isinstance(hop, StepVisits) and hop.of(stop))
+    servers = np.array([float(stop.all_servers(config)) for config in range(len(stop.configurations))])
+    return on_pool(stop, use_without_devices(stop.label, jobs, servers, busy_s))
+
+
+def _computed(pool: StationPlan, of_run: PhaseRun) -> Jobs:
+    """The passes that a pool computed."""
+    prompt = np.array([part.prompt_tokens for part in of_run.phase.parts.values()], dtype=np.int64)
+    none = np.zeros_like(prompt)
+    demand = Demand.of(Tokens(prompt, none + 1, none, none, none), pool.role)
+    return Jobs(np.arange(len(prompt)), none.astype(float), demand, none.astype(bool))

@@ -1,6 +1,6 @@
-"""Pools that ran in one event loop: what became of their jobs, as of the stations that the chain has.
+"""Pools that ran in one event loop -> visits to the stations that the chain has, as if one had served after the other.
 
-So all that follows is the same, whichever engine ran the loop.
+What follows (``simulation.chain``) is then the same, whichever engine ran the loop.
 """
 
 from __future__ import annotations
@@ -10,25 +10,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluator.metrics.use import PoolTotals, Use, WeightedGaps
+from evaluator.metrics.use import PoolTotals, Use, WeightedGaps, pooled
 from evaluator.plan import Configuration
 from evaluator.plan.phases import PhasePools
-from evaluator.simulation.chain import StationVisit
-from evaluator.simulation.gaps import pooled
-from evaluator.simulation.use import check_served, use_of
 from evaluator.stations.contract import (
+    At,
     ChunkJobs,
     RequestTimes,
     Station,
+    StationVisit,
     each,
     shape_of,
     table_shape,
     use_without_devices,
 )
+from evaluator.stations.use import check_served, use_of
 from evaluator.traffic.jobs import Jobs, Origin
-
-At = tuple[int, int]
-"""Configuration and seed, by their positions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,24 +66,24 @@ class JointResult:
     link: LinkTimes | None
 
 
-def legs_in_one_loop(
+def visits_of_joint_run(
     configurations: Sequence[Configuration], jobs: ChunkJobs, runs: Mapping[At, JointResult]
 ) -> list[StationVisit]:
-    """The legs of the jobs of a chunk; ``runs`` are those of the members that can run."""
+    """The visits of the jobs of a chunk to its stations; ``runs`` are those of the configurations that can run."""
     station_visits: list[StationVisit] = []
     for phase in configurations[0].phases:
         if phase.number > 0:
             station_visits.append(
-                _link_leg(station_visits[-1], configurations, {at: run.link for at, run in runs.items()})
+                _link_visit(station_visits[-1], configurations, {at: run.link for at, run in runs.items()})
             )
         came = jobs if phase.number == 0 else _sent(station_visits[-1])
         station_visits.append(
-            _side_leg(configurations, phase, came, {at: run.phases[phase.number] for at, run in runs.items()})
+            _phase_visit(configurations, phase, came, {at: run.phases[phase.number] for at, run in runs.items()})
         )
     return station_visits
 
 
-def _side_leg(
+def _phase_visit(
     configurations: Sequence[Configuration], phase: PhasePools, jobs: ChunkJobs, runs: Mapping[At, PhaseResult]
 ) -> StationVisit:
     found = RequestTimes.empty(table_shape(jobs))
@@ -130,7 +127,7 @@ def _use(
     return use_of(pools, own, totals, itl)
 
 
-def _link_leg(
+def _link_visit(
     before: StationVisit, configurations: Sequence[Configuration], links: Mapping[At, LinkTimes | None]
 ) -> StationVisit:
     """The link behind a prefill side, which requests of one token do not pass."""

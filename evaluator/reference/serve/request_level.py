@@ -11,9 +11,9 @@ from evaluator.cost.request_times import PhaseTimes, TabulatedTimes, request_tim
 from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, ReplicaBuild, StationPlan, request_sizes
 from evaluator.reference.request_level import Instances, WholeRequest, collocated, decode, prefill
-from evaluator.simulation.lane_jobs import LaneJobs, slots
-from evaluator.simulation.use import check_served, use_of
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, table_shape
+from evaluator.stations.lane_jobs import LaneJobs, slots
+from evaluator.stations.use import check_served, use_of
 from evaluator.traffic.roles import Role
 
 

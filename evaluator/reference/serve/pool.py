@@ -11,19 +11,16 @@ import numpy as np
 
 from evaluator.cost.frontend import delay_s
 from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
-from evaluator.metrics.use import PoolTotals
+from evaluator.metrics.use import PoolTotals, pooled
 from evaluator.plan import Configuration, StationPlan
 from evaluator.plan.checks import watermark_units
 from evaluator.plan.simulators import routed_by
 from evaluator.reference import Iteration, Limits, PoolOutcome, Request, simulate
 from evaluator.reference.network import Conversations
-from evaluator.simulation.drafts import curve_of
-from evaluator.simulation.gaps import Gaps, pooled
-from evaluator.simulation.lane_jobs import LaneJobs, slots
-from evaluator.simulation.session_turns import follows_of
-from evaluator.simulation.use import add_kept, check_served, use_of
-from evaluator.speculation import keys
+from evaluator.speculation import keys, tokens_given
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, table_shape
+from evaluator.stations.lane_jobs import LaneJobs, follows_of, slots
+from evaluator.stations.use import add_kept, check_served, use_of
 from evaluator.traffic.jobs import Demand, branch_units, shared_units
 from evaluator.traffic.requests import cached_by_content
 
@@ -68,7 +65,7 @@ def _serve(
     requests = _requests(slot, pool)
     if by_content:
         _say_content(requests, slot, replica.kv)
-    gaps = Gaps(len(requests))
+    gaps = TokenGaps(len(requests))
 
     def late_s(one: Request) -> float:
         return float(delay_s(frontend, one.first_token_s, one.last_token_s, one.output_tokens))
@@ -207,3 +204,62 @@ def _add(times: RequestTimes, totals: PoolTotals, slot: LaneJobs, outcome: PoolO
     if times.hit_tokens is not None:
         times.hit_tokens[at][rows] = [request.hit_tokens for request in requests]
     totals.add(at, PoolTotals.of(outcome))
+
+
+def curve_of(pool: StationPlan, key: np.unsignedinteger, output: int) -> tuple[int, ...]:
+    """Tokens that the first 0, 1, 2, .. decode iterations of a job give (``reference.Request.curve``)."""
+    if pool.speculative is None:
+        return ()
+    given = tokens_given(pool.speculative.chances, key, output)
+    return tuple(np.append(0, np.cumsum(given)).tolist())
+
+
+class TokenGaps:
+    """Collects the gaps between successive tokens of every request, also those inside a leap.
+
+    All branches of a request have their last tokens at the same time, so that one number says when; each has its gaps.
+
+    In a leap all members get a token with every iteration, so its later iterations are one gap each for all of them;
+    before the first they may have waited for different times.
+    """
+
+    def __init__(self, requests: int) -> None:
+        self._last = np.full(requests, np.nan)  # when each request got its last token
+        self._first: list[tuple[float, np.ndarray]] = []  # time, gaps of the members
+        self._leaps: list[tuple[float, float, float, int, int]] = []  # start, first_s, slope_s, iterations, members
+
+    def add(self, iteration: Iteration) -> None:
+        """After an iteration, or a leap."""
+        if iteration.decodes:
+            configurations = np.array(iteration.decodes)
+            now = iteration.end_s
+            if iteration.iterations > 1:
+                leap = (
+                    iteration.start_s,
+                    iteration.first_s,
+                    iteration.slope_s,
+                    iteration.iterations,
+                    len(configurations),
+                )
+                self._leaps.append(leap)
+                now = iteration.start_s + iteration.first_s
+            self._first.append((now, now - self._last[configurations]))
+            self._last[configurations] = iteration.end_s
+        if iteration.completed:
+            configurations = np.array(iteration.completed)
+            self._first.append(
+                (iteration.end_s, iteration.end_s - self._last[configurations])
+            )  # NaN but after a preemption
+            self._last[configurations] = iteration.end_s
+
+    def after(self, since_s: float) -> WeightedGaps:
+        """The gaps before tokens that came after a time."""
+        columns = [(gaps[~np.isnan(gaps)], 1.0) for now, gaps in self._first if now > since_s]
+        values, weights = [gaps for gaps, _ in columns], [np.full(len(gaps), weight) for gaps, weight in columns]
+        for start, first, slope, iterations, configurations in self._leaps:
+            step = np.arange(1, iterations)
+            ends = start + (step + 1) * first + 0.5 * slope * step * (step + 1)
+            inside = (first + slope * step)[ends > since_s]
+            values.append(inside)
+            weights.append(np.full(len(inside), float(configurations)))
+        return pooled([(one, weight) for one, weight in zip(values, weights, strict=True)])

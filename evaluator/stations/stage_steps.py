@@ -1,0 +1,100 @@
+"""A step of a stage around the LLM in the configurations of a chunk: what the plan says of it, and its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluator.plan import Configuration
+from evaluator.plan.route import StagePlan, StepPlan
+from evaluator.plan.visits import RequestRoutes
+from evaluator.stages import Batched, Served
+from evaluator.stations.contract import At, ChunkJobs, RequestTimes, Use
+
+Serve = Callable[[ChunkJobs], tuple[RequestTimes, *tuple[Use, ...]]]
+
+
+@dataclass(frozen=True, eq=False)
+class StepStation:
+    """A step of a stage in the configurations of a chunk; ``walks`` [config][seed] say what it does there.
+
+    ``serve`` is the engine's pool of a step that computes a model.
+    """
+
+    configurations: Sequence[Configuration]
+    walks: Sequence[Sequence[RequestRoutes]]
+    place: int  # of the stage
+    number: int  # of the step
+    serve: Serve | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name in results."""
+        return self.planned(0).label
+
+    def planned(self, config: int) -> StepPlan:
+        """What the plan of a configuration says of it."""
+        pipeline = self.configurations[config].pipeline
+        assert pipeline is not None
+        return pipeline.stages[self.place].steps[self.number]
+
+    def step(self, at: At) -> Any:
+        """What it does in a configuration and seed."""
+        work = self.walks[at[0]][at[1]].first[self.place].work
+        assert work is not None
+        return work.steps[self.number]
+
+    def visited(self, at: At) -> NDArray[np.bool_] | None:
+        """Which requests come here, (request,); None: all."""
+        return self.walks[at[0]][at[1]].first[self.place].there
+
+    def servers(self, config: int) -> int:
+        """As many as the step says, else as its pool has replicas."""
+        pipeline, pool = self.configurations[config].pipeline, self.planned(config).pool
+        assert pipeline is not None
+        own = self.step((config, 0)).servers
+        return int(own or (1 if pool is None else pipeline.pools[pool].replicas))
+
+    def stage(self, config: int) -> StagePlan:
+        """The stage of which it is a step."""
+        pipeline = self.configurations[config].pipeline
+        assert pipeline is not None
+        return pipeline.stages[self.place]
+
+    def all_servers(self, config: int) -> int:
+        """Those of all its queues; of what has no end of them, one."""
+        step, count = self.step((config, 0)), 1
+        if getattr(step, "queue", None) is not None:
+            count = int(np.max(step.queue, initial=0)) + 1
+        return count * (self.servers(config) if isinstance(step, Served | Batched) else 1)
+
+    def factor(self, config: int, name: str) -> float:
+        """By how much a variant changes an input of the hardware."""
+        change = self.configurations[config].pipeline.change  # type: ignore[union-attr]
+        return change.factor if change is not None and change.input == name else 1.0
+
+
+def on_pool(stop: StepStation, use: Use) -> Use:
+    """With the devices of the pools on which the step runs; those of an engine's pool are there already."""
+    if stop.serve is not None or all(stop.planned(config).pool is None for config in range(len(stop.configurations))):
+        return use
+    figures: dict[str, list[float]] = {name: [] for name in _FIGURES}
+    for config, configuration in enumerate(stop.configurations):
+        name, pipeline = stop.planned(config).pool, configuration.pipeline
+        assert pipeline is not None and name is not None
+        pool, price = pipeline.pools[name], pipeline.price(name)
+        device = pool.hardware
+        row = (
+            float(pool.replicas * pool.devices), device.peak_flops.get("bf16", np.nan), device.memory_bandwidth,
+            device.power_w, device.idle_power_w, price,
+        )  # fmt: skip
+        for column, value in zip(figures.values(), row, strict=True):
+            column.append(np.nan if value is None else float(value))
+    return replace(use, **{name: np.array(column) for name, column in figures.items()})  # type: ignore[arg-type]
+
+
+_FIGURES = ("devices", "peak_flops", "peak_bandwidth", "power_w", "idle_power_w", "usd_per_hour")
