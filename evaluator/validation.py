@@ -123,7 +123,7 @@ def _differences(chosen: Plan, levels: np.ndarray, progress: ProgressReport | No
 
 
 def stratified(whole: Plan, configurations: list[Configuration], count: int, seed: int) -> list[Configuration]:
-    """So many of the members, in the order of the grid, as evenly over their strata as it goes.
+    """So many of the configurations, in the order of the grid, as evenly over their strata as it goes.
 
     A stratum is a policy with the program that runs it, a third of the range of the load, and a third of that of the
     pressure on the KV cache.

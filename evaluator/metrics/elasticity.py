@@ -19,11 +19,11 @@ METRICS = (
 
 
 def elasticities(
-    values: Mapping[str, np.ndarray], parts: Mapping[str, np.ndarray], sides: np.ndarray
+    values: Mapping[str, np.ndarray], parts: Mapping[str, np.ndarray], bumps: np.ndarray
 ) -> dict[str, np.ndarray]:
     """d ln metric / d ln input of METRICS as ``NAME_elasticity``, (config, input) or (config, input, quantile).
 
-    ``values`` (row, ...) are a configuration in its row and, in the rows ``sides`` (config, input, 2), with an input
+    ``values`` (row, ...) are a configuration in its row and, in the rows ``bumps`` (config, input, 2), with an input
     a step lower and higher on the same requests. With m-, m0, m+ for the three and h for the step in the logarithm:
 
     * the elasticity is ln(m+ / m-) / 2h, NaN unless all three are positive and finite;
@@ -41,10 +41,10 @@ def elasticities(
         usable = np.isfinite(values[name]) & (values[name] > 0.0)
         value = np.where(usable, values[name], np.nan)
         log, relative = np.log(value), parts[name] / value[:, None]
-        low, here, high = log[sides[..., 0]], log[: len(sides), None], log[sides[..., 1]]
+        low, here, high = log[bumps[..., 0]], log[: len(bumps), None], log[bumps[..., 1]]
         slope = np.where(np.isnan(here), np.nan, (high - low) / span)
-        apart = relative[sides[..., 1]] - relative[sides[..., 0]]  # (config, input, part, ...)
-        stderr = seed_stderr(apart.reshape(sides[..., 0].size, *apart.shape[2:])) / span
+        apart = relative[bumps[..., 1]] - relative[bumps[..., 0]]  # (config, input, part, ...)
+        stderr = seed_stderr(apart.reshape(bumps[..., 0].size, *apart.shape[2:])) / span
         found[f"{name}_elasticity"] = slope
         found[f"{name}_elasticity_stderr"] = np.where(np.isnan(slope), np.nan, stderr.reshape(slope.shape))
         found[f"{name}_elasticity_step_error"] = np.abs(high + low - 2.0 * here) / span

@@ -33,31 +33,31 @@ def quantile_levels(objectives: Sequence[Bounds], extra: Sequence[float] = DEFAU
 
 
 def summarise(
-    outcomes: Outcomes, levels: np.ndarray, sides: np.ndarray | None = None, by_seed: bool = False
+    outcomes: Outcomes, levels: np.ndarray, bumps: np.ndarray | None = None, by_seed: bool = False
 ) -> dict[str, np.ndarray]:
     """Every variable of the dataset for a chunk: (config,) or (config, quantile) NumPy arrays by name.
 
     ``levels`` (quantile,) must hold every percentile of the objectives (``quantile_levels``). Rows whose status is
     not ``ok`` are NaN, or false. Errors: InputError for an objective on itl when the gaps were not recorded.
 
-    ``sides`` (config, input, 2) asks for elasticities: the rows in which an input of the configuration is a step
+    ``bumps`` (config, input, 2) asks for elasticities: the rows in which an input of the configuration is a step
     lower and higher. Then the configurations are the first rows, and what is returned is theirs.
 
     ``by_seed`` adds the variables of BY_SEED for each seed, (config, seed) or (config, seed, quantile).
     """
     able, rows = np.flatnonzero(outcomes.status == OK), outcomes.status.size
     if able.size == rows:
-        values, parts = _by_warmup(outcomes, levels, sides is None)
+        values, parts = _by_warmup(outcomes, levels, bumps is None)
     else:
-        found = _by_warmup(select(outcomes, able), levels, sides is None)
+        found = _by_warmup(select(outcomes, able), levels, bumps is None)
         values, parts = (place(some, able, rows) for some in found)
     values |= {name: getattr(outcomes, name) for name in _TEXTS}
     values["devices"] = np.asarray(outcomes.summed("devices")).astype(np.int64)  # also of rows that cannot run
     if by_seed:
         values |= _by_seed(values, parts, outcomes.times.arrival_s.shape[1])
-    if sides is None:
+    if bumps is None:
         return values
-    return {name: value[: len(sides)] for name, value in values.items()} | elasticities(values, parts, sides)
+    return {name: value[: len(bumps)] for name, value in values.items()} | elasticities(values, parts, bumps)
 
 
 def _by_seed(values: dict[str, np.ndarray], parts: dict[str, np.ndarray], seeds: int) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from evaluator.metrics.outcomes import OK
@@ -16,7 +16,7 @@ from evaluator.plan.same_but_speed import likeness, with_devices
 from evaluator.plan.simulators import ITERATION, REQUEST, TOKEN
 from evaluator.plan.station import StationPlan
 from evaluator.records import with_fields
-from evaluator.replica import Change
+from evaluator.replica import Change, varied
 from evaluator.scenario import STAGE, Deployment, Objective, Point, Workload
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.roles import ROLES
@@ -87,7 +87,7 @@ class Configuration:
 
     @property
     def staged(self) -> bool:
-        """Whether its requests pass stages beside the LLM; those of a member that cannot run pass none."""
+        """Whether its requests pass stages beside the LLM; those of a configuration that cannot run pass none."""
         return self.pipeline is not None and self.status == OK
 
     @property
@@ -184,3 +184,39 @@ def _found(
         return first
     setting.known[like, *asked] = first
     return with_fields(first, stations=with_devices(first.stations, deployment), checked=first.stations)
+
+
+# --- configurations with something changed: an input of the hardware, or the rate at which requests come
+
+
+def variant(configuration: Configuration, change: Change | RateChange, sampler: RequestSampler) -> Configuration:
+    """The configuration with the change; the configuration itself where the change makes no difference to it.
+
+    No check is made anew: neither the memory nor the lengths of the requests change. So a variant runs in the group of
+    its configuration, with the programs that were compiled for it.
+    """
+    changes = (*configuration.changes, change)
+    if isinstance(change, RateChange):
+        return replace(
+            configuration, workload=sampler.at_rate(configuration.workload, change.rate_rps), changes=changes
+        )
+    if configuration.status != OK:
+        return configuration
+    stations = tuple(_varied(station, change) for station in configuration.stations)
+    link = None if configuration.link is None else configuration.link.changed(change)
+    pipeline = None if configuration.pipeline is None else configuration.pipeline.changed(change)
+    same = link is configuration.link and pipeline is configuration.pipeline
+    same = same and all(one is other for one, other in zip(stations, configuration.stations, strict=True))
+    return (
+        configuration
+        if same
+        else replace(configuration, stations=stations, link=link, pipeline=pipeline, changes=changes)
+    )
+
+
+def _varied(station: StationPlan, change: Change) -> StationPlan:
+    deployment = station.deployment
+    linked = station.design.devices > 1 or deployment.kv.preemption == "swap"
+    if change.input.startswith("link_") and not linked:
+        return station
+    return replace(station, design=varied(station.design, change))

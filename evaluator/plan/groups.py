@@ -1,4 +1,4 @@
-"""Members in groups of one sequence of compiled structures, with shapes that hold every one of them."""
+"""Configurations in groups of one sequence of compiled structures, with shapes that hold every one of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evaluator.cost.iteration import IterationCost
 from evaluator.cost.lanes import RowCounts, common_counts, rooflines, structure
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.configuration import Configuration
-from evaluator.plan.joint_pools import one_loop_program
+from evaluator.plan.joint_pools import joint_program
 from evaluator.plan.simulators import (
     FCFS_RESERVED,
     ITERATION,
@@ -43,7 +43,8 @@ class StationGroup:
 
 @dataclass(frozen=True)
 class Group:
-    """Members of one engine with as many requests and, vectorised, the same compiled program at every station."""
+    """Configurations of one engine with as many requests and, vectorised, the same compiled program at every
+    station."""
 
     configurations: list[Configuration]
     requests: int
@@ -62,10 +63,10 @@ class StationStructure(NamedTuple):
 
 
 def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -> list[Group]:
-    """Members by the structures of their stations, in the order of the first of each group.
+    """Configurations by the structures of their stations, in the order of the first of each group.
 
-    The shapes of a structure (ring, rows, slots of a lane) are the largest that any member needs at any of its
-    stations, so that one compiled program serves all of them. Members of a group also measure the same
+    The shapes of a structure (ring, rows, slots of a lane) are the largest that any configuration needs at any of its
+    stations, so that one compiled program serves all of them. Configurations of a group also measure the same
     requests, so that the statistics of a chunk are of one window.
     """
     alike: dict[
@@ -132,7 +133,7 @@ def _structure_of_pools(configuration: Configuration) -> StationStructure:
     """Of pools that run in one loop."""
     workload = configuration.workload
     frontend = any(has_frontend(workload, station.design.calibration) for station in configuration.stations)
-    which = one_loop_program(configuration.stations, configuration.phases, configuration.link, frontend)
+    which = joint_program(configuration.stations, configuration.phases, configuration.link, frontend)
     able = [station.design.replica for station in configuration.stations if station.design.replica is not None]
     costs = [replica.costing.typical[0] for replica in able]
     experts = any(map(_has_experts, costs))
@@ -162,7 +163,7 @@ def station_group(which: CompileKey, stations: Sequence[StationPlan], most_jobs:
     ring = SMALLEST_RING
     while ring < max((station.extremes.output for station in stations), default=0) + 2:
         ring *= 2
-    designs = {id(station.design): station.design.ready for station in stations}  # members share their designs
+    designs = {id(station.design): station.design.ready for station in stations}  # configurations share their designs
     costings = {id(ready.costing): ready.costing for ready in designs.values()}
     rows = common_counts([cost for costing in costings.values() for cost in costing.typical])
     windowed = any(ready.kv.window is not None for ready in designs.values())

@@ -18,7 +18,7 @@ FEWEST_KINDS = 2
 """Kinds of jobs that a router's tables tell apart: two for ``heavy_light``, else one for each model."""
 
 
-def why_in_one_loop(
+def why_joint(
     workload: Workload,
     stations: Sequence[StationPlan],
     phases: Sequence[PhasePools],
@@ -41,7 +41,7 @@ def why_in_one_loop(
     return tuple(name for name, applies in found.items() if applies)
 
 
-def lacking_in_one_loop(
+def lacking_jointly(
     whys: Sequence[str], stations: Sequence[StationPlan], pipeline: PipelinePlan | None, workload: Workload
 ) -> tuple[str, ...]:
     """What only the reference knows of pools in one loop; why they are in one, ``whys``, is said with it.
@@ -69,7 +69,7 @@ def lacking_in_one_loop(
     return tuple(name for name, applies in found.items() if applies)
 
 
-def one_loop_program(
+def joint_program(
     stations: Sequence[StationPlan], phases: Sequence[PhasePools], link: LinkPlan | None, frontend: bool
 ) -> CompileKey:
     """The program that runs the pools of a configuration in one loop."""

@@ -22,7 +22,8 @@ Pools = Sequence[tuple[str, Deployment]]
 
 @dataclass(frozen=True)
 class PhasePools:
-    """Pools of one role. ``stations`` are their numbers among the stations of the member, ``number`` that of the side.
+    """Pools of one role. ``stations`` are their numbers among the stations of the configuration, ``number`` that of the
+    side.
 
     ``replicas`` None: one pool that serves all requests, whose own router chooses when they come. Else the choice is
     made over all replicas of the side: on the prefill side (and of mixed pools) when a request is sent, on the decode

@@ -11,9 +11,8 @@ from evaluator.catalog.model import Model
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
-from evaluator.plan.route import PipelinePlan, RouteStep, StagePlan, StepPlan
+from evaluator.plan.route import PipelinePlan, RequestRoutes, RouteStep, StagePlan, StepPlan
 from evaluator.plan.station import StationPlan, station_of
-from evaluator.plan.visits import RequestRoutes
 from evaluator.policies import ENCODING
 from evaluator.scenario import Deployment, Workload, pipeline_problem, pools_of, stage_pools_of, with_engine_defaults
 from evaluator.stages import Delay, Pass, Shipped, StagePool, Step, Work, kind_of

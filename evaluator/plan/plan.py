@@ -8,12 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
-from evaluator.plan.configuration import Configuration, PlanContext, RateChange, configuration_at
+from evaluator.plan.configuration import Configuration, PlanContext, RateChange, configuration_at, variant
 from evaluator.plan.groups import Group, groups_of
 from evaluator.plan.pipeline import stage_names
+from evaluator.plan.route import RequestRoutes
 from evaluator.plan.simulators import ITERATION
-from evaluator.plan.variants import variant
-from evaluator.plan.visits import RequestRoutes
 from evaluator.replica import Change
 from evaluator.scenario import Grid, Scenario, expand
 from evaluator.traffic.jobs import Jobs
@@ -43,16 +42,16 @@ class Plan:
         """How often a configuration is simulated, at most: for each seed, and for each input up and down."""
         return len(self.seeds) * (1 + 2 * len(self.inputs))
 
-    def jobs(self, configuration_at: Configuration) -> list[Jobs]:
+    def jobs(self, configuration: Configuration) -> list[Jobs]:
         """The requests of a configuration, for each seed, as they come to its first pool, or to the stages before."""
-        pool, workload = configuration_at.stations[0], configuration_at.workload
+        pool, workload = configuration.stations[0], configuration.workload
         shared = shared_tokens(workload, pool.deployment)
-        return [self.sampler.jobs(workload, seed, pool.role, shared, configuration_at.pipeline) for seed in self.seeds]
+        return [self.sampler.jobs(workload, seed, pool.role, shared, configuration.pipeline) for seed in self.seeds]
 
-    def routes(self, configuration_at: Configuration) -> list[RequestRoutes]:
+    def routes(self, configuration: Configuration) -> list[RequestRoutes]:
         """What the stages of a configuration do with its requests, for each seed."""
-        assert configuration_at.pipeline is not None
-        return [self.sampler.routes(configuration_at.workload, seed, configuration_at.pipeline) for seed in self.seeds]
+        assert configuration.pipeline is not None
+        return [self.sampler.routes(configuration.workload, seed, configuration.pipeline) for seed in self.seeds]
 
     @cached_property
     def stage_names(self) -> tuple[str, ...]:
@@ -70,21 +69,22 @@ class Plan:
         configurations = [configuration_at(int(config), self.grid.points[config], setting) for config in configs]
         return replace(self, configurations=configurations, groups=groups_of(configurations, self.seeds))
 
-    def changed(self, configuration_at: Configuration, change: Change | RateChange) -> Configuration:
-        """A configuration with one thing changed; ``configuration_at`` itself where that makes no difference.
+    def changed(self, configuration: Configuration, change: Change | RateChange) -> Configuration:
+        """A configuration with one thing changed; ``configuration`` itself where that makes no difference.
 
         Errors: ValueError for a rate of arrivals that have none.
         """
-        return variant(configuration_at, change, self.sampler)
+        return variant(configuration, change, self.sampler)
 
     def at_rates(self, configurations: Iterable[Configuration], rates_rps: Iterable[float]) -> list[Configuration]:
-        """Each of the members at a rate of arrivals of its own. Requests keep their lengths and their unit gaps."""
+        """Each of the configurations at a rate of arrivals of its own. Requests keep their lengths and their unit
+        gaps."""
         pairs = zip(configurations, rates_rps, strict=True)
         return [self.changed(one, RateChange(float(rate_rps))) for one, rate_rps in pairs]
 
-    def group_of(self, configuration_at: Configuration) -> Group:
+    def group_of(self, configuration: Configuration) -> Group:
         """The group in which a configuration and its variants run."""
-        return self._groups[configuration_at.config]
+        return self._groups[configuration.config]
 
     @cached_property
     def _groups(self) -> dict[int, Group]:

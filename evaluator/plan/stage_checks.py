@@ -11,9 +11,8 @@ from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, policy_problem
 from evaluator.plan.link import LinkPlan
 from evaluator.plan.pipeline import pass_of, passes_of
-from evaluator.plan.route import PipelinePlan
+from evaluator.plan.route import PipelinePlan, RequestRoutes
 from evaluator.plan.station import StationPlan
-from evaluator.plan.visits import RequestRoutes
 from evaluator.scenario import Deployment, Workload
 from evaluator.stages import Batched, Pass
 from evaluator.traffic.requests import cached_by_content, shared_tokens

@@ -23,7 +23,7 @@ class FallbackReport:
 
     @staticmethod
     def of(whole: Plan) -> FallbackReport:
-        """Of all members of a plan; under the engines request and token nothing is left."""
+        """Of all configurations of a plan; under the engines request and token nothing is left."""
         reference = [
             configuration
             for configuration in whole.configurations

@@ -24,7 +24,7 @@ class Fewest:
     """``configurations`` (design,) have the fewest replicas that meet the objectives, or where none does the most
     there are.
 
-    ``status`` begins with ``met``, or says which objective is missed; ``kept`` are the runs of the members.
+    ``status`` begins with ``met``, or says which objective is missed; ``kept`` are the runs of the configurations.
     """
 
     configurations: list[Configuration]
@@ -56,10 +56,10 @@ def fewest_replicas(
     watch: ProgressReport | None = None,
     before: int = 0,
 ) -> Fewest:
-    """``ladders`` are the members of each design that can run, fewest replicas first. More replicas are taken to serve
-    no worse. Every number of them is a run of its own, with the requests that the router gives to each replica: what n
-    of them serve does not follow from one, whose arrivals a round robin makes more regular. ``before`` trials were done
-    by a search with fewer requests.
+    """``ladders`` are the configurations of each design that can run, fewest replicas first. More replicas are taken to
+    serve no worse. Every number of them is a run of its own, with the requests that the router gives to each replica:
+    what n of them serve does not follow from one, whose arrivals a round robin makes more regular. ``before`` trials
+    were done by a search with fewer requests.
     """
     objectives = Objectives.of([ladder[0] for ladder in ladders], levels)
     last = np.array([len(ladder) - 1 for ladder in ladders], dtype=np.int64)

@@ -106,7 +106,7 @@ def replicas_axis(most: int) -> Axis:
 
 
 def within(configuration: Configuration, budget: Budget) -> Configuration:
-    """The member, with a status that says so where it is above the budget or has no rate to search."""
+    """The configuration, with a status that says so where it is above the budget or has no rate to search."""
     problem = _beyond(configuration, budget) or _no_rate(configuration)
     return configuration if configuration.status != OK or problem is None else replace(configuration, status=problem)
 
@@ -140,7 +140,7 @@ def _no_rate(configuration: Configuration) -> str | None:
 
 
 def _filled(ladder: list[Configuration]) -> list[Configuration]:
-    """The member with the most replicas that the budget takes; the smallest where it takes none."""
+    """The configuration with the most replicas that the budget takes; the smallest where it takes none."""
     taken = [configuration for configuration in ladder if not configuration.status.startswith("over budget")]
     return [taken[-1] if taken else ladder[0]]
 

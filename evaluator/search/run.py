@@ -175,7 +175,7 @@ def _configs(ladders: Iterable[list[Configuration]]) -> np.ndarray:
 
 
 def _able(longer: Plan, ladders: Sequence[list[Configuration]]) -> list[list[Configuration]]:
-    """The members of some ladders that can run the requests of a longer plan, as it has them."""
+    """The configurations of some ladders that can run the requests of a longer plan, as it has them."""
     able = {
         configuration.config: configuration for configuration in longer.configurations if configuration.status == OK
     }

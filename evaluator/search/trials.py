@@ -25,7 +25,7 @@ class Objectives:
 
     @staticmethod
     def of(configurations: Sequence[Configuration], levels: np.ndarray) -> Objectives:
-        """Of one member for each design."""
+        """Of one configuration for each design."""
         return Objectives(bounds_of([configuration.objectives for configuration in configurations]), levels)
 
     def ratios(self, values: Values, designs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -79,12 +79,12 @@ def _empty(rows: int, like: np.ndarray) -> np.ndarray:
 def run(
     whole: Plan, configurations: Sequence[Configuration], rates_rps: np.ndarray | None, levels: np.ndarray
 ) -> tuple[Values, np.ndarray]:
-    """The statistics of members at rates of their own, (member, ...), and whether each serves its rate.
+    """The statistics of configurations at rates of their own, (configuration, ...), and whether each serves its rate.
 
     Without rates the arrivals are those of the scenario.
 
-    A member does so where it runs, meets its objectives, and is not saturated: a queue that grows all along would miss
-    any objective in a longer run.
+    A configuration does so where it runs, meets its objectives, and is not saturated: a queue that grows all along
+    would miss any objective in a longer run.
     """
     found = (
         statistics_of(whole, configurations, levels)
@@ -97,11 +97,11 @@ def run(
 def _at_rates(
     whole: Plan, configurations: Sequence[Configuration], rates_rps: np.ndarray, levels: np.ndarray
 ) -> Values:
-    """Statistics of members at rates of their own, (member, ...).
+    """Statistics of configurations at rates of their own, (configuration, ...).
 
     Where sessions have several turns, those that are under way when a run begins follow from the rate, and with them
-    the requests: such members are planned anew at each rate, as a sweep over the rates does. One that cannot run the
-    requests of a rate, as some prompt is too long, has those of the scenario's own rate.
+    the requests: such configurations are planned anew at each rate, as a sweep over the rates does. One that cannot run
+    the requests of a rate, as some prompt is too long, has those of the scenario's own rate.
     """
     session_turns = np.array(
         [configuration.workload.sessions.continued for configuration in configurations], dtype=bool

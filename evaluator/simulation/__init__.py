@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from evaluator.metrics import Outcomes
     from evaluator.plan import Configuration, Group, Plan
-    from evaluator.plan.visits import RequestRoutes
+    from evaluator.plan.route import RequestRoutes
     from evaluator.reference.serve.pool import Observe
     from evaluator.simulation.chain import ChainResult
     from evaluator.stations.contract import Station

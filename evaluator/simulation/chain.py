@@ -1,4 +1,5 @@
-"""The stations of a member in tandem: the jobs of a chunk through one after the other, and what their clients see.
+"""The stations of a configuration in tandem: the jobs of a chunk through one after the other, and what their clients
+see.
 
 There is no feedback: a station serves all its jobs before the next starts, and the times at which they leave are those
 at which they come there. A station may change the order of the jobs; they are put together by their ids.

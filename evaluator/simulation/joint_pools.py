@@ -59,7 +59,7 @@ def run_in_one_loop(
 
 
 def lanes_of(plan: Plan, configurations: Sequence[Configuration], jobs: ChunkJobs) -> list[JointLane]:
-    """The lanes of the members that can run."""
+    """The lanes of the configurations that can run."""
     return [
         _lane(configurations[at[0]], at, plan.seeds[at[1]], one)
         for at, one in each(jobs)

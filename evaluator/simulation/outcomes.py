@@ -22,7 +22,7 @@ from evaluator.stations.contract import Gaps
 def outcomes_of(
     configurations: Sequence[Configuration], chain_result: ChainResult, stage_names: Sequence[str] = ()
 ) -> Outcomes:
-    """The outcomes of a chunk. The rows of members that cannot run hold nothing of meaning.
+    """The outcomes of a chunk. The rows of configurations that cannot run hold nothing of meaning.
 
     ``stage_names`` are those of all configurations of the plan.
     """
@@ -120,7 +120,7 @@ def _least_sure(names: set[str]) -> str:
 
 
 def told_of(configuration: Configuration) -> dict[str, str]:
-    """The texts of the row of a member that was not run."""
+    """The texts of the row of a configuration that was not run."""
     provenance = _least_sure({station.design.provenance for station in configuration.stations})
     known = {"status": configuration.status, "engine": configuration.simulator}
     told = {"calibration_set": _sets(configuration), "model_error_basis": expected(configuration, load_errors())[1]}

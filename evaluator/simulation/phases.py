@@ -19,7 +19,8 @@ from evaluator.traffic.jobs import Jobs
 def serve_side(
     configurations: Sequence[Configuration], seeds: Sequence[int], phase: int, pools: Sequence[Serve], jobs: ChunkJobs
 ) -> tuple[RequestTimes, *tuple[Use, ...]]:
-    """Serve the jobs of a chunk at the side number ``phase`` of its members, whose pools are served by ``pools``.
+    """Serve the jobs of a chunk at the side number ``phase`` of its configurations, whose pools are served by
+    ``pools``.
 
     Jobs that are not told where to go are told on arrival, in their order. Every pool gets all jobs and serves its own.
     """

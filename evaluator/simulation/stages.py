@@ -16,8 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from evaluator.metrics.use import Use
 from evaluator.plan import Configuration
-from evaluator.plan.route import StagePlan
-from evaluator.plan.visits import RequestRoutes
+from evaluator.plan.route import RequestRoutes, StagePlan
 from evaluator.simulation.prefetch import Times, begun_ahead, telling
 from evaluator.stages import Batched, Delay, Pass, Served, Shipped
 from evaluator.stations.batch import BatchServers, serve_in_batches

@@ -17,8 +17,8 @@ def summaries(plan: Plan, configurations: list[Configuration], levels: np.ndarra
     """Statistics of configurations of one group, (config,) or (config, quantile), and elasticities to the inputs."""
     if not plan.inputs:
         return summarise(simulate_configurations(plan, configurations), levels, by_seed=plan.by_seed)
-    rows, phases = with_sides(plan, configurations)
-    values = summarise(simulate_configurations(plan, rows), levels, phases, plan.by_seed)
+    rows, bumps = with_bumps(plan, configurations)
+    values = summarise(simulate_configurations(plan, rows), levels, bumps, plan.by_seed)
     fitted = [any(_is_fitted(station.design) for station in configuration.stations) for configuration in configurations]
     for name in (name for name in values if "_elasticity" in name):
         values[name][fitted] = np.nan  # measured iterations do not say what bounds them
@@ -29,17 +29,18 @@ def _is_fitted(design: ReplicaBuild) -> bool:
     return design.replica is not None and design.replica.fit is not None
 
 
-def with_sides(plan: Plan, configurations: list[Configuration]) -> tuple[list[Configuration], np.ndarray]:
-    """The members, then each of them with an input a step lower and higher; ``phases`` (config, input, 2) says which.
+def with_bumps(plan: Plan, configurations: list[Configuration]) -> tuple[list[Configuration], np.ndarray]:
+    """The configurations, then each of them with an input a step lower and higher: ``bumps`` (config, input, 2).
 
-    They serve the same requests at the same times. Where an input makes no difference its sides are the member itself.
+    They serve the same requests at the same times. Where an input makes no difference its bumps are the configuration
+    itself.
     """
-    rows, phases = list(configurations), np.empty((len(configurations), len(plan.inputs), 2), dtype=np.int64)
+    rows, bumps = list(configurations), np.empty((len(configurations), len(plan.inputs), 2), dtype=np.int64)
     for config, configuration in enumerate(configurations):
         for place, name in enumerate(plan.inputs):
-            for phase, factor in enumerate((1.0 / (1.0 + STEP), 1.0 + STEP)):
+            for bump, factor in enumerate((1.0 / (1.0 + STEP), 1.0 + STEP)):
                 changed = plan.changed(configuration, Change(name, factor))
-                phases[config, place, phase] = config if changed is configuration else len(rows)
+                bumps[config, place, bump] = config if changed is configuration else len(rows)
                 if changed is not configuration:
                     rows.append(changed)
-    return rows, phases
+    return rows, bumps

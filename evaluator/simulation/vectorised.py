@@ -22,7 +22,7 @@ from evaluator.stations.use import add_kept, check_served, use_of
 def serve_iterations(
     configurations: Sequence[Configuration], seeds: Sequence[int], station: int, group: StationGroup, jobs: ChunkJobs
 ) -> tuple[RequestTimes, Use]:
-    """Serve the jobs of a chunk at the pool number ``station`` of its members, over all seeds and replicas."""
+    """Serve the jobs of a chunk at the pool number ``station`` of its configurations, over all seeds and replicas."""
     times, totals = RequestTimes.empty(table_shape(jobs)), PoolTotals.empty(len(configurations), len(seeds))
     if group.program.cached:
         times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))

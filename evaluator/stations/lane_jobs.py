@@ -87,7 +87,7 @@ def slots(
     station: int,
     only: int | None = None,
 ) -> list[LaneJobs]:
-    """The lanes of the members that can run, or of the one at position ``only``, configuration by configuration.
+    """The lanes of the configurations that can run, or of the one at position ``only``, configuration by configuration.
 
     Of jobs that are already told where to go (``Jobs.chosen``) a lane has those of its replica, and others none.
     """

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.plan import Configuration
-from evaluator.plan.route import StagePlan, StepPlan
-from evaluator.plan.visits import RequestRoutes
+from evaluator.plan.route import RequestRoutes, StagePlan, StepPlan
 from evaluator.stages import Batched, Served
 from evaluator.stations.contract import At, ChunkJobs, RequestTimes, Use
 

@@ -18,7 +18,7 @@ from evaluator.metrics.outcomes import OK
 from evaluator.metrics.use import PoolTotals, Use
 from evaluator.plan import Configuration, LinkPlan, Plan, StationPlan
 from evaluator.plan.phases import group_of_replicas
-from evaluator.plan.visits import RequestRoutes
+from evaluator.plan.route import RequestRoutes
 from evaluator.reference import PoolOutcome, Request
 from evaluator.reference.network import Clients, run
 from evaluator.reference.network import EventStation as Stage

@@ -12,8 +12,8 @@ from evaluator.cost.memory import kv_units
 from evaluator.metrics.use import PoolTotals, WeightedGaps, pooled
 from evaluator.plan import Configuration
 from evaluator.plan.phases import PhasePools
+from evaluator.plan.route import RequestRoutes
 from evaluator.plan.simulators import routed_by
-from evaluator.plan.visits import RequestRoutes
 from evaluator.reference import Iteration, PoolOutcome, Request
 from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.phase_routing import PhaseRouter

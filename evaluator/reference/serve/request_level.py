@@ -20,7 +20,7 @@ from evaluator.traffic.roles import Role
 def serve_requests(
     configurations: Sequence[Configuration], seeds: Sequence[int], station: int, jobs: ChunkJobs
 ) -> tuple[RequestTimes, Use]:
-    """Serve the jobs of a chunk at the pool number ``station`` of its members, over all seeds and replicas.
+    """Serve the jobs of a chunk at the pool number ``station`` of its configurations, over all seeds and replicas.
 
     A slot has one replica, or all where they share a queue. Busy times, iterations, KV in use and the gaps between
     tokens are not known.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.plan.visits import RequestRoutes, StageVisitPlan
+from evaluator.plan.route import RequestRoutes, StageVisitPlan
 from evaluator.reference.network import EventStation
 from evaluator.reference.request import Request
 from evaluator.reference.stations.batch import BulkServers
