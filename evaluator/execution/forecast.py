@@ -141,11 +141,11 @@ def _kind(group: Group) -> str:
     """What computes a group: the slowest program of its stations, the request-level engine, or the reference."""
     if group.simulator != ITERATION:
         return {REQUEST: "request level", TOKEN: "token by token"}[group.simulator]
-    if any(station.program.cached for station in group.stations):
+    if any(station.key.cached for station in group.stations):
         return "prefix caches"
-    if any(station.program.replicas > 1 for station in group.stations):
+    if any(station.key.replicas > 1 for station in group.stations):
         return "coupled"
-    return "any order" if any(station.program.preemptive for station in group.stations) else "in order"
+    return "any order" if any(station.key.preemptive for station in group.stations) else "in order"
 
 
 def _thinned(scenario: Scenario) -> Scenario:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from evaluator.plan.simulators import (
     routed_by,
 )
 from evaluator.plan.station import StationPlan
+from evaluator.replica.replica_build import RunnableReplica
 from evaluator.routing import Sent, assign, router_of, stream
 from evaluator.scenario import Workload
 from evaluator.traffic.requests import cached_by_content
@@ -32,11 +32,10 @@ SMALLEST_RING = 256
 
 @dataclass(frozen=True)
 class StationGroup:
-    """What the engine is compiled for at one station: all configurations of a group have the same there."""
+    """What the engine is compiled for at one station, as its key says, and the shapes that hold all configurations."""
 
-    program: CompileKey
-    ring: int
-    windowed: bool
+    key: CompileKey
+    ring: int  # steps that rings of the engine hold: a power of two above the longest output
     rows: RowCounts
     lane_requests: int  # slots of a lane: a power of two, at least the most requests that any lane gets
 
@@ -52,20 +51,10 @@ class Group:
     stations: tuple[StationGroup, ...] = ()  # of the vectorised engine, else none; one for all pools in one loop
 
 
-class StationStructure(NamedTuple):
-    """What configurations must have in common to share a compiled program at a station, beside the shapes."""
-
-    program: CompileKey
-    windowed: bool
-    experts: bool
-    cost: Hashable
-    requests: int  # which the width of a lane follows
-
-
 def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -> list[Group]:
-    """Configurations by the structures of their stations, in the order of the first of each group.
+    """Configurations by the compile keys of their stations, in the order of the first of each group.
 
-    The shapes of a structure (ring, rows, slots of a lane) are the largest that any configuration needs at any of its
+    The shapes of a key (ring, rows, slots of a lane) are the largest that any configuration needs at any of its
     stations, so that one compiled program serves all of them. Configurations of a group also measure the same
     requests, so that the statistics of a chunk are of one window.
     """
@@ -74,33 +63,25 @@ def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -
     ] = {}  # rates share the object of their stations, figures of devices what is checked
     for configuration in configurations:
         workload = configuration.workload
-        key = (id(configuration.checked), configuration.simulator, workload.requests, workload.ends)
-        alike.setdefault(key, []).append(configuration)
+        same = (id(configuration.checked), configuration.simulator, workload.requests, workload.ends)
+        alike.setdefault(same, []).append(configuration)
     together: dict[tuple, list[Configuration]] = {}
-    having: dict[StationStructure, list[tuple[Configuration, StationPlan]]] = {}
+    having: dict[CompileKey, list[tuple[Configuration, StationPlan]]] = {}
     for (_, simulator, requests, ends), some in alike.items():
         compiled = some[0].stations if simulator == ITERATION else ()
-        structures: tuple[StationStructure, ...]
         if simulator == ITERATION and some[0].joint_pools:
-            structures = (_structure_of_pools(some[0]),)
-            having.setdefault(structures[0], []).extend((some[0], station) for station in compiled)
+            keys: tuple[CompileKey, ...] = (_key_of_pools(some[0]),)
+            having.setdefault(keys[0], []).extend((some[0], station) for station in compiled)
         else:
-            structures = tuple(_structure(some[0].workload, station) for station in compiled)
-            for which, station in zip(structures, compiled, strict=True):
-                having.setdefault(which, []).append((some[0], station))
-        together.setdefault((simulator, requests, ends, structures, _route(some[0])), []).extend(some)
-    shaped = {which: _shaped(which, stations, seeds) for which, stations in having.items()}
-
-    def group(
-        simulator: str, requests: int, structures: tuple[StationStructure, ...], some: list[Configuration]
-    ) -> Group:
-        in_order = sorted(some, key=lambda one: place[id(one)])
-        return Group(in_order, requests, simulator, tuple(shaped[which] for which in structures))
-
+            keys = tuple(_key(some[0].workload, station) for station in compiled)
+            for key, station in zip(keys, compiled, strict=True):
+                having.setdefault(key, []).append((some[0], station))
+        together.setdefault((simulator, requests, ends, keys, _route(some[0])), []).extend(some)
+    shaped = {key: _shaped(key, stations, seeds) for key, stations in having.items()}
     place = {id(configuration): number for number, configuration in enumerate(configurations)}
     return [
-        group(simulator, requests, structures, some)
-        for (simulator, requests, _, structures, _), some in together.items()
+        Group(sorted(some, key=lambda one: place[id(one)]), requests, simulator, tuple(shaped[key] for key in keys))
+        for (simulator, requests, _, keys, _), some in together.items()
     ]
 
 
@@ -111,7 +92,7 @@ def _route(configuration: Configuration) -> tuple[str, ...]:
     return (*(f"{station.role.name} {station.name}" for station in several), f"{configuration.joint_pools}", *stages)
 
 
-def _structure(workload: Workload, station: StationPlan) -> StationStructure:
+def _key(workload: Workload, station: StationPlan) -> CompileKey:
     replica, requests = station.design.replica, workload.requests
     frontend = has_frontend(workload, station.design.calibration)
     lockstep = station.lockstep
@@ -119,44 +100,49 @@ def _structure(workload: Workload, station: StationPlan) -> StationStructure:
     branches, cached = station.extremes.branches, cached_by_content(workload, station.deployment)
     session_turns = workload.sessions.feedback
     if replica is None:
-        return StationStructure(FCFS_RESERVED, False, False, (), requests)
+        return replace(FCFS_RESERVED, requests=requests)
     which = program(station.deployment, joint, frontend, branches, cached, session_turns, lockstep, station.drafts)
-    cost = replica.costing.typical[0]
-    return StationStructure(which, replica.kv.window is not None, _has_experts(cost), structure(cost), requests)
+    return _with_costs(which, [replica], requests)
+
+
+def _with_costs(which: CompileKey, replicas: Sequence[RunnableReplica], requests: int) -> CompileKey:
+    """With what is compiled in because of the replicas: forms of cost, windows of the KV, experts."""
+    costs = [replica.costing.typical[0] for replica in replicas]
+    return replace(
+        which,
+        windowed=any(replica.kv.window is not None for replica in replicas),
+        experts=any(map(_has_experts, costs)),
+        cost=structure(costs[0]) if costs else (),
+        requests=requests,
+    )
 
 
 def _has_experts(cost: IterationCost) -> bool:
     return any(len(each.expert_rows.flop) > 0 for each in rooflines(cost))
 
 
-def _structure_of_pools(configuration: Configuration) -> StationStructure:
+def _key_of_pools(configuration: Configuration) -> CompileKey:
     """Of pools that run in one loop."""
     workload = configuration.workload
     frontend = any(has_frontend(workload, station.design.calibration) for station in configuration.stations)
     which = joint_program(configuration.stations, configuration.phases, configuration.link, frontend)
     able = [station.design.replica for station in configuration.stations if station.design.replica is not None]
-    costs = [replica.costing.typical[0] for replica in able]
-    experts = any(map(_has_experts, costs))
-    windowed = any(replica.kv.window is not None for replica in able)
-    return StationStructure(which, windowed, experts, structure(costs[0]) if costs else (), workload.requests)
+    return _with_costs(which, able, workload.requests)
 
 
-def _shaped(
-    which: StationStructure, having: list[tuple[Configuration, StationPlan]], seeds: tuple[int, ...]
-) -> StationGroup:
+def _shaped(key: CompileKey, having: list[tuple[Configuration, StationPlan]], seeds: tuple[int, ...]) -> StationGroup:
     able = [station for configuration, station in having if configuration.status == OK]
     alone = {(one.deployment.ranks, one.deployment.router, one.number): one for one in able if one.most_jobs is None}
     most_jobs = [station.most_jobs or 1 for station in able]
-    if which.program.pools > 1:
-        return station_group(which.program, able, which.requests * which.program.phases)
-    together = which.program.replicas > 1
-    shares = [which.requests if together else _largest_share(one, seeds, which.requests) for one in alone.values()]
-    slots = max((*shares, *most_jobs), default=1)
-    return station_group(which.program, able, slots)
+    if key.pools > 1:
+        return station_group(key, able, key.requests * key.phases)
+    together = key.replicas > 1
+    shares = [key.requests if together else _largest_share(one, seeds, key.requests) for one in alone.values()]
+    return station_group(key, able, max((*shares, *most_jobs), default=1))
 
 
-def station_group(which: CompileKey, stations: Sequence[StationPlan], most_jobs: int) -> StationGroup:
-    """The shapes of a program that hold stations which can run, of one cost structure and alike in having windows.
+def station_group(key: CompileKey, stations: Sequence[StationPlan], most_jobs: int) -> StationGroup:
+    """The key with shapes that hold stations which can run, of one cost structure and alike in having windows.
 
     ``most_jobs``: the most that any lane of theirs serves, a replica or all that run together.
     """
@@ -167,7 +153,7 @@ def station_group(which: CompileKey, stations: Sequence[StationPlan], most_jobs:
     costings = {id(ready.costing): ready.costing for ready in designs.values()}
     rows = common_counts([cost for costing in costings.values() for cost in costing.typical])
     windowed = any(ready.kv.window is not None for ready in designs.values())
-    return StationGroup(which, ring, windowed, rows, 1 << max(most_jobs - 1, 1).bit_length())
+    return StationGroup(replace(key, windowed=windowed), ring, rows, 1 << max(most_jobs - 1, 1).bit_length())
 
 
 def _largest_share(station: StationPlan, seeds: tuple[int, ...], requests: int) -> int:

@@ -5,6 +5,7 @@ The request-level engine (``request_level``) computes nothing for which it is no
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from evaluator.catalog import Calibration
@@ -22,40 +23,32 @@ PLAIN = (REQUEST, TOKEN)
 
 @dataclass(frozen=True)
 class CompileKey:
-    """Which program of the vectorised engine runs a configuration.
+    """What configurations must have in common to share a compiled program of the vectorised engine at a station.
 
-    ``fcfs_reserved`` keeps its queues in the order of arrival. ``preemptive``: the configuration needs the program of
-    that name, which takes about three times as long. ``pipeline_ranks`` and ``peaks`` (some lane admits by the future
-    peak of its KV) are compiled into ``preemptive`` only. Where ``replicas`` are several, they run together, in
-    ``joint``: as many or fewer of them, so that few programs serve a sweep over their number. ``frontend``: there,
-    users of a closed loop get their answers later than the engine has them. ``branches`` of a request, as many or fewer
-    of them, are compiled into ``fcfs_reserved`` only; ``drafts`` of a decode, as many or fewer, where there is one pool
-    in a loop. ``cached``: replicas have prefix caches. ``session_turns``: users think about answers before they send
-    the next request.
-
-    ``lockstep``: the replicas that run together are data-parallel ranks, so many of which start every iteration
-    together. Whether they do is compiled in, their number is not.
-
-    ``pools``: the replicas that run together are those of several pools, of one phase or of two.
-    ``route_at_first_token``, ``kv_reservation``: as of ``preemptive.Structure``. ``tables``: the sizes of tables that
-    routers and links have (kinds of jobs, groups, pairs of pools).
+    Beside it a program is compiled for shapes, as large as any of them needs (``groups.StationGroup``). Numbers are
+    rounded up where a larger program costs next to nothing, so that few programs serve a sweep over them.
     """
 
-    preemptive: bool = False
-    pipeline_ranks: int = 1
-    peaks: bool = False
-    replicas: int = 1
-    frontend: bool = False
-    branches: int = 1
-    drafts: int = 0
-    cached: bool = False
-    session_turns: bool = False
-    lockstep: bool = False
-    pools: int = 1
-    phases: int = 1
-    route_at_first_token: bool = False
-    kv_reservation: bool = False
-    tables: tuple[int, int, int] = (1, 1, 1)
+    preemptive: bool = False  # the program of that name, about three times as slow as ``fcfs_reserved``
+    pipeline_ranks: int = 1  # in ``preemptive`` only: batches in flight
+    peaks: bool = False  # in ``preemptive`` only: some lane admits by the future peak of its KV (LightLLM)
+    replicas: int = 1  # several run together in ``joint``: as many or fewer of them
+    frontend: bool = False  # in ``joint``: users of a closed loop get their answers later than the engine has them
+    branches: int = 1  # in ``fcfs_reserved`` only: of a request, as many or fewer of them
+    drafts: int = 0  # of a decode, as many or fewer; where there is one pool in a loop
+    cached: bool = False  # replicas have prefix caches
+    session_turns: bool = False  # users think about answers before they send the next request
+    lockstep: bool = False  # the replicas are data-parallel ranks that start together; how many is not compiled in
+    pools: int = 1  # the replicas that run together are those of several pools,
+    phases: int = 1  # of one phase or of two
+    route_at_first_token: bool = False  # the decode replica is chosen then, not when the KV is there
+    kv_reservation: bool = False  # back-pressure: KV is sent when the decode replica has room
+    tables: tuple[int, int, int] = (1, 1, 1)  # sizes of those of routers and links: kinds of jobs, groups, pool pairs
+
+    windowed: bool = False  # some replica has sliding-window layers
+    experts: bool = False  # some replica has routed experts
+    cost: Hashable = ()  # the form of the cost of an iteration (``cost.lanes.structure``)
+    requests: int = 0  # of a configuration and seed, which the width of a lane follows
 
 
 FCFS_RESERVED = CompileKey()

@@ -83,7 +83,7 @@ def engine_input(group: StationGroup, lanes: Sequence[JointLane]) -> tuple[joint
 
 
 def _requests(group: StationGroup, lanes: Sequence[JointLane]) -> Requests:
-    width, pools = group.lane_requests + 1, group.program.pools
+    width, pools = group.lane_requests + 1, group.key.pools
     arrival = np.full((len(lanes), width), np.inf)
     tokens = np.zeros((3, len(lanes), width), dtype=np.int32)
     units = np.zeros((len(lanes), pools, width), dtype=np.int32)
@@ -102,7 +102,7 @@ def _requests(group: StationGroup, lanes: Sequence[JointLane]) -> Requests:
 
 
 def _pools(group: StationGroup, lanes: Sequence[JointLane]) -> joint.JointPool:
-    width, shape = group.lane_requests + 1, (len(lanes), group.program.pools)
+    width, shape = group.lane_requests + 1, (len(lanes), group.key.pools)
     serving = [station for lane in lanes for station in lane.configuration.stations]
 
     def by_lane(values: Any) -> Any:
@@ -138,10 +138,10 @@ def _network(group: StationGroup, lane: JointLane) -> joint.Network:
     before[later], after[lane.goes_on] = lane.goes_on, later
     measured = np.zeros(width, dtype=bool)
     measured[: lane.jobs] = np.concatenate([jobs.measured for jobs in lane.phases])
-    choices = choices_of(configuration, lane.seed, lane.phases, width, group.program.tables)
+    choices = choices_of(configuration, lane.seed, lane.phases, width, group.key.tables)
 
     def by_replica(values: Any, rest: int) -> np.ndarray:
-        found = np.full(group.program.replicas, rest, dtype=np.int32)
+        found = np.full(group.key.replicas, rest, dtype=np.int32)
         found[: len(pool)] = values
         return found
 
@@ -166,7 +166,7 @@ def _network(group: StationGroup, lane: JointLane) -> joint.Network:
 
 def _links(group: StationGroup, lane: JointLane) -> joint.Links:
     link, width = lane.configuration.link, group.lane_requests + 1
-    pools, rows = group.program.pools, group.program.tables[-1]
+    pools, rows = group.key.pools, group.key.tables[-1]
     row, service_s, ahead = np.zeros((pools, pools), np.int32), np.zeros((rows, width)), np.zeros(rows)
     if link is None:
         never = np.bool_(False)

@@ -40,11 +40,11 @@ def run_slots(
 
     ``pools`` are those of the configurations of the chunk, by position; ``most``: lanes of a call.
     """
-    cache = cache_shape(pools, slots) if group.program.cached and slots else None
+    cache = cache_shape(pools, slots) if group.key.cached and slots else None
     run = program_of(group, cache)
-    size = lanes_per_call(group.lane_requests * group.program.branches, most)
+    size = lanes_per_call(group.lane_requests * group.key.branches, most)
     if cache is not None:  # lanes that fill up a call are cleared, too
-        cells = (cache.names + cache.blocks) * group.program.replicas + cache.held
+        cells = (cache.names + cache.blocks) * group.key.replicas + cache.held
         size = max(1, min(size, CACHE_CELLS_PER_CALL // cells))
     costs, rows = costs_of(group, [pools[slot.position] for slot in slots])
 
@@ -82,12 +82,12 @@ def results_of(
 def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable[[Any, Requests], Any]:
     """The compiled program of a group: lanes and requests to results."""
     vectorise = jax.default_backend() != "cpu"
-    which = group.program
+    which = group.key
     if not which.preemptive:
-        simple = fcfs_reserved.Structure(group.ring, group.windowed)
+        simple = fcfs_reserved.Structure(group.ring, group.key.windowed)
         return partial(fcfs_reserved.run_lanes, structure=simple, vectorise=vectorise)
     structure = preemptive.Structure(
-        group.ring, group.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend,
+        group.ring, group.key.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend,
         which.lockstep, cache,
         which.pools, which.phases, which.route_at_first_token, which.kv_reservation,
     )  # fmt: skip
@@ -126,23 +126,23 @@ def _lanes(
         requests=np.array([slot.count for slot in slots], dtype=np.int32),
         measured_from=np.array([slot.measured_from for slot in slots], dtype=np.int32),
     )
-    if not group.program.preemptive:
+    if not group.key.preemptive:
         branches, speculation = _branches(group, serving, slots), _speculation(group, serving, slots)
         return fcfs_reserved.Lane(costs[0], limits, branches, speculation)
     shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
     for row, slot, kv in zip(shared, slots, kvs, strict=True):
         row[: slot.count] = shared_units(slot.jobs.demand, kv)[slot.served]
-    content = contents_of(serving, slots, group.lane_requests + 1) if group.program.cached else None
-    session_turns = session_turns_of(serving, slots, group.lane_requests + 1) if group.program.session_turns else None
+    content = contents_of(serving, slots, group.lane_requests + 1) if group.key.cached else None
+    session_turns = session_turns_of(serving, slots, group.lane_requests + 1) if group.key.session_turns else None
     lane = preemptive.Lane(
         costs, limits, rules_of(serving), shared, content, session_turns, _speculation(group, serving, slots)
     )
-    return lane if group.program.replicas == 1 else _pools(group, serving, slots, lane)
+    return lane if group.key.replicas == 1 else _pools(group, serving, slots, lane)
 
 
 def _branches(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> fcfs_reserved.Branches | None:
     """The branches of the requests, as many cells for each as the program has; None where all are one sequence."""
-    most = group.program.branches
+    most = group.key.branches
     if most == 1:
         return None
     tokens = np.zeros((2, len(slots), group.lane_requests + 1, most), dtype=np.int32)
@@ -159,7 +159,7 @@ def _branches(group: StationGroup, serving: list[StationPlan], slots: list[LaneJ
 
 def _speculation(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> Speculation | None:
     """What decodes draft, up to as many as the program has; None where they draft nothing."""
-    most = group.program.drafts
+    most = group.key.drafts
     if not most:
         return None
     chances, own = np.zeros((len(slots), most)), np.zeros((len(slots), group.lane_requests + 1), dtype=np.uint32)
@@ -184,8 +184,8 @@ def _pools(
         replicas=np.array([deployment.ranks for deployment in deployments], dtype=np.int32),
         counter=np.array([joint.NO_COUNTER if each is None else COUNTERS.index(each) for each in counts], np.int32),
         assigned=assigned,
-        by_prefix=by_prefix(deployments) if group.program.cached else None,
-        ranks=np.array([pool.lockstep for pool in serving], dtype=np.int32) if group.program.lockstep else None,
+        by_prefix=by_prefix(deployments) if group.key.cached else None,
+        ranks=np.array([pool.lockstep for pool in serving], dtype=np.int32) if group.key.lockstep else None,
     )
 
 

@@ -24,7 +24,7 @@ def serve_iterations(
 ) -> tuple[RequestTimes, Use]:
     """Serve the jobs of a chunk at the pool number ``station`` of its configurations, over all seeds and replicas."""
     times, totals = RequestTimes.empty(table_shape(jobs)), PoolTotals.empty(len(configurations), len(seeds))
-    if group.program.cached:
+    if group.key.cached:
         times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))
     bins = np.zeros((len(configurations), len(seeds), histogram.BINS))
     lanes = slots(configurations, jobs, seeds, station)

@@ -54,7 +54,7 @@ def _structures(asked) -> int:
     from evaluator.plan import plan
 
     stations = [station for group in plan(asked).groups for station in group.stations]
-    return len({(one.ring, one.windowed, one.rows, one.lane_requests) for one in stations})
+    return len({(one.ring, one.key.windowed, one.rows, one.lane_requests) for one in stations})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,9 +156,10 @@ IN_ANY_ORDER: list[tuple[dict[str, Any], CompileKey]] = [
 @pytest.mark.parametrize(("changes", "wanted"), IN_ANY_ORDER)
 def test_which_program_of_the_engine_runs_it(changes, wanted):
     whole = plan(scenario(**changes))
-    assert [(group.simulator, *(one.program for one in group.stations)) for group in whole.groups] == [
-        ("iteration", wanted)
-    ]
+    (group,) = whole.groups
+    (station,) = group.stations
+    known = {name: getattr(station.key, name) for name in ("windowed", "experts", "cost", "requests")}
+    assert (group.simulator, station.key) == ("iteration", replace(wanted, **known))
 
 
 @pytest.mark.parametrize(("changes", "message"), STATUSES.values(), ids=list(STATUSES))
@@ -250,7 +252,7 @@ def test_one_group_for_each_structure():
     whole = plan(scenario(sweep=axes))
     assert len(whole.configurations) == 48
     stations = [station for group in whole.groups for station in group.stations]
-    assert [(station.windowed, station.rows.expert_rows > 0) for station in stations] == [
+    assert [(station.key.windowed, station.rows.expert_rows > 0) for station in stations] == [
         (False, False), (False, True), (True, True),
     ]  # fmt: skip
     assert sorted(configuration.config for group in whole.groups for configuration in group.configurations) == list(

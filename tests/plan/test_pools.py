@@ -89,7 +89,7 @@ def test_replicas_run_together_where_one_decides_what_comes_to_another(overrides
 def test_numbers_of_replicas_that_run_together_share_a_program():
     axes = {"deployment__replicas": [2, 3, 5, 8, 9], "deployment__router": ["least_work", "least_kv"]}
     groups = plan(scenario(**axes)).groups
-    assert [(len(group.configurations), group.stations[0].program.replicas) for group in groups] == [(8, 8), (2, 16)]
+    assert [(len(group.configurations), group.stations[0].key.replicas) for group in groups] == [(8, 8), (2, 16)]
     assert {group.stations[0].lane_requests for group in groups} == {64}  # all requests of a pool, a power of two
 
 

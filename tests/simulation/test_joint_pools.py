@@ -186,8 +186,8 @@ def test_designs_of_alike_pools_share_a_program():
     whole = systems(tandem, 24)
     assert len(whole.groups) == 1
     (station,) = whole.groups[0].stations
-    assert (station.program.pools, station.program.phases, station.program.replicas) == (2, 2, 8)
-    assert station.program.frontend
+    assert (station.key.pools, station.key.phases, station.key.replicas) == (2, 2, 8)
+    assert station.key.frontend
 
 
 # --- any requests, with what hypothesis finds
